@@ -1,0 +1,201 @@
+"""The schema: every column that a run writes, declared once.
+
+Headings, `results/README.md`, `bench compare` and regression gates read their columns from here.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Mapping
+from typing import Any, Literal
+
+Direction = Literal["", "higher", "lower"]
+
+
+@dataclasses.dataclass(frozen=True)
+class Column:
+    """One column of a CSV file.
+
+    Attributes:
+        name: the column's heading; the same word is the JSON key and the dataclass field.
+        group: heading under which the documentation lists it.
+        type: Python type of a filled cell; an empty cell means "not measured" or "does not apply".
+        unit: unit of a number, empty for texts and plain counts.
+        better: which direction a user wants, where there is one.
+        deterministic: equal in two runs of one configuration and seed on one machine.
+        meaning: one line.
+    """
+
+    name: str
+    group: str
+    type: type
+    unit: str
+    better: Direction
+    deterministic: bool
+    meaning: str
+
+
+def _column(
+    group: str, name: str, type_: type, meaning: str, *, unit: str = "", better: Direction = "", fixed: bool = True
+) -> Column:
+    return Column(name, group, type_, unit, better, fixed, meaning)
+
+
+def _identity(name: str, type_: type, meaning: str, **more: Any) -> Column:
+    return _column("identity", name, type_, meaning, **more)
+
+
+def _speed(name: str, meaning: str, **more: Any) -> Column:
+    return _column("speed", name, float, meaning, **{"unit": "s", "better": "lower", "fixed": False, **more})
+
+
+def _wire(name: str, meaning: str, **more: Any) -> Column:
+    return _column("wire", name, float, meaning, **{"unit": "bytes", "better": "lower", **more})
+
+
+METRICS: tuple[Column, ...] = (
+    _identity("run_id", str, "the run's folder name", fixed=False),
+    _identity("digest", str, "hash of everything that identifies the experiment, defaults filled in"),
+    _identity("config_id", str, "the digest without the seed: what compare groups by"),
+    _identity("name", str, "the user's label"),
+    _identity("seed", int, "seed of weights, data order and compressors"),
+    _identity("model", str, "model, options that differ from their default"),
+    _identity("dataset", str, "data set"),
+    _identity("train_size", int, "training samples used, all ranks together"),
+    _identity("test_size", int, "test samples used"),
+    _identity("optimizer", str, "optimizer"),
+    _identity("compressor", str, "compressor"),
+    _identity("collective", str, "collective"),
+    _identity("trigger", str, "async: a bucket starts when it is ready; sync: rank 0 commands when all ranks are done"),
+    _identity("world_size", int, "number of ranks"),
+    _identity("batch_size", int, "samples per rank and step"),
+    _identity("epochs", int, "epochs asked for (empty with steps)"),
+    _identity("steps", int, "steps asked for (empty with epochs)"),
+    _identity("lr", float, "peak learning rate, before lr_scaling"),
+    _identity("schedule", str, "learning rate over time: constant, cosine or step"),
+    _identity("warmup_epochs", float, "epochs over which the learning rate rises from zero"),
+    _identity("lr_scaling", str, "none, or linear: lr times world_size"),
+    _identity("partition", str, "how training samples are dealt to ranks"),
+    _identity("bucket_mb", float, "DDP's bucket size", unit="MiB"),
+    _identity("amp", str, "none or bf16 autocast"),
+    _identity("augment", bool, "random crop and flip"),
+    _identity("nonfinite", str, "what happens at a non-finite gradient: skip, raise or zero"),
+    _identity("hosts", int, "virtual hosts, or machines"),
+    _identity("ranks_per_host", int, "ranks on each host"),
+    _identity("uplink_bps", float, "rate set for what a host sends (empty: not limited)", unit="bit/s"),
+    _identity("downlink_bps", float, "rate set for what a host receives", unit="bit/s"),
+    _identity("latency_s", float, "one-way delay set on a link", unit="s"),
+    _identity("device", str, "cpu or cuda"),
+    _identity("threads", int, "threads per rank for tensor operations"),
+    _column("progress", "status", str, "ok, running, failed, timeout or interrupted", fixed=False),
+    _column("progress", "error", str, "the failure in one sentence, empty when ok", fixed=False),
+    _column("progress", "epoch", float, "epochs finished, with the fraction of the current one"),
+    _column("progress", "step", int, "optimizer steps done"),
+    _column("progress", "samples", int, "training samples used so far, all ranks together"),
+    _column("progress", "train_time_s", float, "training time; evaluation and set-up are not counted",
+            unit="s", better="lower", fixed=False),
+    _column("progress", "wall_time_s", float, "time since the workers started, everything counted",
+            unit="s", better="lower", fixed=False),
+    _column("quality", "train_loss", float, "mean training loss since the previous row", better="lower"),
+    _column("quality", "test_loss", float, "mean loss over the test set", better="lower"),
+    _column("quality", "test_accuracy", float, "share of the test set classified right, 0 to 1", better="higher"),
+    _column("quality", "target_accuracy", float, "the target given by the user"),
+    _column("quality", "time_to_target_s", float, "train_time_s of the first evaluation at or above the target; empty: missed",
+            unit="s", better="lower", fixed=False),
+    _speed("samples_per_s", "samples of all ranks over step time, timed steps", unit="samples/s", better="higher"),
+    _speed("step_time_s", "median time of a step"),
+    _speed("step_time_p95_s", "95th percentile of the time of a step"),
+    _speed("forward_backward_s", "forward and backward without the wait for the network, mean per step"),
+    _speed("encode_s", "compressing and decompressing, mean per step (overlaps with backward)"),
+    _speed("exchange_s", "the exchange's busy time, encoding included, mean per step (overlaps with backward)"),
+    _speed("exposed_s", "what a step waited for after backward's own work had ended, mean per step"),
+    _wire("payload_bytes_per_step", "gradient bytes sent per rank and step, mean over ranks"),
+    _wire("payload_bytes_max_per_step", "the same for the busiest rank"),
+    _column("wire", "payload_bytes_source", str, "counted, or formula where the backend hides the wire"),
+    _wire("control_bytes_per_step", "bytes of flags, sizes and commands sent per rank and step", fixed=False),
+    _wire("dense_bytes_per_step", "bytes of one dense fp32 gradient", better=""),
+    _wire("compression_ratio", "bytes that a dense fp32 ring all-reduce would send / payload bytes sent",
+          unit="", better="higher"),
+    _wire("wire_bytes_per_step", "bytes sent per rank and step by the interface's counters (virtual hosts)", fixed=False),
+    _wire("wire_bytes_received_per_step", "bytes received, likewise", fixed=False),
+    _column("wire", "wire_headers", str, "exact: counters saw real frames; estimated: segmentation offload was on", fixed=False),
+    _wire("messages_per_step", "messages sent per rank and step", unit=""),
+    _wire("effective_density", "entries sent / entries of the gradient", unit="", better=""),
+    _wire("support_overlap", "share of entries that two ranks both sent, mean over pairs and steps", unit="", better=""),
+    _wire("measured_bandwidth_bps", "rate between two hosts measured before training", unit="bit/s", better="", fixed=False),
+    _wire("measured_rtt_s", "round trip time between two hosts measured before training", unit="s", better="", fixed=False),
+    _column("health", "replicas_in_sync", bool, "parameters are equal bit for bit on all ranks"),
+    _column("health", "skipped_steps", int, "steps dropped because of a non-finite gradient", better="lower"),
+    _column("health", "staleness_mean", float, "server versions that a gradient was behind, mean", fixed=False),
+    _column("health", "staleness_max", float, "the same, maximum", fixed=False),
+    _column("health", "peak_rss_bytes", int, "largest resident memory of any rank", unit="bytes", better="lower", fixed=False),
+    _column("origin", "host", str, "machine name", fixed=False),
+    _column("origin", "cpu", str, "processor model and number of usable cores", fixed=False),
+    _column("origin", "torch_version", str, "version of torch"),
+    _column("origin", "git_sha", str, "commit of the tool's checkout, where there is one"),
+    _column("origin", "git_dirty", bool, "that checkout had uncommitted changes"),
+    _column("origin", "started_at", str, "start of the run, UTC", fixed=False),
+)
+
+LAYERS: tuple[Column, ...] = (
+    _identity("run_id", str, "the run's folder name", fixed=False),
+    _identity("epoch", float, "epochs finished at this evaluation"),
+    _identity("step", int, "optimizer steps done at this evaluation"),
+    _identity("layer", str, "the parameter's name"),
+    _column("layer", "kind", str, "conv, linear, norm, bias or other"),
+    _column("layer", "numel", int, "number of elements"),
+    _column("layer", "payload", str, "kind of payload that carried it"),
+    _column("layer", "payload_bytes", float, "encoded bytes per step, mean since the previous row", unit="bytes"),
+    _column("layer", "density_min", float, "smallest share of entries sent in a step, since the previous row"),
+    _column("layer", "density_mean", float, "mean share of entries sent"),
+    _column("layer", "density_max", float, "largest share of entries sent"),
+    _column("layer", "residual_norm", float, "L2 norm of the error-feedback residual on rank 0 (empty: none kept)"),
+    _column("layer", "encode_s", float, "time to encode it, mean per step (a bucket's time is shared by size)",
+            unit="s", better="lower", fixed=False),
+)
+
+METRICS_BY_NAME: Mapping[str, Column] = {column.name: column for column in METRICS}
+
+
+def to_cells(values: Mapping[str, Any], columns: tuple[Column, ...] = METRICS) -> dict[str, str]:
+    """One row as CSV cells; None and NaN become empty cells, flags ``true`` and ``false``.
+
+    Raises:
+        KeyError: a value whose column the schema does not declare (a programming error).
+    """
+    unknown = set(values) - {column.name for column in columns}
+    if unknown:
+        raise KeyError(f"columns not in the schema: {sorted(unknown)}")
+    return {column.name: _cell(values.get(column.name)) for column in columns}
+
+
+def from_cells(cells: Mapping[str, str], columns: tuple[Column, ...] = METRICS) -> dict[str, Any]:
+    """The inverse of ``to_cells``; empty cells become None, unknown columns are left out.
+
+    Raises:
+        ValueError: a cell does not hold its column's type.
+    """
+    return {
+        column.name: _value(cells[column.name], column.type) for column in columns if cells.get(column.name) is not None
+    }
+
+
+def _cell(value: Any) -> str:
+    if value is None or (isinstance(value, float) and math.isnan(value)):
+        return ""
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    return repr(value) if isinstance(value, float) else str(value)
+
+
+def _value(cell: str, type_: type) -> Any:
+    if cell == "":
+        return None
+    if type_ is bool:
+        if cell.lower() not in ("true", "false"):
+            raise ValueError(f"'{cell}' is neither true nor false")
+        return cell.lower() == "true"
+    if type_ is int:
+        return int(float(cell))
+    return type_(cell)

@@ -1,0 +1,86 @@
+"""Units: one way to write and to read numbers with a unit, everywhere in the project."""
+
+from __future__ import annotations
+
+import math
+import re
+
+from bench.core.errors import UsageError
+
+_BYTE_STEPS = ((1e9, "GB"), (1e6, "MB"), (1e3, "kB"))
+_TIME_STEPS = ((1.0, "s"), (1e-3, "ms"), (1e-6, "us"))
+_RATE = re.compile(r"\s*([0-9.]+(?:e[0-9]+)?)\s*([kmg]?)(?:bit|bps|bit/s)\s*", re.IGNORECASE)
+_SIZE = re.compile(r"\s*([0-9.]+(?:e[0-9]+)?)\s*([kmg]?)(i?)b?\s*", re.IGNORECASE)
+_DURATION = re.compile(r"\s*([0-9.]+(?:e-?[0-9]+)?)\s*(us|ms|s|m|h)\s*", re.IGNORECASE)
+_PREFIX = {"": 1.0, "k": 1e3, "m": 1e6, "g": 1e9}
+_BINARY = {"": 1, "k": 1024, "m": 1024**2, "g": 1024**3}
+_SECONDS = {"us": 1e-6, "ms": 1e-3, "s": 1.0, "m": 60.0, "h": 3600.0}
+
+
+def format_bytes(num_bytes: float) -> str:
+    """``1_234_567`` -> ``1.23 MB`` (decimal prefixes, as link rates use them)."""
+    if not math.isfinite(num_bytes):
+        return "-"
+    for factor, unit in _BYTE_STEPS:
+        if abs(num_bytes) >= factor:
+            return f"{num_bytes / factor:.3g} {unit}" if abs(num_bytes) < 1000 * factor else f"{num_bytes / factor:.0f} {unit}"
+    return f"{num_bytes:.0f} B"
+
+
+def format_seconds(seconds: float) -> str:
+    """``0.0123`` -> ``12.3 ms``; above two minutes ``3 min 20 s``."""
+    if not math.isfinite(seconds):
+        return "-"
+    if seconds >= 120:
+        return f"{int(seconds // 60)} min {int(seconds % 60)} s"
+    for factor, unit in _TIME_STEPS:
+        if abs(seconds) >= factor:
+            return f"{seconds / factor:.3g} {unit}"
+    return f"{seconds / 1e-6:.3g} us" if seconds else "0 s"
+
+
+def format_rate(bits_per_s: float) -> str:
+    """``1e8`` -> ``100 Mbit/s``."""
+    if not math.isfinite(bits_per_s):
+        return "-"
+    for factor, unit in ((1e9, "Gbit/s"), (1e6, "Mbit/s"), (1e3, "kbit/s")):
+        if bits_per_s >= factor:
+            return f"{bits_per_s / factor:.4g} {unit}"
+    return f"{bits_per_s:.0f} bit/s"
+
+
+def parse_rate(text: str) -> float:
+    """``100mbit`` or ``1gbit`` -> bits per second, as ``tc`` writes rates.
+
+    Raises:
+        UsageError: the text is not a rate.
+    """
+    match = _RATE.fullmatch(text)
+    if not match or float(match[1]) <= 0:
+        raise UsageError(f"'{text}' is not a bandwidth; write it like 100mbit, 1gbit or 800kbit")
+    return float(match[1]) * _PREFIX[match[2].lower()]
+
+
+def parse_size(text: str) -> int:
+    """``10MB`` -> 10 000 000, ``1MiB`` -> 1 048 576, ``512`` -> 512 bytes.
+
+    Raises:
+        UsageError: the text is not a size.
+    """
+    match = _SIZE.fullmatch(text)
+    if not match:
+        raise UsageError(f"'{text}' is not a size; write it like 10kB, 1MiB or 4096")
+    factor = _BINARY[match[2].lower()] if match[3] else _PREFIX[match[2].lower()]
+    return int(float(match[1]) * factor)
+
+
+def parse_duration(text: str) -> float:
+    """``20ms`` -> 0.02 seconds.
+
+    Raises:
+        UsageError: the text is not a duration.
+    """
+    match = _DURATION.fullmatch(text)
+    if not match:
+        raise UsageError(f"'{text}' is not a duration; write it like 20ms, 1.5s or 10m")
+    return float(match[1]) * _SECONDS[match[2].lower()]

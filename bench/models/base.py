@@ -1,0 +1,27 @@
+"""What a model component is: options and one method that builds the network."""
+
+from __future__ import annotations
+
+import abc
+import dataclasses
+
+from torch import nn
+
+from collectives.options import Options
+
+
+@dataclasses.dataclass(kw_only=True)
+class Model(Options, abc.ABC):
+    """A network for 3x32x32 images. One file, one class, named after the file."""
+
+    @abc.abstractmethod
+    def build(self, num_classes: int) -> nn.Module:
+        """The network with freshly drawn weights, fp32, on the CPU, in training mode.
+
+        It maps normalised images, float [num_samples, 3, 32, 32], to logits, float [num_samples, num_classes].
+
+        Args:
+            num_classes: number of outputs.
+
+        Draws from torch's global generator: the caller has seeded it, so that every rank builds the same weights.
+        """

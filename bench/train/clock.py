@@ -1,0 +1,83 @@
+"""Clocks: what counts as training time, and how long steps take.
+
+Evaluation and set-up are outside by construction: only code inside `TrainingClock.running()` is counted.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import time
+from collections.abc import Iterator
+
+import torch
+
+
+def device_time(device: torch.device) -> float:
+    """Now, in seconds, after all work queued on the device has ended."""
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+    return time.perf_counter()
+
+
+class TrainingClock:
+    """Accumulates time spent training; `elapsed_s` excludes everything outside `running()`."""
+
+    def __init__(self, device: torch.device) -> None:
+        self.device = device
+        self.elapsed_s = 0.0
+
+    @contextlib.contextmanager
+    def running(self) -> Iterator[None]:
+        """Count the time inside the block."""
+        started = device_time(self.device)
+        try:
+            yield
+        finally:
+            self.elapsed_s += device_time(self.device) - started
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class StepTime:
+    """Seconds of one optimizer step.
+
+    Attributes:
+        total_s: the whole step, batch preparation included.
+        forward_backward_s: forward and backward without `exposed_s`.
+        encode_s, exchange_s: busy time of the exchange, beside backward; None where the engine hides it.
+        exposed_s: what the step waited for after backward's own work had ended; None where the engine did not say.
+    """
+
+    total_s: float
+    forward_backward_s: float
+    encode_s: float | None
+    exchange_s: float | None
+    exposed_s: float | None
+
+
+@dataclasses.dataclass(kw_only=True)
+class StepTimes:
+    """Times of the steps since the previous row."""
+
+    steps: list[StepTime] = dataclasses.field(default_factory=list)
+
+    def columns(self, samples_per_step: int) -> dict[str, float | None]:
+        """The `speed` columns; all None where no step was timed."""
+        if not self.steps:
+            return {}
+        total = torch.tensor([s.total_s for s in self.steps], dtype=torch.float64)
+        return {
+            "samples_per_s": samples_per_step * len(self.steps) / float(total.sum()),
+            "step_time_s": float(total.quantile(0.5)),
+            "step_time_p95_s": float(total.quantile(0.95)),
+            "forward_backward_s": mean([s.forward_backward_s for s in self.steps]),
+            "encode_s": mean([s.encode_s for s in self.steps]),
+            "exchange_s": mean([s.exchange_s for s in self.steps]),
+            "exposed_s": mean([s.exposed_s for s in self.steps]),
+        }
+
+
+def mean(values: list[float] | list[float | None]) -> float | None:
+    """The mean of the values that are there; None where there is none."""
+    present = [value for value in values if value is not None]
+    return sum(present) / len(present) if present else None

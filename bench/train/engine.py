@@ -1,0 +1,174 @@
+"""The engine: DDP, built in one place, with or without our exchange as its communication hook."""
+
+from __future__ import annotations
+
+import datetime
+import typing
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+
+from bench.core.config import RunConfig
+from bench.train.exchange import Exchange, Outcome
+from collectives.base import Collective
+from collectives.distributed import DistributedTransport
+from collectives.transport import Traffic
+from compressors.base import Compressor
+from compressors.layer import Layer, Sent, Step, layers_of
+
+# DDP's own runtime timers are read once in so many steps: a reading costs as much as a small layer.
+DDP_TIMER_EVERY = 10
+
+
+class Engine(typing.Protocol):
+    """Turns local gradients into the update that all ranks apply."""
+
+    ddp: DistributedDataParallel
+    layers: list[Layer]
+
+    def start_step(self, step: Step) -> None:
+        """Call before the forward pass."""
+
+    def finish_step(self) -> Outcome | None:
+        """Call after `backward`; None where the engine says nothing about its time."""
+
+    def traffic(self) -> dict[str, Traffic]:
+        """Bytes and messages sent by this rank since the start, per purpose."""
+
+    def residual_norms(self) -> dict[int, float]:
+        """L2 norm of the residual by layer id."""
+
+    def close(self) -> None:
+        """Release threads and memory; every rank must call."""
+
+
+def build_engine(
+    config: RunConfig, model: nn.Module, compressor: Compressor, collective: Collective, device: torch.device
+) -> Engine:
+    """The engine for this pair; every rank must call.
+
+    `none` on `native` with the async trigger is DDP itself, with no hook of ours.
+    """
+    if is_plain_ddp(compressor, collective, config.trigger):
+        return PlainDDP(config, model, device)
+    return HookedDDP(config, model, compressor, collective, device)
+
+
+def is_plain_ddp(compressor: Compressor, collective: Collective, trigger: str) -> bool:
+    """Whether the pair is what DDP does by itself."""
+    return (compressor.component_name, collective.component_name, trigger) == ("none", "native", "async")
+
+
+def wrap(config: RunConfig, model: nn.Module, device: torch.device) -> DistributedDataParallel:
+    """DDP around the model. Ranks start from one seed, so nothing is broadcast (a hash of the weights is compared instead)."""
+    return DistributedDataParallel(
+        model,
+        device_ids=[device.index] if device.type == "cuda" else None,
+        bucket_cap_mb=config.bucket_mb,
+        gradient_as_bucket_view=True,
+        forward_sync_buffers=False,
+        init_sync=False,
+    )
+
+
+class PlainDDP:
+    """DDP with the backend's all-reduce. What it sends follows from a formula, since the backend hides the wire."""
+
+    def __init__(self, config: RunConfig, model: nn.Module, device: torch.device) -> None:
+        self.layers = layers_of(model)
+        self.ddp = wrap(config, model, device)
+        self.ddp._set_ddp_runtime_logging_sample_rate(1)
+        self._numel = sum(layer.numel for layer in self.layers)
+        self._gradient = Traffic(from_formula=True)
+        self._nonfinite = config.nonfinite
+        self._step_index = 0
+
+    def start_step(self, step: Step) -> None:
+        """Nothing to prepare."""
+        self._step_index = step.index
+
+    def finish_step(self) -> Outcome:
+        """Screen the reduced gradient (equal on all ranks, so no vote is needed) and read DDP's timers."""
+        world_size = dist.get_world_size()
+        self._gradient.nbytes += round(2 * (world_size - 1) / world_size * 4 * self._numel)
+        return Outcome(
+            skipped=self._screen(),
+            encode_s=0.0,
+            exchange_s=float("nan"),
+            exposed_s=self._exposed_s(),
+            sent=[
+                Sent(layer=layer, payload="Dense", nbytes=4 * layer.numel, num_entries=layer.numel, seconds=0.0)
+                for layer in self.layers
+            ],
+        )
+
+    def traffic(self) -> dict[str, Traffic]:
+        """Gradient bytes by the ring all-reduce's formula."""
+        return {"gradient": self._gradient, "control": Traffic()}
+
+    def residual_norms(self) -> dict[int, float]:
+        """DDP keeps none."""
+        return {}
+
+    def close(self) -> None:
+        """DDP holds nothing that outlives it."""
+
+    def _screen(self) -> bool:
+        gradients = [p.grad for p in self.ddp.parameters() if p.grad is not None]
+        norms = torch.stack(torch._foreach_norm(gradients))
+        if bool(torch.isfinite(norms).all()):
+            return False
+        if self._nonfinite == "zero":
+            for gradient in gradients:
+                torch.nan_to_num_(gradient, nan=0.0, posinf=0.0, neginf=0.0)
+            return False
+        return True
+
+    def _exposed_s(self) -> float:
+        if self._step_index % DDP_TIMER_EVERY != DDP_TIMER_EVERY - 1:
+            return float("nan")
+        timers = self.ddp._get_ddp_logging_data()  # of the step before this one
+        ended, computed = timers.get("backward_comm_time_end"), timers.get("backward_compute_time_end")
+        if not ended or not computed:
+            return float("nan")
+        return max(0, int(ended) - int(computed)) * 1e-9
+
+
+class HookedDDP:
+    """DDP with the exchange as its communication hook, on a process group of its own."""
+
+    def __init__(
+        self, config: RunConfig, model: nn.Module, compressor: Compressor, collective: Collective, device: torch.device
+    ) -> None:
+        self.layers = layers_of(model)
+        group = dist.new_group(timeout=datetime.timedelta(seconds=config.timeout_s))
+        self.transport = DistributedTransport(group, device, timeout_s=config.timeout_s)
+        self.collective = collective.bind(self.transport)
+        self.exchange = Exchange(
+            compressor, self.collective, self.transport, self.layers, trigger=config.trigger, nonfinite=config.nonfinite
+        )
+        self.ddp = wrap(config, model, device)
+        self.ddp.register_comm_hook(None, self.exchange.hook)
+
+    def start_step(self, step: Step) -> None:
+        """Tell the exchange where training is."""
+        self.exchange.start_step(step)
+
+    def finish_step(self) -> Outcome:
+        """What the exchange did; re-raises what failed in its thread."""
+        return self.exchange.finish_step()
+
+    def traffic(self) -> dict[str, Traffic]:
+        """As the transport counted."""
+        return {purpose: traffic for purpose, traffic in self.transport.traffic.items()}
+
+    def residual_norms(self) -> dict[int, float]:
+        """As the compressor keeps them."""
+        return self.exchange.compressor.residual_norms()
+
+    def close(self) -> None:
+        """Stop the thread and let the collective release what it holds."""
+        self.exchange.close()
+        self.collective.close()

@@ -1,0 +1,52 @@
+"""Evaluation: all ranks, disjoint parts of the test set, exact counts."""
+
+from __future__ import annotations
+
+import torch
+import torch.distributed as dist
+from torch import nn
+
+from bench.datasets.augment import normalise
+from bench.datasets.base import Dataset, Part
+from bench.train.shards import evaluation_part
+
+EVALUATION_BATCH = 256
+
+
+def average_running_statistics_(model: nn.Module) -> None:
+    """Replace each rank's BatchNorm running mean and variance by their mean over ranks; every rank must call.
+
+    Ranks see different samples, so their running statistics differ; training never reads them, evaluation does.
+    """
+    buffers = [b for b in model.buffers() if b.is_floating_point()]
+    if not buffers:
+        return
+    flat = torch.cat([b.flatten() for b in buffers])
+    dist.all_reduce(flat)
+    flat /= dist.get_world_size()
+    for buffer, part in zip(buffers, flat.split([b.numel() for b in buffers]), strict=True):
+        buffer.copy_(part.view_as(buffer))
+
+
+@torch.no_grad()
+def evaluate(model: nn.Module, test: Part, dataset: Dataset, device: torch.device) -> tuple[float, float]:
+    """(mean loss, accuracy 0..1) over the whole test set, equal on every rank; every rank must call.
+
+    Leaves the model in training mode with averaged running statistics.
+    """
+    average_running_statistics_(model)
+    model.eval()
+    part = evaluation_part(len(test), dist.get_rank(), dist.get_world_size())
+    images, labels = test.images[part], test.labels[part]
+    totals = torch.zeros(2, dtype=torch.float64)  # sum of losses, number right
+    for start in range(0, len(labels), EVALUATION_BATCH):
+        x = normalise(images[start : start + EVALUATION_BATCH].to(device), dataset.mean, dataset.std)
+        y = labels[start : start + EVALUATION_BATCH].to(device)
+        logits = model(x)
+        totals[0] += nn.functional.cross_entropy(logits, y, reduction="sum").double().cpu()
+        totals[1] += (logits.argmax(1) == y).sum().cpu()
+    model.train()
+    totals = totals.to(device)
+    dist.all_reduce(totals)
+    loss, right = (totals / len(test)).tolist()
+    return loss, right

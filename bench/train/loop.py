@@ -1,0 +1,205 @@
+"""The training loop of one rank: steps, evaluations, rows."""
+
+from __future__ import annotations
+
+import dataclasses
+import time
+from collections.abc import Iterator
+
+import torch
+import torch.distributed as dist
+from torch import nn
+
+from bench.core.config import RunConfig
+from bench.datasets.augment import Augmentation
+from bench.datasets.base import Dataset, Part
+from bench.train import shards
+from bench.train.clock import StepTime, StepTimes, TrainingClock
+from bench.train.engine import Engine
+from bench.train.evaluate import evaluate
+from bench.train.exchange import NonFiniteGradient, Outcome
+from bench.train.record import Recorder, Snapshot
+from bench.train.schedule import learning_rate
+from compressors.layer import Step
+
+MAX_SKIPS_IN_A_ROW = 10
+# Reading a loss from a GPU waits for it, so losses are looked at once in so many steps there.
+LOSS_CHECK_EVERY = {"cpu": 1, "cuda": 20}
+
+
+class Diverged(RuntimeError):
+    """The loss is no longer a number, or gradients stay non-finite; one sentence for the user."""
+
+
+@dataclasses.dataclass(kw_only=True)
+class Trainer:
+    """Everything one rank needs to train; `run` does it.
+
+    Attributes:
+        engine: DDP with or without our exchange.
+        optimizer: torch's, over the model's parameters.
+        dataset, train, test: the data, whole on every rank.
+        recorder: writes rows and progress (on rank 0).
+        warmup: compression warm-up follows epochs (False where the length is given in steps).
+    """
+
+    config: RunConfig
+    engine: Engine
+    optimizer: torch.optim.Optimizer
+    dataset: Dataset
+    train: Part
+    test: Part
+    recorder: Recorder
+    device: torch.device
+    profiler: torch.profiler.profile | None = None
+
+    def __post_init__(self) -> None:
+        config = self.config
+        self.steps_per_epoch = shards.steps_per_epoch(len(self.train), config.world_size, config.batch_size)
+        self.total_steps = config.steps or self.steps_per_epoch * (config.epochs or 0)
+        self.shard = shards.shard(len(self.train), dist.get_rank(), config.world_size, config.seed)
+        self.clock = TrainingClock(self.device)
+        self.times = StepTimes()
+        self.step = 0
+        self.skipped_steps = 0
+        self._skips_in_a_row = 0
+        self._losses: list[torch.Tensor] = []
+        self._unchecked = 0
+
+    def run(self) -> None:
+        """Train to the end, evaluating on the way.
+
+        Raises:
+            Diverged: the loss or too many gradients in a row are not finite.
+            TransportError: a rank was lost.
+        """
+        batches = self._batches()
+        while self.step < self.total_steps:
+            until = self._next_evaluation()
+            with self.clock.running():
+                while self.step < until:
+                    self._train_step(*next(batches))
+                    self.recorder.progress(self)
+                self._check_losses()
+            self._evaluate()
+
+    @property
+    def epoch(self) -> float:
+        """Epochs finished, with the fraction of the current one."""
+        return self.step / self.steps_per_epoch
+
+    @property
+    def samples(self) -> int:
+        """Training samples used so far, all ranks together."""
+        return self.step * self.config.batch_size * self.config.world_size
+
+    def _next_evaluation(self) -> int:
+        every = self.config.eval_every * (1 if self.config.steps else self.steps_per_epoch)
+        return min(self.total_steps, self.step + every) if every else self.total_steps
+
+    def _batches(self) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
+        """Batches of all epochs: fp32 [batch, 3, 32, 32] and int64 [batch], on the device."""
+        rank, config = dist.get_rank(), self.config
+        images, labels = self.train.images.to(self.device), self.train.labels.to(self.device)
+        augmentation = Augmentation(self.dataset, enabled=config.augment)
+        for epoch in range(-(-self.total_steps // self.steps_per_epoch)):
+            generator = shards.augmentation_generator(config.seed, rank, epoch)
+            for indices in shards.batches(
+                self.shard, config.batch_size, self.steps_per_epoch, seed=config.seed, rank=rank, epoch=epoch
+            ):
+                chosen = indices.to(self.device)
+                yield augmentation(images[chosen], generator), labels[chosen]
+
+    def _train_step(self, x: torch.Tensor, y: torch.Tensor) -> None:
+        config = self.config
+        started = time.perf_counter()
+        for group in self.optimizer.param_groups:
+            group["lr"] = learning_rate(config, self.step, self.total_steps, self.steps_per_epoch)
+        self.engine.start_step(
+            Step(
+                index=self.step,
+                epoch=self.step // self.steps_per_epoch,
+                rank=dist.get_rank(),
+                world_size=config.world_size,
+                seed=config.seed,
+                warmup=config.steps is None,
+            )
+        )
+        with torch.autocast(self.device.type, torch.bfloat16, enabled=config.amp == "bf16"):
+            loss = nn.functional.cross_entropy(self.engine.ddp(x), y)
+        self._remember_loss(loss.detach())
+        loss.backward()  # type: ignore[no-untyped-call]
+        outcome = self.engine.finish_step()
+        backward_ended = time.perf_counter()
+        self._update(outcome)
+        if self.device.type == "cuda":
+            torch.cuda.synchronize(self.device)
+        if self.profiler is not None:
+            self.profiler.step()
+        self.step += 1
+        self._account(outcome, started, backward_ended)
+
+    def _update(self, outcome: Outcome) -> None:
+        if outcome.skipped:
+            self.skipped_steps += 1
+            self._skips_in_a_row += 1
+            if self.config.nonfinite == "raise":
+                raise NonFiniteGradient(f"a gradient was not finite at step {self.step}")
+            if self._skips_in_a_row >= MAX_SKIPS_IN_A_ROW:
+                raise Diverged(
+                    f"{MAX_SKIPS_IN_A_ROW} steps in a row had a non-finite gradient, the last one step {self.step}; "
+                    "training has diverged: try a lower --lr"
+                )
+        else:
+            self._skips_in_a_row = 0
+            self.optimizer.step()
+        # Gradients stay allocated: they are views of DDP's buckets.
+        self.optimizer.zero_grad(set_to_none=False)
+
+    def _account(self, outcome: Outcome, started: float, backward_ended: float) -> None:
+        self.recorder.count(outcome)
+        if self.step > self.config.warmup_steps:
+            exposed = outcome.exposed_s
+            self.times.steps.append(
+                StepTime(
+                    total_s=time.perf_counter() - started,
+                    forward_backward_s=backward_ended - started - (exposed or 0.0),
+                    encode_s=outcome.encode_s,
+                    exchange_s=outcome.exchange_s,
+                    exposed_s=exposed,
+                )
+            )
+
+    def _remember_loss(self, loss: torch.Tensor) -> None:
+        self._losses.append(loss)
+        self._unchecked += 1
+        if self._unchecked >= LOSS_CHECK_EVERY[self.device.type]:
+            self._check_losses()
+
+    def _check_losses(self) -> None:
+        """Stop at a loss that is no number, before its gradient can do harm (on a GPU: soon after)."""
+        if not self._unchecked:
+            return
+        recent = torch.stack(self._losses[-self._unchecked :])
+        bad = torch.nonzero(~torch.isfinite(recent))
+        if len(bad):
+            first = self.step - (self._unchecked - 1) + int(bad[0]) if self.device.type == "cpu" else int(bad[0])
+            raise Diverged(
+                f"the loss is {float(recent[int(bad[0])])} at step {first}; training has diverged: try a lower --lr"
+            )
+        self._unchecked = 0
+
+    def _evaluate(self) -> None:
+        test_loss, test_accuracy = evaluate(self.engine.ddp.module, self.test, self.dataset, self.device)
+        self.recorder.evaluation(
+            self,
+            Snapshot(
+                train_loss=float(torch.stack(self._losses).mean()),
+                test_loss=test_loss,
+                test_accuracy=test_accuracy,
+                train_time_s=self.clock.elapsed_s,
+                times=self.times,
+            ),
+        )
+        self._losses = []
+        self.times = StepTimes()

@@ -1,0 +1,27 @@
+"""The learning rate over time.
+
+Source: linear scaling and gradual warm-up as in Goyal et al. 2017 (arXiv:1706.02677); the linear scaling rule is also part of the
+Group-TopK ring-sharing patent.
+"""
+
+from __future__ import annotations
+
+import math
+
+from bench.core.config import RunConfig
+
+
+def learning_rate(config: RunConfig, step: int, total_steps: int, steps_per_epoch: int) -> float:
+    """The learning rate of optimizer step `step` (from 0)."""
+    peak = config.lr * (config.world_size if config.lr_scaling == "linear" else 1)
+    warmup_steps = config.warmup_epochs * steps_per_epoch
+    if step < warmup_steps:
+        return peak * (step + 1) / math.ceil(warmup_steps)
+    done = (step - warmup_steps) / max(1.0, total_steps - warmup_steps)
+    match config.schedule:
+        case "constant":
+            return peak
+        case "cosine":
+            return peak * 0.5 * (1 + math.cos(math.pi * done))
+        case "step":
+            return peak * (0.1 ** ((done >= 0.5) + (done >= 0.75)))

@@ -1,0 +1,49 @@
+"""Which rank trains on which samples, and in which order.
+
+Shards are disjoint and cover the whole set; no sample is repeated to make them equal, so sizes differ by at most one. Every rank runs the
+same number of steps per epoch: floor(smallest shard / batch).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import torch
+
+
+def shard(num_samples: int, rank: int, world_size: int, seed: int) -> torch.Tensor:
+    """int64 indices of the samples that `rank` trains on: every world_size-th of one seeded permutation."""
+    return torch.randperm(num_samples, generator=_generator(seed, 0, 0))[rank::world_size]
+
+
+def steps_per_epoch(num_samples: int, world_size: int, batch_size: int) -> int:
+    """Steps that every rank can make in an epoch; 0 where the smallest shard is smaller than a batch."""
+    return num_samples // world_size // batch_size
+
+
+def batches(
+    indices: torch.Tensor, batch_size: int, num_steps: int, *, seed: int, rank: int, epoch: int
+) -> Iterator[torch.Tensor]:
+    """`num_steps` batches of sample indices, int64 [batch_size], from the shard reshuffled for this epoch."""
+    order = indices[torch.randperm(len(indices), generator=_generator(seed, rank + 1, epoch + 1))]
+    for step in range(num_steps):
+        yield order[step * batch_size : (step + 1) * batch_size]
+
+
+def evaluation_part(num_samples: int, rank: int, world_size: int) -> slice:
+    """The contiguous part of the test set that `rank` evaluates; the parts are disjoint and cover it."""
+    return slice(num_samples * rank // world_size, num_samples * (rank + 1) // world_size)
+
+
+def augmentation_generator(seed: int, rank: int, epoch: int) -> torch.Generator:
+    """The private generator that crops and flips draw from."""
+    return _generator(seed, rank + 1, -epoch - 1)
+
+
+def _generator(seed: int, stream: int, epoch: int) -> torch.Generator:
+    # A hash of the tuple, so that neighbouring seeds, ranks and epochs share no stream.
+    mixed = seed & 0xFFFFFFFF
+    for word in (stream, epoch):
+        mixed = (mixed * 6364136223846793005 + (word & 0xFFFFFFFF) * 1442695040888963407 + 1) & 0x7FFFFFFFFFFFFFFF
+        mixed ^= mixed >> 29
+    return torch.Generator().manual_seed(mixed)

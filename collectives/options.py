@@ -1,0 +1,206 @@
+"""Options: the dataclass fields of a component, validated where they are declared.
+
+Every component of the project (compressor, collective, model, data set, optimizer) is a keyword-only dataclass whose
+fields are its options, written ``ratio: Annotated[float, Gt(0), Le(1), Doc("kept entries / entries")] = 0.01``. The
+same check therefore serves the command line (where every value arrives as a string) and library use
+(``GroupTopK(ratio=0.01)``). This module is the floor of the house and imports no torch.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import difflib
+import functools
+import typing
+from collections.abc import Iterable, Mapping
+from typing import Any, ClassVar, Self
+
+import annotated_types
+import pydantic
+from typing_extensions import Doc
+
+
+class OptionError(ValueError):
+    """An option that does not exist, or a value outside its range; the message is one sentence for the user."""
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class OptionInfo:
+    """What a user may know of one option: its name, type, default, permitted range and meaning, all as text."""
+
+    name: str
+    type: str
+    default: str
+    range: str
+    meaning: str
+
+
+@dataclasses.dataclass(kw_only=True)
+class Options:
+    """Base of every component: checks its own fields on construction and can describe them.
+
+    Raises:
+        OptionError: a value does not fit its declared type or range, e.g. "topk: ratio=2 is not possible: Input should
+            be less than or equal to 1".
+    """
+
+    component_name: ClassVar[str] = ""
+
+    def __init_subclass__(cls, **kwargs: Any) -> None:
+        super().__init_subclass__(**kwargs)
+        cls.component_name = cls.__module__.rpartition(".")[2]
+
+    def __post_init__(self) -> None:
+        adapters = _adapters(type(self))
+        for name, adapter in adapters.items():
+            value = getattr(self, name)
+            try:
+                setattr(self, name, adapter.validate_python(_split_list(value, _hints(type(self))[name])))
+            except pydantic.ValidationError as error:
+                detail = error.errors()[0]["msg"]
+                raise OptionError(f"{self.component_name}: {name}={value} is not possible: {detail}") from None
+
+    @classmethod
+    def from_text(cls, values: Mapping[str, str]) -> Self:
+        """Build the component from option texts, as they come from ``name:key=value,key=value``.
+
+        Raises:
+            OptionError: unknown option (with the nearest known one) or a value that does not fit.
+        """
+        known = list(_adapters(cls))
+        for name in values:
+            if name not in known:
+                raise OptionError(
+                    f"{cls.component_name} has no option '{name}'{did_you_mean(name, known)}; "
+                    + (f"its options are {', '.join(known)}" if known else "it has none")
+                )
+        return cls(**values)
+
+    @classmethod
+    def option_names(cls) -> list[str]:
+        """Names of the options, in declaration order."""
+        return list(_adapters(cls))
+
+    @classmethod
+    def describe_options(cls) -> list[OptionInfo]:
+        """One entry per option, for ``bench list KIND --long`` and the docs."""
+        hints = _hints(cls)
+        infos = []
+        for field in dataclasses.fields(cls):
+            if field.init:
+                infos.append(
+                    OptionInfo(
+                        name=field.name,
+                        type=_type_text(hints[field.name]),
+                        default=value_text(_default(field)),
+                        range=_range_text(hints[field.name]),
+                        meaning=_meaning(hints[field.name]),
+                    )
+                )
+        return infos
+
+    def option_texts(self, *, only_changed: bool = False) -> dict[str, str]:
+        """The options as texts that ``from_text`` reads back, sorted by name.
+
+        Args:
+            only_changed: leave out the options that still have their default.
+        """
+        texts = {}
+        for field in sorted(dataclasses.fields(self), key=lambda f: f.name):
+            if field.init:
+                value = getattr(self, field.name)
+                if not (only_changed and value_text(value) == value_text(_default(field))):
+                    texts[field.name] = value_text(value)
+        return texts
+
+
+def did_you_mean(name: str, known: Iterable[str]) -> str:
+    """``" (did you mean 'topk'?)"``, or an empty text when nothing is near."""
+    near = difflib.get_close_matches(name, list(known), n=1, cutoff=0.5)
+    return f" (did you mean '{near[0]}'?)" if near else ""
+
+
+def value_text(value: Any) -> str:
+    """An option's value as the command line writes it: ``true``, ``0.01``, ``norm+bias``, ``none``."""
+    if value is None:
+        return "none"
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    if isinstance(value, (tuple, list, frozenset, set)):
+        items = sorted(value) if isinstance(value, (frozenset, set)) else value
+        return "+".join(value_text(item) for item in items)
+    if isinstance(value, float):
+        return repr(int(value)) if value.is_integer() and abs(value) < 1e15 else repr(value)
+    return str(value)
+
+
+@functools.cache
+def _hints(cls: type) -> dict[str, Any]:
+    return typing.get_type_hints(cls, include_extras=True)
+
+
+@functools.cache
+def _adapters(cls: type[Options]) -> dict[str, pydantic.TypeAdapter[Any]]:
+    hints = _hints(cls)
+    return {f.name: pydantic.TypeAdapter(hints[f.name]) for f in dataclasses.fields(cls) if f.init}
+
+
+def _default(field: dataclasses.Field[Any]) -> Any:
+    if field.default_factory is not dataclasses.MISSING:
+        return field.default_factory()
+    return field.default
+
+
+def _parts(hint: Any) -> tuple[Any, tuple[Any, ...]]:
+    """(the bare type, its annotations)."""
+    if typing.get_origin(hint) is typing.Annotated:
+        bare, *notes = typing.get_args(hint)
+        return bare, tuple(notes)
+    return hint, ()
+
+
+def _split_list(value: Any, hint: Any) -> Any:
+    """``norm+bias`` -> ["norm", "bias"] where the option is a list, and ``none`` -> None where it may be None."""
+    if not isinstance(value, str):
+        return value
+    bare, _ = _parts(hint)
+    alternatives = typing.get_args(bare)
+    if value == "none" and type(None) in alternatives:
+        return None
+    if typing.get_origin(bare) in (tuple, list, frozenset, set):
+        return [item for item in value.split("+") if item]
+    return value
+
+
+def _type_text(hint: Any) -> str:
+    bare, _ = _parts(hint)
+    if typing.get_origin(bare) is typing.Literal:
+        return "|".join(str(choice) for choice in typing.get_args(bare))
+    if typing.get_origin(bare) in (tuple, list, frozenset, set):
+        return "+".join(["list of " + _type_text(typing.get_args(bare)[0])])
+    alternatives = typing.get_args(bare)
+    if alternatives:
+        return "|".join("none" if a is type(None) else _type_text(a) for a in alternatives)
+    return getattr(bare, "__name__", str(bare))
+
+
+def _range_text(hint: Any) -> str:
+    """The interval in mathematical notation, e.g. ``(0, 1]``; empty when there is none."""
+    _, notes = _parts(hint)
+    low, high, left, right = "-inf", "inf", "(", ")"
+    for note in notes:
+        match note:
+            case annotated_types.Gt(gt=bound):
+                low = value_text(bound)
+            case annotated_types.Ge(ge=bound):
+                low, left = value_text(bound), "["
+            case annotated_types.Lt(lt=bound):
+                high = value_text(bound)
+            case annotated_types.Le(le=bound):
+                high, right = value_text(bound), "]"
+    return "" if (low, high) == ("-inf", "inf") else f"{left}{low}, {high}{right}"
+
+
+def _meaning(hint: Any) -> str:
+    _, notes = _parts(hint)
+    return next((note.documentation for note in notes if isinstance(note, Doc)), "")

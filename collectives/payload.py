@@ -1,0 +1,216 @@
+"""Payload: what travels. A self-describing value that every rank can turn back into a dense tensor.
+
+A payload stands for a flat fp32 tensor of `numel` elements. The kinds lie in `collectives/kinds/`, one per file; this module holds
+what they share: the interface, the 16-byte header that starts every packed payload, and `unpack`.
+
+Header, little endian: magic u16 | kind u8 | dtype u8 | flags u16 | tensor_id u16 | numel u32 | num_entries u32.
+"""
+
+from __future__ import annotations
+
+import abc
+import dataclasses
+import struct
+from typing import Any, ClassVar, Self
+
+import torch
+
+MAGIC = 0x4757  # "WG" on the wire
+HEADER = struct.Struct("<HBBHHII")
+HEADER_BYTES = HEADER.size
+
+
+class PayloadError(ValueError):
+    """A buffer that is not a valid packed payload, or payloads that do not belong together."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Header:
+    """The common header of a packed payload, field for field."""
+
+    kind: int
+    dtype: int
+    flags: int
+    tensor_id: int
+    numel: int
+    num_entries: int
+
+    def to_bytes(self) -> bytes:
+        """The 16 bytes on the wire."""
+        return HEADER.pack(MAGIC, self.kind, self.dtype, self.flags, self.tensor_id, self.numel, self.num_entries)
+
+    @classmethod
+    def from_bytes(cls, raw: bytes) -> Self:
+        """Read the first 16 bytes of a packed payload.
+
+        Raises:
+            PayloadError: too short, or not this project's magic number.
+        """
+        if len(raw) < HEADER_BYTES:
+            raise PayloadError(f"a payload needs {HEADER_BYTES} header bytes, got {len(raw)}")
+        magic, *fields = HEADER.unpack(raw[:HEADER_BYTES])
+        if magic != MAGIC:
+            raise PayloadError(f"the buffer does not start with a payload header (magic {magic:#06x})")
+        return cls(*fields)
+
+
+class Payload(abc.ABC):
+    """One tensor in encoded form.
+
+    Class facts:
+        code: the kind's number in the header; 0 for kinds that never travel.
+        elementwise: adding wire tensors element by element adds the values, so any dense all-reduce may carry it.
+        addable: `a.add(b)` is exact up to rounding to the value type; it may widen (GroupSparse -> Sparse -> Dense), never back.
+
+    Attributes:
+        numel: elements of the dense tensor it stands for.
+    """
+
+    code: ClassVar[int]
+    elementwise: ClassVar[bool] = False
+    addable: ClassVar[bool] = False
+    kinds: ClassVar[dict[int, type[Payload]]] = {}
+
+    numel: int
+
+    def __init_subclass__(cls, **kwargs: Any) -> None:
+        super().__init_subclass__(**kwargs)
+        if cls.__dict__.get("code"):
+            Payload.kinds[cls.code] = cls
+
+    @property
+    @abc.abstractmethod
+    def device(self) -> torch.device:
+        """Where its tensors lie."""
+
+    @property
+    @abc.abstractmethod
+    def nbytes(self) -> int:
+        """Length of `pack()`, header included, without packing where it can be known."""
+
+    @property
+    @abc.abstractmethod
+    def num_entries(self) -> int:
+        """Elements that are transmitted (kept zeros included); `numel` for dense kinds."""
+
+    @abc.abstractmethod
+    def pack(self) -> torch.Tensor:
+        """uint8 [nbytes] on `device`: header, then fields at their true width, wider fields first."""
+
+    @classmethod
+    @abc.abstractmethod
+    def from_wire(cls, header: Header, body: torch.Tensor) -> Self:
+        """The inverse of `pack`, everything validated.
+
+        Args:
+            header: the first 16 bytes, already read.
+            body: uint8 [>= what the header asks for]; what lies behind the payload's end is ignored.
+
+        Raises:
+            PayloadError: the buffer cannot have been made by `pack`.
+        """
+
+    @abc.abstractmethod
+    def add_to_(self, dense: torch.Tensor, *, divisor: float = 1.0) -> None:
+        """`dense += self / divisor`, in the dtype of `dense`.
+
+        Args:
+            dense: floating [numel], mutated.
+            divisor: applied to the values before they are added.
+        """
+
+    @abc.abstractmethod
+    def subtract_from_(self, dense: torch.Tensor) -> None:
+        """`dense -= self`: turns a compensated gradient into the residual. Mutates `dense`, floating [numel]."""
+
+    @abc.abstractmethod
+    def clear_in_(self, dense: torch.Tensor) -> None:
+        """Set `dense` to zero wherever this payload transmits an element (momentum masking). Mutates `dense` [numel]."""
+
+    @abc.abstractmethod
+    def slice(self, start: int, stop: int) -> Payload:
+        """The payload of elements start..stop-1, counted from 0 again. Borders lie on multiples of `alignment` (or at the end).
+
+        Raises:
+            PayloadError: a border that the kind cannot be cut at.
+        """
+
+    @property
+    def alignment(self) -> int:
+        """Borders at which `slice` may cut are multiples of this (group size, row length, block length)."""
+        return 1
+
+    def entries_between(self, borders: list[int]) -> list[int]:
+        """Number of transmitted elements in each interval borders[i]..borders[i+1]-1; dense kinds send every element."""
+        return [stop - start for start, stop in zip(borders, borders[1:], strict=False)]
+
+    def to_dense(self) -> torch.Tensor:
+        """fp32 [numel], freshly made."""
+        dense = torch.zeros(self.numel, device=self.device)
+        self.add_to_(dense)
+        return dense
+
+    def split(self, num_parts: int) -> list[Payload]:
+        """`num_parts` payloads laid end to end: a balanced partition whose borders lie on multiples of `alignment`."""
+        borders = balanced_borders(self.numel, num_parts, self.alignment)
+        return [self.slice(start, stop) for start, stop in zip(borders, borders[1:], strict=False)]
+
+    def add(self, other: Payload) -> Payload:
+        """The sum of both as a payload; values are added in fp32 and rounded once to the value type.
+
+        Raises:
+            PayloadError: the kind is not addable, or the two do not fit together.
+        """
+        raise PayloadError(f"{type(self).__name__} payloads cannot be added without decoding them")
+
+    @property
+    def wire(self) -> torch.Tensor:
+        """The tensor that elementwise kinds put on the wire: 1-D, any dtype; shared, not copied.
+
+        Raises:
+            PayloadError: the kind is not elementwise.
+        """
+        raise PayloadError(f"{type(self).__name__} has no element-wise wire tensor")
+
+    def with_wire(self, wire: torch.Tensor) -> Payload:
+        """This payload with another wire tensor of the same shape and dtype (a partial or complete sum).
+
+        Raises:
+            PayloadError: the kind is not elementwise.
+        """
+        raise PayloadError(f"{type(self).__name__} has no element-wise wire tensor")
+
+
+def balanced_borders(numel: int, num_parts: int, alignment: int = 1) -> list[int]:
+    """num_parts + 1 borders of a partition of 0..numel; whole blocks of `alignment`, the first parts one block longer.
+
+    Example: 10 elements in 3 parts -> [0, 4, 7, 10]; parts may be empty.
+    """
+    blocks = -(-numel // alignment)
+    quotient, remainder = divmod(blocks, num_parts)
+    counts = [quotient + (part < remainder) for part in range(num_parts)]
+    borders = [0]
+    for count in counts:
+        borders.append(min(numel, borders[-1] + count * alignment))
+    return borders
+
+
+def unpack(buffer: torch.Tensor) -> Payload:
+    """Decode one packed payload.
+
+    Args:
+        buffer: uint8, 1-D, contiguous; may be longer than the payload (a receive buffer posted at its upper bound).
+
+    Raises:
+        PayloadError: damaged, truncated or hostile; nothing is ever read out of bounds.
+    """
+    import collectives.kinds  # registers every kind; imported here because the kinds import this module
+
+    del collectives
+    if buffer.dtype != torch.uint8 or buffer.dim() != 1:
+        raise PayloadError(f"a packed payload is a 1-D uint8 tensor, got {buffer.dtype} of {buffer.dim()} dimensions")
+    header = Header.from_bytes(buffer[:HEADER_BYTES].cpu().numpy().tobytes())
+    kind = Payload.kinds.get(header.kind)
+    if kind is None:
+        raise PayloadError(f"no payload kind has the number {header.kind}")
+    return kind.from_wire(header, buffer[HEADER_BYTES:])

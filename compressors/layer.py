@@ -1,0 +1,136 @@
+"""What a compressor is told: which layer it encodes, at which step, and the bucket that DDP hands over."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Literal
+
+import torch
+from torch import nn
+
+Kind = Literal["conv", "linear", "norm", "bias", "other"]
+
+_CONV = (nn.Conv1d, nn.Conv2d, nn.Conv3d)
+_CONV_TRANSPOSE = (nn.ConvTranspose1d, nn.ConvTranspose2d, nn.ConvTranspose3d)
+_NORM = (nn.modules.batchnorm._NormBase, nn.LayerNorm, nn.GroupNorm)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
+class Layer:
+    """One parameter of the model.
+
+    Attributes:
+        id: position in `model.named_parameters()`, the same on every rank and in every run.
+        name: the parameter's name.
+        shape: of the parameter.
+        kind: what it is in the network.
+        numel: number of elements.
+        filter_axis: axis of a convolution weight that counts filters (0, or 1 when transposed); None for other kinds.
+        position: 0 for the layer nearest the input, 1 for the one nearest the output.
+        weight: the parameter itself, read only; None where only shapes are known.
+    """
+
+    id: int
+    name: str
+    shape: tuple[int, ...]
+    kind: Kind = "other"
+    numel: int
+    filter_axis: int | None = None
+    position: float = 0.0
+    weight: torch.Tensor | None = None
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Step:
+    """Where training is.
+
+    Attributes:
+        index: optimizer step, from 0.
+        epoch: finished epochs.
+        rank, world_size: this rank among those that sum.
+        seed: the run's seed, from which private generators derive.
+        warmup: compression warm-up follows `epoch`; False starts at full compression.
+    """
+
+    index: int
+    epoch: int
+    rank: int
+    world_size: int
+    seed: int
+    warmup: bool = True
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Sent:
+    """What one encode produced for one layer, for `layers.csv`."""
+
+    layer: Layer
+    payload: str
+    nbytes: float
+    num_entries: int
+    seconds: float
+
+
+@dataclasses.dataclass(kw_only=True, eq=False)
+class Bucket:
+    """Some layers' gradients at one step, in the order in which the engine laid them.
+
+    Attributes:
+        layers: the layers inside.
+        gradients: one flat floating view per layer, this rank's gradient; `reduce` overwrites it with the update.
+        step: where training is.
+        sent: filled by `reduce`, one entry per layer.
+        encode_s: filled by `reduce`, seconds of encoding and decoding.
+    """
+
+    layers: list[Layer]
+    gradients: list[torch.Tensor]
+    step: Step
+    sent: list[Sent] = dataclasses.field(default_factory=list)
+    encode_s: float = 0.0
+
+    @property
+    def key(self) -> tuple[int, ...]:
+        """Names this bucket's messages: the ids of its layers."""
+        return tuple(layer.id for layer in self.layers)
+
+
+def layers_of(model: nn.Module) -> list[Layer]:
+    """Every trainable parameter as a `Layer`, in `model.named_parameters()` order (shared parameters once)."""
+    owner: dict[int, tuple[nn.Module, str]] = {}
+    for module in model.modules():
+        for field, parameter in module.named_parameters(recurse=False):
+            owner.setdefault(id(parameter), (module, field))
+    trainable = [(name, p) for name, p in model.named_parameters() if p.requires_grad]
+    last = max(1, len(trainable) - 1)
+    layers = []
+    for index, (name, parameter) in enumerate(trainable):
+        module, field = owner[id(parameter)]
+        kind, axis = _classify(module, field)
+        layers.append(
+            Layer(
+                id=index,
+                name=name,
+                shape=tuple(parameter.shape),
+                kind=kind,
+                numel=parameter.numel(),
+                filter_axis=axis,
+                position=index / last,
+                weight=parameter,
+            )
+        )
+    return layers
+
+
+def _classify(module: nn.Module, field: str) -> tuple[Kind, int | None]:
+    if isinstance(module, _NORM):
+        return "norm", None
+    if "bias" in field:
+        return "bias", None
+    if isinstance(module, _CONV):
+        return "conv", 0
+    if isinstance(module, _CONV_TRANSPOSE):
+        return "conv", 1
+    if isinstance(module, nn.Linear):
+        return "linear", None
+    return "other", None
