@@ -1,0 +1,104 @@
+"""Run a function in several real processes, one gloo rank each, and let pytest show the failing rank's own traceback.
+
+Processes are spawned (a forked torch may hang), meet through a file store (no port to collide with), and whatever is left
+when the first rank fails or the time is up is killed: SIGTERM does not end a rank that hangs in a collective.
+"""
+
+from __future__ import annotations
+
+import datetime
+import multiprocessing
+import multiprocessing.connection
+import os
+import time
+import traceback
+from collections.abc import Callable, Collection, Sequence
+from multiprocessing.connection import Connection
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+
+def run_ranks(
+    fn: Callable[..., Any],
+    world_size: int,
+    tmp_path: Path,
+    timeout_s: float = 60.0,
+    args: Sequence[Any] = (),
+    *,
+    may_die: Collection[int] = (),
+) -> list[Any]:
+    """What `fn(rank, *args)` returned on every rank, in rank order.
+
+    Args:
+        fn: a function at the top level of a module; torch.distributed is initialised with gloo when it starts.
+        world_size: number of processes.
+        tmp_path: an empty folder; holds the rendezvous file.
+        timeout_s: for everything together, start of the processes included.
+        args: further arguments of `fn`; must pickle, as must its result.
+        may_die: ranks that may end without an answer; their result is None.
+    """
+    context = multiprocessing.get_context("spawn")
+    store = str(tmp_path / f"rendezvous-{time.monotonic_ns()}")
+    inboxes, processes = [], []
+    for rank in range(world_size):
+        inbox, outbox = context.Pipe(duplex=False)
+        process = context.Process(target=_rank_main, args=(fn, rank, world_size, store, timeout_s, outbox, args))
+        process.start()
+        outbox.close()  # so that the end of the process is the end of the pipe
+        inboxes.append(inbox)
+        processes.append(process)
+    try:
+        return _collect(inboxes, processes, time.monotonic() + timeout_s, may_die)
+    finally:
+        for process in processes:
+            process.kill()
+            process.join()
+        for inbox in inboxes:
+            inbox.close()
+
+
+def _collect(inboxes: list[Connection], processes: list[Any], deadline: float, may_die: Collection[int]) -> list[Any]:
+    results: list[Any] = [None] * len(inboxes)
+    waiting = dict(zip(inboxes, range(len(inboxes)), strict=True))
+    while waiting:
+        ready = multiprocessing.connection.wait(list(waiting), timeout=max(0.0, deadline - time.monotonic()))
+        if not ready:
+            pytest.fail(f"no answer from rank {', '.join(map(str, sorted(waiting.values())))} in time", pytrace=False)
+        for inbox in ready:
+            rank = waiting.pop(inbox)  # type: ignore[arg-type]
+            try:
+                ok, value = inbox.recv()  # type: ignore[union-attr]
+            except EOFError:
+                processes[rank].join()
+                if rank not in may_die:
+                    pytest.fail(f"rank {rank} ended with exit code {processes[rank].exitcode}", pytrace=False)
+                continue
+            if not ok:
+                pytest.fail(f"rank {rank}:\n{value}", pytrace=False)
+            results[rank] = value
+    return results
+
+
+def _rank_main(
+    fn: Callable[..., Any], rank: int, world_size: int, store: str, timeout_s: float, outbox: Connection, args: Sequence[Any]
+) -> None:
+    import torch
+    import torch.distributed as dist
+
+    torch.set_num_threads(1)
+    os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
+    try:
+        dist.init_process_group(
+            "gloo",
+            init_method=f"file://{store}",
+            rank=rank,
+            world_size=world_size,
+            timeout=datetime.timedelta(seconds=timeout_s),
+        )
+        outbox.send((True, fn(rank, *args)))
+    except BaseException:  # noqa: BLE001 - whatever it was, pytest shall show it
+        outbox.send((False, traceback.format_exc()))
+    outbox.close()
+    os._exit(0)  # the store and the wires may be broken on purpose: no orderly shutdown
