@@ -10,18 +10,21 @@ from __future__ import annotations
 
 import abc
 import dataclasses
+import importlib
 import struct
 from typing import Any, ClassVar, Self
 
 import torch
 
+from collectives.errors import PayloadError
+from collectives.wire import Part, dtype_code, lay_out, part_nbytes
+
+__all__ = ["HEADER", "HEADER_BYTES", "Header", "Payload", "PayloadError", "balanced_borders", "unpack"]
+
 MAGIC = 0x4757  # "WG" on the wire
 HEADER = struct.Struct("<HBBHHII")
 HEADER_BYTES = HEADER.size
-
-
-class PayloadError(ValueError):
-    """A buffer that is not a valid packed payload, or payloads that do not belong together."""
+MAX_NUMEL = 2**32 - 1
 
 
 @dataclasses.dataclass(frozen=True)
@@ -59,19 +62,22 @@ class Payload(abc.ABC):
 
     Class facts:
         code: the kind's number in the header; 0 for kinds that never travel.
-        elementwise: adding wire tensors element by element adds the values, so any dense all-reduce may carry it.
+        elementwise: adding wire tensors element by element adds the values, so any dense all-reduce may carry it. A bundle's follows
+            from its members, so ask the payload, not its class, where one is at hand.
         addable: `a.add(b)` is exact up to rounding to the value type; it may widen (GroupSparse -> Sparse -> Dense), never back.
 
     Attributes:
         numel: elements of the dense tensor it stands for.
+        tensor_id: free for the sender, 0..65535; travels in the header.
     """
 
     code: ClassVar[int]
-    elementwise: ClassVar[bool] = False
-    addable: ClassVar[bool] = False
     kinds: ClassVar[dict[int, type[Payload]]] = {}
 
+    elementwise: bool = False
+    addable: bool = False
     numel: int
+    tensor_id: int = 0
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
@@ -85,26 +91,30 @@ class Payload(abc.ABC):
 
     @property
     @abc.abstractmethod
-    def nbytes(self) -> int:
-        """Length of `pack()`, header included, without packing where it can be known."""
-
-    @property
-    @abc.abstractmethod
     def num_entries(self) -> int:
         """Elements that are transmitted (kept zeros included); `numel` for dense kinds."""
 
     @abc.abstractmethod
+    def parts(self) -> list[Part]:
+        """What `pack` lays end to end: header and fixed fields as bytes, then tensors at their true width, wider fields first."""
+
+    @property
+    def nbytes(self) -> int:
+        """Length of `pack()`, header included, without packing where it can be known."""
+        return sum(map(part_nbytes, self.parts()))
+
     def pack(self) -> torch.Tensor:
         """uint8 [nbytes] on `device`: header, then fields at their true width, wider fields first."""
+        return lay_out(self.parts(), self.device)
 
     @classmethod
     @abc.abstractmethod
-    def from_wire(cls, header: Header, body: torch.Tensor) -> Self:
+    def from_wire(cls, header: Header, body: torch.Tensor) -> Payload:
         """The inverse of `pack`, everything validated.
 
         Args:
             header: the first 16 bytes, already read.
-            body: uint8 [>= what the header asks for]; what lies behind the payload's end is ignored.
+            body: uint8 [>= what the header asks for]; what lies behind the payload's end is ignored. Tensors of the result may be views of it.
 
         Raises:
             PayloadError: the buffer cannot have been made by `pack`.
@@ -150,9 +160,13 @@ class Payload(abc.ABC):
         self.add_to_(dense)
         return dense
 
+    def borders(self, num_parts: int) -> list[int]:
+        """num_parts + 1 borders of a balanced partition at which `slice` may cut; the same on all ranks for payloads of one layout."""
+        return balanced_borders(self.numel, num_parts, self.alignment)
+
     def split(self, num_parts: int) -> list[Payload]:
-        """`num_parts` payloads laid end to end: a balanced partition whose borders lie on multiples of `alignment`."""
-        borders = balanced_borders(self.numel, num_parts, self.alignment)
+        """`num_parts` payloads laid end to end, cut at `borders`."""
+        borders = self.borders(num_parts)
         return [self.slice(start, stop) for start, stop in zip(borders, borders[1:], strict=False)]
 
     def add(self, other: Payload) -> Payload:
@@ -165,7 +179,7 @@ class Payload(abc.ABC):
 
     @property
     def wire(self) -> torch.Tensor:
-        """The tensor that elementwise kinds put on the wire: 1-D, any dtype; shared, not copied.
+        """The tensor that elementwise kinds put on the wire: 1-D, any dtype; shared, not copied, except for a bundle.
 
         Raises:
             PayloadError: the kind is not elementwise.
@@ -179,6 +193,33 @@ class Payload(abc.ABC):
             PayloadError: the kind is not elementwise.
         """
         raise PayloadError(f"{type(self).__name__} has no element-wise wire tensor")
+
+    def _header(self, dtype: torch.dtype, *, num_entries: int, flags: int = 0) -> bytes:
+        """The common header of this payload.
+
+        Raises:
+            PayloadError: more elements than the header can count.
+        """
+        if self.numel > MAX_NUMEL:
+            raise PayloadError(
+                f"a payload holds at most {MAX_NUMEL} elements, this one has {self.numel}; send smaller buckets"
+            )
+        return Header(self.code, dtype_code(dtype), flags, self.tensor_id, self.numel, num_entries).to_bytes()
+
+    def _check_borders(self, start: int, stop: int) -> None:
+        """Raise PayloadError where `slice` may not cut."""
+        if not 0 <= start <= stop <= self.numel:
+            raise PayloadError(f"elements {start}..{stop} do not lie within the {self.numel} of this payload")
+        for border in (start, stop):
+            if border % self.alignment and border != self.numel:
+                raise PayloadError(
+                    f"{type(self).__name__} can be cut at multiples of {self.alignment} elements only, not at {border}"
+                )
+
+    def _check_fits(self, other: Payload) -> None:
+        """Raise PayloadError where two payloads stand for tensors of different lengths."""
+        if other.numel != self.numel:
+            raise PayloadError(f"payloads of {self.numel} and {other.numel} elements cannot be added")
 
 
 def balanced_borders(numel: int, num_parts: int, alignment: int = 1) -> list[int]:
@@ -199,18 +240,25 @@ def unpack(buffer: torch.Tensor) -> Payload:
     """Decode one packed payload.
 
     Args:
-        buffer: uint8, 1-D, contiguous; may be longer than the payload (a receive buffer posted at its upper bound).
+        buffer: uint8, 1-D, contiguous; may be longer than the payload (a receive buffer posted at its upper bound). The payload's tensors
+            may be views of it, so it must not be written again while the payload is in use.
 
     Raises:
         PayloadError: damaged, truncated or hostile; nothing is ever read out of bounds.
     """
-    import collectives.kinds  # registers every kind; imported here because the kinds import this module
-
-    del collectives
-    if buffer.dtype != torch.uint8 or buffer.dim() != 1:
-        raise PayloadError(f"a packed payload is a 1-D uint8 tensor, got {buffer.dtype} of {buffer.dim()} dimensions")
+    importlib.import_module(
+        "collectives.kinds"
+    )  # registers every kind; not above, because the kinds import this module
+    if buffer.dtype != torch.uint8 or buffer.dim() != 1 or not buffer.is_contiguous():
+        raise PayloadError(
+            f"a packed payload is a contiguous 1-D uint8 tensor, got {buffer.dtype} of {buffer.dim()} dimensions"
+        )
     header = Header.from_bytes(buffer[:HEADER_BYTES].cpu().numpy().tobytes())
     kind = Payload.kinds.get(header.kind)
     if kind is None:
         raise PayloadError(f"no payload kind has the number {header.kind}")
-    return kind.from_wire(header, buffer[HEADER_BYTES:])
+    if header.num_entries > header.numel:
+        raise PayloadError(f"{header.num_entries} entries are more than the {header.numel} elements of the tensor")
+    payload = kind.from_wire(header, buffer[HEADER_BYTES:])
+    payload.tensor_id = header.tensor_id
+    return payload

@@ -1,0 +1,127 @@
+"""Bit packing: small unsigned integers at their true width, for any width of 0 to 32 bits, on CPU and GPU.
+
+A stream of b-bit codes repeats every lcm(8, b) bits, so the codes are laid out as a matrix of lanes (the codes of one period) and every
+byte of the period is put together from the lanes that overlap it: a handful of shifts over long vectors, no loop over elements.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from typing import Literal
+
+import numpy as np
+import torch
+
+First = Literal["low", "high"]
+
+MAX_BITS = 32
+
+
+def packed_nbytes(count: int, bits: int) -> int:
+    """Bytes that `count` codes of `bits` bits take: ceil(count * bits / 8)."""
+    return -(-count * bits // 8)
+
+
+def bits_for(num_values: int) -> int:
+    """Bits that tell `num_values` values apart: ceil(log2 num_values); 0 for one value or none."""
+    return max(0, num_values - 1).bit_length()
+
+
+def pack_bits(codes: torch.Tensor, bits: int, *, first: First = "low") -> torch.Tensor:
+    """Lay codes end to end at their true width.
+
+    Args:
+        codes: integer [count], each in 0..2^bits - 1.
+        bits: width of one code, 0..32.
+        first: where a byte's first code goes: its low bits, or its high bits (as MXNet's 2-bit compression does).
+
+    Returns:
+        uint8 [ceil(count * bits / 8)] on the same device; unused bits of the last byte are 0.
+    """
+    count = codes.numel()
+    if bits == 0 or count == 0:
+        return torch.zeros(0, dtype=torch.uint8, device=codes.device)
+    if bits == 8:
+        return codes.to(torch.uint8)
+    num_lanes, num_bytes = _period(bits)
+    work = _work_dtype(bits)
+    num_periods = -(-count // num_lanes)
+    padded = codes.new_zeros(num_periods * num_lanes, dtype=work)
+    padded[:count] = codes
+    lanes = padded.view(num_periods, num_lanes).t().contiguous()
+    packed = torch.zeros(num_bytes, num_periods, dtype=torch.uint8, device=codes.device)
+    for lane, byte, shift in _overlaps(bits, first):
+        packed[byte] |= _shifted(lanes[lane], shift).to(torch.uint8)
+    return packed.t().reshape(-1)[: packed_nbytes(count, bits)]
+
+
+def unpack_bits(packed: torch.Tensor, count: int, bits: int, *, first: First = "low") -> torch.Tensor:
+    """The inverse of `pack_bits`.
+
+    Args:
+        packed: uint8 [>= ceil(count * bits / 8)].
+        count: number of codes.
+        bits: width of one code, 0..32.
+        first: as it was packed.
+
+    Returns:
+        int64 [count].
+    """
+    if bits == 0 or count == 0:
+        return torch.zeros(count, dtype=torch.int64, device=packed.device)
+    if bits == 8:
+        return packed[:count].to(torch.int64)
+    num_lanes, num_bytes = _period(bits)
+    work = _work_dtype(bits)
+    num_periods = -(-count // num_lanes)
+    used = packed_nbytes(count, bits)
+    padded = packed.new_zeros(num_periods * num_bytes)
+    padded[:used] = packed[:used]
+    rows = padded.view(num_periods, num_bytes).t().to(work).contiguous()
+    lanes = torch.zeros(num_lanes, num_periods, dtype=work, device=packed.device)
+    for lane, byte, shift in _overlaps(bits, first):
+        lanes[lane] |= _shifted(rows[byte], -shift)
+    lanes &= (1 << bits) - 1
+    return lanes.t().reshape(-1)[:count].to(torch.int64)
+
+
+def pack_mask(mask: torch.Tensor) -> torch.Tensor:
+    """A bitmap: uint8 [ceil(count / 8)] from bool [count]; element i is bit i % 8 of byte i // 8."""
+    if mask.device.type == "cpu":  # numpy packs 8 elements per instruction; a tenth of the time for large masks
+        return torch.from_numpy(np.packbits(mask.numpy(), bitorder="little"))
+    return pack_bits(mask, 1)
+
+
+def unpack_mask(packed: torch.Tensor, count: int) -> torch.Tensor:
+    """The inverse of `pack_mask`: bool [count] from uint8 [>= ceil(count / 8)]."""
+    if packed.device.type == "cpu":
+        return torch.from_numpy(np.unpackbits(packed.numpy(), count=count, bitorder="little")).view(torch.bool)
+    return unpack_bits(packed, count, 1).to(torch.bool)
+
+
+def _period(bits: int) -> tuple[int, int]:
+    """(codes, bytes) after which codes and bytes start together again."""
+    common = math.gcd(bits, 8)
+    return 8 // common, bits // common
+
+
+def _work_dtype(bits: int) -> torch.dtype:
+    """The narrowest type in which a code and a byte shifted to a code's top both fit without touching the sign."""
+    if bits < 8:
+        return torch.uint8
+    return torch.int32 if bits <= 23 else torch.int64
+
+
+def _overlaps(bits: int, first: First) -> Iterator[tuple[int, int, int]]:
+    """(lane, byte, shift) for every lane that has bits in a byte: byte |= lane << shift (>> where negative)."""
+    num_lanes, num_bytes = _period(bits)
+    for lane in range(num_lanes):
+        start, stop = lane * bits, (lane + 1) * bits
+        for byte in range(start // 8, (stop - 1) // 8 + 1):
+            yield lane, byte, (start - 8 * byte if first == "low" else 8 * (byte + 1) - stop)
+    assert num_bytes * 8 == num_lanes * bits
+
+
+def _shifted(x: torch.Tensor, shift: int) -> torch.Tensor:
+    return x << shift if shift >= 0 else x >> -shift

@@ -1,0 +1,64 @@
+"""What the kinds share that hold single values at positions: Sparse, GroupSparse, Seeded."""
+
+from __future__ import annotations
+
+import abc
+from typing import TYPE_CHECKING
+
+import torch
+
+from collectives.payload import Payload
+from collectives.values import divided
+
+if TYPE_CHECKING:
+    from collectives.kinds.sparse import Sparse
+
+
+class Scattered(Payload):
+    """Values at strictly ascending positions, zero elsewhere.
+
+    Attributes:
+        values: floating [num_entries], in the type that travels.
+    """
+
+    values: torch.Tensor
+
+    @property
+    @abc.abstractmethod
+    def positions(self) -> torch.Tensor:
+        """Flat positions, int64 [num_entries], strictly ascending."""
+
+    @abc.abstractmethod
+    def to_sparse(self) -> Sparse:
+        """The same values as a `Sparse` payload; may share memory."""
+
+    @property
+    def device(self) -> torch.device:
+        """Where its tensors lie."""
+        return self.values.device
+
+    @property
+    def num_entries(self) -> int:
+        """Number of values, kept zeros included; 0 where all are zero."""
+        return self.values.numel()
+
+    def add_to_(self, dense: torch.Tensor, *, divisor: float = 1.0) -> None:
+        """`dense += self / divisor`; touches the positions only."""
+        dense.index_add_(0, self.positions, divided(self.values, divisor, dense.dtype))
+
+    def subtract_from_(self, dense: torch.Tensor) -> None:
+        """`dense -= self`; touches the positions only."""
+        dense.index_add_(0, self.positions, self.values.to(dense.dtype), alpha=-1)
+
+    def clear_in_(self, dense: torch.Tensor) -> None:
+        """Set `dense` to zero at the positions."""
+        dense.index_fill_(0, self.positions, 0)
+
+    def entries_between(self, borders: list[int]) -> list[int]:
+        """Number of positions in each interval."""
+        return torch.searchsorted(self.positions, torch.tensor(borders, device=self.device)).diff().tolist()
+
+
+def canonical_values(values: torch.Tensor) -> torch.Tensor:
+    """The values with -0.0 as +0.0 (merging would keep a sign that a dense sum loses), or none where all are zero: nothing to send."""
+    return values + 0 if values.any() else values[:0]
