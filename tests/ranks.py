@@ -1,7 +1,7 @@
 """Run a function in several real processes, one gloo rank each, and let pytest show the failing rank's own traceback.
 
-Processes are spawned (a forked torch may hang), meet through a file store (no port to collide with), and whatever is left
-when the first rank fails or the time is up is killed: SIGTERM does not end a rank that hangs in a collective.
+Processes are spawned (a forked torch may hang), meet through a file store (no port to collide with), and whatever is
+left when the first rank fails or the time is up is killed: SIGTERM does not end a rank that hangs in a collective.
 """
 
 from __future__ import annotations
@@ -61,15 +61,15 @@ def run_ranks(
 
 def _collect(inboxes: list[Connection], processes: list[Any], deadline: float, may_die: Collection[int]) -> list[Any]:
     results: list[Any] = [None] * len(inboxes)
-    waiting = dict(zip(inboxes, range(len(inboxes)), strict=True))
+    waiting: dict[Any, int] = dict(zip(inboxes, range(len(inboxes)), strict=True))
     while waiting:
         ready = multiprocessing.connection.wait(list(waiting), timeout=max(0.0, deadline - time.monotonic()))
         if not ready:
             pytest.fail(f"no answer from rank {', '.join(map(str, sorted(waiting.values())))} in time", pytrace=False)
         for inbox in ready:
-            rank = waiting.pop(inbox)  # type: ignore[arg-type]
+            rank = waiting.pop(inbox)
             try:
-                ok, value = inbox.recv()  # type: ignore[union-attr]
+                ok, value = inboxes[rank].recv()
             except EOFError:
                 processes[rank].join()
                 if rank not in may_die:
@@ -82,7 +82,13 @@ def _collect(inboxes: list[Connection], processes: list[Any], deadline: float, m
 
 
 def _rank_main(
-    fn: Callable[..., Any], rank: int, world_size: int, store: str, timeout_s: float, outbox: Connection, args: Sequence[Any]
+    fn: Callable[..., Any],
+    rank: int,
+    world_size: int,
+    store: str,
+    timeout_s: float,
+    outbox: Connection,
+    args: Sequence[Any],
 ) -> None:
     import torch
     import torch.distributed as dist

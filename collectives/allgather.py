@@ -1,0 +1,53 @@
+"""All-gather: every rank sends its packed payload to every other one, and each adds what it got; takes every kind.
+
+All messages are under way at once, so it costs one latency; its volume grows with the number of ranks. The sum is left
+as terms in rank order, own payload included as the others see it, so that all ranks add the same bits.
+
+Bytes: (n-1) times the packed payload per rank.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+
+from collectives import messages
+from collectives.base import Collective, Key
+from collectives.kinds.terms import Terms
+from collectives.payload import Payload, PayloadError, unpack
+from collectives.transport import ReduceOp
+
+
+@dataclasses.dataclass(kw_only=True)
+class Allgather(Collective):
+    """Everybody's payload on every rank."""
+
+    @classmethod
+    def refuses(cls, kind: type[Payload]) -> str | None:
+        """Nothing."""
+        return None
+
+    def _sum(self, payload: Payload, key: Key, op: ReduceOp) -> Payload:
+        terms = self.gather(payload)
+        if op == "max":
+            raise PayloadError("allgather leaves a sum of terms, which has no maximum; use collective native or ring")
+        return Terms(terms)
+
+    def gather(self, payload: Payload) -> list[Payload]:
+        """Every rank's payload, in rank order; every rank must call."""
+        transport = self.transport
+        bound = messages.bound_nbytes(payload)
+        packed = messages.pack(payload, transport, bound)
+        others = [rank for rank in range(transport.world_size) if rank != transport.rank]
+        buffers = transport.exchange([(packed, rank) for rank in others], [(bound, rank) for rank in others])
+        buffers.insert(transport.rank, packed)
+        return [unpack(buffer) for buffer in buffers]
+
+    def carried_bytes(self, payload: Payload) -> int:
+        """Every payload travels packed."""
+        return payload.nbytes
+
+    def expected_bytes(
+        self, nbytes: int, world_size: int, rank: int, *, elementwise: bool = True, itemsize: int = 4
+    ) -> float | None:
+        """(n-1) times the packed payload."""
+        return (world_size - 1) * nbytes

@@ -1,0 +1,209 @@
+"""The transport over torch.distributed: gloo between processes on CPUs, NCCL between GPUs.
+
+Two facts of the backends shape this file. gloo lets a receive buffer be longer than its message but ends the process
+when it is shorter, and after one time-out every later call on that pair fails; its errors name a port and never a rank,
+so each `Pending` remembers whom it waits for. NCCL wants equal lengths on both sides and one group call for messages
+that go both ways, so there a message of unknown length is preceded by its length as 8 bytes of control.
+"""
+
+from __future__ import annotations
+
+import datetime
+from collections.abc import Sequence
+
+import torch
+import torch.distributed as dist
+
+from collectives.transport import Ledger, Pending, Receive, ReduceOp, Send, Transport, TransportError, wait_all
+
+_OPS = {"sum": dist.ReduceOp.SUM, "max": dist.ReduceOp.MAX}
+
+
+class DistributedTransport(Transport):
+    """Messages over one process group, used from one thread.
+
+    Args:
+        group: the process group, best a `dist.new_group()` of its own (two threads on one gloo group corrupt sums
+            silently); the default group where None.
+        device: where tensors lie; the CPU for gloo and the current GPU for NCCL where None.
+        timeout_s: longest wait for any one message.
+    """
+
+    def __init__(
+        self, group: dist.ProcessGroup | None = None, device: torch.device | None = None, timeout_s: float = 60.0
+    ) -> None:
+        self._group = group if group is not None else _world()
+        self.in_step = dist.get_backend(self._group) == "nccl"
+        self._members = list(range(dist.get_world_size(self._group)))
+        self._own_group: dist.ProcessGroup | None = self._group
+        self.rank = dist.get_rank(self._group)
+        self.world_size = len(self._members)
+        self.device = device if device is not None else _default_device(self.in_step)
+        self.timeout_s = timeout_s
+        self.ledger = Ledger()
+
+    def post(self, sends: Sequence[Send], receives: Sequence[Receive]) -> list[Pending]:
+        """As the base class says; on NCCL all messages of one call are one group call and complete together."""
+        with self.ledger.timed():
+            for tensor, _ in sends:
+                self.ledger.book(tensor.numel() * tensor.element_size())
+            if self.in_step:
+                return self._post_together(sends, receives)
+            # receives first: a gloo message that finds no posted buffer costs another round trip
+            return [self._start(dist.irecv, "group_src", *receive) for receive in receives] + [
+                self._start(dist.isend, "group_dst", *send) for send in sends
+            ]
+
+    def exchange(self, sends: Sequence[Send], receives: Sequence[tuple[int, int]]) -> list[torch.Tensor]:
+        """As the base class says; on NCCL the lengths travel first."""
+        if not self.in_step:
+            return super().exchange(sends, receives)
+        lengths = [torch.tensor([message.numel()], device=self.device) for message, _ in sends]
+        incoming = [torch.empty(1, dtype=torch.int64, device=self.device) for _ in receives]
+        with self.counted_as("control"):
+            wait_all(
+                self.post(
+                    [(length, to) for length, (_, to) in zip(lengths, sends, strict=True)],
+                    [(length, source) for length, (_, source) in zip(incoming, receives, strict=True)],
+                )
+            )
+        buffers = [torch.empty(int(length), dtype=torch.uint8, device=self.device) for length in incoming]
+        wait_all(self.post(sends, [(buffer, source) for buffer, (_, source) in zip(buffers, receives, strict=True)]))
+        return buffers
+
+    def all_reduce_(self, tensor: torch.Tensor, op: ReduceOp = "sum") -> None:
+        """As the base class says."""
+        if self.world_size == 1:
+            return
+        with self.ledger.timed():
+            nbytes = tensor.numel() * tensor.element_size()
+            self.ledger.book(round(2 * (self.world_size - 1) / self.world_size * nbytes), from_formula=True)
+            self._wait_for_all(dist.all_reduce(tensor, _OPS[op], group=self._backend_group(), async_op=True))
+
+    def broadcast_(self, tensor: torch.Tensor, source: int) -> None:
+        """As the base class says."""
+        if self.world_size == 1:
+            return
+        with self.ledger.timed():
+            is_last = (self.rank - source) % self.world_size == self.world_size - 1
+            self.ledger.book(0 if is_last else tensor.numel() * tensor.element_size(), from_formula=True)
+            self._wait_for_all(
+                dist.broadcast(tensor, group=self._backend_group(), async_op=True, group_src=source),
+            )
+
+    def view(self, ranks: Sequence[int]) -> DistributedTransport:
+        """As the base class says; the backend's own collectives get a group of their own when first used."""
+        part = object.__new__(DistributedTransport)
+        part.__dict__.update(self.__dict__)
+        part._members = [self._members[rank] for rank in ranks]
+        part._own_group = self._own_group if part._members == self._members else None
+        part.rank = list(ranks).index(self.rank)
+        part.world_size = len(part._members)
+        return part
+
+    def _start(self, function: object, side: str, tensor: torch.Tensor, peer: int) -> Pending:
+        member = self._members[peer]
+        try:
+            work = function(tensor, group=self._group, **{side: member})  # type: ignore[operator]
+        except RuntimeError as error:
+            raise self._lost(member, error) from error
+        return _Message(self, work, tensor, member)
+
+    def _post_together(self, sends: Sequence[Send], receives: Sequence[Receive]) -> list[Pending]:
+        def operation(function: object, tensor: torch.Tensor, peer: int) -> dist.P2POp:
+            return dist.P2POp(function, tensor, group=self._group, group_peer=self._members[peer])  # type: ignore[arg-type]
+
+        operations = [operation(dist.irecv, *receive) for receive in receives]
+        operations += [operation(dist.isend, *send) for send in sends]
+        if not operations:
+            return []
+        peers = [self._members[peer] for _, peer in (*receives, *sends)]
+        together = _Together(self, dist.batch_isend_irecv(operations), operations, peers)
+        return [together] * len(operations)
+
+    def _backend_group(self) -> dist.ProcessGroup:
+        if self._own_group is None:
+            group = dist.new_group(
+                [dist.get_global_rank(self._group, member) for member in self._members],
+                timeout=datetime.timedelta(seconds=self.timeout_s),
+                backend=dist.get_backend(self._group),
+                use_local_synchronization=True,
+                sort_ranks=False,
+            )
+            assert isinstance(group, dist.ProcessGroup)  # else this rank is not in its own view
+            self._own_group = group
+        return self._own_group
+
+    def _wait_for_all(self, work: dist.Work | None) -> None:
+        assert work is not None
+        try:
+            work.wait(datetime.timedelta(seconds=self.timeout_s))
+        except RuntimeError as error:
+            me = self._name(self._members[self.rank])
+            raise TransportError(f"rank {me}: the backend's own collective failed: {_first_line(error)}") from error
+
+    def _name(self, member: int) -> int:
+        return dist.get_global_rank(self._group, member)
+
+    def _lost(self, member: int, error: RuntimeError) -> TransportError:
+        me, peer = self._name(self._members[self.rank]), self._name(member)
+        reason = f"did not answer within {self.timeout_s:g} s" if "imed out" in str(error) else "is no longer connected"
+        return TransportError(f"rank {me} waited for rank {peer}, which {reason}", lost_rank=peer)
+
+
+class _Message(Pending):
+    """One gloo message; holds its tensor, which gloo reads or writes until it is done."""
+
+    def __init__(
+        self, transport: DistributedTransport, work: dist.Work | None, tensor: torch.Tensor, member: int
+    ) -> None:
+        self._work = work
+        self._transport = transport
+        self._tensor = tensor
+        self._member = member
+
+    def wait(self) -> None:
+        if self._work is None:
+            return
+        with self._transport.ledger.timed():
+            try:
+                self._work.wait(datetime.timedelta(seconds=self._transport.timeout_s))
+            except RuntimeError as error:
+                raise self._transport._lost(self._member, error) from error
+        self._work = None
+
+
+class _Together(Pending):
+    """Messages that NCCL moves in one group call."""
+
+    def __init__(
+        self, transport: DistributedTransport, works: list[dist.Work], operations: list[dist.P2POp], members: list[int]
+    ) -> None:
+        self._works = works
+        self._transport = transport
+        self._operations = operations
+        self._members = members
+
+    def wait(self) -> None:
+        with self._transport.ledger.timed():
+            try:
+                for work in self._works:
+                    work.wait(datetime.timedelta(seconds=self._transport.timeout_s))
+            except RuntimeError as error:
+                raise self._transport._lost(self._members[0], error) from error
+        self._works = []
+
+
+def _world() -> dist.ProcessGroup:
+    group = dist.group.WORLD
+    if group is None:
+        raise TransportError("torch.distributed is not initialised; call init_process_group first")
+    return group
+
+
+def _default_device(on_gpu: bool) -> torch.device:
+    return torch.device("cuda", torch.cuda.current_device()) if on_gpu else torch.device("cpu")
+
+
+def _first_line(error: RuntimeError) -> str:
+    return str(error).splitlines()[0] if str(error) else type(error).__name__

@@ -1,0 +1,93 @@
+"""Payloads as messages: packing for a transport, how long a message can be, and one message spread to every rank."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+
+from collectives.kinds.bundle import Bundle
+from collectives.payload import HEADER_BYTES, Payload, PayloadError
+from collectives.transport import Transport
+
+_WIDEST_ELEMENT = 8
+_PER_LEAF = 4 * HEADER_BYTES
+
+
+def leaves(payload: Payload) -> Sequence[Payload]:
+    """The payload itself, or what a bundle holds."""
+    return payload.payloads if isinstance(payload, Bundle) else [payload]
+
+
+def bound_nbytes(payload: Payload) -> int:
+    """A packed length that no rank's counterpart of this payload exceeds: known to all without asking.
+
+    Every kind chooses a coding no longer than its elements written out, plus a bitmap, plus a header with the kind's
+    fixed fields.
+    """
+    parts = leaves(payload)
+    return sum((_WIDEST_ELEMENT + 1) * leaf.numel + _PER_LEAF for leaf in parts) + _PER_LEAF * (len(parts) + 1)
+
+
+def pack(payload: Payload, transport: Transport, bound: int | None = None) -> torch.Tensor:
+    """The payload's bytes where the transport wants them.
+
+    Args:
+        payload: what to send.
+        transport: over which it goes.
+        bound: what the receivers have room for; None where they are told the length first.
+
+    Raises:
+        PayloadError: longer than the receivers expect, which would end a gloo process.
+    """
+    packed = payload.pack().to(transport.device)
+    if bound is not None and packed.numel() > bound:
+        raise PayloadError(
+            f"a {type(payload).__name__} of {packed.numel()} bytes is longer than the {bound} bytes that its "
+            f"{payload.numel} elements can need; all ranks must sum payloads of one kind and length"
+        )
+    return packed
+
+
+def spread(transport: Transport, message: torch.Tensor | None, source: int) -> torch.Tensor:
+    """A message of rank `source`, on every rank, down a binomial tree; every rank must call.
+
+    Args:
+        transport: the ranks.
+        message: uint8 1-D on rank `source`, whose length the others are told first (8 bytes of control); None
+            elsewhere.
+        source: who has it.
+
+    Returns:
+        The message; on rank `source` the tensor given.
+
+    Raises:
+        TransportError: a rank was lost, or did not answer in time.
+    """
+    n = transport.world_size
+    place = (transport.rank - source) % n
+    reach = 1
+    while reach <= place:
+        reach *= 2
+    if place:
+        parent = (place - reach // 2 + source) % n
+        length = torch.empty(1, dtype=torch.int64, device=transport.device)
+        with transport.counted_as("control"):
+            transport.receive_into(length, parent).wait()
+        message = torch.empty(int(length), dtype=torch.uint8, device=transport.device)
+        transport.receive_into(message, parent).wait()
+    if message is None:
+        raise PayloadError(f"rank {source} must give the payload that it broadcasts")
+    children = []
+    while place + reach < n:
+        children.append((place + reach + source) % n)
+        reach *= 2
+    length = torch.tensor([message.numel()], device=transport.device)
+    pendings = []
+    for child in children:
+        with transport.counted_as("control"):
+            pendings.append(transport.send(length, child))
+        pendings.append(transport.send(message, child))
+    for pending in pendings:
+        pending.wait()
+    return message

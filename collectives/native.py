@@ -1,0 +1,49 @@
+"""Native: the backend's own all-reduce of the dense tensor. What DDP does without any of this; the baseline.
+
+The order of additions is the backend's, and so is its rounding: 16-bit sums are rounded at every hop inside it.
+
+Bytes: 2 (n-1)/n of the wire tensor per rank, by the formula of a ring, because the backend hides its wire.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+
+import torch
+
+from collectives.base import Collective, Key
+from collectives.payload import Payload, PayloadError
+from collectives.transport import ReduceOp
+
+
+@dataclasses.dataclass(kw_only=True)
+class Native(Collective):
+    """The backend's all-reduce."""
+
+    @classmethod
+    def refuses(cls, kind: type[Payload]) -> str | None:
+        """Everything that is not a plain tensor to be added element by element."""
+        if kind.elementwise:
+            return None
+        return (
+            f"native adds tensors element by element, which {kind.__name__} payloads do not allow; "
+            + ("ring adds them by merging, " if kind.addable else "")
+            + "allgather takes every kind"
+        )
+
+    def _sum(self, payload: Payload, key: Key, op: ReduceOp) -> Payload:
+        wire = payload.wire
+        if wire.dtype == torch.int16:
+            raise PayloadError("native cannot add 16-bit integers; use 8- or 32-bit ones, or collective ring")
+        if wire.numel():
+            self.transport.all_reduce_(wire, op)
+        if wire.dtype in (torch.float16, torch.bfloat16):
+            limit = torch.finfo(wire.dtype).max
+            wire.clamp_(-limit, limit)  # the backend overflows where the other collectives saturate
+        return payload.with_wire(wire)
+
+    def expected_bytes(
+        self, nbytes: int, world_size: int, rank: int, *, elementwise: bool = True, itemsize: int = 4
+    ) -> float | None:
+        """2 (n-1)/n of the wire tensor."""
+        return 2 * (world_size - 1) / world_size * nbytes
