@@ -26,7 +26,7 @@ class Layer:
         kind: what it is in the network.
         numel: number of elements.
         filter_axis: axis of a convolution weight that counts filters (0, or 1 when transposed); None for other kinds.
-        position: 0 for the layer nearest the input, 1 for the one nearest the output.
+        position: 0 for the module nearest the input, 1 for the one nearest the output; a module's parameters share it.
         weight: the parameter itself, read only; None where only shapes are known.
     """
 
@@ -102,7 +102,9 @@ def layers_of(model: nn.Module) -> list[Layer]:
         for field, parameter in module.named_parameters(recurse=False):
             owner.setdefault(id(parameter), (module, field))
     trainable = [(name, p) for name, p in model.named_parameters() if p.requires_grad]
-    last = max(1, len(trainable) - 1)
+    order = {id(module): None for module, _ in (owner[id(p)] for _, p in trainable)}
+    rank_of = {module_id: rank for rank, module_id in enumerate(order)}
+    last = max(1, len(rank_of) - 1)
     layers = []
     for index, (name, parameter) in enumerate(trainable):
         module, field = owner[id(parameter)]
@@ -115,7 +117,7 @@ def layers_of(model: nn.Module) -> list[Layer]:
                 kind=kind,
                 numel=parameter.numel(),
                 filter_axis=axis,
-                position=index / last,
+                position=rank_of[id(module)] / last,
                 weight=parameter,
             )
         )

@@ -1,0 +1,1 @@
+"""Compressors: gradient -> payload. Import a method from its file: `from compressors.group_topk import GroupTopK`."""

@@ -1,0 +1,39 @@
+"""Half: what the two 16-bit types share: every element, rounded."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import ClassVar
+
+import torch
+
+from collectives.kinds.dense import Dense
+from collectives.payload import HEADER_BYTES, Payload
+from collectives.values import to_value_dtype
+from compressors.base import LossyCompressor
+from compressors.layer import Layer, Step
+from compressors.unit import Granularity
+
+
+@dataclasses.dataclass(kw_only=True)
+class Half(LossyCompressor):
+    """Sends every element in a 16-bit type.
+
+    The backend adds in that type; our own collectives add in fp32 and round once per hop.
+    """
+
+    granularity: ClassVar[Granularity] = "bucket"
+    dtype: ClassVar[torch.dtype]
+
+    @property
+    def emits(self) -> frozenset[type[Payload]]:
+        """Dense."""
+        return frozenset({Dense})
+
+    def encode(self, x: torch.Tensor, layer: Layer, step: Step) -> Dense:
+        """`x` rounded to the nearest."""
+        return Dense(to_value_dtype(x, self.dtype, step.world_size))
+
+    def expected_nbytes(self, layer: Layer) -> int:
+        """Header and 2 bytes per element."""
+        return HEADER_BYTES + 2 * layer.numel

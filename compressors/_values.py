@@ -1,0 +1,15 @@
+"""Value types on the wire, by the names that options use."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import torch
+
+ValueDtype = Literal["fp16", "bf16", "fp32"]
+
+TORCH_DTYPES: dict[ValueDtype, torch.dtype] = {
+    "fp16": torch.float16,
+    "bf16": torch.bfloat16,
+    "fp32": torch.float32,
+}

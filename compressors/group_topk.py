@@ -1,0 +1,116 @@
+"""Group-TopK: the largest entries of every group of consecutive elements of the flat gradient.
+
+Source: patent application of the Institute of Computing Technology, Chinese Academy of Sciences (2024) on distributed
+training of edge devices with group-wise top-k gradients shared around a ring (preset=patent).
+Differs: preset=recommended adds error feedback, density warm-up and 16-bit values; groups are laid over each bucket,
+so that encoding and sending overlap with backward; indices count within their group.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Annotated, Any, ClassVar, Literal, Self
+
+import torch
+from annotated_types import Ge
+from typing_extensions import Doc
+
+from collectives.kinds.group_sparse import GroupSparse
+from collectives.options import OptionError, value_text
+from collectives.payload import Payload
+from collectives.values import to_value_dtype
+from compressors._groups import select_groups
+from compressors._sparsifier import Sparsifier, num_kept
+from compressors._values import TORCH_DTYPES
+from compressors.layer import Layer, Step
+from compressors.unit import Granularity
+
+Preset = Literal["none", "patent", "recommended"]
+
+PRESETS: dict[str, dict[str, Any]] = {
+    "none": {},
+    "patent": {"error_feedback": False, "group_size": 256, "value_dtype": "fp32", "warmup_epochs": 0},
+    "recommended": {"error_feedback": True, "group_size": 1024, "value_dtype": "fp16", "warmup_epochs": 4},
+}
+
+
+@dataclasses.dataclass(kw_only=True)
+class GroupTopK(Sparsifier):
+    """k = ratio * group_size entries of largest magnitude per group, rounded half up, at least 1; of equals the first.
+
+    The number of entries per group is fixed, so kept zeros are sent, and every block of a ring carries the same load;
+    only a gradient of zeros is nothing but a header. The patent drops what it does not send; here `error_feedback`
+    keeps it.
+
+    preset=patent sets error_feedback=false, group_size=256, value_dtype=fp32, warmup_epochs=0 and lays the groups over
+    the flat gradient of the whole model: one bucket, which is complete only when backward ends, so nothing overlaps.
+    preset=recommended sets the defaults.
+
+    Bytes: 24 + z v + min(ceil(z b / 8), ceil(m / 8)) for a bucket of m elements, z kept entries of v bytes, b =
+    ceil(log2(group_size)).
+
+    Raises:
+        OptionError: "group_topk: preset=patent sets group_size=256; leave group_size out, or the preset".
+    """
+
+    granularity: ClassVar[Granularity] = "bucket"
+
+    group_size: Annotated[int, Ge(1), Doc("elements per group")] = 1024
+    preset: Annotated[Preset, Doc("patent or recommended: fixes several options at once")] = "none"
+
+    def __new__(cls, **given: Any) -> Self:
+        """Refuse what contradicts a preset; only here is it known which options were given."""
+        preset = value_text(given.get("preset", "none"))
+        for name, value in PRESETS.get(preset, {}).items():
+            text = value_text(value)
+            if value_text(given.get(name, value)) != text:
+                raise OptionError(f"group_topk: preset={preset} sets {name}={text}; leave {name} out, or the preset")
+        return super().__new__(cls)
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        for name, value in PRESETS[self.preset].items():
+            setattr(self, name, value)
+
+    @property
+    def one_bucket(self) -> bool:
+        """The patent groups the gradient of the whole model."""
+        return self.preset == "patent"
+
+    @property
+    def emits(self) -> frozenset[type[Payload]]:
+        """GroupSparse."""
+        return self._sparse_kinds(GroupSparse)
+
+    def warnings(self) -> list[str]:
+        """Where the density is not the ratio, and what the patent's preset gives up."""
+        sentences = super().warnings()
+        if self.ratio * self.group_size < 0.5:
+            sentences.append(
+                f"group_topk keeps at least one entry of every {self.group_size}, so the density is not "
+                f"ratio={value_text(self.ratio)}; use group_size={int(1 / self.ratio)} or more"
+            )
+        if self.one_bucket:
+            sentences.append(
+                "preset=patent makes one bucket of the whole model, so sending cannot overlap with backward"
+            )
+        return sentences
+
+    def encode(self, x: torch.Tensor, layer: Layer, step: Step) -> Payload:
+        """The k largest of each group; a gradient of zeros is a header."""
+        if everything := self._everything(x, step):
+            return everything
+        k, last_k = self._kept(self.density(step), x.numel())
+        positions = select_groups(x, self.group_size, k, last_k)
+        values = to_value_dtype(x[positions], TORCH_DTYPES[self.value_dtype])
+        return GroupSparse(x.numel(), self.group_size, k, values, positions.remainder(self.group_size))
+
+    def expected_nbytes(self, layer: Layer) -> int:
+        """The closed form at `ratio`."""
+        k, last_k = self._kept(self.ratio, layer.numel)
+        num_entries = k * (layer.numel // self.group_size) + last_k
+        return GroupSparse.packed_nbytes(layer.numel, self.group_size, num_entries, TORCH_DTYPES[self.value_dtype])
+
+    def _kept(self, density: float, numel: int) -> tuple[int, int]:
+        """Entries kept in a whole group, and in the short last one (0 where there is none)."""
+        return num_kept(density, self.group_size), num_kept(density, numel % self.group_size)

@@ -1,0 +1,38 @@
+"""No compression: the gradient in fp32, the yardstick."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import ClassVar
+
+import torch
+
+from collectives.kinds.dense import Dense
+from collectives.payload import HEADER_BYTES, Payload
+from compressors.base import Compressor
+from compressors.layer import Layer, Step
+from compressors.unit import Granularity
+
+
+@dataclasses.dataclass(kw_only=True)
+class NONE(Compressor):  # in capitals, for None is taken
+    """Sends every element as fp32.
+
+    Bytes: 16 + 4 m for a bucket of m elements.
+    """
+
+    biased: ClassVar[bool] = False
+    granularity: ClassVar[Granularity] = "bucket"
+
+    @property
+    def emits(self) -> frozenset[type[Payload]]:
+        """Dense."""
+        return frozenset({Dense})
+
+    def encode(self, x: torch.Tensor, layer: Layer, step: Step) -> Dense:
+        """A copy of `x`."""
+        return Dense(x.clone())
+
+    def expected_nbytes(self, layer: Layer) -> int:
+        """Header and 4 bytes per element."""
+        return HEADER_BYTES + 4 * layer.numel

@@ -1,0 +1,47 @@
+"""Top-k: the largest entries of every layer.
+
+Source: Aji, Heafield 2017 (arXiv:1704.05021); error feedback: Stich, Cordonnier, Jaggi 2018 (arXiv:1809.07599).
+"""
+
+from __future__ import annotations
+
+import dataclasses
+
+import torch
+
+from collectives.kinds.sparse import Sparse
+from collectives.payload import Payload
+from collectives.values import to_value_dtype
+from compressors._groups import top_of_rows
+from compressors._sparsifier import Sparsifier, num_kept
+from compressors._values import TORCH_DTYPES
+from compressors.layer import Layer, Step
+
+
+@dataclasses.dataclass(kw_only=True)
+class TopK(Sparsifier):
+    """k = ratio * m entries of largest magnitude per layer of m elements, rounded half up, at least 1.
+
+    Of equal magnitudes the first is kept.
+
+    Bytes: 16 + min over index codings (k v + indices) per layer, v bytes per value; at most 16 + m v. Coordinates take
+        k i bytes with i = 1
+    up to 256 elements, 2 up to 65536, else 4; a bitmap takes m / 8.
+    """
+
+    @property
+    def emits(self) -> frozenset[type[Payload]]:
+        """Sparse."""
+        return self._sparse_kinds(Sparse)
+
+    def encode(self, x: torch.Tensor, layer: Layer, step: Step) -> Payload:
+        """The k largest; a layer of zeros is a header."""
+        if everything := self._everything(x, step):
+            return everything
+        indices = top_of_rows(x.abs().view(1, -1), num_kept(self.density(step), x.numel()))
+        return Sparse(x.numel(), indices, to_value_dtype(x[indices], TORCH_DTYPES[self.value_dtype]))
+
+    def expected_nbytes(self, layer: Layer) -> int:
+        """The closed form at `ratio`."""
+        k = num_kept(self.ratio, layer.numel)
+        return Sparse.packed_nbytes(layer.numel, k, TORCH_DTYPES[self.value_dtype])
