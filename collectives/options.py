@@ -128,7 +128,7 @@ def value_text(value: Any) -> str:
         return "true" if value else "false"
     if isinstance(value, (tuple, list, frozenset, set)):
         items = sorted(value) if isinstance(value, (frozenset, set)) else value
-        return "+".join(value_text(item) for item in items)
+        return "+".join(value_text(item) for item in items) or "none"
     if isinstance(value, float):
         return repr(int(value)) if value.is_integer() and abs(value) < 1e15 else repr(value)
     return str(value)
@@ -160,7 +160,7 @@ def _parts(hint: Any) -> tuple[Any, tuple[Any, ...]]:
 
 
 def _split_list(value: Any, hint: Any) -> Any:
-    """``norm+bias`` -> ["norm", "bias"] where the option is a list, and ``none`` -> None where it may be None."""
+    """``norm+bias`` -> ["norm", "bias"] and ``none`` -> [] where the option is a list; ``none`` -> None where it may be."""
     if not isinstance(value, str):
         return value
     bare, _ = _parts(hint)
@@ -168,7 +168,7 @@ def _split_list(value: Any, hint: Any) -> Any:
     if value == "none" and type(None) in alternatives:
         return None
     if typing.get_origin(bare) in (tuple, list, frozenset, set):
-        return [item for item in value.split("+") if item]
+        return [] if value == "none" else [item for item in value.split("+") if item]
     return value
 
 
