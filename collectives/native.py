@@ -12,6 +12,7 @@ import dataclasses
 import torch
 
 from collectives.base import Collective, Key
+from collectives.kinds.bundle import Bundle
 from collectives.payload import Payload, PayloadError
 from collectives.transport import ReduceOp
 
@@ -32,6 +33,8 @@ class Native(Collective):
         )
 
     def _sum(self, payload: Payload, key: Key, op: ReduceOp) -> Payload:
+        if isinstance(payload, Bundle) and not payload.elementwise:  # members of different types
+            return Bundle([self._sum(member, key, op) for member in payload.payloads])
         wire = payload.wire
         if wire.dtype == torch.int16:
             raise PayloadError("native cannot add 16-bit integers; use 8- or 32-bit ones, or collective ring")
