@@ -1,0 +1,42 @@
+# Every way to build and check this project; `make` alone explains them. CI calls the same targets.
+SHELL := /bin/bash
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+# Exists when the environment is complete; every target that needs the environment depends on it.
+READY := $(VENV)/.ready
+
+.DEFAULT_GOAL := help
+.PHONY: help setup demo test lint format clean
+
+help: ## show this list
+	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-8s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+
+setup: $(READY) ## create .venv and install everything into it (PYTHON=python3.12 chooses the interpreter)
+
+demo: $(READY) ## train on real data with and without compression, then compare (under 4 minutes)
+	@PATH="$(abspath $(BIN)):$$PATH" examples/demo.sh
+
+test: lint ## check style, types and layers, then run all tests
+	@$(BIN)/python -m pytest -q
+
+lint: $(READY) ## check style, types and layers
+	@$(BIN)/ruff check --quiet .
+	@$(BIN)/ruff format --check --quiet .
+	@$(BIN)/mypy
+	@PYTHONPATH=. $(BIN)/lint-imports --no-logo --no-cache
+
+format: $(READY) ## rewrite the sources in the common style
+	@$(BIN)/ruff check --fix --quiet .
+	@$(BIN)/ruff format .
+
+clean: ## remove the environment, caches and build outputs; results and data stay
+	rm -rf $(VENV) build dist *.egg-info .mypy_cache .pytest_cache .ruff_cache .hypothesis .benchmarks
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +
+
+$(READY): pyproject.toml constraints.txt
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
+		{ echo "$(PYTHON) is missing or older than 3.11; name another one with PYTHON=" >&2; exit 1; }
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev]'
+	@touch $@
