@@ -1,0 +1,143 @@
+"""The catalog: what a component's class tells of itself, for `bench list --long` and `bench list pairs`.
+
+Importing this module is cheap; calling it imports the components and with them torch.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import inspect
+import re
+import sys
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, cast
+
+from bench.core import registry
+from collectives.options import OptionInfo, Options, value_text
+
+if TYPE_CHECKING:
+    from bench.datasets.base import Dataset
+    from bench.models.base import Model
+    from collectives.base import Collective
+    from compressors.base import Compressor
+
+# Paragraphs of a component's docstrings that a user wants to read beside its options.
+_NOTES = ("Source", "Differs", "Bytes")
+_CIFAR_CLASSES = 10
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Detail:
+    """What a component's class tells.
+
+    Attributes:
+        notes: paragraphs of the docstrings by their label: where the method comes from, where it departs, its bytes.
+        facts: what the component is, as texts, by name.
+        options: in declaration order.
+    """
+
+    notes: dict[str, str]
+    facts: dict[str, str]
+    options: list[OptionInfo]
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Pair:
+    """One cell of the compressor x collective matrix, default options on both sides.
+
+    Attributes:
+        refusal: why the two cannot work together; None where they can.
+    """
+
+    compressor: str
+    collective: str
+    refusal: str | None
+
+
+def detail(kind: str, name: str) -> Detail:
+    """Import a component and read its notes, facts and options.
+
+    Raises:
+        UsageError: no component of that name.
+    """
+    component = registry.load(kind, name)
+    return Detail(
+        notes=_notes(component),
+        facts=_class_facts(component, registry.ROOMS[kind].base) | _FACTS_OF_DEFAULT.get(kind, _none)(component()),
+        options=component.describe_options(),
+    )
+
+
+def pairs() -> list[Pair]:
+    """Every compressor with every collective, as their classes allow."""
+    from compressors.pairs import refusal
+
+    collectives = {
+        name: cast("type[Collective]", registry.load("collectives", name)) for name in registry.entries("collectives")
+    }
+    compressors = {
+        name: cast("Compressor", registry.load("compressors", name)()) for name in registry.entries("compressors")
+    }
+    return [
+        Pair(compressor=left, collective=right, refusal=refusal(compressor, collective))
+        for left, compressor in compressors.items()
+        for right, collective in collectives.items()
+    ]
+
+
+def _notes(component: type[Options]) -> dict[str, str]:
+    text = "\n\n".join(filter(None, (inspect.getdoc(sys.modules[component.__module__]), component.__doc__)))
+    found = {}
+    for label in _NOTES:
+        match = re.search(rf"^ *{label}: (.*?)(?=\n *\n|\n *[A-Z][a-z]+:|\Z)", text, re.DOTALL | re.MULTILINE)
+        if match:
+            found[label.lower()] = " ".join(match[1].split())
+    return found
+
+
+def _class_facts(component: type[Options], base: str) -> dict[str, str]:
+    """The class variables that the room's base class declares."""
+    declared: dict[str, Any] = {}
+    for parent in component.__mro__:
+        if parent.__name__ == base:
+            declared = inspect.get_annotations(parent)
+    return {
+        name: _fact_text(getattr(component, name))
+        for name, hint in declared.items()
+        if str(hint).startswith("ClassVar") and hasattr(component, name)
+    }
+
+
+def _fact_text(value: Any) -> str:
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    return value_text(value) or "none"
+
+
+def _compressor_facts(component: Options) -> dict[str, str]:
+    return {"emits": ", ".join(sorted(kind.__name__ for kind in cast("Compressor", component).emits))}
+
+
+def _dataset_facts(component: Options) -> dict[str, str]:
+    train, test = cast("Dataset", component).sizes()
+    return {"training samples": str(train), "test samples": str(test)}
+
+
+def _model_facts(component: Options) -> dict[str, str]:
+    import torch
+
+    with torch.device("meta"):  # shapes only: no memory, no initialisation
+        model = cast("Model", component).build(_CIFAR_CLASSES)
+    return {"parameters": str(sum(parameter.numel() for parameter in model.parameters()))}
+
+
+def _none(_component: Options) -> dict[str, str]:
+    return {}
+
+
+# What shows only in an instance, here with default options.
+_FACTS_OF_DEFAULT: dict[str, Callable[[Options], dict[str, str]]] = {
+    "compressors": _compressor_facts,
+    "datasets": _dataset_facts,
+    "models": _model_facts,
+}

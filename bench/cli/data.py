@@ -1,0 +1,135 @@
+"""`bench data`: what data there is, fetching it, and checking it."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, cast
+
+import typer
+from rich import box
+from rich.markup import escape
+from rich.table import Table
+
+from bench.cli.completion import complete
+from bench.cli.console import print_json, stdout_console
+from bench.core import registry
+from bench.core.errors import RunFailed, UsageError
+from bench.launch.request import Request
+from collectives.options import did_you_mean
+
+if TYPE_CHECKING:
+    from bench.datasets.base import Dataset
+
+ACTIONS = {
+    "list": "show the state of every data set",
+    "prepare": "download and verify one",
+    "verify": "check and load one, without a network",
+}
+EXAMPLES = """[bold]Examples[/bold]
+
+  bench data
+
+  bench data prepare cifar10
+
+  bench data verify cifar10 --data-dir /srv/data
+
+  bench data prepare cifar10:url=http://mirror.example/cifar-10-python.tar.gz"""
+
+
+def _complete_action(incomplete: str) -> list[tuple[str, str]]:
+    return [(action, meaning) for action, meaning in ACTIONS.items() if action.startswith(incomplete)]
+
+
+def data(
+    action: Annotated[
+        str,
+        typer.Argument(
+            help="; ".join(f"{action}: {meaning}" for action, meaning in ACTIONS.items()) + ".",
+            autocompletion=_complete_action,
+        ),
+    ] = "list",
+    name: Annotated[
+        str | None,
+        typer.Argument(
+            help="The data set, with options where needed.", autocompletion=complete("datasets"), show_default=False
+        ),
+    ] = None,
+    data_dir: Annotated[Path, typer.Option(help="Where data sets lie.")] = Path(Request.data_dir),
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON on stdout.")] = False,
+) -> None:
+    """Show, fetch or check data sets."""
+    if action not in ACTIONS:
+        raise UsageError(
+            f"there is no action '{action}'{did_you_mean(action, ACTIONS)}; choose one of {', '.join(ACTIONS)}"
+        )
+    if action == "list":
+        _show(_states([name] if name else list(registry.entries("datasets")), data_dir), as_json)
+        return
+    if name is None:
+        raise UsageError(f"which data set? write `bench data {action} NAME`; `bench list datasets` shows the names")
+    from bench.datasets.base import DatasetError
+
+    try:
+        if action == "prepare":
+            _prepare(name, data_dir)
+        else:
+            _verify(name, data_dir)
+    except DatasetError as error:
+        raise RunFailed(str(error)) from None  # the command was right, the network or the disk was not
+    _show(_states([name], data_dir), as_json)
+
+
+def _prepare(text: str, data_dir: Path) -> None:
+    dataset = _dataset(text)
+    if not dataset.is_present(data_dir):
+        print(f"preparing {dataset.component_name} in {data_dir}", file=sys.stderr)
+        dataset.prepare(data_dir)
+
+
+def _verify(text: str, data_dir: Path) -> None:
+    dataset = _dataset(text)
+    train, test = dataset.load(data_dir, seed=1)
+    if (len(train), len(test)) != dataset.sizes():
+        raise RunFailed(f"{text} holds {len(train)} training and {len(test)} test samples instead of {dataset.sizes()}")
+    print(f"{text}: {len(train)} training and {len(test)} test samples can be loaded", file=sys.stderr)
+
+
+def _states(texts: list[str], data_dir: Path) -> list[dict[str, Any]]:
+    states = []
+    for text in texts:
+        dataset = _dataset(text)
+        train, test = dataset.sizes()
+        states.append(
+            {
+                "name": dataset.component_name,
+                "train_size": train,
+                "test_size": test,
+                "num_classes": dataset.num_classes,
+                "present": dataset.is_present(data_dir),
+                "status": dataset.status(data_dir),
+            }
+        )
+    return states
+
+
+def _dataset(text: str) -> Dataset:
+    from bench.core import spec
+
+    return cast("Dataset", spec.build("datasets", text))
+
+
+def _show(states: list[dict[str, Any]], as_json: bool) -> None:
+    if as_json:
+        print_json(states)
+        return
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
+    table.add_column("data set", style="cyan", no_wrap=True)
+    for heading in ("training", "test", "classes"):
+        table.add_column(heading, justify="right")
+    table.add_column("state")
+    for state in states:
+        sizes = (str(state[key]) for key in ("train_size", "test_size", "num_classes"))
+        colour = "green" if state["present"] else "yellow"
+        table.add_row(state["name"], *sizes, f"[{colour}]{escape(state['status'])}[/]")
+    stdout_console().print(table)

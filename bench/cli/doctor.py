@@ -1,0 +1,50 @@
+"""`bench doctor`: is this machine fit for runs, and what to do where it is not."""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.markup import escape
+
+from bench.cli.console import print_json, stdout_console
+from bench.core.errors import RunFailed
+from bench.launch.request import Request
+
+COLOURS = {"ok": "green", "warn": "yellow", "fail": "red"}
+EXAMPLES = """[bold]Examples[/bold]
+
+  bench doctor
+
+  bench doctor --world-size 8 --no-smoke
+
+  bench doctor --json"""
+
+
+def doctor(
+    world_size: Annotated[int, typer.Option(min=1, help="Ranks that you want to run here.")] = Request.world_size,
+    out: Annotated[Path, typer.Option(help="Where results shall go.")] = Path("results/runs"),
+    data_dir: Annotated[Path, typer.Option(help="Where data sets lie.")] = Path(Request.data_dir),
+    smoke: Annotated[bool, typer.Option(help="Train a few steps on two real ranks.")] = True,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON on stdout.")] = False,
+) -> None:
+    """Check versions, backends, cores, data, disk and permissions, and train a few steps on two ranks."""
+    from bench.launch.doctor import examine
+
+    console = stdout_console()
+    checks = []
+    for check in examine(world_size=world_size, out=out, data_dir=data_dir, smoke=smoke):
+        checks.append(check)
+        if not as_json:
+            fix = f"; {check.fix}" if check.fix else ""
+            level = f"[{COLOURS[check.level]}]{check.level:4}[/]"
+            console.print(f"{level}  [bold]{check.name}[/]: {escape(check.finding + fix)}", soft_wrap=True)
+    if as_json:
+        print_json([dataclasses.asdict(check) for check in checks])
+    failed = [check.name for check in checks if check.level == "fail"]
+    if failed:
+        raise RunFailed(
+            f"{len(failed)} of {len(checks)} checks failed ({', '.join(failed)}); each line says what to do"
+        )

@@ -1,0 +1,207 @@
+"""Doctor: can this machine run what `bench run` starts, and will its figures mean anything?
+
+Each check gives one line: what was found and, where something is not well, what to do.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import platform
+import shutil
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, Literal, cast
+
+from bench.core import registry
+from bench.core.environment import PACKAGES, usable_cores, version_of
+from bench.core.errors import BenchError, Interrupted
+from bench.core.units import format_bytes
+
+Level = Literal["ok", "warn", "fail"]
+
+LITTLE_DISK_BYTES = 1_000_000_000
+NO_DISK_BYTES = 20_000_000
+BUSY_SHARE = 0.5
+SMOKE_RANKS = 2
+SMOKE_STEPS = 3
+SMOKE_TIMEOUT_S = 60.0
+
+
+@dataclasses.dataclass(frozen=True)
+class Check:
+    """What one check found.
+
+    Attributes:
+        level: fail: runs cannot work; warn: they can, but something is missing or figures will be doubtful.
+        name: what was looked at.
+        finding: what is the case.
+        fix: what to do, empty where all is well.
+    """
+
+    level: Level
+    name: str
+    finding: str
+    fix: str = ""
+
+
+def examine(*, world_size: int, out: Path, data_dir: Path, smoke: bool) -> Iterator[Check]:
+    """Look at everything; each result comes out as soon as it is known.
+
+    Args:
+        world_size: ranks that the user wants to run on this machine.
+        out: where results shall go.
+        data_dir: where data sets lie.
+        smoke: also train a few steps on two real ranks (some seconds).
+
+    Raises:
+        Interrupted: the user stopped the smoke test.
+    """
+    yield versions()
+    yield cores(world_size)
+    yield load()
+    yield results_folder(out)
+    yield disk(out)
+    yield namespaces()
+    torch = backends()
+    yield torch
+    if torch.level != "fail":  # data sets and training cannot be looked at without it
+        yield from data_sets(data_dir)
+        if smoke:
+            yield smoke_test(data_dir)
+
+
+def versions() -> Check:
+    """The packages that runs need are installed."""
+    found = {package: version_of(package) for package in PACKAGES}
+    missing = [package for package, version in found.items() if not version]
+    if missing:
+        return Check("fail", "versions", f"not installed: {', '.join(missing)}", "run `make setup` in the checkout")
+    listed = ", ".join(f"{package} {version}" for package, version in found.items())
+    return Check("ok", "versions", f"Python {platform.python_version()}, {listed}")
+
+
+def cores(world_size: int) -> Check:
+    """Each rank has a core of its own."""
+    usable = usable_cores()
+    if world_size <= usable:
+        return Check("ok", "cores", f"{usable} cores for {world_size} ranks")
+    finding = f"{world_size} ranks share {usable} cores, so step times show the sharing as well as the method"
+    return Check("warn", "cores", finding, f"use --world-size {usable} or fewer where times matter")
+
+
+def load() -> Check:
+    """Nothing else keeps the cores busy."""
+    busy = os.getloadavg()[0]
+    if busy <= BUSY_SHARE * usable_cores():
+        return Check("ok", "load", f"{busy:.1f} busy tasks in the last minute")
+    finding = f"{busy:.1f} busy tasks in the last minute, so times will be noisy"
+    return Check("warn", "load", finding, "wait until they are done, or trust only bytes and accuracy")
+
+
+def results_folder(out: Path) -> Check:
+    """A run can make its folder."""
+    try:
+        with tempfile.TemporaryFile(dir=_nearest_folder(out)) as probe:
+            probe.write(b"bench")
+            probe.flush()
+    except OSError as error:
+        finding = f"{out} cannot be written: {error.strerror or error}"
+        return Check("fail", "results", finding, "choose another folder with --out")
+    return Check("ok", "results", f"{out} can be written")
+
+
+def disk(out: Path) -> Check:
+    """There is room for rows, logs and data sets."""
+    free = shutil.disk_usage(_nearest_folder(out)).free
+    finding = f"{format_bytes(free)} free for {out}"
+    if free >= LITTLE_DISK_BYTES:
+        return Check("ok", "disk", finding)
+    return Check(
+        "fail" if free < NO_DISK_BYTES else "warn", "disk", finding, "free some space, or move --out elsewhere"
+    )
+
+
+def namespaces() -> Check:
+    """Virtual hosts with limited links are possible here."""
+    from bench.launch.hosts import hosts_supported
+
+    supported, reason = hosts_supported()
+    if supported:
+        return Check("ok", "virtual hosts", "network namespaces are permitted")
+    return Check("warn", "virtual hosts", reason, "needed only for limited links; all else works without")
+
+
+def backends() -> Check:
+    """Torch can be imported and has gloo; NCCL and GPUs where there are some."""
+    try:
+        import torch
+        import torch.distributed as dist
+    except (ImportError, OSError) as error:
+        return Check("fail", "backends", f"torch cannot be imported: {error}", "install it with `make setup`")
+    if not (dist.is_available() and dist.is_gloo_available()):
+        finding = "this build of torch has no gloo, which every run on a CPU needs"
+        return Check("fail", "backends", finding, "install an official build of torch with `make setup`")
+    names = "gloo and nccl" if dist.is_nccl_available() else "gloo"
+    if not torch.cuda.is_available():
+        return Check("ok", "backends", f"{names}; no GPU, so ranks compute on the CPU")
+    return Check("ok", "backends", f"{names}; {torch.cuda.device_count()} x {torch.cuda.get_device_name(0)}")
+
+
+def data_sets(data_dir: Path) -> Iterator[Check]:
+    """Every data set, ready or not."""
+    from bench.datasets.base import Dataset
+
+    for name in registry.entries("datasets"):
+        dataset = cast(Dataset, registry.load("datasets", name)())
+        if dataset.is_present(data_dir):
+            yield Check("ok", f"data: {name}", dataset.status(data_dir))
+        else:
+            yield Check("warn", f"data: {name}", dataset.status(data_dir), "needed only to train on it")
+
+
+def smoke_test(data_dir: Path) -> Check:
+    """A real job of two ranks trains a few steps; its folder is kept only if it fails.
+
+    Raises:
+        Interrupted: the user stopped it.
+    """
+    from bench.launch.plan import plan
+    from bench.launch.request import Request
+    from bench.launch.run import execute
+
+    request = Request(
+        name="doctor",
+        model="linear",
+        dataset="digits",
+        world_size=SMOKE_RANKS,
+        steps=SMOKE_STEPS,
+        train_size=128,
+        test_size=64,
+        device="cpu",
+        threads=1,
+        timeout_s=SMOKE_TIMEOUT_S,
+        data_dir=str(data_dir),
+    )
+    folder = Path(tempfile.mkdtemp(prefix="bench-doctor-"))
+    try:
+        result = execute(plan(request), folder, _show_nothing)
+    except BenchError as error:
+        shutil.rmtree(folder)
+        return Check("fail", "smoke", str(error), "mend what the other lines name")
+    if result.status not in ("ok", "interrupted"):
+        return Check("fail", "smoke", result.error, f"see the logs in {result.folder.logs}")
+    shutil.rmtree(folder)
+    if result.status == "interrupted":
+        raise Interrupted("stopped during the smoke test")
+    return Check("ok", "smoke", f"{SMOKE_RANKS} ranks trained {SMOKE_STEPS} steps")
+
+
+def _show_nothing(_report: dict[str, Any]) -> None:
+    """A smoke test is too short for progress."""
+
+
+def _nearest_folder(path: Path) -> Path:
+    """The folder itself, or the nearest one above it that exists."""
+    return next(folder for folder in (path.absolute(), *path.absolute().parents) if folder.is_dir())
