@@ -1,6 +1,7 @@
 """Payloads and the ways ranks sum them: a library that knows torch and nothing of benchmarks.
 
-`from collectives import Dense, unpack` or `from collectives.ring import Ring`; nothing heavy is imported before a name is used.
+`from collectives import Dense, unpack` or `from collectives.ring import Ring`; nothing heavy is imported before a name
+is used.
 """
 
 from __future__ import annotations
@@ -10,10 +11,35 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from collectives.base import Collective
-    from collectives.kinds import Bundle, Dense, GroupSparse, Sparse, Terms, members
+    from collectives.kinds import (
+        Bundle,
+        CholeskyFactor,
+        Codes,
+        Dense,
+        GroupSparse,
+        RowSparse,
+        Seeded,
+        Sparse,
+        Terms,
+        Triangle,
+        members,
+    )
     from collectives.payload import Payload, PayloadError, unpack
     from collectives.transport import Transport, TransportError
 
+_KINDS = (
+    "Bundle",
+    "CholeskyFactor",
+    "Codes",
+    "Dense",
+    "GroupSparse",
+    "RowSparse",
+    "Seeded",
+    "Sparse",
+    "Terms",
+    "Triangle",
+    "members",
+)
 _HOMES = {
     "Collective": "collectives.base",
     "Payload": "collectives.payload",
@@ -21,25 +47,25 @@ _HOMES = {
     "unpack": "collectives.payload",
     "Transport": "collectives.transport",
     "TransportError": "collectives.transport",
-    "Bundle": "collectives.kinds",
-    "Dense": "collectives.kinds",
-    "GroupSparse": "collectives.kinds",
-    "Sparse": "collectives.kinds",
-    "Terms": "collectives.kinds",
-    "members": "collectives.kinds",
+    **dict.fromkeys(_KINDS, "collectives.kinds"),
 }
 
 __all__ = [
     "Bundle",
+    "CholeskyFactor",
+    "Codes",
     "Collective",
     "Dense",
     "GroupSparse",
     "Payload",
     "PayloadError",
+    "RowSparse",
+    "Seeded",
     "Sparse",
     "Terms",
     "Transport",
     "TransportError",
+    "Triangle",
     "members",
     "unpack",
 ]

@@ -1,7 +1,8 @@
 """Bit packing: small unsigned integers at their true width, for any width of 0 to 32 bits, on CPU and GPU.
 
-A stream of b-bit codes repeats every lcm(8, b) bits, so the codes are laid out as a matrix of lanes (the codes of one period) and every
-byte of the period is put together from the lanes that overlap it: a handful of shifts over long vectors, no loop over elements.
+A stream of b-bit codes repeats every lcm(8, b) bits, so the codes are laid out as a matrix of lanes (the codes of one
+period) and every byte of the period is put together from the lanes that overlap it: a handful of shifts over long
+vectors, no loop over elements.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Payload: what travels. A self-describing value that every rank can turn back into a dense tensor.
 
-A payload stands for a flat fp32 tensor of `numel` elements. The kinds lie in `collectives/kinds/`, one per file; this module holds
-what they share: the interface, the 16-byte header that starts every packed payload, and `unpack`.
+A payload stands for a flat fp32 tensor of `numel` elements. The kinds lie in `collectives/kinds/`, one per file; this
+module holds what they share: the interface, the 16-byte header that starts every packed payload, and `unpack`.
 
 Header, little endian: magic u16 | kind u8 | dtype u8 | flags u16 | tensor_id u16 | numel u32 | num_entries u32.
 """
@@ -11,13 +11,14 @@ from __future__ import annotations
 import abc
 import dataclasses
 import importlib
+import itertools
 import struct
 from typing import Any, ClassVar, Self
 
 import torch
 
 from collectives.errors import PayloadError
-from collectives.wire import Part, dtype_code, lay_out, part_nbytes
+from collectives.wire import FLOAT_DTYPES, VALUE_DTYPES, Part, lay_out, part_nbytes
 
 __all__ = ["HEADER", "HEADER_BYTES", "Header", "Payload", "PayloadError", "balanced_borders", "unpack"]
 
@@ -62,9 +63,11 @@ class Payload(abc.ABC):
 
     Class facts:
         code: the kind's number in the header; 0 for kinds that never travel.
-        elementwise: adding wire tensors element by element adds the values, so any dense all-reduce may carry it. A bundle's follows
-            from its members, so ask the payload, not its class, where one is at hand.
-        addable: `a.add(b)` is exact up to rounding to the value type; it may widen (GroupSparse -> Sparse -> Dense), never back.
+        elementwise: adding wire tensors element by element adds the values, so any dense all-reduce may carry it. A
+            bundle's follows from its members, so ask the payload, not its class, where one is at hand.
+        dtypes: value types that the kind carries.
+        addable: `a.add(b)` is exact up to rounding to the value type; it may widen (GroupSparse -> Sparse -> Dense),
+            never back.
 
     Attributes:
         numel: elements of the dense tensor it stands for.
@@ -72,6 +75,7 @@ class Payload(abc.ABC):
     """
 
     code: ClassVar[int]
+    dtypes: ClassVar[tuple[torch.dtype, ...]] = FLOAT_DTYPES
     kinds: ClassVar[dict[int, type[Payload]]] = {}
 
     elementwise: bool = False
@@ -96,7 +100,7 @@ class Payload(abc.ABC):
 
     @abc.abstractmethod
     def parts(self) -> list[Part]:
-        """What `pack` lays end to end: header and fixed fields as bytes, then tensors at their true width, wider fields first."""
+        """What `pack` lays end to end: header and fixed fields as bytes, then tensors, wider fields first."""
 
     @property
     def nbytes(self) -> int:
@@ -114,7 +118,8 @@ class Payload(abc.ABC):
 
         Args:
             header: the first 16 bytes, already read.
-            body: uint8 [>= what the header asks for]; what lies behind the payload's end is ignored. Tensors of the result may be views of it.
+            body: uint8 [>= what the header asks for]; what lies behind the payload's end is ignored. Tensors of the
+                result may be views of it.
 
         Raises:
             PayloadError: the buffer cannot have been made by `pack`.
@@ -135,11 +140,15 @@ class Payload(abc.ABC):
 
     @abc.abstractmethod
     def clear_in_(self, dense: torch.Tensor) -> None:
-        """Set `dense` to zero wherever this payload transmits an element (momentum masking). Mutates `dense` [numel]."""
+        """Zero `dense` [numel] (mutated) wherever this payload transmits an element: momentum masking."""
 
     @abc.abstractmethod
     def slice(self, start: int, stop: int) -> Payload:
-        """The payload of elements start..stop-1, counted from 0 again. Borders lie on multiples of `alignment` (or at the end).
+        """The payload of elements start..stop-1, counted from 0 again.
+
+        Args:
+            start: first element, a multiple of `alignment` or `numel`.
+            stop: one past the last element, likewise.
 
         Raises:
             PayloadError: a border that the kind cannot be cut at.
@@ -151,8 +160,8 @@ class Payload(abc.ABC):
         return 1
 
     def entries_between(self, borders: list[int]) -> list[int]:
-        """Number of transmitted elements in each interval borders[i]..borders[i+1]-1; dense kinds send every element."""
-        return [stop - start for start, stop in zip(borders, borders[1:], strict=False)]
+        """Number of transmitted elements in each interval borders[i]..borders[i+1]-1; dense kinds send them all."""
+        return [stop - start for start, stop in itertools.pairwise(borders)]
 
     def to_dense(self) -> torch.Tensor:
         """fp32 [numel], freshly made."""
@@ -161,13 +170,12 @@ class Payload(abc.ABC):
         return dense
 
     def borders(self, num_parts: int) -> list[int]:
-        """num_parts + 1 borders of a balanced partition at which `slice` may cut; the same on all ranks for payloads of one layout."""
+        """num_parts + 1 borders of a balanced partition at which `slice` may cut; equal on ranks with equal layouts."""
         return balanced_borders(self.numel, num_parts, self.alignment)
 
     def split(self, num_parts: int) -> list[Payload]:
         """`num_parts` payloads laid end to end, cut at `borders`."""
-        borders = self.borders(num_parts)
-        return [self.slice(start, stop) for start, stop in zip(borders, borders[1:], strict=False)]
+        return [self.slice(start, stop) for start, stop in itertools.pairwise(self.borders(num_parts))]
 
     def add(self, other: Payload) -> Payload:
         """The sum of both as a payload; values are added in fp32 and rounded once to the value type.
@@ -198,13 +206,34 @@ class Payload(abc.ABC):
         """The common header of this payload.
 
         Raises:
-            PayloadError: more elements than the header can count.
+            PayloadError: more elements than the header can count, or a value type that the kind does not carry.
         """
+        if dtype not in self.dtypes:
+            raise PayloadError(f"{type(self).__name__} cannot carry {dtype}, only {', '.join(map(str, self.dtypes))}")
         if self.numel > MAX_NUMEL:
             raise PayloadError(
                 f"a payload holds at most {MAX_NUMEL} elements, this one has {self.numel}; send smaller buckets"
             )
-        return Header(self.code, dtype_code(dtype), flags, self.tensor_id, self.numel, num_entries).to_bytes()
+        return Header(self.code, VALUE_DTYPES.index(dtype), flags, self.tensor_id, self.numel, num_entries).to_bytes()
+
+    @classmethod
+    def _dtype_in(cls, header: Header) -> torch.dtype:
+        """The value type that a header names.
+
+        Raises:
+            PayloadError: there is none of this number, or the kind does not carry it.
+        """
+        if header.dtype >= len(VALUE_DTYPES) or VALUE_DTYPES[header.dtype] not in cls.dtypes:
+            raise PayloadError(f"{cls.__name__} carries no value type of number {header.dtype}")
+        return VALUE_DTYPES[header.dtype]
+
+    def _added_onto(self, values: torch.Tensor) -> torch.Tensor:
+        """A fresh sum of dense values [numel] and this payload, in the wider type of both, rounded once.
+
+        Raises:
+            PayloadError: the kind is not addable.
+        """
+        raise PayloadError(f"{type(self).__name__} payloads cannot be added without decoding them")
 
     def _check_borders(self, start: int, stop: int) -> None:
         """Raise PayloadError where `slice` may not cut."""
@@ -240,8 +269,8 @@ def unpack(buffer: torch.Tensor) -> Payload:
     """Decode one packed payload.
 
     Args:
-        buffer: uint8, 1-D, contiguous; may be longer than the payload (a receive buffer posted at its upper bound). The payload's tensors
-            may be views of it, so it must not be written again while the payload is in use.
+        buffer: uint8, 1-D, contiguous; may be longer than the payload (a receive buffer posted at its upper bound). The
+            payload's tensors may be views of it, so it must not be written again while the payload is in use.
 
     Raises:
         PayloadError: damaged, truncated or hostile; nothing is ever read out of bounds.

@@ -13,12 +13,13 @@ def to_value_dtype(x: torch.Tensor, dtype: torch.dtype, world_size: int = 1) -> 
     Args:
         x: floating, any shape.
         dtype: the value type.
-        world_size: for fp16, values are kept so small that the sum over this many ranks cannot overflow, whatever the order of additions.
+        world_size: for fp16, values are kept so small that the sum over this many ranks cannot overflow, whatever the
+            order of additions.
 
     Raises:
         ValueError: fp16 cannot hold a sum over so many ranks.
     """
-    if dtype not in (torch.float16, torch.bfloat16) or x.dtype == dtype and world_size == 1:
+    if dtype not in (torch.float16, torch.bfloat16) or (x.dtype == dtype and world_size == 1):
         return x.to(dtype)
     limit = sum_limit(dtype, world_size) if dtype is torch.float16 else torch.finfo(dtype).max
     return x.clamp(-limit, limit).to(dtype)
@@ -27,8 +28,9 @@ def to_value_dtype(x: torch.Tensor, dtype: torch.dtype, world_size: int = 1) -> 
 def sum_limit(dtype: torch.dtype, world_size: int) -> float:
     """The largest value of which `world_size` can be added without overflow.
 
-    It is a multiple of the type's coarsest spacing, so every partial sum of equal terms is exact; rounding is monotone, so smaller terms
-    cannot sum to more. finfo.max / world_size alone is not enough: 65504 / 3 rounds up in fp16 and three of it are infinite.
+    It is a multiple of the type's coarsest spacing, so every partial sum of equal terms is exact; rounding is monotone,
+    so smaller terms cannot sum to more. finfo.max / world_size alone is not enough: 65504 / 3 rounds up in fp16 and
+    three of it are infinite.
 
     Raises:
         ValueError: `world_size` is beyond the type's precision.
@@ -42,7 +44,7 @@ def sum_limit(dtype: torch.dtype, world_size: int) -> float:
 
 
 def add_values(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
-    """a + b in the wider of both types: 16-bit floats add in fp32 and are rounded once, fp16 saturates, integers wrap."""
+    """The sum in the wider of both types: 16-bit floats are rounded once, fp16 saturates, integers wrap."""
     dtype = torch.promote_types(a.dtype, b.dtype)
     if dtype in (torch.float16, torch.bfloat16):
         return to_value_dtype(a.float() + b.float(), dtype)
@@ -50,13 +52,13 @@ def add_values(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
 
 
 def divided(values: torch.Tensor, divisor: float, dtype: torch.dtype) -> torch.Tensor:
-    """values / divisor, computed in fp32 or better, as `dtype`; may share memory with `values`."""
+    """The quotient, computed in fp32 or better, as `dtype`; may share memory with `values`."""
     wide = values.to(torch.promote_types(dtype, torch.float32))
     return (wide if divisor == 1 else wide / divisor).to(dtype)
 
 
 def add_divided_(dense: torch.Tensor, values: torch.Tensor, divisor: float) -> None:
-    """dense += values / divisor, without a temporary where the quotient is exact. Mutates `dense`, same shape as `values`."""
+    """Add values / divisor to `dense` (mutated, of the same shape), without a temporary where the quotient is exact."""
     if values.is_floating_point() and dense.dtype == torch.float32 and math.frexp(divisor)[0] == 0.5:
         dense.add_(values, alpha=1 / divisor)  # a power of two: multiplying is exact, so it equals dividing
     else:

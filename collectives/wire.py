@@ -1,4 +1,4 @@
-"""The bytes of a packed payload: value types by number, fields laid end to end, fields read back with every length checked."""
+"""The bytes of a packed payload: value types by number, fields laid end to end and read back with lengths checked."""
 
 from __future__ import annotations
 
@@ -23,28 +23,6 @@ VALUE_DTYPES: tuple[torch.dtype, ...] = (
 FLOAT_DTYPES = VALUE_DTYPES[:4]
 
 Part = bytes | torch.Tensor
-
-
-def dtype_code(dtype: torch.dtype) -> int:
-    """A value type's number in the header.
-
-    Raises:
-        PayloadError: the type never travels.
-    """
-    if dtype not in VALUE_DTYPES:
-        raise PayloadError(f"values of type {dtype} cannot travel; use one of {', '.join(map(str, VALUE_DTYPES))}")
-    return VALUE_DTYPES.index(dtype)
-
-
-def value_dtype(code: int, allowed: tuple[torch.dtype, ...] = VALUE_DTYPES) -> torch.dtype:
-    """The inverse of `dtype_code`.
-
-    Raises:
-        PayloadError: no type has this number, or the kind does not carry it.
-    """
-    if code >= len(VALUE_DTYPES) or VALUE_DTYPES[code] not in allowed:
-        raise PayloadError(f"value type number {code} is not one that this payload kind carries")
-    return VALUE_DTYPES[code]
 
 
 def part_nbytes(part: Part) -> int:

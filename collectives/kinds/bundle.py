@@ -1,7 +1,7 @@
-"""Bundle: several payloads laid end to end, sent as one message; and `members`, which cuts a total into one payload per unit.
+"""Bundle: several payloads laid end to end, sent as one message; `members` cuts a total into one payload per unit.
 
-Body: number of members u32 | where each member ends u32 [members], padded to a multiple of 8 | the packed members, each padded to a multiple
-of 8 so that its fields can be read in place.
+Body: number of members u32 | where each member ends, in units of 8 bytes, u32 [members], padded to a multiple of 8 |
+the packed members, each padded to a multiple of 8 so that its fields can be read in place.
 
 Bytes: 16 + 8 ceil((1 + members) / 2) + sum of 8 ceil(member bytes / 8).
 """
@@ -72,7 +72,7 @@ class Bundle(Payload):
     def parts(self) -> list[Part]:
         """Header, table of ends, members."""
         lengths = [member.nbytes for member in self.payloads]
-        ends = list(itertools.accumulate(map(_padded, lengths)))
+        ends = list(itertools.accumulate(_padded(length) // 8 for length in lengths))
         table = struct.pack(f"<{1 + len(ends)}I", len(ends), *ends)
         parts: list[Part] = [
             self._header(torch.float32, num_entries=self.num_entries) + table + _padding(len(table)),
@@ -88,10 +88,10 @@ class Bundle(Payload):
         (count,) = map(int, reader.fields(COUNT))
         if count == 0 or header.dtype or header.flags:
             raise PayloadError("a bundle needs at least one payload, and has no type or flags of its own")
-        ends = reader.tensor(count, torch.int32).tolist()
         start = _table_nbytes(count)
-        borders = [start, *(start + end for end in ends)]
-        if borders != sorted(borders) or any(end % 8 for end in ends) or borders[-1] > body.numel():
+        ends = [start + 8 * (end & 0xFFFFFFFF) for end in reader.tensor(count, torch.int32).tolist()]
+        borders = [start, *ends]
+        if borders != sorted(borders) or borders[-1] > body.numel():
             raise PayloadError("a bundle's members must lie one behind the other within the message")
         payloads = []
         for begin, end in itertools.pairwise(borders):
@@ -100,7 +100,7 @@ class Bundle(Payload):
                 raise PayloadError("a bundle cannot hold another bundle")
             payloads.append(unpack(member))
         bundle = cls(payloads)
-        if (bundle.numel, bundle.num_entries) != (header.numel, header.num_entries):
+        if bundle.numel != header.numel:
             raise PayloadError("a bundle's members do not add up to what its header says")
         return bundle
 
@@ -121,7 +121,10 @@ class Bundle(Payload):
 
     @property
     def alignment(self) -> int:
-        """Common multiple of the members' alignments if every member starts at one, else only the whole can be relied on; `borders` finds more."""
+        """Common multiple of the members' alignments if every member starts at one, else the whole length.
+
+        `borders` finds the finer cuts that an irregular bundle allows.
+        """
         common = math.lcm(*(member.alignment for member in self.payloads))
         return common if all(offset % common == 0 for offset in self._offsets[:-1]) else max(1, self.numel)
 
@@ -138,7 +141,7 @@ class Bundle(Payload):
         if not 0 <= start <= stop <= self.numel:
             raise PayloadError(f"elements {start}..{stop} do not lie within the {self.numel} of this bundle")
         first = min(bisect.bisect_right(self._offsets, start), len(self.payloads)) - 1
-        pieces = []
+        pieces: list[Payload] = []
         for member, offset in zip(self.payloads[first:], self._offsets[first:], strict=False):
             if offset >= stop and pieces:
                 break
@@ -186,11 +189,11 @@ class Bundle(Payload):
         Raises:
             PayloadError: not elementwise, or a wire tensor of another length.
         """
-        pieces = wire.split([member.wire.numel() for member in self.payloads])
+        pieces = torch.split(wire, [member.wire.numel() for member in self.payloads])
         return Bundle([member.with_wire(piece) for member, piece in zip(self.payloads, pieces, strict=True)])
 
     def _stretches(self, dense: torch.Tensor) -> list[tuple[Payload, torch.Tensor]]:
-        return list(zip(self.payloads, dense.split([member.numel for member in self.payloads]), strict=True))
+        return list(zip(self.payloads, torch.split(dense, [member.numel for member in self.payloads]), strict=True))
 
     def _nearest_cut(self, position: int) -> int:
         index = min(bisect.bisect_right(self._offsets, position), len(self.payloads)) - 1
@@ -205,8 +208,8 @@ def members(total: Payload, numels: Sequence[int]) -> list[Payload]:
     """Cut a total into one payload per unit.
 
     Args:
-        total: what a collective returned for a message of these units: a bundle of them or of a ring's pieces, one payload, a dense sum, or
-            terms of any of these.
+        total: what a collective returned for a message of these units: a bundle of them or of a ring's pieces, one
+            payload, a dense sum, or terms of any of these.
         numels: elements of each unit, in the order of the message.
 
     Raises:

@@ -8,17 +8,17 @@ from typing import Self
 import torch
 
 from collectives.errors import PayloadError
-from collectives.kinds.scattered import Scattered
 from collectives.payload import HEADER_BYTES, Header, Payload
 from collectives.values import add_divided_, add_values
-from collectives.wire import Part, Reader, value_dtype
+from collectives.wire import VALUE_DTYPES, Part, Reader
 
 
 @dataclasses.dataclass(eq=False)
 class Dense(Payload):
     """A tensor as it is.
 
-    Integer values serve sums that must be exact (levels on a shared scale); they wrap, so choose a type that holds the sum.
+    Integer values serve sums that must be exact (levels on a shared scale); they wrap, so choose a type that holds the
+    sum.
 
     Attributes:
         values: 1-D, floating or integer; shared with the caller.
@@ -28,6 +28,7 @@ class Dense(Payload):
     """
 
     code = 1
+    dtypes = VALUE_DTYPES
     elementwise = True
     addable = True
 
@@ -64,7 +65,7 @@ class Dense(Payload):
         """Values as a view of the body where it is aligned for them."""
         if header.num_entries != header.numel or header.flags:
             raise PayloadError("a dense payload sends every element")
-        return cls(Reader(body).tensor(header.numel, value_dtype(header.dtype)))
+        return cls(Reader(body).tensor(header.numel, cls._dtype_in(header)))
 
     def add_to_(self, dense: torch.Tensor, *, divisor: float = 1.0) -> None:
         """`dense += self / divisor`."""
@@ -84,19 +85,16 @@ class Dense(Payload):
         return Dense(self.values[start:stop])
 
     def add(self, other: Payload) -> Dense:
-        """Dense plus dense, or plus values at positions: elements that the other does not transmit stay as they are.
+        """Dense plus any addable kind; elements that the other does not transmit stay as they are.
 
         Raises:
             PayloadError: the two do not fit together.
         """
         self._check_fits(other)
-        if isinstance(other, Dense):
-            return Dense(add_values(self.values, other.values))
-        if not isinstance(other, Scattered):
-            raise PayloadError(f"Dense and {type(other).__name__} payloads cannot be added without decoding them")
-        total = self.values.to(torch.promote_types(self.values.dtype, other.values.dtype), copy=True)
-        total[other.positions] = add_values(total[other.positions], other.values)
-        return Dense(total)
+        return Dense(other._added_onto(self.values))
+
+    def _added_onto(self, values: torch.Tensor) -> torch.Tensor:
+        return add_values(values, self.values)
 
     @property
     def wire(self) -> torch.Tensor:

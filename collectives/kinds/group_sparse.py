@@ -1,8 +1,8 @@
 """GroupSparse: k entries in every group of consecutive elements, indexed within their group.
 
-Body: group_size u32 | k u32 | values | local indices, ceil(log2 group_size) bits each, low bits first; or, where that is shorter, a bitmap of
-all elements (flag 1). The last group may be short and then has its own k, which follows from the entry count. A payload of zeros only is its
-header and fixed fields.
+Body: group_size u32 | k u32 | values | local indices, ceil(log2 group_size) bits each, low bits first; or, where that
+is shorter, a bitmap of all elements (flag 1). The last group may be short and then has its own k, which follows from
+the entry count. A payload of zeros only is its header and fixed fields.
 
 Bytes: 24 + z v + min(ceil(z ceil(log2 min(group_size, m)) / 8), ceil(m / 8)).
 """
@@ -22,7 +22,7 @@ from collectives.kinds.scattered import Scattered, canonical_values
 from collectives.kinds.sparse import Sparse
 from collectives.payload import HEADER_BYTES, Header, Payload
 from collectives.supports import check_ascending
-from collectives.wire import FLOAT_DTYPES, Part, Reader, value_dtype
+from collectives.wire import Part, Reader
 
 FIXED = struct.Struct("<II")
 LOCAL, BITMAP = 0, 1
@@ -36,7 +36,8 @@ class GroupSparse(Scattered):
         numel: elements of the dense tensor.
         group_size: elements per group.
         k: entries per group, 1..group_size.
-        values: floating [(num_groups - 1) * k + last_k], group after group; -0.0 becomes +0.0, and where all are zero nothing is kept.
+        values: floating [(num_groups - 1) * k + last_k], group after group; -0.0 becomes +0.0, and where all are zero
+            nothing is kept.
         indices: integer, as many: index within the group, ascending within each group.
 
     Raises:
@@ -60,9 +61,10 @@ class GroupSparse(Scattered):
                 f"values {list(self.values.shape)} and indices {list(self.indices.shape)} must be 1-D and equally long"
             )
         last_k = self.values.numel() - (self.num_groups - 1) * self.k
-        if self.values.numel() and not 1 <= last_k <= self._last_size:
+        if self.values.numel() and not 1 <= last_k <= min(self.k, self._last_size):
             raise PayloadError(
-                f"{self.values.numel()} entries do not fill {self.num_groups} groups with {self.k} each (the last one with 1..{self._last_size})"
+                f"{self.values.numel()} entries do not fill {self.num_groups} groups with {self.k} each "
+                f"(the last one with 1..{min(self.k, self._last_size)})"
             )
         self.values = canonical_values(self.values)
         self.indices = self.indices[: self.values.numel()]
@@ -117,13 +119,12 @@ class GroupSparse(Scattered):
     @classmethod
     def from_wire(cls, header: Header, body: torch.Tensor) -> Self:
         """Values are a view of the body where it is aligned; indices are decoded and checked."""
-        dtype, count = value_dtype(header.dtype, FLOAT_DTYPES), header.num_entries
+        dtype, count = cls._dtype_in(header), header.num_entries
         reader = Reader(body)
         group_size, k = map(int, reader.fields(FIXED))
         if not 1 <= k <= group_size:
             raise PayloadError(f"k = {k} does not fit groups of {group_size}")
         values = reader.tensor(count, dtype)
-        starts = _group_starts(count, group_size, k, values.device)
         if header.flags == LOCAL:
             bits = bits_for(min(group_size, header.numel))
             indices = unpack_bits(reader.tensor(packed_nbytes(count, bits), torch.uint8), count, bits)
@@ -132,13 +133,14 @@ class GroupSparse(Scattered):
             positions = mask.nonzero().view(-1)
             if positions.numel() != count:
                 raise PayloadError(f"the bitmap marks {positions.numel()} entries, the header says {count}")
-            indices = positions - starts
+            indices = positions - _group_starts(count, group_size, k, positions.device)
         else:
             raise PayloadError(f"no index coding of GroupSparse has the number {header.flags}")
         if count and not bool(((indices >= 0) & (indices < group_size)).all()):
             raise PayloadError(f"an index lies outside its group of {group_size}")
-        check_ascending(indices + starts, header.numel)
-        return cls(header.numel, group_size, k, values, indices)
+        payload = cls(header.numel, group_size, k, values, indices)
+        check_ascending(payload.positions, header.numel)
+        return payload
 
     def slice(self, start: int, stop: int) -> GroupSparse:
         """Whole groups; views."""
@@ -170,4 +172,5 @@ class GroupSparse(Scattered):
 
 def _group_starts(count: int, group_size: int, k: int, device: torch.device) -> torch.Tensor:
     """Where the group of each entry starts, int64 [count]."""
-    return torch.div(torch.arange(count, device=device), k, rounding_mode="floor") * group_size
+    starts = torch.arange(-(-count // k), device=device) * group_size
+    return starts[:, None].expand(-1, k).reshape(-1)[:count]

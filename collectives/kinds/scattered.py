@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from collectives.payload import Payload
-from collectives.values import divided
+from collectives.values import add_values, divided
 
 if TYPE_CHECKING:
     from collectives.kinds.sparse import Sparse
@@ -39,7 +39,7 @@ class Scattered(Payload):
 
     @property
     def num_entries(self) -> int:
-        """Number of values, kept zeros included; 0 where all are zero."""
+        """Number of values, kept zeros included."""
         return self.values.numel()
 
     def add_to_(self, dense: torch.Tensor, *, divisor: float = 1.0) -> None:
@@ -58,7 +58,15 @@ class Scattered(Payload):
         """Number of positions in each interval."""
         return torch.searchsorted(self.positions, torch.tensor(borders, device=self.device)).diff().tolist()
 
+    def _added_onto(self, values: torch.Tensor) -> torch.Tensor:
+        total = values.to(torch.promote_types(values.dtype, self.values.dtype), copy=True)
+        here = total.index_select(0, self.positions)
+        return total.index_copy_(0, self.positions, add_values(here, self.values).to(total.dtype))
+
 
 def canonical_values(values: torch.Tensor) -> torch.Tensor:
-    """The values with -0.0 as +0.0 (merging would keep a sign that a dense sum loses), or none where all are zero: nothing to send."""
+    """The values with -0.0 as +0.0; none where all are zero, for then there is nothing to send.
+
+    Merging copies an entry that only one side has and would keep a sign that 0 + -0.0 loses in a dense sum.
+    """
     return values + 0 if values.any() else values[:0]

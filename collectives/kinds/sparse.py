@@ -1,7 +1,7 @@
 """Sparse: index and value of the elements that are kept.
 
-Body: values and indices, wider field first; the flags name the coding of the indices (`collectives/supports.py`). Where the dense form is no
-longer, the payload travels as `Dense` instead. A payload of zeros only is its header.
+Body: values and indices, wider field first; the flags name the coding of the indices (`collectives/supports.py`). Where
+the dense form is no longer, the payload travels as `Dense` instead. A payload of zeros only is its header.
 
 Bytes: 16 + min over codings (z v + indices), at most 16 + m v.
 """
@@ -26,7 +26,7 @@ from collectives.supports import (
     support_nbytes,
 )
 from collectives.values import to_value_dtype
-from collectives.wire import FLOAT_DTYPES, Part, Reader, value_dtype
+from collectives.wire import Part, Reader
 
 
 @dataclasses.dataclass(eq=False)
@@ -104,7 +104,7 @@ class Sparse(Scattered):
     @classmethod
     def from_wire(cls, header: Header, body: torch.Tensor) -> Sparse:
         """Values are a view of the body where it is aligned; indices are decoded and checked."""
-        dtype, count = value_dtype(header.dtype, FLOAT_DTYPES), header.num_entries
+        dtype, count = cls._dtype_in(header), header.num_entries
         if header.flags >= len(CODINGS):
             raise PayloadError(f"no index coding has the number {header.flags}")
         coding = CODINGS[header.flags]

@@ -14,7 +14,6 @@ from collectives.errors import PayloadError
 from collectives.kinds.dense import Dense
 from collectives.payload import Header, Payload
 from collectives.values import add_divided_
-from collectives.wire import Part
 
 
 @dataclasses.dataclass(eq=False)
@@ -95,7 +94,7 @@ class Terms(Payload):
         return [sum(counts) for counts in zip(*(term.entries_between(borders) for term in self.terms), strict=True)]
 
     def merged(self) -> Payload:
-        """One payload that can travel: the terms added in rank order where their kind can be, their dense fp32 sum otherwise."""
+        """The sum as one payload that can travel: added in rank order where the kind allows it, else dense in fp32."""
         if all(term.addable for term in self.terms):
             return functools.reduce(lambda total, term: total.add(term), self.terms)
         return Dense(self.to_dense())
