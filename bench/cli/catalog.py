@@ -13,7 +13,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, cast
 
 from bench.core import registry
-from collectives.options import OptionInfo, Options, value_text
+from collectives.options import OptionInfo, Options
 
 if TYPE_CHECKING:
     from bench.datasets.base import Dataset
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 # Paragraphs of a component's docstrings that a user wants to read beside its options.
 _NOTES = ("Source", "Differs", "Bytes")
-_CIFAR_CLASSES = 10
+_NUM_CLASSES = 10
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -32,12 +32,12 @@ class Detail:
 
     Attributes:
         notes: paragraphs of the docstrings by their label: where the method comes from, where it departs, its bytes.
-        facts: what the component is, as texts, by name.
+        facts: what the component is, by name: flags, numbers, texts, or lists of these.
         options: in declaration order.
     """
 
     notes: dict[str, str]
-    facts: dict[str, str]
+    facts: dict[str, Any]
     options: list[OptionInfo]
 
 
@@ -63,7 +63,7 @@ def detail(kind: str, name: str) -> Detail:
     component = registry.load(kind, name)
     return Detail(
         notes=_notes(component),
-        facts=_class_facts(component, registry.ROOMS[kind].base) | _FACTS_OF_DEFAULT.get(kind, _none)(component()),
+        facts=_class_facts(component, registry.ROOMS[kind].base) | _FACTS_OF_DEFAULT.get(kind, _no_facts)(component()),
         options=component.describe_options(),
     )
 
@@ -95,48 +95,42 @@ def _notes(component: type[Options]) -> dict[str, str]:
     return found
 
 
-def _class_facts(component: type[Options], base: str) -> dict[str, str]:
+def _class_facts(component: type[Options], base: str) -> dict[str, Any]:
     """The class variables that the room's base class declares."""
     declared: dict[str, Any] = {}
     for parent in component.__mro__:
         if parent.__name__ == base:
             declared = inspect.get_annotations(parent)
     return {
-        name: _fact_text(getattr(component, name))
+        name: getattr(component, name)
         for name, hint in declared.items()
         if str(hint).startswith("ClassVar") and hasattr(component, name)
     }
 
 
-def _fact_text(value: Any) -> str:
-    if isinstance(value, bool):
-        return "yes" if value else "no"
-    return value_text(value) or "none"
+def _compressor_facts(component: Options) -> dict[str, Any]:
+    return {"emits": sorted(kind.__name__ for kind in cast("Compressor", component).emits)}
 
 
-def _compressor_facts(component: Options) -> dict[str, str]:
-    return {"emits": ", ".join(sorted(kind.__name__ for kind in cast("Compressor", component).emits))}
-
-
-def _dataset_facts(component: Options) -> dict[str, str]:
+def _dataset_facts(component: Options) -> dict[str, Any]:
     train, test = cast("Dataset", component).sizes()
-    return {"training samples": str(train), "test samples": str(test)}
+    return {"train_size": train, "test_size": test}
 
 
-def _model_facts(component: Options) -> dict[str, str]:
+def _model_facts(component: Options) -> dict[str, Any]:
     import torch
 
     with torch.device("meta"):  # shapes only: no memory, no initialisation
-        model = cast("Model", component).build(_CIFAR_CLASSES)
-    return {"parameters": str(sum(parameter.numel() for parameter in model.parameters()))}
+        model = cast("Model", component).build(_NUM_CLASSES)
+    return {"num_parameters": sum(parameter.numel() for parameter in model.parameters())}
 
 
-def _none(_component: Options) -> dict[str, str]:
+def _no_facts(_component: Options) -> dict[str, Any]:
     return {}
 
 
 # What shows only in an instance, here with default options.
-_FACTS_OF_DEFAULT: dict[str, Callable[[Options], dict[str, str]]] = {
+_FACTS_OF_DEFAULT: dict[str, Callable[[Options], dict[str, Any]]] = {
     "compressors": _compressor_facts,
     "datasets": _dataset_facts,
     "models": _model_facts,

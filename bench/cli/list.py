@@ -70,6 +70,7 @@ def list_components(
         return
     console = stdout_console()
     for each in kinds:
+        console.print(f"[bold]{each}[/]  [dim]{KINDS[each]}[/]")
         if long:
             _print_long(console, each, details[each])
         else:
@@ -91,7 +92,6 @@ def _as_json(kind: str, details: Mapping[str, Detail]) -> list[dict[str, Any]]:
 
 
 def _print_short(console: Console, kind: str) -> None:
-    console.print(f"[bold]{kind}[/bold]  [dim]{KINDS[kind]}[/dim]")
     table = Table.grid(padding=(0, 2))
     table.add_column(no_wrap=True, style="cyan")
     for entry in registry.entries(kind).values():
@@ -107,9 +107,18 @@ def _print_long(console: Console, kind: str, details: Mapping[str, Detail]) -> N
         for label, text in known.notes.items():
             console.print(f"  [dim]{label}:[/] {escape(text)}")
         if known.facts:
-            console.print(f"  [dim]is:[/] {escape(', '.join(f'{name} {text}' for name, text in known.facts.items()))}")
+            facts = ", ".join(f"{name} {_fact_text(value)}" for name, value in known.facts.items())
+            console.print(f"  [dim]facts:[/] {escape(facts)}")
         console.print(_options_table(known) if known.options else "  no options")
         console.print()
+
+
+def _fact_text(value: Any) -> str:
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    if isinstance(value, Sequence) and not isinstance(value, str):
+        return " ".join(map(_fact_text, value))
+    return str(value) or "none"
 
 
 def _options_table(known: Detail) -> Table:

@@ -125,7 +125,7 @@ def disk(out: Path) -> Check:
 
 def namespaces() -> Check:
     """Virtual hosts with limited links are possible here."""
-    from bench.launch.hosts import hosts_supported
+    from bench.launch.hosts_support import hosts_supported
 
     supported, reason = hosts_supported()
     if supported:
