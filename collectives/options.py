@@ -135,12 +135,12 @@ def value_text(value: Any) -> str:
 
 
 @functools.cache
-def _hints(cls: type) -> dict[str, Any]:
+def _hints(cls: Any) -> dict[str, Any]:
     return typing.get_type_hints(cls, include_extras=True)
 
 
 @functools.cache
-def _adapters(cls: type[Options]) -> dict[str, pydantic.TypeAdapter[Any]]:
+def _adapters(cls: Any) -> dict[str, pydantic.TypeAdapter[Any]]:
     hints = _hints(cls)
     return {f.name: pydantic.TypeAdapter(hints[f.name]) for f in dataclasses.fields(cls) if f.init}
 
@@ -160,7 +160,7 @@ def _parts(hint: Any) -> tuple[Any, tuple[Any, ...]]:
 
 
 def _split_list(value: Any, hint: Any) -> Any:
-    """``norm+bias`` -> ["norm", "bias"] and ``none`` -> [] where the option is a list; ``none`` -> None where it may be."""
+    """``norm+bias`` -> ["norm", "bias"], ``none`` -> [] where the option is a list; ``none`` -> None where it may be."""
     if not isinstance(value, str):
         return value
     bare, _ = _parts(hint)

@@ -110,8 +110,18 @@ class RunConfig:
 
     def columns(self) -> dict[str, Any]:
         """This run's identity columns for `metrics.csv`, all but `run_id`."""
-        hidden = {"filled", "data_dir", "nnodes", "node_rank", "rdzv_endpoint", "timeout_s", "profile", "save_model",
-                  "eval_every", "warmup_steps"}
+        hidden = {
+            "filled",
+            "data_dir",
+            "nnodes",
+            "node_rank",
+            "rdzv_endpoint",
+            "timeout_s",
+            "profile",
+            "save_model",
+            "eval_every",
+            "warmup_steps",
+        }
         fields = {k: v for k, v in dataclasses.asdict(self).items() if k not in hidden}
         return fields | {"digest": self.digest, "config_id": self.config_id}
 

@@ -1,7 +1,7 @@
 """The errors that a user can meet, and the exit code each one ends the program with.
 
-Every message is one sentence that says what is wrong and what to do. Anything else that escapes is a bug (exit code 1)
-and keeps its traceback.
+Every message is one sentence that says what is wrong and what to do. Anything else that escapes is a bug (exit code
+1) and keeps its traceback.
 """
 
 from __future__ import annotations

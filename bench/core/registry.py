@@ -1,9 +1,9 @@
 """The registry: which components exist, found without importing any of them.
 
 A room is a package; a component is a file in it with one top-level class that is derived (directly or through a class
-of the same room) from the room's base class and is named after the file: ``group_topk.py`` holds ``GroupTopK``. Names and one-line
-descriptions are read with ``ast``, so listing and completing names costs milliseconds and no torch. Third parties add
-components by entry point (group ``bench.compressors``, ``bench.collectives``, ...).
+of the same room) from the room's base class and is named after the file: ``group_topk.py`` holds ``GroupTopK``. Names
+and one-line descriptions are read with ``ast``, so listing and completing names costs milliseconds and no torch.
+Third parties add components by entry point (group ``bench.compressors``, ``bench.collectives``, ...).
 """
 
 from __future__ import annotations
@@ -80,7 +80,8 @@ def load(kind: str, name: str) -> type[Options]:
     known = entries(kind)
     if name not in known:
         raise UsageError(
-            f"there is no {ROOMS[kind].singular} '{name}'{did_you_mean(name, known)}; `bench list {kind}` shows them all"
+            f"there is no {ROOMS[kind].singular} '{name}'{did_you_mean(name, known)}; "
+            f"`bench list {kind}` shows them all"
         )
     module, _, attribute = known[name].target.partition(":")
     component: type[Options] = getattr(importlib.import_module(module), attribute)

@@ -20,6 +20,11 @@ from bench.core.schema import METRICS, Column, from_cells, to_cells
 Warn = Callable[[str], None]
 
 
+def warn_on_stderr(sentence: str) -> None:
+    """Tell the user of something that was left out, apart from the data on stdout."""
+    sys.stderr.write(f"warning: {sentence}\n")
+
+
 class StoreError(RunFailed):
     """A row could not be written; the rows before it are whole and kept."""
 
@@ -96,7 +101,9 @@ def read_header(path: Path) -> list[str]:
     return _cells(lines[0]) if lines else []
 
 
-def read_rows(path: Path, columns: tuple[Column, ...] = METRICS, *, warn: Warn | None = None) -> list[dict[str, Any]]:
+def read_rows(
+    path: Path, columns: tuple[Column, ...] = METRICS, *, warn: Warn = warn_on_stderr
+) -> list[dict[str, Any]]:
     """The rows of a CSV file, as far as they can be read.
 
     Columns that the schema does not know are left out, columns that the file lacks are missing in the rows, empty
@@ -112,7 +119,6 @@ def read_rows(path: Path, columns: tuple[Column, ...] = METRICS, *, warn: Warn |
         OSError: the file cannot be read.
         ValueError: its first line is not a line of a CSV file.
     """
-    tell = warn or _to_stderr
     lines = _lines(path)
     if not lines:
         return []
@@ -123,7 +129,7 @@ def read_rows(path: Path, columns: tuple[Column, ...] = METRICS, *, warn: Warn |
             try:
                 rows.append(_row(header, line, columns))
             except ValueError as error:
-                tell(f"{path} line {number} is skipped: {error}")
+                warn(f"{path} line {number} is skipped: {error}")
     return rows
 
 
@@ -170,7 +176,3 @@ def _write_or_take_back(file: BinaryIO, data: bytes) -> None:
     except OSError:
         file.truncate(end)
         raise
-
-
-def _to_stderr(sentence: str) -> None:
-    sys.stderr.write(f"warning: {sentence}\n")

@@ -37,7 +37,9 @@ class RunFolder:
                 path.mkdir(parents=True)
             except FileExistsError:
                 if not out.is_dir():
-                    raise UsageError(f"cannot write results to {out}: it is not a folder; choose another one with --out") from None
+                    raise UsageError(
+                        f"cannot write results to {out}: it is not a folder; choose another one with --out"
+                    ) from None
             except OSError as error:
                 reason = error.strerror or error
                 raise UsageError(f"cannot write results to {out}: {reason}; choose another folder with --out") from None

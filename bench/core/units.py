@@ -23,7 +23,11 @@ def format_bytes(num_bytes: float) -> str:
         return "-"
     for factor, unit in _BYTE_STEPS:
         if abs(num_bytes) >= factor:
-            return f"{num_bytes / factor:.3g} {unit}" if abs(num_bytes) < 1000 * factor else f"{num_bytes / factor:.0f} {unit}"
+            return (
+                f"{num_bytes / factor:.3g} {unit}"
+                if abs(num_bytes) < 1000 * factor
+                else f"{num_bytes / factor:.0f} {unit}"
+            )
     return f"{num_bytes:.0f} B"
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import datetime
-import typing
+from typing import Protocol, cast
 
 import torch
 import torch.distributed as dist
@@ -22,7 +22,7 @@ from compressors.layer import Layer, Sent, Step, layers_of
 DDP_TIMER_EVERY = 10
 
 
-class Engine(typing.Protocol):
+class Engine(Protocol):
     """Turns local gradients into the update that all ranks apply."""
 
     ddp: DistributedDataParallel
@@ -31,8 +31,8 @@ class Engine(typing.Protocol):
     def start_step(self, step: Step) -> None:
         """Call before the forward pass."""
 
-    def finish_step(self) -> Outcome | None:
-        """Call after `backward`; None where the engine says nothing about its time."""
+    def finish_step(self) -> Outcome:
+        """Call after `backward`: whether to skip the optimizer step, and what the exchange did."""
 
     def traffic(self) -> dict[str, Traffic]:
         """Bytes and messages sent by this rank since the start, per purpose."""
@@ -62,7 +62,7 @@ def is_plain_ddp(compressor: Compressor, collective: Collective, trigger: str) -
 
 
 def wrap(config: RunConfig, model: nn.Module, device: torch.device) -> DistributedDataParallel:
-    """DDP around the model. Ranks start from one seed, so nothing is broadcast (a hash of the weights is compared instead)."""
+    """DDP around the model. Ranks start from one seed, so nothing is broadcast; a hash of the weights is compared."""
     return DistributedDataParallel(
         model,
         device_ids=[device.index] if device.type == "cuda" else None,
@@ -95,8 +95,8 @@ class PlainDDP:
         self._gradient.nbytes += round(2 * (world_size - 1) / world_size * 4 * self._numel)
         return Outcome(
             skipped=self._screen(),
-            encode_s=0.0,
-            exchange_s=float("nan"),
+            encode_s=None,
+            exchange_s=None,
             exposed_s=self._exposed_s(),
             sent=[
                 Sent(layer=layer, payload="Dense", nbytes=4 * layer.numel, num_entries=layer.numel, seconds=0.0)
@@ -126,13 +126,13 @@ class PlainDDP:
             return False
         return True
 
-    def _exposed_s(self) -> float:
+    def _exposed_s(self) -> float | None:
         if self._step_index % DDP_TIMER_EVERY != DDP_TIMER_EVERY - 1:
-            return float("nan")
+            return None
         timers = self.ddp._get_ddp_logging_data()  # of the step before this one
         ended, computed = timers.get("backward_comm_time_end"), timers.get("backward_compute_time_end")
         if not ended or not computed:
-            return float("nan")
+            return None
         return max(0, int(ended) - int(computed)) * 1e-9
 
 
@@ -143,14 +143,15 @@ class HookedDDP:
         self, config: RunConfig, model: nn.Module, compressor: Compressor, collective: Collective, device: torch.device
     ) -> None:
         self.layers = layers_of(model)
-        group = dist.new_group(timeout=datetime.timedelta(seconds=config.timeout_s))
+        group = cast(dist.ProcessGroup, dist.new_group(timeout=datetime.timedelta(seconds=config.timeout_s)))
         self.transport = DistributedTransport(group, device, timeout_s=config.timeout_s)
         self.collective = collective.bind(self.transport)
         self.exchange = Exchange(
             compressor, self.collective, self.transport, self.layers, trigger=config.trigger, nonfinite=config.nonfinite
         )
         self.ddp = wrap(config, model, device)
-        self.ddp.register_comm_hook(None, self.exchange.hook)
+        # DDP inspects annotations of the hook and cannot read postponed ones; a lambda has none.
+        self.ddp.register_comm_hook(None, lambda _, bucket: self.exchange.hook(bucket))
 
     def start_step(self, step: Step) -> None:
         """Tell the exchange where training is."""
@@ -162,7 +163,7 @@ class HookedDDP:
 
     def traffic(self) -> dict[str, Traffic]:
         """As the transport counted."""
-        return {purpose: traffic for purpose, traffic in self.transport.traffic.items()}
+        return dict(self.transport.traffic)
 
     def residual_norms(self) -> dict[int, float]:
         """As the compressor keeps them."""

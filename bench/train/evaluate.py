@@ -21,7 +21,7 @@ def average_running_statistics_(model: nn.Module) -> None:
     buffers = [b for b in model.buffers() if b.is_floating_point()]
     if not buffers:
         return
-    flat = torch.cat([b.flatten() for b in buffers])
+    flat: torch.Tensor = torch.cat([b.flatten() for b in buffers])
     dist.all_reduce(flat)
     flat /= dist.get_world_size()
     for buffer, part in zip(buffers, flat.split([b.numel() for b in buffers]), strict=True):

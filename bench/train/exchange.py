@@ -1,11 +1,12 @@
 """The exchange: compressor x collective as DDP's communication hook.
 
-One communication thread per rank, with a process group of its own, takes buckets in the order in which DDP hands them over, so encoding and
-sending overlap with the rest of backward. The hook returns a Future per bucket. A failure in the thread is kept, every open Future is
-completed with its own buffer (an exception in a Future surfaces garbled, an unset one hangs), and `finish_step` re-raises it.
+One communication thread per rank, with a process group of its own, takes buckets in the order in which DDP hands them
+over, so encoding and sending overlap with the rest of backward. The hook returns a Future per bucket. A failure in
+the thread is kept, every open Future is completed with its own buffer (an exception in a Future surfaces garbled, an
+unset one hangs), and `finish_step` re-raises it.
 
-Compressors propose new state while they encode; after the last bucket the ranks agree whether all gradients were finite, and the state is
-committed or dropped on all of them alike.
+Compressors propose new state while they encode; after the last bucket the ranks agree whether all gradients were
+finite, and the state is committed or dropped on all of them alike.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ import time
 from typing import Any
 
 import torch
-import torch.distributed as dist
+from torch.distributed import GradBucket  # type: ignore[attr-defined]
 
 from bench.core.config import Nonfinite, Trigger
 from collectives.base import Collective
@@ -37,14 +38,14 @@ class Outcome:
     Attributes:
         skipped: a rank saw a non-finite gradient; the optimizer step must be left out.
         encode_s, exchange_s: busy seconds of the communication thread; encoding is part of both.
-        exposed_s: seconds between the last bucket's arrival and the last result.
+        exposed_s: seconds between the last bucket's arrival and the last result. None: the engine hides it.
         sent: what was encoded, per layer.
     """
 
     skipped: bool = False
-    encode_s: float = 0.0
-    exchange_s: float = 0.0
-    exposed_s: float = 0.0
+    encode_s: float | None = None
+    exchange_s: float | None = None
+    exposed_s: float | None = None
     sent: list[Sent] = dataclasses.field(default_factory=list)
 
 
@@ -92,6 +93,7 @@ class Exchange:
         self._failure: BaseException | None = None
         self._saw_nonfinite = False
         self._outcome = Outcome()
+        self._encode_s = self._exchange_s = 0.0
         self._step: Step | None = None
         self._thread = threading.Thread(target=self._serve, name="exchange", daemon=True)
         self._thread.start()
@@ -100,9 +102,10 @@ class Exchange:
         """Tell the exchange where training is; call before `backward`."""
         self._step = step
         self._outcome = Outcome()
+        self._encode_s = self._exchange_s = 0.0
         self._saw_nonfinite = False
 
-    def hook(self, _state: object, bucket: dist.GradBucket) -> torch.futures.Future[torch.Tensor]:
+    def hook(self, bucket: GradBucket) -> torch.futures.Future[torch.Tensor]:
         """DDP's communication hook; runs in autograd's thread and only enqueues."""
         assert self._step is not None
         buffer = bucket.buffer()
@@ -178,8 +181,8 @@ class Exchange:
         started = time.perf_counter()
         self._screen(job)
         self.compressor.reduce(job.bucket, self.collective)
-        self._outcome.encode_s += job.bucket.encode_s
-        self._outcome.exchange_s += time.perf_counter() - started
+        self._encode_s += job.bucket.encode_s
+        self._exchange_s += time.perf_counter() - started
         self._outcome.sent += job.bucket.sent
 
     def _screen(self, job: _Job) -> None:
@@ -204,7 +207,8 @@ class Exchange:
         else:
             self.compressor.commit()
         ended = time.perf_counter()
-        self._outcome.exchange_s += ended - started
+        self._outcome.encode_s = self._encode_s
+        self._outcome.exchange_s = self._exchange_s + ended - started
         self._outcome.exposed_s = ended - job.arrived
         job.future.set_result(job.buffer)
 

@@ -11,7 +11,7 @@ import torch.distributed as dist
 from torch import nn
 
 from bench.core.config import RunConfig
-from bench.datasets.augment import Augmentation
+from bench.datasets.augment import crop_and_flip, normalise
 from bench.datasets.base import Dataset, Part
 from bench.train import shards
 from bench.train.clock import StepTime, StepTimes, TrainingClock
@@ -40,7 +40,7 @@ class Trainer:
         optimizer: torch's, over the model's parameters.
         dataset, train, test: the data, whole on every rank.
         recorder: writes rows and progress (on rank 0).
-        warmup: compression warm-up follows epochs (False where the length is given in steps).
+        profiler: records a Chrome trace, where asked for.
     """
 
     config: RunConfig
@@ -58,12 +58,14 @@ class Trainer:
         self.steps_per_epoch = shards.steps_per_epoch(len(self.train), config.world_size, config.batch_size)
         self.total_steps = config.steps or self.steps_per_epoch * (config.epochs or 0)
         self.shard = shards.shard(len(self.train), dist.get_rank(), config.world_size, config.seed)
+        self._batches = self._make_batches()
         self.clock = TrainingClock(self.device)
         self.times = StepTimes()
         self.step = 0
         self.skipped_steps = 0
         self._skips_in_a_row = 0
         self._losses: list[torch.Tensor] = []
+        self._num_losses = 0
         self._unchecked = 0
 
     def run(self) -> None:
@@ -73,15 +75,17 @@ class Trainer:
             Diverged: the loss or too many gradients in a row are not finite.
             TransportError: a rank was lost.
         """
-        batches = self._batches()
         while self.step < self.total_steps:
-            until = self._next_evaluation()
-            with self.clock.running():
-                while self.step < until:
-                    self._train_step(*next(batches))
-                    self.recorder.progress(self)
-                self._check_losses()
+            self.train_until(self._next_evaluation())
             self._evaluate()
+
+    def train_until(self, step: int) -> None:
+        """Train until so many optimizer steps are done, on the training clock."""
+        with self.clock.running():
+            while self.step < step:
+                self._train_step()
+                self.recorder.progress(self)
+            self._check_losses()
 
     @property
     def epoch(self) -> float:
@@ -97,22 +101,29 @@ class Trainer:
         every = self.config.eval_every * (1 if self.config.steps else self.steps_per_epoch)
         return min(self.total_steps, self.step + every) if every else self.total_steps
 
-    def _batches(self) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
+    def _make_batches(self) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
         """Batches of all epochs: fp32 [batch, 3, 32, 32] and int64 [batch], on the device."""
         rank, config = dist.get_rank(), self.config
         images, labels = self.train.images.to(self.device), self.train.labels.to(self.device)
-        augmentation = Augmentation(self.dataset, enabled=config.augment)
         for epoch in range(-(-self.total_steps // self.steps_per_epoch)):
             generator = shards.augmentation_generator(config.seed, rank, epoch)
             for indices in shards.batches(
                 self.shard, config.batch_size, self.steps_per_epoch, seed=config.seed, rank=rank, epoch=epoch
             ):
                 chosen = indices.to(self.device)
-                yield augmentation(images[chosen], generator), labels[chosen]
+                pixels = images[chosen]
+                if config.augment:
+                    pixels = crop_and_flip(pixels, generator, flip=self.dataset.mirror)
+                yield normalise(pixels, self.dataset.mean, self.dataset.std), labels[chosen]
 
-    def _train_step(self, x: torch.Tensor, y: torch.Tensor) -> None:
+    def recent_loss(self) -> float | None:
+        """The newest loss on this rank."""
+        return float(self._losses[-1]) if self._losses else None
+
+    def _train_step(self) -> None:
         config = self.config
         started = time.perf_counter()
+        x, y = next(self._batches)
         for group in self.optimizer.param_groups:
             group["lr"] = learning_rate(config, self.step, self.total_steps, self.steps_per_epoch)
         self.engine.start_step(
@@ -172,6 +183,7 @@ class Trainer:
 
     def _remember_loss(self, loss: torch.Tensor) -> None:
         self._losses.append(loss)
+        self._num_losses += 1
         self._unchecked += 1
         if self._unchecked >= LOSS_CHECK_EVERY[self.device.type]:
             self._check_losses()
@@ -183,9 +195,10 @@ class Trainer:
         recent = torch.stack(self._losses[-self._unchecked :])
         bad = torch.nonzero(~torch.isfinite(recent))
         if len(bad):
-            first = self.step - (self._unchecked - 1) + int(bad[0]) if self.device.type == "cpu" else int(bad[0])
+            first = int(bad[0])
+            step = self._num_losses - self._unchecked + first
             raise Diverged(
-                f"the loss is {float(recent[int(bad[0])])} at step {first}; training has diverged: try a lower --lr"
+                f"the loss is {float(recent[first])} at step {step}; training has diverged: try a lower --lr"
             )
         self._unchecked = 0
 

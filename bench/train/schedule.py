@@ -1,7 +1,7 @@
 """The learning rate over time.
 
-Source: linear scaling and gradual warm-up as in Goyal et al. 2017 (arXiv:1706.02677); the linear scaling rule is also part of the
-Group-TopK ring-sharing patent.
+Source: linear scaling and gradual warm-up as in Goyal et al. 2017 (arXiv:1706.02677); the linear scaling rule is also
+part of the Group-TopK ring-sharing patent.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Which rank trains on which samples, and in which order.
 
-Shards are disjoint and cover the whole set; no sample is repeated to make them equal, so sizes differ by at most one. Every rank runs the
-same number of steps per epoch: floor(smallest shard / batch).
+Shards are disjoint and cover the whole set; no sample is repeated to make them equal, so sizes differ by at most one.
+Every rank runs the same number of steps per epoch: floor(smallest shard / batch).
 """
 
 from __future__ import annotations

@@ -1,0 +1,63 @@
+"""The Typer application: its commands, `--version`, and how errors become one sentence and an exit code."""
+
+from __future__ import annotations
+
+import sys
+from typing import Annotated
+
+import typer
+
+from bench.cli import compare, data, doctor, run
+from bench.cli import list as list_
+from bench.core.environment import version_of
+from bench.core.errors import BenchError
+
+EXIT_CODES = (
+    "Exit codes: 0 ok, 1 a bug, 2 wrong usage, 3 a run failed, 4 nothing to compare, 5 a regression, 130 interrupted."
+)
+
+app = typer.Typer(
+    name="bench",
+    help="Will compressing my gradients make training finish sooner, on my link, without losing accuracy?\n\n"
+    "Trains real models in real processes with a chosen compressor x collective x optimizer, counting every byte.",
+    epilog=EXIT_CODES,
+    no_args_is_help=True,
+    rich_markup_mode="rich",
+    pretty_exceptions_show_locals=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+app.command("run", epilog=run.EXAMPLES)(run.run)
+app.command("compare", epilog=compare.EXAMPLES)(compare.compare)
+app.command("list", epilog=list_.EXAMPLES)(list_.list_components)
+app.command("data", epilog=data.EXAMPLES)(data.data)
+app.command("doctor", epilog=doctor.EXAMPLES)(doctor.doctor)
+
+
+def _print_version(wanted: bool) -> None:
+    if wanted:
+        typer.echo(f"bench {version_of('gradwire')} (torch {version_of('torch') or 'not installed'})")
+        raise typer.Exit
+
+
+@app.callback()
+def _options(
+    version: Annotated[
+        bool,
+        typer.Option(
+            "--version", help="Print the versions of bench and torch.", callback=_print_version, is_eager=True
+        ),
+    ] = False,
+) -> None:
+    """Options before the command."""
+
+
+def main() -> None:
+    """Entry point of the `bench` script."""
+    try:
+        app()
+    except BenchError as error:
+        print(f"bench: {error}", file=sys.stderr)
+        sys.exit(error.exit_code)
+    except KeyboardInterrupt:
+        print("bench: interrupted", file=sys.stderr)
+        sys.exit(130)

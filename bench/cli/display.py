@@ -1,0 +1,146 @@
+"""What `bench run` shows: the plan, the way through training, and one summary at the end."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from types import TracebackType
+from typing import Any, Self
+
+from rich import box
+from rich.console import Console
+from rich.progress import BarColumn, Progress, TaskID, TextColumn
+from rich.table import Table
+
+from bench.core.config import RunConfig
+from bench.core.rows import read_rows
+from bench.core.units import format_bytes, format_seconds
+from bench.launch.run import Result
+
+_PLAN_ROWS = (
+    "model", "dataset", "train_size", "test_size", "optimizer", "lr", "schedule", "batch_size", "epochs", "steps",
+    "compressor", "collective", "trigger", "bucket_mb", "world_size", "nnodes", "device", "threads", "amp", "digest",
+)  # fmt: skip
+
+
+class Display:
+    """One run's way through training, on stderr: a live line on a terminal, one plain line per evaluation elsewhere."""
+
+    def __init__(self, config: RunConfig, position: str) -> None:
+        self._title = f"{position} {config.name} seed {config.seed}".strip()
+        self._console = Console(stderr=True)
+        self._live = self._console.is_terminal
+        self._progress = Progress(
+            TextColumn("{task.description}"),
+            BarColumn(bar_width=20),
+            TextColumn("{task.fields[text]}"),
+            console=self._console,
+            transient=True,
+            disable=not self._live,
+        )
+        self._task: TaskID | None = None
+
+    def __enter__(self) -> Self:
+        if not self._live:
+            self._console.print(f"{self._title}: starting", highlight=False, soft_wrap=True)
+        self._task = self._progress.add_task(self._title, total=None, text="starting processes")
+        return self
+
+    def __exit__(
+        self, _type: type[BaseException] | None, _error: BaseException | None, _traceback: TracebackType | None
+    ) -> None:
+        self._progress.stop()
+
+    def report(self, line: dict[str, Any]) -> None:
+        """Show one report of rank 0."""
+        if "evaluated" in line:
+            row = line["evaluated"]
+            text = (
+                f"{self._title}: epoch {row['epoch']:.4g}  step {row['step']}  loss {row['train_loss']:.4f}  "
+                f"accuracy {row['test_accuracy']:.2%}"
+            )
+            self._console.print(text, highlight=False, soft_wrap=True)
+        elif self._live and self._task is not None:
+            # The thread that redraws starts here: after the job, which must be started by a process without threads.
+            self._progress.start()
+            self._progress.update(
+                self._task, total=line["total_steps"], completed=line["step"], text=_progress_text(line)
+            )
+
+
+def _progress_text(line: dict[str, Any]) -> str:
+    parts = [f"epoch {line['epoch']:.1f}"]
+    if line["loss"] is not None:
+        parts.append(f"loss {line['loss']:.3f}")
+    if line["accuracy"] is not None:
+        parts.append(f"accuracy {line['accuracy']:.1%}")
+    if line["samples_per_s"] is not None:
+        parts.append(f"{line['samples_per_s']:,.0f} samples/s")
+    if line["waiting_share"] is not None:
+        parts.append(f"waiting {line['waiting_share']:.0%}")
+    if line["eta_s"] is not None:
+        parts.append(f"{format_seconds(line['eta_s'])} left")
+    return "  ".join(parts)
+
+
+def print_plan(configs: list[RunConfig], torchrun_line: str) -> None:
+    """The dry run: what would be trained and how it would be started, on stdout."""
+    console = Console()
+    table = Table(title=f"{len(configs)} run(s), seed(s) {', '.join(str(c.seed) for c in configs)}", show_header=False)
+    for name in _PLAN_ROWS:
+        value = getattr(configs[0], name)
+        if value is not None:
+            table.add_row(name, str(value))
+    console.print(table)
+    print(torchrun_line)
+    if configs[0].steps:
+        print_full_compression_note(configs[0])
+
+
+def print_full_compression_note(config: RunConfig) -> None:
+    """A length in steps leaves no epochs to warm up over; say so where the compressor would have warmed up."""
+    if "warmup_epochs=" in config.filled["compressor"]:
+        print(f"note: --steps {config.steps} starts at full compression, without warm-up", file=sys.stderr)
+
+
+def print_summary(configs: list[RunConfig], results: list[Result]) -> None:
+    """One row per run on stdout, and where the results lie."""
+    config = configs[0]
+    table = Table(
+        title=f"{config.compressor} on {config.collective}, {config.model} on {config.dataset}, {config.world_size} rank(s)",
+        title_justify="left",
+        box=box.SIMPLE_HEAD,
+    )
+    rows = [_summary(config.seed, result) for config, result in zip(configs, results, strict=False)]
+    shown = [heading for heading in rows[0] if any(row[heading] for row in rows)]
+    for heading in shown:
+        table.add_column(heading, justify="right", no_wrap=True)
+    for row in rows:
+        table.add_row(*(row[heading] for heading in shown))
+    Console().print(table)
+    for result in results:
+        print(result.folder.path)
+
+
+def _summary(seed: int, result: Result) -> dict[str, str]:
+    """One run's cells by heading; an empty cell says that there is nothing to say."""
+    measured = []
+    if result.folder.metrics.exists():
+        measured = [row for row in read_rows(result.folder.metrics) if row.get("test_accuracy") is not None]
+    row = measured[-1] if measured else {}
+    missed = "missed" if row.get("target_accuracy") is not None else ""
+    return {
+        "seed": str(seed),
+        "status": result.status if result.status != "ok" else "",
+        "accuracy": _cell(row.get("test_accuracy"), "{:.2%}".format),
+        "samples/s": _cell(row.get("samples_per_s"), "{:,.0f}".format),
+        "step": _cell(row.get("step_time_s"), format_seconds),
+        "sent/step": _cell(row.get("payload_bytes_per_step"), format_bytes),
+        "ratio": _cell(row.get("compression_ratio"), "{:.4g}x".format),
+        "trained": _cell(row.get("train_time_s"), format_seconds),
+        "to target": _cell(row.get("time_to_target_s"), format_seconds) or missed,
+    }
+
+
+def _cell(value: float | None, text: Callable[[float], str]) -> str:
+    return "" if value is None else text(value)

@@ -1,0 +1,64 @@
+"""Why a job failed, in one sentence, from what its ranks left behind."""
+
+from __future__ import annotations
+
+import re
+import shutil
+import signal
+from typing import Any
+
+from bench.core.config import RunConfig
+from bench.core.run_folder import RunFolder, read_json
+
+_ROOT_CAUSE = re.compile(r"Root Cause.*?rank\s*:\s*(\d+).*?exitcode\s*:\s*(-?\d+)", re.DOTALL)
+_FREE_BYTES_NEEDED = 4096
+
+
+def explain(config: RunConfig, folder: RunFolder) -> str:
+    """One sentence: the first rank that failed by itself, a rank that was killed, or the end of torchrun's log."""
+    reports = [read_json(path) for path in sorted(folder.errors.glob("rank-*.json"))]
+    reports = sorted((report for report in reports if report), key=lambda report: float(report["time"]))
+    own = [report for report in reports if not report["lost_a_peer"]]
+    log = read_log(folder)
+    killed = _killed_rank(log)
+    if own and not (killed and _is_echo(own[0])):
+        return _sentence(own[0])
+    if killed:
+        return killed
+    if reports:
+        return _sentence(reports[0])
+    if shutil.disk_usage(folder.path).free < _FREE_BYTES_NEEDED:
+        return f"the disk that holds {folder.path} is full; free some space or choose another folder with --out"
+    return f"the job ended without saying why; the end of its log: {_last_line(log)}"
+
+
+def read_log(folder: RunFolder) -> str:
+    """What torchrun printed."""
+    log = folder.logs / "torchrun.log"
+    return log.read_text(encoding="utf-8", errors="replace") if log.exists() else ""
+
+
+def _sentence(report: dict[str, Any]) -> str:
+    return f"rank {report['rank']}: {report['message']}"
+
+
+def _is_echo(report: dict[str, Any]) -> bool:
+    """A backend's own complaint about a lost connection: the echo of another rank's death."""
+    return bool(
+        re.search(r"closed by peer|Connection reset|Broken pipe|onnection refused|timed out", report["message"], re.I)
+    )
+
+
+def _killed_rank(log: str) -> str | None:
+    match = _ROOT_CAUSE.search(log)
+    if not match or int(match[2]) >= 0:
+        return None
+    number = -int(match[2])
+    name = signal.Signals(number).name if number in set(signal.Signals) else f"signal {number}"
+    hint = "; the machine may have run out of memory" if number == signal.SIGKILL else ""
+    return f"rank {match[1]} was killed by {name}{hint}"
+
+
+def _last_line(log: str) -> str:
+    lines = [line.strip() for line in log.splitlines() if line.strip(" =-")]
+    return lines[-1] if lines else "(empty)"

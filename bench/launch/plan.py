@@ -1,0 +1,172 @@
+"""From a request to a complete, checked `RunConfig`.
+
+Everything that can be refused is refused here, before any process starts.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from pathlib import Path
+from typing import cast
+
+from bench.core import spec
+from bench.core.config import RunConfig
+from bench.core.environment import usable_cores
+from bench.core.errors import UsageError
+from bench.datasets.base import Dataset, DatasetError
+from bench.launch.request import DEFAULT_EPOCHS, Request
+from bench.models.base import Model
+from bench.optimizers.base import Optimizer
+from collectives.base import Collective
+from compressors.base import Compressor
+from compressors.pairs import refusal
+
+DEFAULT_COLLECTIVES = ("native", "allgather")
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Components:
+    """The five components of a run, built and validated."""
+
+    model: Model
+    dataset: Dataset
+    optimizer: Optimizer
+    compressor: Compressor
+    collective: Collective
+
+
+def plan(request: Request) -> RunConfig:
+    """The run's configuration with every default filled in.
+
+    Raises:
+        UsageError: something is unknown, out of range, illegal together, or impossible here or with this data.
+    """
+    parts = components(request)
+    _check_numbers(request)
+    train_size, test_size = _sizes(request, parts.dataset)
+    _check_shards(request, train_size)
+    chosen = {kind: getattr(parts, kind) for kind in ("model", "dataset", "optimizer", "compressor", "collective")}
+    short = {kind: spec.short_text(component) for kind, component in chosen.items()}
+    given = dataclasses.asdict(request) | short
+    ranks_per_host = request.world_size // request.nnodes
+    given |= {
+        "name": request.name or _name(short),
+        "filled": {kind: spec.full_text(component) for kind, component in chosen.items()},
+        "epochs": request.epochs or (None if request.steps else DEFAULT_EPOCHS),
+        "eval_every": request.eval_every if request.eval_every is not None else (0 if request.steps else 1),
+        "lr": request.lr if request.lr is not None else parts.optimizer.default_lr,
+        "device": _device(request.device),
+        "threads": request.threads or max(1, usable_cores() // ranks_per_host),
+        "train_size": train_size,
+        "test_size": test_size,
+        "hosts": request.nnodes,
+        "ranks_per_host": ranks_per_host,
+        "data_dir": str(Path(request.data_dir).absolute()),
+    }
+    return RunConfig(**given)
+
+
+def components(request: Request) -> Components:
+    """Build and check the five components.
+
+    Raises:
+        UsageError: unknown component or option, value out of range, or a pair that cannot work together.
+    """
+    compressor = cast(Compressor, spec.build("compressors", request.compressor))
+    collective = cast(Collective, spec.build("collectives", request.collective or _first_legal(compressor)))
+    reason = refusal(compressor, type(collective))
+    if reason:
+        raise UsageError(reason)
+    return Components(
+        model=cast(Model, spec.build("models", request.model)),
+        dataset=cast(Dataset, spec.build("datasets", request.dataset)),
+        optimizer=cast(Optimizer, spec.build("optimizers", request.optimizer)),
+        compressor=compressor,
+        collective=collective,
+    )
+
+
+def prepare_data(config: RunConfig) -> None:
+    """Make sure that the data set can be loaded by every rank, downloading it where it is absent.
+
+    Raises:
+        UsageError: it is absent and cannot be fetched, or it is damaged.
+    """
+    dataset = cast(Dataset, spec.build("datasets", config.filled["dataset"]))
+    try:
+        if not dataset.is_present(Path(config.data_dir)):
+            dataset.prepare(Path(config.data_dir))
+    except DatasetError as error:
+        raise UsageError(str(error)) from None
+
+
+def _first_legal(compressor: Compressor) -> str:
+    for name in DEFAULT_COLLECTIVES:
+        if refusal(compressor, type(spec.build("collectives", name))) is None:
+            return name
+    raise UsageError(
+        f"no default collective takes what {compressor.component_name} emits; choose one with --collective"
+    )
+
+
+def _check_numbers(request: Request) -> None:
+    if request.epochs and request.steps:
+        raise UsageError("--epochs and --steps both set the length of the run; give one of them")
+    if request.world_size % request.nnodes:
+        raise UsageError(
+            f"--world-size {request.world_size} cannot be divided over {request.nnodes} machines; "
+            "make it a multiple of --nnodes"
+        )
+    if request.nnodes > 1 and not request.rdzv_endpoint:
+        raise UsageError(
+            "several machines need a meeting point; give --rdzv-endpoint HOST:PORT of machine 0 on each of them"
+        )
+    if request.node_rank >= request.nnodes:
+        raise UsageError(
+            f"--node-rank {request.node_rank} does not exist among {request.nnodes} machines; they count from 0"
+        )
+    if request.lr is not None and not (math.isfinite(request.lr) and request.lr > 0):
+        raise UsageError(f"--lr {request.lr} is not a learning rate; give a positive number")
+
+
+def _sizes(request: Request, dataset: Dataset) -> tuple[int, int]:
+    whole_train, whole_test = dataset.sizes()
+    train_size, test_size = request.train_size or whole_train, request.test_size or whole_test
+    for option, asked, whole in (("train", train_size, whole_train), ("test", test_size, whole_test)):
+        if asked > whole:
+            raise UsageError(
+                f"{request.dataset} has {whole} {option} samples, {asked} were asked for; lower --{option}-size"
+            )
+    if request.world_size > test_size:
+        raise UsageError(
+            f"{test_size} test samples cannot be divided over {request.world_size} ranks; lower --world-size"
+        )
+    return train_size, test_size
+
+
+def _check_shards(request: Request, train_size: int) -> None:
+    smallest = train_size // request.world_size
+    if smallest < 1:
+        raise UsageError(
+            f"{train_size} training samples cannot be divided over {request.world_size} ranks; lower --world-size"
+        )
+    if smallest < request.batch_size:
+        raise UsageError(
+            f"--batch-size {request.batch_size} is larger than a rank's shard of {smallest} samples "
+            f"({train_size} over {request.world_size} ranks); lower --batch-size or --world-size"
+        )
+
+
+def _device(device: str) -> str:
+    import torch
+
+    available = torch.cuda.is_available()
+    if device == "cuda" and not available:
+        raise UsageError("torch sees no CUDA device on this machine; use --device cpu, or auto")
+    return "cuda" if available and device != "cpu" else "cpu"
+
+
+def _name(short: dict[str, str]) -> str:
+    words = (short["model"], short["dataset"], short["compressor"], short["collective"])
+    return "-".join(word.partition(":")[0] for word in words)

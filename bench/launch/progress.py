@@ -1,0 +1,32 @@
+"""What a running job reports: the lines that rank 0 appends to `progress.jsonl`."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+
+class ProgressReader:
+    """Reads the complete lines that were added since the last look."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._position = 0
+        self.last: dict[str, Any] = {}
+
+    def new_lines(self) -> list[dict[str, Any]]:
+        """The new reports, oldest first; a line that is still being written waits for the next look."""
+        try:
+            with self._path.open("rb") as file:
+                file.seek(self._position)
+                text = file.read()
+        except FileNotFoundError:
+            return []
+        whole, newline, _ = text.rpartition(b"\n")
+        self._position += len(whole) + len(newline)
+        reports: list[dict[str, Any]] = [json.loads(line) for line in whole.splitlines()]
+        for report in reports:
+            if "step" in report:
+                self.last = report
+        return reports

@@ -1,0 +1,59 @@
+"""Request: a run as the user asks for it, every default of `bench run` in one place."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Literal
+
+from bench.core.config import Nonfinite, Schedule, Trigger
+
+DEFAULT_EPOCHS = 20
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Request:
+    """What `bench run` was given; None means "choose for me". `RunConfig` has the same field names and explains them.
+
+    Attributes:
+        collective: None: the first of native and allgather that takes what the compressor emits.
+        epochs: None with `steps` also None: 20.
+        lr: None: the optimizer's own default.
+        device: "auto": a GPU where torch sees one.
+        threads: None: this machine's cores divided by its ranks, at least 1.
+        train_size, test_size: None: the whole part.
+    """
+
+    name: str | None = None
+    model: str = "small_cnn"
+    dataset: str = "digits"
+    optimizer: str = "sgd"
+    compressor: str = "none"
+    collective: str | None = None
+    trigger: Trigger = "async"
+    world_size: int = 2
+    batch_size: int = 32
+    epochs: int | None = None
+    steps: int | None = None
+    lr: float | None = None
+    schedule: Schedule = "cosine"
+    warmup_epochs: float = 0.0
+    lr_scaling: Literal["none", "linear"] = "none"
+    seed: int = 1
+    target_accuracy: float | None = None
+    eval_every: int | None = None
+    train_size: int | None = None
+    test_size: int | None = None
+    augment: bool = True
+    amp: Literal["none", "bf16"] = "none"
+    device: Literal["auto", "cpu", "cuda"] = "auto"
+    threads: int | None = None
+    bucket_mb: float = 25.0
+    warmup_steps: int = 3
+    nonfinite: Nonfinite = "skip"
+    timeout_s: float = 300.0
+    profile: int = 0
+    save_model: bool = False
+    nnodes: int = 1
+    node_rank: int = 0
+    rdzv_endpoint: str | None = None
+    data_dir: str = "data"

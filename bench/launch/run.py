@@ -1,0 +1,115 @@
+"""One run from its configuration to its end: folder, job, status."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import json
+import signal
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+from bench.core import environment, schema
+from bench.core.config import RunConfig
+from bench.core.rows import RowWriter, StoreError
+from bench.core.run_folder import RunFolder, read_json, write_json
+from bench.launch import torchrun
+from bench.launch.failure import explain
+from bench.launch.progress import ProgressReader
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Result:
+    """How a run ended.
+
+    Attributes:
+        status: ok, failed, timeout or interrupted.
+        error: one sentence, empty when ok.
+        folder: where everything lies.
+        summary: what `status.json` holds.
+    """
+
+    status: str
+    error: str
+    folder: RunFolder
+    summary: dict[str, Any]
+
+
+def execute(config: RunConfig, out: Path, on_progress: Callable[[dict[str, Any]], None]) -> Result:
+    """Run it; returns when nothing of the job is left, however it ended.
+
+    Raises:
+        UsageError: the folder cannot be written, or the port is taken.
+    """
+    torchrun.check_port(config)
+    folder = RunFolder.create(out, config.name, config.digest, config.seed)
+    folder.config.write_text(config.to_json(), encoding="utf-8")
+    write_json(folder.environment, environment.describe(sys.argv))
+    progress = ProgressReader(folder.progress)
+    started = time.time()
+    try:
+        with _termination_as_interrupt():
+            job = torchrun.start(
+                torchrun.command(config, folder), torchrun.variables(config), folder.logs / "torchrun.log"
+            )
+            ending = torchrun.watch(job, progress, config.timeout_s, on_progress)
+    except KeyboardInterrupt:
+        return _failed(
+            config, folder, progress, started, "interrupted", "stopped by the user; the rows so far are kept"
+        )
+    if ending.timed_out:
+        error = f"no step ended within {config.timeout_s:g} s; raise --timeout if the link is that slow"
+        return _failed(config, folder, progress, started, "timeout", error)
+    if ending.exit_code != 0:
+        return _failed(config, folder, progress, started, "failed", explain(config, folder))
+    summary = read_json(folder.status)
+    if summary is None:  # machines other than machine 0 hold no rank 0
+        summary = {"status": "ok", "error": "", "run_id": folder.run_id}
+        write_json(folder.status, summary)
+    return Result(status="ok", error="", folder=folder, summary=summary)
+
+
+def _failed(
+    config: RunConfig, folder: RunFolder, progress: ProgressReader, started: float, status: str, error: str
+) -> Result:
+    """Keep what there is: a last row and `status.json` say how far the run came."""
+    progress.new_lines()
+    reached = {key: progress.last.get(key) for key in ("epoch", "step")}
+    summary = {"status": status, "error": error, "run_id": folder.run_id, **reached}
+    row = {
+        **config.columns(),
+        **environment.origin_columns(),
+        **reached,
+        "run_id": folder.run_id,
+        "status": status,
+        "error": error,
+        "wall_time_s": time.time() - started,
+    }
+    try:
+        RowWriter(folder.metrics, schema.METRICS).append(row)
+        write_json(folder.status, summary)
+    except (OSError, StoreError) as problem:
+        error = f"{error}; and the last row could not be written: {problem}"
+    return Result(status=status, error=error, folder=folder, summary=json.loads(json.dumps(summary)))
+
+
+@contextlib.contextmanager
+def _termination_as_interrupt() -> Iterator[None]:
+    """SIGTERM (a scheduler's or a shell's) ends the run as cleanly as Ctrl-C."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+
+    def interrupt(_signal: int, _frame: FrameType | None) -> None:
+        raise KeyboardInterrupt
+
+    before = signal.signal(signal.SIGTERM, interrupt)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)

@@ -1,0 +1,171 @@
+"""The torchrun job of a run: its command line, its environment, and its life from start to end.
+
+torchrun is a process of its own; the ranks are its children. The job is over when torchrun ended, and whatever
+happens (an error, Ctrl-C, a hang) nothing of it is left: torchrun gets a signal to stop, then every process below
+this one that is still there is killed.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import dataclasses
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import psutil
+
+from bench.core.config import RunConfig
+from bench.core.errors import UsageError
+from bench.core.run_folder import RunFolder
+from bench.launch.progress import ProgressReader
+
+POLL_S = 0.1
+GRACE_S = 3.0
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Ending:
+    """How the job ended.
+
+    Attributes:
+        exit_code: torchrun's.
+        timed_out: it was stopped because no step ended within `timeout_s`.
+    """
+
+    exit_code: int
+    timed_out: bool = False
+
+
+def command(config: RunConfig, folder: RunFolder) -> list[str]:
+    """The exact torchrun line."""
+    return [
+        sys.executable,
+        "-m",
+        "torch.distributed.run",
+        f"--nnodes={config.nnodes}",
+        f"--nproc-per-node={config.ranks_per_host}",
+        *_rendezvous(config),
+        "--max-restarts=0",
+        "--redirects=3",
+        f"--log-dir={folder.logs}",
+        "-m",
+        "bench.train.worker",
+        str(folder.path),
+    ]
+
+
+def variables(config: RunConfig) -> dict[str, str]:
+    """Variables that the job gets beside this process's own; torchrun would force one thread where OMP's is unset."""
+    return {"OMP_NUM_THREADS": str(config.threads), "MKL_NUM_THREADS": str(config.threads), "PYTHONUNBUFFERED": "1"}
+
+
+def check_port(config: RunConfig) -> None:
+    """Machine 0 must be able to listen where the others will look for it.
+
+    Raises:
+        UsageError: the port is taken, or the endpoint is malformed.
+    """
+    if config.rdzv_endpoint is None:
+        return
+    host, _, port = config.rdzv_endpoint.rpartition(":")
+    if not host or not port.isdigit() or not 0 < int(port) < 65536:
+        raise UsageError(f"--rdzv-endpoint {config.rdzv_endpoint} is not HOST:PORT with a port from 1 to 65535")
+    if config.node_rank != 0:
+        return
+    with socket.socket() as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind(("", int(port)))
+        except OSError as error:
+            raise UsageError(
+                f"port {port} of --rdzv-endpoint cannot be used ({error.strerror}); choose another one"
+            ) from None
+
+
+def start(arguments: list[str], extra_variables: dict[str, str], log: Path) -> subprocess.Popen[bytes]:
+    """Start a job in a session of its own, its output in `log`; Linux kills it when this process dies."""
+    with log.open("wb") as output:
+        return subprocess.Popen(
+            arguments,
+            env=os.environ | extra_variables,
+            stdin=subprocess.DEVNULL,
+            stdout=output,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
+            preexec_fn=_die_with_launcher if sys.platform == "linux" else None,
+        )
+
+
+def watch(
+    job: subprocess.Popen[bytes],
+    progress: ProgressReader,
+    timeout_s: float,
+    on_progress: Callable[[dict[str, Any]], None],
+) -> Ending:
+    """See the job to its end; nothing of it is left when this returns or raises.
+
+    Args:
+        job: as `start` returned it.
+        progress: what rank 0 reports.
+        timeout_s: stop the job when nothing was reported for so long.
+        on_progress: called with every report.
+    """
+    heard = time.monotonic()
+    try:
+        while True:
+            exit_code = job.poll()
+            for line in progress.new_lines():
+                heard = time.monotonic()
+                on_progress(line)
+            if exit_code is not None:
+                return Ending(exit_code=exit_code)
+            if time.monotonic() - heard > timeout_s:
+                return Ending(exit_code=1, timed_out=True)
+            time.sleep(POLL_S)
+    finally:
+        stop(job)
+
+
+def stop(job: subprocess.Popen[bytes]) -> None:
+    """End the job and every process below it."""
+    below = _descendants(job.pid)
+    if job.poll() is None:
+        job.send_signal(signal.SIGTERM)
+        try:
+            job.wait(GRACE_S)
+        except subprocess.TimeoutExpired:
+            below = [*below, *_descendants(job.pid)]
+            job.kill()
+            job.wait()
+    for process in below:
+        if process.is_running():
+            process.kill()
+    psutil.wait_procs(below, timeout=GRACE_S)
+
+
+def _rendezvous(config: RunConfig) -> list[str]:
+    if config.nnodes == 1:
+        # Port 0: torchrun takes a free one, so two runs on one machine never meet.
+        return ["--rdzv-backend=c10d", "--rdzv-endpoint=localhost:0", "--local-addr=localhost"]
+    host, _, port = (config.rdzv_endpoint or "").rpartition(":")
+    # A static rendezvous keeps rank = machine, so machine 0 holds rank 0 and writes the results.
+    return [f"--node-rank={config.node_rank}", f"--master-addr={host}", f"--master-port={port}"]
+
+
+def _descendants(pid: int) -> list[psutil.Process]:
+    try:
+        return psutil.Process(pid).children(recursive=True)
+    except psutil.NoSuchProcess:
+        return []
+
+
+def _die_with_launcher() -> None:
+    pr_set_pdeathsig = 1
+    ctypes.CDLL(None).prctl(pr_set_pdeathsig, signal.SIGKILL)

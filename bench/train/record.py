@@ -1,0 +1,260 @@
+"""Records: what the ranks measured since the previous row, gathered on rank 0 and written to `metrics.csv`, `layers.csv`."""
+
+from __future__ import annotations
+
+import dataclasses
+import datetime
+import hashlib
+import json
+import resource
+import sys
+import time
+from typing import TYPE_CHECKING, Any
+
+import torch
+import torch.distributed as dist
+from torch import nn
+
+from bench.core import environment, schema
+from bench.core.config import RunConfig
+from bench.core.interface import interface_bytes
+from bench.core.rows import RowWriter
+from bench.core.run_folder import RunFolder, read_json
+from bench.train.clock import StepTimes
+from bench.train.exchange import Outcome
+from compressors.layer import Layer
+
+if TYPE_CHECKING:
+    from bench.train.engine import Engine
+    from bench.train.loop import Trainer
+
+PROGRESS_EVERY_S = 0.25
+
+
+@dataclasses.dataclass(kw_only=True)
+class Snapshot:
+    """What one evaluation found on this rank.
+
+    Attributes:
+        train_loss: this rank's mean loss since the previous row.
+        test_loss, test_accuracy: over the whole test set.
+        train_time_s: time spent training so far.
+        times: steps timed since the previous row.
+    """
+
+    train_loss: float
+    test_loss: float
+    test_accuracy: float
+    train_time_s: float
+    times: StepTimes
+
+
+@dataclasses.dataclass(kw_only=True)
+class _LayerCount:
+    """Sums over the steps since the previous row, for one layer."""
+
+    payload: str = ""
+    nbytes: float = 0.0
+    seconds: float = 0.0
+    densities: list[float] = dataclasses.field(default_factory=list)
+
+
+class Recorder:
+    """Collects on every rank, writes on rank 0.
+
+    Args:
+        engine: whose traffic and residuals are recorded.
+    """
+
+    def __init__(self, config: RunConfig, folder: RunFolder, engine: Engine, started_at: float) -> None:
+        self.config = config
+        self.engine = engine
+        self.is_writer = dist.get_rank() == 0
+        self._started = started_at
+        self._fixed = {
+            **config.columns(),
+            "run_id": folder.run_id,
+            **environment.origin_columns(),
+            "started_at": datetime.datetime.fromtimestamp(started_at, datetime.UTC).isoformat(timespec="seconds"),
+            **_link_columns(folder),
+        }
+        self._metrics = RowWriter(folder.metrics, schema.METRICS) if self.is_writer else None
+        self._layers = RowWriter(folder.layers, schema.LAYERS) if self.is_writer else None
+        self._progress = folder.progress.open("a", encoding="utf-8") if self.is_writer else None
+        self._progress_written = 0.0
+        self._progress_samples = 0
+        self._progress_step = 0
+        self._numel = sum(layer.numel for layer in engine.layers)
+        self._time_to_target_s: float | None = None
+        self._recent_exposed: list[float] = []
+        self.last_row: dict[str, Any] = {}
+        self._reset()
+
+    def count(self, outcome: Outcome) -> None:
+        """Add one step's exchange."""
+        self._steps += 1
+        if outcome.exposed_s is not None:
+            self._recent_exposed.append(outcome.exposed_s)
+        for sent in outcome.sent:
+            count = self._layer_counts.setdefault(sent.layer.id, _LayerCount())
+            count.payload = sent.payload
+            count.nbytes += sent.nbytes
+            count.seconds += sent.seconds
+            count.densities.append(sent.num_entries / max(1, sent.layer.numel))
+            self._entries += sent.num_entries
+
+    def progress(self, trainer: Trainer) -> None:
+        """Tell the launcher where training is, a few times per second at most (rank 0)."""
+        now = time.monotonic()
+        if self._progress is None or (
+            now - self._progress_written < PROGRESS_EVERY_S and trainer.step < trainer.total_steps
+        ):
+            return
+        elapsed = now - self._progress_written if self._progress_written else None
+        speed = (trainer.samples - self._progress_samples) / elapsed if elapsed else None
+        steps = max(1, trainer.step - self._progress_step)
+        line = {
+            "step": trainer.step,
+            "total_steps": trainer.total_steps,
+            "epoch": round(trainer.epoch, 3),
+            "loss": trainer.recent_loss(),
+            "accuracy": self.last_row.get("test_accuracy"),
+            "samples_per_s": speed,
+            "waiting_share": min(1.0, sum(self._recent_exposed) / elapsed)
+            if elapsed and self._recent_exposed
+            else None,
+            "eta_s": (trainer.total_steps - trainer.step) * elapsed / steps if elapsed else None,
+        }
+        self._write_progress(line)
+        self._progress_written, self._progress_samples, self._progress_step = now, trainer.samples, trainer.step
+        self._recent_exposed = []
+
+    def evaluation(self, trainer: Trainer, snapshot: Snapshot) -> None:
+        """Gather from all ranks and append a row to each file; every rank must call."""
+        own = self._own_figures(trainer, snapshot)
+        everyone: list[dict[str, Any]] = [{} for _ in range(dist.get_world_size())]
+        dist.all_gather_object(everyone, own)
+        target = self.config.target_accuracy
+        if target is not None and self._time_to_target_s is None and snapshot.test_accuracy >= target:
+            self._time_to_target_s = snapshot.train_time_s
+        if self._metrics is not None and self._layers is not None:
+            row = self._fixed | self._progress_columns(trainer, snapshot) | self._joint_columns(everyone, snapshot)
+            self._metrics.append(row)
+            self._layers.extend(self._layer_rows(trainer))
+            self.last_row = row
+            self._write_progress({"evaluated": {k: row[k] for k in ("epoch", "step", "train_loss", "test_accuracy")}})
+        self._reset()
+
+    def _reset(self) -> None:
+        self._steps = 0
+        self._entries = 0
+        self._layer_counts: dict[int, _LayerCount] = {}
+        self._traffic_before = {p: dataclasses.replace(t) for p, t in self.engine.traffic().items()}
+        self._wire_before = interface_bytes() if self.config.hosts > 1 else None
+
+    def _own_figures(self, trainer: Trainer, snapshot: Snapshot) -> dict[str, Any]:
+        traffic = self.engine.traffic()
+        sent = {p: dataclasses.replace(t) for p, t in traffic.items()}
+        for purpose, before in self._traffic_before.items():
+            sent[purpose].nbytes -= before.nbytes
+            sent[purpose].messages -= before.messages
+        wire = None
+        if self._wire_before is not None:
+            now = interface_bytes()
+            wire = (now.sent - self._wire_before.sent, now.received - self._wire_before.received)
+        return {
+            "train_loss": snapshot.train_loss,
+            "traffic": sent,
+            "entries": self._entries,
+            "wire": wire,
+            "peak_rss_bytes": _peak_rss_bytes(),
+            "weights": weights_hash(self.engine.ddp.module),
+        }
+
+    def _progress_columns(self, trainer: Trainer, snapshot: Snapshot) -> dict[str, Any]:
+        return {
+            "status": "ok" if trainer.step >= trainer.total_steps else "running",
+            "epoch": trainer.epoch,
+            "step": trainer.step,
+            "samples": trainer.samples,
+            "train_time_s": snapshot.train_time_s,
+            "wall_time_s": time.time() - self._started,
+            "test_loss": snapshot.test_loss,
+            "test_accuracy": snapshot.test_accuracy,
+            "time_to_target_s": self._time_to_target_s,
+            "skipped_steps": trainer.skipped_steps,
+        }
+
+    def _joint_columns(self, everyone: list[dict[str, Any]], snapshot: Snapshot) -> dict[str, Any]:
+        config, steps, world_size = self.config, self._steps, len(everyone)
+        gradient = [figures["traffic"]["gradient"] for figures in everyone]
+        control = [figures["traffic"]["control"] for figures in everyone]
+        mean_bytes = sum(t.nbytes for t in gradient) / world_size / steps
+        from_formula = gradient[0].from_formula
+        dense_ring_bytes = 2 * (world_size - 1) / world_size * 4 * self._numel
+        columns = {
+            "train_loss": sum(figures["train_loss"] for figures in everyone) / world_size,
+            **snapshot.times.columns(config.batch_size * config.world_size),
+            "payload_bytes_per_step": mean_bytes,
+            "payload_bytes_max_per_step": max(t.nbytes for t in gradient) / steps,
+            "payload_bytes_source": "formula" if from_formula else "counted",
+            "control_bytes_per_step": sum(t.nbytes for t in control) / world_size / steps,
+            "dense_bytes_per_step": 4.0 * self._numel,
+            "compression_ratio": dense_ring_bytes / mean_bytes if mean_bytes else None,
+            "messages_per_step": None if from_formula else sum(t.messages for t in gradient) / world_size / steps,
+            "effective_density": sum(f["entries"] for f in everyone) / world_size / steps / self._numel,
+            "replicas_in_sync": len({figures["weights"] for figures in everyone}) == 1,
+            "peak_rss_bytes": max(figures["peak_rss_bytes"] for figures in everyone),
+        }
+        if everyone[0]["wire"] is not None:
+            sent, received = zip(*(figures["wire"] for figures in everyone), strict=True)
+            # Ranks of one host share its interface, and each reads the whole counter.
+            columns["wire_bytes_per_step"] = sum(sent) / world_size / config.ranks_per_host / steps
+            columns["wire_bytes_received_per_step"] = sum(received) / world_size / config.ranks_per_host / steps
+        return columns
+
+    def _layer_rows(self, trainer: Trainer) -> list[dict[str, Any]]:
+        norms = self.engine.residual_norms()
+        return [self._layer_row(trainer, layer, norms.get(layer.id)) for layer in self.engine.layers]
+
+    def _layer_row(self, trainer: Trainer, layer: Layer, norm: float | None) -> dict[str, Any]:
+        count = self._layer_counts.get(layer.id, _LayerCount())
+        densities = count.densities
+        return {
+            "run_id": self._fixed["run_id"],
+            "epoch": trainer.epoch,
+            "step": trainer.step,
+            "layer": layer.name,
+            "kind": layer.kind,
+            "numel": layer.numel,
+            "payload": count.payload,
+            "payload_bytes": count.nbytes / self._steps,
+            "density_min": min(densities, default=None),
+            "density_mean": sum(densities) / len(densities) if densities else None,
+            "density_max": max(densities, default=None),
+            "residual_norm": norm,
+            "encode_s": count.seconds / self._steps,
+        }
+
+    def _write_progress(self, line: dict[str, Any]) -> None:
+        if self._progress is not None:
+            self._progress.write(json.dumps(line) + "\n")
+            self._progress.flush()
+
+
+def weights_hash(model: nn.Module) -> str:
+    """A hash over the bits of all parameters: equal on two ranks exactly if the parameters are."""
+    digest = hashlib.blake2b(digest_size=16)
+    for parameter in model.parameters():
+        digest.update(parameter.detach().cpu().contiguous().view(torch.uint8).numpy().data)
+    return digest.hexdigest()
+
+
+def _link_columns(folder: RunFolder) -> dict[str, Any]:
+    measured = read_json(folder.link) or {}
+    return {k: measured[k] for k in ("measured_bandwidth_bps", "measured_rtt_s", "wire_headers") if k in measured}
+
+
+def _peak_rss_bytes() -> int:
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return peak if sys.platform == "darwin" else peak * 1024

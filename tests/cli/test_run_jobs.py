@@ -1,0 +1,167 @@
+"""Real torchrun jobs: what a run writes, and that every ending is clean."""
+
+from __future__ import annotations
+
+import signal
+import time
+from pathlib import Path
+
+import psutil
+import pytest
+
+from bench.core.schema import METRICS
+from tests.cli.invoke import execute, only_run, rows, start, status
+from tests.cli.plugins import install
+
+SMALL = ("run", "--model", "linear", "--train-size", "256", "--test-size", "64", "--batch-size", "16")
+
+
+def left_over(folder: Path) -> list[int]:
+    """Processes that still work on this run."""
+    found = []
+    for process in psutil.process_iter(["cmdline"]):
+        if any(str(folder) in word for word in process.info["cmdline"] or []):
+            found.append(process.pid)
+    return found
+
+
+def wait_for_step(out: Path, step: int) -> Path:
+    """The run folder, as soon as training has come so far."""
+    deadline = time.monotonic() + 60
+    while time.monotonic() < deadline:
+        for progress in out.glob("*/progress.jsonl"):
+            if f'"step": {step}' in progress.read_text(encoding="utf-8") or progress.stat().st_size > 400:
+                return progress.parent
+        time.sleep(0.1)
+    raise TimeoutError("training never started")
+
+
+def ranks_of(folder: Path) -> list[psutil.Process]:
+    """The worker processes, in rank order."""
+    workers = [p for p in psutil.process_iter(["cmdline"]) if "bench.train.worker" in (p.info["cmdline"] or [])]
+    workers = [p for p in workers if str(folder) in p.info["cmdline"]]
+    return sorted(workers, key=lambda p: int(p.environ()["RANK"]))
+
+
+@pytest.mark.parametrize(
+    "pair",
+    [
+        ("none", "native", "async", 2),
+        ("none", "ring", "async", 3),
+        ("bf16", "native", "sync", 2),
+        ("group_topk:ratio=0.05", "ring", "async", 3),
+        ("topk:ratio=0.05", "allgather", "async", 1),
+        ("topk:ratio=0.05", "allgather", "sync", 4),
+    ],
+    ids=str,
+)
+def test_a_run_trains_and_records(pair: tuple[str, str, str, int], tmp_path: Path) -> None:
+    compressor, collective, trigger, world_size = pair
+    answer = execute(
+        *SMALL, "--epochs", "2", "--compressor", compressor, "--collective", collective, "--trigger", trigger,
+        "--world-size", str(world_size), "--out", str(tmp_path / "out"),
+    )  # fmt: skip
+    assert answer.code == 0, answer.error
+    folder = only_run(tmp_path / "out")
+    first, last = rows(folder)
+    assert list(first) == [column.name for column in METRICS]
+    assert (first["status"], last["status"]) == ("running", "ok")
+    assert [row["replicas_in_sync"] for row in (first, last)] == ["true", "true"]
+    assert int(last["samples"]) == int(last["step"]) * 16 * world_size
+    assert float(last["test_accuracy"]) > 0.3
+    assert float(last["train_loss"]) < float(first["train_loss"])
+    assert (float(last["payload_bytes_per_step"]) == 0) == (world_size == 1)
+    assert status(folder)["status"] == "ok"
+    layers = rows(folder, "layers.csv")
+    assert {row["layer"] for row in layers} == {row["layer"] for row in layers[: len(layers) // 2]}
+    assert str(folder) in answer.out
+
+
+def test_one_seed_gives_the_same_numbers_twice(tmp_path: Path) -> None:
+    columns = [column.name for column in METRICS if column.deterministic]
+    found = []
+    for attempt in ("first", "second"):
+        answer = execute(
+            *SMALL, "--model", "small_cnn", "--epochs", "2", "--compressor", "group_topk", "--collective", "ring",
+            "--out", str(tmp_path / attempt),
+        )  # fmt: skip
+        assert answer.code == 0, answer.error
+        found.append([{name: row[name] for name in columns} for row in rows(only_run(tmp_path / attempt))])
+    assert found[0] == found[1]
+
+
+def test_a_rank_that_raises_is_named_with_its_error(tmp_path: Path) -> None:
+    answer = execute(
+        *SMALL, "--epochs", "2", "--compressor", "raising", "--collective", "ring", "--out", str(tmp_path / "out"),
+        PYTHONPATH=install(tmp_path),
+    )  # fmt: skip
+    assert answer.code == 3
+    assert "rank 1: ValueError: this compressor is broken" in answer.error
+    folder = only_run(tmp_path / "out")
+    assert status(folder)["status"] == "failed"
+    assert rows(folder)[-1]["error"] == "rank 1: ValueError: this compressor is broken"
+    assert left_over(folder) == []
+
+
+def test_a_killed_rank_is_named(tmp_path: Path) -> None:
+    process = start(
+        *SMALL, "--epochs", "50", "--compressor", "sleepy", "--collective", "ring", "--out", str(tmp_path / "out"),
+        PYTHONPATH=install(tmp_path),
+    )  # fmt: skip
+    folder = wait_for_step(tmp_path / "out", 9)
+    ranks_of(folder)[1].kill()
+    _, error = process.communicate(timeout=60)
+    assert process.returncode == 3
+    assert "rank 1 was killed by SIGKILL" in error
+    assert rows(folder)[-1]["status"] == "failed"
+    assert left_over(folder) == []
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_an_interrupted_run_keeps_its_rows_and_leaves_nothing(number: signal.Signals, tmp_path: Path) -> None:
+    process = start(
+        *SMALL, "--epochs", "50", "--compressor", "sleepy", "--collective", "ring", "--out", str(tmp_path / "out"),
+        PYTHONPATH=install(tmp_path),
+    )  # fmt: skip
+    folder = wait_for_step(tmp_path / "out", 9)
+    process.send_signal(number)
+    _, error = process.communicate(timeout=60)
+    assert process.returncode == 130
+    assert "the rows so far are kept" in error
+    kept = rows(folder)
+    assert [row["status"] for row in kept] == ["running"] * (len(kept) - 1) + ["interrupted"]
+    assert status(folder)["status"] == "interrupted"
+    assert left_over(folder) == []
+
+
+def test_no_rank_outlives_a_launcher_that_was_killed(tmp_path: Path) -> None:
+    process = start(
+        *SMALL, "--epochs", "50", "--compressor", "sleepy", "--collective", "ring", "--out", str(tmp_path / "out"),
+        PYTHONPATH=install(tmp_path),
+    )  # fmt: skip
+    folder = wait_for_step(tmp_path / "out", 9)
+    process.kill()
+    process.communicate()
+    deadline = time.monotonic() + 10
+    while left_over(folder) and time.monotonic() < deadline:
+        time.sleep(0.1)
+    assert left_over(folder) == []
+
+
+def test_a_hang_ends_at_the_timeout(tmp_path: Path) -> None:
+    answer = execute(
+        *SMALL, "--epochs", "2", "--compressor", "hanging", "--collective", "ring", "--timeout", "12",
+        "--out", str(tmp_path / "out"), PYTHONPATH=install(tmp_path),
+    )  # fmt: skip
+    assert answer.code == 3
+    folder = only_run(tmp_path / "out")
+    assert status(folder)["status"] in ("timeout", "failed")
+    assert left_over(folder) == []
+
+
+def test_divergence_stops_the_run_and_names_the_step(tmp_path: Path) -> None:
+    answer = execute(*SMALL, "--epochs", "5", "--lr", "1e30", "--out", str(tmp_path / "out"))
+    assert answer.code == 3
+    assert "at step" in answer.error
+    assert "try a lower --lr" in answer.error
+    assert rows(only_run(tmp_path / "out"))[-1]["status"] == "failed"

@@ -1,0 +1,80 @@
+"""What `bench run` refuses: one sentence that says what to do, exit code 2, and no process started."""
+
+from __future__ import annotations
+
+import socket
+from pathlib import Path
+
+import pytest
+
+from tests.cli.invoke import invoke
+
+REFUSALS = [
+    (["--compressor", "topkk"], "there is no compressor 'topkk' (did you mean 'topk'?)"),
+    (["--model", "resnet19"], "there is no model 'resnet19'"),
+    (["--compressor", "topk:ration=0.1"], "has no option 'ration' (did you mean 'ratio'?)"),
+    (["--compressor", "topk:ratio=2"], "ratio=2 is not possible"),
+    (["--compressor", "topk:ratio"], "'topk:ratio' is malformed"),
+    (["--compressor", "topk:ratio=0.1,ratio=0.2"], "gives ratio twice"),
+    (["--compressor", "topk", "--collective", "native"], "allgather"),
+    (["--batch-size", "5000"], "--batch-size 5000 is larger than a rank's shard"),
+    (["--world-size", "2000"], "lower --world-size"),
+    (["--train-size", "100000"], "lower --train-size"),
+    (["--epochs", "1", "--steps", "1"], "give one of them"),
+    (["--lr", "nan"], "--lr nan is not a learning rate"),
+    (["--seeds", "1,x"], "--seeds 1,x is not a list of seeds"),
+    (["--seeds", "1,1"], "one of them twice"),
+    (["--name", "a/b"], "--name 'a/b'"),
+    (["--nnodes", "2", "--world-size", "4"], "--rdzv-endpoint"),
+    (["--nnodes", "2", "--world-size", "3", "--rdzv-endpoint", "a:1"], "multiple of --nnodes"),
+    (["--node-rank", "1"], "--node-rank 1 does not exist"),
+    (["--nnodes", "2", "--rdzv-endpoint", "nowhere"], "is not HOST:PORT"),
+]
+
+
+@pytest.mark.parametrize(("arguments", "sentence"), REFUSALS, ids=[" ".join(a) for a, _ in REFUSALS])
+def test_refusal(arguments: list[str], sentence: str, tmp_path: Path) -> None:
+    answer = invoke("run", *arguments, "--out", str(tmp_path / "out"))
+    assert answer.code == 2
+    assert sentence in answer.error
+    assert "\n" not in answer.error
+    assert not (tmp_path / "out").exists()
+
+
+def test_world_size_zero_is_refused() -> None:
+    answer = invoke("run", "--world-size", "0")
+    assert answer.code == 2
+    assert "world-size" in answer.error
+
+
+def test_a_taken_port_is_refused(tmp_path: Path) -> None:
+    with socket.socket() as taken:
+        taken.bind(("", 0))
+        taken.listen()
+        endpoint = f"localhost:{taken.getsockname()[1]}"
+        answer = invoke("run", "--nnodes", "2", "--rdzv-endpoint", endpoint, "--out", str(tmp_path / "out"))
+    assert answer.code == 2
+    assert "choose another one" in answer.error
+
+
+def test_an_output_that_is_no_folder_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("", encoding="utf-8")
+    answer = invoke("run", "--epochs", "1", "--out", str(tmp_path / "file"))
+    assert answer.code == 2
+    assert "--out" in answer.error
+
+
+def test_absent_cifar10_names_the_ways_out(tmp_path: Path) -> None:
+    answer = invoke("run", "--dataset", "cifar10:url=http://127.0.0.1:9/", "--data-dir", str(tmp_path))
+    assert answer.code == 2
+    assert "digits" in answer.error
+    assert "synthetic" in answer.error
+
+
+def test_dry_run_prints_the_plan_and_the_torchrun_line_and_runs_nothing(tmp_path: Path) -> None:
+    answer = invoke("run", "--compressor", "topk", "--steps", "5", "--dry-run", "--out", str(tmp_path / "out"))
+    assert answer.code == 0
+    assert "torch.distributed.run" in answer.out
+    assert "OMP_NUM_THREADS=" in answer.out
+    assert "allgather" in answer.out
+    assert not (tmp_path / "out").exists()

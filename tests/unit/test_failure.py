@@ -1,0 +1,71 @@
+"""Why a job failed, told from what its ranks left behind."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from bench.core.run_folder import RunFolder, write_json
+from bench.launch.failure import explain
+from tests.configs import make_config
+
+KILLED = """Root Cause (first observed failure):
+[0]:
+  time      : 2026-11-21_01:58:02
+  host      : localhost
+  rank      : 1 (local_rank: 1)
+  exitcode  : -9 (pid: 5769)  (SIGKILL)
+"""
+RAISED = KILLED.replace("-9", "1")
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> RunFolder:
+    return RunFolder.create(tmp_path, "test", "0123456789", 1)
+
+
+def leave(folder: RunFolder, rank: int, message: str, *, at: float, lost_a_peer: bool = False) -> None:
+    report: dict[str, Any] = {"rank": rank, "time": at, "message": message, "lost_a_peer": lost_a_peer}
+    write_json(folder.error_of(rank), report)
+
+
+def say(folder: RunFolder, log: str) -> None:
+    (folder.logs / "torchrun.log").write_text(log, encoding="utf-8")
+
+
+def test_the_first_rank_that_failed_by_itself_is_named(folder: RunFolder) -> None:
+    leave(folder, 0, "rank 1 does not answer", at=1.0, lost_a_peer=True)
+    leave(folder, 1, "ValueError: broken", at=2.0)
+    say(folder, RAISED)
+    assert explain(make_config(), folder) == "rank 1: ValueError: broken"
+
+
+def test_a_killed_rank_is_named_before_those_that_only_lost_it(folder: RunFolder) -> None:
+    leave(folder, 0, "rank 1 does not answer", at=1.0, lost_a_peer=True)
+    leave(folder, 2, "RuntimeError: Connection closed by peer [127.0.0.1]:1234", at=1.1)
+    say(folder, KILLED)
+    assert explain(make_config(), folder).startswith("rank 1 was killed by SIGKILL")
+
+
+def test_a_real_error_wins_over_a_kill_that_followed_it(folder: RunFolder) -> None:
+    leave(folder, 0, "the loss is nan at step 3", at=1.0)
+    say(folder, KILLED)
+    assert explain(make_config(), folder) == "rank 0: the loss is nan at step 3"
+
+
+def test_a_lost_peer_is_reported_when_nothing_else_is_known(folder: RunFolder) -> None:
+    leave(folder, 2, "rank 3 does not answer", at=1.0, lost_a_peer=True)
+    assert explain(make_config(), folder) == "rank 2: rank 3 does not answer"
+
+
+def test_without_any_report_the_end_of_the_log_is_shown(folder: RunFolder) -> None:
+    say(folder, "first\nImportError: no such thing\n======\n")
+    assert "ImportError: no such thing" in explain(make_config(), folder)
+
+
+def test_a_full_disk_is_named(folder: RunFolder, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(shutil, "disk_usage", lambda _: shutil._ntuple_diskusage(10, 10, 0))
+    assert "is full" in explain(make_config(), folder)
