@@ -9,6 +9,7 @@ from typing import ClassVar, Self
 from collectives import messages
 from collectives.options import Options
 from collectives.payload import Payload, PayloadError, unpack
+from collectives.steps import Scratch
 from collectives.transport import ReduceOp, Transport
 
 Key = tuple[int, ...]
@@ -22,7 +23,8 @@ class Collective(Options, abc.ABC):
     same order.
     """
 
-    transport: ClassVar[Transport]  # set per instance by `bind`
+    transport: ClassVar[Transport]  # set per instance by `bind`, as is the next
+    scratch: ClassVar[Scratch]
 
     def bind(self, transport: Transport) -> Self:
         """Attach to the ranks that take part; returns itself. Every rank must call.
@@ -30,7 +32,7 @@ class Collective(Options, abc.ABC):
         Raises:
             OptionError: the options do not fit this number of ranks.
         """
-        self.__dict__["transport"] = transport
+        self.__dict__.update(transport=transport, scratch=Scratch())
         return self
 
     @classmethod

@@ -19,11 +19,11 @@ import itertools
 import torch
 
 from collectives import messages
-from collectives.arithmetic import combine_
 from collectives.base import Collective, Key
 from collectives.kinds.bundle import Bundle
 from collectives.payload import Payload, balanced_borders, unpack
-from collectives.transport import Pending, Receive, ReduceOp, Send, Transport, wait_all
+from collectives.steps import Step, run
+from collectives.transport import ReduceOp, Transport
 
 
 @dataclasses.dataclass(kw_only=True)
@@ -40,9 +40,28 @@ class Ring(Collective):
     def _sum(self, payload: Payload, key: Key, op: ReduceOp) -> Payload:
         if payload.elementwise:
             wire = payload.wire
-            all_reduce_(self.transport, wire, op)
+            run(self.transport, self._steps(wire), op)
             return payload.with_wire(wire)
         return all_reduce_merging(self.transport, payload)
+
+    def _steps(self, wire: torch.Tensor) -> list[Step]:
+        rank, n = self.transport.rank, self.transport.world_size
+        left, right = (rank - 1) % n, (rank + 1) % n
+        borders = balanced_borders(wire.numel(), n)
+        chunks = [wire[start:stop] for start, stop in itertools.pairwise(borders)]
+        size = chunks[0].numel()
+        scratch = self.scratch.take(2 * size, wire).view(2, size)
+        steps = []
+        for index in range(2 * (n - 1)):
+            sent, received = chunks[(rank - index) % n], chunks[(rank - index - 1) % n]
+            step = Step()
+            step.send(sent, right)
+            if index < n - 1:
+                step.receive_and_add(received, left, scratch[index % 2])
+            else:
+                step.receive(received, left, overwrites=index - n + 1)
+            steps.append(step)
+        return steps
 
     def expected_bytes(
         self, nbytes: int, world_size: int, rank: int, *, elementwise: bool = True, itemsize: int = 4
@@ -55,50 +74,6 @@ class Ring(Collective):
         borders = balanced_borders(nbytes // itemsize, world_size)
         sizes = [itemsize * (stop - start) for start, stop in itertools.pairwise(borders)]
         return 2 * nbytes - sizes[(rank + 1) % world_size] - sizes[(rank + 2) % world_size]
-
-
-def all_reduce_(transport: Transport, wire: torch.Tensor, op: ReduceOp = "sum") -> None:
-    """Sum a dense tensor over ranks; every rank must call with the same length and dtype.
-
-    Args:
-        transport: the ranks, two or more.
-        wire: 1-D, contiguous, mutated.
-        op: what to do with two elements.
-    """
-    rank, n = transport.rank, transport.world_size
-    borders = balanced_borders(wire.numel(), n)
-    chunks = [wire[start:stop] for start, stop in itertools.pairwise(borders)]
-    scratch = [torch.empty_like(chunks[0]) for _ in range(2)]
-    num_steps = 2 * (n - 1)
-    # A buffer posted one step ahead saves a round trip; with two ranks the next buffer is what is being sent, and
-    # cannot be.
-    ahead = 0 if transport.in_step or n == 2 else 1
-    sends: list[list[Pending]] = []
-    receives: list[list[Pending]] = []
-
-    def buffer(step: int) -> torch.Tensor:
-        chunk = chunks[(rank - step - 1) % n]
-        return chunk if step >= n - 1 else scratch[step % 2][: chunk.numel()]
-
-    for posted in range(num_steps + ahead):
-        step = posted - ahead
-        outgoing: list[Send] = []
-        incoming: list[Receive] = []
-        if posted < num_steps and buffer(posted).numel():
-            if posted >= n - 1:
-                wait_all(sends[posted - n + 1])  # the all-gather overwrites what the reduce-scatter sent
-            incoming = [(buffer(posted), (rank - 1) % n)]
-        if step >= 0 and chunks[(rank - step) % n].numel():
-            outgoing = [(chunks[(rank - step) % n], (rank + 1) % n)]
-        pendings = transport.post(outgoing, incoming)
-        receives.append(pendings[: len(incoming)])
-        if step >= 0:
-            sends.append(pendings[len(incoming) :])
-            wait_all(receives[step])
-            if step < n - 1:
-                combine_(chunks[(rank - step - 1) % n], buffer(step), op)
-    for pending in sends:
-        wait_all(pending)
 
 
 def all_reduce_merging(transport: Transport, payload: Payload) -> Payload:
