@@ -1,0 +1,39 @@
+"""Torchvision's residual networks with the stem that 32x32 images need.
+
+Source: He, Zhang, Ren, Sun, "Deep Residual Learning for Image Recognition" (2015), table 1; the networks are
+torchvision's.
+Differs: the first convolution is 3x3 with stride 1 instead of 7x7 with stride 2, and the max pooling after it is left
+out, as is usual for small images: the original stem would leave 1x1 maps for the last stage.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+from typing import ClassVar
+
+from torch import nn
+from torchvision.models import ResNet
+
+from bench.models.base import Model
+
+
+@dataclasses.dataclass(kw_only=True)
+class TorchvisionResNet(Model):
+    """Base of the components `resnet18`, `resnet34` and `resnet50`.
+
+    Class facts:
+        network: torchvision's function that builds the network.
+    """
+
+    network: ClassVar[Callable[..., ResNet]]
+
+    def build(self, num_classes: int) -> nn.Module:
+        """Four stages at resolutions 32, 16, 8 and 4, global average, one linear layer."""
+        stem = nn.Conv2d(3, 64, kernel_size=3, stride=1, padding=1, bias=False)
+        # As torchvision initialises all its convolutions.
+        nn.init.kaiming_normal_(stem.weight, mode="fan_out", nonlinearity="relu")
+        network: nn.Module = type(self).network(num_classes=num_classes)
+        network.conv1 = stem
+        network.maxpool = nn.Identity()
+        return network

@@ -1,0 +1,21 @@
+"""ResNet-50 with a stem for 32x32 images: 23.5 million parameters.
+
+Source: He, Zhang, Ren, Sun, "Deep Residual Learning for Image Recognition" (2015), table 1.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+from typing import ClassVar
+
+from torchvision.models import ResNet, resnet50
+
+from bench.models._torchvision_resnet import TorchvisionResNet
+
+
+@dataclasses.dataclass(kw_only=True)
+class ResNet50(TorchvisionResNet):
+    """Stages of 3, 4, 6 and 3 bottleneck blocks with 64, 128, 256 and 512 channels."""
+
+    network: ClassVar[Callable[..., ResNet]] = staticmethod(resnet50)

@@ -1,0 +1,137 @@
+"""Models: published sizes and shapes, the shortcuts of the thin residual networks, reproducible weights."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import nn
+
+from bench.core import registry, spec
+from bench.core.errors import UsageError
+from bench.models._cifar_resnet import BasicBlock
+
+PARAMETERS = {
+    "linear": 30_730,
+    "small_cnn": 193_178,
+    "resnet20": 269_722,
+    "resnet32": 464_154,
+    "resnet56": 853_018,
+    "resnet18": 11_173_962,
+    "resnet34": 21_282_122,
+    "resnet50": 23_520_842,
+}
+
+
+def build(text: str, num_classes: int = 10) -> nn.Module:
+    model: nn.Module = spec.build("models", text).build(num_classes)  # type: ignore[attr-defined]
+    return model
+
+
+def count(network: nn.Module) -> int:
+    return sum(parameter.numel() for parameter in network.parameters())
+
+
+def test_every_model_is_listed_here() -> None:
+    assert set(registry.entries("models")) == set(PARAMETERS)
+
+
+@pytest.mark.parametrize("name", PARAMETERS)
+def test_size_is_the_published_one(name: str) -> None:
+    with torch.device("meta"):
+        assert count(build(name)) == PARAMETERS[name]
+
+
+@pytest.mark.parametrize(("name", "millions"), [("resnet20", 0.27), ("resnet32", 0.46), ("resnet56", 0.85)])
+def test_thin_residual_networks_have_the_papers_size(name: str, millions: float) -> None:
+    assert round(PARAMETERS[name] / 1e6, 2) == millions
+
+
+@pytest.mark.parametrize("name", ["linear", "small_cnn", "resnet20", "resnet18", "resnet50"])
+def test_every_parameter_takes_part(name: str) -> None:
+    torch.manual_seed(0)
+    network = build(name)
+    logits = network(torch.randn(2, 3, 32, 32))
+    assert logits.shape == (2, 10)
+    assert network.training
+    logits.square().sum().backward()
+    assert all(p.dtype == torch.float32 and p.grad is not None for p in network.parameters())
+
+
+@pytest.mark.parametrize("name", ["linear", "small_cnn", "resnet20", "resnet18"])
+def test_number_of_classes_is_the_number_of_outputs(name: str) -> None:
+    assert build(name, num_classes=100).eval()(torch.randn(1, 3, 32, 32)).shape == (1, 100)
+
+
+@pytest.mark.parametrize("name", ["small_cnn", "resnet20", "resnet18"])
+def test_weights_follow_the_global_seed(name: str) -> None:
+    def weights(seed: int) -> torch.Tensor:
+        torch.manual_seed(seed)
+        return nn.utils.parameters_to_vector(build(name).parameters())
+
+    assert torch.equal(weights(1), weights(1))
+    assert not torch.equal(weights(1), weights(2))
+
+
+@pytest.mark.parametrize("name", ["resnet18", "resnet34", "resnet50"])
+def test_stem_keeps_the_resolution_of_small_images(name: str) -> None:
+    with torch.device("meta"):
+        network = build(name)
+    sizes = {}
+    for stage in ("layer1", "layer4"):
+        module = network.get_submodule(stage)
+        module.register_forward_hook(lambda _, __, output, stage=stage: sizes.update({stage: output.shape[2:]}))
+    network(torch.empty(1, 3, 32, 32, device="meta"))
+    assert sizes == {"layer1": (32, 32), "layer4": (4, 4)}
+
+
+@pytest.mark.parametrize("name", ["resnet20", "resnet18"])
+def test_convolutions_have_he_initialisation(name: str) -> None:
+    torch.manual_seed(0)
+    for module in build(name).modules():
+        if isinstance(module, nn.Conv2d) and module.kernel_size == (3, 3) and module.weight.numel() > 2000:
+            # Torchvision's networks count the outgoing connections, the thin ones the incoming, as the paper does.
+            fan = module.out_channels if name == "resnet18" else module.in_channels
+            assert module.weight.std().item() == pytest.approx((2 / (9 * fan)) ** 0.5, rel=0.1)
+
+
+def test_shortcut_subsamples_and_pads_channels_with_zeros() -> None:
+    block = BasicBlock(16, 32, stride=2)
+    x = torch.randn(2, 16, 8, 8)
+    shortcut = block.shortcut(x)
+    assert torch.equal(shortcut[:, 8:24], x[:, :, ::2, ::2])
+    assert not shortcut[:, :8].any()
+    assert not shortcut[:, 24:].any()
+    assert torch.equal(BasicBlock(16, 16, stride=1).shortcut(x), x)
+
+
+def test_block_adds_its_shortcut() -> None:
+    block = BasicBlock(16, 32, stride=2)
+    nn.init.zeros_(block.bn2.weight)
+    x = torch.randn(2, 16, 8, 8)
+    assert torch.equal(block(x), block.shortcut(x).relu())
+
+
+def test_small_cnn_gives_compressors_something_to_do() -> None:
+    layers = [module for module in build("small_cnn").modules() if isinstance(module, nn.Conv2d | nn.Linear)]
+    large = {type(layer) for layer in layers if layer.weight.numel() > 16384}
+    assert large == {nn.Conv2d, nn.Linear}
+
+
+def test_small_cnn_options_set_its_size() -> None:
+    network = build("small_cnn:width=4,hidden=10")
+    # Convolutions 3-4-8-16-16 without bias, each with a scale and an offset per channel, then 256-10-10 with biases.
+    assert count(network) == 9 * (3 * 4 + 4 * 8 + 8 * 16 + 16 * 16) + 2 * (4 + 8 + 16 + 16) + 2570 + 110
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("small_cnn:width=0", "width=0 is not possible"),
+        ("small_cnn:hidden=many", "hidden=many is not possible"),
+        ("resnet20:depth=3", "resnet20 has no option 'depth'"),
+        ("resnet19", "there is no model 'resnet19'"),
+    ],
+)
+def test_bad_options_are_usage_errors(text: str, message: str) -> None:
+    with pytest.raises(UsageError, match=message):
+        spec.build("models", text)
