@@ -1,0 +1,29 @@
+"""Adam: steps scaled by running moments of the gradient.
+
+Source: Kingma, Ba, "Adam: A Method for Stochastic Optimization" (2015), algorithm 1.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterable
+from typing import Annotated
+
+import torch
+from annotated_types import Ge
+from typing_extensions import Doc
+
+from bench.optimizers._moments import MomentOptimizer
+
+
+@dataclasses.dataclass(kw_only=True)
+class Adam(MomentOptimizer):
+    """torch.optim.Adam."""
+
+    weight_decay: Annotated[float, Ge(0), Doc("L2 penalty, added to the gradient")] = 0.0
+
+    def build(self, parameters: Iterable[torch.nn.Parameter], lr: float) -> torch.optim.Optimizer:
+        """One parameter group with these options."""
+        return torch.optim.Adam(
+            parameters, lr=lr, betas=(self.beta1, self.beta2), eps=self.eps, weight_decay=self.weight_decay
+        )

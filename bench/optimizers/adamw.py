@@ -1,0 +1,29 @@
+"""AdamW: Adam whose weight decay does not pass through the moments.
+
+Source: Loshchilov, Hutter, "Decoupled Weight Decay Regularization" (2019), algorithm 2.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterable
+from typing import Annotated
+
+import torch
+from annotated_types import Ge
+from typing_extensions import Doc
+
+from bench.optimizers._moments import MomentOptimizer
+
+
+@dataclasses.dataclass(kw_only=True)
+class AdamW(MomentOptimizer):
+    """torch.optim.AdamW."""
+
+    weight_decay: Annotated[float, Ge(0), Doc("share of the weight removed per step, times lr")] = 0.01
+
+    def build(self, parameters: Iterable[torch.nn.Parameter], lr: float) -> torch.optim.Optimizer:
+        """One parameter group with these options."""
+        return torch.optim.AdamW(
+            parameters, lr=lr, betas=(self.beta1, self.beta2), eps=self.eps, weight_decay=self.weight_decay
+        )

@@ -1,0 +1,102 @@
+"""Optimizers: options reach torch, defaults are sane, bad values are refused."""
+
+from __future__ import annotations
+
+from typing import cast
+
+import pytest
+import torch
+
+from bench.core import registry, spec
+from bench.core.errors import UsageError
+from bench.optimizers.base import Optimizer
+
+
+def build(text: str) -> Optimizer:
+    return cast(Optimizer, spec.build("optimizers", text))
+
+
+def stepped(text: str, gradients: list[float], lr: float) -> float:
+    """Where a weight that starts at 1 is after these gradients."""
+    weight = torch.nn.Parameter(torch.ones((), dtype=torch.float64))
+    optimizer = build(text).build([weight], lr)
+    for gradient in gradients:
+        weight.grad = torch.full_like(weight, gradient)
+        optimizer.step()
+    return weight.item()
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        # Gradients 1 and 2, lr 0.1. Velocities 1, 2.9 by default.
+        ("sgd", 1 - 0.1 * (1 + 2.9)),
+        ("sgd:momentum=0", 1 - 0.1 * (1 + 2)),
+        ("sgd:momentum=0.5", 1 - 0.1 * (1 + 2.5)),
+        # Nesterov steps along gradient + momentum * velocity: 1.9, then 2 + 0.9 * 2.9.
+        ("sgd:nesterov=true", 1 - 0.1 * (1.9 + 4.61)),
+        # The penalty adds 0.5 w to the gradient: 1.5 moves w to 0.85, then 2.425.
+        ("sgd:momentum=0,weight_decay=0.5", 0.85 - 0.1 * 2.425),
+    ],
+)
+def test_sgd_follows_its_formula(text: str, expected: float) -> None:
+    assert stepped(text, [1, 2], lr=0.1) == pytest.approx(expected, rel=1e-12)
+
+
+def adam_by_hand(decay_in_gradient: float, decoupled_decay: float) -> float:
+    lr, beta1, beta2, eps = 0.1, 0.8, 0.9, 0.01
+    weight, mean, square = 1.0, 0.0, 0.0
+    for step, gradient in enumerate([1.0, 2.0], start=1):
+        weight -= lr * decoupled_decay * weight
+        gradient += decay_in_gradient * weight
+        mean = beta1 * mean + (1 - beta1) * gradient
+        square = beta2 * square + (1 - beta2) * gradient**2
+        weight -= lr * (mean / (1 - beta1**step)) / ((square / (1 - beta2**step)) ** 0.5 + eps)
+    return weight
+
+
+@pytest.mark.parametrize(("name", "decays"), [("adam", (0.5, 0.0)), ("adamw", (0.0, 0.5))])
+def test_adam_follows_its_formula(name: str, decays: tuple[float, float]) -> None:
+    text = f"{name}:beta1=0.8,beta2=0.9,eps=0.01,weight_decay=0.5"
+    assert stepped(text, [1, 2], lr=0.1) == pytest.approx(adam_by_hand(*decays), rel=1e-9)
+
+
+@pytest.mark.parametrize("name", registry.entries("optimizers"))
+def test_every_optimizer_moves_all_parameters_from_its_default_rate(name: str) -> None:
+    optimizer = build(name)
+    parameters = [torch.nn.Parameter(torch.ones(3)) for _ in range(2)]
+    for parameter in parameters:
+        parameter.grad = torch.ones(3)
+    optimizer.build(parameters, optimizer.default_lr).step()
+    assert all((parameter < 1).all() for parameter in parameters)
+    assert 0 < optimizer.default_lr < 1
+
+
+def test_only_sgd_names_a_momentum_that_a_compressor_may_take_over() -> None:
+    assert {name: build(name).momentum_option for name in registry.entries("optimizers")} == {
+        "sgd": "momentum",
+        "adam": "",
+        "adamw": "",
+    }
+    assert "momentum" in build("sgd").option_names()
+    assert "momentum" in build("sgd").build([torch.nn.Parameter(torch.ones(1))], 0.1).param_groups[0]
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("sgd:momentum=2", "sgd: momentum=2 is not possible"),
+        ("sgd:momentum=1", "sgd: momentum=1 is not possible"),
+        ("sgd:weight_decay=-1", "sgd: weight_decay=-1 is not possible"),
+        ("sgd:nesterov=true,momentum=0", "sgd: nesterov=true needs momentum above 0; leave one of them out"),
+        ("sgd:momentun=0.5", "did you mean 'momentum'"),
+        ("adam:beta1=1", "adam: beta1=1 is not possible"),
+        ("adam:eps=0", "adam: eps=0 is not possible"),
+        ("adamw:beta2=1.5", "adamw: beta2=1.5 is not possible"),
+        ("adamw:weight_decay=nan", "adamw: weight_decay=nan is not possible"),
+        ("adan", "there is no optimizer 'adan' .did you mean 'adam'"),
+    ],
+)
+def test_bad_options_are_usage_errors(text: str, message: str) -> None:
+    with pytest.raises(UsageError, match=message):
+        build(text)
