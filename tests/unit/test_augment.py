@@ -1,0 +1,92 @@
+"""Augmentation: equal to a loop over images, independent per image, private randomness."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch.nn import functional
+
+from bench.datasets.augment import crop_and_flip, normalise
+
+
+def generator(seed: int = 1) -> torch.Generator:
+    return torch.Generator().manual_seed(seed)
+
+
+def images(num_samples: int, height: int = 32, width: int = 32, dtype: torch.dtype = torch.uint8) -> torch.Tensor:
+    shape = (num_samples, 3, height, width)
+    return torch.randint(1, 256, shape, generator=generator(99)).to(dtype)  # 0 is left for the border
+
+
+def loop_over_images(x: torch.Tensor, seed: int, *, flip: bool, padding: int, border: str) -> torch.Tensor:
+    """The plain way: pad, cut and mirror one image after the other."""
+    draws = generator(seed)
+    top, left = (torch.randint(2 * padding + 1, (len(x), 1), generator=draws).flatten().tolist() for _ in range(2))
+    mirrored = torch.randint(2, (len(x), 1), generator=draws, dtype=torch.bool) if flip else torch.zeros(len(x))
+    height, width = x.shape[2:]
+    results = []
+    for i, image in enumerate(x):
+        mode = "constant" if border == "zero" else "reflect"
+        padded = functional.pad(image.double(), (padding,) * 4, mode=mode).to(x.dtype)
+        crop = padded[:, top[i] : top[i] + height, left[i] : left[i] + width]
+        results.append(crop.flip(2) if mirrored[i] else crop)
+    return torch.stack(results)
+
+
+@pytest.mark.parametrize("border", ["zero", "reflect"])
+@pytest.mark.parametrize("flip", [False, True])
+@pytest.mark.parametrize("padding", [0, 1, 4])
+@pytest.mark.parametrize("size", [(1, 32, 32), (33, 32, 32), (7, 12, 9)])
+def test_equals_a_loop_over_images(border: str, flip: bool, padding: int, size: tuple[int, int, int]) -> None:
+    x = images(*size)
+    result = crop_and_flip(x, generator(5), flip=flip, padding=padding, border=border)  # type: ignore[arg-type]
+    assert result.dtype == torch.uint8
+    assert torch.equal(result, loop_over_images(x, 5, flip=flip, padding=padding, border=border))
+
+
+def test_every_shift_and_both_mirrorings_occur_equally_often() -> None:
+    x = torch.zeros(16_200, 1, 32, 32, dtype=torch.uint8)
+    x[:, :, 16, 8] = 1  # where this pixel lands tells shift and mirroring apart
+    landed = crop_and_flip(x, generator(), flip=True).flatten(1).argmax(1)
+    rows, columns = landed // 32, landed % 32
+    kept = columns <= 12  # unmirrored it lands in columns 4 to 12, mirrored in 19 to 27
+    shifts = (rows - 12) * 18 + torch.where(kept, columns - 4, columns - 10)
+    counts = shifts.bincount(minlength=162)
+    assert len(counts) == 162
+    # 100 expected in each of 162 cells: a deviation of five standard deviations has a chance below 1e-4 in all of them.
+    assert (counts - 100).abs().max() < 50
+
+
+def test_float_and_non_contiguous_images_are_moved_likewise() -> None:
+    x = images(5)
+    expected = crop_and_flip(x, generator(), flip=True)
+    assert torch.equal(crop_and_flip(x.float(), generator(), flip=True), expected.float())
+    channels_last = x.contiguous(memory_format=torch.channels_last)
+    assert torch.equal(crop_and_flip(channels_last, generator(), flip=True), expected)
+
+
+def test_input_and_global_generator_are_untouched_and_draws_follow_the_seed() -> None:
+    x = images(8)
+    before, state = x.clone(), torch.get_rng_state()
+    draws = generator(3)
+    first, second = crop_and_flip(x, draws, flip=True), crop_and_flip(x, draws, flip=True)
+    assert torch.equal(x, before)
+    assert torch.equal(torch.get_rng_state(), state)
+    assert torch.equal(first, crop_and_flip(x, generator(3), flip=True))
+    assert not torch.equal(first, second)
+
+
+def test_normalise_is_the_formula_per_channel() -> None:
+    x = images(2)
+    mean, std = (0.1, 0.5, 0.9), (0.2, 0.3, 0.4)
+    expected = (x.double() / 255 - torch.tensor(mean).double().view(3, 1, 1)) / torch.tensor(std).double().view(3, 1, 1)
+    result = normalise(x, mean, std)
+    assert result.dtype == torch.float32
+    torch.testing.assert_close(result.double(), expected, rtol=1e-5, atol=1e-5)
+
+
+def test_normalise_returns_a_new_tensor_even_for_float_images() -> None:
+    x = images(2, dtype=torch.float32)
+    before = x.clone()
+    normalise(x, (0.5,) * 3, (0.2,) * 3)
+    assert torch.equal(x, before)
