@@ -44,7 +44,7 @@ class Part:
             return self
         # A class's i-th of n samples stands at (i + 1/2) / n: any prefix of that order holds an equal share of each.
         place = torch.empty(len(self), dtype=torch.float64)
-        for label in self.labels.unique():
+        for label in range(int(self.labels.max()) + 1):
             members = (self.labels == label).nonzero().flatten()
             place[members] = (torch.arange(len(members), dtype=torch.float64) + 0.5) / len(members)
         chosen = place.argsort(stable=True)[:size].sort().values

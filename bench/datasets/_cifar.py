@@ -1,0 +1,191 @@
+"""What CIFAR-10 and CIFAR-100 share: an archive that torchvision knows by its checksums, and its images in memory.
+
+Torchvision downloads, verifies and reads the files; only `prepare` touches the network. Every file is verified before
+it is read, so that the pickles inside are known to be the published ones, whatever mirror they came from.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import errno
+import http.client
+import socket
+import tarfile
+import urllib.error
+import warnings
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Annotated, ClassVar
+
+import pydantic
+import torch
+from torchvision.datasets import CIFAR10
+from torchvision.datasets.utils import check_integrity, download_url
+from typing_extensions import Doc
+
+from bench.datasets.base import Dataset, DatasetError, Part
+
+_WITHOUT_NETWORK = "use --dataset digits or --dataset synthetic, which need no download"
+# What `write` can raise, which names no file.
+_DISK_ERRORS = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO}
+
+
+@dataclasses.dataclass(kw_only=True)
+class Cifar(Dataset):
+    """Base of the components `cifar10` and `cifar100`.
+
+    Class facts:
+        archive: torchvision's class: names, address and checksums of the archive and of the files in it.
+        whole: (training samples, test samples).
+        timeout_s: longest wait for the server's next bytes.
+    """
+
+    mirror: ClassVar[bool] = True
+    archive: ClassVar[type[CIFAR10]]
+    whole: ClassVar[tuple[int, int]] = (50_000, 10_000)
+    timeout_s: ClassVar[float] = 10.0
+
+    url: Annotated[
+        Annotated[str, pydantic.StringConstraints(pattern=r"^https?://\S+$")] | None,
+        Doc("address of a mirror of the archive, for `bench data prepare` (none: the original); the checksums stay"),
+    ] = None
+
+    def sizes(self) -> tuple[int, int]:
+        """(50 000, 10 000)."""
+        return self.whole
+
+    def status(self, data_dir: Path) -> str:
+        """E.g. "ready in data/cifar-10-batches-py", or what is missing or damaged and how to mend it."""
+        if not self._folder(data_dir).exists():
+            return f"not prepared; run {self._prepare_command}"
+        bad = self._bad_files(data_dir)
+        return self._damage(bad) if bad else f"ready in {self._folder(data_dir)}"
+
+    def is_present(self, data_dir: Path) -> bool:
+        """Every file is there and has its checksum (reads all of them: half a second)."""
+        return not self._bad_files(data_dir)
+
+    def prepare(self, data_dir: Path) -> None:
+        """Download (unless the archive already lies in `data_dir`), verify, and extract; nothing where all is well.
+
+        Raises:
+            DatasetError: no network, a server that is silent for 10 s, a wrong checksum, or a disk problem.
+        """
+        if self.is_present(data_dir):
+            return
+        try:
+            archive = self._download(data_dir)
+            with tarfile.open(archive) as tar:
+                tar.extractall(data_dir, filter="data")
+        except OSError as error:
+            raise DatasetError(
+                f"{self.component_name} could not be written to {data_dir}: {error.strerror or error}; make room or "
+                f"give another folder with --data-dir, then run {self._prepare_command}"
+            ) from error
+        bad = self._bad_files(data_dir)
+        if bad:
+            raise DatasetError(self._damage(bad))
+
+    def load(
+        self, data_dir: Path, *, seed: int, train_size: int | None = None, test_size: int | None = None
+    ) -> tuple[Part, Part]:
+        """Both parts, verified and read from what `prepare` left in `data_dir`; `seed` does not matter.
+
+        Raises:
+            DatasetError: not prepared, a damaged file (named), or more samples asked for than there are.
+        """
+        train_size, test_size = self.resolve_sizes(train_size, test_size)
+        if not self._folder(data_dir).exists():
+            raise DatasetError(
+                f"{self.component_name} is not in {data_dir}; run {self._prepare_command} where there is a network, or "
+                f"{_WITHOUT_NETWORK}"
+            )
+        try:
+            train, test = (self._read(data_dir, train=train) for train in (True, False))
+        except RuntimeError as error:  # what torchvision raises for a file that is missing or has a wrong checksum
+            raise DatasetError(self._damage(self._bad_files(data_dir))) from error
+        return train.subset(train_size), test.subset(test_size)
+
+    def _download(self, data_dir: Path) -> Path:
+        """The verified archive's path.
+
+        Raises:
+            DatasetError: the network or the archive is at fault.
+            OSError: the disk is.
+        """
+        url = self.url or self.archive.url
+        path: Path = data_dir / self.archive.filename
+        try:
+            with _socket_timeout(self.timeout_s):
+                download_url(url, str(data_dir), self.archive.filename, self.archive.tgz_md5)
+        except (OSError, http.client.HTTPException, RecursionError, UnicodeError) as error:
+            if _is_disk_problem(error):
+                raise
+            raise DatasetError(
+                f"{self.component_name} could not be downloaded from {url}: {self._reason(error)}; check the network "
+                f"and run {self._prepare_command}, put {self.archive.filename} into {data_dir} yourself, or "
+                f"{_WITHOUT_NETWORK}"
+            ) from error
+        except RuntimeError as error:  # what torchvision raises for a wrong checksum
+            raise DatasetError(
+                f"{path} has a wrong checksum, so what {url} sent is damaged or another file; delete it and run "
+                f"{self._prepare_command}, or {_WITHOUT_NETWORK}"
+            ) from error
+        return path
+
+    def _reason(self, error: Exception) -> str:
+        """What went wrong on the network, in a few words."""
+        cause = error
+        if isinstance(error, urllib.error.URLError) and isinstance(error.reason, Exception):
+            cause = error.reason
+        if isinstance(cause, TimeoutError):
+            return f"the server was silent for {self.timeout_s:g} s"
+        return getattr(cause, "strerror", None) or str(cause) or type(cause).__name__
+
+    def _read(self, data_dir: Path, *, train: bool) -> Part:
+        with warnings.catch_warnings():
+            # The published pickles hold a dtype as old NumPy wrote it, which NumPy 2.4.0 to 2.4.4 complain about.
+            warnings.filterwarnings("ignore", message=r"dtype\(\): align should be passed")
+            source = self.archive(str(data_dir), train=train)
+        images = torch.from_numpy(source.data).permute(0, 3, 1, 2).contiguous()
+        return Part(images=images, labels=torch.tensor(source.targets, dtype=torch.int64))
+
+    @property
+    def _prepare_command(self) -> str:
+        return f"`bench data prepare {self.component_name}`"
+
+    def _folder(self, data_dir: Path) -> Path:
+        folder: str = self.archive.base_folder
+        return data_dir / folder
+
+    def _bad_files(self, data_dir: Path) -> list[Path]:
+        """Files that are missing or have a wrong checksum."""
+        meta = (self.archive.meta["filename"], self.archive.meta["md5"])
+        files = [*self.archive.train_list, *self.archive.test_list, meta]
+        paths = ((self._folder(data_dir) / name, md5) for name, md5 in files)
+        return [path for path, md5 in paths if not check_integrity(path, md5)]
+
+    def _damage(self, bad: list[Path]) -> str:
+        problem = "has a wrong checksum" if bad[0].exists() else "is missing"
+        others = f" (and {len(bad) - 1} more files are not right)" if len(bad) > 1 else ""
+        remedy = "delete it and run" if bad[0].exists() else "run"
+        return f"{bad[0]} {problem}{others}; {remedy} {self._prepare_command}"
+
+
+def _is_disk_problem(error: Exception) -> bool:
+    """Opening and writing the archive raise OSError just as the network does; only files have a name."""
+    if isinstance(error, urllib.error.URLError) or not isinstance(error, OSError):
+        return False
+    return error.filename is not None or error.errno in _DISK_ERRORS
+
+
+@contextlib.contextmanager
+def _socket_timeout(seconds: float) -> Iterator[None]:
+    """Let sockets opened inside give up after so long; torchvision offers no timeout of its own."""
+    before = socket.getdefaulttimeout()
+    socket.setdefaulttimeout(seconds)
+    try:
+        yield
+    finally:
+        socket.setdefaulttimeout(before)

@@ -1,0 +1,66 @@
+"""Real handwritten digits, 1797 images that scikit-learn brings along, enlarged to 3x32x32.
+
+Source: Alpaydin, Kaynak, "Optical Recognition of Handwritten Digits" (1998), UCI Machine Learning Repository, its test
+part, as `sklearn.datasets.load_digits` holds it.
+Differs: 8x8 pixels of 17 grey levels become 32x32 of 256 by bilinear interpolation, the same in all three channels; the
+split into training and test part is ours.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+from typing import ClassVar
+
+import torch
+from torch.nn import functional
+
+from bench.datasets.base import Dataset, Part
+
+_WHITE = 16  # the brightest level in the source
+
+
+@dataclasses.dataclass(kw_only=True)
+class Digits(Dataset):
+    """1347 training and 450 test images in ten classes; the split is fixed and stratified."""
+
+    num_classes: ClassVar[int] = 10
+    mean: ClassVar[tuple[float, float, float]] = (0.3056, 0.3056, 0.3056)
+    std: ClassVar[tuple[float, float, float]] = (0.3238, 0.3238, 0.3238)
+    mirror: ClassVar[bool] = False
+
+    def sizes(self) -> tuple[int, int]:
+        """(1347, 450)."""
+        return 1347, 450
+
+    def load(
+        self, data_dir: Path, *, seed: int, train_size: int | None = None, test_size: int | None = None
+    ) -> tuple[Part, Part]:
+        """Both parts; `data_dir` and `seed` do not matter.
+
+        Raises:
+            DatasetError: more samples asked for than there are.
+        """
+        from sklearn.datasets import load_digits  # takes a second, and validating options does not need it
+
+        train_size, test_size = self.resolve_sizes(train_size, test_size)
+        source = load_digits()
+        images = _enlarge(torch.from_numpy(source.images))
+        labels = torch.from_numpy(source.target).to(torch.int64)
+        is_test = _every_fourth(labels)
+        train = Part(images=images[~is_test], labels=labels[~is_test])
+        test = Part(images=images[is_test], labels=labels[is_test])
+        return train.subset(train_size), test.subset(test_size)
+
+
+def _enlarge(images: torch.Tensor) -> torch.Tensor:
+    """Grey levels 0 to 16, float64 [n, 8, 8] -> uint8 [n, 3, 32, 32]."""
+    large = functional.interpolate(images.float().unsqueeze(1), size=(32, 32), mode="bilinear", align_corners=False)
+    return (large * (255 / _WHITE)).round().to(torch.uint8).repeat(1, 3, 1, 1)
+
+
+def _every_fourth(labels: torch.Tensor) -> torch.Tensor:
+    """Mask of every fourth image, counting through one class after the other: each class gives a quarter of its own."""
+    mask = torch.zeros(len(labels), dtype=torch.bool)
+    mask[labels.argsort(stable=True)[::4]] = True
+    return mask

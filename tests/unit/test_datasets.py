@@ -1,0 +1,158 @@
+"""Data sets: sizes, types, splits, balanced subsets, and the facts that normalisation relies on."""
+
+from __future__ import annotations
+
+import itertools
+from pathlib import Path
+from typing import cast
+
+import numpy as np
+import pytest
+import torch
+from sklearn.datasets import load_digits
+
+from bench.core import registry, spec
+from bench.core.errors import UsageError
+from bench.datasets.base import Dataset, DatasetError, Part
+
+NOWHERE = Path("/nonexistent")
+BUILT_IN = ("digits", "synthetic")
+
+
+def build(text: str) -> Dataset:
+    return cast(Dataset, spec.build("datasets", text))
+
+
+@pytest.fixture(scope="module")
+def parts() -> dict[str, tuple[Part, Part]]:
+    return {name: build(name).load(NOWHERE, seed=1) for name in BUILT_IN}
+
+
+def test_all_sets_are_found_with_a_description() -> None:
+    found = registry.entries("datasets")
+    assert set(found) == {"cifar10", "cifar100", "digits", "synthetic"}
+    assert all(len(entry.description) > 20 for entry in found.values())
+
+
+@pytest.mark.parametrize("name", BUILT_IN)
+def test_parts_have_the_promised_types_and_sizes(name: str, parts: dict[str, tuple[Part, Part]]) -> None:
+    dataset = build(name)
+    assert tuple(len(part) for part in parts[name]) == dataset.sizes()
+    for part in parts[name]:
+        assert part.images.dtype == torch.uint8
+        assert part.images.shape == (len(part), 3, 32, 32)
+        assert part.labels.dtype == torch.int64
+        assert sorted(set(part.labels.tolist())) == list(range(dataset.num_classes))
+
+
+@pytest.mark.parametrize("name", BUILT_IN)
+def test_mean_and_deviation_are_those_of_the_training_part(name: str, parts: dict[str, tuple[Part, Part]]) -> None:
+    dataset = build(name)
+    pixels = parts[name][0].images.double() / 255
+    torch.testing.assert_close(pixels.mean((0, 2, 3)), torch.tensor(dataset.mean).double(), atol=2e-3, rtol=0)
+    torch.testing.assert_close(pixels.std((0, 2, 3)), torch.tensor(dataset.std).double(), atol=2e-3, rtol=0)
+
+
+@pytest.mark.parametrize("name", BUILT_IN)
+def test_built_in_sets_need_no_preparation(name: str) -> None:
+    dataset = build(name)
+    dataset.prepare(NOWHERE)
+    assert dataset.is_present(NOWHERE)
+    assert dataset.status(NOWHERE) == "built in, nothing to prepare"
+    assert not NOWHERE.exists()
+
+
+def test_digits_are_the_real_ones_split_by_every_fourth_of_each_class(parts: dict[str, tuple[Part, Part]]) -> None:
+    source = load_digits()
+    one_class_after_the_other = sorted(range(1797), key=lambda i: source.target[i])
+    chosen = {"test": sorted(one_class_after_the_other[::4])}
+    chosen["train"] = sorted(set(range(1797)) - set(chosen["test"]))
+    # Row r of this matrix: how much each of 8 pixels gives to pixel r of 32.
+    weights = np.stack([np.interp((np.arange(32) + 0.5) / 4 - 0.5, range(8), unit) for unit in np.eye(8)], axis=1)
+    for part, indices in zip(parts["digits"], (chosen["train"], chosen["test"]), strict=True):
+        assert part.labels.tolist() == source.target[indices].tolist()
+        enlarged = torch.from_numpy(weights @ source.images[indices] @ weights.T * (255 / 16))
+        assert (part.images[:, 0].double() - enlarged).abs().max() < 0.5001
+
+    train, test = parts["digits"]
+    share = test.labels.bincount() / (train.labels.bincount() + test.labels.bincount())
+    assert ((share - 0.25).abs() < 0.005).all()
+
+
+def test_digits_are_grey_and_use_the_whole_range(parts: dict[str, tuple[Part, Part]]) -> None:
+    train, _ = parts["digits"]
+    assert torch.equal(train.images[:, 0], train.images[:, 1])
+    assert torch.equal(train.images[:, 0], train.images[:, 2])
+    assert (int(train.images.min()), int(train.images.max())) == (0, 255)
+
+
+def test_digits_do_not_depend_on_the_seed(parts: dict[str, tuple[Part, Part]]) -> None:
+    again = build("digits").load(NOWHERE, seed=2)
+    assert all(torch.equal(a.images, b.images) for a, b in zip(again, parts["digits"], strict=True))
+
+
+def unbalanced_part() -> Part:
+    labels = torch.tensor([0] * 60 + [2] * 30 + [1] * 10)[
+        torch.randperm(100, generator=torch.Generator().manual_seed(4))
+    ]
+    images = torch.arange(100, dtype=torch.uint8).view(-1, 1, 1, 1).expand(-1, 3, 32, 32)
+    return Part(images=images, labels=labels)
+
+
+@pytest.mark.parametrize("size", range(1, 101))
+def test_subset_keeps_the_shares_of_the_classes_and_the_order(size: int) -> None:
+    part = unbalanced_part()
+    subset = part.subset(size)
+    assert len(subset) == size
+    expected = torch.tensor([0.6, 0.1, 0.3]) * size
+    assert ((subset.labels.bincount(minlength=3) - expected).abs() <= 1).all()
+    numbers = subset.images[:, 0, 0, 0].long()
+    assert (numbers.diff() > 0).all()
+    assert torch.equal(part.labels[numbers], subset.labels)
+
+
+def test_smaller_subsets_lie_inside_larger_ones() -> None:
+    part = unbalanced_part()
+    chosen = [set(part.subset(size).images[:, 0, 0, 0].tolist()) for size in range(1, 101)]
+    assert all(smaller < larger for smaller, larger in itertools.pairwise(chosen))
+
+
+def test_load_takes_balanced_subsets() -> None:
+    train, test = build("digits").load(NOWHERE, seed=1, train_size=100, test_size=50)
+    assert train.labels.bincount().tolist() == [10] * 10
+    assert test.labels.bincount().tolist() == [5] * 10
+
+
+@pytest.mark.parametrize(
+    ("sizes", "message"),
+    [
+        ({"train_size": 1348}, "digits has 1347 training samples, so 1348 are not possible; ask for 1 to 1347"),
+        ({"test_size": 451}, "digits has 450 test samples, so 451 are not possible; ask for 1 to 450"),
+        ({"train_size": 0}, "digits has 1347 training samples, so 0 are not possible"),
+    ],
+)
+def test_impossible_sizes_are_refused(sizes: dict[str, int], message: str) -> None:
+    with pytest.raises(DatasetError, match=message):
+        build("digits").load(NOWHERE, seed=1, **sizes)
+
+
+def test_sizes_are_known_without_loading() -> None:
+    assert build("cifar10").resolve_sizes(None, 100) == (50_000, 100)
+    assert build("synthetic:train_size=30").resolve_sizes(None, 5_000_000) == (30, 5_000_000)
+    with pytest.raises(UsageError, match="synthetic makes at least one test sample, so 0 are not possible"):
+        build("synthetic").resolve_sizes(None, 0)
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("digits:size=3", "digits has no option 'size'"),
+        ("synthetic:train_size=0", "train_size=0 is not possible"),
+        ("synthetic:noise=2", "noise=2 is not possible"),
+        ("cifar100:url=nowhere", "url=nowhere is not possible"),
+        ("cifar11", "did you mean 'cifar10'"),
+    ],
+)
+def test_bad_options_are_usage_errors(text: str, message: str) -> None:
+    with pytest.raises(UsageError, match=message):
+        build(text)
