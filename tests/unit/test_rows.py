@@ -157,7 +157,7 @@ def test_a_full_disk_loses_only_the_row_that_did_not_fit(tmp_path: Path) -> None
 
 
 def test_a_folder_that_does_not_exist_shows_before_the_first_row(tmp_path: Path) -> None:
-    with pytest.raises(StoreError, match="cannot write .*absent"):
+    with pytest.raises(StoreError, match=r"cannot write .*absent"):
         RowWriter(tmp_path / "absent" / "metrics.csv")
 
 

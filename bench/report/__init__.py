@@ -1,0 +1,1 @@
+"""Reports: reading results, statistics over seeds, comparison, tables. Imports no torch, and pandas only for data."""

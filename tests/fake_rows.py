@@ -1,0 +1,108 @@
+"""Made-up rows of metrics.csv: reading, comparing and printing are tested in milliseconds, without training."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+
+from bench.core.rows import RowWriter
+from bench.report import store
+
+DENSE_BYTES = 1_000_000.0
+
+
+def fake_row(**values: Any) -> dict[str, Any]:
+    """One evaluation of a run on a small model; every value can be replaced."""
+    row: dict[str, Any] = {
+        "compressor": "none",
+        "collective": "native",
+        "seed": 1,
+        "name": "demo",
+        "model": "small_cnn",
+        "dataset": "digits",
+        "train_size": 1347,
+        "test_size": 450,
+        "optimizer": "sgd",
+        "trigger": "async",
+        "world_size": 2,
+        "batch_size": 32,
+        "epochs": 2,
+        "lr": 0.05,
+        "device": "cpu",
+        "threads": 1,
+        "status": "ok",
+        "epoch": 2.0,
+        "step": 42,
+        "test_accuracy": 0.97,
+        "target_accuracy": 0.95,
+        "time_to_target_s": 8.0,
+        "samples_per_s": 1200.0,
+        "step_time_s": 0.05,
+        "exposed_s": 0.02,
+        "payload_bytes_per_step": DENSE_BYTES,
+        "dense_bytes_per_step": DENSE_BYTES,
+        "compression_ratio": 1.0,
+        "payload_bytes_source": "formula",
+        "replicas_in_sync": True,
+        "host": "lab-3",
+        "cpu": "Example CPU, 2 cores",
+        "torch_version": "2.14.1",
+        "git_sha": "1a2b3c4",
+        "git_dirty": False,
+        "started_at": "2026-03-01T10:00:00Z",
+    }
+    row |= values
+    row.setdefault("config_id", f"{row['compressor']}+{row['collective']}+{row['lr']}+{row['model']}")
+    row.setdefault("run_id", f"{row['config_id']}-{row['seed']}-{row['started_at']}")
+    return row
+
+
+def fake_seeds(
+    samples_per_s: Sequence[float], accuracy: Sequence[float] | None = None, **values: Any
+) -> list[dict[str, Any]]:
+    """One finished run per value, with seeds 1, 2, ..."""
+    accuracies = accuracy or [0.97] * len(samples_per_s)
+    return [
+        fake_row(seed=seed, samples_per_s=speed, test_accuracy=share, **values)
+        for seed, (speed, share) in enumerate(zip(samples_per_s, accuracies, strict=True), start=1)
+    ]
+
+
+def topk_seeds(
+    samples_per_s: Sequence[float], accuracy: Sequence[float] | None = None, **values: Any
+) -> list[dict[str, Any]]:
+    """The same for top-k at 1 % over all-gather."""
+    sparse = {
+        "compressor": "topk:ratio=0.01",
+        "collective": "allgather",
+        "payload_bytes_per_step": DENSE_BYTES / 50,
+        "compression_ratio": 50.0,
+        "payload_bytes_source": "counted",
+        "exposed_s": 0.001,
+    }
+    return fake_seeds(samples_per_s, accuracy, **(sparse | values))
+
+
+def write_run(folder: Path, *rows: dict[str, Any]) -> Path:
+    """A run folder with these rows in its metrics.csv."""
+    folder.mkdir(parents=True)
+    RowWriter(folder / "metrics.csv").extend(rows)
+    return folder
+
+
+def write_runs(folder: Path, rows: Sequence[dict[str, Any]]) -> Path:
+    """A folder of run folders, one per row."""
+    for row in rows:
+        write_run(folder / row["run_id"].replace("/", "_").replace(":", "_"), row)
+    return folder
+
+
+def frame(tmp_path: Path, rows: Sequence[dict[str, Any]]) -> pd.DataFrame:
+    """The rows as `store.load` gives them."""
+    path = tmp_path / "rows.csv"
+    path.unlink(missing_ok=True)
+    RowWriter(path).extend(rows)
+    return store.load([path])
