@@ -1,0 +1,59 @@
+"""Baseline: which row the others are compared with."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from bench.core.errors import UsageError
+from bench.report.configurations import Configuration
+
+# Ways to name a configuration, the most exact first.
+_MATCHES: tuple[Callable[[Configuration, str], bool], ...] = (
+    lambda row, text: text in row.distinct("compressor"),
+    lambda row, text: text in {f"{a}+{b}" for a, b in _specs(row)},
+    lambda row, text: text in row.distinct("name"),
+    lambda row, text: text in row.distinct("config_id"),
+    lambda row, text: text == row.title or text in map(str, row.label.values()),
+    lambda row, text: text in map(_bare, row.distinct("compressor")),
+    lambda row, text: text in {f"{_bare(a)}+{_bare(b)}" for a, b in _specs(row)},
+)
+
+
+def choose(rows: Sequence[Configuration], wanted: str | None) -> tuple[Configuration, str | None]:
+    """The baseline of a comparison.
+
+    Args:
+        rows: the configurations, in order of appearance; at least one.
+        wanted: a compressor, ``compressor+collective``, a run's name or a label's value; an exact spec wins over a
+            component's bare name. None: the row without compression.
+
+    Returns:
+        The baseline, and a sentence where several rows fit (of these, collective ``native`` wins, else the first).
+
+    Raises:
+        UsageError: no row fits (the message lists the rows).
+    """
+    if wanted is None:
+        dense = [row for row in rows if row.distinct("compressor") == ["none"]]
+        return _first_native(dense) if dense else rows[0], None
+    for matches in _MATCHES:
+        fitting = [row for row in rows if matches(row, wanted)]
+        if fitting:
+            chosen = _first_native(fitting)
+            if len(fitting) == 1:
+                return chosen, None
+            return chosen, f"{len(fitting)} rows fit --baseline {wanted}; the baseline is {chosen.title}"
+    raise UsageError(f"no row fits --baseline {wanted}; the rows are: {'; '.join(row.title for row in rows)}")
+
+
+def _first_native(rows: Sequence[Configuration]) -> Configuration:
+    return next((row for row in rows if row.distinct("collective") == ["native"]), rows[0])
+
+
+def _bare(spec: str) -> str:
+    return spec.partition(":")[0]
+
+
+def _specs(row: Configuration) -> set[tuple[str, str]]:
+    pairs = row.runs[["compressor", "collective"]].drop_duplicates()
+    return {(compressor, collective) for compressor, collective in pairs.itertuples(index=False)}

@@ -1,0 +1,57 @@
+"""Formats: how a value of a column is written for people, by its unit. Files keep base units instead."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+from bench.core.schema import METRICS_BY_NAME
+from bench.core.units import format_bytes, format_rate, format_seconds
+
+NOTHING = "-"
+
+_BY_UNIT = {"s": format_seconds, "bytes": format_bytes, "bit/s": format_rate}
+
+
+def format_value(column: str, value: Any) -> str:
+    """A value of the named column: ``-`` where there is none, with its unit where that changes with the size."""
+    if value is None or (isinstance(value, float) and math.isnan(value)):
+        return NOTHING
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    if isinstance(value, (int, float)):
+        known = METRICS_BY_NAME.get(column)
+        return _BY_UNIT.get(known.unit if known else "", format_number)(value)
+    return str(value)
+
+
+def format_number(value: float) -> str:
+    """Four significant digits, never in scientific notation above one: ``15770``, ``12.34``, ``0.05``."""
+    return f"{value:.0f}" if abs(value) >= 1000 else f"{value:.4g}"
+
+
+def format_bound(column: str, bound: float, mean_text: str) -> str:
+    """A bound of an interval, with as many decimals as its mean shows where both have the same unit."""
+    text = format_value(column, bound)
+    decimals = len(mean_text.partition(".")[2])
+    return f"{bound:.{decimals}f}" if text == format_number(bound) and _is_number(mean_text) else text
+
+
+def format_interval(text: str, low: str | None, high: str | None) -> str:
+    """``1.31x [1.22, 1.40]``; the text alone where there is no interval."""
+    return text if low is None or high is None else f"{text} [{low}, {high}]"
+
+
+def format_factor(factor: float) -> str:
+    """A factor with three digits: ``1.31``, ``12.3``, ``482``."""
+    return f"{factor:.{2 if factor < 10 else 1 if factor < 100 else 0}f}"
+
+
+def format_points(share: float) -> str:
+    """A difference of shares in percentage points, with its sign: ``-0.004`` -> ``-0.4``."""
+    points = f"{share * 100:+.1f}"
+    return "0.0" if points in ("+0.0", "-0.0") else points
+
+
+def _is_number(text: str) -> bool:
+    return text.replace(".", "", 1).lstrip("-").isdecimal()
