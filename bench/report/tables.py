@@ -1,0 +1,214 @@
+"""Tables: one model, written for the terminal, as Markdown, as CSV or as JSON.
+
+A cell has a text for people and raw numbers for programs; the terminal and Markdown show the texts, CSV and JSON the
+raw numbers in base units (seconds, bytes, shares).
+"""
+
+from __future__ import annotations
+
+import csv
+import dataclasses
+import io
+import json
+import math
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Literal
+
+from bench.report.formats import NOTHING
+
+if TYPE_CHECKING:
+    import rich.table
+    from rich.console import Console
+
+Raw = str | int | float | bool | None
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Column:
+    """One column.
+
+    Attributes:
+        heading: may have line breaks, which only the terminal shows.
+        align: numbers right, texts left.
+        priority: 0 names the row and is repeated wherever the table is broken; the lower, the earlier it is shown
+            where not all columns fit side by side.
+    """
+
+    heading: str
+    align: Literal["left", "right"] = "right"
+    priority: int = 1
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Cell:
+    """One cell.
+
+    Attributes:
+        text: for people; ``-`` if there is nothing to say.
+        raw: for programs, name -> value in base units; a mean with an interval has three.
+        style: a Rich style for the terminal.
+    """
+
+    text: str = NOTHING
+    raw: Mapping[str, Raw] = dataclasses.field(default_factory=dict)
+    style: str = ""
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Table:
+    """A table with a title (what is shown), a subtitle (what all rows share) and notes (how to read it)."""
+
+    title: str
+    subtitle: str = ""
+    columns: Sequence[Column]
+    rows: Sequence[Sequence[Cell]]
+    notes: Sequence[str] = ()
+
+    def without_empty_columns(self) -> Table:
+        """The same table for people: columns with nothing in any row are left out."""
+        kept = [i for i in range(len(self.columns)) if any(row[i].text != NOTHING for row in self.rows)]
+        return dataclasses.replace(
+            self, columns=[self.columns[i] for i in kept], rows=[[row[i] for i in kept] for row in self.rows]
+        )
+
+
+def to_csv(table: Table) -> str:
+    """Raw values, one line per row; empty cells where there is nothing."""
+    records = _records(table)
+    buffer = io.StringIO()
+    writer = csv.DictWriter(buffer, fieldnames=list(dict.fromkeys(k for r in records for k in r)), lineterminator="\n")
+    writer.writeheader()
+    writer.writerows({key: _csv_value(value) for key, value in record.items()} for record in records)
+    return buffer.getvalue()
+
+
+def to_json(table: Table, **more: object) -> str:
+    """Raw values as ``{"title": ..., "rows": [{...}]}``; further keys come before the rows."""
+    return json.dumps({"title": table.title, **more, "rows": _records(table)}, indent=2, ensure_ascii=False) + "\n"
+
+
+def to_markdown(table: Table) -> str:
+    """Texts as a Markdown table, with title and notes around it."""
+    shown = table.without_empty_columns()
+    lines = [f"**{shown.title}**", *([f"\n{shown.subtitle}"] if shown.subtitle else []), ""]
+    lines.append(_markdown_row(column.heading for column in shown.columns))
+    lines.append(_markdown_row("---:" if column.align == "right" else ":---" for column in shown.columns))
+    lines += [_markdown_row(cell.text for cell in row) for row in shown.rows]
+    lines += [f"\n{note}" for note in shown.notes]
+    return "\n".join(lines) + "\n"
+
+
+def to_text(table: Table, width: int = 120) -> str:
+    """What ``print_rich`` prints, without colours."""
+    from rich.console import Console
+
+    buffer = io.StringIO()
+    print_rich(table, Console(file=buffer, width=width, color_system=None))
+    return buffer.getvalue()
+
+
+def print_rich(table: Table, console: Console) -> None:
+    """Print for a terminal; where it is too narrow, columns that do not fit follow in further blocks below.
+
+    No cell is ever cut: the columns that name a row are repeated in each block, and broken at commas if they alone
+    would fill the terminal.
+    """
+    from rich.text import Text
+
+    shown = table.without_empty_columns()
+    console.print(Text(shown.title, style="bold"))
+    if shown.subtitle:
+        console.print(Text(shown.subtitle, style="dim"))
+    for block in _blocks(shown, console):
+        console.print()
+        console.print(block)
+    if shown.notes:
+        console.print()
+    for note in shown.notes:
+        console.print(Text(note, style="dim"))
+
+
+def _blocks(table: Table, console: Console) -> Iterator[rich.table.Table]:
+    names = [i for i, column in enumerate(table.columns) if column.priority == 0]
+    table = _with_short_names(table, names, console.width)
+    block: list[int] = []
+    for i in sorted(set(range(len(table.columns))) - set(names), key=lambda i: (table.columns[i].priority, i)):
+        # A block has at least one column, whatever its width, so that every column finds a place.
+        if block and _width(_block(table, [*names, *block, i]), console) > console.width:
+            yield _block(table, [*names, *sorted(block)])
+            block = []
+        block.append(i)
+    yield _block(table, [*names, *sorted(block)])
+
+
+def _block(table: Table, indices: Sequence[int]) -> rich.table.Table:
+    import rich.box
+    import rich.table
+    from rich.text import Text
+
+    block = rich.table.Table(box=rich.box.SIMPLE_HEAD, show_edge=False, pad_edge=False, padding=(0, 1, 0, 0))
+    height = max(table.columns[i].heading.count("\n") for i in indices)
+    for i in indices:
+        column = table.columns[i]
+        down = "\n" * (height - column.heading.count("\n"))
+        block.add_column(Text(down + column.heading), justify=column.align, overflow="fold")
+    for row in table.rows:
+        block.add_row(*(Text(row[i].text, style=row[i].style) for i in indices))
+    return block
+
+
+def _width(block: rich.table.Table, console: Console) -> int:
+    from rich.measure import Measurement
+
+    unlimited = console.options.update(width=10_000)
+    return Measurement.get(console, unlimited, block).maximum
+
+
+def _with_short_names(table: Table, names: Sequence[int], width: int) -> Table:
+    """The table with the cells that name its rows broken at commas where they would take over half of the width."""
+    widest = {i: max(len(row[i].text) for row in table.rows) for i in names}
+    total = sum(widest.values())
+    if total <= width // 2:
+        return table
+    allowed = {i: max(8, widest[i] * (width // 2) // total) for i in names}
+    return dataclasses.replace(
+        table,
+        rows=[
+            [
+                dataclasses.replace(cell, text=_broken(cell.text, allowed[i])) if i in allowed else cell
+                for i, cell in enumerate(row)
+            ]
+            for row in table.rows
+        ],
+    )
+
+
+def _broken(spec: str, width: int) -> str:
+    """``name:a=1,b=2`` on several lines of at most ``width`` characters, as far as its commas and its colon allow."""
+    lines = [""]
+    for part in spec.replace(",", ",\0").replace(":", ":\0").split("\0"):
+        if lines[-1] and len(lines[-1] + part) > width:
+            lines.append(" ")
+        lines[-1] += part
+    return "\n".join(lines)
+
+
+def _records(table: Table) -> list[dict[str, Raw]]:
+    return [{key: _finite(value) for cell in row for key, value in cell.raw.items()} for row in table.rows]
+
+
+def _finite(value: Raw) -> Raw:
+    return None if isinstance(value, float) and not math.isfinite(value) else value
+
+
+def _csv_value(value: Raw) -> str:
+    if value is None:
+        return ""
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    return repr(value) if isinstance(value, float) else str(value)
+
+
+def _markdown_row(cells: Iterable[str]) -> str:
+    texts = (cell.replace("\n", " ").replace("|", r"\|") for cell in cells)
+    return f"| {' | '.join(texts)} |"
