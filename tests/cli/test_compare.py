@@ -1,0 +1,197 @@
+from __future__ import annotations
+
+import csv
+import io
+import json
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+import typer
+from typer.testing import CliRunner
+
+from bench.cli.compare import EXAMPLES, compare
+from bench.core.errors import BenchError, NothingToCompare, Regression, UsageError
+from tests.cli.invoke import Answer
+from tests.fake_rows import fake_row, fake_seeds, topk_seeds, write_run, write_runs
+
+DENSE = fake_seeds([1204.0, 1190.0, 1221.0], [0.978, 0.981, 0.975])
+TOPK = topk_seeds([1577.0, 1544.0, 1610.0], [0.974, 0.980, 0.969])
+
+app = typer.Typer(rich_markup_mode="rich")
+app.command(epilog=EXAMPLES)(compare)
+
+
+def bench_compare(*arguments: object) -> Answer:
+    """What the command printed; an error of the project is raised, as `bench` would show it."""
+    result = CliRunner().invoke(app, [str(argument) for argument in arguments], env={"COLUMNS": "200"})
+    if result.exception and not isinstance(result.exception, SystemExit):
+        raise result.exception
+    return Answer(result.exit_code, result.stdout, result.stderr)
+
+
+@pytest.fixture
+def runs(tmp_path: Path) -> Path:
+    return write_runs(tmp_path / "runs", [*DENSE, *TOPK])
+
+
+def test_the_table_goes_to_stdout_and_warnings_to_stderr(runs: Path) -> None:
+    write_run(runs / "dirty", fake_row(compressor="bf16", git_dirty=True))
+    answer = bench_compare(runs)
+    assert answer.code == 0
+    assert "topk:ratio=0.01  allgather   3/3 ok  1577 [1495, 1659]  1.31x [1.25, 1.37]" in answer.out
+    assert "warning" not in answer.out
+    assert "warning: bf16 + native: run from a checkout with uncommitted changes" in answer.error
+
+
+def test_results_runs_is_the_default(runs: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    place = runs.parent / "somewhere"
+    place.mkdir()
+    monkeypatch.chdir(place)
+    with pytest.raises(NothingToCompare, match="results/runs does not exist"):
+        bench_compare()
+    (place / "results").mkdir()
+    runs.rename(place / "results" / "runs")
+    assert "none" in bench_compare().out
+
+
+def test_csv_holds_raw_numbers(runs: Path) -> None:
+    dense, sparse = csv.DictReader(io.StringIO(bench_compare(runs, "--format", "csv").out))
+    assert dense["verdict"] == "baseline"
+    assert float(sparse["gain"]) == pytest.approx(1.3086, abs=1e-4)
+    assert float(sparse["payload_bytes_per_step"]) == 20_000
+    assert float(sparse["accuracy_difference"]) == pytest.approx(-0.0036667, abs=1e-6)
+
+
+def test_json_is_one_document_with_its_warnings(runs: Path) -> None:
+    write_run(runs / "odd", fake_row(compressor="bf16", replicas_in_sync=False))
+    document = json.loads(bench_compare(runs, "--json").out)
+    assert document["baseline"] == "none + native"
+    assert document["metric"] == "samples_per_s"
+    assert document["settings"]["dataset"] == "digits"
+    assert [row["compressor"] for row in document["rows"]] == ["none", "bf16", "topk:ratio=0.01"]
+    assert any("different parameters" in sentence for sentence in document["warnings"])
+
+
+def test_markdown_and_its_file(runs: Path, tmp_path: Path) -> None:
+    out = tmp_path / "table.md"
+    answer = bench_compare(runs, "--out", out)
+    assert answer.out == ""
+    assert f"wrote {out}" in answer.error
+    assert out.read_text() == bench_compare(runs, "--format", "markdown").out
+    assert "| topk:ratio=0.01 | allgather | 3/3 ok | 1577 [1495, 1659] |" in out.read_text()
+
+
+def test_a_plain_file_has_no_colours(runs: Path, tmp_path: Path) -> None:
+    bench_compare(runs, "--out", tmp_path / "table.txt")
+    text = (tmp_path / "table.txt").read_text()
+    assert "1.31x [1.25, 1.37]" in text
+    assert "\x1b" not in text
+
+
+def test_options_that_contradict_or_cannot_be_met(runs: Path) -> None:
+    with pytest.raises(UsageError, match="contradict"):
+        bench_compare(runs, "--json", "--format", "csv")
+    with pytest.raises(UsageError, match=r"cannot write .*absent.*choose another --out"):
+        bench_compare(runs, "--out", runs / "absent" / "x.md")
+    with pytest.raises(UsageError, match="no row fits --baseline qsgd"):
+        bench_compare(runs, "--baseline", "qsgd")
+    with pytest.raises(UsageError, match="did you mean 'step_time_s'"):
+        bench_compare(runs, "--metric", "steptime_s")
+    with pytest.raises(UsageError, match="is not a gate"):
+        bench_compare(runs, "--fail-on", "slow")
+    assert bench_compare(runs, "--format", "xml").code == 2
+
+
+def test_grouping_takes_commas_and_repeats(runs: Path) -> None:
+    joined = bench_compare(runs, "--by", "compressor,collective", "--format", "csv").out
+    assert joined == bench_compare(runs, "--by", "compressor", "--by", "collective", "--format", "csv").out
+    assert len(joined.splitlines()) == 3
+
+
+def test_a_crossed_gate_is_exit_code_5_after_the_table(runs: Path) -> None:
+    result = CliRunner().invoke(app, [str(runs), "--baseline", "topk", "--fail-on", "slower:5%"])
+    assert isinstance(result.exception, Regression)
+    assert result.exception.exit_code == 5
+    assert str(result.exception) == "topk:ratio=0.01 + allgather -> none + native: 0.76x crosses slower:5%"
+    assert "slower" in result.stdout
+
+
+def test_a_gate_that_holds_is_exit_code_0(runs: Path) -> None:
+    assert bench_compare(runs, "--fail-on", "slower:5%", "--fail-on", "accuracy:1").code == 0
+
+
+def test_a_gate_within_the_noise_is_a_warning(tmp_path: Path) -> None:
+    runs = write_runs(tmp_path / "runs", [*fake_seeds([1000.0]), *topk_seeds([500.0])])
+    answer = bench_compare(runs, "--fail-on", "slower:5%")
+    assert answer.code == 0
+    assert "0.50x is beyond slower:5%, but not significant with these seeds" in answer.error
+
+
+def test_a_gate_with_nothing_measured_is_exit_code_4(tmp_path: Path) -> None:
+    runs = write_runs(tmp_path / "runs", [*DENSE, *topk_seeds([1.0, 2.0], status="failed")])
+    with pytest.raises(NothingToCompare, match="cannot be judged"):
+        bench_compare(runs, "--fail-on", "slower:5%")
+
+
+@pytest.mark.parametrize(
+    ("content", "code"),
+    [
+        (None, 4),
+        ("", 4),
+        ("run_id,config_id,seed,compressor,collective,status\n", 4),
+        ("run_id,config_id,seed,compressor,collective,status\nr,c,1,no", 4),
+        ("epoch,loss\n1,2\n", 2),
+    ],
+)
+def test_bad_input_has_its_exit_code(tmp_path: Path, content: str | None, code: int) -> None:
+    path = tmp_path / "given.csv"
+    if content is not None:
+        path.write_text(content)
+    with pytest.raises(BenchError) as info:
+        bench_compare(path)
+    assert info.value.exit_code == code
+    assert "given.csv" in str(info.value)
+
+
+def test_a_cut_last_line_is_only_a_warning(runs: Path) -> None:
+    path = next(runs.glob("topk*-1-*")) / "metrics.csv"
+    path.write_bytes(path.read_bytes()[:-20])
+    answer = bench_compare(runs)
+    assert answer.code == 0
+    assert f"warning: {path} line 2 is skipped: it is cut" in answer.error
+    assert "2/2 ok" in answer.out
+
+
+def test_help_shows_examples_and_panels() -> None:
+    text = bench_compare("--help").out
+    for expected in ("--fail-on slower:5%", "Gates", "Meaning", "Output", "--allow-other-machine"):
+        assert expected in text
+
+
+def test_help_is_quick_and_needs_neither_torch_nor_pandas() -> None:
+    program = (
+        "import sys, typer\n"
+        "from bench.cli.compare import compare\n"
+        "app = typer.Typer(); app.command()(compare)\n"
+        "try:\n    app(['--help'])\n"
+        "except SystemExit: pass\n"
+        "heavy = {'torch', 'pandas', 'numpy', 'scipy', 'matplotlib'} & set(sys.modules)\n"
+        "sys.exit(f'imported: {heavy}' if heavy else 0)\n"
+    )
+    started = time.perf_counter()
+    subprocess.run([sys.executable, "-c", program], check=True, stdout=subprocess.PIPE)
+    assert time.perf_counter() - started < 5.0  # far below a second on an idle machine
+
+
+def test_comparing_needs_no_torch(runs: Path) -> None:
+    program = (
+        "import sys\n"
+        "from pathlib import Path\n"
+        "from bench.cli.compare import compare\n"
+        "compare([Path(sys.argv[1])])\n"
+        "sys.exit('imported torch' if 'torch' in sys.modules else 0)\n"
+    )
+    subprocess.run([sys.executable, "-c", program, str(runs)], check=True, stdout=subprocess.PIPE)
