@@ -102,14 +102,23 @@ def _class_facts(component: type[Options], base: str) -> dict[str, Any]:
         if parent.__name__ == base:
             declared = inspect.get_annotations(parent)
     return {
-        name: getattr(component, name)
+        name: _plain(getattr(component, name))
         for name, hint in declared.items()
         if str(hint).startswith("ClassVar") and hasattr(component, name)
     }
 
 
+def _plain(value: Any) -> Any:
+    """A fact as JSON knows it: classes by their name."""
+    if isinstance(value, type):
+        return value.__name__
+    if isinstance(value, (tuple, frozenset)):
+        return sorted(map(_plain, value)) if isinstance(value, frozenset) else [_plain(item) for item in value]
+    return value
+
+
 def _compressor_facts(component: Options) -> dict[str, Any]:
-    return {"emits": sorted(kind.__name__ for kind in cast("Compressor", component).emits)}
+    return {"emits": _plain(cast("Compressor", component).emits)}
 
 
 def _dataset_facts(component: Options) -> dict[str, Any]:

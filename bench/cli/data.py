@@ -90,9 +90,10 @@ def _prepare(text: str, data_dir: Path) -> None:
 def _verify(text: str, data_dir: Path) -> None:
     dataset = _dataset(text)
     train, test = dataset.load(data_dir, seed=1)
-    if (len(train), len(test)) != dataset.sizes():
-        raise RunFailed(f"{text} holds {len(train)} training and {len(test)} test samples instead of {dataset.sizes()}")
-    print(f"{text}: {len(train)} training and {len(test)} test samples can be loaded", file=sys.stderr)
+    found, expected = (f"{a} training and {b} test samples" for a, b in ((len(train), len(test)), dataset.sizes()))
+    if found != expected:
+        raise RunFailed(f"{text} holds {found} instead of {expected}; prepare it anew in an empty --data-dir")
+    print(f"{text}: {found} can be loaded", file=sys.stderr)
 
 
 def _states(texts: list[str], data_dir: Path) -> list[dict[str, Any]]:

@@ -26,7 +26,7 @@ NO_DISK_BYTES = 20_000_000
 BUSY_SHARE = 0.5
 SMOKE_RANKS = 2
 SMOKE_STEPS = 3
-SMOKE_TIMEOUT_S = 60.0
+SMOKE_TIMEOUT_S = 100.0
 
 
 @dataclasses.dataclass(frozen=True)
@@ -102,19 +102,20 @@ def load() -> Check:
 
 def results_folder(out: Path) -> Check:
     """A run can make its folder."""
+    parent = _nearest_existing(out)
     try:
-        with tempfile.TemporaryFile(dir=_nearest_folder(out)) as probe:
+        with tempfile.TemporaryFile(dir=parent) as probe:
             probe.write(b"bench")
             probe.flush()
     except OSError as error:
-        finding = f"{out} cannot be written: {error.strerror or error}"
-        return Check("fail", "results", finding, "choose another folder with --out")
+        reason = f"{error.strerror or error} ({parent})"
+        return Check("fail", "results", f"{out} cannot be written: {reason}", "choose another folder with --out")
     return Check("ok", "results", f"{out} can be written")
 
 
 def disk(out: Path) -> Check:
     """There is room for rows, logs and data sets."""
-    free = shutil.disk_usage(_nearest_folder(out)).free
+    free = shutil.disk_usage(_nearest_existing(out)).free
     finding = f"{format_bytes(free)} free for {out}"
     if free >= LITTLE_DISK_BYTES:
         return Check("ok", "disk", finding)
@@ -202,6 +203,6 @@ def _show_nothing(_report: dict[str, Any]) -> None:
     """A smoke test is too short for progress."""
 
 
-def _nearest_folder(path: Path) -> Path:
-    """The folder itself, or the nearest one above it that exists."""
-    return next(folder for folder in (path.absolute(), *path.absolute().parents) if folder.is_dir())
+def _nearest_existing(path: Path) -> Path:
+    """The path itself, or the nearest one above it that exists."""
+    return next(candidate for candidate in (path.absolute(), *path.absolute().parents) if candidate.exists())

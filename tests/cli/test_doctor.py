@@ -1,0 +1,113 @@
+"""`bench doctor`: each check tells the good case from the bad one, and what to do."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections import namedtuple
+from pathlib import Path
+
+import pytest
+import torch.distributed as dist
+
+from bench.core.errors import UsageError
+from bench.launch import doctor, hosts_support
+from tests.cli.invoke import invoke
+
+DiskUsage = namedtuple("DiskUsage", ["total", "used", "free"])
+
+
+def levels(*arguments: str) -> tuple[int, dict[str, str]]:
+    """(exit code, level of each check)."""
+    answer = invoke("doctor", "--no-smoke", "--json", *arguments)
+    return answer.code, {check["name"]: check["level"] for check in json.loads(answer.out)}
+
+
+def test_a_healthy_machine_has_no_failure(tmp_path: Path) -> None:
+    code, found = levels("--out", str(tmp_path), "--data-dir", str(tmp_path))
+    assert code == 0
+    assert "fail" not in found.values()
+    assert found["versions"] == found["backends"] == found["results"] == found["data: digits"] == "ok"
+    assert found["data: cifar10"] == "warn"
+    assert "smoke" not in found
+
+
+def test_each_check_is_a_line_with_what_to_do(tmp_path: Path) -> None:
+    answer = invoke("doctor", "--no-smoke", "--data-dir", str(tmp_path), "--world-size", "1000000")
+    lines = answer.out.splitlines()
+    assert all(line.startswith(("ok    ", "warn  ", "fail  ")) for line in lines)
+    (cores,) = (line for line in lines if " cores: " in line)
+    assert cores.startswith("warn")
+    assert "use --world-size" in cores
+
+
+def test_a_failed_check_ends_with_exit_code_3_and_names_itself(tmp_path: Path) -> None:
+    file = tmp_path / "file"
+    file.write_text("", encoding="utf-8")
+    answer = invoke("doctor", "--no-smoke", "--out", str(file / "runs"))
+    assert answer.code == 3
+    assert "(results)" in answer.error
+    assert f"fail  results: {file / 'runs'} cannot be written: Not a directory ({file}); choose" in answer.out
+
+
+def test_results_folder_is_made_by_nobody(tmp_path: Path) -> None:
+    assert doctor.results_folder(tmp_path / "a" / "b").level == "ok"
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason="root may write anywhere")
+def test_a_folder_without_permission_is_a_failure(tmp_path: Path) -> None:
+    tmp_path.chmod(0o500)
+    assert doctor.results_folder(tmp_path).level == "fail"
+
+
+@pytest.mark.parametrize(("free", "level"), [(5e9, "ok"), (5e8, "warn"), (1e6, "fail")])
+def test_disk(free: float, level: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("shutil.disk_usage", lambda _path: DiskUsage(0, 0, free))
+    check = doctor.disk(tmp_path)
+    assert check.level == level
+    assert bool(check.fix) == (level != "ok")
+
+
+@pytest.mark.parametrize(("busy", "level"), [(0.9, "ok"), (1.1, "warn")])
+def test_load(busy: float, level: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(doctor, "usable_cores", lambda: 2)
+    monkeypatch.setattr("os.getloadavg", lambda: (busy, 9.0, 9.0))
+    assert doctor.load().level == level
+
+
+def test_a_missing_package_is_a_failure(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(doctor, "version_of", lambda package: "" if package == "pandas" else "1.0")
+    check = doctor.versions()
+    assert (check.level, check.finding) == ("fail", "not installed: pandas")
+
+
+def test_a_torch_without_gloo_is_a_failure_and_ends_the_examination(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(dist, "is_gloo_available", lambda: False)
+    checks = list(doctor.examine(world_size=2, out=tmp_path, data_dir=tmp_path, smoke=True))
+    assert (checks[-1].name, checks[-1].level) == ("backends", "fail")
+
+
+def test_hosts_that_are_not_permitted_are_a_warning(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(hosts_support, "hosts_supported", lambda: (False, "ip is missing; install iproute2"))
+    check = doctor.namespaces()
+    assert (check.level, check.finding) == ("warn", "ip is missing; install iproute2")
+
+
+def test_the_smoke_test_trains_on_two_ranks_and_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    check = doctor.smoke_test(tmp_path)
+    assert (check.level, check.finding) == ("ok", "2 ranks trained 3 steps")
+    assert not list(tmp_path.glob("bench-doctor-*"))
+
+
+def test_a_smoke_test_that_cannot_start_is_a_failure(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(_request: object) -> None:
+        raise UsageError("no such thing")
+
+    monkeypatch.setattr("bench.launch.plan.plan", refuse)
+    assert doctor.smoke_test(tmp_path) == doctor.Check(
+        "fail", "smoke", "no such thing", "mend what the other lines name"
+    )

@@ -1,0 +1,71 @@
+"""What starts fast: help, lists, comparisons and completion import no torch, nor anything else that is heavy."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.fake_rows import fake_seeds, topk_seeds, write_runs
+
+HEAVY = ("torch", "torchvision", "numpy", "pandas", "scipy", "sklearn", "matplotlib")
+PROBE = f"""
+import sys
+from bench.cli.app import main
+sys.argv[0] = "bench"
+try:
+    main()
+finally:
+    loaded = {{name.partition(".")[0] for name in sys.modules}}
+    print("loaded:", *(name for name in {HEAVY} if name in loaded), file=sys.stderr)
+"""
+
+
+def bench(*arguments: str, **variables: str) -> tuple[str, set[str]]:
+    """(what `bench` printed, the heavy packages it imported)."""
+    done = subprocess.run(
+        [sys.executable, "-c", PROBE, *arguments],
+        env=os.environ | variables,
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=True,
+    )
+    (line,) = (line for line in done.stderr.splitlines() if line.startswith("loaded:"))
+    return done.stdout, set(line.split()[1:])
+
+
+@pytest.mark.parametrize("command", [(), ("run",), ("compare",), ("list",), ("data",), ("doctor",)], ids=" ".join)
+def test_help_imports_nothing_heavy(command: tuple[str, ...]) -> None:
+    out, loaded = bench(*command, "--help")
+    assert "Usage: bench" in out
+    assert loaded == set()
+
+
+@pytest.mark.parametrize("arguments", [("--version",), ("list",), ("list", "models", "--json")], ids=" ".join)
+def test_listing_imports_nothing_heavy(arguments: tuple[str, ...]) -> None:
+    out, loaded = bench(*arguments)
+    assert out
+    assert loaded == set()
+
+
+def test_completion_imports_nothing_heavy() -> None:
+    words = "bench run --compressor group"
+    out, loaded = bench(_BENCH_COMPLETE="complete_bash", COMP_WORDS=words, COMP_CWORD="3")
+    assert out.split() == ["group_topk"]
+    assert loaded == set()
+
+
+def test_comparing_imports_no_torch(tmp_path: Path) -> None:
+    write_runs(tmp_path, [*fake_seeds([100, 110, 120]), *topk_seeds([200, 210, 220])])
+    out, loaded = bench("compare", str(tmp_path))
+    assert "topk" in out
+    assert not loaded & {"torch", "torchvision", "sklearn", "matplotlib"}
+
+
+def test_the_probe_would_see_torch() -> None:
+    _, loaded = bench("list", "pairs")
+    assert "torch" in loaded

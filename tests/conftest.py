@@ -1,0 +1,48 @@
+"""What holds for every test: one thread per process, plain wide output, and nothing left running."""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Iterator
+
+# Before anything imports torch or typer, which read these once.
+os.environ |= {
+    "OMP_NUM_THREADS": "1",  # ranks share few cores
+    "COLUMNS": "200",  # help and tables are not wrapped
+    "NO_COLOR": "1",
+    "_TYPER_FORCE_DISABLE_TERMINAL": "1",  # some CI services make typer believe in a terminal
+}
+os.environ.pop("FORCE_COLOR", None)
+
+import hypothesis
+import psutil
+import pytest
+
+# A busy machine must not turn a slow example into a failure.
+hypothesis.settings.register_profile("bench", deadline=None)
+hypothesis.settings.load_profile("bench")
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _nothing_left_running() -> Iterator[None]:
+    """Fail the last test of a module after which child processes or threads are still there."""
+    processes_before, threads_before = set(_children()), set(threading.enumerate())
+    yield
+    processes = {child: name for child, name in _children().items() if child not in processes_before}
+    threads = [thread.name for thread in threading.enumerate() if thread not in threads_before and not thread.daemon]
+    assert not processes, f"processes left running: {sorted(processes.values())}"
+    assert not threads, f"threads left running: {threads}"
+
+
+def _children() -> dict[int, str]:
+    """Command line of every process below this one but the one that multiprocessing keeps for itself."""
+    found = {}
+    for child in psutil.Process().children(recursive=True):
+        try:
+            line = " ".join(child.cmdline())
+        except psutil.NoSuchProcess:
+            continue
+        if "multiprocessing.resource_tracker" not in line:
+            found[child.pid] = line or "(a process that ended and was not waited for)"
+    return found
