@@ -55,7 +55,7 @@ def top_of_rows(rows: torch.Tensor, k: int, reached: torch.Tensor | None = None)
     if k == num_columns:
         return torch.arange(rows.numel(), device=rows.device)
     bound = _lower_bound(rows, k).unsqueeze(1)
-    candidates = _positions(torch.ge(rows, bound, out=reached) if reached is not None else rows >= bound)
+    candidates = positions_of(torch.ge(rows, bound, out=reached) if reached is not None else rows >= bound)
     if len(candidates) == num_rows * k:
         return candidates
     row = candidates.div(num_columns, rounding_mode="floor")
@@ -114,7 +114,7 @@ def _kth_largest(rows: torch.Tensor, k: int) -> torch.Tensor:
     )  # in vector registers; torch sorts pairs
 
 
-def _positions(mask: torch.Tensor) -> torch.Tensor:
+def positions_of(mask: torch.Tensor) -> torch.Tensor:
     """Flat positions of True, ascending, int64; read in words of 8, few of which hold one."""
     flat = mask.view(-1)
     if flat.numel() % 8 or flat.device.type != "cpu":

@@ -8,7 +8,7 @@ from typing import ClassVar
 import torch
 
 from collectives.kinds.dense import Dense
-from collectives.payload import HEADER_BYTES, Payload
+from collectives.payload import HEADER_BYTES
 from collectives.values import to_value_dtype
 from compressors.base import LossyCompressor
 from compressors.layer import Layer, Step
@@ -24,11 +24,6 @@ class Half(LossyCompressor):
 
     granularity: ClassVar[Granularity] = "bucket"
     dtype: ClassVar[torch.dtype]
-
-    @property
-    def emits(self) -> frozenset[type[Payload]]:
-        """Dense."""
-        return frozenset({Dense})
 
     def encode(self, x: torch.Tensor, layer: Layer, step: Step) -> Dense:
         """`x` rounded to the nearest."""

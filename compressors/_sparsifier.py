@@ -28,16 +28,14 @@ from compressors.unit import Unit
 
 @dataclasses.dataclass(kw_only=True)
 class Sparsifier(LossyCompressor):
-    """Sends the entries that `select` names; the rest waits in the residual.
+    """Sends some entries; the rest waits in the residual.
 
     Raises:
         OptionError: "topk: momentum_correction=true needs error_feedback=true".
     """
 
-    ratio: Annotated[float, Gt(0), Le(1), Doc("kept entries / entries")] = 0.01
     value_dtype: Annotated[ValueDtype, Doc("type of the values on the wire")] = "fp16"
     error_feedback: Annotated[bool, Doc("add what was not sent to the next gradient")] = True
-    warmup_epochs: Annotated[int, Ge(0), Doc("epochs in which the density falls as 0.25^(epoch+1) down to ratio")] = 4
     dense_steps: Annotated[int, Ge(0), Doc("first optimizer steps in which everything is sent")] = 0
     momentum_correction: Annotated[
         bool,
@@ -67,17 +65,10 @@ class Sparsifier(LossyCompressor):
         self._momentum = coefficient
         self._nesterov = nesterov
 
-    def density(self, step: Step) -> float:
-        """Share of the entries to keep at this step, in (0, 1]."""
-        if step.index < self.dense_steps:
-            return 1.0
-        if step.warmup and step.epoch < self.warmup_epochs:
-            return max(self.ratio, 0.25 ** (step.epoch + 1))
-        return self.ratio
-
-    def _sparse_kinds(self, *kinds: type[Payload]) -> frozenset[type[Payload]]:
-        """These kinds, and `Dense` where the policy or `dense_steps` sends everything."""
-        return self._with_policy(*kinds, *([Dense] if self.dense_steps else []))
+    @property
+    def emits(self) -> frozenset[type[Payload]]:
+        """The method's own kinds, and `Dense` where the policy or `dense_steps` sends everything."""
+        return super().emits | ({Dense} if self.dense_steps else set())
 
     def _everything(self, x: torch.Tensor, step: Step) -> Dense | None:
         """All of `x` in the value type while `dense_steps` last, else None."""
@@ -125,6 +116,20 @@ class Sparsifier(LossyCompressor):
         if self._nesterov:
             velocity.mul_(self._momentum)
         return velocity
+
+
+@dataclasses.dataclass(kw_only=True)
+class DensitySparsifier(Sparsifier):
+    """A sparsifier that is told how many entries to keep."""
+
+    ratio: Annotated[float, Gt(0), Le(1), Doc("kept entries / entries")] = 0.01
+    warmup_epochs: Annotated[int, Ge(0), Doc("epochs in which the density falls as 0.25^(epoch+1) down to ratio")] = 4
+
+    def density(self, step: Step) -> float:
+        """Share of the entries to keep at this step, in (0, 1]."""
+        if step.warmup and step.epoch < self.warmup_epochs:
+            return max(self.ratio, 0.25 ** (step.epoch + 1))
+        return self.ratio
 
 
 def num_kept(density: float, numel: int) -> int:

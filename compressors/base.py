@@ -10,6 +10,7 @@ from __future__ import annotations
 import abc
 import dataclasses
 import time
+from collections.abc import Sequence
 from typing import Annotated, Any, ClassVar
 
 import torch
@@ -20,10 +21,12 @@ from collectives.base import Collective
 from collectives.kinds.bundle import Bundle, members
 from collectives.kinds.dense import Dense
 from collectives.options import Options
-from collectives.payload import Payload
+from collectives.payload import HEADER_BYTES, Payload
 from compressors.layer import Bucket, Kind, Layer, Step
 from compressors.state import LayerStore
-from compressors.unit import Granularity, Unit, units_of
+from compressors.unit import Granularity, Unit, cut, units_of
+
+FP32_BYTES = 4
 
 
 @dataclasses.dataclass(kw_only=True)
@@ -31,6 +34,7 @@ class Compressor(Options, abc.ABC):
     """One file, one class, named after the file; dataclass fields are its options.
 
     Class facts:
+        sends: the kind of payload that `encode` makes at full compression, where it is one for all layers and options.
         biased: the decoded payload's expectation is not the gradient.
         contraction: |x - C(x)|^2 <= (1 - d) |x|^2 for some d > 0, without which error feedback diverges.
         fixed_size: the payload's bytes follow from the layer's shape alone.
@@ -40,6 +44,7 @@ class Compressor(Options, abc.ABC):
         engine_hook: the method is PyTorch's own communication hook; see `compressors/_engine.py`.
     """
 
+    sends: ClassVar[type[Payload]] = Dense
     biased: ClassVar[bool] = True
     contraction: ClassVar[bool] = True
     fixed_size: ClassVar[bool] = True
@@ -67,9 +72,18 @@ class Compressor(Options, abc.ABC):
         return False
 
     @property
-    @abc.abstractmethod
     def emits(self) -> frozenset[type[Payload]]:
         """Kinds of payload that `reduce` sends under these options (the members of a bundle, not the bundle)."""
+        return self.kinds
+
+    @property
+    def kinds(self) -> frozenset[type[Payload]]:
+        """Kinds of payload that `encode` makes at full compression."""
+        return frozenset({self.sends})
+
+    def kind_for(self, layer: Layer) -> type[Payload]:
+        """The kind of payload that `encode` makes for this layer at full compression."""
+        return self.sends
 
     @abc.abstractmethod
     def encode(self, x: torch.Tensor, layer: Layer, step: Step) -> Payload:
@@ -97,6 +111,16 @@ class Compressor(Options, abc.ABC):
     def expected_nbytes(self, layer: Layer) -> int | None:
         """Packed bytes of `encode`'s payload at full compression, a closed form; None where it depends on the data."""
 
+    def expected_bucket_nbytes(self, layers: Sequence[Layer]) -> int | None:
+        """Packed bytes of a bucket's message at full compression; None where they depend on the data."""
+        lengths = []
+        for unit in cut([layer for layer in layers if layer.numel], self.granularity, self.leaves_dense):
+            nbytes = HEADER_BYTES + FP32_BYTES * unit.numel if unit.dense else self.expected_nbytes(unit.layer)
+            if nbytes is None:
+                return None
+            lengths.append(nbytes)
+        return lengths[0] if len(lengths) == 1 else Bundle.packed_nbytes(lengths) if lengths else 0
+
     def leaves_dense(self, layer: Layer) -> bool:
         """Whether the per-layer policy sends this layer as it is, in fp32."""
         return False
@@ -110,18 +134,22 @@ class Compressor(Options, abc.ABC):
 
         New state is only proposed: `commit` accepts it, `drop` forgets it. Fills `bucket.sent` and `bucket.encode_s`.
         """
-        started = time.perf_counter()
         units = units_of(bucket, self.granularity, self.leaves_dense)
         if not units:
             return
-        payloads = [self._encode_unit(unit, bucket) for unit in units]
+        started = time.perf_counter()
+        inputs = [self._uncompressed(unit) if unit.dense else self._compensate(unit, bucket.step) for unit in units]
+        prepared = time.perf_counter()
+        self._agree(units, inputs, bucket.step, collective)
+        agreed = time.perf_counter()
+        payloads = [self._encode_unit(unit, x, bucket) for unit, x in zip(units, inputs, strict=True)]
         message = payloads[0] if len(payloads) == 1 else Bundle(payloads)
         encoded = time.perf_counter()
         total = collective.sum(message, bucket.key)
         summed = time.perf_counter()
         for unit, part in zip(units, members(total, [unit.numel for unit in units]), strict=True):
             self._finish_unit(unit, part, bucket.step)
-        bucket.encode_s = (encoded - started) + (time.perf_counter() - summed)
+        bucket.encode_s = (prepared - started) + (encoded - agreed) + (time.perf_counter() - summed)
 
     def commit(self) -> None:
         """Accept the state proposed since the last `commit` or `drop`."""
@@ -153,12 +181,14 @@ class Compressor(Options, abc.ABC):
         """Every store of per-layer tensors, by the name it has in `state_dict`."""
         return {"residuals": self._residuals}
 
-    def _encode_unit(self, unit: Unit, bucket: Bucket) -> Payload:
+    def _agree(self, units: list[Unit], inputs: list[torch.Tensor], step: Step, collective: Collective) -> None:
+        """Agree with the other ranks on what `encode` needs from all of them, e.g. a shared scale; every rank calls."""
+
+    def _encode_unit(self, unit: Unit, x: torch.Tensor, bucket: Bucket) -> Payload:
         started = time.perf_counter()
         if unit.dense:
-            payload: Payload = Dense(self._uncompressed(unit))
+            payload: Payload = Dense(x)
         else:
-            x = self._compensate(unit, bucket.step)
             payload = self.encode(x, unit.layer, bucket.step)
             self._settle(unit, x, payload)
         bucket.sent.extend(unit.account(payload, time.perf_counter() - started))
@@ -195,7 +225,7 @@ class LossyCompressor(Compressor):
     """A compressor that may keep what it did not send, and leave chosen layers alone."""
 
     error_feedback: Annotated[bool, Doc("add what was not sent to the next gradient")] = False
-    min_numel: Annotated[int, Ge(0), Doc("layers with fewer elements are sent in fp32")] = 0
+    min_numel: Annotated[int, Ge(0), Doc("layers of at most this many elements are sent in fp32")] = 0
     skip: Annotated[
         tuple[Kind, ...], Doc("kinds of layers sent in fp32, joined by +: conv, linear, norm, bias, other")
     ] = ()
@@ -209,12 +239,13 @@ class LossyCompressor(Compressor):
     def leaves_dense(self, layer: Layer) -> bool:
         """As `min_numel`, `skip` and `dense_ends` say."""
         return (
-            layer.numel < self.min_numel
+            layer.numel <= self.min_numel
             or layer.kind in self.skip
             or (self.dense_ends and layer.position in (0.0, 1.0))
         )
 
-    def _with_policy(self, *kinds: type[Payload]) -> frozenset[type[Payload]]:
-        """These kinds, and `Dense` where the per-layer policy may leave a layer as it is."""
-        policy = {Dense} if self.min_numel or self.skip or self.dense_ends else set()
-        return frozenset({*kinds, *policy})
+    @property
+    def emits(self) -> frozenset[type[Payload]]:
+        """The method's own kinds, and `Dense` where the per-layer policy may leave a layer as it is."""
+        leaves_some = bool(self.min_numel or self.skip or self.dense_ends)
+        return super().emits | ({Dense} if leaves_some else set())

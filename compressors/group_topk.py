@@ -20,7 +20,7 @@ from collectives.options import OptionError, value_text
 from collectives.payload import Payload
 from collectives.values import to_value_dtype
 from compressors._groups import select_groups
-from compressors._sparsifier import Sparsifier, num_kept
+from compressors._sparsifier import DensitySparsifier, num_kept
 from compressors._values import TORCH_DTYPES
 from compressors.layer import Layer, Step
 from compressors.unit import Granularity
@@ -35,7 +35,7 @@ PRESETS: dict[str, dict[str, Any]] = {
 
 
 @dataclasses.dataclass(kw_only=True)
-class GroupTopK(Sparsifier):
+class GroupTopK(DensitySparsifier):
     """k = ratio * group_size entries of largest magnitude per group, rounded half up, at least 1; of equals the first.
 
     The number of entries per group is fixed, so kept zeros are sent, and every block of a ring carries the same load;
@@ -53,6 +53,7 @@ class GroupTopK(Sparsifier):
         OptionError: "group_topk: preset=patent sets group_size=256; leave group_size out, or the preset".
     """
 
+    sends: ClassVar[type[Payload]] = GroupSparse
     granularity: ClassVar[Granularity] = "bucket"
 
     group_size: Annotated[int, Ge(1), Doc("elements per group")] = 1024
@@ -76,11 +77,6 @@ class GroupTopK(Sparsifier):
     def one_bucket(self) -> bool:
         """The patent groups the gradient of the whole model."""
         return self.preset == "patent"
-
-    @property
-    def emits(self) -> frozenset[type[Payload]]:
-        """GroupSparse."""
-        return self._sparse_kinds(GroupSparse)
 
     def warnings(self) -> list[str]:
         """Where the density is not the ratio, and what the patent's preset gives up."""

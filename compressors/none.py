@@ -8,7 +8,7 @@ from typing import ClassVar
 import torch
 
 from collectives.kinds.dense import Dense
-from collectives.payload import HEADER_BYTES, Payload
+from collectives.payload import HEADER_BYTES
 from compressors.base import Compressor
 from compressors.layer import Layer, Step
 from compressors.unit import Granularity
@@ -23,11 +23,6 @@ class NONE(Compressor):  # in capitals, for None is taken
 
     biased: ClassVar[bool] = False
     granularity: ClassVar[Granularity] = "bucket"
-
-    @property
-    def emits(self) -> frozenset[type[Payload]]:
-        """Dense."""
-        return frozenset({Dense})
 
     def encode(self, x: torch.Tensor, layer: Layer, step: Step) -> Dense:
         """A copy of `x`."""

@@ -6,6 +6,7 @@ Source: Aji, Heafield 2017 (arXiv:1704.05021); error feedback: Stich, Cordonnier
 from __future__ import annotations
 
 import dataclasses
+from typing import ClassVar
 
 import torch
 
@@ -13,13 +14,13 @@ from collectives.kinds.sparse import Sparse
 from collectives.payload import Payload
 from collectives.values import to_value_dtype
 from compressors._groups import top_of_rows
-from compressors._sparsifier import Sparsifier, num_kept
+from compressors._sparsifier import DensitySparsifier, num_kept
 from compressors._values import TORCH_DTYPES
 from compressors.layer import Layer, Step
 
 
 @dataclasses.dataclass(kw_only=True)
-class TopK(Sparsifier):
+class TopK(DensitySparsifier):
     """k = ratio * m entries of largest magnitude per layer of m elements, rounded half up, at least 1.
 
     Of equal magnitudes the first is kept.
@@ -29,10 +30,7 @@ class TopK(Sparsifier):
     up to 256 elements, 2 up to 65536, else 4; a bitmap takes m / 8.
     """
 
-    @property
-    def emits(self) -> frozenset[type[Payload]]:
-        """Sparse."""
-        return self._sparse_kinds(Sparse)
+    sends: ClassVar[type[Payload]] = Sparse
 
     def encode(self, x: torch.Tensor, layer: Layer, step: Step) -> Payload:
         """The k largest; a layer of zeros is a header."""

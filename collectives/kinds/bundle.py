@@ -52,6 +52,11 @@ class Bundle(Payload):
             len({member.wire.dtype for member in self.payloads}) == 1
         )
 
+    @staticmethod
+    def packed_nbytes(lengths: Sequence[int]) -> int:
+        """Length of a packed bundle of members of these packed lengths."""
+        return HEADER_BYTES + _table_nbytes(len(lengths)) + sum(map(_padded, lengths))
+
     @property
     def device(self) -> torch.device:
         """Where its members lie."""
@@ -65,9 +70,7 @@ class Bundle(Payload):
     @property
     def nbytes(self) -> int:
         """As the closed form says."""
-        return (
-            HEADER_BYTES + _table_nbytes(len(self.payloads)) + sum(_padded(member.nbytes) for member in self.payloads)
-        )
+        return self.packed_nbytes([member.nbytes for member in self.payloads])
 
     def parts(self) -> list[Part]:
         """Header, table of ends, members."""

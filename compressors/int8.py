@@ -1,0 +1,56 @@
+"""Eight bits: every block of elements as integers of -127..127 times its own scale.
+
+Source: block-wise linear quantisation as in Dettmers 2016 (arXiv:1511.04561).
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Annotated, ClassVar, Literal
+
+import torch
+from annotated_types import Ge, Le
+from typing_extensions import Doc
+
+from collectives.kinds.codes import Codes
+from collectives.payload import Payload
+from compressors._blocks import block_maxima, divided_by_block
+from compressors._random import uniform_like
+from compressors.base import LossyCompressor
+from compressors.layer import Layer, Step
+from compressors.unit import Granularity
+
+LEVELS = 127
+
+
+@dataclasses.dataclass(kw_only=True)
+class Int8(LossyCompressor):
+    """scale = max|x| / 127 per block, in fp32; rounding to the nearest level, or at random without bias.
+
+    Bytes: 24 + 4 ceil(m / block_numel) + m for a bucket of m elements; 24 where all are zero.
+    """
+
+    sends: ClassVar[type[Payload]] = Codes
+    granularity: ClassVar[Granularity] = "bucket"
+
+    block_numel: Annotated[int, Ge(1), Le(8192), Doc("elements per scale")] = 256
+    rounding: Annotated[Literal["nearest", "stochastic"], Doc("stochastic is unbiased, with twice the error")] = (
+        "nearest"
+    )
+
+    def encode(self, x: torch.Tensor, layer: Layer, step: Step) -> Codes:
+        """Levels of 8 bits."""
+        scales = block_maxima(x, self.block_numel).div_(LEVELS)
+        levels = divided_by_block(x, scales, self.block_numel)
+        if self.rounding == "stochastic":
+            levels.add_(uniform_like(x, layer, step)).floor_()
+        else:
+            levels.round_()
+        levels.clamp_(-LEVELS, LEVELS)  # a denormal scale has few bits, and the quotient may overshoot
+        return Codes.from_codes(
+            levels.to(torch.int8), codebook="levels", bits=8, scales=scales, block_numel=self.block_numel
+        )
+
+    def expected_nbytes(self, layer: Layer) -> int:
+        """The closed form."""
+        return Codes.packed_nbytes(layer.numel, 8, block_numel=self.block_numel)

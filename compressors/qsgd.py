@@ -1,0 +1,60 @@
+"""QSGD: every element rounded at random to one of a few levels of its block's norm, without bias.
+
+Source: Alistarh et al. 2017 (arXiv:1610.02132), section 3.1, with buckets as in section 4.
+Differs: levels travel at a fixed width instead of Elias codes, which the packed width of 4 bits comes close to.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from typing import Annotated, Literal
+
+import torch
+from typing_extensions import Doc
+
+from collectives.kinds.codes import Codes
+from compressors._blocks import block_maxima, block_norms, divided_by_block
+from compressors._random import uniform_like
+from compressors._stochastic import StochasticQuantizer
+from compressors.layer import Layer, Step
+
+
+@dataclasses.dataclass(kw_only=True)
+class Qsgd(StochasticQuantizer):
+    """value = norm * level / s with s = 2^(bits-1) - 1 levels per sign; the level's expectation is s |x| / norm.
+
+    Bytes: 24 + 4 ceil(m / block_numel) + ceil(m bits / 8) for a bucket of m elements; 24 where all are zero.
+    """
+
+    bits: Annotated[Literal[2, 4, 8], Doc("width of a level, sign included")] = 4
+    norm: Annotated[Literal["l2", "max"], Doc("scale of a block; max has the smaller error in small blocks")] = "l2"
+
+    @property
+    def num_levels(self) -> int:
+        """s, the levels per sign above zero."""
+        return (1 << (self.bits - 1)) - 1
+
+    @property
+    def code_bits(self) -> int:
+        """As the option says."""
+        return self.bits
+
+    @property
+    def variance_bound(self) -> float:
+        """For blocks of n min(n / (4 s^2), sqrt(n) / s): a level's variance is at most 1/4, and its expectation."""
+        return min(self.block_numel / (4 * self.num_levels**2), math.sqrt(self.block_numel) / self.num_levels)
+
+    def encode(self, x: torch.Tensor, layer: Layer, step: Step) -> Codes:
+        """Levels and scales."""
+        measure = block_norms if self.norm == "l2" else block_maxima
+        norms = measure(x, self.block_numel)
+        levels = divided_by_block(x, norms, self.block_numel).mul_(self.num_levels)
+        levels.add_(uniform_like(x, layer, step)).floor_().clamp_(-self.num_levels, self.num_levels)
+        return Codes.from_codes(
+            levels.to(torch.int8),
+            codebook="levels",
+            bits=self.bits,
+            scales=norms.mul_(self.shrinkage / self.num_levels),
+            block_numel=self.block_numel,
+        )

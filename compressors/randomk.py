@@ -1,0 +1,69 @@
+"""Random-k: entries at random positions that all ranks share, so that no index travels and any all-reduce serves.
+
+Source: Stich, Cordonnier, Jaggi 2018 (arXiv:1809.07599), with error feedback; scaled and unbiased: Wangni et al. 2018
+(arXiv:1710.09854).
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Annotated, ClassVar
+
+import torch
+from typing_extensions import Doc
+
+from collectives.kinds.seeded import Seeded
+from collectives.options import OptionError
+from collectives.payload import Payload
+from collectives.values import to_value_dtype
+from compressors._random import seed_for
+from compressors._sparsifier import DensitySparsifier, num_kept
+from compressors._values import TORCH_DTYPES
+from compressors.layer import Layer, Step
+
+
+@dataclasses.dataclass(kw_only=True)
+class RandomK(DensitySparsifier):
+    """k = ratio * m positions per layer of m elements, drawn without replacement, anew at every step.
+
+    With error feedback the values are sent as they are. Without it the expectation of what arrives is ratio times the
+    gradient; scaled=true multiplies by m / k, which makes it unbiased with a variance of m / k - 1.
+
+    Bytes: 24 + k v per layer, v bytes per value.
+
+    Raises:
+        OptionError: "randomk: scaled=true needs error_feedback=false, for scaled values are no contraction".
+    """
+
+    sends: ClassVar[type[Payload]] = Seeded
+    shared_randomness: ClassVar[bool] = True
+
+    scaled: Annotated[bool, Doc("multiply by m / k, which makes it unbiased")] = False
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.scaled and self.error_feedback:
+            raise OptionError("randomk: scaled=true needs error_feedback=false, for scaled values are no contraction")
+
+    def warnings(self) -> list[str]:
+        """What neither scaling nor error feedback does."""
+        sentences = super().warnings()
+        if not (self.scaled or self.error_feedback):
+            sentences.append("randomk sends a share of the gradient only; use scaled=true or error_feedback=true")
+        return sentences
+
+    def encode(self, x: torch.Tensor, layer: Layer, step: Step) -> Payload:
+        """Values at this step's positions."""
+        if everything := self._everything(x, step):
+            return everything
+        k = num_kept(self.density(step), x.numel())
+        seed = seed_for(layer, step, per_rank=False)
+        blank = Seeded(x.numel(), seed, x.new_empty(k))
+        values = x[blank.positions]
+        if self.scaled:
+            values.mul_(x.numel() / k)
+        return blank.with_wire(to_value_dtype(values, TORCH_DTYPES[self.value_dtype], step.world_size))
+
+    def expected_nbytes(self, layer: Layer) -> int:
+        """The closed form at `ratio`."""
+        return Seeded.packed_nbytes(num_kept(self.ratio, layer.numel), TORCH_DTYPES[self.value_dtype])

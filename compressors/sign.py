@@ -1,0 +1,71 @@
+"""Sign: one bit per element, and one scale per layer; or a vote of all ranks.
+
+Source: scaled signs with error feedback: Karimireddy et al. 2019 (arXiv:1901.09847), algorithm 1; majority vote:
+Bernstein et al. 2018 (arXiv:1802.05880, arXiv:1802.04434).
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Annotated, ClassVar, Literal
+
+import torch
+from typing_extensions import Doc
+
+from collectives.kinds.codes import Codes
+from collectives.options import OptionError
+from collectives.payload import Payload
+from compressors.base import LossyCompressor
+from compressors.layer import Layer, Step
+
+
+@dataclasses.dataclass(kw_only=True)
+class Sign(LossyCompressor):
+    """mode=scaled sends mean|x| * sign(x); mode=vote sends sign(x), and the update is the sign of the sum.
+
+    One bit cannot say 0: a zero is sent as plus, and error feedback takes that back. A vote needs a learning rate of
+        its own, some
+    hundredths of the usual one; error feedback is refused with it, for an unscaled sign is no contraction and the
+    residual diverges.
+
+    Bytes: 28 + ceil(m / 8) per layer of m elements; 24 for zeros, where scaled.
+
+    Raises:
+        OptionError: "sign: mode=vote needs error_feedback=false, for the residual of an unscaled sign diverges".
+    """
+
+    sends: ClassVar[type[Payload]] = Codes
+
+    mode: Annotated[Literal["scaled", "vote"], Doc("scaled by the mean magnitude, or a majority vote")] = "scaled"
+    error_feedback: Annotated[bool, Doc("add what was not sent to the next gradient")] = True
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.mode == "vote" and self.error_feedback:
+            raise OptionError(
+                "sign: mode=vote needs error_feedback=false, for the residual of an unscaled sign diverges"
+            )
+
+    def warnings(self) -> list[str]:
+        """What a vote does to the learning rate, and what signs do without error feedback."""
+        sentences = super().warnings()
+        if self.mode == "vote":
+            sentences.append("sign: with mode=vote every element moves by the learning rate, so use a far smaller one")
+        elif not self.error_feedback:
+            sentences.append("sign without error feedback is biased and may not converge; error_feedback=true is safe")
+        return sentences
+
+    def encode(self, x: torch.Tensor, layer: Layer, step: Step) -> Codes:
+        """Signs and the scale."""
+        scale = x.abs().mean(dtype=torch.float64).float().view(1) if self.mode == "scaled" else x.new_ones(1)
+        return Codes.from_codes(x >= 0, codebook="sign", bits=1, scales=scale)
+
+    def finish(self, total: Payload, layer: Layer, step: Step, out: torch.Tensor) -> None:
+        """The mean; or the sign of the sum, 0 where the vote is even."""
+        super().finish(total, layer, step, out)
+        if self.mode == "vote":
+            out.sign_()
+
+    def expected_nbytes(self, layer: Layer) -> int:
+        """The closed form."""
+        return Codes.packed_nbytes(layer.numel, 1)

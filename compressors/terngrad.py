@@ -1,0 +1,92 @@
+"""TernGrad: every element rounded at random to -s, 0 or +s, s the layer's largest magnitude, without bias.
+
+Source: Wen et al. 2017 (arXiv:1705.07878), equations 2 to 4; clipping: section 3.3; a scale shared by all ranks:
+section 3.4.
+Differs: with error feedback the values are shrunk to a contraction, by what this gradient's variance asks for.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Annotated, ClassVar, Literal
+
+import torch
+from annotated_types import Ge
+from typing_extensions import Doc
+
+from collectives.kinds.codes import Codes
+from collectives.kinds.dense import Dense
+from collectives.options import OptionError
+from collectives.payload import Payload
+from compressors._random import uniform_like
+from compressors._shared_scale import SharedScale
+from compressors._ternary import ternary_payload
+from compressors.layer import Layer, Step
+
+
+@dataclasses.dataclass(kw_only=True)
+class TernGrad(SharedScale):
+    """+-s with probability |x| / s, else 0; unbiased unless clipped.
+
+    Bytes: 28 + ceil(m / 4) per layer of m elements, 24 for zeros; with shared_scale 16 + m (up to 127 ranks), and 8
+    control bytes.
+
+    Raises:
+        OptionError: "terngrad: shared_scale=true and error_feedback=true exclude each other; leave one out".
+    """
+
+    sends: ClassVar[type[Payload]] = Codes
+    biased: ClassVar[bool] = False
+    combine: ClassVar[Literal["max", "mean"]] = "max"
+
+    clip_sigmas: Annotated[float, Ge(0), Doc("clip at this many standard deviations of the layer; 0: do not")] = 2.5
+    shared_scale: Annotated[bool, Doc("one scale for all ranks: sums are integers and may ride a ring")] = False
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.shared_scale and self.error_feedback:
+            raise OptionError("terngrad: shared_scale=true and error_feedback=true exclude each other; leave one out")
+
+    @property
+    def kinds(self) -> frozenset[type[Payload]]:
+        """Codes, or integers on a shared scale."""
+        return frozenset({Dense if self.shared_scale else Codes})
+
+    def kind_for(self, layer: Layer) -> type[Payload]:
+        """The same for every layer."""
+        return Dense if self.shared_scale else Codes
+
+    def shares_scale(self, layer: Layer) -> bool:
+        """As the option says."""
+        return self.shared_scale
+
+    def local_scale(self, x: torch.Tensor) -> torch.Tensor:
+        """The largest magnitude after clipping, fp32 [1]."""
+        return self._clipped(x).abs().amax().view(1)
+
+    def encode(self, x: torch.Tensor, layer: Layer, step: Step) -> Payload:
+        """Signs of the elements that the dice chose."""
+        x = self._clipped(x)
+        if self.shared_scale:
+            return self.shared_payload(self._levels(x, self._agreed[layer.id], layer, step), step)
+        scale = x.abs().amax().view(1)
+        levels = self._levels(x, float(scale), layer, step)
+        if self.error_feedback and scale > 0:
+            relative = x / scale
+            scale = scale * (relative.square().sum() / relative.abs().sum())  # the expectation times 1 / (1 + variance)
+        return ternary_payload(levels, scale)
+
+    def expected_nbytes(self, layer: Layer) -> int:
+        """The closed form."""
+        return self.shared_nbytes(layer) if self.shared_scale else Codes.packed_nbytes(layer.numel, 2)
+
+    def _clipped(self, x: torch.Tensor) -> torch.Tensor:
+        if not self.clip_sigmas or x.numel() < 2:
+            return x
+        limit = self.clip_sigmas * float(x.std(correction=0))
+        return x.clamp(-limit, limit)
+
+    def _levels(self, x: torch.Tensor, scale: float, layer: Layer, step: Step) -> torch.Tensor:
+        """The sign of `x` with probability |x| / scale, else 0: int8 [numel]."""
+        chosen = uniform_like(x, layer, step).mul_(scale) < x.abs()
+        return x.sign().to(torch.int8).mul_(chosen)

@@ -1,0 +1,64 @@
+"""Threshold: every entry of at least a given magnitude.
+
+Source: Strom 2015 (Interspeech), with a residual; Dutta et al. 2020 (arXiv:1911.08250) for the layer-wise use.
+Differs: values are sent as they are, not as plus and minus the threshold; the threshold may be relative to the layer.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Annotated, ClassVar, Literal
+
+import torch
+from annotated_types import Gt
+from typing_extensions import Doc
+
+from collectives.kinds.sparse import Sparse
+from collectives.payload import Payload
+from collectives.values import to_value_dtype
+from compressors._groups import positions_of
+from compressors._sparsifier import Sparsifier
+from compressors._values import TORCH_DTYPES
+from compressors.layer import Layer, Step
+
+
+@dataclasses.dataclass(kw_only=True)
+class Threshold(Sparsifier):
+    """Entries with |x| >= threshold, in units of the gradient or of the layer's largest or root mean square magnitude.
+
+    With error feedback no residual exceeds an absolute threshold; a relative one lets the largest entry through at
+    every step.
+
+    Bytes: 16 + min over index codings (z v + indices) per layer for z such entries of v bytes; at most 16 + m v.
+    """
+
+    sends: ClassVar[type[Payload]] = Sparse
+    contraction: ClassVar[bool] = (
+        False  # below an absolute threshold nothing is sent, though the residual stays bounded
+    )
+    fixed_size: ClassVar[bool] = False
+
+    threshold: Annotated[float, Gt(0), Doc("smallest magnitude that is sent")] = 3.0
+    unit: Annotated[
+        Literal["absolute", "max", "rms"], Doc("what the threshold is a multiple of: 1, max|x|, rms(x)")
+    ] = "rms"
+
+    def encode(self, x: torch.Tensor, layer: Layer, step: Step) -> Payload:
+        """The entries that reach the threshold; a layer of zeros is a header."""
+        if everything := self._everything(x, step):
+            return everything
+        magnitudes = x.abs()
+        indices = positions_of(magnitudes >= self._level(magnitudes))
+        return Sparse(x.numel(), indices, to_value_dtype(x[indices], TORCH_DTYPES[self.value_dtype]))
+
+    def expected_nbytes(self, layer: Layer) -> int | None:
+        """Unknown: it depends on the gradient."""
+        return None
+
+    def _level(self, magnitudes: torch.Tensor) -> float:
+        """The magnitude to reach; a relative one is at most the largest, or a flat gradient would never be sent."""
+        if self.unit == "absolute":
+            return self.threshold
+        largest = float(magnitudes.amax())
+        unit = largest if self.unit == "max" else float(magnitudes.square().mean(dtype=torch.float64).sqrt())
+        return min(self.threshold * unit, largest)

@@ -1,0 +1,48 @@
+"""Two bits: every element as -t, 0 or +t for a fixed threshold t; what is left waits.
+
+Source: Apache MXNet's two-bit gradient compression (src/kvstore/gradient_compression-inl.h,
+docs/faq/gradient_compression.md).
+Differs: the threshold travels with the message; ends of layers are padded to a byte, not to four.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Annotated, ClassVar
+
+import torch
+from annotated_types import Gt
+from typing_extensions import Doc
+
+from collectives.kinds.codes import Codes
+from collectives.payload import Payload
+from compressors._ternary import ternary_levels, ternary_payload
+from compressors.base import LossyCompressor
+from compressors.layer import Layer, Step
+
+
+@dataclasses.dataclass(kw_only=True)
+class TwoBit(LossyCompressor):
+    """+t where x >= t, -t where x <= -t, else nothing.
+
+    The threshold is in units of the gradient and must fit it: far above, nothing is sent for many steps; far below, an
+        element moves by t a
+    step at most and the residual grows. `hylo` finds it by itself.
+
+    Bytes: 28 + ceil(m / 4) per layer of m elements.
+    """
+
+    sends: ClassVar[type[Payload]] = Codes
+    contraction: ClassVar[bool] = False  # below the threshold nothing is sent, though the residual stays bounded there
+
+    threshold: Annotated[float, Gt(0), Doc("t, in units of the gradient")] = 0.5
+    error_feedback: Annotated[bool, Doc("add what was not sent to the next gradient")] = True
+
+    def encode(self, x: torch.Tensor, layer: Layer, step: Step) -> Codes:
+        """Codes, and the threshold as their scale."""
+        threshold = torch.full((1,), self.threshold, device=x.device)
+        return ternary_payload(ternary_levels(x, threshold), threshold)
+
+    def expected_nbytes(self, layer: Layer) -> int:
+        """The closed form."""
+        return Codes.packed_nbytes(layer.numel, 2)
