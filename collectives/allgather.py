@@ -26,16 +26,15 @@ class Allgather(Collective):
         """Nothing."""
         return None
 
-    def _sum(self, payload: Payload, key: Key, op: ReduceOp) -> Payload:
-        terms = self.gather(payload)
+    def sum_like(self, payload: Payload, key: Key, op: ReduceOp, *, layout: Payload) -> Payload:
+        """As the base class says."""
         if op == "max":
             raise PayloadError("allgather leaves a sum of terms, which has no maximum; use collective native or ring")
-        return Terms(terms)
+        return Terms(self.gather(payload, messages.bound_nbytes(layout)))
 
-    def gather(self, payload: Payload) -> list[Payload]:
-        """Every rank's payload, in rank order; every rank must call."""
+    def gather(self, payload: Payload, bound: int) -> list[Payload]:
+        """Every rank's payload, none of them longer than `bound` bytes, in rank order; every rank must call."""
         transport = self.transport
-        bound = messages.bound_nbytes(payload)
         packed = messages.pack(payload, transport, bound)
         others = [rank for rank in range(transport.world_size) if rank != transport.rank]
         buffers = transport.exchange([(packed, rank) for rank in others], [(bound, rank) for rank in others])

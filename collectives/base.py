@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import abc
 import dataclasses
-from typing import ClassVar, Self
+from typing import Any, ClassVar, Self
+
+import torch
 
 from collectives import messages
+from collectives.kinds.bundle import Bundle
 from collectives.options import Options
 from collectives.payload import Payload, PayloadError, unpack
-from collectives.steps import Scratch
+from collectives.steps import Scratch, Step, run
 from collectives.transport import ReduceOp, Transport
 
 Key = tuple[int, ...]
@@ -40,6 +43,10 @@ class Collective(Options, abc.ABC):
     def refuses(cls, kind: type[Payload]) -> str | None:
         """Why payloads of this kind cannot ride on this collective and what would work; None where they can."""
 
+    def refusal(self, kind: type[Payload]) -> str | None:
+        """`refuses` under these very options: stricter where a collective is made of others."""
+        return self.refuses(kind)
+
     def sum(self, payload: Payload, key: Key, op: ReduceOp = "sum") -> Payload:
         """The sum (or maximum) over ranks, the same bits on every rank; every rank must call.
 
@@ -53,19 +60,28 @@ class Collective(Options, abc.ABC):
             PayloadError: this kind cannot ride here.
         """
         for leaf in messages.leaves(payload):
-            if reason := self.refuses(type(leaf)):
+            if reason := self.refusal(type(leaf)):
                 raise PayloadError(reason)
             if op == "max" and not leaf.elementwise:
                 raise PayloadError(
-                    f"a maximum over ranks needs element-wise payloads, and {type(leaf).__name__} is none"
+                    f"a maximum over ranks needs element-wise payloads, and {type(leaf).__name__} is not one"
                 )
         if self.transport.world_size == 1:
             return payload
-        return self._sum(payload, key, op)
+        if op == "max" and isinstance(payload, Bundle) and not payload.elementwise:  # members of different types
+            return Bundle([self.sum(member, key, op) for member in payload.payloads])
+        return self.sum_like(payload, key, op, layout=payload)
 
     @abc.abstractmethod
-    def _sum(self, payload: Payload, key: Key, op: ReduceOp) -> Payload:
-        """`sum` for two ranks or more and payloads that may ride here."""
+    def sum_like(self, payload: Payload, key: Key, op: ReduceOp, *, layout: Payload) -> Payload:
+        """`sum` for two ranks or more and payloads that may ride here.
+
+        Args:
+            payload: this rank's contribution, which may be of another kind on every rank (sums of unequally many).
+            key: ids of the layers inside.
+            op: "max" for elementwise payloads only.
+            layout: a payload that has one kind on all ranks; says where to cut and how long messages can be.
+        """
 
     def broadcast(self, payload: Payload | None, src: int, key: Key) -> Payload:
         """`payload` of rank `src`, on every rank; the others pass None. Every rank must call.
@@ -96,5 +112,49 @@ class Collective(Options, abc.ABC):
             itemsize: bytes of one element of an elementwise payload, below which nothing is cut.
         """
 
+    def commit(self) -> None:
+        """Accept state proposed since the last `commit` or `drop` (a server's residuals); with the compressor's."""
+
+    def drop(self) -> None:
+        """Forget the proposed state: the step is left out."""
+
+    def state_dict(self) -> dict[str, Any]:
+        """State of this rank that outlives a step; empty for most collectives."""
+        return {}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """The inverse of `state_dict`."""
+
     def close(self) -> None:
         """Release what outlives a call (mapped memory, server threads). Every rank must call."""
+
+
+@dataclasses.dataclass(kw_only=True)
+class AddingCollective(Collective):
+    """A collective that adds on the way: dense wire tensors in place by a list of steps, other payloads by merging."""
+
+    @classmethod
+    def refuses(cls, kind: type[Payload]) -> str | None:
+        """What cannot be added on its way."""
+        if kind.elementwise or kind.addable:
+            return None
+        return (
+            f"{cls.component_name} adds payloads on their way, which {kind.__name__} does not allow; "
+            "use collective allgather or server"
+        )
+
+    def sum_like(self, payload: Payload, key: Key, op: ReduceOp, *, layout: Payload) -> Payload:
+        """As the base class says."""
+        if not layout.elementwise:
+            return self._merge(payload, layout)
+        wire = payload.wire
+        run(self.transport, self._steps(wire), op)
+        return payload.with_wire(wire)
+
+    @abc.abstractmethod
+    def _steps(self, wire: torch.Tensor) -> list[Step]:
+        """What this rank does to sum `wire` over all ranks in place; the lists of all ranks mirror each other."""
+
+    @abc.abstractmethod
+    def _merge(self, payload: Payload, layout: Payload) -> Payload:
+        """The sum of payloads that are not element-wise, cut as `layout` can be."""

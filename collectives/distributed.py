@@ -42,6 +42,10 @@ class DistributedTransport(Transport):
         self.timeout_s = timeout_s
         self.ledger = Ledger()
 
+    def name(self, rank: int) -> int:
+        """As the base class says."""
+        return dist.get_global_rank(self._group, self._members[rank])
+
     def post(self, sends: Sequence[Send], receives: Sequence[Receive]) -> list[Pending]:
         """As the base class says; on NCCL all messages of one call are one group call and complete together."""
         with self.ledger.timed():
@@ -102,12 +106,11 @@ class DistributedTransport(Transport):
         return part
 
     def _start(self, function: object, side: str, tensor: torch.Tensor, peer: int) -> Pending:
-        member = self._members[peer]
         try:
-            work = function(tensor, group=self._group, **{side: member})  # type: ignore[operator]
+            work = function(tensor, group=self._group, **{side: self._members[peer]})  # type: ignore[operator]
         except RuntimeError as error:
-            raise self._lost(member, error) from error
-        return _Message(self, work, tensor, member)
+            raise self._lost(peer, error) from error
+        return _Message(self, work, tensor, peer)
 
     def _post_together(self, sends: Sequence[Send], receives: Sequence[Receive]) -> list[Pending]:
         def operation(function: object, tensor: torch.Tensor, peer: int) -> dist.P2POp:
@@ -117,7 +120,7 @@ class DistributedTransport(Transport):
         operations += [operation(dist.isend, *send) for send in sends]
         if not operations:
             return []
-        peers = [self._members[peer] for _, peer in (*receives, *sends)]
+        peers = [peer for _, peer in (*receives, *sends)]
         together = _Together(self, dist.batch_isend_irecv(operations), operations, peers)
         return [together] * len(operations)
 
@@ -139,14 +142,12 @@ class DistributedTransport(Transport):
         try:
             work.wait(datetime.timedelta(seconds=self.timeout_s))
         except RuntimeError as error:
-            me = self._name(self._members[self.rank])
-            raise TransportError(f"rank {me}: the backend's own collective failed: {_first_line(error)}") from error
+            raise TransportError(
+                f"rank {self.name(self.rank)}: the backend's own collective failed: {_first_line(error)}"
+            ) from error
 
-    def _name(self, member: int) -> int:
-        return dist.get_global_rank(self._group, member)
-
-    def _lost(self, member: int, error: RuntimeError) -> TransportError:
-        me, peer = self._name(self._members[self.rank]), self._name(member)
+    def _lost(self, rank: int, error: RuntimeError) -> TransportError:
+        me, peer = self.name(self.rank), self.name(rank)
         reason = f"did not answer within {self.timeout_s:g} s" if "imed out" in str(error) else "is no longer connected"
         return TransportError(f"rank {me} waited for rank {peer}, which {reason}", lost_rank=peer)
 
@@ -155,12 +156,12 @@ class _Message(Pending):
     """One gloo message; holds its tensor, which gloo reads or writes until it is done."""
 
     def __init__(
-        self, transport: DistributedTransport, work: dist.Work | None, tensor: torch.Tensor, member: int
+        self, transport: DistributedTransport, work: dist.Work | None, tensor: torch.Tensor, peer: int
     ) -> None:
         self._work = work
         self._transport = transport
         self._tensor = tensor
-        self._member = member
+        self._peer = peer
 
     def wait(self) -> None:
         if self._work is None:
@@ -169,7 +170,7 @@ class _Message(Pending):
             try:
                 self._work.wait(datetime.timedelta(seconds=self._transport.timeout_s))
             except RuntimeError as error:
-                raise self._transport._lost(self._member, error) from error
+                raise self._transport._lost(self._peer, error) from error
         self._work = None
 
 
@@ -177,12 +178,12 @@ class _Together(Pending):
     """Messages that NCCL moves in one group call."""
 
     def __init__(
-        self, transport: DistributedTransport, works: list[dist.Work], operations: list[dist.P2POp], members: list[int]
+        self, transport: DistributedTransport, works: list[dist.Work], operations: list[dist.P2POp], peers: list[int]
     ) -> None:
         self._works = works
         self._transport = transport
         self._operations = operations
-        self._members = members
+        self._peers = peers
 
     def wait(self) -> None:
         with self._transport.ledger.timed():
@@ -190,7 +191,7 @@ class _Together(Pending):
                 for work in self._works:
                     work.wait(datetime.timedelta(seconds=self._transport.timeout_s))
             except RuntimeError as error:
-                raise self._transport._lost(self._members[0], error) from error
+                raise self._transport._lost(self._peers[0], error) from error
         self._works = []
 
 

@@ -18,33 +18,15 @@ import dataclasses
 import torch
 
 from collectives import messages
-from collectives.base import Collective, Key
+from collectives.base import AddingCollective
 from collectives.kinds.bundle import Bundle
 from collectives.payload import Payload, balanced_borders, unpack
-from collectives.steps import Step, run
-from collectives.transport import ReduceOp
+from collectives.steps import Step
 
 
 @dataclasses.dataclass(kw_only=True)
-class HalvingDoubling(Collective):
+class HalvingDoubling(AddingCollective):
     """Partners at halving distances."""
-
-    @classmethod
-    def refuses(cls, kind: type[Payload]) -> str | None:
-        """What cannot be added on its way."""
-        if kind.elementwise or kind.addable:
-            return None
-        return (
-            f"halving_doubling adds payloads at every step, which {kind.__name__} does not allow; "
-            "use allgather or server"
-        )
-
-    def _sum(self, payload: Payload, key: Key, op: ReduceOp) -> Payload:
-        if not payload.elementwise:
-            return self._sum_merging(payload)
-        wire = payload.wire
-        run(self.transport, self._steps(wire), op)
-        return payload.with_wire(wire)
 
     def _steps(self, wire: torch.Tensor) -> list[Step]:
         rank, n = self.transport.rank, self.transport.world_size
@@ -78,14 +60,14 @@ class HalvingDoubling(Collective):
             doubling.insert(0, back)
         return [first, *halving, *doubling, last]
 
-    def _sum_merging(self, payload: Payload) -> Payload:
+    def _merge(self, payload: Payload, layout: Payload) -> Payload:
         transport, rank = self.transport, self.transport.rank
         p = power_below(transport.world_size)
-        bound = messages.bound_nbytes(payload)
+        bound = messages.bound_nbytes(layout)
         if rank >= p:
             transport.exchange([(messages.pack(payload, transport, bound), rank - p)], [])
             return unpack(transport.exchange([], [(bound, rank - p)])[0])
-        borders = payload.borders(p)
+        borders = layout.borders(p)
         has_partner = rank + p < transport.world_size
         if has_partner:
             payload = payload.add(unpack(transport.exchange([], [(bound, rank + p)])[0]))

@@ -72,6 +72,10 @@ class MemoryTransport(Transport):
         self.timeout_s = wires.timeout_s
         self.ledger = ledger
 
+    def name(self, rank: int) -> int:
+        """As the base class says."""
+        return self._members[rank]
+
     def post(self, sends: Sequence[Send], receives: Sequence[Receive]) -> list[Pending]:
         """As the base class says."""
         for tensor, _ in sends:

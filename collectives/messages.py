@@ -12,6 +12,7 @@ from collectives.transport import Transport
 
 _WIDEST_ELEMENT = 8
 _PER_LEAF = 4 * HEADER_BYTES
+_SPARE_LEAVES = 1024
 
 
 def leaves(payload: Payload) -> Sequence[Payload]:
@@ -23,10 +24,10 @@ def bound_nbytes(payload: Payload) -> int:
     """A packed length that no rank's counterpart of this payload exceeds: known to all without asking.
 
     Every kind chooses a coding no longer than its elements written out, plus a bitmap, plus a header with the kind's
-    fixed fields.
+    fixed fields; a sum may come in a few more pieces than the payload had. Memory that no message fills is never
+    touched, so being generous costs nothing.
     """
-    parts = leaves(payload)
-    return sum((_WIDEST_ELEMENT + 1) * leaf.numel + _PER_LEAF for leaf in parts) + _PER_LEAF * (len(parts) + 1)
+    return (_WIDEST_ELEMENT + 1) * payload.numel + _PER_LEAF * (len(leaves(payload)) + _SPARE_LEAVES)
 
 
 def pack(payload: Payload, transport: Transport, bound: int | None = None) -> torch.Tensor:

@@ -32,9 +32,10 @@ class Native(Collective):
             + "allgather takes every kind"
         )
 
-    def _sum(self, payload: Payload, key: Key, op: ReduceOp) -> Payload:
+    def sum_like(self, payload: Payload, key: Key, op: ReduceOp, *, layout: Payload) -> Payload:
+        """As the base class says."""
         if isinstance(payload, Bundle) and not payload.elementwise:  # members of different types
-            return Bundle([self._sum(member, key, op) for member in payload.payloads])
+            return Bundle([self.sum_like(member, key, op, layout=member) for member in payload.payloads])
         wire = payload.wire
         if wire.dtype == torch.int16:
             raise PayloadError("native cannot add 16-bit integers; use 8- or 32-bit ones, or collective ring")

@@ -19,30 +19,15 @@ import itertools
 import torch
 
 from collectives import messages
-from collectives.base import Collective, Key
+from collectives.base import AddingCollective
 from collectives.kinds.bundle import Bundle
 from collectives.payload import Payload, balanced_borders, unpack
-from collectives.steps import Step, run
-from collectives.transport import ReduceOp, Transport
+from collectives.steps import Step
 
 
 @dataclasses.dataclass(kw_only=True)
-class Ring(Collective):
+class Ring(AddingCollective):
     """Neighbours on a ring."""
-
-    @classmethod
-    def refuses(cls, kind: type[Payload]) -> str | None:
-        """What cannot be added on its way."""
-        if kind.elementwise or kind.addable:
-            return None
-        return f"ring adds payloads at every hop, which {kind.__name__} does not allow; use allgather or server"
-
-    def _sum(self, payload: Payload, key: Key, op: ReduceOp) -> Payload:
-        if payload.elementwise:
-            wire = payload.wire
-            run(self.transport, self._steps(wire), op)
-            return payload.with_wire(wire)
-        return all_reduce_merging(self.transport, payload)
 
     def _steps(self, wire: torch.Tensor) -> list[Step]:
         rank, n = self.transport.rank, self.transport.world_size
@@ -63,6 +48,27 @@ class Ring(Collective):
             steps.append(step)
         return steps
 
+    def _merge(self, payload: Payload, layout: Payload) -> Payload:
+        transport, rank, n = self.transport, self.transport.rank, self.transport.world_size
+        left, right = (rank - 1) % n, (rank + 1) % n
+        intervals = list(itertools.pairwise(layout.borders(n)))
+        chunks = [payload.slice(start, stop) for start, stop in intervals]
+        bounds = [messages.bound_nbytes(layout.slice(start, stop)) for start, stop in intervals]
+        for step in range(n - 1):
+            sent, summed = (rank - step) % n, (rank - step - 1) % n
+            packed = messages.pack(chunks[sent], transport, bounds[sent])
+            (received,) = transport.exchange([(packed, right)], [(bounds[summed], left)])
+            chunks[summed] = unpack(received).add(chunks[summed])
+
+        packed = messages.pack(chunks[right], transport, bounds[right])
+        chunks[right] = unpack(packed)  # what the others will read
+        for step in range(n - 1):
+            replaced = (rank - step) % n
+            (received,) = transport.exchange([(packed, right)], [(bounds[replaced], left)])
+            chunks[replaced] = unpack(received)
+            packed = received[: chunks[replaced].nbytes]
+        return Bundle(chunks)
+
     def expected_bytes(
         self, nbytes: int, world_size: int, rank: int, *, elementwise: bool = True, itemsize: int = 4
     ) -> float | None:
@@ -74,29 +80,3 @@ class Ring(Collective):
         borders = balanced_borders(nbytes // itemsize, world_size)
         sizes = [itemsize * (stop - start) for start, stop in itertools.pairwise(borders)]
         return 2 * nbytes - sizes[(rank + 1) % world_size] - sizes[(rank + 2) % world_size]
-
-
-def all_reduce_merging(transport: Transport, payload: Payload) -> Payload:
-    """Sum an addable payload over ranks; every rank must call with the same kind and length.
-
-    Returns:
-        The summed chunks laid end to end, each of the kind that its union needs.
-    """
-    rank, n = transport.rank, transport.world_size
-    left, right = (rank - 1) % n, (rank + 1) % n
-    chunks = payload.split(n)
-    bounds = [messages.bound_nbytes(chunk) for chunk in chunks]
-    for step in range(n - 1):
-        sent, summed = (rank - step) % n, (rank - step - 1) % n
-        packed = messages.pack(chunks[sent], transport, bounds[sent])
-        (received,) = transport.exchange([(packed, right)], [(bounds[summed], left)])
-        chunks[summed] = unpack(received).add(chunks[summed])
-
-    packed = messages.pack(chunks[right], transport, bounds[right])
-    chunks[right] = unpack(packed)  # what the others will read
-    for step in range(n - 1):
-        replaced = (rank - step) % n
-        (received,) = transport.exchange([(packed, right)], [(bounds[replaced], left)])
-        chunks[replaced] = unpack(received)
-        packed = received[: chunks[replaced].nbytes]
-    return Bundle(chunks)

@@ -118,6 +118,10 @@ class Transport(abc.ABC):
         """What the next message is counted for."""
         return self.ledger.purpose
 
+    @abc.abstractmethod
+    def name(self, rank: int) -> int:
+        """What users call this rank: its number among all ranks, not only those of this view."""
+
     @contextlib.contextmanager
     def counted_as(self, purpose: Purpose) -> Iterator[None]:
         """Count what is sent inside the block for another purpose."""

@@ -21,31 +21,16 @@ from annotated_types import Ge
 from typing_extensions import Doc
 
 from collectives import messages
-from collectives.base import Collective, Key
+from collectives.base import AddingCollective
 from collectives.payload import Payload, balanced_borders, unpack
-from collectives.steps import Step, run
-from collectives.transport import ReduceOp
+from collectives.steps import Step
 
 
 @dataclasses.dataclass(kw_only=True)
-class Tree(Collective):
+class Tree(AddingCollective):
     """A binary tree with rank 0 as its root."""
 
     segment_bytes: Annotated[int, Ge(1), Doc("bytes of a dense payload that travel as one message")] = 4_000_000
-
-    @classmethod
-    def refuses(cls, kind: type[Payload]) -> str | None:
-        """What cannot be added on its way."""
-        if kind.elementwise or kind.addable:
-            return None
-        return f"tree adds payloads at every node, which {kind.__name__} does not allow; use allgather or server"
-
-    def _sum(self, payload: Payload, key: Key, op: ReduceOp) -> Payload:
-        if not payload.elementwise:
-            return self._sum_merging(payload)
-        wire = payload.wire
-        run(self.transport, self._steps(wire), op)
-        return payload.with_wire(wire)
 
     def _steps(self, wire: torch.Tensor) -> list[Step]:
         rank, n = self.transport.rank, self.transport.world_size
@@ -71,10 +56,10 @@ class Tree(Collective):
             steps.append(step)
         return steps
 
-    def _sum_merging(self, payload: Payload) -> Payload:
+    def _merge(self, payload: Payload, layout: Payload) -> Payload:
         transport, rank = self.transport, self.transport.rank
         children, parent = children_of(rank, transport.world_size), (rank - 1) // 2
-        bound = messages.bound_nbytes(payload)
+        bound = messages.bound_nbytes(layout)
         for received in transport.exchange([], [(bound, child) for child in children]):
             payload = payload.add(unpack(received))
         packed = messages.pack(payload, transport, bound)
