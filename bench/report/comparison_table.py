@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from bench.report.comparison import Comparison, Row, Verdict
-from bench.report.configurations import SETTINGS, Configuration
+from bench.report.configurations import Configuration
 from bench.report.formats import (
     NOTHING,
     format_bound,
@@ -74,7 +74,7 @@ def shared_settings(comparison: Comparison) -> dict[str, str]:
     shared = {}
     for name in _SHARED:
         values = {format_value(name, value) for row in comparison.rows for value in row.configuration.distinct(name)}
-        if len(values) == 1 and name in SETTINGS:
+        if len(values) == 1 and (name, values) != ("hosts", {"1"}):
             shared[name] = values.pop()
     return shared
 
@@ -136,6 +136,7 @@ def _mean_cell(configuration: Configuration, name: str, *, interval: bool = Fals
         text = _mark(configuration, name) + _value(name, known.mean)
     if interval:
         low, high = (known.low, known.high) if known else (None, None)
+        low = None if low is None else max(low, 0.0)  # what is compared by a factor is never negative
         raw |= {f"{name}_low": low, f"{name}_high": high}
         text = format_interval(
             text, *(None if bound is None else format_bound(name, bound, text) for bound in (low, high))

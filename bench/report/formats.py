@@ -9,6 +9,7 @@ from bench.core.schema import METRICS_BY_NAME
 from bench.core.units import format_bytes, format_rate, format_seconds
 
 NOTHING = "-"
+_SHA_DIGITS = 10  # enough to tell commits apart
 
 _BY_UNIT = {"s": format_seconds, "bytes": format_bytes, "bit/s": format_rate}
 
@@ -22,7 +23,7 @@ def format_value(column: str, value: Any) -> str:
     if isinstance(value, (int, float)):
         known = METRICS_BY_NAME.get(column)
         return _BY_UNIT.get(known.unit if known else "", format_number)(value)
-    return str(value)
+    return str(value)[:_SHA_DIGITS] if column == "git_sha" else str(value)
 
 
 def format_number(value: float) -> str:

@@ -70,8 +70,8 @@ def check(comparison: Comparison, gates: list[Gate]) -> GateResult:
                     result.crossed.append(f"{title}: {_finding(gate, effect)} crosses {gate.text}")
                 else:
                     result.undecided.append(
-                        f"{title}: {_finding(gate, effect)} is beyond {gate.text}, but not significant with these seeds, "
-                        "so the gate holds; run more seeds"
+                        f"{title}: {_finding(gate, effect)} is beyond {gate.text}, but not significant with these "
+                        "seeds, so the gate holds; run more seeds"
                     )
     return result
 

@@ -69,6 +69,17 @@ def test_the_cells_of_a_row(tmp_path: Path) -> None:
     assert cells(compared(tmp_path, [*DENSE, *TOPK]), 0)["payload per step"] == "~1 MB"  # by formula, not counted
 
 
+def test_an_interval_of_two_seeds_does_not_reach_below_zero(tmp_path: Path) -> None:
+    assert cells(compared(tmp_path, fake_seeds([100.0, 200.0])), 0)["samples/s [95% CI]"] == "150 [0, 785]"
+
+
+def test_what_all_rows_share_stands_above_the_table(tmp_path: Path) -> None:
+    comparison = compared(tmp_path, [*fake_seeds([1.0], hosts=1), *topk_seeds([1.0], lr=0.1, hosts=1)])
+    assert comparison_table(comparison).subtitle == (
+        "dataset=digits model=small_cnn optimizer=sgd world_size=2 batch_size=32 epochs=2"
+    )
+
+
 def test_time_metrics_do_not_flip_the_direction(tmp_path: Path) -> None:
     rows = [fake_row(seed=s, step_time_s=0.2 + s / 1000) for s in (1, 2, 3)]
     rows += [fake_row(seed=s, step_time_s=0.1 + s / 1000, compressor="bf16") for s in (1, 2, 3)]

@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
 from bench.core.rows import RowWriter, StoreError, read_header, read_rows
@@ -54,6 +54,7 @@ def test_a_column_outside_the_schema_is_a_programming_error(tmp_path: Path) -> N
         RowWriter(tmp_path / "metrics.csv").append({"speed": 1})
 
 
+@example(error='Traceback:\n  "no",\r\n\x00 never\rso')
 @given(error=st.text(max_size=60))
 @settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 def test_any_text_stays_on_its_line(tmp_path: Path, error: str) -> None:
