@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import dataclasses
 import difflib
-import functools
 import typing
 from collections.abc import Iterable, Mapping
 from typing import Any, ClassVar, Self
@@ -35,7 +34,7 @@ class OptionInfo:
     meaning: str
 
 
-@dataclasses.dataclass(kw_only=True)
+@dataclasses.dataclass(kw_only=True, eq=False)
 class Options:
     """Base of every component: checks its own fields on construction and can describe them.
 
@@ -134,15 +133,18 @@ def value_text(value: Any) -> str:
     return str(value)
 
 
-@functools.cache
-def _hints(cls: Any) -> dict[str, Any]:
+_ADAPTERS: dict[type, dict[str, pydantic.TypeAdapter[Any]]] = {}  # built once per class: they are slow to make
+
+
+def _hints(cls: type) -> dict[str, Any]:
     return typing.get_type_hints(cls, include_extras=True)
 
 
-@functools.cache
-def _adapters(cls: Any) -> dict[str, pydantic.TypeAdapter[Any]]:
-    hints = _hints(cls)
-    return {f.name: pydantic.TypeAdapter(hints[f.name]) for f in dataclasses.fields(cls) if f.init}
+def _adapters(cls: type[Options]) -> dict[str, pydantic.TypeAdapter[Any]]:
+    if cls not in _ADAPTERS:
+        hints = _hints(cls)
+        _ADAPTERS[cls] = {f.name: pydantic.TypeAdapter(hints[f.name]) for f in dataclasses.fields(cls) if f.init}
+    return _ADAPTERS[cls]
 
 
 def _default(field: dataclasses.Field[Any]) -> Any:
@@ -160,7 +162,7 @@ def _parts(hint: Any) -> tuple[Any, tuple[Any, ...]]:
 
 
 def _split_list(value: Any, hint: Any) -> Any:
-    """``norm+bias`` -> ["norm", "bias"], ``none`` -> [] where the option is a list; ``none`` -> None where it may be."""
+    """``norm+bias`` -> ["norm", "bias"], ``none`` -> [] where the option is a list and None where it may be."""
     if not isinstance(value, str):
         return value
     bare, _ = _parts(hint)

@@ -66,6 +66,15 @@ class Compressor(Options, abc.ABC):
         """Whether momentum is applied here, before selection; the optimizer's own must then be off."""
         return False
 
+    def take_over_momentum(self, coefficient: float, *, nesterov: bool = False) -> None:
+        """Apply the optimizer's momentum here; only for compressors with `owns_momentum`.
+
+        Args:
+            coefficient: share of the last velocity that is kept, in [0, 1).
+            nesterov: look ahead along the velocity.
+        """
+        raise TypeError(f"{self.component_name} applies no momentum")
+
     @property
     def one_bucket(self) -> bool:
         """Whether the method wants the whole model as one bucket, which gives up overlap with backward."""

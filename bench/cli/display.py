@@ -107,9 +107,13 @@ def print_summary(configs: list[RunConfig], results: list[Result]) -> None:
     """One row per run on stdout, and where the results lie."""
     config = configs[0]
     table = Table(
-        title=f"{config.compressor} on {config.collective}, {config.model} on {config.dataset}, {config.world_size} rank(s)",
+        title=", ".join(
+            (f"{config.compressor} on {config.collective}", config.model, config.dataset, f"{config.world_size} ranks")
+        ),
         title_justify="left",
         box=box.SIMPLE_HEAD,
+        padding=(0, 1, 0, 0),
+        pad_edge=False,
     )
     rows = [_summary(config.seed, result) for config, result in zip(configs, results, strict=False)]
     shown = [heading for heading in rows[0] if any(row[heading] for row in rows)]

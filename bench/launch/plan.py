@@ -14,11 +14,12 @@ from bench.core import spec
 from bench.core.config import RunConfig
 from bench.core.environment import usable_cores
 from bench.core.errors import UsageError
-from bench.datasets.base import Dataset, DatasetError
+from bench.datasets.base import Dataset
 from bench.launch.request import DEFAULT_EPOCHS, Request
 from bench.models.base import Model
 from bench.optimizers.base import Optimizer
 from collectives.base import Collective
+from collectives.options import OptionError
 from compressors.base import Compressor
 from compressors.pairs import refusal
 
@@ -78,10 +79,13 @@ def components(request: Request) -> Components:
     reason = refusal(compressor, type(collective))
     if reason:
         raise UsageError(reason)
+    optimizer = cast(Optimizer, spec.build("optimizers", request.optimizer))
+    if compressor.owns_momentum:
+        _check_hand_over(optimizer)
     return Components(
         model=cast(Model, spec.build("models", request.model)),
         dataset=cast(Dataset, spec.build("datasets", request.dataset)),
-        optimizer=cast(Optimizer, spec.build("optimizers", request.optimizer)),
+        optimizer=optimizer,
         compressor=compressor,
         collective=collective,
     )
@@ -94,16 +98,20 @@ def prepare_data(config: RunConfig) -> None:
         UsageError: it is absent and cannot be fetched, or it is damaged.
     """
     dataset = cast(Dataset, spec.build("datasets", config.filled["dataset"]))
+    if not dataset.is_present(Path(config.data_dir)):
+        dataset.prepare(Path(config.data_dir))
+
+
+def _check_hand_over(optimizer: Optimizer) -> None:
     try:
-        if not dataset.is_present(Path(config.data_dir)):
-            dataset.prepare(Path(config.data_dir))
-    except DatasetError as error:
+        optimizer.hand_over_momentum()
+    except OptionError as error:
         raise UsageError(str(error)) from None
 
 
 def _first_legal(compressor: Compressor) -> str:
     for name in DEFAULT_COLLECTIVES:
-        if refusal(compressor, type(spec.build("collectives", name))) is None:
+        if refusal(compressor, type(cast(Collective, spec.build("collectives", name)))) is None:
             return name
     raise UsageError(
         f"no default collective takes what {compressor.component_name} emits; choose one with --collective"
@@ -131,13 +139,7 @@ def _check_numbers(request: Request) -> None:
 
 
 def _sizes(request: Request, dataset: Dataset) -> tuple[int, int]:
-    whole_train, whole_test = dataset.sizes()
-    train_size, test_size = request.train_size or whole_train, request.test_size or whole_test
-    for option, asked, whole in (("train", train_size, whole_train), ("test", test_size, whole_test)):
-        if asked > whole:
-            raise UsageError(
-                f"{request.dataset} has {whole} {option} samples, {asked} were asked for; lower --{option}-size"
-            )
+    train_size, test_size = dataset.resolve_sizes(request.train_size, request.test_size)
     if request.world_size > test_size:
         raise UsageError(
             f"{test_size} test samples cannot be divided over {request.world_size} ranks; lower --world-size"

@@ -9,7 +9,22 @@ from typing import ClassVar
 
 import torch
 
-from collectives.options import Options
+from collectives.options import OptionError, Options
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class HandedOver:
+    """What a compressor with momentum correction takes over.
+
+    Attributes:
+        optimizer: the optimizer that is left, without momentum.
+        coefficient: share of the last velocity that is kept, in [0, 1).
+        nesterov: look ahead along the velocity.
+    """
+
+    optimizer: Optimizer
+    coefficient: float
+    nesterov: bool
 
 
 @dataclasses.dataclass(kw_only=True)
@@ -18,12 +33,17 @@ class Optimizer(Options, abc.ABC):
 
     Class facts:
         default_lr: the learning rate where the user gives none.
-        momentum_option: name of the option that is a heavy-ball momentum, which a compressor with momentum
-            correction may take over (empty: it has none, and momentum correction is refused).
     """
 
     default_lr: ClassVar[float]
-    momentum_option: ClassVar[str] = ""
+
+    def hand_over_momentum(self) -> HandedOver:
+        """This optimizer without its momentum, for a compressor that applies momentum before selection.
+
+        Raises:
+            OptionError: "adam has no momentum to hand over to momentum_correction; use sgd".
+        """
+        raise OptionError(f"{self.component_name} has no momentum to hand over to momentum_correction; use sgd")
 
     @abc.abstractmethod
     def build(self, parameters: Iterable[torch.nn.Parameter], lr: float) -> torch.optim.Optimizer:

@@ -14,7 +14,7 @@ import torch
 from annotated_types import Ge, Lt
 from typing_extensions import Doc
 
-from bench.optimizers.base import Optimizer
+from bench.optimizers.base import HandedOver, Optimizer
 from collectives.options import OptionError
 
 
@@ -27,7 +27,6 @@ class Sgd(Optimizer):
     """
 
     default_lr: ClassVar[float] = 0.02
-    momentum_option: ClassVar[str] = "momentum"
 
     momentum: Annotated[float, Ge(0), Lt(1), Doc("share of the last velocity that is kept")] = 0.9
     nesterov: Annotated[bool, Doc("look ahead along the velocity before stepping")] = False
@@ -37,6 +36,11 @@ class Sgd(Optimizer):
         super().__post_init__()
         if self.nesterov and self.momentum == 0:
             raise OptionError(f"{self.component_name}: nesterov=true needs momentum above 0; leave one of them out")
+
+    def hand_over_momentum(self) -> HandedOver:
+        """Plain SGD with the same weight decay is left."""
+        left = dataclasses.replace(self, momentum=0.0, nesterov=False)
+        return HandedOver(optimizer=left, coefficient=self.momentum, nesterov=self.nesterov)
 
     def build(self, parameters: Iterable[torch.nn.Parameter], lr: float) -> torch.optim.Optimizer:
         """One parameter group with these options."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import datetime
+from collections.abc import Mapping
 from typing import Protocol, cast
 
 import torch
@@ -14,12 +15,14 @@ from bench.core.config import RunConfig
 from bench.train.exchange import Exchange, Outcome
 from collectives.base import Collective
 from collectives.distributed import DistributedTransport
-from collectives.transport import Traffic
+from collectives.transport import Purpose, Traffic
 from compressors.base import Compressor
 from compressors.layer import Layer, Sent, Step, layers_of
 
 # DDP's own runtime timers are read once in so many steps: a reading costs as much as a small layer.
 DDP_TIMER_EVERY = 10
+# A bucket that no model fills: one bucket for all layers.
+WHOLE_MODEL_MB = 2.0**20
 
 
 class Engine(Protocol):
@@ -34,7 +37,7 @@ class Engine(Protocol):
     def finish_step(self) -> Outcome:
         """Call after `backward`: whether to skip the optimizer step, and what the exchange did."""
 
-    def traffic(self) -> dict[str, Traffic]:
+    def traffic(self) -> Mapping[Purpose, Traffic]:
         """Bytes and messages sent by this rank since the start, per purpose."""
 
     def residual_norms(self) -> dict[int, float]:
@@ -61,12 +64,12 @@ def is_plain_ddp(compressor: Compressor, collective: Collective, trigger: str) -
     return (compressor.component_name, collective.component_name, trigger) == ("none", "native", "async")
 
 
-def wrap(config: RunConfig, model: nn.Module, device: torch.device) -> DistributedDataParallel:
+def wrap(model: nn.Module, device: torch.device, bucket_mb: float) -> DistributedDataParallel:
     """DDP around the model. Ranks start from one seed, so nothing is broadcast; a hash of the weights is compared."""
     return DistributedDataParallel(
         model,
         device_ids=[device.index] if device.type == "cuda" else None,
-        bucket_cap_mb=config.bucket_mb,
+        bucket_cap_mb=bucket_mb,
         gradient_as_bucket_view=True,
         forward_sync_buffers=False,
         init_sync=False,
@@ -78,7 +81,7 @@ class PlainDDP:
 
     def __init__(self, config: RunConfig, model: nn.Module, device: torch.device) -> None:
         self.layers = layers_of(model)
-        self.ddp = wrap(config, model, device)
+        self.ddp = wrap(model, device, config.bucket_mb)
         self.ddp._set_ddp_runtime_logging_sample_rate(1)
         self._numel = sum(layer.numel for layer in self.layers)
         self._gradient = Traffic(from_formula=True)
@@ -104,7 +107,7 @@ class PlainDDP:
             ],
         )
 
-    def traffic(self) -> dict[str, Traffic]:
+    def traffic(self) -> Mapping[Purpose, Traffic]:
         """Gradient bytes by the ring all-reduce's formula."""
         return {"gradient": self._gradient, "control": Traffic()}
 
@@ -149,7 +152,7 @@ class HookedDDP:
         self.exchange = Exchange(
             compressor, self.collective, self.transport, self.layers, trigger=config.trigger, nonfinite=config.nonfinite
         )
-        self.ddp = wrap(config, model, device)
+        self.ddp = wrap(model, device, WHOLE_MODEL_MB if compressor.one_bucket else config.bucket_mb)
         # DDP inspects annotations of the hook and cannot read postponed ones; a lambda has none.
         self.ddp.register_comm_hook(None, lambda _, bucket: self.exchange.hook(bucket))
 
@@ -161,9 +164,9 @@ class HookedDDP:
         """What the exchange did; re-raises what failed in its thread."""
         return self.exchange.finish_step()
 
-    def traffic(self) -> dict[str, Traffic]:
+    def traffic(self) -> Mapping[Purpose, Traffic]:
         """As the transport counted."""
-        return dict(self.transport.traffic)
+        return self.transport.traffic
 
     def residual_norms(self) -> dict[int, float]:
         """As the compressor keeps them."""

@@ -139,7 +139,7 @@ class Trainer:
         with torch.autocast(self.device.type, torch.bfloat16, enabled=config.amp == "bf16"):
             loss = nn.functional.cross_entropy(self.engine.ddp(x), y)
         self._remember_loss(loss.detach())
-        loss.backward()  # type: ignore[no-untyped-call]
+        loss.backward()
         outcome = self.engine.finish_step()
         backward_ended = time.perf_counter()
         self._update(outcome)

@@ -1,4 +1,4 @@
-"""Records: what the ranks measured since the previous row, gathered on rank 0 and written to `metrics.csv`, `layers.csv`."""
+"""Records: what the ranks measured since the previous row, gathered on rank 0 and written as rows."""
 
 from __future__ import annotations
 

@@ -71,6 +71,10 @@ def run(config: RunConfig, folder: RunFolder) -> None:
         collective = cast(Collective, spec.build("collectives", config.filled["collective"]))
         engine = build_engine(config, model, compressor, collective, device)
         optimizer = cast(Optimizer, spec.build("optimizers", config.filled["optimizer"]))
+        if compressor.owns_momentum:
+            handed_over = optimizer.hand_over_momentum()
+            compressor.take_over_momentum(handed_over.coefficient, nesterov=handed_over.nesterov)
+            optimizer = handed_over.optimizer
         recorder = Recorder(config, folder, engine, started_at)
         with _profiler(config, folder) as profiler:
             trainer = Trainer(

@@ -13,11 +13,11 @@ import time
 import torch
 
 from collectives.kinds.dense import Dense
-from compressors.none import None_
+from compressors.none import NONE
 
 
 @dataclasses.dataclass(kw_only=True)
-class Raising(None_):
+class Raising(NONE):
     """Fails on rank 1 at step 3."""
 
     def encode(self, x, layer, step):
@@ -27,7 +27,7 @@ class Raising(None_):
 
 
 @dataclasses.dataclass(kw_only=True)
-class Sleepy(None_):
+class Sleepy(NONE):
     """Takes 50 ms per bucket, so that a test can act in the middle of an epoch."""
 
     def encode(self, x, layer, step):
@@ -36,7 +36,7 @@ class Sleepy(None_):
 
 
 @dataclasses.dataclass(kw_only=True)
-class Hanging(None_):
+class Hanging(NONE):
     """Rank 1 never sends at step 3."""
 
     def encode(self, x, layer, step):

@@ -19,7 +19,7 @@ REFUSALS = [
     (["--compressor", "topk", "--collective", "native"], "allgather"),
     (["--batch-size", "5000"], "--batch-size 5000 is larger than a rank's shard"),
     (["--world-size", "2000"], "lower --world-size"),
-    (["--train-size", "100000"], "lower --train-size"),
+    (["--train-size", "100000"], "ask for 1 to 1347"),
     (["--epochs", "1", "--steps", "1"], "give one of them"),
     (["--lr", "nan"], "--lr nan is not a learning rate"),
     (["--seeds", "1,x"], "--seeds 1,x is not a list of seeds"),

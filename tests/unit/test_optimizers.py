@@ -10,6 +10,7 @@ import torch
 from bench.core import registry, spec
 from bench.core.errors import UsageError
 from bench.optimizers.base import Optimizer
+from collectives.options import OptionError
 
 
 def build(text: str) -> Optimizer:
@@ -72,14 +73,17 @@ def test_every_optimizer_moves_all_parameters_from_its_default_rate(name: str) -
     assert 0 < optimizer.default_lr < 1
 
 
-def test_only_sgd_names_a_momentum_that_a_compressor_may_take_over() -> None:
-    assert {name: build(name).momentum_option for name in registry.entries("optimizers")} == {
-        "sgd": "momentum",
-        "adam": "",
-        "adamw": "",
-    }
-    assert "momentum" in build("sgd").option_names()
-    assert "momentum" in build("sgd").build([torch.nn.Parameter(torch.ones(1))], 0.1).param_groups[0]
+def test_sgd_hands_its_momentum_over_and_keeps_the_rest() -> None:
+    handed_over = build("sgd:momentum=0.8,nesterov=true,weight_decay=0.001").hand_over_momentum()
+    assert (handed_over.coefficient, handed_over.nesterov) == (0.8, True)
+    left = handed_over.optimizer.build([torch.nn.Parameter(torch.ones(1))], 0.1).param_groups[0]
+    assert (left["momentum"], left["nesterov"], left["weight_decay"]) == (0.0, False, 0.001)
+
+
+@pytest.mark.parametrize("name", ["adam", "adamw"])
+def test_optimizers_without_momentum_refuse_to_hand_it_over(name: str) -> None:
+    with pytest.raises(OptionError, match="has no momentum to hand over"):
+        build(name).hand_over_momentum()
 
 
 @pytest.mark.parametrize(
