@@ -9,11 +9,12 @@ from bench.core.errors import UsageError
 
 _BYTE_STEPS = ((1e9, "GB"), (1e6, "MB"), (1e3, "kB"))
 _TIME_STEPS = ((1.0, "s"), (1e-3, "ms"), (1e-6, "us"))
-_RATE = re.compile(r"\s*([0-9.]+(?:e[0-9]+)?)\s*([kmg]?)(?:bit|bps|bit/s)\s*", re.IGNORECASE)
-_SIZE = re.compile(r"\s*([0-9.]+(?:e[0-9]+)?)\s*([kmg]?)(i?)b?\s*", re.IGNORECASE)
-_DURATION = re.compile(r"\s*([0-9.]+(?:e-?[0-9]+)?)\s*(us|ms|s|m|h)\s*", re.IGNORECASE)
+_NUMBER = r"\s*(\d*\.?\d+(?:e-?\d{1,2})?)\s*"
+_RATE = re.compile(_NUMBER + r"([kmg]?)(?:bit|bps|bit/s)\s*", re.IGNORECASE)
+_SIZE = re.compile(_NUMBER + r"((?:[kmg]i?)?)b?\s*", re.IGNORECASE)
+_DURATION = re.compile(_NUMBER + r"(us|ms|s|m|h)\s*", re.IGNORECASE)
 _PREFIX = {"": 1.0, "k": 1e3, "m": 1e6, "g": 1e9}
-_BINARY = {"": 1, "k": 1024, "m": 1024**2, "g": 1024**3}
+_BINARY = {"ki": 1024.0, "mi": 1024.0**2, "gi": 1024.0**3}
 _SECONDS = {"us": 1e-6, "ms": 1e-3, "s": 1.0, "m": 60.0, "h": 3600.0}
 
 
@@ -23,11 +24,7 @@ def format_bytes(num_bytes: float) -> str:
         return "-"
     for factor, unit in _BYTE_STEPS:
         if abs(num_bytes) >= factor:
-            return (
-                f"{num_bytes / factor:.3g} {unit}"
-                if abs(num_bytes) < 1000 * factor
-                else f"{num_bytes / factor:.0f} {unit}"
-            )
+            return f"{_three_digits(num_bytes / factor)} {unit}"
     return f"{num_bytes:.0f} B"
 
 
@@ -39,8 +36,8 @@ def format_seconds(seconds: float) -> str:
         return f"{int(seconds // 60)} min {int(seconds % 60)} s"
     for factor, unit in _TIME_STEPS:
         if abs(seconds) >= factor:
-            return f"{seconds / factor:.3g} {unit}"
-    return f"{seconds / 1e-6:.3g} us" if seconds else "0 s"
+            return f"{_three_digits(seconds / factor)} {unit}"
+    return f"{_three_digits(seconds / 1e-6)} us" if seconds else "0 s"
 
 
 def format_rate(bits_per_s: float) -> str:
@@ -49,8 +46,13 @@ def format_rate(bits_per_s: float) -> str:
         return "-"
     for factor, unit in ((1e9, "Gbit/s"), (1e6, "Mbit/s"), (1e3, "kbit/s")):
         if bits_per_s >= factor:
-            return f"{bits_per_s / factor:.4g} {unit}"
+            return f"{_three_digits(bits_per_s / factor)} {unit}"
     return f"{bits_per_s:.0f} bit/s"
+
+
+def _three_digits(value: float) -> str:
+    """At least three digits, never in scientific notation above one: 0.123, 12.3, 1234."""
+    return f"{value:.3g}" if abs(value) < 999.5 else f"{value:.0f}"
 
 
 def parse_rate(text: str) -> float:
@@ -74,8 +76,7 @@ def parse_size(text: str) -> int:
     match = _SIZE.fullmatch(text)
     if not match:
         raise UsageError(f"'{text}' is not a size; write it like 10kB, 1MiB or 4096")
-    factor = _BINARY[match[2].lower()] if match[3] else _PREFIX[match[2].lower()]
-    return int(float(match[1]) * factor)
+    return int(float(match[1]) * (_PREFIX | _BINARY)[match[2].lower()])
 
 
 def parse_duration(text: str) -> float:

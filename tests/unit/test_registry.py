@@ -1,0 +1,118 @@
+"""The registry: components are found by their files alone, and by entry points."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from bench.core import registry
+from bench.core.errors import UsageError
+from bench.core.registry import ROOMS
+from collectives.options import Options
+
+KNOWN = {
+    "compressors": {"none", "fp16", "bf16", "topk", "group_topk"},
+    "collectives": {"native", "ring", "allgather"},
+    "optimizers": {"sgd", "adam", "adamw"},
+    "models": {"linear", "small_cnn", "resnet18", "resnet20"},
+    "datasets": {"digits", "synthetic", "cifar10", "cifar100"},
+}
+
+FILES = {
+    "base.py": "class Compressor: ...",
+    "_helper.py": "from base import Compressor\nclass Middle(Compressor): ...",
+    "two_words.py": """'''Finds itself.
+
+More.
+'''
+from _helper import Middle
+class Two: ...
+class TwoWords(Middle): ...
+""",
+    "generic.py": "import base\nclass Generic(base.Compressor[int]): ...",
+    "undocumented.py": "from base import Compressor\nclass Undocumented(Compressor): ...",
+    "stranger.py": "class Stranger(dict): ...",
+    "misnamed.py": "from base import Compressor\nclass SomethingElse(Compressor): ...",
+    "_private.py": "from base import Compressor\nclass Private(Compressor): ...",
+    "functions.py": "def functions(): ...",
+    "explosive.py": "from base import Compressor\nclass Explosive(Compressor): ...\nraise SystemExit('imported')",
+}
+
+
+@pytest.fixture
+def room(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
+    """The kind of a room that consists of `FILES`."""
+    for name, text in FILES.items():
+        (tmp_path / name).write_text(text, encoding="utf-8")
+    monkeypatch.setattr(registry, "_folder", lambda _package: tmp_path)
+    registry.entries.cache_clear()
+    yield "compressors"
+    registry.entries.cache_clear()
+
+
+def test_the_rooms_are_the_five_parts_of_a_run() -> None:
+    assert set(ROOMS) == set(KNOWN)
+    assert ROOMS["datasets"].singular == "dataset"
+
+
+@pytest.mark.parametrize("kind", ROOMS)
+def test_every_component_is_described_in_a_sentence_and_can_be_built_without_options(kind: str) -> None:
+    entries = registry.entries(kind)
+    assert set(entries) >= KNOWN[kind]
+    assert list(entries) == sorted(entries)
+    for name, entry in entries.items():
+        assert entry.name == name
+        assert entry.description.endswith("."), f"{name}: '{entry.description}'"
+        component = registry.load(kind, name)
+        assert issubclass(component, Options)
+        assert component().component_name == name
+
+
+def test_a_component_is_a_class_named_after_its_file_that_derives_from_the_rooms_base(room: str) -> None:
+    assert list(registry.entries(room)) == ["explosive", "generic", "two_words", "undocumented"]
+
+
+def test_names_and_descriptions_come_from_the_text_alone(room: str) -> None:
+    entries = registry.entries(room)
+    assert entries["two_words"].description == "Finds itself."
+    assert entries["two_words"].target == "compressors.two_words:TwoWords"
+    assert entries["undocumented"].description == ""
+
+
+def test_an_entry_point_adds_a_component_but_never_replaces_a_built_in_one(
+    room: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    points = [
+        importlib.metadata.EntryPoint(name=name, value="collections:OrderedDict", group="bench.compressors")
+        for name in ("theirs", "generic")
+    ]
+    monkeypatch.setattr(
+        importlib.metadata, "entry_points", lambda *, group: points if group == "bench.compressors" else []
+    )
+    entries = registry.entries(room)
+    assert entries["theirs"].target == "collections:OrderedDict"
+    assert entries["theirs"].description
+    assert entries["generic"].target == "compressors.generic:Generic"
+
+
+def test_an_unknown_name_is_refused_with_the_nearest_one() -> None:
+    with pytest.raises(UsageError, match=r"no optimizer 'sgdd' \(did you mean 'sgd'\?\); `bench list optimizers`"):
+        registry.load("optimizers", "sgdd")
+
+
+def test_nothing_near_means_no_guess() -> None:
+    with pytest.raises(UsageError, match=r"^there is no model 'zzzzzz'; `bench list models` shows them all$"):
+        registry.load("models", "zzzzzz")
+
+
+def test_finding_every_component_imports_no_torch() -> None:
+    code = (
+        "import sys; from bench.core import registry; [registry.entries(kind) for kind in registry.ROOMS];"
+        "sys.exit('torch' in sys.modules)"
+    )
+    assert subprocess.run([sys.executable, "-c", code], timeout=60, check=False).returncode == 0
