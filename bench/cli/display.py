@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable
 from types import TracebackType
 from typing import Any, Self
@@ -15,6 +14,7 @@ from rich.table import Table
 from bench.core.config import RunConfig
 from bench.core.rows import read_rows
 from bench.core.units import format_bytes, format_seconds
+from bench.launch.plan import LayerPlan
 from bench.launch.run import Result
 
 _PLAN_ROWS = (
@@ -83,24 +83,44 @@ def _progress_text(line: dict[str, Any]) -> str:
     return "  ".join(parts)
 
 
-def print_plan(configs: list[RunConfig], torchrun_line: str) -> None:
-    """The dry run: what would be trained and how it would be started, on stdout."""
-    console = Console()
-    table = Table(title=f"{len(configs)} run(s), seed(s) {', '.join(str(c.seed) for c in configs)}", show_header=False)
+def print_plan(configs: list[RunConfig]) -> None:
+    """The dry run's first part: what would be trained, on stdout."""
+    seeds = ", ".join(str(config.seed) for config in configs)
+    table = Table(title=f"Plan: seed {seeds}", title_justify="left", show_header=False, box=box.SIMPLE)
     for name in _PLAN_ROWS:
         value = getattr(configs[0], name)
         if value is not None:
             table.add_row(name, str(value))
-    console.print(table)
-    print(torchrun_line)
-    if configs[0].steps:
-        print_full_compression_note(configs[0])
+    Console().print(table)
 
 
-def print_full_compression_note(config: RunConfig) -> None:
-    """A length in steps leaves no epochs to warm up over; say so where the compressor would have warmed up."""
-    if "warmup_epochs=" in config.filled["compressor"]:
-        print(f"note: --steps {config.steps} starts at full compression, without warm-up", file=sys.stderr)
+def print_layers(plan: LayerPlan) -> None:
+    """The dry run's second part: what would be compressed and how, on stdout."""
+    table = Table(
+        title="Layers: one rank's payload at full compression",
+        title_justify="left",
+        box=box.SIMPLE_HEAD,
+        padding=(0, 1, 0, 0),
+        pad_edge=False,
+        show_footer=True,
+    )
+    sent = "by data" if plan.sent_nbytes is None else format_bytes(plan.sent_nbytes)
+    table.add_column("layer", footer="together, as one bucket")
+    table.add_column("shape")
+    table.add_column("kind")
+    table.add_column("payload")
+    table.add_column("dense", justify="right", footer=format_bytes(plan.dense_nbytes))
+    table.add_column("sent", justify="right", footer=sent)
+    for row in plan.layers:
+        table.add_row(
+            row.name,
+            "x".join(str(length) for length in row.shape),
+            row.kind,
+            row.payload,
+            format_bytes(row.dense_nbytes),
+            "by data" if row.sent_nbytes is None else format_bytes(row.sent_nbytes),
+        )
+    Console().print(table)
 
 
 def print_summary(configs: list[RunConfig], results: list[Result]) -> None:

@@ -180,7 +180,7 @@ def run(
     if dry_run:
         _print_plan(configs, out, as_json)
         return
-    _execute(configs, out, as_json)
+    _execute(request, configs, out, as_json)
 
 
 def _plan(request: Request, seeds: list[int]) -> list[RunConfig]:
@@ -189,11 +189,12 @@ def _plan(request: Request, seeds: list[int]) -> list[RunConfig]:
     return [plan(dataclasses.replace(request, seed=seed)) for seed in seeds]
 
 
-def _execute(configs: list[RunConfig], out: Path, as_json: bool) -> None:
+def _execute(request: Request, configs: list[RunConfig], out: Path, as_json: bool) -> None:
     from bench.cli.display import Display, print_summary
-    from bench.launch.plan import prepare_data
+    from bench.launch.plan import components, prepare_data
     from bench.launch.run import execute
 
+    _print_notes(configs[0], components(request).compressor.warnings())
     prepare_data(configs[0])
     results: list[Result] = []
     for number, config in enumerate(configs, 1):
@@ -208,6 +209,13 @@ def _execute(configs: list[RunConfig], out: Path, as_json: bool) -> None:
     _raise_failure(results[-1])
 
 
+def _print_notes(config: RunConfig, warnings: list[str]) -> None:
+    for sentence in warnings:
+        print(f"note: {sentence}", file=sys.stderr)
+    if config.steps and "warmup_epochs=" in config.filled["compressor"]:
+        print(f"note: --steps {config.steps} starts at full compression, without warm-up", file=sys.stderr)
+
+
 def _raise_failure(last: Result) -> None:
     if last.status == "interrupted":
         raise Interrupted(f"{last.error} in {last.folder.path}")
@@ -216,23 +224,29 @@ def _raise_failure(last: Result) -> None:
 
 
 def _print_plan(configs: list[RunConfig], out: Path, as_json: bool) -> None:
-    from bench.cli.display import print_plan
+    from bench.cli.display import print_layers, print_plan
     from bench.core.run_folder import RunFolder
     from bench.launch import torchrun
+    from bench.launch.plan import plan_layers
 
     config = configs[0]
+    layers = plan_layers(config)
     folder = RunFolder(out / f"<utc>-{config.name}-s{config.seed}-{config.digest}")
     variables = [f"{key}={value}" for key, value in torchrun.variables(config).items()]
     line = shlex.join([*variables, *torchrun.command(config, folder)])
     if as_json:
         plan: dict[str, Any] = {
             "configs": [dataclasses.asdict(c) | {"digest": c.digest} for c in configs],
+            "layers": dataclasses.asdict(layers),
             "torchrun": line,
         }
         json.dump(plan, sys.stdout, indent=2)
         print()
     else:
-        print_plan(configs, line)
+        print_plan(configs)
+        print_layers(layers)
+        print(line)
+    _print_notes(config, layers.warnings)
 
 
 def _parse_seeds(text: str) -> list[int]:

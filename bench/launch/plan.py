@@ -10,6 +10,8 @@ import math
 from pathlib import Path
 from typing import cast
 
+import torch
+
 from bench.core import spec
 from bench.core.config import RunConfig
 from bench.core.environment import usable_cores
@@ -21,7 +23,10 @@ from bench.optimizers.base import Optimizer
 from collectives.base import Collective
 from collectives.options import OptionError
 from compressors.base import Compressor
+from compressors.layer import layers_of
 from compressors.pairs import refusal
+from compressors.plan import PlannedLayer
+from compressors.plan import plan as compressor_plan
 
 DEFAULT_COLLECTIVES = ("native", "allgather")
 
@@ -102,6 +107,40 @@ def prepare_data(config: RunConfig) -> None:
         dataset.prepare(Path(config.data_dir))
 
 
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class LayerPlan:
+    """What the compressor would do to the model's layers.
+
+    Attributes:
+        layers: one row per parameter.
+        dense_nbytes: the whole gradient in fp32.
+        sent_nbytes: one rank's packed payload of the whole model at full compression, as one bucket; None where it
+            depends on the data.
+        warnings: what the user should know about this choice, one sentence each.
+    """
+
+    layers: list[PlannedLayer]
+    dense_nbytes: int
+    sent_nbytes: int | None
+    warnings: list[str]
+
+
+def plan_layers(config: RunConfig) -> LayerPlan:
+    """What would be compressed and how, from shapes alone."""
+    dataset = cast(Dataset, spec.build("datasets", config.filled["dataset"]))
+    compressor = cast(Compressor, spec.build("compressors", config.filled["compressor"]))
+    with torch.device("meta"):
+        model = cast(Model, spec.build("models", config.filled["model"])).build(dataset.num_classes)
+    layers = layers_of(model)
+    rows = compressor_plan(compressor, layers)
+    return LayerPlan(
+        layers=rows,
+        dense_nbytes=sum(row.dense_nbytes for row in rows),
+        sent_nbytes=compressor.expected_bucket_nbytes(layers),
+        warnings=compressor.warnings(),
+    )
+
+
 def _check_hand_over(optimizer: Optimizer) -> None:
     try:
         optimizer.hand_over_momentum()
@@ -161,8 +200,6 @@ def _check_shards(request: Request, train_size: int) -> None:
 
 
 def _device(device: str) -> str:
-    import torch
-
     available = torch.cuda.is_available()
     if device == "cuda" and not available:
         raise UsageError("torch sees no CUDA device on this machine; use --device cpu, or auto")
