@@ -133,6 +133,7 @@ def value_text(value: Any) -> str:
     return str(value)
 
 
+_FINITE = pydantic.ConfigDict(allow_inf_nan=False)
 _ADAPTERS: dict[type, dict[str, pydantic.TypeAdapter[Any]]] = {}  # built once per class: they are slow to make
 
 
@@ -143,7 +144,9 @@ def _hints(cls: type) -> dict[str, Any]:
 def _adapters(cls: type[Options]) -> dict[str, pydantic.TypeAdapter[Any]]:
     if cls not in _ADAPTERS:
         hints = _hints(cls)
-        _ADAPTERS[cls] = {f.name: pydantic.TypeAdapter(hints[f.name]) for f in dataclasses.fields(cls) if f.init}
+        _ADAPTERS[cls] = {
+            f.name: pydantic.TypeAdapter(hints[f.name], config=_FINITE) for f in dataclasses.fields(cls) if f.init
+        }
     return _ADAPTERS[cls]
 
 
