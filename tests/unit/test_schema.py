@@ -1,0 +1,95 @@
+"""The schema: every column declared once, and cells that keep their values."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from bench.core.schema import LAYERS, METRICS, METRICS_BY_NAME, Column, from_cells, to_cells
+
+# As the documentation lists them; what is added later stands in its group.
+GROUPS = {
+    "identity": "run_id digest config_id name seed model dataset train_size test_size optimizer compressor collective "
+    "trigger world_size batch_size epochs lr schedule lr_scaling partition bucket_mb amp augment hosts ranks_per_host "
+    "uplink_bps downlink_bps latency_s device threads",
+    "progress": "status error epoch step samples train_time_s wall_time_s",
+    "quality": "train_loss test_loss test_accuracy target_accuracy time_to_target_s",
+    "speed": "samples_per_s step_time_s step_time_p95_s forward_backward_s encode_s exchange_s exposed_s",
+    "wire": "payload_bytes_per_step payload_bytes_max_per_step payload_bytes_source control_bytes_per_step "
+    "dense_bytes_per_step compression_ratio wire_bytes_per_step wire_bytes_received_per_step messages_per_step "
+    "effective_density support_overlap measured_bandwidth_bps measured_rtt_s",
+    "health": "replicas_in_sync skipped_steps staleness_mean staleness_max peak_rss_bytes",
+    "origin": "host cpu torch_version git_sha git_dirty started_at",
+}
+VALUES: dict[type, st.SearchStrategy[Any]] = {
+    str: st.text(min_size=1),
+    int: st.integers(min_value=-(2**53), max_value=2**53),
+    float: st.floats(allow_nan=False),
+    bool: st.booleans(),
+}
+
+
+@pytest.mark.parametrize("columns", [METRICS, LAYERS], ids=["metrics", "layers"])
+def test_every_column_is_declared_once_and_completely(columns: tuple[Column, ...]) -> None:
+    names = [column.name for column in columns]
+    assert len(names) == len(set(names))
+    for column in columns:
+        assert column.type in VALUES
+        assert column.meaning
+        assert column.name == column.name.lower()
+
+
+@pytest.mark.parametrize("group", GROUPS)
+def test_the_promised_columns_exist(group: str) -> None:
+    missing = set(GROUPS[group].split()) - {column.name for column in METRICS if column.group == group}
+    assert not missing
+
+
+@pytest.mark.parametrize("column", [*METRICS, *LAYERS], ids=lambda column: column.name)
+def test_a_unit_in_the_name_is_the_unit(column: Column) -> None:
+    for suffix, unit in (("_per_s", "samples/s"), ("_bps", "bit/s"), ("_bytes", "bytes"), ("_s", "s")):
+        if column.name.endswith(suffix):
+            assert column.unit == unit
+            break
+
+
+def test_what_a_clock_measures_is_not_deterministic() -> None:
+    for column in (*METRICS, *LAYERS):
+        if column.unit in ("s", "samples/s") and column.name != "latency_s":
+            assert not column.deterministic, column.name
+    assert METRICS_BY_NAME["test_accuracy"].deterministic
+    assert METRICS_BY_NAME["payload_bytes_per_step"].deterministic
+
+
+@given(st.fixed_dictionaries({}, optional={column.name: VALUES[column.type] for column in METRICS}))
+def test_cells_bring_the_same_values_back(values: Mapping[str, Any]) -> None:
+    read = from_cells(to_cells(values))
+    assert {name: value for name, value in read.items() if value is not None} == dict(values)
+    assert set(read) == set(METRICS_BY_NAME)
+
+
+def test_nothing_is_an_empty_cell() -> None:
+    cells = to_cells({"lr": None, "test_loss": math.nan, "augment": True})
+    assert (cells["lr"], cells["test_loss"], cells["seed"]) == ("", "", "")
+    assert cells["augment"] == "true"
+    assert from_cells({"lr": ""}) == {"lr": None}
+
+
+def test_a_value_without_a_column_is_a_bug() -> None:
+    with pytest.raises(KeyError, match="learning_rate"):
+        to_cells({"learning_rate": 0.1})
+
+
+@pytest.mark.parametrize(("column", "cell"), [("seed", "one"), ("lr", "fast"), ("augment", "maybe")])
+def test_a_cell_of_another_type_is_refused(column: str, cell: str) -> None:
+    with pytest.raises(ValueError, match=cell):
+        from_cells({column: cell})
+
+
+def test_unknown_columns_are_left_out_and_integers_may_look_like_floats() -> None:
+    assert from_cells({"seed": "3.0", "from_the_future": "x"}) == {"seed": 3}
