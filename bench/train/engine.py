@@ -12,11 +12,11 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 from bench.core.config import RunConfig
-from bench.train.exchange import Exchange, Outcome
 from collectives.base import Collective
 from collectives.distributed import DistributedTransport
 from collectives.transport import Purpose, Traffic
 from compressors.base import Compressor
+from compressors.exchange import Exchange, Outcome
 from compressors.layer import Layer, Sent, Step, layers_of
 
 # DDP's own runtime timers are read once in so many steps: a reading costs as much as a small layer.

@@ -17,9 +17,9 @@ from bench.train import shards
 from bench.train.clock import StepTime, StepTimes, TrainingClock
 from bench.train.engine import Engine
 from bench.train.evaluate import evaluate
-from bench.train.exchange import NonFiniteGradient, Outcome
 from bench.train.record import Recorder, Snapshot
 from bench.train.schedule import learning_rate
+from compressors.exchange import NonFiniteGradient, Outcome
 from compressors.layer import Step
 
 MAX_SKIPS_IN_A_ROW = 10

@@ -21,7 +21,7 @@ from bench.core.interface import interface_bytes
 from bench.core.rows import RowWriter
 from bench.core.run_folder import RunFolder, read_json
 from bench.train.clock import StepTimes
-from bench.train.exchange import Outcome
+from compressors.exchange import Outcome
 from compressors.layer import Layer
 
 if TYPE_CHECKING:

@@ -29,12 +29,12 @@ from bench.datasets.base import Dataset, DatasetError
 from bench.models.base import Model
 from bench.optimizers.base import Optimizer
 from bench.train.engine import Engine, build_engine
-from bench.train.exchange import NonFiniteGradient
 from bench.train.loop import Diverged, Trainer
 from bench.train.record import Recorder, weights_hash
 from collectives.base import Collective
 from collectives.transport import TransportError
 from compressors.base import Compressor
+from compressors.exchange import NonFiniteGradient
 
 # Errors whose message is already one sentence for the user; anything else is shown with its type.
 USER_ERRORS = (BenchError, DatasetError, Diverged, NonFiniteGradient, TransportError)

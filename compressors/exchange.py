@@ -15,16 +15,18 @@ import dataclasses
 import queue
 import threading
 import time
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch.distributed import GradBucket  # type: ignore[attr-defined]
 
-from bench.core.config import Nonfinite, Trigger
 from collectives.base import Collective
 from collectives.transport import Transport
 from compressors.base import Compressor
 from compressors.layer import Bucket, Layer, Sent, Step
+
+Trigger = Literal["async", "sync"]
+Nonfinite = Literal["skip", "raise", "zero"]
 
 
 class NonFiniteGradient(RuntimeError):
