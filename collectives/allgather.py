@@ -21,6 +21,8 @@ from collectives.transport import ReduceOp
 class Allgather(Collective):
     """Everybody's payload on every rank."""
 
+    carries_wires = False
+
     @classmethod
     def refuses(cls, kind: type[Payload]) -> str | None:
         """Nothing."""
@@ -40,10 +42,6 @@ class Allgather(Collective):
         buffers = transport.exchange([(packed, rank) for rank in others], [(bound, rank) for rank in others])
         buffers.insert(transport.rank, packed)
         return [unpack(buffer) for buffer in buffers]
-
-    def carried_bytes(self, payload: Payload) -> int:
-        """Every payload travels packed."""
-        return payload.nbytes
 
     def expected_bytes(
         self, nbytes: int, world_size: int, rank: int, *, elementwise: bool = True, itemsize: int = 4

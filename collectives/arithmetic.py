@@ -1,10 +1,14 @@
-"""How one wire tensor is added to another at a hop: in fp32, rounded once, 16-bit floats saturating."""
+"""How wire tensors are added: in fp32, rounded once, 16-bit floats saturating; hop by hop or all ranks' at once."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 
+from collectives.payload import Payload
 from collectives.transport import ReduceOp
+from collectives.values import to_value_dtype
 
 
 def combine_(into: torch.Tensor, incoming: torch.Tensor, op: ReduceOp = "sum") -> None:
@@ -20,3 +24,29 @@ def combine_(into: torch.Tensor, incoming: torch.Tensor, op: ReduceOp = "sum") -
     if into.dtype in (torch.float16, torch.bfloat16):
         limit = torch.finfo(into.dtype).max
         into.clamp_(-limit, limit)
+
+
+def sum_wires(wires: Sequence[torch.Tensor], op: ReduceOp = "sum") -> torch.Tensor:
+    """All ranks' wire tensors combined in rank order: 16-bit floats are added in fp32 and rounded once at the end.
+
+    Args:
+        wires: one per rank, of one length and dtype.
+        op: what to do with two elements.
+
+    Returns:
+        A new tensor of the same dtype.
+    """
+    dtype = wires[0].dtype
+    is_short = dtype in (torch.float16, torch.bfloat16)
+    total = wires[0].to(torch.float32 if is_short else dtype, copy=True)
+    for wire in wires[1:]:
+        combine_(total, wire.to(total.dtype), op)
+    return to_value_dtype(total, dtype)
+
+
+def sum_in_order(terms: Sequence[Payload]) -> torch.Tensor:
+    """All ranks' payloads decoded and added in rank order; fp32 [numel], freshly made."""
+    total = terms[0].to_dense()
+    for term in terms[1:]:
+        term.add_to_(total)
+    return total

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import abc
 import dataclasses
+from collections.abc import Sequence
 from typing import Any, ClassVar, Self
 
 import torch
@@ -24,8 +25,12 @@ class Collective(Options, abc.ABC):
 
     Use: `Ring().bind(transport).sum(payload, key=(0, 1))`. All ranks call with payloads of one kind and length, in the
     same order.
+
+    Class facts:
+        carries_wires: element-wise payloads travel as bare wire tensors, whose length and type all ranks know.
     """
 
+    carries_wires: ClassVar[bool] = True
     transport: ClassVar[Transport]  # set per instance by `bind`, as is the next
     scratch: ClassVar[Scratch]
 
@@ -68,8 +73,12 @@ class Collective(Options, abc.ABC):
                 )
         if self.transport.world_size == 1:
             return payload
-        if op == "max" and isinstance(payload, Bundle) and not payload.elementwise:  # members of different types
-            return Bundle([self.sum(member, key, op) for member in payload.payloads])
+        if (
+            self.carries_wires
+            and not payload.elementwise
+            and all(leaf.elementwise for leaf in messages.leaves(payload))
+        ):
+            return self._sum_by_type(messages.leaves(payload), key, op)
         return self.sum_like(payload, key, op, layout=payload)
 
     @abc.abstractmethod
@@ -82,6 +91,18 @@ class Collective(Options, abc.ABC):
             op: "max" for elementwise payloads only.
             layout: a payload that has one kind on all ranks; says where to cut and how long messages can be.
         """
+
+    def _sum_by_type(self, leaves: Sequence[Payload], key: Key, op: ReduceOp) -> Payload:
+        """Element-wise payloads of several types: those of one type travel together."""
+        by_type: dict[torch.dtype, list[int]] = {}
+        for index, leaf in enumerate(leaves):
+            by_type.setdefault(leaf.wire.dtype, []).append(index)
+        totals = list(leaves)
+        for indices in by_type.values():
+            total = self.sum(Bundle([leaves[index] for index in indices]), key, op)
+            for index, leaf in zip(indices, messages.leaves(total), strict=True):
+                totals[index] = leaf
+        return Bundle(totals)
 
     def broadcast(self, payload: Payload | None, src: int, key: Key) -> Payload:
         """`payload` of rank `src`, on every rank; the others pass None. Every rank must call.
@@ -96,7 +117,9 @@ class Collective(Options, abc.ABC):
 
     def carried_bytes(self, payload: Payload) -> int:
         """Bytes of one payload as it travels here: packed, or the bare wire tensor where all know length and type."""
-        return payload.wire.nbytes if payload.elementwise else payload.nbytes
+        if self.carries_wires and all(leaf.elementwise for leaf in messages.leaves(payload)):
+            return sum(leaf.wire.nbytes for leaf in messages.leaves(payload))
+        return payload.nbytes
 
     @abc.abstractmethod
     def expected_bytes(

@@ -8,7 +8,7 @@ import torch
 
 from collectives.kinds.bundle import Bundle
 from collectives.payload import HEADER_BYTES, Payload, PayloadError
-from collectives.transport import Transport
+from collectives.transport import Transport, wait_all
 
 _WIDEST_ELEMENT = 8
 _PER_LEAF = 4 * HEADER_BYTES
@@ -55,8 +55,7 @@ def spread(transport: Transport, message: torch.Tensor | None, source: int) -> t
 
     Args:
         transport: the ranks.
-        message: uint8 1-D on rank `source`, whose length the others are told first (8 bytes of control); None
-            elsewhere.
+        message: uint8 1-D on rank `source`, whose length is told first (8 bytes of control); None elsewhere.
         source: who has it.
 
     Returns:
@@ -65,13 +64,8 @@ def spread(transport: Transport, message: torch.Tensor | None, source: int) -> t
     Raises:
         TransportError: a rank was lost, or did not answer in time.
     """
-    n = transport.world_size
-    place = (transport.rank - source) % n
-    reach = 1
-    while reach <= place:
-        reach *= 2
-    if place:
-        parent = (place - reach // 2 + source) % n
+    parent, children = binomial_links(transport.rank, transport.world_size, source)
+    if parent is not None:
         length = torch.empty(1, dtype=torch.int64, device=transport.device)
         with transport.counted_as("control"):
             transport.receive_into(length, parent).wait()
@@ -79,16 +73,39 @@ def spread(transport: Transport, message: torch.Tensor | None, source: int) -> t
         transport.receive_into(message, parent).wait()
     if message is None:
         raise PayloadError(f"rank {source} must give the payload that it broadcasts")
-    children = []
-    while place + reach < n:
-        children.append((place + reach + source) % n)
-        reach *= 2
     length = torch.tensor([message.numel()], device=transport.device)
     pendings = []
     for child in children:
         with transport.counted_as("control"):
             pendings.append(transport.send(length, child))
         pendings.append(transport.send(message, child))
-    for pending in pendings:
-        pending.wait()
+    wait_all(pendings)
     return message
+
+
+def spread_into(transport: Transport, wire: torch.Tensor, source: int) -> None:
+    """The wire tensor of rank `source`, on every rank, as `spread` but without telling its length.
+
+    Args:
+        transport: the ranks, all of which must call.
+        wire: 1-D, contiguous, of one length and dtype on all ranks; overwritten except on rank `source`.
+        source: who has it.
+    """
+    if not wire.numel():
+        return
+    parent, children = binomial_links(transport.rank, transport.world_size, source)
+    if parent is not None:
+        transport.receive_into(wire, parent).wait()
+    wait_all([transport.send(wire, child) for child in children])
+
+
+def binomial_links(rank: int, world_size: int, source: int = 0) -> tuple[int | None, list[int]]:
+    """(whom a rank receives from, whom it then sends to) in a binomial tree with its root at `source`."""
+    place = (rank - source) % world_size
+    reach = 1 << place.bit_length()
+    parent = (place - reach // 2 + source) % world_size if place else None
+    children = []
+    while place + reach < world_size:
+        children.append((place + reach + source) % world_size)
+        reach *= 2
+    return parent, children

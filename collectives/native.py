@@ -12,7 +12,6 @@ import dataclasses
 import torch
 
 from collectives.base import Collective, Key
-from collectives.kinds.bundle import Bundle
 from collectives.payload import Payload, PayloadError
 from collectives.transport import ReduceOp
 
@@ -34,8 +33,6 @@ class Native(Collective):
 
     def sum_like(self, payload: Payload, key: Key, op: ReduceOp, *, layout: Payload) -> Payload:
         """As the base class says."""
-        if isinstance(payload, Bundle) and not payload.elementwise:  # members of different types
-            return Bundle([self.sum_like(member, key, op, layout=member) for member in payload.payloads])
         wire = payload.wire
         if wire.dtype == torch.int16:
             raise PayloadError("native cannot add 16-bit integers; use 8- or 32-bit ones, or collective ring")
