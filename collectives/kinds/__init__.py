@@ -12,6 +12,7 @@ from collectives.kinds.seeded import Seeded
 from collectives.kinds.sparse import Sparse
 from collectives.kinds.terms import Terms
 from collectives.kinds.triangle import Triangle
+from collectives.kinds.two_means import TwoMeans
 
 __all__ = [
     "Bundle",
@@ -24,5 +25,6 @@ __all__ = [
     "Sparse",
     "Terms",
     "Triangle",
+    "TwoMeans",
     "members",
 ]

@@ -127,7 +127,7 @@ class Codes(Payload):
         reader = Reader(body)
         block_numel, bits, number, reserved = map(int, reader.fields(FIXED))
         book = codebook_numbered(number)
-        if reserved or header.flags or header.num_entries not in (0, header.numel) or bits not in book.widths:
+        if reserved or header.flags or header.num_entries not in (0, header.numel):
             raise PayloadError("the fixed fields of a coded payload do not fit together")
         if header.num_entries == 0:
             nothing = reader.tensor(0, torch.uint8)

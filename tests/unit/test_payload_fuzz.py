@@ -11,6 +11,7 @@ from collections.abc import Callable
 import pytest
 import torch
 
+from collectives.kinds import GroupSparse
 from collectives.payload import HEADER_BYTES, Payload, PayloadError, unpack
 from tests.payloads import FLOATS, MAKERS, make
 
@@ -109,6 +110,53 @@ def test_every_mutation_decodes_validly_or_raises_the_one_error(batch: int) -> N
         assert_valid(payload)
         decoded += 1
     assert 0.05 < decoded / (NUM_MUTATIONS // NUM_BATCHES) < 0.8, "the mutations should reach behind the checks"
+
+
+DAMAGE = {
+    "dense with fewer entries than elements": ("dense", "<I", 12, 63),
+    "dense with flags": ("dense", "<H", 4, 1),
+    "sparse in an unknown coding": ("sparse", "<H", 4, 3),
+    "group sparse in an unknown coding": ("group_sparse", "<H", 4, 2),
+    "groups of no elements": ("group_sparse", "<I", 16, 0),
+    "more entries per group than elements": ("group_sparse", "<I", 20, 65),
+    "rows of no elements": ("row_sparse", "<I", 16, 0),
+    "rows that do not fill the matrix": ("row_sparse", "<I", 16, 7),
+    "reserved bytes of rows": ("row_sparse", "<I", 20, 1),
+    "seeded with flags": ("seeded", "<H", 4, 1),
+    "codes of a width that the codebook lacks": ("codes-levels", "<B", 20, 1),
+    "codes of no codebook": ("codes-levels", "<B", 21, 250),
+    "reserved bytes of codes": ("codes-levels", "<H", 22, 1),
+    "codes for some elements only": ("codes-levels", "<I", 12, 63),
+    "scales in fp64": ("codes-levels", "<B", 3, 3),
+    "a triangle of no square matrix": ("triangle", "<I", 8, 65),
+    "a triangle of another size": ("triangle", "<I", 8, 81),
+    "triangle with flags": ("triangle", "<H", 4, 1),
+    "a factor of no square matrix": ("cholesky", "<I", 8, 65),
+    "reserved bytes of a factor": ("cholesky", "<I", 20, 1),
+    "a bundle of no members": ("bundle", "<I", 16, 0),
+    "a bundle of another length": ("bundle", "<I", 8, 196),
+    "a bundle with flags": ("bundle", "<H", 4, 1),
+    "members that overlap": ("bundle", "<I", 24, 1),
+    "members in no space": ("bundle", "<I", 20, 0),
+    "integers in a sparse payload": ("sparse", "<B", 3, 4),
+}
+
+
+@pytest.mark.parametrize("name", DAMAGE)
+def test_damage_to_one_field_is_noticed(name: str) -> None:
+    kind, layout, offset, value = DAMAGE[name]
+    raw = bytearray(make(kind, 64, torch.float32).payload.pack().tolist())
+    struct.pack_into(layout, raw, offset, value)
+    with pytest.raises(PayloadError):
+        unpack(torch.frombuffer(raw, dtype=torch.uint8))
+
+
+def test_an_index_outside_its_group_is_noticed_even_where_indices_ascend() -> None:
+    """Groups of 10 have 4-bit indices, which reach to 15: one of 13 would fall into the next group."""
+    packed = GroupSparse(20, 10, 1, torch.ones(2), torch.tensor([3, 5])).pack()
+    packed[-1] = 13 | 5 << 4
+    with pytest.raises(PayloadError, match="outside its group of 10"):
+        unpack(packed)
 
 
 @pytest.mark.parametrize("num_entries", [0, 1, 1000, 2**31, 2**32 - 1])
