@@ -1,0 +1,190 @@
+"""Cluster: the virtual hosts of one run and the link of each, as plain numbers."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import math
+import re
+from collections.abc import Iterable
+from typing import Self
+
+from bench.core.errors import UsageError
+from bench.core.interface import WireHeaders
+from bench.core.units import format_rate, format_seconds
+
+# One /24 network, the first and the last address left out.
+MAX_HOSTS = 254
+# Up to this rate every frame is a packet of its own; above it the cost per packet, not the link, would set the pace.
+REAL_FRAMES_UP_TO_BPS = 300e6
+# Below one frame in 1.2 s nothing trains, and the kernel's timers are no longer meant for it.
+_MIN_RATE_BPS = 10e3
+_MIN_CPU_SHARE = 0.05
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9.-]{0,62}")
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class HostLink:
+    """One virtual host and its link to the switch that joins all hosts.
+
+    Attributes:
+        name: letters, digits, dots and dashes; shown in messages, and resolved to the host's address by the hosts.
+        uplink_bps: rate of what the host sends, bits per second, frames counted whole; None: not limited.
+        downlink_bps: the same for what it receives.
+        latency_s: one-way delay added to what the host sends. Between two hosts the round trip is thus the sum of both.
+        jitter_s: the delay varies by up to this, uniformly; packets may overtake each other, as `netem` lets them.
+        loss: share of the host's sent frames that are dropped, 0 to 1.
+        cpu_share: share of the time in which the host's processes may run, 0.05 to 1; 0.5 is a machine half as fast.
+
+    Raises:
+        UsageError: a figure is out of range.
+    """
+
+    name: str
+    uplink_bps: float | None = None
+    downlink_bps: float | None = None
+    latency_s: float = 0.0
+    jitter_s: float = 0.0
+    loss: float = 0.0
+    cpu_share: float = 1.0
+
+    def __post_init__(self) -> None:
+        if not _NAME.fullmatch(self.name):
+            raise UsageError(f"'{self.name}' is not a host's name; use letters, digits, dots and dashes, at most 63")
+        for direction, rate in (("uplink", self.uplink_bps), ("downlink", self.downlink_bps)):
+            if rate is not None and not (math.isfinite(rate) and rate >= _MIN_RATE_BPS):
+                raise UsageError(f"{self.name}: an {direction} of {rate:g} bit/s is too slow; give at least 10kbit")
+        if not 0 <= self.latency_s <= 10:
+            raise UsageError(f"{self.name}: a latency of {self.latency_s:g} s is not possible; give 0 to 10 s")
+        if not 0 <= self.jitter_s <= self.latency_s:
+            raise UsageError(
+                f"{self.name}: a jitter of {format_seconds(self.jitter_s)} needs a latency at least as large;"
+                " a packet cannot arrive before it was sent"
+            )
+        if not 0 <= self.loss < 1:
+            raise UsageError(f"{self.name}: a loss of {self.loss:g} is not possible; give a share from 0 to below 1")
+        if not _MIN_CPU_SHARE <= self.cpu_share <= 1:
+            raise UsageError(f"{self.name}: a cpu_share of {self.cpu_share:g} is not possible; give 0.05 to 1")
+
+    @property
+    def needs_netem(self) -> bool:
+        """Whether the kernel's `netem` is needed: latency, jitter and loss are its work."""
+        return self.latency_s > 0 or self.loss > 0
+
+    def describe(self) -> str:
+        """One line for people, e.g. ``up 20 Mbit/s, down 100 Mbit/s, latency 5 ms``."""
+        parts = [
+            f"{word} {format_rate(rate) if rate is not None else 'not limited'}"
+            for word, rate in (("up", self.uplink_bps), ("down", self.downlink_bps))
+        ]
+        if self.latency_s:
+            jitter = f" +- {format_seconds(self.jitter_s)}" if self.jitter_s else ""
+            parts.append(f"latency {format_seconds(self.latency_s)}{jitter}")
+        if self.loss:
+            parts.append(f"loss {self.loss:.3g}")
+        if self.cpu_share < 1:
+            parts.append(f"runs {self.cpu_share:.0%} of the time")
+        return ", ".join(parts)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Cluster:
+    """The virtual hosts of one run, in rank order: host 0 holds ranks 0 to `ranks_per_host` - 1, and so on.
+
+    Raises:
+        UsageError: too few or too many hosts, two of one name, or no rank per host.
+    """
+
+    hosts: tuple[HostLink, ...]
+    ranks_per_host: int = 1
+
+    def __post_init__(self) -> None:
+        if not 2 <= len(self.hosts) <= MAX_HOSTS:
+            raise UsageError(f"{len(self.hosts)} virtual hosts are not possible; give 2 to {MAX_HOSTS}")
+        if self.ranks_per_host < 1:
+            raise UsageError(f"{self.ranks_per_host} ranks per host are not possible; give at least 1")
+        names = [host.name for host in self.hosts]
+        for name in names:
+            if names.count(name) > 1:
+                raise UsageError(f"two virtual hosts are named '{name}'; give each its own name")
+
+    @classmethod
+    def uniform(cls, num_hosts: int, *, ranks_per_host: int = 1, link: HostLink | None = None) -> Self:
+        """Equal hosts ``host0``, ``host1``, ... that all have the given link (without one: not limited)."""
+        link = link or HostLink(name="host")
+        hosts = tuple(dataclasses.replace(link, name=f"host{index}") for index in range(num_hosts))
+        return cls(hosts=hosts, ranks_per_host=ranks_per_host)
+
+    @property
+    def world_size(self) -> int:
+        """Ranks of the whole job."""
+        return len(self.hosts) * self.ranks_per_host
+
+    @property
+    def is_uniform(self) -> bool:
+        """Whether all hosts have the same link and speed."""
+        return len({dataclasses.replace(host, name="any") for host in self.hosts}) == 1
+
+    @property
+    def uplink_bps(self) -> float | None:
+        """The slowest uplink, None if none is limited: what a row shows."""
+        return _slowest(host.uplink_bps for host in self.hosts)
+
+    @property
+    def downlink_bps(self) -> float | None:
+        """The slowest downlink, None if none is limited."""
+        return _slowest(host.downlink_bps for host in self.hosts)
+
+    @property
+    def latency_s(self) -> float:
+        """The longest latency."""
+        return max(host.latency_s for host in self.hosts)
+
+    @property
+    def needs_netem(self) -> bool:
+        """Whether any host needs the kernel's `netem`."""
+        return any(host.needs_netem for host in self.hosts)
+
+    @property
+    def wire_headers(self) -> WireHeaders:
+        """``exact`` if every packet is one real frame, ``estimated`` if segmentation offload stays on.
+
+        One setting for all hosts: in a mixed cluster one rank's bytes would be counted and another's estimated. A
+        lossy cluster always uses real frames, because with offload one loss would take up to 44 frames at once.
+        """
+        rates = [rate for host in self.hosts for rate in (host.uplink_bps, host.downlink_bps)]
+        slow_enough = all(rate is not None and rate <= REAL_FRAMES_UP_TO_BPS for rate in rates)
+        lossy = any(host.loss > 0 for host in self.hosts)
+        return "exact" if slow_enough or lossy else "estimated"
+
+    def address(self, index: int) -> str:
+        """The host's IPv4 address inside the private network."""
+        return f"10.77.0.{index + 1}"
+
+    def describe(self) -> list[str]:
+        """For people: one line for equal hosts, otherwise one line per host."""
+        if self.is_uniform:
+            return [f"{len(self.hosts)} hosts, each: {self.hosts[0].describe()}"]
+        return [f"{host.name}: {host.describe()}" for host in self.hosts]
+
+    def to_json(self) -> str:
+        """The cluster as JSON text."""
+        return json.dumps(dataclasses.asdict(self), indent=2) + "\n"
+
+    @classmethod
+    def from_json(cls, text: str) -> Self:
+        """Read what `to_json` wrote.
+
+        Raises:
+            UsageError: the text is not a cluster.
+        """
+        try:
+            values = json.loads(text)
+            hosts = tuple(HostLink(**host) for host in values["hosts"])
+            return cls(hosts=hosts, ranks_per_host=values["ranks_per_host"])
+        except (ValueError, TypeError, KeyError) as error:
+            raise UsageError(f"this is not a cluster as `bench` writes it ({error})") from None
+
+
+def _slowest(rates: Iterable[float | None]) -> float | None:
+    return min((rate for rate in rates if rate is not None), default=None)
