@@ -1,0 +1,113 @@
+"""Whether virtual hosts work on this machine and, if not, what to enable: tried in a namespace that is gone at once."""
+
+from __future__ import annotations
+
+import functools
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+# Ordinary users' PATH often lacks the folders in which `ip` and `tc` lie.
+_SYSTEM_FOLDERS = ("/usr/local/sbin", "/usr/sbin", "/sbin")
+
+_SETTINGS = Path("/proc/sys")
+
+# A private user, network, mount and process namespace; whatever ends `unshare` ends everything inside.
+UNSHARE = (
+    "unshare",
+    "--user",
+    "--map-root-user",
+    "--net",
+    "--mount",
+    "--pid",
+    "--fork",
+    "--kill-child",
+    "--mount-proc",
+    "--",
+)
+
+# Each step's name is printed before it is tried, so the last one printed is the one that failed.
+_TRIAL = """set -e
+echo tmpfs; mount -t tmpfs none /run
+echo netns; ip netns add trial
+echo bridge; ip link add switch type bridge mcast_snooping 0
+echo veth; ip link add port0 type veth peer name eth0 netns trial
+echo gso; ip link set port0 gso_max_size 1514 gso_max_segs 1
+echo tbf; tc qdisc add dev port0 root handle 1: tbf rate 1mbit burst 4542 limit 65536
+echo exec; ip netns exec trial true
+"""
+_TRIAL_NETEM = "ip link add port0 type veth peer name port1; tc qdisc add dev port0 root netem delay 1ms"
+
+_REASONS = {
+    "tmpfs": "a private /run cannot be mounted; a container must be allowed to mount (for Docker: --privileged)",
+    "netns": "network namespaces cannot be named; a container must be allowed to mount (for Docker: --privileged)",
+    "bridge": "the kernel has no network bridge; load it with `sudo modprobe bridge`",
+    "veth": "the kernel has no virtual Ethernet pairs; load them with `sudo modprobe veth`",
+    "gso": "this version of iproute2 cannot switch segmentation off (gso_max_size); install iproute2 6.0 or newer",
+    "tbf": "the kernel has no token bucket filter; load it with `sudo modprobe sch_tbf`",
+    "exec": "a command cannot be started in a network namespace; a container must be allowed to mount /sys",
+}
+
+
+def search_path() -> str:
+    """PATH with the folders in which system tools lie added at its end."""
+    return os.pathsep.join((os.environ.get("PATH", os.defpath), *_SYSTEM_FOLDERS))
+
+
+@functools.cache
+def hosts_supported() -> tuple[bool, str]:
+    """(True, "") where virtual hosts work, otherwise (False, what is missing and how to enable it)."""
+    if sys.platform != "linux":
+        return False, "virtual hosts are Linux network namespaces, which this system does not have"
+    for tool, package in (("unshare", "util-linux"), ("ip", "iproute2"), ("tc", "iproute2")):
+        if shutil.which(tool, path=search_path()) is None:
+            return False, f"`{tool}` is not installed; install it, for example with `sudo apt-get install {package}`"
+    steps, complaint = _try(_TRIAL)
+    if not complaint:
+        return True, ""
+    return False, f"{_REASONS[steps[-1]]} ({complaint})" if steps else _why_not_private(complaint)
+
+
+@functools.cache
+def netem_supported() -> tuple[bool, str]:
+    """Whether latency, jitter and loss can be set; ask only where `hosts_supported`."""
+    _, complaint = _try(_TRIAL_NETEM)
+    if not complaint:
+        return True, ""
+    return False, f"the kernel has no network emulator; load it with `sudo modprobe sch_netem` ({complaint})"
+
+
+def _try(script: str) -> tuple[list[str], str]:
+    """(steps begun, complaint of the one that failed or an empty text)."""
+    done = subprocess.run(
+        [*UNSHARE, "sh", "-c", script],
+        env=os.environ | {"PATH": search_path()},
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=30,
+    )
+    complaint = "; ".join(done.stderr.strip().splitlines()) or f"exit code {done.returncode}"
+    return done.stdout.split(), complaint if done.returncode != 0 else ""
+
+
+def _why_not_private(complaint: str) -> str:
+    """`unshare` itself failed: name the setting that forbids it."""
+    for setting, forbidding, remedy in (
+        ("kernel/unprivileged_userns_clone", "0", "sudo sysctl kernel.unprivileged_userns_clone=1"),
+        ("user/max_user_namespaces", "0", "sudo sysctl user.max_user_namespaces=10000"),
+        (
+            "kernel/apparmor_restrict_unprivileged_userns",
+            "1",
+            "sudo sysctl kernel.apparmor_restrict_unprivileged_userns=0",
+        ),
+    ):
+        path = _SETTINGS / setting
+        if path.exists() and path.read_text(encoding="ascii").strip() == forbidding:
+            return f"private namespaces are forbidden here; allow them with `{remedy}` ({complaint})"
+    return (
+        "private namespaces are forbidden here; a container must be allowed to make them (for Docker: --privileged)"
+        f" ({complaint})"
+    )

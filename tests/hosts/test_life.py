@@ -1,0 +1,171 @@
+"""The life of a job on virtual hosts: exit codes, signals, and that nothing is left, whoever is killed."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from bench.core.errors import RunFailed, UsageError
+from bench.core.run_folder import RunFolder
+from bench.launch import hosts
+from bench.launch.cluster import Cluster, HostLink
+from bench.launch.hosts import start_hosts
+from bench.launch.network_report import NetworkReport
+from tests.hosts.conftest import processes_of, wait_for_end_of
+
+REPOSITORY = Path(__file__).parents[2]
+PAIR = Cluster.uniform(2)
+
+
+def shell(*scripts: str) -> hosts.CommandFor:
+    return lambda index: (["sh", "-c", scripts[index]], {"HOST_INDEX": str(index)})
+
+
+@contextmanager
+def launcher(run_dir: Path) -> Iterator[subprocess.Popen[str]]:
+    """A launcher whose two hosts sleep, the run's folder among their arguments."""
+    command = ["sh", "-c", "sleep 600; true", str(run_dir)]
+    arguments = [sys.executable, "-m", "tests.hosts.launcher", str(run_dir), *command]
+    with subprocess.Popen(arguments, cwd=REPOSITORY, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == "running\n"
+        while (
+            sum("sleep 600" in line for line in processes_of(run_dir).values()) < 3
+        ):  # the launcher itself and both hosts
+            time.sleep(0.02)
+        try:
+            yield process
+        finally:
+            process.kill()
+
+
+def test_every_host_runs_its_command_and_the_report_is_written(tmp_path: Path) -> None:
+    script = 'echo "$HOST_INDEX $BENCH_WIRE_HEADERS $(ip -br -4 addr show eth0)" > '
+    with start_hosts(PAIR, tmp_path, shell(f"{script}{tmp_path}/0", f"{script}{tmp_path}/1")) as job:
+        assert job.wait() == 0
+    for index in range(2):
+        number, headers, *interface = (tmp_path / str(index)).read_text(encoding="utf-8").split()
+        assert (number, headers, interface[1:]) == (str(index), "estimated", ["UP", f"10.77.0.{index + 1}/24"])
+    assert NetworkReport.read(RunFolder(tmp_path)) == job.network
+    assert [flow.asked_bps for flow in job.network.flows] == [None, None]
+    assert job.network.warnings == ()
+
+
+def test_hosts_know_each_other_by_name(tmp_path: Path) -> None:
+    with start_hosts(PAIR, tmp_path, shell(f"getent hosts host1 > {tmp_path}/found", "true")) as job:
+        assert job.wait() == 0
+    assert "host1" in (tmp_path / "found").read_text(encoding="utf-8")
+
+
+def test_the_first_failing_code_wins(tmp_path: Path) -> None:
+    with start_hosts(PAIR, tmp_path, shell("sleep 0.4; exit 3", "exit 7")) as job:
+        assert job.wait() == 7
+
+
+def test_a_command_killed_by_a_signal_counts_as_128_and_its_number(tmp_path: Path) -> None:
+    with start_hosts(PAIR, tmp_path, shell("kill -9 $$", "true")) as job:
+        assert job.wait() == 137
+
+
+def test_after_a_failure_the_others_are_stopped_when_the_grace_is_over(tmp_path: Path) -> None:
+    with start_hosts(PAIR, tmp_path, shell("exit 4", "exec sleep 600"), grace_s=0.3) as job:
+        assert job.wait(timeout=5) == 4
+
+
+def test_a_stopped_command_may_say_its_last_words(tmp_path: Path) -> None:
+    last_words = (
+        f"trap 'echo stopped > {tmp_path}/word; exit 0' TERM; touch {tmp_path}/set; while :; do sleep 0.05; done"
+    )
+    with start_hosts(PAIR, tmp_path, shell(last_words, "true")) as job:
+        while not (tmp_path / "set").exists():
+            time.sleep(0.02)
+        job.send_signal(signal.SIGTERM)
+        assert job.wait(timeout=5) == 0
+    assert (tmp_path / "word").read_text(encoding="utf-8") == "stopped\n"
+
+
+def test_a_command_that_ignores_the_signal_is_killed(tmp_path: Path) -> None:
+    deaf = f"trap '' TERM; touch {tmp_path}/set; while :; do sleep 0.05; done"
+    with start_hosts(PAIR, tmp_path, shell(deaf, "true")) as job:
+        while not (tmp_path / "set").exists():
+            time.sleep(0.02)
+        job.terminate()
+        assert job.wait(timeout=8) == 137
+
+
+def test_leaving_the_block_by_an_error_ends_the_job(tmp_path: Path) -> None:
+    script = f"exec sleep 600 {tmp_path}"
+    with pytest.raises(ZeroDivisionError), start_hosts(PAIR, tmp_path, shell(script, script)):
+        raise ZeroDivisionError
+    assert processes_of(tmp_path) == {}
+
+
+def test_kill_returns_when_nothing_is_left(tmp_path: Path) -> None:
+    script = f"trap '' TERM; sleep 600; true {tmp_path}"
+    job = start_hosts(PAIR, tmp_path, shell(script, script))
+    job.kill()
+    assert job.poll() is not None
+    assert processes_of(tmp_path) == {}
+
+
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGINT])
+def test_the_end_of_the_launcher_is_the_end_of_the_job(tmp_path: Path, number: signal.Signals) -> None:
+    with launcher(tmp_path) as process:
+        process.send_signal(number)
+        process.wait(timeout=10)
+        wait_for_end_of(tmp_path)
+
+
+def test_a_launcher_killed_during_the_set_up_leaves_nothing(tmp_path: Path) -> None:
+    arguments = [sys.executable, "-m", "tests.hosts.launcher", str(tmp_path), "sleep", "600"]
+    with subprocess.Popen(arguments, cwd=REPOSITORY, stdout=subprocess.PIPE) as process:
+        while not any("bench.launch.supervisor" in line for line in processes_of(tmp_path).values()):
+            time.sleep(0.005)
+        process.kill()
+    wait_for_end_of(tmp_path)
+
+
+@pytest.mark.parametrize("victim", ["unshare --user", f"{sys.executable} -m bench.launch.supervisor"])
+def test_killing_any_process_of_the_job_ends_it_without_the_launcher(tmp_path: Path, victim: str) -> None:
+    with launcher(tmp_path) as process:
+        process.send_signal(signal.SIGSTOP)
+        os.kill(next(number for number, line in processes_of(tmp_path).items() if line.startswith(victim)), 9)
+        while any("tests.hosts.launcher" not in line for line in processes_of(tmp_path).values()):
+            time.sleep(0.02)
+        process.send_signal(signal.SIGCONT)
+        assert process.wait(timeout=10) != 0
+
+
+def test_a_network_that_cannot_be_built_is_one_sentence(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    # The kernel's own limit: the queue of so fast a link does not fit into the bucket's 32 bits.
+    link = HostLink(name="any", uplink_bps=1e15, downlink_bps=1e15)
+    with pytest.raises(RunFailed, match="the virtual network could not be set up: `tc ") as caught:
+        start_hosts(Cluster.uniform(2, link=link), tmp_path, shell("true", "true"))
+    assert "\n" not in str(caught.value)
+    assert "Traceback" not in capfd.readouterr().err
+
+
+def test_latency_is_refused_where_the_kernel_cannot_delay(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(hosts, "netem_supported", lambda: (False, "no network emulator"))
+    link = HostLink(name="any", latency_s=0.001)
+    with pytest.raises(UsageError, match="no network emulator; or leave them out"):
+        start_hosts(Cluster.uniform(2, link=link), tmp_path, shell("true", "true"))
+
+
+def test_a_machine_without_namespaces_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(hosts, "hosts_supported", lambda: (False, "forbidden"))
+    with pytest.raises(UsageError, match="virtual hosts do not work here: forbidden"):
+        start_hosts(PAIR, tmp_path, shell("true", "true"))
+
+
+def test_a_folder_that_hosts_cannot_see_is_refused() -> None:
+    with pytest.raises(UsageError, match="/run is hidden"):
+        start_hosts(PAIR, Path("/run"), shell("true", "true"))

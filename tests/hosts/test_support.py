@@ -1,0 +1,32 @@
+"""Support of virtual hosts, tried for real: forbidden namespaces are found out and explained."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+REPOSITORY = Path(__file__).parents[2]
+ASK = "from bench.launch.hosts_support import hosts_supported; print(*hosts_supported())"
+
+
+def test_forbidden_namespaces_are_explained() -> None:
+    # The limit holds for this user namespace and those below it, so only the command inside meets it.
+    forbid = f'echo 0 > /proc/sys/user/max_user_namespaces && exec {sys.executable} -c "{ASK}"'
+    done = subprocess.run(
+        ["unshare", "--user", "--map-root-user", "sh", "-c", forbid],
+        cwd=REPOSITORY,
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert done.stdout.startswith(
+        "False private namespaces are forbidden here; allow them with `sudo sysctl user.max_user_namespaces=10000`"
+    )
+
+
+def test_the_machinery_needs_no_torch() -> None:
+    modules = "bench.launch.hosts, bench.launch.cluster_options, bench.launch.supervisor, bench.core.interface"
+    code = f"import sys, {modules}; print('torch' in sys.modules)"
+    done = subprocess.run([sys.executable, "-c", code], cwd=REPOSITORY, capture_output=True, text=True, check=True)
+    assert done.stdout == "False\n"
