@@ -11,6 +11,7 @@ import torch
 from collectives.codebooks import codebook_named
 from collectives.kinds import Bundle, CholeskyFactor, Codes, Dense, GroupSparse, RowSparse, Seeded, Sparse, Triangle
 from collectives.kinds.seeded import seeded_positions
+from collectives.kinds.two_means import TwoMeans
 from collectives.payload import Payload
 
 LENGTHS = (0, 1, 2, 3, 7, 8, 9, 63, 1023, 1024, 1025)
@@ -133,6 +134,13 @@ def bundled(parts: list[Example]) -> Example:
     )
 
 
+def two_means_example(numel: int, dtype: torch.dtype, generator: torch.Generator) -> Example:
+    low, high = values_like_gradients(2, torch.float16, generator).tolist()
+    is_high = torch.rand(numel, generator=generator) < 0.5
+    dense = torch.where(is_high, high, low)
+    return Example(TwoMeans.from_mask(is_high, low, high), dense, torch.ones(numel, dtype=torch.bool))
+
+
 Maker = Callable[[int, torch.dtype, torch.Generator], Example]
 
 MAKERS: dict[str, Maker] = {
@@ -151,6 +159,7 @@ MAKERS: dict[str, Maker] = {
     "codes-levels": lambda n, d, g: codes_example(n, d, g, "levels", 4, 7),
     "codes-levels-8": lambda n, d, g: codes_example(n, d, g, "levels", 8),
     "codes-natural": lambda n, d, g: codes_example(n, d, g, "natural", 4),
+    "two_means": two_means_example,
     "triangle": triangle_example,
     "cholesky": cholesky_example,
     "bundle": bundle_example,

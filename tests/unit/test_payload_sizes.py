@@ -5,7 +5,18 @@ from __future__ import annotations
 import pytest
 import torch
 
-from collectives.kinds import Bundle, CholeskyFactor, Codes, Dense, GroupSparse, RowSparse, Seeded, Sparse, Triangle
+from collectives.kinds import (
+    Bundle,
+    CholeskyFactor,
+    Codes,
+    Dense,
+    GroupSparse,
+    RowSparse,
+    Seeded,
+    Sparse,
+    Triangle,
+    TwoMeans,
+)
 from collectives.payload import Payload, unpack
 from tests.payloads import group_sparse_example, sparse_example
 
@@ -66,6 +77,10 @@ GOLDEN: dict[str, tuple[Payload, str]] = {
     "cholesky factor": (
         CholeskyFactor(2, torch.tensor([1.0, 2.0, 1.0], dtype=HALF), damping=0.5),
         "5747 08 01 0000 0000 04000000 03000000  0000003f 00000000  003c 0040 003c",
+    ),
+    "two means": (
+        TwoMeans.from_mask(torch.tensor([True, False, False, True, True]), -0.5, 1.0),
+        "5747 0a 00 0000 0000 05000000 05000000  000000bf 0000803f  19",
     ),
     "bundle": (
         Bundle([Dense(torch.tensor([1.0], dtype=HALF)), Dense(torch.tensor([7], dtype=torch.int8))]),
