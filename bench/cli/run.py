@@ -144,7 +144,7 @@ def run(
         int | None,
         typer.Option(
             min=0,
-            help="Evaluate every so many epochs (with --steps: steps); 0: only at the end.",
+            help="Evaluate every so many epochs, or steps with --steps; 0: at the end (default: 1, with --steps 0).",
             rich_help_panel=MEASUREMENT,
         ),
     ] = None,
@@ -154,7 +154,9 @@ def run(
     profile: Annotated[
         int, typer.Option(min=0, help="Record N steps as a Chrome trace on every rank.", rich_help_panel=MEASUREMENT)
     ] = DEFAULTS.profile,
-    name: Annotated[str | None, typer.Option(help="Label of the run.", rich_help_panel=OUTPUT)] = None,
+    name: Annotated[
+        str | None, typer.Option(help="Label of the run (default: its components).", rich_help_panel=OUTPUT)
+    ] = None,
     out: Annotated[Path, typer.Option(help="Folder in which a new run folder is made.", rich_help_panel=OUTPUT)] = Path(
         "results/runs"
     ),
