@@ -17,8 +17,8 @@ from bench.core.units import format_rate, format_seconds
 MAX_HOSTS = 254
 # Up to this rate every frame is a packet of its own; above it the cost per packet, not the link, would set the pace.
 REAL_FRAMES_UP_TO_BPS = 300e6
-# Below one frame in 1.2 s nothing trains, and the kernel's timers are no longer meant for it.
-_MIN_RATE_BPS = 10e3
+# 100 kB then take 8 s; slower links are not worth a training run, and measuring one would take minutes.
+_MIN_RATE_BPS = 100e3
 _MIN_CPU_SHARE = 0.05
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9.-]{0,62}")
 
@@ -53,7 +53,7 @@ class HostLink:
             raise UsageError(f"'{self.name}' is not a host's name; use letters, digits, dots and dashes, at most 63")
         for direction, rate in (("uplink", self.uplink_bps), ("downlink", self.downlink_bps)):
             if rate is not None and not (math.isfinite(rate) and rate >= _MIN_RATE_BPS):
-                raise UsageError(f"{self.name}: an {direction} of {rate:g} bit/s is too slow; give at least 10kbit")
+                raise UsageError(f"{self.name}: {direction} of {rate:g} bit/s is too slow; give at least 100kbit")
         if not 0 <= self.latency_s <= 10:
             raise UsageError(f"{self.name}: a latency of {self.latency_s:g} s is not possible; give 0 to 10 s")
         if not 0 <= self.jitter_s <= self.latency_s:

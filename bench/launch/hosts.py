@@ -33,7 +33,7 @@ PORT = 29500
 """Where host 0's rendezvous listens; the network is private, so the port is always free."""
 PLAN_FILE = "hosts.json"
 
-_READY_WITHIN_S = 120.0
+_READY_WITHIN_S = 600.0
 _KILL_GRACE_S = 2.0
 
 CommandFor = Callable[[int], tuple[Sequence[str], Mapping[str, str]]]
