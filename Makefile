@@ -14,8 +14,8 @@ help: ## show this list
 
 setup: $(READY) ## create .venv and install everything into it (PYTHON=python3.12 chooses the interpreter)
 
-demo: $(READY) ## train on real data with and without compression, then compare (under 4 minutes)
-	@PATH="$(abspath $(BIN)):$$PATH" examples/demo.sh
+demo: $(READY) ## train on real data with and without compression, then compare (OUT=folder for the runs)
+	@PATH="$(abspath $(BIN)):$$PATH" examples/demo.sh $(OUT)
 
 test: lint ## check style, types and layers, then run all tests
 	@$(BIN)/python -m pytest -q

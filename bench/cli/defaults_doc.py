@@ -1,0 +1,82 @@
+"""Writes the table of defaults in README.md from `bench run` itself: ``python -m bench.cli.defaults_doc``.
+
+A test holds the README equal.
+"""
+
+from __future__ import annotations
+
+import inspect
+import itertools
+import re
+import typing
+from pathlib import Path
+from typing import Any, Literal
+
+from typer.models import OptionInfo
+
+from bench.cli.run import run
+from collectives.options import value_text
+
+README = Path("README.md")
+BEGIN = "<!-- Written by `python -m bench.cli.defaults_doc`; edit the options, not this table. -->\n"
+END = "<!-- End of the table. -->\n"
+
+# Where no value is given and the program chooses one, the help says in brackets which.
+_CHOSEN = re.compile(r" \(default:? (.*)\)(?=\.$)")
+
+
+def table() -> str:
+    """Every option of `bench run` with its default and meaning, in the order of its help."""
+    options = list(_options())
+    lines = ["| Option | Default | Meaning |", "| :--- | :--- | :--- |"]
+    for panel, members in itertools.groupby(options, key=lambda option: option[2].rich_help_panel):
+        lines.append(f"| **{panel}** | | |")
+        lines += [_row(*option) for option in members]
+    return "\n".join(lines) + "\n"
+
+
+def document(text: str) -> str:
+    """The README's text with the table between its markers written anew."""
+    before, _, rest = text.partition(BEGIN)
+    _, _, after = rest.partition(END)
+    return f"{before}{BEGIN}\n{table()}\n{END}{after}"
+
+
+def _options() -> typing.Iterator[tuple[inspect.Parameter, Any, OptionInfo]]:
+    """(parameter, its bare type, what Typer was told) of every option."""
+    hints = typing.get_type_hints(run, include_extras=True)
+    for parameter in inspect.signature(run).parameters.values():
+        bare, info = typing.get_args(hints[parameter.name])
+        yield parameter, bare, info
+
+
+def _row(parameter: inspect.Parameter, type_: Any, info: OptionInfo) -> str:
+    meaning = info.help or ""
+    chosen = _CHOSEN.search(meaning)
+    if parameter.default is None:
+        default = chosen[1] if chosen else "none"
+    elif isinstance(parameter.default, bool):
+        default = "yes" if parameter.default else "no"
+    else:
+        default = f"`{value_text(parameter.default)}`"
+    return (
+        f"| {_names(parameter.name, type_, info)} | {default} | {_CHOSEN.sub('', meaning)}{_choices(type_, meaning)} |"
+    )
+
+
+def _names(name: str, type_: Any, info: OptionInfo) -> str:
+    # Typer keeps the first name given in `Annotated[..., Option("--json")]` where a default value would stand.
+    given = [text for text in (info.default, *(info.param_decls or ())) if isinstance(text, str)]
+    option = f"--{name.replace('_', '-')}"
+    names = given or ([option, f"--no-{option[2:]}"] if type_ is bool else [option])
+    return ", ".join(f"`{name}`" for name in names)
+
+
+def _choices(type_: Any, meaning: str) -> str:
+    """The permitted texts, unless the meaning explains each of them."""
+    choices = typing.get_args(type_) if typing.get_origin(type_) is Literal else ()
+    return "" if all(choice in meaning for choice in choices) else f" One of {', '.join(choices)}."
+
+
+if __name__ == "__main__":
+    README.write_text(document(README.read_text(encoding="utf-8")), encoding="utf-8")
