@@ -7,13 +7,8 @@ the launcher.
 from __future__ import annotations
 
 import contextlib
-import ctypes
-import datetime
-import os
-import signal
 import sys
 import time
-import traceback
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, cast
@@ -30,6 +25,7 @@ from bench.models.base import Model
 from bench.optimizers.base import Optimizer
 from bench.train.engine import Engine, build_engine
 from bench.train.loop import Diverged, Trainer
+from bench.train.rank import process_group, run_as_rank, set_up_device
 from bench.train.record import Recorder, weights_hash
 from collectives.base import Collective
 from collectives.transport import TransportError
@@ -42,23 +38,15 @@ USER_ERRORS = (BenchError, DatasetError, Diverged, NonFiniteGradient, TransportE
 
 def main(path: str) -> int:
     """Train as the folder's configuration says; the exit code is 0 or 1."""
-    _die_with_parent()
     folder = RunFolder(Path(path))
-    try:
-        run(RunConfig.from_json(folder.config), folder)
-    except Exception as error:  # noqa: BLE001 - the launcher tells the user what the file says
-        _leave_error(folder, error)
-        traceback.print_exc()
-        sys.stderr.flush()
-        os._exit(1)  # threads of the backend may wait for ranks that no longer answer
-    return 0
+    return run_as_rank(folder, lambda: run(RunConfig.from_json(folder.config), folder), USER_ERRORS)
 
 
 def run(config: RunConfig, folder: RunFolder) -> None:
     """Set up this rank, train, and write `status.json` on rank 0."""
     started_at = time.time()
-    device = _set_up_device(config)
-    with _process_group(config, device):
+    device = set_up_device(config.device, config.threads)
+    with process_group(device, config.timeout_s):
         _check_same_configuration(config)
         dataset = cast(Dataset, spec.build("datasets", config.filled["dataset"]))
         train, test = dataset.load(
@@ -108,32 +96,6 @@ def _result(recorder: Recorder) -> dict[str, Any]:
     return {key: recorder.last_row.get(key) for key in keys}
 
 
-def _set_up_device(config: RunConfig) -> torch.device:
-    torch.set_num_threads(config.threads)
-    if config.device == "cpu":
-        return torch.device("cpu")
-    device = torch.device("cuda", int(os.environ["LOCAL_RANK"]) % torch.cuda.device_count())
-    torch.cuda.set_device(device)
-    # The same seed must give the same numbers.
-    torch.backends.cudnn.benchmark = False
-    torch.backends.cudnn.deterministic = True
-    return device
-
-
-@contextlib.contextmanager
-def _process_group(config: RunConfig, device: torch.device) -> Iterator[None]:
-    """The job's process group; left standing after a failure, when the process is about to end anyway."""
-    # NCCL needs a GPU per rank; ranks that share one talk through gloo.
-    own_gpu = device.type == "cuda" and torch.cuda.device_count() >= int(os.environ["LOCAL_WORLD_SIZE"])
-    dist.init_process_group(
-        "nccl" if own_gpu else "gloo",
-        timeout=datetime.timedelta(seconds=config.timeout_s),
-        device_id=device if own_gpu else None,
-    )
-    yield
-    dist.destroy_process_group()
-
-
 def _check_same_configuration(config: RunConfig) -> None:
     if dist.get_world_size() != config.world_size:
         raise RuntimeError(f"{config.world_size} ranks were asked for, {dist.get_world_size()} came")
@@ -170,31 +132,6 @@ def _profiler(config: RunConfig, folder: RunFolder) -> Iterator[torch.profiler.p
         on_trace_ready=lambda profile: profile.export_chrome_trace(trace),
     ) as profiler:
         yield profiler
-
-
-def _leave_error(folder: RunFolder, error: BaseException) -> None:
-    rank = int(os.environ.get("RANK", "0"))
-    is_sentence = isinstance(error, USER_ERRORS)
-    with contextlib.suppress(OSError):  # a full disk must not hide the error that the log also holds
-        write_json(
-            folder.error_of(rank),
-            {
-                "rank": rank,
-                "time": time.time(),
-                "message": str(error) if is_sentence else f"{type(error).__name__}: {error}",
-                "type": type(error).__name__,
-                "lost_a_peer": isinstance(error, TransportError),
-                "lost_rank": getattr(error, "lost_rank", None),
-                "traceback": traceback.format_exc(),
-            },
-        )
-
-
-def _die_with_parent() -> None:
-    """Ask Linux to kill this process when torchrun's agent dies, so that no rank outlives the job."""
-    if sys.platform == "linux":
-        pr_set_pdeathsig = 1
-        ctypes.CDLL(None).prctl(pr_set_pdeathsig, signal.SIGKILL)
 
 
 if __name__ == "__main__":

@@ -1,0 +1,94 @@
+"""What every rank does around its work: device, process group, why it failed left behind, an end with its job."""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import datetime
+import os
+import signal
+import sys
+import time
+import traceback
+from collections.abc import Callable, Iterator
+
+import torch
+import torch.distributed as dist
+
+from bench.core.run_folder import RunFolder, write_json
+from collectives.transport import TransportError
+
+
+def run_as_rank(folder: RunFolder, work: Callable[[], None], user_errors: tuple[type[Exception], ...]) -> int:
+    """Do this rank's work; the exit code is 0, or 1 after an error that `errors/rank-N.json` then tells.
+
+    Args:
+        folder: the job's folder.
+        work: everything else.
+        user_errors: errors whose message is already one sentence for the user; others are shown with their type.
+    """
+    _die_with_parent()
+    try:
+        work()
+    except Exception as error:  # noqa: BLE001 - the launcher tells the user what the file says
+        _leave_error(folder, error, is_sentence=isinstance(error, user_errors))
+        traceback.print_exc()
+        sys.stderr.flush()
+        os._exit(1)  # threads of the backend may wait for ranks that no longer answer
+    return 0
+
+
+def set_up_device(name: str, threads: int) -> torch.device:
+    """This rank's device.
+
+    Args:
+        name: "cpu" or "cuda".
+        threads: for tensor operations on the CPU.
+    """
+    torch.set_num_threads(threads)
+    if name == "cpu":
+        return torch.device("cpu")
+    device = torch.device("cuda", int(os.environ["LOCAL_RANK"]) % torch.cuda.device_count())
+    torch.cuda.set_device(device)
+    # The same seed must give the same numbers.
+    torch.backends.cudnn.benchmark = False
+    torch.backends.cudnn.deterministic = True
+    return device
+
+
+@contextlib.contextmanager
+def process_group(device: torch.device, timeout_s: float) -> Iterator[None]:
+    """The job's process group; left standing after a failure, when the process is about to end anyway."""
+    # NCCL needs a GPU per rank; ranks that share one talk through gloo.
+    own_gpu = device.type == "cuda" and torch.cuda.device_count() >= int(os.environ["LOCAL_WORLD_SIZE"])
+    dist.init_process_group(
+        "nccl" if own_gpu else "gloo",
+        timeout=datetime.timedelta(seconds=timeout_s),
+        device_id=device if own_gpu else None,
+    )
+    yield
+    dist.destroy_process_group()
+
+
+def _leave_error(folder: RunFolder, error: Exception, *, is_sentence: bool) -> None:
+    rank = int(os.environ.get("RANK", "0"))
+    with contextlib.suppress(OSError):  # a full disk must not hide the error that the log also holds
+        write_json(
+            folder.error_of(rank),
+            {
+                "rank": rank,
+                "time": time.time(),
+                "message": str(error) if is_sentence else f"{type(error).__name__}: {error}",
+                "type": type(error).__name__,
+                "lost_a_peer": isinstance(error, TransportError),
+                "lost_rank": getattr(error, "lost_rank", None),
+                "traceback": traceback.format_exc(),
+            },
+        )
+
+
+def _die_with_parent() -> None:
+    """Ask Linux to kill this process when torchrun's agent dies, so that no rank outlives the job."""
+    if sys.platform == "linux":
+        pr_set_pdeathsig = 1
+        ctypes.CDLL(None).prctl(pr_set_pdeathsig, signal.SIGKILL)
