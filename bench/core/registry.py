@@ -85,6 +85,7 @@ def load(kind: str, name: str) -> type[Options]:
         )
     module, _, attribute = known[name].target.partition(":")
     component: type[Options] = getattr(importlib.import_module(module), attribute)
+    component.component_name = name  # an entry point may name a class otherwise than its file does
     return component
 
 

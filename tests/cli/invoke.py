@@ -51,7 +51,7 @@ def start(*arguments: str, **variables: str) -> subprocess.Popen[str]:
 def execute(*arguments: str, **variables: str) -> Answer:
     """Run `bench` as a program to its end."""
     process = start(*arguments, **variables)
-    out, error = process.communicate(timeout=110)
+    out, error = process.communicate(timeout=240)
     return Answer(process.returncode, out, error)
 
 
