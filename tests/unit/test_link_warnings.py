@@ -34,6 +34,11 @@ def test_within_ten_percent_nothing_is_said(long: float, short: float) -> None:
     assert link_warnings(cluster(), [flow(long=long, short=short)], refuse) == []
 
 
+@pytest.mark.parametrize(("long", "short"), [(0.89, 1.0), (1.11, 1.0), (1.0, 0.89), (1.0, 1.11)])
+def test_beyond_ten_percent_there_is_one_warning(long: float, short: float) -> None:
+    assert len(link_warnings(cluster(), [flow(long=long, short=short)], lambda measured: measured)) == 1
+
+
 def test_no_limit_no_warning() -> None:
     assert link_warnings(Cluster.uniform(2), [flow(long=0.1, short=9.0, asked=None)], refuse) == []
 
