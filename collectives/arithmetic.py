@@ -44,6 +44,16 @@ def sum_wires(wires: Sequence[torch.Tensor], op: ReduceOp = "sum") -> torch.Tens
     return to_value_dtype(total, dtype)
 
 
+def sum_wires_into_(out: torch.Tensor, wires: Sequence[torch.Tensor], op: ReduceOp = "sum") -> None:
+    """As `sum_wires`, of two wires or more, written to `out`, which none of the later ones may overlap."""
+    if out.dtype in (torch.float16, torch.bfloat16):
+        out.copy_(sum_wires(wires, op))
+        return
+    (torch.maximum if op == "max" else torch.add)(wires[0], wires[1], out=out)
+    for wire in wires[2:]:
+        combine_(out, wire, op)
+
+
 def sum_in_order(terms: Sequence[Payload]) -> torch.Tensor:
     """All ranks' payloads decoded and added in rank order; fp32 [numel], freshly made."""
     total = terms[0].to_dense()

@@ -65,31 +65,33 @@ class Hierarchical(Collective):
 
     def refusal(self, kind: type[Payload]) -> str | None:
         """What `intra` refuses, and what `inter` refuses of what leaves a group."""
-        is_added = kind.elementwise or kind.addable
-        for role, inner in (("intra", self._intra), ("inter", self._inter)):
-            reason = inner.refusal(kind) if role == "intra" or is_added else None
-            if reason:
-                return f"as hierarchical's {role}, {reason}"
+        if reason := self._intra.refusal(kind):
+            return f"within a group, {reason}"
+        if self._stays_as_it_is(kind) and (reason := self._inter.refusal(kind)):
+            return f"among leaders, {reason}"
         return None
 
     def sum_like(self, payload: Payload, key: Key, op: ReduceOp, *, layout: Payload) -> Payload:
         """As the base class says."""
         total = self._intra.sum(payload, key, op)
-        if all(leaf.elementwise or leaf.addable for leaf in messages.leaves(layout)):
-            merged = _merged(total)
-            if self._is_leader:
-                merged = self._among_leaders(merged, key, op, layout)
-            return self._spread(merged, layout)
+        if len(self._group_sizes) == 1:
+            return total
+        if all(self._stays_as_it_is(type(leaf)) for leaf in messages.leaves(layout)):
+            return self._among_groups(_merged(total), key, op, layout)
         if self.intra in _LEAVE_TERMS and isinstance(self._inter, Allgather):
             return self._gathered(total)
         dense = Dense(total.to_dense())
-        return self._spread(self._among_leaders(dense, key, op, dense) if self._is_leader else dense, dense)
+        return self._among_groups(dense, key, op, dense)
 
-    def _among_leaders(self, total: Payload, key: Key, op: ReduceOp, layout: Payload) -> Payload:
-        """A leader's group's total -> the total of all groups."""
-        if len(self._group_sizes) > 1:
+    def _stays_as_it_is(self, kind: type[Payload]) -> bool:
+        """Whether a group's total is of the kinds that its members add up to; else it is decoded before it goes on."""
+        return kind.elementwise or (kind.addable and self.intra != "server")
+
+    def _among_groups(self, total: Payload, key: Key, op: ReduceOp, layout: Payload) -> Payload:
+        """A group's total -> the total of all groups, by way of its leader."""
+        if self._is_leader:
             total = _merged(self._inter.sum_like(total, key, op, layout=layout))
-        return total
+        return self._spread(total, layout)
 
     def _spread(self, total: Payload, layout: Payload) -> Payload:
         """What the group's leader holds, on every rank of the group."""
@@ -104,10 +106,7 @@ class Hierarchical(Collective):
         """Payloads that cannot be added: leaders exchange those of their groups unopened, as members of bundles."""
         packed, num_ranks = None, sum(self._group_sizes)
         if self._is_leader:
-            terms = _terms_of(total)
-            if len(self._group_sizes) > 1:
-                terms = self._terms_of_all_groups(terms)
-            packed = messages.pack(Bundle(terms), self._group)
+            packed = messages.pack(Bundle(self._terms_of_all_groups(_terms_of(total))), self._group)
         bundle = unpack(messages.spread(self._group, packed, source=0))
         return Terms(members(bundle, num_ranks * [total.numel]))
 
@@ -127,25 +126,22 @@ class Hierarchical(Collective):
         if self._is_leader:
             self._inter.close()
 
-    def carried_bytes(self, payload: Payload) -> int:
-        """As it travels within a group."""
-        return self._intra.carried_bytes(payload)
-
     def expected_bytes(
         self, nbytes: int, world_size: int, rank: int, *, elementwise: bool = True, itemsize: int = 4
     ) -> float | None:
         """What `intra` and, for leaders, `inter` send, and the total once per child in the group's binomial tree."""
+        if world_size == 1:
+            return 0
+        if not (elementwise and self._intra.carries_wires and self._inter.carries_wires):
+            return None
         first = rank // self.group_size * self.group_size
-        size = min(self.group_size, world_size - first)
-        num_groups = -(-world_size // self.group_size)
-        inner = self._intra.expected_bytes(nbytes, size, rank - first, elementwise=elementwise, itemsize=itemsize)
+        size, num_groups = min(self.group_size, world_size - first), -(-world_size // self.group_size)
+        inner = self._intra.expected_bytes(nbytes, size, rank - first, itemsize=itemsize)
         outer: float | None = 0
         if rank == first:
-            outer = self._inter.expected_bytes(
-                nbytes, num_groups, rank // self.group_size, elementwise=elementwise, itemsize=itemsize
-            )
-        if inner is None or outer is None or not elementwise:
-            return 0 if world_size == 1 else None
+            outer = self._inter.expected_bytes(nbytes, num_groups, rank // self.group_size, itemsize=itemsize)
+        if inner is None or outer is None or num_groups == 1:
+            return inner
         return inner + outer + nbytes * len(messages.binomial_links(rank - first, size)[1])
 
 

@@ -1,0 +1,285 @@
+"""Pool: all-reduce through one region of memory that every rank maps: on one machine, or around one CXL memory pool.
+
+Source: the pool collectives of CCCL (arXiv:2602.22457), in a form that needs no coherence: every line has a single
+writer, no atomic read-modify-write, no locks. Each rank copies what it has into its slot and announces it in its line;
+when all have, each adds its own chunk over all slots in rank order and announces that; then everybody copies the
+result. Two sets of slots alternate, so that a rank fills one while others still read the other. What cannot be added
+element by element is copied to every rank instead and left as terms in rank order. What is longer than a slot goes in
+pieces.
+Differs: this measures shared memory, not CXL; a DAX device is used in the same way and brings its own latency.
+
+Bytes: written to the pool, the payload once per rank: its slot without its own chunk, and its own chunk of the result.
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+import os
+import time
+import uuid
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any, Self
+
+import torch
+from annotated_types import Ge
+from typing_extensions import Doc
+
+from collectives import messages
+from collectives.arithmetic import sum_wires_into_
+from collectives.base import Collective, Key
+from collectives.cachelines import CacheLines, cache_lines, stores_are_ordered
+from collectives.kinds.terms import Terms
+from collectives.options import OptionError
+from collectives.payload import Payload, balanced_borders, unpack
+from collectives.pool_memory import DONE, LENGTH, PAGE, READY, PoolMemory, region_nbytes
+from collectives.region import Region, reserve, rounded_up
+from collectives.transport import ReduceOp, Transport, TransportError
+
+POLLS_BEFORE_SLEEP = 100
+SLEEP_S = 50e-6
+
+
+@dataclass(kw_only=True)
+class Pool(Collective):
+    """One mapped region of memory."""
+
+    path: Annotated[str, Doc("folder for the region's file, a new file's name, or a DAX device")] = "/dev/shm"
+    slot_bytes: Annotated[
+        int, Ge(1), Doc("bytes that a rank hands out at a time; the region holds 2 (n+1) of them")
+    ] = 2_097_152
+    coherent: Annotated[bool, Doc("caches of all ranks see each other's stores; false flushes lines")] = True
+
+    def bind(self, transport: Transport) -> Self:
+        """As the base class says; makes and maps the region.
+
+        Raises:
+            OptionError: no room, no such path, or memory that is not coherent and no way to flush it.
+        """
+        super().bind(transport)
+        self._round = 0
+        self._memory = self._map() if transport.world_size > 1 else None
+        return self
+
+    @classmethod
+    def refuses(cls, kind: type[Payload]) -> str | None:
+        """Nothing: what cannot be added is copied to every rank."""
+        return None
+
+    def sum_like(self, payload: Payload, key: Key, op: ReduceOp, *, layout: Payload) -> Payload:
+        """As the base class says."""
+        if not layout.elementwise:
+            return Terms([unpack(packed) for packed in self._gather(payload.pack().cpu())])
+        wire = payload.wire
+        host = wire.cpu()
+        self._sum_in_place(host, op)
+        return payload.with_wire(host.to(wire.device))
+
+    def expected_bytes(
+        self, nbytes: int, world_size: int, rank: int, *, elementwise: bool = True, itemsize: int = 4
+    ) -> float | None:
+        """The payload once."""
+        return nbytes if world_size > 1 else 0
+
+    def close(self) -> None:
+        """Let go of the region, whose name was removed as soon as all ranks had it."""
+        self._memory = None
+
+    def _sum_in_place(self, wire: torch.Tensor, op: ReduceOp) -> None:
+        memory, n, rank = self._memory, self.transport.world_size, self.transport.rank
+        assert memory is not None
+        pieces = wire.split(memory.slot_bytes // wire.element_size())
+        if not wire.numel():
+            return
+
+        def chunk(part: torch.Tensor) -> torch.Tensor:
+            borders = balanced_borders(part.numel(), n)
+            return part[borders[rank] : borders[rank + 1]]
+
+        def fill(round_: int, index: int) -> None:
+            piece = pieces[index]
+            slot = memory.slot(round_, rank, piece.nbytes).view(wire.dtype)
+            borders = balanced_borders(piece.numel(), n)
+            slot[: borders[rank]] = piece[: borders[rank]]
+            slot[borders[rank + 1] :] = piece[borders[rank + 1] :]
+            memory.written(slot)
+            self.transport.ledger.book(piece.nbytes - chunk(piece).nbytes)
+
+        def combine(round_: int, index: int) -> None:
+            piece = pieces[index]
+            terms = [chunk(memory.slot(round_, other, piece.nbytes).view(wire.dtype)) for other in range(n)]
+            terms[rank] = chunk(piece)
+            for term in terms:
+                memory.to_read(term)
+            result = chunk(memory.result(round_, piece.nbytes).view(wire.dtype))
+            sum_wires_into_(result, terms, op)
+            memory.written(result)
+            self.transport.ledger.book(result.nbytes)
+
+        def read(round_: int, index: int) -> None:
+            result = memory.result(round_, pieces[index].nbytes)
+            memory.to_read(result)
+            pieces[index].copy_(result.view(wire.dtype))
+
+        self._run(lambda: len(pieces), fill, combine, read)
+
+    def _gather(self, packed: torch.Tensor) -> list[torch.Tensor]:
+        """Every rank's packed payload, in rank order."""
+        memory, rank = self._memory, self.transport.rank
+        assert memory is not None
+        buffers: list[torch.Tensor] = []
+
+        def piece(buffer: torch.Tensor, index: int) -> torch.Tensor:
+            return buffer[index * memory.slot_bytes : (index + 1) * memory.slot_bytes]
+
+        def fill(round_: int, index: int) -> None:
+            part = piece(packed, index)
+            slot = memory.slot(round_, rank, part.nbytes)
+            slot.copy_(part)
+            memory.written(slot)
+            if index == 0:
+                memory.announce(LENGTH, packed.numel())
+            self.transport.ledger.book(part.nbytes)
+
+        def num_rounds() -> int:
+            lengths = memory.lengths()
+            buffers.extend(torch.empty(length, dtype=torch.uint8) for length in lengths)
+            buffers[rank] = packed
+            return -(-max(lengths) // memory.slot_bytes)
+
+        def combine(round_: int, index: int) -> None:
+            for other, buffer in enumerate(buffers):
+                part = piece(buffer, index)
+                if other != rank and part.numel():
+                    slot = memory.slot(round_, other, part.nbytes)
+                    memory.to_read(slot)
+                    part.copy_(slot)
+
+        self._run(num_rounds, fill, combine, lambda round_, index: None)
+        return buffers
+
+    def _run(
+        self,
+        num_rounds: Callable[[], int],
+        fill: Callable[[int, int], None],
+        combine: Callable[[int, int], None],
+        read: Callable[[int, int], None],
+    ) -> None:
+        """All rounds of one sum; each callback gets the round's number and the piece's.
+
+        A slot is filled again two rounds later, after its owner saw that all had read it. A result is written again two
+        rounds later, after all had announced the next round, which they do after reading it.
+        """
+        memory = self._memory
+        assert memory is not None
+        with self.transport.ledger.timed():
+            fill(self._round + 1, 0)
+            memory.announce(READY, self._round + 1)
+            self._await(READY, self._round + 1)
+            count = num_rounds()
+            for index in range(count):
+                self._round += 1
+                self._await(READY, self._round)
+                combine(self._round, index)
+                memory.announce(DONE, self._round)
+                if index + 1 < count:
+                    fill(self._round + 1, index + 1)
+                    memory.announce(READY, self._round + 1)
+                self._await(DONE, self._round)
+                read(self._round, index)
+
+    def _await(self, field: int, value: int) -> None:
+        """Wait until every rank has announced `value`.
+
+        Raises:
+            TransportError: some did not in time; names the first.
+        """
+        memory, transport = self._memory, self.transport
+        assert memory is not None
+        deadline = time.monotonic() + transport.timeout_s
+        for poll in itertools.count():
+            late = memory.behind(field, value)
+            if not late:
+                return
+            if poll < POLLS_BEFORE_SLEEP:
+                os.sched_yield()
+                continue
+            time.sleep(SLEEP_S)
+            if time.monotonic() > deadline:
+                lost = transport.name(late[0])
+                raise TransportError(
+                    f"rank {transport.name(transport.rank)} waited at the pool for rank {lost}, which did not answer "
+                    f"within {transport.timeout_s:g} s",
+                    lost_rank=lost,
+                )
+
+    def _map(self) -> PoolMemory:
+        """Rank 0 makes the region, all map it, and its name is removed before anybody uses it."""
+        transport = self.transport
+        memory: PoolMemory | None = None
+        try:
+            if transport.rank == 0:
+                memory, offer = self._make()
+                self._tell(offer)
+            else:
+                offer = self._tell(None)
+                memory, offer = self._join(offer)
+            (num_failed,) = transport.agree([float(memory is None)], "sum")
+        finally:
+            if memory is not None:
+                memory.region.remove_name()
+        if memory is None or num_failed:
+            raise OptionError(offer.get("problem", "pool: another rank cannot map the region; see its message"))
+        return memory
+
+    def _make(self) -> tuple[PoolMemory | None, dict[str, Any]]:
+        """(the region, formatted, and how to find it), or (None, the problem)."""
+        n = self.transport.world_size
+        try:
+            helper = self._helper()
+            path, nbytes = reserve(Path(self.path), region_nbytes(n, self._slot_bytes))
+        except OptionError as error:
+            return None, {"problem": str(error)}
+        nonce = uuid.uuid4()
+        memory = PoolMemory(Region(path, nbytes), 0, n, self._slot_bytes, helper, coherent=self.coherent)
+        memory.format(nonce.bytes)
+        return memory, {"path": str(path), "nbytes": nbytes, "nonce": nonce.hex}
+
+    def _join(self, offer: dict[str, Any]) -> tuple[PoolMemory | None, dict[str, Any]]:
+        """(the region that rank 0 offers, the offer), or (None, the problem)."""
+        if "problem" in offer:
+            return None, offer
+        rank, n = self.transport.rank, self.transport.world_size
+        try:
+            region = Region(Path(offer["path"]), offer["nbytes"])
+            memory = PoolMemory(region, rank, n, self._slot_bytes, self._helper(), coherent=self.coherent)
+            memory.check(bytes.fromhex(offer["nonce"]))
+        except OSError as error:
+            problem = (
+                f"pool: rank {self.transport.name(rank)} cannot map {offer['path']} ({error.strerror}); all ranks "
+            )
+            return None, {"problem": problem + "must run on one machine or share one device"}
+        except OptionError as error:
+            return None, {"problem": str(error)}
+        return memory, offer
+
+    def _tell(self, offer: dict[str, Any] | None) -> dict[str, Any]:
+        """Rank 0's offer, on every rank."""
+        message = None
+        if offer is not None:
+            message = torch.frombuffer(bytearray(json.dumps(offer).encode()), dtype=torch.uint8)
+            message = message.to(self.transport.device)
+        with self.transport.counted_as("control"):
+            told = messages.spread(self.transport, message, source=0)
+        received: dict[str, Any] = json.loads(told.cpu().numpy().tobytes())
+        return received
+
+    def _helper(self) -> CacheLines | None:
+        """What orders and flushes stores, where the processor and its caches need that."""
+        return None if self.coherent and stores_are_ordered() else cache_lines()
+
+    @property
+    def _slot_bytes(self) -> int:
+        return rounded_up(self.slot_bytes, PAGE)

@@ -1,0 +1,104 @@
+"""A region of memory that several ranks map: a file on /dev/shm, a plain file, or a DAX device.
+
+Source: the kernel's documentation of device-dax: only shared mappings, base and length multiples of the device's
+alignment, no read or write.
+"""
+
+from __future__ import annotations
+
+import mmap
+import os
+import stat
+import uuid
+from pathlib import Path
+
+import torch
+
+from collectives.options import OptionError
+
+
+class Region:
+    """Mapped memory, released when the last tensor made of it is gone.
+
+    Attributes:
+        path: the file or device behind it.
+        memory: uint8 [nbytes], shared with every process that maps the same path.
+    """
+
+    def __init__(self, path: Path, nbytes: int) -> None:
+        """Map an existing file or device.
+
+        Raises:
+            OSError: it cannot be opened or mapped.
+        """
+        self.path = path
+        handle = os.open(path, os.O_RDWR)
+        try:
+            self._is_device = stat.S_ISCHR(os.fstat(handle).st_mode)
+            mapping = mmap.mmap(handle, nbytes, mmap.MAP_SHARED, mmap.PROT_READ | mmap.PROT_WRITE)
+        finally:
+            os.close(handle)
+        self.memory = torch.frombuffer(mapping, dtype=torch.uint8)
+
+    def remove_name(self) -> None:
+        """Delete the file, not the memory: nothing is left behind however the ranks end. A device stays."""
+        if not self._is_device:
+            self.path.unlink(missing_ok=True)
+
+
+def reserve(path: Path, nbytes: int, sysfs: Path = Path("/sys")) -> tuple[Path, int]:
+    """Make room for a region.
+
+    Args:
+        path: a folder, in which a file is made; the name of a new file; or a DAX device.
+        nbytes: room needed.
+        sysfs: where the kernel describes devices.
+
+    Returns:
+        The file or device to map, and the length to map it with.
+
+    Raises:
+        OptionError: there is not enough room, or the path cannot be used.
+    """
+    if is_device(path):
+        return path, _device_length(path, nbytes, sysfs)
+    file = path / f"gradwire-pool-{uuid.uuid4().hex}" if path.is_dir() else path
+    try:
+        handle = os.open(file, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600)
+    except OSError as error:
+        raise OptionError(f"pool: path={path} is not possible: {error.strerror}; give a folder or a new file") from None
+    try:
+        os.posix_fallocate(handle, 0, nbytes)  # a full tmpfs would otherwise kill the process that touches it
+    except OSError as error:
+        file.unlink()
+        raise OptionError(
+            f"pool: {file.parent} has no room for {nbytes} bytes ({error.strerror}); choose a smaller slot_bytes or "
+            "another path"
+        ) from None
+    finally:
+        os.close(handle)
+    return file, nbytes
+
+
+def is_device(path: Path) -> bool:
+    """Whether the path is a character device, as DAX devices are."""
+    return path.exists() and stat.S_ISCHR(path.stat().st_mode)
+
+
+def rounded_up(nbytes: int, alignment: int) -> int:
+    """The next multiple of `alignment`."""
+    return -(-nbytes // alignment) * alignment
+
+
+def _device_length(path: Path, nbytes: int, sysfs: Path) -> int:
+    facts = sysfs / "bus" / "dax" / "devices" / path.name
+    try:
+        size, alignment = (int((facts / name).read_text()) for name in ("size", "align"))
+    except (OSError, ValueError):
+        raise OptionError(f"pool: path={path} is a device, but no DAX device that the kernel describes") from None
+    length = rounded_up(nbytes, alignment)
+    if length > size:
+        raise OptionError(
+            f"pool: {path} holds {size} bytes and {length} are needed; choose a smaller slot_bytes or fewer ranks"
+        )
+    return length
