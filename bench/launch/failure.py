@@ -7,14 +7,13 @@ import shutil
 import signal
 from typing import Any
 
-from bench.core.config import RunConfig
 from bench.core.run_folder import RunFolder, read_json
 
 _ROOT_CAUSE = re.compile(r"Root Cause.*?rank\s*:\s*(\d+).*?exitcode\s*:\s*(-?\d+)", re.DOTALL)
 _FREE_BYTES_NEEDED = 4096
 
 
-def explain(config: RunConfig, folder: RunFolder) -> str:
+def explain(folder: RunFolder) -> str:
     """One sentence: the first rank that failed by itself, a rank that was killed, or the end of torchrun's log."""
     reports = [read_json(path) for path in sorted(folder.errors.glob("rank-*.json"))]
     reports = sorted((report for report in reports if report), key=lambda report: float(report["time"]))

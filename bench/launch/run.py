@@ -2,16 +2,12 @@
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import json
-import signal
 import sys
-import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
-from types import FrameType
 from typing import Any
 
 from bench.core import environment, schema
@@ -53,7 +49,7 @@ def execute(config: RunConfig, out: Path, on_progress: Callable[[dict[str, Any]]
     progress = ProgressReader(folder.progress)
     started = time.time()
     try:
-        with _termination_as_interrupt():
+        with torchrun.termination_as_interrupt():
             job = torchrun.start(
                 torchrun.command(config, folder), torchrun.variables(config), folder.logs / "torchrun.log"
             )
@@ -66,7 +62,7 @@ def execute(config: RunConfig, out: Path, on_progress: Callable[[dict[str, Any]]
         error = f"no step ended within {config.timeout_s:g} s; raise --timeout if the link is that slow"
         return _failed(config, folder, progress, started, "timeout", error)
     if ending.exit_code != 0:
-        return _failed(config, folder, progress, started, "failed", explain(config, folder))
+        return _failed(config, folder, progress, started, "failed", explain(folder))
     summary = read_json(folder.status)
     if summary is None:  # machines other than machine 0 hold no rank 0
         summary = {"status": "ok", "error": "", "run_id": folder.run_id}
@@ -96,20 +92,3 @@ def _failed(
     except (OSError, StoreError) as problem:
         error = f"{error}; and the last row could not be written: {problem}"
     return Result(status=status, error=error, folder=folder, summary=json.loads(json.dumps(summary)))
-
-
-@contextlib.contextmanager
-def _termination_as_interrupt() -> Iterator[None]:
-    """SIGTERM (a scheduler's or a shell's) ends the run as cleanly as Ctrl-C."""
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
-
-    def interrupt(_signal: int, _frame: FrameType | None) -> None:
-        raise KeyboardInterrupt
-
-    before = signal.signal(signal.SIGTERM, interrupt)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGTERM, before)

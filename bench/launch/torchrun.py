@@ -7,6 +7,7 @@ this one that is still there is killed.
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import dataclasses
 import os
@@ -14,20 +15,46 @@ import signal
 import socket
 import subprocess
 import sys
+import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
+from types import FrameType
+from typing import Any, Protocol
 
 import psutil
 
-from bench.core.config import RunConfig
 from bench.core.errors import UsageError
 from bench.core.run_folder import RunFolder
 from bench.launch.progress import ProgressReader
 
 POLL_S = 0.1
 GRACE_S = 3.0
+TRAIN = "bench.train.worker"
+
+
+class Job(Protocol):
+    """A job's configuration, as far as starting it needs it."""
+
+    @property
+    def nnodes(self) -> int:
+        """Machines."""
+
+    @property
+    def node_rank(self) -> int:
+        """This machine, from 0."""
+
+    @property
+    def ranks_per_host(self) -> int:
+        """Ranks on each machine."""
+
+    @property
+    def rdzv_endpoint(self) -> str | None:
+        """HOST:PORT of machine 0, where there are several."""
+
+    @property
+    def threads(self) -> int:
+        """Threads per rank."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -43,8 +70,14 @@ class Ending:
     timed_out: bool = False
 
 
-def command(config: RunConfig, folder: RunFolder) -> list[str]:
-    """The exact torchrun line."""
+def command(config: Job, folder: RunFolder, module: str = TRAIN) -> list[str]:
+    """The exact torchrun line.
+
+    Args:
+        config: how many ranks where.
+        folder: the job's folder, the module's only argument.
+        module: what every rank runs.
+    """
     return [
         sys.executable,
         "-m",
@@ -56,17 +89,17 @@ def command(config: RunConfig, folder: RunFolder) -> list[str]:
         "--redirects=3",
         f"--log-dir={folder.logs}",
         "-m",
-        "bench.train.worker",
+        module,
         str(folder.path),
     ]
 
 
-def variables(config: RunConfig) -> dict[str, str]:
+def variables(config: Job) -> dict[str, str]:
     """Variables that the job gets beside this process's own; torchrun would force one thread where OMP's is unset."""
     return {"OMP_NUM_THREADS": str(config.threads), "MKL_NUM_THREADS": str(config.threads), "PYTHONUNBUFFERED": "1"}
 
 
-def check_port(config: RunConfig) -> None:
+def check_port(config: Job) -> None:
     """Machine 0 must be able to listen where the others will look for it.
 
     Raises:
@@ -150,7 +183,24 @@ def stop(job: subprocess.Popen[bytes]) -> None:
     psutil.wait_procs(below, timeout=GRACE_S)
 
 
-def _rendezvous(config: RunConfig) -> list[str]:
+@contextlib.contextmanager
+def termination_as_interrupt() -> Iterator[None]:
+    """SIGTERM (a scheduler's or a shell's) ends the job as cleanly as Ctrl-C."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+
+    def interrupt(_signal: int, _frame: FrameType | None) -> None:
+        raise KeyboardInterrupt
+
+    before = signal.signal(signal.SIGTERM, interrupt)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
+def _rendezvous(config: Job) -> list[str]:
     if config.nnodes == 1:
         # Port 0: torchrun takes a free one, so two runs on one machine never meet.
         return ["--rdzv-backend=c10d", "--rdzv-endpoint=localhost:0", "--local-addr=localhost"]

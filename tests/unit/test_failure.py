@@ -10,7 +10,6 @@ import pytest
 
 from bench.core.run_folder import RunFolder, write_json
 from bench.launch.failure import explain
-from tests.configs import make_config
 
 KILLED = """Root Cause (first observed failure):
 [0]:
@@ -40,32 +39,32 @@ def test_the_first_rank_that_failed_by_itself_is_named(folder: RunFolder) -> Non
     leave(folder, 0, "rank 1 does not answer", at=1.0, lost_a_peer=True)
     leave(folder, 1, "ValueError: broken", at=2.0)
     say(folder, RAISED)
-    assert explain(make_config(), folder) == "rank 1: ValueError: broken"
+    assert explain(folder) == "rank 1: ValueError: broken"
 
 
 def test_a_killed_rank_is_named_before_those_that_only_lost_it(folder: RunFolder) -> None:
     leave(folder, 0, "rank 1 does not answer", at=1.0, lost_a_peer=True)
     leave(folder, 2, "RuntimeError: Connection closed by peer [127.0.0.1]:1234", at=1.1)
     say(folder, KILLED)
-    assert explain(make_config(), folder).startswith("rank 1 was killed by SIGKILL")
+    assert explain(folder).startswith("rank 1 was killed by SIGKILL")
 
 
 def test_a_real_error_wins_over_a_kill_that_followed_it(folder: RunFolder) -> None:
     leave(folder, 0, "the loss is nan at step 3", at=1.0)
     say(folder, KILLED)
-    assert explain(make_config(), folder) == "rank 0: the loss is nan at step 3"
+    assert explain(folder) == "rank 0: the loss is nan at step 3"
 
 
 def test_a_lost_peer_is_reported_when_nothing_else_is_known(folder: RunFolder) -> None:
     leave(folder, 2, "rank 3 does not answer", at=1.0, lost_a_peer=True)
-    assert explain(make_config(), folder) == "rank 2: rank 3 does not answer"
+    assert explain(folder) == "rank 2: rank 3 does not answer"
 
 
 def test_without_any_report_the_end_of_the_log_is_shown(folder: RunFolder) -> None:
     say(folder, "first\nImportError: no such thing\n======\n")
-    assert "ImportError: no such thing" in explain(make_config(), folder)
+    assert "ImportError: no such thing" in explain(folder)
 
 
 def test_a_full_disk_is_named(folder: RunFolder, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(shutil, "disk_usage", lambda _: shutil._ntuple_diskusage(10, 10, 0))
-    assert "is full" in explain(make_config(), folder)
+    assert "is full" in explain(folder)
