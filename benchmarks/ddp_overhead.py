@@ -87,12 +87,11 @@ def worker(model: str, rounds: int) -> None:
     torch.manual_seed(config.seed)
     device = torch.device("cpu")
     network = spec.build("models", config.model).build(dataset.num_classes)
-    engine = PlainDDP(config, network, device)
+    engine = PlainDDP(config, network, spec.build("optimizers", "sgd:momentum=0.9"), device)
     with tempfile.TemporaryDirectory() as temporary:
         recorder = Recorder(config, RunFolder(Path(temporary)), engine, time.time())
         trainer = Trainer(
-            config=config, engine=engine, optimizer=torch.optim.SGD(network.parameters(), lr=config.lr, momentum=0.9),
-            dataset=dataset, train=train, test=test, recorder=recorder, device=device,
+            config=config, engine=engine, dataset=dataset, train=train, test=test, recorder=recorder, device=device,
         )  # fmt: skip
         ratios = []
         for number in range(rounds + 2):

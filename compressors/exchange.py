@@ -42,6 +42,7 @@ class Outcome:
         encode_s, exchange_s: busy seconds of the communication thread; encoding is part of both.
         exposed_s: seconds between the last bucket's arrival and the last result. None: the engine hides it.
         sent: what was encoded, per layer.
+        staleness: versions of the parameters that the gradient was behind when it was applied. None: nothing is stale.
     """
 
     skipped: bool = False
@@ -49,6 +50,7 @@ class Outcome:
     exchange_s: float | None = None
     exposed_s: float | None = None
     sent: list[Sent] = dataclasses.field(default_factory=list)
+    staleness: int | None = None
 
 
 @dataclasses.dataclass(kw_only=True, eq=False)

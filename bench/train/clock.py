@@ -61,13 +61,16 @@ class StepTimes:
 
     steps: list[StepTime] = dataclasses.field(default_factory=list)
 
-    def columns(self, samples_per_step: int) -> dict[str, float | None]:
-        """The `speed` columns; all None where no step was timed."""
+    def steps_per_s(self) -> float | None:
+        """How fast this rank goes; None where no step was timed."""
+        return len(self.steps) / sum(step.total_s for step in self.steps) if self.steps else None
+
+    def columns(self) -> dict[str, float | None]:
+        """The `speed` columns that are times; all None where no step was timed."""
         if not self.steps:
             return {}
         total = torch.tensor([s.total_s for s in self.steps], dtype=torch.float64)
         return {
-            "samples_per_s": samples_per_step * len(self.steps) / float(total.sum()),
             "step_time_s": float(total.quantile(0.5)),
             "step_time_p95_s": float(total.quantile(0.95)),
             "forward_backward_s": mean([s.forward_backward_s for s in self.steps]),

@@ -1,4 +1,7 @@
-"""The engine: DDP, built in one place, with or without our exchange as its communication hook."""
+"""The engine: what turns local gradients into new parameters. DDP, with or without our exchange as its hook.
+
+The asynchronous server is an engine too and has a file of its own.
+"""
 
 from __future__ import annotations
 
@@ -12,6 +15,7 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 from bench.core.config import RunConfig
+from bench.optimizers.base import Optimizer
 from collectives.base import Collective
 from collectives.distributed import DistributedTransport
 from collectives.transport import Purpose, Traffic
@@ -26,16 +30,35 @@ WHOLE_MODEL_MB = 2.0**20
 
 
 class Engine(Protocol):
-    """Turns local gradients into the update that all ranks apply."""
+    """Turns local gradients into new parameters.
 
-    ddp: DistributedDataParallel
+    Attributes:
+        model: the bare network, whose parameters are trained.
+        layers: the network's trainable parameters.
+    """
+
+    model: nn.Module
     layers: list[Layer]
 
-    def start_step(self, step: Step) -> None:
-        """Call before the forward pass."""
+    @property
+    def ddp(self) -> nn.Module:
+        """What the loop calls: DDP around the network, or the network itself."""
+
+    def start_step(self, step: Step, lr: float) -> None:
+        """Call before the forward pass, with the learning rate of this step's update."""
 
     def finish_step(self) -> Outcome:
-        """Call after `backward`: whether to skip the optimizer step, and what the exchange did."""
+        """Call after `backward`: whether a gradient was not finite, and what the exchange did."""
+
+    def update(self, outcome: Outcome) -> int:
+        """Give the parameters their next values (unless the step is skipped) and clear the gradients.
+
+        Returns:
+            Optimizer steps done so far, in which `world_size` batches count as one, whoever of the ranks made them.
+        """
+
+    def settle(self) -> None:
+        """Wait until what all ranks did is applied everywhere; ranks then hold equal parameters. Every rank calls."""
 
     def traffic(self) -> Mapping[Purpose, Traffic]:
         """Bytes and messages sent by this rank since the start, per purpose."""
@@ -48,15 +71,20 @@ class Engine(Protocol):
 
 
 def build_engine(
-    config: RunConfig, model: nn.Module, compressor: Compressor, collective: Collective, device: torch.device
+    config: RunConfig,
+    model: nn.Module,
+    compressor: Compressor,
+    collective: Collective,
+    optimizer: Optimizer,
+    device: torch.device,
 ) -> Engine:
-    """The engine for this pair; every rank must call.
+    """The engine for these components; every rank must call.
 
     `none` on `native` with the async trigger is DDP itself, with no hook of ours.
     """
     if is_plain_ddp(compressor, collective, config.trigger):
-        return PlainDDP(config, model, device)
-    return HookedDDP(config, model, compressor, collective, device)
+        return PlainDDP(config, model, optimizer, device)
+    return HookedDDP(config, model, compressor, collective, optimizer, device)
 
 
 def is_plain_ddp(compressor: Compressor, collective: Collective, trigger: str) -> bool:
@@ -76,11 +104,36 @@ def wrap(model: nn.Module, device: torch.device, bucket_mb: float) -> Distribute
     )
 
 
-class PlainDDP:
+class Replicas:
+    """What both kinds of DDP share: every rank applies the same update to its own replica of the model."""
+
+    def __init__(self, config: RunConfig, model: nn.Module, optimizer: Optimizer) -> None:
+        self.model = model
+        self.layers = layers_of(model)
+        self.optimizer = optimizer.build(model.parameters(), config.lr)
+        self._num_steps = 0
+
+    def update(self, outcome: Outcome) -> int:
+        """One optimizer step; gradients stay allocated, for they are views of DDP's buckets."""
+        if not outcome.skipped:
+            self.optimizer.step()
+        self.optimizer.zero_grad(set_to_none=False)
+        self._num_steps += 1
+        return self._num_steps
+
+    def settle(self) -> None:
+        """Replicas are equal after every step."""
+
+    def _set_learning_rate(self, lr: float) -> None:
+        for group in self.optimizer.param_groups:
+            group["lr"] = lr
+
+
+class PlainDDP(Replicas):
     """DDP with the backend's all-reduce. What it sends follows from a formula, since the backend hides the wire."""
 
-    def __init__(self, config: RunConfig, model: nn.Module, device: torch.device) -> None:
-        self.layers = layers_of(model)
+    def __init__(self, config: RunConfig, model: nn.Module, optimizer: Optimizer, device: torch.device) -> None:
+        super().__init__(config, model, optimizer)
         self.ddp = wrap(model, device, config.bucket_mb)
         self.ddp._set_ddp_runtime_logging_sample_rate(1)
         self._numel = sum(layer.numel for layer in self.layers)
@@ -88,8 +141,9 @@ class PlainDDP:
         self._nonfinite = config.nonfinite
         self._step_index = 0
 
-    def start_step(self, step: Step) -> None:
-        """Nothing to prepare."""
+    def start_step(self, step: Step, lr: float) -> None:
+        """Nothing to prepare but the learning rate."""
+        self._set_learning_rate(lr)
         self._step_index = step.index
 
     def finish_step(self) -> Outcome:
@@ -139,13 +193,19 @@ class PlainDDP:
         return max(0, int(ended) - int(computed)) * 1e-9
 
 
-class HookedDDP:
+class HookedDDP(Replicas):
     """DDP with the exchange as its communication hook, on a process group of its own."""
 
     def __init__(
-        self, config: RunConfig, model: nn.Module, compressor: Compressor, collective: Collective, device: torch.device
+        self,
+        config: RunConfig,
+        model: nn.Module,
+        compressor: Compressor,
+        collective: Collective,
+        optimizer: Optimizer,
+        device: torch.device,
     ) -> None:
-        self.layers = layers_of(model)
+        super().__init__(config, model, optimizer)
         group = cast(dist.ProcessGroup, dist.new_group(timeout=datetime.timedelta(seconds=config.timeout_s)))
         self.transport = DistributedTransport(group, device, timeout_s=config.timeout_s)
         self.collective = collective.bind(self.transport)
@@ -156,8 +216,9 @@ class HookedDDP:
         # DDP inspects annotations of the hook and cannot read postponed ones; a lambda has none.
         self.ddp.register_comm_hook(None, lambda _, bucket: self.exchange.hook(bucket))
 
-    def start_step(self, step: Step) -> None:
+    def start_step(self, step: Step, lr: float) -> None:
         """Tell the exchange where training is."""
+        self._set_learning_rate(lr)
         self.exchange.start_step(step)
 
     def finish_step(self) -> Outcome:

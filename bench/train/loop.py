@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import time
 from collections.abc import Iterator
 
@@ -36,8 +37,7 @@ class Trainer:
     """Everything one rank needs to train; `run` does it.
 
     Attributes:
-        engine: DDP with or without our exchange.
-        optimizer: torch's, over the model's parameters.
+        engine: exchanges gradients and updates the model.
         dataset, train, test: the data, whole on every rank.
         recorder: writes rows and progress (on rank 0).
         profiler: records a Chrome trace, where asked for.
@@ -45,7 +45,6 @@ class Trainer:
 
     config: RunConfig
     engine: Engine
-    optimizer: torch.optim.Optimizer
     dataset: Dataset
     train: Part
     test: Part
@@ -61,7 +60,8 @@ class Trainer:
         self._batches = self._make_batches()
         self.clock = TrainingClock(self.device)
         self.times = StepTimes()
-        self.step = 0
+        self.step = 0  # optimizer steps of the run, in each of which `world_size` batches are used
+        self.own_steps = 0  # batches that this rank used; the same, unless ranks go at their own speed
         self.skipped_steps = 0
         self._skips_in_a_row = 0
         self._losses: list[torch.Tensor] = []
@@ -85,6 +85,7 @@ class Trainer:
             while self.step < step:
                 self._train_step()
                 self.recorder.progress(self)
+            self.engine.settle()
             self._check_losses()
 
     @property
@@ -94,7 +95,7 @@ class Trainer:
 
     @property
     def samples(self) -> int:
-        """Training samples used so far, all ranks together."""
+        """Training samples used so far, all ranks together, to within a batch of each."""
         return self.step * self.config.batch_size * self.config.world_size
 
     def _next_evaluation(self) -> int:
@@ -102,10 +103,10 @@ class Trainer:
         return min(self.total_steps, self.step + every) if every else self.total_steps
 
     def _make_batches(self) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
-        """Batches of all epochs: fp32 [batch, 3, 32, 32] and int64 [batch], on the device."""
+        """Batches without end, epoch after epoch: fp32 [batch, 3, 32, 32] and int64 [batch], on the device."""
         rank, config = dist.get_rank(), self.config
         images, labels = self.train.images.to(self.device), self.train.labels.to(self.device)
-        for epoch in range(-(-self.total_steps // self.steps_per_epoch)):
+        for epoch in itertools.count():
             generator = shards.augmentation_generator(config.seed, rank, epoch)
             for indices in shards.batches(
                 self.shard, config.batch_size, self.steps_per_epoch, seed=config.seed, rank=rank, epoch=epoch
@@ -124,17 +125,16 @@ class Trainer:
         config = self.config
         started = time.perf_counter()
         x, y = next(self._batches)
-        for group in self.optimizer.param_groups:
-            group["lr"] = learning_rate(config, self.step, self.total_steps, self.steps_per_epoch)
         self.engine.start_step(
             Step(
-                index=self.step,
+                index=self.own_steps,
                 epoch=self.step // self.steps_per_epoch,
                 rank=dist.get_rank(),
                 world_size=config.world_size,
                 seed=config.seed,
                 warmup=config.steps is None,
-            )
+            ),
+            learning_rate(config, self.step, self.total_steps, self.steps_per_epoch),
         )
         with torch.autocast(self.device.type, torch.bfloat16, enabled=config.amp == "bf16"):
             loss = nn.functional.cross_entropy(self.engine.ddp(x), y)
@@ -142,34 +142,33 @@ class Trainer:
         loss.backward()
         outcome = self.engine.finish_step()
         backward_ended = time.perf_counter()
-        self._update(outcome)
+        self._look_at(outcome)
+        self.step = self.engine.update(outcome)
+        self.own_steps += 1
         if self.device.type == "cuda":
             torch.cuda.synchronize(self.device)
         if self.profiler is not None:
             self.profiler.step()
-        self.step += 1
         self._account(outcome, started, backward_ended)
 
-    def _update(self, outcome: Outcome) -> None:
-        if outcome.skipped:
-            self.skipped_steps += 1
-            self._skips_in_a_row += 1
-            if self.config.nonfinite == "raise":
-                raise NonFiniteGradient(f"a gradient was not finite at step {self.step}")
-            if self._skips_in_a_row >= MAX_SKIPS_IN_A_ROW:
-                raise Diverged(
-                    f"{MAX_SKIPS_IN_A_ROW} steps in a row had a non-finite gradient, the last one step {self.step}; "
-                    "training has diverged: try a lower --lr"
-                )
-        else:
+    def _look_at(self, outcome: Outcome) -> None:
+        """Count skipped steps, and stop at one or at too many in a row, as the configuration says."""
+        if not outcome.skipped:
             self._skips_in_a_row = 0
-            self.optimizer.step()
-        # Gradients stay allocated: they are views of DDP's buckets.
-        self.optimizer.zero_grad(set_to_none=False)
+            return
+        self.skipped_steps += 1
+        self._skips_in_a_row += 1
+        if self.config.nonfinite == "raise":
+            raise NonFiniteGradient(f"a gradient was not finite at step {self.step}")
+        if self._skips_in_a_row >= MAX_SKIPS_IN_A_ROW:
+            raise Diverged(
+                f"{MAX_SKIPS_IN_A_ROW} steps in a row had a non-finite gradient, the last one step {self.step}; "
+                "training has diverged: try a lower --lr"
+            )
 
     def _account(self, outcome: Outcome, started: float, backward_ended: float) -> None:
         self.recorder.count(outcome)
-        if self.step > self.config.warmup_steps:
+        if self.own_steps > self.config.warmup_steps:
             exposed = outcome.exposed_s
             self.times.steps.append(
                 StepTime(
@@ -203,11 +202,11 @@ class Trainer:
         self._unchecked = 0
 
     def _evaluate(self) -> None:
-        test_loss, test_accuracy = evaluate(self.engine.ddp.module, self.test, self.dataset, self.device)
+        test_loss, test_accuracy = evaluate(self.engine.model, self.test, self.dataset, self.device)
         self.recorder.evaluation(
             self,
             Snapshot(
-                train_loss=float(torch.stack(self._losses).mean()),
+                train_loss=float(torch.stack(self._losses).mean()) if self._losses else None,
                 test_loss=test_loss,
                 test_accuracy=test_accuracy,
                 train_time_s=self.clock.elapsed_s,

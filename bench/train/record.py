@@ -20,7 +20,7 @@ from bench.core.config import RunConfig
 from bench.core.interface import interface_bytes
 from bench.core.rows import RowWriter
 from bench.core.run_folder import RunFolder, read_json
-from bench.train.clock import StepTimes
+from bench.train.clock import StepTimes, mean
 from compressors.exchange import Outcome
 from compressors.layer import Layer
 
@@ -36,13 +36,13 @@ class Snapshot:
     """What one evaluation found on this rank.
 
     Attributes:
-        train_loss: this rank's mean loss since the previous row.
+        train_loss: this rank's mean loss since the previous row; None if it made no step since.
         test_loss, test_accuracy: over the whole test set.
         train_time_s: time spent training so far.
         times: steps timed since the previous row.
     """
 
-    train_loss: float
+    train_loss: float | None
     test_loss: float
     test_accuracy: float
     train_time_s: float
@@ -95,6 +95,8 @@ class Recorder:
         self._steps += 1
         if outcome.exposed_s is not None:
             self._recent_exposed.append(outcome.exposed_s)
+        if outcome.staleness is not None:
+            self._staleness.append(outcome.staleness)
         for sent in outcome.sent:
             count = self._layer_counts.setdefault(sent.layer.id, _LayerCount())
             count.payload = sent.payload
@@ -148,6 +150,7 @@ class Recorder:
     def _reset(self) -> None:
         self._steps = 0
         self._entries = 0
+        self._staleness: list[int] = []
         self._layer_counts: dict[int, _LayerCount] = {}
         self._traffic_before = {p: dataclasses.replace(t) for p, t in self.engine.traffic().items()}
         self._wire_before = interface_bytes() if self.config.hosts > 1 else None
@@ -163,12 +166,17 @@ class Recorder:
             now = interface_bytes()
             wire = (now.sent - self._wire_before.sent, now.received - self._wire_before.received)
         return {
+            "steps": self._steps,
+            "samples": trainer.own_steps * self.config.batch_size,
+            "skipped_steps": trainer.skipped_steps,
+            "steps_per_s": snapshot.times.steps_per_s(),
             "train_loss": snapshot.train_loss,
             "traffic": sent,
             "entries": self._entries,
+            "staleness": self._staleness,
             "wire": wire,
             "peak_rss_bytes": _peak_rss_bytes(),
-            "weights": weights_hash(self.engine.ddp.module),
+            "weights": weights_hash(self.engine.model),
         }
 
     def _progress_columns(self, trainer: Trainer, snapshot: Snapshot) -> dict[str, Any]:
@@ -176,41 +184,54 @@ class Recorder:
             "status": "ok" if trainer.step >= trainer.total_steps else "running",
             "epoch": trainer.epoch,
             "step": trainer.step,
-            "samples": trainer.samples,
             "train_time_s": snapshot.train_time_s,
             "wall_time_s": time.time() - self._started,
             "test_loss": snapshot.test_loss,
             "test_accuracy": snapshot.test_accuracy,
             "time_to_target_s": self._time_to_target_s,
-            "skipped_steps": trainer.skipped_steps,
         }
 
     def _joint_columns(self, everyone: list[dict[str, Any]], snapshot: Snapshot) -> dict[str, Any]:
-        config, steps, world_size = self.config, self._steps, len(everyone)
+        steps = max(1, sum(figures["steps"] for figures in everyone))  # of all ranks
+        speeds = [figures["steps_per_s"] for figures in everyone if figures["steps_per_s"] is not None]
+        staleness = [versions for figures in everyone for versions in figures["staleness"]]
+        return {
+            "samples": sum(figures["samples"] for figures in everyone),
+            "train_loss": mean([figures["train_loss"] for figures in everyone]),
+            **snapshot.times.columns(),
+            "samples_per_s": sum(speeds) * self.config.batch_size if speeds else None,
+            **self._wire_columns(everyone, steps),
+            "effective_density": sum(figures["entries"] for figures in everyone) / steps / self._numel,
+            "replicas_in_sync": len({figures["weights"] for figures in everyone}) == 1,
+            "skipped_steps": max(figures["skipped_steps"] for figures in everyone),
+            "staleness_mean": mean([float(versions) for versions in staleness]),
+            "staleness_max": max(staleness, default=None),
+            "peak_rss_bytes": max(figures["peak_rss_bytes"] for figures in everyone),
+        }
+
+    def _wire_columns(self, everyone: list[dict[str, Any]], steps: int) -> dict[str, Any]:
+        """What was sent; `steps` are those of all ranks together."""
+        world_size = len(everyone)
         gradient = [figures["traffic"]["gradient"] for figures in everyone]
-        control = [figures["traffic"]["control"] for figures in everyone]
-        mean_bytes = sum(t.nbytes for t in gradient) / world_size / steps
+        mean_bytes = sum(t.nbytes for t in gradient) / steps
         from_formula = gradient[0].from_formula
         dense_ring_bytes = 2 * (world_size - 1) / world_size * 4 * self._numel
         columns = {
-            "train_loss": sum(figures["train_loss"] for figures in everyone) / world_size,
-            **snapshot.times.columns(config.batch_size * config.world_size),
             "payload_bytes_per_step": mean_bytes,
-            "payload_bytes_max_per_step": max(t.nbytes for t in gradient) / steps,
+            "payload_bytes_max_per_step": max(
+                t.nbytes / max(1, figures["steps"]) for t, figures in zip(gradient, everyone, strict=True)
+            ),
             "payload_bytes_source": "formula" if from_formula else "counted",
-            "control_bytes_per_step": sum(t.nbytes for t in control) / world_size / steps,
+            "control_bytes_per_step": sum(figures["traffic"]["control"].nbytes for figures in everyone) / steps,
             "dense_bytes_per_step": 4.0 * self._numel,
             "compression_ratio": dense_ring_bytes / mean_bytes if mean_bytes else None,
-            "messages_per_step": None if from_formula else sum(t.messages for t in gradient) / world_size / steps,
-            "effective_density": sum(f["entries"] for f in everyone) / world_size / steps / self._numel,
-            "replicas_in_sync": len({figures["weights"] for figures in everyone}) == 1,
-            "peak_rss_bytes": max(figures["peak_rss_bytes"] for figures in everyone),
+            "messages_per_step": None if from_formula else sum(t.messages for t in gradient) / steps,
         }
         if everyone[0]["wire"] is not None:
             sent, received = zip(*(figures["wire"] for figures in everyone), strict=True)
             # Ranks of one host share its interface, and each reads the whole counter.
-            columns["wire_bytes_per_step"] = sum(sent) / world_size / config.ranks_per_host / steps
-            columns["wire_bytes_received_per_step"] = sum(received) / world_size / config.ranks_per_host / steps
+            columns["wire_bytes_per_step"] = sum(sent) / self.config.ranks_per_host / steps
+            columns["wire_bytes_received_per_step"] = sum(received) / self.config.ranks_per_host / steps
         return columns
 
     def _layer_rows(self, trainer: Trainer) -> list[dict[str, Any]]:
@@ -228,12 +249,12 @@ class Recorder:
             "kind": layer.kind,
             "numel": layer.numel,
             "payload": count.payload,
-            "payload_bytes": count.nbytes / self._steps,
+            "payload_bytes": count.nbytes / max(1, self._steps),
             "density_min": min(densities, default=None),
             "density_mean": sum(densities) / len(densities) if densities else None,
             "density_max": max(densities, default=None),
             "residual_norm": norm,
-            "encode_s": count.seconds / self._steps,
+            "encode_s": count.seconds / max(1, self._steps),
         }
 
     def _write_progress(self, line: dict[str, Any]) -> None:

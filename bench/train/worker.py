@@ -57,18 +57,17 @@ def run(config: RunConfig, folder: RunFolder) -> None:
         _check_same_weights(model)
         compressor = cast(Compressor, spec.build("compressors", config.filled["compressor"]))
         collective = cast(Collective, spec.build("collectives", config.filled["collective"]))
-        engine = build_engine(config, model, compressor, collective, device)
         optimizer = cast(Optimizer, spec.build("optimizers", config.filled["optimizer"]))
         if compressor.owns_momentum:
             handed_over = optimizer.hand_over_momentum()
             compressor.take_over_momentum(handed_over.coefficient, nesterov=handed_over.nesterov)
             optimizer = handed_over.optimizer
+        engine = build_engine(config, model, compressor, collective, optimizer, device)
         recorder = Recorder(config, folder, engine, started_at)
         with _profiler(config, folder) as profiler:
             trainer = Trainer(
                 config=config,
                 engine=engine,
-                optimizer=optimizer.build(model.parameters(), config.lr),
                 dataset=dataset,
                 train=train,
                 test=test,
