@@ -6,6 +6,8 @@ import math
 
 import torch
 
+from collectives.stretches import stretches
+
 
 def to_value_dtype(x: torch.Tensor, dtype: torch.dtype, world_size: int = 1) -> torch.Tensor:
     """Round to the type that travels; what lies beyond its range becomes its largest value, NaN stays NaN.
@@ -58,8 +60,9 @@ def divided(values: torch.Tensor, divisor: float, dtype: torch.dtype) -> torch.T
 
 
 def add_divided_(dense: torch.Tensor, values: torch.Tensor, divisor: float) -> None:
-    """Add values / divisor to `dense` (mutated, of the same shape), without a temporary where the quotient is exact."""
+    """Add values / divisor to `dense` (mutated; both 1-D and equally long) without a temporary of their length."""
     if values.is_floating_point() and dense.dtype == torch.float32 and math.frexp(divisor)[0] == 0.5:
         dense.add_(values, alpha=1 / divisor)  # a power of two: multiplying is exact, so it equals dividing
-    else:
-        dense.add_(divided(values, divisor, dense.dtype))
+        return
+    for part in stretches(values.numel(), values.device):
+        dense[part].add_(divided(values[part], divisor, dense.dtype))

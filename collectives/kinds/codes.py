@@ -12,6 +12,7 @@ from __future__ import annotations
 import dataclasses
 import math
 import struct
+from collections.abc import Iterator
 from typing import Self
 
 import torch
@@ -20,6 +21,7 @@ from collectives.bits import pack_bits, packed_nbytes, unpack_bits
 from collectives.codebooks import Codebook, codebook_named, codebook_numbered
 from collectives.errors import PayloadError
 from collectives.payload import HEADER_BYTES, Header, Payload
+from collectives.stretches import Stretch, stretches
 from collectives.values import divided
 from collectives.wire import FLOAT_DTYPES, Part, Reader
 
@@ -72,14 +74,13 @@ class Codes(Payload):
         """Pack codes.
 
         Args:
-            codes: integer [numel], each in 0..2^bits - 1 (of negative levels the low bits count).
+            codes: integer or bool [numel]; of each the low `bits` bits count, so levels may be negative.
             codebook: name of the codebook.
             bits: width of a code.
             scales: as the attribute.
             block_numel: as the attribute.
         """
-        masked = codes.to(torch.uint8) & (2**bits - 1)
-        packed = pack_bits(masked, bits, first=codebook_named(codebook).first)
+        packed = pack_bits(codes, bits, first=codebook_named(codebook).first)
         return cls(codes.numel(), codebook, bits, packed, scales, block_numel)
 
     @staticmethod
@@ -138,13 +139,13 @@ class Codes(Payload):
 
     def add_to_(self, dense: torch.Tensor, *, divisor: float = 1.0) -> None:
         """`dense += self / divisor`."""
-        if self.num_entries:
-            dense.add_(divided(self._decoded(), divisor, dense.dtype))
+        for part, values in self._decoded():
+            dense[part].add_(divided(values, divisor, dense.dtype))
 
     def subtract_from_(self, dense: torch.Tensor) -> None:
         """`dense -= self`."""
-        if self.num_entries:
-            dense.sub_(self._decoded())
+        for part, values in self._decoded():
+            dense[part].sub_(values)
 
     def clear_in_(self, dense: torch.Tensor) -> None:
         """Every element is transmitted, so everything is cleared; nothing where all scales are zero."""
@@ -170,17 +171,19 @@ class Codes(Payload):
     def _book(self) -> Codebook:
         return codebook_named(self.codebook)
 
-    def _decoded(self) -> torch.Tensor:
-        """fp32 [numel], freshly made: whole bytes are looked up, 8 / bits values at a time."""
-        table = self._book.byte_table(self.bits, self.device)
-        values = table.index_select(0, self.packed.to(torch.int32)).view(-1)[: self.numel]
+    def _decoded(self) -> Iterator[tuple[Stretch, torch.Tensor]]:
+        """Where each stretch lies and its values in fp32; bytes are looked up, 8 / bits values at a time."""
+        table = self._book.byte_table(self.bits, self.device).squeeze(1)
         scales = self.scales.float()
-        if not self.block_numel:
-            return values.mul_(scales)
-        whole = self.numel // self.block_numel * self.block_numel
-        values[:whole].view(-1, self.block_numel).mul_(scales[: whole // self.block_numel, None])
-        values[whole:].mul_(scales[whole // self.block_numel :])
-        return values
+        for part in stretches(self.num_entries, self.device, multiple_of=self.alignment):
+            packed = self.packed[part.start * self.bits // 8 : packed_nbytes(part.stop, self.bits)]
+            values = table.index_select(0, packed.to(torch.int32)).view(-1)[: part.stop - part.start]
+            if self.block_numel:
+                here = scales[part.start // self.block_numel : -(-part.stop // self.block_numel)]
+                values *= here.repeat_interleave(min(self.block_numel, values.numel()))[: values.numel()]
+            else:
+                values *= scales
+            yield part, values
 
 
 def num_scales(numel: int, block_numel: int) -> int:

@@ -65,8 +65,11 @@ class Terms(Payload):
     def add_to_(self, dense: torch.Tensor, *, divisor: float = 1.0) -> None:
         """`dense += (term 0 + term 1 + ...) / divisor`: the terms are added in rank order in fp32, then divided."""
         if dense.dtype == torch.float32 and math.frexp(divisor)[0] == 0.5:
-            for term in self.terms:  # dividing by a power of two is exact, so it may come first and saves a temporary
+            for term in self.terms:  # dividing by a power of two is exact, so it may as well come first
                 term.add_to_(dense, divisor=divisor)
+        elif dense.dtype == torch.float32 and not dense.any():  # the usual target, a fresh one, can hold the sum itself
+            self.add_to_(dense)
+            dense.div_(divisor)
         else:
             add_divided_(dense, self.to_dense(), divisor)
 

@@ -10,12 +10,14 @@ from __future__ import annotations
 import dataclasses
 import itertools
 import math
+from collections.abc import Iterator
 from typing import Self
 
 import torch
 
 from collectives.errors import PayloadError
 from collectives.payload import HEADER_BYTES, Header, Payload
+from collectives.stretches import stretches
 from collectives.values import add_values, divided
 from collectives.wire import Part, Reader
 
@@ -55,8 +57,11 @@ class Triangle(Payload):
     @property
     def matrix(self) -> torch.Tensor:
         """The symmetric matrix [d, d] in the value type, freshly made."""
-        lower = unpack_triangle(self.values, self.size)
-        return lower + lower.tril(-1).T
+        full = unpack_triangle(self.values, self.size)
+        for rows in _row_stretches(self.size, self.device):
+            block = full[rows, : rows.stop]
+            full[: rows.stop, rows] += block.tril(rows.start - 1).T
+        return full
 
     @property
     def device(self) -> torch.device:
@@ -152,12 +157,20 @@ def pack_triangle(matrix: torch.Tensor) -> torch.Tensor:
     """
     if matrix.dim() != 2 or matrix.shape[0] != matrix.shape[1]:
         raise PayloadError(f"only square matrices have a triangle to send, got {list(matrix.shape)}")
-    return matrix.masked_select(_lower(matrix.shape[0], matrix.device))
+    values = matrix.new_empty(triangle_numel(matrix.shape[0]))
+    for rows in _row_stretches(matrix.shape[0], matrix.device):
+        block = matrix[rows, : rows.stop]
+        values[_triangle_part(rows)] = block.masked_select(_kept(block, rows))
+    return values
 
 
 def unpack_triangle(values: torch.Tensor, size: int) -> torch.Tensor:
     """The inverse of `pack_triangle`: [size, size], zero above the diagonal."""
-    return values.new_zeros(size, size).masked_scatter_(_lower(size, values.device), values)
+    matrix = values.new_zeros(size, size)
+    for rows in _row_stretches(size, values.device):
+        block = matrix[rows, : rows.stop]
+        block.masked_scatter_(_kept(block, rows), values[_triangle_part(rows)])
+    return matrix
 
 
 def matrix_size(header: Header) -> int:
@@ -172,5 +185,17 @@ def matrix_size(header: Header) -> int:
     return size
 
 
-def _lower(size: int, device: torch.device) -> torch.Tensor:
-    return torch.ones(size, size, dtype=torch.bool, device=device).tril_()
+def _row_stretches(size: int, device: torch.device) -> Iterator[slice]:
+    """Rows of a matrix [size, size], as many at a time as make a stretch."""
+    for part in stretches(size**2, device, multiple_of=max(1, size)):
+        yield slice(part.start // size, part.stop // size)
+
+
+def _triangle_part(rows: slice) -> slice:
+    """Where some rows lie in the packed triangle."""
+    return slice(triangle_numel(rows.start), triangle_numel(rows.stop))
+
+
+def _kept(block: torch.Tensor, rows: slice) -> torch.Tensor:
+    """Which elements of [rows, 0..rows.stop] belong to the lower triangle."""
+    return torch.ones_like(block, dtype=torch.bool).tril_(rows.start)

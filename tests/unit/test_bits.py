@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
+from collectives import stretches
 from collectives.bits import First, bits_for, pack_bits, pack_mask, packed_nbytes, unpack_bits, unpack_mask
 from tests.payloads import DEVICES, LENGTHS
 
@@ -42,6 +43,21 @@ def test_every_width_packs_like_a_big_integer_and_comes_back(bits: int, first: F
 def test_codes_may_come_in_any_integer_type(dtype: torch.dtype) -> None:
     codes = torch.tensor([1, 0, 63, 5, 62], dtype=dtype)
     assert unpack_bits(pack_bits(codes, 6), 5, 6).tolist() == [1, 0, 63, 5, 62]
+
+
+def test_stretches_join_seamlessly(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(stretches, "LENGTH", 24)
+    for bits in (1, 2, 3, 4, 8, 10, 31):
+        codes = random_codes(1001, bits)
+        packed = pack_bits(codes, bits)
+        assert bytes(packed.tolist()) == reference(codes.tolist(), bits, "low")
+        assert torch.equal(unpack_bits(packed, 1001, bits), codes)
+
+
+def test_only_the_low_bits_of_a_code_count() -> None:
+    for bits in (1, 2, 3, 4, 8, 10):
+        codes = torch.tensor([-1, 2**bits, -3, 5], dtype=torch.int16)
+        assert unpack_bits(pack_bits(codes, bits), 4, bits).tolist() == [code % 2**bits for code in codes.tolist()]
 
 
 def test_unpacking_ignores_what_lies_behind() -> None:

@@ -7,6 +7,7 @@ import itertools
 import pytest
 import torch
 
+from collectives import stretches
 from collectives.payload import HEADER_BYTES, PayloadError, balanced_borders, unpack
 from tests.payloads import DEVICES, FLOATS, LENGTHS, MAKERS, Example, make
 
@@ -37,6 +38,21 @@ def test_round_trip(name: str, dtype: torch.dtype) -> None:
         assert_stands_for(example.payload.to_dense(), example.dense, name)
         assert torch.equal(again.to_dense(), example.payload.to_dense())
         assert torch.equal(again.pack(), packed)
+
+
+@EVERY
+def test_tensors_longer_than_a_stretch(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With stretches of 24 elements, everything crosses their borders."""
+    monkeypatch.setattr(stretches, "LENGTH", 24)
+    example = make(name, 1025, torch.float16)
+    again = unpack(example.payload.pack())
+    assert_stands_for(again.to_dense(), example.dense, name)
+    dense = torch.ones(example.dense.numel())
+    again.add_to_(dense, divisor=3)
+    assert_stands_for(dense, 1 + example.dense / 3, name)
+    dense = torch.ones(example.dense.numel())
+    again.subtract_from_(dense)
+    assert_stands_for(dense, 1 - example.dense, name)
 
 
 @EVERY
