@@ -142,12 +142,11 @@ def _work_dtype(bits: int) -> torch.dtype:
 
 def _overlaps(bits: int, first: First) -> Iterator[tuple[int, int, int]]:
     """(lane, byte, shift) for every lane that has bits in a byte: byte |= lane << shift (>> where negative)."""
-    num_lanes, num_bytes = _period(bits)
+    num_lanes, _ = _period(bits)
     for lane in range(num_lanes):
         start, stop = lane * bits, (lane + 1) * bits
         for byte in range(start // 8, (stop - 1) // 8 + 1):
             yield lane, byte, (start - 8 * byte if first == "low" else 8 * (byte + 1) - stop)
-    assert num_bytes * 8 == num_lanes * bits
 
 
 def _shifted(x: torch.Tensor, shift: int) -> torch.Tensor:

@@ -159,6 +159,14 @@ def test_an_index_outside_its_group_is_noticed_even_where_indices_ascend() -> No
         unpack(packed)
 
 
+def test_groups_of_billions_are_no_reason_to_allocate_as_much() -> None:
+    packed = GroupSparse(20, 20, 1, torch.ones(1), torch.tensor([3])).pack()
+    packed[16:24] = 255
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    assert unpack(packed).to_dense().nonzero().tolist() == [[3]]
+    assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 32 * 1024, "kB beyond the peak so far"
+
+
 @pytest.mark.parametrize("num_entries", [0, 1, 1000, 2**31, 2**32 - 1])
 @pytest.mark.parametrize("kind", sorted(Payload.kinds))
 def test_claims_of_billions_of_elements_allocate_nothing(kind: int, num_entries: int) -> None:
