@@ -24,7 +24,7 @@ EXAMPLES = """[bold]Examples[/bold]
 
 
 def doctor(
-    world_size: Annotated[int, typer.Option(min=1, help="Ranks that you want to run here.")] = Request.world_size,
+    world_size: Annotated[int, typer.Option(min=1, help="Ranks that you want to run here.")] = 2,
     out: Annotated[Path, typer.Option(help="Where results shall go.")] = Path("results/runs"),
     data_dir: Annotated[Path, typer.Option(help="Where data sets lie.")] = Path(Request.data_dir),
     smoke: Annotated[bool, typer.Option(help="Train a few steps on two real ranks.")] = True,
