@@ -122,3 +122,10 @@ def positions_of(mask: torch.Tensor) -> torch.Tensor:
     words = flat.view(torch.int64).nonzero().view(-1)
     inside = flat.view(-1, 8)[words].view(-1).nonzero().view(-1)
     return words[inside >> 3].mul_(8).add_(inside & 7)
+
+
+def kth_largest(values: torch.Tensor, k: int) -> torch.Tensor:
+    """The k-th largest of fp32 [numel], all >= 0, as a scalar tensor; 1 <= k <= numel."""
+    rows = values.view(1, -1)
+    reached = values[values >= _lower_bound(rows, k)]
+    return _kth_largest(reached.view(1, -1), k)[0]

@@ -38,6 +38,10 @@ class SharedScale(LossyCompressor):
     def local_scale(self, x: torch.Tensor) -> torch.Tensor:
         """The scale that this rank would choose for `x`, fp32 [1]; 0 for nothing to send."""
 
+    def rounded_scale(self, scale: torch.Tensor) -> torch.Tensor:
+        """What becomes of fp32 scales that the ranks agreed on; the same shape."""
+        return scale
+
     def shared_payload(self, levels: torch.Tensor, step: Step) -> Dense:
         """Integer levels [numel] in a type that holds their sum."""
         return Dense(levels.to(level_dtype(step.world_size)))
@@ -65,8 +69,8 @@ class SharedScale(LossyCompressor):
             agreed = collective.transport.agree(scales, "max")
         else:
             agreed = [total / step.world_size for total in collective.transport.agree(scales, "sum")]
-        for (layer_id, x), scale in zip(shared, agreed, strict=True):
-            self._agreed[layer_id] = float(torch.tensor(scale, dtype=x.dtype))
+        rounded = self.rounded_scale(torch.tensor(agreed))
+        self._agreed.update(zip([layer_id for layer_id, _ in shared], rounded.tolist(), strict=True))
 
     def _settle(self, unit: Unit, x: torch.Tensor, payload: Payload) -> None:
         if self.keeps_residual and isinstance(payload, Dense) and self.shares_scale(unit.layer):

@@ -22,7 +22,7 @@ from collectives.values import to_value_dtype
 from compressors._values import TORCH_DTYPES, ValueDtype
 from compressors.base import LossyCompressor
 from compressors.layer import Step
-from compressors.state import LayerStore
+from compressors.state import LayerStore, Store
 from compressors.unit import Unit
 
 
@@ -76,7 +76,7 @@ class Sparsifier(LossyCompressor):
             return Dense(to_value_dtype(x, TORCH_DTYPES[self.value_dtype], step.world_size).clone())
         return None
 
-    def _stores(self) -> dict[str, LayerStore]:
+    def _stores(self) -> dict[str, Store]:
         return super()._stores() | {"velocities": self._velocities}
 
     def _uncompressed(self, unit: Unit) -> torch.Tensor:

@@ -23,7 +23,7 @@ from collectives.kinds.dense import Dense
 from collectives.options import Options
 from collectives.payload import HEADER_BYTES, Payload
 from compressors.layer import Bucket, Kind, Layer, Step
-from compressors.state import LayerStore
+from compressors.state import LayerStore, Store
 from compressors.unit import Granularity, Unit, cut, units_of
 
 FP32_BYTES = 4
@@ -94,15 +94,18 @@ class Compressor(Options, abc.ABC):
         """The kind of payload that `encode` makes for this layer at full compression."""
         return self.sends
 
-    @abc.abstractmethod
     def encode(self, x: torch.Tensor, layer: Layer, step: Step) -> Payload:
-        """The payload to send for `x`.
+        """The payload to send for `x`; methods that take several rounds override `reduce` instead.
 
         Args:
             x: fp32 [layer.numel], finite; must not be changed, and the payload must not share its memory.
             layer: what `x` belongs to; for granularity "bucket" a flat stand-in for several layers.
             step: where training is.
+
+        Raises:
+            TypeError: "powersgd takes several rounds between the ranks; call reduce".
         """
+        raise TypeError(f"{self.component_name} takes several rounds between the ranks; call reduce")
 
     def finish(self, total: Payload, layer: Layer, step: Step, out: torch.Tensor) -> None:
         """Turn the sum over ranks into the update: the mean, the one place that divides.
@@ -144,21 +147,29 @@ class Compressor(Options, abc.ABC):
         New state is only proposed: `commit` accepts it, `drop` forgets it. Fills `bucket.sent` and `bucket.encode_s`.
         """
         units = units_of(bucket, self.granularity, self.leaves_dense)
-        if not units:
-            return
-        started = time.perf_counter()
-        inputs = [self._uncompressed(unit) if unit.dense else self._compensate(unit, bucket.step) for unit in units]
-        prepared = time.perf_counter()
-        self._agree(units, inputs, bucket.step, collective)
-        agreed = time.perf_counter()
-        payloads = [self._encode_unit(unit, x, bucket) for unit, x in zip(units, inputs, strict=True)]
-        message = payloads[0] if len(payloads) == 1 else Bundle(payloads)
-        encoded = time.perf_counter()
-        total = collective.sum(message, bucket.key)
-        summed = time.perf_counter()
-        for unit, part in zip(units, members(total, [unit.numel for unit in units]), strict=True):
-            self._finish_unit(unit, part, bucket.step)
-        bucket.encode_s = (prepared - started) + (encoded - agreed) + (time.perf_counter() - summed)
+        if units:
+            message = self._encode_units(units, bucket, collective)
+            self._finish_units(units, collective.sum(message, bucket.key), bucket)
+
+    @property
+    def needs_all_ranks(self) -> bool:
+        """Whether ranks wait for each other while they encode (a shared scale, several rounds)."""
+        return type(self).reduce is not Compressor.reduce
+
+    def message(self, bucket: Bucket) -> Payload | None:
+        """The first half of `reduce`, for who adds messages elsewhere; None for a bucket without elements.
+
+        Raises:
+            TypeError: the method needs all ranks at once.
+        """
+        if self.needs_all_ranks:
+            raise TypeError(f"{self.component_name} needs all ranks while it encodes; call reduce")
+        units = units_of(bucket, self.granularity, self.leaves_dense)
+        return self._encode_units(units, bucket, None) if units else None
+
+    def finish_bucket(self, total: Payload, bucket: Bucket) -> None:
+        """The second half of `reduce`: replace each gradient of the bucket by what the sum of the messages stands for."""
+        self._finish_units(units_of(bucket, self.granularity, self.leaves_dense), total, bucket)
 
     def commit(self) -> None:
         """Accept the state proposed since the last `commit` or `drop`."""
@@ -186,12 +197,31 @@ class Compressor(Options, abc.ABC):
         for name, store in self._stores().items():
             store.load(state[name])
 
-    def _stores(self) -> dict[str, LayerStore]:
+    def _stores(self) -> dict[str, Store]:
         """Every store of per-layer tensors, by the name it has in `state_dict`."""
         return {"residuals": self._residuals}
 
     def _agree(self, units: list[Unit], inputs: list[torch.Tensor], step: Step, collective: Collective) -> None:
         """Agree with the other ranks on what `encode` needs from all of them, e.g. a shared scale; every rank calls."""
+
+    def _encode_units(self, units: list[Unit], bucket: Bucket, collective: Collective | None) -> Payload:
+        """This rank's message; without a collective where nothing is to be agreed on."""
+        started = time.perf_counter()
+        inputs = [self._uncompressed(unit) if unit.dense else self._compensate(unit, bucket.step) for unit in units]
+        prepared = time.perf_counter()
+        if collective is not None:
+            self._agree(units, inputs, bucket.step, collective)
+        agreed = time.perf_counter()
+        payloads = [self._encode_unit(unit, x, bucket) for unit, x in zip(units, inputs, strict=True)]
+        message = payloads[0] if len(payloads) == 1 else Bundle(payloads)
+        bucket.encode_s += (prepared - started) + (time.perf_counter() - agreed)
+        return message
+
+    def _finish_units(self, units: list[Unit], total: Payload, bucket: Bucket) -> None:
+        started = time.perf_counter()
+        for unit, part in zip(units, members(total, [unit.numel for unit in units]), strict=True):
+            self._finish_unit(unit, part, bucket.step)
+        bucket.encode_s += time.perf_counter() - started
 
     def _encode_unit(self, unit: Unit, x: torch.Tensor, bucket: Bucket) -> Payload:
         started = time.perf_counter()
@@ -223,10 +253,14 @@ class Compressor(Options, abc.ABC):
             payload.subtract_from_(x)
 
     def _finish_unit(self, unit: Unit, total: Payload, step: Step) -> None:
+        alone = len(unit.gradients) == 1
+        out = unit.gradients[0] if alone else torch.empty(unit.numel, device=unit.gradients[0].device)
         if unit.dense:
-            unit.lay_back(lambda out: Compressor.finish(self, total, unit.layer, step, out))
+            Compressor.finish(self, total, unit.layer, step, out)
         else:
-            unit.lay_back(lambda out: self.finish(total, unit.layer, step, out))
+            self.finish(total, unit.layer, step, out)
+        if not alone:
+            unit.lay_back(out)
 
 
 @dataclasses.dataclass(kw_only=True)

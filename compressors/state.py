@@ -7,6 +7,8 @@ regroups its buckets after the first step, and the store then regroups its tenso
 
 from __future__ import annotations
 
+from typing import Protocol
+
 import torch
 
 from compressors.unit import Unit
@@ -14,8 +16,58 @@ from compressors.unit import Unit
 Key = tuple[int, ...]
 
 
+class Store(Protocol):
+    """What `Compressor` asks of every store of per-layer tensors."""
+
+    def commit(self) -> None:
+        """Proposed tensors become accepted."""
+
+    def drop(self) -> None:
+        """Proposed tensors are forgotten; accepted ones stay bit for bit what they were."""
+
+    def by_layer(self) -> dict[int, torch.Tensor]:
+        """Accepted tensors by layer id."""
+
+    def load(self, tensors: dict[int, torch.Tensor]) -> None:
+        """Replace everything by copies of these tensors, given by layer id."""
+
+
+class LayerDict:
+    """One tensor of any shape per layer: thresholds, ages, warm starts."""
+
+    def __init__(self) -> None:
+        self._accepted: dict[int, torch.Tensor] = {}
+        self._proposed: dict[int, torch.Tensor] = {}
+
+    def get(self, layer_id: int) -> torch.Tensor | None:
+        """The layer's tensor as of the last `commit`, not to be changed; None before the first."""
+        return self._accepted.get(layer_id)
+
+    def propose(self, layer_id: int, tensor: torch.Tensor) -> None:
+        """Make `tensor` the layer's one at the next `commit`; it must not be changed after that."""
+        self._proposed[layer_id] = tensor
+
+    def commit(self) -> None:
+        """Proposed tensors become accepted."""
+        self._accepted.update(self._proposed)
+        self._proposed = {}
+
+    def drop(self) -> None:
+        """Proposed tensors are forgotten."""
+        self._proposed = {}
+
+    def by_layer(self) -> dict[int, torch.Tensor]:
+        """Accepted tensors by layer id."""
+        return self._accepted
+
+    def load(self, tensors: dict[int, torch.Tensor]) -> None:
+        """Replace everything by copies of these tensors, given by layer id."""
+        self._accepted = {layer_id: tensor.clone() for layer_id, tensor in tensors.items()}
+        self._proposed = {}
+
+
 class LayerStore:
-    """fp32 tensors by layer: residuals, velocities."""
+    """fp32 tensors of a layer's length: residuals, velocities."""
 
     def __init__(self) -> None:
         self._accepted: dict[Key, torch.Tensor] = {}

@@ -2,7 +2,9 @@
 
 Source: Wen et al. 2017 (arXiv:1705.07878), equations 2 to 4; clipping: section 3.3; a scale shared by all ranks:
 section 3.4.
-Differs: with error feedback the values are shrunk to a contraction, by what this gradient's variance asks for.
+Differs: sigma is the root mean square, which is the standard deviation around the zero that elements are rounded to
+(around the mean it would clip a flat gradient to nothing); with error feedback the values are shrunk to a contraction,
+by what this gradient's variance asks for.
 """
 
 from __future__ import annotations
@@ -39,7 +41,7 @@ class TernGrad(SharedScale):
     biased: ClassVar[bool] = False
     combine: ClassVar[Literal["max", "mean"]] = "max"
 
-    clip_sigmas: Annotated[float, Ge(0), Doc("clip at this many standard deviations of the layer; 0: do not")] = 2.5
+    clip_sigmas: Annotated[float, Ge(0), Doc("clip at this multiple of the layer's root mean square; 0: do not")] = 2.5
     shared_scale: Annotated[bool, Doc("one scale for all ranks: sums are integers and may ride a ring")] = False
 
     def __post_init__(self) -> None:
@@ -81,9 +83,9 @@ class TernGrad(SharedScale):
         return self.shared_nbytes(layer) if self.shared_scale else Codes.packed_nbytes(layer.numel, 2)
 
     def _clipped(self, x: torch.Tensor) -> torch.Tensor:
-        if not self.clip_sigmas or x.numel() < 2:
+        if not self.clip_sigmas:
             return x
-        limit = self.clip_sigmas * float(x.std(correction=0))
+        limit = self.clip_sigmas * float(x.square().mean(dtype=torch.float64).sqrt())
         return x.clamp(-limit, limit)
 
     def _levels(self, x: torch.Tensor, scale: float, layer: Layer, step: Step) -> torch.Tensor:

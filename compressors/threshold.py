@@ -38,10 +38,10 @@ class Threshold(Sparsifier):
     )
     fixed_size: ClassVar[bool] = False
 
-    threshold: Annotated[float, Gt(0), Doc("smallest magnitude that is sent")] = 3.0
+    threshold: Annotated[float, Gt(0), Doc("smallest magnitude that is sent")] = 0.5
     unit: Annotated[
         Literal["absolute", "max", "rms"], Doc("what the threshold is a multiple of: 1, max|x|, rms(x)")
-    ] = "rms"
+    ] = "max"
 
     def encode(self, x: torch.Tensor, layer: Layer, step: Step) -> Payload:
         """The entries that reach the threshold; a layer of zeros is a header."""

@@ -68,16 +68,10 @@ class Unit:
             else:
                 torch.add(gradient, base[start:stop], alpha=factor, out=out[start:stop])
 
-    def lay_back(self, update: Callable[[torch.Tensor], None]) -> None:
-        """Call `update` with the memory that takes the result, floating [numel], and lay it into the gradients."""
-        if len(self.gradients) == 1:
-            update(self.gradients[0])
-            return
-        flat = torch.empty(self.numel, device=self.gradients[0].device)
-        update(flat)
-        for gradient, part in zip(
-            self.gradients, torch.split(flat, [layer.numel for layer in self.layers]), strict=True
-        ):
+    def lay_back(self, update: torch.Tensor) -> None:
+        """Copy an update, floating [numel], into the gradients."""
+        parts = torch.split(update, [layer.numel for layer in self.layers])
+        for gradient, part in zip(self.gradients, parts, strict=True):
             gradient.copy_(part)
 
     def account(self, payload: Payload, seconds: float) -> list[Sent]:

@@ -1,0 +1,129 @@
+"""Adaptive top-k: every layer gets the density at which entries of the whole model are spent best.
+
+Source: Markov et al. 2023 (L-GreCo, arXiv:2210.17357): of all choices of one ratio per layer whose error is at most
+that of one ratio for all, the one with the fewest entries.
+Differs: the choice is made by a Lagrange multiplier over a grid of ratios, not by dynamic programming, and from each
+rank's own gradients, for sparse payloads describe themselves and ranks need not agree.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Annotated, Any, ClassVar
+
+import torch
+from annotated_types import Ge
+from typing_extensions import Doc
+
+from collectives.kinds.sparse import Sparse
+from collectives.payload import Payload
+from collectives.values import to_value_dtype
+from compressors._groups import kth_largest, top_of_rows
+from compressors._sparsifier import DensitySparsifier, num_kept
+from compressors._values import TORCH_DTYPES
+from compressors.layer import Layer, Step
+from compressors.state import LayerDict, Store
+
+FACTORS = (0.125, 0.25, 0.5, 1.0, 2.0, 4.0, 8.0)  # of the common ratio; the grid that is chosen from
+COMMON = FACTORS.index(1.0)
+BISECTIONS = 40
+
+
+@dataclasses.dataclass(kw_only=True)
+class AdaptiveTopK(DensitySparsifier):
+    """At most the squared error of `topk` with the same ratio over all layers, with as few entries as the grid allows.
+
+    Bytes: 16 + min over index codings (k v + indices) per layer, k between ratio m / 8 and 8 ratio m; at most 16 + m v.
+    """
+
+    sends: ClassVar[type[Payload]] = Sparse
+    fixed_size: ClassVar[bool] = False
+
+    refresh: Annotated[int, Ge(1), Doc("steps after which the layers' errors are measured again")] = 100
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self._curves = LayerDict()  # per layer: squared error at each ratio of the grid, then the number of elements
+        self._factors: dict[int, float] | None = None
+
+    def factor_for(self, layer: Layer) -> float:
+        """The layer's ratio / the common ratio; 1 until its errors were measured."""
+        if self._factors is None:
+            curves = self._curves.by_layer()
+            self._factors = (
+                dict(zip(curves, choose_factors(torch.stack(list(curves.values()))), strict=True)) if curves else {}
+            )
+        return self._factors.get(layer.id, 1.0)
+
+    def encode(self, x: torch.Tensor, layer: Layer, step: Step) -> Payload:
+        """The largest entries of the layer; a layer of zeros is a header."""
+        if everything := self._everything(x, step):
+            return everything
+        magnitudes = x.abs()
+        density = self.density(step)
+        if self._curves.get(layer.id) is None or step.index % self.refresh == 0:
+            self._curves.propose(layer.id, _error_curve(magnitudes, density))
+        k = num_kept(min(1.0, density * self.factor_for(layer)), x.numel())
+        indices = top_of_rows(magnitudes.view(1, -1), k)
+        return Sparse(x.numel(), indices, to_value_dtype(x[indices], TORCH_DTYPES[self.value_dtype]))
+
+    def expected_nbytes(self, layer: Layer) -> int | None:
+        """Unknown: the gradients decide over the density."""
+        return None
+
+    def commit(self) -> None:
+        """Accept the proposed state; the choice follows from it anew."""
+        super().commit()
+        self._factors = None
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """The inverse of `state_dict`."""
+        super().load_state_dict(state)
+        self._factors = None
+
+    def _stores(self) -> dict[str, Store]:
+        return super()._stores() | {"curves": self._curves}
+
+
+def choose_factors(curves: torch.Tensor) -> list[float]:
+    """One factor of the grid per layer.
+
+    Minimises the entries sent, subject to a total squared error of at most that of factor 1 everywhere: each layer
+        takes the factor with
+    the least entries + multiplier * error, and the multiplier is the smallest one that keeps the error.
+
+    Args:
+        curves: fp64 [num_layers, len(FACTORS) + 1], squared errors at each factor, then the layer's elements.
+    """
+    errors, numels = curves[:, :-1], curves[:, -1:]
+    entries = numels * torch.tensor(FACTORS, dtype=curves.dtype)
+    allowed = float(errors[:, COMMON].sum())
+    rows = torch.arange(len(curves))
+
+    def chosen(multiplier: float) -> torch.Tensor:
+        return (entries + multiplier * errors).argmin(1)
+
+    low, high = 0.0, 1.0
+    while float(errors[rows, chosen(high)].sum()) > allowed and high < 1e30:
+        high *= 16
+    for _ in range(BISECTIONS):
+        middle = (low + high) / 2
+        if float(errors[rows, chosen(middle)].sum()) > allowed:
+            low = middle
+        else:
+            high = middle
+    picked = chosen(high)
+    if float(entries[rows, picked].sum()) > float(entries[:, COMMON].sum()):
+        return [1.0] * len(curves)
+    return [FACTORS[index] for index in picked.tolist()]
+
+
+def _error_curve(magnitudes: torch.Tensor, ratio: float) -> torch.Tensor:
+    """Squared error of top-k at each ratio of the grid, then the number of elements: fp64 [len(FACTORS) + 1]."""
+    numel = magnitudes.numel()
+    counts = [num_kept(min(1.0, ratio * factor), numel) for factor in FACTORS]
+    smallest = kth_largest(magnitudes, counts[-1])
+    largest = magnitudes[magnitudes >= smallest].double().square().sort(descending=True).values[: counts[-1]]
+    total = magnitudes.square().sum(dtype=torch.float64)
+    kept = largest.cumsum(0)[torch.tensor(counts) - 1]
+    return torch.cat([(total - kept).clamp(min=0), total.new_tensor([float(numel)])])

@@ -1,0 +1,163 @@
+"""ALGC: adaptive layered gradient compression; every large layer gets its own density and tracks its own threshold.
+
+Source: "Adaptive layered gradient compression with parameter server", Journal of Hubei Minzu University (Natural
+Science) 43(1), 2025, 34-40, doi:10.13501/j.cnki.42-1908/n.2025.03.005 (the abstract: layers above a size threshold are
+compressed, each with a sparsity threshold that is adjusted as training goes; the server adds gradients and residuals).
+Differs: the abstract gives no formulas. Here a budget of entries is shared out by the layers' root mean squares, the
+threshold follows the density by a multiplicative controller, and a density outside [1/2, 2] of the wanted one is
+mended in the same step.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import sys
+from typing import Annotated, Any, ClassVar, Literal
+
+import torch
+from annotated_types import Ge, Gt, Le, Lt
+from typing_extensions import Doc
+
+from collectives.kinds.dense import Dense
+from collectives.kinds.sparse import Sparse
+from collectives.options import OptionError
+from collectives.payload import Payload
+from collectives.values import to_value_dtype
+from compressors._groups import kth_largest, positions_of, top_of_rows
+from compressors._sparsifier import DensitySparsifier, num_kept
+from compressors._values import TORCH_DTYPES
+from compressors.layer import Layer, Step
+from compressors.state import LayerDict, Store
+
+DEFAULT_MIN_NUMEL = 8192
+WINDOW = 2.0  # a density may be off by this factor before the exact threshold is sought
+
+
+@dataclasses.dataclass(kw_only=True)
+class Algc(DensitySparsifier):
+    """Layers of more than `min_numel` elements send the entries that reach their threshold; the others travel in fp32.
+
+    The wanted density of layer l is ratio * rms_l / (mean rms, weighted by size), between min_ratio and max_ratio, so
+    that the budget of ratio * (all elements) entries is kept while layers with larger gradients send more. After each
+    step the threshold moves by the factor (density / wanted)^gain. The first threshold, every `refresh`-th and one
+    whose density leaves the window are exact.
+
+    Bytes: 16 + min over index codings (z v + indices) per compressed layer for z entries of v bytes, z between half
+    and twice the wanted number; 16 + 4 m for all others together.
+
+    Raises:
+        OptionError: "algc: link_bps chooses min_numel itself; leave one of them out".
+    """
+
+    sends: ClassVar[type[Payload]] = Sparse
+    fixed_size: ClassVar[bool] = False
+
+    min_numel: Annotated[int, Ge(0), Doc("layers of at most this many elements are sent in fp32")] = DEFAULT_MIN_NUMEL
+    min_ratio: Annotated[float, Gt(0), Le(1), Doc("least density of a layer")] = 1e-3
+    max_ratio: Annotated[float, Gt(0), Le(1), Doc("largest density of a layer once warm-up is over")] = 0.25
+    gain: Annotated[float, Ge(0), Lt(0.25), Doc("exponent with which the threshold follows the density")] = 0.05
+    ema: Annotated[float, Ge(0), Lt(1), Doc("weight of the past in a layer's mean root mean square")] = 0.9
+    refresh: Annotated[int, Ge(1), Doc("steps after which the threshold is made exact again")] = 100
+    threshold: Annotated[Literal["track", "exact"], Doc("exact is top-k with the layer's density")] = "track"
+    flush_every: Annotated[int, Ge(0), Doc("steps after which residuals are sent in full; 0: never")] = 0
+    link_bps: Annotated[float, Ge(0), Doc("choose min_numel for a link of this speed; 0: as given")] = 0.0
+    compress_s: Annotated[float, Ge(0), Doc("for link_bps: fixed seconds to compress a layer")] = 3e-4
+    compress_per_s: Annotated[float, Gt(0), Doc("for link_bps: elements compressed per second")] = 3e8
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self._control = LayerDict()  # per layer: threshold, mean root mean square, elements
+        self._mean_rms: float | None = None
+        if self.link_bps:
+            chosen = self._worthwhile_numel()
+            if self.min_numel not in (DEFAULT_MIN_NUMEL, chosen):
+                raise OptionError("algc: link_bps chooses min_numel itself; leave one of them out")
+            self.min_numel = chosen
+
+    @property
+    def emits(self) -> frozenset[type[Payload]]:
+        """Sparse, and Dense for small layers and flushed residuals."""
+        return super().emits | ({Dense} if self.flush_every else set())
+
+    def density_for(self, layer: Layer, step: Step) -> float:
+        """The wanted density of a compressed layer at this step, in (0, 1]."""
+        average = self.density(step)
+        control = self._control.get(layer.id)
+        if control is None:
+            return average
+        if self._mean_rms is None:
+            rows = torch.stack(list(self._control.by_layer().values()))
+            self._mean_rms = float((rows[:, 1] * rows[:, 2]).sum() / rows[:, 2].sum())
+        share = float(control[1]) / self._mean_rms
+        return min(max(average * share, self.min_ratio), max(self.max_ratio, average))
+
+    def encode(self, x: torch.Tensor, layer: Layer, step: Step) -> Payload:
+        """The entries that reach the layer's threshold; a layer of zeros is a header."""
+        if everything := self._everything(x, step):
+            return everything
+        if self.flush_every and step.index % self.flush_every == self.flush_every - 1:
+            return Dense(x.clone())
+        magnitudes = x.abs()
+        if not magnitudes.any():
+            return Sparse(x.numel(), torch.empty(0, dtype=torch.int64, device=x.device), x[:0])
+        indices = self._select(magnitudes, layer, step)
+        return Sparse(x.numel(), indices, to_value_dtype(x[indices], TORCH_DTYPES[self.value_dtype]))
+
+    def expected_nbytes(self, layer: Layer) -> int | None:
+        """Unknown: the threshold decides."""
+        return None
+
+    def _select(self, magnitudes: torch.Tensor, layer: Layer, step: Step) -> torch.Tensor:
+        """Positions of the entries to send, ascending; proposes the next threshold and mean root mean square."""
+        control = self._control.get(layer.id)
+        wanted = self.density_for(layer, step)
+        rms = float(magnitudes.square().mean(dtype=torch.float64).sqrt())
+        tracked = 0.0 if control is None or self.threshold == "exact" else float(control[0])
+        if tracked == 0 or step.index % self.refresh == 0:
+            threshold, indices = self._exact(magnitudes, wanted)
+        else:
+            threshold, indices = tracked, positions_of(magnitudes >= tracked)
+            if not wanted / WINDOW <= indices.numel() / layer.numel <= wanted * WINDOW:
+                threshold, indices = self._exact(magnitudes, wanted)
+        reached = max(indices.numel(), 1) / layer.numel
+        following = threshold * min(max((reached / wanted) ** self.gain, 0.5), 2.0)
+        mean_rms = rms if control is None else self.ema * float(control[1]) + (1 - self.ema) * rms
+        self._control.propose(layer.id, torch.tensor([following, mean_rms, layer.numel], dtype=torch.float64))
+        return indices
+
+    def _exact(self, magnitudes: torch.Tensor, wanted: float) -> tuple[float, torch.Tensor]:
+        """The (1 - wanted)-quantile, and who reaches it; of many equal entries only as many as the window allows.
+
+        Where it is zero, more than that share of the entries are zeros, and the others are sent.
+        """
+        numel = magnitudes.numel()
+        threshold = float(kth_largest(magnitudes, num_kept(wanted, numel)))
+        indices = positions_of(magnitudes >= threshold if threshold > 0 else magnitudes > 0)
+        most = math.floor(WINDOW * wanted * numel) + 1
+        if indices.numel() > most:
+            indices = top_of_rows(magnitudes.view(1, -1), most)
+        return threshold, indices
+
+    def _worthwhile_numel(self) -> int:
+        """Size from which compressing a layer takes less time than it saves on the link.
+
+        Compressing costs compress_s + m / compress_per_s seconds, and saves m (4 - ratio (v + 4)) bytes.
+        """
+        bytes_per_s = self.link_bps / 8
+        kept_nbytes = self.ratio * (TORCH_DTYPES[self.value_dtype].itemsize + 4)
+        gain_per_element = (4 - kept_nbytes) / bytes_per_s - 1 / self.compress_per_s
+        return math.ceil(self.compress_s / gain_per_element) if gain_per_element > 0 else sys.maxsize
+
+    def commit(self) -> None:
+        """Accept the proposed state; the mean over layers is then another."""
+        super().commit()
+        self._mean_rms = None
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """The inverse of `state_dict`."""
+        super().load_state_dict(state)
+        self._mean_rms = None
+
+    def _stores(self) -> dict[str, Store]:
+        return super()._stores() | {"control": self._control}

@@ -1,0 +1,100 @@
+"""Deep gradient compression: top-k by a sampled threshold, with momentum correction, masking, clipping and warm-up.
+
+Source: Lin et al. 2018 (arXiv:1712.01887), sections 3.1 to 3.3; sampling and its corrections as in the authors' code
+(synxlin/deep-gradient-compression, dgc/compression.py).
+Differs: where the threshold lets too many through, the largest are sent, not the first; clipping is per layer.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from typing import Annotated, ClassVar
+
+import torch
+from annotated_types import Ge, Gt, Le
+from typing_extensions import Doc
+
+from collectives.kinds.sparse import Sparse
+from collectives.payload import Payload
+from collectives.values import to_value_dtype
+from compressors._groups import positions_of, top_of_rows
+from compressors._random import seed_for
+from compressors._sparsifier import DensitySparsifier, num_kept
+from compressors._values import TORCH_DTYPES
+from compressors.layer import Layer, Step
+from compressors.unit import Unit
+
+LOWER_BOUND = 0.8  # of the wanted number of entries; below it the threshold is lowered by the same factor
+MAX_ROUNDS = 10
+
+
+@dataclasses.dataclass(kw_only=True)
+class Dgc(DensitySparsifier):
+    """At most k = ratio * m entries per layer of m elements, those above a threshold estimated from a sample.
+
+    Momentum correction is on: the optimizer's momentum moves here, so the optimizer must be one with a single momentum
+        coefficient.
+
+    Bytes: 16 + min over index codings (z v + indices) per layer for z <= k entries of v bytes; at most 16 + m v.
+    """
+
+    sends: ClassVar[type[Payload]] = Sparse
+    fixed_size: ClassVar[bool] = False
+
+    ratio: Annotated[float, Gt(0), Le(1), Doc("kept entries / entries, at most")] = 0.001
+    momentum_correction: Annotated[
+        bool,
+        Doc("apply the optimizer's momentum before selection, cleared where sent (the optimizer's own is then off)"),
+    ] = True
+    sample_ratio: Annotated[float, Gt(0), Le(1), Doc("share of a layer that the threshold is estimated from")] = 0.01
+    clip_norm: Annotated[
+        float, Ge(0), Doc("clip each layer's own gradient to this L2 norm / sqrt(world_size); 0: do not")
+    ] = 0.0
+
+    def encode(self, x: torch.Tensor, layer: Layer, step: Step) -> Payload:
+        """Entries above the estimated threshold; a layer of zeros is a header."""
+        if everything := self._everything(x, step):
+            return everything
+        magnitudes = x.abs()
+        indices = self._select(magnitudes, num_kept(self.density(step), x.numel()), layer, step)
+        return Sparse(x.numel(), indices, to_value_dtype(x[indices], TORCH_DTYPES[self.value_dtype]))
+
+    def expected_nbytes(self, layer: Layer) -> int | None:
+        """Unknown: a sample decides how many entries are sent."""
+        return None
+
+    def _select(self, magnitudes: torch.Tensor, k: int, layer: Layer, step: Step) -> torch.Tensor:
+        """Positions of at most k entries, ascending: all above a threshold, or the largest k where those are more."""
+        sample = self._sample(magnitudes, k, layer, step)
+        num_above = max(1, math.ceil(sample.numel() * k / magnitudes.numel()))
+        threshold = float(sample.topk(num_above).values[-1])
+        candidates = positions_of(magnitudes >= threshold)
+        for _ in range(MAX_ROUNDS):
+            if candidates.numel() >= LOWER_BOUND * k:
+                break
+            threshold *= LOWER_BOUND
+            candidates = positions_of(magnitudes >= threshold)
+        if candidates.numel() > k:
+            candidates = candidates[top_of_rows(magnitudes[candidates].view(1, -1), k)]
+        return candidates
+
+    def _sample(self, magnitudes: torch.Tensor, k: int, layer: Layer, step: Step) -> torch.Tensor:
+        """Every stride-th magnitude from a random start; all of them where a share would hold too few large ones."""
+        stride = int(1 / self.sample_ratio)
+        if k < stride:
+            return magnitudes
+        start = seed_for(layer, step, per_rank=True) % stride
+        return magnitudes[start::stride]
+
+    def _compensate(self, unit: Unit, step: Step) -> torch.Tensor:
+        return super()._compensate(self._clipped(unit, step), step)
+
+    def _clipped(self, unit: Unit, step: Step) -> Unit:
+        if not self.clip_norm:
+            return unit
+        limit = self.clip_norm / math.sqrt(step.world_size)
+        norm = math.sqrt(sum(float(g.float().norm()) ** 2 for g in unit.gradients))
+        if norm <= limit:
+            return unit
+        return dataclasses.replace(unit, gradients=[g * (limit / norm) for g in unit.gradients])

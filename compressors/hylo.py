@@ -1,0 +1,217 @@
+"""Hylo: whole filters of convolutions, two bits per element of fully connected layers, everything else as it is.
+
+Source: "Hylo: a hybrid layer-based optimization to reduce communication in distributed deep learning" (the abstract:
+layers above a size threshold are treated by type; of a convolution only important filters are sent, at a rate that
+falls with the layer's size; of a fully connected layer two bits per element, with a threshold that follows the layer's
+gradients; what is not sent accumulates); the two-bit layout of Apache MXNet's gradient compression.
+Differs: the abstract gives no formulas. Here the rate is (min_numel / m)^exponent, importance is the l1 norm and the
+threshold the mean magnitude, at most the largest one.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from typing import Annotated, ClassVar, Literal
+
+import torch
+from annotated_types import Ge, Gt, Le
+from typing_extensions import Doc
+
+from collectives.kinds.codes import Codes
+from collectives.kinds.dense import Dense
+from collectives.kinds.row_sparse import RowSparse
+from collectives.options import OptionError
+from collectives.payload import Payload
+from collectives.values import to_value_dtype
+from compressors._groups import top_of_rows
+from compressors._random import generator_for
+from compressors._shared_scale import SharedScale
+from compressors._sparsifier import num_kept
+from compressors._ternary import ternary_levels, ternary_payload
+from compressors._values import TORCH_DTYPES, ValueDtype
+from compressors.layer import Layer, Step
+from compressors.state import LayerDict, Store
+
+Importance = Literal["l1", "l2", "taylor", "random"]
+
+
+@dataclasses.dataclass(kw_only=True)
+class Hylo(SharedScale):
+    """Treats layers of more than `min_numel` elements by their kind.
+
+    A convolution of F filters sends k = rate * F of them whole, rate = (min_numel / m)^exponent, at least min_rate. A
+    fully connected layer sends +t, 0 or -t per element with t = gamma * mean|x|; gamma above 1 is refused, for a flat
+    gradient would never reach such a threshold. A threshold of 0 is adaptive, any other is fixed, as MXNet's.
+
+    Bytes: per layer of m elements. Convolution 24 + k (m / F) v + filter numbers (at most F / 8), where the filter
+        axis is 0; fully
+    connected 28 + m / 4, or 16 + m with shared_threshold (up to 127 ranks, and 8 control bytes); others 16 + 4 m
+    together.
+
+    Raises:
+        OptionError: options that contradict each other.
+    """
+
+    combine: ClassVar[Literal["max", "mean"]] = "mean"
+
+    error_feedback: Annotated[bool, Doc("add what was not sent to the next gradient")] = True
+    min_numel: Annotated[int, Ge(0), Doc("layers of at most this many elements are sent in fp32")] = 16384
+    exponent: Annotated[float, Ge(0), Le(4), Doc("how fast a convolution's rate falls with its size")] = 0.5
+    min_rate: Annotated[float, Gt(0), Le(1), Doc("least share of the filters of a convolution")] = 0.05
+    importance: Annotated[Importance, Doc("score of a filter; taylor is sum|weight * gradient|")] = "l1"
+    value_dtype: Annotated[ValueDtype, Doc("type of the filters' values on the wire")] = "fp32"
+    max_age: Annotated[int, Ge(0), Doc("send a filter that waited this many steps, whatever its score; 0: never")] = 0
+    gamma: Annotated[float, Gt(0), Le(1), Doc("threshold / mean magnitude of a fully connected layer")] = 1.0
+    threshold: Annotated[float, Ge(0), Doc("fixed threshold in units of the gradient; 0: adaptive")] = 0.0
+    pow2_threshold: Annotated[bool, Doc("round the threshold down to a power of two: residuals are then exact")] = False
+    decode: Annotated[
+        Literal["threshold", "mean_selected"],
+        Doc("value of a code: the threshold, or the mean magnitude it stands for"),
+    ] = "threshold"
+    shared_threshold: Annotated[
+        bool, Doc("the ranks' mean threshold for all: sums are integers and may ride a ring, at 8 bits each")
+    ] = False
+    fc_like: Annotated[bool, Doc("treat every other matrix as fully connected")] = False
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self._ages = LayerDict()
+        if self.threshold and self.gamma != 1:
+            raise OptionError("hylo: a fixed threshold leaves gamma no meaning; leave one of them out")
+        if self.shared_threshold and self.decode == "mean_selected":
+            raise OptionError(
+                "hylo: decode=mean_selected differs between ranks; shared_threshold=true needs decode=threshold"
+            )
+
+    @property
+    def kinds(self) -> frozenset[type[Payload]]:
+        """RowSparse; Codes, or integers on a shared scale; and Dense for what is left alone."""
+        kinds: set[type[Payload]] = {RowSparse, Dense}
+        return frozenset(kinds if self.shared_threshold else {*kinds, Codes})
+
+    def kind_for(self, layer: Layer) -> type[Payload]:
+        """By the layer's kind."""
+        if layer.filter_axis is not None:
+            return Dense if self._num_filters_kept(layer) == _num_filters(layer) else RowSparse
+        return Dense if self.shared_threshold else Codes
+
+    def leaves_dense(self, layer: Layer) -> bool:
+        """What is small, and what is neither a convolution nor fully connected."""
+        if super().leaves_dense(layer):
+            return True
+        return layer.filter_axis is None and not self._is_fully_connected(layer)
+
+    def rate(self, layer: Layer) -> float:
+        """Share of a convolution's filters to send, in [min_rate, 1]; the larger the layer, the smaller."""
+        return min(max(math.pow(self.min_numel / layer.numel, self.exponent), self.min_rate), 1.0)
+
+    def encode(self, x: torch.Tensor, layer: Layer, step: Step) -> Payload:
+        """Filters of a convolution, codes of a fully connected layer."""
+        if layer.filter_axis is not None:
+            return self._encode_filters(x, layer, step)
+        if self.shared_threshold:
+            agreed = self._agreed[layer.id]
+            return self.shared_payload(ternary_levels(x, agreed) if agreed else torch.zeros_like(x), step)
+        threshold = self.rounded_scale(self.local_scale(x))
+        levels = ternary_levels(x, threshold)
+        if self.decode == "mean_selected":
+            sent = levels != 0
+            threshold = (x.abs() * sent).sum(dtype=torch.float64).div(sent.sum().clamp(min=1)).float().view(1)
+        return ternary_payload(levels, threshold)
+
+    def expected_nbytes(self, layer: Layer) -> int | None:
+        """The closed form."""
+        dtype = TORCH_DTYPES[self.value_dtype]
+        match self.kind_for(layer):
+            case kind if kind is Codes:
+                return Codes.packed_nbytes(layer.numel, 2)
+            case kind if kind is RowSparse:
+                rows, row_numel = _rows_per_filter(layer)
+                return RowSparse.packed_nbytes(layer.numel, row_numel, rows * self._num_filters_kept(layer), dtype)
+        if layer.filter_axis is None:
+            return self.shared_nbytes(layer)
+        return Dense(torch.empty(layer.numel, dtype=dtype, device="meta")).nbytes
+
+    def shares_scale(self, layer: Layer) -> bool:
+        """Fully connected layers do, as the option says."""
+        return self.shared_threshold and layer.filter_axis is None
+
+    def local_scale(self, x: torch.Tensor) -> torch.Tensor:
+        """The threshold that suits `x`: gamma * mean|x|, at most max|x| (a rounded mean may exceed it); fp32 [1]."""
+        if self.threshold:
+            return x.new_full((1,), self.threshold)
+        magnitudes = x.abs()
+        mean = magnitudes.mean(dtype=torch.float64).mul(self.gamma).float()
+        return torch.minimum(mean, magnitudes.amax()).view(1)
+
+    def rounded_scale(self, scale: torch.Tensor) -> torch.Tensor:
+        """The power of two at or below, where the option asks for it."""
+        if not self.pow2_threshold:
+            return scale
+        mantissa, _ = torch.frexp(scale)
+        return torch.where(scale > 0, scale / (2 * mantissa), scale)
+
+    def _is_fully_connected(self, layer: Layer) -> bool:
+        return layer.kind == "linear" or (self.fc_like and layer.kind == "other" and len(layer.shape) == 2)
+
+    def _num_filters_kept(self, layer: Layer) -> int:
+        return num_kept(self.rate(layer), _num_filters(layer))
+
+    def _encode_filters(self, x: torch.Tensor, layer: Layer, step: Step) -> Payload:
+        """The most important filters, whole; a layer of zeros is a header."""
+        dtype = TORCH_DTYPES[self.value_dtype]
+        if self.kind_for(layer) is Dense:
+            return Dense(to_value_dtype(x, dtype, step.world_size).clone())
+        chosen = self._choose_filters(x, layer, step)
+        rows_per_filter, row_numel = _rows_per_filter(layer)
+        firsts = torch.arange(rows_per_filter, device=x.device) * _num_filters(layer)
+        rows = (firsts.unsqueeze(1) + chosen).view(-1)
+        return RowSparse(x.numel(), rows, to_value_dtype(x.view(-1, row_numel)[rows], dtype))
+
+    def _choose_filters(self, x: torch.Tensor, layer: Layer, step: Step) -> torch.Tensor:
+        """Numbers of the filters to send, ascending; of equal scores the lower. Proposes the others' ages."""
+        scores = self._scores(x, layer, step)
+        ages = self._ages.get(layer.id)
+        if self.max_age and ages is not None:
+            scores = torch.where(ages >= self.max_age, torch.inf, scores)
+        chosen = top_of_rows(scores.view(1, -1), self._num_filters_kept(layer))
+        if self.max_age:
+            ages = torch.zeros_like(scores) if ages is None else ages
+            self._ages.propose(layer.id, (ages + 1).index_fill_(0, chosen, 0))
+        return chosen
+
+    def _scores(self, x: torch.Tensor, layer: Layer, step: Step) -> torch.Tensor:
+        """Importance of every filter, fp32 [num_filters], >= 0."""
+        rows_per_filter, row_numel = _rows_per_filter(layer)
+        filters = x.view(rows_per_filter, -1, row_numel)
+        match self.importance:
+            case "l1":
+                return filters.abs().sum((0, 2))
+            case "l2":
+                return filters.square().sum((0, 2))
+            case "random":
+                generator = generator_for(layer, step, x.device, per_rank=True)
+                return torch.rand(filters.shape[1], generator=generator, device=x.device)
+            case "taylor":
+                if layer.weight is None:
+                    raise ValueError(f"hylo: importance=taylor needs the weight of {layer.name}")
+                return (layer.weight.detach().float().view_as(filters) * filters).abs().sum((0, 2))
+
+    def _stores(self) -> dict[str, Store]:
+        return super()._stores() | {"ages": self._ages}
+
+
+def _num_filters(layer: Layer) -> int:
+    assert layer.filter_axis is not None
+    return layer.shape[layer.filter_axis]
+
+
+def _rows_per_filter(layer: Layer) -> tuple[int, int]:
+    """How many rows a filter consists of, and their length.
+
+    A filter is one row of the weight [filters, ...]; of a transposed convolution's [inputs, filters, ...] it is one
+    row per input.
+    """
+    rows = math.prod(layer.shape[: layer.filter_axis])
+    return rows, layer.numel // (rows * _num_filters(layer))

@@ -1,0 +1,53 @@
+"""One bit: every element as one of two values, the mean of the layer's positive and of its negative elements.
+
+Source: Seide et al. 2014 (Interspeech), "1-bit stochastic gradient descent and its application to data-parallel
+distributed training of speech DNNs", section 2.
+Differs: two means per layer, not per column of the weight, whose scales would outweigh the bits of small layers.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Annotated, ClassVar
+
+import torch
+from typing_extensions import Doc
+
+from collectives.kinds.two_means import TwoMeans
+from collectives.payload import Payload
+from compressors.base import LossyCompressor
+from compressors.layer import Layer, Step
+
+
+@dataclasses.dataclass(kw_only=True)
+class OneBit(LossyCompressor):
+    """The two means have the least squared error of any two values for this split; zeros count as positive.
+
+    Bytes: 24 + ceil(m / 8) per layer of m elements; 24 for zeros.
+    """
+
+    sends: ClassVar[type[Payload]] = TwoMeans
+
+    error_feedback: Annotated[bool, Doc("add what was not sent to the next gradient")] = True
+
+    def warnings(self) -> list[str]:
+        """What is lost without error feedback."""
+        sentences = super().warnings()
+        if not self.error_feedback:
+            sentences.append(
+                "onebit without error feedback is biased and may not converge; error_feedback=true is safe"
+            )
+        return sentences
+
+    def encode(self, x: torch.Tensor, layer: Layer, step: Step) -> TwoMeans:
+        """Signs and the two means."""
+        is_positive = x >= 0
+        num_positive = int(is_positive.sum())
+        positive = float(x.clamp(min=0).sum(dtype=torch.float64)) / max(1, num_positive)
+        negative = float(x.clamp(max=0).sum(dtype=torch.float64)) / max(1, x.numel() - num_positive)
+        low, high = torch.tensor([negative, positive], dtype=torch.float32).tolist()
+        return TwoMeans.from_mask(is_positive, low, high)
+
+    def expected_nbytes(self, layer: Layer) -> int:
+        """The closed form."""
+        return TwoMeans.packed_nbytes(layer.numel)

@@ -1,0 +1,58 @@
+"""PyTorch's PowerSGD hook.
+
+Source: torch.distributed.algorithms.ddp_comm_hooks.powerSGD_hook.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Annotated
+
+import torch.distributed as dist
+from annotated_types import Ge, Gt
+from torch.distributed.algorithms.ddp_comm_hooks import powerSGD_hook as powersgd
+from typing_extensions import Doc
+
+from compressors._engine import DDPHook, EngineHook
+from compressors.base import FP32_BYTES
+from compressors.layer import Layer
+
+
+@dataclasses.dataclass(kw_only=True)
+class TorchPowerSgd(EngineHook):
+    """The hook as it is. Its state belongs to buckets, which change after the first step, so it starts later.
+
+    Bytes: 4 (sum of r (n + k) + elements not compressed) for a bucket of matrices [n, k], all-reduced by the backend;
+    4 m before start_step.
+    """
+
+    approx_rank: Annotated[int, Ge(1), Doc("columns of the two thin matrices")] = 2
+    min_compression_rate: Annotated[float, Gt(0), Doc("compress where n k / (r (n + k)) exceeds this")] = 2.0
+    warm_start: Annotated[bool, Doc("go on from the last step's factors; else draw them anew")] = True
+    error_feedback: Annotated[bool, Doc("add what was not sent to the next gradient")] = True
+    start_step: Annotated[int, Ge(2), Doc("first step that is compressed")] = 2
+    seed: Annotated[int, Ge(0), Doc("of the random start")] = 0
+
+    def hook(self, process_group: dist.ProcessGroup) -> tuple[object, DDPHook]:
+        """The hook's own state object."""
+        state = powersgd.PowerSGDState(
+            process_group=process_group,
+            matrix_approximation_rank=self.approx_rank,
+            start_powerSGD_iter=self.start_step,
+            min_compression_rate=self.min_compression_rate,
+            use_error_feedback=self.error_feedback,
+            warm_start=self.warm_start,
+            orthogonalization_epsilon=1e-8,  # 0, its default, makes NaN of a gradient of zeros
+            random_seed=self.seed,
+            batch_tensors_with_same_shape=True,
+        )
+        return state, powersgd.powerSGD_hook
+
+    def expected_nbytes(self, layer: Layer) -> int:
+        """Both factors, or the layer as it is where they would not shrink it enough."""
+        if len(layer.shape) < 2 or layer.numel == 0:
+            return FP32_BYTES * layer.numel
+        num_rows = layer.shape[0]
+        num_columns = layer.numel // num_rows
+        factors = min(self.approx_rank, num_rows, num_columns) * (num_rows + num_columns)
+        return FP32_BYTES * (factors if factors * self.min_compression_rate < layer.numel else layer.numel)
