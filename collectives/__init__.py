@@ -22,6 +22,7 @@ if TYPE_CHECKING:
         Sparse,
         Terms,
         Triangle,
+        TwoMeans,
         members,
     )
     from collectives.payload import Payload, PayloadError, unpack
@@ -38,6 +39,7 @@ _KINDS = (
     "Sparse",
     "Terms",
     "Triangle",
+    "TwoMeans",
     "members",
 )
 _HOMES = {
@@ -66,6 +68,7 @@ __all__ = [
     "Transport",
     "TransportError",
     "Triangle",
+    "TwoMeans",
     "members",
     "unpack",
 ]
