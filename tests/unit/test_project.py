@@ -1,0 +1,52 @@
+"""The project's own files agree with each other: dependencies and pins, targets and what calls them."""
+
+from __future__ import annotations
+
+import re
+import tomllib
+from pathlib import Path
+
+import pytest
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
+
+ROOT = Path(__file__).parents[2]
+PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+REQUIREMENTS = [*PROJECT["dependencies"], *PROJECT["optional-dependencies"]["dev"]]
+MAKEFILE = (ROOT / "Makefile").read_text(encoding="utf-8")
+TARGETS = set(re.findall(r"^(\w+):.* ## ", MAKEFILE, re.MULTILINE))
+
+
+def pins() -> dict[str, str]:
+    """Version of each package in constraints.txt, by canonical name."""
+    lines = (ROOT / "constraints.txt").read_text(encoding="utf-8").splitlines()
+    pairs = (line.split("==") for line in lines if not line.startswith("#"))
+    return {canonicalize_name(name): version for name, version in pairs}
+
+
+@pytest.mark.parametrize("text", REQUIREMENTS)
+def test_every_dependency_is_pinned_within_its_range(text: str) -> None:
+    requirement = Requirement(text)
+    assert requirement.specifier.contains(pins()[canonicalize_name(requirement.name)])
+
+
+def test_every_promised_target_exists_and_explains_itself() -> None:
+    assert TARGETS == {"help", "setup", "demo", "test", "lint", "format", "clean"}
+    assert set(re.search(r"^\.PHONY: (.*)$", MAKEFILE, re.MULTILINE)[1].split()) == TARGETS  # type: ignore[index]
+
+
+@pytest.mark.parametrize("caller", [".ci/run", ".github/workflows/ci.yml"])
+def test_ci_calls_targets_that_exist(caller: str) -> None:
+    called = re.findall(r"\bmake (\w+)", (ROOT / caller).read_text(encoding="utf-8"))
+    assert "test" in called
+    assert set(called) <= TARGETS
+
+
+@pytest.mark.parametrize("script", [".ci/run", "examples/demo.sh"])
+def test_scripts_can_be_run(script: str) -> None:
+    assert (ROOT / script).stat().st_mode & 0o111
+    assert (ROOT / script).read_text(encoding="utf-8").startswith("#!/usr/bin/env bash\n")
+
+
+def test_the_version_is_the_changelogs() -> None:
+    assert f"] {PROJECT['version']}\n" in (ROOT / "CHANGELOG.md").read_text(encoding="utf-8")
