@@ -14,7 +14,7 @@ ROOT = Path(__file__).parents[2]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
 REQUIREMENTS = [*PROJECT["dependencies"], *PROJECT["optional-dependencies"]["dev"]]
 MAKEFILE = (ROOT / "Makefile").read_text(encoding="utf-8")
-TARGETS = set(re.findall(r"^(\w+):.* ## ", MAKEFILE, re.MULTILINE))
+PROMISED = {"help", "setup", "demo", "test", "lint", "format", "clean"}
 
 
 def pins() -> dict[str, str]:
@@ -31,15 +31,16 @@ def test_every_dependency_is_pinned_within_its_range(text: str) -> None:
 
 
 def test_every_promised_target_exists_and_explains_itself() -> None:
-    assert TARGETS == {"help", "setup", "demo", "test", "lint", "format", "clean"}
-    assert set(re.search(r"^\.PHONY: (.*)$", MAKEFILE, re.MULTILINE)[1].split()) == TARGETS  # type: ignore[index]
+    explained = re.findall(r"^(\w+):.* ## \w", MAKEFILE, re.MULTILINE)
+    assert set(explained) == PROMISED
+    assert f".PHONY: {' '.join(explained)}\n" in MAKEFILE
 
 
 @pytest.mark.parametrize("caller", [".ci/run", ".github/workflows/ci.yml"])
 def test_ci_calls_targets_that_exist(caller: str) -> None:
-    called = re.findall(r"\bmake (\w+)", (ROOT / caller).read_text(encoding="utf-8"))
+    called = re.findall(r"^(?: *- run: )?make (\w+)", (ROOT / caller).read_text(encoding="utf-8"), re.MULTILINE)
     assert "test" in called
-    assert set(called) <= TARGETS
+    assert set(called) <= PROMISED
 
 
 @pytest.mark.parametrize("script", [".ci/run", "examples/demo.sh"])
