@@ -5,9 +5,8 @@ The asynchronous server is an engine too and has a file of its own.
 
 from __future__ import annotations
 
-import datetime
 from collections.abc import Mapping
-from typing import Protocol, cast
+from typing import Protocol
 
 import torch
 import torch.distributed as dist
@@ -17,10 +16,10 @@ from torch.nn.parallel import DistributedDataParallel
 from bench.core.config import RunConfig
 from bench.optimizers.base import Optimizer
 from collectives.base import Collective
-from collectives.distributed import DistributedTransport
 from collectives.transport import Purpose, Traffic
 from compressors.base import Compressor
-from compressors.exchange import Exchange, Outcome
+from compressors.ddp import Attached
+from compressors.exchange import Outcome
 from compressors.layer import Layer, Sent, Step, layers_of
 
 # DDP's own runtime timers are read once in so many steps: a reading costs as much as a small layer.
@@ -206,34 +205,34 @@ class HookedDDP(Replicas):
         device: torch.device,
     ) -> None:
         super().__init__(config, model, optimizer)
-        group = cast(dist.ProcessGroup, dist.new_group(timeout=datetime.timedelta(seconds=config.timeout_s)))
-        self.transport = DistributedTransport(group, device, timeout_s=config.timeout_s)
-        self.collective = collective.bind(self.transport)
-        self.exchange = Exchange(
-            compressor, self.collective, self.transport, self.layers, trigger=config.trigger, nonfinite=config.nonfinite
-        )
         self.ddp = wrap(model, device, WHOLE_MODEL_MB if compressor.one_bucket else config.bucket_mb)
-        # DDP inspects annotations of the hook and cannot read postponed ones; a lambda has none.
-        self.ddp.register_comm_hook(None, lambda _, bucket: self.exchange.hook(bucket))
+        self.attached = Attached(
+            self.ddp,
+            compressor,
+            collective,
+            seed=config.seed,
+            trigger=config.trigger,
+            nonfinite=config.nonfinite,
+            timeout_s=config.timeout_s,
+        )
 
     def start_step(self, step: Step, lr: float) -> None:
         """Tell the exchange where training is."""
         self._set_learning_rate(lr)
-        self.exchange.start_step(step)
+        self.attached.start_step(step)
 
     def finish_step(self) -> Outcome:
         """What the exchange did; re-raises what failed in its thread."""
-        return self.exchange.finish_step()
+        return self.attached.finish_step()
 
     def traffic(self) -> Mapping[Purpose, Traffic]:
         """As the transport counted."""
-        return self.transport.traffic
+        return self.attached.traffic
 
     def residual_norms(self) -> dict[int, float]:
         """As the compressor keeps them."""
-        return self.exchange.compressor.residual_norms()
+        return self.attached.residual_norms()
 
     def close(self) -> None:
         """Stop the thread and let the collective release what it holds."""
-        self.exchange.close()
-        self.collective.close()
+        self.attached.close()
