@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from types import TracebackType
 from typing import Any, Self
@@ -14,12 +15,13 @@ from rich.table import Table
 from bench.core.config import RunConfig
 from bench.core.rows import read_rows
 from bench.core.units import format_bytes, format_seconds
+from bench.launch.cluster import Cluster
 from bench.launch.plan import LayerPlan
 from bench.launch.run import Result
 
 _PLAN_ROWS = (
     "model", "dataset", "train_size", "test_size", "optimizer", "lr", "schedule", "batch_size", "epochs", "steps",
-    "compressor", "collective", "trigger", "bucket_mb", "world_size", "nnodes", "device", "threads", "amp", "digest",
+    "compressor", "collective", "trigger", "bucket_mb", "world_size", "hosts", "device", "threads", "amp", "digest",
 )  # fmt: skip
 
 
@@ -91,6 +93,9 @@ def print_plan(configs: list[RunConfig]) -> None:
         value = getattr(configs[0], name)
         if value is not None:
             table.add_row(name, str(value))
+    if configs[0].cluster is not None:
+        for link in Cluster.from_json(json.dumps(configs[0].cluster)).describe():
+            table.add_row("virtual hosts", link)
     Console().print(table)
 
 
@@ -126,22 +131,17 @@ def print_layers(plan: LayerPlan) -> None:
 def print_summary(configs: list[RunConfig], results: list[Result]) -> None:
     """One row per run on stdout, and where the results lie."""
     config = configs[0]
-    table = Table(
-        title=", ".join(
-            (f"{config.compressor} on {config.collective}", config.model, config.dataset, f"{config.world_size} ranks")
-        ),
-        title_justify="left",
-        box=box.SIMPLE_HEAD,
-        padding=(0, 1, 0, 0),
-        pad_edge=False,
-    )
+    what = (config.model, config.dataset, f"{config.world_size} ranks")
+    table = Table(box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0), pad_edge=False)
     rows = [_summary(config.seed, result) for config, result in zip(configs, results, strict=False)]
     shown = [heading for heading in rows[0] if any(row[heading] for row in rows)]
     for heading in shown:
         table.add_column(heading, justify="right", no_wrap=True)
     for row in rows:
         table.add_row(*(row[heading] for heading in shown))
-    Console().print(table)
+    console = Console()
+    console.print(f"{config.compressor} on {config.collective}: {', '.join(what)}", highlight=False)
+    console.print(table)
     for result in results:
         print(result.folder.path)
 

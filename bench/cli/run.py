@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 import json
 import re
-import shlex
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
@@ -15,7 +14,7 @@ import typer
 from bench.cli.completion import complete
 from bench.core.config import Nonfinite, Schedule, Trigger
 from bench.core.errors import Interrupted, RunFailed, UsageError
-from bench.launch.request import DEFAULT_EPOCHS, Request
+from bench.launch.request import DEFAULT_EPOCHS, DEFAULT_WORLD_SIZE, Request
 
 if TYPE_CHECKING:
     from bench.core.config import RunConfig
@@ -25,12 +24,15 @@ WHAT = "What to train"
 COMMUNICATION = "Communication"
 MEASUREMENT = "Measurement"
 MACHINE = "Machines"
+HOSTS = "Virtual hosts"
 OUTPUT = "Output"
 EXAMPLES = """[bold]Examples[/bold]
 
   bench run --dataset digits --epochs 5
 
   bench run --compressor group_topk:ratio=0.01 --collective ring --seeds 1,2,3 --target-accuracy 0.97
+
+  bench run --hosts 4 --bandwidth 100mbit --model resnet18 --dataset synthetic --batch-size 4 --steps 20
 
   bench run --model resnet18 --dataset cifar10 --world-size 4 --compressor topk:ratio=0.001 --dry-run
 
@@ -110,9 +112,14 @@ def run(
         Nonfinite,
         typer.Option(help="At a non-finite gradient: skip the step, raise, or zero it.", rich_help_panel=COMMUNICATION),
     ] = DEFAULTS.nonfinite,
-    world_size: Annotated[int, typer.Option(min=1, help="Ranks of the whole job.", rich_help_panel=MACHINE)] = (
-        DEFAULTS.world_size
-    ),
+    world_size: Annotated[
+        int | None,
+        typer.Option(
+            min=1,
+            help=f"Ranks of the whole job (default: {DEFAULT_WORLD_SIZE}, or those of the virtual hosts).",
+            rich_help_panel=MACHINE,
+        ),
+    ] = None,
     device: Annotated[
         Literal["auto", "cpu", "cuda"], typer.Option(help="Where ranks compute.", rich_help_panel=MACHINE)
     ] = DEFAULTS.device,
@@ -130,6 +137,30 @@ def run(
         float,
         typer.Option(min=1, help="Stop a run in which no step ends for so many seconds.", rich_help_panel=MACHINE),
     ] = DEFAULTS.timeout_s,
+    hosts: Annotated[
+        int | None,
+        typer.Option(min=1, help="Train on so many virtual hosts of this machine.", rich_help_panel=HOSTS),
+    ] = None,
+    ranks_per_host: Annotated[
+        int | None, typer.Option(min=1, help="Ranks on each virtual host (default: 1).", rich_help_panel=HOSTS)
+    ] = None,
+    network: Annotated[
+        str | None,
+        typer.Option(help="A named network: adsl, 4g, wifi, 1gbe or 10gbe.", rich_help_panel=HOSTS),
+    ] = None,
+    bandwidth: Annotated[
+        str | None, typer.Option(help="Rate of each link, up and down: 100mbit.", rich_help_panel=HOSTS)
+    ] = None,
+    uplink: Annotated[str | None, typer.Option(help="Rate of what a host sends.", rich_help_panel=HOSTS)] = None,
+    downlink: Annotated[str | None, typer.Option(help="Rate of what a host receives.", rich_help_panel=HOSTS)] = None,
+    latency: Annotated[
+        str | None, typer.Option(help="One-way delay of what a host sends: 5ms.", rich_help_panel=HOSTS)
+    ] = None,
+    jitter: Annotated[str | None, typer.Option(help="How far the delay varies: 1ms.", rich_help_panel=HOSTS)] = None,
+    loss: Annotated[str | None, typer.Option(help="Share of frames lost: 1%.", rich_help_panel=HOSTS)] = None,
+    cluster: Annotated[
+        str | None, typer.Option(help="A TOML file that describes uneven virtual hosts.", rich_help_panel=HOSTS)
+    ] = None,
     seed: Annotated[int, typer.Option(min=0, help="Seed of everything random.", rich_help_panel=MEASUREMENT)] = (
         DEFAULTS.seed
     ),
@@ -234,20 +265,19 @@ def _print_plan(configs: list[RunConfig], out: Path, as_json: bool) -> None:
     config = configs[0]
     layers = plan_layers(config)
     folder = RunFolder(out / f"<utc>-{config.name}-s{config.seed}-{config.digest}")
-    variables = [f"{key}={value}" for key, value in torchrun.variables(config).items()]
-    line = shlex.join([*variables, *torchrun.command(config, folder)])
+    lines = torchrun.shell_lines(config, config.cluster, folder)
     if as_json:
         plan: dict[str, Any] = {
             "configs": [dataclasses.asdict(c) | {"digest": c.digest} for c in configs],
             "layers": dataclasses.asdict(layers),
-            "torchrun": line,
+            "torchrun": lines,
         }
         json.dump(plan, sys.stdout, indent=2)
         print()
     else:
         print_plan(configs)
         print_layers(layers)
-        print(line)
+        print(*lines, sep="\n")
     _print_notes(config, layers.warnings)
 
 

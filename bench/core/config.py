@@ -45,7 +45,8 @@ class RunConfig:
         timeout_s: a run in which no step ends for so long is stopped.
         profile: record so many steps as a Chrome trace on every rank.
         hosts, ranks_per_host: virtual hosts, or machines (`nnodes`), and ranks on each.
-        uplink_bps, downlink_bps, latency_s: limits of each virtual host's link, None where not limited.
+        cluster: virtual hosts and their links as `Cluster.to_json` writes them, None without virtual hosts.
+        uplink_bps, downlink_bps, latency_s: limits of the slowest virtual host's link, None where not limited.
         data_dir: where data sets lie.
     """
 
@@ -86,6 +87,7 @@ class RunConfig:
     rdzv_endpoint: str | None = None
     hosts: int = 1
     ranks_per_host: int
+    cluster: dict[str, Any] | None = None
     uplink_bps: float | None = None
     downlink_bps: float | None = None
     latency_s: float | None = None
@@ -112,6 +114,7 @@ class RunConfig:
         """This run's identity columns for `metrics.csv`, all but `run_id`."""
         hidden = {
             "filled",
+            "cluster",
             "data_dir",
             "nnodes",
             "node_rank",

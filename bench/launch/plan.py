@@ -14,9 +14,9 @@ import torch
 
 from bench.core import spec
 from bench.core.config import RunConfig
-from bench.core.environment import usable_cores
 from bench.core.errors import UsageError
 from bench.datasets.base import Dataset
+from bench.launch.placement import place
 from bench.launch.request import DEFAULT_EPOCHS, Request
 from bench.models.base import Model
 from bench.optimizers.base import Optimizer
@@ -29,6 +29,8 @@ from compressors.plan import PlannedLayer
 from compressors.plan import plan as compressor_plan
 
 DEFAULT_COLLECTIVES = ("native", "allgather")
+# What a user writes of links; the configuration holds the cluster that comes of it.
+LINK_OPTIONS = frozenset({"network", "bandwidth", "uplink", "downlink", "latency", "jitter", "loss"})
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -50,24 +52,21 @@ def plan(request: Request) -> RunConfig:
     """
     parts = components(request)
     _check_numbers(request)
-    train_size, test_size = _sizes(request, parts.dataset)
-    _check_shards(request, train_size)
+    placement = place(request)
+    train_size, test_size = parts.dataset.resolve_sizes(request.train_size, request.test_size)
+    _check_shards(request.batch_size, placement.world_size, train_size, test_size)
     chosen = {kind: getattr(parts, kind) for kind in ("model", "dataset", "optimizer", "compressor", "collective")}
     short = {kind: spec.short_text(component) for kind, component in chosen.items()}
-    given = dataclasses.asdict(request) | short
-    ranks_per_host = request.world_size // request.nnodes
-    given |= {
+    given = {k: v for k, v in dataclasses.asdict(request).items() if k not in LINK_OPTIONS} | short
+    given |= dataclasses.asdict(placement) | {
         "name": request.name or _name(short),
         "filled": {kind: spec.full_text(component) for kind, component in chosen.items()},
         "epochs": request.epochs or (None if request.steps else DEFAULT_EPOCHS),
         "eval_every": request.eval_every if request.eval_every is not None else (0 if request.steps else 1),
         "lr": request.lr if request.lr is not None else parts.optimizer.default_lr,
-        "device": _device(request.device),
-        "threads": request.threads or max(1, usable_cores() // ranks_per_host),
+        "device": "cpu" if placement.cluster else _device(request.device),
         "train_size": train_size,
         "test_size": test_size,
-        "hosts": request.nnodes,
-        "ranks_per_host": ranks_per_host,
         "data_dir": str(Path(request.data_dir).absolute()),
     }
     return RunConfig(**given)
@@ -160,42 +159,19 @@ def _first_legal(compressor: Compressor) -> str:
 def _check_numbers(request: Request) -> None:
     if request.epochs and request.steps:
         raise UsageError("--epochs and --steps both set the length of the run; give one of them")
-    if request.world_size % request.nnodes:
-        raise UsageError(
-            f"--world-size {request.world_size} cannot be divided over {request.nnodes} machines; "
-            "make it a multiple of --nnodes"
-        )
-    if request.nnodes > 1 and not request.rdzv_endpoint:
-        raise UsageError(
-            "several machines need a meeting point; give --rdzv-endpoint HOST:PORT of machine 0 on each of them"
-        )
-    if request.node_rank >= request.nnodes:
-        raise UsageError(
-            f"--node-rank {request.node_rank} does not exist among {request.nnodes} machines; they count from 0"
-        )
     if request.lr is not None and not (math.isfinite(request.lr) and request.lr > 0):
         raise UsageError(f"--lr {request.lr} is not a learning rate; give a positive number")
 
 
-def _sizes(request: Request, dataset: Dataset) -> tuple[int, int]:
-    train_size, test_size = dataset.resolve_sizes(request.train_size, request.test_size)
-    if request.world_size > test_size:
+def _check_shards(batch_size: int, world_size: int, train_size: int, test_size: int) -> None:
+    smallest = train_size // world_size
+    for part, size in (("training", train_size), ("test", test_size)):
+        if size < world_size:
+            raise UsageError(f"{size} {part} samples cannot be divided over {world_size} ranks; lower --world-size")
+    if smallest < batch_size:
         raise UsageError(
-            f"{test_size} test samples cannot be divided over {request.world_size} ranks; lower --world-size"
-        )
-    return train_size, test_size
-
-
-def _check_shards(request: Request, train_size: int) -> None:
-    smallest = train_size // request.world_size
-    if smallest < 1:
-        raise UsageError(
-            f"{train_size} training samples cannot be divided over {request.world_size} ranks; lower --world-size"
-        )
-    if smallest < request.batch_size:
-        raise UsageError(
-            f"--batch-size {request.batch_size} is larger than a rank's shard of {smallest} samples "
-            f"({train_size} over {request.world_size} ranks); lower --batch-size or --world-size"
+            f"--batch-size {batch_size} is larger than a rank's shard of {smallest} samples "
+            f"({train_size} over {world_size} ranks); lower --batch-size or --world-size"
         )
 
 

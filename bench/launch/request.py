@@ -8,6 +8,7 @@ from typing import Literal
 from bench.core.config import Nonfinite, Schedule, Trigger
 
 DEFAULT_EPOCHS = 20
+DEFAULT_WORLD_SIZE = 2
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -21,6 +22,9 @@ class Request:
         device: "auto": a GPU where torch sees one.
         threads: None: this machine's cores divided by its ranks, at least 1.
         train_size, test_size: None: the whole part.
+        world_size: None: 2, or with virtual hosts all their ranks.
+        hosts, ranks_per_host, network, bandwidth, uplink, downlink, latency, jitter, loss, cluster: virtual hosts, as
+            `cluster_from_options` reads them; None: no virtual hosts.
     """
 
     name: str | None = None
@@ -30,7 +34,7 @@ class Request:
     compressor: str = "none"
     collective: str | None = None
     trigger: Trigger = "async"
-    world_size: int = 2
+    world_size: int | None = None
     batch_size: int = 32
     epochs: int | None = None
     steps: int | None = None
@@ -56,4 +60,14 @@ class Request:
     nnodes: int = 1
     node_rank: int = 0
     rdzv_endpoint: str | None = None
+    hosts: int | None = None
+    ranks_per_host: int | None = None
+    network: str | None = None
+    bandwidth: str | None = None
+    uplink: str | None = None
+    downlink: str | None = None
+    latency: str | None = None
+    jitter: str | None = None
+    loss: str | None = None
+    cluster: str | None = None
     data_dir: str = "data"

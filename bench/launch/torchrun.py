@@ -10,7 +10,9 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import dataclasses
+import json
 import os
+import shlex
 import signal
 import socket
 import subprocess
@@ -26,10 +28,14 @@ import psutil
 
 from bench.core.errors import UsageError
 from bench.core.run_folder import RunFolder
+from bench.launch.cluster import Cluster
+from bench.launch.hosts import HostsJob, start_hosts, torchrun_arguments
 from bench.launch.progress import ProgressReader
 
 POLL_S = 0.1
 GRACE_S = 3.0
+# After one host failed, the others get so long to find out which, and to leave their reports.
+HOSTS_GRACE_S = 15.0
 TRAIN = "bench.train.worker"
 
 
@@ -71,27 +77,67 @@ class Ending:
 
 
 def command(config: Job, folder: RunFolder, module: str = TRAIN) -> list[str]:
-    """The exact torchrun line.
+    """The exact torchrun line of this machine.
 
     Args:
         config: how many ranks where.
         folder: the job's folder, the module's only argument.
         module: what every rank runs.
     """
+    where = [f"--nnodes={config.nnodes}", f"--nproc-per-node={config.ranks_per_host}", *_rendezvous(config)]
+    return _line(where, folder.logs, module, folder)
+
+
+def command_on_host(index: int, cluster: Cluster, folder: RunFolder, module: str = TRAIN) -> list[str]:
+    """The exact torchrun line of one virtual host: the one that a machine of a real cluster gets."""
+    where, _ = torchrun_arguments(index, cluster)
+    return _line(where, folder.logs / f"host-{index}", module, folder)
+
+
+def _line(where: list[str], logs: Path, module: str, folder: RunFolder) -> list[str]:
     return [
         sys.executable,
         "-m",
         "torch.distributed.run",
-        f"--nnodes={config.nnodes}",
-        f"--nproc-per-node={config.ranks_per_host}",
-        *_rendezvous(config),
+        *where,
         "--max-restarts=0",
         "--redirects=3",
-        f"--log-dir={folder.logs}",
+        f"--log-dir={logs}",
         "-m",
         module,
-        str(folder.path),
+        str(folder.path.absolute()),
     ]
+
+
+def shell_lines(config: Job, cluster: dict[str, Any] | None, folder: RunFolder) -> list[str]:
+    """What a user would type to start the job by hand: one line, or one per virtual host."""
+    if cluster is None:
+        return [_shell_line(variables(config), command(config, folder))]
+    hosts = Cluster.from_json(json.dumps(cluster))
+    return [
+        _shell_line(variables(config) | torchrun_arguments(index, hosts)[1], command_on_host(index, hosts, folder))
+        for index in range(len(hosts.hosts))
+    ]
+
+
+def _shell_line(needed: dict[str, str], line: list[str]) -> str:
+    return shlex.join([*(f"{key}={value}" for key, value in needed.items()), *line])
+
+
+def start_on_hosts(config: Job, cluster: Cluster, folder: RunFolder, log: Path, module: str = TRAIN) -> HostsJob:
+    """Build the cluster's network, measure it, and start one torchrun agent per host.
+
+    Raises:
+        UsageError: virtual hosts, or latency and loss, are not possible here.
+        RunFailed: the network could not be set up.
+    """
+
+    def command_for(index: int) -> tuple[list[str], dict[str, str]]:
+        _, needed = torchrun_arguments(index, cluster)
+        return command_on_host(index, cluster, folder, module), variables(config) | needed
+
+    with log.open("wb") as output:
+        return start_hosts(cluster, folder.path, command_for, output=output, grace_s=HOSTS_GRACE_S)
 
 
 def variables(config: Job) -> dict[str, str]:
@@ -137,7 +183,7 @@ def start(arguments: list[str], extra_variables: dict[str, str], log: Path) -> s
 
 
 def watch(
-    job: subprocess.Popen[bytes],
+    job: subprocess.Popen[bytes] | HostsJob,
     progress: ProgressReader,
     timeout_s: float,
     on_progress: Callable[[dict[str, Any]], None],
@@ -166,8 +212,11 @@ def watch(
         stop(job)
 
 
-def stop(job: subprocess.Popen[bytes]) -> None:
+def stop(job: subprocess.Popen[bytes] | HostsJob) -> None:
     """End the job and every process below it."""
+    if isinstance(job, HostsJob):
+        job.close()  # its processes live in a namespace that ends with it
+        return
     below = _descendants(job.pid)
     if job.poll() is None:
         job.send_signal(signal.SIGTERM)

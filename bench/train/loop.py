@@ -81,7 +81,7 @@ class Trainer:
 
     def train_until(self, step: int) -> None:
         """Train until so many optimizer steps are done, on the training clock."""
-        with self.clock.running():
+        with self.recorder.counting_wire(), self.clock.running():
             while self.step < step:
                 self._train_step()
                 self.recorder.progress(self)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import datetime
 import hashlib
@@ -9,6 +10,7 @@ import json
 import resource
 import sys
 import time
+from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -90,6 +92,23 @@ class Recorder:
         self.last_row: dict[str, Any] = {}
         self._reset()
 
+    @contextlib.contextmanager
+    def counting_wire(self) -> Iterator[None]:
+        """Add what the virtual host's interface sends and receives inside the block; every rank must call.
+
+        All ranks enter and leave together: a backend returns before the kernel has sent everything.
+        """
+        if self.config.cluster is None:
+            yield
+            return
+        dist.barrier()
+        before = interface_bytes()
+        yield
+        dist.barrier()
+        now = interface_bytes()
+        self._wire_sent += now.sent - before.sent
+        self._wire_received += now.received - before.received
+
     def count(self, outcome: Outcome) -> None:
         """Add one step's exchange."""
         self._steps += 1
@@ -153,7 +172,7 @@ class Recorder:
         self._staleness: list[int] = []
         self._layer_counts: dict[int, _LayerCount] = {}
         self._traffic_before = {p: dataclasses.replace(t) for p, t in self.engine.traffic().items()}
-        self._wire_before = interface_bytes() if self.config.hosts > 1 else None
+        self._wire_sent = self._wire_received = 0.0
 
     def _own_figures(self, trainer: Trainer, snapshot: Snapshot) -> dict[str, Any]:
         traffic = self.engine.traffic()
@@ -161,10 +180,6 @@ class Recorder:
         for purpose, before in self._traffic_before.items():
             sent[purpose].nbytes -= before.nbytes
             sent[purpose].messages -= before.messages
-        wire = None
-        if self._wire_before is not None:
-            now = interface_bytes()
-            wire = (now.sent - self._wire_before.sent, now.received - self._wire_before.received)
         return {
             "steps": self._steps,
             "samples": trainer.own_steps * self.config.batch_size,
@@ -174,7 +189,7 @@ class Recorder:
             "traffic": sent,
             "entries": self._entries,
             "staleness": self._staleness,
-            "wire": wire,
+            "wire": (self._wire_sent, self._wire_received),
             "peak_rss_bytes": _peak_rss_bytes(),
             "weights": weights_hash(self.engine.model),
         }
@@ -227,7 +242,7 @@ class Recorder:
             "compression_ratio": dense_ring_bytes / mean_bytes if mean_bytes else None,
             "messages_per_step": None if from_formula else sum(t.messages for t in gradient) / steps,
         }
-        if everyone[0]["wire"] is not None:
+        if self.config.cluster is not None:
             sent, received = zip(*(figures["wire"] for figures in everyone), strict=True)
             # Ranks of one host share its interface, and each reads the whole counter.
             columns["wire_bytes_per_step"] = sum(sent) / self.config.ranks_per_host / steps
@@ -273,7 +288,8 @@ def weights_hash(model: nn.Module) -> str:
 
 def _link_columns(folder: RunFolder) -> dict[str, Any]:
     measured = read_json(folder.link) or {}
-    return {k: measured[k] for k in ("measured_bandwidth_bps", "measured_rtt_s", "wire_headers") if k in measured}
+    columns = {k: measured[k] for k in ("measured_bandwidth_bps", "measured_rtt_s", "wire_headers") if k in measured}
+    return columns | {"link_warnings": "; ".join(measured.get("warnings", ()))}
 
 
 def _peak_rss_bytes() -> int:
