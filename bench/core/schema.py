@@ -165,6 +165,7 @@ METRICS: tuple[Column, ...] = (
         better="",
         fixed=False,
     ),
+    _column("wire", "link_warnings", str, "where a measured link is more than 10 % off what was asked", fixed=False),
     _wire(
         "measured_rtt_s", "round trip time between two hosts measured before training", unit="s", better="", fixed=False
     ),
@@ -210,6 +211,52 @@ LAYERS: tuple[Column, ...] = (
         unit="s",
         better="lower",
         fixed=False,
+    ),
+)
+
+COLLECTIVES: tuple[Column, ...] = (
+    _column("what", "collective", str, "collective, options that differ from their default"),
+    _column("what", "payload", str, "compressor that made the payload; none: the tensor as it is"),
+    _column("what", "world_size", int, "number of ranks"),
+    _column("what", "size_bytes", int, "bytes of the tensor that is summed, before compression", unit="bytes"),
+    _column("what", "count", int, "its elements"),
+    _column("what", "dtype", str, "their type"),
+    _column(
+        "speed",
+        "time_p50_s",
+        float,
+        "time of one sum on the slowest rank, until it lies in a dense tensor: median of a round, median over rounds",
+        unit="s",
+        better="lower",
+        fixed=False,
+    ),
+    _column("speed", "time_p95_s", float, "95th percentile likewise", unit="s", better="lower", fixed=False),
+    _column("speed", "algbw_Bps", float, "size_bytes / time_p50_s", unit="bytes/s", better="higher", fixed=False),
+    _column(
+        "speed",
+        "busbw_Bps",
+        float,
+        "algbw_Bps x 2(n-1)/n for n ranks: for dense payloads, comparable with the rate of a link",
+        unit="bytes/s",
+        better="higher",
+        fixed=False,
+    ),
+    _column(
+        "health",
+        "num_wrong",
+        int,
+        "elements that are not what a serial sum in the documented order gives (native: not within its error bound), "
+        "all ranks and rounds together",
+        better="lower",
+    ),
+    _column("wire", "messages", float, "messages sent per sum, mean over ranks (empty: the backend hides them)"),
+    _column(
+        "wire",
+        "bytes_sent",
+        float,
+        "bytes sent per sum, mean over ranks (native: by the formula 2(n-1)/n)",
+        unit="bytes",
+        better="lower",
     ),
 )
 

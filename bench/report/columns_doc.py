@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 from pathlib import Path
 
-from bench.core.schema import LAYERS, METRICS, Column
+from bench.core.schema import COLLECTIVES, LAYERS, METRICS, Column
 
 README = Path("results/README.md")
 
@@ -51,8 +51,8 @@ print(last.groupby(["compressor", "collective"])[["test_accuracy", "samples_per_
 
 ## How to read the columns
 
-- Units are in the name: `_s` seconds, `_bytes` bytes, `_per_s` per second, `_bps` bits per second. Accuracies,
-  densities and other shares run from 0 to 1.
+- Units are in the name: `_s` seconds, `_bytes` bytes, `_per_s` per second, `_bps` bits per second, `_Bps` bytes per
+  second. Accuracies, densities and other shares run from 0 to 1.
 - An empty cell means "not measured" or "does not apply"; flags are `true` and `false`.
 - *Better* says which direction a user wants; only such a column can be `bench compare --metric`.
 - *Repeats* says that two runs of one configuration and seed on one machine agree in the column.
@@ -63,12 +63,18 @@ print(last.groupby(["compressor", "collective"])[["test_accuracy", "samples_per_
 {metrics}
 ## layers.csv
 
-{layers}"""
+{layers}
+## CSV of bench collectives --out
+
+One row per collective, payload and size, as nccl-tests counts; `bench collectives` appends, so files of several calls
+need no merging.
+
+{collectives}"""
 
 
 def document() -> str:
     """The whole text of results/README.md."""
-    return _TEMPLATE.format(metrics=_sections(METRICS), layers=_sections(LAYERS))
+    return _TEMPLATE.format(metrics=_sections(METRICS), layers=_sections(LAYERS), collectives=_sections(COLLECTIVES))
 
 
 def _sections(columns: tuple[Column, ...]) -> str:
