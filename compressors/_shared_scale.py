@@ -12,6 +12,7 @@ from typing import ClassVar, Literal
 import torch
 
 from collectives.base import Collective
+from collectives.kinds.codes import Codes
 from collectives.kinds.dense import Dense
 from collectives.payload import HEADER_BYTES, Payload
 from compressors._ternary import level_dtype
@@ -29,6 +30,11 @@ class SharedScale(LossyCompressor):
     def __post_init__(self) -> None:
         super().__post_init__()
         self._agreed: dict[int, float] = {}
+
+    @property
+    def needs_all_ranks(self) -> bool:
+        """Where scales are shared; levels on a scale of their own travel as `Codes`."""
+        return Codes not in self.kinds
 
     @abc.abstractmethod
     def shares_scale(self, layer: Layer) -> bool:

@@ -168,7 +168,7 @@ class Compressor(Options, abc.ABC):
         return self._encode_units(units, bucket, None) if units else None
 
     def finish_bucket(self, total: Payload, bucket: Bucket) -> None:
-        """The second half of `reduce`: replace each gradient of the bucket by what the sum of the messages stands for."""
+        """The second half of `reduce`: replace each gradient by what the sum of all messages stands for."""
         self._finish_units(units_of(bucket, self.granularity, self.leaves_dense), total, bucket)
 
     def commit(self) -> None:

@@ -15,7 +15,9 @@ from torch.nn.parallel import DistributedDataParallel
 
 from bench.core.config import RunConfig
 from bench.optimizers.base import Optimizer
+from bench.train.asynchronous import AsynchronousServer
 from collectives.base import Collective
+from collectives.server import Server
 from collectives.transport import Purpose, Traffic
 from compressors.base import Compressor
 from compressors.ddp import Attached
@@ -81,6 +83,8 @@ def build_engine(
 
     `none` on `native` with the async trigger is DDP itself, with no hook of ours.
     """
+    if isinstance(collective, Server) and collective.holds_parameters:
+        return AsynchronousServer(config, model, compressor, collective, optimizer)
     if is_plain_ddp(compressor, collective, config.trigger):
         return PlainDDP(config, model, optimizer, device)
     return HookedDDP(config, model, compressor, collective, optimizer, device)
