@@ -1,0 +1,119 @@
+"""Your own training script, its gradients compressed: handwritten digits on several processes.
+
+    torchrun --nproc-per-node 2 examples/train_digits.py --compressor group_topk
+
+Only the five lines marked with (*) differ from plain DistributedDataParallel.
+"""
+
+from __future__ import annotations
+
+import argparse
+
+import torch
+import torch.distributed as dist
+from sklearn.datasets import load_digits
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+from torch.utils.data import DataLoader, DistributedSampler, TensorDataset
+
+from collectives.allgather import Allgather
+from collectives.native import Native
+from collectives.ring import Ring
+from compressors.ddp import attach
+from compressors.group_topk import GroupTopK
+from compressors.int8 import Int8
+from compressors.none import NONE
+from compressors.sign import Sign
+from compressors.topk import TopK
+
+MOMENTUM = 0.9
+PAIRS = {
+    "none": (NONE(), Native()),
+    "int8": (Int8(), Allgather()),
+    "sign": (Sign(), Allgather()),
+    "group_topk": (GroupTopK(ratio=0.02, momentum_correction=True), Ring()),
+    "topk": (TopK(ratio=0.02, momentum_correction=True), Allgather()),
+}
+
+
+def main() -> None:
+    """Train, and say what was reached and what it cost to send."""
+    options = parse_options()
+    compressor, collective = PAIRS[options.compressor]
+    dist.init_process_group("gloo")
+    torch.set_num_threads(1)
+    torch.manual_seed(options.seed)  # every rank draws the same weights
+
+    train, test = digits()
+    sampler = DistributedSampler(train, seed=options.seed, drop_last=True)
+    loader = DataLoader(train, batch_size=32, sampler=sampler, drop_last=True)
+
+    model = DistributedDataParallel(network())
+    # Methods that correct the momentum apply it themselves, before they choose what to send.
+    momentum = MOMENTUM if compressor.owns_momentum else None
+    hook = attach(model, compressor, collective, seed=options.seed, momentum=momentum)  # (*)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.0 if compressor.owns_momentum else MOMENTUM)
+
+    num_steps = 0
+    for epoch in range(options.epochs):
+        sampler.set_epoch(epoch)
+        hook.set_epoch(epoch)  # (*) the density warms up over the first epochs
+        for x, y in loader:
+            if num_steps == options.steps:
+                break
+            loss = nn.functional.cross_entropy(model(x), y)
+            loss.backward()
+            if hook.step_ok():  # (*) on no rank was a gradient NaN or infinite
+                optimizer.step()
+            optimizer.zero_grad()
+            num_steps += 1
+
+    accuracy = accuracy_of(model.module, test)
+    sent = hook.traffic["gradient"].nbytes  # (*)
+    dist.barrier()
+    hook.close()  # (*)
+    if dist.get_rank() == 0:
+        dense = 4 * sum(p.numel() for p in model.parameters())
+        print(f"{options.compressor} on {collective.component_name}: accuracy {accuracy:.1%} after {num_steps} steps; "
+              f"each rank sent {sent / num_steps:,.0f} bytes per step (the gradient has {dense:,})")  # fmt: skip
+    dist.destroy_process_group()
+
+
+def parse_options() -> argparse.Namespace:
+    """What the command line says."""
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("--compressor", choices=PAIRS, default="group_topk")
+    parser.add_argument("--epochs", type=int, default=20)
+    parser.add_argument("--steps", type=int, help="stop after so many steps")
+    parser.add_argument("--seed", type=int, default=1)
+    return parser.parse_args()
+
+
+def digits() -> tuple[TensorDataset, TensorDataset]:
+    """1797 images of 8x8 pixels that come with scikit-learn; every fourth is a test image."""
+    images, labels = load_digits(return_X_y=True)
+    x = torch.tensor(images, dtype=torch.float32).view(-1, 1, 8, 8) / 16 - 0.3
+    y = torch.tensor(labels)
+    is_test = torch.arange(len(y)) % 4 == 3
+    return TensorDataset(x[~is_test], y[~is_test]), TensorDataset(x[is_test], y[is_test])
+
+
+def network() -> nn.Module:
+    """Two convolutions and two linear layers, 151 306 parameters."""
+    return nn.Sequential(
+        nn.Conv2d(1, 32, 3, padding=1), nn.ReLU(),
+        nn.Conv2d(32, 64, 3, padding=1), nn.ReLU(), nn.MaxPool2d(2), nn.Flatten(),
+        nn.Linear(64 * 4 * 4, 128), nn.ReLU(),
+        nn.Linear(128, 10),
+    )  # fmt: skip
+
+
+def accuracy_of(model: nn.Module, test: TensorDataset) -> float:
+    """Share of the test images classified right."""
+    x, y = test.tensors
+    with torch.no_grad():
+        return float((model(x).argmax(1) == y).float().mean())
+
+
+if __name__ == "__main__":
+    main()
