@@ -21,7 +21,8 @@ def block_norms(x: torch.Tensor, block_numel: int) -> torch.Tensor:
     """L2 norm of every block: fp32 [ceil(numel / block_numel)]; squares neither overflow nor vanish."""
     maxima = block_maxima(x, block_numel)
     relative = divided_by_block(x, maxima, block_numel)
-    return maxima * torch.cat([part.norm(dim=1) for part in per_block(relative, block_numel)])
+    norms = maxima * torch.cat([part.norm(dim=1) for part in per_block(relative, block_numel)])
+    return norms.clamp_(max=torch.finfo(norms.dtype).max)
 
 
 def divided_by_block(x: torch.Tensor, scales: torch.Tensor, block_numel: int) -> torch.Tensor:

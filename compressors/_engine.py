@@ -30,6 +30,10 @@ class EngineHook(Compressor):
         """Tensors that the backend all-reduces carry no headers."""
         return sum(self.expected_nbytes(layer) or 0 for layer in layers)
 
+    def is_dense_at(self, step_index: int) -> bool:
+        """Whether the hook does not compress yet at this step."""
+        return False
+
     @abc.abstractmethod
     def hook(self, process_group: dist.ProcessGroup) -> tuple[object, DDPHook]:
         """State and hook for `DistributedDataParallel.register_comm_hook`; every rank must call."""

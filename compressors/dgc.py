@@ -27,6 +27,7 @@ from compressors.unit import Unit
 
 LOWER_BOUND = 0.8  # of the wanted number of entries; below it the threshold is lowered by the same factor
 MAX_ROUNDS = 10
+MIN_SAMPLED = 10  # entries above the threshold that a sample should hold
 
 
 @dataclasses.dataclass(kw_only=True)
@@ -66,6 +67,8 @@ class Dgc(DensitySparsifier):
 
     def _select(self, magnitudes: torch.Tensor, k: int, layer: Layer, step: Step) -> torch.Tensor:
         """Positions of at most k entries, ascending: all above a threshold, or the largest k where those are more."""
+        if k == magnitudes.numel():
+            return torch.arange(k, device=magnitudes.device)
         sample = self._sample(magnitudes, k, layer, step)
         num_above = max(1, math.ceil(sample.numel() * k / magnitudes.numel()))
         threshold = float(sample.topk(num_above).values[-1])
@@ -82,7 +85,7 @@ class Dgc(DensitySparsifier):
     def _sample(self, magnitudes: torch.Tensor, k: int, layer: Layer, step: Step) -> torch.Tensor:
         """Every stride-th magnitude from a random start; all of them where a share would hold too few large ones."""
         stride = int(1 / self.sample_ratio)
-        if k < stride:
+        if k < MIN_SAMPLED * stride:
             return magnitudes
         start = seed_for(layer, step, per_rank=True) % stride
         return magnitudes[start::stride]

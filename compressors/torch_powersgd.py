@@ -33,6 +33,10 @@ class TorchPowerSgd(EngineHook):
     start_step: Annotated[int, Ge(2), Doc("first step that is compressed")] = 2
     seed: Annotated[int, Ge(0), Doc("of the random start")] = 0
 
+    def is_dense_at(self, step_index: int) -> bool:
+        """As `start_step` says."""
+        return step_index < self.start_step
+
     def hook(self, process_group: dist.ProcessGroup) -> tuple[object, DDPHook]:
         """The hook's own state object."""
         state = powersgd.PowerSGDState(

@@ -1,0 +1,104 @@
+"""Group-TopK: what each group keeps, the presets, and bytes by hand."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from bench.core.spec import build, full_text
+from collectives.kinds import GroupSparse
+from collectives.options import OptionError
+from compressors.group_topk import GroupTopK
+from compressors.layer import Layer
+from tests.compressor_cases import LAYERS, alone, gradient, layers_of_shapes, reduce_once, step_at
+
+
+def flat_layer(numel: int) -> Layer:
+    return layers_of_shapes((numel,))[0]
+
+
+def encode(compressor: GroupTopK, x: torch.Tensor) -> GroupSparse:
+    payload = compressor.encode(x, flat_layer(x.numel()), step_at(0))
+    assert isinstance(payload, GroupSparse)
+    return payload
+
+
+@pytest.mark.parametrize("numel", [1, 50, 256, 300, 1024, 1025, 5000])
+@pytest.mark.parametrize(("group_size", "ratio"), [(256, 0.01), (1024, 0.01), (100, 0.07), (1, 0.01), (64, 0.5)])
+def test_every_group_keeps_its_largest(numel: int, group_size: int, ratio: float) -> None:
+    x = gradient(flat_layer(numel), 0, 0)
+    sent = encode(GroupTopK(group_size=group_size, ratio=ratio, value_dtype="fp32"), x).to_dense()
+    for start in range(0, numel, group_size):
+        group, kept = x[start : start + group_size], sent[start : start + group_size]
+        k = max(1, min(group.numel(), int(ratio * group.numel() + 0.5)))
+        assert int((kept != 0).sum()) == k
+        assert torch.equal(kept[kept != 0], group[kept != 0])
+        assert float(kept.abs().sum()) == pytest.approx(float(group.abs().topk(k).values.sum()), rel=1e-6)
+
+
+def test_sends_everything_at_ratio_1() -> None:
+    x = gradient(flat_layer(2500), 0, 0)
+    assert torch.equal(encode(GroupTopK(ratio=1.0, value_dtype="fp32"), x).to_dense(), x)
+
+
+def test_is_a_contraction_by_the_kept_share() -> None:
+    for index in range(20):
+        x = gradient(flat_layer(5120), index, 0)
+        sent = encode(GroupTopK(value_dtype="fp32"), x).to_dense()
+        assert float((x - sent).square().sum()) <= (1 - 10 / 1024) * float(x.square().sum())
+
+
+def test_kept_zeros_are_sent_but_a_gradient_of_zeros_is_a_header() -> None:
+    x = torch.zeros(2048)
+    assert encode(GroupTopK(), x).nbytes == 24
+    x[5] = 1.0
+    payload = encode(GroupTopK(), x)
+    assert payload.num_entries == 20
+    assert payload.nbytes == 24 + 20 * 2 + 25  # 20 indices of 10 bits
+
+
+def test_bytes_by_hand() -> None:
+    compressor = GroupTopK(ratio=0.01, group_size=1024)
+    resnet18 = 11_173_962
+    entries = 10 * (resnet18 // 1024) + 1  # the last group has 74 elements
+    assert resnet18 % 1024 == 74
+    assert compressor.expected_nbytes(flat_layer(resnet18)) == 24 + 2 * entries + -(-10 * entries // 8)
+
+
+def test_patent_preset() -> None:
+    compressor = GroupTopK(preset="patent")
+    assert (compressor.error_feedback, compressor.group_size, compressor.value_dtype) == (False, 256, "fp32")
+    assert compressor.warmup_epochs == 0
+    assert compressor.one_bucket
+    assert not GroupTopK().one_bucket
+    assert any("one bucket" in sentence for sentence in compressor.warnings())
+    gradients = [gradient(layer, 0, 0) for layer in LAYERS]
+    reduce_once(compressor, alone(), LAYERS, gradients, step_at(0))
+    assert compressor.residual_norms() == {}
+
+
+def test_the_patent_groups_the_flat_gradient_in_model_order() -> None:
+    compressor = GroupTopK(preset="patent")
+    gradients = [gradient(layer, 0, 0) for layer in LAYERS]
+    updates, _ = reduce_once(compressor, alone(), LAYERS, gradients, step_at(0))
+    expected = encode(compressor, torch.cat(gradients)).to_dense()
+    assert torch.equal(torch.cat(updates), expected)
+
+
+def test_presets_refuse_what_contradicts_them_and_survive_being_written_out() -> None:
+    with pytest.raises(OptionError, match="preset=patent sets error_feedback=false; leave error_feedback out"):
+        GroupTopK(preset="patent", error_feedback=True)
+    with pytest.raises(OptionError, match="group_size=256"):
+        GroupTopK.from_text({"preset": "patent", "group_size": "512"})
+    for text in ("group_topk:preset=patent,ratio=0.05", "group_topk:preset=recommended", "group_topk"):
+        compressor = build("compressors", text)
+        assert full_text(build("compressors", full_text(compressor))) == full_text(compressor)
+    recommended, plain = GroupTopK(preset="recommended"), GroupTopK()
+    assert recommended.option_texts() == {**plain.option_texts(), "preset": "recommended"}
+
+
+def test_a_ratio_below_one_entry_per_group_is_pointed_out() -> None:
+    (sentence,) = GroupTopK(ratio=0.0001).warnings()
+    assert "use group_size=10000 or more" in sentence
+    assert GroupTopK().warnings() == []
+    assert encode(GroupTopK(ratio=0.0001), torch.ones(3000)).num_entries == 3

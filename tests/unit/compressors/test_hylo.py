@@ -1,0 +1,192 @@
+"""Hylo: filters of convolutions, two bits of fully connected layers, and the options of both."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from collectives.kinds import Codes, Dense, RowSparse
+from collectives.options import OptionError
+from compressors.hylo import Hylo
+from compressors.layer import Layer, layers_of
+from tests.compressor_cases import alone, gradient, layers_of_shapes, on_ranks, reduce_once, step_at
+
+CONV = layers_of_shapes((16, 4, 3, 3))[0]
+LINEAR = layers_of_shapes((20, 30))[0]
+
+
+def layer_of(module: nn.Module) -> Layer:
+    return layers_of(module)[0]
+
+
+def test_rates_of_resnet18() -> None:
+    """Filters of 3x3 convolutions with 64, 128, 256 and 512 channels; at min_numel the rate is 1."""
+    hylo = Hylo()
+    sizes = {36_864: 0.667, 147_456: 0.333, 589_824: 0.167, 2_359_296: 0.083}
+    for numel, rate in sizes.items():
+        assert hylo.rate(dataclasses.replace(CONV, numel=numel)) == pytest.approx(rate, abs=5e-4)
+    assert hylo.rate(dataclasses.replace(CONV, numel=16_384)) == 1
+    assert hylo.rate(dataclasses.replace(CONV, numel=10**9)) == 0.05
+    rates = [hylo.rate(dataclasses.replace(CONV, numel=numel)) for numel in range(16_384, 10**7, 50_000)]
+    assert rates == sorted(rates, reverse=True)
+
+
+def test_kinds_of_layers() -> None:
+    model = nn.ModuleDict({
+        "conv": nn.Conv2d(8, 16, 3), "norm": nn.BatchNorm2d(16), "small": nn.Conv2d(1, 4, 3), "linear": nn.Linear(20, 30),
+        "up": nn.ConvTranspose2d(8, 16, 3), "line": nn.Conv1d(8, 32, 3), "cube": nn.Conv3d(4, 8, 3), "depth": nn.Conv2d(16, 16, 3, groups=16),
+        "rnn": nn.GRU(20, 10),
+    })  # fmt: skip
+    compressor, fc_like = Hylo(min_numel=150), Hylo(min_numel=150, fc_like=True)
+    compressed = {layer.name: compressor.kind_for(layer) for layer in layers_of(model) if not compressor.leaves_dense(layer)}
+    assert compressed == {
+        "conv.weight": RowSparse, "linear.weight": Codes, "up.weight": RowSparse, "line.weight": RowSparse,
+        "cube.weight": RowSparse,
+    }  # fmt: skip
+    more = {layer.name for layer in layers_of(model) if not fc_like.leaves_dense(layer)}
+    assert more - compressed.keys() == {"rnn.weight_ih_l0", "rnn.weight_hh_l0"}
+
+
+@pytest.mark.parametrize("importance", ["l1", "l2"])
+def test_the_filters_that_are_sent_are_the_most_important_and_go_whole(importance: Any) -> None:
+    compressor = Hylo(min_numel=100, importance=importance)
+    x = gradient(CONV, 0, 0)
+    k = 7  # (100 / 576)^0.5 = 0.4167 of 16 filters
+    (sent,), _ = reduce_once(compressor, alone(), [CONV], [x], step_at(0))
+    filters, sent = x.view(16, -1), sent.view(16, -1)
+    kept = compressor.state_dict()["residuals"][0].view(16, -1)
+    scores = filters.abs().sum(1) if importance == "l1" else filters.square().sum(1)
+    chosen = sent.abs().sum(1) > 0
+    assert int(chosen.sum()) == k
+    assert float(scores[chosen].min()) >= float(scores[~chosen].max())
+    assert torch.equal(sent[chosen], filters[chosen])
+    assert torch.equal(kept[chosen], torch.zeros(k, 36))
+    assert torch.equal(kept[~chosen], filters[~chosen])
+
+
+@pytest.mark.parametrize(
+    "module",
+    [nn.ConvTranspose2d(6, 12, 3), nn.ConvTranspose1d(6, 12, 3, groups=2), nn.Conv1d(6, 12, 5), nn.Conv3d(3, 12, 2)],
+    ids=lambda module: type(module).__name__,
+)
+def test_filters_lie_where_the_module_has_them(module: nn.Module) -> None:
+    layer = layer_of(module)
+    assert layer.filter_axis is not None
+    x = gradient(layer, 0, 0)
+    compressor = Hylo(min_numel=20, exponent=0.4)
+    payload = compressor.encode(x, layer, step_at(0))
+    assert payload.nbytes == payload.pack().numel() == compressor.expected_nbytes(layer)
+    sent = payload.to_dense().view(layer.shape).movedim(layer.filter_axis, 0).flatten(1)
+    original = x.view(layer.shape).movedim(layer.filter_axis, 0).flatten(1)
+    chosen = sent.abs().sum(1) > 0
+    assert 1 <= int(chosen.sum()) < layer.shape[layer.filter_axis]
+    assert torch.equal(sent[chosen], original[chosen])
+    assert float(original[chosen].abs().sum(1).min()) >= float(original[~chosen].abs().sum(1).max())
+
+
+def test_all_filters_are_sent_dense() -> None:
+    compressor = Hylo(min_numel=500, exponent=0.0)
+    payload = compressor.encode(gradient(CONV, 0, 0), CONV, step_at(0))
+    assert isinstance(payload, Dense)
+    assert torch.equal(payload.to_dense(), gradient(CONV, 0, 0))
+    assert compressor.expected_nbytes(CONV) == payload.nbytes == 16 + 4 * 576
+
+
+def test_a_filter_that_waited_long_enough_is_sent() -> None:
+    x = gradient(CONV, 0, 0)
+    x.view(16, -1)[3] *= 1e-6
+    for max_age, expected in ((0, False), (5, True)):
+        compressor, sent = Hylo(min_numel=100, max_age=max_age), torch.zeros(16, 36)
+        for index in range(12):
+            (update,), _ = reduce_once(compressor, alone(), [CONV], [x], step_at(index))
+            sent += update.view(16, -1).abs()
+        assert bool(sent[3].any()) is expected
+
+
+def test_taylor_weighs_by_the_weight() -> None:
+    module = nn.Conv2d(4, 16, 3)
+    with torch.no_grad():
+        module.weight.zero_()
+        module.weight[5] = 1.0
+    payload = Hylo(min_numel=100, importance="taylor", min_rate=0.05, exponent=4).encode(
+        torch.ones(576), layer_of(module), step_at(0)
+    )
+    assert payload.to_dense().view(16, -1).sum(1).nonzero().view(-1).tolist() == [5]
+    with pytest.raises(ValueError, match="needs the weight of layer0"):
+        Hylo(min_numel=100, importance="taylor").encode(torch.ones(576), CONV, step_at(0))
+
+
+@pytest.mark.parametrize("gamma", [1.0, 0.7])
+@pytest.mark.parametrize("pow2", [False, True])
+def test_fully_connected_layers(gamma: float, pow2: bool) -> None:
+    compressor = Hylo(min_numel=100, gamma=gamma, pow2_threshold=pow2)
+    a = torch.zeros(600)
+    for index in range(5):
+        g = gradient(LINEAR, index, 0)
+        a = g + a
+        (sent,), _ = reduce_once(compressor, alone(), [LINEAR], [g], step_at(index))
+        kept = compressor.state_dict()["residuals"][0]
+        t = float(sent.abs().max())
+        mean = gamma * float(a.abs().double().mean())
+        assert t == (2.0 ** torch.tensor(mean).log2().floor() if pow2 else pytest.approx(mean, rel=1e-6))
+        assert torch.equal(sent, torch.where(a >= t, t, torch.where(a <= -t, -t, 0)))
+        if pow2:
+            assert torch.equal(sent + kept, a)
+        else:
+            torch.testing.assert_close(sent + kept, a, rtol=2e-7, atol=0)
+        assert bool((kept[sent == 0].abs() < t).all())
+        a = kept.clone()
+
+
+@pytest.mark.parametrize("count", [100, 1000])
+def test_a_flat_gradient_is_sent_although_its_mean_rounds_above_it(count: int) -> None:
+    layer = dataclasses.replace(LINEAR, shape=(count // 10, 10), numel=count)
+    x = torch.full((count,), 0.1)
+    assert torch.equal(Hylo(min_numel=1).encode(x, layer, step_at(0)).to_dense(), x)
+
+
+def test_what_would_never_send_is_refused() -> None:
+    with pytest.raises(OptionError, match=r"hylo: gamma=1.05"):
+        Hylo(gamma=1.05)
+    with pytest.raises(OptionError, match="leaves gamma no meaning"):
+        Hylo(threshold=0.5, gamma=0.7)
+    with pytest.raises(OptionError, match="needs decode=threshold"):
+        Hylo(shared_threshold=True, decode="mean_selected")
+
+
+def test_mean_selected_has_the_smaller_error() -> None:
+    x = gradient(LINEAR, 0, 0)
+    plain, better = (Hylo(min_numel=1, decode=d).encode(x, LINEAR, step_at(0)).to_dense() for d in ("threshold", "mean_selected"))
+    assert float((x - better).norm()) < float((x - plain).norm())
+    assert torch.equal(better != 0, plain != 0)
+    zeros = Hylo(min_numel=1, decode="mean_selected").encode(torch.zeros(600), LINEAR, step_at(0))
+    assert zeros.nbytes == 24
+
+
+def test_a_fixed_threshold_is_mxnets() -> None:
+    x = gradient(LINEAR, 0, 0)
+    sent = Hylo(min_numel=1, threshold=0.5).encode(x, LINEAR, step_at(0)).to_dense()
+    assert torch.equal(sent, torch.where(x >= 0.5, 0.5, torch.where(x <= -0.5, -0.5, 0)))
+
+
+def test_a_shared_threshold_rides_a_ring_with_the_sum_of_what_each_rank_coded() -> None:
+    def rank_of(transport: Any, collective: Any) -> tuple[torch.Tensor, torch.Tensor]:
+        compressor = Hylo(min_numel=100, shared_threshold=True)
+        g = gradient(LINEAR, 0, transport.rank)
+        (update,), bucket = reduce_once(compressor, collective, [LINEAR], [g], step_at(0, transport.rank, 3))
+        assert (bucket.sent[0].payload, bucket.sent[0].nbytes) == ("Dense", 16 + 600)
+        return update, compressor.state_dict()["residuals"][0]
+
+    results = on_ranks(3, "ring", rank_of)
+    gradients = [gradient(LINEAR, 0, rank) for rank in range(3)]
+    t = sum(float(g.abs().mean()) for g in gradients) / 3
+    levels = sum(((g >= t).float() - (g <= -t).float()) for g in gradients)
+    for update, _ in results:
+        torch.testing.assert_close(update, levels * t / 3, rtol=1e-5, atol=1e-6)
+        assert torch.equal(update, results[0][0])
+    for (_, residual), g in zip(results, gradients, strict=True):
+        torch.testing.assert_close(residual, g - ((g >= t).float() - (g <= -t).float()) * t, rtol=1e-5, atol=1e-5)

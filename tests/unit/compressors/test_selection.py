@@ -1,0 +1,77 @@
+"""Top-k of rows and groups against a stable sort."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from compressors import _groups
+from compressors._groups import kth_largest, positions_of, select_groups, top_of_rows
+from compressors._sparsifier import num_kept
+
+
+def reference(x: torch.Tensor, group_size: int, k: int, k_last: int) -> list[int]:
+    selected = []
+    for start in range(0, x.numel(), group_size):
+        group = x[start : start + group_size].abs()
+        count = k if group.numel() == group_size else k_last
+        order = torch.sort(group, descending=True, stable=True).indices[:count]
+        selected += sorted(int(i) + start for i in order)
+    return selected
+
+
+@settings(deadline=None, max_examples=150)
+@given(
+    numel=st.integers(0, 400),
+    group_size=st.sampled_from([1, 2, 7, 16, 64, 100, 128, 1000]),
+    ratio=st.sampled_from([0.001, 0.01, 0.1, 0.25, 1.0]),
+    distinct=st.sampled_from([1, 3, 10_000]),
+    seed=st.integers(0, 1000),
+)
+def test_groups(numel: int, group_size: int, ratio: float, distinct: int, seed: int) -> None:
+    """Ties are common where few distinct values exist, and the first of equals must win."""
+    x = torch.randint(-distinct, distinct + 1, (numel,), generator=torch.Generator().manual_seed(seed)).float()
+    k, k_last = num_kept(ratio, group_size), num_kept(ratio, numel % group_size)
+    assert select_groups(x, group_size, k, k_last).tolist() == reference(x, group_size, k, k_last)
+
+
+def test_chunks_join_without_a_seam(monkeypatch: pytest.MonkeyPatch) -> None:
+    x = torch.randn(10_000, generator=torch.Generator().manual_seed(0))
+    expected = reference(x, 64, 3, 1)
+    monkeypatch.setattr(_groups, "_CHUNK_NUMEL", 640)
+    assert select_groups(x, 64, 3, 1).tolist() == expected
+
+
+@pytest.mark.parametrize("k", [1, 10, 100, 2500, 9999, 10_000])
+def test_one_long_row(k: int) -> None:
+    x = torch.randn(10_000, generator=torch.Generator().manual_seed(k)).abs()
+    x[::7] = 1.0
+    order = torch.sort(x, descending=True, stable=True)
+    assert top_of_rows(x.view(1, -1), k).tolist() == sorted(order.indices[:k].tolist())
+    assert kth_largest(x, k) == order.values[k - 1]
+
+
+def test_nan_costs_correctness_but_never_the_count() -> None:
+    for poisoned in (slice(5, 6), slice(0, 1000), slice(0, 2048)):
+        x = torch.randn(2048, generator=torch.Generator().manual_seed(1))
+        x[poisoned] = torch.nan
+        assert select_groups(x, 1024, 10, 0).numel() == 20
+
+
+@pytest.mark.parametrize("numel", [0, 1, 7, 8, 9, 64, 1001])
+def test_positions(numel: int) -> None:
+    mask = torch.rand(numel, generator=torch.Generator().manual_seed(numel)) < 0.2
+    assert torch.equal(positions_of(mask), mask.nonzero().view(-1))
+
+
+def test_kept_entries_are_rounded_half_up() -> None:
+    """Float products lie: 100 * 0.07 is above 7, 100 * 0.29 below 29."""
+    assert num_kept(0.07, 100) == 7
+    assert num_kept(0.29, 100) == 29
+    assert num_kept(0.5, 5) == 3
+    assert num_kept(0.01, 10) == 1
+    assert num_kept(1.0, 13) == 13
+    assert num_kept(0.01, 0) == 0
+    assert num_kept(0.01, 256) == 3

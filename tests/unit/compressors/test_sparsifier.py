@@ -1,0 +1,183 @@
+"""Density, warm-up, momentum correction and the per-layer policy, which all sparsifiers share."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from collectives.kinds import Dense, Sparse
+from collectives.options import OptionError
+from compressors.dgc import Dgc
+from compressors.group_topk import GroupTopK
+from compressors.layer import Step
+from compressors.threshold import Threshold
+from compressors.topk import TopK
+from tests.compressor_cases import LAYERS, alone, gradient, layers_of_shapes, reduce_once, step_at
+
+
+def step_in(epoch: int, *, index: int = 10, warmup: bool = True) -> Step:
+    return Step(index=index, epoch=epoch, rank=0, world_size=1, seed=0, warmup=warmup)
+
+
+def test_the_density_falls_to_the_ratio_over_the_epochs() -> None:
+    compressor = TopK(ratio=0.01)
+    assert [compressor.density(step_in(epoch)) for epoch in range(6)] == [0.25, 0.0625, 0.015625, 0.01, 0.01, 0.01]
+    assert compressor.density(step_in(0, warmup=False)) == 0.01
+    assert TopK(ratio=0.01, warmup_epochs=1).density(step_in(1)) == 0.01
+    assert TopK(ratio=0.01, warmup_epochs=0).density(step_in(0)) == 0.01
+    assert TopK(ratio=0.5).density(step_in(0)) == 0.5
+
+
+@pytest.mark.parametrize("make", [TopK, GroupTopK])
+def test_warm_up_sends_what_the_density_says(make: type[TopK] | type[GroupTopK]) -> None:
+    layer = layers_of_shapes((64, 64))[0]
+    payload = make(ratio=0.01).encode(gradient(layer, 0, 0), layer, step_in(0))
+    assert payload.num_entries == 1024
+
+
+@pytest.mark.parametrize("make", [TopK, GroupTopK, Threshold, Dgc])
+def test_the_first_steps_may_be_dense(make: Any) -> None:
+    compressor = make(dense_steps=2)
+    assert Dense in compressor.emits
+    for index, expected in enumerate([{"Dense"}, {"Dense"}, {compressor.sends.__name__}]):
+        _, bucket = reduce_once(
+            compressor, alone(), LAYERS, [gradient(layer, index, 0) for layer in LAYERS], step_at(index)
+        )
+        assert {sent.payload for sent in bucket.sent} == expected
+
+
+@pytest.mark.parametrize("nesterov", [False, True])
+def test_momentum_correction_that_sends_everything_is_plain_momentum(nesterov: bool) -> None:
+    """With nothing left over there is nothing to correct, except that what was sent would be masked: dense steps are not."""
+    layers = layers_of_shapes((4, 5), (7,))
+    compressor = TopK(momentum_correction=True, dense_steps=100, value_dtype="fp32", skip=("bias",))
+    compressor.take_over_momentum(0.9, nesterov=nesterov)
+    parameters = [nn.Parameter(torch.zeros(layer.numel)) for layer in layers]
+    optimizer = torch.optim.SGD(parameters, lr=1.0, momentum=0.9, nesterov=nesterov)
+    moved = [torch.zeros(layer.numel) for layer in layers]
+    for index in range(5):
+        gradients = [gradient(layer, index, 0) for layer in layers]
+        updates, _ = reduce_once(compressor, alone(), layers, gradients, step_at(index))
+        for parameter, g in zip(parameters, gradients, strict=True):
+            parameter.grad = g.clone()
+        optimizer.step()
+        for total, update, parameter in zip(moved, updates, parameters, strict=True):
+            total -= update
+            torch.testing.assert_close(total, parameter.data, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("nesterov", [False, True])
+def test_momentum_correction_against_a_transcription_of_its_definition(nesterov: bool) -> None:
+    layer = layers_of_shapes((50, 10))[0]
+    compressor = TopK(ratio=0.1, value_dtype="fp32", momentum_correction=True)
+    compressor.take_over_momentum(0.9, nesterov=nesterov)
+    velocity, accumulated = torch.zeros(500), torch.zeros(500)
+    for index in range(6):
+        g = gradient(layer, index, 0)
+        if nesterov:
+            velocity = 0.9 * (velocity + g)
+            accumulated = accumulated + velocity + g
+        else:
+            velocity = 0.9 * velocity + g
+            accumulated = accumulated + velocity
+        chosen = accumulated.abs().topk(50).indices
+        expected = torch.zeros(500).index_copy_(0, chosen, accumulated[chosen])
+        (update,), _ = reduce_once(compressor, alone(), [layer], [g], step_at(index))
+        torch.testing.assert_close(update, expected, rtol=1e-5, atol=1e-5)
+        accumulated[chosen] = 0
+        velocity[chosen] = 0
+
+
+def test_a_dropped_step_leaves_the_velocity() -> None:
+    layer = layers_of_shapes((50, 10))[0]
+    compressor = TopK(momentum_correction=True)
+    compressor.take_over_momentum(0.9)
+    reduce_once(compressor, alone(), [layer], [gradient(layer, 0, 0)], step_at(0))
+    before = compressor.state_dict()["velocities"][0]
+    reduce_once(compressor, alone(), [layer], [gradient(layer, 1, 0)], step_at(1), commit=False)
+    compressor.drop()
+    assert torch.equal(compressor.state_dict()["velocities"][0], before)
+
+
+def test_momentum_correction_needs_a_residual() -> None:
+    with pytest.raises(OptionError, match="topk: momentum_correction=true needs error_feedback=true"):
+        TopK(momentum_correction=True, error_feedback=False)
+    assert TopK(momentum_correction=True).owns_momentum
+    assert Dgc().owns_momentum
+    assert not TopK().owns_momentum
+
+
+def test_policy() -> None:
+    compressor = TopK(min_numel=400, skip=("norm",), dense_ends=True)
+    dense = [layer.name for layer in LAYERS if compressor.leaves_dense(layer)]
+    assert dense == [layer.name for layer in LAYERS if layer.numel <= 400 or layer.position in (0, 1)]
+    assert compressor.emits == {Sparse, Dense}
+    assert TopK().emits == {Sparse}
+    with pytest.raises(OptionError, match="skip"):
+        TopK(skip=("batchnorm",))  # type: ignore[arg-type]
+
+
+def test_dense_layers_keep_no_residual() -> None:
+    compressor = TopK(skip=("bias", "norm"))
+    gradients = [gradient(layer, 0, 0) for layer in LAYERS]
+    reduce_once(compressor, alone(), LAYERS, gradients, step_at(0))
+    assert set(compressor.residual_norms()) == {layer.id for layer in LAYERS if layer.kind not in ("bias", "norm")}
+
+
+def test_values_beyond_fp16_saturate_and_the_rest_waits() -> None:
+    layer = layers_of_shapes((2, 2))[0]
+    compressor = TopK(ratio=0.25)
+    (update,), _ = reduce_once(compressor, alone(), [layer], [torch.tensor([0.0, 1e5, 1.0, 0.0])], step_at(0))
+    assert update.tolist() == [0, 65504, 0, 0]
+    assert compressor.state_dict()["residuals"][0].tolist() == [0, 1e5 - 65504, 1, 0]
+
+
+@pytest.mark.parametrize("unit", ["absolute", "max", "rms"])
+def test_threshold(unit: Any) -> None:
+    layer = layers_of_shapes((30, 30))[0]
+    x = gradient(layer, 0, 0)
+    level = {"absolute": 1.0, "max": float(x.abs().max()), "rms": float(x.square().mean().sqrt())}[unit] * 0.7
+    payload = Threshold(threshold=0.7, unit=unit, value_dtype="fp32").encode(x, layer, step_at(0))
+    assert torch.equal(payload.to_dense(), torch.where(x.abs() >= level, x, 0))
+    assert 0 < payload.num_entries < 900
+
+
+def test_a_threshold_sees_negative_entries_and_may_send_nothing() -> None:
+    layer = layers_of_shapes((2, 2))[0]
+    x = torch.tensor([-3.0, 0.1, 0.2, 0.0])
+    compressor = Threshold(threshold=1.0, unit="absolute")
+    assert compressor.encode(x, layer, step_at(0)).to_dense().tolist() == [-3, 0, 0, 0]
+    assert compressor.encode(x / 100, layer, step_at(0)).nbytes == 16
+    flat = Threshold(threshold=3.0, unit="rms").encode(torch.full((4,), 0.1), layer, step_at(0))
+    assert flat.num_entries == 4
+
+
+def test_dgc_sends_at_most_k_and_nearly_as_many() -> None:
+    layer = layers_of_shapes((400, 500))[0]
+    compressor = Dgc(ratio=0.01, momentum_correction=False)
+    for index in range(8):
+        x = gradient(layer, index, 0)
+        payload = compressor.encode(x, layer, step_at(index))
+        assert 0.8 * 2000 <= payload.num_entries <= 2000
+        kept = payload.to_dense().abs()
+        smallest_kept = kept[kept > 0].min()
+        num_larger = int((x.abs() > smallest_kept * 1.001).sum())
+        assert num_larger <= 2000 * 1.01
+
+
+def test_dgc_clips_its_own_gradient_to_the_share_of_one_rank() -> None:
+    layer = layers_of_shapes((10, 10))[0]
+    compressor = Dgc(ratio=1.0, clip_norm=2.0, value_dtype="fp32", momentum_correction=False)
+    g = gradient(layer, 0, 0)
+    (update,), _ = reduce_once(compressor, alone(), [layer], [g], step_at(0))
+    torch.testing.assert_close(update, g * (2.0 / g.norm()), rtol=1e-5, atol=1e-6)
+    small = g / g.norm()
+    (update,), _ = reduce_once(
+        Dgc(ratio=1.0, clip_norm=2.0, value_dtype="fp32", momentum_correction=False),
+        alone(), [layer], [small], dataclasses.replace(step_at(0), world_size=1),
+    )  # fmt: skip
+    assert torch.equal(update, small)
