@@ -87,7 +87,8 @@ def worker(model: str, rounds: int) -> None:
     torch.manual_seed(config.seed)
     device = torch.device("cpu")
     network = spec.build("models", config.model).build(dataset.num_classes)
-    engine = PlainDDP(config, network, spec.build("optimizers", "sgd:momentum=0.9"), device)
+    none, sgd = spec.build("compressors", "none"), spec.build("optimizers", "sgd:momentum=0.9")
+    engine = PlainDDP(config, network, none, sgd, device)
     with tempfile.TemporaryDirectory() as temporary:
         recorder = Recorder(config, RunFolder(Path(temporary)), engine, time.time())
         trainer = Trainer(

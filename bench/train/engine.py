@@ -19,6 +19,7 @@ from bench.train.asynchronous import AsynchronousServer
 from collectives.base import Collective
 from collectives.server import Server
 from collectives.transport import Purpose, Traffic
+from compressors._engine import EngineHook
 from compressors.base import Compressor
 from compressors.ddp import Attached
 from compressors.exchange import Outcome
@@ -81,12 +82,12 @@ def build_engine(
 ) -> Engine:
     """The engine for these components; every rank must call.
 
-    `none` on `native` with the async trigger is DDP itself, with no hook of ours.
+    `none` on `native` with the async trigger is DDP itself, with no hook of ours; so are PyTorch's own hooks.
     """
     if isinstance(collective, Server) and collective.holds_parameters:
         return AsynchronousServer(config, model, compressor, collective, optimizer)
-    if is_plain_ddp(compressor, collective, config.trigger):
-        return PlainDDP(config, model, optimizer, device)
+    if compressor.engine_hook or is_plain_ddp(compressor, collective, config.trigger):
+        return PlainDDP(config, model, compressor, optimizer, device)
     return HookedDDP(config, model, compressor, collective, optimizer, device)
 
 
@@ -133,13 +134,20 @@ class Replicas:
 
 
 class PlainDDP(Replicas):
-    """DDP with the backend's all-reduce. What it sends follows from a formula, since the backend hides the wire."""
+    """DDP with the backend's all-reduce, by itself or under one of PyTorch's own hooks.
 
-    def __init__(self, config: RunConfig, model: nn.Module, optimizer: Optimizer, device: torch.device) -> None:
+    What it sends follows from a formula, since the backend hides the wire.
+    """
+
+    def __init__(
+        self, config: RunConfig, model: nn.Module, compressor: Compressor, optimizer: Optimizer, device: torch.device
+    ) -> None:
         super().__init__(config, model, optimizer)
         self.ddp = wrap(model, device, config.bucket_mb)
         self.ddp._set_ddp_runtime_logging_sample_rate(1)
-        self._numel = sum(layer.numel for layer in self.layers)
+        self._engine_hook = compressor if isinstance(compressor, EngineHook) else None
+        if self._engine_hook is not None:
+            self.ddp.register_comm_hook(*self._engine_hook.hook(self.ddp.process_group))
         self._gradient = Traffic(from_formula=True)
         self._nonfinite = config.nonfinite
         self._step_index = 0
@@ -152,21 +160,19 @@ class PlainDDP(Replicas):
     def finish_step(self) -> Outcome:
         """Screen the reduced gradient (equal on all ranks, so no vote is needed) and read DDP's timers."""
         world_size = dist.get_world_size()
-        self._gradient.nbytes += round(2 * (world_size - 1) / world_size * 4 * self._numel)
-        return Outcome(
-            skipped=self._screen(),
-            encode_s=None,
-            exchange_s=None,
-            exposed_s=self._exposed_s(),
-            sent=[
-                Sent(layer=layer, payload="Dense", nbytes=4 * layer.numel, num_entries=layer.numel, seconds=0.0)
-                for layer in self.layers
-            ],
-        )
+        sent = [self._sent(layer) for layer in self.layers]
+        self._gradient.nbytes += round(2 * (world_size - 1) / world_size * sum(part.nbytes for part in sent))
+        return Outcome(skipped=self._screen(), exposed_s=self._exposed_s(), sent=sent)
 
     def traffic(self) -> Mapping[Purpose, Traffic]:
         """Gradient bytes by the ring all-reduce's formula."""
         return {"gradient": self._gradient, "control": Traffic()}
+
+    def _sent(self, layer: Layer) -> Sent:
+        nbytes: float = 4 * layer.numel
+        if self._engine_hook is not None and not self._engine_hook.is_dense_at(self._step_index):
+            nbytes = self._engine_hook.expected_nbytes(layer) or 0
+        return Sent(layer=layer, payload="Dense", nbytes=nbytes, num_entries=layer.numel, seconds=0.0)
 
     def residual_norms(self) -> dict[int, float]:
         """DDP keeps none."""
