@@ -126,6 +126,10 @@ def run(
     threads: Annotated[
         int | None, typer.Option(min=1, help="Threads per rank (default: cores / ranks).", rich_help_panel=MACHINE)
     ] = None,
+    straggler: Annotated[
+        str | None,
+        typer.Option(help="Make one rank slow on purpose: rank=1,slowdown=3.", rich_help_panel=MACHINE),
+    ] = None,
     nnodes: Annotated[
         int, typer.Option(min=1, help="Machines; give the same command on each.", rich_help_panel=MACHINE)
     ] = DEFAULTS.nnodes,

@@ -40,6 +40,7 @@ class RunConfig:
         train_size, test_size: samples used of each part.
         amp: "none" or "bf16".
         threads: threads per rank for tensor operations.
+        straggler: a rank that is slow on purpose, as `Straggler` writes it; None: none is.
         bucket_mb: DDP's bucket size in MiB.
         warmup_steps: first steps that are trained but not timed.
         timeout_s: a run in which no step ends for so long is stopped.
@@ -76,6 +77,7 @@ class RunConfig:
     amp: Literal["none", "bf16"] = "none"
     device: Literal["cpu", "cuda"] = "cpu"
     threads: int = 1
+    straggler: str | None = None
     bucket_mb: float = 25.0
     warmup_steps: int = 3
     nonfinite: Nonfinite = "skip"

@@ -88,6 +88,7 @@ METRICS: tuple[Column, ...] = (
     _identity("latency_s", float, "one-way delay set on a link", unit="s"),
     _identity("device", str, "cpu or cuda"),
     _identity("threads", int, "threads per rank for tensor operations"),
+    _identity("straggler", str, "rank that was slow on purpose, and times that its forward and backward took longer"),
     _column("progress", "status", str, "ok, running, failed, timeout or interrupted", fixed=False),
     _column("progress", "error", str, "the failure in one sentence, empty when ok", fixed=False),
     _column("progress", "epoch", float, "epochs finished, with the fraction of the current one"),
@@ -124,7 +125,12 @@ METRICS: tuple[Column, ...] = (
         better="lower",
         fixed=False,
     ),
-    _speed("samples_per_s", "samples of all ranks over step time, timed steps", unit="samples/s", better="higher"),
+    _speed(
+        "samples_per_s",
+        "sum over ranks of each one's samples over its own step time, timed steps",
+        unit="samples/s",
+        better="higher",
+    ),
     _speed("step_time_s", "median time of a step"),
     _speed("step_time_p95_s", "95th percentile of the time of a step"),
     _speed("forward_backward_s", "forward and backward without the wait for the network, mean per step"),
@@ -170,8 +176,21 @@ METRICS: tuple[Column, ...] = (
         "measured_rtt_s", "round trip time between two hosts measured before training", unit="s", better="", fixed=False
     ),
     _column("health", "replicas_in_sync", bool, "parameters are equal bit for bit on all ranks"),
-    _column("health", "skipped_steps", int, "steps dropped because of a non-finite gradient", better="lower"),
-    _column("health", "staleness_mean", float, "server versions that a gradient was behind, mean", fixed=False),
+    _column(
+        "health",
+        "skipped_steps",
+        int,
+        "steps dropped because of a non-finite gradient, on the rank that dropped most",
+        better="lower",
+    ),
+    _column(
+        "health",
+        "staleness_mean",
+        float,
+        "versions of the server's parameters that a gradient was behind when it was applied, mean over ranks and steps "
+        "(empty: nothing is stale)",
+        fixed=False,
+    ),
     _column("health", "staleness_max", float, "the same, maximum", fixed=False),
     _column(
         "health",

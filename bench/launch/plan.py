@@ -15,13 +15,16 @@ import torch
 from bench.core import spec
 from bench.core.config import RunConfig
 from bench.core.errors import UsageError
+from bench.core.straggler import Straggler
 from bench.datasets.base import Dataset
 from bench.launch.placement import place
 from bench.launch.request import DEFAULT_EPOCHS, Request
+from bench.launch.server_checks import check_server
 from bench.models.base import Model
 from bench.optimizers.base import Optimizer
 from collectives.base import Collective
 from collectives.options import OptionError
+from collectives.server import Server
 from compressors.base import Compressor
 from compressors.layer import layers_of
 from compressors.pairs import refusal
@@ -55,6 +58,11 @@ def plan(request: Request) -> RunConfig:
     placement = place(request)
     train_size, test_size = parts.dataset.resolve_sizes(request.train_size, request.test_size)
     _check_shards(request.batch_size, placement.world_size, train_size, test_size)
+    device = "cpu" if placement.cluster else _device(request.device)
+    if parts.compressor.engine_hook and request.trigger == "sync":
+        raise UsageError(f"{request.compressor} starts its own sends; leave --trigger at async")
+    if isinstance(parts.collective, Server):
+        check_server(parts.collective, parts.compressor, request, world_size=placement.world_size, device=device)
     chosen = {kind: getattr(parts, kind) for kind in ("model", "dataset", "optimizer", "compressor", "collective")}
     short = {kind: spec.short_text(component) for kind, component in chosen.items()}
     given = {k: v for k, v in dataclasses.asdict(request).items() if k not in LINK_OPTIONS} | short
@@ -64,7 +72,8 @@ def plan(request: Request) -> RunConfig:
         "epochs": request.epochs or (None if request.steps else DEFAULT_EPOCHS),
         "eval_every": request.eval_every if request.eval_every is not None else (0 if request.steps else 1),
         "lr": request.lr if request.lr is not None else parts.optimizer.default_lr,
-        "device": "cpu" if placement.cluster else _device(request.device),
+        "device": device,
+        "straggler": _straggler(request.straggler, placement.world_size),
         "train_size": train_size,
         "test_size": test_size,
         "data_dir": str(Path(request.data_dir).absolute()),
@@ -138,6 +147,16 @@ def plan_layers(config: RunConfig) -> LayerPlan:
         sent_nbytes=compressor.expected_bucket_nbytes(layers),
         warnings=compressor.warnings(),
     )
+
+
+def _straggler(text: str | None, world_size: int) -> str | None:
+    """As it was asked for, written in one way."""
+    if text is None:
+        return None
+    straggler = Straggler.parse(text)
+    if straggler.rank >= world_size:
+        raise UsageError(f"--straggler {text} names none of the {world_size} ranks; they count from 0")
+    return str(straggler)
 
 
 def _check_hand_over(optimizer: Optimizer) -> None:

@@ -51,6 +51,7 @@ class Request:
     amp: Literal["none", "bf16"] = "none"
     device: Literal["auto", "cpu", "cuda"] = "auto"
     threads: int | None = None
+    straggler: str | None = None
     bucket_mb: float = 25.0
     warmup_steps: int = 3
     nonfinite: Nonfinite = "skip"

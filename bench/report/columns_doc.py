@@ -54,6 +54,7 @@ print(last.groupby(["compressor", "collective"])[["test_accuracy", "samples_per_
 - Units are in the name: `_s` seconds, `_bytes` bytes, `_per_s` per second, `_bps` bits per second, `_Bps` bytes per
   second. Accuracies, densities and other shares run from 0 to 1.
 - An empty cell means "not measured" or "does not apply"; flags are `true` and `false`.
+- Times of a step are those of rank 0; `samples_per_s` counts every rank at its own speed.
 - *Better* says which direction a user wants; only such a column can be `bench compare --metric`.
 - *Repeats* says that two runs of one configuration and seed on one machine agree in the column.
 - Columns may be added in later versions; readers here take files with fewer or more columns.

@@ -20,6 +20,7 @@ from bench.core import spec
 from bench.core.config import RunConfig
 from bench.core.errors import BenchError
 from bench.core.run_folder import RunFolder, write_json
+from bench.core.straggler import Straggler
 from bench.datasets.base import Dataset, DatasetError
 from bench.models.base import Model
 from bench.optimizers.base import Optimizer
@@ -27,6 +28,7 @@ from bench.train.engine import Engine, build_engine
 from bench.train.loop import Diverged, Trainer
 from bench.train.rank import process_group, run_as_rank, set_up_device
 from bench.train.record import Recorder, weights_hash
+from bench.train.straggler import slow_down
 from collectives.base import Collective
 from collectives.transport import TransportError
 from compressors.base import Compressor
@@ -55,6 +57,8 @@ def run(config: RunConfig, folder: RunFolder) -> None:
         torch.manual_seed(config.seed)  # every rank draws the same weights
         model = cast(Model, spec.build("models", config.filled["model"])).build(dataset.num_classes).to(device)
         _check_same_weights(model)
+        if config.straggler and (straggler := Straggler.parse(config.straggler)).rank == dist.get_rank():
+            slow_down(model, straggler.slowdown)
         compressor = cast(Compressor, spec.build("compressors", config.filled["compressor"]))
         collective = cast(Collective, spec.build("collectives", config.filled["collective"]))
         optimizer = cast(Optimizer, spec.build("optimizers", config.filled["optimizer"]))

@@ -1,0 +1,50 @@
+"""Straggler: which rank is slow on purpose, written ``rank=1,slowdown=3``."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import re
+from typing import Self
+
+from bench.core.errors import UsageError
+
+_FORM = re.compile(r"\s*rank\s*=\s*(\d+)\s*,\s*slowdown\s*=\s*([0-9.eE+]+)\s*")
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Straggler:
+    """One rank that computes more slowly than it could.
+
+    Attributes:
+        rank: which one.
+        slowdown: times that forward and backward take longer, at least 1.
+    """
+
+    rank: int
+    slowdown: float
+
+    @classmethod
+    def parse(cls, text: str) -> Self:
+        """Read ``rank=1,slowdown=3``.
+
+        Raises:
+            UsageError: the text is not of that form, or the slowdown is below 1.
+        """
+        match = _FORM.fullmatch(text)
+        slowdown = _number(match[2]) if match else math.nan
+        if not match or not 1 <= slowdown < math.inf:
+            raise UsageError(
+                f"--straggler {text} is not possible; write rank=1,slowdown=3, with a slowdown of 1 or more"
+            )
+        return cls(rank=int(match[1]), slowdown=slowdown)
+
+    def __str__(self) -> str:
+        return f"rank={self.rank},slowdown={self.slowdown:g}"
+
+
+def _number(text: str) -> float:
+    try:
+        return float(text)
+    except ValueError:
+        return math.nan
