@@ -14,6 +14,7 @@ import functools
 import importlib
 import importlib.metadata
 import importlib.util
+import threading
 from pathlib import Path
 
 from bench.core.errors import UsageError
@@ -54,6 +55,9 @@ ROOMS = {
     )
 }
 
+# CPython 3.11 counts the depth of all parses in one place and fails where two threads parse at once.
+_PARSER = threading.Lock()
+
 
 @functools.cache
 def entries(kind: str) -> dict[str, Entry]:
@@ -93,7 +97,8 @@ def _built_in(room: Room) -> dict[str, Entry]:
     classes: dict[str, list[str]] = {}  # class name -> names of its bases, over all files of the room
     files: dict[str, tuple[str, str]] = {}  # class name -> (module name, first line of the module's docstring)
     for path in sorted(_folder(room.package).glob("*.py")):
-        tree = ast.parse(path.read_text(encoding="utf-8"))
+        with _PARSER:
+            tree = ast.parse(path.read_text(encoding="utf-8"))
         for node in tree.body:
             if isinstance(node, ast.ClassDef):
                 classes[node.name] = [_last_name(base) for base in node.bases]

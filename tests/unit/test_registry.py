@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.metadata
 import subprocess
 import sys
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -116,3 +117,25 @@ def test_finding_every_component_imports_no_torch() -> None:
         "sys.exit('torch' in sys.modules)"
     )
     assert subprocess.run([sys.executable, "-c", code], timeout=60, check=False).returncode == 0
+
+
+def test_threads_may_look_at_once() -> None:
+    failures: list[BaseException] = []
+
+    def look() -> None:
+        try:
+            registry._built_in(ROOMS["compressors"])
+        except BaseException as error:  # noqa: BLE001 - CPython 3.11 raises SystemError
+            failures.append(error)
+
+    threads = [threading.Thread(target=look) for _ in range(4)]
+    interval = sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)
+    try:
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+    finally:
+        sys.setswitchinterval(interval)
+    assert not failures
