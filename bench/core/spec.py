@@ -47,6 +47,23 @@ class Spec:
         return f"{self.name}:{items}" if items else self.name
 
 
+def split_list(text: str) -> list[str]:
+    """``none,topk:ratio=0.01,value_dtype=fp32`` -> two spec texts; a bare ``key=value`` belongs to the spec before it.
+
+    Raises:
+        UsageError: the text names no component.
+    """
+    specs: list[str] = []
+    for item in (part.strip() for part in text.split(",")):
+        if specs and ":" in specs[-1] and "=" in item.partition(":")[0]:
+            specs[-1] += f",{item}"
+        elif item:
+            specs.append(item)
+    if not specs:
+        raise UsageError(f"'{text}' names no component; write name,name:key=value,key=value")
+    return specs
+
+
 def build(kind: str, text: str) -> Options:
     """The component that a spec text names, its options validated.
 

@@ -79,6 +79,24 @@ def parse_size(text: str) -> int:
     return int(float(match[1]) * (_PREFIX | _BINARY)[match[2].lower()])
 
 
+def parse_sizes(text: str) -> list[int]:
+    """``10kB,1MB`` -> [10 000, 1 000 000]; ``1KiB:8KiB`` doubles from the first to at most the second; each once.
+
+    Raises:
+        UsageError: an item is not a size, or a range does not ascend from at least one byte.
+    """
+    sizes: list[int] = []
+    for item in text.split(","):
+        first, colon, last = item.partition(":")
+        size, limit = parse_size(first), parse_size(last if colon else first)
+        if colon and not 0 < size <= limit:
+            raise UsageError(f"'{item}' is not a range of sizes; write it like 1KiB:64MiB, the smaller one first")
+        while size <= limit:
+            sizes.append(size)
+            size = 2 * size if colon else limit + 1
+    return list(dict.fromkeys(sizes))
+
+
 def parse_duration(text: str) -> float:
     """``20ms`` -> 0.02 seconds.
 
