@@ -34,7 +34,8 @@ from tests.compressor_cases import (
 
 each_case = pytest.mark.parametrize("case", CASES, ids=str)
 
-# Selection sends values as they are and keeps the rest; rounding to 16 bits leaves a difference that fp32 holds. Both conserve bit for bit.
+# Selection sends values as they are and keeps the rest; rounding to 16 bits leaves a difference that fp32 holds. Both
+# conserve bit for bit.
 EXACT = {"topk", "group_topk", "randomk", "threshold", "fp16", "bf16", "dgc", "adaptive_topk", "algc"}
 # What arrives under a constant gradient is far from it for a known reason.
 NOT_FAITHFUL = {
@@ -135,7 +136,7 @@ def test_tiny_and_empty_layers(case: Case, shapes: list[tuple[int, ...]]) -> Non
 
 @each_case
 def test_equal_entries_are_sent_in_the_end(case: Case) -> None:
-    """A flat gradient has no largest entry: rules by rank must break ties, rules by threshold must not wait for ever."""
+    """A flat gradient has no largest entry: rules by rank must break ties, thresholds must not wait for good."""
     if str(case) in NOT_FAITHFUL:
         pytest.skip(NOT_FAITHFUL[str(case)])
     compressor, layers = make_dense_enough(case), layers_of_shapes((30, 20))

@@ -1,4 +1,4 @@
-"""Quantisers: unbiased where they say so (by Monte Carlo, with the confidence stated), exact layouts, bits per element."""
+"""Quantisers: unbiased where they say so (by Monte Carlo, confidence stated), exact layouts, bits per element."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def draws(compressor: Compressor, x: torch.Tensor, count: int) -> torch.Tensor:
 def test_the_mean_of_many_draws_is_the_gradient(name: str, compressor: Compressor) -> None:
     """20 values, 100 times each, 300 draws: every value's mean of 30 000 lies within 4.5 standard errors.
 
-    For all 20 together that holds with 99.98 % where the quantiser is unbiased; the seeds are fixed, so it holds or not.
+    For all 20 together that holds with 99.98 % where the quantiser is unbiased; the seeds are fixed, so no run differs.
     """
     values = torch.tensor([-2.0, -1.1, -0.7, -0.31, -0.2, -0.1, -0.05, -0.01, -0.003, 0.0,
                            0.002, 0.011, 0.06, 0.13, 0.25, 0.26, 0.4, 0.9, 1.5, 3.0])  # fmt: skip

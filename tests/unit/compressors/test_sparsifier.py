@@ -52,7 +52,7 @@ def test_the_first_steps_may_be_dense(make: Any) -> None:
 
 @pytest.mark.parametrize("nesterov", [False, True])
 def test_momentum_correction_that_sends_everything_is_plain_momentum(nesterov: bool) -> None:
-    """With nothing left over there is nothing to correct, except that what was sent would be masked: dense steps are not."""
+    """With nothing left over there is nothing to correct; and dense steps do not mask what they send."""
     layers = layers_of_shapes((4, 5), (7,))
     compressor = TopK(momentum_correction=True, dense_steps=100, value_dtype="fp32", skip=("bias",))
     compressor.take_over_momentum(0.9, nesterov=nesterov)

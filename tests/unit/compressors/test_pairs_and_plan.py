@@ -1,0 +1,73 @@
+"""Which pairs are possible, why the others are not, and what a plan shows of a model."""
+
+from __future__ import annotations
+
+import pytest
+from torch import nn
+
+from collectives.allgather import Allgather
+from collectives.native import Native
+from collectives.ring import Ring
+from compressors.group_topk import GroupTopK
+from compressors.hylo import Hylo
+from compressors.layer import layers_of
+from compressors.none import NONE
+from compressors.pairs import refusal
+from compressors.plan import plan
+from compressors.powersgd import PowerSgd
+from compressors.qsgd import Qsgd
+from compressors.randomk import RandomK
+from compressors.terngrad import TernGrad
+from compressors.topk import TopK
+from compressors.torch_powersgd import TorchPowerSgd
+
+
+@pytest.mark.parametrize(
+    ("compressor", "native", "ring", "allgather"),
+    [
+        (NONE(), True, True, True),
+        (TopK(), False, True, True),
+        (GroupTopK(), False, True, True),
+        (RandomK(), True, True, True),
+        (Qsgd(), False, False, True),
+        (TernGrad(), False, False, True),
+        (TernGrad(shared_scale=True), True, True, True),
+        (PowerSgd(), True, True, True),
+        (Hylo(), False, False, True),
+        (Hylo(shared_threshold=True), False, True, True),
+        (TorchPowerSgd(), True, False, False),
+    ],
+    ids=lambda value: getattr(value, "component_name", str(value)),
+)
+def test_pairs(compressor: object, native: bool, ring: bool, allgather: bool) -> None:
+    for collective, possible in ((Native, native), (Ring, ring), (Allgather, allgather)):
+        assert (refusal(compressor, collective) is None) is possible  # type: ignore[arg-type]
+        assert refusal(compressor, collective()) == refusal(compressor, collective)  # type: ignore[arg-type]
+
+
+def test_a_refusal_says_why_and_what_would_work() -> None:
+    assert refusal(TopK(), Native) == (
+        "topk sends Sparse payloads: native adds tensors element by element, which Sparse payloads do not allow; "
+        "ring adds them by merging, allgather takes every kind"
+    )
+    reason = refusal(TorchPowerSgd(), Ring)
+    assert reason is not None
+    assert "use collective native" in reason
+
+
+def test_plan() -> None:
+    model = nn.Sequential(nn.Conv2d(8, 32, 3), nn.BatchNorm2d(32), nn.Flatten(), nn.Linear(100, 40))
+    rows = plan(Hylo(min_numel=1000), layers_of(model))
+    kept = 21  # (1000 / 2304)^0.5 = 0.659 of 32 filters
+    assert [(row.name, row.shape, row.kind, row.payload) for row in rows] == [
+        ("0.weight", (32, 8, 3, 3), "conv", "RowSparse"),
+        ("0.bias", (32,), "bias", "Dense"),
+        ("1.weight", (32,), "norm", "Dense"),
+        ("1.bias", (32,), "norm", "Dense"),
+        ("3.weight", (40, 100), "linear", "Codes"),
+        ("3.bias", (40,), "bias", "Dense"),
+    ]
+    assert [row.sent_nbytes for row in rows] == [
+        24 + kept * 72 * 4 + 4, 16 + 128, 16 + 128, 16 + 128, 28 + 1000, 16 + 160,
+    ]  # fmt: skip
+    assert [row.dense_nbytes for row in rows] == [9216, 128, 128, 128, 16000, 160]
