@@ -18,3 +18,14 @@ def complete(kind: str) -> Callable[[str], list[tuple[str, str]]]:
         ]
 
     return completer
+
+
+def complete_list(kind: str) -> Callable[[str], list[tuple[str, str]]]:
+    """As `complete`, for the last of several names separated by commas."""
+    completer = complete(kind)
+
+    def last_completer(incomplete: str) -> list[tuple[str, str]]:
+        before, comma, last = incomplete.rpartition(",")
+        return [(f"{before}{comma}{name}", description) for name, description in completer(last)]
+
+    return last_completer

@@ -1,18 +1,18 @@
-"""A third-party package with misbehaving compressors, installed for a test by its entry points alone."""
+"""A third-party package with misbehaving components, installed for a test by its entry points alone."""
 
 from __future__ import annotations
 
-import textwrap
 from pathlib import Path
 
 SOURCE = '''
-"""Compressors that misbehave on purpose."""
+"""Components that misbehave on purpose."""
 import dataclasses
 import time
 
 import torch
 
 from collectives.kinds.dense import Dense
+from collectives.native import Native
 from compressors.none import NONE
 
 
@@ -43,7 +43,37 @@ class Hanging(NONE):
         if (step.rank, step.index) == (1, 3):
             time.sleep(3600)
         return super().encode(x, layer, step)
+
+
+@dataclasses.dataclass(kw_only=True)
+class Losing(Native):
+    """Loses the last element on rank 1."""
+
+    def sum_like(self, payload, key, op, *, layout):
+        total = super().sum_like(payload, key, op, layout=layout)
+        if self.transport.rank == 1:
+            total.wire[-1] = 0
+        return total
+
+
+@dataclasses.dataclass(kw_only=True)
+class Breaking(Native):
+    """Fails on rank 1 at more than 1000 elements."""
+
+    def sum_like(self, payload, key, op, *, layout):
+        if self.transport.rank == 1 and payload.numel > 1000:
+            raise ValueError("this collective is broken")
+        return super().sum_like(payload, key, op, layout=layout)
 '''
+ENTRY_POINTS = """
+[bench.compressors]
+raising = misbehaving:Raising
+sleepy = misbehaving:Sleepy
+hanging = misbehaving:Hanging
+[bench.collectives]
+losing = misbehaving:Losing
+breaking = misbehaving:Breaking
+"""
 
 
 def install(folder: Path) -> str:
@@ -52,7 +82,5 @@ def install(folder: Path) -> str:
     info = folder / "misbehaving-1.0.dist-info"
     info.mkdir()
     (info / "METADATA").write_text("Metadata-Version: 2.1\nName: misbehaving\nVersion: 1.0\n", encoding="utf-8")
-    names = ("Raising", "Sleepy", "Hanging")
-    points = "\n".join(f"{name.lower()} = misbehaving:{name}" for name in names)
-    (info / "entry_points.txt").write_text(textwrap.dedent(f"[bench.compressors]\n{points}\n"), encoding="utf-8")
+    (info / "entry_points.txt").write_text(ENTRY_POINTS, encoding="utf-8")
     return str(folder)

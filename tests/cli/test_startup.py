@@ -38,7 +38,9 @@ def bench(*arguments: str, **variables: str) -> tuple[str, set[str]]:
     return done.stdout, set(line.split()[1:])
 
 
-@pytest.mark.parametrize("command", [(), ("run",), ("compare",), ("list",), ("data",), ("doctor",)], ids=" ".join)
+@pytest.mark.parametrize(
+    "command", [(), ("run",), ("compare",), ("collectives",), ("list",), ("data",), ("doctor",)], ids=" ".join
+)
 def test_help_imports_nothing_heavy(command: tuple[str, ...]) -> None:
     out, loaded = bench(*command, "--help")
     assert "Usage: bench" in out
@@ -52,10 +54,16 @@ def test_listing_imports_nothing_heavy(arguments: tuple[str, ...]) -> None:
     assert loaded == set()
 
 
-def test_completion_imports_nothing_heavy() -> None:
-    words = "bench run --compressor group"
+@pytest.mark.parametrize(
+    ("words", "completed"),
+    [
+        ("bench run --compressor group", "group_topk"),
+        ("bench collectives --collectives native,halv", "native,halving_doubling"),
+    ],
+)
+def test_completion_imports_nothing_heavy(words: str, completed: str) -> None:
     out, loaded = bench(_BENCH_COMPLETE="complete_bash", COMP_WORDS=words, COMP_CWORD="3")
-    assert out.split() == ["group_topk"]
+    assert out.split() == [completed]
     assert loaded == set()
 
 

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bench.core.schema import LAYERS, METRICS, METRICS_BY_NAME, Column, from_cells, to_cells
+from bench.core.schema import COLLECTIVES, LAYERS, METRICS, METRICS_BY_NAME, Column, from_cells, to_cells
 
 # As the documentation lists them; what is added later stands in its group.
 GROUPS = {
@@ -34,14 +34,14 @@ VALUES: dict[type, st.SearchStrategy[Any]] = {
 }
 
 
-@pytest.mark.parametrize("columns", [METRICS, LAYERS], ids=["metrics", "layers"])
+@pytest.mark.parametrize("columns", [METRICS, LAYERS, COLLECTIVES], ids=["metrics", "layers", "collectives"])
 def test_every_column_is_declared_once_and_completely(columns: tuple[Column, ...]) -> None:
     names = [column.name for column in columns]
     assert len(names) == len(set(names))
     for column in columns:
         assert column.type in VALUES
         assert column.meaning
-        assert column.name == column.name.lower()
+        assert column.name.removesuffix("_Bps") == column.name.removesuffix("_Bps").lower()  # B: bytes, b: bits
 
 
 @pytest.mark.parametrize("group", GROUPS)
@@ -50,17 +50,30 @@ def test_the_promised_columns_exist(group: str) -> None:
     assert not missing
 
 
-@pytest.mark.parametrize("column", [*METRICS, *LAYERS], ids=lambda column: column.name)
+def test_the_columns_of_bench_collectives_are_these_and_in_this_order() -> None:
+    assert " ".join(column.name for column in COLLECTIVES) == (
+        "collective payload world_size size_bytes count dtype time_p50_s time_p95_s algbw_Bps busbw_Bps num_wrong "
+        "messages bytes_sent"
+    )
+
+
+@pytest.mark.parametrize("column", [*METRICS, *LAYERS, *COLLECTIVES], ids=lambda column: column.name)
 def test_a_unit_in_the_name_is_the_unit(column: Column) -> None:
-    for suffix, unit in (("_per_s", "samples/s"), ("_bps", "bit/s"), ("_bytes", "bytes"), ("_s", "s")):
+    for suffix, unit in (
+        ("_per_s", "samples/s"),
+        ("_bps", "bit/s"),
+        ("_Bps", "bytes/s"),
+        ("_bytes", "bytes"),
+        ("_s", "s"),
+    ):
         if column.name.endswith(suffix):
             assert column.unit == unit
             break
 
 
 def test_what_a_clock_measures_is_not_deterministic() -> None:
-    for column in (*METRICS, *LAYERS):
-        if column.unit in ("s", "samples/s") and column.name != "latency_s":
+    for column in (*METRICS, *LAYERS, *COLLECTIVES):
+        if column.unit in ("s", "samples/s", "bytes/s") and column.name != "latency_s":
             assert not column.deterministic, column.name
     assert METRICS_BY_NAME["test_accuracy"].deterministic
     assert METRICS_BY_NAME["payload_bytes_per_step"].deterministic

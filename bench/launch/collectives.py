@@ -1,0 +1,162 @@
+"""From the options of `bench collectives` to a checked sweep, and the sweep as a torchrun job from start to end."""
+
+from __future__ import annotations
+
+import dataclasses
+import shutil
+import tempfile
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, Literal, cast
+
+import torch
+
+from bench.core import registry, spec
+from bench.core.collectives_config import CollectivesConfig, Dtype
+from bench.core.environment import usable_cores
+from bench.core.errors import Interrupted, RunFailed, UsageError
+from bench.core.run_folder import RunFolder
+from bench.core.units import parse_sizes
+from bench.launch import torchrun
+from bench.launch.collectives_request import CollectivesRequest
+from bench.launch.failure import explain
+from bench.launch.progress import ProgressReader
+from collectives.base import Collective
+from collectives.server import Server
+from compressors.base import Compressor
+from compressors.pairs import refusal
+
+MODULE = "bench.train.collectives_worker"
+BASELINE = "native"
+
+Pair = tuple[str, str]
+"""(collective, compressor), as spec texts with only the options that differ from their default."""
+
+
+def plan(request: CollectivesRequest) -> tuple[CollectivesConfig, list[str]]:
+    """The sweep with every default filled in, and why pairs that were asked for are left out.
+
+    Raises:
+        UsageError: something is unknown, out of range, illegal together, or impossible here.
+    """
+    collectives = None if request.collectives is None else spec.split_list(request.collectives)
+    for name in collectives or ():
+        _check_collective(name, request.world_size)
+    pairs, left_out = legal_pairs(spec.split_list(request.compressors), collectives, request.dtype)
+    given = dataclasses.asdict(request)
+    del given["compressors"], given["collectives"]
+    given |= {
+        "pairs": tuple(pairs),
+        "sizes": tuple(parse_sizes(request.sizes)),
+        "device": _device(request.device, request.world_size),
+        "threads": request.threads or max(1, usable_cores() // request.world_size),
+    }
+    config = CollectivesConfig(**given)
+    for size in config.sizes:
+        if not config.count(size):
+            raise UsageError(f"{size} bytes hold no {config.dtype} element; give larger --sizes")
+    return config, left_out
+
+
+def legal_pairs(
+    compressors: Sequence[str], collectives: Sequence[str] | None, dtype: Dtype
+) -> tuple[list[Pair], list[str]]:
+    """(pairs that can work together, sorted by compressor; why the others of those that were named cannot).
+
+    Args:
+        compressors: spec texts.
+        collectives: spec texts; None: all there are.
+        dtype: of the tensor that is summed.
+
+    Raises:
+        UsageError: a component or option that does not exist, or one that was named and finds no partner.
+    """
+    senders = _built("compressors", compressors)
+    sums = _built("collectives", collectives if collectives is not None else _all_collectives())
+    for name, sender in senders.items():
+        _check_sender(name, cast(Compressor, sender), dtype)
+    reasons = {
+        (name, sender_name): refusal(cast(Compressor, sender), cast(Collective, collective))
+        for sender_name, sender in senders.items()
+        for name, collective in sums.items()
+    }
+    pairs = [pair for pair, reason in reasons.items() if reason is None]
+    named = [(1, name) for name in senders] + [(0, name) for name in sums if collectives is not None]
+    for place, name in named:
+        if not any(pair[place] == name for pair in pairs):
+            raise UsageError(next(reason for pair, reason in reasons.items() if pair[place] == name and reason))
+    left_out = [reason for reason in reasons.values() if reason] if collectives is not None else []
+    return pairs, left_out
+
+
+def execute(config: CollectivesConfig, on_report: Callable[[Mapping[str, Any]], None]) -> None:
+    """Run the sweep; returns when nothing of the job is left.
+
+    Args:
+        config: from `plan`.
+        on_report: called with what rank 0 says, as it says it: ``{"turn": [collective, compressor, size_bytes]}`` after
+            every turn, ``{"row": ..., "extras": ...}`` for each finished row.
+
+    Raises:
+        RunFailed: a rank failed or hung; its logs are kept and named.
+        Interrupted: the user stopped it.
+    """
+    folder = RunFolder(Path(tempfile.mkdtemp(prefix="bench-collectives-")))
+    folder.errors.mkdir()
+    folder.logs.mkdir()
+    folder.config.write_text(config.to_json(), encoding="utf-8")
+    try:
+        with torchrun.termination_as_interrupt():
+            arguments = torchrun.command(config, folder, MODULE)
+            job = torchrun.start(arguments, torchrun.variables(config), folder.logs / "torchrun.log")
+            ending = torchrun.watch(job, ProgressReader(folder.progress), config.timeout_s, on_report)
+    except KeyboardInterrupt:
+        shutil.rmtree(folder.path)
+        raise Interrupted("stopped by the user; the rows so far are kept") from None
+    if ending.timed_out:
+        raise RunFailed(
+            f"no turn ended within {config.timeout_s:g} s; raise --timeout or lower --iters; logs are in {folder.path}"
+        )
+    if ending.exit_code != 0:
+        raise RunFailed(f"{explain(folder)}; logs are in {folder.path}")
+    shutil.rmtree(folder.path)
+
+
+def _built(kind: str, texts: Sequence[str]) -> dict[str, Any]:
+    """Components by their short spec text, each once."""
+    components = [spec.build(kind, text) for text in texts]
+    return {spec.short_text(component): component for component in components}
+
+
+def _all_collectives() -> list[str]:
+    """The baseline first."""
+    return sorted(registry.entries("collectives"), key=lambda name: (name != BASELINE, name))
+
+
+def _check_sender(name: str, compressor: Compressor, dtype: Dtype) -> None:
+    if compressor.engine_hook or type(compressor).reduce is not Compressor.reduce:
+        raise UsageError(f"{name} needs several rounds for one sum; see what it costs with `bench run`")
+    if dtype.startswith("int") and compressor.component_name != "none":
+        raise UsageError(f"{name} compresses floating-point tensors; sum --dtype {dtype} with --compressors none")
+
+
+def _check_collective(text: str, world_size: int) -> None:
+    server = spec.build("collectives", text)
+    if not isinstance(server, Server):
+        return
+    if server.holds_parameters:
+        raise UsageError(f"server:mode={server.mode} updates parameters and sums nothing; use mode=bsp for a sum")
+    if server.downlink == "recode":
+        raise UsageError("server:downlink=recode needs the compressor of a training run; use downlink=dense or union")
+    if server.root >= world_size:
+        raise UsageError(f"server: root={server.root} is none of the {world_size} ranks, which count from 0; lower it")
+
+
+def _device(device: Literal["auto", "cpu", "cuda"], world_size: int) -> Literal["cpu", "cuda"]:
+    num_gpus = torch.cuda.device_count()
+    if device == "cuda" and num_gpus < world_size:
+        raise UsageError(
+            f"{world_size} ranks need a CUDA device each and torch sees {num_gpus}; lower --world-size or use "
+            "--device cpu"
+        )
+    return "cuda" if device != "cpu" and num_gpus >= world_size else "cpu"

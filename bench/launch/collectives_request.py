@@ -1,0 +1,35 @@
+"""CollectivesRequest: a sweep as the user asks for it, every default of `bench collectives` in one place."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Literal
+
+from bench.core.collectives_config import Dtype
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class CollectivesRequest:
+    """What `bench collectives` was given; None means "choose for me". `CollectivesConfig` explains the other fields.
+
+    Attributes:
+        sizes: bytes of the tensor, a list or ranges that double.
+        compressors: spec texts, separated by commas.
+        collectives: likewise; None: every collective that takes some payload.
+        device: "auto": GPUs where torch sees one for each rank.
+        threads: None: this machine's cores divided by its ranks, at least 1.
+    """
+
+    sizes: str = "10kB,1MB,10MB"
+    compressors: str = "none"
+    collectives: str | None = None
+    dtype: Dtype = "fp32"
+    overlap: float = 0.0
+    iters: int = 20
+    warmup: int = 3
+    rounds: int = 5
+    seed: int = 1
+    world_size: int = 2
+    device: Literal["auto", "cpu", "cuda"] = "auto"
+    threads: int | None = None
+    timeout_s: float = 300.0

@@ -1,0 +1,98 @@
+"""The table of `bench collectives`: columns as nccl-tests, and what each way costs beside native and all-gather."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from bench.core.units import format_bytes, format_seconds
+from bench.report.formats import NOTHING, format_factor
+from bench.report.tables import Cell, Column, Table
+
+Row = dict[str, Any]
+
+_NOTES = {
+    "speedup_to_native": "vs native: time of the dense tensor on native / this time; above 1x is faster",
+    "bytes_to_allgather": "vs allgather: bytes sent / bytes that allgather sends of the same payload; below 1x is less",
+    "overlap": "overlap: share of entries that two ranks both send, mean over pairs of ranks",
+}
+
+
+def with_ratios(rows: Sequence[Row]) -> list[Row]:
+    """The rows, each with `speedup_to_native` and `bytes_to_allgather` (None where there is nothing to compare with).
+
+    Rows of one size are compared: with `native` summing the dense tensor, and with `allgather` of the same payload.
+    """
+    by_pair = {(row["size_bytes"], row["collective"], row["payload"]): row for row in rows}
+
+    def ratios(row: Row) -> Row:
+        native = by_pair.get((row["size_bytes"], "native", "none"))
+        gathered = by_pair.get((row["size_bytes"], "allgather", row["payload"]))
+        return {
+            "speedup_to_native": native["time_p50_s"] / row["time_p50_s"] if native else None,
+            "bytes_to_allgather": row["bytes_sent"] / gathered["bytes_sent"] if gathered else None,
+        }
+
+    return [row | ratios(row) for row in rows]
+
+
+def collectives_table(rows: Sequence[Row], subtitle: str) -> Table:
+    """What a terminal shows.
+
+    Args:
+        rows: columns of `COLLECTIVES` with `overlap` and `bytes_sent_max`, from `with_ratios`.
+        subtitle: how it was measured.
+    """
+    return Table(
+        title=f"Sums over {rows[0]['world_size']} ranks" if rows else "No sum was measured",
+        subtitle=subtitle,
+        columns=[Column(heading=heading, align=align, priority=priority) for heading, align, priority, _ in _COLUMNS],
+        rows=[[_cell(row, text) for _, _, _, text in _COLUMNS] for row in rows],
+        notes=[note for name, note in _NOTES.items() if any(row[name] is not None for row in rows)],
+    )
+
+
+def _cell(row: Row, text: Callable[[Row], str | None]) -> Cell:
+    return Cell(text=text(row) or NOTHING, style="bold red" if row["num_wrong"] else "")
+
+
+def _bandwidth(name: str) -> Callable[[Row], str]:
+    return lambda row: f"{format_bytes(row[name])}/s"
+
+
+def _ratio(name: str) -> Callable[[Row], str | None]:
+    return lambda row: None if row[name] is None else f"{format_factor(row[name])}x"
+
+
+def _messages(row: Row) -> str | None:
+    return None if row["messages"] is None else f"{row['messages']:.4g}"
+
+
+def _busiest(row: Row) -> str | None:
+    """Only where ranks send unequally much."""
+    differs = row["bytes_sent_max"] > 1.01 * row["bytes_sent"]
+    return format_bytes(row["bytes_sent_max"]) if differs else None
+
+
+def _overlap(row: Row) -> str | None:
+    return None if row["overlap"] is None else f"{row['overlap']:.3f}"
+
+
+_COLUMNS: tuple[tuple[str, Any, int, Callable[[Row], str | None]], ...] = (
+    ("size", "right", 0, lambda row: format_bytes(row["size_bytes"])),
+    ("payload", "left", 0, lambda row: str(row["payload"])),
+    ("collective", "left", 0, lambda row: str(row["collective"])),
+    ("count", "right", 3, lambda row: str(row["count"])),
+    ("type", "left", 3, lambda row: str(row["dtype"])),
+    ("p50", "right", 1, lambda row: format_seconds(row["time_p50_s"])),
+    ("p95", "right", 2, lambda row: format_seconds(row["time_p95_s"])),
+    ("algbw", "right", 1, _bandwidth("algbw_Bps")),
+    ("busbw", "right", 1, _bandwidth("busbw_Bps")),
+    ("vs\nnative", "right", 1, _ratio("speedup_to_native")),
+    ("#wrong", "right", 1, lambda row: str(row["num_wrong"])),
+    ("messages", "right", 1, _messages),
+    ("sent", "right", 1, lambda row: format_bytes(row["bytes_sent"])),
+    ("busiest\nrank", "right", 2, _busiest),
+    ("vs\nallgather", "right", 2, _ratio("bytes_to_allgather")),
+    ("overlap", "right", 2, _overlap),
+)

@@ -1,0 +1,79 @@
+"""One rank of `bench collectives`: `python -m bench.train.collectives_worker FOLDER`, started by torchrun.
+
+What to measure stands in the folder's `config.json`. Rank 0 appends to `progress.jsonl` after every turn, and a row
+as soon as a size is done.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from bench.core.collectives_config import CollectivesConfig
+from bench.core.errors import BenchError
+from bench.core.run_folder import RunFolder
+from bench.train.offer import make_offer
+from bench.train.rank import process_group, run_as_rank, set_up_device
+from bench.train.summing import Summing
+from collectives.distributed import DistributedTransport
+from collectives.options import OptionError
+from collectives.payload import PayloadError
+from collectives.transport import TransportError
+
+USER_ERRORS = (BenchError, OptionError, PayloadError, TransportError)
+
+
+def main(path: str) -> int:
+    """Measure what the folder's configuration says; the exit code is 0 or 1."""
+    folder = RunFolder(Path(path))
+    return run_as_rank(folder, lambda: run(CollectivesConfig.from_json(folder.config), folder), USER_ERRORS)
+
+
+def run(config: CollectivesConfig, folder: RunFolder) -> None:
+    """Set up this rank and go through all sizes."""
+    device = set_up_device(config.device, config.threads)
+    with process_group(device, config.timeout_s):
+        for size in config.sizes:
+            measure(config, size, folder, device)
+        dist.barrier()
+
+
+def measure(config: CollectivesConfig, size: int, folder: RunFolder, device: torch.device) -> None:
+    """All pairs at one size, taking turns; every rank must call."""
+    transport = DistributedTransport(device=device, timeout_s=config.timeout_s)
+    compressors = dict.fromkeys(compressor for _, compressor in config.pairs)
+    offers = {name: make_offer(config, name, config.count(size), transport) for name in compressors}
+    summings = [
+        Summing(
+            config,
+            collective=collective,
+            compressor=compressor,
+            size_bytes=config.size_bytes(size),
+            offer=offers[compressor],
+            device=device,
+        )
+        for collective, compressor in config.pairs
+    ]
+    for round_ in range(config.rounds):
+        start = round_ % len(summings)  # so that nobody always follows the same neighbour
+        for summing in [*summings[start:], *summings[:start]]:
+            summing.take_turn()
+            _report(folder, {"turn": [summing.collective, summing.compressor, config.size_bytes(size)]})
+    for summing in summings:
+        _report(folder, {"row": summing.row(), "extras": summing.extras()})
+        summing.close()
+
+
+def _report(folder: RunFolder, line: dict[str, Any]) -> None:
+    if dist.get_rank() == 0:
+        with folder.progress.open("a", encoding="utf-8") as file:
+            file.write(json.dumps(line) + "\n")
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1]))

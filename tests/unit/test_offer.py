@@ -1,0 +1,78 @@
+"""Synthetic payloads: as much overlap as was asked for, sums that do not wrap, and what a compressor really sends."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import pytest
+import torch
+
+from bench.core.collectives_config import CollectivesConfig
+from bench.train.offer import payload_of, support_overlap, synthetic_tensor
+from collectives.kinds import Dense, GroupSparse, Sparse
+from collectives.memory import MemoryTransport, run_threads
+from collectives.payload import Payload
+
+CONFIG = CollectivesConfig(
+    pairs=(("ring", "none"),), sizes=(4000,), dtype="fp32", overlap=0.0, iters=1, warmup=0, rounds=1, seed=1,
+    world_size=3, device="cpu", threads=1, timeout_s=20.0,
+)  # fmt: skip
+COUNT = 102_400
+
+
+def sparse(numel: int, *positions: int) -> Sparse:
+    return Sparse(numel, torch.tensor(positions, dtype=torch.int64), torch.ones(len(positions)))
+
+
+def test_overlap_by_hand() -> None:
+    a, b, c = sparse(9, 0, 1, 2), sparse(9, 2, 3), sparse(9, 8)
+    assert support_overlap([a, b]) == pytest.approx(2 * 1 / (3 + 2))
+    assert support_overlap([a, b, c]) == pytest.approx((2 / 5 + 0 + 0) / 3)
+    assert support_overlap([a, a]) == 1
+
+
+def test_dense_and_empty_payloads_have_no_overlap_to_speak_of() -> None:
+    assert support_overlap([Dense(torch.ones(3)), sparse(3, 1)]) is None
+    assert support_overlap([sparse(3), sparse(3)]) is None
+
+
+def compressed(compressor: str, **changes: object) -> list[Payload]:
+    config = dataclasses.replace(CONFIG, **changes)  # type: ignore[arg-type]
+
+    def rank(transport: MemoryTransport) -> Payload:
+        return payload_of(synthetic_tensor(config, COUNT, transport.rank), compressor, config, transport)
+
+    return run_threads(rank, config.world_size)
+
+
+@pytest.mark.parametrize(("overlap", "low", "high"), [(0.0, 0.005, 0.015), (0.5, 0.4, 0.6), (1.0, 1.0, 1.0)])
+def test_supports_overlap_as_asked(overlap: float, low: float, high: float) -> None:
+    for compressor in ("topk:ratio=0.01", "group_topk:ratio=0.01"):
+        measured = support_overlap(compressed(compressor, overlap=overlap))
+        assert measured is not None
+        assert low <= measured <= high
+
+
+def test_ranks_and_seeds_differ_and_one_seed_repeats() -> None:
+    first = synthetic_tensor(CONFIG, 100, 0)
+    assert torch.equal(first, synthetic_tensor(CONFIG, 100, 0))
+    assert not torch.equal(first, synthetic_tensor(CONFIG, 100, 1))
+    assert not torch.equal(first, synthetic_tensor(dataclasses.replace(CONFIG, seed=2), 100, 0))
+
+
+@pytest.mark.parametrize(("dtype", "torch_dtype"), [("int8", torch.int8), ("int32", torch.int32)])
+def test_integers_sum_without_wrapping(dtype: str, torch_dtype: torch.dtype) -> None:
+    config = dataclasses.replace(CONFIG, dtype=dtype, world_size=100)  # type: ignore[arg-type]
+    rows = [synthetic_tensor(config, 1000, rank) for rank in range(100)]
+    assert {row.dtype for row in rows} == {torch_dtype}
+    assert torch.stack(rows).long().sum(0).abs().max() <= 127
+    assert torch.cat(rows).unique().numel() > 1
+
+
+def test_a_compressor_is_heard_as_it_trains() -> None:
+    """Groups of 1024 keep 10 entries each; scales that ranks agree on are agreed on."""
+    for payload in compressed("group_topk:ratio=0.01"):
+        assert isinstance(payload, GroupSparse)
+        assert payload.num_entries == 10 * COUNT // 1024
+    shared = compressed("terngrad:shared_scale=true")
+    assert all(isinstance(payload, Dense) and payload.values.dtype == torch.int8 for payload in shared)
