@@ -11,7 +11,6 @@ import sys
 from pathlib import Path
 from typing import Any
 
-import torch
 import torch.distributed as dist
 
 from bench.core.collectives_config import CollectivesConfig
@@ -23,7 +22,7 @@ from bench.train.summing import Summing
 from collectives.distributed import DistributedTransport
 from collectives.options import OptionError
 from collectives.payload import PayloadError
-from collectives.transport import TransportError
+from collectives.transport import Transport, TransportError
 
 USER_ERRORS = (BenchError, OptionError, PayloadError, TransportError)
 
@@ -38,14 +37,14 @@ def run(config: CollectivesConfig, folder: RunFolder) -> None:
     """Set up this rank and go through all sizes."""
     device = set_up_device(config.device, config.threads)
     with process_group(device, config.timeout_s):
+        transport = DistributedTransport(device=device, timeout_s=config.timeout_s)
         for size in config.sizes:
-            measure(config, size, folder, device)
+            measure(config, size, folder, transport)
         dist.barrier()
 
 
-def measure(config: CollectivesConfig, size: int, folder: RunFolder, device: torch.device) -> None:
+def measure(config: CollectivesConfig, size: int, folder: RunFolder, transport: Transport) -> None:
     """All pairs at one size, taking turns; every rank must call."""
-    transport = DistributedTransport(device=device, timeout_s=config.timeout_s)
     compressors = dict.fromkeys(compressor for _, compressor in config.pairs)
     offers = {name: make_offer(config, name, config.count(size), transport) for name in compressors}
     summings = [
@@ -55,7 +54,7 @@ def measure(config: CollectivesConfig, size: int, folder: RunFolder, device: tor
             compressor=compressor,
             size_bytes=config.size_bytes(size),
             offer=offers[compressor],
-            device=device,
+            transport=transport,
         )
         for collective, compressor in config.pairs
     ]

@@ -14,11 +14,10 @@ from bench.core.collectives_config import CollectivesConfig
 from bench.train.clock import device_time
 from bench.train.offer import Offer
 from collectives.base import Collective
-from collectives.distributed import DistributedTransport
 from collectives.kinds.dense import Dense
 from collectives.payload import Payload
 from collectives.serial import error_bound, serial_sum
-from collectives.transport import Transport
+from collectives.transport import Ledger, Transport
 
 KEY = (0,)
 
@@ -76,7 +75,7 @@ class Summing:
         compressor: spec text, the maker of the offer.
         size_bytes: of the tensor that the payloads stand for.
         offer: what to sum.
-        device: where it lies.
+        transport: the ranks; used here under a ledger of its own.
     """
 
     def __init__(
@@ -87,15 +86,15 @@ class Summing:
         compressor: str,
         size_bytes: int,
         offer: Offer,
-        device: torch.device,
+        transport: Transport,
     ) -> None:
         self.collective = collective
         self.compressor = compressor
         self._config = config
         self._size_bytes = size_bytes
         self._offer = offer
-        self._device = device
-        self._transport = DistributedTransport(device=device, timeout_s=config.timeout_s)
+        self._transport = transport.view(range(transport.world_size))
+        self._transport.ledger = Ledger()
         component = cast(Collective, spec.build("collectives", collective))
         self._expected = Expected(component, offer.of_all)
         self._bound = component.bind(self._transport)
@@ -153,9 +152,9 @@ class Summing:
         payload = self._offer.fresh()
         self._transport.barrier()  # nobody starts before all have their payload
         before = Sent.by(self._transport)
-        started = device_time(self._device)
+        started = device_time(self._transport.device)
         values = _dense(self._bound.sum(payload, KEY))
-        seconds = device_time(self._device) - started
+        seconds = device_time(self._transport.device) - started
         self._sent = Sent.by(self._transport).since(before)
         return seconds, values
 
