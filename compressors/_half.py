@@ -29,6 +29,10 @@ class Half(LossyCompressor):
         """`x` rounded to the nearest."""
         return Dense(to_value_dtype(x, self.dtype, step.world_size))
 
+    def contraction_bound(self, layer: Layer) -> float:
+        """Half a unit in the last place, squared."""
+        return float(torch.finfo(self.dtype).eps / 2) ** 2
+
     def expected_nbytes(self, layer: Layer) -> int:
         """Header and 2 bytes per element."""
         return HEADER_BYTES + 2 * layer.numel

@@ -19,7 +19,7 @@ from collectives.kinds.dense import Dense
 from collectives.options import OptionError
 from collectives.payload import Payload
 from collectives.values import to_value_dtype
-from compressors._values import TORCH_DTYPES, ValueDtype
+from compressors._values import TORCH_DTYPES, ValueDtype, roundoff
 from compressors.base import LossyCompressor
 from compressors.layer import Step
 from compressors.state import LayerStore, Store
@@ -75,6 +75,10 @@ class Sparsifier(LossyCompressor):
         if step.index < self.dense_steps:
             return Dense(to_value_dtype(x, TORCH_DTYPES[self.value_dtype], step.world_size).clone())
         return None
+
+    def _bound_for(self, share: float) -> float:
+        """The contraction of sending entries that hold at least this share of the squares, rounded."""
+        return 1 - share * (1 - roundoff(self.value_dtype) ** 2)
 
     def _stores(self) -> dict[str, Store]:
         return super()._stores() | {"velocities": self._velocities}

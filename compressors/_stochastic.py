@@ -48,6 +48,10 @@ class StochasticQuantizer(LossyCompressor):
         """What scales are multiplied by: 1, or 1 / (1 + w) with error feedback."""
         return 1 / (1 + self.variance_bound) if self.error_feedback else 1.0
 
+    def contraction_bound(self, layer: Layer) -> float:
+        """The w of an unbiased quantiser; with error feedback w / (1 + w). Both in expectation."""
+        return self.variance_bound * self.shrinkage
+
     def expected_nbytes(self, layer: Layer) -> int:
         """The closed form."""
         return Codes.packed_nbytes(layer.numel, self.code_bits, block_numel=self.block_numel)

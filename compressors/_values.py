@@ -13,3 +13,8 @@ TORCH_DTYPES: dict[ValueDtype, torch.dtype] = {
     "bf16": torch.bfloat16,
     "fp32": torch.float32,
 }
+
+
+def roundoff(dtype: ValueDtype) -> float:
+    """The largest |x - rounded x| / |x| of fp32 values in the type's normal range: half a unit in the last place."""
+    return 0.0 if dtype == "fp32" else torch.finfo(TORCH_DTYPES[dtype]).eps / 2

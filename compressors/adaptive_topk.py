@@ -67,6 +67,10 @@ class AdaptiveTopK(DensitySparsifier):
         indices = top_of_rows(magnitudes.view(1, -1), k)
         return Sparse(x.numel(), indices, to_value_dtype(x[indices], TORCH_DTYPES[self.value_dtype]))
 
+    def contraction_bound(self, layer: Layer) -> float:
+        """1 - k / m for the least k that the grid allows."""
+        return self._bound_for(num_kept(self.ratio * FACTORS[0], layer.numel) / layer.numel)
+
     def expected_nbytes(self, layer: Layer) -> int | None:
         """Unknown: the gradients decide over the density."""
         return None

@@ -104,6 +104,10 @@ class Algc(DensitySparsifier):
         indices = self._select(magnitudes, layer, step)
         return Sparse(x.numel(), indices, to_value_dtype(x[indices], TORCH_DTYPES[self.value_dtype]))
 
+    def contraction_bound(self, layer: Layer) -> float:
+        """1 - density for the least density that the window allows."""
+        return self._bound_for(min(self.ratio, self.min_ratio) / WINDOW)
+
     def expected_nbytes(self, layer: Layer) -> int | None:
         """Unknown: the threshold decides."""
         return None

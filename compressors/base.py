@@ -133,6 +133,17 @@ class Compressor(Options, abc.ABC):
             lengths.append(nbytes)
         return lengths[0] if len(lengths) == 1 else Bundle.packed_nbytes(lengths) if lengths else 0
 
+    def contraction_bound(self, layer: Layer) -> float | None:
+        """The proved c in |x - C(x)|^2 <= c |x|^2 at full compression; None where nothing is proved.
+
+        It holds for every `x` whose values stay within the normal range of the type they travel in; in expectation for
+        methods that draw at random.
+
+        Args:
+            layer: as in `encode`.
+        """
+        return None
+
     def leaves_dense(self, layer: Layer) -> bool:
         """Whether the per-layer policy sends this layer as it is, in fp32."""
         return False

@@ -61,6 +61,10 @@ class Dgc(DensitySparsifier):
         indices = self._select(magnitudes, num_kept(self.density(step), x.numel()), layer, step)
         return Sparse(x.numel(), indices, to_value_dtype(x[indices], TORCH_DTYPES[self.value_dtype]))
 
+    def contraction_bound(self, layer: Layer) -> float:
+        """1 - 1 / m, for the largest entry is always sent; how many more are, a sample decides."""
+        return self._bound_for(1 / layer.numel)
+
     def expected_nbytes(self, layer: Layer) -> int | None:
         """Unknown: a sample decides how many entries are sent."""
         return None

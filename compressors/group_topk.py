@@ -101,6 +101,13 @@ class GroupTopK(DensitySparsifier):
         values = to_value_dtype(x[positions], TORCH_DTYPES[self.value_dtype])
         return GroupSparse(x.numel(), self.group_size, k, values, positions.remainder(self.group_size))
 
+    def contraction_bound(self, layer: Layer) -> float:
+        """1 - k / group_size, or what the short last group gives where that is more."""
+        k, last_k = self._kept(self.ratio, layer.numel)
+        num_whole, rest = divmod(layer.numel, self.group_size)
+        shares = [k / self.group_size] * (num_whole > 0) + [last_k / max(rest, 1)] * (rest > 0)
+        return self._bound_for(min(shares))
+
     def expected_nbytes(self, layer: Layer) -> int:
         """The closed form at `ratio`."""
         k, last_k = self._kept(self.ratio, layer.numel)

@@ -51,6 +51,10 @@ class Int8(LossyCompressor):
             levels.to(torch.int8), codebook="levels", bits=8, scales=scales, block_numel=self.block_numel
         )
 
+    def contraction_bound(self, layer: Layer) -> float:
+        """In blocks of n, n / (4 * 127^2): an element is off by at most half a level, at random in the mean square."""
+        return min(self.block_numel, layer.numel) / (4 * LEVELS**2)
+
     def expected_nbytes(self, layer: Layer) -> int:
         """The closed form."""
         return Codes.packed_nbytes(layer.numel, 8, block_numel=self.block_numel)

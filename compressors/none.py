@@ -28,6 +28,10 @@ class NONE(Compressor):  # in capitals, for None is taken
         """A copy of `x`."""
         return Dense(x.clone())
 
+    def contraction_bound(self, layer: Layer) -> float:
+        """Nothing is lost."""
+        return 0.0
+
     def expected_nbytes(self, layer: Layer) -> int:
         """Header and 4 bytes per element."""
         return HEADER_BYTES + 4 * layer.numel

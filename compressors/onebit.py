@@ -48,6 +48,10 @@ class OneBit(LossyCompressor):
         low, high = torch.tensor([negative, positive], dtype=torch.float32).tolist()
         return TwoMeans.from_mask(is_positive, low, high)
 
+    def contraction_bound(self, layer: Layer) -> float:
+        """1 - 1 / m, as one mean magnitude for both signs gives; two means are never worse."""
+        return 1 - 1 / layer.numel
+
     def expected_nbytes(self, layer: Layer) -> int:
         """The closed form."""
         return TwoMeans.packed_nbytes(layer.numel)

@@ -18,7 +18,7 @@ from collectives.payload import Payload
 from collectives.values import to_value_dtype
 from compressors._random import seed_for
 from compressors._sparsifier import DensitySparsifier, num_kept
-from compressors._values import TORCH_DTYPES
+from compressors._values import TORCH_DTYPES, roundoff
 from compressors.layer import Layer, Step
 
 
@@ -63,6 +63,13 @@ class RandomK(DensitySparsifier):
         if self.scaled:
             values.mul_(x.numel() / k)
         return blank.with_wire(to_value_dtype(values, TORCH_DTYPES[self.value_dtype], step.world_size))
+
+    def contraction_bound(self, layer: Layer) -> float:
+        """1 - k / m, or m / k - 1 where scaled; both in expectation."""
+        share = num_kept(self.ratio, layer.numel) / layer.numel
+        if self.scaled:
+            return share * ((1 + roundoff(self.value_dtype)) / share - 1) ** 2 + 1 - share
+        return self._bound_for(share)
 
     def expected_nbytes(self, layer: Layer) -> int:
         """The closed form at `ratio`."""

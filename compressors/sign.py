@@ -66,6 +66,10 @@ class Sign(LossyCompressor):
         if self.mode == "vote":
             out.sign_()
 
+    def contraction_bound(self, layer: Layer) -> float | None:
+        """1 - 1 / m where scaled, the least that 1 - |x|_1^2 / (m |x|^2) leaves; a vote is no contraction."""
+        return 1 - 1 / layer.numel if self.mode == "scaled" else None
+
     def expected_nbytes(self, layer: Layer) -> int:
         """The closed form."""
         return Codes.packed_nbytes(layer.numel, 1)

@@ -10,6 +10,7 @@ by what this gradient's variance asks for.
 from __future__ import annotations
 
 import dataclasses
+import math
 from typing import Annotated, ClassVar, Literal
 
 import torch
@@ -77,6 +78,16 @@ class TernGrad(SharedScale):
             relative = x / scale
             scale = scale * (relative.square().sum() / relative.abs().sum())  # the expectation times 1 / (1 + variance)
         return ternary_payload(levels, scale)
+
+    def contraction_bound(self, layer: Layer) -> float | None:
+        """(sqrt(m) - 1) / 2, for s |x|_1 <= (sqrt(m) + 1) / 2 |x|^2; with error feedback 1 - 2 / (sqrt(m) + 1).
+
+        Both in expectation; nothing is proved where it clips or shares its scale.
+        """
+        if self.clip_sigmas or self.shared_scale:
+            return None
+        most = (math.sqrt(layer.numel) + 1) / 2
+        return 1 - 1 / most if self.error_feedback else most - 1
 
     def expected_nbytes(self, layer: Layer) -> int:
         """The closed form."""

@@ -39,6 +39,10 @@ class TopK(DensitySparsifier):
         indices = top_of_rows(x.abs().view(1, -1), num_kept(self.density(step), x.numel()))
         return Sparse(x.numel(), indices, to_value_dtype(x[indices], TORCH_DTYPES[self.value_dtype]))
 
+    def contraction_bound(self, layer: Layer) -> float:
+        """1 - k / m: the k largest of m hold at least that share of the squares."""
+        return self._bound_for(num_kept(self.ratio, layer.numel) / layer.numel)
+
     def expected_nbytes(self, layer: Layer) -> int:
         """The closed form at `ratio`."""
         k = num_kept(self.ratio, layer.numel)
