@@ -8,15 +8,20 @@ that go both ways, so there a message of unknown length is preceded by its lengt
 
 from __future__ import annotations
 
+import collections
 import datetime
 from collections.abc import Sequence
+from typing import cast
 
 import torch
 import torch.distributed as dist
+from torch.distributed.distributed_c10d import PrefixStore, _get_default_store
 
 from collectives.transport import Ledger, Pending, Receive, ReduceOp, Send, Transport, TransportError, wait_all
 
 _OPS = {"sum": dist.ReduceOp.SUM, "max": dist.ReduceOp.MAX}
+
+_num_backends: collections.Counter[tuple[str, tuple[int, ...]]] = collections.Counter()
 
 
 class DistributedTransport(Transport):
@@ -35,7 +40,7 @@ class DistributedTransport(Transport):
         self._group = group if group is not None else _world()
         self.in_step = dist.get_backend(self._group) == "nccl"
         self._members = list(range(dist.get_world_size(self._group)))
-        self._own_group: dist.ProcessGroup | None = self._group
+        self._own_backend: dist.ProcessGroup | None = self._group
         self.rank = dist.get_rank(self._group)
         self.world_size = len(self._members)
         self.device = device if device is not None else _default_device(self.in_step)
@@ -82,7 +87,9 @@ class DistributedTransport(Transport):
         with self.ledger.timed():
             nbytes = tensor.numel() * tensor.element_size()
             self.ledger.book(round(2 * (self.world_size - 1) / self.world_size * nbytes), from_formula=True)
-            self._wait_for_all(dist.all_reduce(tensor, _OPS[op], group=self._backend_group(), async_op=True))
+            options = dist.AllreduceOptions()
+            options.reduceOp = _OPS[op]
+            self._wait_for_all(self._backend().allreduce([tensor], options))
 
     def broadcast_(self, tensor: torch.Tensor, source: int) -> None:
         """As the base class says."""
@@ -91,16 +98,16 @@ class DistributedTransport(Transport):
         with self.ledger.timed():
             is_last = (self.rank - source) % self.world_size == self.world_size - 1
             self.ledger.book(0 if is_last else tensor.numel() * tensor.element_size(), from_formula=True)
-            self._wait_for_all(
-                dist.broadcast(tensor, group=self._backend_group(), async_op=True, group_src=source),
-            )
+            options = dist.BroadcastOptions()
+            options.rootRank = source
+            self._wait_for_all(self._backend().broadcast([tensor], options))
 
     def view(self, ranks: Sequence[int]) -> DistributedTransport:
         """As the base class says; the backend's own collectives get a group of their own when first used."""
         part = object.__new__(DistributedTransport)
         part.__dict__.update(self.__dict__)
         part._members = [self._members[rank] for rank in ranks]
-        part._own_group = self._own_group if part._members == self._members else None
+        part._own_backend = self._own_backend if part._members == self._members else None
         part.rank = list(ranks).index(self.rank)
         part.world_size = len(part._members)
         return part
@@ -124,26 +131,33 @@ class DistributedTransport(Transport):
         together = _Together(self, dist.batch_isend_irecv(operations), operations, peers)
         return [together] * len(operations)
 
-    def _backend_group(self) -> dist.ProcessGroup:
-        if self._own_group is None:
-            group = dist.new_group(
-                [dist.get_global_rank(self._group, member) for member in self._members],
-                timeout=datetime.timedelta(seconds=self.timeout_s),
-                backend=dist.get_backend(self._group),
-                use_local_synchronization=True,
-                sort_ranks=False,
-            )
-            assert isinstance(group, dist.ProcessGroup)  # else this rank is not in its own view
-            self._own_group = group
-        return self._own_group
+    def _backend(self) -> dist.ProcessGroup:
+        """The backend's own collectives among exactly these ranks.
 
-    def _wait_for_all(self, work: dist.Work | None) -> None:
-        assert work is not None
+        A view makes its own, past torch's registry: `dist.new_group` wants every rank of the job to call, and its
+        variant that does not leaves ranks disagreeing about the names of later groups.
+        """
+        if self._own_backend is None:
+            place = (self._group.group_name, tuple(self._members))
+            store = PrefixStore(f"gradwire/view/{place}/{_num_backends[place]}", _get_default_store())
+            _num_backends[place] += 1
+            timeout = datetime.timedelta(seconds=self.timeout_s)
+            if self.in_step:
+                options = dist.ProcessGroupNCCL.Options()
+                options._timeout = timeout
+                backend: object = dist.ProcessGroupNCCL(store, self.rank, self.world_size, options)
+            else:
+                backend = dist.ProcessGroupGloo(store, self.rank, self.world_size, timeout)
+            self._own_backend = cast(dist.ProcessGroup, backend)  # the same methods
+        return self._own_backend
+
+    def _wait_for_all(self, work: dist.Work) -> None:
         try:
             work.wait(datetime.timedelta(seconds=self.timeout_s))
         except RuntimeError as error:
+            reason = str(error).partition("\n")[0]
             raise TransportError(
-                f"rank {self.name(self.rank)}: the backend's own collective failed: {_first_line(error)}"
+                f"rank {self.name(self.rank)}: the backend's own collective failed: {reason}"
             ) from error
 
     def _lost(self, rank: int, error: RuntimeError) -> TransportError:
@@ -204,7 +218,3 @@ def _world() -> dist.ProcessGroup:
 
 def _default_device(on_gpu: bool) -> torch.device:
     return torch.device("cuda", torch.cuda.current_device()) if on_gpu else torch.device("cpu")
-
-
-def _first_line(error: RuntimeError) -> str:
-    return str(error).splitlines()[0] if str(error) else type(error).__name__

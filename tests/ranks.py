@@ -10,6 +10,7 @@ import datetime
 import multiprocessing
 import multiprocessing.connection
 import os
+import pickle
 import time
 import traceback
 from collections.abc import Callable, Collection, Sequence
@@ -69,7 +70,7 @@ def _collect(inboxes: list[Connection], processes: list[Any], deadline: float, m
         for inbox in ready:
             rank = waiting.pop(inbox)
             try:
-                ok, value = inboxes[rank].recv()
+                ok, value = pickle.loads(inboxes[rank].recv_bytes())
             except EOFError:
                 processes[rank].join()
                 if rank not in may_die:
@@ -103,8 +104,9 @@ def _rank_main(
             world_size=world_size,
             timeout=datetime.timedelta(seconds=timeout_s),
         )
-        outbox.send((True, fn(rank, *args)))
+        answer = (True, fn(rank, *args))
     except BaseException:  # noqa: BLE001 - whatever it was, pytest shall show it
-        outbox.send((False, traceback.format_exc()))
+        answer = (False, traceback.format_exc())
+    outbox.send_bytes(pickle.dumps(answer))  # by value: tensors sent as such would need this process to live on
     outbox.close()
     os._exit(0)  # the store and the wires may be broken on purpose: no orderly shutdown

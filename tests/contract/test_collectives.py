@@ -1,0 +1,193 @@
+"""Every collective x payload kind x number of ranks x length: right, equal on all ranks, bytes as documented."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import pytest
+import torch
+
+from collectives.allgather import Allgather
+from collectives.kinds import Bundle, Dense, Sparse, members
+from collectives.memory import MemoryTransport, run_threads
+from collectives.options import OptionError
+from collectives.payload import Payload, PayloadError
+from collectives.ring import Ring
+from collectives.server import Server
+from tests.collectives import COLLECTIVES, Result, check, clone, key_of, refusal
+from tests.payloads import make
+
+KINDS = ("dense", "sparse", "group_sparse", "row_sparse", "seeded", "codes-levels", "triangle", "cholesky", "bundle")
+WORLD_SIZES = (1, 2, 3, 4, 5, 7)
+
+
+def lengths(world_size: int) -> list[int]:
+    return sorted({0, 1, world_size - 1, world_size, world_size + 1, 10_007})
+
+
+def run(name: str, payloads: Sequence[Sequence[Payload]]) -> list[list[Result]]:
+    """By rank and then by payload: (decoded total, bytes sent) when rank r contributes payloads[i][r]."""
+
+    def rank(transport: MemoryTransport) -> list[Result]:
+        collective = COLLECTIVES[name]().bind(transport)
+        results = []
+        for contributions in payloads:
+            before = transport.traffic["gradient"].nbytes
+            total = collective.sum(contributions[transport.rank], key_of(contributions[0]))
+            results.append((total.to_dense(), transport.traffic["gradient"].nbytes - before))
+        collective.close()
+        return results
+
+    return run_threads(rank, len(payloads[0]))
+
+
+@pytest.mark.parametrize("world_size", WORLD_SIZES)
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("name", COLLECTIVES)
+def test_sum(name: str, kind: str, world_size: int) -> None:
+    payloads = [[make(kind, n, torch.float32, rank).payload for rank in range(world_size)] for n in lengths(world_size)]
+    if reason := refusal(COLLECTIVES[name](), payloads[0][0]):
+        assert "use" in reason or "takes" in reason  # what would work
+        return
+    results = run(name, [[clone(payload) for payload in contributions] for contributions in payloads])
+    for contributions, by_rank in zip(payloads, zip(*results, strict=True), strict=True):
+        check(name, contributions, by_rank)
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+@pytest.mark.parametrize("kind", ["dense", "sparse"])
+@pytest.mark.parametrize("name", [name for name in COLLECTIVES if "native" not in name])
+def test_sum_of_short_floats(name: str, kind: str, dtype: torch.dtype) -> None:
+    payloads = [make(kind, 1001, dtype, rank).payload for rank in range(5)]
+    results = run(name, [[clone(payload) for payload in payloads]])
+    check(name, payloads, [by_payload[0] for by_payload in results], itemsize=2)
+
+
+@pytest.mark.parametrize("name", COLLECTIVES)
+def test_integers_are_exact(name: str) -> None:
+    rows = torch.randint(-(2**20), 2**20, (5, 1001), generator=torch.Generator().manual_seed(1))
+
+    def rank(transport: MemoryTransport) -> torch.Tensor:
+        collective = COLLECTIVES[name]().bind(transport)
+        total = collective.sum(Dense(rows[transport.rank].clone()), (0,))
+        collective.close()
+        dense = torch.zeros(1001, dtype=torch.float64)
+        total.add_to_(dense)
+        return dense
+
+    assert all(torch.equal(total, rows.sum(0).double()) for total in run_threads(rank, 5))
+
+
+@pytest.mark.parametrize("name", [name for name in COLLECTIVES if "allgather" not in name])
+def test_max(name: str) -> None:
+    rows = torch.randn(5, 101, generator=torch.Generator().manual_seed(2))
+
+    def rank(transport: MemoryTransport) -> tuple[torch.Tensor, torch.Tensor]:
+        collective = COLLECTIVES[name]().bind(transport)
+        mixed = Bundle([Dense(rows[transport.rank].clone()), Dense(rows[transport.rank].double())])
+        totals = members(collective.sum(mixed, (0, 1), op="max"), [101, 101])
+        with pytest.raises(PayloadError, match=r"maximum|element by element"):
+            collective.sum(Sparse(3, torch.tensor([1]), torch.tensor([1.0])), (0,), op="max")
+        collective.close()
+        return totals[0].to_dense(), totals[1].to_dense()
+
+    for single, double in run_threads(rank, 5):
+        assert torch.equal(single, rows.max(0).values)
+        assert torch.equal(double, rows.max(0).values)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("world_size", [1, 2, 5])
+def test_broadcast(kind: str, world_size: int) -> None:
+    source = world_size - 1
+    expected = make(kind, 1001, torch.float32).payload
+
+    def rank(transport: MemoryTransport) -> tuple[torch.Tensor, int]:
+        mine = expected if transport.rank == source else None
+        total = Ring().bind(transport).broadcast(mine, source, (0,))
+        return total.to_dense(), transport.traffic["gradient"].nbytes
+
+    results = run_threads(rank, world_size)
+    assert all(torch.equal(total, expected.to_dense()) for total, _ in results)
+    assert sum(sent for _, sent in results) == (world_size - 1) * expected.nbytes
+
+
+def test_bytes_by_hand_dense_ring() -> None:
+    """10 fp32 elements, 3 ranks, chunks of 4, 3, 3. Rank 0 sends chunks 0, 2, then 1, 0: 14 elements; others 13."""
+    rows = [[Dense(torch.ones(10)) for _ in range(3)]]
+    assert [sent for [(_, sent)] in run("ring", rows)] == [56, 52, 52]
+
+
+def test_bytes_by_hand_sparse_ring() -> None:
+    """2 ranks, 400 elements, one entry each, at 0 and at 399. A chunk holds 200 elements, so an index takes 1 byte.
+
+    A chunk with one entry: 16 + 4 + 1 = 21 bytes. Rank 0 sends its chunk 0 (1 entry) and then the finished chunk 1
+    (the other's entry): 42. Rank 1 sends its chunk 1 and then the finished chunk 0: 42.
+    """
+    payloads = [Sparse(400, torch.tensor([399 * rank]), torch.tensor([1.0])) for rank in range(2)]
+    assert [sent for [(_, sent)] in run("ring", [list(payloads)])] == [42, 42]
+
+
+def test_bytes_by_hand_server() -> None:
+    """3 ranks, 5 fp16 values: 16 + 10 bytes up from each worker, and as many down to each."""
+    payloads = [Dense(torch.ones(5, dtype=torch.float16)) for _ in range(3)]
+    assert [sent for [(_, sent)] in run("server", [list(payloads)])] == [52, 26, 26]
+
+
+def test_bytes_by_hand_tree() -> None:
+    """4 ranks, 25 fp32 values: rank 0 sends to 1 and 2; rank 1 to 0 and 3; ranks 2 and 3 upwards."""
+    payloads = [Dense(torch.ones(25)) for _ in range(4)]
+    assert [sent for [(_, sent)] in run("tree", [list(payloads)])] == [200, 200, 100, 100]
+
+
+def test_server_that_encodes_its_answer_keeps_what_it_lost() -> None:
+    """Elements below 1 stay with the server until they add up, but only steps that were committed count."""
+    steps = [("commit", 0.6, 0.0), ("drop", 0.6, 1.2), ("commit", 0.6, 1.2), ("commit", 0.6, 0.0)]
+
+    def rank(transport: MemoryTransport) -> list[float]:
+        server = Server(downlink="recode", placement="sharded").bind(transport)
+        server.recode = lambda total, key: Sparse(
+            total.numel(), (total.abs() >= 1).nonzero().view(-1), total[total.abs() >= 1]
+        )
+        answers = []
+        for decision, value, _ in steps:
+            payload = Sparse(4, torch.tensor([2]), torch.tensor([value / transport.world_size]))
+            answers.append(float(server.sum(payload, (7,)).to_dense()[2]))
+            server.commit() if decision == "commit" else server.drop()
+        resumed = Server(downlink="recode", placement="sharded").bind(transport)
+        resumed.load_state_dict(server.state_dict())
+        assert server.state_dict()["residuals"].keys() == resumed.state_dict()["residuals"].keys()
+        return answers
+
+    for answers in run_threads(rank, 2):
+        assert answers == pytest.approx([expected for _, _, expected in steps])
+
+
+def test_server_asks_for_what_encodes_its_answer() -> None:
+    def rank(transport: MemoryTransport) -> None:
+        server = Server(downlink="recode").bind(transport)
+        if transport.rank == 0:
+            with pytest.raises(OptionError, match="downlink=dense or union"):
+                server.sum(Sparse(4, torch.tensor([2]), torch.tensor([1.0])), (7,))
+        else:
+            server.push((7,), Sparse(4, torch.tensor([2]), torch.tensor([1.0])))
+
+    run_threads(rank, 2)
+
+
+def test_server_root_must_exist() -> None:
+    def rank(transport: MemoryTransport) -> None:
+        with pytest.raises(OptionError, match="root=2 is not possible with 2 ranks"):
+            Server(root=2).bind(transport)
+
+    run_threads(rank, 2)
+
+
+def test_payload_of_an_unexpected_length_is_refused_not_sent() -> None:
+    """A rank whose payload is longer than the others expect would end their processes on gloo; it must stop itself."""
+
+    def rank(transport: MemoryTransport) -> None:
+        with pytest.raises(PayloadError, match="longer than the"):
+            Allgather().bind(transport).sum_like(Dense(torch.ones(100_000)), (0,), "sum", layout=Dense(torch.ones(3)))
+
+    run_threads(rank, 2)

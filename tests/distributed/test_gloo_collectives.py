@@ -1,0 +1,52 @@
+"""The collectives over gloo: seven processes are spawned once, and two, three, ... of them form the ranks in turn."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+
+from collectives.distributed import DistributedTransport
+from collectives.payload import Payload
+from tests.collectives import COLLECTIVES, Result, check, clone, key_of, refusal
+from tests.payloads import make
+from tests.ranks import run_ranks
+
+WORLD_SIZES = (2, 3, 4, 5, 7)
+CASES = [("dense", 6), ("dense", 10_007), ("bundle", 10_007), ("codes-levels", 10_007)]
+Case = tuple[str, int, str, int]
+"""collective, world size, payload kind, length"""
+
+
+def contributions(case: Case) -> list[Payload]:
+    _, world_size, kind, length = case
+    return [make(kind, length, dtype=torch.float32, seed=rank).payload for rank in range(world_size)]
+
+
+def sum_all_cases(rank: int) -> dict[Case, Result]:
+    results = {}
+    for world_size in WORLD_SIZES:
+        group = dist.new_group(list(range(world_size)))
+        if not isinstance(group, dist.ProcessGroup):
+            continue  # this process sits out
+        transport = DistributedTransport(group, timeout_s=30.0)
+        for name in COLLECTIVES:
+            collective = COLLECTIVES[name]().bind(transport)
+            for kind, length in CASES:
+                case = (name, world_size, kind, length)
+                payload = contributions(case)[rank]
+                if not refusal(collective, payload):
+                    before = transport.traffic["gradient"].nbytes
+                    total = collective.sum(clone(payload), key_of(payload)).to_dense()
+                    results[case] = (total, transport.traffic["gradient"].nbytes - before)
+            collective.close()
+    return results
+
+
+def test_sums_over_gloo(tmp_path: Path) -> None:
+    by_rank = run_ranks(sum_all_cases, max(WORLD_SIZES), tmp_path, timeout_s=110.0)
+    assert len(by_rank[0]) > 250
+    for case in by_rank[0]:
+        name, world_size, _, _ = case
+        check(name, contributions(case), [results[case] for results in by_rank[:world_size]])
