@@ -47,6 +47,10 @@ def test_options_belong_to_the_spec_before_them() -> None:
     assert split_list(text) == ["none", "group_topk:ratio=0.01,value_dtype=fp32", "ring"]
 
 
+def test_an_option_without_a_component_is_a_name_that_does_not_exist() -> None:
+    assert split_list("topk,ratio=0.01") == ["topk", "ratio=0.01"]
+
+
 def test_a_list_of_nothing_is_refused() -> None:
     with pytest.raises(UsageError, match="names no component"):
         split_list(" , ")
