@@ -27,14 +27,12 @@ class Expected:
 
     def __init__(self, collective: Collective, payloads: list[Payload]) -> None:
         serial = serial_sum(collective, payloads)
-        if serial is not None:
-            self._exact, self._bound = serial.double(), torch.zeros(())
-        else:
-            self._exact, self._bound = error_bound(payloads)
+        self._expected, self._bound = (serial, torch.zeros(())) if serial is not None else error_bound(payloads)
 
     def num_wrong(self, values: torch.Tensor) -> int:
         """Elements of a dense sum [numel] that are not as expected; NaN never is."""
-        return int(((values.double() - self._exact).abs() > self._bound).logical_or(values.isnan()).sum())
+        off = (values.to(self._expected.dtype) - self._expected).abs()
+        return int((off > self._bound).logical_or(off.isnan()).sum())
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
