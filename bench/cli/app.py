@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from bench.cli import collectives, compare, data, doctor, run
+from bench.cli import collectives, compare, compressors, data, doctor, run
 from bench.cli import list as list_
 from bench.core.environment import version_of
 from bench.core.errors import BenchError
@@ -29,6 +29,7 @@ app = typer.Typer(
 app.command("run", epilog=run.EXAMPLES)(run.run)
 app.command("compare", epilog=compare.EXAMPLES)(compare.compare)
 app.command("collectives", epilog=collectives.EXAMPLES)(collectives.collectives)
+app.command("compressors", epilog=compressors.EXAMPLES)(compressors.compressors)
 app.command("list", epilog=list_.EXAMPLES)(list_.list_components)
 app.command("data", epilog=data.EXAMPLES)(data.data)
 app.command("doctor", epilog=doctor.EXAMPLES)(doctor.doctor)

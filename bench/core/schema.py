@@ -279,6 +279,73 @@ COLLECTIVES: tuple[Column, ...] = (
     ),
 )
 
+COMPRESSORS: tuple[Column, ...] = (
+    _column("what", "compressor", str, "compressor, options that differ from their default"),
+    _column("what", "model", str, "model whose layers' gradients are encoded"),
+    _column("what", "dataset", str, "data set of recorded gradients; gives the number of classes"),
+    _column("what", "gradients", str, "synthetic, or recorded in real training steps"),
+    _column("what", "numel", int, "elements of the gradient"),
+    _column("what", "dense_bytes", int, "bytes of the gradient in fp32", unit="bytes"),
+    _column("what", "bucket_mb", float, "size of the buckets that layers are laid into", unit="MiB"),
+    _column("what", "seed", int, "seed of weights, gradients and compressors"),
+    _column("what", "repeats", int, "timed turns of each compressor"),
+    _column("what", "device", str, "cpu or cuda"),
+    _column("what", "threads", int, "threads for tensor operations"),
+    _column(
+        "size",
+        "packed_bytes",
+        float,
+        "packed payload with headers, all buckets, mean over turns",
+        unit="bytes",
+        better="lower",
+    ),
+    _column("size", "compression_ratio", float, "dense_bytes / packed_bytes", better="higher"),
+    _column("size", "bits_per_element", float, "8 x packed_bytes / numel", unit="bits", better="lower"),
+    _column("size", "effective_density", float, "entries sent / entries of the gradient"),
+    _column(
+        "loss",
+        "relative_error",
+        float,
+        "norm(x - C(x)) / norm(x), mean over turns; x: the gradient plus what earlier turns kept, C(x): what arrives",
+        better="lower",
+    ),
+    _column("loss", "cosine", float, "cosine of the angle between x and C(x), mean over turns", better="higher"),
+    _column(
+        "loss",
+        "contraction_seen",
+        float,
+        "norm(x - C(x))^2 / norm(x)^2, mean over turns, of the layer or bucket where it is largest",
+        better="lower",
+    ),
+    _column(
+        "loss",
+        "contraction_proved",
+        float,
+        "the largest it can be for any x, in expectation for methods that draw at random (empty: nothing is proved)",
+    ),
+    _column(
+        "speed",
+        "encode_s",
+        float,
+        "time until the payload is packed, residual added and kept; of several rounds all, median over turns",
+        unit="s",
+        better="lower",
+        fixed=False,
+    ),
+    _column("speed", "encode_Bps", float, "dense_bytes / encode_s", unit="bytes/s", better="higher", fixed=False),
+    _column(
+        "speed",
+        "decode_s",
+        float,
+        "time from one packed payload to the update, median over turns",
+        unit="s",
+        better="lower",
+        fixed=False,
+    ),
+    _column("speed", "decode_Bps", float, "dense_bytes / decode_s", unit="bytes/s", better="higher", fixed=False),
+    *(column for column in METRICS if column.group == "origin"),
+)
+
 METRICS_BY_NAME: Mapping[str, Column] = {column.name: column for column in METRICS}
 
 

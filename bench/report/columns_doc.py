@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 from pathlib import Path
 
-from bench.core.schema import COLLECTIVES, LAYERS, METRICS, Column
+from bench.core.schema import COLLECTIVES, COMPRESSORS, LAYERS, METRICS, Column
 
 README = Path("results/README.md")
 
@@ -70,12 +70,22 @@ print(last.groupby(["compressor", "collective"])[["test_accuracy", "samples_per_
 One row per collective, payload and size, as nccl-tests counts; `bench collectives` appends, so files of several calls
 need no merging.
 
-{collectives}"""
+{collectives}
+## CSV of bench compressors --out
+
+One row per compressor; `bench compressors` appends too, and `started_at` tells the calls apart.
+
+{compressors}"""
 
 
 def document() -> str:
     """The whole text of results/README.md."""
-    return _TEMPLATE.format(metrics=_sections(METRICS), layers=_sections(LAYERS), collectives=_sections(COLLECTIVES))
+    return _TEMPLATE.format(
+        metrics=_sections(METRICS),
+        layers=_sections(LAYERS),
+        collectives=_sections(COLLECTIVES),
+        compressors=_sections(COMPRESSORS),
+    )
 
 
 def _sections(columns: tuple[Column, ...]) -> str:

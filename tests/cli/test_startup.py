@@ -39,7 +39,9 @@ def bench(*arguments: str, **variables: str) -> tuple[str, set[str]]:
 
 
 @pytest.mark.parametrize(
-    "command", [(), ("run",), ("compare",), ("collectives",), ("list",), ("data",), ("doctor",)], ids=" ".join
+    "command",
+    [(), ("run",), ("compare",), ("collectives",), ("compressors",), ("list",), ("data",), ("doctor",)],
+    ids=" ".join,
 )
 def test_help_imports_nothing_heavy(command: tuple[str, ...]) -> None:
     out, loaded = bench(*command, "--help")

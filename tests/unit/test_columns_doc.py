@@ -2,7 +2,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from bench.core.schema import COLLECTIVES, LAYERS, METRICS
+from bench.core.schema import COLLECTIVES, COMPRESSORS, LAYERS, METRICS
 from bench.report.columns_doc import document
 
 README = Path(__file__).parents[2] / "results" / "README.md"
@@ -14,5 +14,5 @@ def test_the_committed_readme_is_what_the_schema_says() -> None:
 
 def test_every_column_has_its_line() -> None:
     lines = document().splitlines()
-    for column in (*METRICS, *LAYERS, *COLLECTIVES):
+    for column in (*METRICS, *LAYERS, *COLLECTIVES, *COMPRESSORS):
         assert any(line.startswith(f"| `{column.name}` |") and line.endswith(f"| {column.meaning} |") for line in lines)

@@ -1,0 +1,64 @@
+"""The table of `bench compressors`: what a compressor sends, what that loses, and what it takes to make it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, Literal
+
+from bench.core.units import format_bytes, format_seconds
+from bench.report.formats import NOTHING, format_factor
+from bench.report.tables import Cell, Column, Table
+
+Row = dict[str, Any]
+
+_NOTES = (
+    "error, cosine: what arrives against what was to be sent, the gradient plus what earlier steps kept back",
+    "contraction: the squared error of the worst layer or bucket, beside what is proved for any gradient (in "
+    "expectation for methods that draw at random; - where nothing is)",
+    "GB/s: bytes of the dense gradient per second of encoding or decoding",
+)
+
+
+def compressors_table(rows: Sequence[Row], subtitle: str) -> Table:
+    """What a terminal shows.
+
+    Args:
+        rows: columns of `COMPRESSORS`.
+        subtitle: how it was measured.
+    """
+    return Table(
+        title=f"Compressors on {rows[0]['gradients']} gradients of {rows[0]['model']}" if rows else "Nothing measured",
+        subtitle=subtitle,
+        columns=[Column(heading=heading, align=align, priority=priority) for heading, align, priority, _ in _COLUMNS],
+        rows=[[Cell(text=text(row) or NOTHING) for _, _, _, text in _COLUMNS] for row in rows],
+        notes=_NOTES if rows else (),
+    )
+
+
+def _seconds(name: str) -> Callable[[Row], str]:
+    return lambda row: format_seconds(row[name])
+
+
+def _gigabytes(name: str) -> Callable[[Row], str]:
+    return lambda row: f"{row[name] / 1e9:.3g}"
+
+
+def _share(name: str) -> Callable[[Row], str | None]:
+    """Four decimals; what is below one never shows as one."""
+    return lambda row: None if row[name] is None else "<1" if 0.99995 <= row[name] < 1 else f"{row[name]:.4f}"
+
+
+_COLUMNS: tuple[tuple[str, Literal["left", "right"], int, Callable[[Row], str | None]], ...] = (
+    ("compressor", "left", 0, lambda row: str(row["compressor"])),
+    ("packed", "right", 1, lambda row: format_bytes(row["packed_bytes"])),
+    ("ratio", "right", 1, lambda row: f"{format_factor(row['compression_ratio'])}x"),
+    ("bits per\nelement", "right", 1, lambda row: f"{row['bits_per_element']:.3g}"),
+    ("error", "right", 1, _share("relative_error")),
+    ("cosine", "right", 1, _share("cosine")),
+    ("contraction\nseen", "right", 2, _share("contraction_seen")),
+    ("proved", "right", 2, _share("contraction_proved")),
+    ("encode", "right", 1, _seconds("encode_s")),
+    ("GB/s", "right", 1, _gigabytes("encode_Bps")),
+    ("decode", "right", 1, _seconds("decode_s")),
+    ("GB/s", "right", 1, _gigabytes("decode_Bps")),
+)
