@@ -5,7 +5,7 @@
 set -euo pipefail
 
 out=${1:-results/runs/demo-$(date -u +%Y%m%dT%H%M%S)}
-recipe=(--dataset digits --model small_cnn --world-size 2 --epochs 10 --eval-every 2 --target-accuracy 0.95)
+recipe=(--dataset digits --model small_cnn --world-size 2 --epochs 8 --eval-every 2 --target-accuracy 0.95)
 methods=(
     "none native"
     "bf16 native"
