@@ -28,6 +28,7 @@ from bench.core.config import RunConfig
 from bench.optimizers.base import Optimizer
 from bench.train.master import Master
 from collectives.distributed import DistributedTransport
+from collectives.kinds.dense import Dense
 from collectives.parameter_server import Answer, BoundedStaleness, Closing, OnArrival, ParameterServer, Session, Worker
 from collectives.payload import unpack
 from collectives.server import Server
@@ -110,8 +111,10 @@ class AsynchronousServer:
     @torch.no_grad()
     def _take(self, answer: Answer) -> None:
         for layer, packed in zip(self.layers, answer.parameters, strict=True):
+            weights = unpack(packed)
             assert layer.weight is not None
-            layer.weight.copy_(unpack(packed).to_dense().view(layer.shape))
+            assert isinstance(weights, Dense)
+            layer.weight.copy_(weights.values.view(layer.shape))
 
 
 class Pusher:

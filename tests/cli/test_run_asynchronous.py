@@ -1,0 +1,41 @@
+"""A real job in which ranks do not wait for each other, beside one in which they do; one rank is slow on purpose."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests.cli.invoke import execute, only_run, rows
+
+EPOCHS, BATCH, WORLD_SIZE, TRAIN_SIZE = 2, 16, 2, 320
+STEPS_PER_EPOCH = TRAIN_SIZE // WORLD_SIZE // BATCH
+
+
+def train(out: Path, mode: str) -> list[dict[str, str]]:
+    """The rows of a run."""
+    answer = execute(
+        "run", "--model", "linear", "--train-size", str(TRAIN_SIZE), "--test-size", "64", "--batch-size", str(BATCH),
+        "--epochs", str(EPOCHS), "--collective", f"server:mode={mode}", "--straggler", "rank=1,slowdown=40",
+        "--threads", "1", "--out", str(out),
+    )  # fmt: skip
+    assert answer.code == 0, answer.error
+    return rows(only_run(out))
+
+
+@pytest.mark.timeout(240)
+def test_nobody_waits_for_a_slow_rank(tmp_path: Path) -> None:
+    waiting, free = train(tmp_path / "bsp", "bsp"), train(tmp_path / "asp", "asp")
+    for run in (waiting, free):
+        assert [int(row["step"]) for row in run] == [STEPS_PER_EPOCH, 2 * STEPS_PER_EPOCH]
+        assert [float(row["epoch"]) for row in run] == [1.0, 2.0]
+        assert {row["replicas_in_sync"] for row in run} == {"true"}
+        assert {row["straggler"] for row in run} == {"rank=1,slowdown=40"}
+        assert run[-1]["status"] == "ok"
+    assert [int(row["samples"]) for row in waiting] == [TRAIN_SIZE, 2 * TRAIN_SIZE]
+    for epoch, row in enumerate(free, 1):
+        assert 0 <= int(row["samples"]) - epoch * TRAIN_SIZE < WORLD_SIZE * BATCH
+    assert {row["staleness_mean"] for row in waiting} == {""}
+    assert all(0 < float(row["staleness_mean"]) < float(row["staleness_max"]) for row in free)
+    assert float(free[-1]["samples_per_s"]) > 1.5 * float(waiting[-1]["samples_per_s"])
+    assert float(free[-1]["train_time_s"]) < float(waiting[-1]["train_time_s"])

@@ -1,0 +1,189 @@
+"""The wire between workers and the parameter server, over the in-memory transport: what travels, what is counted."""
+
+from __future__ import annotations
+
+import random
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import pytest
+import torch
+
+from collectives.errors import PayloadError
+from collectives.kinds import Dense
+from collectives.memory import MemoryTransport, MemoryWires
+from collectives.parameter_server import Answer, BoundedStaleness, Closing, OnArrival, ParameterServer
+from collectives.payload import unpack
+from collectives.server_link import SERVER, WORKER, RemoteServer, Say, Word, serve
+from tests.parameters import Recorded
+from tests.payloads import MAKERS, make
+
+CONTROL_BYTES = 24
+
+
+class Star:
+    """A server in this thread's process and workers at the other end of wires."""
+
+    def __init__(self, server: ParameterServer, numels: Sequence[int]) -> None:
+        self.failures: list[BaseException] = []
+        self.ends: list[MemoryTransport] = []  # the server's
+        self.workers: list[RemoteServer] = []
+        self.worker_ends: list[MemoryTransport] = []
+        self.threads: list[threading.Thread] = []
+        for rank in range(server.world_size):
+            wires = MemoryWires(2)
+            self.ends.append(wires.transport(SERVER))
+            self.worker_ends.append(wires.transport(WORKER))
+            self.workers.append(RemoteServer(self.worker_ends[-1], numels))
+            arguments = (self.ends[-1], server.join(rank), numels)
+            self.threads.append(threading.Thread(target=self._serve, args=arguments, daemon=True))
+        for thread in self.threads:
+            thread.start()
+
+    def _serve(self, *arguments: Any) -> None:
+        try:
+            serve(*arguments)
+        except (PayloadError, RuntimeError) as error:
+            self.failures.append(error)
+
+
+@contextmanager
+def star(server: ParameterServer, numels: Sequence[int]) -> Iterator[Star]:
+    """The star; afterwards all workers have left, and the server's threads have ended."""
+    made = Star(server, numels)
+    yield made
+    for worker in made.workers:
+        worker.leave()
+    for thread in made.threads:
+        thread.join(5)
+        assert not thread.is_alive()
+    assert made.failures == []
+
+
+def at_once(*work: Callable[[], Answer]) -> list[Answer]:
+    answers: dict[int, Answer] = {}
+    threads = [
+        threading.Thread(target=lambda i=index, f=function: answers.update({i: f()}), daemon=True)
+        for index, function in enumerate(work)
+    ]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(20)
+    return [answers[index] for index in range(len(work))]
+
+
+def closing(index: int = 0, *, dropped: bool = False) -> Closing:
+    return Closing(index=index, epoch=0, lr=0.1, dropped=dropped)
+
+
+@pytest.mark.parametrize("kind", MAKERS)
+def test_every_kind_of_payload_arrives_and_is_counted(kind: str) -> None:
+    examples = [make(kind, 1024, torch.float32, seed) for seed in range(2)]
+    numels = [example.payload.numel for example in examples]
+    parameters = Recorded(numels)
+    with star(OnArrival(parameters, 1, 20.0), numels) as links:
+        for layer_id in (1, 0):  # backward's order
+            links.workers[0].push(layer_id, examples[layer_id].payload)
+        answer = links.workers[0].end_clock(closing())
+        sent, answered = links.worker_ends[0].traffic, links.ends[0].traffic
+        assert (sent["gradient"].nbytes, sent["gradient"].messages) == (sum(e.payload.nbytes for e in examples), 2)
+        assert (sent["control"].nbytes, answered["control"].nbytes) == (CONTROL_BYTES, CONTROL_BYTES)
+        assert (answered["gradient"].nbytes, answered["gradient"].messages) == (sum(16 + 4 * n for n in numels), 2)
+        assert answered["state"].nbytes == 0
+    for example, values, packed in zip(examples, parameters.values, answer.parameters, strict=True):
+        torch.testing.assert_close(values, example.dense)
+        assert torch.equal(unpack(packed).to_dense(), values)
+
+
+def test_what_settling_sends_is_state() -> None:
+    with star(OnArrival(Recorded([5, 0]), 1, 20.0), [5, 0]) as links:
+        answer = links.workers[0].settle()
+        traffic = links.ends[0].traffic
+        assert traffic["state"].nbytes == (16 + 20) + 16
+        assert traffic["gradient"].nbytes == 0
+    assert (answer.version, answer.num_steps, answer.staleness) == (0, 0, None)
+
+
+def test_a_worker_tells_where_it_is_and_what_it_drops() -> None:
+    parameters = Recorded([2])
+    with star(OnArrival(parameters, 2, 20.0), [2]) as links:
+        first, second = links.workers
+        first.push(0, Dense(torch.ones(2)))
+        assert first.end_clock(closing(7)).staleness == 0
+        first.push(0, Dense(torch.ones(2)))
+        assert first.end_clock(closing(8, dropped=True)).staleness is None
+        second.push(0, Dense(torch.ones(2)))
+        answer = second.end_clock(closing(9))
+    assert (answer.version, answer.num_steps, answer.staleness) == (2, 1, 1)
+    assert parameters.applied == [([(0, 7)], 1), ([(1, 9)], 1)]
+
+
+def test_a_clock_may_have_no_payload_at_all() -> None:
+    parameters = Recorded([2, 3])
+    with star(OnArrival(parameters, 1, 20.0), [2, 3]) as links:
+        for index in range(3):
+            assert links.workers[0].end_clock(closing(index)).num_steps == index + 1
+
+
+@pytest.mark.parametrize("staleness", [0, 2])
+def test_the_bound_holds_over_wires(staleness: int) -> None:
+    numels = [4, 2]
+    parameters = Recorded(numels)
+    seen: list[tuple[int, int]] = []
+
+    def work(worker: RemoteServer, rank: int) -> Answer:
+        dice = random.Random(rank)
+        for index in range(15):
+            for layer_id in (1, 0):
+                time.sleep(dice.random() * 0.002)
+                worker.push(layer_id, Dense(torch.full((numels[layer_id],), 3.0)))
+            seen.append((index + 1, worker.end_clock(closing(index)).version))
+        return worker.settle()
+
+    with star(BoundedStaleness(parameters, 3, 20.0, staleness=staleness), numels) as links:
+        answers = at_once(*(lambda w=w, r=r: work(w, r) for r, w in enumerate(links.workers)))
+    assert len(seen) == 45
+    assert all(started - staleness <= version <= started for started, version in seen)
+    assert {answer.version for answer in answers} == {15}
+    assert parameters.values[0].tolist() == [45.0] * 4
+
+
+def hostile_messages() -> list[tuple[str, torch.Tensor]]:
+    dice = random.Random(1)
+    too_far, too_long = Dense(torch.ones(3)), Dense(torch.ones(4))
+    too_far.tensor_id = 1
+    unknown = Word(Say.APPLY).pack()
+    unknown[2] = 9
+    return [
+        ("noise", torch.tensor([dice.randrange(256) for _ in range(64)], dtype=torch.uint8)),
+        ("a layer that is not there", too_far.pack()),
+        ("too many elements", too_long.pack()),
+        ("a word that means nothing", unknown),
+    ]
+
+
+@pytest.mark.parametrize(("name", "message"), hostile_messages(), ids=[name for name, _ in hostile_messages()])
+def test_what_no_worker_sends_is_refused(name: str, message: torch.Tensor) -> None:
+    wires = MemoryWires(2)
+    sender = wires.transport(WORKER)
+    sender.send(message.contiguous(), SERVER)
+    parameters = Recorded([3])
+    with pytest.raises(PayloadError):
+        serve(wires.transport(SERVER), OnArrival(parameters, 1, 20.0).join(0), [3])
+    assert parameters.applied == []
+
+
+def test_a_payload_longer_than_the_server_has_room_for_never_leaves() -> None:
+    wires = MemoryWires(2)
+    worker = RemoteServer(wires.transport(WORKER), [3])
+    with pytest.raises(PayloadError, match="longer than"):
+        worker.push(0, Dense(torch.ones(100_000)))
+
+
+def test_more_layers_than_a_header_can_number_are_refused() -> None:
+    with pytest.raises(PayloadError, match="at most 65536 layers"):
+        RemoteServer(MemoryWires(2).transport(WORKER), [1] * 65537)
