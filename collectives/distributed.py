@@ -17,6 +17,7 @@ import torch
 import torch.distributed as dist
 from torch.distributed.distributed_c10d import PrefixStore, _get_default_store
 
+from collectives.liveness import liveness
 from collectives.transport import Ledger, Pending, Receive, ReduceOp, Send, Transport, TransportError, wait_all
 
 _OPS = {"sum": dist.ReduceOp.SUM, "max": dist.ReduceOp.MAX}
@@ -46,6 +47,7 @@ class DistributedTransport(Transport):
         self.device = device if device is not None else _default_device(self.in_step)
         self.timeout_s = timeout_s
         self.ledger = Ledger()
+        self._liveness = liveness()
 
     def name(self, rank: int) -> int:
         """As the base class says."""
@@ -155,15 +157,27 @@ class DistributedTransport(Transport):
         try:
             work.wait(datetime.timedelta(seconds=self.timeout_s))
         except RuntimeError as error:
-            reason = str(error).partition("\n")[0]
-            raise TransportError(
-                f"rank {self.name(self.rank)}: the backend's own collective failed: {reason}"
-            ) from error
+            raise self._lost(None, error) from error
 
-    def _lost(self, rank: int, error: RuntimeError) -> TransportError:
-        me, peer = self.name(self.rank), self.name(rank)
-        reason = f"did not answer within {self.timeout_s:g} s" if "imed out" in str(error) else "is no longer connected"
-        return TransportError(f"rank {me} waited for rank {peer}, which {reason}", lost_rank=peer)
+    def _lost(self, waited_for: int | None, error: RuntimeError) -> TransportError:
+        """The error that says which rank is lost, found out from the others; `waited_for` is None for all of them."""
+        ranks = [self.name(rank) for rank in range(self.world_size)]
+        peer = None if waited_for is None else self.name(waited_for)
+        verdict = self._liveness.find_lost(self._group.group_name, ranks, peer)
+        me = f"rank {self.name(self.rank)}"
+        if verdict.is_cut_off:
+            return TransportError(f"{me} lost all other ranks: neither they nor the rendezvous store answer any more")
+        if verdict.lost:
+            lost = " and ".join(f"rank {rank}" for rank in verdict.lost)
+            return TransportError(f"{me} lost {lost}, which does not answer any more", lost_rank=verdict.lost[0])
+        if verdict.late is not None:
+            return TransportError(
+                f"{me} waited {self.timeout_s:g} s for rank {verdict.late}, which is alive but did not take part; "
+                "a slow rank needs a longer timeout",
+                lost_rank=verdict.late,
+            )
+        reason = str(error).partition("\n")[0]
+        return TransportError(f"{me}: the backend's own collective failed though all ranks are alive: {reason}")
 
 
 class _Message(Pending):

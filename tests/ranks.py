@@ -38,7 +38,7 @@ def run_ranks(
         tmp_path: an empty folder; holds the rendezvous file.
         timeout_s: for everything together, start of the processes included.
         args: further arguments of `fn`; must pickle, as must its result.
-        may_die: ranks that may end without an answer; their result is None.
+        may_die: ranks that may end or stop without an answer; their result is None.
     """
     context = multiprocessing.get_context("spawn")
     store = str(tmp_path / f"rendezvous-{time.monotonic_ns()}")
@@ -63,7 +63,7 @@ def run_ranks(
 def _collect(inboxes: list[Connection], processes: list[Any], deadline: float, may_die: Collection[int]) -> list[Any]:
     results: list[Any] = [None] * len(inboxes)
     waiting: dict[Any, int] = dict(zip(inboxes, range(len(inboxes)), strict=True))
-    while waiting:
+    while set(waiting.values()) - set(may_die):
         ready = multiprocessing.connection.wait(list(waiting), timeout=max(0.0, deadline - time.monotonic()))
         if not ready:
             pytest.fail(f"no answer from rank {', '.join(map(str, sorted(waiting.values())))} in time", pytrace=False)

@@ -1,0 +1,144 @@
+"""What the ranks that remain say when one is killed, stopped or late: real processes, real signals."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from pathlib import Path
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch.distributed import HashStore, Store  # type: ignore[attr-defined]
+
+from collectives.distributed import DistributedTransport
+from collectives.kinds import Dense
+from collectives.liveness import Liveness, Verdict
+from collectives.native import Native
+from collectives.pool import Pool
+from collectives.ring import Ring
+from collectives.transport import TransportError
+from tests.ranks import run_ranks
+
+TIMEOUT_S = 3.0
+LATE, KILLED = 1, 2
+
+
+def dense() -> Dense:
+    return Dense(torch.ones(1000))
+
+
+def own_group(timeout_s: float = TIMEOUT_S) -> DistributedTransport:
+    group = dist.new_group()
+    assert isinstance(group, dist.ProcessGroup)
+    return DistributedTransport(group, timeout_s=timeout_s)
+
+
+def failure(collective: Ring | Native | Pool) -> tuple[str, int | None]:
+    def sum_on_and_on() -> None:
+        for _ in range(100):
+            collective.sum(dense(), (0,))
+
+    with pytest.raises(TransportError) as caught:
+        sum_on_and_on()
+    return str(caught.value), caught.value.lost_rank
+
+
+def late_then_killed(rank: int) -> list[tuple[str, int | None]]:
+    late, ring, native, pool = (
+        Ring().bind(own_group()),
+        Ring().bind(own_group()),
+        Native().bind(own_group()),
+        Pool(slot_bytes=4096).bind(own_group()),
+    )
+    for collective in (late, ring, native, pool):
+        collective.sum(dense(), (0,))
+    said: list[tuple[str, int | None]] = []
+    if rank == LATE:
+        time.sleep(3 * TIMEOUT_S)
+    else:
+        said.append(failure(late))
+    if rank == KILLED:
+        os.kill(os.getpid(), signal.SIGKILL)
+    return said + [failure(collective) for collective in (ring, native, pool)]
+
+
+def test_ranks_name_the_one_that_is_late_and_the_one_that_was_killed(tmp_path: Path) -> None:
+    before = set(Path("/dev/shm").iterdir())
+    by_rank = run_ranks(late_then_killed, 4, tmp_path, timeout_s=100.0, may_die=[KILLED])
+    for rank in (0, 3):
+        message, lost = by_rank[rank][0]
+        assert lost == LATE
+        assert f"rank {rank} waited 3 s for rank 1, which is alive but did not take part" in message
+    for rank in (0, 1, 3):
+        ring, native, pool = by_rank[rank][-3:]
+        assert ring == native == (f"rank {rank} lost rank 2, which does not answer any more", KILLED)
+        assert pool[0].startswith(f"rank {rank} waited at the pool for rank 2")
+        assert pool[1] == KILLED
+    assert set(Path("/dev/shm").iterdir()) <= before
+
+
+def stop_rank_1(rank: int) -> tuple[str, int | None]:
+    ring = Ring().bind(own_group())
+    ring.sum(dense(), (0,))
+    if rank == 1:
+        os.kill(os.getpid(), signal.SIGSTOP)
+    return failure(ring)
+
+
+def test_ranks_name_the_one_that_was_stopped(tmp_path: Path) -> None:
+    by_rank = run_ranks(stop_rank_1, 3, tmp_path, timeout_s=60.0, may_die=[1])
+    assert [by_rank[rank][1] for rank in (0, 2)] == [1, 1]
+
+
+def roll(store: Store, rank: int) -> Liveness:
+    return Liveness(store, rank, poll_s=0.02, grace_s=0.5)
+
+
+def test_a_running_rank_answers_and_an_ended_one_does_not() -> None:
+    store = HashStore()
+    first, second = roll(store, 0), roll(store, 1)
+    assert first.find_lost("g", [0, 1], 1) == Verdict(late=1)
+    second.stop()
+    time.sleep(0.1)
+    assert first.find_lost("g", [0, 1], 1) == Verdict(lost=(1,))
+    first.stop()
+
+
+def test_the_late_rank_is_the_one_that_waits_for_nobody() -> None:
+    store = HashStore()
+    parts = [roll(store, rank) for rank in range(4)]
+    for rank in (1, 2):
+        parts[rank].find_lost("g", [0, 1, 2, 3], rank + 1)
+    assert parts[0].find_lost("g", [0, 1, 2, 3], 1) == Verdict(late=3)
+    for part in parts:
+        part.stop()
+
+
+def test_the_first_verdict_stands() -> None:
+    """Rank 0 finds rank 2 lost and leaves; rank 1 must not take rank 0 for the one that was lost."""
+    store = HashStore()
+    first, second = roll(store, 0), roll(store, 1)
+    assert first.find_lost("g", [0, 1, 2], 2) == Verdict(lost=(2,))
+    first.stop()
+    time.sleep(0.1)
+    assert second.find_lost("g", [0, 1, 2], 0) == Verdict(lost=(2,))
+    second.stop()
+
+
+class UnreachableStore(Store):
+    """What a rank sees whose link is down: a call takes forever."""
+
+    def set(self, key: str, value: str) -> None:
+        time.sleep(60)
+
+    def add(self, key: str, value: int) -> int:
+        time.sleep(60)
+        return 0
+
+
+def test_a_rank_that_is_cut_off_says_so() -> None:
+    started = time.monotonic()
+    assert roll(UnreachableStore(), 0).find_lost("g", [0, 1], 1) == Verdict(is_cut_off=True)
+    assert time.monotonic() - started < 5
