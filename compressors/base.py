@@ -55,6 +55,7 @@ class Compressor(Options, abc.ABC):
     def __post_init__(self) -> None:
         super().__post_init__()
         self._residuals = LayerStore()
+        self._scratch = torch.empty(0)
 
     @property
     def keeps_residual(self) -> bool:
@@ -265,13 +266,20 @@ class Compressor(Options, abc.ABC):
 
     def _finish_unit(self, unit: Unit, total: Payload, step: Step) -> None:
         alone = len(unit.gradients) == 1
-        out = unit.gradients[0] if alone else torch.empty(unit.numel, device=unit.gradients[0].device)
+        out = unit.gradients[0] if alone else self._scratch_for(unit)
         if unit.dense:
             Compressor.finish(self, total, unit.layer, step, out)
         else:
             self.finish(total, unit.layer, step, out)
         if not alone:
             unit.lay_back(out)
+
+    def _scratch_for(self, unit: Unit) -> torch.Tensor:
+        """fp32 [unit.numel], contents undefined; the same memory at every call, for fresh pages cost more than a sum."""
+        device = unit.gradients[0].device
+        if self._scratch.numel() < unit.numel or self._scratch.device != device:
+            self._scratch = torch.empty(unit.numel, device=device)
+        return self._scratch[: unit.numel]
 
 
 @dataclasses.dataclass(kw_only=True)

@@ -16,9 +16,12 @@ from typing_extensions import Doc
 
 from collectives.kinds.codes import Codes
 from compressors._blocks import block_maxima, divided_by_block
-from compressors._random import uniform_like
+from compressors._random import generator_for
 from compressors._stochastic import StochasticQuantizer
 from compressors.layer import Layer, Step
+
+MANTISSA_BITS = 23  # of fp32
+EXPONENT_OF_ONE = 127  # how fp32 writes 2^0
 
 
 @dataclasses.dataclass(kw_only=True)
@@ -54,21 +57,34 @@ class Natural(StochasticQuantizer):
         scales = torch.where(maxima > 0, maxima / mantissas, 0).clamp_(max=2.0**127)
         relative = divided_by_block(x, scales, self.block_numel).clamp_(-1, 1)
         return Codes.from_codes(
-            self._codes(relative, uniform_like(x, layer, step)),
+            self._codes(relative, generator_for(layer, step, x.device, per_rank=True)),
             codebook="natural",
             bits=self.bits,
             scales=scales.mul_(self.shrinkage),
             block_numel=self.block_numel,
         )
 
-    def _codes(self, relative: torch.Tensor, chance: torch.Tensor) -> torch.Tensor:
-        """Codes of values in [-1, 1]: 0 is zero, j is 2^(1-j), and half the range is added where negative."""
-        magnitudes = relative.abs()
-        smallest = 2.0 ** (1 - self.num_exponents)
-        mantissas, exponents = torch.frexp(magnitudes)
-        rises = chance < 2 * mantissas - 1  # a mantissa of 0.5 is the lower power, 1 would be the upper
-        codes = 1 - (exponents - 1 + rises)
-        below = magnitudes < smallest
-        codes = torch.where(below, torch.where(chance * smallest < magnitudes, self.num_exponents, 0), codes)
-        negative = (relative < 0) & (codes > 0)
-        return codes + negative * (self.num_exponents + 1)
+    def _codes(self, relative: torch.Tensor, generator: torch.Generator) -> torch.Tensor:
+        """Codes of values in [-1, 1]: 0 is zero, j is 2^(1-j), and half the range is added where negative.
+
+        A random number added to the mantissa's bits carries into the exponent with the probability that is wanted.
+        """
+        bits = relative.view(torch.int32)
+        magnitudes = bits & 0x7FFFFFFF
+        chance = torch.randint(
+            1 << MANTISSA_BITS, bits.shape, generator=generator, dtype=torch.int32, device=bits.device
+        )
+        smallest = EXPONENT_OF_ONE + 1 - self.num_exponents  # the last exponent that a code can name
+        below = magnitudes < smallest << MANTISSA_BITS
+        if below.any():
+            share = relative.abs() * (
+                2.0 ** (MANTISSA_BITS + self.num_exponents - 1)
+            )  # of the smallest power, in chances
+            magnitudes = torch.where(
+                below, torch.where(chance < share, smallest, smallest - 1) << MANTISSA_BITS, magnitudes
+            )
+            chance.masked_fill_(below, 0)
+        exponents = (magnitudes + chance) >> MANTISSA_BITS
+        codes = exponents.sub_(EXPONENT_OF_ONE + 1).neg_().to(torch.uint8)
+        codes.masked_fill_(codes > self.num_exponents, 0)
+        return codes + (bits < 0).to(torch.uint8) * (codes > 0) * (self.num_exponents + 1)

@@ -24,6 +24,10 @@ class NONE(Compressor):  # in capitals, for None is taken
     biased: ClassVar[bool] = False
     granularity: ClassVar[Granularity] = "bucket"
 
+    def leaves_dense(self, layer: Layer) -> bool:
+        """Every layer, which saves a copy on the way to `encode`."""
+        return True
+
     def encode(self, x: torch.Tensor, layer: Layer, step: Step) -> Dense:
         """A copy of `x`."""
         return Dense(x.clone())

@@ -42,11 +42,10 @@ class OneBit(LossyCompressor):
     def encode(self, x: torch.Tensor, layer: Layer, step: Step) -> TwoMeans:
         """Signs and the two means."""
         is_positive = x >= 0
-        num_positive = int(is_positive.sum())
-        positive = float(x.clamp(min=0).sum(dtype=torch.float64)) / max(1, num_positive)
-        negative = float(x.clamp(max=0).sum(dtype=torch.float64)) / max(1, x.numel() - num_positive)
-        low, high = torch.tensor([negative, positive], dtype=torch.float32).tolist()
-        return TwoMeans.from_mask(is_positive, low, high)
+        num_positive = int(is_positive.count_nonzero())
+        high = x.clamp(min=0).sum() / max(1, num_positive)
+        low = x.clamp(max=0).sum() / max(1, x.numel() - num_positive)
+        return TwoMeans.from_mask(is_positive, float(low), float(high))
 
     def contraction_bound(self, layer: Layer) -> float:
         """1 - 1 / m, as one mean magnitude for both signs gives; two means are never worse."""

@@ -10,10 +10,11 @@ import dataclasses
 from typing import Annotated, ClassVar
 
 import torch
+from annotated_types import Gt, Le
 from typing_extensions import Doc
 
 from collectives.kinds.seeded import Seeded
-from collectives.options import OptionError
+from collectives.options import OptionError, value_text
 from collectives.payload import Payload
 from collectives.values import to_value_dtype
 from compressors._random import seed_for
@@ -38,6 +39,8 @@ class RandomK(DensitySparsifier):
     sends: ClassVar[type[Payload]] = Seeded
     shared_randomness: ClassVar[bool] = True
 
+    ratio: Annotated[float, Gt(0), Le(1), Doc("kept entries / entries")] = 0.25
+
     scaled: Annotated[bool, Doc("multiply by m / k, which makes it unbiased")] = False
 
     def __post_init__(self) -> None:
@@ -50,6 +53,11 @@ class RandomK(DensitySparsifier):
         sentences = super().warnings()
         if not (self.scaled or self.error_feedback):
             sentences.append("randomk sends a share of the gradient only; use scaled=true or error_feedback=true")
+        if self.error_feedback and self.ratio < 0.2 and not self.momentum_correction:
+            sentences.append(
+                f"randomk with ratio={value_text(self.ratio)} sends an element every {round(1 / self.ratio)} steps, "
+                "which momentum can make diverge; use momentum_correction=true or a larger ratio"
+            )
         return sentences
 
     def encode(self, x: torch.Tensor, layer: Layer, step: Step) -> Payload:

@@ -127,5 +127,4 @@ class TwoMeans(Payload):
     def _decoded(self) -> torch.Tensor:
         """fp32 [numel], freshly made."""
         is_high = unpack_mask(self.packed, self.numel)
-        values = torch.tensor([self.low, self.high], device=self.device)
-        return values[is_high.to(torch.int32)]
+        return torch.where(is_high, self.high, self.low)
