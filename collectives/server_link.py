@@ -2,7 +2,7 @@
 
 A worker sends a packed payload per layer, in the order in which backward gives them, and a word that ends the clock.
 The server answers with a word and one packed `Dense` payload per layer. Words and payloads are told apart by their
-first two bytes. The server keeps a buffer posted for every message of a clock, so that none waits for the one before.
+first two bytes. The server keeps a few buffers posted, so that a message need not wait for the one before it.
 
 Bytes per worker and step: up the packed payloads and 24 of control; down 16 + 4 m per layer of m elements and 24 of
 control. The worker that lives with the server sends nothing. What settling sends counts as state.
@@ -29,6 +29,7 @@ from collectives.transport import Pending, Transport, wait_all
 SERVER, WORKER = 0, 1  # ranks within a link
 _MAGIC = 0x5357  # "WS" on the wire; payloads start otherwise
 _NONE = -1
+_POSTED_AHEAD = 8  # more would hide no more latency, and each has room for the largest layer
 
 
 class Say(enum.IntEnum):
@@ -206,8 +207,8 @@ def _closing(word: Word) -> Closing:
 
 
 def _num_posted(numels: Sequence[int]) -> int:
-    """Messages of one clock: every layer, and the word that ends it."""
-    return len(numels) + 1
+    """Buffers that the server keeps posted; not more than a clock has messages."""
+    return min(_POSTED_AHEAD, len(numels) + 1)
 
 
 def _bound(numels: Sequence[int]) -> int:

@@ -129,6 +129,21 @@ def test_a_clock_may_have_no_payload_at_all() -> None:
             assert links.workers[0].end_clock(closing(index)).num_steps == index + 1
 
 
+@pytest.mark.parametrize("num_layers", [0, 1, 7, 8, 30])
+def test_any_number_of_layers(num_layers: int) -> None:
+    parameters = Recorded(range(num_layers))
+    with star(BoundedStaleness(parameters, 2, 20.0, staleness=1), parameters.numels) as links:
+        for index in range(3):
+            for worker in links.workers:
+                for layer_id in range(num_layers):
+                    worker.push(layer_id, Dense(torch.full((layer_id,), 2.0)))
+            at_once(*(lambda w=worker, i=index: w.end_clock(closing(i)) for worker in links.workers))
+        answers = at_once(*(worker.settle for worker in links.workers))
+    assert [unpack(packed).to_dense().tolist() for packed in answers[0].parameters] == [
+        [6.0] * n for n in range(num_layers)
+    ]
+
+
 @pytest.mark.parametrize("staleness", [0, 2])
 def test_the_bound_holds_over_wires(staleness: int) -> None:
     numels = [4, 2]
