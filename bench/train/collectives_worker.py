@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import sys
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import torch.distributed as dist
 
@@ -27,10 +27,10 @@ from collectives.transport import Transport, TransportError
 USER_ERRORS = (BenchError, OptionError, PayloadError, TransportError)
 
 
-def main(path: str) -> int:
+def main(path: str) -> NoReturn:
     """Measure what the folder's configuration says; the exit code is 0 or 1."""
     folder = RunFolder(Path(path))
-    return run_as_rank(folder, lambda: run(CollectivesConfig.from_json(folder.config), folder), USER_ERRORS)
+    run_as_rank(folder, lambda: run(CollectivesConfig.from_json(folder.config), folder), USER_ERRORS)
 
 
 def run(config: CollectivesConfig, folder: RunFolder) -> None:
@@ -75,4 +75,4 @@ def _report(folder: RunFolder, line: dict[str, Any]) -> None:
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1]))
+    main(sys.argv[1])

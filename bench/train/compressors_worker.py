@@ -9,7 +9,7 @@ import datetime
 import json
 import sys
 from pathlib import Path
-from typing import Any, cast
+from typing import Any, NoReturn, cast
 
 import torch
 
@@ -28,10 +28,10 @@ from compressors.layer import layers_of
 NUM_GRADIENTS = 5  # gone through again and again; residuals differ all the same
 
 
-def main(path: str) -> int:
+def main(path: str) -> NoReturn:
     """Measure what the folder's configuration says; the exit code is 0 or 1."""
     folder = RunFolder(Path(path))
-    return run_as_rank(folder, lambda: run(CompressorsConfig.from_json(folder.config), folder), (BenchError,))
+    run_as_rank(folder, lambda: run(CompressorsConfig.from_json(folder.config), folder), (BenchError,))
 
 
 def run(config: CompressorsConfig, folder: RunFolder) -> None:
@@ -66,4 +66,4 @@ def _report(folder: RunFolder, line: dict[str, Any]) -> None:
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1]))
+    main(sys.argv[1])

@@ -11,6 +11,7 @@ import sys
 import time
 import traceback
 from collections.abc import Callable, Iterator
+from typing import NoReturn
 
 import torch
 import torch.distributed as dist
@@ -19,8 +20,11 @@ from bench.core.run_folder import RunFolder, write_json
 from collectives.transport import TransportError
 
 
-def run_as_rank(folder: RunFolder, work: Callable[[], None], user_errors: tuple[type[Exception], ...]) -> int:
-    """Do this rank's work; the exit code is 0, or 1 after an error that `errors/rank-N.json` then tells.
+def run_as_rank(folder: RunFolder, work: Callable[[], None], user_errors: tuple[type[Exception], ...]) -> NoReturn:
+    """Do this rank's work and end the process: with 0, or with 1 after an error that `errors/rank-N.json` then tells.
+
+    The process ends without Python's own tidying up: threads of the backend may wait for ranks that no longer answer, and
+    tearing them down in no order has aborted ranks that had done all their work.
 
     Args:
         folder: the job's folder.
@@ -33,9 +37,14 @@ def run_as_rank(folder: RunFolder, work: Callable[[], None], user_errors: tuple[
     except Exception as error:  # noqa: BLE001 - the launcher tells the user what the file says
         _leave_error(folder, error, is_sentence=isinstance(error, user_errors))
         traceback.print_exc()
-        sys.stderr.flush()
-        os._exit(1)  # threads of the backend may wait for ranks that no longer answer
-    return 0
+        _end_process(1)
+    _end_process(0)
+
+
+def _end_process(exit_code: int) -> NoReturn:
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(exit_code)
 
 
 def set_up_device(name: str, threads: int) -> torch.device:

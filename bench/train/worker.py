@@ -11,7 +11,7 @@ import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, cast
+from typing import Any, NoReturn, cast
 
 import torch
 import torch.distributed as dist
@@ -38,10 +38,10 @@ from compressors.exchange import NonFiniteGradient
 USER_ERRORS = (BenchError, DatasetError, Diverged, NonFiniteGradient, TransportError)
 
 
-def main(path: str) -> int:
+def main(path: str) -> NoReturn:
     """Train as the folder's configuration says; the exit code is 0 or 1."""
     folder = RunFolder(Path(path))
-    return run_as_rank(folder, lambda: run(RunConfig.from_json(folder.config), folder), USER_ERRORS)
+    run_as_rank(folder, lambda: run(RunConfig.from_json(folder.config), folder), USER_ERRORS)
 
 
 def run(config: RunConfig, folder: RunFolder) -> None:
@@ -138,4 +138,4 @@ def _profiler(config: RunConfig, folder: RunFolder) -> Iterator[torch.profiler.p
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1]))
+    main(sys.argv[1])
