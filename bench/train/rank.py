@@ -23,8 +23,8 @@ from collectives.transport import TransportError
 def run_as_rank(folder: RunFolder, work: Callable[[], None], user_errors: tuple[type[Exception], ...]) -> NoReturn:
     """Do this rank's work and end the process: with 0, or with 1 after an error that `errors/rank-N.json` then tells.
 
-    The process ends without Python's own tidying up: threads of the backend may wait for ranks that no longer answer, and
-    tearing them down in no order has aborted ranks that had done all their work.
+    The process ends without Python's own tidying up: threads of the backend may wait for ranks that no longer answer,
+    and tearing them down in no order has aborted ranks that had done all their work.
 
     Args:
         folder: the job's folder.
