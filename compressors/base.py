@@ -275,7 +275,7 @@ class Compressor(Options, abc.ABC):
             unit.lay_back(out)
 
     def _scratch_for(self, unit: Unit) -> torch.Tensor:
-        """fp32 [unit.numel], contents undefined; the same memory at every call, for fresh pages cost more than a sum."""
+        """fp32 [unit.numel], contents undefined; the same memory at every call, for fresh pages cost more than sums."""
         device = unit.gradients[0].device
         if self._scratch.numel() < unit.numel or self._scratch.device != device:
             self._scratch = torch.empty(unit.numel, device=device)

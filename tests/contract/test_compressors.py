@@ -98,6 +98,16 @@ def test_over_200_steps_all_that_came_in_was_sent_or_waits(case: Case) -> None:
         assert float((came - went - kept).abs().max()) <= 1e-6 * volume
 
 
+@pytest.mark.parametrize("name", [name for name in NAMES if "ratio" in class_of(name).option_names()])
+def test_a_ratio_of_1_sends_every_bit(name: str) -> None:
+    compressor = class_of(name)(ratio=1.0, value_dtype="fp32")  # type: ignore[call-arg]
+    for index in range(3):
+        gradients = gradients_at(index)
+        updates, _ = reduce_once(compressor, alone(), LAYERS, gradients, step_at(index))
+        assert all(torch.equal(update, g) for update, g in zip(updates, gradients, strict=True))
+    assert all(norm == 0 for norm in compressor.residual_norms().values())
+
+
 @each_case
 def test_zeros_send_zeros_and_keep_nothing(case: Case) -> None:
     compressor = case.make()
