@@ -6,7 +6,7 @@ the thread is kept, every open Future is completed with its own buffer (an excep
 unset one hangs), and `finish_step` re-raises it.
 
 Compressors propose new state while they encode; after the last bucket the ranks agree whether all gradients were
-finite, and the state is committed or dropped on all of them alike.
+finite, and the state is committed or dropped on all of them alike; a collective's own state with it.
 """
 
 from __future__ import annotations
@@ -204,12 +204,14 @@ class Exchange:
         (dropped,) = self.transport.agree([float(self._saw_nonfinite)], "max") if self.nonfinite != "zero" else (0.0,)
         if dropped:
             self.compressor.drop()
+            self.collective.drop()
             self._outcome.skipped = True
             if self.nonfinite == "raise":
                 assert self._step is not None
                 raise NonFiniteGradient(f"a gradient was not finite at step {self._step.index}")
         else:
             self.compressor.commit()
+            self.collective.commit()
         ended = time.perf_counter()
         self._outcome.encode_s = self._encode_s
         self._outcome.exchange_s = self._exchange_s + ended - started
