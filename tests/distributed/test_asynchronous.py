@@ -43,7 +43,7 @@ def network() -> nn.Module:
 
 
 def engine_of(collective: str, compressor: str = "none", optimizer: str = "sgd", timeout_s: float = 30.0) -> Engine:
-    config = make_config(world_size=WORLD_SIZE, lr=LR, timeout_s=timeout_s)
+    config = make_config(world_size=dist.get_world_size(), lr=LR, timeout_s=timeout_s)
     parts: list[Any] = [
         spec.build(kind, text)
         for kind, text in (("compressors", compressor), ("collectives", collective), ("optimizers", optimizer))
@@ -55,7 +55,7 @@ def train_step(engine: Engine, index: int, *, poison: bool = False) -> tuple[Out
     """One step on data that differ between ranks and steps, with a learning rate that falls."""
     generator = torch.Generator().manual_seed(1000 * dist.get_rank() + index)
     x, y = torch.randn(5, 1, 8, 8, generator=generator), torch.randint(3, (5,), generator=generator)
-    where = Step(index=index, epoch=0, rank=dist.get_rank(), world_size=WORLD_SIZE, seed=1, warmup=False)
+    where = Step(index=index, epoch=0, rank=dist.get_rank(), world_size=dist.get_world_size(), seed=1, warmup=False)
     engine.start_step(where, LR / (index + 1))
     loss = nn.functional.cross_entropy(engine.ddp(x), y)
     (loss * float("nan") if poison else loss).backward()
@@ -194,6 +194,4 @@ def lose_a_rank(rank: int) -> int | None:
 
 
 def test_a_lost_rank_is_named_by_the_server(tmp_path: Path) -> None:
-    lost = run_ranks(lose_a_rank, WORLD_SIZE, tmp_path, timeout_s=100.0, may_die={1})
-    assert lost[0] == 1
-    assert lost[2] in (0, 1)  # it talks to the server alone
+    assert run_ranks(lose_a_rank, 2, tmp_path, timeout_s=100.0, may_die={1}) == [1, None]
