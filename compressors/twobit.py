@@ -42,9 +42,7 @@ class TwoBit(LossyCompressor):
         """What is lost without error feedback."""
         sentences = super().warnings()
         if not self.error_feedback:
-            sentences.append(
-                "twobit without error feedback loses what is below its threshold; set error_feedback=true"
-            )
+            sentences.append("twobit without error feedback loses what is below its threshold; set error_feedback=true")
         return sentences
 
     def encode(self, x: torch.Tensor, layer: Layer, step: Step) -> Codes:
