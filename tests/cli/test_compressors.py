@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import tempfile
 from pathlib import Path
 from typing import Any
 
@@ -84,7 +85,10 @@ def test_what_cannot_be_measured_is_refused_at_once(arguments: tuple[str, ...], 
     assert sentence in answer.error
 
 
-def test_a_process_that_fails_is_a_failed_run_and_its_log_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_process_that_fails_is_a_failed_run_and_its_log_is_kept(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     monkeypatch.setattr(compressors, "MODULE", "json.tool")
     answer = measure()
     assert answer.code == 3
@@ -93,7 +97,8 @@ def test_a_process_that_fails_is_a_failed_run_and_its_log_is_named(monkeypatch: 
     assert "json" in log.read_text(encoding="utf-8")
 
 
-def test_a_process_that_says_nothing_is_stopped() -> None:
+def test_a_process_that_says_nothing_is_stopped(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     answer = measure("--timeout", "1", "--model", "resnet18")
     assert answer.code == 3
     assert "no turn ended within 1 s" in answer.error
