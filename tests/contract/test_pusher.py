@@ -83,8 +83,10 @@ class Training:
 @contextmanager
 def training(compressor: str, nonfinite: Nonfinite = "skip") -> Iterator[Training]:
     made = Training(compressor, nonfinite)
-    yield made
-    made.pusher.close()
+    try:
+        yield made
+    finally:
+        made.pusher.close()
 
 
 @pytest.mark.parametrize("name", compressors())
@@ -128,7 +130,7 @@ def test_zeroing_goes_on_without_what_is_not_finite() -> None:
 
 
 def test_a_failure_in_the_thread_reaches_the_loop(monkeypatch: pytest.MonkeyPatch) -> None:
-    with training("none") as run:
+    with training("topk") as run:
         monkeypatch.setattr(run.compressor, "encode", lambda *_: 1 / 0)
         with pytest.raises(ZeroDivisionError):
             run.step()
