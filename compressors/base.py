@@ -161,7 +161,9 @@ class Compressor(Options, abc.ABC):
         units = units_of(bucket, self.granularity, self.leaves_dense)
         if units:
             message = self._encode_units(units, bucket, collective)
-            self._finish_units(units, collective.sum(message, bucket.key), bucket)
+            # A collective that keeps something per layer needs the ids in the order in which the message holds them.
+            key = tuple(layer.id for unit in units for layer in unit.layers)
+            self._finish_units(units, collective.sum(message, key), bucket)
 
     @property
     def needs_all_ranks(self) -> bool:

@@ -11,6 +11,7 @@ finite, and the state is committed or dropped on all of them alike; a collective
 
 from __future__ import annotations
 
+import copy
 import dataclasses
 import queue
 import threading
@@ -20,10 +21,13 @@ from typing import Any, Literal
 import torch
 from torch.distributed import GradBucket  # type: ignore[attr-defined]
 
-from collectives.base import Collective
+from collectives.base import Collective, Key
+from collectives.payload import Payload
+from collectives.server import Server
 from collectives.transport import Transport
 from compressors.base import Compressor
 from compressors.layer import Bucket, Layer, Sent, Step
+from compressors.unit import stand_in
 
 Trigger = Literal["async", "sync"]
 Nonfinite = Literal["skip", "raise", "zero"]
@@ -92,6 +96,11 @@ class Exchange:
         self.trigger = trigger
         self.nonfinite = nonfinite
         self._layer_of = {id(layer.weight): layer for layer in layers}
+        self._layer_by_id = {layer.id: layer for layer in layers}
+        if isinstance(collective, Server):
+            # The server encodes sums, the workers gradients: thresholds and densities of the two must not mix.
+            self._downlink = copy.deepcopy(compressor)
+            collective.recode = self._recode
         self._jobs: queue.SimpleQueue[_Job | None] = queue.SimpleQueue()
         self._held: list[_Job] = []  # sync trigger: buckets that wait for the command
         self._failure: BaseException | None = None
@@ -217,6 +226,13 @@ class Exchange:
         self._outcome.exchange_s = self._exchange_s + ended - started
         self._outcome.exposed_s = ended - job.arrived
         job.future.set_result(job.buffer)
+
+    def _recode(self, total: torch.Tensor, key: Key) -> Payload:
+        """What the server answers with where its downlink is encoded again."""
+        assert self._step is not None
+        payload = self._downlink.encode(total, stand_in([self._layer_by_id[i] for i in key]), self._step)
+        self._downlink.commit()
+        return payload
 
     def _await_command(self) -> None:
         """Every rank tells rank 0 that its backward ended; rank 0 then commands all to start."""

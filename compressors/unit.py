@@ -109,13 +109,14 @@ def cut(layers: list[Layer], granularity: Granularity, leaves_dense: Callable[[L
     compressed = [layer for layer in layers if not leaves_dense(layer)]
     dense = [layer for layer in layers if leaves_dense(layer)]
     groups = [[layer] for layer in compressed] if granularity == "layer" else [compressed] if compressed else []
-    units = [Unit(layer=_stand_in(group), layers=group, gradients=[]) for group in groups]
+    units = [Unit(layer=stand_in(group), layers=group, gradients=[]) for group in groups]
     if dense:
-        units.append(Unit(layer=_stand_in(dense), layers=dense, gradients=[], dense=True))
+        units.append(Unit(layer=stand_in(dense), layers=dense, gradients=[], dense=True))
     return units
 
 
-def _stand_in(layers: list[Layer]) -> Layer:
+def stand_in(layers: list[Layer]) -> Layer:
+    """The layer itself, or a flat layer that stands for several laid end to end."""
     if len(layers) == 1:
         return layers[0]
     numel = sum(layer.numel for layer in layers)

@@ -13,11 +13,11 @@ import torch
 
 from collectives.kinds.dense import Dense
 from collectives.native import Native
-from compressors.none import NONE
+from compressors.fp16 import Fp16
 
 
 @dataclasses.dataclass(kw_only=True)
-class Raising(NONE):
+class Raising(Fp16):
     """Fails on rank 1 at step 3."""
 
     def encode(self, x, layer, step):
@@ -27,7 +27,7 @@ class Raising(NONE):
 
 
 @dataclasses.dataclass(kw_only=True)
-class Sleepy(NONE):
+class Sleepy(Fp16):
     """Takes 50 ms per bucket, so that a test can act in the middle of an epoch."""
 
     def encode(self, x, layer, step):
@@ -36,7 +36,7 @@ class Sleepy(NONE):
 
 
 @dataclasses.dataclass(kw_only=True)
-class Hanging(NONE):
+class Hanging(Fp16):
     """Rank 1 never sends at step 3."""
 
     def encode(self, x, layer, step):

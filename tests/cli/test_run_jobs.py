@@ -73,7 +73,7 @@ def ranks_of(folder: Path) -> list[psutil.Process]:
         ("bf16", "native", "sync", 2),
         ("group_topk:ratio=0.05", "ring", "async", 3),
         ("topk:ratio=0.05", "allgather", "async", 1),
-        ("topk:ratio=0.05", "allgather", "sync", 4),
+        ("topk:ratio=0.05", "server:downlink=recode", "sync", 4),
     ],
     ids=str,
 )
