@@ -171,7 +171,7 @@ class AddingCollective(Collective):
         if not layout.elementwise:
             return self._merge(payload, layout)
         wire = payload.wire
-        run(self.transport, self._steps(wire), op)
+        run(self.transport, wire, self._steps(wire), op, self.scratch)
         return payload.with_wire(wire)
 
     @abc.abstractmethod

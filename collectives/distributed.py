@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import collections
 import datetime
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import cast
 
 import torch
@@ -21,6 +21,8 @@ from collectives.liveness import liveness
 from collectives.transport import Ledger, Pending, Receive, ReduceOp, Send, Transport, TransportError, wait_all
 
 _OPS = {"sum": dist.ReduceOp.SUM, "max": dist.ReduceOp.MAX}
+
+_TAG = 0
 
 _num_backends: collections.Counter[tuple[str, tuple[int, ...]]] = collections.Counter()
 
@@ -46,6 +48,7 @@ class DistributedTransport(Transport):
         self.world_size = len(self._members)
         self.device = device if device is not None else _default_device(self.in_step)
         self.timeout_s = timeout_s
+        self._timeout = datetime.timedelta(seconds=timeout_s)
         self.ledger = Ledger()
         self._liveness = liveness()
 
@@ -61,8 +64,8 @@ class DistributedTransport(Transport):
             if self.in_step:
                 return self._post_together(sends, receives)
             # receives first: a gloo message that finds no posted buffer costs another round trip
-            return [self._start(dist.irecv, "group_src", *receive) for receive in receives] + [
-                self._start(dist.isend, "group_dst", *send) for send in sends
+            return [self._start(self._group.recv, *receive) for receive in receives] + [
+                self._start(self._group.send, *send) for send in sends
             ]
 
     def exchange(self, sends: Sequence[Send], receives: Sequence[tuple[int, int]]) -> list[torch.Tensor]:
@@ -114,9 +117,12 @@ class DistributedTransport(Transport):
         part.world_size = len(part._members)
         return part
 
-    def _start(self, function: object, side: str, tensor: torch.Tensor, peer: int) -> Pending:
+    def _start(
+        self, function: Callable[[list[torch.Tensor], int, int], dist.Work], tensor: torch.Tensor, peer: int
+    ) -> Pending:
+        """The group's own methods: `dist.isend` and `dist.irecv` look up on every call what does not change."""
         try:
-            work = function(tensor, group=self._group, **{side: self._members[peer]})  # type: ignore[operator]
+            work = function([tensor], self._members[peer], _TAG)
         except RuntimeError as error:
             raise self._lost(peer, error) from error
         return _Message(self, work, tensor, peer)
@@ -143,19 +149,18 @@ class DistributedTransport(Transport):
             place = (self._group.group_name, tuple(self._members))
             store = PrefixStore(f"gradwire/view/{place}/{_num_backends[place]}", _get_default_store())
             _num_backends[place] += 1
-            timeout = datetime.timedelta(seconds=self.timeout_s)
             if self.in_step:
                 options = dist.ProcessGroupNCCL.Options()
-                options._timeout = timeout
+                options._timeout = self._timeout
                 backend: object = dist.ProcessGroupNCCL(store, self.rank, self.world_size, options)
             else:
-                backend = dist.ProcessGroupGloo(store, self.rank, self.world_size, timeout)
+                backend = dist.ProcessGroupGloo(store, self.rank, self.world_size, self._timeout)
             self._own_backend = cast(dist.ProcessGroup, backend)  # the same methods
         return self._own_backend
 
     def _wait_for_all(self, work: dist.Work) -> None:
         try:
-            work.wait(datetime.timedelta(seconds=self.timeout_s))
+            work.wait(self._timeout)
         except RuntimeError as error:
             raise self._lost(None, error) from error
 
@@ -183,10 +188,8 @@ class DistributedTransport(Transport):
 class _Message(Pending):
     """One gloo message; holds its tensor, which gloo reads or writes until it is done."""
 
-    def __init__(
-        self, transport: DistributedTransport, work: dist.Work | None, tensor: torch.Tensor, peer: int
-    ) -> None:
-        self._work = work
+    def __init__(self, transport: DistributedTransport, work: dist.Work, tensor: torch.Tensor, peer: int) -> None:
+        self._work: dist.Work | None = work
         self._transport = transport
         self._tensor = tensor
         self._peer = peer
@@ -196,7 +199,7 @@ class _Message(Pending):
             return
         with self._transport.ledger.timed():
             try:
-                self._work.wait(datetime.timedelta(seconds=self._transport.timeout_s))
+                self._work.wait(self._transport._timeout)
             except RuntimeError as error:
                 raise self._transport._lost(self._peer, error) from error
         self._work = None
@@ -217,7 +220,7 @@ class _Together(Pending):
         with self._transport.ledger.timed():
             try:
                 for work in self._works:
-                    work.wait(datetime.timedelta(seconds=self._transport.timeout_s))
+                    work.wait(self._transport._timeout)
             except RuntimeError as error:
                 raise self._transport._lost(self._peers[0], error) from error
         self._works = []

@@ -34,16 +34,12 @@ class HalvingDoubling(AddingCollective):
         first, last = Step(), Step()
         if rank >= p:
             first.send(wire, rank - p)
-            last.receive(wire, rank - p, overwrites=0)
+            last.replace(wire, rank - p, overwrites=0)
             return [first, last]
         borders = balanced_borders(wire.numel(), p)
-        has_partner = rank + p < n
-        halves_rounded_up = wire.numel() + p
-        scratch = self.scratch.take(has_partner * wire.numel() + halves_rounded_up, wire)
-        if has_partner:
-            first.receive_and_add(wire, rank + p, scratch)
+        if rank + p < n:
+            first.add(wire, rank + p)
             last.send(wire, rank + p)
-            scratch = scratch[wire.numel() :]
         halving: list[Step] = []
         doubling: list[Step] = []
         for distance in falling_powers(p):
@@ -51,12 +47,11 @@ class HalvingDoubling(AddingCollective):
             mine, theirs = (wire[borders[start] : borders[stop]] for start, stop in (kept, given))
             step = Step()
             step.send(theirs, rank ^ distance)
-            step.receive_and_add(mine, rank ^ distance, scratch)
-            scratch = scratch[mine.numel() :]
+            step.add(mine, rank ^ distance)
             halving.append(step)
             back = Step()
             back.send(mine, rank ^ distance)
-            back.receive(theirs, rank ^ distance, overwrites=len(halving))
+            back.replace(theirs, rank ^ distance, overwrites=len(halving))
             doubling.insert(0, back)
         return [first, *halving, *doubling, last]
 

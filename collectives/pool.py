@@ -49,7 +49,7 @@ class Pool(Collective):
     path: Annotated[str, Doc("folder for the region's file, a new file's name, or a DAX device")] = "/dev/shm"
     slot_bytes: Annotated[
         int, Ge(1), Doc("bytes that a rank hands out at a time; the region holds 2 (n+1) of them")
-    ] = 2_097_152
+    ] = 4_194_304
     coherent: Annotated[bool, Doc("caches of all ranks see each other's stores; false flushes lines")] = True
 
     def bind(self, transport: Transport) -> Self:

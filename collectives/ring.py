@@ -34,17 +34,15 @@ class Ring(AddingCollective):
         left, right = (rank - 1) % n, (rank + 1) % n
         borders = balanced_borders(wire.numel(), n)
         chunks = [wire[start:stop] for start, stop in itertools.pairwise(borders)]
-        size = chunks[0].numel()
-        scratch = self.scratch.take(2 * size, wire).view(2, size)
         steps = []
         for index in range(2 * (n - 1)):
             sent, received = chunks[(rank - index) % n], chunks[(rank - index - 1) % n]
             step = Step()
             step.send(sent, right)
             if index < n - 1:
-                step.receive_and_add(received, left, scratch[index % 2])
+                step.add(received, left)
             else:
-                step.receive(received, left, overwrites=index - n + 1)
+                step.replace(received, left, overwrites=index - n + 1)
             steps.append(step)
         return steps
 

@@ -38,21 +38,19 @@ class Tree(AddingCollective):
         num_segments = max(1, -(-wire.nbytes // self.segment_bytes))
         borders = balanced_borders(wire.numel(), num_segments)
         segments = [wire[start:stop] for start, stop in itertools.pairwise(borders)]
-        size = segments[0].numel()
-        scratch = self.scratch.take(4 * size, wire).view(4, size)
         steps = []
         for time in range(num_segments + 2 * height - 1):
             step = Step()
-            for child_index, child in enumerate(children):
+            for child in children:
                 if 0 <= (up := time - (height - depth - 1)) < num_segments:
-                    step.receive_and_add(segments[up], child, scratch[2 * (time % 2) + child_index])
+                    step.add(segments[up], child)
                 if 0 <= (down := time - (height + depth)) < num_segments:
                     step.send(segments[down], child)
             if rank:
                 if 0 <= (up := time - (height - depth)) < num_segments:
                     step.send(segments[up], (rank - 1) // 2)
                 if 0 <= (down := time - (height + depth - 1)) < num_segments:
-                    step.receive(segments[down], (rank - 1) // 2, overwrites=down + height - depth)
+                    step.replace(segments[down], (rank - 1) // 2, overwrites=down + height - depth)
             steps.append(step)
         return steps
 
