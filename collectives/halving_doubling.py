@@ -34,7 +34,7 @@ class HalvingDoubling(AddingCollective):
         first, last = Step(), Step()
         if rank >= p:
             first.send(wire, rank - p)
-            last.replace(wire, rank - p, overwrites=0)
+            last.replace(wire, rank - p)
             return [first, last]
         borders = balanced_borders(wire.numel(), p)
         if rank + p < n:
@@ -51,7 +51,7 @@ class HalvingDoubling(AddingCollective):
             halving.append(step)
             back = Step()
             back.send(mine, rank ^ distance)
-            back.replace(theirs, rank ^ distance, overwrites=len(halving))
+            back.replace(theirs, rank ^ distance)
             doubling.insert(0, back)
         return [first, *halving, *doubling, last]
 

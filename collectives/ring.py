@@ -42,7 +42,7 @@ class Ring(AddingCollective):
             if index < n - 1:
                 step.add(received, left)
             else:
-                step.replace(received, left, overwrites=index - n + 1)
+                step.replace(received, left)
             steps.append(step)
         return steps
 

@@ -1,7 +1,7 @@
 """The steps of a dense all-reduce: who sends what to whom when, as data, and the one loop that carries it out.
 
-A message that finds its buffer posted saves a round trip. So buffers are posted one step ahead where the transport
-allows it, and for short tensors, where round trips are what costs, all of them at the start.
+A message that finds its buffer posted saves a round trip. So all buffers are posted at the start; only long tensors,
+for which that would take too much memory, and NCCL, whose group calls want both sides at once, post them as they go.
 """
 
 from __future__ import annotations
@@ -14,8 +14,8 @@ import torch
 from collectives.arithmetic import combine_
 from collectives.transport import Pending, Receive, ReduceOp, Send, Transport, wait_all
 
-EAGER_BYTES = 4 << 20
-"""up to here every message gets a buffer of its own and is copied into place: cheaper than waiting"""
+EAGER_BYTES = 16 << 20
+"""longest tensor whose messages all get memory of their own"""
 
 
 @dataclasses.dataclass
@@ -40,12 +40,10 @@ class Step:
     Attributes:
         sends: slices of the wire tensor, in the state in which the previous steps left them.
         receives: what comes meanwhile, applied in this order.
-        overwrites: the last earlier step that sent what this one replaces; -1 for none.
     """
 
     sends: list[Send] = dataclasses.field(default_factory=list)
     receives: list[Incoming] = dataclasses.field(default_factory=list)
-    overwrites: int = -1
 
     def send(self, tensor: torch.Tensor, to: int) -> None:
         """Add a message; an empty one is left out on both sides."""
@@ -57,11 +55,14 @@ class Step:
         if target.numel():
             self.receives.append(Incoming(target, source, is_added=True))
 
-    def replace(self, target: torch.Tensor, source: int, *, overwrites: int) -> None:
-        """Add a receive that replaces `target`, which step `overwrites` sent."""
+    def replace(self, target: torch.Tensor, source: int) -> None:
+        """Add a receive that replaces `target` by its total.
+
+        It may be received in place and posted early: the total holds what was sent from there, so it cannot come before
+        that send was read.
+        """
         if target.numel():
             self.receives.append(Incoming(target, source, is_added=False))
-            self.overwrites = max(self.overwrites, overwrites)
 
 
 class Scratch:
@@ -92,46 +93,32 @@ def run(transport: Transport, wire: torch.Tensor, steps: list[Step], op: ReduceO
     buffers = _buffers(wire, steps, scratch, is_eager=is_eager)
     num_ahead = len(steps) if is_eager else 0 if transport.in_step else 1
     receives: list[list[Pending]] = []
-    sends: list[list[Pending]] = []
+    sends: list[Pending] = []
     for index, step in enumerate(steps):
+        to_post = range(len(receives), min(index + num_ahead + 1, len(steps)))
         incoming: list[Receive] = []
-        first_new = len(receives)
-        for later in range(first_new, min(index + num_ahead + 1, len(steps))):
-            overwritten = -1 if is_eager else steps[later].overwrites
-            if overwritten >= index:
-                break  # what lies there has not even been sent
-            if overwritten >= 0:
-                wait_all(sends[overwritten])
+        for later in to_post:
             sources = [message.source for message in steps[later].receives]
             incoming += zip(buffers[later], sources, strict=True)
-            receives.append([])
         pendings = transport.post(step.sends, incoming)
-        for posted in range(first_new, len(receives)):
-            count = len(buffers[posted])
-            receives[posted], pendings = pendings[:count], pendings[count:]
-        sends.append(pendings)
+        for later in to_post:
+            count = len(buffers[later])
+            receives.append(pendings[:count])
+            pendings = pendings[count:]
+        sends += pendings
         wait_all(receives[index])
-        if is_eager and step.overwrites >= 0:
-            wait_all(sends[step.overwrites])
         for message, buffer in zip(step.receives, buffers[index], strict=True):
             if message.is_added:
                 combine_(message.target, buffer, op)
-            elif is_eager:
-                message.target.copy_(buffer)
-    for pending in sends:
-        wait_all(pending)
+    wait_all(sends)
 
 
 def _buffers(wire: torch.Tensor, steps: list[Step], scratch: Scratch, *, is_eager: bool) -> list[list[torch.Tensor]]:
-    """Where each message of each step is received.
+    """Where each message of each step is received: in place if it replaces, else in scratch memory.
 
-    Two sets of scratch memory alternate, as buffers are posted one step ahead; eager messages share nothing.
+    Unless every step has memory of its own, two sets alternate, as buffers are posted at most one step ahead.
     """
-
-    def needs_scratch(message: Incoming) -> bool:
-        return message.is_added or is_eager
-
-    needs = [sum(message.target.numel() for message in filter(needs_scratch, step.receives)) for step in steps]
+    needs = [sum(message.target.numel() for message in step.receives if message.is_added) for step in steps]
     most = max(needs, default=0)
     starts = [0, *itertools.accumulate(needs)] if is_eager else [index % 2 * most for index in range(len(steps))]
     memory = scratch.take(sum(needs) if is_eager else 2 * most, wire)
@@ -139,10 +126,8 @@ def _buffers(wire: torch.Tensor, steps: list[Step], scratch: Scratch, *, is_eage
     for step, start in zip(steps, starts, strict=False):
         row = []
         for message in step.receives:
-            if needs_scratch(message):
-                row.append(memory[start : start + message.target.numel()])
-                start += message.target.numel()
-            else:
-                row.append(message.target)
+            stop = start + message.target.numel()
+            row.append(memory[start:stop] if message.is_added else message.target)
+            start = stop if message.is_added else start
         buffers.append(row)
     return buffers

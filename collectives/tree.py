@@ -50,7 +50,7 @@ class Tree(AddingCollective):
                 if 0 <= (up := time - (height - depth)) < num_segments:
                     step.send(segments[up], (rank - 1) // 2)
                 if 0 <= (down := time - (height + depth - 1)) < num_segments:
-                    step.replace(segments[down], (rank - 1) // 2, overwrites=down + height - depth)
+                    step.replace(segments[down], (rank - 1) // 2)
             steps.append(step)
         return steps
 

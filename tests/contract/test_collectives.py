@@ -7,6 +7,7 @@ from collections.abc import Sequence
 import pytest
 import torch
 
+from collectives import steps
 from collectives.allgather import Allgather
 from collectives.kinds import Bundle, Dense, Sparse, members
 from collectives.memory import MemoryTransport, run_threads
@@ -14,6 +15,7 @@ from collectives.options import OptionError
 from collectives.payload import Payload, PayloadError
 from collectives.ring import Ring
 from collectives.server import Server
+from collectives.transport import Pending, Receive, Send, wait_all
 from tests.collectives import COLLECTIVES, Result, check, clone, key_of, refusal
 from tests.payloads import make
 
@@ -52,6 +54,50 @@ def test_sum(name: str, kind: str, world_size: int) -> None:
     results = run(name, [[clone(payload) for payload in contributions] for contributions in payloads])
     for contributions, by_rank in zip(payloads, zip(*results, strict=True), strict=True):
         check(name, contributions, by_rank)
+
+
+@pytest.mark.parametrize("world_size", [2, 3, 4, 5, 7])
+@pytest.mark.parametrize("name", ["ring", "halving_doubling", "tree", "tree in segments"])
+def test_long_tensors_are_received_in_place(name: str, world_size: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Buffers of long tensors are parts of the tensor itself; ranks that dawdle must not see them change too early."""
+    monkeypatch.setattr(steps, "EAGER_BYTES", 0)
+    payloads = [[make("dense", n, torch.float32, rank).payload for rank in range(world_size)] for n in (1, 5, 10_007)]
+    results = run(name, [[clone(payload) for payload in contributions] for contributions in payloads])
+    for contributions, by_rank in zip(payloads, zip(*results, strict=True), strict=True):
+        check(name, contributions, by_rank)
+
+
+class InStepTransport(MemoryTransport):
+    """As NCCL: messages of one post are one group call, and the next begins when it is complete."""
+
+    in_step = True
+
+    def post(self, sends: Sequence[Send], receives: Sequence[Receive]) -> list[Pending]:
+        pendings = super().post(sends, receives)
+        wait_all(pendings)
+        return pendings
+
+    def view(self, ranks: Sequence[int]) -> InStepTransport:
+        members = [self._members[rank] for rank in ranks]
+        return InStepTransport(self._wires, list(ranks).index(self.rank), members, self.ledger)
+
+
+@pytest.mark.parametrize("world_size", [2, 3, 4, 5, 7])
+@pytest.mark.parametrize("kind", ["dense", "sparse", "codes-levels"])
+@pytest.mark.parametrize("name", COLLECTIVES)
+def test_group_calls_in_step(name: str, kind: str, world_size: int) -> None:
+    payloads = [make(kind, 1001, torch.float32, rank).payload for rank in range(world_size)]
+    if refusal(COLLECTIVES[name](), payloads[0]):
+        return
+
+    def rank(transport: MemoryTransport) -> Result:
+        in_step = InStepTransport(transport._wires, transport.rank, list(range(world_size)), transport.ledger)
+        collective = COLLECTIVES[name]().bind(in_step)
+        total = collective.sum(clone(payloads[transport.rank]), key_of(payloads[0]))
+        collective.close()
+        return total.to_dense(), transport.traffic["gradient"].nbytes
+
+    check(name, payloads, run_threads(rank, world_size, timeout_s=5.0))
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])

@@ -1,0 +1,141 @@
+"""The pool: many sums in a row in real processes, and every way in which a region can be refused."""
+
+from __future__ import annotations
+
+import random
+import time
+from pathlib import Path
+
+import pytest
+import torch
+
+from collectives import cachelines
+from collectives.distributed import DistributedTransport
+from collectives.kinds import Codes, Dense
+from collectives.memory import MemoryTransport, run_threads
+from collectives.options import OptionError
+from collectives.payload import Payload
+from collectives.pool import Pool
+from collectives.pool_memory import PoolMemory, region_nbytes
+from collectives.region import Region, reserve
+from tests.ranks import run_ranks
+
+NUM_CALLS = 1000
+WORLD_SIZE = 3
+
+
+def contribution(call: int, rank: int) -> Payload:
+    """Whole numbers, so that any order is exact; lengths around that of a slot, and a kind that is gathered."""
+    rng = random.Random(call)
+    generator = torch.Generator().manual_seed(WORLD_SIZE * call + rank)
+    if call % 5 == 4:
+        codes = torch.randint(0, 16, (rng.choice([0, 1, 50, 20_000]),), generator=generator)
+        return Codes.from_codes(codes, codebook="levels", bits=4, scales=torch.ones(min(1, codes.numel())))
+    dtype = rng.choice([torch.float32, torch.float16, torch.int64])
+    return Dense(torch.randint(-9, 9, (rng.choice([0, 1, 2, 1023, 1024, 1025, 5000]),), generator=generator).to(dtype))
+
+
+def sum_in_a_row(rank: int, folder: str) -> list[int]:
+    """Calls whose result was wrong."""
+    rng = random.Random(1000 + rank)
+    pool = Pool(path=folder, slot_bytes=4096).bind(DistributedTransport(timeout_s=20.0))
+    wrong = []
+    for call in range(NUM_CALLS):
+        if rng.random() < 0.1:
+            time.sleep(rng.random() * 2e-3)
+        total = pool.sum(contribution(call, rank), (0,)).to_dense()
+        expected = sum(contribution(call, other).to_dense() for other in range(WORLD_SIZE))
+        if not torch.equal(total, torch.as_tensor(expected)):
+            wrong.append(call)
+    pool.close()
+    return wrong
+
+
+@pytest.mark.parametrize("folder", ["/dev/shm", "plain files"])
+def test_many_sums_in_a_row(folder: str, tmp_path: Path) -> None:
+    place = Path(folder) if folder == "/dev/shm" else tmp_path / "region"
+    place.mkdir(exist_ok=True)
+    before = set(place.iterdir())
+    assert run_ranks(sum_in_a_row, WORLD_SIZE, tmp_path, 90.0, (str(place),)) == [[]] * WORLD_SIZE
+    assert set(place.iterdir()) <= before
+
+
+def refusals(path: str, slot_bytes: int = 4096, coherent: bool = True) -> list[str]:
+    """What each of two ranks says."""
+
+    def rank(transport: MemoryTransport) -> str:
+        with pytest.raises(OptionError) as caught:
+            Pool(path=path, slot_bytes=slot_bytes, coherent=coherent).bind(transport)
+        return str(caught.value)
+
+    return run_threads(rank, 2)
+
+
+def test_all_ranks_refuse_a_region_without_room() -> None:
+    assert all("no room for" in said and "smaller slot_bytes" in said for said in refusals("/dev/shm", 2**50))
+
+
+def test_all_ranks_refuse_a_path_that_cannot_be_made() -> None:
+    assert all("give a folder or a new file" in said for said in refusals("/nowhere/region"))
+
+
+def test_a_file_that_exists_is_not_overwritten(tmp_path: Path) -> None:
+    file = tmp_path / "precious"
+    file.write_text("data")
+    assert all("File exists" in said for said in refusals(str(file)))
+    assert file.read_text() == "data"
+
+
+def test_all_ranks_refuse_a_device_that_is_not_dax() -> None:
+    assert all("no DAX device" in said for said in refusals("/dev/null"))
+
+
+def test_memory_without_coherence_needs_the_helper(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    monkeypatch.setattr("shutil.which", lambda name: None)
+    cachelines.cache_lines.cache_clear()
+    assert all("needs a C compiler" in said for said in refusals("/dev/shm", coherent=False))
+    cachelines.cache_lines.cache_clear()
+
+
+def test_processors_that_reorder_stores_need_the_helper(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    monkeypatch.setattr("shutil.which", lambda name: None)
+    monkeypatch.setattr("platform.machine", lambda: "riscv64")
+    cachelines.cache_lines.cache_clear()
+    assert all("needs a C compiler" in said for said in refusals("/dev/shm"))
+    cachelines.cache_lines.cache_clear()
+
+
+def test_another_machines_memory_is_recognised(tmp_path: Path) -> None:
+    path, nbytes = reserve(tmp_path, region_nbytes(2, 4096))
+    parts = [PoolMemory(Region(path, nbytes), rank, 2, 4096, None, coherent=True) for rank in range(2)]
+    parts[0].format(b"0123456789abcdef")
+    parts[1].check(b"0123456789abcdef")
+    with pytest.raises(OptionError, match="do not see the same memory"):
+        parts[1].check(b"fedcba9876543210")
+
+
+def test_slots_lines_and_results_do_not_overlap(tmp_path: Path) -> None:
+    path, nbytes = reserve(tmp_path, region_nbytes(3, 4096))
+    memory = PoolMemory(Region(path, nbytes), 1, 3, 4096, None, coherent=True)
+    parts = [memory.slot(round_, rank, 4096) for round_ in (0, 1) for rank in range(3)]
+    parts += [memory.result(round_, 4096) for round_ in (0, 1)]
+    for number, part in enumerate(parts):
+        part.fill_(number)
+    memory.announce(0, 7)
+    assert [int(part.unique()) for part in parts] == list(range(len(parts)))
+    assert memory.behind(0, 7) == [0, 2]
+    assert nbytes == 4096 * (1 + 1 + len(parts))
+
+
+@pytest.mark.parametrize(("alignment", "length"), [(4096, 53_248), (2 << 20, 2 << 20), (1 << 30, 1 << 30)])
+def test_a_device_is_mapped_in_units_of_its_alignment(alignment: int, length: int, tmp_path: Path) -> None:
+    facts = tmp_path / "bus" / "dax" / "devices" / "zero"
+    facts.mkdir(parents=True)
+    (facts / "size").write_text(f"{4 << 30}\n")
+    (facts / "align").write_text(f"{alignment}\n")
+    assert reserve(Path("/dev/zero"), 50_000, sysfs=tmp_path) == (Path("/dev/zero"), length)
+    (facts / "size").write_text("4096\n")
+    with pytest.raises(OptionError, match="holds 4096 bytes"):
+        reserve(Path("/dev/zero"), 50_000, sysfs=tmp_path)
