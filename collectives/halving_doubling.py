@@ -7,7 +7,7 @@ still share, each summing its half; for d = 1, 2, ..., p/2 they swap what they h
 same tree: S(r) = x_r + x_{r+p}, then S(r) <- S(r) + S(r xor d) for falling d.
 Differs: chunks are a balanced partition; payloads that are not dense are merged at each step.
 
-Bytes, dense: 2 (p-1)/p of the wire tensor where p divides it, once more on every rank that has a partner beyond p, and
+Bytes: dense, 2 (p-1)/p of the wire tensor where p divides it, once more on every rank that has a partner beyond p, and
 once on that partner.
 """
 

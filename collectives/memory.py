@@ -27,12 +27,19 @@ class MemoryWires:
         self.world_size = world_size
         self.timeout_s = timeout_s
         self.changed = threading.Condition()
+        self.lost_rank: int | None = None
         self._sends: dict[tuple[int, int], collections.deque[_Message]] = collections.defaultdict(collections.deque)
         self._receives: dict[tuple[int, int], collections.deque[_Message]] = collections.defaultdict(collections.deque)
 
     def transport(self, rank: int) -> MemoryTransport:
         """The transport of one rank; call once per rank."""
         return MemoryTransport(self, rank, list(range(self.world_size)), Ledger())
+
+    def lose(self, rank: int) -> None:
+        """A rank has ended: whoever waits, and whatever it waits for, is told at once."""
+        with self.changed:
+            self.lost_rank = rank if self.lost_rank is None else self.lost_rank
+            self.changed.notify_all()
 
     def add_send(self, source: int, to: int, message: _Message) -> None:
         """Queue a message, or deliver it where the receiver already waits."""
@@ -142,12 +149,16 @@ class _Message(Pending):
     def wait(self) -> None:
         wires, ledger = self._transport._wires, self._transport.ledger
         with ledger.timed(), wires.changed:
-            if not wires.changed.wait_for(lambda: self.done, wires.timeout_s):
-                me = self._transport._members[self._transport.rank]
-                raise TransportError(
-                    f"rank {me} waited for rank {self._member}, which did not answer within {wires.timeout_s:g} s",
-                    lost_rank=self._member,
-                )
+            wires.changed.wait_for(lambda: self.done or wires.lost_rank is not None, wires.timeout_s)
+            if self.done:
+                return
+            me = f"rank {self._transport._members[self._transport.rank]}"
+            if wires.lost_rank is not None:
+                raise TransportError(f"{me} lost rank {wires.lost_rank}", lost_rank=wires.lost_rank)
+            raise TransportError(
+                f"{me} waited for rank {self._member}, which did not answer within {wires.timeout_s:g} s",
+                lost_rank=self._member,
+            )
 
 
 def run_threads(fn: Callable[[MemoryTransport], T], world_size: int, timeout_s: float = 20.0) -> list[T]:
@@ -165,6 +176,7 @@ def run_threads(fn: Callable[[MemoryTransport], T], world_size: int, timeout_s: 
             results[rank] = fn(wires.transport(rank))
         except BaseException as error:  # noqa: BLE001 - carried over to the caller's thread
             failures.append((rank, error))
+            wires.lose(rank)
 
     threads = [threading.Thread(target=run, args=(rank,), daemon=True) for rank in range(world_size)]
     for thread in threads:

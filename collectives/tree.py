@@ -6,7 +6,7 @@ S(2r+2). Differs: segments move in lock step (a segment is one level further at 
 on every backend; payloads that are not dense travel whole, are merged on their way up and passed on unopened on their
 way down.
 
-Bytes, dense: the wire tensor once upwards (not rank 0) and once downwards per child: at most 3 times, 2 (n-1)/n on
+Bytes: dense, the wire tensor once upwards (not rank 0) and once downwards per child: at most 3 times, 2 (n-1)/n on
 average. Latency 2 log2(n).
 """
 

@@ -110,6 +110,22 @@ def test_sum_of_short_floats(name: str, kind: str, dtype: torch.dtype) -> None:
 
 
 @pytest.mark.parametrize("name", COLLECTIVES)
+def test_fp16_saturates_and_nan_stays(name: str) -> None:
+    values = torch.tensor([60_000.0, -60_000.0, 1.0, torch.nan, 0.0], dtype=torch.float16)
+
+    def rank(transport: MemoryTransport) -> torch.Tensor:
+        collective = COLLECTIVES[name]().bind(transport)
+        total = collective.sum(Dense(values.clone()), (0,))
+        collective.close()
+        return total.to_dense()
+
+    limit = 3 * 60_000.0 if name == "allgather" else torch.finfo(torch.float16).max  # terms are added in fp32
+    expected = torch.tensor([limit, -limit, 3.0, torch.nan, 0.0])
+    for total in run_threads(rank, 3):
+        torch.testing.assert_close(total, expected, rtol=1e-3, atol=0, equal_nan=True)
+
+
+@pytest.mark.parametrize("name", COLLECTIVES)
 def test_integers_are_exact(name: str) -> None:
     rows = torch.randint(-(2**20), 2**20, (5, 1001), generator=torch.Generator().manual_seed(1))
 
