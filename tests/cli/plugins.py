@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 
 SOURCE = '''
@@ -65,22 +66,25 @@ class Breaking(Native):
             raise ValueError("this collective is broken")
         return super().sum_like(payload, key, op, layout=layout)
 '''
-ENTRY_POINTS = """
-[bench.compressors]
-raising = misbehaving:Raising
-sleepy = misbehaving:Sleepy
-hanging = misbehaving:Hanging
-[bench.collectives]
-losing = misbehaving:Losing
-breaking = misbehaving:Breaking
-"""
+ENTRY_POINTS = {
+    "bench.compressors": {name: f"misbehaving:{name.title()}" for name in ("raising", "sleepy", "hanging")},
+    "bench.collectives": {name: f"misbehaving:{name.title()}" for name in ("losing", "breaking")},
+}
 
 
 def install(folder: Path) -> str:
     """Lay the package into `folder`; returns the PYTHONPATH that makes it visible to every rank."""
     (folder / "misbehaving.py").write_text(SOURCE, encoding="utf-8")
-    info = folder / "misbehaving-1.0.dist-info"
-    info.mkdir()
-    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: misbehaving\nVersion: 1.0\n", encoding="utf-8")
-    (info / "entry_points.txt").write_text(ENTRY_POINTS, encoding="utf-8")
+    install_entry_points(folder, "misbehaving", ENTRY_POINTS)
     return str(folder)
+
+
+def install_entry_points(folder: Path, name: str, points: Mapping[str, Mapping[str, str]]) -> None:
+    """Lay the metadata of a package into `folder`: group -> component -> ``module:Class``."""
+    info = folder / f"{name.replace('-', '_')}-1.0.dist-info"
+    info.mkdir()
+    (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: 1.0\n", encoding="utf-8")
+    lines = []
+    for group, components in points.items():
+        lines += [f"[{group}]", *(f"{component} = {target}" for component, target in components.items())]
+    (info / "entry_points.txt").write_text("\n".join(lines) + "\n", encoding="utf-8")
