@@ -100,6 +100,6 @@ def _failed(
     try:
         RowWriter(folder.metrics, schema.METRICS).append(row)
         write_json(folder.status, summary)
-    except (OSError, StoreError) as problem:
-        error = f"{error}; and the last row could not be written: {problem}"
+    except (OSError, StoreError):
+        error = f"{error} (this last row could not be written)"
     return Result(status=status, error=error, folder=folder, summary=json.loads(json.dumps(summary)))
