@@ -56,6 +56,10 @@ class DistributedTransport(Transport):
         """As the base class says."""
         return dist.get_global_rank(self._group, self._members[rank])
 
+    def waited_in_vain(self, rank: int) -> TransportError:
+        """As the base class says; asks all ranks, so it takes some seconds."""
+        return self._lost(rank, "")
+
     def post(self, sends: Sequence[Send], receives: Sequence[Receive]) -> list[Pending]:
         """As the base class says; on NCCL all messages of one call are one group call and complete together."""
         with self.ledger.timed():
@@ -124,7 +128,7 @@ class DistributedTransport(Transport):
         try:
             work = function([tensor], self._members[peer], _TAG)
         except RuntimeError as error:
-            raise self._lost(peer, error) from error
+            raise self._lost(peer, str(error)) from error
         return _Message(self, work, tensor, peer)
 
     def _post_together(self, sends: Sequence[Send], receives: Sequence[Receive]) -> list[Pending]:
@@ -162,9 +166,9 @@ class DistributedTransport(Transport):
         try:
             work.wait(self._timeout)
         except RuntimeError as error:
-            raise self._lost(None, error) from error
+            raise self._lost(None, str(error)) from error
 
-    def _lost(self, waited_for: int | None, error: RuntimeError) -> TransportError:
+    def _lost(self, waited_for: int | None, reason: str) -> TransportError:
         """The error that says which rank is lost, found out from the others; `waited_for` is None for all of them."""
         ranks = [self.name(rank) for rank in range(self.world_size)]
         peer = None if waited_for is None else self.name(waited_for)
@@ -181,8 +185,8 @@ class DistributedTransport(Transport):
                 "a slow rank needs a longer timeout",
                 lost_rank=verdict.late,
             )
-        reason = str(error).partition("\n")[0]
-        return TransportError(f"{me}: the backend's own collective failed though all ranks are alive: {reason}")
+        first_line = reason.partition("\n")[0]
+        return TransportError(f"{me}: the backend's own collective failed though all ranks are alive: {first_line}")
 
 
 class _Message(Pending):
@@ -201,7 +205,7 @@ class _Message(Pending):
             try:
                 self._work.wait(self._transport._timeout)
             except RuntimeError as error:
-                raise self._transport._lost(self._peer, error) from error
+                raise self._transport._lost(self._peer, str(error)) from error
         self._work = None
 
 
@@ -222,7 +226,7 @@ class _Together(Pending):
                 for work in self._works:
                     work.wait(self._transport._timeout)
             except RuntimeError as error:
-                raise self._transport._lost(self._peers[0], error) from error
+                raise self._transport._lost(self._peers[0], str(error)) from error
         self._works = []
 
 

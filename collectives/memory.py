@@ -83,6 +83,12 @@ class MemoryTransport(Transport):
         """As the base class says."""
         return self._members[rank]
 
+    def waited_in_vain(self, rank: int) -> TransportError:
+        """As the base class says; nobody is lost but the rank waited for."""
+        me, peer = self.name(self.rank), self.name(rank)
+        message = f"rank {me} waited for rank {peer}, which did not answer within {self.timeout_s:g} s"
+        return TransportError(message, lost_rank=peer)
+
     def post(self, sends: Sequence[Send], receives: Sequence[Receive]) -> list[Pending]:
         """As the base class says."""
         for tensor, _ in sends:
@@ -127,11 +133,11 @@ class MemoryTransport(Transport):
         me = self._members[self.rank]
         pendings: list[Pending] = []
         for tensor, source in receives:
-            message = _Message(self, tensor, self._members[source])
+            message = _Message(self, tensor, source)
             self._wires.add_receive(self._members[source], me, message)
             pendings.append(message)
         for tensor, to in sends:
-            message = _Message(self, tensor, self._members[to])
+            message = _Message(self, tensor, to)
             self._wires.add_send(me, self._members[to], message)
             pendings.append(message)
         return pendings
@@ -140,11 +146,11 @@ class MemoryTransport(Transport):
 class _Message(Pending):
     """One side of a message."""
 
-    def __init__(self, transport: MemoryTransport, tensor: torch.Tensor, member: int) -> None:
+    def __init__(self, transport: MemoryTransport, tensor: torch.Tensor, peer: int) -> None:
         self.raw = tensor.view(-1).view(torch.uint8)
         self.done = False
         self._transport = transport
-        self._member = member
+        self._peer = peer
 
     def wait(self) -> None:
         wires, ledger = self._transport._wires, self._transport.ledger
@@ -152,13 +158,10 @@ class _Message(Pending):
             wires.changed.wait_for(lambda: self.done or wires.lost_rank is not None, wires.timeout_s)
             if self.done:
                 return
-            me = f"rank {self._transport._members[self._transport.rank]}"
-            if wires.lost_rank is not None:
-                raise TransportError(f"{me} lost rank {wires.lost_rank}", lost_rank=wires.lost_rank)
-            raise TransportError(
-                f"{me} waited for rank {self._member}, which did not answer within {wires.timeout_s:g} s",
-                lost_rank=self._member,
-            )
+            if wires.lost_rank is None:
+                raise self._transport.waited_in_vain(self._peer)
+            me = self._transport.name(self._transport.rank)
+            raise TransportError(f"rank {me} lost rank {wires.lost_rank}", lost_rank=wires.lost_rank)
 
 
 def run_threads(fn: Callable[[MemoryTransport], T], world_size: int, timeout_s: float = 20.0) -> list[T]:

@@ -36,7 +36,7 @@ from collectives.options import OptionError
 from collectives.payload import Payload, balanced_borders, unpack
 from collectives.pool_memory import DONE, LENGTH, PAGE, READY, PoolMemory, region_nbytes
 from collectives.region import Region, reserve, rounded_up
-from collectives.transport import ReduceOp, Transport, TransportError
+from collectives.transport import ReduceOp, Transport
 
 POLLS_BEFORE_SLEEP = 100
 SLEEP_S = 50e-6
@@ -194,7 +194,7 @@ class Pool(Collective):
         """Wait until every rank has announced `value`.
 
         Raises:
-            TransportError: some did not in time; names the first.
+            TransportError: some did not in time.
         """
         memory, transport = self._memory, self.transport
         assert memory is not None
@@ -208,12 +208,7 @@ class Pool(Collective):
                 continue
             time.sleep(SLEEP_S)
             if time.monotonic() > deadline:
-                lost = transport.name(late[0])
-                raise TransportError(
-                    f"rank {transport.name(transport.rank)} waited at the pool for rank {lost}, which did not answer "
-                    f"within {transport.timeout_s:g} s",
-                    lost_rank=lost,
-                )
+                raise transport.waited_in_vain(late[0])
 
     def _map(self) -> PoolMemory:
         """Rank 0 makes the region, all map it, and its name is removed before anybody uses it."""

@@ -132,6 +132,10 @@ class Transport(abc.ABC):
     def name(self, rank: int) -> int:
         """What users call this rank: its number among all ranks, not only those of this view."""
 
+    @abc.abstractmethod
+    def waited_in_vain(self, rank: int) -> TransportError:
+        """The error to raise when a wait for `rank` took longer than `timeout_s`; finds out which rank is lost."""
+
     @contextlib.contextmanager
     def counted_as(self, purpose: Purpose) -> Iterator[None]:
         """Count what is sent inside the block for another purpose."""

@@ -43,10 +43,14 @@ def run(name: str, payloads: Sequence[Sequence[Payload]]) -> list[list[Result]]:
     return run_threads(rank, len(payloads[0]))
 
 
-@pytest.mark.parametrize("world_size", WORLD_SIZES)
+def names_and_world_sizes() -> list[tuple[str, int]]:
+    """Every collective at every number of ranks; further options of one only where groups and shards are uneven."""
+    return [(name, n) for name in COLLECTIVES for n in (WORLD_SIZES if " " not in name else (4, 7))]
+
+
 @pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("name", COLLECTIVES)
-def test_sum(name: str, kind: str, world_size: int) -> None:
+@pytest.mark.parametrize(("name", "world_size"), names_and_world_sizes())
+def test_sum(name: str, world_size: int, kind: str) -> None:
     payloads = [[make(kind, n, torch.float32, rank).payload for rank in range(world_size)] for n in lengths(world_size)]
     if reason := refusal(COLLECTIVES[name](), payloads[0][0]):
         assert "use" in reason or "takes" in reason  # what would work
