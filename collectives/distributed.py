@@ -170,7 +170,8 @@ class DistributedTransport(Transport):
 
     def _lost(self, waited_for: int | None, reason: str) -> TransportError:
         """The error that says which rank is lost, found out from the others; `waited_for` is None for all of them."""
-        ranks = [self.name(rank) for rank in range(self.world_size)]
+        # all ranks of the group, not only of this view: a peer here may be waiting for one elsewhere
+        ranks = [dist.get_global_rank(self._group, member) for member in range(dist.get_world_size(self._group))]
         peer = None if waited_for is None else self.name(waited_for)
         verdict = self._liveness.find_lost(self._group.group_name, ranks, peer)
         me = f"rank {self.name(self.rank)}"
@@ -178,7 +179,8 @@ class DistributedTransport(Transport):
             return TransportError(f"{me} lost all other ranks: neither they nor the rendezvous store answer any more")
         if verdict.lost:
             lost = " and ".join(f"rank {rank}" for rank in verdict.lost)
-            return TransportError(f"{me} lost {lost}, which does not answer any more", lost_rank=verdict.lost[0])
+            verb = "does" if len(verdict.lost) == 1 else "do"
+            return TransportError(f"{me} lost {lost}, which {verb} not answer any more", lost_rank=verdict.lost[0])
         if verdict.late is not None:
             return TransportError(
                 f"{me} waited {self.timeout_s:g} s for rank {verdict.late}, which is alive but did not take part; "

@@ -12,7 +12,9 @@ import torch
 import torch.distributed as dist
 from torch.distributed import HashStore, Store  # type: ignore[attr-defined]
 
+from collectives.base import Collective
 from collectives.distributed import DistributedTransport
+from collectives.hierarchical import Hierarchical
 from collectives.kinds import Dense
 from collectives.liveness import Liveness, Verdict
 from collectives.native import Native
@@ -35,7 +37,7 @@ def own_group(timeout_s: float = TIMEOUT_S) -> DistributedTransport:
     return DistributedTransport(group, timeout_s=timeout_s)
 
 
-def failure(collective: Ring | Native | Pool) -> tuple[str, int | None]:
+def failure(collective: Collective) -> tuple[str, int | None]:
     def sum_on_and_on() -> None:
         for _ in range(100):
             collective.sum(dense(), (0,))
@@ -46,13 +48,9 @@ def failure(collective: Ring | Native | Pool) -> tuple[str, int | None]:
 
 
 def late_then_killed(rank: int) -> list[tuple[str, int | None]]:
-    late, ring, native, pool = (
-        Ring().bind(own_group()),
-        Ring().bind(own_group()),
-        Native().bind(own_group()),
-        Pool(slot_bytes=4096).bind(own_group()),
-    )
-    for collective in (late, ring, native, pool):
+    late: Collective = Ring().bind(own_group())
+    others = [collective.bind(own_group()) for collective in (Ring(), Native(), Hierarchical(), Pool(slot_bytes=4096))]
+    for collective in (late, *others):
         collective.sum(dense(), (0,))
     said: list[tuple[str, int | None]] = []
     if rank == LATE:
@@ -61,7 +59,7 @@ def late_then_killed(rank: int) -> list[tuple[str, int | None]]:
         said.append(failure(late))
     if rank == KILLED:
         os.kill(os.getpid(), signal.SIGKILL)
-    return said + [failure(collective) for collective in (ring, native, pool)]
+    return said + [failure(collective) for collective in others]
 
 
 def test_ranks_name_the_one_that_is_late_and_the_one_that_was_killed(tmp_path: Path) -> None:
@@ -73,7 +71,7 @@ def test_ranks_name_the_one_that_is_late_and_the_one_that_was_killed(tmp_path: P
         assert f"rank {rank} waited 2 s for rank 1, which is alive but did not take part" in message
     for rank in (0, 1, 3):
         said = (f"rank {rank} lost rank 2, which does not answer any more", KILLED)
-        assert by_rank[rank][-3:] == [said, said, said]  # ring, native, pool
+        assert by_rank[rank][-4:] == [said] * 4
     assert set(Path("/dev/shm").iterdir()) <= before
 
 
