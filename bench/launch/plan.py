@@ -89,7 +89,7 @@ def components(request: Request) -> Components:
     """
     compressor = cast(Compressor, spec.build("compressors", request.compressor))
     collective = cast(Collective, spec.build("collectives", request.collective or _first_legal(compressor)))
-    reason = refusal(compressor, type(collective))
+    reason = refusal(compressor, collective)
     if reason:
         raise UsageError(reason)
     optimizer = cast(Optimizer, spec.build("optimizers", request.optimizer))
@@ -168,7 +168,7 @@ def _check_hand_over(optimizer: Optimizer) -> None:
 
 def _first_legal(compressor: Compressor) -> str:
     for name in DEFAULT_COLLECTIVES:
-        if refusal(compressor, type(cast(Collective, spec.build("collectives", name)))) is None:
+        if refusal(compressor, cast(Collective, spec.build("collectives", name))) is None:
             return name
     raise UsageError(
         f"no default collective takes what {compressor.component_name} emits; choose one with --collective"
