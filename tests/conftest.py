@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import threading
 from collections.abc import Iterator
 
@@ -14,6 +15,9 @@ os.environ |= {
     "_TYPER_FORCE_DISABLE_TERMINAL": "1",  # some CI services make typer believe in a terminal
 }
 os.environ.pop("FORCE_COLOR", None)
+# A shell that runs the tests in the background has them ignore Ctrl-C, and every program that they start would too.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 import hypothesis
 import psutil

@@ -6,7 +6,6 @@ import csv
 import dataclasses
 import json
 import os
-import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -46,13 +45,7 @@ def start(*arguments: str, **variables: str) -> subprocess.Popen[str]:
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
-        preexec_fn=_listen_to_ctrl_c,
     )
-
-
-def _listen_to_ctrl_c() -> None:
-    """A shell that runs the tests in the background lets its children ignore SIGINT; a terminal does not."""
-    signal.signal(signal.SIGINT, signal.SIG_DFL)
 
 
 def execute(*arguments: str, **variables: str) -> Answer:
