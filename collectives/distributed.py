@@ -176,7 +176,7 @@ class DistributedTransport(Transport):
         verdict = self._liveness.find_lost(self._group.group_name, ranks, peer)
         me = f"rank {self.name(self.rank)}"
         if verdict.is_cut_off:
-            return TransportError(f"{me} lost all other ranks: neither they nor the rendezvous store answer any more")
+            return TransportError(f"{me} lost all other ranks: none of them answers any more; its own link may be down")
         if verdict.lost:
             lost = " and ".join(f"rank {rank}" for rank in verdict.lost)
             verb = "does" if len(verdict.lost) == 1 else "do"
@@ -189,6 +189,20 @@ class DistributedTransport(Transport):
             )
         first_line = reason.partition("\n")[0]
         return TransportError(f"{me}: the backend's own collective failed though all ranks are alive: {first_line}")
+
+
+def backend_failure(error: RuntimeError) -> TransportError | None:
+    """What a failure of the backend's own making means, found out from the other ranks; takes some seconds.
+
+    Args:
+        error: as DDP or `torch.distributed` raised it on the default group.
+
+    Returns:
+        The error that says which rank is lost; None where `error` is not the backend's.
+    """
+    if not isinstance(error, dist.DistBackendError) and "gloo" not in str(error):
+        return None
+    return DistributedTransport()._lost(None, str(error))
 
 
 class _Message(Pending):

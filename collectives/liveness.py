@@ -3,12 +3,14 @@
 A rank whose wait failed knows only whom it waited for, and that neighbour may itself be waiting. So it calls the roll:
 every rank has a thread that looks at the store once a second and answers for as long as its process runs and its link
 is up. Who does not answer is lost. If all answer, somebody is merely late, found by following who waits for whom. The
-first verdict stands, so that all ranks name the same one even when those that failed first have already left.
+first verdict stands, so that all ranks name the same one even when those that failed first have already left. Where the
+store itself does not answer, ranks ring each other's doorbells instead (`collectives/doorbell.py`).
 """
 
 from __future__ import annotations
 
 import dataclasses
+import json
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -16,6 +18,8 @@ from typing import TypeVar
 
 import torch.distributed as dist
 from torch.distributed.distributed_c10d import PrefixStore, Store, _get_default_store
+
+from collectives.doorbell import Address, open_doorbell, ring_all
 
 POLL_S = 1.0
 GRACE_S = 4.0
@@ -31,7 +35,7 @@ class Verdict:
     Attributes:
         lost: ranks that do not answer any more.
         late: a rank that answers but did not take part in time; None where some are lost.
-        is_cut_off: the store itself does not answer: this rank has lost the others.
+        is_cut_off: none of several others answers, so it is rather this rank that has lost its link.
     """
 
     lost: tuple[int, ...] = ()
@@ -45,17 +49,32 @@ class Liveness:
     Args:
         store: shared by all ranks; used by nothing else through this object.
         rank: this one.
+        world_size: number of ranks.
+        doorbell: this rank's, where it has one.
         poll_s: seconds between looks at the store.
         grace_s: seconds within which a running rank answers.
     """
 
-    def __init__(self, store: Store, rank: int, *, poll_s: float = POLL_S, grace_s: float = GRACE_S) -> None:
+    def __init__(
+        self,
+        store: Store,
+        rank: int,
+        world_size: int,
+        *,
+        doorbell: Address | None = None,
+        poll_s: float = POLL_S,
+        grace_s: float = GRACE_S,
+    ) -> None:
         self._store = PrefixStore("gradwire/liveness", store)
         self._rank = rank
         self._poll_s = poll_s
         self._grace_s = grace_s
         self._lock = threading.Lock()
         self._answered = 0
+        self._strangers = set(range(world_size)) - {rank}  # whose doorbells are not known yet
+        self._doorbells: dict[int, Address] = {}
+        if doorbell is not None:
+            self._store.set(f"doorbell/{rank}", json.dumps(doorbell))
         self._stopped = threading.Event()
         threading.Thread(target=self._answer_calls, name="liveness", daemon=True).start()
 
@@ -64,7 +83,7 @@ class Liveness:
         self._stopped.set()
 
     def find_lost(self, group: str, ranks: Sequence[int], waited_for: int | None) -> Verdict:
-        """Find out why a wait failed; takes up to about two grace periods.
+        """Find out why a wait failed; takes up to about three grace periods.
 
         Args:
             group: names the process group, which is of no use after its first failure.
@@ -72,7 +91,15 @@ class Liveness:
             waited_for: whom this rank waited for; None if for all of them.
         """
         found = _within(2 * self._grace_s, lambda: self._investigate(group, ranks, waited_for))
-        return found if found is not None else Verdict(is_cut_off=True)
+        return found if found is not None else self._without_store(ranks)
+
+    def _without_store(self, ranks: Sequence[int]) -> Verdict:
+        """The verdict where the store is out of reach."""
+        doorbells = {rank: self._doorbells[rank] for rank in ranks if rank in self._doorbells}
+        return self._verdict(sorted(set(ranks) - {self._rank} - ring_all(doorbells, self._grace_s)), ranks)
+
+    def _verdict(self, missing: Sequence[int], ranks: Sequence[int]) -> Verdict:
+        return Verdict(lost=tuple(missing), is_cut_off=len(missing) == len(ranks) - 1 > 1)
 
     def _investigate(self, group: str, ranks: Sequence[int], waited_for: int | None) -> Verdict:
         if waited_for is not None:
@@ -83,7 +110,7 @@ class Liveness:
             if not missing:
                 return Verdict(late=self._end_of_chain(group, waited_for))
             known = self._store.compare_set(f"{group}/lost", "", ",".join(map(str, missing))).decode()
-        return Verdict(lost=tuple(int(rank) for rank in known.split(",")))
+        return self._verdict([int(rank) for rank in known.split(",")], ranks)
 
     def _call_roll(self, ranks: Sequence[int]) -> list[int]:
         """Ranks that do not answer."""
@@ -109,6 +136,7 @@ class Liveness:
         while not self._stopped.wait(self._poll_s):
             try:
                 self._answer(self._store.add("call", 0))
+                self._learn_doorbells()
             except RuntimeError:
                 return  # the store has gone, and with it everybody who could ask
 
@@ -117,6 +145,13 @@ class Liveness:
             if call > self._answered:
                 self._store.set(f"here/{self._rank}", str(call))
                 self._answered = call
+
+    def _learn_doorbells(self) -> None:
+        for rank in list(self._strangers):
+            if address := self._stored(f"doorbell/{rank}"):
+                host, port = json.loads(address)
+                self._doorbells[rank] = (host, port)
+                self._strangers.remove(rank)
 
     def _stored(self, key: str) -> str:
         return self._store.get(key).decode() if self._store.check([key]) else ""
@@ -131,7 +166,9 @@ def liveness() -> Liveness:
     if not _joined or _joined[0][0] is not store:
         for _, former in _joined:
             former.stop()
-        _joined[:] = [(store, Liveness(store.clone(), dist.get_rank()))]
+        _joined[:] = [
+            (store, Liveness(store.clone(), dist.get_rank(), dist.get_world_size(), doorbell=open_doorbell()))
+        ]
     return _joined[0][1]
 
 

@@ -11,11 +11,24 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import typer
 
 from bench.cli.completion import complete_list
+from bench.cli.hosts_options import (
+    Bandwidth,
+    ClusterFile,
+    Downlink,
+    Hosts,
+    Jitter,
+    Latency,
+    Loss,
+    Network,
+    RanksPerHost,
+    Uplink,
+)
 from bench.core.collectives_config import Dtype
 from bench.core.errors import RunFailed, UsageError
 from bench.core.rows import RowWriter, StoreError
 from bench.core.schema import COLLECTIVES
 from bench.launch.collectives_request import CollectivesRequest
+from bench.launch.request import DEFAULT_WORLD_SIZE
 
 if TYPE_CHECKING:
     from bench.report.collectives_table import Row
@@ -32,6 +45,8 @@ EXAMPLES = """[bold]Examples[/bold]
 
   bench collectives --compressors none,group_topk:ratio=0.01 --overlap 0.5 --out sums.csv
 
+  bench collectives --hosts 4 --bandwidth 100mbit --sizes 10MB --rounds 3 --iters 3
+
 [bold]Columns[/bold], as nccl-tests has them
 
   algbw: the tensor's bytes / the time of its sum.
@@ -39,6 +54,8 @@ EXAMPLES = """[bold]Examples[/bold]
   busbw: algbw x 2(n-1)/n for n ranks, what each must send at least of a dense tensor; comparable with a link's rate.
 
   time: on the slowest rank, until the sum lies in a dense tensor; making the payload is not counted.
+
+  of limit: on virtual hosts, the time in which the busiest link could have carried its frames, over the time taken.
 
   #wrong: elements unlike a serial sum in the documented order, bit for bit (native: beyond its error bound)."""
 
@@ -83,7 +100,14 @@ def collectives(
         typer.Option(min=1, help="Rounds in which all take turns; medians over rounds.", rich_help_panel=MEASUREMENT),
     ] = DEFAULTS.rounds,
     seed: Annotated[int, typer.Option(min=0, help="Seed of the tensors.", rich_help_panel=MEASUREMENT)] = DEFAULTS.seed,
-    world_size: Annotated[int, typer.Option(min=2, help="Ranks.", rich_help_panel=MACHINE)] = DEFAULTS.world_size,
+    world_size: Annotated[
+        int | None,
+        typer.Option(
+            min=2,
+            help=f"Ranks (default: {DEFAULT_WORLD_SIZE}, or those of the virtual hosts).",
+            rich_help_panel=MACHINE,
+        ),
+    ] = None,
     device: Annotated[
         Literal["auto", "cpu", "cuda"], typer.Option(help="Where the tensors lie.", rich_help_panel=MACHINE)
     ] = DEFAULTS.device,
@@ -93,6 +117,16 @@ def collectives(
     timeout: Annotated[
         float, typer.Option(min=1, help="Stop when no turn ends for so many seconds.", rich_help_panel=MACHINE)
     ] = DEFAULTS.timeout_s,
+    hosts: Hosts = None,
+    ranks_per_host: RanksPerHost = None,
+    network: Network = None,
+    bandwidth: Bandwidth = None,
+    uplink: Uplink = None,
+    downlink: Downlink = None,
+    latency: Latency = None,
+    jitter: Jitter = None,
+    loss: Loss = None,
+    cluster: ClusterFile = None,
     out: Annotated[
         Path | None,
         typer.Option(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
 from types import TracebackType
 from typing import Self
@@ -12,6 +13,7 @@ from rich.progress import BarColumn, Progress, TaskID, TextColumn
 from bench.cli.console import print_json, stdout_console
 from bench.core.collectives_config import CollectivesConfig
 from bench.core.units import format_bytes
+from bench.launch.cluster import Cluster
 from bench.report.collectives_table import Row, collectives_table, with_ratios
 from bench.report.tables import print_rich
 
@@ -72,4 +74,6 @@ def print_rows(rows: Sequence[Row], config: CollectivesConfig, *, as_json: bool)
             f"{config.rounds} rounds of {config.iters} sums, pairs taking turns; {config.device}, "
             f"{config.threads} threads per rank; slowest rank's time, median over rounds"
         )
+        if config.cluster is not None:
+            how += "; " + "; ".join(Cluster.from_json(json.dumps(config.cluster)).describe())
         print_rich(collectives_table(compared, how), stdout_console())

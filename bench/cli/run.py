@@ -12,6 +12,18 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import typer
 
 from bench.cli.completion import complete
+from bench.cli.hosts_options import (
+    Bandwidth,
+    ClusterFile,
+    Downlink,
+    Hosts,
+    Jitter,
+    Latency,
+    Loss,
+    Network,
+    RanksPerHost,
+    Uplink,
+)
 from bench.core.config import Nonfinite, Schedule, Trigger
 from bench.core.errors import Interrupted, RunFailed, UsageError
 from bench.launch.request import DEFAULT_EPOCHS, DEFAULT_WORLD_SIZE, Request
@@ -24,7 +36,6 @@ WHAT = "What to train"
 COMMUNICATION = "Communication"
 MEASUREMENT = "Measurement"
 MACHINE = "Machines"
-HOSTS = "Virtual hosts"
 OUTPUT = "Output"
 EXAMPLES = """[bold]Examples[/bold]
 
@@ -141,30 +152,16 @@ def run(
         float,
         typer.Option(min=1, help="Stop a run in which no step ends for so many seconds.", rich_help_panel=MACHINE),
     ] = DEFAULTS.timeout_s,
-    hosts: Annotated[
-        int | None,
-        typer.Option(min=1, help="Train on so many virtual hosts of this machine.", rich_help_panel=HOSTS),
-    ] = None,
-    ranks_per_host: Annotated[
-        int | None, typer.Option(min=1, help="Ranks on each virtual host (default: 1).", rich_help_panel=HOSTS)
-    ] = None,
-    network: Annotated[
-        str | None,
-        typer.Option(help="A named network: adsl, 4g, wifi, 1gbe or 10gbe.", rich_help_panel=HOSTS),
-    ] = None,
-    bandwidth: Annotated[
-        str | None, typer.Option(help="Rate of each link, up and down: 100mbit.", rich_help_panel=HOSTS)
-    ] = None,
-    uplink: Annotated[str | None, typer.Option(help="Rate of what a host sends.", rich_help_panel=HOSTS)] = None,
-    downlink: Annotated[str | None, typer.Option(help="Rate of what a host receives.", rich_help_panel=HOSTS)] = None,
-    latency: Annotated[
-        str | None, typer.Option(help="One-way delay of what a host sends: 5ms.", rich_help_panel=HOSTS)
-    ] = None,
-    jitter: Annotated[str | None, typer.Option(help="How far the delay varies: 1ms.", rich_help_panel=HOSTS)] = None,
-    loss: Annotated[str | None, typer.Option(help="Share of frames lost: 1%.", rich_help_panel=HOSTS)] = None,
-    cluster: Annotated[
-        str | None, typer.Option(help="A TOML file that describes uneven virtual hosts.", rich_help_panel=HOSTS)
-    ] = None,
+    hosts: Hosts = None,
+    ranks_per_host: RanksPerHost = None,
+    network: Network = None,
+    bandwidth: Bandwidth = None,
+    uplink: Uplink = None,
+    downlink: Downlink = None,
+    latency: Latency = None,
+    jitter: Jitter = None,
+    loss: Loss = None,
+    cluster: ClusterFile = None,
     seed: Annotated[int, typer.Option(min=0, help="Seed of everything random.", rich_help_panel=MEASUREMENT)] = (
         DEFAULTS.seed
     ),
@@ -269,7 +266,7 @@ def _print_plan(configs: list[RunConfig], out: Path, as_json: bool) -> None:
     config = configs[0]
     layers = plan_layers(config)
     folder = RunFolder(out / f"<utc>-{config.name}-s{config.seed}-{config.digest}")
-    lines = torchrun.shell_lines(config, config.cluster, folder)
+    lines = torchrun.shell_lines(config, folder)
     if as_json:
         plan: dict[str, Any] = {
             "configs": [dataclasses.asdict(c) | {"digest": c.digest} for c in configs],

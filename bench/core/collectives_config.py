@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 from pathlib import Path
-from typing import Literal, Self
+from typing import Any, ClassVar, Literal, Self
 
 from bench.core.errors import UsageError
 
@@ -25,7 +25,7 @@ class CollectivesConfig:
         iters, warmup: timed and untimed sums of one pair in one round.
         rounds: how often each pair has its turn; pairs alternate.
         seed: of the synthetic tensors and the compressors.
-        world_size, device, threads, timeout_s, nnodes, node_rank, rdzv_endpoint: as in `RunConfig`.
+        world_size, device, threads, timeout_s, ranks_per_host, cluster: as in `RunConfig`.
     """
 
     pairs: tuple[tuple[str, str], ...]
@@ -40,14 +40,11 @@ class CollectivesConfig:
     device: Literal["cpu", "cuda"]
     threads: int
     timeout_s: float
-    nnodes: int = 1
-    node_rank: int = 0
-    rdzv_endpoint: str | None = None
-
-    @property
-    def ranks_per_host(self) -> int:
-        """Ranks on each machine."""
-        return self.world_size // self.nnodes
+    ranks_per_host: int
+    cluster: dict[str, Any] | None = None
+    nnodes: ClassVar[int] = 1
+    node_rank: ClassVar[int] = 0
+    rdzv_endpoint: ClassVar[str | None] = None
 
     @property
     def num_turns(self) -> int:

@@ -277,6 +277,26 @@ COLLECTIVES: tuple[Column, ...] = (
         unit="bytes",
         better="lower",
     ),
+    _column("wire", "uplink_bps", float, "slowest uplink of the virtual hosts; empty: not limited", unit="bit/s"),
+    _column("wire", "downlink_bps", float, "slowest downlink likewise", unit="bit/s"),
+    _column(
+        "wire",
+        "wire_bytes_sent",
+        float,
+        "bytes of whole frames sent per sum and host, mean over hosts, counted by the kernel (virtual hosts only); "
+        "holds headers, acknowledgements and the barrier between sums",
+        unit="bytes",
+        better="lower",
+        fixed=False,
+    ),
+    _column(
+        "speed",
+        "of_limit",
+        float,
+        "time in which the busiest link could have carried its frames / time_p50_s (virtual hosts with a rate only)",
+        better="higher",
+        fixed=False,
+    ),
 )
 
 COMPRESSORS: tuple[Column, ...] = (

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import dataclasses
+import json
 import shutil
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
@@ -20,7 +20,9 @@ from bench.core.units import parse_sizes
 from bench.launch import torchrun
 from bench.launch.collectives_request import CollectivesRequest
 from bench.launch.failure import explain
+from bench.launch.placement import requested_cluster
 from bench.launch.progress import ProgressReader
+from bench.launch.request import DEFAULT_WORLD_SIZE
 from collectives.base import Collective
 from collectives.server import Server
 from compressors.base import Compressor
@@ -39,19 +41,28 @@ def plan(request: CollectivesRequest) -> tuple[CollectivesConfig, list[str]]:
     Raises:
         UsageError: something is unknown, out of range, illegal together, or impossible here.
     """
+    cluster = requested_cluster(request, request.world_size, request.device)
+    world_size = cluster.world_size if cluster else request.world_size or DEFAULT_WORLD_SIZE
     collectives = None if request.collectives is None else spec.split_list(request.collectives)
     for name in collectives or ():
-        _check_collective(name, request.world_size)
+        _check_collective(name, world_size)
     pairs, left_out = legal_pairs(spec.split_list(request.compressors), collectives, request.dtype)
-    given = dataclasses.asdict(request)
-    del given["compressors"], given["collectives"]
-    given |= {
-        "pairs": tuple(pairs),
-        "sizes": tuple(parse_sizes(request.sizes)),
-        "device": _device(request.device, request.world_size),
-        "threads": request.threads or max(1, usable_cores() // request.world_size),
-    }
-    config = CollectivesConfig(**given)
+    config = CollectivesConfig(
+        pairs=tuple(pairs),
+        sizes=tuple(parse_sizes(request.sizes)),
+        dtype=request.dtype,
+        overlap=request.overlap,
+        iters=request.iters,
+        warmup=request.warmup,
+        rounds=request.rounds,
+        seed=request.seed,
+        world_size=world_size,
+        ranks_per_host=cluster.ranks_per_host if cluster else world_size,
+        cluster=json.loads(cluster.to_json()) if cluster else None,
+        device="cpu" if cluster else _device(request.device, world_size),
+        threads=request.threads or max(1, usable_cores() // world_size),
+        timeout_s=request.timeout_s,
+    )
     for size in config.sizes:
         if not config.count(size):
             raise UsageError(f"{size} bytes hold no {config.dtype} element; give larger --sizes")
@@ -107,8 +118,7 @@ def execute(config: CollectivesConfig, on_report: Callable[[Mapping[str, Any]], 
     folder.config.write_text(config.to_json(), encoding="utf-8")
     try:
         with torchrun.termination_as_interrupt():
-            arguments = torchrun.command(config, folder, MODULE)
-            job = torchrun.start(arguments, torchrun.variables(config), folder.logs / "torchrun.log")
+            job = torchrun.launch(config, folder, MODULE)
             ending = torchrun.watch(job, ProgressReader(folder.progress), config.timeout_s, on_report)
     except KeyboardInterrupt:
         shutil.rmtree(folder.path)

@@ -6,16 +6,18 @@ import dataclasses
 from typing import Literal
 
 from bench.core.collectives_config import Dtype
+from bench.launch.request import HostsRequest
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class CollectivesRequest:
+class CollectivesRequest(HostsRequest):
     """What `bench collectives` was given; None means "choose for me". `CollectivesConfig` explains the other fields.
 
     Attributes:
         sizes: bytes of the tensor, a list or ranges that double.
         compressors: spec texts, separated by commas.
         collectives: likewise; None: every collective that takes some payload.
+        world_size: None: 2, or with virtual hosts all their ranks.
         device: "auto": GPUs where torch sees one for each rank.
         threads: None: this machine's cores divided by its ranks, at least 1.
     """
@@ -29,7 +31,7 @@ class CollectivesRequest:
     warmup: int = 3
     rounds: int = 5
     seed: int = 1
-    world_size: int = 2
+    world_size: int | None = None
     device: Literal["auto", "cpu", "cuda"] = "auto"
     threads: int | None = None
     timeout_s: float = 300.0

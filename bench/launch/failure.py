@@ -24,8 +24,8 @@ def explain(folder: RunFolder) -> str:
         return _sentence(own[0])
     if killed:
         return killed
-    if reports:
-        return _sentence(reports[0])
+    if reports:  # who names the lost one says more than who lost everybody
+        return _sentence(next((report for report in reports if report.get("lost_rank") is not None), reports[0]))
     if shutil.disk_usage(folder.path).free < _FREE_BYTES_NEEDED:
         return f"the disk that holds {folder.path} is full; free some space or choose another folder with --out"
     return f"the job ended without saying why; the end of its log: {_last_line(log)}"

@@ -37,6 +37,7 @@ class NetworkReport:
         measured_bandwidth_bps: the slowest flow's rate for a long message.
         measured_rtt_s: median over the flows.
         wire_headers: whether the interfaces' counters see real frames.
+        congestion_control: of TCP, on all hosts.
         warnings: one sentence for each thing that is more than 10 % off what was asked.
         flows: every measured connection.
     """
@@ -44,6 +45,7 @@ class NetworkReport:
     measured_bandwidth_bps: float
     measured_rtt_s: float
     wire_headers: WireHeaders
+    congestion_control: str
     warnings: tuple[str, ...]
     flows: tuple[Flow, ...]
 

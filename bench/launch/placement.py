@@ -11,7 +11,7 @@ from bench.core.environment import usable_cores
 from bench.core.errors import UsageError
 from bench.launch.cluster import Cluster
 from bench.launch.cluster_options import cluster_from_options
-from bench.launch.request import DEFAULT_WORLD_SIZE, Request
+from bench.launch.request import DEFAULT_WORLD_SIZE, HostsRequest, Request
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -34,18 +34,11 @@ def place(request: Request) -> Placement:
     Raises:
         UsageError: options that contradict each other, or a cluster that cannot be.
     """
-    cluster = _cluster(request)
+    cluster = requested_cluster(request, request.world_size, request.device)
     if cluster is None:
         return _on_machines(request)
     if request.nnodes > 1:
         raise UsageError("virtual hosts live on one machine; leave out either --nnodes or the options of virtual hosts")
-    if request.world_size not in (None, cluster.world_size):
-        raise UsageError(
-            f"--world-size {request.world_size} contradicts {len(cluster.hosts)} virtual hosts with "
-            f"{cluster.ranks_per_host} rank(s) each; leave it out"
-        )
-    if request.device == "cuda":
-        raise UsageError("virtual hosts share this machine and talk through gloo; use --device cpu")
     return Placement(
         world_size=cluster.world_size,
         hosts=len(cluster.hosts),
@@ -58,10 +51,20 @@ def place(request: Request) -> Placement:
     )
 
 
-def _cluster(request: Request) -> Cluster | None:
+def requested_cluster(request: HostsRequest, world_size: int | None, device: str) -> Cluster | None:
+    """The virtual hosts that are asked for, if any.
+
+    Args:
+        request: with the options of virtual hosts.
+        world_size: as given beside them; None: not given.
+        device: likewise.
+
+    Raises:
+        UsageError: options that contradict each other, or a cluster that cannot be.
+    """
     if request.hosts is None and request.ranks_per_host is not None:
         raise UsageError("--ranks-per-host deals ranks to virtual hosts; say how many with --hosts N")
-    return cluster_from_options(
+    cluster = cluster_from_options(
         hosts=request.hosts,
         ranks_per_host=request.ranks_per_host or 1,
         cluster_file=Path(request.cluster) if request.cluster else None,
@@ -73,6 +76,16 @@ def _cluster(request: Request) -> Cluster | None:
         jitter=request.jitter,
         loss=request.loss,
     )
+    if cluster is None:
+        return None
+    if world_size not in (None, cluster.world_size):
+        raise UsageError(
+            f"--world-size {world_size} contradicts {len(cluster.hosts)} virtual hosts with "
+            f"{cluster.ranks_per_host} rank(s) each; leave it out"
+        )
+    if device == "cuda":
+        raise UsageError("virtual hosts share this machine and talk through gloo; use --device cpu")
+    return cluster
 
 
 def _on_machines(request: Request) -> Placement:

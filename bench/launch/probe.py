@@ -52,8 +52,12 @@ class _Lane:
     headers: WireHeaders
 
 
-def measure(cluster: Cluster) -> NetworkReport:
+def measure(cluster: Cluster, congestion_control: str) -> NetworkReport:
     """Measure the links of a cluster whose namespaces exist.
+
+    Args:
+        cluster: hosts and links.
+        congestion_control: of the hosts' TCP, for the report.
 
     Raises:
         RunFailed: a host cannot reach its neighbour.
@@ -68,6 +72,7 @@ def measure(cluster: Cluster) -> NetworkReport:
         measured_bandwidth_bps=min(flow.long_bps for flow in flows),
         measured_rtt_s=statistics.median(flow.rtt_s for flow in flows),
         wire_headers=cluster.wire_headers,
+        congestion_control=congestion_control,
         warnings=tuple(link_warnings(cluster, flows, partial(_measure_alone, cluster))),
         flows=tuple(flows),
     )

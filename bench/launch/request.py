@@ -12,7 +12,23 @@ DEFAULT_WORLD_SIZE = 2
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Request:
+class HostsRequest:
+    """Virtual hosts as the user asks for them: what `cluster_from_options` reads; all None: no virtual hosts."""
+
+    hosts: int | None = None
+    ranks_per_host: int | None = None
+    network: str | None = None
+    bandwidth: str | None = None
+    uplink: str | None = None
+    downlink: str | None = None
+    latency: str | None = None
+    jitter: str | None = None
+    loss: str | None = None
+    cluster: str | None = None
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Request(HostsRequest):
     """What `bench run` was given; None means "choose for me". `RunConfig` has the same field names and explains them.
 
     Attributes:
@@ -23,8 +39,6 @@ class Request:
         threads: None: this machine's cores divided by its ranks, at least 1.
         train_size, test_size: None: the whole part.
         world_size: None: 2, or with virtual hosts all their ranks.
-        hosts, ranks_per_host, network, bandwidth, uplink, downlink, latency, jitter, loss, cluster: virtual hosts, as
-            `cluster_from_options` reads them; None: no virtual hosts.
     """
 
     name: str | None = None
@@ -61,14 +75,4 @@ class Request:
     nnodes: int = 1
     node_rank: int = 0
     rdzv_endpoint: str | None = None
-    hosts: int | None = None
-    ranks_per_host: int | None = None
-    network: str | None = None
-    bandwidth: str | None = None
-    uplink: str | None = None
-    downlink: str | None = None
-    latency: str | None = None
-    jitter: str | None = None
-    loss: str | None = None
-    cluster: str | None = None
     data_dir: str = "data"

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import subprocess
 import sys
 import time
 from collections.abc import Callable
@@ -16,9 +15,7 @@ from bench.core.config import RunConfig
 from bench.core.rows import RowWriter, StoreError
 from bench.core.run_folder import RunFolder, read_json, write_json
 from bench.launch import torchrun
-from bench.launch.cluster import Cluster
 from bench.launch.failure import explain
-from bench.launch.hosts import HostsJob
 from bench.launch.progress import ProgressReader
 
 
@@ -53,7 +50,7 @@ def execute(config: RunConfig, out: Path, on_progress: Callable[[dict[str, Any]]
     started = time.time()
     try:
         with torchrun.termination_as_interrupt():
-            job = _start(config, folder)
+            job = torchrun.launch(config, folder)
             ending = torchrun.watch(job, progress, config.timeout_s, on_progress)
     except KeyboardInterrupt:
         return _failed(
@@ -69,16 +66,6 @@ def execute(config: RunConfig, out: Path, on_progress: Callable[[dict[str, Any]]
         summary = {"status": "ok", "error": "", "run_id": folder.run_id}
         write_json(folder.status, summary)
     return Result(status="ok", error="", folder=folder, summary=summary)
-
-
-def _start(config: RunConfig, folder: RunFolder) -> subprocess.Popen[bytes] | HostsJob:
-    log = folder.logs / "torchrun.log"
-    if config.cluster is None:
-        return torchrun.start(torchrun.command(config, folder), torchrun.variables(config), log)
-    job = torchrun.start_on_hosts(config, Cluster.from_json(json.dumps(config.cluster)), folder, log)
-    for warning in job.network.warnings:
-        print(f"warning: {warning}", file=sys.stderr)
-    return job
 
 
 def _failed(

@@ -23,7 +23,7 @@ from typing import IO, Any, Self
 
 from bench.core.errors import BenchError, RunFailed
 from bench.core.run_folder import RunFolder
-from bench.launch import network_script, probe
+from bench.launch import congestion, network_script, probe
 from bench.launch.cluster import Cluster
 from bench.launch.slow_host import SlowHost
 
@@ -93,7 +93,8 @@ def _prepare(plan: Plan) -> None:
         own = Path("/run/hosts")
         own.write_text(_NAMES.read_text(encoding="utf-8") + network_script.name_lines(plan.cluster), encoding="utf-8")
         run_commands([["mount", "--bind", str(own), str(_NAMES)]])
-    probe.measure(plan.cluster).write(RunFolder(plan.run_dir))
+    congestion_control = congestion.settle(plan.cluster)
+    probe.measure(plan.cluster, congestion_control).write(RunFolder(plan.run_dir))
 
 
 def _tell(status: IO[str], message: dict[str, Any]) -> None:

@@ -36,7 +36,17 @@ POLL_S = 0.1
 GRACE_S = 3.0
 # After one host failed, the others get so long to find out which, and to leave their reports.
 HOSTS_GRACE_S = 15.0
+# Ranks wait `timeout_s` for each other and then need so long to find out who is lost, which says more than a timeout.
+FIND_OUT_S = 15.0
+# Starting many processes on few cores takes longer than most steps do.
+START_S = 120.0
 TRAIN = "bench.train.worker"
+# glibc gives large blocks back to the kernel and asks for new, zeroed pages at every step: a tenth of a step's time on
+# a CPU. So it keeps them, unless the user chose otherwise.
+KEEP_MEMORY = {
+    name: os.environ.get(name, str(nbytes))
+    for name, nbytes in (("MALLOC_MMAP_THRESHOLD_", 1 << 30), ("MALLOC_TRIM_THRESHOLD_", 1 << 32))
+}
 
 
 class Job(Protocol):
@@ -62,6 +72,10 @@ class Job(Protocol):
     def threads(self) -> int:
         """Threads per rank."""
 
+    @property
+    def cluster(self) -> dict[str, Any] | None:
+        """Virtual hosts as `Cluster.to_json` writes them, None without."""
+
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Ending:
@@ -74,6 +88,22 @@ class Ending:
 
     exit_code: int
     timed_out: bool = False
+
+
+def launch(config: Job, folder: RunFolder, module: str = TRAIN) -> subprocess.Popen[bytes] | HostsJob:
+    """Start the job where its configuration says: on this machine, or on virtual hosts whose links are measured first.
+
+    Raises:
+        UsageError: virtual hosts, or latency and loss, are not possible here.
+        RunFailed: the network could not be set up.
+    """
+    log = folder.logs / "torchrun.log"
+    if config.cluster is None:
+        return start(command(config, folder, module), variables(config), log)
+    job = start_on_hosts(config, Cluster.from_json(json.dumps(config.cluster)), folder, log, module)
+    for warning in job.network.warnings:
+        print(f"warning: {warning}", file=sys.stderr)
+    return job
 
 
 def command(config: Job, folder: RunFolder, module: str = TRAIN) -> list[str]:
@@ -109,11 +139,11 @@ def _line(where: list[str], logs: Path, module: str, folder: RunFolder) -> list[
     ]
 
 
-def shell_lines(config: Job, cluster: dict[str, Any] | None, folder: RunFolder) -> list[str]:
+def shell_lines(config: Job, folder: RunFolder) -> list[str]:
     """What a user would type to start the job by hand: one line, or one per virtual host."""
-    if cluster is None:
+    if config.cluster is None:
         return [_shell_line(variables(config), command(config, folder))]
-    hosts = Cluster.from_json(json.dumps(cluster))
+    hosts = Cluster.from_json(json.dumps(config.cluster))
     return [
         _shell_line(variables(config) | torchrun_arguments(index, hosts)[1], command_on_host(index, hosts, folder))
         for index in range(len(hosts.hosts))
@@ -142,7 +172,8 @@ def start_on_hosts(config: Job, cluster: Cluster, folder: RunFolder, log: Path, 
 
 def variables(config: Job) -> dict[str, str]:
     """Variables that the job gets beside this process's own; torchrun would force one thread where OMP's is unset."""
-    return {"OMP_NUM_THREADS": str(config.threads), "MKL_NUM_THREADS": str(config.threads), "PYTHONUNBUFFERED": "1"}
+    threads = {"OMP_NUM_THREADS": str(config.threads), "MKL_NUM_THREADS": str(config.threads)}
+    return KEEP_MEMORY | threads | {"PYTHONUNBUFFERED": "1"}
 
 
 def check_port(config: Job) -> None:
@@ -193,19 +224,21 @@ def watch(
     Args:
         job: as `start` returned it.
         progress: what rank 0 reports.
-        timeout_s: stop the job when nothing was reported for so long.
+        timeout_s: stop the job when nothing was reported for so long, and no rank found out why either.
         on_progress: called with every report.
     """
     heard = time.monotonic()
+    limit_s = max(timeout_s + FIND_OUT_S, START_S)
     try:
         while True:
             exit_code = job.poll()
             for line in progress.new_lines():
                 heard = time.monotonic()
+                limit_s = timeout_s + FIND_OUT_S
                 on_progress(line)
             if exit_code is not None:
                 return Ending(exit_code=exit_code)
-            if time.monotonic() - heard > timeout_s:
+            if time.monotonic() - heard > limit_s:
                 return Ending(exit_code=1, timed_out=True)
             time.sleep(POLL_S)
     finally:

@@ -14,6 +14,8 @@ Row = dict[str, Any]
 _NOTES = {
     "speedup_to_native": "vs native: time of the dense tensor on native / this time; above 1x is faster",
     "bytes_to_allgather": "vs allgather: bytes sent / bytes that allgather sends of the same payload; below 1x is less",
+    "wire_bytes_sent": "frames sent: bytes per sum and host as the kernel counts them, headers and all",
+    "of_limit": "of limit: time in which the busiest link could have carried its frames / p50; 1 is a full link",
     "overlap": "overlap: share of entries that two ranks both send, mean over pairs of ranks",
 }
 
@@ -74,6 +76,14 @@ def _busiest(row: Row) -> str | None:
     return format_bytes(row["bytes_sent_max"]) if differs else None
 
 
+def _frames(row: Row) -> str | None:
+    return None if row["wire_bytes_sent"] is None else format_bytes(row["wire_bytes_sent"])
+
+
+def _of_limit(row: Row) -> str | None:
+    return None if row["of_limit"] is None else f"{row['of_limit']:.2f}"
+
+
 def _overlap(row: Row) -> str | None:
     return None if row["overlap"] is None else f"{row['overlap']:.3f}"
 
@@ -92,6 +102,8 @@ _COLUMNS: tuple[tuple[str, Any, int, Callable[[Row], str | None]], ...] = (
     ("#wrong", "right", 1, lambda row: str(row["num_wrong"])),
     ("messages", "right", 1, _messages),
     ("sent", "right", 1, lambda row: format_bytes(row["bytes_sent"])),
+    ("frames\nsent", "right", 1, _frames),
+    ("of\nlimit", "right", 1, _of_limit),
     ("busiest\nrank", "right", 2, _busiest),
     ("vs\nallgather", "right", 2, _ratio("bytes_to_allgather")),
     ("overlap", "right", 2, _overlap),

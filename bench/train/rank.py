@@ -17,6 +17,8 @@ import torch
 import torch.distributed as dist
 
 from bench.core.run_folder import RunFolder, write_json
+from collectives.distributed import backend_failure
+from collectives.liveness import liveness
 from collectives.transport import TransportError
 
 
@@ -67,7 +69,11 @@ def set_up_device(name: str, threads: int) -> torch.device:
 
 @contextlib.contextmanager
 def process_group(device: torch.device, timeout_s: float) -> Iterator[None]:
-    """The job's process group; left standing after a failure, when the process is about to end anyway."""
+    """The job's process group; left standing after a failure, when the process is about to end anyway.
+
+    Raises:
+        TransportError: a rank was lost inside the block, also where only the backend noticed.
+    """
     # NCCL needs a GPU per rank; ranks that share one talk through gloo.
     own_gpu = device.type == "cuda" and torch.cuda.device_count() >= int(os.environ["LOCAL_WORLD_SIZE"])
     dist.init_process_group(
@@ -75,7 +81,16 @@ def process_group(device: torch.device, timeout_s: float) -> Iterator[None]:
         timeout=datetime.timedelta(seconds=timeout_s),
         device_id=device if own_gpu else None,
     )
-    yield
+    liveness()  # from now on this rank answers when others ask who is still there
+    try:
+        yield
+    except TransportError:
+        raise
+    except RuntimeError as error:
+        lost = backend_failure(error)
+        if lost is None:
+            raise
+        raise lost from error
     dist.destroy_process_group()
 
 

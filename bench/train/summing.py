@@ -12,6 +12,7 @@ from bench.core import spec
 from bench.core.bandwidth import algorithm_bandwidth, bus_bandwidth
 from bench.core.collectives_config import CollectivesConfig
 from bench.train.clock import device_time
+from bench.train.link import Link
 from bench.train.offer import Offer
 from collectives.base import Collective
 from collectives.kinds.dense import Dense
@@ -100,15 +101,17 @@ class Summing:
         self._p95s: list[float] = []
         self._num_wrong = 0
         self._sent = Sent.by(self._transport)
+        self._link = Link.of(config, transport.rank)
 
     def take_turn(self) -> None:
         """`warmup` untimed sums, then `iters` timed ones, of which the last is checked."""
         for _ in range(self._config.warmup):
             self._sum()
         durations = []
-        for _ in range(self._config.iters):
-            seconds, values = self._sum()
-            durations.append(seconds)
+        with self._link.counting(self._transport, self._config.iters):
+            for _ in range(self._config.iters):
+                seconds, values = self._sum()
+                durations.append(seconds)
         slowest = torch.tensor(self._transport.agree(durations, "max"), dtype=torch.float64)
         self._p50s.append(float(slowest.quantile(0.5)))
         self._p95s.append(float(slowest.quantile(0.95)))
@@ -120,6 +123,7 @@ class Summing:
         messages, nbytes = self._transport.agree([self._sent.messages / n, self._sent.nbytes / n], "sum")
         time_s = statistics.median(self._p50s)
         algbw = algorithm_bandwidth(self._size_bytes, time_s)
+        link = self._link.columns(self._transport, time_s)
         return {
             "collective": self.collective,
             "payload": self.compressor,
@@ -134,7 +138,7 @@ class Summing:
             "num_wrong": self._num_wrong,
             "messages": None if self._sent.hidden else messages,
             "bytes_sent": nbytes,
-        }
+        } | link
 
     def extras(self) -> dict[str, Any]:
         """What only people are shown: overlap of the ranks' supports, and what the busiest rank sent."""

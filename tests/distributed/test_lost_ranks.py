@@ -89,7 +89,7 @@ def test_ranks_name_the_one_that_was_stopped(tmp_path: Path) -> None:
 
 
 def roll(store: Store, rank: int) -> Liveness:
-    return Liveness(store, rank, poll_s=0.02, grace_s=0.5)
+    return Liveness(store, rank, 4, poll_s=0.02, grace_s=0.5)
 
 
 def test_a_running_rank_answers_and_an_ended_one_does_not() -> None:
@@ -136,5 +136,5 @@ class UnreachableStore(Store):
 
 def test_a_rank_that_is_cut_off_says_so() -> None:
     started = time.monotonic()
-    assert roll(UnreachableStore(), 0).find_lost("g", [0, 1], 1) == Verdict(is_cut_off=True)
+    assert roll(UnreachableStore(), 0).find_lost("g", [0, 1, 2], 1) == Verdict(lost=(1, 2), is_cut_off=True)
     assert time.monotonic() - started < 5

@@ -15,7 +15,7 @@ from collectives.payload import Payload
 
 CONFIG = CollectivesConfig(
     pairs=(("ring", "none"),), sizes=(4000,), dtype="fp32", overlap=0.0, iters=1, warmup=0, rounds=1, seed=1,
-    world_size=3, device="cpu", threads=1, timeout_s=20.0,
+    world_size=3, ranks_per_host=3, device="cpu", threads=1, timeout_s=20.0,
 )  # fmt: skip
 COUNT = 102_400
 
