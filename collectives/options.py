@@ -73,7 +73,8 @@ class Options:
                     f"{cls.component_name} has no option '{name}'{did_you_mean(name, known)}; "
                     + (f"its options are {', '.join(known)}" if known else "it has none")
                 )
-        return cls(**values)
+        hints = _hints(cls)
+        return cls(**{name: _chosen(text, hints[name]) for name, text in values.items()})
 
     @classmethod
     def option_names(cls) -> list[str]:
@@ -175,6 +176,13 @@ def _split_list(value: Any, hint: Any) -> Any:
     if typing.get_origin(bare) in (tuple, list, frozenset, set):
         return [] if value == "none" else [item for item in value.split("+") if item]
     return value
+
+
+def _chosen(text: str, hint: Any) -> Any:
+    """The choice that a text writes, where an option has choices that are not texts (bits=4); else the text."""
+    bare, _ = _parts(hint)
+    choices = typing.get_args(bare) if typing.get_origin(bare) is typing.Literal else ()
+    return next((choice for choice in choices if value_text(choice) == text), text)
 
 
 def _type_text(hint: Any) -> str:

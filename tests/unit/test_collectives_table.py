@@ -13,7 +13,7 @@ def row(collective: str, payload: str, time_s: float, bytes_sent: float, **more:
         "collective": collective, "payload": payload, "world_size": 4, "size_bytes": 1_000_000, "count": 250_000,
         "dtype": "fp32", "time_p50_s": time_s, "time_p95_s": 2 * time_s, "algbw_Bps": 1e6 / time_s,
         "busbw_Bps": 1.5e6 / time_s, "num_wrong": 0, "messages": 6.0, "bytes_sent": bytes_sent,
-        "bytes_sent_max": bytes_sent, "overlap": None,
+        "bytes_sent_max": bytes_sent, "overlap": None, "wire_bytes_sent": None, "of_limit": None,
     }  # fmt: skip
     return base | more
 
@@ -46,5 +46,15 @@ def test_it_shows_what_people_ask_for() -> None:
 
 def test_columns_and_notes_without_anything_to_say_are_left_out() -> None:
     text = to_text(collectives_table(with_ratios([ROWS[1]]), "how"), width=200)
-    for heading in ("native", "allgather", "overlap", "busiest"):
+    for heading in ("native", "allgather", "overlap", "busiest", "frames", "limit"):
         assert heading not in text
+
+
+def test_links_show_their_frames_and_how_full_they_were() -> None:
+    text = to_text(
+        collectives_table(with_ratios([row("ring", "none", 1.0, 1.5e6, wire_bytes_sent=1.6e6, of_limit=0.987)]), "how"),
+        width=200,
+    )
+    assert "1.6 MB" in text
+    assert "0.99" in text
+    assert "1 is a full link" in text

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from bench.core import registry
+from bench.core import registry, spec
 from bench.core.errors import UsageError
 from bench.core.registry import ROOMS
 from collectives.options import Options
@@ -73,7 +73,10 @@ def test_every_component_is_described_in_a_sentence_and_can_be_built_without_opt
         assert entry.description.endswith("."), f"{name}: '{entry.description}'"
         component = registry.load(kind, name)
         assert issubclass(component, Options)
-        assert component().component_name == name
+        built = component()
+        assert built.component_name == name
+        # ranks build it anew from the text in config.json
+        assert spec.build(kind, spec.full_text(built)).option_texts() == built.option_texts()
 
 
 def test_a_component_is_a_class_named_after_its_file_that_derives_from_the_rooms_base(room: str) -> None:
