@@ -119,7 +119,9 @@ def execute(config: CollectivesConfig, on_report: Callable[[Mapping[str, Any]], 
     try:
         with torchrun.termination_as_interrupt():
             job = torchrun.launch(config, folder, MODULE)
-            ending = torchrun.watch(job, ProgressReader(folder.progress), config.timeout_s, on_report)
+            ending = torchrun.watch(
+                job, ProgressReader(folder.progress), config.timeout_s, on_report, num_ranks=config.world_size
+            )
     except KeyboardInterrupt:
         shutil.rmtree(folder.path)
         raise Interrupted("stopped by the user; the rows so far are kept") from None

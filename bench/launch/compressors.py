@@ -69,7 +69,7 @@ def execute(config: CompressorsConfig, timeout_s: float, on_report: Callable[[Ma
     try:
         with torchrun.termination_as_interrupt():
             job = torchrun.start([sys.executable, "-m", MODULE, str(folder.path)], variables, log)
-            ending = torchrun.watch(job, ProgressReader(folder.progress), timeout_s, on_report)
+            ending = torchrun.watch(job, ProgressReader(folder.progress), timeout_s, on_report, num_ranks=1)
     except KeyboardInterrupt:
         shutil.rmtree(folder.path)
         raise Interrupted("stopped by the user; nothing was written") from None

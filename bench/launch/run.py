@@ -51,7 +51,7 @@ def execute(config: RunConfig, out: Path, on_progress: Callable[[dict[str, Any]]
     try:
         with torchrun.termination_as_interrupt():
             job = torchrun.launch(config, folder)
-            ending = torchrun.watch(job, progress, config.timeout_s, on_progress)
+            ending = torchrun.watch(job, progress, config.timeout_s, on_progress, num_ranks=config.world_size)
     except KeyboardInterrupt:
         return _failed(
             config, folder, progress, started, "interrupted", "stopped by the user; the rows so far are kept"

@@ -218,6 +218,8 @@ def watch(
     progress: ProgressReader,
     timeout_s: float,
     on_progress: Callable[[dict[str, Any]], None],
+    *,
+    num_ranks: int,
 ) -> Ending:
     """See the job to its end; nothing of it is left when this returns or raises.
 
@@ -226,15 +228,17 @@ def watch(
         progress: what rank 0 reports.
         timeout_s: stop the job when nothing was reported for so long, and no rank found out why either.
         on_progress: called with every report.
+        num_ranks: one alone waits for nobody, and is stopped at once.
     """
     heard = time.monotonic()
-    limit_s = max(timeout_s + FIND_OUT_S, START_S)
+    patience_s = timeout_s + FIND_OUT_S if num_ranks > 1 else timeout_s
+    limit_s = max(patience_s, START_S) if num_ranks > 1 else timeout_s
     try:
         while True:
             exit_code = job.poll()
             for line in progress.new_lines():
                 heard = time.monotonic()
-                limit_s = timeout_s + FIND_OUT_S
+                limit_s = patience_s
                 on_progress(line)
             if exit_code is not None:
                 return Ending(exit_code=exit_code)
