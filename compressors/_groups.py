@@ -2,6 +2,9 @@
 
 A lower bound of each row's k-th largest value comes from the maxima of several times k blocks: k blocks reach it, so k
 entries do. Few entries beyond k reach the bound, and only among those is the exact k-th largest sought.
+
+On a CPU, numpy does what it does in whole vector registers: |x|, comparing, finding the few True, and partitioning take
+half of torch's time or less, and the positions are the same.
 """
 
 from __future__ import annotations
@@ -33,7 +36,7 @@ def select_groups(x: torch.Tensor, group_size: int, k: int, k_last: int) -> torc
     selected = []
     for start in range(0, whole, max(1, chunk_numel)):
         part = x[start : min(whole, start + chunk_numel)]
-        rows = torch.abs(part, out=magnitudes[: part.numel()]).view(-1, group_size)
+        rows = _magnitudes(part, out=magnitudes[: part.numel()]).view(-1, group_size)
         selected.append(top_of_rows(rows, k, reached[: part.numel()].view(-1, group_size)).add_(start))
     if whole < x.numel():
         selected.append(top_of_rows(x[whole:].abs().view(1, -1), k_last).add_(whole))
@@ -55,7 +58,7 @@ def top_of_rows(rows: torch.Tensor, k: int, reached: torch.Tensor | None = None)
     if k == num_columns:
         return torch.arange(rows.numel(), device=rows.device)
     bound = _lower_bound(rows, k).unsqueeze(1)
-    candidates = positions_of(torch.ge(rows, bound, out=reached) if reached is not None else rows >= bound)
+    candidates = positions_of(_reaching(rows, bound, reached))
     if len(candidates) == num_rows * k:
         return candidates
     row = candidates.div(num_columns, rounding_mode="floor")
@@ -109,19 +112,31 @@ def _kth_largest(rows: torch.Tensor, k: int) -> torch.Tensor:
     if rows.device.type != "cpu":
         return rows.topk(k, dim=1).values[:, -1].contiguous()
     at = rows.shape[1] - k
-    return torch.from_numpy(
-        np.partition(rows.numpy(), at, axis=1)[:, at].copy()
-    )  # in vector registers; torch sorts pairs
+    return torch.from_numpy(np.partition(rows.numpy(), at, axis=1)[:, at].copy())
+
+
+def _magnitudes(x: torch.Tensor, out: torch.Tensor) -> torch.Tensor:
+    """|x| in `out`."""
+    if x.device.type != "cpu":
+        return torch.abs(x, out=out)
+    np.abs(x.numpy(), out=out.numpy())
+    return out
+
+
+def _reaching(rows: torch.Tensor, bound: torch.Tensor, out: torch.Tensor | None) -> torch.Tensor:
+    """Which entries reach their row's bound: bool [num_rows, num_columns], in `out` if given."""
+    if rows.device.type != "cpu":
+        return torch.ge(rows, bound, out=out)
+    out = torch.empty(rows.shape, dtype=torch.bool) if out is None else out
+    np.greater_equal(rows.numpy(), bound.numpy(), out=out.numpy())
+    return out
 
 
 def positions_of(mask: torch.Tensor) -> torch.Tensor:
-    """Flat positions of True, ascending, int64; read in words of 8, few of which hold one."""
-    flat = mask.view(-1)
-    if flat.numel() % 8 or flat.device.type != "cpu":
-        return flat.nonzero().view(-1)
-    words = flat.view(torch.int64).nonzero().view(-1)
-    inside = flat.view(-1, 8)[words].view(-1).nonzero().view(-1)
-    return words[inside >> 3].mul_(8).add_(inside & 7)
+    """Flat positions of True, ascending, int64."""
+    if mask.device.type != "cpu":
+        return mask.view(-1).nonzero().view(-1)
+    return torch.from_numpy(np.flatnonzero(mask.numpy()))
 
 
 def kth_largest(values: torch.Tensor, k: int) -> torch.Tensor:

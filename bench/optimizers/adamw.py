@@ -25,5 +25,10 @@ class AdamW(MomentOptimizer):
     def build(self, parameters: Iterable[torch.nn.Parameter], lr: float) -> torch.optim.Optimizer:
         """One parameter group with these options."""
         return torch.optim.AdamW(
-            parameters, lr=lr, betas=(self.beta1, self.beta2), eps=self.eps, weight_decay=self.weight_decay
+            parameters,
+            lr=lr,
+            betas=(self.beta1, self.beta2),
+            eps=self.eps,
+            weight_decay=self.weight_decay,
+            fused=True,  # one pass over memory
         )

@@ -45,5 +45,10 @@ class Sgd(Optimizer):
     def build(self, parameters: Iterable[torch.nn.Parameter], lr: float) -> torch.optim.Optimizer:
         """One parameter group with these options."""
         return torch.optim.SGD(
-            parameters, lr=lr, momentum=self.momentum, nesterov=self.nesterov, weight_decay=self.weight_decay
+            parameters,
+            lr=lr,
+            momentum=self.momentum,
+            nesterov=self.nesterov,
+            weight_decay=self.weight_decay,
+            fused=True,  # one pass over memory
         )

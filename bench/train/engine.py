@@ -118,10 +118,10 @@ class Replicas:
         self._num_steps = 0
 
     def update(self, outcome: Outcome) -> int:
-        """One optimizer step; gradients stay allocated, for they are views of DDP's buckets."""
+        """One optimizer step. Without old gradients, DDP copies the next ones into its buckets instead of adding."""
         if not outcome.skipped:
             self.optimizer.step()
-        self.optimizer.zero_grad(set_to_none=False)
+        self.optimizer.zero_grad()
         self._num_steps += 1
         return self._num_steps
 
