@@ -10,7 +10,7 @@ from __future__ import annotations
 import abc
 import dataclasses
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, ClassVar
 
 import torch
@@ -23,7 +23,7 @@ from collectives.kinds.dense import Dense
 from collectives.options import Options
 from collectives.payload import HEADER_BYTES, Payload
 from compressors.layer import Bucket, Kind, Layer, Step
-from compressors.state import LayerStore, Store
+from compressors.state import Key, LayerStore, Store
 from compressors.unit import Granularity, Unit, cut, units_of
 
 FP32_BYTES = 4
@@ -56,6 +56,8 @@ class Compressor(Options, abc.ABC):
         super().__post_init__()
         self._residuals = LayerStore()
         self._scratch = torch.empty(0)
+        self._encoded: dict[Key, Payload] = {}
+        self._last_encoded: dict[Key, Payload] = {}
 
     @property
     def keeps_residual(self) -> bool:
@@ -189,11 +191,21 @@ class Compressor(Options, abc.ABC):
         """Accept the state proposed since the last `commit` or `drop`."""
         for store in self._stores().values():
             store.commit()
+        self._last_encoded, self._encoded = self._encoded, {}
 
     def drop(self) -> None:
         """Forget the proposed state: everything is bit for bit what it was before the step."""
         for store in self._stores().values():
             store.drop()
+        self._encoded = {}
+
+    @property
+    def last_encoded(self) -> Mapping[Key, Payload]:
+        """What `encode` made at the last committed step, by the ids of the layers in it; where it sends, not what.
+
+        A collective may have overwritten the values since.
+        """
+        return self._last_encoded
 
     def residual_norms(self) -> dict[int, float]:
         """L2 norm of each layer's residual, by layer id."""
@@ -244,6 +256,7 @@ class Compressor(Options, abc.ABC):
         else:
             payload = self.encode(x, unit.layer, bucket.step)
             self._settle(unit, x, payload)
+            self._encoded[unit.key] = payload
         bucket.sent.extend(unit.account(payload, time.perf_counter() - started))
         return payload
 

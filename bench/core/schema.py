@@ -162,7 +162,10 @@ METRICS: tuple[Column, ...] = (
     _wire("messages_per_step", "messages sent per rank and step", unit=""),
     _wire("effective_density", "entries sent / entries of the gradient", unit="", better=""),
     _wire(
-        "support_overlap", "share of entries that two ranks both sent, mean over pairs and steps", unit="", better=""
+        "support_overlap",
+        "share of entries that two ranks both sent in the row's last step, mean over pairs; at up to 2^19 positions",
+        unit="",
+        better="",
     ),
     _wire(
         "measured_bandwidth_bps",

@@ -30,13 +30,14 @@ from bench.train.master import Master
 from collectives.distributed import DistributedTransport
 from collectives.kinds.dense import Dense
 from collectives.parameter_server import Answer, BoundedStaleness, Closing, OnArrival, ParameterServer, Session, Worker
-from collectives.payload import unpack
+from collectives.payload import Payload, unpack
 from collectives.server import Server
 from collectives.server_link import RemoteServer, serve
 from collectives.transport import Purpose, Traffic, Transport
 from compressors.base import Compressor
 from compressors.exchange import Nonfinite, Outcome
 from compressors.layer import Bucket, Layer, Sent, Step, layers_of
+from compressors.state import Key
 
 T = TypeVar("T")
 
@@ -101,6 +102,10 @@ class AsynchronousServer:
     def residual_norms(self) -> dict[int, float]:
         """As the compressor keeps them."""
         return self._pusher.compressor.residual_norms()
+
+    def last_encoded(self) -> Mapping[Key, Payload]:
+        """As the compressor keeps it."""
+        return self._pusher.compressor.last_encoded
 
     def close(self) -> None:
         """Leave, and where this rank serves, wait until all others left."""

@@ -17,6 +17,7 @@ from bench.core.config import RunConfig
 from bench.optimizers.base import Optimizer
 from bench.train.asynchronous import AsynchronousServer
 from collectives.base import Collective
+from collectives.payload import Payload
 from collectives.server import Server
 from collectives.transport import Purpose, Traffic
 from compressors._engine import EngineHook
@@ -24,6 +25,7 @@ from compressors.base import Compressor
 from compressors.ddp import Attached
 from compressors.exchange import Outcome
 from compressors.layer import Layer, Sent, Step, layers_of
+from compressors.state import Key
 
 # DDP's own runtime timers are read once in so many steps: a reading costs as much as a small layer.
 DDP_TIMER_EVERY = 10
@@ -67,6 +69,9 @@ class Engine(Protocol):
 
     def residual_norms(self) -> dict[int, float]:
         """L2 norm of the residual by layer id."""
+
+    def last_encoded(self) -> Mapping[Key, Payload]:
+        """What this rank encoded in its last step, by the ids of the layers in it."""
 
     def close(self) -> None:
         """Release threads and memory; every rank must call."""
@@ -178,6 +183,10 @@ class PlainDDP(Replicas):
         """DDP keeps none."""
         return {}
 
+    def last_encoded(self) -> Mapping[Key, Payload]:
+        """Nothing of ours."""
+        return {}
+
     def close(self) -> None:
         """DDP holds nothing that outlives it."""
 
@@ -242,6 +251,10 @@ class HookedDDP(Replicas):
     def residual_norms(self) -> dict[int, float]:
         """As the compressor keeps them."""
         return self.attached.residual_norms()
+
+    def last_encoded(self) -> Mapping[Key, Payload]:
+        """As the compressor keeps it."""
+        return self.attached.exchange.compressor.last_encoded
 
     def close(self) -> None:
         """Stop the thread and let the collective release what it holds."""

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 import dataclasses
-import itertools
 from typing import NoReturn, cast
 
 import torch
@@ -12,6 +11,7 @@ import torch.distributed as dist
 
 from bench.core import spec
 from bench.core.collectives_config import CollectivesConfig
+from bench.train.overlap import support_overlap
 from collectives.base import Collective, Key
 from collectives.kinds.dense import Dense
 from collectives.payload import Payload, unpack
@@ -104,29 +104,6 @@ def synthetic_tensor(config: CollectivesConfig, count: int, rank: int) -> torch.
         is_common = torch.rand(count, generator=common) < config.overlap
         values = torch.where(is_common, magnitudes.copysign(values), values)
     return values.to(dtype)
-
-
-def support_overlap(payloads: list[Payload]) -> float | None:
-    """Share of entries that two ranks both send: 2 |A and B| / (|A| + |B|), mean over pairs of ranks.
-
-    None where a payload sends every element, or none sends any.
-    """
-    if any(payload.num_entries == payload.numel for payload in payloads):
-        return None
-    supports = [_support(payload) for payload in payloads]
-    shares = []
-    for one, other in itertools.combinations(supports, 2):
-        entries = int(one.sum()) + int(other.sum())
-        if entries:
-            shares.append(2 * int((one & other).sum()) / entries)
-    return sum(shares) / len(shares) if shares else None
-
-
-def _support(payload: Payload) -> torch.Tensor:
-    """Where the payload transmits an element, bool [numel]."""
-    untouched = torch.ones(payload.numel, device=payload.device)
-    payload.clear_in_(untouched)
-    return untouched == 0
 
 
 @dataclasses.dataclass(kw_only=True)

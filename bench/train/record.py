@@ -23,6 +23,7 @@ from bench.core.interface import interface_bytes
 from bench.core.rows import RowWriter
 from bench.core.run_folder import RunFolder, read_json
 from bench.train.clock import StepTimes, mean
+from bench.train.overlap import sample_supports, sampled_overlap
 from compressors.exchange import Outcome
 from compressors.layer import Layer
 
@@ -189,6 +190,7 @@ class Recorder:
             "traffic": sent,
             "entries": self._entries,
             "staleness": self._staleness,
+            "supports": sample_supports(self.engine.last_encoded(), self._numel),
             "wire": (self._wire_sent, self._wire_received),
             "peak_rss_bytes": _peak_rss_bytes(),
             "weights": weights_hash(self.engine.model),
@@ -217,6 +219,7 @@ class Recorder:
             "samples_per_s": sum(speeds) * self.config.batch_size if speeds else None,
             **self._wire_columns(everyone, steps),
             "effective_density": sum(figures["entries"] for figures in everyone) / steps / self._numel,
+            "support_overlap": sampled_overlap([figures["supports"] for figures in everyone]),
             "replicas_in_sync": len({figures["weights"] for figures in everyone}) == 1,
             "skipped_steps": max(figures["skipped_steps"] for figures in everyone),
             "staleness_mean": mean([float(versions) for versions in staleness]),

@@ -93,6 +93,8 @@ def test_a_run_trains_and_records(pair: tuple[str, str, str, int], tmp_path: Pat
     assert float(last["test_accuracy"]) > 0.2
     assert float(last["train_loss"]) < float(first["train_loss"])
     assert (float(last["payload_bytes_per_step"]) == 0) == (world_size == 1)
+    is_sparse_sum = "topk" in compressor and world_size > 1
+    assert (0.05 < float(last["support_overlap"]) < 1) if is_sparse_sum else (last["support_overlap"] == "")
     assert status(folder)["status"] == "ok"
     layers = rows(folder, "layers.csv")
     assert {row["layer"] for row in layers} == {row["layer"] for row in layers[: len(layers) // 2]}

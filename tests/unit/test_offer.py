@@ -8,8 +8,9 @@ import pytest
 import torch
 
 from bench.core.collectives_config import CollectivesConfig
-from bench.train.offer import payload_of, support_overlap, synthetic_tensor
-from collectives.kinds import Dense, GroupSparse, Sparse
+from bench.train.offer import payload_of, synthetic_tensor
+from bench.train.overlap import support_overlap
+from collectives.kinds import Dense, GroupSparse
 from collectives.memory import MemoryTransport, run_threads
 from collectives.payload import Payload
 
@@ -18,22 +19,6 @@ CONFIG = CollectivesConfig(
     world_size=3, ranks_per_host=3, device="cpu", threads=1, timeout_s=20.0,
 )  # fmt: skip
 COUNT = 102_400
-
-
-def sparse(numel: int, *positions: int) -> Sparse:
-    return Sparse(numel, torch.tensor(positions, dtype=torch.int64), torch.ones(len(positions)))
-
-
-def test_overlap_by_hand() -> None:
-    a, b, c = sparse(9, 0, 1, 2), sparse(9, 2, 3), sparse(9, 8)
-    assert support_overlap([a, b]) == pytest.approx(2 * 1 / (3 + 2))
-    assert support_overlap([a, b, c]) == pytest.approx((2 / 5 + 0 + 0) / 3)
-    assert support_overlap([a, a]) == 1
-
-
-def test_dense_and_empty_payloads_have_no_overlap_to_speak_of() -> None:
-    assert support_overlap([Dense(torch.ones(3)), sparse(3, 1)]) is None
-    assert support_overlap([sparse(3), sparse(3)]) is None
 
 
 def compressed(compressor: str, **changes: object) -> list[Payload]:
