@@ -115,7 +115,12 @@ def collectives(
         int | None, typer.Option(min=1, help="Threads per rank (default: cores / ranks).", rich_help_panel=MACHINE)
     ] = DEFAULTS.threads,
     timeout: Annotated[
-        float, typer.Option(min=1, help="Stop when no turn ends for so many seconds.", rich_help_panel=MACHINE)
+        float,
+        typer.Option(
+            min=1,
+            help="Seconds that one sum may take; then ranks find out who is late, and the sweep ends.",
+            rich_help_panel=MACHINE,
+        ),
     ] = DEFAULTS.timeout_s,
     hosts: Hosts = None,
     ranks_per_host: RanksPerHost = None,

@@ -150,7 +150,11 @@ def run(
     rdzv_endpoint: Annotated[str | None, typer.Option(help="HOST:PORT of machine 0.", rich_help_panel=MACHINE)] = None,
     timeout: Annotated[
         float,
-        typer.Option(min=1, help="Stop a run in which no step ends for so many seconds.", rich_help_panel=MACHINE),
+        typer.Option(
+            min=1,
+            help="Seconds that one step may take; then ranks find out who is late, and the run ends.",
+            rich_help_panel=MACHINE,
+        ),
     ] = DEFAULTS.timeout_s,
     hosts: Hosts = None,
     ranks_per_host: RanksPerHost = None,

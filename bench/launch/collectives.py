@@ -19,7 +19,8 @@ from bench.core.run_folder import RunFolder
 from bench.core.units import parse_sizes
 from bench.launch import torchrun
 from bench.launch.collectives_request import CollectivesRequest
-from bench.launch.failure import explain
+from bench.launch.failure import explain, reports_of
+from bench.launch.patience import Patience
 from bench.launch.placement import requested_cluster
 from bench.launch.progress import ProgressReader
 from bench.launch.request import DEFAULT_WORLD_SIZE
@@ -119,15 +120,13 @@ def execute(config: CollectivesConfig, on_report: Callable[[Mapping[str, Any]], 
     try:
         with torchrun.termination_as_interrupt():
             job = torchrun.launch(config, folder, MODULE)
-            ending = torchrun.watch(
-                job, ProgressReader(folder.progress), config.timeout_s, on_report, num_ranks=config.world_size
-            )
+            ending = torchrun.watch(job, ProgressReader(folder.progress), Patience.with_job(config), on_report)
     except KeyboardInterrupt:
         shutil.rmtree(folder.path)
         raise Interrupted("stopped by the user; the rows so far are kept") from None
-    if ending.timed_out:
+    if ending.silent_s is not None and not reports_of(folder):
         raise RunFailed(
-            f"no turn ended within {config.timeout_s:g} s; raise --timeout or lower --iters; logs are in {folder.path}"
+            f"no turn ended within {ending.silent_s:g} s; raise --timeout or lower --iters; logs are in {folder.path}"
         )
     if ending.exit_code != 0:
         raise RunFailed(f"{explain(folder)}; logs are in {folder.path}")

@@ -20,6 +20,7 @@ from bench.core.run_folder import RunFolder, read_json
 from bench.datasets.base import Dataset
 from bench.launch import torchrun
 from bench.launch.compressors_request import CompressorsRequest
+from bench.launch.patience import Patience
 from bench.launch.progress import ProgressReader
 from compressors.base import Compressor
 
@@ -69,11 +70,13 @@ def execute(config: CompressorsConfig, timeout_s: float, on_report: Callable[[Ma
     try:
         with torchrun.termination_as_interrupt():
             job = torchrun.start([sys.executable, "-m", MODULE, str(folder.path)], variables, log)
-            ending = torchrun.watch(job, ProgressReader(folder.progress), timeout_s, on_report, num_ranks=1)
+            ending = torchrun.watch(
+                job, ProgressReader(folder.progress), Patience.with_one_process(timeout_s), on_report
+            )
     except KeyboardInterrupt:
         shutil.rmtree(folder.path)
         raise Interrupted("stopped by the user; nothing was written") from None
-    if ending.timed_out:
+    if ending.silent_s is not None:
         raise RunFailed(f"no turn ended within {timeout_s:g} s; raise --timeout; the log is {log}")
     if ending.exit_code != 0:
         raise RunFailed(f"{_reason(folder, ending.exit_code)}; the log is {log}")

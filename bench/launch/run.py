@@ -15,7 +15,8 @@ from bench.core.config import RunConfig
 from bench.core.rows import RowWriter, StoreError
 from bench.core.run_folder import RunFolder, read_json, write_json
 from bench.launch import torchrun
-from bench.launch.failure import explain
+from bench.launch.failure import explain, reports_of
+from bench.launch.patience import Patience
 from bench.launch.progress import ProgressReader
 
 
@@ -51,13 +52,13 @@ def execute(config: RunConfig, out: Path, on_progress: Callable[[dict[str, Any]]
     try:
         with torchrun.termination_as_interrupt():
             job = torchrun.launch(config, folder)
-            ending = torchrun.watch(job, progress, config.timeout_s, on_progress, num_ranks=config.world_size)
+            ending = torchrun.watch(job, progress, Patience.with_job(config), on_progress)
     except KeyboardInterrupt:
         return _failed(
             config, folder, progress, started, "interrupted", "stopped by the user; the rows so far are kept"
         )
-    if ending.timed_out:
-        error = f"no step ended within {config.timeout_s:g} s; raise --timeout if the link is that slow"
+    if ending.silent_s is not None and not reports_of(folder):
+        error = f"no step ended within {ending.silent_s:g} s; raise --timeout if the link is that slow"
         return _failed(config, folder, progress, started, "timeout", error)
     if ending.exit_code != 0:
         return _failed(config, folder, progress, started, "failed", explain(folder))

@@ -22,7 +22,7 @@ import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import FrameType
-from typing import Any, Protocol
+from typing import Any
 
 import psutil
 
@@ -30,16 +30,12 @@ from bench.core.errors import UsageError
 from bench.core.run_folder import RunFolder
 from bench.launch.cluster import Cluster
 from bench.launch.hosts import HostsJob, start_hosts, torchrun_arguments
+from bench.launch.job import Job
+from bench.launch.patience import HOSTS_GRACE_S, Patience
 from bench.launch.progress import ProgressReader
 
 POLL_S = 0.1
 GRACE_S = 3.0
-# After one host failed, the others get so long to find out which, and to leave their reports.
-HOSTS_GRACE_S = 15.0
-# Ranks wait `timeout_s` for each other and then need so long to find out who is lost, which says more than a timeout.
-FIND_OUT_S = 15.0
-# Starting many processes on few cores takes longer than most steps do.
-START_S = 120.0
 TRAIN = "bench.train.worker"
 # glibc gives large blocks back to the kernel and asks for new, zeroed pages at every step: a tenth of a step's time on
 # a CPU. So it keeps them, unless the user chose otherwise.
@@ -49,45 +45,17 @@ KEEP_MEMORY = {
 }
 
 
-class Job(Protocol):
-    """A job's configuration, as far as starting it needs it."""
-
-    @property
-    def nnodes(self) -> int:
-        """Machines."""
-
-    @property
-    def node_rank(self) -> int:
-        """This machine, from 0."""
-
-    @property
-    def ranks_per_host(self) -> int:
-        """Ranks on each machine."""
-
-    @property
-    def rdzv_endpoint(self) -> str | None:
-        """HOST:PORT of machine 0, where there are several."""
-
-    @property
-    def threads(self) -> int:
-        """Threads per rank."""
-
-    @property
-    def cluster(self) -> dict[str, Any] | None:
-        """Virtual hosts as `Cluster.to_json` writes them, None without."""
-
-
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Ending:
     """How the job ended.
 
     Attributes:
-        exit_code: torchrun's.
-        timed_out: it was stopped because no step ended within `timeout_s`.
+        exit_code: torchrun's; 1 where the job was stopped.
+        silent_s: it was stopped because nothing was heard of it for so many seconds; None: it ended by itself.
     """
 
     exit_code: int
-    timed_out: bool = False
+    silent_s: float | None = None
 
 
 def launch(config: Job, folder: RunFolder, module: str = TRAIN) -> subprocess.Popen[bytes] | HostsJob:
@@ -216,34 +184,30 @@ def start(arguments: list[str], extra_variables: dict[str, str], log: Path) -> s
 def watch(
     job: subprocess.Popen[bytes] | HostsJob,
     progress: ProgressReader,
-    timeout_s: float,
+    patience: Patience,
     on_progress: Callable[[dict[str, Any]], None],
-    *,
-    num_ranks: int,
 ) -> Ending:
     """See the job to its end; nothing of it is left when this returns or raises.
 
     Args:
         job: as `start` returned it.
         progress: what rank 0 reports.
-        timeout_s: stop the job when nothing was reported for so long, and no rank found out why either.
+        patience: how long nothing may be reported before the job is stopped.
         on_progress: called with every report.
-        num_ranks: one alone waits for nobody, and is stopped at once.
     """
     heard = time.monotonic()
-    patience_s = timeout_s + FIND_OUT_S if num_ranks > 1 else timeout_s
-    limit_s = max(patience_s, START_S) if num_ranks > 1 else timeout_s
+    limit_s = patience.first_s
     try:
         while True:
             exit_code = job.poll()
             for line in progress.new_lines():
                 heard = time.monotonic()
-                limit_s = patience_s
+                limit_s = patience.next_s
                 on_progress(line)
             if exit_code is not None:
                 return Ending(exit_code=exit_code)
             if time.monotonic() - heard > limit_s:
-                return Ending(exit_code=1, timed_out=True)
+                return Ending(exit_code=1, silent_s=limit_s)
             time.sleep(POLL_S)
     finally:
         stop(job)
