@@ -171,7 +171,13 @@ METRICS: tuple[Column, ...] = (
         better="",
         fixed=False,
     ),
-    _column("wire", "link_warnings", str, "where a measured link is more than 10 % off what was asked", fixed=False),
+    _column(
+        "wire",
+        "link_warnings",
+        str,
+        "where a measured link is more than 10 % off, or otherwise not what was asked",
+        fixed=False,
+    ),
     _wire(
         "measured_rtt_s", "round trip time between two hosts measured before training", unit="s", better="", fixed=False
     ),
