@@ -65,7 +65,7 @@ def execute(config: CompressorsConfig, timeout_s: float, on_report: Callable[[Ma
     folder.errors.mkdir()
     folder.logs.mkdir()
     folder.config.write_text(config.to_json(), encoding="utf-8")
-    variables = {"OMP_NUM_THREADS": str(config.threads), "MKL_NUM_THREADS": str(config.threads), "LOCAL_RANK": "0"}
+    variables = torchrun.variables(config.threads) | {"LOCAL_RANK": "0"}
     log = folder.logs / "worker.log"
     try:
         with torchrun.termination_as_interrupt():

@@ -37,11 +37,12 @@ from bench.launch.progress import ProgressReader
 POLL_S = 0.1
 GRACE_S = 3.0
 TRAIN = "bench.train.worker"
-# glibc gives large blocks back to the kernel and asks for new, zeroed pages at every step: a tenth of a step's time on
-# a CPU. So it keeps them, unless the user chose otherwise.
+# glibc gives large blocks back to the kernel and asks for new, zeroed pages at every step: up to a tenth of a step's
+# time on a CPU. So it keeps them, unless the user chose otherwise. Before version 2.35 it refuses to keep blocks above
+# 32 MiB, and refusing one of the two is worse than neither: it then no longer adapts the threshold by itself.
 KEEP_MEMORY = {
     name: os.environ.get(name, str(nbytes))
-    for name, nbytes in (("MALLOC_MMAP_THRESHOLD_", 1 << 30), ("MALLOC_TRIM_THRESHOLD_", 1 << 32))
+    for name, nbytes in (("MALLOC_MMAP_THRESHOLD_", 32 << 20), ("MALLOC_TRIM_THRESHOLD_", 1 << 32))
 }
 
 
@@ -67,7 +68,7 @@ def launch(config: Job, folder: RunFolder, module: str = TRAIN) -> subprocess.Po
     """
     log = folder.logs / "torchrun.log"
     if config.cluster is None:
-        return start(command(config, folder, module), variables(config), log)
+        return start(command(config, folder, module), variables(config.threads), log)
     job = start_on_hosts(config, Cluster.from_json(json.dumps(config.cluster)), folder, log, module)
     for warning in job.network.warnings:
         print(f"warning: {warning}", file=sys.stderr)
@@ -110,10 +111,12 @@ def _line(where: list[str], logs: Path, module: str, folder: RunFolder) -> list[
 def shell_lines(config: Job, folder: RunFolder) -> list[str]:
     """What a user would type to start the job by hand: one line, or one per virtual host."""
     if config.cluster is None:
-        return [_shell_line(variables(config), command(config, folder))]
+        return [_shell_line(variables(config.threads), command(config, folder))]
     hosts = Cluster.from_json(json.dumps(config.cluster))
     return [
-        _shell_line(variables(config) | torchrun_arguments(index, hosts)[1], command_on_host(index, hosts, folder))
+        _shell_line(
+            variables(config.threads) | torchrun_arguments(index, hosts)[1], command_on_host(index, hosts, folder)
+        )
         for index in range(len(hosts.hosts))
     ]
 
@@ -132,16 +135,16 @@ def start_on_hosts(config: Job, cluster: Cluster, folder: RunFolder, log: Path, 
 
     def command_for(index: int) -> tuple[list[str], dict[str, str]]:
         _, needed = torchrun_arguments(index, cluster)
-        return command_on_host(index, cluster, folder, module), variables(config) | needed
+        return command_on_host(index, cluster, folder, module), variables(config.threads) | needed
 
     with log.open("wb") as output:
         return start_hosts(cluster, folder.path, command_for, output=output, grace_s=HOSTS_GRACE_S)
 
 
-def variables(config: Job) -> dict[str, str]:
-    """Variables that the job gets beside this process's own; torchrun would force one thread where OMP's is unset."""
-    threads = {"OMP_NUM_THREADS": str(config.threads), "MKL_NUM_THREADS": str(config.threads)}
-    return KEEP_MEMORY | threads | {"PYTHONUNBUFFERED": "1"}
+def variables(threads: int) -> dict[str, str]:
+    """What a job gets beside this process's own variables; torchrun would force one thread where OMP's is unset."""
+    limits = {"OMP_NUM_THREADS": str(threads), "MKL_NUM_THREADS": str(threads)}
+    return KEEP_MEMORY | limits | {"PYTHONUNBUFFERED": "1"}
 
 
 def check_port(config: Job) -> None:
