@@ -46,7 +46,7 @@ class RunConfig:
         timeout_s: longest wait of one rank for another; a run in which no step ends for longer is stopped.
         profile: record so many steps as a Chrome trace on every rank.
         hosts, ranks_per_host: virtual hosts, or machines (`nnodes`), and ranks on each.
-        cluster: virtual hosts and their links as `Cluster.to_json` writes them, None without virtual hosts.
+        cluster: virtual hosts and their links as `Cluster.to_dict` gives them, None without virtual hosts.
         uplink_bps, downlink_bps, latency_s: limits of the slowest virtual host's link, None where not limited.
         data_dir: where data sets lie.
     """

@@ -10,7 +10,6 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import dataclasses
-import json
 import os
 import shlex
 import signal
@@ -69,7 +68,7 @@ def launch(config: Job, folder: RunFolder, module: str = TRAIN) -> subprocess.Po
     log = folder.logs / "torchrun.log"
     if config.cluster is None:
         return start(command(config, folder, module), variables(config.threads), log)
-    job = start_on_hosts(config, Cluster.from_json(json.dumps(config.cluster)), folder, log, module)
+    job = start_on_hosts(config, Cluster.from_dict(config.cluster), folder, log, module)
     for warning in job.network.warnings:
         print(f"warning: {warning}", file=sys.stderr)
     return job
@@ -112,7 +111,7 @@ def shell_lines(config: Job, folder: RunFolder) -> list[str]:
     """What a user would type to start the job by hand: one line, or one per virtual host."""
     if config.cluster is None:
         return [_shell_line(variables(config.threads), command(config, folder))]
-    hosts = Cluster.from_json(json.dumps(config.cluster))
+    hosts = Cluster.from_dict(config.cluster)
     return [
         _shell_line(
             variables(config.threads) | torchrun_arguments(index, hosts)[1], command_on_host(index, hosts, folder)
