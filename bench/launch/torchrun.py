@@ -44,6 +44,9 @@ KEEP_MEMORY = {
     for name, nbytes in (("MALLOC_MMAP_THRESHOLD_", 32 << 20), ("MALLOC_TRIM_THRESHOLD_", 1 << 32))
 }
 
+Started = subprocess.Popen[bytes] | HostsJob
+"""A job under way: on this machine, or on virtual hosts."""
+
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Ending:
@@ -58,7 +61,7 @@ class Ending:
     silent_s: float | None = None
 
 
-def launch(config: Job, folder: RunFolder, module: str = TRAIN) -> subprocess.Popen[bytes] | HostsJob:
+def launch(config: Job, folder: RunFolder, module: str = TRAIN) -> Started:
     """Start the job where its configuration says: on this machine, or on virtual hosts whose links are measured first.
 
     Raises:
@@ -184,7 +187,7 @@ def start(arguments: list[str], extra_variables: dict[str, str], log: Path) -> s
 
 
 def watch(
-    job: subprocess.Popen[bytes] | HostsJob,
+    job: Started,
     progress: ProgressReader,
     patience: Patience,
     on_progress: Callable[[dict[str, Any]], None],
@@ -215,7 +218,7 @@ def watch(
         stop(job)
 
 
-def stop(job: subprocess.Popen[bytes] | HostsJob) -> None:
+def stop(job: Started) -> None:
     """End the job and every process below it."""
     if isinstance(job, HostsJob):
         job.close()  # its processes live in a namespace that ends with it
