@@ -10,19 +10,8 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
+from bench.cli import hosts_options as on
 from bench.cli.completion import complete_list
-from bench.cli.hosts_options import (
-    Bandwidth,
-    ClusterFile,
-    Downlink,
-    Hosts,
-    Jitter,
-    Latency,
-    Loss,
-    Network,
-    RanksPerHost,
-    Uplink,
-)
 from bench.core.collectives_config import Dtype
 from bench.core.errors import RunFailed, UsageError
 from bench.core.rows import RowWriter, StoreError
@@ -115,18 +104,23 @@ def collectives(
         int | None, typer.Option(min=1, help="Threads per rank (default: cores / ranks).", rich_help_panel=MACHINE)
     ] = DEFAULTS.threads,
     timeout: Annotated[
-        float, typer.Option(min=1, help="Stop when no turn ends for so many seconds.", rich_help_panel=MACHINE)
+        float,
+        typer.Option(
+            min=1,
+            help="Seconds that one sum may take; then ranks find out who is late, and the sweep ends.",
+            rich_help_panel=MACHINE,
+        ),
     ] = DEFAULTS.timeout_s,
-    hosts: Hosts = None,
-    ranks_per_host: RanksPerHost = None,
-    network: Network = None,
-    bandwidth: Bandwidth = None,
-    uplink: Uplink = None,
-    downlink: Downlink = None,
-    latency: Latency = None,
-    jitter: Jitter = None,
-    loss: Loss = None,
-    cluster: ClusterFile = None,
+    hosts: on.Hosts = None,
+    ranks_per_host: on.RanksPerHost = None,
+    network: on.Network = None,
+    bandwidth: on.Bandwidth = None,
+    uplink: on.Uplink = None,
+    downlink: on.Downlink = None,
+    latency: on.Latency = None,
+    jitter: on.Jitter = None,
+    loss: on.Loss = None,
+    cluster: on.ClusterFile = None,
     out: Annotated[
         Path | None,
         typer.Option(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from types import TracebackType
 from typing import Self
@@ -75,5 +74,5 @@ def print_rows(rows: Sequence[Row], config: CollectivesConfig, *, as_json: bool)
             f"{config.threads} threads per rank; slowest rank's time, median over rounds"
         )
         if config.cluster is not None:
-            how += "; " + "; ".join(Cluster.from_json(json.dumps(config.cluster)).describe())
+            how += "; " + "; ".join(Cluster.from_dict(config.cluster).describe())
         print_rich(collectives_table(compared, how), stdout_console())

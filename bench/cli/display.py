@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable
 from types import TracebackType
 from typing import Any, Self
@@ -94,7 +93,7 @@ def print_plan(configs: list[RunConfig]) -> None:
         if value is not None:
             table.add_row(name, str(value))
     if configs[0].cluster is not None:
-        for link in Cluster.from_json(json.dumps(configs[0].cluster)).describe():
+        for link in Cluster.from_dict(configs[0].cluster).describe():
             table.add_row("virtual hosts", link)
     Console().print(table)
 

@@ -11,19 +11,8 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
+from bench.cli import hosts_options as on
 from bench.cli.completion import complete
-from bench.cli.hosts_options import (
-    Bandwidth,
-    ClusterFile,
-    Downlink,
-    Hosts,
-    Jitter,
-    Latency,
-    Loss,
-    Network,
-    RanksPerHost,
-    Uplink,
-)
 from bench.core.config import Nonfinite, Schedule, Trigger
 from bench.core.errors import Interrupted, RunFailed, UsageError
 from bench.launch.request import DEFAULT_EPOCHS, DEFAULT_WORLD_SIZE, Request
@@ -150,18 +139,22 @@ def run(
     rdzv_endpoint: Annotated[str | None, typer.Option(help="HOST:PORT of machine 0.", rich_help_panel=MACHINE)] = None,
     timeout: Annotated[
         float,
-        typer.Option(min=1, help="Stop a run in which no step ends for so many seconds.", rich_help_panel=MACHINE),
+        typer.Option(
+            min=1,
+            help="Seconds that one step may take; then ranks find out who is late, and the run ends.",
+            rich_help_panel=MACHINE,
+        ),
     ] = DEFAULTS.timeout_s,
-    hosts: Hosts = None,
-    ranks_per_host: RanksPerHost = None,
-    network: Network = None,
-    bandwidth: Bandwidth = None,
-    uplink: Uplink = None,
-    downlink: Downlink = None,
-    latency: Latency = None,
-    jitter: Jitter = None,
-    loss: Loss = None,
-    cluster: ClusterFile = None,
+    hosts: on.Hosts = None,
+    ranks_per_host: on.RanksPerHost = None,
+    network: on.Network = None,
+    bandwidth: on.Bandwidth = None,
+    uplink: on.Uplink = None,
+    downlink: on.Downlink = None,
+    latency: on.Latency = None,
+    jitter: on.Jitter = None,
+    loss: on.Loss = None,
+    cluster: on.ClusterFile = None,
     seed: Annotated[int, typer.Option(min=0, help="Seed of everything random.", rich_help_panel=MEASUREMENT)] = (
         DEFAULTS.seed
     ),

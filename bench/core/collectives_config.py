@@ -25,7 +25,8 @@ class CollectivesConfig:
         iters, warmup: timed and untimed sums of one pair in one round.
         rounds: how often each pair has its turn; pairs alternate.
         seed: of the synthetic tensors and the compressors.
-        world_size, device, threads, timeout_s, ranks_per_host, cluster: as in `RunConfig`.
+        device, timeout_s, world_size, hosts, ranks_per_host, threads, cluster, uplink_bps, downlink_bps, latency_s: as
+            in `RunConfig`.
     """
 
     pairs: tuple[tuple[str, str], ...]
@@ -36,12 +37,16 @@ class CollectivesConfig:
     warmup: int
     rounds: int
     seed: int
-    world_size: int
     device: Literal["cpu", "cuda"]
-    threads: int
     timeout_s: float
+    world_size: int
+    hosts: int = 1
     ranks_per_host: int
+    threads: int
     cluster: dict[str, Any] | None = None
+    uplink_bps: float | None = None
+    downlink_bps: float | None = None
+    latency_s: float | None = None
     nnodes: ClassVar[int] = 1
     node_rank: ClassVar[int] = 0
     rdzv_endpoint: ClassVar[str | None] = None
@@ -50,6 +55,11 @@ class CollectivesConfig:
     def num_turns(self) -> int:
         """Turns of all pairs at all sizes together: what progress is counted in."""
         return len(self.pairs) * len(self.sizes) * self.rounds
+
+    def columns(self) -> dict[str, Any]:
+        """The columns of `COLLECTIVES` that are equal in all rows."""
+        shared = ("dtype", "world_size", "hosts", "ranks_per_host", "uplink_bps", "downlink_bps", "latency_s")
+        return {name: getattr(self, name) for name in shared}
 
     def count(self, size: int) -> int:
         """Elements of a tensor of at most `size` bytes."""

@@ -43,10 +43,10 @@ class RunConfig:
         straggler: a rank that is slow on purpose, as `Straggler` writes it; None: none is.
         bucket_mb: DDP's bucket size in MiB.
         warmup_steps: first steps that are trained but not timed.
-        timeout_s: a run in which no step ends for so long is stopped.
+        timeout_s: longest wait of one rank for another; a run in which no step ends for longer is stopped.
         profile: record so many steps as a Chrome trace on every rank.
         hosts, ranks_per_host: virtual hosts, or machines (`nnodes`), and ranks on each.
-        cluster: virtual hosts and their links as `Cluster.to_json` writes them, None without virtual hosts.
+        cluster: virtual hosts and their links as `Cluster.to_dict` gives them, None without virtual hosts.
         uplink_bps, downlink_bps, latency_s: limits of the slowest virtual host's link, None where not limited.
         data_dir: where data sets lie.
     """

@@ -174,7 +174,13 @@ METRICS: tuple[Column, ...] = (
         better="",
         fixed=False,
     ),
-    _column("wire", "link_warnings", str, "where a measured link is more than 10 % off what was asked", fixed=False),
+    _column(
+        "wire",
+        "link_warnings",
+        str,
+        "where a measured link is more than 10 % off, or otherwise not what was asked",
+        fixed=False,
+    ),
     _wire(
         "measured_rtt_s", "round trip time between two hosts measured before training", unit="s", better="", fixed=False
     ),
@@ -243,6 +249,35 @@ COLLECTIVES: tuple[Column, ...] = (
     _column("what", "size_bytes", int, "bytes of the tensor that is summed, before compression", unit="bytes"),
     _column("what", "count", int, "its elements"),
     _column("what", "dtype", str, "their type"),
+    _column("network", "hosts", int, "virtual hosts; 1: this machine without any"),
+    _column("network", "ranks_per_host", int, "ranks on each host"),
+    _column("network", "uplink_bps", float, "slowest uplink of the virtual hosts; empty: not limited", unit="bit/s"),
+    _column("network", "downlink_bps", float, "slowest downlink likewise", unit="bit/s"),
+    _column("network", "latency_s", float, "longest one-way delay set on a link", unit="s"),
+    _column(
+        "network",
+        "measured_bandwidth_bps",
+        float,
+        "slowest rate between two hosts, measured before the first sum",
+        unit="bit/s",
+        fixed=False,
+    ),
+    _column(
+        "network",
+        "measured_rtt_s",
+        float,
+        "round trip time between two hosts, likewise: median over hosts",
+        unit="s",
+        fixed=False,
+    ),
+    _column("network", "wire_headers", str, "exact: the kernel counted real frames; estimated: offload was on"),
+    _column(
+        "network",
+        "link_warnings",
+        str,
+        "where a measured link is more than 10 % off, or otherwise not what was asked",
+        fixed=False,
+    ),
     _column(
         "speed",
         "time_p50_s",
@@ -280,14 +315,12 @@ COLLECTIVES: tuple[Column, ...] = (
         unit="bytes",
         better="lower",
     ),
-    _column("wire", "uplink_bps", float, "slowest uplink of the virtual hosts; empty: not limited", unit="bit/s"),
-    _column("wire", "downlink_bps", float, "slowest downlink likewise", unit="bit/s"),
     _column(
         "wire",
         "wire_bytes_sent",
         float,
-        "bytes of whole frames sent per sum and host, mean over hosts, counted by the kernel (virtual hosts only); "
-        "holds headers, acknowledgements and the barrier between sums",
+        "bytes of whole frames sent per sum and host, mean over hosts, counted by the kernel (virtual hosts only): "
+        "headers and acknowledgements are in it, the barrier between sums is not",
         unit="bytes",
         better="lower",
         fixed=False,

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import dataclasses
-import json
 import math
 import re
-from collections.abc import Iterable
-from typing import Self
+from collections.abc import Iterable, Mapping
+from typing import Any, Self
 
 from bench.core.errors import UsageError
 from bench.core.interface import WireHeaders
@@ -167,22 +166,21 @@ class Cluster:
             return [f"{len(self.hosts)} hosts, each: {self.hosts[0].describe()}"]
         return [f"{host.name}: {host.describe()}" for host in self.hosts]
 
-    def to_json(self) -> str:
-        """The cluster as JSON text."""
-        return json.dumps(dataclasses.asdict(self), indent=2) + "\n"
+    def to_dict(self) -> dict[str, Any]:
+        """The cluster as plain values that JSON brings back the same."""
+        return {"hosts": [dataclasses.asdict(host) for host in self.hosts], "ranks_per_host": self.ranks_per_host}
 
     @classmethod
-    def from_json(cls, text: str) -> Self:
-        """Read what `to_json` wrote.
+    def from_dict(cls, values: Mapping[str, Any]) -> Self:
+        """The cluster of which `to_dict` gave these values.
 
         Raises:
-            UsageError: the text is not a cluster.
+            UsageError: they are not a cluster.
         """
         try:
-            values = json.loads(text)
             hosts = tuple(HostLink(**host) for host in values["hosts"])
             return cls(hosts=hosts, ranks_per_host=values["ranks_per_host"])
-        except (ValueError, TypeError, KeyError) as error:
+        except (TypeError, KeyError) as error:
             raise UsageError(f"this is not a cluster as `bench` writes it ({error})") from None
 
 

@@ -15,6 +15,7 @@ from typing import Any
 from bench.core.errors import UsageError
 from bench.core.units import parse_duration, parse_rate
 from bench.launch.cluster import Cluster, HostLink
+from bench.launch.request import HostsRequest
 from collectives.options import did_you_mean
 
 
@@ -55,48 +56,26 @@ _HOST_KEYS = ("name", "count", *_LINK_KEYS, "cpu_share")
 _FILE_KEYS = ("ranks_per_host", "host")
 
 
-def cluster_from_options(
-    *,
-    hosts: int | None = None,
-    ranks_per_host: int = 1,
-    cluster_file: Path | None = None,
-    network: str | None = None,
-    bandwidth: str | None = None,
-    uplink: str | None = None,
-    downlink: str | None = None,
-    latency: str | None = None,
-    jitter: str | None = None,
-    loss: str | None = None,
-) -> Cluster | None:
+def cluster_from_options(request: HostsRequest) -> Cluster | None:
     """The cluster that the command line asks for, or None if it asks for no virtual hosts.
-
-    Args:
-        hosts: number of equal hosts.
-        ranks_per_host: ranks on each of them.
-        cluster_file: a TOML file instead of all other options.
-        network: name of a preset; the options beside it replace its figures.
-        bandwidth: rate of both directions, e.g. ``100mbit``.
-        uplink: rate of what a host sends.
-        downlink: rate of what a host receives.
-        latency: one-way delay of what a host sends, e.g. ``5ms``.
-        jitter: how far the delay varies to both sides.
-        loss: ``1%`` or ``0.01``.
 
     Raises:
         UsageError: options that contradict each other or are out of range.
     """
-    given = (network, bandwidth, uplink, downlink, latency, jitter, loss)
-    texts = {key: text for key, text in zip(_LINK_KEYS, given, strict=True) if text is not None}
-    if cluster_file is not None:
-        extra = [f"--{key}" for key in texts] + (["--hosts"] if hosts is not None else [])
+    if request.hosts is None and request.ranks_per_host is not None:
+        raise UsageError("--ranks-per-host deals ranks to virtual hosts; say how many with --hosts N")
+    texts = {key: text for key in _LINK_KEYS if (text := getattr(request, key)) is not None}
+    if request.cluster is not None:
+        extra = [f"--{key}" for key in texts] + (["--hosts"] if request.hosts is not None else [])
         if extra:
             raise UsageError(f"--cluster and {extra[0]} both describe the hosts; put all of it into the file")
-        return cluster_from_toml(cluster_file)
-    if hosts is None:
+        return cluster_from_toml(Path(request.cluster))
+    if request.hosts is None:
         if texts:
             raise UsageError(f"--{next(iter(texts))} limits the link of virtual hosts; say how many with --hosts N")
         return None
-    return Cluster.uniform(hosts, ranks_per_host=ranks_per_host, link=_link(texts, where="--"))
+    ranks_per_host = 1 if request.ranks_per_host is None else request.ranks_per_host
+    return Cluster.uniform(request.hosts, ranks_per_host=ranks_per_host, link=_link(texts, where="--"))
 
 
 def cluster_from_toml(path: Path) -> Cluster:

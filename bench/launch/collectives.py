@@ -2,27 +2,23 @@
 
 from __future__ import annotations
 
-import json
-import shutil
-import tempfile
+import dataclasses
 from collections.abc import Callable, Mapping, Sequence
-from pathlib import Path
 from typing import Any, Literal, cast
 
 import torch
 
 from bench.core import registry, spec
 from bench.core.collectives_config import CollectivesConfig, Dtype
-from bench.core.environment import usable_cores
 from bench.core.errors import Interrupted, RunFailed, UsageError
-from bench.core.run_folder import RunFolder
 from bench.core.units import parse_sizes
 from bench.launch import torchrun
 from bench.launch.collectives_request import CollectivesRequest
-from bench.launch.failure import explain
-from bench.launch.placement import requested_cluster
+from bench.launch.failure import explain, reports_of
+from bench.launch.patience import Patience
+from bench.launch.placement import place
 from bench.launch.progress import ProgressReader
-from bench.launch.request import DEFAULT_WORLD_SIZE
+from bench.launch.scratch import scratch_folder
 from collectives.base import Collective
 from collectives.server import Server
 from compressors.base import Compressor
@@ -41,11 +37,10 @@ def plan(request: CollectivesRequest) -> tuple[CollectivesConfig, list[str]]:
     Raises:
         UsageError: something is unknown, out of range, illegal together, or impossible here.
     """
-    cluster = requested_cluster(request, request.world_size, request.device)
-    world_size = cluster.world_size if cluster else request.world_size or DEFAULT_WORLD_SIZE
+    placement = place(request)
     collectives = None if request.collectives is None else spec.split_list(request.collectives)
     for name in collectives or ():
-        _check_collective(name, world_size)
+        _check_collective(name, placement.world_size)
     pairs, left_out = legal_pairs(spec.split_list(request.compressors), collectives, request.dtype)
     config = CollectivesConfig(
         pairs=tuple(pairs),
@@ -56,12 +51,9 @@ def plan(request: CollectivesRequest) -> tuple[CollectivesConfig, list[str]]:
         warmup=request.warmup,
         rounds=request.rounds,
         seed=request.seed,
-        world_size=world_size,
-        ranks_per_host=cluster.ranks_per_host if cluster else world_size,
-        cluster=json.loads(cluster.to_json()) if cluster else None,
-        device="cpu" if cluster else _device(request.device, world_size),
-        threads=request.threads or max(1, usable_cores() // world_size),
+        device="cpu" if placement.cluster else _device(request.device, placement.world_size),
         timeout_s=request.timeout_s,
+        **dataclasses.asdict(placement),
     )
     for size in config.sizes:
         if not config.count(size):
@@ -93,9 +85,9 @@ def legal_pairs(
     }
     pairs = [pair for pair, reason in reasons.items() if reason is None]
     named = [(1, name) for name in senders] + [(0, name) for name in sums if collectives is not None]
-    for place, name in named:
-        if not any(pair[place] == name for pair in pairs):
-            raise UsageError(next(reason for pair, reason in reasons.items() if pair[place] == name and reason))
+    for part, name in named:
+        if not any(pair[part] == name for pair in pairs):
+            raise UsageError(next(reason for pair, reason in reasons.items() if pair[part] == name and reason))
     left_out = [reason for reason in reasons.values() if reason] if collectives is not None else []
     return pairs, left_out
 
@@ -109,29 +101,22 @@ def execute(config: CollectivesConfig, on_report: Callable[[Mapping[str, Any]], 
             every turn, ``{"row": ..., "extras": ...}`` for each finished row.
 
     Raises:
-        RunFailed: a rank failed or hung; its logs are kept and named.
+        UsageError: virtual hosts, or latency and loss, are not possible here.
+        RunFailed: a rank failed or hung, or the network could not be set up; the logs are kept and named.
         Interrupted: the user stopped it.
     """
-    folder = RunFolder(Path(tempfile.mkdtemp(prefix="bench-collectives-")))
-    folder.errors.mkdir()
-    folder.logs.mkdir()
-    folder.config.write_text(config.to_json(), encoding="utf-8")
-    try:
-        with torchrun.termination_as_interrupt():
-            job = torchrun.launch(config, folder, MODULE)
-            ending = torchrun.watch(
-                job, ProgressReader(folder.progress), config.timeout_s, on_report, num_ranks=config.world_size
-            )
-    except KeyboardInterrupt:
-        shutil.rmtree(folder.path)
-        raise Interrupted("stopped by the user; the rows so far are kept") from None
-    if ending.timed_out:
-        raise RunFailed(
-            f"no turn ended within {config.timeout_s:g} s; raise --timeout or lower --iters; logs are in {folder.path}"
-        )
-    if ending.exit_code != 0:
-        raise RunFailed(f"{explain(folder)}; logs are in {folder.path}")
-    shutil.rmtree(folder.path)
+    with scratch_folder("collectives") as folder:
+        folder.config.write_text(config.to_json(), encoding="utf-8")
+        try:
+            with torchrun.termination_as_interrupt():
+                job = torchrun.launch(config, folder, MODULE)
+                ending = torchrun.watch(job, ProgressReader(folder.progress), Patience.with_job(config), on_report)
+        except KeyboardInterrupt:
+            raise Interrupted("stopped by the user; the rows so far are kept") from None
+        if ending.silent_s is not None and not reports_of(folder):
+            raise RunFailed(f"no turn ended within {ending.silent_s:g} s; raise --timeout or lower --iters")
+        if ending.exit_code != 0:
+            raise RunFailed(explain(folder))
 
 
 def _built(kind: str, texts: Sequence[str]) -> dict[str, Any]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import Literal
 
 from bench.core.collectives_config import Dtype
 from bench.launch.request import HostsRequest
@@ -17,9 +16,6 @@ class CollectivesRequest(HostsRequest):
         sizes: bytes of the tensor, a list or ranges that double.
         compressors: spec texts, separated by commas.
         collectives: likewise; None: every collective that takes some payload.
-        world_size: None: 2, or with virtual hosts all their ranks.
-        device: "auto": GPUs where torch sees one for each rank.
-        threads: None: this machine's cores divided by its ranks, at least 1.
     """
 
     sizes: str = "10kB,1MB,10MB"
@@ -31,7 +27,4 @@ class CollectivesRequest(HostsRequest):
     warmup: int = 3
     rounds: int = 5
     seed: int = 1
-    world_size: int | None = None
-    device: Literal["auto", "cpu", "cuda"] = "auto"
-    threads: int | None = None
     timeout_s: float = 300.0

@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
-import shutil
 import signal
 import sys
-import tempfile
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, Literal, cast
@@ -20,7 +18,9 @@ from bench.core.run_folder import RunFolder, read_json
 from bench.datasets.base import Dataset
 from bench.launch import torchrun
 from bench.launch.compressors_request import CompressorsRequest
+from bench.launch.patience import Patience
 from bench.launch.progress import ProgressReader
+from bench.launch.scratch import scratch_folder
 from compressors.base import Compressor
 
 MODULE = "bench.train.compressors_worker"
@@ -60,24 +60,21 @@ def execute(config: CompressorsConfig, timeout_s: float, on_report: Callable[[Ma
         RunFailed: the process failed or hung; its log is kept and named.
         Interrupted: the user stopped it.
     """
-    folder = RunFolder(Path(tempfile.mkdtemp(prefix="bench-compressors-")))
-    folder.errors.mkdir()
-    folder.logs.mkdir()
-    folder.config.write_text(config.to_json(), encoding="utf-8")
-    variables = {"OMP_NUM_THREADS": str(config.threads), "MKL_NUM_THREADS": str(config.threads), "LOCAL_RANK": "0"}
-    log = folder.logs / "worker.log"
-    try:
-        with torchrun.termination_as_interrupt():
-            job = torchrun.start([sys.executable, "-m", MODULE, str(folder.path)], variables, log)
-            ending = torchrun.watch(job, ProgressReader(folder.progress), timeout_s, on_report, num_ranks=1)
-    except KeyboardInterrupt:
-        shutil.rmtree(folder.path)
-        raise Interrupted("stopped by the user; nothing was written") from None
-    if ending.timed_out:
-        raise RunFailed(f"no turn ended within {timeout_s:g} s; raise --timeout; the log is {log}")
-    if ending.exit_code != 0:
-        raise RunFailed(f"{_reason(folder, ending.exit_code)}; the log is {log}")
-    shutil.rmtree(folder.path)
+    variables = torchrun.variables(config.threads) | {"LOCAL_RANK": "0"}
+    with scratch_folder("compressors") as folder:
+        folder.config.write_text(config.to_json(), encoding="utf-8")
+        try:
+            with torchrun.termination_as_interrupt():
+                command = [sys.executable, "-m", MODULE, str(folder.path)]
+                job = torchrun.start(command, variables, folder.logs / "worker.log")
+                patience = Patience.with_one_process(timeout_s)
+                ending = torchrun.watch(job, ProgressReader(folder.progress), patience, on_report)
+        except KeyboardInterrupt:
+            raise Interrupted("stopped by the user; nothing was written") from None
+        if ending.silent_s is not None:
+            raise RunFailed(f"no turn ended within {ending.silent_s:g} s; raise --timeout")
+        if ending.exit_code != 0:
+            raise RunFailed(_reason(folder, ending.exit_code))
 
 
 def _compressors(texts: str | None) -> tuple[str, ...]:

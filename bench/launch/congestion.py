@@ -6,6 +6,7 @@ down and one sum in three takes half as long again; results would hang on a sett
 
 from __future__ import annotations
 
+import contextlib
 from functools import partial
 from pathlib import Path
 
@@ -13,24 +14,29 @@ from bench.launch.cluster import Cluster
 from bench.launch.namespace_thread import start_in
 from bench.launch.network_script import namespace
 
-# cubic is what Linux comes with; a private namespace may choose it only where the machine uses or permits it, and
-# reno always. On links without loss and with a short round trip the two hardly differ.
-_PREFERRED = ("cubic", "reno")
+# The only one that every kernel has and every namespace may choose.
+CONGESTION_CONTROL = "reno"
 _SETTING = Path("/proc/sys/net/ipv4/tcp_congestion_control")
 
 
 def settle(cluster: Cluster) -> str:
-    """Set it on every virtual host, whose namespaces must exist; returns its name."""
-    names = {start_in(namespace(index), partial(_choose, _SETTING)).result() for index in range(len(cluster.hosts))}
+    """Set it on every virtual host, whose namespaces must exist; returns what stands there now."""
+    names = {start_in(namespace(index), partial(_write, _SETTING)).result() for index in range(len(cluster.hosts))}
     return " ".join(sorted(names))
 
 
-def _choose(setting: Path) -> str:
-    """Write the first that is permitted; returns what then stands there."""
-    for name in _PREFERRED:
-        try:
-            setting.write_text(name, encoding="ascii")
-            break
-        except OSError:
-            continue  # not permitted here; the next one is simpler
+def congestion_warnings(congestion_control: str) -> list[str]:
+    """What the user must know of what `settle` returned."""
+    if congestion_control == CONGESTION_CONTROL:
+        return []
+    return [
+        f"TCP runs with this machine's congestion control ({congestion_control}), as {CONGESTION_CONTROL} could not be"
+        " set; compare times only with runs that did likewise"
+    ]
+
+
+def _write(setting: Path) -> str:
+    """Returns what stands there afterwards: some sandboxes show the setting and let nobody write it."""
+    with contextlib.suppress(OSError):  # the warning tells it
+        setting.write_text(CONGESTION_CONTROL, encoding="ascii")
     return setting.read_text(encoding="ascii").strip()

@@ -15,8 +15,7 @@ _FREE_BYTES_NEEDED = 4096
 
 def explain(folder: RunFolder) -> str:
     """One sentence: the first rank that failed by itself, a rank that was killed, or the end of torchrun's log."""
-    reports = [read_json(path) for path in sorted(folder.errors.glob("rank-*.json"))]
-    reports = sorted((report for report in reports if report), key=lambda report: float(report["time"]))
+    reports = reports_of(folder)
     own = [report for report in reports if not report["lost_a_peer"]]
     log = read_log(folder)
     killed = _killed_rank(log)
@@ -29,6 +28,12 @@ def explain(folder: RunFolder) -> str:
     if shutil.disk_usage(folder.path).free < _FREE_BYTES_NEEDED:
         return f"the disk that holds {folder.path} is full; free some space or choose another folder with --out"
     return f"the job ended without saying why; the end of its log: {_last_line(log)}"
+
+
+def reports_of(folder: RunFolder) -> list[dict[str, Any]]:
+    """What ranks that failed have left, oldest first."""
+    reports = [read_json(path) for path in sorted(folder.errors.glob("rank-*.json"))]
+    return sorted((report for report in reports if report), key=lambda report: float(report["time"]))
 
 
 def read_log(folder: RunFolder) -> str:

@@ -38,7 +38,7 @@ class NetworkReport:
         measured_rtt_s: median over the flows.
         wire_headers: whether the interfaces' counters see real frames.
         congestion_control: of TCP, on all hosts.
-        warnings: one sentence for each thing that is more than 10 % off what was asked.
+        warnings: one sentence for each thing that is more than 10 % off, or otherwise not what was asked.
         flows: every measured connection.
     """
 

@@ -17,7 +17,7 @@ from bench.core.config import RunConfig
 from bench.core.errors import UsageError
 from bench.core.straggler import Straggler
 from bench.datasets.base import Dataset
-from bench.launch.placement import place
+from bench.launch.placement import check_machines, place
 from bench.launch.request import DEFAULT_EPOCHS, Request
 from bench.launch.server_checks import check_server
 from bench.models.base import Model
@@ -55,7 +55,8 @@ def plan(request: Request) -> RunConfig:
     """
     parts = components(request)
     _check_numbers(request)
-    placement = place(request)
+    placement = place(request, request.nnodes)
+    check_machines(request)
     train_size, test_size = parts.dataset.resolve_sizes(request.train_size, request.test_size)
     _check_shards(request.batch_size, placement.world_size, train_size, test_size)
     device = "cpu" if placement.cluster else _device(request.device)

@@ -22,6 +22,7 @@ from functools import partial
 from bench.core.errors import RunFailed
 from bench.core.interface import WireHeaders, interface_bytes
 from bench.launch.cluster import Cluster
+from bench.launch.congestion import congestion_warnings
 from bench.launch.link_warnings import SHORT_MESSAGE_BYTES, link_warnings
 from bench.launch.namespace_thread import start_in
 from bench.launch.network_report import Flow, NetworkReport
@@ -73,7 +74,10 @@ def measure(cluster: Cluster, congestion_control: str) -> NetworkReport:
         measured_rtt_s=statistics.median(flow.rtt_s for flow in flows),
         wire_headers=cluster.wire_headers,
         congestion_control=congestion_control,
-        warnings=tuple(link_warnings(cluster, flows, partial(_measure_alone, cluster))),
+        warnings=(
+            *congestion_warnings(congestion_control),
+            *link_warnings(cluster, flows, partial(_measure_alone, cluster)),
+        ),
         flows=tuple(flows),
     )
 

@@ -13,8 +13,19 @@ DEFAULT_WORLD_SIZE = 2
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class HostsRequest:
-    """Virtual hosts as the user asks for them: what `cluster_from_options` reads; all None: no virtual hosts."""
+    """Where ranks shall run, as the user asks for it.
 
+    Attributes:
+        world_size: None: 2, or with virtual hosts all their ranks.
+        device: "auto": GPUs where torch sees enough of them.
+        threads: None: this machine's cores divided by its ranks, at least 1.
+        hosts, ranks_per_host, network, bandwidth, uplink, downlink, latency, jitter, loss, cluster: virtual hosts, in
+            the words of the command line; all None: none.
+    """
+
+    world_size: int | None = None
+    device: Literal["auto", "cpu", "cuda"] = "auto"
+    threads: int | None = None
     hosts: int | None = None
     ranks_per_host: int | None = None
     network: str | None = None
@@ -35,10 +46,7 @@ class Request(HostsRequest):
         collective: None: the first of native and allgather that takes what the compressor emits.
         epochs: None with `steps` also None: 20.
         lr: None: the optimizer's own default.
-        device: "auto": a GPU where torch sees one.
-        threads: None: this machine's cores divided by its ranks, at least 1.
         train_size, test_size: None: the whole part.
-        world_size: None: 2, or with virtual hosts all their ranks.
     """
 
     name: str | None = None
@@ -48,7 +56,6 @@ class Request(HostsRequest):
     compressor: str = "none"
     collective: str | None = None
     trigger: Trigger = "async"
-    world_size: int | None = None
     batch_size: int = 32
     epochs: int | None = None
     steps: int | None = None
@@ -63,8 +70,6 @@ class Request(HostsRequest):
     test_size: int | None = None
     augment: bool = True
     amp: Literal["none", "bf16"] = "none"
-    device: Literal["auto", "cpu", "cuda"] = "auto"
-    threads: int | None = None
     straggler: str | None = None
     bucket_mb: float = 25.0
     warmup_steps: int = 3

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import shutil
 import sys
 import time
 from collections.abc import Callable
@@ -12,10 +13,12 @@ from typing import Any
 
 from bench.core import environment, schema
 from bench.core.config import RunConfig
+from bench.core.errors import RunFailed, UsageError
 from bench.core.rows import RowWriter, StoreError
 from bench.core.run_folder import RunFolder, read_json, write_json
 from bench.launch import torchrun
-from bench.launch.failure import explain
+from bench.launch.failure import explain, reports_of
+from bench.launch.patience import Patience
 from bench.launch.progress import ProgressReader
 
 
@@ -40,7 +43,7 @@ def execute(config: RunConfig, out: Path, on_progress: Callable[[dict[str, Any]]
     """Run it; returns when nothing of the job is left, however it ended.
 
     Raises:
-        UsageError: the folder cannot be written, or the port is taken.
+        UsageError: the folder cannot be written, the port is taken, or virtual hosts are not possible here.
     """
     torchrun.check_port(config)
     folder = RunFolder.create(out, config.name, config.digest, config.seed)
@@ -50,14 +53,16 @@ def execute(config: RunConfig, out: Path, on_progress: Callable[[dict[str, Any]]
     started = time.time()
     try:
         with torchrun.termination_as_interrupt():
-            job = torchrun.launch(config, folder)
-            ending = torchrun.watch(job, progress, config.timeout_s, on_progress, num_ranks=config.world_size)
+            job = _launch(config, folder)
+            ending = torchrun.watch(job, progress, Patience.with_job(config), on_progress)
     except KeyboardInterrupt:
         return _failed(
             config, folder, progress, started, "interrupted", "stopped by the user; the rows so far are kept"
         )
-    if ending.timed_out:
-        error = f"no step ended within {config.timeout_s:g} s; raise --timeout if the link is that slow"
+    except RunFailed as failure:
+        return _failed(config, folder, progress, started, "failed", str(failure))
+    if ending.silent_s is not None and not reports_of(folder):
+        error = f"no step ended within {ending.silent_s:g} s; raise --timeout if the link is that slow"
         return _failed(config, folder, progress, started, "timeout", error)
     if ending.exit_code != 0:
         return _failed(config, folder, progress, started, "failed", explain(folder))
@@ -66,6 +71,15 @@ def execute(config: RunConfig, out: Path, on_progress: Callable[[dict[str, Any]]
         summary = {"status": "ok", "error": "", "run_id": folder.run_id}
         write_json(folder.status, summary)
     return Result(status="ok", error="", folder=folder, summary=summary)
+
+
+def _launch(config: RunConfig, folder: RunFolder) -> torchrun.Started:
+    """A run that is refused was none: nothing is left of it."""
+    try:
+        return torchrun.launch(config, folder)
+    except UsageError:
+        shutil.rmtree(folder.path)
+        raise
 
 
 def _failed(

@@ -54,7 +54,7 @@ class Plan:
 
     def to_json(self) -> str:
         """The plan as JSON text."""
-        values = {**vars(self), "cluster": json.loads(self.cluster.to_json()), "run_dir": str(self.run_dir)}
+        values = {**vars(self), "cluster": self.cluster.to_dict(), "run_dir": str(self.run_dir)}
         return json.dumps(values, indent=2) + "\n"
 
     @classmethod
@@ -62,7 +62,7 @@ class Plan:
         """Read what `to_json` wrote."""
         values: dict[str, Any] = json.loads(text)
         return cls(
-            cluster=Cluster.from_json(json.dumps(values["cluster"])),
+            cluster=Cluster.from_dict(values["cluster"]),
             commands=tuple(tuple(command) for command in values["commands"]),
             environments=tuple(values["environments"]),
             run_dir=Path(values["run_dir"]),

@@ -10,7 +10,6 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import dataclasses
-import json
 import os
 import shlex
 import signal
@@ -22,7 +21,7 @@ import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import FrameType
-from typing import Any, Protocol
+from typing import Any
 
 import psutil
 
@@ -30,51 +29,23 @@ from bench.core.errors import UsageError
 from bench.core.run_folder import RunFolder
 from bench.launch.cluster import Cluster
 from bench.launch.hosts import HostsJob, start_hosts, torchrun_arguments
+from bench.launch.job import Job
+from bench.launch.patience import HOSTS_GRACE_S, Patience
 from bench.launch.progress import ProgressReader
 
 POLL_S = 0.1
 GRACE_S = 3.0
-# After one host failed, the others get so long to find out which, and to leave their reports.
-HOSTS_GRACE_S = 15.0
-# Ranks wait `timeout_s` for each other and then need so long to find out who is lost, which says more than a timeout.
-FIND_OUT_S = 15.0
-# Starting many processes on few cores takes longer than most steps do.
-START_S = 120.0
 TRAIN = "bench.train.worker"
-# glibc gives large blocks back to the kernel and asks for new, zeroed pages at every step: a tenth of a step's time on
-# a CPU. So it keeps them, unless the user chose otherwise.
+# glibc gives large blocks back to the kernel and asks for new, zeroed pages at every step: up to a tenth of a step's
+# time on a CPU. So it keeps them, unless the user chose otherwise. Before version 2.35 it refuses to keep blocks above
+# 32 MiB, and refusing one of the two is worse than neither: it then no longer adapts the threshold by itself.
 KEEP_MEMORY = {
     name: os.environ.get(name, str(nbytes))
-    for name, nbytes in (("MALLOC_MMAP_THRESHOLD_", 1 << 30), ("MALLOC_TRIM_THRESHOLD_", 1 << 32))
+    for name, nbytes in (("MALLOC_MMAP_THRESHOLD_", 32 << 20), ("MALLOC_TRIM_THRESHOLD_", 1 << 32))
 }
 
-
-class Job(Protocol):
-    """A job's configuration, as far as starting it needs it."""
-
-    @property
-    def nnodes(self) -> int:
-        """Machines."""
-
-    @property
-    def node_rank(self) -> int:
-        """This machine, from 0."""
-
-    @property
-    def ranks_per_host(self) -> int:
-        """Ranks on each machine."""
-
-    @property
-    def rdzv_endpoint(self) -> str | None:
-        """HOST:PORT of machine 0, where there are several."""
-
-    @property
-    def threads(self) -> int:
-        """Threads per rank."""
-
-    @property
-    def cluster(self) -> dict[str, Any] | None:
-        """Virtual hosts as `Cluster.to_json` writes them, None without."""
+Started = subprocess.Popen[bytes] | HostsJob
+"""A job under way: on this machine, or on virtual hosts."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -82,15 +53,15 @@ class Ending:
     """How the job ended.
 
     Attributes:
-        exit_code: torchrun's.
-        timed_out: it was stopped because no step ended within `timeout_s`.
+        exit_code: torchrun's; 1 where the job was stopped.
+        silent_s: it was stopped because nothing was heard of it for so many seconds; None: it ended by itself.
     """
 
     exit_code: int
-    timed_out: bool = False
+    silent_s: float | None = None
 
 
-def launch(config: Job, folder: RunFolder, module: str = TRAIN) -> subprocess.Popen[bytes] | HostsJob:
+def launch(config: Job, folder: RunFolder, module: str = TRAIN) -> Started:
     """Start the job where its configuration says: on this machine, or on virtual hosts whose links are measured first.
 
     Raises:
@@ -99,8 +70,8 @@ def launch(config: Job, folder: RunFolder, module: str = TRAIN) -> subprocess.Po
     """
     log = folder.logs / "torchrun.log"
     if config.cluster is None:
-        return start(command(config, folder, module), variables(config), log)
-    job = start_on_hosts(config, Cluster.from_json(json.dumps(config.cluster)), folder, log, module)
+        return start(command(config, folder, module), variables(config.threads), log)
+    job = start_on_hosts(config, Cluster.from_dict(config.cluster), folder, log, module)
     for warning in job.network.warnings:
         print(f"warning: {warning}", file=sys.stderr)
     return job
@@ -142,10 +113,12 @@ def _line(where: list[str], logs: Path, module: str, folder: RunFolder) -> list[
 def shell_lines(config: Job, folder: RunFolder) -> list[str]:
     """What a user would type to start the job by hand: one line, or one per virtual host."""
     if config.cluster is None:
-        return [_shell_line(variables(config), command(config, folder))]
-    hosts = Cluster.from_json(json.dumps(config.cluster))
+        return [_shell_line(variables(config.threads), command(config, folder))]
+    hosts = Cluster.from_dict(config.cluster)
     return [
-        _shell_line(variables(config) | torchrun_arguments(index, hosts)[1], command_on_host(index, hosts, folder))
+        _shell_line(
+            variables(config.threads) | torchrun_arguments(index, hosts)[1], command_on_host(index, hosts, folder)
+        )
         for index in range(len(hosts.hosts))
     ]
 
@@ -164,16 +137,16 @@ def start_on_hosts(config: Job, cluster: Cluster, folder: RunFolder, log: Path, 
 
     def command_for(index: int) -> tuple[list[str], dict[str, str]]:
         _, needed = torchrun_arguments(index, cluster)
-        return command_on_host(index, cluster, folder, module), variables(config) | needed
+        return command_on_host(index, cluster, folder, module), variables(config.threads) | needed
 
     with log.open("wb") as output:
         return start_hosts(cluster, folder.path, command_for, output=output, grace_s=HOSTS_GRACE_S)
 
 
-def variables(config: Job) -> dict[str, str]:
-    """Variables that the job gets beside this process's own; torchrun would force one thread where OMP's is unset."""
-    threads = {"OMP_NUM_THREADS": str(config.threads), "MKL_NUM_THREADS": str(config.threads)}
-    return KEEP_MEMORY | threads | {"PYTHONUNBUFFERED": "1"}
+def variables(threads: int) -> dict[str, str]:
+    """What a job gets beside this process's own variables; torchrun would force one thread where OMP's is unset."""
+    limits = {"OMP_NUM_THREADS": str(threads), "MKL_NUM_THREADS": str(threads)}
+    return KEEP_MEMORY | limits | {"PYTHONUNBUFFERED": "1"}
 
 
 def check_port(config: Job) -> None:
@@ -214,42 +187,38 @@ def start(arguments: list[str], extra_variables: dict[str, str], log: Path) -> s
 
 
 def watch(
-    job: subprocess.Popen[bytes] | HostsJob,
+    job: Started,
     progress: ProgressReader,
-    timeout_s: float,
+    patience: Patience,
     on_progress: Callable[[dict[str, Any]], None],
-    *,
-    num_ranks: int,
 ) -> Ending:
     """See the job to its end; nothing of it is left when this returns or raises.
 
     Args:
         job: as `start` returned it.
         progress: what rank 0 reports.
-        timeout_s: stop the job when nothing was reported for so long, and no rank found out why either.
+        patience: how long nothing may be reported before the job is stopped.
         on_progress: called with every report.
-        num_ranks: one alone waits for nobody, and is stopped at once.
     """
     heard = time.monotonic()
-    patience_s = timeout_s + FIND_OUT_S if num_ranks > 1 else timeout_s
-    limit_s = max(patience_s, START_S) if num_ranks > 1 else timeout_s
+    limit_s = patience.first_s
     try:
         while True:
             exit_code = job.poll()
             for line in progress.new_lines():
                 heard = time.monotonic()
-                limit_s = patience_s
+                limit_s = patience.next_s
                 on_progress(line)
             if exit_code is not None:
                 return Ending(exit_code=exit_code)
             if time.monotonic() - heard > limit_s:
-                return Ending(exit_code=1, timed_out=True)
+                return Ending(exit_code=1, silent_s=limit_s)
             time.sleep(POLL_S)
     finally:
         stop(job)
 
 
-def stop(job: subprocess.Popen[bytes] | HostsJob) -> None:
+def stop(job: Started) -> None:
     """End the job and every process below it."""
     if isinstance(job, HostsJob):
         job.close()  # its processes live in a namespace that ends with it

@@ -16,6 +16,7 @@ import torch.distributed as dist
 from bench.core.collectives_config import CollectivesConfig
 from bench.core.errors import BenchError
 from bench.core.run_folder import RunFolder
+from bench.train.measured import link_columns
 from bench.train.offer import make_offer
 from bench.train.rank import process_group, run_as_rank, set_up_device
 from bench.train.summing import Summing
@@ -63,8 +64,9 @@ def measure(config: CollectivesConfig, size: int, folder: RunFolder, transport: 
         for summing in [*summings[start:], *summings[:start]]:
             summing.take_turn()
             _report(folder, {"turn": [summing.collective, summing.compressor, config.size_bytes(size)]})
+    shared = config.columns() | link_columns(folder)
     for summing in summings:
-        _report(folder, {"row": summing.row(), "extras": summing.extras()})
+        _report(folder, {"row": shared | summing.row(), "extras": summing.extras()})
         summing.close()
 
 

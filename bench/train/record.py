@@ -21,8 +21,9 @@ from bench.core import environment, schema
 from bench.core.config import RunConfig
 from bench.core.interface import interface_bytes
 from bench.core.rows import RowWriter
-from bench.core.run_folder import RunFolder, read_json
+from bench.core.run_folder import RunFolder
 from bench.train.clock import StepTimes, mean
+from bench.train.measured import link_columns
 from bench.train.overlap import sample_supports, sampled_overlap
 from compressors.exchange import Outcome
 from compressors.layer import Layer
@@ -79,7 +80,7 @@ class Recorder:
             "run_id": folder.run_id,
             **environment.origin_columns(),
             "started_at": datetime.datetime.fromtimestamp(started_at, datetime.UTC).isoformat(timespec="seconds"),
-            **_link_columns(folder),
+            **link_columns(folder),
         }
         self._metrics = RowWriter(folder.metrics, schema.METRICS) if self.is_writer else None
         self._layers = RowWriter(folder.layers, schema.LAYERS) if self.is_writer else None
@@ -287,12 +288,6 @@ def weights_hash(model: nn.Module) -> str:
     for parameter in model.parameters():
         digest.update(parameter.detach().cpu().contiguous().view(torch.uint8).numpy().data)
     return digest.hexdigest()
-
-
-def _link_columns(folder: RunFolder) -> dict[str, Any]:
-    measured = read_json(folder.link) or {}
-    columns = {k: measured[k] for k in ("measured_bandwidth_bps", "measured_rtt_s", "wire_headers") if k in measured}
-    return columns | {"link_warnings": "; ".join(measured.get("warnings", ()))}
 
 
 def _peak_rss_bytes() -> int:

@@ -118,7 +118,7 @@ class Summing:
         self._num_wrong += int(self._transport.agree([self._expected.num_wrong(values)], "sum")[0])
 
     def row(self) -> dict[str, Any]:
-        """The columns of `COLLECTIVES`, over all turns so far."""
+        """This pair's columns of `COLLECTIVES`, over all turns so far."""
         n = self._config.world_size
         messages, nbytes = self._transport.agree([self._sent.messages / n, self._sent.nbytes / n], "sum")
         time_s = statistics.median(self._p50s)
@@ -127,10 +127,8 @@ class Summing:
         return {
             "collective": self.collective,
             "payload": self.compressor,
-            "world_size": n,
             "size_bytes": self._size_bytes,
             "count": self._offer.own.numel,
-            "dtype": self._config.dtype,
             "time_p50_s": time_s,
             "time_p95_s": statistics.median(self._p95s),
             "algbw_Bps": algbw,

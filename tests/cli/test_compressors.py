@@ -93,8 +93,8 @@ def test_a_process_that_fails_is_a_failed_run_and_its_log_is_kept(
     answer = measure()
     assert answer.code == 3
     assert "the measuring process ended with exit code" in answer.error
-    log = Path(answer.error.partition("the log is ")[2])
-    assert "json" in log.read_text(encoding="utf-8")
+    folder = Path(answer.error.partition("logs are in ")[2])
+    assert "json" in (folder / "logs" / "worker.log").read_text(encoding="utf-8")
 
 
 def test_a_process_that_says_nothing_is_stopped(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

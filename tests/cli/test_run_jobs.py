@@ -174,14 +174,15 @@ def test_no_rank_outlives_a_launcher_that_was_killed(start: Starter, tmp_path: P
     assert left_over(folder) == []
 
 
-def test_a_hang_ends_at_the_timeout(tmp_path: Path) -> None:
+def test_a_hang_ends_at_the_timeout_and_the_rank_is_named(tmp_path: Path) -> None:
     answer = execute(
         *SMALL, "--epochs", "2", "--compressor", "hanging", "--collective", "ring", "--timeout", "12",
         "--out", str(tmp_path / "out"), PYTHONPATH=install(tmp_path),
     )  # fmt: skip
     assert answer.code == 3
+    assert "waited 12 s for rank 1, which is alive but did not take part" in answer.error
     folder = only_run(tmp_path / "out")
-    assert status(folder)["status"] in ("timeout", "failed")
+    assert status(folder)["status"] == "failed"
     assert left_over(folder) == []
 
 

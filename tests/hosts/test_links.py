@@ -68,6 +68,17 @@ def test_an_uneven_cluster_is_measured_both_ways_round(tmp_path: Path) -> None:
     assert report.measured_bandwidth_bps == min(flow.long_bps for flow in report.flows)
 
 
+def test_every_host_has_the_one_congestion_control_and_the_report_says_so(tmp_path: Path) -> None:
+    shown = "cat /proc/sys/net/ipv4/tcp_congestion_control > $0"
+    commands = [["sh", "-c", shown, str(tmp_path / str(index))] for index in range(2)]
+    with start_hosts(Cluster.uniform(2, link=link(100e6)), tmp_path, lambda index: (commands[index], {})) as job:
+        assert job.wait() == 0
+    assert [(tmp_path / str(index)).read_text(encoding="ascii").strip() for index in range(2)] == ["reno", "reno"]
+    written = json.loads((tmp_path / "link.json").read_text(encoding="utf-8"))
+    assert written["congestion_control"] == job.network.congestion_control == "reno"
+    assert not any("congestion" in warning for warning in written["warnings"])
+
+
 PINGS = """
 import socket, sys
 log = open(sys.argv[1], "a", buffering=1)

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from bench.core.errors import UsageError
 from bench.launch.cluster import Cluster, HostLink
 from bench.launch.cluster_options import PRESETS, cluster_from_options, cluster_from_toml
+from bench.launch.request import HostsRequest
 
 EDGE = """
 ranks_per_host = 2
@@ -29,6 +32,10 @@ cpu_share = 0.5
 """
 
 
+def requested(**options: Any) -> Cluster | None:
+    return cluster_from_options(HostsRequest(**options))
+
+
 def write(tmp_path: Path, text: str) -> Path:
     path = tmp_path / "edge.toml"
     path.write_text(text, encoding="utf-8")
@@ -36,11 +43,11 @@ def write(tmp_path: Path, text: str) -> Path:
 
 
 def test_without_link_options_there_are_no_virtual_hosts() -> None:
-    assert cluster_from_options() is None
+    assert requested() is None
 
 
 def test_bandwidth_sets_both_directions_of_every_host() -> None:
-    cluster = cluster_from_options(hosts=3, ranks_per_host=2, bandwidth="100mbit")
+    cluster = requested(hosts=3, ranks_per_host=2, bandwidth="100mbit")
     assert cluster is not None
     assert [host.name for host in cluster.hosts] == ["host0", "host1", "host2"]
     assert {(host.uplink_bps, host.downlink_bps) for host in cluster.hosts} == {(100e6, 100e6)}
@@ -49,7 +56,7 @@ def test_bandwidth_sets_both_directions_of_every_host() -> None:
 
 
 def test_options_replace_figures_of_a_preset() -> None:
-    cluster = cluster_from_options(hosts=2, network="wifi", latency="0ms", uplink="20mbit")
+    cluster = requested(hosts=2, network="wifi", latency="0ms", uplink="20mbit")
     assert cluster is not None
     host = cluster.hosts[0]
     assert (host.uplink_bps, host.downlink_bps, host.latency_s) == (20e6, PRESETS["wifi"].link.downlink_bps, 0.0)
@@ -58,7 +65,7 @@ def test_options_replace_figures_of_a_preset() -> None:
 
 @pytest.mark.parametrize("name", sorted(PRESETS))
 def test_every_preset_makes_a_cluster(name: str) -> None:
-    cluster = cluster_from_options(hosts=2, network=name)
+    cluster = requested(hosts=2, network=name)
     assert cluster is not None
     assert cluster.hosts[0].uplink_bps == PRESETS[name].link.uplink_bps
 
@@ -82,11 +89,13 @@ def test_unnamed_hosts_are_numbered_by_place(tmp_path: Path) -> None:
 
 def test_a_cluster_survives_json(tmp_path: Path) -> None:
     cluster = cluster_from_toml(write(tmp_path, EDGE))
-    assert Cluster.from_json(cluster.to_json()) == cluster
+    values = cluster.to_dict()
+    assert json.loads(json.dumps(values)) == values
+    assert Cluster.from_dict(values) == cluster
 
 
 def test_describe_is_short_for_equal_hosts_and_complete_for_others(tmp_path: Path) -> None:
-    uniform = cluster_from_options(hosts=4, bandwidth="100mbit")
+    uniform = requested(hosts=4, bandwidth="100mbit")
     assert uniform is not None
     assert uniform.describe() == ["4 hosts, each: up 100 Mbit/s, down 100 Mbit/s"]
     assert cluster_from_toml(write(tmp_path, EDGE)).describe()[3] == (
@@ -109,13 +118,13 @@ def test_describe_is_short_for_equal_hosts_and_complete_for_others(tmp_path: Pat
         ({"hosts": 2, "loss": "much"}, "is not a share"),
         ({"hosts": 2, "loss": "much%"}, "is not a share"),
         ({"hosts": 2, "latency": "20s"}, "give 0 to 10 s"),
-        ({"cluster_file": Path("edge.toml"), "latency": "1ms"}, "put all of it into the file"),
-        ({"cluster_file": Path("no such file.toml")}, "cannot be read"),
+        ({"cluster": "edge.toml", "latency": "1ms"}, "put all of it into the file"),
+        ({"cluster": "no such file.toml"}, "cannot be read"),
     ],
 )
-def test_impossible_options_are_one_sentence(options: dict[str, object], sentence: str) -> None:
+def test_impossible_options_are_one_sentence(options: dict[str, Any], sentence: str) -> None:
     with pytest.raises(UsageError, match=sentence) as caught:
-        cluster_from_options(**options)  # type: ignore[arg-type]
+        requested(**options)
     assert "\n" not in str(caught.value)
 
 

@@ -52,8 +52,9 @@ def test_the_promised_columns_exist(group: str) -> None:
 
 def test_the_columns_of_bench_collectives_are_these_and_in_this_order() -> None:
     assert " ".join(column.name for column in COLLECTIVES) == (
-        "collective payload world_size size_bytes count dtype time_p50_s time_p95_s algbw_Bps busbw_Bps num_wrong "
-        "messages bytes_sent uplink_bps downlink_bps wire_bytes_sent of_limit"
+        "collective payload world_size size_bytes count dtype hosts ranks_per_host uplink_bps downlink_bps latency_s "
+        "measured_bandwidth_bps measured_rtt_s wire_headers link_warnings time_p50_s time_p95_s algbw_Bps busbw_Bps "
+        "num_wrong messages bytes_sent wire_bytes_sent of_limit"
     )
 
 

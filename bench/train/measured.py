@@ -1,0 +1,16 @@
+"""What was measured on the links before the job, as columns of its rows."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from bench.core.run_folder import RunFolder, read_json
+
+_COPIED = ("measured_bandwidth_bps", "measured_rtt_s", "wire_headers")
+
+
+def link_columns(folder: RunFolder) -> dict[str, Any]:
+    """`measured_bandwidth_bps`, `measured_rtt_s`, `wire_headers`, `link_warnings`; all empty without virtual hosts."""
+    measured = read_json(folder.link) or {}
+    columns = {name: measured.get(name) for name in _COPIED}
+    return columns | {"link_warnings": "; ".join(measured.get("warnings", ()))}

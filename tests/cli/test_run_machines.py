@@ -1,0 +1,40 @@
+"""Several machines: one launcher on each, here two on the loopback, started as README.md says."""
+
+from __future__ import annotations
+
+import socket
+from pathlib import Path
+
+import pytest
+
+from tests.cli.invoke import only_run, rows, start, status
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port: int = probe.getsockname()[1]
+        return port
+
+
+@pytest.mark.timeout(180)
+def test_two_launchers_train_one_model_and_machine_0_holds_the_results(tmp_path: Path) -> None:
+    command = (
+        "run", "--nnodes", "2", "--rdzv-endpoint", f"127.0.0.1:{free_port()}", "--world-size", "4", "--threads", "1",
+        "--model", "linear", "--train-size", "256", "--test-size", "64", "--batch-size", "8", "--steps", "20",
+        "--compressor", "topk", "--collective", "ring", "--timeout", "30",
+    )  # fmt: skip
+    machines = [start(*command, "--node-rank", str(rank), "--out", str(tmp_path / str(rank))) for rank in range(2)]
+    try:
+        said = [machine.communicate(timeout=150)[1] for machine in machines]
+    finally:
+        for machine in machines:
+            machine.kill()
+            machine.wait()
+    assert [machine.returncode for machine in machines] == [0, 0], said
+    folders = [only_run(tmp_path / str(rank)) for rank in range(2)]
+    assert [status(folder)["status"] for folder in folders] == ["ok", "ok"]
+    row = rows(folders[0])[-1]
+    assert (row["status"], row["step"], row["samples"], row["replicas_in_sync"]) == ("ok", "20", "640", "true")
+    assert (row["hosts"], row["ranks_per_host"], row["world_size"]) == ("2", "2", "4")
+    assert not (folders[1] / "metrics.csv").exists()

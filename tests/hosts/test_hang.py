@@ -1,0 +1,24 @@
+"""A rank that hangs while its host lives: the others name it, and nobody is ended before they could."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests.cli.invoke import execute, only_run, rows, status
+from tests.cli.plugins import install
+
+
+@pytest.mark.timeout(180)
+def test_the_rank_that_hangs_is_named(tmp_path: Path) -> None:
+    answer = execute(
+        "run", "--hosts", "3", "--bandwidth", "100mbit", "--compressor", "hanging", "--collective", "ring",
+        "--model", "linear", "--train-size", "256", "--test-size", "64", "--batch-size", "16", "--steps", "5",
+        "--timeout", "3", "--out", str(tmp_path / "out"), PYTHONPATH=install(tmp_path),
+    )  # fmt: skip
+    assert answer.code == 3
+    assert "waited 3 s for rank 1, which is alive but did not take part" in answer.error
+    folder = only_run(tmp_path / "out")
+    assert status(folder)["status"] == "failed"
+    assert rows(folder)[-1]["status"] == "failed"

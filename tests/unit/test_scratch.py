@@ -1,0 +1,52 @@
+"""A job's scratch folder is gone when nobody needs it, and named where somebody does."""
+
+from __future__ import annotations
+
+import tempfile
+from pathlib import Path
+
+import pytest
+
+from bench.core.errors import BenchError, Interrupted, RunFailed, UsageError
+from bench.launch import collectives, torchrun
+from bench.launch.collectives_request import CollectivesRequest
+from bench.launch.scratch import scratch_folder
+
+
+@pytest.fixture(autouse=True)
+def temporary(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    return tmp_path
+
+
+def test_a_job_that_ended_well_leaves_nothing(temporary: Path) -> None:
+    with scratch_folder("sums") as folder:
+        assert folder.path.name.startswith("bench-sums-")
+        assert folder.logs.is_dir()
+        assert folder.errors.is_dir()
+    assert list(temporary.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    "error", [UsageError("no"), Interrupted("no"), ValueError("no")], ids=lambda e: type(e).__name__
+)
+def test_what_no_log_explains_leaves_nothing(error: Exception, temporary: Path) -> None:
+    with pytest.raises(type(error), match=r"^no$"), scratch_folder("sums"):
+        raise error
+    assert list(temporary.iterdir()) == []
+
+
+@pytest.mark.parametrize("error", [UsageError("no netem here"), RunFailed("tc said no")], ids=["usage", "failure"])
+def test_a_start_that_fails_leaves_only_what_it_names(
+    error: BenchError, temporary: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def launch(*_: object) -> None:
+        raise error
+
+    monkeypatch.setattr(torchrun, "launch", launch)
+    config, _ = collectives.plan(CollectivesRequest(device="cpu", sizes="4kB", collectives="ring"))
+    with pytest.raises(type(error), match=str(error)) as caught:
+        collectives.execute(config, lambda _: None)
+    left = [str(path) for path in temporary.iterdir()]
+    assert [path for path in left if path in str(caught.value)] == left
+    assert len(left) == isinstance(error, RunFailed)
