@@ -108,6 +108,15 @@ class Compressor(Options, abc.ABC):
         """
         raise TypeError(f"{self.component_name} takes several rounds between the ranks; call reduce")
 
+    def density_for(self, layer: Layer, step: Step) -> float | None:
+        """Share of a compressed layer's entries that `encode` means to send, in (0, 1]; None for methods without one.
+
+        Args:
+            layer: as in `encode`.
+            step: where training is.
+        """
+        return None
+
     def finish(self, total: Payload, layer: Layer, step: Step, out: torch.Tensor) -> None:
         """Turn the sum over ranks into the update: the mean, the one place that divides.
 
@@ -244,7 +253,11 @@ class Compressor(Options, abc.ABC):
         else:
             payload = self.encode(x, unit.layer, bucket.step)
             self._settle(unit, x, payload)
-        bucket.sent.extend(unit.account(payload, time.perf_counter() - started))
+        seconds = time.perf_counter() - started
+        has_aim = self.granularity == "layer" and not isinstance(payload, Dense)
+        bucket.sent.extend(
+            unit.account(payload, seconds, self.density_for(unit.layer, bucket.step) if has_aim else None)
+        )
         return payload
 
     def _uncompressed(self, unit: Unit) -> torch.Tensor:
