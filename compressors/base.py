@@ -144,10 +144,10 @@ class Compressor(Options, abc.ABC):
         return lengths[0] if len(lengths) == 1 else Bundle.packed_nbytes(lengths) if lengths else 0
 
     def contraction_bound(self, layer: Layer) -> float | None:
-        """The proved c in |x - C(x)|^2 <= c |x|^2 at full compression; None where nothing is proved.
+        """The proved c in |x - C(x)|^2 <= c |x|^2 at full compression; None where there is none.
 
         It holds for every `x` whose values stay within the normal range of the type they travel in; in expectation for
-        methods that draw at random.
+        methods that draw at random. Below 1 it is a contraction; at 1 nothing of an `x` may arrive.
 
         Args:
             layer: as in `encode`.

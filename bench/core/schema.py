@@ -355,7 +355,8 @@ COMPRESSORS: tuple[Column, ...] = (
         "loss",
         "contraction_proved",
         float,
-        "the largest it can be for any x, in expectation for methods that draw at random (empty: nothing is proved)",
+        "the largest it can be for any x, in expectation for methods that draw at random (1: nothing of x may arrive; "
+        "empty: there is no such bound, or none is proved)",
     ),
     _column(
         "speed",
