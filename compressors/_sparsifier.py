@@ -21,7 +21,7 @@ from collectives.payload import Payload
 from collectives.values import to_value_dtype
 from compressors._values import TORCH_DTYPES, ValueDtype, roundoff
 from compressors.base import LossyCompressor
-from compressors.layer import Step
+from compressors.layer import Layer, Step
 from compressors.state import LayerStore, Store
 from compressors.unit import Unit
 
@@ -134,6 +134,10 @@ class DensitySparsifier(Sparsifier):
         if step.warmup and step.epoch < self.warmup_epochs:
             return max(self.ratio, 0.25 ** (step.epoch + 1))
         return self.ratio
+
+    def density_for(self, layer: Layer, step: Step) -> float:
+        """The same for every layer."""
+        return self.density(step)
 
 
 def num_kept(density: float, numel: int) -> int:

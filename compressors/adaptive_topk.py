@@ -55,15 +55,18 @@ class AdaptiveTopK(DensitySparsifier):
             )
         return self._factors.get(layer.id, 1.0)
 
+    def density_for(self, layer: Layer, step: Step) -> float:
+        """The common density times the layer's factor, in (0, 1]."""
+        return min(1.0, self.density(step) * self.factor_for(layer))
+
     def encode(self, x: torch.Tensor, layer: Layer, step: Step) -> Payload:
         """The largest entries of the layer; a layer of zeros is a header."""
         if everything := self._everything(x, step):
             return everything
         magnitudes = x.abs()
-        density = self.density(step)
         if self._curves.get(layer.id) is None or step.index % self.refresh == 0:
-            self._curves.propose(layer.id, _error_curve(magnitudes, density))
-        k = num_kept(min(1.0, density * self.factor_for(layer)), x.numel())
+            self._curves.propose(layer.id, _error_curve(magnitudes, self.density(step)))
+        k = num_kept(self.density_for(layer, step), x.numel())
         indices = top_of_rows(magnitudes.view(1, -1), k)
         return Sparse(x.numel(), indices, to_value_dtype(x[indices], TORCH_DTYPES[self.value_dtype]))
 

@@ -110,6 +110,15 @@ class Compressor(Options, abc.ABC):
         """
         raise TypeError(f"{self.component_name} takes several rounds between the ranks; call reduce")
 
+    def density_for(self, layer: Layer, step: Step) -> float | None:
+        """Share of a compressed layer's entries that `encode` means to send, in (0, 1]; None for methods without one.
+
+        Args:
+            layer: as in `encode`.
+            step: where training is.
+        """
+        return None
+
     def finish(self, total: Payload, layer: Layer, step: Step, out: torch.Tensor) -> None:
         """Turn the sum over ranks into the update: the mean, the one place that divides.
 
@@ -137,10 +146,10 @@ class Compressor(Options, abc.ABC):
         return lengths[0] if len(lengths) == 1 else Bundle.packed_nbytes(lengths) if lengths else 0
 
     def contraction_bound(self, layer: Layer) -> float | None:
-        """The proved c in |x - C(x)|^2 <= c |x|^2 at full compression; None where nothing is proved.
+        """The proved c in |x - C(x)|^2 <= c |x|^2 at full compression; None where there is none.
 
         It holds for every `x` whose values stay within the normal range of the type they travel in; in expectation for
-        methods that draw at random.
+        methods that draw at random. Below 1 it is a contraction; at 1 nothing of an `x` may arrive.
 
         Args:
             layer: as in `encode`.
@@ -257,7 +266,11 @@ class Compressor(Options, abc.ABC):
             payload = self.encode(x, unit.layer, bucket.step)
             self._settle(unit, x, payload)
             self._encoded[unit.key] = payload
-        bucket.sent.extend(unit.account(payload, time.perf_counter() - started))
+        seconds = time.perf_counter() - started
+        has_aim = self.granularity == "layer" and not isinstance(payload, Dense)
+        bucket.sent.extend(
+            unit.account(payload, seconds, self.density_for(unit.layer, bucket.step) if has_aim else None)
+        )
         return payload
 
     def _uncompressed(self, unit: Unit) -> torch.Tensor:

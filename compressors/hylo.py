@@ -29,7 +29,7 @@ from compressors._random import generator_for
 from compressors._shared_scale import SharedScale
 from compressors._sparsifier import num_kept
 from compressors._ternary import ternary_levels, ternary_payload
-from compressors._values import TORCH_DTYPES, ValueDtype
+from compressors._values import TORCH_DTYPES, ValueDtype, roundoff
 from compressors.layer import Layer, Step
 from compressors.state import LayerDict, Store
 
@@ -119,6 +119,27 @@ class Hylo(SharedScale):
             sent = levels != 0
             threshold = (x.abs() * sent).sum(dtype=torch.float64).div(sent.sum().clamp(min=1)).float().view(1)
         return ternary_payload(levels, threshold)
+
+    def contraction_bound(self, layer: Layer) -> float:
+        """1 - share of the squares that is sent at least.
+
+        Of k among F filters of f elements: k / F by l2 norm or at random; by l1 norm k / (k + (F - k) f), for a filter
+        that is kept holds at least 1 / f of the square of its l1 norm, and one that is not at most that square. 0
+        by weights, which may be zero, or with `max_age`, for filters that waited may take all places.
+
+        Of m codes: gamma / m, for an element that is coded wins t |x| at least, the largest one is coded, and
+        gamma |x|_1 max|x| / m >= gamma |x|^2 / m; half of it where t is rounded down to a power of two; the mean of
+        what is coded is no worse than t. 0 for a threshold that is fixed or agreed on, which all elements may miss.
+        """
+        if layer.filter_axis is None:
+            if self.threshold or self.shared_threshold:
+                return 1.0
+            return 1 - self.gamma / layer.numel / (2 if self.pow2_threshold else 1)
+        filters = _num_filters(layer)
+        kept = self._num_filters_kept(layer)
+        left = (filters - kept) * (layer.numel // filters if self.importance == "l1" else 1)
+        finds_nothing = left and (self.max_age or self.importance == "taylor")
+        return 1 - (0.0 if finds_nothing else kept / (kept + left)) * (1 - roundoff(self.value_dtype) ** 2)
 
     def expected_nbytes(self, layer: Layer) -> int | None:
         """The closed form."""

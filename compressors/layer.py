@@ -62,13 +62,18 @@ class Step:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Sent:
-    """What one encode produced for one layer, for `layers.csv`."""
+    """What one encode produced for one layer, for `layers.csv`.
+
+    Attributes:
+        density_wanted: share of the entries that the compressor meant to send; None where it has no such aim.
+    """
 
     layer: Layer
     payload: str
     nbytes: float
     num_entries: int
     seconds: float
+    density_wanted: float | None = None
 
 
 @dataclasses.dataclass(kw_only=True, eq=False)

@@ -56,6 +56,15 @@ class PowerSgd(LossyCompressor):
             return True
         return self._factor_numel(layer) * self.min_compression_rate >= layer.numel
 
+    def contraction_bound(self, layer: Layer) -> float:
+        """1 - r / min(n, m) in expectation where Q is drawn anew; 1 where a gradient may lie across the last Q.
+
+        P P^T X is the best approximation of X by columns of X Q, so it loses no more than X Q Q^T, which keeps
+        |X Q|^2 for an orthonormal Q: r / m of |X|^2 on average, and r / n likewise where X has fewer rows than columns,
+        for only the part of Q in its row space counts.
+        """
+        return 1.0 if self.warm_start else 1 - self._rank_of(layer) / min(matrix_shape(layer))
+
     def expected_nbytes(self, layer: Layer) -> int:
         """Both messages of a bucket of this layer alone."""
         return 2 * HEADER_BYTES + FP32_BYTES * self._factor_numel(layer)

@@ -67,7 +67,7 @@ class Sign(LossyCompressor):
             out.sign_()
 
     def contraction_bound(self, layer: Layer) -> float | None:
-        """1 - 1 / m where scaled, the least that 1 - |x|_1^2 / (m |x|^2) leaves; a vote is no contraction."""
+        """1 - 1 / m where scaled, the least that 1 - |x|_1^2 / (m |x|^2) leaves; a vote has no bound for small x."""
         return 1 - 1 / layer.numel if self.mode == "scaled" else None
 
     def expected_nbytes(self, layer: Layer) -> int:

@@ -80,14 +80,22 @@ class TernGrad(SharedScale):
         return ternary_payload(levels, scale)
 
     def contraction_bound(self, layer: Layer) -> float | None:
-        """(sqrt(m) - 1) / 2, for s |x|_1 <= (sqrt(m) + 1) / 2 |x|^2; with error feedback 1 - 2 / (sqrt(m) + 1).
+        """In expectation w - 1, for s |x|_1 <= w |x|^2 with w = (sqrt(m) + 1) / 2; with error feedback 1 - 1 / w.
 
-        Both in expectation; nothing is proved where it clips or shares its scale.
+        Let y be x clipped at k root mean squares and u = |y| / |x|. Clipping loses at most |x|^2 - |y|^2, and rounding
+        s |y|_1 - |y|^2 with s |y|_1 at most w |y|^2 and at most k |x| |y|, so that both lose at most
+        1 + (w - 2) u^2 and 1 + k u - 2 u^2 of |x|^2. With error feedback (x, y) / w at least is won, and (x, y) is at
+        least min(1, k / sqrt(m)) |x|^2. A shared scale has no bound: another rank's may be larger by any factor.
         """
-        if self.clip_sigmas or self.shared_scale:
+        if self.shared_scale:
             return None
-        most = (math.sqrt(layer.numel) + 1) / 2
-        return 1 - 1 / most if self.error_feedback else most - 1
+        most, clip = (math.sqrt(layer.numel) + 1) / 2, self.clip_sigmas
+        if self.error_feedback:
+            return 1 - (min(1.0, clip / math.sqrt(layer.numel)) if clip else 1.0) / most
+        if not clip:
+            return most - 1
+        peak = min(1.0, clip / 4)  # where 1 + k u - 2 u^2 is largest
+        return min(max(1.0, most - 1), 1 + clip * peak - 2 * peak**2)
 
     def expected_nbytes(self, layer: Layer) -> int:
         """The closed form."""

@@ -51,9 +51,9 @@ class Threshold(Sparsifier):
         indices = positions_of(magnitudes >= self._level(magnitudes))
         return Sparse(x.numel(), indices, to_value_dtype(x[indices], TORCH_DTYPES[self.value_dtype]))
 
-    def contraction_bound(self, layer: Layer) -> float | None:
-        """1 - 1 / m, for a relative threshold always lets the largest entry through; none for an absolute one."""
-        return None if self.unit == "absolute" else self._bound_for(1 / layer.numel)
+    def contraction_bound(self, layer: Layer) -> float:
+        """1 - 1 / m, for a relative threshold always lets the largest entry through; 1 for an absolute one."""
+        return self._bound_for(0.0 if self.unit == "absolute" else 1 / layer.numel)
 
     def expected_nbytes(self, layer: Layer) -> int | None:
         """Unknown: it depends on the gradient."""

@@ -50,6 +50,10 @@ class TwoBit(LossyCompressor):
         threshold = torch.full((1,), self.threshold, device=x.device)
         return ternary_payload(ternary_levels(x, threshold), threshold)
 
+    def contraction_bound(self, layer: Layer) -> float:
+        """1: an element that is sent moves by t <= |x| towards 0, and of a layer below t nothing is sent."""
+        return 1.0
+
     def expected_nbytes(self, layer: Layer) -> int:
         """The closed form."""
         return Codes.packed_nbytes(layer.numel, 2)

@@ -74,7 +74,7 @@ class Unit:
         for gradient, part in zip(self.gradients, parts, strict=True):
             gradient.copy_(part)
 
-    def account(self, payload: Payload, seconds: float) -> list[Sent]:
+    def account(self, payload: Payload, seconds: float, density_wanted: float | None = None) -> list[Sent]:
         """The payload's bytes and time, shared over the layers inside by what each sends."""
         counts = payload.entries_between(self.borders)
         total = sum(counts)
@@ -86,6 +86,7 @@ class Unit:
                 nbytes=nbytes * (count / total if total else layer.numel / self.numel),
                 num_entries=count,
                 seconds=seconds * layer.numel / self.numel,
+                density_wanted=density_wanted,
             )
             for layer, count in zip(self.layers, counts, strict=True)
         ]

@@ -230,6 +230,20 @@ LAYERS: tuple[Column, ...] = (
     _column("layer", "density_min", float, "smallest share of entries sent in a step, since the previous row"),
     _column("layer", "density_mean", float, "mean share of entries sent"),
     _column("layer", "density_max", float, "largest share of entries sent"),
+    _column(
+        "layer",
+        "density_wanted",
+        float,
+        "mean share of entries that the compressor meant to send (empty: it sets none for the layer)",
+    ),
+    _column(
+        "layer",
+        "density_of_wanted_min",
+        float,
+        "smallest share sent / share wanted at one step on rank 0; a whole entry at least is sent, however little is "
+        "wanted, and of zeros nothing",
+    ),
+    _column("layer", "density_of_wanted_max", float, "largest share sent / share wanted at one step, likewise"),
     _column("layer", "residual_norm", float, "L2 norm of the error-feedback residual on rank 0 (empty: none kept)"),
     _column(
         "layer",
@@ -377,7 +391,8 @@ COMPRESSORS: tuple[Column, ...] = (
         "loss",
         "contraction_proved",
         float,
-        "the largest it can be for any x, in expectation for methods that draw at random (empty: nothing is proved)",
+        "the largest it can be for any x, in expectation for methods that draw at random (1: nothing of x may arrive; "
+        "empty: there is no such bound, or none is proved)",
     ),
     _column(
         "speed",

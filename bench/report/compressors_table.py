@@ -14,7 +14,7 @@ Row = dict[str, Any]
 _NOTES = (
     "error, cosine: what arrives against what was to be sent, the gradient plus what earlier steps kept back",
     "contraction: the squared error of the worst layer or bucket, beside what is proved for any gradient (in "
-    "expectation for methods that draw at random; - where nothing is)",
+    "expectation for methods that draw at random; 1: nothing may arrive; -: there is no bound)",
     "GB/s: bytes of the dense gradient per second of encoding or decoding",
 )
 

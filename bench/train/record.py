@@ -61,6 +61,8 @@ class _LayerCount:
     nbytes: float = 0.0
     seconds: float = 0.0
     densities: list[float] = dataclasses.field(default_factory=list)
+    wanted: list[float] = dataclasses.field(default_factory=list)
+    of_wanted: list[float] = dataclasses.field(default_factory=list)
 
 
 class Recorder:
@@ -123,7 +125,11 @@ class Recorder:
             count.payload = sent.payload
             count.nbytes += sent.nbytes
             count.seconds += sent.seconds
-            count.densities.append(sent.num_entries / max(1, sent.layer.numel))
+            density = sent.num_entries / max(1, sent.layer.numel)
+            count.densities.append(density)
+            if sent.density_wanted is not None:
+                count.wanted.append(sent.density_wanted)
+                count.of_wanted.append(density / sent.density_wanted)
             self._entries += sent.num_entries
 
     def progress(self, trainer: Trainer) -> None:
@@ -270,8 +276,11 @@ class Recorder:
             "payload": count.payload,
             "payload_bytes": count.nbytes / max(1, self._steps),
             "density_min": min(densities, default=None),
-            "density_mean": sum(densities) / len(densities) if densities else None,
+            "density_mean": mean(densities),
             "density_max": max(densities, default=None),
+            "density_wanted": mean(count.wanted),
+            "density_of_wanted_min": min(count.of_wanted, default=None),
+            "density_of_wanted_max": max(count.of_wanted, default=None),
             "residual_norm": norm,
             "encode_s": count.seconds / max(1, self._steps),
         }

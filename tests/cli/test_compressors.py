@@ -57,7 +57,7 @@ def test_what_is_lost_lies_below_what_is_proved(measured: tuple[dict[str, dict[s
         row = measured[0][name]
         assert 0 < row["contraction_seen"] <= row["contraction_proved"] < 1
         assert row["relative_error"] ** 2 <= row["contraction_seen"]
-    assert measured[0]["powersgd"]["contraction_proved"] is None
+    assert measured[0]["powersgd"]["contraction_proved"] == 1  # its warm start may find nothing
 
 
 def test_both_calls_are_in_the_file_with_their_origin(measured: tuple[dict[str, dict[str, Any]], Path]) -> None:

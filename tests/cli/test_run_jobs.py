@@ -101,6 +101,24 @@ def test_a_run_trains_and_records(pair: tuple[str, str, str, int], tmp_path: Pat
     assert str(folder) in answer.out
 
 
+def test_the_density_window_of_algc_is_seen_in_training(tmp_path: Path) -> None:
+    """Every compressed layer at every step, warm-up included."""
+    answer = execute(
+        *SMALL, "--model", "small_cnn", "--epochs", "5", "--compressor", "algc:min_numel=1000", "--collective",
+        "server", "--out", str(tmp_path / "out"),
+    )  # fmt: skip
+    assert answer.code == 0, answer.error
+    layers = rows(only_run(tmp_path / "out"), "layers.csv")
+    aimed = [row for row in layers if row["density_wanted"]]
+    assert {row["payload"] for row in aimed} == {"Sparse"}
+    assert all((row["payload"] == "Dense") != bool(row["density_wanted"]) for row in layers)
+    for row in aimed:
+        assert float(row["density_wanted"]) * int(row["numel"]) >= 2
+        assert 0.5 <= float(row["density_of_wanted_min"]) <= float(row["density_of_wanted_max"]) <= 2
+    assert any(float(row["density_of_wanted_max"]) > 1.1 for row in aimed)  # a tracked threshold is not exact
+    assert float(aimed[0]["density_wanted"]) > 0.2 > 0.05 > float(aimed[-1]["density_wanted"])
+
+
 def test_one_seed_gives_the_same_numbers_twice(tmp_path: Path) -> None:
     columns = [column.name for column in METRICS if column.deterministic]
     found = []

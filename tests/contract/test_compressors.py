@@ -321,6 +321,11 @@ def test_sent_is_accounted_for_every_layer(case: Case) -> None:
     assert bucket.encode_s > 0
     emitted = {kind.__name__ for kind in compressor.emits}
     assert {sent.payload for sent in bucket.sent} <= emitted
+    for sent in bucket.sent:
+        if sent.density_wanted is not None:
+            assert 0 < sent.density_wanted <= 1
+            assert compressor.granularity == "layer"
+            assert sent.payload in ("Sparse", "Seeded")
     expected = compressor.expected_bucket_nbytes(LAYERS)
     if expected is not None:
         overhead = 16 + 8 * (2 + len(LAYERS)) + 8 * len(LAYERS)  # of a bundle

@@ -9,6 +9,7 @@ import pytest
 import torch
 from torch import nn
 
+from bench.models.resnet18 import ResNet18
 from collectives.kinds import Codes, Dense, RowSparse
 from collectives.options import OptionError
 from compressors.hylo import Hylo
@@ -24,11 +25,22 @@ def layer_of(module: nn.Module) -> Layer:
 
 
 def test_rates_of_resnet18() -> None:
-    """Filters of 3x3 convolutions with 64, 128, 256 and 512 channels; at min_numel the rate is 1."""
+    """3x3 convolutions from and to 64, 128, 256 and 512 channels, the first of a stage from half as many, and 1x1."""
     hylo = Hylo()
-    sizes = {36_864: 0.667, 147_456: 0.333, 589_824: 0.167, 2_359_296: 0.083}
-    for numel, rate in sizes.items():
-        assert hylo.rate(dataclasses.replace(CONV, numel=numel)) == pytest.approx(rate, abs=5e-4)
+    with torch.device("meta"):
+        layers = layers_of(ResNet18().build(10))
+    rates = {layer.numel: hylo.rate(layer) for layer in layers if layer.kind == "conv" and not hylo.leaves_dense(layer)}
+    assert rates == pytest.approx(
+        {
+            36_864: 0.667, 147_456: 0.333, 589_824: 0.167, 2_359_296: 0.083,
+            73_728: 0.471, 294_912: 0.236, 1_179_648: 0.118, 32_768: 0.707, 131_072: 0.354,
+        },
+        abs=5e-4,
+    )  # fmt: skip
+
+
+def test_the_rate_falls_from_1_to_its_least() -> None:
+    hylo = Hylo()
     assert hylo.rate(dataclasses.replace(CONV, numel=16_384)) == 1
     assert hylo.rate(dataclasses.replace(CONV, numel=10**9)) == 0.05
     rates = [hylo.rate(dataclasses.replace(CONV, numel=numel)) for numel in range(16_384, 10**7, 50_000)]
