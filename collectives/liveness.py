@@ -19,7 +19,7 @@ from typing import TypeVar
 import torch.distributed as dist
 from torch.distributed.distributed_c10d import PrefixStore, Store, _get_default_store
 
-from collectives.doorbell import Address, open_doorbell, ring_all
+from collectives.doorbell import Address, Doorbell, open_doorbell, ring_all
 
 POLL_S = 1.0
 GRACE_S = 4.0
@@ -50,7 +50,7 @@ class Liveness:
         store: shared by all ranks; used by nothing else through this object.
         rank: this one.
         world_size: number of ranks.
-        doorbell: this rank's, where it has one.
+        doorbell: this rank's, where it has one; closed by `stop`.
         poll_s: seconds between looks at the store.
         grace_s: seconds within which a running rank answers.
     """
@@ -61,12 +61,13 @@ class Liveness:
         rank: int,
         world_size: int,
         *,
-        doorbell: Address | None = None,
+        doorbell: Doorbell | None = None,
         poll_s: float = POLL_S,
         grace_s: float = GRACE_S,
     ) -> None:
         self._store = PrefixStore("gradwire/liveness", store)
         self._rank = rank
+        self._doorbell = doorbell
         self._poll_s = poll_s
         self._grace_s = grace_s
         self._lock = threading.Lock()
@@ -74,13 +75,15 @@ class Liveness:
         self._strangers = set(range(world_size)) - {rank}  # whose doorbells are not known yet
         self._doorbells: dict[int, Address] = {}
         if doorbell is not None:
-            self._store.set(f"doorbell/{rank}", json.dumps(doorbell))
+            self._store.set(f"doorbell/{rank}", json.dumps(doorbell.address))
         self._stopped = threading.Event()
         threading.Thread(target=self._answer_calls, name="liveness", daemon=True).start()
 
     def stop(self) -> None:
         """Answer no more."""
         self._stopped.set()
+        if self._doorbell is not None:
+            self._doorbell.close()
 
     def find_lost(self, group: str, ranks: Sequence[int], waited_for: int | None) -> Verdict:
         """Find out why a wait failed; takes up to about three grace periods.
@@ -96,7 +99,8 @@ class Liveness:
     def _without_store(self, ranks: Sequence[int]) -> Verdict:
         """The verdict where the store is out of reach."""
         doorbells = {rank: self._doorbells[rank] for rank in ranks if rank in self._doorbells}
-        return self._verdict(sorted(set(ranks) - {self._rank} - ring_all(doorbells, self._grace_s)), ranks)
+        answering = {rank for rank, answers in ring_all(doorbells, self._grace_s).items() if answers}
+        return self._verdict(sorted(set(ranks) - {self._rank} - answering), ranks)
 
     def _verdict(self, missing: Sequence[int], ranks: Sequence[int]) -> Verdict:
         return Verdict(lost=tuple(missing), is_cut_off=len(missing) == len(ranks) - 1 > 1)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import threading
 import time
 from pathlib import Path
 
@@ -12,8 +13,10 @@ import torch
 import torch.distributed as dist
 from torch.distributed import HashStore, Store  # type: ignore[attr-defined]
 
+from collectives import liveness
 from collectives.base import Collective
 from collectives.distributed import DistributedTransport
+from collectives.doorbell import Doorbell, ring_all
 from collectives.hierarchical import Hierarchical
 from collectives.kinds import Dense
 from collectives.liveness import Liveness, Verdict
@@ -100,6 +103,28 @@ def test_a_running_rank_answers_and_an_ended_one_does_not() -> None:
     time.sleep(0.1)
     assert first.find_lost("g", [0, 1], 1) == Verdict(lost=(1,))
     first.stop()
+
+
+def test_a_rank_that_stopped_answers_no_doorbell_either() -> None:
+    doorbell = Doorbell("127.0.0.1")
+    part = Liveness(HashStore(), 0, 1, doorbell=doorbell)
+    assert ring_all({0: doorbell.address}, within_s=2) == {0: True}
+    part.stop()
+    assert ring_all({0: doorbell.address}, within_s=2) == {0: False}
+
+
+def join_twice(_: int) -> list[str]:
+    os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29500"}
+    liveness.liveness()
+    dist.destroy_process_group()
+    dist.init_process_group("gloo", store=HashStore(), rank=0, world_size=1)
+    liveness.liveness()
+    time.sleep(2 * liveness.POLL_S)  # within which the former thread sees that it is stopped
+    return sorted(thread.name for thread in threading.enumerate() if thread.name in ("doorbell", "liveness"))
+
+
+def test_a_process_that_joins_again_leaves_nothing_of_the_first_time(tmp_path: Path) -> None:
+    assert run_ranks(join_twice, 1, tmp_path) == [["doorbell", "liveness"]]
 
 
 def test_the_late_rank_is_the_one_that_waits_for_nobody() -> None:
