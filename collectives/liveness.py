@@ -67,15 +67,13 @@ class Liveness:
     ) -> None:
         self._store = PrefixStore("gradwire/liveness", store)
         self._rank = rank
+        self._world_size = world_size
         self._doorbell = doorbell
         self._poll_s = poll_s
         self._grace_s = grace_s
         self._lock = threading.Lock()
-        self._answered = 0
-        self._strangers = set(range(world_size)) - {rank}  # whose doorbells are not known yet
-        self._doorbells: dict[int, Address] = {}
-        if doorbell is not None:
-            self._store.set(f"doorbell/{rank}", json.dumps(doorbell.address))
+        self._answered = -1
+        self._doorbells: dict[int, Address] = {}  # the others'
         self._stopped = threading.Event()
         threading.Thread(target=self._answer_calls, name="liveness", daemon=True).start()
 
@@ -108,11 +106,11 @@ class Liveness:
     def _investigate(self, group: str, ranks: Sequence[int], waited_for: int | None) -> Verdict:
         if waited_for is not None:
             self._store.set(f"{group}/waits/{self._rank}", str(waited_for))
-        known = self._stored(f"{group}/lost")
+        (known,) = self._stored([f"{group}/lost"])
         if not known:
             missing = self._call_roll(ranks)
             if not missing:
-                return Verdict(late=self._end_of_chain(group, waited_for))
+                return Verdict(late=self._end_of_chain(group, ranks, waited_for))
             known = self._store.compare_set(f"{group}/lost", "", ",".join(map(str, missing))).decode()
         return self._verdict([int(rank) for rank in known.split(",")], ranks)
 
@@ -124,25 +122,32 @@ class Liveness:
         missing = list(ranks)
         while missing and time.monotonic() < deadline:
             time.sleep(self._poll_s / 10)
-            missing = [rank for rank in missing if int(self._stored(f"here/{rank}") or 0) < call]
+            answers = self._stored([f"here/{rank}" for rank in missing])
+            missing = [rank for rank, answer in zip(missing, answers, strict=True) if int(answer or -1) < call]
         return missing
 
-    def _end_of_chain(self, group: str, waited_for: int | None) -> int | None:
+    def _end_of_chain(self, group: str, ranks: Sequence[int], waited_for: int | None) -> int | None:
         """The rank that others wait for and that waits for nobody."""
+        stored = self._stored([f"{group}/waits/{rank}" for rank in ranks])
+        waits = {rank: int(other) for rank, other in zip(ranks, stored, strict=True) if other}
         seen: list[int] = [self._rank]
         while waited_for is not None and waited_for not in seen:
             seen.append(waited_for)
-            next_one = self._stored(f"{group}/waits/{waited_for}")
-            waited_for = int(next_one) if next_one else None
+            waited_for = waits.get(waited_for)
         return seen[-1] if len(seen) > 1 else None
 
     def _answer_calls(self) -> None:
-        while not self._stopped.wait(self._poll_s):
-            try:
+        """A handful of round trips per look, however many ranks there are: who looks seldom is called lost."""
+        try:
+            address = None if self._doorbell is None else self._doorbell.address
+            self._store.set(f"doorbell/{self._rank}", json.dumps(address))
+            knows_doorbells = False
+            while not self._stopped.is_set():
                 self._answer(self._store.add("call", 0))
-                self._learn_doorbells()
-            except RuntimeError:
-                return  # the store has gone, and with it everybody who could ask
+                knows_doorbells = knows_doorbells or self._learn_doorbells()
+                self._stopped.wait(self._poll_s)
+        except RuntimeError:
+            return  # the store has gone: who asks from now on rings the doorbell
 
     def _answer(self, call: int) -> None:
         with self._lock:
@@ -150,15 +155,27 @@ class Liveness:
                 self._store.set(f"here/{self._rank}", str(call))
                 self._answered = call
 
-    def _learn_doorbells(self) -> None:
-        for rank in list(self._strangers):
-            if address := self._stored(f"doorbell/{rank}"):
-                host, port = json.loads(address)
-                self._doorbells[rank] = (host, port)
-                self._strangers.remove(rank)
+    def _learn_doorbells(self) -> bool:
+        """True when all ranks have said where theirs is, or that they have none."""
+        keys = [f"doorbell/{rank}" for rank in range(self._world_size)]
+        if not self._store.check(keys):
+            return False
+        addresses = [json.loads(address) for address in self._store.multi_get(keys)]
+        self._doorbells = {
+            rank: (address[0], address[1])
+            for rank, address in enumerate(addresses)
+            if address is not None and rank != self._rank
+        }
+        return True
 
-    def _stored(self, key: str) -> str:
-        return self._store.get(key).decode() if self._store.check([key]) else ""
+    def _stored(self, keys: list[str]) -> list[str]:
+        """The keys' values, empty where there is none yet; two round trips where there are all."""
+        if self._store.check(keys):
+            return [value.decode() for value in self._store.multi_get(keys)]
+        if len(keys) == 1:
+            return [""]
+        half = len(keys) // 2
+        return self._stored(keys[:half]) + self._stored(keys[half:])
 
 
 _joined: list[tuple[Store, Liveness]] = []

@@ -6,12 +6,14 @@ import os
 import signal
 import threading
 import time
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 import torch.distributed as dist
-from torch.distributed import HashStore, Store  # type: ignore[attr-defined]
+from torch.distributed import HashStore, PrefixStore, Store  # type: ignore[attr-defined]
 
 from collectives import liveness
 from collectives.base import Collective
@@ -145,6 +147,42 @@ def test_the_first_verdict_stands() -> None:
     first.stop()
     time.sleep(0.1)
     assert second.find_lost("g", [0, 1, 2], 0) == Verdict(lost=(2,))
+    second.stop()
+
+
+class FarStore:
+    """A prefixed store, 20 ms away."""
+
+    def __init__(self, prefix: str, store: Store) -> None:
+        self._store = PrefixStore(prefix, store)
+
+    def __getattr__(self, name: str) -> Callable[..., Any]:
+        def call(*arguments: Any) -> Any:
+            time.sleep(0.02)
+            return getattr(self._store, name)(*arguments)
+
+        return call
+
+
+def test_round_trips_do_not_grow_with_the_number_of_ranks(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ranks 0 to 62 wait for the next one each; a round trip per rank would take longer than a call of the roll may."""
+    store, num_ranks = HashStore(), 64
+    monkeypatch.setattr(liveness, "PrefixStore", FarStore)
+    parts = [Liveness(store, rank, num_ranks, poll_s=0.1, grace_s=1.0) for rank in range(num_ranks)]
+    for rank in range(num_ranks - 1):
+        PrefixStore("gradwire/liveness", store).set(f"g/waits/{rank}", str(rank + 1))
+    assert parts[0].find_lost("g", range(num_ranks), 1) == Verdict(late=num_ranks - 1)
+    for part in parts:
+        part.stop()
+
+
+def test_ranks_that_have_not_joined_yet_do_not_keep_one_from_answering(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(liveness, "PrefixStore", FarStore)
+    store = HashStore()
+    first, second = [Liveness(store, rank, 64, poll_s=0.1, grace_s=1.0) for rank in range(2)]
+    assert first.find_lost("g", [0, 1], 1) == Verdict(late=1)
+    assert first.find_lost("g", [0, 1, 2], 1) == Verdict(lost=(2,))
+    first.stop()
     second.stop()
 
 
