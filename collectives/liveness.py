@@ -3,8 +3,11 @@
 A rank whose wait failed knows only whom it waited for, and that neighbour may itself be waiting. So it calls the roll:
 every rank has a thread that looks at the store once a second and answers for as long as its process runs and its link
 is up. Who does not answer is lost. If all answer, somebody is merely late, found by following who waits for whom. The
-first verdict stands, so that all ranks name the same one even when those that failed first have already left. Where the
-store itself does not answer, ranks ring each other's doorbells instead (`collectives/doorbell.py`).
+first verdict stands, so that all ranks name the same one even when those that failed first have already left.
+
+Where the store does not answer, or nobody on another machine, ranks ring each other's doorbells instead
+(`collectives/doorbell.py`), which tells whose link is down. Without a store no verdict can be left for others, so a
+rank keeps its doorbell open a little longer for those that fail a little later.
 """
 
 from __future__ import annotations
@@ -34,13 +37,15 @@ class Verdict:
 
     Attributes:
         lost: ranks that do not answer any more.
-        late: a rank that answers but did not take part in time; None where some are lost.
-        is_cut_off: none of several others answers, so it is rather this rank that has lost its link.
+        late: a rank that answers but did not take part in time; None where some are lost or none is to be named.
+        is_cut_off: none of several other machines is in reach, so it is rather this rank that has lost its link.
+        is_split: the only other machine is out of reach, and nothing tells whose link is down.
     """
 
     lost: tuple[int, ...] = ()
     late: int | None = None
     is_cut_off: bool = False
+    is_split: bool = False
 
 
 class Liveness:
@@ -83,25 +88,44 @@ class Liveness:
         if self._doorbell is not None:
             self._doorbell.close()
 
-    def find_lost(self, group: str, ranks: Sequence[int], waited_for: int | None) -> Verdict:
+    def find_lost(self, group: str, ranks: Sequence[int], waited_for: int | None) -> Verdict | None:
         """Find out why a wait failed; takes up to about three grace periods.
 
         Args:
             group: names the process group, which is of no use after its first failure.
             ranks: its members, as numbers of the whole job.
             waited_for: whom this rank waited for; None if for all of them.
+
+        Returns:
+            None where it cannot be found out: the store is out of reach, and so are the addresses it would have given.
         """
-        found = _within(2 * self._grace_s, lambda: self._investigate(group, ranks, waited_for))
-        return found if found is not None else self._without_store(ranks)
+        found = _within(1.5 * self._grace_s, lambda: self._investigate(group, ranks, waited_for))
+        elsewhere = set(ranks) - {self._rank, *self._beside()}
+        if found is not None and not (elsewhere and elsewhere <= set(found.lost)):
+            return found
+        heard = self._ring(ranks, waited_for)
+        if found is None:
+            time.sleep(self._grace_s / 2)  # those that fail a little later shall hear this rank's doorbell
+        return heard or found
 
-    def _without_store(self, ranks: Sequence[int]) -> Verdict:
-        """The verdict where the store is out of reach."""
+    def _beside(self) -> set[int]:
+        """The other ranks on this machine, which need no link."""
+        own = self._doorbell and self._doorbell.address[0]
+        return {rank for rank, (host, _) in self._doorbells.items() if host == own}
+
+    def _ring(self, ranks: Sequence[int], waited_for: int | None) -> Verdict | None:
+        """The verdict by doorbells; who has none, or none that is known, was not asked and so is not called lost."""
         doorbells = {rank: self._doorbells[rank] for rank in ranks if rank in self._doorbells}
-        answering = {rank for rank, answers in ring_all(doorbells, self._grace_s).items() if answers}
-        return self._verdict(sorted(set(ranks) - {self._rank} - answering), ranks)
-
-    def _verdict(self, missing: Sequence[int], ranks: Sequence[int]) -> Verdict:
-        return Verdict(lost=tuple(missing), is_cut_off=len(missing) == len(ranks) - 1 > 1)
+        answers = ring_all(doorbells, self._grace_s)
+        missing = tuple(rank for rank in doorbells if not answers.get(rank))
+        if missing:
+            elsewhere = doorbells.keys() - self._beside()
+            in_reach = {doorbells[rank][0] for rank in elsewhere & answers.keys()}
+            dark = {doorbells[rank][0] for rank in elsewhere} if not in_reach else set()
+            return Verdict(lost=missing, is_cut_off=len(dark) > 1, is_split=len(dark) == 1)
+        if waited_for in answers:
+            return Verdict(late=waited_for)
+        return Verdict() if {self._rank, *answers} >= set(ranks) else None
 
     def _investigate(self, group: str, ranks: Sequence[int], waited_for: int | None) -> Verdict:
         if waited_for is not None:
@@ -112,7 +136,7 @@ class Liveness:
             if not missing:
                 return Verdict(late=self._end_of_chain(group, ranks, waited_for))
             known = self._store.compare_set(f"{group}/lost", "", ",".join(map(str, missing))).decode()
-        return self._verdict([int(rank) for rank in known.split(",")], ranks)
+        return Verdict(lost=tuple(int(rank) for rank in known.split(",")))
 
     def _call_roll(self, ranks: Sequence[int]) -> list[int]:
         """Ranks that do not answer."""
