@@ -175,10 +175,18 @@ class DistributedTransport(Transport):
         peer = None if waited_for is None else self.name(waited_for)
         verdict = self._liveness.find_lost(self._group.group_name, ranks, peer)
         me = f"rank {self.name(self.rank)}"
+        if verdict is None:
+            whom = "the others" if peer is None else f"rank {peer}"
+            return TransportError(
+                f"{me} waited in vain for {whom} and cannot find out who is lost: the rendezvous store does not answer"
+            )
         if verdict.is_cut_off:
-            return TransportError(f"{me} lost all other ranks: none of them answers any more; its own link may be down")
+            others = "all other ranks" if len(verdict.lost) == len(ranks) - 1 else "all ranks on other machines"
+            return TransportError(f"{me} lost {others}: none of them answers any more; its own link may be down")
+        lost = " and ".join(f"rank {rank}" for rank in verdict.lost)
+        if verdict.is_split:
+            return TransportError(f"{me} and {lost} cannot reach each other; the link of either may be down")
         if verdict.lost:
-            lost = " and ".join(f"rank {rank}" for rank in verdict.lost)
             verb = "does" if len(verdict.lost) == 1 else "do"
             return TransportError(f"{me} lost {lost}, which {verb} not answer any more", lost_rank=verdict.lost[0])
         if verdict.late is not None:

@@ -6,64 +6,95 @@ connection can tell a rank whether the others are lost or it is itself cut off.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import socket
 import threading
 from collections.abc import Mapping
 
 _ANSWER = b"."
+_RETRY_S = 0.1
 
 Address = tuple[str, int]
 """(host, port)"""
 
 
-def open_doorbell() -> Address | None:
-    """Answer from now on, in a thread of its own; returns where, or None where the job has no meeting point.
+class Doorbell:
+    """Answers whoever rings, in a thread of its own, until it is closed.
 
-    The address is the one that this machine uses towards the job's `MASTER_ADDR`, so the others can reach it.
+    Args:
+        host: this machine's address; the port is any free one.
+
+    Attributes:
+        address: where others can ring.
+
+    Raises:
+        OSError: the machine gives no port at that address.
+    """
+
+    def __init__(self, host: str) -> None:
+        self._server = socket.create_server((host, 0), family=socket.AF_INET6 if ":" in host else socket.AF_INET)
+        self.address: Address = (host, self._server.getsockname()[1])
+        self._closed = threading.Event()
+        threading.Thread(target=self._answer, name="doorbell", daemon=True).start()
+
+    def close(self) -> None:
+        """Give the port back; whoever rings from now on is refused."""
+        self._closed.set()
+        with contextlib.suppress(OSError):  # wakes the thread on Linux; where it may not be called, closing does
+            self._server.shutdown(socket.SHUT_RDWR)
+        self._server.close()
+
+    def _answer(self) -> None:
+        while not self._closed.is_set():
+            try:
+                connection, _ = self._server.accept()
+            except OSError:  # closed, or short of something that may be free again soon, such as open files
+                self._closed.wait(_RETRY_S)
+                continue
+            with connection, contextlib.suppress(OSError):  # whoever rang may have left
+                connection.sendall(_ANSWER)
+
+
+def open_doorbell() -> Doorbell | None:
+    """This process's doorbell; None where the job has no meeting point or the machine no port to spare.
+
+    Its address is the one that this machine uses towards the job's `MASTER_ADDR`, so the others can reach it.
     """
     host = _own_host()
-    if host is None:
-        return None
-    server = socket.create_server((host, 0), family=socket.AF_INET6 if ":" in host else socket.AF_INET)
-    threading.Thread(target=_answer, args=(server,), name="doorbell", daemon=True).start()
-    return host, server.getsockname()[1]
+    try:
+        return None if host is None else Doorbell(host)
+    except OSError:
+        return None  # it only serves to explain failures, so its absence is not one
 
 
-def ring_all(addresses: Mapping[int, Address], within_s: float) -> set[int]:
-    """The ranks that answer; takes at most about `within_s` seconds.
+def ring_all(addresses: Mapping[int, Address], within_s: float) -> dict[int, bool]:
+    """By rank, whether its process answers; ranks whose machine is out of reach are left out.
+
+    A machine is in reach also where it refuses the connection, or takes it for a process that was stopped.
 
     Args:
         addresses: where each rank's doorbell is.
         within_s: longest wait for an answer.
     """
-    answered: set[int] = set()
+    answers: dict[int, bool] = {}
 
     def ring(rank: int, address: Address) -> None:
         try:
             with socket.create_connection(address, timeout=within_s / 2) as connection:
-                connection.settimeout(within_s / 2)
-                if connection.recv(1) == _ANSWER:
-                    answered.add(rank)
+                answers[rank] = False
+                answers[rank] = connection.recv(1) == _ANSWER
+        except ConnectionRefusedError:
+            answers[rank] = False
         except OSError:
-            return  # out of reach, which is what the caller wants to know
+            return  # out of reach, or silent: which is what the caller wants to know
 
     threads = [threading.Thread(target=ring, args=item, daemon=True) for item in addresses.items()]
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join()
-    return answered
-
-
-def _answer(server: socket.socket) -> None:
-    while True:
-        connection, _ = server.accept()
-        with connection:
-            try:
-                connection.sendall(_ANSWER)
-            except OSError:
-                continue  # whoever rang has left
+    return answers
 
 
 def _own_host() -> str | None:

@@ -3,8 +3,11 @@
 A rank whose wait failed knows only whom it waited for, and that neighbour may itself be waiting. So it calls the roll:
 every rank has a thread that looks at the store once a second and answers for as long as its process runs and its link
 is up. Who does not answer is lost. If all answer, somebody is merely late, found by following who waits for whom. The
-first verdict stands, so that all ranks name the same one even when those that failed first have already left. Where the
-store itself does not answer, ranks ring each other's doorbells instead (`collectives/doorbell.py`).
+first verdict stands, so that all ranks name the same one even when those that failed first have already left.
+
+Where the store does not answer, or nobody on another machine, ranks ring each other's doorbells instead
+(`collectives/doorbell.py`), which tells whose link is down. Without a store no verdict can be left for others, so a
+rank keeps its doorbell open a little longer for those that fail a little later.
 """
 
 from __future__ import annotations
@@ -19,7 +22,7 @@ from typing import TypeVar
 import torch.distributed as dist
 from torch.distributed.distributed_c10d import PrefixStore, Store, _get_default_store
 
-from collectives.doorbell import Address, open_doorbell, ring_all
+from collectives.doorbell import Address, Doorbell, open_doorbell, ring_all
 
 POLL_S = 1.0
 GRACE_S = 4.0
@@ -34,13 +37,15 @@ class Verdict:
 
     Attributes:
         lost: ranks that do not answer any more.
-        late: a rank that answers but did not take part in time; None where some are lost.
-        is_cut_off: none of several others answers, so it is rather this rank that has lost its link.
+        late: a rank that answers but did not take part in time; None where some are lost or none is to be named.
+        is_cut_off: none of several other machines is in reach, so it is rather this rank that has lost its link.
+        is_split: the only other machine is out of reach, and nothing tells whose link is down.
     """
 
     lost: tuple[int, ...] = ()
     late: int | None = None
     is_cut_off: bool = False
+    is_split: bool = False
 
 
 class Liveness:
@@ -50,7 +55,7 @@ class Liveness:
         store: shared by all ranks; used by nothing else through this object.
         rank: this one.
         world_size: number of ranks.
-        doorbell: this rank's, where it has one.
+        doorbell: this rank's, where it has one; closed by `stop`.
         poll_s: seconds between looks at the store.
         grace_s: seconds within which a running rank answers.
     """
@@ -61,56 +66,77 @@ class Liveness:
         rank: int,
         world_size: int,
         *,
-        doorbell: Address | None = None,
+        doorbell: Doorbell | None = None,
         poll_s: float = POLL_S,
         grace_s: float = GRACE_S,
     ) -> None:
         self._store = PrefixStore("gradwire/liveness", store)
         self._rank = rank
+        self._world_size = world_size
+        self._doorbell = doorbell
         self._poll_s = poll_s
         self._grace_s = grace_s
         self._lock = threading.Lock()
-        self._answered = 0
-        self._strangers = set(range(world_size)) - {rank}  # whose doorbells are not known yet
-        self._doorbells: dict[int, Address] = {}
-        if doorbell is not None:
-            self._store.set(f"doorbell/{rank}", json.dumps(doorbell))
+        self._answered = -1
+        self._doorbells: dict[int, Address] = {}  # the others'
         self._stopped = threading.Event()
         threading.Thread(target=self._answer_calls, name="liveness", daemon=True).start()
 
     def stop(self) -> None:
         """Answer no more."""
         self._stopped.set()
+        if self._doorbell is not None:
+            self._doorbell.close()
 
-    def find_lost(self, group: str, ranks: Sequence[int], waited_for: int | None) -> Verdict:
+    def find_lost(self, group: str, ranks: Sequence[int], waited_for: int | None) -> Verdict | None:
         """Find out why a wait failed; takes up to about three grace periods.
 
         Args:
             group: names the process group, which is of no use after its first failure.
             ranks: its members, as numbers of the whole job.
             waited_for: whom this rank waited for; None if for all of them.
+
+        Returns:
+            None where it cannot be found out: the store is out of reach, and so are the addresses it would have given.
         """
-        found = _within(2 * self._grace_s, lambda: self._investigate(group, ranks, waited_for))
-        return found if found is not None else self._without_store(ranks)
+        found = _within(1.5 * self._grace_s, lambda: self._investigate(group, ranks, waited_for))
+        elsewhere = set(ranks) - {self._rank, *self._beside()}
+        if found is not None and not (elsewhere and elsewhere <= set(found.lost)):
+            return found
+        heard = self._ring(ranks, waited_for)
+        if found is None:
+            time.sleep(self._grace_s / 2)  # those that fail a little later shall hear this rank's doorbell
+        return heard or found
 
-    def _without_store(self, ranks: Sequence[int]) -> Verdict:
-        """The verdict where the store is out of reach."""
+    def _beside(self) -> set[int]:
+        """The other ranks on this machine, which need no link."""
+        own = self._doorbell and self._doorbell.address[0]
+        return {rank for rank, (host, _) in self._doorbells.items() if host == own}
+
+    def _ring(self, ranks: Sequence[int], waited_for: int | None) -> Verdict | None:
+        """The verdict by doorbells; who has none, or none that is known, was not asked and so is not called lost."""
         doorbells = {rank: self._doorbells[rank] for rank in ranks if rank in self._doorbells}
-        return self._verdict(sorted(set(ranks) - {self._rank} - ring_all(doorbells, self._grace_s)), ranks)
-
-    def _verdict(self, missing: Sequence[int], ranks: Sequence[int]) -> Verdict:
-        return Verdict(lost=tuple(missing), is_cut_off=len(missing) == len(ranks) - 1 > 1)
+        answers = ring_all(doorbells, self._grace_s)
+        missing = tuple(rank for rank in doorbells if not answers.get(rank))
+        if missing:
+            elsewhere = doorbells.keys() - self._beside()
+            in_reach = {doorbells[rank][0] for rank in elsewhere & answers.keys()}
+            dark = {doorbells[rank][0] for rank in elsewhere} if not in_reach else set()
+            return Verdict(lost=missing, is_cut_off=len(dark) > 1, is_split=len(dark) == 1)
+        if waited_for in answers:
+            return Verdict(late=waited_for)
+        return Verdict() if {self._rank, *answers} >= set(ranks) else None
 
     def _investigate(self, group: str, ranks: Sequence[int], waited_for: int | None) -> Verdict:
         if waited_for is not None:
             self._store.set(f"{group}/waits/{self._rank}", str(waited_for))
-        known = self._stored(f"{group}/lost")
+        (known,) = self._stored([f"{group}/lost"])
         if not known:
             missing = self._call_roll(ranks)
             if not missing:
-                return Verdict(late=self._end_of_chain(group, waited_for))
+                return Verdict(late=self._end_of_chain(group, ranks, waited_for))
             known = self._store.compare_set(f"{group}/lost", "", ",".join(map(str, missing))).decode()
-        return self._verdict([int(rank) for rank in known.split(",")], ranks)
+        return Verdict(lost=tuple(int(rank) for rank in known.split(",")))
 
     def _call_roll(self, ranks: Sequence[int]) -> list[int]:
         """Ranks that do not answer."""
@@ -120,25 +146,32 @@ class Liveness:
         missing = list(ranks)
         while missing and time.monotonic() < deadline:
             time.sleep(self._poll_s / 10)
-            missing = [rank for rank in missing if int(self._stored(f"here/{rank}") or 0) < call]
+            answers = self._stored([f"here/{rank}" for rank in missing])
+            missing = [rank for rank, answer in zip(missing, answers, strict=True) if int(answer or -1) < call]
         return missing
 
-    def _end_of_chain(self, group: str, waited_for: int | None) -> int | None:
+    def _end_of_chain(self, group: str, ranks: Sequence[int], waited_for: int | None) -> int | None:
         """The rank that others wait for and that waits for nobody."""
+        stored = self._stored([f"{group}/waits/{rank}" for rank in ranks])
+        waits = {rank: int(other) for rank, other in zip(ranks, stored, strict=True) if other}
         seen: list[int] = [self._rank]
         while waited_for is not None and waited_for not in seen:
             seen.append(waited_for)
-            next_one = self._stored(f"{group}/waits/{waited_for}")
-            waited_for = int(next_one) if next_one else None
+            waited_for = waits.get(waited_for)
         return seen[-1] if len(seen) > 1 else None
 
     def _answer_calls(self) -> None:
-        while not self._stopped.wait(self._poll_s):
-            try:
+        """A handful of round trips per look, however many ranks there are: who looks seldom is called lost."""
+        try:
+            address = None if self._doorbell is None else self._doorbell.address
+            self._store.set(f"doorbell/{self._rank}", json.dumps(address))
+            knows_doorbells = False
+            while not self._stopped.is_set():
                 self._answer(self._store.add("call", 0))
-                self._learn_doorbells()
-            except RuntimeError:
-                return  # the store has gone, and with it everybody who could ask
+                knows_doorbells = knows_doorbells or self._learn_doorbells()
+                self._stopped.wait(self._poll_s)
+        except RuntimeError:
+            return  # the store has gone: who asks from now on rings the doorbell
 
     def _answer(self, call: int) -> None:
         with self._lock:
@@ -146,15 +179,27 @@ class Liveness:
                 self._store.set(f"here/{self._rank}", str(call))
                 self._answered = call
 
-    def _learn_doorbells(self) -> None:
-        for rank in list(self._strangers):
-            if address := self._stored(f"doorbell/{rank}"):
-                host, port = json.loads(address)
-                self._doorbells[rank] = (host, port)
-                self._strangers.remove(rank)
+    def _learn_doorbells(self) -> bool:
+        """True when all ranks have said where theirs is, or that they have none."""
+        keys = [f"doorbell/{rank}" for rank in range(self._world_size)]
+        if not self._store.check(keys):
+            return False
+        addresses = [json.loads(address) for address in self._store.multi_get(keys)]
+        self._doorbells = {
+            rank: (address[0], address[1])
+            for rank, address in enumerate(addresses)
+            if address is not None and rank != self._rank
+        }
+        return True
 
-    def _stored(self, key: str) -> str:
-        return self._store.get(key).decode() if self._store.check([key]) else ""
+    def _stored(self, keys: list[str]) -> list[str]:
+        """The keys' values, empty where there is none yet; two round trips where there are all."""
+        if self._store.check(keys):
+            return [value.decode() for value in self._store.multi_get(keys)]
+        if len(keys) == 1:
+            return [""]
+        half = len(keys) // 2
+        return self._stored(keys[:half]) + self._stored(keys[half:])
 
 
 _joined: list[tuple[Store, Liveness]] = []

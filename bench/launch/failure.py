@@ -54,8 +54,9 @@ def _is_echo(report: dict[str, Any]) -> bool:
 
 
 def _killed_rank(log: str) -> str | None:
-    match = _ROOT_CAUSE.search(log)
-    if not match or int(match[2]) >= 0:
+    # every host has its own agent, and those on which nobody was killed have a root cause too
+    match = next((match for match in _ROOT_CAUSE.finditer(log) if int(match[2]) < 0), None)
+    if match is None:
         return None
     number = -int(match[2])
     name = signal.Signals(number).name if number in set(signal.Signals) else f"signal {number}"

@@ -2,18 +2,24 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
+import threading
 import time
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 import torch.distributed as dist
-from torch.distributed import HashStore, Store  # type: ignore[attr-defined]
+from torch.distributed import HashStore, PrefixStore, Store  # type: ignore[attr-defined]
 
+from collectives import liveness
 from collectives.base import Collective
 from collectives.distributed import DistributedTransport
+from collectives.doorbell import Doorbell, ring_all
 from collectives.hierarchical import Hierarchical
 from collectives.kinds import Dense
 from collectives.liveness import Liveness, Verdict
@@ -102,6 +108,28 @@ def test_a_running_rank_answers_and_an_ended_one_does_not() -> None:
     first.stop()
 
 
+def test_a_rank_that_stopped_answers_no_doorbell_either() -> None:
+    doorbell = Doorbell("127.0.0.1")
+    part = Liveness(HashStore(), 0, 1, doorbell=doorbell)
+    assert ring_all({0: doorbell.address}, within_s=2) == {0: True}
+    part.stop()
+    assert ring_all({0: doorbell.address}, within_s=2) == {0: False}
+
+
+def join_twice(_: int) -> list[str]:
+    os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29500"}
+    liveness.liveness()
+    dist.destroy_process_group()
+    dist.init_process_group("gloo", store=HashStore(), rank=0, world_size=1)
+    liveness.liveness()
+    time.sleep(2 * liveness.POLL_S)  # within which the former thread sees that it is stopped
+    return sorted(thread.name for thread in threading.enumerate() if thread.name in ("doorbell", "liveness"))
+
+
+def test_a_process_that_joins_again_leaves_nothing_of_the_first_time(tmp_path: Path) -> None:
+    assert run_ranks(join_twice, 1, tmp_path) == [["doorbell", "liveness"]]
+
+
 def test_the_late_rank_is_the_one_that_waits_for_nobody() -> None:
     store = HashStore()
     parts = [roll(store, rank) for rank in range(4)]
@@ -123,18 +151,206 @@ def test_the_first_verdict_stands() -> None:
     second.stop()
 
 
+class FarStore:
+    """A prefixed store, 20 ms away."""
+
+    def __init__(self, prefix: str, store: Store) -> None:
+        self._store = PrefixStore(prefix, store)
+
+    def __getattr__(self, name: str) -> Callable[..., Any]:
+        def call(*arguments: Any) -> Any:
+            time.sleep(0.02)
+            return getattr(self._store, name)(*arguments)
+
+        return call
+
+
+def test_round_trips_do_not_grow_with_the_number_of_ranks(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ranks 0 to 62 wait for the next one each; a round trip per rank would take longer than a call of the roll may."""
+    store, num_ranks = HashStore(), 64
+    monkeypatch.setattr(liveness, "PrefixStore", FarStore)
+    parts = [Liveness(store, rank, num_ranks, poll_s=0.1, grace_s=1.0) for rank in range(num_ranks)]
+    for rank in range(num_ranks - 1):
+        PrefixStore("gradwire/liveness", store).set(f"g/waits/{rank}", str(rank + 1))
+    assert parts[0].find_lost("g", range(num_ranks), 1) == Verdict(late=num_ranks - 1)
+    for part in parts:
+        part.stop()
+
+
+def test_ranks_that_have_not_joined_yet_do_not_keep_one_from_answering(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(liveness, "PrefixStore", FarStore)
+    store = HashStore()
+    first, second = [Liveness(store, rank, 64, poll_s=0.1, grace_s=1.0) for rank in range(2)]
+    assert first.find_lost("g", [0, 1], 1) == Verdict(late=1)
+    assert first.find_lost("g", [0, 1, 2], 1) == Verdict(lost=(2,))
+    first.stop()
+    second.stop()
+
+
 class UnreachableStore(Store):
     """What a rank sees whose link is down: a call takes forever."""
 
+    def __init__(self) -> None:
+        super().__init__()
+        self.is_over = threading.Event()
+
     def set(self, key: str, value: str) -> None:
-        time.sleep(60)
+        self.is_over.wait(60)
 
     def add(self, key: str, value: int) -> int:
-        time.sleep(60)
+        self.is_over.wait(60)
         return 0
 
 
-def test_a_rank_that_is_cut_off_says_so() -> None:
-    started = time.monotonic()
-    assert roll(UnreachableStore(), 0).find_lost("g", [0, 1, 2], 1) == Verdict(lost=(1, 2), is_cut_off=True)
+def test_a_rank_that_can_ask_nobody_calls_nobody_lost() -> None:
+    started, store = time.monotonic(), UnreachableStore()
+    assert roll(store, 0).find_lost("g", [0, 1, 2], 1) is None
     assert time.monotonic() - started < 5
+    store.is_over.set()
+
+
+HERE = "127.0.0.1"
+
+
+@pytest.fixture
+def ask(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., Verdict | None]]:
+    """What rank 0 finds out, given every rank's machine (None: no doorbell) and what it hears at the doorbells."""
+    parts: list[Liveness] = []
+
+    def ask(
+        machines: Sequence[str | None], heard: dict[int, bool], waited_for: int | None, *, has_store: bool = False
+    ) -> Verdict | None:
+        store = HashStore()
+        for rank, machine in enumerate(machines):
+            address = json.dumps(None if machine is None else (machine, 1))
+            PrefixStore("gradwire/liveness", store).set(f"doorbell/{rank}", address)
+        monkeypatch.setattr(
+            liveness, "ring_all", lambda rung, _: {rank: answers for rank, answers in heard.items() if rank in rung}
+        )
+        if not has_store:
+            monkeypatch.setattr(liveness, "_within", lambda *_: None)
+        parts.append(Liveness(store, 0, len(machines), doorbell=Doorbell(HERE), poll_s=0.02, grace_s=0.5))
+        time.sleep(0.1)  # it learns the doorbells
+        return parts[-1].find_lost("g", range(len(machines)), waited_for)
+
+    yield ask
+    for part in parts:
+        part.stop()
+
+
+@pytest.mark.parametrize(
+    ("machines", "heard", "waited_for", "verdict"),
+    [
+        ((HERE, "b", "c"), {1: True}, 1, Verdict(lost=(2,))),
+        ((HERE, "b", "c"), {}, 1, Verdict(lost=(1, 2), is_cut_off=True)),
+        ((HERE, "b", "c"), {1: False}, 1, Verdict(lost=(1, 2))),  # b refuses, so the link works
+        ((HERE, "b"), {}, 1, Verdict(lost=(1,), is_split=True)),
+        ((HERE, "b"), {1: False}, 1, Verdict(lost=(1,))),
+        ((HERE, HERE, "b", "b"), {1: True}, 1, Verdict(lost=(2, 3), is_split=True)),
+        ((HERE, HERE, "b", "c"), {1: True}, 1, Verdict(lost=(2, 3), is_cut_off=True)),
+        ((HERE, HERE), {1: False}, 1, Verdict(lost=(1,))),
+        ((HERE, "b", "c"), {1: True, 2: True}, 2, Verdict(late=2)),
+        ((HERE, "b", "c"), {1: True, 2: True}, None, Verdict()),
+        ((HERE, "b", None), {}, 1, Verdict(lost=(1,), is_split=True)),
+        ((HERE, "b", None), {1: True}, 1, Verdict(late=1)),
+        ((HERE, "b", None), {1: True}, 2, None),
+        ((HERE, "b", None), {1: True}, None, None),
+        ((HERE, None, None), {}, 1, None),
+    ],
+)
+def test_without_the_store_doorbells_tell_the_lost_the_late_and_the_unknown(
+    machines: Sequence[str | None],
+    heard: dict[int, bool],
+    waited_for: int | None,
+    verdict: Verdict | None,
+    ask: Callable[..., Verdict | None],
+) -> None:
+    assert ask(machines, heard, waited_for) == verdict
+
+
+@pytest.mark.parametrize(
+    ("machines", "heard", "verdict"),
+    [
+        ((HERE, "b", "c"), {}, Verdict(lost=(1, 2), is_cut_off=True)),
+        ((HERE, "b"), {}, Verdict(lost=(1,), is_split=True)),
+        ((HERE, "b"), {1: False}, Verdict(lost=(1,))),
+        ((HERE, None), {}, Verdict(lost=(1,))),
+        ((HERE, HERE), {}, Verdict(lost=(1,))),
+    ],
+)
+def test_where_nobody_elsewhere_answers_in_the_store_doorbells_tell_whose_link_it_is(
+    machines: Sequence[str | None], heard: dict[int, bool], verdict: Verdict, ask: Callable[..., Verdict | None]
+) -> None:
+    assert ask(machines, heard, 1, has_store=True) == verdict
+
+
+def test_an_answer_from_this_machine_does_not_say_that_its_link_works(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(liveness, "ring_all", lambda *_: {1: True})
+    store = HashStore()
+    PrefixStore("gradwire/liveness", store).set("doorbell/2", json.dumps(("b", 1)))
+    parts = [Liveness(store, rank, 3, doorbell=Doorbell(HERE), poll_s=0.02, grace_s=0.5) for rank in range(2)]
+    time.sleep(0.1)  # they learn the doorbells
+    assert parts[0].find_lost("g", range(3), 1) == Verdict(lost=(2,), is_split=True)
+    for part in parts:
+        part.stop()
+
+
+def test_without_the_store_a_rank_can_still_be_heard_by_one_that_fails_later(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(liveness, "_within", lambda *_: None)
+    store = HashStore()
+    lost, first, second = [
+        Liveness(store, rank, 3, doorbell=Doorbell(HERE), poll_s=0.02, grace_s=1.0) for rank in range(3)
+    ]
+    time.sleep(0.1)  # they learn each other's doorbells
+    lost.stop()
+
+    def fail_and_leave() -> None:
+        assert first.find_lost("g", range(3), 0) == Verdict(lost=(0,))
+        first.stop()
+
+    leaving = threading.Thread(target=fail_and_leave)
+    leaving.start()
+    time.sleep(0.2)
+    assert second.find_lost("g", range(3), 1) == Verdict(lost=(0,))
+    leaving.join()
+    second.stop()
+
+
+VERDICTS = {
+    Verdict(lost=(1,)): ("rank 0 lost rank 1, which does not answer any more", 1),
+    Verdict(lost=(1, 2)): ("rank 0 lost rank 1 and rank 2, which do not answer any more", 1),
+    Verdict(lost=(1,), is_split=True): (
+        "rank 0 and rank 1 cannot reach each other; the link of either may be down",
+        None,
+    ),
+    Verdict(lost=(1, 2), is_cut_off=True): (
+        "rank 0 lost all other ranks: none of them answers any more; its own link may be down",
+        None,
+    ),
+    Verdict(lost=(2,), is_cut_off=True): (
+        "rank 0 lost all ranks on other machines: none of them answers any more; its own link may be down",
+        None,
+    ),
+    Verdict(late=1): (
+        "rank 0 waited 2 s for rank 1, which is alive but did not take part; a slow rank needs a longer timeout",
+        1,
+    ),
+    None: (
+        "rank 0 waited in vain for rank 1 and cannot find out who is lost: the rendezvous store does not answer",
+        None,
+    ),
+}
+
+
+def say_all(_: int) -> list[tuple[str, int | None]]:
+    transport = own_group()
+    said = []
+    for verdict in VERDICTS:
+        transport._liveness.find_lost = lambda *_, verdict=verdict: verdict  # type: ignore[method-assign, misc]
+        error = transport.waited_in_vain(1)
+        said.append((str(error), error.lost_rank))
+    return said
+
+
+def test_every_verdict_has_its_sentence(tmp_path: Path) -> None:
+    assert run_ranks(say_all, 3, tmp_path)[0] == list(VERDICTS.values())

@@ -1,7 +1,10 @@
-"""A host whose link goes down in the middle of a run: real frames stop, nothing tells the ranks."""
+"""A host whose link goes down, or whose rank is killed, in the middle of a run: nothing tells the other ranks."""
 
 from __future__ import annotations
 
+import os
+import signal
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -13,12 +16,20 @@ from bench.launch.hosts import HostsJob
 from bench.launch.request import Request
 from bench.launch.run import Result
 from tests.cli.invoke import rows
+from tests.hosts.conftest import processes_of
 
 NUM_HOSTS = 4
 
 
-def run_and_cut(host: int, out: Path, monkeypatch: pytest.MonkeyPatch, **options: Any) -> Result:
-    """Train on four hosts and take one off the network at the second evaluation."""
+def run_and_disturb(
+    disturb: Callable[[HostsJob], None],
+    out: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    *,
+    num_hosts: int = NUM_HOSTS,
+    **options: Any,
+) -> Result:
+    """Train on hosts and disturb them at the second evaluation."""
     jobs: list[HostsJob] = []
     start = torchrun.launch
 
@@ -26,21 +37,21 @@ def run_and_cut(host: int, out: Path, monkeypatch: pytest.MonkeyPatch, **options
         jobs.append(start(*arguments))  # type: ignore[arg-type]
         return jobs[-1]
 
-    def cut(line: dict[str, Any]) -> None:
+    def see(line: dict[str, Any]) -> None:
         if line.get("evaluated", {}).get("step") == 40:
-            jobs[0].set_link(host, up=False)
+            disturb(jobs[0])
 
     monkeypatch.setattr(torchrun, "launch", launch)
     request = Request(
         model="linear", dataset="synthetic", train_size=512, test_size=64, batch_size=8, steps=100_000, eval_every=20,
-        hosts=NUM_HOSTS, bandwidth="100mbit", timeout_s=6.0, **options,
+        hosts=num_hosts, bandwidth="100mbit", timeout_s=6.0, **options,
     )  # fmt: skip
-    return run.execute(plan.plan(request), out, cut)
+    return run.execute(plan.plan(request), out, see)
 
 
 def said(result: Result) -> dict[int, tuple[str, int | None]]:
     """(message, lost rank) by rank."""
-    reports = [read_json(result.folder.error_of(rank)) for rank in range(NUM_HOSTS)]
+    reports = [read_json(path) for path in result.folder.errors.iterdir()]
     return {report["rank"]: (report["message"], report["lost_rank"]) for report in reports if report}
 
 
@@ -57,7 +68,10 @@ def said(result: Result) -> dict[int, tuple[str, int | None]]:
 def test_all_others_name_the_lost_host_and_it_knows_itself_cut_off(
     host: int, options: dict[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    result = run_and_cut(host, tmp_path, monkeypatch, **options)
+    def cut(job: HostsJob) -> None:
+        job.set_link(host, up=False)
+
+    result = run_and_disturb(cut, tmp_path, monkeypatch, **options)
     assert result.status == "failed"
     assert f"lost rank {host}, which does not answer any more" in result.error
     by_rank = said(result)
@@ -68,3 +82,30 @@ def test_all_others_name_the_lost_host_and_it_knows_itself_cut_off(
     kept = rows(result.folder.path)
     assert [row["step"] for row in kept[:2]] == ["20", "40"]
     assert kept[-1]["status"] == "failed"
+
+
+@pytest.mark.timeout(180)
+@pytest.mark.parametrize("host", [0, 1])
+def test_of_two_hosts_neither_is_blamed(host: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def cut(job: HostsJob) -> None:
+        job.set_link(host, up=False)
+
+    result = run_and_disturb(cut, tmp_path, monkeypatch, num_hosts=2, collective="ring")
+    split = "cannot reach each other; the link of either may be down"
+    assert split in result.error
+    assert said(result) == {0: (f"rank 0 and rank 1 {split}", None), 1: (f"rank 1 and rank 0 {split}", None)}
+
+
+@pytest.mark.timeout(180)
+def test_of_two_hosts_the_one_whose_rank_was_killed_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def kill_rank_1(_: HostsJob) -> None:
+        (pid,) = (pid for pid in processes_of(tmp_path) if b"\0RANK=1\0" in environment_of(pid))
+        os.kill(pid, signal.SIGKILL)
+
+    result = run_and_disturb(kill_rank_1, tmp_path, monkeypatch, num_hosts=2, collective="ring")
+    assert "rank 1 was killed by SIGKILL" in result.error
+    assert said(result) == {0: ("rank 0 lost rank 1, which does not answer any more", 1)}
+
+
+def environment_of(pid: int) -> bytes:
+    return Path(f"/proc/{pid}/environ").read_bytes()

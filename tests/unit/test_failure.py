@@ -26,9 +26,11 @@ def folder(tmp_path: Path) -> RunFolder:
     return RunFolder.create(tmp_path, "test", "0123456789", 1)
 
 
-def leave(folder: RunFolder, rank: int, message: str, *, at: float, lost_a_peer: bool = False) -> None:
+def leave(
+    folder: RunFolder, rank: int, message: str, *, at: float, lost_a_peer: bool = False, lost_rank: int | None = None
+) -> None:
     report: dict[str, Any] = {"rank": rank, "time": at, "message": message, "lost_a_peer": lost_a_peer}
-    write_json(folder.error_of(rank), report)
+    write_json(folder.error_of(rank), report | {"lost_rank": lost_rank})
 
 
 def say(folder: RunFolder, log: str) -> None:
@@ -58,6 +60,26 @@ def test_a_real_error_wins_over_a_kill_that_followed_it(folder: RunFolder) -> No
 def test_a_lost_peer_is_reported_when_nothing_else_is_known(folder: RunFolder) -> None:
     leave(folder, 2, "rank 3 does not answer", at=1.0, lost_a_peer=True)
     assert explain(folder) == "rank 2: rank 3 does not answer"
+
+
+def test_who_names_the_lost_rank_is_heard_before_who_lost_all_others(folder: RunFolder) -> None:
+    leave(folder, 3, "rank 3 lost all other ranks", at=1.0, lost_a_peer=True)
+    leave(folder, 0, "rank 0 lost rank 3", at=2.0, lost_a_peer=True, lost_rank=3)
+    leave(folder, 1, "rank 1 lost rank 3", at=3.0, lost_a_peer=True, lost_rank=3)
+    assert explain(folder) == "rank 0: rank 0 lost rank 3"
+
+
+def test_where_nobody_names_a_lost_rank_the_first_report_is_heard(folder: RunFolder) -> None:
+    leave(folder, 0, "rank 0 and rank 1 cannot reach each other", at=2.0, lost_a_peer=True)
+    leave(folder, 1, "rank 1 and rank 0 cannot reach each other", at=1.0, lost_a_peer=True)
+    assert explain(folder) == "rank 1: rank 1 and rank 0 cannot reach each other"
+
+
+def test_a_killed_rank_is_named_before_two_that_cannot_reach_each_other(folder: RunFolder) -> None:
+    """Each host's agent has a root cause of its own, also the one whose rank only lost the other."""
+    leave(folder, 0, "rank 0 and rank 1 cannot reach each other", at=1.0, lost_a_peer=True)
+    say(folder, RAISED.replace("rank      : 1", "rank      : 0") + KILLED)
+    assert explain(folder).startswith("rank 1 was killed by SIGKILL")
 
 
 def test_without_any_report_the_end_of_the_log_is_shown(folder: RunFolder) -> None:
