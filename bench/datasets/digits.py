@@ -9,9 +9,11 @@ split into training and test part is ours.
 from __future__ import annotations
 
 import dataclasses
+import importlib.util
 from pathlib import Path
 from typing import ClassVar
 
+import numpy as np
 import torch
 from torch.nn import functional
 
@@ -41,16 +43,30 @@ class Digits(Dataset):
         Raises:
             DatasetError: more samples asked for than there are.
         """
-        from sklearn.datasets import load_digits  # takes a second, and validating options does not need it
-
         train_size, test_size = self.resolve_sizes(train_size, test_size)
-        source = load_digits()
-        images = _enlarge(torch.from_numpy(source.images))
-        labels = torch.from_numpy(source.target).to(torch.int64)
+        pixels, labels = _source()
+        images = _enlarge(pixels)
         is_test = _every_fourth(labels)
         train = Part(images=images[~is_test], labels=labels[~is_test])
         test = Part(images=images[is_test], labels=labels[is_test])
         return train.subset(train_size), test.subset(test_size)
+
+
+def _source() -> tuple[torch.Tensor, torch.Tensor]:
+    """(float64 [1797, 8, 8], int64 [1797]) as `load_digits` gives them.
+
+    The file is read past scikit-learn where it lies as it always did: importing all of that takes a second of CPU, and
+    every rank would.
+    """
+    package = importlib.util.find_spec("sklearn")
+    file = Path(package.origin).parent / "datasets/data/digits.csv.gz" if package and package.origin else None
+    if file is not None and file.is_file():
+        table = torch.from_numpy(np.loadtxt(file, delimiter=","))
+        return table[:, :-1].reshape(-1, 8, 8), table[:, -1].to(torch.int64)
+    from sklearn.datasets import load_digits
+
+    source = load_digits()
+    return torch.from_numpy(source.images), torch.from_numpy(source.target).to(torch.int64)
 
 
 def _enlarge(images: torch.Tensor) -> torch.Tensor:

@@ -44,7 +44,7 @@ def run_and_disturb(
     monkeypatch.setattr(torchrun, "launch", launch)
     request = Request(
         model="linear", dataset="synthetic", train_size=512, test_size=64, batch_size=8, steps=100_000, eval_every=20,
-        hosts=num_hosts, bandwidth="100mbit", timeout_s=6.0, **options,
+        hosts=num_hosts, bandwidth="100mbit", timeout_s=3.0, **options,
     )  # fmt: skip
     return run.execute(plan.plan(request), out, see)
 

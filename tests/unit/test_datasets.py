@@ -62,6 +62,15 @@ def test_built_in_sets_need_no_preparation(name: str) -> None:
     assert not NOWHERE.exists()
 
 
+def test_digits_are_the_same_where_their_file_lies_elsewhere(
+    parts: dict[str, tuple[Part, Part]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("importlib.util.find_spec", lambda _: None)
+    for part, same in zip(parts["digits"], build("digits").load(NOWHERE, seed=1), strict=True):
+        assert torch.equal(part.images, same.images)
+        assert torch.equal(part.labels, same.labels)
+
+
 def test_digits_are_the_real_ones_split_by_every_fourth_of_each_class(parts: dict[str, tuple[Part, Part]]) -> None:
     source = load_digits()
     one_class_after_the_other = sorted(range(1797), key=lambda i: source.target[i])
