@@ -212,7 +212,7 @@ class Compressor(Options, abc.ABC):
     def last_encoded(self) -> Mapping[Key, Payload]:
         """What `encode` made at the last committed step, by the ids of the layers in it; where it sends, not what.
 
-        A collective may have overwritten the values since.
+        A collective may have overwritten the values since. Payloads that send every element are not kept.
         """
         return self._last_encoded
 
@@ -265,7 +265,8 @@ class Compressor(Options, abc.ABC):
         else:
             payload = self.encode(x, unit.layer, bucket.step)
             self._settle(unit, x, payload)
-            self._encoded[unit.key] = payload
+            if payload.num_entries < unit.numel:
+                self._encoded[unit.key] = payload
         seconds = time.perf_counter() - started
         has_aim = self.granularity == "layer" and not isinstance(payload, Dense)
         bucket.sent.extend(

@@ -33,14 +33,13 @@ def sample_supports(payloads: Mapping[Key, Payload], model_numel: int) -> Sample
     """One rank's part of `sampled_overlap`: where its payloads transmit an element, as compressed bits.
 
     Args:
-        payloads: by the layers that they belong to; those that send every element are left out.
+        payloads: by the layers that they belong to, none of which sends every element.
         model_numel: elements of the model, which set the share of positions that is looked at.
     """
     share = min(1.0, MAX_POSITIONS / model_numel)
     return {
         key: zlib.compress(np.packbits(_sample(_support(payload), share, seed=key[0]).numpy()).tobytes())
         for key, payload in payloads.items()
-        if payload.num_entries < payload.numel
     }
 
 

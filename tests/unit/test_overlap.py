@@ -7,6 +7,7 @@ import torch
 
 from bench.train.overlap import MAX_POSITIONS, sample_supports, sampled_overlap, support_overlap
 from collectives.kinds import Dense, Sparse
+from tests.compressor_cases import alone, case, layers_of_shapes, reduce_once, step_at
 
 
 def sparse(numel: int, *positions: int) -> Sparse:
@@ -31,10 +32,21 @@ def test_a_small_model_is_looked_at_whole() -> None:
 
 
 def test_what_some_rank_sends_whole_is_left_out() -> None:
-    ranks = [{(0,): sparse(9, 0, 1), (1,): Dense(torch.ones(4))}, {(0,): sparse(9, 1), (1,): sparse(4, 0)}]
+    ranks = [{(0,): sparse(9, 0, 1)}, {(0,): sparse(9, 1), (1,): sparse(4, 0)}]  # the first sends layer 1 whole
     assert sampled_overlap([sample_supports(rank, 13) for rank in ranks]) == pytest.approx(2 * 1 / (2 + 1))
-    assert sampled_overlap([sample_supports({(1,): Dense(torch.ones(4))}, 4)] * 2) is None
     assert sampled_overlap([{}, {}]) is None
+
+
+@pytest.mark.parametrize(("compressor", "is_kept"), [("topk", True), ("sign", False), ("bf16", False)])
+def test_only_what_leaves_elements_out_is_kept_until_the_next_step(compressor: str, is_kept: bool) -> None:
+    made = case(compressor).make()
+    layers = layers_of_shapes((20, 55))
+    reduce_once(made, alone(), layers, [torch.randn(1100)], step_at(5))
+    assert bool(made.last_encoded) == is_kept
+    reduce_once(made, alone(), layers, [torch.randn(1100)], step_at(6), commit=False)
+    kept = dict(made.last_encoded)
+    made.drop()
+    assert made.last_encoded == kept
 
 
 def test_a_large_model_is_sampled_alike_on_all_ranks() -> None:
