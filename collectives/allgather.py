@@ -40,8 +40,9 @@ class Allgather(Collective):
         packed = messages.pack(payload, transport, bound)
         others = [rank for rank in range(transport.world_size) if rank != transport.rank]
         buffers = transport.exchange([(packed, rank) for rank in others], [(bound, rank) for rank in others])
-        buffers.insert(transport.rank, packed)
-        return [unpack(buffer) for buffer in buffers]
+        payloads = [unpack(buffer) for buffer in buffers]
+        payloads.insert(transport.rank, payload)
+        return payloads
 
     def expected_bytes(
         self, nbytes: int, world_size: int, rank: int, *, elementwise: bool = True, itemsize: int = 4

@@ -2,7 +2,7 @@
 
 A stream of b-bit codes repeats every lcm(8, b) bits, so the codes are laid out as a matrix of lanes (the codes of one
 period) and every byte of the period is put together from the lanes that overlap it: a handful of shifts over long
-vectors, no loop over elements.
+vectors, no loop over elements. Unpacking on a CPU reads each lane as words that lie a period apart, one shift per lane.
 """
 
 from __future__ import annotations
@@ -63,9 +63,10 @@ def unpack_bits(packed: torch.Tensor, count: int, bits: int, *, first: First = "
     Returns:
         int64 [count].
     """
+    unpack = _unpack_strided if packed.device.type == "cpu" else _unpack_lanes
     codes = torch.zeros(count, dtype=torch.int64, device=packed.device)
     for part in stretches(count if bits else 0, packed.device, multiple_of=8):
-        codes[part] = _unpack_lanes(packed[_bytes_of(part, bits)], part.stop - part.start, bits, first)
+        codes[part] = unpack(packed[_bytes_of(part, bits)], part.stop - part.start, bits, first)
     return codes
 
 
@@ -112,6 +113,22 @@ def _pack_lanes(codes: torch.Tensor, bits: int, first: First) -> torch.Tensor:
     for lane, byte, shift in _overlaps(bits, first):
         packed[byte] |= _shifted(lanes[lane], shift).to(torch.uint8)
     return packed.t().reshape(-1)[: packed_nbytes(count, bits)]
+
+
+def _unpack_strided(packed: torch.Tensor, count: int, bits: int, first: First) -> torch.Tensor:
+    """The same as `_unpack_lanes`, many times faster; numpy alone reads words that start at any byte."""
+    num_lanes, num_bytes = _period(bits)
+    num_periods = -(-count // num_lanes)
+    word_nbytes = next(nbytes for nbytes in (2, 4, 8) if 8 * nbytes >= bits + 7)  # a code starts at any bit of a byte
+    padded = np.zeros(num_periods * num_bytes + word_nbytes, dtype=np.uint8)
+    padded[: packed.numel()] = packed.numpy()
+    codes = np.empty((num_periods, num_lanes), dtype=np.int64)
+    word = np.dtype(f"{'<' if first == 'low' else '>'}u{word_nbytes}")
+    for lane in range(num_lanes):
+        byte, bit = divmod(lane * bits, 8)
+        words = np.ndarray((num_periods,), word, padded.data, offset=byte, strides=(num_bytes,))
+        codes[:, lane] = (words >> (bit if first == "low" else 8 * word_nbytes - bits - bit)) & ((1 << bits) - 1)
+    return torch.from_numpy(codes).view(-1)[:count]
 
 
 def _unpack_lanes(packed: torch.Tensor, count: int, bits: int, first: First) -> torch.Tensor:

@@ -278,4 +278,8 @@ def _union(terms: Sequence[Payload], total: torch.Tensor) -> Payload:
         term.clear_in_(untouched)
     indices = (untouched == 0).nonzero().view(-1)
     dtypes = [term.values.dtype if isinstance(term, Scattered) else torch.float32 for term in terms]
-    return Sparse(total.numel(), indices, to_value_dtype(total[indices], functools.reduce(torch.promote_types, dtypes)))
+    return Sparse(
+        total.numel(),
+        indices,
+        to_value_dtype(total.index_select(0, indices), functools.reduce(torch.promote_types, dtypes)),
+    )

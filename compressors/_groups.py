@@ -65,7 +65,7 @@ def top_of_rows(rows: torch.Tensor, k: int, reached: torch.Tensor | None = None)
     counts = torch.bincount(row, minlength=num_rows)
     if int(counts.min()) < k:  # only a NaN compares false with its own row's bound
         return top_of_rows(rows.nan_to_num_(nan=torch.inf, posinf=torch.inf), k, reached)
-    return candidates[_cut(rows.view(-1)[candidates], row, counts, k)]
+    return candidates.masked_select(_cut(rows.view(-1).index_select(0, candidates), row, counts, k))
 
 
 def _cut(values: torch.Tensor, row: torch.Tensor, counts: torch.Tensor, k: int) -> torch.Tensor:
@@ -79,10 +79,11 @@ def _cut(values: torch.Tensor, row: torch.Tensor, counts: torch.Tensor, k: int) 
     """
     num_rows, width = len(counts), int(counts.max())
     starts = counts.cumsum(0).sub_(counts)
-    slot = torch.arange(len(values), device=values.device).sub_(starts[row])
+    shift = torch.arange(0, num_rows * width, width, device=values.device).sub_(starts)
+    slot = torch.arange(len(values), device=values.device).add_(shift.index_select(0, row))
     padded = values.new_full((num_rows, width), -1.0)
-    padded.view(-1)[row * width + slot] = values
-    smallest_kept = _kth_largest(padded, k)[row]
+    padded.view(-1).index_copy_(0, slot, values)
+    smallest_kept = _kth_largest(padded, k).index_select(0, row)
     keep = values >= smallest_kept
     if int(keep.sum()) == num_rows * k:
         return keep

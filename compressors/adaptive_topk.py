@@ -68,7 +68,7 @@ class AdaptiveTopK(DensitySparsifier):
             self._curves.propose(layer.id, _error_curve(magnitudes, self.density(step)))
         k = num_kept(self.density_for(layer, step), x.numel())
         indices = top_of_rows(magnitudes.view(1, -1), k)
-        return Sparse(x.numel(), indices, to_value_dtype(x[indices], TORCH_DTYPES[self.value_dtype]))
+        return Sparse(x.numel(), indices, to_value_dtype(x.index_select(0, indices), TORCH_DTYPES[self.value_dtype]))
 
     def contraction_bound(self, layer: Layer) -> float:
         """1 - k / m for the least k that the grid allows."""

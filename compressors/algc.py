@@ -102,7 +102,7 @@ class Algc(DensitySparsifier):
         if not magnitudes.any():
             return Sparse(x.numel(), torch.empty(0, dtype=torch.int64, device=x.device), x[:0])
         indices = self._select(magnitudes, layer, step)
-        return Sparse(x.numel(), indices, to_value_dtype(x[indices], TORCH_DTYPES[self.value_dtype]))
+        return Sparse(x.numel(), indices, to_value_dtype(x.index_select(0, indices), TORCH_DTYPES[self.value_dtype]))
 
     def contraction_bound(self, layer: Layer) -> float:
         """1 - density for the least density that the window allows."""

@@ -59,7 +59,7 @@ class Dgc(DensitySparsifier):
             return everything
         magnitudes = x.abs()
         indices = self._select(magnitudes, num_kept(self.density(step), x.numel()), layer, step)
-        return Sparse(x.numel(), indices, to_value_dtype(x[indices], TORCH_DTYPES[self.value_dtype]))
+        return Sparse(x.numel(), indices, to_value_dtype(x.index_select(0, indices), TORCH_DTYPES[self.value_dtype]))
 
     def contraction_bound(self, layer: Layer) -> float:
         """1 - 1 / m, for the largest entry is always sent; how many more are, a sample decides."""

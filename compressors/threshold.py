@@ -49,7 +49,7 @@ class Threshold(Sparsifier):
             return everything
         magnitudes = x.abs()
         indices = positions_of(magnitudes >= self._level(magnitudes))
-        return Sparse(x.numel(), indices, to_value_dtype(x[indices], TORCH_DTYPES[self.value_dtype]))
+        return Sparse(x.numel(), indices, to_value_dtype(x.index_select(0, indices), TORCH_DTYPES[self.value_dtype]))
 
     def contraction_bound(self, layer: Layer) -> float:
         """1 - 1 / m, for a relative threshold always lets the largest entry through; 1 for an absolute one."""

@@ -37,7 +37,7 @@ class TopK(DensitySparsifier):
         if everything := self._everything(x, step):
             return everything
         indices = top_of_rows(x.abs().view(1, -1), num_kept(self.density(step), x.numel()))
-        return Sparse(x.numel(), indices, to_value_dtype(x[indices], TORCH_DTYPES[self.value_dtype]))
+        return Sparse(x.numel(), indices, to_value_dtype(x.index_select(0, indices), TORCH_DTYPES[self.value_dtype]))
 
     def contraction_bound(self, layer: Layer) -> float:
         """1 - k / m: the k largest of m hold at least that share of the squares."""

@@ -136,8 +136,10 @@ class GroupSparse(Scattered):
             indices = positions - _group_starts(count, group_size, k, positions.device)
         else:
             raise PayloadError(f"no index coding of GroupSparse has the number {header.flags}")
-        if count and not bool(((indices >= 0) & (indices < group_size)).all()):
-            raise PayloadError(f"an index lies outside its group of {group_size}")
+        if count:
+            smallest, largest = indices.aminmax()
+            if smallest < 0 or largest >= group_size:
+                raise PayloadError(f"an index lies outside its group of {group_size}")
         payload = cls(header.numel, group_size, k, values, indices)
         check_ascending(payload.positions, header.numel)
         return payload

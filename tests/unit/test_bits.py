@@ -6,7 +6,16 @@ import pytest
 import torch
 
 from collectives import stretches
-from collectives.bits import First, bits_for, pack_bits, pack_mask, packed_nbytes, unpack_bits, unpack_mask
+from collectives.bits import (
+    First,
+    _unpack_lanes,
+    bits_for,
+    pack_bits,
+    pack_mask,
+    packed_nbytes,
+    unpack_bits,
+    unpack_mask,
+)
 from tests.payloads import DEVICES, LENGTHS
 
 
@@ -37,6 +46,8 @@ def test_every_width_packs_like_a_big_integer_and_comes_back(bits: int, first: F
         assert packed.numel() == packed_nbytes(count, bits)
         assert bytes(packed.tolist()) == reference(codes.tolist(), bits, first)
         assert torch.equal(unpack_bits(packed, count, bits, first=first), codes)
+        if bits:  # a GPU's way of unpacking, which a CPU does not take by itself
+            assert torch.equal(_unpack_lanes(packed, count, bits, first).to(torch.int64), codes)
 
 
 @pytest.mark.parametrize("dtype", [torch.uint8, torch.int16, torch.int32, torch.int64])
