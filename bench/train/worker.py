@@ -29,6 +29,7 @@ from bench.train.loop import Diverged, Trainer
 from bench.train.rank import process_group, run_as_rank, set_up_device
 from bench.train.record import Recorder, weights_hash
 from bench.train.straggler import slow_down
+from bench.train.turns import take_long_turns
 from collectives.base import Collective
 from collectives.transport import TransportError
 from compressors.base import Compressor
@@ -48,6 +49,8 @@ def run(config: RunConfig, folder: RunFolder) -> None:
     """Set up this rank, train, and write `status.json` on rank 0."""
     started_at = time.time()
     device = set_up_device(config.device, config.threads)
+    if device.type == "cpu":
+        take_long_turns()
     with process_group(device, config.timeout_s):
         _check_same_configuration(config)
         dataset = cast(Dataset, spec.build("datasets", config.filled["dataset"]))
