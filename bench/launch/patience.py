@@ -29,8 +29,8 @@ class Patience:
     """Seconds of silence after which a job is stopped.
 
     Attributes:
-        first_s: before its first report.
-        next_s: after any report.
+        first_s: before its first report, or machine 0's first answer.
+        next_s: after any later one.
     """
 
     first_s: float
@@ -39,11 +39,11 @@ class Patience:
     @classmethod
     def with_job(cls, job: Job) -> Self:
         """What this machine's part of a job needs."""
-        if job.node_rank > 0:  # rank 0, which reports, is elsewhere; the ranks here give up by themselves
-            return cls(first_s=math.inf, next_s=math.inf)
         if job.world_size == 1:
             return cls.with_one_process(job.timeout_s)
         next_s = job.timeout_s + FIND_OUT_S + END_S
+        if job.node_rank > 0:  # before machine 0 is first heard of, torchrun waits for it, and gives up by itself
+            return cls(first_s=math.inf, next_s=next_s)
         if job.cluster is not None:  # a host that hangs is stopped a while after another one failed
             next_s += HOSTS_GRACE_S + STOP_GRACE_S
         return cls(first_s=max(next_s, START_S), next_s=next_s)

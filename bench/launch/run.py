@@ -18,6 +18,7 @@ from bench.core.rows import RowWriter, StoreError
 from bench.core.run_folder import RunFolder, read_json, write_json
 from bench.launch import torchrun
 from bench.launch.failure import explain, reports_of
+from bench.launch.machine_zero import MachineZero
 from bench.launch.patience import Patience
 from bench.launch.progress import ProgressReader
 
@@ -50,11 +51,12 @@ def execute(config: RunConfig, out: Path, on_progress: Callable[[dict[str, Any]]
     folder.config.write_text(config.to_json(), encoding="utf-8")
     write_json(folder.environment, environment.describe(sys.argv))
     progress = ProgressReader(folder.progress)
+    machine_zero = MachineZero(config.rdzv_endpoint) if config.rdzv_endpoint and config.node_rank > 0 else None
     started = time.time()
     try:
         with torchrun.termination_as_interrupt():
             job = _launch(config, folder)
-            ending = torchrun.watch(job, progress, Patience.with_job(config), on_progress)
+            ending = torchrun.watch(job, progress, Patience.with_job(config), on_progress, machine_zero)
     except KeyboardInterrupt:
         return _failed(
             config, folder, progress, started, "interrupted", "stopped by the user; the rows so far are kept"
@@ -62,7 +64,11 @@ def execute(config: RunConfig, out: Path, on_progress: Callable[[dict[str, Any]]
     except RunFailed as failure:
         return _failed(config, folder, progress, started, "failed", str(failure))
     if ending.silent_s is not None and not reports_of(folder):
-        error = f"no step ended within {ending.silent_s:g} s; raise --timeout if the link is that slow"
+        error = (
+            f"machine 0 has been gone for {ending.silent_s:g} s, and a rank here did not end by itself"
+            if machine_zero
+            else f"no step ended within {ending.silent_s:g} s; raise --timeout if the link is that slow"
+        )
         return _failed(config, folder, progress, started, "timeout", error)
     if ending.exit_code != 0:
         return _failed(config, folder, progress, started, "failed", explain(folder))

@@ -30,6 +30,7 @@ from bench.core.run_folder import RunFolder
 from bench.launch.cluster import Cluster
 from bench.launch.hosts import HostsJob, start_hosts, torchrun_arguments
 from bench.launch.job import Job
+from bench.launch.machine_zero import MachineZero
 from bench.launch.patience import HOSTS_GRACE_S, Patience
 from bench.launch.progress import ProgressReader
 
@@ -191,14 +192,16 @@ def watch(
     progress: ProgressReader,
     patience: Patience,
     on_progress: Callable[[dict[str, Any]], None],
+    machine_zero: MachineZero | None = None,
 ) -> Ending:
     """See the job to its end; nothing of it is left when this returns or raises.
 
     Args:
         job: as `start` returned it.
         progress: what rank 0 reports.
-        patience: how long nothing may be reported before the job is stopped.
+        patience: how long nothing may be heard before the job is stopped.
         on_progress: called with every report.
+        machine_zero: heard of in place of rank 0's reports, where rank 0 is elsewhere.
     """
     heard = time.monotonic()
     limit_s = patience.first_s
@@ -209,6 +212,9 @@ def watch(
                 heard = time.monotonic()
                 limit_s = patience.next_s
                 on_progress(line)
+            if machine_zero is not None and machine_zero.is_heard():
+                heard = time.monotonic()
+                limit_s = patience.next_s
             if exit_code is not None:
                 return Ending(exit_code=exit_code)
             if time.monotonic() - heard > limit_s:

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import math
+import socket
 import sys
+import threading
+import time
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from bench.launch import torchrun
+from bench.launch import machine_zero, torchrun
 from bench.launch.patience import Patience
 from bench.launch.progress import ProgressReader
 from bench.launch.supervisor import STOP_GRACE_S
@@ -19,10 +22,10 @@ from tests.configs import make_config
 CLUSTER: dict[str, Any] = {"hosts": [], "ranks_per_host": 1}
 
 
-def test_only_the_machine_that_holds_rank_0_can_be_silent() -> None:
-    second = Patience.with_job(make_config(nnodes=2, node_rank=1, timeout_s=1.0))
-    assert (second.first_s, second.next_s) == (math.inf, math.inf)
-    assert Patience.with_job(make_config(nnodes=2, node_rank=0, timeout_s=1.0)).next_s < math.inf
+def test_other_machines_wait_for_machine_0_and_then_as_long_as_it_does() -> None:
+    first, second = (Patience.with_job(make_config(nnodes=2, node_rank=rank, timeout_s=1.0)) for rank in range(2))
+    assert second.first_s == math.inf
+    assert second.next_s == first.next_s < math.inf
 
 
 def test_ranks_come_first_with_their_verdict() -> None:
@@ -53,3 +56,26 @@ def test_a_silent_job_is_stopped_and_its_silence_is_told(reported: str, tmp_path
     ending = torchrun.watch(job, ProgressReader(tmp_path / "progress"), patience, lambda _: None)
     assert ending.silent_s == (0.2 if reported else 0.4)
     assert job.poll() is not None
+
+
+def test_another_machine_is_stopped_only_after_machine_0_has_gone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(machine_zero, "ASK_EVERY_S", 0.05)
+    meeting_point = socket.create_server(("127.0.0.1", 0))
+    leaves = threading.Timer(1.0, meeting_point.close)
+    leaves.start()
+    job = torchrun.start([sys.executable, "-c", "import time; time.sleep(600)"], {}, tmp_path / "log")
+    zero = machine_zero.MachineZero(f"127.0.0.1:{meeting_point.getsockname()[1]}")
+    started = time.monotonic()
+    patience = Patience(first_s=math.inf, next_s=0.5)
+    ending = torchrun.watch(job, ProgressReader(tmp_path / "progress"), patience, lambda _: None, zero)
+    assert ending.silent_s == 0.5
+    assert time.monotonic() - started > 1.0
+    assert job.poll() is not None
+
+
+def test_machine_0_that_has_not_come_yet_is_not_missed() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        address = taken.getsockname()
+    assert not machine_zero.MachineZero(f"{address[0]}:{address[1]}").is_heard()
