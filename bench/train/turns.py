@@ -26,12 +26,15 @@ _SCHED_ATTR = struct.Struct("=IIQiIQQQ")  # size, policy, flags, nice, priority,
 def take_long_turns() -> None:
     """Ask for batch scheduling and long slices, for the calling thread and all threads that it starts later.
 
-    Only the order of work changes, never its result. Where the kernel refuses, or is not Linux, standard error (the
-    rank's log) says so and everything runs as before.
+    Only the order of work changes, never its result. Whoever started the run under another policy (`chrt --idle`) keeps
+    it. Where the kernel refuses, or is not Linux, standard error (the rank's log) says so and everything runs
+    as before.
     """
     number = _SCHED_SETATTR.get(platform.machine()) if sys.platform == "linux" else None
     if number is None:
         print("long turns are not known on this platform; ranks that share cores interrupt each other", file=sys.stderr)
+        return
+    if os.sched_getscheduler(0) not in (os.SCHED_OTHER, os.SCHED_BATCH):
         return
     nice = os.getpriority(os.PRIO_PROCESS, 0)
     attributes = _SCHED_ATTR.pack(_SCHED_ATTR.size, os.SCHED_BATCH, 0, nice, 0, round(SLICE_S * 1e9), 0, 0)

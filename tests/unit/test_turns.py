@@ -37,6 +37,16 @@ def test_the_thread_and_those_it_starts_run_in_batch_at_the_same_niceness() -> N
     assert ended.stderr == ""
 
 
+@pytest.mark.skipif(sys.platform != "linux", reason="scheduling policies are Linux's")
+def test_a_policy_that_the_user_chose_is_kept() -> None:
+    program = (
+        "import os; from bench.train.turns import take_long_turns; os.sched_setscheduler(0, os.SCHED_IDLE, "
+        "os.sched_param(0)); take_long_turns(); print(os.sched_getscheduler(0) == os.SCHED_IDLE)"
+    )
+    ended = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    assert ended.stdout.split() == ["True"]
+
+
 @pytest.mark.parametrize(
     ("numbers", "sentence"), [({}, "not known"), ({"any": 0xFFFF}, "refused here (Function not impl")]
 )
