@@ -19,7 +19,7 @@ from functools import partial
 
 import torch
 
-from bench.train.encoding import Loopback
+from bench.micro.encoding import Loopback
 from compressors.group_topk import GroupTopK
 from compressors.layer import Bucket, Layer, Step
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from collectives.base import Collective
-    from collectives.kinds import (
+    from collectives.payloads import (
         Bundle,
         CholeskyFactor,
         Codes,
@@ -20,13 +20,13 @@ if TYPE_CHECKING:
         RowSparse,
         Seeded,
         Sparse,
-        Terms,
         Triangle,
         TwoMeans,
+        UnreducedSum,
         members,
     )
-    from collectives.payload import Payload, PayloadError, unpack
-    from collectives.transport import Transport, TransportError
+    from collectives.payloads.base import Payload, PayloadError, unpack
+    from collectives.transport.base import Transport, TransportError
 
 _KINDS = (
     "Bundle",
@@ -37,19 +37,19 @@ _KINDS = (
     "RowSparse",
     "Seeded",
     "Sparse",
-    "Terms",
+    "UnreducedSum",
     "Triangle",
     "TwoMeans",
     "members",
 )
 _HOMES = {
     "Collective": "collectives.base",
-    "Payload": "collectives.payload",
-    "PayloadError": "collectives.payload",
-    "unpack": "collectives.payload",
-    "Transport": "collectives.transport",
-    "TransportError": "collectives.transport",
-    **dict.fromkeys(_KINDS, "collectives.kinds"),
+    "Payload": "collectives.payloads.base",
+    "PayloadError": "collectives.payloads.base",
+    "unpack": "collectives.payloads.base",
+    "Transport": "collectives.transport.base",
+    "TransportError": "collectives.transport.base",
+    **dict.fromkeys(_KINDS, "collectives.payloads"),
 }
 
 __all__ = [
@@ -64,11 +64,11 @@ __all__ = [
     "RowSparse",
     "Seeded",
     "Sparse",
-    "Terms",
     "Transport",
     "TransportError",
     "Triangle",
     "TwoMeans",
+    "UnreducedSum",
     "members",
     "unpack",
 ]

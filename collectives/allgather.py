@@ -10,11 +10,11 @@ from __future__ import annotations
 
 import dataclasses
 
-from collectives import messages
 from collectives.base import Collective, Key
-from collectives.kinds.terms import Terms
-from collectives.payload import Payload, PayloadError, unpack
-from collectives.transport import ReduceOp
+from collectives.payloads.base import Payload, PayloadError, unpack
+from collectives.payloads.unreduced_sum import UnreducedSum
+from collectives.transport import messages
+from collectives.transport.base import ReduceOp
 
 
 @dataclasses.dataclass(kw_only=True)
@@ -32,7 +32,7 @@ class Allgather(Collective):
         """As the base class says."""
         if op == "max":
             raise PayloadError("allgather leaves a sum of terms, which has no maximum; use collective native or ring")
-        return Terms(self.gather(payload, messages.bound_nbytes(layout)))
+        return UnreducedSum(self.gather(payload, messages.bound_nbytes(layout)))
 
     def gather(self, payload: Payload, bound: int) -> list[Payload]:
         """Every rank's payload, none of them longer than `bound` bytes, in rank order; every rank must call."""

@@ -9,12 +9,12 @@ from typing import Any, ClassVar, Self
 
 import torch
 
-from collectives import messages
-from collectives.kinds.bundle import Bundle
 from collectives.options import Options
-from collectives.payload import Payload, PayloadError, unpack
-from collectives.steps import Scratch, Step, run
-from collectives.transport import ReduceOp, Transport
+from collectives.payloads.base import Payload, PayloadError, unpack
+from collectives.payloads.bundle import Bundle
+from collectives.transport import messages
+from collectives.transport.base import ReduceOp, Transport
+from collectives.transport.schedule import Scratch, Step, run
 
 Key = tuple[int, ...]
 
@@ -153,7 +153,7 @@ class Collective(Options, abc.ABC):
 
 
 @dataclasses.dataclass(kw_only=True)
-class AddingCollective(Collective):
+class ReducingCollective(Collective):
     """A collective that adds on the way: dense wire tensors in place by a list of steps, other payloads by merging."""
 
     @classmethod

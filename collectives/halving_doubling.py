@@ -17,15 +17,15 @@ import dataclasses
 
 import torch
 
-from collectives import messages
-from collectives.base import AddingCollective
-from collectives.kinds.bundle import Bundle
-from collectives.payload import Payload, balanced_borders, unpack
-from collectives.steps import Step
+from collectives.base import ReducingCollective
+from collectives.payloads.base import Payload, balanced_borders, unpack
+from collectives.payloads.bundle import Bundle
+from collectives.transport import messages
+from collectives.transport.schedule import Step
 
 
 @dataclasses.dataclass(kw_only=True)
-class HalvingDoubling(AddingCollective):
+class HalvingDoubling(ReducingCollective):
     """Partners at halving distances."""
 
     def _steps(self, wire: torch.Tensor) -> list[Step]:

@@ -19,14 +19,14 @@ from typing import Annotated, Literal, Self
 from annotated_types import Ge
 from typing_extensions import Doc
 
-from collectives import messages
 from collectives.allgather import Allgather
 from collectives.base import Collective, Key
-from collectives.kinds.bundle import Bundle, members
-from collectives.kinds.dense import Dense
-from collectives.kinds.terms import Terms
-from collectives.payload import Payload, unpack
-from collectives.transport import ReduceOp, Transport
+from collectives.payloads.base import Payload, unpack
+from collectives.payloads.bundle import Bundle, members
+from collectives.payloads.dense import Dense
+from collectives.payloads.unreduced_sum import UnreducedSum
+from collectives.transport import messages
+from collectives.transport.base import ReduceOp, Transport
 
 _LEAVE_TERMS = ("allgather", "pool")
 
@@ -108,7 +108,7 @@ class Hierarchical(Collective):
         if self._is_leader:
             packed = messages.pack(Bundle(self._terms_of_all_groups(_terms_of(total))), self._group)
         bundle = unpack(messages.spread(self._group, packed, source=0))
-        return Terms(members(bundle, num_ranks * [total.numel]))
+        return UnreducedSum(members(bundle, num_ranks * [total.numel]))
 
     def _terms_of_all_groups(self, terms: Sequence[Payload]) -> list[Payload]:
         assert isinstance(self._inter, Allgather)
@@ -153,9 +153,9 @@ def _component(name: Name) -> Collective:
 
 
 def _terms_of(total: Payload) -> Sequence[Payload]:
-    return total.terms if isinstance(total, Terms) else [total]
+    return total.terms if isinstance(total, UnreducedSum) else [total]
 
 
 def _merged(total: Payload) -> Payload:
     """One payload that can travel on."""
-    return total.merged() if isinstance(total, Terms) else total
+    return total.merged() if isinstance(total, UnreducedSum) else total

@@ -12,8 +12,8 @@ import dataclasses
 import torch
 
 from collectives.base import Collective, Key
-from collectives.payload import Payload, PayloadError
-from collectives.transport import ReduceOp
+from collectives.payloads.base import Payload, PayloadError
+from collectives.transport.base import ReduceOp
 
 
 @dataclasses.dataclass(kw_only=True)

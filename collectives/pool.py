@@ -27,16 +27,16 @@ import torch
 from annotated_types import Ge
 from typing_extensions import Doc
 
-from collectives import messages
-from collectives.arithmetic import sum_wires_into_
 from collectives.base import Collective, Key
-from collectives.cachelines import CacheLines, cache_lines, stores_are_ordered
-from collectives.kinds.terms import Terms
 from collectives.options import OptionError
-from collectives.payload import Payload, balanced_borders, unpack
-from collectives.pool_memory import DONE, LENGTH, PAGE, READY, PoolMemory, region_nbytes
-from collectives.region import Region, reserve, rounded_up
-from collectives.transport import ReduceOp, Transport
+from collectives.payloads.base import Payload, balanced_borders, unpack
+from collectives.payloads.unreduced_sum import UnreducedSum
+from collectives.shared_memory.cache_lines import CacheLines, cache_lines, stores_are_ordered
+from collectives.shared_memory.layout import DONE, LENGTH, PAGE, READY, PoolMemory, region_nbytes
+from collectives.shared_memory.region import Region, reserve, rounded_up
+from collectives.transport import messages
+from collectives.transport.arithmetic import sum_wires_into_
+from collectives.transport.base import ReduceOp, Transport
 
 POLLS_BEFORE_SLEEP = 100
 SLEEP_S = 50e-6
@@ -71,7 +71,7 @@ class Pool(Collective):
     def sum_like(self, payload: Payload, key: Key, op: ReduceOp, *, layout: Payload) -> Payload:
         """As the base class says."""
         if not layout.elementwise:
-            return Terms([unpack(packed) for packed in self._gather(payload.pack().cpu())])
+            return UnreducedSum([unpack(packed) for packed in self._gather(payload.pack().cpu())])
         wire = payload.wire
         host = wire.cpu()
         self._sum_in_place(host, op)
@@ -208,7 +208,7 @@ class Pool(Collective):
                 continue
             time.sleep(SLEEP_S)
             if time.monotonic() > deadline:
-                raise transport.waited_in_vain(late[0])
+                raise transport.timeout_error(late[0])
 
     def _map(self) -> PoolMemory:
         """Rank 0 makes the region, all map it, and its name is removed before anybody uses it."""
@@ -221,7 +221,7 @@ class Pool(Collective):
             else:
                 offer = self._tell(None)
                 memory, offer = self._join(offer)
-            (num_failed,) = transport.agree([float(memory is None)], "sum")
+            (num_failed,) = transport.all_reduce_scalars([float(memory is None)], "sum")
         finally:
             if memory is not None:
                 memory.region.remove_name()

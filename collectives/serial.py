@@ -12,14 +12,14 @@ from collections.abc import Callable, Sequence
 
 import torch
 
-from collectives import messages
 from collectives.base import Collective
 from collectives.hierarchical import Hierarchical
-from collectives.kinds.row_sparse import RowSparse
-from collectives.kinds.scattered import Scattered
-from collectives.payload import HEADER_BYTES, Header, Payload, balanced_borders
-from collectives.values import to_value_dtype
-from collectives.wire import VALUE_DTYPES
+from collectives.payloads.base import HEADER_BYTES, Header, Payload, balanced_borders
+from collectives.payloads.codec.values import to_value_dtype
+from collectives.payloads.fields import VALUE_DTYPES
+from collectives.payloads.indexed_values import IndexedValues
+from collectives.payloads.row_sparse import RowSparse
+from collectives.transport import messages
 
 Rows = Sequence[torch.Tensor]
 """One 1-D tensor per rank, in the type that travels."""
@@ -49,7 +49,7 @@ def serial_sum(collective: Collective, payloads: Sequence[Payload]) -> torch.Ten
         wires = [payload.wire for payload in payloads]
         total = order(wires, functools.partial(balanced_borders, wires[0].numel()))
         return first.with_wire(total).to_dense()
-    if not isinstance(first, (Scattered, RowSparse)):
+    if not isinstance(first, (IndexedValues, RowSparse)):
         return None
     rows = [payload.to_dense().to(_value_dtype(payload)) for payload in payloads]
     return order(rows, first.borders).float()
@@ -133,7 +133,7 @@ def _sum_at_one_place(collective: Collective, payloads: Sequence[Payload]) -> to
     downlink = getattr(collective, "downlink", "dense")
     if downlink == "recode":
         return None
-    if downlink == "union" and all(isinstance(payload, (Scattered, RowSparse)) for payload in payloads):
+    if downlink == "union" and all(isinstance(payload, (IndexedValues, RowSparse)) for payload in payloads):
         return to_value_dtype(total, _value_dtype(first)).float()
     return total
 

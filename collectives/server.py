@@ -9,7 +9,7 @@ again, the server keeping what that lost.
 
 So it is with mode=bsp. With `ssp` and `asp` the server holds the parameters and updates them itself, and workers need
 not wait for each other; nothing is summed then, and this class only carries the choice: see
-`collectives/parameter_server.py`.
+`collectives/parameter_server/server.py`.
 
 Bytes: packed payloads. A worker pushes each part once to its server (its own server's share costs nothing); a server
 answers n-1 times. With one server, a dense downlink and an uplink c times smaller than dense, all traffic together
@@ -28,18 +28,18 @@ import torch
 from annotated_types import Ge
 from typing_extensions import Doc
 
-from collectives import messages
-from collectives.arithmetic import sum_in_order, sum_wires
 from collectives.base import Collective, Key
-from collectives.kinds.bundle import Bundle, members
-from collectives.kinds.dense import Dense
-from collectives.kinds.row_sparse import RowSparse
-from collectives.kinds.scattered import Scattered
-from collectives.kinds.sparse import Sparse
 from collectives.options import OptionError
-from collectives.payload import Payload, unpack
-from collectives.transport import ReduceOp, Transport
-from collectives.values import to_value_dtype
+from collectives.payloads.base import Payload, unpack
+from collectives.payloads.bundle import Bundle, members
+from collectives.payloads.codec.values import to_value_dtype
+from collectives.payloads.dense import Dense
+from collectives.payloads.indexed_values import IndexedValues
+from collectives.payloads.row_sparse import RowSparse
+from collectives.payloads.sparse import Sparse
+from collectives.transport import messages
+from collectives.transport.arithmetic import sum_in_order, sum_wires
+from collectives.transport.base import ReduceOp, Transport
 
 PartKey = tuple[Key, int]
 """(ids of the layers inside, which part of them)"""
@@ -277,7 +277,7 @@ def _union(terms: Sequence[Payload], total: torch.Tensor) -> Payload:
     for term in terms:
         term.clear_in_(untouched)
     indices = (untouched == 0).nonzero().view(-1)
-    dtypes = [term.values.dtype if isinstance(term, Scattered) else torch.float32 for term in terms]
+    dtypes = [term.values.dtype if isinstance(term, IndexedValues) else torch.float32 for term in terms]
     return Sparse(
         total.numel(),
         indices,

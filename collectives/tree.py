@@ -20,14 +20,14 @@ import torch
 from annotated_types import Ge
 from typing_extensions import Doc
 
-from collectives import messages
-from collectives.base import AddingCollective
-from collectives.payload import Payload, balanced_borders, unpack
-from collectives.steps import Step
+from collectives.base import ReducingCollective
+from collectives.payloads.base import Payload, balanced_borders, unpack
+from collectives.transport import messages
+from collectives.transport.schedule import Step
 
 
 @dataclasses.dataclass(kw_only=True)
-class Tree(AddingCollective):
+class Tree(ReducingCollective):
     """A binary tree with rank 0 as its root."""
 
     segment_bytes: Annotated[int, Ge(1), Doc("bytes of a dense payload that travel as one message")] = 4_000_000

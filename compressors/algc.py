@@ -19,14 +19,14 @@ import torch
 from annotated_types import Ge, Gt, Le, Lt
 from typing_extensions import Doc
 
-from collectives.kinds.dense import Dense
-from collectives.kinds.sparse import Sparse
 from collectives.options import OptionError
-from collectives.payload import Payload
-from collectives.values import to_value_dtype
-from compressors._groups import kth_largest, positions_of, top_of_rows
-from compressors._sparsifier import DensitySparsifier, num_kept
-from compressors._values import TORCH_DTYPES
+from collectives.payloads.base import Payload
+from collectives.payloads.codec.values import to_value_dtype
+from collectives.payloads.dense import Dense
+from collectives.payloads.sparse import Sparse
+from compressors.families.sparsifier import DensitySparsifier, num_kept
+from compressors.kernels.selection import kth_largest, positions_of, top_of_rows
+from compressors.kernels.value_types import TORCH_DTYPES
 from compressors.layer import Layer, Step
 from compressors.state import LayerDict, Store
 

@@ -18,10 +18,10 @@ from annotated_types import Ge
 from typing_extensions import Doc
 
 from collectives.base import Collective
-from collectives.kinds.bundle import Bundle, members
-from collectives.kinds.dense import Dense
 from collectives.options import Options
-from collectives.payload import HEADER_BYTES, Payload
+from collectives.payloads.base import HEADER_BYTES, Payload
+from collectives.payloads.bundle import Bundle, members
+from collectives.payloads.dense import Dense
 from compressors.layer import Bucket, Kind, Layer, Step
 from compressors.state import Key, LayerStore, Store
 from compressors.unit import Granularity, Unit, cut, units_of
@@ -41,7 +41,7 @@ class Compressor(Options, abc.ABC):
         shared_randomness: all ranks must draw the same numbers at one step.
         granularity: "layer" encodes each layer by itself, "bucket" the layers of a bucket laid end to end in model
             order.
-        engine_hook: the method is PyTorch's own communication hook; see `compressors/_engine.py`.
+        engine_hook: the method is PyTorch's own communication hook; see `compressors/families/torch_comm_hook.py`.
     """
 
     sends: ClassVar[type[Payload]] = Dense
@@ -301,7 +301,7 @@ class Compressor(Options, abc.ABC):
         else:
             self.finish(total, unit.layer, step, out)
         if not alone:
-            unit.lay_back(out)
+            unit.scatter_to_gradients(out)
 
     def _scratch_for(self, unit: Unit) -> torch.Tensor:
         """fp32 [unit.numel], contents undefined; the same memory at every call, for fresh pages cost more than sums."""

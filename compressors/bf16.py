@@ -7,11 +7,11 @@ from typing import ClassVar
 
 import torch
 
-from compressors._half import Half
+from compressors.families.sixteen_bit import SixteenBit
 
 
 @dataclasses.dataclass(kw_only=True)
-class Bf16(Half):
+class Bf16(SixteenBit):
     """8 bits of mantissa: relative rounding error up to 2^-9, never out of range.
 
     Bytes: 16 + 2 m for a bucket of m elements.

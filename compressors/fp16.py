@@ -1,4 +1,4 @@
-"""Half precision: every element as IEEE fp16, saturating so that no sum over ranks overflows."""
+"""SixteenBit precision: every element as IEEE fp16, saturating so that no sum over ranks overflows."""
 
 from __future__ import annotations
 
@@ -7,11 +7,11 @@ from typing import ClassVar
 
 import torch
 
-from compressors._half import Half
+from compressors.families.sixteen_bit import SixteenBit
 
 
 @dataclasses.dataclass(kw_only=True)
-class Fp16(Half):
+class Fp16(SixteenBit):
     """11 bits of mantissa, range 6e-8 to 65504.
 
     PyTorch's own hook divides by the number of ranks before it sends, to avoid overflow, and loses small gradients to

@@ -15,13 +15,13 @@ import torch
 from annotated_types import Ge
 from typing_extensions import Doc
 
-from collectives.kinds.group_sparse import GroupSparse
 from collectives.options import OptionError, value_text
-from collectives.payload import Payload
-from collectives.values import to_value_dtype
-from compressors._groups import select_groups
-from compressors._sparsifier import DensitySparsifier, num_kept
-from compressors._values import TORCH_DTYPES
+from collectives.payloads.base import Payload
+from collectives.payloads.codec.values import to_value_dtype
+from collectives.payloads.group_sparse import GroupSparse
+from compressors.families.sparsifier import DensitySparsifier, num_kept
+from compressors.kernels.selection import select_groups
+from compressors.kernels.value_types import TORCH_DTYPES
 from compressors.layer import Layer, Step
 from compressors.unit import Granularity
 

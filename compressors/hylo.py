@@ -18,18 +18,18 @@ import torch
 from annotated_types import Ge, Gt, Le
 from typing_extensions import Doc
 
-from collectives.kinds.codes import Codes
-from collectives.kinds.dense import Dense
-from collectives.kinds.row_sparse import RowSparse
 from collectives.options import OptionError
-from collectives.payload import Payload
-from collectives.values import to_value_dtype
-from compressors._groups import top_of_rows
-from compressors._random import generator_for
-from compressors._shared_scale import SharedScale
-from compressors._sparsifier import num_kept
-from compressors._ternary import ternary_levels, ternary_payload
-from compressors._values import TORCH_DTYPES, ValueDtype, roundoff
+from collectives.payloads.base import Payload
+from collectives.payloads.codec.values import to_value_dtype
+from collectives.payloads.codes import Codes
+from collectives.payloads.dense import Dense
+from collectives.payloads.row_sparse import RowSparse
+from compressors.families.shared_scale import SharedScale
+from compressors.families.sparsifier import num_kept
+from compressors.kernels.random import generator_for
+from compressors.kernels.selection import top_of_rows
+from compressors.kernels.ternary import ternary_levels, ternary_payload
+from compressors.kernels.value_types import TORCH_DTYPES, ValueDtype, roundoff
 from compressors.layer import Layer, Step
 from compressors.state import LayerDict, Store
 

@@ -12,11 +12,11 @@ import torch
 from annotated_types import Ge, Le
 from typing_extensions import Doc
 
-from collectives.kinds.codes import Codes
-from collectives.payload import Payload
-from compressors._blocks import block_maxima, divided_by_block
-from compressors._random import uniform_like
+from collectives.payloads.base import Payload
+from collectives.payloads.codes import Codes
 from compressors.base import LossyCompressor
+from compressors.kernels.blocks import block_maxima, divided_by_block
+from compressors.kernels.random import uniform_like
 from compressors.layer import Layer, Step
 from compressors.unit import Granularity
 

@@ -7,8 +7,8 @@ from typing import ClassVar
 
 import torch
 
-from collectives.kinds.dense import Dense
-from collectives.payload import HEADER_BYTES
+from collectives.payloads.base import HEADER_BYTES
+from collectives.payloads.dense import Dense
 from compressors.base import Compressor
 from compressors.layer import Layer, Step
 from compressors.unit import Granularity

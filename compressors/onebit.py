@@ -13,8 +13,8 @@ from typing import Annotated, ClassVar
 import torch
 from typing_extensions import Doc
 
-from collectives.kinds.two_means import TwoMeans
-from collectives.payload import Payload
+from collectives.payloads.base import Payload
+from collectives.payloads.two_means import TwoMeans
 from compressors.base import LossyCompressor
 from compressors.layer import Layer, Step
 

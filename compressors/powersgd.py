@@ -18,10 +18,10 @@ from annotated_types import Ge, Gt
 from typing_extensions import Doc
 
 from collectives.base import Collective
-from collectives.kinds.dense import Dense
-from collectives.payload import HEADER_BYTES
-from compressors._random import generator_for
+from collectives.payloads.base import HEADER_BYTES
+from collectives.payloads.dense import Dense
 from compressors.base import FP32_BYTES, LossyCompressor
+from compressors.kernels.random import generator_for
 from compressors.layer import Bucket, Layer, Sent, Step
 from compressors.state import LayerDict, Store
 from compressors.unit import Unit, units_of
@@ -91,7 +91,7 @@ class PowerSgd(LossyCompressor):
         for batch, p, q in zip(batches, ps, qs, strict=True):
             self._finish_batch(batch, p @ q.mT, q)
         for unit, update in zip(rest, first[len(batches) :], strict=True):
-            unit.lay_back(update.view(-1))
+            unit.scatter_to_gradients(update.view(-1))
 
         bucket.encode_s = time.perf_counter() - started - mean.seconds
         numel = sum(unit.numel for unit in units)
@@ -128,7 +128,7 @@ class PowerSgd(LossyCompressor):
                 batch.flat[index].sub_(flat)
             if self.warm_start:
                 self._last_q.propose(unit.layer.id, q[index].clone())
-            unit.lay_back(flat)
+            unit.scatter_to_gradients(flat)
 
     def _sent(self, layer: Layer, unit: Unit, seconds: float) -> Sent:
         num_entries = layer.numel if unit.dense else self._factor_numel(layer)

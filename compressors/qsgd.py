@@ -13,10 +13,10 @@ from typing import Annotated, Literal
 import torch
 from typing_extensions import Doc
 
-from collectives.kinds.codes import Codes
-from compressors._blocks import block_maxima, block_norms, divided_by_block
-from compressors._random import uniform_like
-from compressors._stochastic import StochasticQuantizer
+from collectives.payloads.codes import Codes
+from compressors.families.stochastic_quantizer import StochasticQuantizer
+from compressors.kernels.blocks import block_maxima, block_norms, divided_by_block
+from compressors.kernels.random import uniform_like
 from compressors.layer import Layer, Step
 
 

@@ -13,13 +13,13 @@ import torch
 from annotated_types import Gt, Le
 from typing_extensions import Doc
 
-from collectives.kinds.seeded import Seeded
 from collectives.options import OptionError, value_text
-from collectives.payload import Payload
-from collectives.values import to_value_dtype
-from compressors._random import seed_for
-from compressors._sparsifier import DensitySparsifier, num_kept
-from compressors._values import TORCH_DTYPES, roundoff
+from collectives.payloads.base import Payload
+from collectives.payloads.codec.values import to_value_dtype
+from collectives.payloads.seeded import Seeded
+from compressors.families.sparsifier import DensitySparsifier, num_kept
+from compressors.kernels.random import seed_for
+from compressors.kernels.value_types import TORCH_DTYPES, roundoff
 from compressors.layer import Layer, Step
 
 

@@ -12,9 +12,9 @@ from typing import Annotated, ClassVar, Literal
 import torch
 from typing_extensions import Doc
 
-from collectives.kinds.codes import Codes
 from collectives.options import OptionError
-from collectives.payload import Payload
+from collectives.payloads.base import Payload
+from collectives.payloads.codes import Codes
 from compressors.base import LossyCompressor
 from compressors.layer import Layer, Step
 

@@ -17,13 +17,13 @@ import torch
 from annotated_types import Ge
 from typing_extensions import Doc
 
-from collectives.kinds.codes import Codes
-from collectives.kinds.dense import Dense
 from collectives.options import OptionError
-from collectives.payload import Payload
-from compressors._random import uniform_like
-from compressors._shared_scale import SharedScale
-from compressors._ternary import ternary_payload
+from collectives.payloads.base import Payload
+from collectives.payloads.codes import Codes
+from collectives.payloads.dense import Dense
+from compressors.families.shared_scale import SharedScale
+from compressors.kernels.random import uniform_like
+from compressors.kernels.ternary import ternary_payload
 from compressors.layer import Layer, Step
 
 

@@ -13,12 +13,12 @@ import torch
 from annotated_types import Gt
 from typing_extensions import Doc
 
-from collectives.kinds.sparse import Sparse
-from collectives.payload import Payload
-from collectives.values import to_value_dtype
-from compressors._groups import positions_of
-from compressors._sparsifier import Sparsifier
-from compressors._values import TORCH_DTYPES
+from collectives.payloads.base import Payload
+from collectives.payloads.codec.values import to_value_dtype
+from collectives.payloads.sparse import Sparse
+from compressors.families.sparsifier import Sparsifier
+from compressors.kernels.selection import positions_of
+from compressors.kernels.value_types import TORCH_DTYPES
 from compressors.layer import Layer, Step
 
 

@@ -10,12 +10,12 @@ import dataclasses
 import torch.distributed as dist
 from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
 
-from compressors._engine import DDPHook, EngineHook
+from compressors.families.torch_comm_hook import DDPHook, TorchCommHook
 from compressors.layer import Layer
 
 
 @dataclasses.dataclass(kw_only=True)
-class TorchFp16(EngineHook):
+class TorchFp16(TorchCommHook):
     """The hook as it is.
 
     Bytes: 2 m for a bucket of m elements, all-reduced by the backend.

@@ -13,13 +13,13 @@ from annotated_types import Ge, Gt
 from torch.distributed.algorithms.ddp_comm_hooks import powerSGD_hook as powersgd
 from typing_extensions import Doc
 
-from compressors._engine import DDPHook, EngineHook
 from compressors.base import FP32_BYTES
+from compressors.families.torch_comm_hook import DDPHook, TorchCommHook
 from compressors.layer import Layer
 
 
 @dataclasses.dataclass(kw_only=True)
-class TorchPowerSgd(EngineHook):
+class TorchPowerSgd(TorchCommHook):
     """The hook as it is. Its state belongs to buckets, which change after the first step, so it starts later.
 
     Bytes: 4 (sum of r (n + k) + elements not compressed) for a bucket of matrices [n, k], all-reduced by the backend;

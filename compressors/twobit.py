@@ -14,10 +14,10 @@ import torch
 from annotated_types import Gt
 from typing_extensions import Doc
 
-from collectives.kinds.codes import Codes
-from collectives.payload import Payload
-from compressors._ternary import ternary_levels, ternary_payload
+from collectives.payloads.base import Payload
+from collectives.payloads.codes import Codes
 from compressors.base import LossyCompressor
+from compressors.kernels.ternary import ternary_levels, ternary_payload
 from compressors.layer import Layer, Step
 
 

@@ -8,7 +8,7 @@ from typing import Literal
 
 import torch
 
-from collectives.payload import Payload
+from collectives.payloads.base import Payload
 from compressors.layer import Bucket, Layer, Sent
 
 Granularity = Literal["layer", "bucket"]
@@ -68,7 +68,7 @@ class Unit:
             else:
                 torch.add(gradient, base[start:stop], alpha=factor, out=out[start:stop])
 
-    def lay_back(self, update: torch.Tensor) -> None:
+    def scatter_to_gradients(self, update: torch.Tensor) -> None:
         """Copy an update, floating [numel], into the gradients."""
         parts = torch.split(update, [layer.numel for layer in self.layers])
         for gradient, part in zip(self.gradients, parts, strict=True):

@@ -14,10 +14,10 @@ from bench.cli import hosts_options as on
 from bench.cli.completion import complete_list
 from bench.core.collectives_config import Dtype
 from bench.core.errors import RunFailed, UsageError
+from bench.core.request import DEFAULT_WORLD_SIZE
 from bench.core.rows import RowWriter, StoreError
 from bench.core.schema import COLLECTIVES
 from bench.launch.collectives_request import CollectivesRequest
-from bench.launch.request import DEFAULT_WORLD_SIZE
 
 if TYPE_CHECKING:
     from bench.report.collectives_table import Row

@@ -12,7 +12,7 @@ from rich.progress import BarColumn, Progress, TaskID, TextColumn
 from bench.cli.console import print_json, stdout_console
 from bench.core.collectives_config import CollectivesConfig
 from bench.core.units import format_bytes
-from bench.launch.cluster import Cluster
+from bench.hosts.cluster import Cluster
 from bench.report.collectives_table import Row, collectives_table, with_ratios
 from bench.report.tables import print_rich
 

@@ -15,7 +15,7 @@ from bench.cli.completion import complete
 from bench.cli.console import print_json, stdout_console
 from bench.core import registry
 from bench.core.errors import RunFailed, UsageError
-from bench.launch.request import Request
+from bench.core.request import Request
 from collectives.options import did_you_mean
 
 if TYPE_CHECKING:

@@ -14,7 +14,7 @@ from rich.table import Table
 from bench.core.config import RunConfig
 from bench.core.rows import read_rows
 from bench.core.units import format_bytes, format_seconds
-from bench.launch.cluster import Cluster
+from bench.hosts.cluster import Cluster
 from bench.launch.plan import LayerPlan
 from bench.launch.run import Result
 

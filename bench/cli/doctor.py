@@ -11,7 +11,7 @@ from rich.markup import escape
 
 from bench.cli.console import print_json, stdout_console
 from bench.core.errors import RunFailed
-from bench.launch.request import Request
+from bench.core.request import Request
 
 COLOURS = {"ok": "green", "warn": "yellow", "fail": "red"}
 EXAMPLES = """[bold]Examples[/bold]

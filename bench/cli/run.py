@@ -15,7 +15,7 @@ from bench.cli import hosts_options as on
 from bench.cli.completion import complete
 from bench.core.config import Nonfinite, Schedule, Trigger
 from bench.core.errors import Interrupted, RunFailed, UsageError
-from bench.launch.request import DEFAULT_EPOCHS, DEFAULT_WORLD_SIZE, Request
+from bench.core.request import DEFAULT_EPOCHS, DEFAULT_WORLD_SIZE, Request
 
 if TYPE_CHECKING:
     from bench.core.config import RunConfig

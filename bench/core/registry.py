@@ -1,7 +1,7 @@
 """The registry: which components exist, found without importing any of them.
 
 A room is a package; a component is a file in it with one top-level class that is derived (directly or through a class
-of the same room) from the room's base class and is named after the file: ``group_topk.py`` holds ``GroupTopK``. Names
+of the same folder or of its `families/`) from the room's base class and is named after the file: ``group_topk.py`` holds ``GroupTopK``. Names
 and one-line descriptions are read with ``ast``, so listing and completing names costs milliseconds and no torch.
 Third parties add components by entry point (group ``bench.compressors``, ``bench.collectives``, ...).
 """
@@ -96,13 +96,18 @@ def load(kind: str, name: str) -> type[Options]:
 def _built_in(room: Room) -> dict[str, Entry]:
     classes: dict[str, list[str]] = {}  # class name -> names of its bases, over all files of the room
     files: dict[str, tuple[str, str]] = {}  # class name -> (module name, first line of the module's docstring)
-    for path in sorted(_folder(room.package).glob("*.py")):
+    folder = _folder(room.package)
+    for path in sorted([*folder.glob("*.py"), *folder.glob("families/*.py")]):
         with _PARSER:
             tree = ast.parse(path.read_text(encoding="utf-8"))
         for node in tree.body:
             if isinstance(node, ast.ClassDef):
                 classes[node.name] = [_last_name(base) for base in node.bases]
-                if not path.stem.startswith("_") and node.name.lower() == path.stem.replace("_", ""):
+                if (
+                    path.parent == folder
+                    and not path.stem.startswith("_")
+                    and node.name.lower() == path.stem.replace("_", "")
+                ):
                     files[node.name] = (path.stem, (ast.get_docstring(tree) or "").partition("\n")[0])
     return {
         stem: Entry(name=stem, description=line, target=f"{room.package}.{stem}:{name}")

@@ -15,16 +15,16 @@ from bench.core.units import parse_sizes
 from bench.launch import torchrun
 from bench.launch.collectives_request import CollectivesRequest
 from bench.launch.failure import explain, reports_of
-from bench.launch.patience import Patience
 from bench.launch.placement import place
 from bench.launch.progress import ProgressReader
 from bench.launch.scratch import scratch_folder
+from bench.launch.watchdog import WatchdogTimeouts
 from collectives.base import Collective
 from collectives.server import Server
 from compressors.base import Compressor
 from compressors.pairs import refusal
 
-MODULE = "bench.train.collectives_worker"
+MODULE = "bench.micro.collectives_worker"
 BASELINE = "native"
 
 Pair = tuple[str, str]
@@ -110,7 +110,9 @@ def execute(config: CollectivesConfig, on_report: Callable[[Mapping[str, Any]], 
         try:
             with torchrun.termination_as_interrupt():
                 job = torchrun.launch(config, folder, MODULE)
-                ending = torchrun.watch(job, ProgressReader(folder.progress), Patience.with_job(config), on_report)
+                ending = torchrun.watch(
+                    job, ProgressReader(folder.progress), WatchdogTimeouts.with_job(config), on_report
+                )
         except KeyboardInterrupt:
             raise Interrupted("stopped by the user; the rows so far are kept") from None
         if ending.silent_s is not None and not reports_of(folder):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 
 from bench.core.collectives_config import Dtype
-from bench.launch.request import HostsRequest
+from bench.core.request import HostsRequest
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -18,12 +18,12 @@ from bench.core.run_folder import RunFolder, read_json
 from bench.datasets.base import Dataset
 from bench.launch import torchrun
 from bench.launch.compressors_request import CompressorsRequest
-from bench.launch.patience import Patience
 from bench.launch.progress import ProgressReader
 from bench.launch.scratch import scratch_folder
+from bench.launch.watchdog import WatchdogTimeouts
 from compressors.base import Compressor
 
-MODULE = "bench.train.compressors_worker"
+MODULE = "bench.micro.compressors_worker"
 BASELINE = "none"
 
 
@@ -67,8 +67,8 @@ def execute(config: CompressorsConfig, timeout_s: float, on_report: Callable[[Ma
             with torchrun.termination_as_interrupt():
                 command = [sys.executable, "-m", MODULE, str(folder.path)]
                 job = torchrun.start(command, variables, folder.logs / "worker.log")
-                patience = Patience.with_one_process(timeout_s)
-                ending = torchrun.watch(job, ProgressReader(folder.progress), patience, on_report)
+                timeouts = WatchdogTimeouts.with_one_process(timeout_s)
+                ending = torchrun.watch(job, ProgressReader(folder.progress), timeouts, on_report)
         except KeyboardInterrupt:
             raise Interrupted("stopped by the user; nothing was written") from None
         if ending.silent_s is not None:

@@ -126,7 +126,7 @@ def disk(out: Path) -> Check:
 
 def namespaces() -> Check:
     """Virtual hosts with limited links are possible here."""
-    from bench.launch.hosts_support import hosts_supported
+    from bench.hosts.support import hosts_supported
 
     supported, reason = hosts_supported()
     if supported:
@@ -168,8 +168,8 @@ def smoke_test(data_dir: Path) -> Check:
     Raises:
         Interrupted: the user stopped it.
     """
+    from bench.core.request import Request
     from bench.launch.plan import plan
-    from bench.launch.request import Request
     from bench.launch.run import execute
 
     request = Request(

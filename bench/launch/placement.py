@@ -7,9 +7,9 @@ from typing import Any
 
 from bench.core.environment import usable_cores
 from bench.core.errors import UsageError
-from bench.launch.cluster import Cluster
-from bench.launch.cluster_options import cluster_from_options
-from bench.launch.request import DEFAULT_WORLD_SIZE, HostsRequest, Request
+from bench.core.request import DEFAULT_WORLD_SIZE, HostsRequest, Request
+from bench.hosts.cluster import Cluster
+from bench.hosts.cluster_options import cluster_from_options
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -15,10 +15,10 @@ import torch
 from bench.core import spec
 from bench.core.config import RunConfig
 from bench.core.errors import UsageError
+from bench.core.request import DEFAULT_EPOCHS, Request
 from bench.core.straggler import Straggler
 from bench.datasets.base import Dataset
 from bench.launch.placement import check_machines, place
-from bench.launch.request import DEFAULT_EPOCHS, Request
 from bench.launch.server_checks import check_server
 from bench.models.base import Model
 from bench.optimizers.base import Optimizer

@@ -19,8 +19,8 @@ from bench.core.run_folder import RunFolder, read_json, write_json
 from bench.launch import torchrun
 from bench.launch.failure import explain, reports_of
 from bench.launch.machine_zero import MachineZero
-from bench.launch.patience import Patience
 from bench.launch.progress import ProgressReader
+from bench.launch.watchdog import WatchdogTimeouts
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -56,7 +56,7 @@ def execute(config: RunConfig, out: Path, on_progress: Callable[[dict[str, Any]]
     try:
         with torchrun.termination_as_interrupt():
             job = _launch(config, folder)
-            ending = torchrun.watch(job, progress, Patience.with_job(config), on_progress, machine_zero)
+            ending = torchrun.watch(job, progress, WatchdogTimeouts.with_job(config), on_progress, machine_zero)
     except KeyboardInterrupt:
         return _failed(
             config, folder, progress, started, "interrupted", "stopped by the user; the rows so far are kept"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from bench.core.errors import UsageError
-from bench.launch.request import Request
+from bench.core.request import Request
 from collectives.server import Server
 from compressors.base import Compressor
 

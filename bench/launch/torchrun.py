@@ -27,12 +27,12 @@ import psutil
 
 from bench.core.errors import UsageError
 from bench.core.run_folder import RunFolder
-from bench.launch.cluster import Cluster
-from bench.launch.hosts import HostsJob, start_hosts, torchrun_arguments
+from bench.hosts.cluster import Cluster
+from bench.hosts.job import HostsJob, start_hosts, torchrun_arguments
 from bench.launch.job import Job
 from bench.launch.machine_zero import MachineZero
-from bench.launch.patience import HOSTS_GRACE_S, Patience
 from bench.launch.progress import ProgressReader
+from bench.launch.watchdog import HOSTS_GRACE_S, WatchdogTimeouts
 
 POLL_S = 0.1
 GRACE_S = 3.0
@@ -190,7 +190,7 @@ def start(arguments: list[str], extra_variables: dict[str, str], log: Path) -> s
 def watch(
     job: Started,
     progress: ProgressReader,
-    patience: Patience,
+    timeouts: WatchdogTimeouts,
     on_progress: Callable[[dict[str, Any]], None],
     machine_zero: MachineZero | None = None,
 ) -> Ending:
@@ -199,22 +199,22 @@ def watch(
     Args:
         job: as `start` returned it.
         progress: what rank 0 reports.
-        patience: how long nothing may be heard before the job is stopped.
+        timeouts: how long nothing may be heard before the job is stopped.
         on_progress: called with every report.
         machine_zero: heard of in place of rank 0's reports, where rank 0 is elsewhere.
     """
     heard = time.monotonic()
-    limit_s = patience.first_s
+    limit_s = timeouts.first_s
     try:
         while True:
             exit_code = job.poll()
             for line in progress.new_lines():
                 heard = time.monotonic()
-                limit_s = patience.next_s
+                limit_s = timeouts.next_s
                 on_progress(line)
             if machine_zero is not None and machine_zero.is_heard():
                 heard = time.monotonic()
-                limit_s = patience.next_s
+                limit_s = timeouts.next_s
             if exit_code is not None:
                 return Ending(exit_code=exit_code)
             if time.monotonic() - heard > limit_s:

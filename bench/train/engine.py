@@ -15,15 +15,15 @@ from torch.nn.parallel import DistributedDataParallel
 
 from bench.core.config import RunConfig
 from bench.optimizers.base import Optimizer
-from bench.train.asynchronous import AsynchronousServer
+from bench.train.async_server import AsynchronousServer
 from collectives.base import Collective
-from collectives.payload import Payload
+from collectives.payloads.base import Payload
 from collectives.server import Server
-from collectives.transport import Purpose, Traffic
-from compressors._engine import EngineHook
+from collectives.transport.base import Purpose, Traffic
 from compressors.base import Compressor
-from compressors.ddp import Attached
-from compressors.exchange import Outcome
+from compressors.ddp.communication_thread import Outcome
+from compressors.ddp.hook import CompressionHook
+from compressors.families.torch_comm_hook import TorchCommHook
 from compressors.layer import Layer, Sent, Step, layers_of
 from compressors.state import Key
 
@@ -150,7 +150,7 @@ class PlainDDP(Replicas):
         super().__init__(config, model, optimizer)
         self.ddp = wrap(model, device, config.bucket_mb)
         self.ddp._set_ddp_runtime_logging_sample_rate(1)
-        self._engine_hook = compressor if isinstance(compressor, EngineHook) else None
+        self._engine_hook = compressor if isinstance(compressor, TorchCommHook) else None
         if self._engine_hook is not None:
             self.ddp.register_comm_hook(*self._engine_hook.hook(self.ddp.process_group))
         self._gradient = Traffic(from_formula=True)
@@ -225,7 +225,7 @@ class HookedDDP(Replicas):
     ) -> None:
         super().__init__(config, model, optimizer)
         self.ddp = wrap(model, device, WHOLE_MODEL_MB if compressor.one_bucket else config.bucket_mb)
-        self.attached = Attached(
+        self.attached = CompressionHook(
             self.ddp,
             compressor,
             collective,

@@ -20,7 +20,7 @@ from bench.train.engine import Engine
 from bench.train.evaluate import evaluate
 from bench.train.record import Recorder, Snapshot
 from bench.train.schedule import learning_rate
-from compressors.exchange import NonFiniteGradient, Outcome
+from compressors.ddp.communication_thread import NonFiniteGradient, Outcome
 from compressors.layer import Step
 
 MAX_SKIPS_IN_A_ROW = 10

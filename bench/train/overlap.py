@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 import torch
 
-from collectives.payload import Payload
+from collectives.payloads.base import Payload
 from compressors.state import Key
 
 # Positions of the model that are looked at, all ranks the same: 64 KiB of bits before compression.
@@ -29,7 +29,7 @@ def support_overlap(payloads: Sequence[Payload]) -> float | None:
     return _mean_overlap([_support(payload) for payload in payloads])
 
 
-def sample_supports(payloads: Mapping[Key, Payload], model_numel: int) -> Samples:
+def sample_index_sets(payloads: Mapping[Key, Payload], model_numel: int) -> Samples:
     """One rank's part of `sampled_overlap`: where its payloads transmit an element, as compressed bits.
 
     Args:

@@ -17,9 +17,9 @@ import torch
 import torch.distributed as dist
 
 from bench.core.run_folder import RunFolder, write_json
-from collectives.distributed import backend_failure
-from collectives.liveness import liveness
-from collectives.transport import TransportError
+from collectives.transport.base import TransportError
+from collectives.transport.failure_detector import failure_detector
+from collectives.transport.process_group import backend_failure
 
 
 def run_as_rank(folder: RunFolder, work: Callable[[], None], user_errors: tuple[type[Exception], ...]) -> NoReturn:
@@ -81,7 +81,7 @@ def process_group(device: torch.device, timeout_s: float) -> Iterator[None]:
         timeout=datetime.timedelta(seconds=timeout_s),
         device_id=device if own_gpu else None,
     )
-    liveness()  # from now on this rank answers when others ask who is still there
+    failure_detector()  # from now on this rank answers when others ask who is still there
     try:
         yield
     except TransportError:

@@ -11,7 +11,7 @@ import resource
 import sys
 import time
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
 import torch
 import torch.distributed as dist
@@ -23,16 +23,39 @@ from bench.core.interface import interface_bytes
 from bench.core.rows import RowWriter
 from bench.core.run_folder import RunFolder
 from bench.train.clock import StepTimes, mean
+from bench.train.engine import Engine
 from bench.train.measured import link_columns
-from bench.train.overlap import sample_supports, sampled_overlap
-from compressors.exchange import Outcome
+from bench.train.overlap import sample_index_sets, sampled_overlap
+from compressors.ddp.communication_thread import Outcome
 from compressors.layer import Layer
 
-if TYPE_CHECKING:
-    from bench.train.engine import Engine
-    from bench.train.loop import Trainer
-
 PROGRESS_EVERY_S = 0.25
+
+
+class TrainingState(Protocol):
+    """Where training is, as its loop knows it.
+
+    Attributes:
+        step, total_steps: optimizer steps done, and to do in all.
+        own_steps: batches that this rank used.
+        skipped_steps: steps that this rank dropped.
+    """
+
+    step: int
+    total_steps: int
+    own_steps: int
+    skipped_steps: int
+
+    @property
+    def epoch(self) -> float:
+        """Epochs finished, with the fraction of the current one."""
+
+    @property
+    def samples(self) -> int:
+        """Training samples used so far, all ranks together."""
+
+    def recent_loss(self) -> float | None:
+        """The newest loss on this rank."""
 
 
 @dataclasses.dataclass(kw_only=True)
@@ -132,44 +155,44 @@ class Recorder:
                 count.of_wanted.append(density / sent.density_wanted)
             self._entries += sent.num_entries
 
-    def progress(self, trainer: Trainer) -> None:
+    def progress(self, state: TrainingState) -> None:
         """Tell the launcher where training is, a few times per second at most (rank 0)."""
         now = time.monotonic()
         if self._progress is None or (
-            now - self._progress_written < PROGRESS_EVERY_S and trainer.step < trainer.total_steps
+            now - self._progress_written < PROGRESS_EVERY_S and state.step < state.total_steps
         ):
             return
         elapsed = now - self._progress_written if self._progress_written else None
-        speed = (trainer.samples - self._progress_samples) / elapsed if elapsed else None
-        steps = max(1, trainer.step - self._progress_step)
+        speed = (state.samples - self._progress_samples) / elapsed if elapsed else None
+        steps = max(1, state.step - self._progress_step)
         line = {
-            "step": trainer.step,
-            "total_steps": trainer.total_steps,
-            "epoch": round(trainer.epoch, 3),
-            "loss": trainer.recent_loss(),
+            "step": state.step,
+            "total_steps": state.total_steps,
+            "epoch": round(state.epoch, 3),
+            "loss": state.recent_loss(),
             "accuracy": self.last_row.get("test_accuracy"),
             "samples_per_s": speed,
             "waiting_share": min(1.0, sum(self._recent_exposed) / elapsed)
             if elapsed and self._recent_exposed
             else None,
-            "eta_s": (trainer.total_steps - trainer.step) * elapsed / steps if elapsed else None,
+            "eta_s": (state.total_steps - state.step) * elapsed / steps if elapsed else None,
         }
         self._write_progress(line)
-        self._progress_written, self._progress_samples, self._progress_step = now, trainer.samples, trainer.step
+        self._progress_written, self._progress_samples, self._progress_step = now, state.samples, state.step
         self._recent_exposed = []
 
-    def evaluation(self, trainer: Trainer, snapshot: Snapshot) -> None:
+    def evaluation(self, state: TrainingState, snapshot: Snapshot) -> None:
         """Gather from all ranks and append a row to each file; every rank must call."""
-        own = self._own_figures(trainer, snapshot)
+        own = self._own_figures(state, snapshot)
         everyone: list[dict[str, Any]] = [{} for _ in range(dist.get_world_size())]
         dist.all_gather_object(everyone, own)
         target = self.config.target_accuracy
         if target is not None and self._time_to_target_s is None and snapshot.test_accuracy >= target:
             self._time_to_target_s = snapshot.train_time_s
         if self._metrics is not None and self._layers is not None:
-            row = self._fixed | self._progress_columns(trainer, snapshot) | self._joint_columns(everyone, snapshot)
+            row = self._fixed | self._progress_columns(state, snapshot) | self._joint_columns(everyone, snapshot)
             self._metrics.append(row)
-            self._layers.extend(self._layer_rows(trainer))
+            self._layers.extend(self._layer_rows(state))
             self.last_row = row
             self._write_progress({"evaluated": {k: row[k] for k in ("epoch", "step", "train_loss", "test_accuracy")}})
         self._reset()
@@ -182,7 +205,7 @@ class Recorder:
         self._traffic_before = {p: dataclasses.replace(t) for p, t in self.engine.traffic().items()}
         self._wire_sent = self._wire_received = 0.0
 
-    def _own_figures(self, trainer: Trainer, snapshot: Snapshot) -> dict[str, Any]:
+    def _own_figures(self, state: TrainingState, snapshot: Snapshot) -> dict[str, Any]:
         traffic = self.engine.traffic()
         sent = {p: dataclasses.replace(t) for p, t in traffic.items()}
         for purpose, before in self._traffic_before.items():
@@ -190,24 +213,24 @@ class Recorder:
             sent[purpose].messages -= before.messages
         return {
             "steps": self._steps,
-            "samples": trainer.own_steps * self.config.batch_size,
-            "skipped_steps": trainer.skipped_steps,
+            "samples": state.own_steps * self.config.batch_size,
+            "skipped_steps": state.skipped_steps,
             "steps_per_s": snapshot.times.steps_per_s(),
             "train_loss": snapshot.train_loss,
             "traffic": sent,
             "entries": self._entries,
             "staleness": self._staleness,
-            "supports": sample_supports(self.engine.last_encoded(), self._numel),
+            "supports": sample_index_sets(self.engine.last_encoded(), self._numel),
             "wire": (self._wire_sent, self._wire_received),
             "peak_rss_bytes": _peak_rss_bytes(),
             "weights": weights_hash(self.engine.model),
         }
 
-    def _progress_columns(self, trainer: Trainer, snapshot: Snapshot) -> dict[str, Any]:
+    def _progress_columns(self, state: TrainingState, snapshot: Snapshot) -> dict[str, Any]:
         return {
-            "status": "ok" if trainer.step >= trainer.total_steps else "running",
-            "epoch": trainer.epoch,
-            "step": trainer.step,
+            "status": "ok" if state.step >= state.total_steps else "running",
+            "epoch": state.epoch,
+            "step": state.step,
             "train_time_s": snapshot.train_time_s,
             "wall_time_s": time.time() - self._started,
             "test_loss": snapshot.test_loss,
@@ -259,17 +282,17 @@ class Recorder:
             columns["wire_bytes_received_per_step"] = sum(received) / self.config.ranks_per_host / steps
         return columns
 
-    def _layer_rows(self, trainer: Trainer) -> list[dict[str, Any]]:
+    def _layer_rows(self, state: TrainingState) -> list[dict[str, Any]]:
         norms = self.engine.residual_norms()
-        return [self._layer_row(trainer, layer, norms.get(layer.id)) for layer in self.engine.layers]
+        return [self._layer_row(state, layer, norms.get(layer.id)) for layer in self.engine.layers]
 
-    def _layer_row(self, trainer: Trainer, layer: Layer, norm: float | None) -> dict[str, Any]:
+    def _layer_row(self, state: TrainingState, layer: Layer, norm: float | None) -> dict[str, Any]:
         count = self._layer_counts.get(layer.id, _LayerCount())
         densities = count.densities
         return {
             "run_id": self._fixed["run_id"],
-            "epoch": trainer.epoch,
-            "step": trainer.step,
+            "epoch": state.epoch,
+            "step": state.step,
             "layer": layer.name,
             "kind": layer.kind,
             "numel": layer.numel,

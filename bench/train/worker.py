@@ -24,16 +24,16 @@ from bench.core.straggler import Straggler
 from bench.datasets.base import Dataset, DatasetError
 from bench.models.base import Model
 from bench.optimizers.base import Optimizer
+from bench.train.batch_scheduling import use_batch_scheduling
 from bench.train.engine import Engine, build_engine
 from bench.train.loop import Diverged, Trainer
 from bench.train.rank import process_group, run_as_rank, set_up_device
 from bench.train.record import Recorder, weights_hash
 from bench.train.straggler import slow_down
-from bench.train.turns import take_long_turns
 from collectives.base import Collective
-from collectives.transport import TransportError
+from collectives.transport.base import TransportError
 from compressors.base import Compressor
-from compressors.exchange import NonFiniteGradient
+from compressors.ddp.communication_thread import NonFiniteGradient
 
 # Errors whose message is already one sentence for the user; anything else is shown with its type.
 USER_ERRORS = (BenchError, DatasetError, Diverged, NonFiniteGradient, TransportError)
@@ -50,7 +50,7 @@ def run(config: RunConfig, folder: RunFolder) -> None:
     started_at = time.time()
     device = set_up_device(config.device, config.threads)
     if device.type == "cpu":
-        take_long_turns()
+        use_batch_scheduling()
     with process_group(device, config.timeout_s):
         _check_same_configuration(config)
         dataset = cast(Dataset, spec.build("datasets", config.filled["dataset"]))

@@ -12,8 +12,8 @@ import psutil
 import pytest
 
 from bench.core.schema import COLLECTIVES
-from tests.cli.invoke import execute, invoke, start
-from tests.cli.plugins import install
+from tests.testing.invoke import execute, invoke, start
+from tests.testing.plugins import install
 
 REFUSALS = [
     (["--compressors", "topkk"], "there is no compressor 'topkk' (did you mean 'topk'?)"),

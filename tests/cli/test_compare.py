@@ -14,8 +14,8 @@ from typer.testing import CliRunner
 
 from bench.cli.compare import EXAMPLES, compare
 from bench.core.errors import BenchError, NothingToCompare, Regression, UsageError
-from tests.cli.invoke import Answer
-from tests.fake_rows import fake_row, fake_seeds, topk_seeds, write_run, write_runs
+from tests.testing.fake_rows import fake_row, fake_seeds, topk_seeds, write_run, write_runs
+from tests.testing.invoke import Answer
 
 DENSE = fake_seeds([1204.0, 1190.0, 1221.0], [0.978, 0.981, 0.975])
 TOPK = topk_seeds([1577.0, 1544.0, 1610.0], [0.974, 0.980, 0.969])

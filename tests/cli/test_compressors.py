@@ -12,7 +12,7 @@ import pytest
 from bench.core.rows import read_rows
 from bench.core.schema import COMPRESSORS
 from bench.launch import compressors
-from tests.cli.invoke import Answer, invoke
+from tests.testing.invoke import Answer, invoke
 
 CHOSEN = "none,topk:ratio=0.1,value_dtype=fp32,sign,powersgd"
 

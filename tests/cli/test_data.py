@@ -10,7 +10,7 @@ import pytest
 from bench.core import registry
 from bench.datasets.base import Part
 from bench.datasets.digits import Digits
-from tests.cli.invoke import invoke
+from tests.testing.invoke import invoke
 
 
 def test_every_data_set_is_listed_with_its_state(tmp_path: Path) -> None:

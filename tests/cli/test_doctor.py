@@ -11,8 +11,9 @@ import pytest
 import torch.distributed as dist
 
 from bench.core.errors import UsageError
-from bench.launch import doctor, hosts_support
-from tests.cli.invoke import invoke
+from bench.hosts import support
+from bench.launch import doctor
+from tests.testing.invoke import invoke
 
 DiskUsage = namedtuple("DiskUsage", ["total", "used", "free"])
 
@@ -91,7 +92,7 @@ def test_a_torch_without_gloo_is_a_failure_and_ends_the_examination(
 
 
 def test_hosts_that_are_not_permitted_are_a_warning(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(hosts_support, "hosts_supported", lambda: (False, "ip is missing; install iproute2"))
+    monkeypatch.setattr(support, "hosts_supported", lambda: (False, "ip is missing; install iproute2"))
     check = doctor.namespaces()
     assert (check.level, check.finding) == ("warn", "ip is missing; install iproute2")
 

@@ -9,7 +9,7 @@ import pytest
 
 from bench.core import registry
 from bench.core.registry import ROOMS
-from tests.cli.invoke import invoke
+from tests.testing.invoke import invoke
 
 
 def section(text: str, name: str) -> list[str]:

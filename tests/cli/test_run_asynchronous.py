@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.cli.invoke import execute, only_run, rows
+from tests.testing.invoke import execute, only_run, rows
 
 EPOCHS, BATCH, WORLD_SIZE, TRAIN_SIZE = 2, 16, 2, 320
 STEPS_PER_EPOCH = TRAIN_SIZE // WORLD_SIZE // BATCH

@@ -9,16 +9,16 @@ from pathlib import Path
 
 import pytest
 
-from tests.cli.invoke import execute, only_run, rows
-from tests.cli.plugins import install_entry_points
-from tests.small_cifar10 import ARCHIVE
+from tests.testing.invoke import execute, only_run, rows
+from tests.testing.plugins import install_entry_points
+from tests.testing.small_cifar10 import ARCHIVE
 
 pytestmark = pytest.mark.timeout(300)
 
 
 def test_the_archive_is_fetched_and_trained_on(tmp_path: Path) -> None:
     install_entry_points(
-        tmp_path, "small-cifar", {"bench.datasets": {"small_cifar10": "tests.small_cifar10:SmallCifar10"}}
+        tmp_path, "small-cifar", {"bench.datasets": {"small_cifar10": "tests.testing.small_cifar10:SmallCifar10"}}
     )
     served = tmp_path / "served"
     served.mkdir()

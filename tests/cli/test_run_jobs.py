@@ -12,9 +12,9 @@ import psutil
 import pytest
 
 from bench.core.schema import METRICS
-from tests.cli import invoke
-from tests.cli.invoke import execute, only_run, rows, status
-from tests.cli.plugins import install
+from tests.testing import invoke
+from tests.testing.invoke import execute, only_run, rows, status
+from tests.testing.plugins import install
 
 pytestmark = pytest.mark.timeout(300)
 

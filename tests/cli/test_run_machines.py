@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.cli.invoke import only_run, rows, start, status
+from tests.testing.invoke import only_run, rows, start, status
 
 
 def free_port() -> int:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.cli.invoke import invoke
+from tests.testing.invoke import invoke
 
 REFUSALS = [
     (["--compressor", "topkk"], "there is no compressor 'topkk' (did you mean 'topk'?)"),

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.fake_rows import fake_seeds, topk_seeds, write_runs
+from tests.testing.fake_rows import fake_seeds, topk_seeds, write_runs
 
 HEAVY = ("torch", "torchvision", "numpy", "pandas", "scipy", "sklearn", "matplotlib")
 PROBE = f"""

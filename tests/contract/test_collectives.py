@@ -7,17 +7,17 @@ from collections.abc import Sequence
 import pytest
 import torch
 
-from collectives import steps
 from collectives.allgather import Allgather
-from collectives.kinds import Bundle, Dense, Sparse, members
-from collectives.memory import MemoryTransport, run_threads
 from collectives.options import OptionError
-from collectives.payload import Payload, PayloadError
+from collectives.payloads import Bundle, Dense, Sparse, members
+from collectives.payloads.base import Payload, PayloadError
 from collectives.ring import Ring
 from collectives.server import Server
-from collectives.transport import Pending, Receive, Send, wait_all
-from tests.collectives import COLLECTIVES, Result, check, clone, key_of, refusal
-from tests.payloads import make
+from collectives.transport import schedule
+from collectives.transport.base import Pending, Receive, Send, wait_all
+from collectives.transport.memory import MemoryTransport, run_threads
+from tests.testing.collectives import COLLECTIVES, Result, check, clone, key_of, refusal
+from tests.testing.payloads import make
 
 KINDS = ("dense", "sparse", "group_sparse", "row_sparse", "seeded", "codes-levels", "triangle", "cholesky", "bundle")
 WORLD_SIZES = (1, 2, 3, 4, 5, 7)
@@ -64,7 +64,7 @@ def test_sum(name: str, world_size: int, kind: str) -> None:
 @pytest.mark.parametrize("name", ["ring", "halving_doubling", "tree", "tree in segments"])
 def test_long_tensors_are_received_in_place(name: str, world_size: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Buffers of long tensors are parts of the tensor itself; ranks that dawdle must not see them change too early."""
-    monkeypatch.setattr(steps, "EAGER_BYTES", 0)
+    monkeypatch.setattr(schedule, "EAGER_BYTES", 0)
     payloads = [[make("dense", n, torch.float32, rank).payload for rank in range(world_size)] for n in (1, 5, 10_007)]
     results = run(name, [[clone(payload) for payload in contributions] for contributions in payloads])
     for contributions, by_rank in zip(payloads, zip(*results, strict=True), strict=True):

@@ -13,12 +13,12 @@ import pytest
 import torch
 
 from bench.core import registry
-from collectives.kinds.dense import Dense
+from collectives.payloads.dense import Dense
 from compressors.base import Compressor
 from compressors.layer import Bucket
 from compressors.pairs import refusal
 from compressors.plan import plan
-from tests.compressor_cases import (
+from tests.testing.compressor_cases import (
     CASES,
     LAYERS,
     NAMES,

@@ -7,8 +7,8 @@ import threading
 import pytest
 import torch
 
-from collectives.memory import MemoryTransport, MemoryWires, run_threads
-from collectives.transport import TransportError, wait_all
+from collectives.transport.base import TransportError, wait_all
+from collectives.transport.memory import MemoryTransport, MemoryWires, run_threads
 
 
 def test_messages_arrive_in_order_and_are_counted_by_purpose() -> None:
@@ -78,7 +78,7 @@ def test_views_number_their_ranks_and_share_the_ledger() -> None:
         part.all_reduce_(x)
         part.broadcast_(y := x.clone(), part.world_size - 1)
         assert part.traffic is transport.traffic
-        return [float(x), float(y), *part.agree([transport.rank, -transport.rank], "max")]
+        return [float(x), float(y), *part.all_reduce_scalars([transport.rank, -transport.rank], "max")]
 
     even, odd = [6.0, 6.0, 4.0, 0.0], [4.0, 4.0, 3.0, -1.0]
     assert run_threads(rank, 5) == [even, odd, even, odd, even]

@@ -12,14 +12,14 @@ from typing import Any
 import pytest
 import torch
 
-from collectives.errors import PayloadError
-from collectives.kinds import Dense
-from collectives.memory import MemoryTransport, MemoryWires
-from collectives.parameter_server import Answer, BoundedStaleness, Closing, OnArrival, ParameterServer
-from collectives.payload import unpack
-from collectives.server_link import SERVER, WORKER, RemoteServer, Say, Word, serve
-from tests.parameters import Recorded
-from tests.payloads import MAKERS, make
+from collectives.parameter_server.link import SERVER, WORKER, RemoteServer, Say, Word, serve
+from collectives.parameter_server.server import Answer, BoundedStaleness, Closing, OnArrival, ParameterServer
+from collectives.payloads import Dense
+from collectives.payloads.base import unpack
+from collectives.payloads.errors import PayloadError
+from collectives.transport.memory import MemoryTransport, MemoryWires
+from tests.testing.parameters import Recorded
+from tests.testing.payloads import MAKERS, make
 
 CONTROL_BYTES = 24
 

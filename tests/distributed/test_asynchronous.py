@@ -16,11 +16,11 @@ from torch import nn
 
 from bench.core import spec
 from bench.train.engine import Engine, build_engine
-from collectives.transport import TransportError
-from compressors.exchange import Outcome
+from collectives.transport.base import TransportError
+from compressors.ddp.communication_thread import Outcome
 from compressors.layer import Step
-from tests.configs import make_config
-from tests.ranks import run_ranks
+from tests.testing.configs import make_config
+from tests.testing.ranks import run_ranks
 
 WORLD_SIZE = 3
 STEPS = 5

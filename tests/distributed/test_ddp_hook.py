@@ -17,16 +17,16 @@ from torch.nn.parallel import DistributedDataParallel
 from collectives.allgather import Allgather
 from collectives.native import Native
 from collectives.ring import Ring
-from collectives.transport import TransportError
+from collectives.transport.base import TransportError
 from compressors.base import Compressor
-from compressors.ddp import Attached, attach
+from compressors.ddp.communication_thread import NonFiniteGradient
+from compressors.ddp.hook import CompressionHook, attach
 from compressors.dgc import Dgc
-from compressors.exchange import NonFiniteGradient
 from compressors.group_topk import GroupTopK
 from compressors.none import NONE
 from compressors.topk import TopK
 from compressors.torch_fp16 import TorchFp16
-from tests.ranks import run_ranks
+from tests.testing.ranks import run_ranks
 
 LR = 0.1
 
@@ -54,7 +54,7 @@ def weights(model: nn.Module) -> torch.Tensor:
     return torch.cat([p.detach().flatten() for p in model.parameters()])
 
 
-def train(ddp: DistributedDataParallel, hook: Attached, steps: range) -> torch.Tensor:
+def train(ddp: DistributedDataParallel, hook: CompressionHook, steps: range) -> torch.Tensor:
     """Weights after these steps of plain gradient descent."""
     optimizer = torch.optim.SGD(ddp.parameters(), lr=LR)
     for step in steps:

@@ -7,11 +7,11 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 
-from collectives.distributed import DistributedTransport
-from collectives.payload import Payload
-from tests.collectives import COLLECTIVES, Result, check, clone, key_of, refusal
-from tests.payloads import make
-from tests.ranks import run_ranks
+from collectives.payloads.base import Payload
+from collectives.transport.process_group import ProcessGroupTransport
+from tests.testing.collectives import COLLECTIVES, Result, check, clone, key_of, refusal
+from tests.testing.payloads import make
+from tests.testing.ranks import run_ranks
 
 WORLD_SIZES = (2, 3, 4, 5, 7)
 CASES = [("dense", 6), ("dense", 10_007), ("bundle", 10_007), ("codes-levels", 10_007)]
@@ -30,7 +30,7 @@ def sum_all_cases(rank: int) -> dict[Case, Result]:
         group = dist.new_group(list(range(world_size)))
         if not isinstance(group, dist.ProcessGroup):
             continue  # this process sits out
-        transport = DistributedTransport(group, timeout_s=30.0)
+        transport = ProcessGroupTransport(group, timeout_s=30.0)
         for name in COLLECTIVES:
             collective = COLLECTIVES[name]().bind(transport)
             for kind, length in CASES:

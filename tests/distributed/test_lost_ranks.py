@@ -16,18 +16,17 @@ import torch
 import torch.distributed as dist
 from torch.distributed import HashStore, PrefixStore, Store  # type: ignore[attr-defined]
 
-from collectives import liveness
 from collectives.base import Collective
-from collectives.distributed import DistributedTransport
-from collectives.doorbell import Doorbell, ring_all
 from collectives.hierarchical import Hierarchical
-from collectives.kinds import Dense
-from collectives.liveness import Liveness, Verdict
 from collectives.native import Native
+from collectives.payloads import Dense
 from collectives.pool import Pool
 from collectives.ring import Ring
-from collectives.transport import TransportError
-from tests.ranks import run_ranks
+from collectives.transport.base import TransportError, failure_detector
+from collectives.transport.failure_detector import FailureDetector, Verdict
+from collectives.transport.ping import PingServer, ping_all
+from collectives.transport.process_group import ProcessGroupTransport
+from tests.testing.ranks import run_ranks
 
 TIMEOUT_S = 2.0
 LATE, KILLED = 1, 2
@@ -37,10 +36,10 @@ def dense() -> Dense:
     return Dense(torch.ones(1000))
 
 
-def own_group(timeout_s: float = TIMEOUT_S) -> DistributedTransport:
+def own_group(timeout_s: float = TIMEOUT_S) -> ProcessGroupTransport:
     group = dist.new_group()
     assert isinstance(group, dist.ProcessGroup)
-    return DistributedTransport(group, timeout_s=timeout_s)
+    return ProcessGroupTransport(group, timeout_s=timeout_s)
 
 
 def failure(collective: Collective) -> tuple[str, int | None]:
@@ -94,8 +93,8 @@ def test_ranks_name_the_one_that_was_stopped(tmp_path: Path) -> None:
     assert [by_rank[rank][1] for rank in (0, 2)] == [1, 1]
 
 
-def roll(store: Store, rank: int) -> Liveness:
-    return Liveness(store, rank, 4, poll_s=0.02, grace_s=0.5)
+def roll(store: Store, rank: int) -> FailureDetector:
+    return FailureDetector(store, rank, 4, poll_s=0.02, grace_s=0.5)
 
 
 def test_a_running_rank_answers_and_an_ended_one_does_not() -> None:
@@ -108,26 +107,26 @@ def test_a_running_rank_answers_and_an_ended_one_does_not() -> None:
     first.stop()
 
 
-def test_a_rank_that_stopped_answers_no_doorbell_either() -> None:
-    doorbell = Doorbell("127.0.0.1")
-    part = Liveness(HashStore(), 0, 1, doorbell=doorbell)
-    assert ring_all({0: doorbell.address}, within_s=2) == {0: True}
+def test_a_rank_that_stopped_answers_no_ping_server_either() -> None:
+    ping_server = PingServer("127.0.0.1")
+    part = FailureDetector(HashStore(), 0, 1, ping_server=ping_server)
+    assert ping_all({0: ping_server.address}, within_s=2) == {0: True}
     part.stop()
-    assert ring_all({0: doorbell.address}, within_s=2) == {0: False}
+    assert ping_all({0: ping_server.address}, within_s=2) == {0: False}
 
 
 def join_twice(_: int) -> list[str]:
     os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29500"}
-    liveness.liveness()
+    failure_detector.failure_detector()
     dist.destroy_process_group()
     dist.init_process_group("gloo", store=HashStore(), rank=0, world_size=1)
-    liveness.liveness()
-    time.sleep(2 * liveness.POLL_S)  # within which the former thread sees that it is stopped
-    return sorted(thread.name for thread in threading.enumerate() if thread.name in ("doorbell", "liveness"))
+    failure_detector.failure_detector()
+    time.sleep(2 * failure_detector.POLL_S)  # within which the former thread sees that it is stopped
+    return sorted(thread.name for thread in threading.enumerate() if thread.name in ("ping_server", "failure_detector"))
 
 
 def test_a_process_that_joins_again_leaves_nothing_of_the_first_time(tmp_path: Path) -> None:
-    assert run_ranks(join_twice, 1, tmp_path) == [["doorbell", "liveness"]]
+    assert run_ranks(join_twice, 1, tmp_path) == [["ping_server", "failure_detector"]]
 
 
 def test_the_late_rank_is_the_one_that_waits_for_nobody() -> None:
@@ -168,19 +167,19 @@ class FarStore:
 def test_round_trips_do_not_grow_with_the_number_of_ranks(monkeypatch: pytest.MonkeyPatch) -> None:
     """Ranks 0 to 62 wait for the next one each; a round trip per rank would take longer than a call of the roll may."""
     store, num_ranks = HashStore(), 64
-    monkeypatch.setattr(liveness, "PrefixStore", FarStore)
-    parts = [Liveness(store, rank, num_ranks, poll_s=0.1, grace_s=1.0) for rank in range(num_ranks)]
+    monkeypatch.setattr(failure_detector, "PrefixStore", FarStore)
+    parts = [FailureDetector(store, rank, num_ranks, poll_s=0.1, grace_s=1.0) for rank in range(num_ranks)]
     for rank in range(num_ranks - 1):
-        PrefixStore("gradwire/liveness", store).set(f"g/waits/{rank}", str(rank + 1))
+        PrefixStore("gradwire/failure_detector", store).set(f"g/waits/{rank}", str(rank + 1))
     assert parts[0].find_lost("g", range(num_ranks), 1) == Verdict(late=num_ranks - 1)
     for part in parts:
         part.stop()
 
 
 def test_ranks_that_have_not_joined_yet_do_not_keep_one_from_answering(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(liveness, "PrefixStore", FarStore)
+    monkeypatch.setattr(failure_detector, "PrefixStore", FarStore)
     store = HashStore()
-    first, second = [Liveness(store, rank, 64, poll_s=0.1, grace_s=1.0) for rank in range(2)]
+    first, second = [FailureDetector(store, rank, 64, poll_s=0.1, grace_s=1.0) for rank in range(2)]
     assert first.find_lost("g", [0, 1], 1) == Verdict(late=1)
     assert first.find_lost("g", [0, 1, 2], 1) == Verdict(lost=(2,))
     first.stop()
@@ -214,8 +213,8 @@ HERE = "127.0.0.1"
 
 @pytest.fixture
 def ask(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., Verdict | None]]:
-    """What rank 0 finds out, given every rank's machine (None: no doorbell) and what it hears at the doorbells."""
-    parts: list[Liveness] = []
+    """What rank 0 finds out, given every rank's machine (None: no ping server) and what it hears from them."""
+    parts: list[FailureDetector] = []
 
     def ask(
         machines: Sequence[str | None], heard: dict[int, bool], waited_for: int | None, *, has_store: bool = False
@@ -223,14 +222,16 @@ def ask(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., Verdict | Non
         store = HashStore()
         for rank, machine in enumerate(machines):
             address = json.dumps(None if machine is None else (machine, 1))
-            PrefixStore("gradwire/liveness", store).set(f"doorbell/{rank}", address)
+            PrefixStore("gradwire/failure_detector", store).set(f"ping_server/{rank}", address)
         monkeypatch.setattr(
-            liveness, "ring_all", lambda rung, _: {rank: answers for rank, answers in heard.items() if rank in rung}
+            failure_detector,
+            "ping_all",
+            lambda rung, _: {rank: answers for rank, answers in heard.items() if rank in rung},
         )
         if not has_store:
-            monkeypatch.setattr(liveness, "_within", lambda *_: None)
-        parts.append(Liveness(store, 0, len(machines), doorbell=Doorbell(HERE), poll_s=0.02, grace_s=0.5))
-        time.sleep(0.1)  # it learns the doorbells
+            monkeypatch.setattr(failure_detector, "_within", lambda *_: None)
+        parts.append(FailureDetector(store, 0, len(machines), ping_server=PingServer(HERE), poll_s=0.02, grace_s=0.5))
+        time.sleep(0.1)  # it learns the ping_servers
         return parts[-1].find_lost("g", range(len(machines)), waited_for)
 
     yield ask
@@ -258,7 +259,7 @@ def ask(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., Verdict | Non
         ((HERE, None, None), {}, 1, None),
     ],
 )
-def test_without_the_store_doorbells_tell_the_lost_the_late_and_the_unknown(
+def test_without_the_store_ping_servers_tell_the_lost_the_late_and_the_unknown(
     machines: Sequence[str | None],
     heard: dict[int, bool],
     waited_for: int | None,
@@ -278,30 +279,32 @@ def test_without_the_store_doorbells_tell_the_lost_the_late_and_the_unknown(
         ((HERE, HERE), {}, Verdict(lost=(1,))),
     ],
 )
-def test_where_nobody_elsewhere_answers_in_the_store_doorbells_tell_whose_link_it_is(
+def test_where_nobody_elsewhere_answers_in_the_store_ping_servers_tell_whose_link_it_is(
     machines: Sequence[str | None], heard: dict[int, bool], verdict: Verdict, ask: Callable[..., Verdict | None]
 ) -> None:
     assert ask(machines, heard, 1, has_store=True) == verdict
 
 
 def test_an_answer_from_this_machine_does_not_say_that_its_link_works(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(liveness, "ring_all", lambda *_: {1: True})
+    monkeypatch.setattr(failure_detector, "ping_all", lambda *_: {1: True})
     store = HashStore()
-    PrefixStore("gradwire/liveness", store).set("doorbell/2", json.dumps(("b", 1)))
-    parts = [Liveness(store, rank, 3, doorbell=Doorbell(HERE), poll_s=0.02, grace_s=0.5) for rank in range(2)]
-    time.sleep(0.1)  # they learn the doorbells
+    PrefixStore("gradwire/failure_detector", store).set("ping_server/2", json.dumps(("b", 1)))
+    parts = [
+        FailureDetector(store, rank, 3, ping_server=PingServer(HERE), poll_s=0.02, grace_s=0.5) for rank in range(2)
+    ]
+    time.sleep(0.1)  # they learn the ping_servers
     assert parts[0].find_lost("g", range(3), 1) == Verdict(lost=(2,), is_split=True)
     for part in parts:
         part.stop()
 
 
 def test_without_the_store_a_rank_can_still_be_heard_by_one_that_fails_later(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(liveness, "_within", lambda *_: None)
+    monkeypatch.setattr(failure_detector, "_within", lambda *_: None)
     store = HashStore()
     lost, first, second = [
-        Liveness(store, rank, 3, doorbell=Doorbell(HERE), poll_s=0.02, grace_s=1.0) for rank in range(3)
+        FailureDetector(store, rank, 3, ping_server=PingServer(HERE), poll_s=0.02, grace_s=1.0) for rank in range(3)
     ]
-    time.sleep(0.1)  # they learn each other's doorbells
+    time.sleep(0.1)  # they learn each other's ping_servers
     lost.stop()
 
     def fail_and_leave() -> None:
@@ -346,8 +349,8 @@ def say_all(_: int) -> list[tuple[str, int | None]]:
     transport = own_group()
     said = []
     for verdict in VERDICTS:
-        transport._liveness.find_lost = lambda *_, verdict=verdict: verdict  # type: ignore[method-assign, misc]
-        error = transport.waited_in_vain(1)
+        transport._failure_detector.find_lost = lambda *_, verdict=verdict: verdict  # type: ignore[method-assign, misc]
+        error = transport.timeout_error(1)
         said.append((str(error), error.lost_rank))
     dist.barrier()  # a rank that ends while another still connects would fail that one
     return said

@@ -9,16 +9,16 @@ from pathlib import Path
 import pytest
 import torch
 
-from collectives import cachelines
-from collectives.distributed import DistributedTransport
-from collectives.kinds import Codes, Dense
-from collectives.memory import MemoryTransport, run_threads
 from collectives.options import OptionError
-from collectives.payload import Payload
+from collectives.payloads import Codes, Dense
+from collectives.payloads.base import Payload
 from collectives.pool import Pool
-from collectives.pool_memory import PoolMemory, region_nbytes
-from collectives.region import Region, reserve
-from tests.ranks import run_ranks
+from collectives.shared_memory import cache_lines
+from collectives.shared_memory.layout import PoolMemory, region_nbytes
+from collectives.shared_memory.region import Region, reserve
+from collectives.transport.memory import MemoryTransport, run_threads
+from collectives.transport.process_group import ProcessGroupTransport
+from tests.testing.ranks import run_ranks
 
 NUM_CALLS = 1000
 WORLD_SIZE = 3
@@ -38,7 +38,7 @@ def contribution(call: int, rank: int) -> Payload:
 def sum_in_a_row(rank: int, folder: str) -> list[int]:
     """Calls whose result was wrong."""
     rng = random.Random(1000 + rank)
-    pool = Pool(path=folder, slot_bytes=4096).bind(DistributedTransport(timeout_s=20.0))
+    pool = Pool(path=folder, slot_bytes=4096).bind(ProcessGroupTransport(timeout_s=20.0))
     wrong = []
     for call in range(NUM_CALLS):
         if rng.random() < 0.1:
@@ -93,18 +93,18 @@ def test_all_ranks_refuse_a_device_that_is_not_dax() -> None:
 def test_memory_without_coherence_needs_the_helper(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     monkeypatch.setattr("shutil.which", lambda name: None)
-    cachelines.cache_lines.cache_clear()
+    cache_lines.cache_lines.cache_clear()
     assert all("needs a C compiler" in said for said in refusals("/dev/shm", coherent=False))
-    cachelines.cache_lines.cache_clear()
+    cache_lines.cache_lines.cache_clear()
 
 
 def test_processors_that_reorder_stores_need_the_helper(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     monkeypatch.setattr("shutil.which", lambda name: None)
     monkeypatch.setattr("platform.machine", lambda: "riscv64")
-    cachelines.cache_lines.cache_clear()
+    cache_lines.cache_lines.cache_clear()
     assert all("needs a C compiler" in said for said in refusals("/dev/shm"))
-    cachelines.cache_lines.cache_clear()
+    cache_lines.cache_lines.cache_clear()
 
 
 def test_another_machines_memory_is_recognised(tmp_path: Path) -> None:

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from bench.launch.hosts_support import hosts_supported
+from bench.hosts.support import hosts_supported
 
 
 def machine_state() -> dict[str, str]:

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.cli.invoke import execute, only_run, rows, status
-from tests.cli.plugins import install
+from tests.testing.invoke import execute, only_run, rows, status
+from tests.testing.plugins import install
 
 
 @pytest.mark.timeout(180)

@@ -15,17 +15,17 @@ import pytest
 
 from bench.core.errors import RunFailed, UsageError
 from bench.core.run_folder import RunFolder
-from bench.launch import hosts
-from bench.launch.cluster import Cluster, HostLink
-from bench.launch.hosts import start_hosts
-from bench.launch.network_report import NetworkReport
+from bench.hosts import job
+from bench.hosts.cluster import Cluster, HostLink
+from bench.hosts.job import start_hosts
+from bench.hosts.network_report import NetworkReport
 from tests.hosts.conftest import processes_of, wait_for_end_of
 
 REPOSITORY = Path(__file__).parents[2]
 PAIR = Cluster.uniform(2)
 
 
-def shell(*scripts: str) -> hosts.CommandFor:
+def shell(*scripts: str) -> job.CommandFor:
     return lambda index: (["sh", "-c", scripts[index]], {"HOST_INDEX": str(index)})
 
 
@@ -33,7 +33,7 @@ def shell(*scripts: str) -> hosts.CommandFor:
 def launcher(run_dir: Path) -> Iterator[subprocess.Popen[str]]:
     """A launcher whose two hosts sleep, the run's folder among their arguments."""
     command = ["sh", "-c", "sleep 600; true", str(run_dir)]
-    arguments = [sys.executable, "-m", "tests.hosts.launcher", str(run_dir), *command]
+    arguments = [sys.executable, "-m", "tests.testing.hosts_launcher", str(run_dir), *command]
     with subprocess.Popen(arguments, cwd=REPOSITORY, stdout=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None
         assert process.stdout.readline() == "running\n"
@@ -125,20 +125,20 @@ def test_the_end_of_the_launcher_is_the_end_of_the_job(tmp_path: Path, number: s
 
 
 def test_a_launcher_killed_during_the_set_up_leaves_nothing(tmp_path: Path) -> None:
-    arguments = [sys.executable, "-m", "tests.hosts.launcher", str(tmp_path), "sleep", "600"]
+    arguments = [sys.executable, "-m", "tests.testing.hosts_launcher", str(tmp_path), "sleep", "600"]
     with subprocess.Popen(arguments, cwd=REPOSITORY, stdout=subprocess.PIPE) as process:
-        while not any("bench.launch.supervisor" in line for line in processes_of(tmp_path).values()):
+        while not any("bench.hosts.supervisor" in line for line in processes_of(tmp_path).values()):
             time.sleep(0.005)
         process.kill()
     wait_for_end_of(tmp_path)
 
 
-@pytest.mark.parametrize("victim", ["unshare --user", f"{sys.executable} -m bench.launch.supervisor"])
+@pytest.mark.parametrize("victim", ["unshare --user", f"{sys.executable} -m bench.hosts.supervisor"])
 def test_killing_any_process_of_the_job_ends_it_without_the_launcher(tmp_path: Path, victim: str) -> None:
     with launcher(tmp_path) as process:
         process.send_signal(signal.SIGSTOP)
         os.kill(next(number for number, line in processes_of(tmp_path).items() if line.startswith(victim)), 9)
-        while any("tests.hosts.launcher" not in line for line in processes_of(tmp_path).values()):
+        while any("tests.testing.hosts_launcher" not in line for line in processes_of(tmp_path).values()):
             time.sleep(0.02)
         process.send_signal(signal.SIGCONT)
         assert process.wait(timeout=10) != 0
@@ -154,14 +154,14 @@ def test_a_network_that_cannot_be_built_is_one_sentence(tmp_path: Path, capfd: p
 
 
 def test_latency_is_refused_where_the_kernel_cannot_delay(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(hosts, "netem_supported", lambda: (False, "no network emulator"))
+    monkeypatch.setattr(job, "netem_supported", lambda: (False, "no network emulator"))
     link = HostLink(name="any", latency_s=0.001)
     with pytest.raises(UsageError, match="no network emulator; or leave them out"):
         start_hosts(Cluster.uniform(2, link=link), tmp_path, shell("true", "true"))
 
 
 def test_a_machine_without_namespaces_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(hosts, "hosts_supported", lambda: (False, "forbidden"))
+    monkeypatch.setattr(job, "hosts_supported", lambda: (False, "forbidden"))
     with pytest.raises(UsageError, match="virtual hosts do not work here: forbidden"):
         start_hosts(PAIR, tmp_path, shell("true", "true"))
 

@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from bench.launch.cluster import Cluster, HostLink
-from bench.launch.hosts import HostsJob, start_hosts
-from bench.launch.network_report import NetworkReport
+from bench.hosts.cluster import Cluster, HostLink
+from bench.hosts.job import HostsJob, start_hosts
+from bench.hosts.network_report import NetworkReport
 
 # Another process may take the processor away for the few milliseconds of a measurement; a wrong rate stays wrong.
 ATTEMPTS = 4

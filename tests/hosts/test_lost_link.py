@@ -10,13 +10,13 @@ from typing import Any
 
 import pytest
 
+from bench.core.request import Request
 from bench.core.run_folder import read_json
+from bench.hosts.job import HostsJob
 from bench.launch import plan, run, torchrun
-from bench.launch.hosts import HostsJob
-from bench.launch.request import Request
 from bench.launch.run import Result
-from tests.cli.invoke import rows
 from tests.hosts.conftest import processes_of
+from tests.testing.invoke import rows
 
 NUM_HOSTS = 4
 

@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-from tests.cli.invoke import execute
+from tests.testing.invoke import execute
 
 
 @pytest.mark.timeout(180)

@@ -7,7 +7,7 @@ import sys
 from pathlib import Path
 
 REPOSITORY = Path(__file__).parents[2]
-ASK = "from bench.launch.hosts_support import hosts_supported; print(*hosts_supported())"
+ASK = "from bench.hosts.support import hosts_supported; print(*hosts_supported())"
 
 
 def test_forbidden_namespaces_are_explained() -> None:
@@ -26,7 +26,7 @@ def test_forbidden_namespaces_are_explained() -> None:
 
 
 def test_the_machinery_needs_no_torch() -> None:
-    modules = "bench.launch.hosts, bench.launch.cluster_options, bench.launch.supervisor, bench.core.interface"
+    modules = "bench.hosts.job, bench.hosts.cluster_options, bench.hosts.supervisor, bench.core.interface"
     code = f"import sys, {modules}; print('torch' in sys.modules)"
     done = subprocess.run([sys.executable, "-c", code], cwd=REPOSITORY, capture_output=True, text=True, check=True)
     assert done.stdout == "False\n"

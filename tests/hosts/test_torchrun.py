@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from bench.launch.cluster import Cluster, HostLink
-from bench.launch.hosts import start_hosts, torchrun_arguments
+from bench.hosts.cluster import Cluster, HostLink
+from bench.hosts.job import start_hosts, torchrun_arguments
 
 NUM_FLOATS = 500_000
 SCRIPT = Path(__file__).with_name("all_reduce.py")

@@ -56,7 +56,7 @@ def as_nobody(command: list[str], keep: Path) -> list[str]:
 
 def test_an_ordinary_user_gets_the_same(open_folder: Path, tmp_path: Path) -> None:
     script = f"id -u >> {open_folder}/users; ip -br link show eth0"
-    command = [sys.executable, "-m", "tests.hosts.launcher", str(open_folder), "sh", "-c", script]
+    command = [sys.executable, "-m", "tests.testing.hosts_launcher", str(open_folder), "sh", "-c", script]
     done = subprocess.run(
         as_nobody(command, tmp_path), cwd=REPOSITORY, capture_output=True, text=True, check=False, timeout=60
     )
@@ -69,7 +69,7 @@ def test_an_ordinary_user_gets_the_same(open_folder: Path, tmp_path: Path) -> No
 
 def test_an_ordinary_users_launcher_killed_leaves_nothing(open_folder: Path, tmp_path: Path) -> None:
     job = ["sh", "-c", "sleep 600; true", str(open_folder)]
-    command = [sys.executable, "-m", "tests.hosts.launcher", str(open_folder), *job]
+    command = [sys.executable, "-m", "tests.testing.hosts_launcher", str(open_folder), *job]
     with subprocess.Popen(as_nobody(command, tmp_path), cwd=REPOSITORY, stdout=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None
         assert process.stdout.readline() == "running\n"

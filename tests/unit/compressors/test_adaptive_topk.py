@@ -6,7 +6,7 @@ import torch
 
 from compressors.adaptive_topk import COMMON, FACTORS, AdaptiveTopK, _error_curve, choose_factors
 from compressors.topk import TopK
-from tests.compressor_cases import alone, layers_of_shapes, reduce_once, step_at
+from tests.testing.compressor_cases import alone, layers_of_shapes, reduce_once, step_at
 
 LAYERS = layers_of_shapes((100, 100), (100, 100), (300, 100))
 

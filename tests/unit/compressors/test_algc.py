@@ -8,11 +8,11 @@ import sys
 import pytest
 import torch
 
-from collectives.kinds import Dense, Sparse
 from collectives.options import OptionError
+from collectives.payloads import Dense, Sparse
 from compressors.algc import Algc
 from compressors.layer import Layer
-from tests.compressor_cases import alone, gradient, layers_of_shapes, reduce_once, step_at
+from tests.testing.compressor_cases import alone, gradient, layers_of_shapes, reduce_once, step_at
 
 LAYERS = layers_of_shapes((100, 100), (300, 100), (50,))
 

@@ -10,7 +10,7 @@ import torch
 
 from compressors.base import Compressor
 from compressors.layer import Layer
-from tests.compressor_cases import CASES, Case, alone, case, layers_of_shapes, reduce_once, step_at
+from tests.testing.compressor_cases import CASES, Case, alone, case, layers_of_shapes, reduce_once, step_at
 
 NUMEL = 1100  # of the group and block sizes here no multiple
 VECTOR, LINEAR, CONV = LAYERS = layers_of_shapes((NUMEL,), (20, 55), (20, 11, 5, 1))

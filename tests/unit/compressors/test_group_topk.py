@@ -6,11 +6,11 @@ import pytest
 import torch
 
 from bench.core.spec import build, full_text
-from collectives.kinds import GroupSparse
 from collectives.options import OptionError
+from collectives.payloads import GroupSparse
 from compressors.group_topk import GroupTopK
 from compressors.layer import Layer
-from tests.compressor_cases import LAYERS, alone, gradient, layers_of_shapes, reduce_once, step_at
+from tests.testing.compressor_cases import LAYERS, alone, gradient, layers_of_shapes, reduce_once, step_at
 
 
 def flat_layer(numel: int) -> Layer:

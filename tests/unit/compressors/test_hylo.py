@@ -10,11 +10,11 @@ import torch
 from torch import nn
 
 from bench.models.resnet18 import ResNet18
-from collectives.kinds import Codes, Dense, RowSparse
 from collectives.options import OptionError
+from collectives.payloads import Codes, Dense, RowSparse
 from compressors.hylo import Hylo
 from compressors.layer import Layer, layers_of
-from tests.compressor_cases import alone, gradient, layers_of_shapes, on_ranks, reduce_once, step_at
+from tests.testing.compressor_cases import alone, gradient, layers_of_shapes, on_ranks, reduce_once, step_at
 
 CONV = layers_of_shapes((16, 4, 3, 3))[0]
 LINEAR = layers_of_shapes((20, 30))[0]

@@ -14,7 +14,7 @@ from torch.distributed.algorithms.ddp_comm_hooks.powerSGD_hook import PowerSGDSt
 
 from compressors.layer import Layer
 from compressors.powersgd import PowerSgd
-from tests.compressor_cases import alone, gradient, layers_of_shapes, on_ranks, reduce_once, step_at
+from tests.testing.compressor_cases import alone, gradient, layers_of_shapes, on_ranks, reduce_once, step_at
 
 LAYERS = layers_of_shapes((24, 10, 2, 1), (24, 20), (20,), (30, 16))
 

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 import torch
 
-from collectives.kinds import Codes
 from collectives.options import OptionError
+from collectives.payloads import Codes
 from compressors.base import Compressor
 from compressors.fp16 import Fp16
 from compressors.int8 import Int8
@@ -19,7 +19,7 @@ from compressors.qsgd import Qsgd
 from compressors.sign import Sign
 from compressors.terngrad import TernGrad
 from compressors.twobit import TwoBit
-from tests.compressor_cases import alone, gradient, layers_of_shapes, on_ranks, reduce_once, step_at
+from tests.testing.compressor_cases import alone, gradient, layers_of_shapes, on_ranks, reduce_once, step_at
 
 LAYER = layers_of_shapes((40, 50))[0]
 

@@ -7,9 +7,9 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from compressors import _groups
-from compressors._groups import kth_largest, positions_of, select_groups, top_of_rows
-from compressors._sparsifier import num_kept
+from compressors.families.sparsifier import num_kept
+from compressors.kernels import selection
+from compressors.kernels.selection import kth_largest, positions_of, select_groups, top_of_rows
 
 
 def reference(x: torch.Tensor, group_size: int, k: int, k_last: int) -> list[int]:
@@ -40,7 +40,7 @@ def test_groups(numel: int, group_size: int, ratio: float, distinct: int, seed: 
 def test_chunks_join_without_a_seam(monkeypatch: pytest.MonkeyPatch) -> None:
     x = torch.randn(10_000, generator=torch.Generator().manual_seed(0))
     expected = reference(x, 64, 3, 1)
-    monkeypatch.setattr(_groups, "_CHUNK_NUMEL", 640)
+    monkeypatch.setattr(selection, "_CHUNK_NUMEL", 640)
     assert select_groups(x, 64, 3, 1).tolist() == expected
 
 

@@ -9,14 +9,14 @@ import pytest
 import torch
 from torch import nn
 
-from collectives.kinds import Dense, Sparse
 from collectives.options import OptionError
+from collectives.payloads import Dense, Sparse
 from compressors.dgc import Dgc
 from compressors.group_topk import GroupTopK
 from compressors.layer import Step
 from compressors.threshold import Threshold
 from compressors.topk import TopK
-from tests.compressor_cases import LAYERS, alone, gradient, layers_of_shapes, reduce_once, step_at
+from tests.testing.compressor_cases import LAYERS, alone, gradient, layers_of_shapes, reduce_once, step_at
 
 
 def step_in(epoch: int, *, index: int = 10, warmup: bool = True) -> Step:

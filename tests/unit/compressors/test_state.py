@@ -6,7 +6,7 @@ import torch
 
 from compressors.state import LayerDict, LayerStore
 from compressors.unit import Unit, cut
-from tests.compressor_cases import layers_of_shapes
+from tests.testing.compressor_cases import layers_of_shapes
 
 LAYERS = layers_of_shapes((3,), (2,), (4,), (1,))
 

@@ -1,0 +1,1 @@
+"""Virtual hosts: network namespaces with rate-limited links, built, measured and supervised."""

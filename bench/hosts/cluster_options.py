@@ -1,0 +1,198 @@
+"""From what a user writes to a `Cluster`: command-line options, named networks and TOML files.
+
+All three use the same words: `bandwidth` (both directions), `uplink`, `downlink`, `latency`, `jitter`, `loss`,
+`network`.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import tomllib
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+from bench.core.errors import UsageError
+from bench.core.request import HostsRequest
+from bench.core.units import parse_duration, parse_rate
+from bench.hosts.cluster import Cluster, HostLink
+from collectives.options import did_you_mean
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Preset:
+    """A named network and where its figures come from."""
+
+    link: HostLink
+    meaning: str
+
+
+def _preset(name: str, uplink: str, downlink: str, latency: str, meaning: str) -> Preset:
+    link = HostLink(
+        name=name,
+        uplink_bps=parse_rate(uplink),
+        downlink_bps=parse_rate(downlink),
+        latency_s=parse_duration(latency),
+    )
+    return Preset(link=link, meaning=meaning)
+
+
+# Loss is 0 everywhere: wireless links repeat lost frames themselves, so that TCP sees delay instead. Jitter is 0
+# because netem's jitter lets packets overtake each other, which these links do not.
+PRESETS: Mapping[str, Preset] = {
+    "adsl": _preset(
+        "adsl", "1mbit", "16mbit", "12ms", "ADSL2+ (ITU-T G.992.5, at most 1.4 up and 24 down), 2 km of line"
+    ),
+    "4g": _preset(
+        "4g", "10mbit", "30mbit", "25ms", "LTE category 4 in a busy cell; round trip 50 ms between two phones"
+    ),
+    "wifi": _preset("wifi", "100mbit", "100mbit", "2ms", "802.11ac through a wall, what TCP gets of it"),
+    "1gbe": _preset("1gbe", "1gbit", "1gbit", "0ms", "gigabit Ethernet; its 50 us are those of the virtual switch"),
+    "10gbe": _preset("10gbe", "10gbit", "10gbit", "0ms", "10-gigabit Ethernet; most machines are slower than it"),
+}
+
+_LINK_KEYS = ("network", "bandwidth", "uplink", "downlink", "latency", "jitter", "loss")
+_HOST_KEYS = ("name", "count", *_LINK_KEYS, "cpu_share")
+_FILE_KEYS = ("ranks_per_host", "host")
+
+
+def cluster_from_options(request: HostsRequest) -> Cluster | None:
+    """The cluster that the command line asks for, or None if it asks for no virtual hosts.
+
+    Raises:
+        UsageError: options that contradict each other or are out of range.
+    """
+    if request.hosts is None and request.ranks_per_host is not None:
+        raise UsageError("--ranks-per-host deals ranks to virtual hosts; say how many with --hosts N")
+    texts = {key: text for key in _LINK_KEYS if (text := getattr(request, key)) is not None}
+    if request.cluster is not None:
+        extra = [f"--{key}" for key in texts] + (["--hosts"] if request.hosts is not None else [])
+        if extra:
+            raise UsageError(f"--cluster and {extra[0]} both describe the hosts; put all of it into the file")
+        return cluster_from_toml(Path(request.cluster))
+    if request.hosts is None:
+        if texts:
+            raise UsageError(f"--{next(iter(texts))} limits the link of virtual hosts; say how many with --hosts N")
+        return None
+    ranks_per_host = 1 if request.ranks_per_host is None else request.ranks_per_host
+    return Cluster.uniform(request.hosts, ranks_per_host=ranks_per_host, link=_link(texts, where="--"))
+
+
+def cluster_from_toml(path: Path) -> Cluster:
+    """Read an uneven cluster.
+
+    The file holds `ranks_per_host` (default 1) and one table `[[host]]` per host, or per `count` equal hosts, with
+    any of `name`, `network`, `bandwidth`, `uplink`, `downlink`, `latency`, `jitter`, `loss`, `cpu_share`::
+
+        ranks_per_host = 1
+
+        [[host]]
+        name = "rack"
+        count = 3
+        bandwidth = "100mbit"
+
+        [[host]]
+        name = "edge"
+        uplink = "20mbit"
+        downlink = "50mbit"
+        latency = "5ms"
+        cpu_share = 0.5
+
+    Raises:
+        UsageError: the file cannot be read, has an unknown key or a value that is out of range.
+    """
+    try:
+        content = tomllib.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise UsageError(f"the cluster file {path} cannot be read: {error.strerror}") from None
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise UsageError(f"{path} is not TOML: {error}") from None
+    _refuse_unknown(content, _FILE_KEYS, where=str(path))
+    tables = content.get("host", [])
+    if not (isinstance(tables, list) and all(isinstance(table, dict) for table in tables)):
+        raise UsageError(f"{path}: write each host as its own table under the heading [[host]]")
+    hosts: list[HostLink] = []
+    for number, table in enumerate(tables, start=1):
+        hosts += _hosts_of_table(table, first_index=len(hosts), where=f"{path}, host {number}: ")
+    ranks = _integer(content.get("ranks_per_host", 1), where=f"{path}: ranks_per_host")
+    return Cluster(hosts=tuple(hosts), ranks_per_host=ranks)
+
+
+def _hosts_of_table(table: Mapping[str, Any], *, first_index: int, where: str) -> list[HostLink]:
+    _refuse_unknown(table, _HOST_KEYS, where=where.removesuffix(": "))
+    count = _integer(table.get("count", 1), where=f"{where}count")
+    name = table.get("name", f"host{first_index}")
+    if not (isinstance(name, str) and name.strip()):
+        raise UsageError(f'{where}name={name!r} is not a name; write it like name = "edge"')
+    share = table.get("cpu_share", 1.0)
+    if isinstance(share, bool) or not isinstance(share, (int, float)):
+        raise UsageError(f"{where}cpu_share={share!r} is not a number; write it like cpu_share = 0.5")
+    texts = {key: table[key] for key in _LINK_KEYS if key in table}
+    link = dataclasses.replace(_link(texts, where=where), name=name, cpu_share=float(share))
+    if count == 1:
+        return [link]
+    prefix = name if "name" in table else "host"
+    start = 0 if "name" in table else first_index
+    return [dataclasses.replace(link, name=f"{prefix}{start + offset}") for offset in range(count)]
+
+
+def _link(texts: Mapping[str, Any], *, where: str) -> HostLink:
+    """One host's link; `where` is put before an option's name in messages."""
+    for key, text in texts.items():
+        if key != "loss" and not isinstance(text, str):
+            raise UsageError(
+                f'{where}{key}={text!r} is not a text with a unit; write it like {key} = "{_EXAMPLE[key]}"'
+            )
+    if "bandwidth" in texts and ("uplink" in texts or "downlink" in texts):
+        raise UsageError(f"{where}bandwidth sets both directions; give either it or uplink and downlink")
+    base = _named(texts["network"]).link if "network" in texts else HostLink(name="host")
+    figures: dict[str, Any] = {}
+    for key, fields, parse in (
+        ("bandwidth", ("uplink_bps", "downlink_bps"), parse_rate),
+        ("uplink", ("uplink_bps",), parse_rate),
+        ("downlink", ("downlink_bps",), parse_rate),
+        ("latency", ("latency_s",), parse_duration),
+        ("jitter", ("jitter_s",), parse_duration),
+        ("loss", ("loss",), _parse_share),
+    ):
+        if key in texts:
+            figures |= dict.fromkeys(fields, parse(texts[key]))
+    return dataclasses.replace(base, **figures)
+
+
+_EXAMPLE = dict.fromkeys(("bandwidth", "uplink", "downlink"), "20mbit") | {
+    "network": "wifi",
+    "latency": "5ms",
+    "jitter": "1ms",
+}
+
+
+def _named(name: str) -> Preset:
+    if name not in PRESETS:
+        raise UsageError(f"there is no network '{name}'{did_you_mean(name, PRESETS)}; known are {', '.join(PRESETS)}")
+    return PRESETS[name]
+
+
+def _parse_share(value: object) -> float:
+    """``1%``, ``0.01`` or the number itself -> 0.01."""
+    try:
+        if isinstance(value, str) and value.strip().endswith("%"):
+            return float(value.strip()[:-1]) / 100
+        if isinstance(value, (str, int, float)) and not isinstance(value, bool):
+            return float(value)
+    except ValueError:
+        raise UsageError(f"'{value}' is not a share; write it like 1% or 0.01") from None
+    raise UsageError(f"'{value}' is not a share; write it like 1% or 0.01")
+
+
+def _integer(value: object, *, where: str) -> int:
+    if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+        raise UsageError(f"{where}={value!r} is not possible; give a whole number of at least 1")
+    return value
+
+
+def _refuse_unknown(table: Mapping[str, Any], known: Iterable[str], *, where: str) -> None:
+    known = tuple(known)
+    for key in table:
+        if key not in known:
+            raise UsageError(f"{where}: there is no '{key}'{did_you_mean(key, known)}; known are {', '.join(known)}")

@@ -1,0 +1,265 @@
+"""Virtual hosts: run one command on each of several hosts that share this machine and have real, limited links.
+
+The job lives in private namespaces (user, network, mount, process) under one supervisor. Nothing outside is touched,
+no privilege is needed, and nothing is left, whatever ends the job: the supervisor is process 1 of the process
+namespace, so the kernel kills the rest with it, and it ends itself when the pipe from the launcher closes, which even
+a SIGKILL of the launcher brings about.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import select
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import IO, Any
+
+from bench.core.errors import RunFailed, UsageError
+from bench.core.interface import WIRE_HEADERS_VARIABLE
+from bench.core.run_folder import RunFolder
+from bench.hosts.cluster import Cluster
+from bench.hosts.network_report import NetworkReport
+from bench.hosts.network_script import INTERFACE
+from bench.hosts.supervisor import STOP_GRACE_S, Plan
+from bench.hosts.support import UNSHARE, hosts_supported, netem_supported, search_path
+
+PORT = 29500
+"""Where host 0's rendezvous listens; the network is private, so the port is always free."""
+PLAN_FILE = "hosts.json"
+
+_READY_WITHIN_S = 600.0
+_KILL_GRACE_S = 2.0
+
+CommandFor = Callable[[int], tuple[Sequence[str], Mapping[str, str]]]
+
+
+class HostsJob:
+    """The commands on all hosts as one job, used like `subprocess.Popen`; it ends when all of them have ended.
+
+    The job dies with this object's process. Its exit code is that of the first command that failed.
+    """
+
+    def __init__(self, unshare: subprocess.Popen[bytes], cluster: Cluster, network: NetworkReport) -> None:
+        self._unshare = unshare
+        self.cluster = cluster
+        self.network = network
+
+    @property
+    def pid(self) -> int:
+        """Of the process above all of the job's."""
+        return self._unshare.pid
+
+    @property
+    def returncode(self) -> int | None:
+        """The exit code as far as it was asked for, None before."""
+        return self._unshare.returncode
+
+    def poll(self) -> int | None:
+        """The exit code, or None while the job runs."""
+        return self._unshare.poll()
+
+    def wait(self, timeout: float | None = None) -> int:
+        """Wait for the end and return the exit code.
+
+        Raises:
+            subprocess.TimeoutExpired: the job still runs after `timeout` seconds.
+        """
+        return self._unshare.wait(timeout)
+
+    def send_signal(self, number: int) -> None:
+        """SIGTERM and SIGINT ask every host's command to end; SIGKILL ends everything at once.
+
+        Raises:
+            ValueError: another signal, which nobody inside would get.
+        """
+        if number == signal.SIGKILL:
+            self.kill()
+        elif number in (signal.SIGTERM, signal.SIGINT):
+            self.terminate()
+        else:
+            raise ValueError(f"a job on virtual hosts takes SIGTERM, SIGINT and SIGKILL, not {number}")
+
+    def terminate(self) -> None:
+        """Ask every host's command to end; those that have not after 5 s are killed."""
+        self._order("stop")
+
+    def kill(self) -> None:
+        """End everything at once; returns when nothing is left, or after 2 s."""
+        _end(self._unshare)
+
+    def set_link(self, index: int, *, up: bool) -> None:
+        """Cut a host off from all others, or join it again: for tests of what a run does then.
+
+        Raises:
+            ValueError: there is no such host.
+        """
+        if not 0 <= index < len(self.cluster.hosts):
+            raise ValueError(f"there is no host {index} among {len(self.cluster.hosts)}")
+        self._order(f"{'up' if up else 'down'} {index}")
+
+    def close(self) -> None:
+        """End whatever is left, in order if it can be, and wait for it."""
+        if self.poll() is None:
+            self.terminate()
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                self.wait(STOP_GRACE_S + 1)
+        self.kill()
+        self.wait()
+
+    def __enter__(self) -> HostsJob:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def _order(self, order: str) -> None:
+        orders = self._unshare.stdin
+        if self.poll() is None and orders is not None and not orders.closed:
+            with contextlib.suppress(BrokenPipeError):  # it ended meanwhile
+                orders.write(f"{order}\n".encode())
+
+
+def start_hosts(
+    cluster: Cluster,
+    run_dir: Path,
+    command_for: CommandFor,
+    *,
+    output: IO[Any] | None = None,
+    grace_s: float = 30.0,
+) -> HostsJob:
+    """Build the network, measure it, start one command per host; returns when the commands run.
+
+    Args:
+        cluster: hosts and links.
+        run_dir: an existing folder; gets `hosts.json` (the plan) and `link.json` (the measurements).
+        command_for: host index -> (arguments, variables to add to this process's environment).
+        output: where everything's output goes; None: this process's own.
+        grace_s: after the first host's command failed, the others may go on for so long before they are stopped.
+
+    Raises:
+        UsageError: virtual hosts, or latency and loss, are not possible here.
+        RunFailed: the network could not be set up, or a host cannot reach another.
+    """
+    check_support(cluster, run_dir)
+    commands = [command_for(index) for index in range(len(cluster.hosts))]
+    shared = {WIRE_HEADERS_VARIABLE: cluster.wire_headers}
+    plan = Plan(
+        cluster=cluster,
+        commands=tuple(tuple(map(str, arguments)) for arguments, _ in commands),
+        environments=tuple({**shared, **variables} for _, variables in commands),
+        run_dir=run_dir.resolve(),
+        grace_s=grace_s,
+    )
+    plan_path = run_dir.resolve() / PLAN_FILE
+    plan_path.write_text(plan.to_json(), encoding="utf-8")
+    status_out, status_in = os.pipe()
+    try:
+        unshare = subprocess.Popen(
+            [*UNSHARE, sys.executable, "-m", "bench.hosts.supervisor", str(plan_path), str(status_in)],
+            env=os.environ | {"PATH": search_path()},
+            bufsize=0,
+            stdin=subprocess.PIPE,
+            stdout=output,
+            stderr=None if output is None else subprocess.STDOUT,
+            pass_fds=(status_in,),
+            start_new_session=True,  # Ctrl-C reaches the launcher alone, which then stops the job in order
+        )
+    except BaseException:
+        os.close(status_out)
+        raise
+    finally:
+        os.close(status_in)
+    try:
+        _wait_until_ready(status_out)
+        report = NetworkReport.read(RunFolder(run_dir))
+        if report is None:
+            raise RunFailed(f"the measurements of the virtual hosts are missing in {run_dir}; run it again")
+    except BaseException:
+        _end(unshare)
+        unshare.wait()
+        raise
+    return HostsJob(unshare, cluster, report)
+
+
+def check_support(cluster: Cluster, run_dir: Path) -> None:
+    """Refuse what cannot work here, before anything is started.
+
+    Raises:
+        UsageError: virtual hosts are not possible here, or latency, jitter and loss are not.
+    """
+    supported, reason = hosts_supported()
+    if not supported:
+        raise UsageError(f"virtual hosts do not work here: {reason}")
+    if cluster.needs_netem:
+        supported, reason = netem_supported()
+        if not supported:
+            raise UsageError(
+                f"latency, jitter and loss cannot be set here: {reason}; or leave them out (--latency 0ms)"
+            )
+    for what, path in (("the run's folder", run_dir), ("the Python interpreter", Path(sys.executable))):
+        if path.resolve().is_relative_to("/run"):
+            raise UsageError(f"{what} is {path}, and /run is hidden from virtual hosts; use another place")
+
+
+def torchrun_arguments(
+    host_index: int, cluster: Cluster, ranks_per_host: int | None = None, port: int = PORT
+) -> tuple[list[str], dict[str, str]]:
+    """(rendezvous arguments of this host's torchrun agent, variables it needs), as on real machines.
+
+    The rendezvous is static, so host i holds ranks i x `ranks_per_host` and up. torchrun's `c10d` rendezvous would
+    compare host names, which all virtual hosts share, and deal ranks by arrival.
+    """
+    if ranks_per_host is None:
+        ranks_per_host = cluster.ranks_per_host
+    arguments = [
+        f"--nnodes={len(cluster.hosts)}",
+        f"--node-rank={host_index}",
+        f"--nproc-per-node={ranks_per_host}",
+        "--rdzv-backend=static",
+        f"--rdzv-endpoint={cluster.address(0)}:{port}",
+        f"--local-addr={cluster.address(host_index)}",
+    ]
+    # gloo would look up the machine's name, which is not an address of the private network.
+    return arguments, {"GLOO_SOCKET_IFNAME": INTERFACE}
+
+
+def _end(unshare: subprocess.Popen[bytes]) -> None:
+    """Let the supervisor see that its launcher is gone; `unshare` then ends last, after every process of the job."""
+    if unshare.stdin is not None:
+        unshare.stdin.close()
+    try:
+        unshare.wait(_KILL_GRACE_S)
+    except subprocess.TimeoutExpired:
+        unshare.kill()
+
+
+def _wait_until_ready(status_out: int) -> None:
+    """Read the supervisor's one message.
+
+    Raises:
+        RunFailed: it says that it failed, or nothing at all.
+        UsageError: it found that what was asked is not possible.
+    """
+    deadline = time.monotonic() + _READY_WITHIN_S
+    text = b""
+    with os.fdopen(status_out, "rb", buffering=0) as status:
+        while not text.endswith(b"\n"):  # not up to its end: `unshare` holds the pipe as long as the job runs
+            readable, _, _ = select.select([status], [], [], max(0.0, deadline - time.monotonic()))
+            if not readable:
+                raise RunFailed(f"the virtual hosts were not ready within {_READY_WITHIN_S:g} s; use fewer of them")
+            chunk = status.read(4096)
+            if not chunk:
+                break
+            text += chunk
+    if not text:
+        raise RunFailed("the virtual hosts could not be started; the job's output says why")
+    message = json.loads(text)
+    if "error" in message:
+        kind = UsageError if message["exit_code"] == UsageError.exit_code else RunFailed
+        raise kind(message["error"])

@@ -1,0 +1,92 @@
+"""Warnings about links: one sentence for each thing that is more than 10 % off what was asked, and its likely cause."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from bench.core.units import format_rate, format_seconds
+from bench.hosts.cluster import Cluster
+from bench.hosts.network_report import Flow
+
+SHORT_MESSAGE_BYTES = 100_000
+_TOLERANCE = 0.1
+_RTT_TOLERANCE_S = 1e-3
+
+Alone = Callable[[Flow], Flow]
+
+
+def link_warnings(cluster: Cluster, flows: Sequence[Flow], alone: Alone) -> list[str]:
+    """What the user must know before reading results from these links.
+
+    Args:
+        cluster: what was asked.
+        flows: what was measured while all hosts sent at once.
+        alone: measures one flow again while all others are silent: tells a wrong link from a machine too slow.
+    """
+    warnings = _rate_warning(flows, alone)
+    # A window over TCP needs several round trips to open: with a latency or losses, a short message is slow by nature.
+    if not cluster.needs_netem:
+        warnings += _burst_warning(cluster, flows, alone)
+    return warnings + _rtt_warning(cluster, flows)
+
+
+def _rate_warning(flows: Sequence[Flow], alone: Alone) -> list[str]:
+    worst = _furthest_off(flows, [flow.long_bps for flow in flows])
+    if worst is None:
+        return []
+    flow, asked_bps = worst
+    what = f"{flow.sender} to {flow.receiver} reached {format_rate(flow.long_bps)} of {format_rate(asked_bps)}"
+    again = alone(flow)
+    if _is_near(again.long_bps, asked_bps):
+        return [
+            f"{what} while all hosts sent at once, and {format_rate(again.long_bps)} alone: this machine's processors"
+            " are the limit; use fewer hosts or a slower link"
+        ]
+    return [f"{what}, and {format_rate(again.long_bps)} alone; read the results as those of the measured rate"]
+
+
+def _burst_warning(cluster: Cluster, flows: Sequence[Flow], alone: Alone) -> list[str]:
+    worst = _furthest_off(flows, [flow.short_bps for flow in flows])
+    if worst is None:
+        return []
+    flow, asked_bps = worst
+    # 100 kB last 8 ms at 100 Mbit/s: one pause of this machine looks like a slow link, two in a row do not happen.
+    again = alone(flow)
+    if _is_near(again.short_bps, asked_bps):
+        return []
+    sentence = (
+        f"{flow.sender} to {flow.receiver}: {SHORT_MESSAGE_BYTES // 1000} kB after a silence passed at"
+        f" {format_rate(again.short_bps)} where {format_rate(asked_bps)} was asked"
+    )
+    if cluster.wire_headers == "estimated" and again.short_bps > asked_bps:
+        return [f"{sentence}: above 300 Mbit/s up to 1 ms of traffic passes at once, so short messages look too fast"]
+    return [f"{sentence}; short messages may look faster or slower than on a real link"]
+
+
+def _furthest_off(flows: Sequence[Flow], reached: Sequence[float]) -> tuple[Flow, float] | None:
+    """The flow whose rate is furthest from what was asked, and what was asked; None if all are near."""
+    off = [
+        (abs(rate / flow.asked_bps - 1), flow, flow.asked_bps)
+        for flow, rate in zip(flows, reached, strict=True)
+        if flow.asked_bps is not None and not _is_near(rate, flow.asked_bps)
+    ]
+    if not off:
+        return None
+    _, flow, asked_bps = max(off, key=lambda item: item[0])
+    return flow, asked_bps
+
+
+def _is_near(reached_bps: float, asked_bps: float) -> bool:
+    return abs(reached_bps / asked_bps - 1) <= _TOLERANCE
+
+
+def _rtt_warning(cluster: Cluster, flows: Sequence[Flow]) -> list[str]:
+    latency = {host.name: host.latency_s for host in cluster.hosts}
+    for flow in flows:
+        asked_s = latency[flow.sender] + latency[flow.receiver]
+        if asked_s and abs(flow.rtt_s - asked_s) > max(_TOLERANCE * asked_s, _RTT_TOLERANCE_S):
+            return [
+                f"{flow.sender} to {flow.receiver} and back took {format_seconds(flow.rtt_s)} where the latencies add"
+                f" up to {format_seconds(asked_s)}; read the results as those of the measured round trip"
+            ]
+    return []

@@ -1,0 +1,240 @@
+"""Probe: what the links between virtual hosts really carry, measured for a fraction of a second before training.
+
+All hosts send a long message at once, each to its neighbour, as a ring all-reduce does: every link is thus loaded in
+both directions. Short messages go one after the other, so that they show the link and not the wait for a processor.
+Rates are frames through the receiver's interface (the kernel's counters) over time, so they compare with what was
+asked of the link; the payload's own rate is 4 to 5 % lower.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import math
+import socket
+import statistics
+import threading
+import time
+from collections.abc import Sequence
+from concurrent.futures import Future
+from functools import partial
+
+from bench.core.errors import RunFailed
+from bench.core.interface import WireHeaders, interface_bytes
+from bench.hosts.cluster import Cluster
+from bench.hosts.congestion import congestion_warnings
+from bench.hosts.link_warnings import SHORT_MESSAGE_BYTES, link_warnings
+from bench.hosts.namespace_thread import start_in
+from bench.hosts.network_report import Flow, NetworkReport
+from bench.hosts.network_script import namespace
+
+_SILENCE_S = 0.2
+_LONG_MESSAGE_S = 0.25
+# A window over TCP opens by doubling once per round trip; the second half of the message should find it open.
+_LONG_MESSAGE_ROUND_TRIPS = 8
+_MIN_LONG_BYTES = 200_000
+_MAX_LONG_BYTES = 64_000_000
+_NUM_PINGS = 11
+_SLOW_BPS = 10e6
+_PORT = 5000
+_TIMEOUT_S = 120.0
+_ZEROS = memoryview(bytes(_MAX_LONG_BYTES))  # the kernel gives its pages when they are read, all the same one
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class _Lane:
+    """One connection of a round: who sends to whom, how much, and what was asked of the links between."""
+
+    sender: int
+    receiver: int
+    address: str
+    long_bytes: int
+    asked_bps: float | None
+    headers: WireHeaders
+
+
+def measure(cluster: Cluster, congestion_control: str) -> NetworkReport:
+    """Measure the links of a cluster whose namespaces exist.
+
+    Args:
+        cluster: hosts and links.
+        congestion_control: of the hosts' TCP, for the report.
+
+    Raises:
+        RunFailed: a host cannot reach its neighbour.
+    """
+    num_hosts = len(cluster.hosts)
+    # The way round does not matter where all links are equal; two hosts use both ways already.
+    steps = (1,) if cluster.is_uniform or num_hosts == 2 else (1, num_hosts - 1)
+    flows: list[Flow] = []
+    for step in steps:
+        flows += measure_flows(cluster, [(host, (host + step) % num_hosts) for host in range(num_hosts)])
+    return NetworkReport(
+        measured_bandwidth_bps=min(flow.long_bps for flow in flows),
+        measured_rtt_s=statistics.median(flow.rtt_s for flow in flows),
+        wire_headers=cluster.wire_headers,
+        congestion_control=congestion_control,
+        warnings=(
+            *congestion_warnings(congestion_control),
+            *link_warnings(cluster, flows, partial(_measure_alone, cluster)),
+        ),
+        flows=tuple(flows),
+    )
+
+
+def measure_flows(cluster: Cluster, pairs: Sequence[tuple[int, int]]) -> list[Flow]:
+    """Measure several connections (sender, receiver) at the same time; no host may receive twice.
+
+    Raises:
+        RunFailed: a host cannot reach another.
+    """
+    in_step = threading.Barrier(2 * len(pairs), timeout=_TIMEOUT_S)
+    one_at_a_time = threading.Lock()
+    running: list[tuple[_Lane, Future[float], Future[tuple[float, _ShortEnd]], _ShortStart]] = []
+    for sender, receiver in pairs:
+        lane = _lane(cluster, sender, receiver)
+        listening: Future[None] = Future()
+        start = _ShortStart()
+        # On slow links no processor is short, and a hundred messages in a row would take minutes.
+        slow = lane.asked_bps is not None and lane.asked_bps < _SLOW_BPS
+        turn = contextlib.nullcontext() if slow else one_at_a_time
+        received = start_in(namespace(receiver), partial(_receive, lane, in_step, listening))
+        sent = start_in(namespace(sender), partial(_send, lane, in_step, turn, listening, start))
+        running.append((lane, sent, received, start))
+    flows, problems = [], []
+    for lane, sent, received, start in running:
+        names = cluster.hosts[lane.sender].name, cluster.hosts[lane.receiver].name
+        errors = [error for error in (sent.exception(), received.exception()) if error is not None]
+        if errors:
+            problems += [(*names, error) for error in errors if not isinstance(error, threading.BrokenBarrierError)]
+            continue
+        long_bps, end = received.result()
+        flows.append(
+            Flow(
+                sender=names[0],
+                receiver=names[1],
+                asked_bps=lane.asked_bps,
+                long_bps=long_bps,
+                short_bps=8 * end.num_bytes / (end.time_s - start.time_s),
+                rtt_s=sent.result(),
+            )
+        )
+    if problems:
+        sender_name, receiver_name, error = problems[0]
+        raise RunFailed(f"virtual host {sender_name} cannot reach {receiver_name}: {error or type(error).__name__}")
+    return flows
+
+
+@dataclasses.dataclass
+class _ShortStart:
+    """When the sender began the short message; set by its thread, read after both threads ended."""
+
+    time_s: float = math.nan
+
+
+@dataclasses.dataclass(frozen=True)
+class _ShortEnd:
+    """When the receiver had the short message, and what its interface had received meanwhile."""
+
+    time_s: float
+    num_bytes: float
+
+
+def _lane(cluster: Cluster, sender: int, receiver: int) -> _Lane:
+    source, target = cluster.hosts[sender], cluster.hosts[receiver]
+    asked = min((rate for rate in (source.uplink_bps, target.downlink_bps) if rate is not None), default=None)
+    round_trip_s = source.latency_s + target.latency_s
+    wanted = math.inf if asked is None else asked / 8 * (_LONG_MESSAGE_S + _LONG_MESSAGE_ROUND_TRIPS * round_trip_s)
+    return _Lane(
+        sender=sender,
+        receiver=receiver,
+        address=cluster.address(receiver),
+        long_bytes=int(min(max(wanted, _MIN_LONG_BYTES), _MAX_LONG_BYTES)),
+        asked_bps=asked,
+        headers=cluster.wire_headers,
+    )
+
+
+def _receive(lane: _Lane, in_step: threading.Barrier, listening: Future[None]) -> tuple[float, _ShortEnd]:
+    """(rate of the long message's second half, end of the short message), seen by the receiving host."""
+    try:
+        with socket.create_server((lane.address, _PORT)) as server:
+            server.settimeout(_TIMEOUT_S)
+            listening.set_result(None)
+            connection, _ = server.accept()
+        with connection:
+            connection.settimeout(_TIMEOUT_S)
+            connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            for _ in range(_NUM_PINGS):
+                _read(connection, 1)
+                connection.sendall(b".")
+            in_step.wait()
+            half = lane.long_bytes // 2
+            _read(connection, half)
+            bytes_before, began = interface_bytes(lane.headers).received, time.perf_counter()
+            _read(connection, lane.long_bytes - half)
+            ended, num_bytes = time.perf_counter(), interface_bytes(lane.headers).received - bytes_before
+            in_step.wait()
+            _read(connection, 1)
+            bytes_before = interface_bytes(lane.headers).received
+            connection.sendall(b".")
+            _read(connection, SHORT_MESSAGE_BYTES)
+            end = _ShortEnd(time.perf_counter(), interface_bytes(lane.headers).received - bytes_before)
+            connection.sendall(b".")
+            return 8 * num_bytes / (ended - began), end
+    except BaseException:
+        in_step.abort()
+        raise
+    finally:
+        if not listening.done():
+            listening.set_exception(RunFailed("it does not listen"))
+
+
+def _send(
+    lane: _Lane,
+    in_step: threading.Barrier,
+    turn: contextlib.AbstractContextManager[object],
+    listening: Future[None],
+    start: _ShortStart,
+) -> float:
+    """Median round trip time, seen by the sending host, which also sends both messages."""
+    try:
+        listening.result(_TIMEOUT_S)
+        with socket.create_connection((lane.address, _PORT), timeout=_TIMEOUT_S) as connection:
+            connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            round_trips = []
+            for _ in range(_NUM_PINGS):
+                sent = time.perf_counter()
+                connection.sendall(b".")
+                _read(connection, 1)
+                round_trips.append(time.perf_counter() - sent)
+            in_step.wait()
+            connection.sendall(_ZEROS[: lane.long_bytes])
+            in_step.wait()
+            time.sleep(_SILENCE_S)
+            with turn:
+                connection.sendall(b".")
+                _read(connection, 1)  # the receiver counts from here on
+                start.time_s = time.perf_counter()
+                connection.sendall(_ZEROS[:SHORT_MESSAGE_BYTES])
+                _read(connection, 1)
+            return statistics.median(round_trips)
+    except BaseException:
+        in_step.abort()
+        raise
+
+
+def _read(connection: socket.socket, num_bytes: int) -> None:
+    """Take exactly so many bytes and forget them."""
+    buffer = bytearray(min(num_bytes, 1 << 20))
+    while num_bytes > 0:
+        received = connection.recv_into(buffer, min(num_bytes, len(buffer)))
+        if received == 0:
+            raise ConnectionError("the connection was closed")
+        num_bytes -= received
+
+
+def _measure_alone(cluster: Cluster, flow: Flow) -> Flow:
+    names = [host.name for host in cluster.hosts]
+    (alone,) = measure_flows(cluster, [(names.index(flow.sender), names.index(flow.receiver))])
+    return alone

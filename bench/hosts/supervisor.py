@@ -1,0 +1,208 @@
+"""Supervisor: process 1 of a job's private namespaces. Builds the network, measures it, and runs one command per host.
+
+Started by `bench.hosts.job` as ``python -m bench.hosts.supervisor PLAN STATUS_FD``. It is process 1 of its process
+namespace: when it ends, however it ends, the kernel kills every other process of the job, and with the last one the
+network is gone. Its standard input is a pipe that only the launcher holds: the launcher's orders come through it
+(``stop``, ``down 2``, ``up 2``), and its end means that the launcher is dead.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+import queue
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import IO, Any, Self
+
+from bench.core.errors import BenchError, RunFailed
+from bench.core.run_folder import RunFolder
+from bench.hosts import congestion, network_script, probe
+from bench.hosts.cluster import Cluster
+from bench.hosts.slow_host import SlowHost
+
+# What a stopped host may use to write its last words before it is killed.
+STOP_GRACE_S = 5.0
+_POLL_S = 0.05
+_LAUNCHER_DIED = 137
+_NAMES = Path("/etc/hosts")
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Plan:
+    """What the launcher asks of the supervisor.
+
+    Attributes:
+        cluster: hosts and links.
+        commands: one argument list per host.
+        environments: one set of variables per host, added to the launcher's own.
+        run_dir: the run's folder; the measurements go there.
+        grace_s: after the first host's command failed, the others may go on for so long.
+    """
+
+    cluster: Cluster
+    commands: tuple[tuple[str, ...], ...]
+    environments: tuple[dict[str, str], ...]
+    run_dir: Path
+    grace_s: float
+
+    def to_json(self) -> str:
+        """The plan as JSON text."""
+        values = {**vars(self), "cluster": self.cluster.to_dict(), "run_dir": str(self.run_dir)}
+        return json.dumps(values, indent=2) + "\n"
+
+    @classmethod
+    def from_json(cls, text: str) -> Self:
+        """Read what `to_json` wrote."""
+        values: dict[str, Any] = json.loads(text)
+        return cls(
+            cluster=Cluster.from_dict(values["cluster"]),
+            commands=tuple(tuple(command) for command in values["commands"]),
+            environments=tuple(values["environments"]),
+            run_dir=Path(values["run_dir"]),
+            grace_s=values["grace_s"],
+        )
+
+
+def main(plan_path: str, status_fd: str) -> int:
+    """Run the plan; the exit code is that of the first command that failed, 0 if none did."""
+    orders: queue.SimpleQueue[str] = queue.SimpleQueue()
+    threading.Thread(target=_listen, args=(orders,), daemon=True).start()
+    plan = Plan.from_json(Path(plan_path).read_text(encoding="utf-8"))
+    with os.fdopen(int(status_fd), "w", encoding="utf-8") as status:
+        try:
+            _prepare(plan)
+        except (BenchError, OSError) as error:
+            code = error.exit_code if isinstance(error, BenchError) else RunFailed.exit_code
+            _tell(status, {"error": str(error), "exit_code": code})
+            return code
+        _tell(status, {"ready": True})
+    return _Hosts(plan, orders).run()
+
+
+def _prepare(plan: Plan) -> None:
+    run_commands(network_script.build_commands(plan.cluster))
+    if _NAMES.exists():
+        # torch looks up the names of the addresses it talks to; there is no name server in here that would answer.
+        own = Path("/run/hosts")
+        own.write_text(_NAMES.read_text(encoding="utf-8") + network_script.name_lines(plan.cluster), encoding="utf-8")
+        run_commands([["mount", "--bind", str(own), str(_NAMES)]])
+    congestion_control = congestion.settle(plan.cluster)
+    probe.measure(plan.cluster, congestion_control).write(RunFolder(plan.run_dir))
+
+
+def _tell(status: IO[str], message: dict[str, Any]) -> None:
+    status.write(json.dumps(message) + "\n")
+    status.flush()
+
+
+def run_commands(commands: Sequence[Sequence[str]]) -> None:
+    """Run `ip`, `tc` and `mount` one after the other.
+
+    Raises:
+        RunFailed: one of them failed, with what it said.
+    """
+    for command in commands:
+        done = subprocess.run(command, capture_output=True, text=True, check=False)
+        if done.returncode != 0:
+            said = done.stderr.strip().replace("\n", "; ")
+            raise RunFailed(f"the virtual network could not be set up: `{' '.join(command)}` said: {said}")
+
+
+def _listen(orders: queue.SimpleQueue[str]) -> None:
+    """Pass on the launcher's orders; without a launcher nothing of the job may go on."""
+    for line in sys.stdin:
+        orders.put(line.strip())
+    os._exit(_LAUNCHER_DIED)
+
+
+class _Hosts:
+    """The running commands, one per host."""
+
+    def __init__(self, plan: Plan, orders: queue.SimpleQueue[str]) -> None:
+        self._plan = plan
+        self._orders = orders
+        self._exit_code = 0
+        self._kill_at: float | None = None
+        self._stop_at: float | None = None
+        signal.signal(signal.SIGTERM, lambda *_: orders.put("stop"))
+        self._slowed = [
+            SlowHost(network_script.namespace(index), host.cpu_share)
+            for index, host in enumerate(plan.cluster.hosts)
+            if host.cpu_share < 1
+        ]
+        self._alive = {self._start(index) for index in range(len(plan.commands))}
+
+    def run(self) -> int:
+        """Wait for all commands; return the exit code of the first one that failed."""
+        while self._alive:
+            try:
+                self._obey(self._orders.get(timeout=_POLL_S))
+            except queue.Empty:
+                self._reap()
+                self._keep_deadlines()
+        return self._exit_code
+
+    def _start(self, index: int) -> int:
+        command = network_script.inside(index, list(self._plan.commands[index]))
+        return os.posix_spawnp(
+            command[0],
+            command,
+            os.environ | self._plan.environments[index],
+            file_actions=[(os.POSIX_SPAWN_OPEN, 0, "/dev/null", os.O_RDONLY, 0)],
+            setpgroup=0,
+            setsigmask=[],
+            setsigdef=[signal.SIGINT, signal.SIGTERM, signal.SIGPIPE],
+        )
+
+    def _obey(self, order: str) -> None:
+        word, _, number = order.partition(" ")
+        if word == "stop":
+            self._stop()
+        elif word in ("up", "down"):
+            run_commands(network_script.link_commands(int(number), up=word == "up"))
+        else:
+            raise ValueError(f"unknown order {order!r}")
+
+    def _reap(self) -> None:
+        """Collect ended processes; as process 1, also those whose parent ended before them."""
+        while self._alive:
+            process, status = os.waitpid(-1, os.WNOHANG)
+            if process == 0:
+                return
+            if process in self._alive:
+                self._alive.remove(process)
+                code = os.waitstatus_to_exitcode(status)
+                if code != 0 and self._exit_code == 0:
+                    self._exit_code = code if code > 0 else 128 - code
+                    self._stop_at = time.monotonic() + self._plan.grace_s
+
+    def _keep_deadlines(self) -> None:
+        now = time.monotonic()
+        if self._stop_at is not None and now >= self._stop_at:
+            self._stop()
+        if self._kill_at is not None and now >= self._kill_at:
+            self._signal(signal.SIGKILL)
+
+    def _stop(self) -> None:
+        """Ask every command to end, and kill those that have not after a grace."""
+        self._stop_at = None
+        if self._kill_at is None:
+            self._kill_at = time.monotonic() + STOP_GRACE_S
+        for slowed in self._slowed:
+            slowed.release()
+        self._signal(signal.SIGTERM)
+
+    def _signal(self, number: signal.Signals) -> None:
+        for process in self._alive:  # not yet reaped, so the id cannot be another process's
+            os.kill(process, number)
+
+
+if __name__ == "__main__":
+    sys.exit(main(*sys.argv[1:]))

@@ -1,0 +1,54 @@
+"""WatchdogTimeouts: how long a job may be silent before its launcher stops it.
+
+Ranks that wait in vain find out by themselves who is lost or late, which says more than that nothing was heard. So the
+launcher steps in only after all that they, and whoever ends them, may take.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from typing import Self
+
+from bench.hosts.supervisor import STOP_GRACE_S
+from bench.launch.job import Job
+from collectives.transport.failure_detector import GRACE_S
+
+# Ranks that waited in vain take up to three grace periods to agree on whom they lost.
+FIND_OUT_S = 3 * GRACE_S
+# torchrun sees that a rank ended, and ends the others of its host.
+END_S = 3.0
+# After one host failed, the others get so long to find out why, and to leave their reports.
+HOSTS_GRACE_S = FIND_OUT_S + END_S
+# Starting many processes on few cores takes longer than most steps do.
+START_S = 120.0
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class WatchdogTimeouts:
+    """Seconds of silence after which a job is stopped.
+
+    Attributes:
+        first_s: before its first report, or machine 0's first answer.
+        next_s: after any later one.
+    """
+
+    first_s: float
+    next_s: float
+
+    @classmethod
+    def with_job(cls, job: Job) -> Self:
+        """What this machine's part of a job needs."""
+        if job.world_size == 1:
+            return cls.with_one_process(job.timeout_s)
+        next_s = job.timeout_s + FIND_OUT_S + END_S
+        if job.node_rank > 0:  # before machine 0 is first heard of, torchrun waits for it, and gives up by itself
+            return cls(first_s=math.inf, next_s=next_s)
+        if job.cluster is not None:  # a host that hangs is stopped a while after another one failed
+            next_s += HOSTS_GRACE_S + STOP_GRACE_S
+        return cls(first_s=max(next_s, START_S), next_s=next_s)
+
+    @classmethod
+    def with_one_process(cls, timeout_s: float) -> Self:
+        """One that waits for nobody, so it is silent only when it hangs."""
+        return cls(first_s=timeout_s, next_s=timeout_s)

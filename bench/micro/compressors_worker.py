@@ -1,0 +1,69 @@
+"""The process that measures for `bench compressors`: `python -m bench.micro.compressors_worker FOLDER`.
+
+What to measure stands in the folder's `config.json`; what it found goes, line by line, to `progress.jsonl`.
+"""
+
+from __future__ import annotations
+
+import datetime
+import json
+import sys
+from pathlib import Path
+from typing import Any, NoReturn, cast
+
+import torch
+
+from bench.core import spec
+from bench.core.compressors_config import CompressorsConfig
+from bench.core.environment import origin_columns
+from bench.core.errors import BenchError
+from bench.core.run_folder import RunFolder
+from bench.datasets.base import Dataset
+from bench.micro.encoding import WARMUP_TURNS, Encoding
+from bench.micro.gradients import recorded, synthetic
+from bench.models.base import Model
+from bench.train.rank import run_as_rank, set_up_device
+from compressors.layer import layers_of
+
+NUM_GRADIENTS = 5  # gone through again and again; residuals differ all the same
+
+
+def main(path: str) -> NoReturn:
+    """Measure what the folder's configuration says; the exit code is 0 or 1."""
+    folder = RunFolder(Path(path))
+    run_as_rank(folder, lambda: run(CompressorsConfig.from_json(folder.config), folder), (BenchError,))
+
+
+def run(config: CompressorsConfig, folder: RunFolder) -> None:
+    """All compressors in turns, then a row for each."""
+    started_at = datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
+    origin = origin_columns() | {"started_at": started_at}
+    device = set_up_device(config.device, config.threads)
+    torch.manual_seed(config.seed)
+    dataset = cast(Dataset, spec.build("datasets", config.dataset))
+    model = cast(Model, spec.build("models", config.model)).build(dataset.num_classes).to(device)
+    layers = layers_of(model)
+    count = min(NUM_GRADIENTS, config.repeats)
+    if config.gradients == "recorded":
+        gradients = recorded(config, model, layers, count)
+    else:
+        gradients = [gradient.to(device) for gradient in synthetic(layers, count, config.seed)]
+
+    encodings = [Encoding(config, compressor, layers) for compressor in config.compressors]
+    for repeat in range(WARMUP_TURNS + config.repeats):
+        start = repeat % len(encodings)  # so that nobody always follows the same neighbour
+        for encoding in [*encodings[start:], *encodings[:start]]:
+            encoding.take_turn(gradients[repeat % count])
+            if repeat >= WARMUP_TURNS:
+                _report(folder, {"turn": encoding.name})
+    for encoding in encodings:
+        _report(folder, {"row": config.columns() | encoding.row() | origin})
+
+
+def _report(folder: RunFolder, line: dict[str, Any]) -> None:
+    with folder.progress.open("a", encoding="utf-8") as file:
+        file.write(json.dumps(line) + "\n")
+
+
+if __name__ == "__main__":
+    main(sys.argv[1])

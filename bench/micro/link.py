@@ -1,0 +1,71 @@
+"""The link of one rank's virtual host: what the kernel counted on it, and how much of its time that filled."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+from collections.abc import Iterator
+from typing import Self
+
+from bench.core.collectives_config import CollectivesConfig
+from bench.core.interface import interface_bytes
+from collectives.transport.base import Transport
+
+
+@dataclasses.dataclass(kw_only=True)
+class Link:
+    """One host's link; every rank must call each method, and the ranks of one host count the same frames.
+
+    Attributes:
+        exists: the ranks are on virtual hosts; without, nothing is counted.
+        uplink_bps, downlink_bps: this host's rates; None: not limited.
+        sent, received: bytes of whole frames per sum, in the turns so far.
+    """
+
+    exists: bool
+    uplink_bps: float | None = None
+    downlink_bps: float | None = None
+    sent: list[float] = dataclasses.field(default_factory=list)
+    received: list[float] = dataclasses.field(default_factory=list)
+
+    @classmethod
+    def of(cls, config: CollectivesConfig, rank: int) -> Self:
+        """The link of the host that holds this rank."""
+        if config.cluster is None:
+            return cls(exists=False)
+        own = config.cluster["hosts"][rank // config.ranks_per_host]
+        return cls(exists=True, uplink_bps=own["uplink_bps"], downlink_bps=own["downlink_bps"])
+
+    @contextlib.contextmanager
+    def counting(self, transport: Transport, num_sums: int) -> Iterator[None]:
+        """Count what passes inside the block, in which so many sums are made, each after one barrier.
+
+        As many barriers alone are counted before, and taken off: a sum's time does not cover its barrier either.
+        """
+        if not self.exists:
+            yield
+            return
+        transport.barrier()
+        first = interface_bytes()
+        for _ in range(num_sums):
+            transport.barrier()
+        transport.barrier()  # a backend returns before the kernel has sent everything
+        second = interface_bytes()
+        yield
+        transport.barrier()
+        third = interface_bytes()
+        self.sent.append((third.sent - 2 * second.sent + first.sent) / num_sums)
+        self.received.append((third.received - 2 * second.received + first.received) / num_sums)
+
+    def columns(self, transport: Transport, time_s: float) -> dict[str, float | None]:
+        """`wire_bytes_sent` and `of_limit`, for sums that took `time_s` seconds."""
+        if not self.exists:
+            return {"wire_bytes_sent": None, "of_limit": None}
+        sent, received = (sum(counts) / len(counts) for counts in (self.sent, self.received))
+        (mean_sent,) = transport.all_reduce_scalars([sent / transport.world_size], "sum")
+        least_s = max(
+            8 * sent / self.uplink_bps if self.uplink_bps else 0.0,
+            8 * received / self.downlink_bps if self.downlink_bps else 0.0,
+        )
+        (least_s,) = transport.all_reduce_scalars([least_s], "max")
+        return {"wire_bytes_sent": mean_sent, "of_limit": least_s / time_s if least_s else None}

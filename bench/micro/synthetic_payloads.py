@@ -1,0 +1,136 @@
+"""Offers: the synthetic payloads that `bench collectives` sums, one per rank, and how much their supports overlap."""
+
+from __future__ import annotations
+
+import copy
+import dataclasses
+from typing import NoReturn, cast
+
+import torch
+import torch.distributed as dist
+
+from bench.core import spec
+from bench.core.collectives_config import CollectivesConfig
+from bench.train.overlap import support_overlap
+from collectives.base import Collective, Key
+from collectives.payloads.base import Payload, unpack
+from collectives.payloads.dense import Dense
+from collectives.transport.base import ReduceOp, Transport
+from compressors.base import Compressor
+from compressors.layer import Bucket, Layer, Step
+
+TORCH_DTYPES = {
+    "fp32": torch.float32,
+    "fp16": torch.float16,
+    "bf16": torch.bfloat16,
+    "int8": torch.int8,
+    "int32": torch.int32,
+}
+_INT8_MAX = 127
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class SyntheticPayloads:
+    """What the ranks sum.
+
+    Attributes:
+        own: this rank's payload; must not be handed to a collective, which may overwrite it.
+        of_all: the payloads of all ranks, as they arrive, in rank order.
+        overlap: share of entries that two ranks both send, mean over pairs; None where all elements are sent.
+    """
+
+    own: Payload
+    of_all: list[Payload]
+    overlap: float | None
+
+    def fresh(self) -> Payload:
+        """This rank's payload in memory of its own."""
+        return copy.deepcopy(self.own)
+
+
+def make_synthetic_payloads(
+    config: CollectivesConfig, compressor: str, count: int, transport: Transport
+) -> SyntheticPayloads:
+    """The payloads of a tensor of `count` elements; every rank must call.
+
+    Args:
+        config: of the sweep.
+        compressor: spec text; `none` is the tensor as it is, in its own type.
+        count: number of elements.
+        transport: for what compressors agree on before they encode.
+    """
+    tensor = synthetic_tensor(config, count, transport.rank).to(transport.device)
+    own = payload_of(tensor, compressor, config, transport)
+    packed: list[bytes] = [b""] * config.world_size
+    dist.all_gather_object(packed, own.pack().cpu().numpy().tobytes())
+    of_all = [unpack(torch.frombuffer(bytearray(raw), dtype=torch.uint8).to(transport.device)) for raw in packed]
+    return SyntheticPayloads(own=own, of_all=of_all, overlap=support_overlap(of_all))
+
+
+def payload_of(tensor: torch.Tensor, compressor: str, config: CollectivesConfig, transport: Transport) -> Payload:
+    """What the compressor, as it trains, hands to its collective for one layer at full compression; every rank calls.
+
+    Args:
+        tensor: 1-D; floating unless the compressor is `none`.
+        compressor: spec text; `none` keeps the tensor's own type.
+        config: of the sweep.
+        transport: for what compressors agree on before they encode.
+    """
+    component = cast(Compressor, spec.build("compressors", compressor))
+    if component.component_name == "none":
+        return Dense(tensor.clone())
+    count = tensor.numel()
+    layer = Layer(id=0, name="tensor", shape=(1, count), kind="linear", numel=count, position=0.5)
+    step = Step(index=0, epoch=0, rank=transport.rank, world_size=config.world_size, seed=config.seed, warmup=False)
+    listener = _Listener().bind(transport)
+    component.reduce(Bucket(layers=[layer], gradients=[tensor.clone()], step=step), listener)
+    (payload,) = listener.heard
+    return payload
+
+
+def synthetic_tensor(config: CollectivesConfig, count: int, rank: int) -> torch.Tensor:
+    """One rank's tensor, [count]: normal values, or small integers whose sum over ranks does not wrap.
+
+    At a share `config.overlap` of positions all ranks have the same magnitude (with signs of their own), so that a
+    sparsifier finds the same entries large on all of them; elsewhere magnitudes are independent.
+    """
+    dtype = TORCH_DTYPES[config.dtype]
+    private = torch.Generator().manual_seed(config.seed * 1_000_003 + 1 + rank)
+    if not dtype.is_floating_point:
+        limit = max(1, _INT8_MAX // config.world_size)
+        return torch.randint(-limit, limit + 1, (count,), generator=private, dtype=dtype)
+    values = torch.randn(count, generator=private)
+    if config.overlap:
+        common = torch.Generator().manual_seed(config.seed * 1_000_003)
+        magnitudes = torch.randn(count, generator=common).abs()
+        is_common = torch.rand(count, generator=common) < config.overlap
+        values = torch.where(is_common, magnitudes.copysign(values), values)
+    return values.to(dtype)
+
+
+@dataclasses.dataclass(kw_only=True)
+class _Listener(Collective):
+    """Keeps what it should sum."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self.heard: list[Payload] = []
+
+    @classmethod
+    def refuses(cls, kind: type[Payload]) -> None:
+        """Nothing."""
+
+    def sum(self, payload: Payload, key: Key, op: ReduceOp = "sum") -> Payload:
+        """Keep a copy and give back what came."""
+        self.heard.append(copy.deepcopy(payload))
+        return payload
+
+    def sum_like(self, payload: Payload, key: Key, op: ReduceOp, *, layout: Payload) -> NoReturn:
+        """Not called by `sum`."""
+        raise AssertionError("a listener sums nothing")
+
+    def expected_bytes(
+        self, nbytes: int, world_size: int, rank: int, *, elementwise: bool = True, itemsize: int = 4
+    ) -> float:
+        """It sends nothing."""
+        return 0.0

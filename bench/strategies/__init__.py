@@ -1,0 +1,1 @@
+"""When ranks exchange what, one strategy per file."""

@@ -1,0 +1,78 @@
+"""The parameters that a server holds, and the optimizer that updates them there."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+
+import torch
+from torch import nn
+
+from bench.optimizers.base import Optimizer
+from collectives.parameter_server.server import Push
+from collectives.payloads.dense import Dense
+from collectives.server import added
+from compressors.base import Compressor
+from compressors.layer import Bucket, Layer, Step
+
+
+class ServerParameters:
+    """fp32 copies of a model's trainable parameters; the server's `Parameters`.
+
+    Args:
+        layers: of the model, whose weights are copied; ids count from 0.
+        compressor: its kind and options say what a sum of payloads stands for.
+        optimizer: the update rule.
+        lr: the learning rate before any schedule.
+        world_size: number of workers.
+        seed: the run's.
+    """
+
+    def __init__(
+        self,
+        layers: Sequence[Layer],
+        compressor: Compressor,
+        optimizer: Optimizer,
+        *,
+        lr: float,
+        world_size: int,
+        seed: int,
+    ) -> None:
+        weights = [
+            nn.Parameter(layer.weight.detach().float().contiguous().clone())
+            for layer in layers
+            if layer.weight is not None
+        ]
+        self._layers = [
+            dataclasses.replace(layer, weight=weight) for layer, weight in zip(layers, weights, strict=True)
+        ]
+        self._weights = weights
+        self._gradients = [torch.zeros_like(weight) for weight in weights]
+        self._compressor = dataclasses.replace(compressor)  # the same options, without the worker's state
+        self._optimizer = optimizer.build(weights, lr)
+        self._world_size = world_size
+        self._seed = seed
+
+    def apply(self, pushes: Sequence[Push], num_terms: int) -> None:
+        """As `Parameters` says: one optimizer step with the learning rate of the first push."""
+        first = pushes[0]
+        step = Step(
+            index=first.closing.index,
+            epoch=first.closing.epoch,
+            rank=first.rank,
+            world_size=num_terms,
+            seed=self._seed,
+        )
+        for layer, weight, gradient in zip(self._layers, self._weights, self._gradients, strict=True):
+            terms = [push.payloads[layer.id] for push in pushes if layer.id in push.payloads]
+            weight.grad = gradient if terms else None  # a layer that nobody pushed is left alone
+            if terms:
+                total = terms[0] if len(terms) == 1 else added(terms)
+                self._compressor.finish_bucket(total, Bucket(layers=[layer], gradients=[gradient.view(-1)], step=step))
+        for group in self._optimizer.param_groups:
+            group["lr"] = first.closing.lr * (num_terms / self._world_size)
+        self._optimizer.step()
+
+    def packed(self) -> list[torch.Tensor]:
+        """As `Parameters` says."""
+        return [Dense(weight.detach().view(-1)).pack() for weight in self._weights]

@@ -1,0 +1,224 @@
+"""The wire between a worker and the parameter server: one link, one thread at either end, messages in order.
+
+A worker sends a packed payload per layer, in the order in which backward gives them, and a word that ends the clock.
+The server answers with a word and one packed `Dense` payload per layer. Words and payloads are told apart by their
+first two bytes. The server keeps a few buffers posted, so that a message need not wait for the one before it.
+
+Bytes per worker and step: up the packed payloads and 24 of control; down 16 + 4 m per layer of m elements and 24 of
+control. The worker that lives with the server sends nothing. What settling sends counts as state.
+"""
+
+from __future__ import annotations
+
+import collections
+import dataclasses
+import enum
+import struct
+from collections.abc import Sequence
+from typing import ClassVar, Self
+
+import torch
+
+from collectives.parameter_server.server import Answer, Closing, Session, Worker
+from collectives.payloads.base import HEADER_BYTES, Payload, unpack
+from collectives.payloads.dense import Dense
+from collectives.payloads.errors import PayloadError
+from collectives.transport import messages
+from collectives.transport.base import Pending, Transport, wait_all
+
+SERVER, WORKER = 0, 1  # ranks within a link
+_MAGIC = 0x5357  # "WS" on the wire; payloads start otherwise
+_NONE = -1
+_POSTED_AHEAD = 8  # more would hide no more latency, and each has room for the largest layer
+
+
+class Say(enum.IntEnum):
+    """What a worker's word says."""
+
+    APPLY = 1
+    DROP = 2
+    SETTLE = 3
+    LEAVE = 4
+
+
+@dataclasses.dataclass(frozen=True)
+class Word:
+    """What a worker says between payloads: 24 bytes."""
+
+    FORM: ClassVar = struct.Struct("<HBxIIxxxxd")
+
+    say: Say
+    index: int = 0
+    epoch: int = 0
+    lr: float = 0.0
+
+    def pack(self) -> torch.Tensor:
+        """uint8 [24]."""
+        return _bytes(self.FORM.pack(_MAGIC, self.say, self.index, self.epoch, self.lr))
+
+    @classmethod
+    def read(cls, message: torch.Tensor) -> Self | None:
+        """The word in a message, or None where it is a payload.
+
+        Raises:
+            PayloadError: a word that no worker says.
+        """
+        raw = message[: cls.FORM.size].numpy().tobytes()
+        if len(raw) < cls.FORM.size or int.from_bytes(raw[:2], "little") != _MAGIC:
+            return None
+        _, say, index, epoch, lr = cls.FORM.unpack(raw)
+        if say not in set(Say):
+            raise PayloadError(f"a worker said {say}, which means nothing")
+        return cls(Say(say), index, epoch, lr)
+
+
+class _Reply:
+    """What stands before the parameters: version, steps done, staleness (-1: none); 24 bytes."""
+
+    FORM = struct.Struct("<HxxiQQ")
+
+    @classmethod
+    def pack(cls, answer: Answer) -> torch.Tensor:
+        behind = _NONE if answer.staleness is None else answer.staleness
+        return _bytes(cls.FORM.pack(_MAGIC, behind, answer.version, answer.num_steps))
+
+    @classmethod
+    def read(cls, message: torch.Tensor, parameters: Sequence[torch.Tensor]) -> Answer:
+        magic, behind, version, num_steps = cls.FORM.unpack(message.numpy().tobytes())
+        if magic != _MAGIC:
+            raise PayloadError(f"the server's answer does not start with its mark (magic {magic:#06x})")
+        staleness = None if behind == _NONE else behind
+        return Answer(version=version, num_steps=num_steps, staleness=staleness, parameters=parameters)
+
+
+class RemoteServer(Worker):
+    """A worker's end of a link.
+
+    Args:
+        link: the server is rank 0 there and this worker rank 1.
+        numels: elements of every layer, in the order of their ids, which count from 0.
+
+    Raises:
+        PayloadError: more layers than a payload's header can number.
+    """
+
+    def __init__(self, link: Transport, numels: Sequence[int]) -> None:
+        _check_layers(numels)
+        self._link = link
+        self._numels = numels
+        self._bound = _bound(numels)
+        self._sent: list[Pending] = []
+
+    def push(self, layer_id: int, payload: Payload) -> None:
+        """As the base class says; returns while it travels."""
+        payload.tensor_id = layer_id
+        self._sent.append(self._link.send(messages.pack(payload, self._link, self._bound), SERVER))
+
+    def end_clock(self, closing: Closing) -> Answer:
+        """As the base class says."""
+        say = Say.DROP if closing.dropped else Say.APPLY
+        return self._ask(Word(say, closing.index, closing.epoch, closing.lr))
+
+    def settle(self) -> Answer:
+        """As the base class says."""
+        return self._ask(Word(Say.SETTLE))
+
+    def leave(self) -> None:
+        """As the base class says; one word for every buffer that the server has posted."""
+        with self._link.counted_as("control"):
+            wait_all([self._link.send(Word(Say.LEAVE).pack(), SERVER) for _ in range(_num_posted(self._numels))])
+
+    def _ask(self, word: Word) -> Answer:
+        reply = torch.empty(_Reply.FORM.size, dtype=torch.uint8)
+        parameters = [torch.empty(HEADER_BYTES + 4 * numel, dtype=torch.uint8) for numel in self._numels]
+        incoming = self._link.post([], [(buffer, SERVER) for buffer in (reply, *parameters)])
+        with self._link.counted_as("control"):
+            self._sent.append(self._link.send(word.pack(), SERVER))
+        wait_all(self._sent)
+        self._sent = []
+        wait_all(incoming)
+        return _Reply.read(reply, parameters)
+
+
+def serve(link: Transport, session: Session, numels: Sequence[int]) -> None:
+    """Do for a worker at the other end of the link what it asks for, until it leaves.
+
+    Args:
+        link: this server is rank 0 there and the worker rank 1; no other thread may use it.
+        session: the worker's place at the server.
+        numels: elements of every layer, in the order of their ids.
+
+    Raises:
+        TransportError: the worker was lost, or said nothing for too long.
+        PayloadError: it sent what no worker sends.
+    """
+    _check_layers(numels)
+    inbox = _Inbox(link, _num_posted(numels), _bound(numels))
+    while True:
+        message = inbox.take()
+        word = Word.read(message)
+        if word is None:
+            payload = unpack(message)
+            if payload.tensor_id >= len(numels) or payload.numel != numels[payload.tensor_id]:
+                raise PayloadError(f"a worker pushed {payload.numel} elements for layer {payload.tensor_id}")
+            session.push(payload.tensor_id, payload)
+        elif word.say is Say.LEAVE:
+            inbox.close()
+            return
+        elif word.say is Say.SETTLE:
+            answer = session.settle()
+            with link.counted_as("state"):  # replicas are made equal; it is no step's traffic
+                _reply(link, answer)
+        else:
+            _reply(link, session.end_clock(_closing(word)))
+
+
+class _Inbox:
+    """Buffers posted ahead; messages are taken in the order in which they were sent."""
+
+    def __init__(self, link: Transport, num_posted: int, bound: int) -> None:
+        self._link = link
+        self._num_posted = num_posted
+        self._bound = bound
+        self._posted: collections.deque[tuple[torch.Tensor, Pending]] = collections.deque()
+
+    def take(self) -> torch.Tensor:
+        """The next message, uint8, in a buffer that may be longer."""
+        while len(self._posted) < self._num_posted:
+            buffer = torch.empty(self._bound, dtype=torch.uint8)
+            self._posted.append((buffer, self._link.receive_into(buffer, WORKER)))
+        buffer, pending = self._posted.popleft()
+        pending.wait()
+        return buffer
+
+    def close(self) -> None:
+        """Take as many messages as buffers are left; a process group must not end while one is posted."""
+        wait_all([pending for _, pending in self._posted])
+
+
+def _reply(link: Transport, answer: Answer) -> None:
+    with link.counted_as("control"):
+        pendings = [link.send(_Reply.pack(answer), WORKER)]
+    wait_all([*pendings, *link.post([(parameter, WORKER) for parameter in answer.parameters], [])])
+
+
+def _closing(word: Word) -> Closing:
+    return Closing(index=word.index, epoch=word.epoch, lr=word.lr, dropped=word.say is Say.DROP)
+
+
+def _num_posted(numels: Sequence[int]) -> int:
+    """Buffers that the server keeps posted; not more than a clock has messages."""
+    return min(_POSTED_AHEAD, len(numels) + 1)
+
+
+def _bound(numels: Sequence[int]) -> int:
+    return messages.bound_nbytes(Dense(torch.empty(max(numels, default=0))))
+
+
+def _check_layers(numels: Sequence[int]) -> None:
+    if len(numels) > 2**16:
+        raise PayloadError(f"a server numbers at most {2**16} layers, this model has {len(numels)}")
+
+
+def _bytes(raw: bytes) -> torch.Tensor:
+    return torch.frombuffer(bytearray(raw), dtype=torch.uint8)

@@ -1,0 +1,296 @@
+"""A parameter server in memory: workers push gradients layer by layer and pull parameters; it says who waits for whom.
+
+Source: Li et al., "Scaling distributed machine learning with the parameter server" (OSDI 2014). Bounded staleness: Ho
+et al., "More effective distributed ML via a stale synchronous parallel parameter server" (NIPS 2013). On arrival: Dean
+et al., "Large scale distributed deep networks" (NIPS 2012), Downpour SGD.
+Differs: pushes of one clock are applied together and in rank order, so that a bounded run repeats wherever its timing
+does, and a bound of 0 is synchronous training bit for bit.
+
+A clock is one worker's step. The server's version counts the updates applied to the parameters. What an update does is
+not decided here: `Parameters` is given by whoever trains.
+"""
+
+from __future__ import annotations
+
+import abc
+import dataclasses
+import threading
+from collections.abc import Callable, Sequence
+from typing import Protocol
+
+import torch
+
+from collectives.payloads.base import Payload
+from collectives.transport.base import TransportError
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Closing:
+    """What a worker says when it has pushed all layers of a clock.
+
+    Attributes:
+        index, epoch: where its training is.
+        lr: learning rate of its update.
+        dropped: forget what it pushed at this clock, because a gradient was not finite.
+    """
+
+    index: int
+    epoch: int
+    lr: float
+    dropped: bool = False
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Push:
+    """One worker's gradients of one clock.
+
+    Attributes:
+        rank: the worker's.
+        payloads: by layer id; a layer without a gradient is missing.
+        closing: what it said at the end.
+    """
+
+    rank: int
+    payloads: dict[int, Payload]
+    closing: Closing
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Answer:
+    """What a worker gets for its next clock.
+
+    Attributes:
+        version: of the parameters.
+        num_steps: optimizer steps done, as the worker should count them: its own clocks where they are bounded, else
+            the pushes of all workers divided by their number.
+        staleness: versions that the worker's last push was behind when it was applied, or will be; None where nothing
+            was pushed.
+        parameters: packed `Dense` payloads, one per layer; shared, not to be changed.
+    """
+
+    version: int
+    num_steps: int
+    staleness: int | None
+    parameters: Sequence[torch.Tensor]
+
+
+class Parameters(Protocol):
+    """The parameters and their update rule; used by one thread at a time."""
+
+    def apply(self, pushes: Sequence[Push], num_terms: int) -> None:
+        """Update the parameters (mutated) by the sum of these pushes over `num_terms`.
+
+        Args:
+            pushes: in rank order, none of them dropped.
+            num_terms: pushes that make one update; of n workers' it is that part of a step, so lr counts num_terms / n.
+        """
+
+    def packed(self) -> list[torch.Tensor]:
+        """A packed `Dense` payload per layer, freshly made."""
+
+
+class Worker(abc.ABC):
+    """A worker's side of the server, in this process or behind a wire; used by one thread at a time."""
+
+    @abc.abstractmethod
+    def push(self, layer_id: int, payload: Payload) -> None:
+        """Hand over one layer's gradient of this clock; the payload's tensors must not change any more."""
+
+    @abc.abstractmethod
+    def end_clock(self, closing: Closing) -> Answer:
+        """All layers are pushed; returns when the next clock may start.
+
+        Raises:
+            TransportError: a rank was lost, or the one that all wait for did not push in time.
+        """
+
+    @abc.abstractmethod
+    def settle(self) -> Answer:
+        """Wait until all workers have called and everything is applied; they get the same version.
+
+        Where staleness is bounded, all must have ended equally many clocks.
+
+        Raises:
+            TransportError: a rank was lost or did not call in time.
+        """
+
+    @abc.abstractmethod
+    def leave(self) -> None:
+        """Say that nothing more will come."""
+
+
+class ParameterServer(abc.ABC):
+    """Parameters, their version, and the rule by which pushes are applied and workers proceed.
+
+    Args:
+        parameters: what is trained.
+        world_size: number of workers.
+        timeout_s: longest wait of one worker for the others.
+    """
+
+    def __init__(self, parameters: Parameters, world_size: int, timeout_s: float) -> None:
+        self.world_size = world_size
+        self.version = 0
+        self._parameters = parameters
+        self._timeout_s = timeout_s
+        self._changed = threading.Condition()
+        self._sessions: dict[int, Session] = {}
+        self._packed: tuple[int, list[torch.Tensor]] = (-1, [])
+        self._settled: list[Session] = []
+        self._rounds: list[Answer] = []  # what the last completed `settle` answered
+        self._num_rounds = 0
+        self._failure: BaseException | None = None
+
+    def join(self, rank: int) -> Session:
+        """The place of one worker; call once for each before any of them works."""
+        session = self._sessions[rank] = Session(self, rank)
+        return session
+
+    def fail(self, error: BaseException) -> None:
+        """Nothing can go on: every worker that waits or calls from now on gets this error."""
+        with self._changed:
+            self._failure = self._failure or error
+            self._changed.notify_all()
+
+    @abc.abstractmethod
+    def _take(self, push: Push, session: Session) -> int:
+        """Apply the push or keep it until it can be; returns the versions that it is behind when it is applied."""
+
+    @abc.abstractmethod
+    def _may_start(self, clock: int) -> bool:
+        """Whether a worker may start this clock."""
+
+    @abc.abstractmethod
+    def _num_steps(self, session: Session) -> int:
+        """`Answer.num_steps`."""
+
+    def _end_clock(self, session: Session, push: Push) -> Answer:
+        with self._changed:
+            self._check()
+            behind = self._take(push, session)
+            session.clock += 1
+            self._changed.notify_all()
+            self._wait_until(lambda: self._may_start(session.clock), session)
+            session.version = self.version
+            return self._answer(session, None if push.closing.dropped else behind)
+
+    def _settle(self, session: Session) -> Answer:
+        with self._changed:
+            self._check()
+            round_number = self._num_rounds
+            self._settled.append(session)
+            if len(self._settled) == self.world_size:
+                # Answered now, for a worker that wakes up late must not see what a quicker one did in the meantime.
+                self._rounds = [self._answer(self._sessions[rank], None) for rank in sorted(self._sessions)]
+                self._settled = []
+                self._num_rounds += 1
+                self._changed.notify_all()
+            self._wait_until(lambda: self._num_rounds > round_number, session)
+            answer = self._rounds[session.rank]
+            session.version = answer.version
+            return answer
+
+    def _answer(self, session: Session, staleness: int | None) -> Answer:
+        if self._packed[0] != self.version:
+            self._packed = (self.version, self._parameters.packed())
+        return Answer(
+            version=self.version,
+            num_steps=self._num_steps(session),
+            staleness=staleness,
+            parameters=self._packed[1],
+        )
+
+    def _wait_until(self, condition: Callable[[], bool], session: Session) -> None:
+        self._changed.wait_for(lambda: self._failure is not None or condition(), self._timeout_s)
+        self._check()
+        if not condition():
+            slowest = min(self._sessions.values(), key=lambda other: (other in self._settled, other.clock))
+            raise TransportError(
+                f"rank {session.rank} waited for rank {slowest.rank}, which did not push within {self._timeout_s:g} s",
+                lost_rank=slowest.rank,
+            )
+
+    def _check(self) -> None:
+        if self._failure is not None:
+            raise self._failure
+
+
+class Session(Worker):
+    """One worker's place at the server: what it pushed of the clock under way, and the version that it works with.
+
+    Attributes:
+        rank: the worker's.
+        clock: clocks that it ended.
+        version: of the parameters that it has.
+    """
+
+    def __init__(self, server: ParameterServer, rank: int) -> None:
+        self.rank = rank
+        self.clock = 0
+        self.version = 0
+        self._server = server
+        self._payloads: dict[int, Payload] = {}
+
+    def push(self, layer_id: int, payload: Payload) -> None:
+        """As the base class says."""
+        self._payloads[layer_id] = payload
+
+    def end_clock(self, closing: Closing) -> Answer:
+        """As the base class says."""
+        push = Push(rank=self.rank, payloads=self._payloads, closing=closing)
+        self._payloads = {}
+        return self._server._end_clock(self, push)
+
+    def settle(self) -> Answer:
+        """As the base class says."""
+        return self._server._settle(self)
+
+    def leave(self) -> None:
+        """Nothing is kept for a worker that left."""
+
+
+class BoundedStaleness(ParameterServer):
+    """Pushes of one clock are applied together once all have come; clock c starts at version c - staleness or later.
+
+    Args:
+        parameters, world_size, timeout_s: as the base class says.
+        staleness: the bound; 0 is synchronous training.
+    """
+
+    def __init__(self, parameters: Parameters, world_size: int, timeout_s: float, *, staleness: int) -> None:
+        super().__init__(parameters, world_size, timeout_s)
+        self.staleness = staleness
+        self._waiting: dict[int, dict[int, Push]] = {}  # clock -> rank -> push
+
+    def _take(self, push: Push, session: Session) -> int:
+        self._waiting.setdefault(session.clock, {})[push.rank] = push
+        while len(self._waiting.get(self.version, ())) == self.world_size:
+            by_rank = self._waiting.pop(self.version)
+            kept = [by_rank[rank] for rank in sorted(by_rank) if not by_rank[rank].closing.dropped]
+            if kept:
+                self._parameters.apply(kept, self.world_size)
+            self.version += 1
+        return session.clock - session.version
+
+    def _may_start(self, clock: int) -> bool:
+        return self.version >= clock - self.staleness
+
+    def _num_steps(self, session: Session) -> int:
+        return session.clock
+
+
+class OnArrival(ParameterServer):
+    """Every push is applied when it arrives, as the world_size-th part of a step; nobody waits."""
+
+    def _take(self, push: Push, session: Session) -> int:
+        behind = self.version - session.version
+        if not push.closing.dropped:
+            self._parameters.apply([push], 1)
+            self.version += 1
+        return behind
+
+    def _may_start(self, clock: int) -> bool:
+        return True
+
+    def _num_steps(self, session: Session) -> int:
+        return sum(other.clock for other in self._sessions.values()) // self.world_size

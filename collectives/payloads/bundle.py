@@ -1,0 +1,244 @@
+"""Bundle: several payloads laid end to end, sent as one message; `members` cuts a total into one payload per unit.
+
+Body: number of members u32 | where each member ends, in units of 8 bytes, u32 [members], padded to a multiple of 8 |
+the packed members, each padded to a multiple of 8 so that its fields can be read in place.
+
+Bytes: 16 + 8 ceil((1 + members) / 2) + sum of 8 ceil(member bytes / 8).
+"""
+
+from __future__ import annotations
+
+import bisect
+import dataclasses
+import itertools
+import math
+import struct
+from collections.abc import Sequence
+from typing import Self
+
+import torch
+
+from collectives.payloads.base import HEADER_BYTES, Header, Payload, balanced_borders, unpack
+from collectives.payloads.errors import PayloadError
+from collectives.payloads.fields import Part, Reader
+from collectives.payloads.unreduced_sum import UnreducedSum
+
+COUNT = struct.Struct("<I")
+
+
+@dataclasses.dataclass(eq=False)
+class Bundle(Payload):
+    """The tensor that its payloads give when laid end to end.
+
+    Attributes:
+        payloads: the members in order, at least one; bundles among them are opened.
+
+    Raises:
+        PayloadError: no members.
+    """
+
+    code = 9
+
+    payloads: Sequence[Payload]
+
+    def __post_init__(self) -> None:
+        self.payloads = [member for payload in self.payloads for member in _opened(payload)]
+        if not self.payloads:
+            raise PayloadError("a bundle needs at least one payload")
+        self._offsets = [0, *itertools.accumulate(member.numel for member in self.payloads)]
+        self.numel = self._offsets[-1]
+        self.addable = all(member.addable for member in self.payloads)
+        self.elementwise = all(member.elementwise for member in self.payloads) and (
+            len({member.wire.dtype for member in self.payloads}) == 1
+        )
+
+    @staticmethod
+    def packed_nbytes(lengths: Sequence[int]) -> int:
+        """Length of a packed bundle of members of these packed lengths."""
+        return HEADER_BYTES + _table_nbytes(len(lengths)) + sum(map(_padded, lengths))
+
+    @property
+    def device(self) -> torch.device:
+        """Where its members lie."""
+        return self.payloads[0].device
+
+    @property
+    def num_entries(self) -> int:
+        """Entries of all members together."""
+        return sum(member.num_entries for member in self.payloads)
+
+    @property
+    def nbytes(self) -> int:
+        """As the closed form says."""
+        return self.packed_nbytes([member.nbytes for member in self.payloads])
+
+    def parts(self) -> list[Part]:
+        """Header, table of ends, members."""
+        lengths = [member.nbytes for member in self.payloads]
+        ends = list(itertools.accumulate(_padded(length) // 8 for length in lengths))
+        table = struct.pack(f"<{1 + len(ends)}I", len(ends), *ends)
+        parts: list[Part] = [
+            self._header(torch.float32, num_entries=self.num_entries) + table + _padding(len(table)),
+        ]
+        for member, length in zip(self.payloads, lengths, strict=True):
+            parts += [*member.parts(), _padding(length)]
+        return parts
+
+    @classmethod
+    def from_wire(cls, header: Header, body: torch.Tensor) -> Self:
+        """Members are decoded from views of the body."""
+        reader = Reader(body)
+        (count,) = map(int, reader.fields(COUNT))
+        if count == 0 or header.dtype or header.flags:
+            raise PayloadError("a bundle needs at least one payload, and has no type or flags of its own")
+        start = _table_nbytes(count)
+        ends = [start + 8 * (end & 0xFFFFFFFF) for end in reader.tensor(count, torch.int32).tolist()]
+        if max(ends) > body.numel():
+            raise PayloadError("a bundle is cut short: its last member ends behind the message")
+        payloads = []
+        for begin, end in itertools.pairwise([start, *ends]):  # an end before its beginning leaves no header to read
+            member = body[begin:end]
+            if member.numel() > 2 and int(member[2]) == cls.code:
+                raise PayloadError("a bundle cannot hold another bundle")
+            payloads.append(unpack(member))
+        bundle = cls(payloads)
+        if bundle.numel != header.numel:
+            raise PayloadError("a bundle's members do not add up to what its header says")
+        return bundle
+
+    def add_to_(self, dense: torch.Tensor, *, divisor: float = 1.0) -> None:
+        """Each member is added to its stretch of `dense`."""
+        for member, stretch in self._cache_blocks(dense):
+            member.add_to_(stretch, divisor=divisor)
+
+    def subtract_from_(self, dense: torch.Tensor) -> None:
+        """Each member is subtracted from its stretch of `dense`."""
+        for member, stretch in self._cache_blocks(dense):
+            member.subtract_from_(stretch)
+
+    def clear_in_(self, dense: torch.Tensor) -> None:
+        """Each member clears what it transmits in its stretch of `dense`."""
+        for member, stretch in self._cache_blocks(dense):
+            member.clear_in_(stretch)
+
+    @property
+    def alignment(self) -> int:
+        """Common multiple of the members' alignments if every member starts at one, else the whole length.
+
+        `borders` finds the finer cuts that an irregular bundle allows.
+        """
+        common = math.lcm(*(member.alignment for member in self.payloads))
+        return common if all(offset % common == 0 for offset in self._offsets[:-1]) else max(1, self.numel)
+
+    def borders(self, num_parts: int) -> list[int]:
+        """Balanced borders, each moved to the nearest place at which the member there can be cut."""
+        return [self._nearest_cut(border) for border in balanced_borders(self.numel, num_parts)]
+
+    def slice(self, start: int, stop: int) -> Payload:
+        """The members between, the outer ones cut; a single piece stands for itself.
+
+        Raises:
+            PayloadError: a border at which the member there cannot be cut.
+        """
+        if not 0 <= start <= stop <= self.numel:
+            raise PayloadError(f"elements {start}..{stop} do not lie within the {self.numel} of this bundle")
+        first = min(bisect.bisect_right(self._offsets, start), len(self.payloads)) - 1
+        pieces: list[Payload] = []
+        for member, offset in zip(self.payloads[first:], self._offsets[first:], strict=False):
+            if offset >= stop and pieces:
+                break
+            begin, end = max(start - offset, 0), min(stop - offset, member.numel)
+            if begin < end or (start == stop and not pieces):
+                pieces.append(member if (begin, end) == (0, member.numel) else member.slice(begin, end))
+        return pieces[0] if len(pieces) == 1 else Bundle(pieces)
+
+    def entries_between(self, borders: list[int]) -> list[int]:
+        """Entries of the members in each interval."""
+        counts = []
+        for start, stop in itertools.pairwise(borders):
+            counts.append(0)
+            for member, offset in zip(self.payloads, self._offsets, strict=False):
+                begin, end = max(start - offset, 0), min(stop - offset, member.numel)
+                if begin < end:
+                    whole = (begin, end) == (0, member.numel)
+                    counts[-1] += member.num_entries if whole else member.entries_between([begin, end])[0]
+        return counts
+
+    def add(self, other: Payload) -> Bundle:
+        """Member by member; another kind is cut at this bundle's borders first.
+
+        Raises:
+            PayloadError: the two do not fit together, or a member cannot be added.
+        """
+        self._check_fits(other)
+        pieces = members(other, [member.numel for member in self.payloads])
+        return Bundle([member.add(piece) for member, piece in zip(self.payloads, pieces, strict=True)])
+
+    @property
+    def wire(self) -> torch.Tensor:
+        """The members' wire tensors laid end to end; a copy.
+
+        Raises:
+            PayloadError: not all members are elementwise with one type.
+        """
+        if not self.elementwise:
+            raise PayloadError("this bundle has no element-wise wire tensor: its members differ in kind or type")
+        return torch.cat([member.wire for member in self.payloads])
+
+    def with_wire(self, wire: torch.Tensor) -> Bundle:
+        """Members with their cache_blocks of another wire tensor; views.
+
+        Raises:
+            PayloadError: not elementwise, or a wire tensor of another length.
+        """
+        pieces = torch.split(wire, [member.wire.numel() for member in self.payloads])
+        return Bundle([member.with_wire(piece) for member, piece in zip(self.payloads, pieces, strict=True)])
+
+    def _cache_blocks(self, dense: torch.Tensor) -> list[tuple[Payload, torch.Tensor]]:
+        return list(zip(self.payloads, torch.split(dense, [member.numel for member in self.payloads]), strict=True))
+
+    def _nearest_cut(self, position: int) -> int:
+        index = min(bisect.bisect_right(self._offsets, position), len(self.payloads)) - 1
+        member, offset = self.payloads[index], self._offsets[index]
+        below = (position - offset) // member.alignment * member.alignment
+        above = min(below + member.alignment, member.numel)
+        nearest = below if position - offset - below <= above - (position - offset) else above
+        return offset + nearest
+
+
+def members(total: Payload, numels: Sequence[int]) -> list[Payload]:
+    """Cut a total into one payload per unit.
+
+    Args:
+        total: what a collective returned for a message of these units: a bundle of them or of a ring's pieces, one
+            payload, a dense sum, or terms of any of these.
+        numels: elements of each unit, in the order of the message.
+
+    Raises:
+        PayloadError: the lengths do not add up, or a border lies where the payload there cannot be cut.
+    """
+    if sum(numels) != total.numel:
+        raise PayloadError(f"units of {sum(numels)} elements cannot be cut from a total of {total.numel}")
+    if len(numels) == 1:
+        return [total]
+    if isinstance(total, UnreducedSum):
+        by_term = [members(term, numels) for term in total.terms]
+        return [UnreducedSum(list(unit)) for unit in zip(*by_term, strict=True)]
+    borders = [0, *itertools.accumulate(numels)]
+    return [total.slice(start, stop) for start, stop in itertools.pairwise(borders)]
+
+
+def _opened(payload: Payload) -> Sequence[Payload]:
+    return payload.payloads if isinstance(payload, Bundle) else [payload]
+
+
+def _padded(nbytes: int) -> int:
+    return -(-nbytes // 8) * 8
+
+
+def _padding(nbytes: int) -> bytes:
+    return bytes(_padded(nbytes) - nbytes)
+
+
+def _table_nbytes(count: int) -> int:
+    return _padded(COUNT.size * (1 + count))

@@ -1,0 +1,160 @@
+"""CholeskyFactor: a positive semi-definite matrix D as the lower triangle of L with D = L L^T - damping I.
+
+A factor of lower precision still gives a positive semi-definite L L^T, which a rounded triangle of D does not. Factors
+do not add up: the factor of a sum is the triangle that a QR decomposition leaves of both, [La^T; Lb^T] = Q L^T, exact
+for semi-definite matrices too and without squaring the condition number.
+
+Source: Golub and Van Loan, "Matrix Computations" (4th ed.), section 6.5 (updating factorisations).
+
+Body: damping f32 | 4 zero bytes | L's lower triangle, row by row.
+
+Bytes: 24 + v d (d + 1) / 2.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+import math
+import struct
+from typing import Self
+
+import torch
+
+from collectives.payloads.base import HEADER_BYTES, Header, Payload
+from collectives.payloads.codec.values import divided, to_value_dtype
+from collectives.payloads.errors import PayloadError
+from collectives.payloads.fields import Part, Reader
+from collectives.payloads.triangle import (
+    matrix_size,
+    pack_triangle,
+    triangle_entries_before,
+    triangle_numel,
+    unpack_triangle,
+)
+
+FIXED = struct.Struct("<fI")
+
+
+@dataclasses.dataclass(eq=False)
+class CholeskyFactor(Payload):
+    """L L^T - damping I, a symmetric d x d matrix.
+
+    Attributes:
+        size: d.
+        values: floating [d (d + 1) / 2], the lower triangle of L row by row, in the type that travels.
+        damping: what was added to the diagonal before factoring, in fp32 precision; dampings of a sum add up.
+
+    Raises:
+        PayloadError: a length that does not fit, or a damping that is negative or not finite.
+    """
+
+    code = 8
+    addable = True
+
+    size: int
+    values: torch.Tensor
+    damping: float = 0.0
+
+    def __post_init__(self) -> None:
+        self.numel = self.size**2
+        if self.values.shape != (triangle_numel(self.size),):
+            raise PayloadError(
+                f"the factor of a {self.size} x {self.size} matrix has {triangle_numel(self.size)} values, "
+                f"got {list(self.values.shape)}"
+            )
+        self.damping = float(torch.tensor(self.damping))
+        if not 0 <= self.damping < math.inf:
+            raise PayloadError(f"damping must be finite and not negative, got {self.damping}")
+
+    @classmethod
+    def from_factor(cls, factor: torch.Tensor, damping: float = 0.0) -> Self:
+        """Take the lower triangle of L [d, d]."""
+        return cls(factor.shape[0], pack_triangle(factor), damping)
+
+    @property
+    def factor(self) -> torch.Tensor:
+        """L [d, d] in fp32 (fp64 where the values are), zero above the diagonal: what triangular solves need."""
+        wide = torch.promote_types(self.values.dtype, torch.float32)
+        return unpack_triangle(self.values.to(wide), self.size)
+
+    @property
+    def matrix(self) -> torch.Tensor:
+        """L L^T - damping I, [d, d] in the type of `factor`."""
+        product = self.factor @ self.factor.T
+        product.diagonal().sub_(self.damping)
+        return product
+
+    @property
+    def device(self) -> torch.device:
+        """Where the values lie."""
+        return self.values.device
+
+    @property
+    def num_entries(self) -> int:
+        """Elements of the triangle."""
+        return self.values.numel()
+
+    @property
+    def nbytes(self) -> int:
+        """Header, damping and values."""
+        return HEADER_BYTES + FIXED.size + self.values.numel() * self.values.element_size()
+
+    @property
+    def alignment(self) -> int:
+        """A factor stays whole."""
+        return max(1, self.numel)
+
+    def parts(self) -> list[Part]:
+        """Header, damping, values."""
+        header = self._header(self.values.dtype, num_entries=self.num_entries)
+        return [header + FIXED.pack(self.damping, 0), self.values]
+
+    @classmethod
+    def from_wire(cls, header: Header, body: torch.Tensor) -> Self:
+        """Values are a view of the body where it is aligned."""
+        reader = Reader(body)
+        damping, reserved = reader.fields(FIXED)
+        if reserved or header.flags:
+            raise PayloadError("the fixed fields of a Cholesky factor do not fit together")
+        size = matrix_size(header)
+        return cls(size, reader.tensor(header.num_entries, cls._dtype_in(header)), damping)
+
+    def add_to_(self, dense: torch.Tensor, *, divisor: float = 1.0) -> None:
+        """`dense += self / divisor`: the restored matrix."""
+        dense.add_(divided(self.matrix.view(-1), divisor, dense.dtype))
+
+    def subtract_from_(self, dense: torch.Tensor) -> None:
+        """`dense -= self`: the restored matrix."""
+        dense.sub_(self.matrix.view(-1))
+
+    def clear_in_(self, dense: torch.Tensor) -> None:
+        """The factor determines every element, so everything is cleared."""
+        dense.zero_()
+
+    def entries_between(self, borders: list[int]) -> list[int]:
+        """Elements of the factor whose flat matrix position lies in each interval."""
+        below = [triangle_entries_before(border, self.size) for border in borders]
+        return [stop - start for start, stop in itertools.pairwise(below)]
+
+    def slice(self, start: int, stop: int) -> CholeskyFactor:
+        """Itself, or nothing."""
+        self._check_borders(start, stop)
+        return self if stop - start == self.numel else CholeskyFactor(0, self.values[:0])
+
+    def add(self, other: Payload) -> CholeskyFactor:
+        """Factor of the sum by QR, with a non-negative diagonal; computed in fp32 or better, rounded once.
+
+        Raises:
+            PayloadError: not a factor of the same size.
+        """
+        self._check_fits(other)
+        if not isinstance(other, CholeskyFactor):
+            raise PayloadError(f"CholeskyFactor and {type(other).__name__} payloads cannot be added")
+        dtype = torch.promote_types(self.values.dtype, other.values.dtype)
+        wide = torch.promote_types(dtype, torch.float32)
+        stacked = torch.cat([self.factor.T.to(wide), other.factor.T.to(wide)])
+        upper = torch.linalg.qr(stacked, mode="r").R
+        signs = torch.where(upper.diagonal() < 0, -1.0, 1.0).to(wide)
+        factor = (signs[:, None] * upper).T
+        return CholeskyFactor(self.size, to_value_dtype(pack_triangle(factor), dtype), self.damping + other.damping)

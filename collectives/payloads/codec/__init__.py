@@ -1,0 +1,1 @@
+"""How the fields of packed payloads are coded: bits, index sets, codebooks, values."""

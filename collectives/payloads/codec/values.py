@@ -1,0 +1,68 @@
+"""Arithmetic on values in the type they travel in: sums in fp32, rounded once, saturating where fp16 would overflow."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+
+from collectives.payloads.codec.cache_blocks import cache_blocks
+
+
+def to_value_dtype(x: torch.Tensor, dtype: torch.dtype, world_size: int = 1) -> torch.Tensor:
+    """Round to the type that travels; what lies beyond its range becomes its largest value, NaN stays NaN.
+
+    Args:
+        x: floating, any shape.
+        dtype: the value type.
+        world_size: for fp16, values are kept so small that the sum over this many ranks cannot overflow, whatever the
+            order of additions.
+
+    Raises:
+        ValueError: fp16 cannot hold a sum over so many ranks.
+    """
+    if dtype not in (torch.float16, torch.bfloat16) or (x.dtype == dtype and world_size == 1):
+        return x.to(dtype)
+    limit = sum_limit(dtype, world_size) if dtype is torch.float16 else torch.finfo(dtype).max
+    return x.clamp(-limit, limit).to(dtype)
+
+
+def sum_limit(dtype: torch.dtype, world_size: int) -> float:
+    """The largest value of which `world_size` can be added without overflow.
+
+    It is a multiple of the type's coarsest spacing, so every partial sum of equal terms is exact; rounding is monotone,
+    so smaller terms cannot sum to more. finfo.max / world_size alone is not enough: 65504 / 3 rounds up in fp16 and
+    three of it are infinite.
+
+    Raises:
+        ValueError: `world_size` is beyond the type's precision.
+    """
+    info = torch.finfo(dtype)
+    spacing = 2.0 ** math.floor(math.log2(info.max)) * info.eps
+    limit = info.max // (world_size * spacing) * spacing
+    if limit == 0:
+        raise ValueError(f"{dtype} cannot hold a sum over {world_size} ranks; use bf16 or fp32 values")
+    return float(limit)
+
+
+def add_values(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+    """The sum in the wider of both types: 16-bit floats are rounded once, fp16 saturates, integers wrap."""
+    dtype = torch.promote_types(a.dtype, b.dtype)
+    if dtype in (torch.float16, torch.bfloat16):
+        return to_value_dtype(a.float() + b.float(), dtype)
+    return a + b
+
+
+def divided(values: torch.Tensor, divisor: float, dtype: torch.dtype) -> torch.Tensor:
+    """The quotient, computed in fp32 or better, as `dtype`; may share memory with `values`."""
+    wide = values.to(torch.promote_types(dtype, torch.float32))
+    return (wide if divisor == 1 else wide / divisor).to(dtype)
+
+
+def add_divided_(dense: torch.Tensor, values: torch.Tensor, divisor: float) -> None:
+    """Add values / divisor to `dense` (mutated; both 1-D and equally long) without a temporary of their length."""
+    if values.is_floating_point() and dense.dtype == torch.float32 and math.frexp(divisor)[0] == 0.5:
+        dense.add_(values, alpha=1 / divisor)  # a power of two: multiplying is exact, so it equals dividing
+        return
+    for part in cache_blocks(values.numel(), values.device):
+        dense[part].add_(divided(values[part], divisor, dense.dtype))

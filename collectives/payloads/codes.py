@@ -1,0 +1,191 @@
+"""Codes: a few bits per element, a named codebook that says what they mean, and scales.
+
+Body: block_numel u32 (0: one scale for all) | bits u8 | codebook u8 | 2 zero bytes | scales | packed codes. Scales of
+    zero only: header and
+fixed fields, the payload is zero.
+
+Bytes: 24 + scales * (4 or 2) + ceil(m bits / 8).
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import struct
+from collections.abc import Iterator
+from typing import Self
+
+import torch
+
+from collectives.payloads.base import HEADER_BYTES, Header, Payload
+from collectives.payloads.codec.bits import pack_bits, packed_nbytes, unpack_bits
+from collectives.payloads.codec.cache_blocks import Stretch, cache_blocks
+from collectives.payloads.codec.codebooks import Codebook, codebook_named, codebook_numbered
+from collectives.payloads.codec.values import divided
+from collectives.payloads.errors import PayloadError
+from collectives.payloads.fields import FLOAT_DTYPES, Part, Reader
+
+FIXED = struct.Struct("<IBBH")
+
+
+@dataclasses.dataclass(eq=False)
+class Codes(Payload):
+    """scale x codebook[code] for every element.
+
+    Attributes:
+        numel: elements of the dense tensor.
+        codebook: name of the codebook: sign, ternary, levels, natural, or one that was registered.
+        bits: width of a code, one of the codebook's.
+        packed: uint8 [ceil(numel * bits / 8)], the packed codes; or empty where all scales are zero.
+        scales: fp32, fp16 or bf16 [1], or [ceil(numel / block_numel)]; emptied where all are zero.
+        block_numel: elements per scale; 0 for one scale for all.
+
+    Raises:
+        PayloadError: lengths that do not fit together, or a codebook that does not exist at this width.
+    """
+
+    code = 6
+    dtypes = FLOAT_DTYPES[:3]
+
+    numel: int
+    codebook: str
+    bits: int
+    packed: torch.Tensor
+    scales: torch.Tensor
+    block_numel: int = 0
+
+    def __post_init__(self) -> None:
+        if self.bits not in self._book.widths:
+            raise PayloadError(f"codebook {self.codebook} has codes of {self._book.widths} bits, not {self.bits}")
+        if self.scales.numel():
+            expected = (packed_nbytes(self.numel, self.bits), num_scales(self.numel, self.block_numel))
+            if (self.packed.numel(), self.scales.numel()) != expected:
+                raise PayloadError(
+                    f"{self.numel} codes of {self.bits} bits need {expected[0]} bytes and {expected[1]} scales, "
+                    f"got {self.packed.numel()} and {self.scales.numel()}"
+                )
+        if not self.scales.any():
+            self.packed, self.scales = self.packed[:0], self.scales[:0]
+
+    @classmethod
+    def from_codes(
+        cls, codes: torch.Tensor, *, codebook: str, bits: int, scales: torch.Tensor, block_numel: int = 0
+    ) -> Self:
+        """Pack codes.
+
+        Args:
+            codes: integer or bool [numel]; of each the low `bits` bits count, so levels may be negative.
+            codebook: name of the codebook.
+            bits: width of a code.
+            scales: as the attribute.
+            block_numel: as the attribute.
+        """
+        packed = pack_bits(codes, bits, first=codebook_named(codebook).first)
+        return cls(codes.numel(), codebook, bits, packed, scales, block_numel)
+
+    @staticmethod
+    def packed_nbytes(numel: int, bits: int, scale_dtype: torch.dtype = torch.float32, block_numel: int = 0) -> int:
+        """Length of a packed payload whose scales are not all zero."""
+        scales = num_scales(numel, block_numel) * scale_dtype.itemsize
+        return HEADER_BYTES + FIXED.size + scales + packed_nbytes(numel, bits)
+
+    @property
+    def codes(self) -> torch.Tensor:
+        """The codes, int64 [numel]; empty where all scales are zero."""
+        return unpack_bits(self.packed, self.num_entries, self.bits, first=self._book.first)
+
+    @property
+    def device(self) -> torch.device:
+        """Where its tensors lie."""
+        return self.packed.device
+
+    @property
+    def num_entries(self) -> int:
+        """Every element; 0 where all scales are zero."""
+        return self.numel if self.scales.numel() else 0
+
+    @property
+    def nbytes(self) -> int:
+        """As the closed form says."""
+        if not self.num_entries:
+            return HEADER_BYTES + FIXED.size
+        return self.packed_nbytes(self.numel, self.bits, self.scales.dtype, self.block_numel)
+
+    @property
+    def alignment(self) -> int:
+        """Bytes of codes and blocks of one scale stay whole."""
+        return math.lcm(8 // self.bits, self.block_numel or 1)
+
+    def parts(self) -> list[Part]:
+        """Header, fixed fields, scales, packed codes."""
+        header = self._header(self.scales.dtype, num_entries=self.num_entries)
+        return [header + FIXED.pack(self.block_numel, self.bits, self._book.number, 0), self.scales, self.packed]
+
+    @classmethod
+    def from_wire(cls, header: Header, body: torch.Tensor) -> Self:
+        """Codes are a view of the body, scales too where they are aligned."""
+        dtype = cls._dtype_in(header)
+        reader = Reader(body)
+        block_numel, bits, number, reserved = map(int, reader.fields(FIXED))
+        book = codebook_numbered(number)
+        if reserved or header.flags or header.num_entries not in (0, header.numel):
+            raise PayloadError("the fixed fields of a coded payload do not fit together")
+        if header.num_entries == 0:
+            nothing = reader.tensor(0, torch.uint8)
+            return cls(header.numel, book.name, bits, nothing, reader.tensor(0, dtype), block_numel)
+        scales = reader.tensor(num_scales(header.numel, block_numel), dtype)
+        packed = reader.tensor(packed_nbytes(header.numel, bits), torch.uint8)
+        return cls(header.numel, book.name, bits, packed, scales, block_numel)
+
+    def add_to_(self, dense: torch.Tensor, *, divisor: float = 1.0) -> None:
+        """`dense += self / divisor`."""
+        for part, values in self._decoded():
+            dense[part].add_(divided(values, divisor, dense.dtype))
+
+    def subtract_from_(self, dense: torch.Tensor) -> None:
+        """`dense -= self`."""
+        for part, values in self._decoded():
+            dense[part].sub_(values)
+
+    def clear_in_(self, dense: torch.Tensor) -> None:
+        """Every element is transmitted, so everything is cleared; nothing where all scales are zero."""
+        if self.num_entries:
+            dense.zero_()
+
+    def entries_between(self, borders: list[int]) -> list[int]:
+        """Every element; 0 where all scales are zero."""
+        return super().entries_between(borders) if self.num_entries else [0] * (len(borders) - 1)
+
+    def slice(self, start: int, stop: int) -> Codes:
+        """Whole bytes of codes and whole blocks; views."""
+        self._check_borders(start, stop)
+        packed = self.packed[start * self.bits // 8 : packed_nbytes(stop, self.bits)]
+        scales = self.scales
+        if self.block_numel:
+            scales = scales[-(-start // self.block_numel) : -(-stop // self.block_numel)]
+        elif start == stop:
+            scales = scales[:0]
+        return Codes(stop - start, self.codebook, self.bits, packed, scales, self.block_numel)
+
+    @property
+    def _book(self) -> Codebook:
+        return codebook_named(self.codebook)
+
+    def _decoded(self) -> Iterator[tuple[Stretch, torch.Tensor]]:
+        """Where each stretch lies and its values in fp32; bytes are looked up, 8 / bits values at a time."""
+        table = self._book.byte_table(self.bits, self.device).squeeze(1)
+        scales = self.scales.float()
+        for part in cache_blocks(self.num_entries, self.device, multiple_of=self.alignment):
+            packed = self.packed[part.start * self.bits // 8 : packed_nbytes(part.stop, self.bits)]
+            values = table.index_select(0, packed.to(torch.int32)).view(-1)[: part.stop - part.start]
+            if self.block_numel:
+                here = scales[part.start // self.block_numel : -(-part.stop // self.block_numel)]
+                values *= here.repeat_interleave(min(self.block_numel, values.numel()))[: values.numel()]
+            else:
+                values *= scales
+            yield part, values
+
+
+def num_scales(numel: int, block_numel: int) -> int:
+    """Scales that `numel` elements need; one for all where `block_numel` is 0, none for no elements."""
+    return -(-numel // block_numel) if block_numel else min(numel, 1)

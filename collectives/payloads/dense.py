@@ -1,0 +1,106 @@
+"""Dense: every element, in the type that travels. Body: the values."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Self
+
+import torch
+
+from collectives.payloads.base import HEADER_BYTES, Header, Payload
+from collectives.payloads.codec.values import add_divided_, add_values
+from collectives.payloads.errors import PayloadError
+from collectives.payloads.fields import VALUE_DTYPES, Part, Reader
+
+
+@dataclasses.dataclass(eq=False)
+class Dense(Payload):
+    """A tensor as it is.
+
+    Integer values serve sums that must be exact (levels on a shared scale); they wrap, so choose a type that holds the
+    sum.
+
+    Attributes:
+        values: 1-D, floating or integer; shared with the caller.
+
+    Raises:
+        PayloadError: `values` is not 1-D.
+    """
+
+    code = 1
+    dtypes = VALUE_DTYPES
+    elementwise = True
+    addable = True
+
+    values: torch.Tensor
+
+    def __post_init__(self) -> None:
+        if self.values.dim() != 1:
+            raise PayloadError(
+                f"a payload holds 1-D values, got {self.values.dim()} dimensions; flatten the tensor first"
+            )
+        self.numel = self.values.numel()
+
+    @property
+    def device(self) -> torch.device:
+        """Where the values lie."""
+        return self.values.device
+
+    @property
+    def num_entries(self) -> int:
+        """Every element."""
+        return self.numel
+
+    @property
+    def nbytes(self) -> int:
+        """Header and values."""
+        return HEADER_BYTES + self.numel * self.values.element_size()
+
+    def parts(self) -> list[Part]:
+        """Header, values."""
+        return [self._header(self.values.dtype, num_entries=self.numel), self.values]
+
+    @classmethod
+    def from_wire(cls, header: Header, body: torch.Tensor) -> Self:
+        """Values as a view of the body where it is aligned for them."""
+        if header.num_entries != header.numel or header.flags:
+            raise PayloadError("a dense payload sends every element")
+        return cls(Reader(body).tensor(header.numel, cls._dtype_in(header)))
+
+    def add_to_(self, dense: torch.Tensor, *, divisor: float = 1.0) -> None:
+        """`dense += self / divisor`."""
+        add_divided_(dense, self.values, divisor)
+
+    def subtract_from_(self, dense: torch.Tensor) -> None:
+        """`dense -= self`."""
+        dense.sub_(self.values)
+
+    def clear_in_(self, dense: torch.Tensor) -> None:
+        """Everything is transmitted, so everything is cleared."""
+        dense.zero_()
+
+    def slice(self, start: int, stop: int) -> Dense:
+        """A view of the values, cut anywhere."""
+        self._check_borders(start, stop)
+        return Dense(self.values[start:stop])
+
+    def add(self, other: Payload) -> Dense:
+        """Dense plus any addable kind; elements that the other does not transmit stay as they are.
+
+        Raises:
+            PayloadError: the two do not fit together.
+        """
+        self._check_fits(other)
+        return Dense(other._added_onto(self.values))
+
+    def _added_onto(self, values: torch.Tensor) -> torch.Tensor:
+        return add_values(values, self.values)
+
+    @property
+    def wire(self) -> torch.Tensor:
+        """The values themselves."""
+        return self.values
+
+    def with_wire(self, wire: torch.Tensor) -> Dense:
+        """The given values."""
+        return Dense(wire)

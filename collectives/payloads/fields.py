@@ -1,0 +1,88 @@
+"""The bytes of a packed payload: value types by number, fields laid end to end and read back with lengths checked."""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Sequence
+
+import torch
+
+from collectives.payloads.errors import PayloadError
+
+VALUE_DTYPES: tuple[torch.dtype, ...] = (
+    torch.float32,
+    torch.float16,
+    torch.bfloat16,
+    torch.float64,
+    torch.int8,
+    torch.uint8,
+    torch.int16,
+    torch.int32,
+    torch.int64,
+)
+FLOAT_DTYPES = VALUE_DTYPES[:4]
+
+Part = bytes | torch.Tensor
+
+
+def part_nbytes(part: Part) -> int:
+    """Bytes that a part takes on the wire."""
+    return len(part) if isinstance(part, bytes) else part.numel() * part.element_size()
+
+
+def lay_out(parts: Sequence[Part], device: torch.device) -> torch.Tensor:
+    """uint8 [sum of lengths] on `device`: the parts end to end, each copied once."""
+    out = torch.empty(sum(map(part_nbytes, parts)), dtype=torch.uint8, device=device)
+    offset = 0
+    for part in parts:
+        stop = offset + part_nbytes(part)
+        if stop > offset:
+            raw = torch.frombuffer(bytearray(part), dtype=torch.uint8) if isinstance(part, bytes) else as_bytes(part)
+            out[offset:stop] = raw
+        offset = stop
+    return out
+
+
+def as_bytes(tensor: torch.Tensor) -> torch.Tensor:
+    """The memory of a tensor as uint8, 1-D; shared where the tensor is contiguous."""
+    return tensor.contiguous().view(-1).view(torch.uint8)
+
+
+class Reader:
+    """Takes one field after the other from a received body; what is not there raises instead of being read."""
+
+    def __init__(self, body: torch.Tensor) -> None:
+        """Start at the first byte of `body`, uint8 [any], contiguous."""
+        self._body = body
+        self._offset = 0
+
+    @property
+    def device(self) -> torch.device:
+        """Where the body lies."""
+        return self._body.device
+
+    def fields(self, layout: struct.Struct) -> tuple[int | float, ...]:
+        """The next fixed fields.
+
+        Raises:
+            PayloadError: the body ends before them.
+        """
+        return layout.unpack(self._take(layout.size).cpu().numpy().tobytes())
+
+    def tensor(self, count: int, dtype: torch.dtype) -> torch.Tensor:
+        """The next `count` elements, 1-D: a view of the body where it is aligned for the type, else a copy.
+
+        Raises:
+            PayloadError: the body ends before them; nothing is allocated.
+        """
+        raw = self._take(count * dtype.itemsize)
+        if raw.storage_offset() % dtype.itemsize or raw.data_ptr() % dtype.itemsize:
+            raw = raw.clone()
+        return raw.view(dtype)
+
+    def _take(self, nbytes: int) -> torch.Tensor:
+        left = self._body.numel() - self._offset
+        if nbytes > left:
+            raise PayloadError(f"the payload is cut short: {nbytes} more bytes were promised, {left} are there")
+        start, self._offset = self._offset, self._offset + nbytes
+        return self._body[start : self._offset]

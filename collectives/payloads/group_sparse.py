@@ -1,0 +1,178 @@
+"""GroupSparse: k entries in every group of consecutive elements, indexed within their group.
+
+Body: group_size u32 | k u32 | values | local indices, ceil(log2 group_size) bits each, low bits first; or, where that
+is shorter, a bitmap of all elements (flag 1). The last group may be short and then has its own k, which follows from
+the entry count. A payload of zeros only is its header and fixed fields.
+
+Bytes: 24 + z v + min(ceil(z ceil(log2 min(group_size, m)) / 8), ceil(m / 8)).
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import struct
+from typing import Self
+
+import torch
+
+from collectives.payloads.base import HEADER_BYTES, Header, Payload
+from collectives.payloads.codec.bits import bits_for, pack_bits, pack_mask, packed_nbytes, unpack_bits, unpack_mask
+from collectives.payloads.codec.index_sets import check_ascending
+from collectives.payloads.errors import PayloadError
+from collectives.payloads.fields import Part, Reader
+from collectives.payloads.indexed_values import IndexedValues, canonical_values
+from collectives.payloads.sparse import Sparse
+
+FIXED = struct.Struct("<II")
+LOCAL, BITMAP = 0, 1
+
+
+@dataclasses.dataclass(eq=False)
+class GroupSparse(IndexedValues):
+    """k values per group of `group_size` consecutive elements; the last group may be shorter and keep fewer.
+
+    Attributes:
+        numel: elements of the dense tensor.
+        group_size: elements per group.
+        k: entries per group, 1..group_size.
+        values: floating [(num_groups - 1) * k + last_k], group after group; -0.0 becomes +0.0, and where all are zero
+            nothing is kept.
+        indices: integer, as many: index within the group, ascending within each group.
+
+    Raises:
+        PayloadError: counts that do not fit together.
+    """
+
+    code = 3
+    addable = True
+
+    numel: int
+    group_size: int
+    k: int
+    values: torch.Tensor
+    indices: torch.Tensor
+
+    def __post_init__(self) -> None:
+        if not 1 <= self.k <= self.group_size:
+            raise PayloadError(f"k must lie in 1..{self.group_size} (the group size), got {self.k}")
+        if self.values.dim() != 1 or self.values.shape != self.indices.shape:
+            raise PayloadError(
+                f"values {list(self.values.shape)} and indices {list(self.indices.shape)} must be 1-D and equally long"
+            )
+        last_k = self.values.numel() - (self.num_groups - 1) * self.k
+        if self.values.numel() and not 1 <= last_k <= min(self.k, self._last_size):
+            raise PayloadError(
+                f"{self.values.numel()} entries do not fill {self.num_groups} groups with {self.k} each "
+                f"(the last one with 1..{min(self.k, self._last_size)})"
+            )
+        self.values = canonical_values(self.values)
+        self.indices = self.indices[: self.values.numel()]
+
+    @staticmethod
+    def packed_nbytes(numel: int, group_size: int, num_entries: int, dtype: torch.dtype) -> int:
+        """Length of a packed payload with this many entries, not all of them zero."""
+        indices = min(packed_nbytes(num_entries, bits_for(min(group_size, numel))), packed_nbytes(numel, 1))
+        return HEADER_BYTES + FIXED.size + num_entries * dtype.itemsize + indices
+
+    @property
+    def num_groups(self) -> int:
+        """Groups, the short last one included."""
+        return -(-self.numel // self.group_size)
+
+    @property
+    def last_k(self) -> int:
+        """Entries of the last group."""
+        return self.num_entries - (self.num_groups - 1) * self.k if self.num_entries else 0
+
+    @property
+    def nbytes(self) -> int:
+        """As the closed form says."""
+        return self.packed_nbytes(self.numel, self.group_size, self.num_entries, self.values.dtype)
+
+    @property
+    def alignment(self) -> int:
+        """Groups stay whole."""
+        return self.group_size
+
+    @functools.cached_property
+    def positions(self) -> torch.Tensor:
+        """Flat positions, int64 [num_entries]; computed once."""
+        return self.indices + _group_starts(self.num_entries, self.group_size, self.k, self.device)
+
+    def to_sparse(self) -> Sparse:
+        """The same entries with flat indices."""
+        return Sparse(self.numel, self.positions, self.values)
+
+    def parts(self) -> list[Part]:
+        """Header, group size and k, values, indices."""
+        coding = BITMAP if self._bits * self.num_entries > 8 * packed_nbytes(self.numel, 1) else LOCAL
+        header = self._header(self.values.dtype, num_entries=self.num_entries, flags=coding)
+        if coding == LOCAL:
+            indices = pack_bits(self.indices, self._bits)
+        else:
+            mask = torch.zeros(self.numel, dtype=torch.bool, device=self.device)
+            mask[self.positions] = True
+            indices = pack_mask(mask)
+        return [header + FIXED.pack(self.group_size, self.k), self.values, indices]
+
+    @classmethod
+    def from_wire(cls, header: Header, body: torch.Tensor) -> Self:
+        """Values are a view of the body where it is aligned; indices are decoded and checked."""
+        dtype, count = cls._dtype_in(header), header.num_entries
+        reader = Reader(body)
+        group_size, k = map(int, reader.fields(FIXED))
+        if not 1 <= k <= group_size:
+            raise PayloadError(f"k = {k} does not fit groups of {group_size}")
+        values = reader.tensor(count, dtype)
+        if header.flags == LOCAL:
+            bits = bits_for(min(group_size, header.numel))
+            indices = unpack_bits(reader.tensor(packed_nbytes(count, bits), torch.uint8), count, bits)
+        elif header.flags == BITMAP:
+            mask = unpack_mask(reader.tensor(packed_nbytes(header.numel, 1), torch.uint8), header.numel)
+            positions = mask.nonzero().view(-1)
+            if positions.numel() != count:
+                raise PayloadError(f"the bitmap marks {positions.numel()} entries, the header says {count}")
+            indices = positions - _group_starts(count, group_size, k, positions.device)
+        else:
+            raise PayloadError(f"no index coding of GroupSparse has the number {header.flags}")
+        if count:
+            smallest, largest = indices.aminmax()
+            if smallest < 0 or largest >= group_size:
+                raise PayloadError(f"an index lies outside its group of {group_size}")
+        payload = cls(header.numel, group_size, k, values, indices)
+        check_ascending(payload.positions, header.numel)
+        return payload
+
+    def slice(self, start: int, stop: int) -> GroupSparse:
+        """Whole groups; views."""
+        self._check_borders(start, stop)
+        first, last = (-(-border // self.group_size) * self.k for border in (start, stop))
+        entries = slice(
+            min(first, self.num_entries), self.num_entries if stop == self.numel else min(last, self.num_entries)
+        )
+        return GroupSparse(stop - start, self.group_size, self.k, self.values[entries], self.indices[entries])
+
+    def add(self, other: Payload) -> Payload:
+        """Supports differ from group to group, so the sum is `Sparse` (or `Dense`).
+
+        Raises:
+            PayloadError: the two do not fit together.
+        """
+        self._check_fits(other)
+        return self.to_sparse().add(other)
+
+    @property
+    def _bits(self) -> int:
+        return bits_for(min(self.group_size, self.numel))
+
+    @property
+    def _last_size(self) -> int:
+        """Elements of the last group."""
+        return self.numel - (self.num_groups - 1) * self.group_size if self.numel else 0
+
+
+def _group_starts(count: int, group_size: int, k: int, device: torch.device) -> torch.Tensor:
+    """Where the group of each entry starts, int64 [count]."""
+    starts = torch.arange(-(-count // k), device=device) * group_size
+    return starts[:, None].expand(-1, k).reshape(-1)[:count]

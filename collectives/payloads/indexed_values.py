@@ -1,0 +1,71 @@
+"""What the kinds share that hold single values at positions: Sparse, GroupSparse, Seeded."""
+
+from __future__ import annotations
+
+import abc
+
+import torch
+
+from collectives.payloads.base import Payload
+from collectives.payloads.codec.values import add_values, divided
+
+
+class IndexedValues(Payload):
+    """Values at strictly ascending positions, zero elsewhere.
+
+    Attributes:
+        values: floating [num_entries], in the type that travels.
+    """
+
+    values: torch.Tensor
+
+    @property
+    @abc.abstractmethod
+    def positions(self) -> torch.Tensor:
+        """Flat positions, int64 [num_entries], strictly ascending."""
+
+    @abc.abstractmethod
+    def to_sparse(self) -> IndexedValues:
+        """The same values as a `Sparse` payload; may share memory."""
+
+    @property
+    def device(self) -> torch.device:
+        """Where its tensors lie."""
+        return self.values.device
+
+    @property
+    def num_entries(self) -> int:
+        """Number of values, kept zeros included."""
+        return self.values.numel()
+
+    def add_to_(self, dense: torch.Tensor, *, divisor: float = 1.0) -> None:
+        """`dense += self / divisor`; touches the positions only."""
+        dense.scatter_add_(0, self.positions, divided(self.values, divisor, dense.dtype))
+
+    def subtract_from_(self, dense: torch.Tensor) -> None:
+        """`dense -= self`; touches the positions only."""
+        dense.scatter_add_(0, self.positions, self.values.to(dense.dtype).neg())
+
+    def clear_in_(self, dense: torch.Tensor) -> None:
+        """Set `dense` to zero at the positions."""
+        dense.index_fill_(0, self.positions, 0)
+
+    def entries_between(self, borders: list[int]) -> list[int]:
+        """Number of positions in each interval."""
+        return torch.searchsorted(self.positions, torch.tensor(borders, device=self.device)).diff().tolist()
+
+    def _added_onto(self, values: torch.Tensor) -> torch.Tensor:
+        total = values.to(torch.promote_types(values.dtype, self.values.dtype), copy=True)
+        here = total.index_select(0, self.positions)
+        return total.index_copy_(0, self.positions, add_values(here, self.values).to(total.dtype))
+
+
+def canonical_values(values: torch.Tensor) -> torch.Tensor:
+    """The values with -0.0 as +0.0; none where all are zero, for then there is nothing to send.
+
+    Merging copies an entry that only one side has and would keep a sign that 0 + -0.0 loses in a dense sum.
+    """
+    if not values.numel():
+        return values
+    smallest, largest = values.aminmax()  # a tenth of the time of values.any(); NaN differs from 0 as well
+    return values[:0] if smallest == 0 == largest else values + 0

@@ -1,0 +1,183 @@
+"""RowSparse: whole rows of a matrix (embedding rows, the filters of a convolution), the others zero.
+
+Body: row_numel u32 | 4 zero bytes | rows' values | which rows, in the cheapest coding (`codec/index_sets.py`, named
+    by the flags). A payload
+of zeros only is its header and fixed fields.
+
+Bytes: 24 + rows * row_numel * v + row indices (at most ceil(num_rows / 8)).
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import struct
+from typing import Self
+
+import torch
+
+from collectives.payloads.base import HEADER_BYTES, Header, Payload
+from collectives.payloads.codec.index_sets import (
+    CODINGS,
+    add_index_sets,
+    cheapest_coding,
+    decode_indices,
+    encode_indices,
+    index_set_nbytes,
+)
+from collectives.payloads.codec.values import add_values, divided, to_value_dtype
+from collectives.payloads.dense import Dense
+from collectives.payloads.errors import PayloadError
+from collectives.payloads.fields import Part, Reader
+from collectives.payloads.indexed_values import canonical_values
+
+FIXED = struct.Struct("<II")
+
+
+@dataclasses.dataclass(eq=False)
+class RowSparse(Payload):
+    """Some rows of a matrix [num_rows, row_numel].
+
+    Attributes:
+        numel: elements of the matrix, a multiple of row_numel.
+        rows: integer [kept], strictly ascending row numbers; kept as int64.
+        values: floating [kept, row_numel], in the type that travels; -0.0 becomes +0.0, and where all are zero nothing
+            is kept.
+
+    Raises:
+        PayloadError: shapes that do not fit together.
+    """
+
+    code = 4
+    addable = True
+
+    numel: int
+    rows: torch.Tensor
+    values: torch.Tensor
+
+    def __post_init__(self) -> None:
+        if self.values.dim() != 2 or self.rows.shape != self.values.shape[:1] or self.row_numel == 0:
+            raise PayloadError(
+                f"rows {list(self.rows.shape)} and values {list(self.values.shape)} must be [kept] and [kept, width]"
+            )
+        if self.numel % self.row_numel:
+            raise PayloadError(f"{self.numel} elements are not whole rows of {self.row_numel}")
+        self.values = canonical_values(self.values)
+        self.rows = self.rows[: self.values.shape[0]].to(torch.int64)
+
+    @staticmethod
+    def packed_nbytes(numel: int, row_numel: int, num_kept: int, dtype: torch.dtype) -> int:
+        """Length of a packed payload with this many rows, not all of them zero."""
+        values = num_kept * row_numel * dtype.itemsize
+        return HEADER_BYTES + FIXED.size + values + index_set_nbytes(num_kept, numel // row_numel)
+
+    @property
+    def row_numel(self) -> int:
+        """Elements per row."""
+        return self.values.shape[1]
+
+    @property
+    def num_rows(self) -> int:
+        """Rows of the matrix."""
+        return self.numel // self.row_numel
+
+    @property
+    def device(self) -> torch.device:
+        """Where its tensors lie."""
+        return self.values.device
+
+    @property
+    def num_entries(self) -> int:
+        """Elements of the kept rows."""
+        return self.values.numel()
+
+    @property
+    def nbytes(self) -> int:
+        """As the closed form says."""
+        return self.packed_nbytes(self.numel, self.row_numel, self.rows.numel(), self.values.dtype)
+
+    @property
+    def alignment(self) -> int:
+        """Rows stay whole."""
+        return self.row_numel
+
+    def parts(self) -> list[Part]:
+        """Header, row length, values, row numbers."""
+        coding = cheapest_coding(self.rows.numel(), self.num_rows)
+        header = self._header(self.values.dtype, num_entries=self.num_entries, flags=CODINGS.index(coding))
+        support = encode_indices(self.rows, self.num_rows, coding)
+        return [header + FIXED.pack(self.row_numel, 0), self.values, *support]
+
+    @classmethod
+    def from_wire(cls, header: Header, body: torch.Tensor) -> Self:
+        """Values are a view of the body where it is aligned; row numbers are decoded and checked."""
+        dtype = cls._dtype_in(header)
+        reader = Reader(body)
+        row_numel, reserved = map(int, reader.fields(FIXED))
+        if reserved or header.flags >= len(CODINGS):
+            raise PayloadError("the fixed fields of a row-sparse payload do not fit together")
+        if row_numel == 0 or header.numel % row_numel or header.num_entries % row_numel:
+            raise PayloadError(f"{header.num_entries} entries of {header.numel} are not whole rows of {row_numel}")
+        num_kept = header.num_entries // row_numel
+        values = reader.tensor(header.num_entries, dtype).view(num_kept, row_numel)
+        rows = decode_indices(reader, num_kept, header.numel // row_numel, CODINGS[header.flags])
+        return cls(header.numel, rows, values)
+
+    def add_to_(self, dense: torch.Tensor, *, divisor: float = 1.0) -> None:
+        """`dense += self / divisor`; touches the kept rows only."""
+        self._matrix(dense).index_add_(0, self.rows, divided(self.values, divisor, dense.dtype))
+
+    def subtract_from_(self, dense: torch.Tensor) -> None:
+        """`dense -= self`; touches the kept rows only."""
+        self._matrix(dense).index_add_(0, self.rows, self.values.to(dense.dtype), alpha=-1)
+
+    def clear_in_(self, dense: torch.Tensor) -> None:
+        """Set the kept rows of `dense` to zero."""
+        self._matrix(dense).index_fill_(0, self.rows, 0)
+
+    def entries_between(self, borders: list[int]) -> list[int]:
+        """Elements of kept rows in each interval; rows that a border cuts are shared out."""
+        limits = torch.tensor(borders, device=self.device)
+        row, column = limits // self.row_numel, limits % self.row_numel
+        before, upto = torch.searchsorted(self.rows, row), torch.searchsorted(self.rows, row, right=True)
+        return (before * self.row_numel + (upto - before) * column).diff().tolist()
+
+    def slice(self, start: int, stop: int) -> RowSparse:
+        """Whole rows; views."""
+        self._check_borders(start, stop)
+        limits = torch.tensor([start // self.row_numel, stop // self.row_numel], device=self.device)
+        first, last = torch.searchsorted(self.rows, limits).tolist()
+        return RowSparse(stop - start, self.rows[first:last] - start // self.row_numel, self.values[first:last])
+
+    def widened(self) -> Dense:
+        """The same values as `Dense`, in the same value type."""
+        dense = self.values.new_zeros(self.numel)
+        self._matrix(dense)[self.rows] = self.values
+        return Dense(dense)
+
+    def add(self, other: Payload) -> Payload:
+        """Union of the rows; `Dense` as soon as that takes no more bytes.
+
+        Raises:
+            PayloadError: the two do not fit together.
+        """
+        self._check_fits(other)
+        if isinstance(other, Dense):
+            return other.add(self)
+        if not isinstance(other, RowSparse) or other.row_numel != self.row_numel:
+            raise PayloadError("row-sparse payloads can be added to ones of the same row length only")
+        dtype = torch.promote_types(self.values.dtype, other.values.dtype)
+        rows, values = add_index_sets(
+            self.rows, to_value_dtype(self.values, dtype), other.rows, to_value_dtype(other.values, dtype)
+        )
+        total = RowSparse(self.numel, rows, values)
+        is_wide = total.nbytes >= HEADER_BYTES + self.numel * dtype.itemsize
+        return total.widened() if is_wide else total
+
+    def _added_onto(self, values: torch.Tensor) -> torch.Tensor:
+        total = values.to(torch.promote_types(values.dtype, self.values.dtype), copy=True)
+        here = self._matrix(total).index_select(0, self.rows)
+        self._matrix(total).index_copy_(0, self.rows, add_values(here, self.values).to(total.dtype))
+        return total
+
+    def _matrix(self, dense: torch.Tensor) -> torch.Tensor:
+        return dense.view(self.num_rows, self.row_numel)

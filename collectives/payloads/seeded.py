@@ -1,0 +1,137 @@
+"""Seeded: values at positions that a seed gives, so that no index travels and all ranks send the same positions.
+
+Body: seed u64 | values.
+
+Bytes: 24 + z v.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import struct
+from typing import Self
+
+import torch
+
+from collectives.payloads.base import HEADER_BYTES, Header, Payload
+from collectives.payloads.codec.values import add_values
+from collectives.payloads.errors import PayloadError
+from collectives.payloads.fields import Part, Reader
+from collectives.payloads.indexed_values import IndexedValues
+from collectives.payloads.sparse import Sparse
+
+FIXED = struct.Struct("<Q")
+MAX_SEED = 2**64 - 1
+
+
+@dataclasses.dataclass(eq=False)
+class Seeded(IndexedValues):
+    """Values at `seeded_positions(numel, len(values), seed)`.
+
+    Attributes:
+        numel: elements of the dense tensor.
+        seed: 0..2^64 - 1, equal on all ranks of a sum.
+        values: floating [z], in the type that travels, in order of their positions.
+
+    Raises:
+        PayloadError: more values than elements, or a seed that does not fit.
+    """
+
+    code = 5
+    elementwise = True
+    addable = True
+
+    numel: int
+    seed: int
+    values: torch.Tensor
+
+    def __post_init__(self) -> None:
+        if self.values.dim() != 1 or self.values.numel() > self.numel:
+            raise PayloadError(f"values {list(self.values.shape)} do not fit {self.numel} elements")
+        if not 0 <= self.seed <= MAX_SEED:
+            raise PayloadError(f"a seed lies in 0..2^64 - 1, got {self.seed}")
+
+    @staticmethod
+    def packed_nbytes(num_entries: int, dtype: torch.dtype) -> int:
+        """Length of a packed payload with this many entries."""
+        return HEADER_BYTES + FIXED.size + num_entries * dtype.itemsize
+
+    @functools.cached_property
+    def positions(self) -> torch.Tensor:
+        """Flat positions, int64 [num_entries]; drawn once."""
+        return seeded_positions(self.numel, self.num_entries, self.seed).to(self.device)
+
+    def to_sparse(self) -> Sparse:
+        """The same entries with explicit indices."""
+        return Sparse(self.numel, self.positions, self.values)
+
+    @property
+    def nbytes(self) -> int:
+        """As the closed form says."""
+        return self.packed_nbytes(self.num_entries, self.values.dtype)
+
+    def parts(self) -> list[Part]:
+        """Header, seed, values."""
+        return [self._header(self.values.dtype, num_entries=self.num_entries) + FIXED.pack(self.seed), self.values]
+
+    @classmethod
+    def from_wire(cls, header: Header, body: torch.Tensor) -> Self:
+        """Values are a view of the body where it is aligned; positions are drawn when they are needed."""
+        if header.flags:
+            raise PayloadError("a seeded payload has no flags")
+        reader = Reader(body)
+        (seed,) = map(int, reader.fields(FIXED))
+        return cls(header.numel, seed, reader.tensor(header.num_entries, cls._dtype_in(header)))
+
+    def slice(self, start: int, stop: int) -> Payload:
+        """The whole is itself; a part is `Sparse`, for its positions do not follow from the seed alone."""
+        return self if (start, stop) == (0, self.numel) else self.to_sparse().slice(start, stop)
+
+    def add(self, other: Payload) -> Payload:
+        """Values at the same positions add up; other positions give a `Sparse` union.
+
+        Raises:
+            PayloadError: the two do not fit together.
+        """
+        self._check_fits(other)
+        if isinstance(other, Seeded) and (other.seed, other.num_entries) == (self.seed, self.num_entries):
+            return self.with_wire(add_values(self.values, other.values))
+        return self.to_sparse().add(other)
+
+    @property
+    def wire(self) -> torch.Tensor:
+        """The values."""
+        return self.values
+
+    def with_wire(self, wire: torch.Tensor) -> Seeded:
+        """Other values at the same positions, which are not drawn again."""
+        payload = Seeded(self.numel, self.seed, wire)
+        if "positions" in self.__dict__ and wire.device == self.device:
+            payload.__dict__["positions"] = self.positions
+        return payload
+
+
+def seeded_positions(numel: int, count: int, seed: int) -> torch.Tensor:
+    """A uniformly random set of positions, the same on every machine.
+
+    Drawn with a private generator on the CPU, so that ranks on different devices agree and the global generator is
+    untouched.
+
+    Args:
+        numel: number of elements to draw from.
+        count: positions to draw, 0..numel.
+        seed: 0..2^64 - 1.
+
+    Returns:
+        int64 [count] on the CPU, strictly ascending.
+    """
+    generator = torch.Generator().manual_seed(seed)
+    if count * 4 > numel:
+        return torch.randperm(numel, generator=generator)[:count].sort().values
+    positions = torch.zeros(0, dtype=torch.int64)
+    while positions.numel() < count:  # a few collisions: draw again until there are enough, then drop a random few
+        draws = torch.randint(numel, (count + count // 4 + 8,), generator=generator)
+        positions = torch.cat([positions, draws]).unique()
+    kept = torch.randperm(positions.numel(), generator=generator)[:count]
+    return positions[kept].sort().values

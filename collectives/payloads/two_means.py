@@ -1,0 +1,130 @@
+"""TwoMeans: one bit per element that chooses between two values of the whole tensor.
+
+Body: low f32 | high f32 | one bit per element, set where the value is high, low bits first. Two zeros: header and fixed
+fields, the payload is zero.
+
+Source: Seide et al. 2014 (Interspeech), "1-bit stochastic gradient descent", section 2.
+Bytes: 24 + ceil(m / 8).
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import struct
+from typing import Self
+
+import torch
+
+from collectives.payloads.base import HEADER_BYTES, Header, Payload
+from collectives.payloads.codec.bits import pack_mask, packed_nbytes, unpack_mask
+from collectives.payloads.codec.values import divided
+from collectives.payloads.errors import PayloadError
+from collectives.payloads.fields import Part, Reader
+
+FIXED = struct.Struct("<ff")
+
+
+@dataclasses.dataclass(eq=False)
+class TwoMeans(Payload):
+    """`high` where the bit is set, else `low`.
+
+    Attributes:
+        numel: elements of the dense tensor.
+        low, high: the two values, of fp32 precision.
+        packed: uint8 [ceil(numel / 8)], the bits; emptied where both values are zero.
+
+    Raises:
+        PayloadError: `packed` has another length.
+    """
+
+    code = 10
+
+    numel: int
+    low: float
+    high: float
+    packed: torch.Tensor
+
+    def __post_init__(self) -> None:
+        if self.low == 0 and self.high == 0:
+            self.packed = self.packed[:0]
+        elif self.packed.numel() != packed_nbytes(self.numel, 1):
+            raise PayloadError(
+                f"{self.numel} bits need {packed_nbytes(self.numel, 1)} bytes, got {self.packed.numel()}"
+            )
+
+    @classmethod
+    def from_mask(cls, is_high: torch.Tensor, low: float, high: float) -> Self:
+        """Pack bits: bool [numel], true where the value is `high`."""
+        return cls(is_high.numel(), low, high, pack_mask(is_high))
+
+    @staticmethod
+    def packed_nbytes(numel: int) -> int:
+        """Length of a packed payload that is not zero."""
+        return HEADER_BYTES + FIXED.size + packed_nbytes(numel, 1)
+
+    @property
+    def device(self) -> torch.device:
+        """Where the bits lie."""
+        return self.packed.device
+
+    @property
+    def num_entries(self) -> int:
+        """Every element; 0 where both values are zero."""
+        return self.numel if self.packed.numel() else 0
+
+    @property
+    def nbytes(self) -> int:
+        """As the closed form says."""
+        return self.packed_nbytes(self.num_entries)
+
+    @property
+    def alignment(self) -> int:
+        """Bytes of bits stay whole."""
+        return 8
+
+    def parts(self) -> list[Part]:
+        """Header, the two values, the bits."""
+        header = self._header(torch.float32, num_entries=self.num_entries)
+        return [header + FIXED.pack(self.low, self.high), self.packed]
+
+    @classmethod
+    def from_wire(cls, header: Header, body: torch.Tensor) -> Self:
+        """The bits are a view of the body."""
+        reader = Reader(body)
+        low, high = map(float, reader.fields(FIXED))
+        if header.dtype or header.flags or header.num_entries not in (0, header.numel):
+            raise PayloadError("the fixed fields of a two-means payload do not fit together")
+        if (header.num_entries == 0) != (low == 0 and high == 0) and header.numel:
+            raise PayloadError("a two-means payload sends bits if, and only if, one of its values is not zero")
+        return cls(header.numel, low, high, reader.tensor(packed_nbytes(header.num_entries, 1), torch.uint8))
+
+    def add_to_(self, dense: torch.Tensor, *, divisor: float = 1.0) -> None:
+        """`dense += self / divisor`."""
+        if self.num_entries:
+            dense.add_(divided(self._decoded(), divisor, dense.dtype))
+
+    def subtract_from_(self, dense: torch.Tensor) -> None:
+        """`dense -= self`."""
+        if self.num_entries:
+            dense.sub_(self._decoded())
+
+    def clear_in_(self, dense: torch.Tensor) -> None:
+        """Every element is transmitted, so everything is cleared; nothing where both values are zero."""
+        if self.num_entries:
+            dense.zero_()
+
+    def entries_between(self, borders: list[int]) -> list[int]:
+        """Every element; 0 where both values are zero."""
+        return super().entries_between(borders) if self.num_entries else [0] * (len(borders) - 1)
+
+    def slice(self, start: int, stop: int) -> TwoMeans:
+        """Whole bytes of bits; a view."""
+        self._check_borders(start, stop)
+        if start == stop:
+            return TwoMeans(0, 0.0, 0.0, self.packed[:0])
+        return TwoMeans(stop - start, self.low, self.high, self.packed[start // 8 : packed_nbytes(stop, 1)])
+
+    def _decoded(self) -> torch.Tensor:
+        """fp32 [numel], freshly made."""
+        is_high = unpack_mask(self.packed, self.numel)
+        return torch.where(is_high, self.high, self.low)

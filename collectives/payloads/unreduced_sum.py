@@ -1,0 +1,103 @@
+"""UnreducedSum: a sum whose terms have not been added yet. It never travels; all-gather returns it."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import math
+from collections.abc import Sequence
+from typing import NoReturn, Self
+
+import torch
+
+from collectives.payloads.base import Header, Payload
+from collectives.payloads.codec.values import add_divided_
+from collectives.payloads.dense import Dense
+from collectives.payloads.errors import PayloadError
+
+
+@dataclasses.dataclass(eq=False)
+class UnreducedSum(Payload):
+    """One payload per rank, standing for their sum in rank order.
+
+    Attributes:
+        terms: payloads of one length, by rank; at least one.
+
+    Raises:
+        PayloadError: no terms, or terms of different lengths.
+    """
+
+    code = 0
+
+    terms: Sequence[Payload]
+
+    def __post_init__(self) -> None:
+        if not self.terms:
+            raise PayloadError("a sum needs at least one term")
+        self.numel = self.terms[0].numel
+        for term in self.terms:
+            self._check_fits(term)
+
+    @property
+    def device(self) -> torch.device:
+        """Where the terms lie."""
+        return self.terms[0].device
+
+    @property
+    def num_entries(self) -> int:
+        """Entries of all terms together."""
+        return sum(term.num_entries for term in self.terms)
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of all terms together."""
+        return sum(term.nbytes for term in self.terms)
+
+    def parts(self) -> NoReturn:
+        """Raise PayloadError: `merged()` travels instead."""
+        raise PayloadError("a sum of separate terms does not travel; send its merged() payload")
+
+    @classmethod
+    def from_wire(cls, header: Header, body: torch.Tensor) -> Self:
+        """Raise PayloadError: no such payload travels."""
+        raise PayloadError("a sum of separate terms does not travel")
+
+    def add_to_(self, dense: torch.Tensor, *, divisor: float = 1.0) -> None:
+        """`dense += (term 0 + term 1 + ...) / divisor`: the terms are added in rank order in fp32, then divided."""
+        if dense.dtype == torch.float32 and math.frexp(divisor)[0] == 0.5:
+            for term in self.terms:  # dividing by a power of two is exact, so it may as well come first
+                term.add_to_(dense, divisor=divisor)
+        elif dense.dtype == torch.float32 and not dense.any():  # the usual target, a fresh one, can hold the sum itself
+            self.add_to_(dense)
+            dense.div_(divisor)
+        else:
+            add_divided_(dense, self.to_dense(), divisor)
+
+    def subtract_from_(self, dense: torch.Tensor) -> None:
+        """`dense -= self`."""
+        for term in self.terms:
+            term.subtract_from_(dense)
+
+    def clear_in_(self, dense: torch.Tensor) -> None:
+        """Set `dense` to zero wherever any term transmits an element."""
+        for term in self.terms:
+            term.clear_in_(dense)
+
+    def slice(self, start: int, stop: int) -> UnreducedSum:
+        """The same slice of every term."""
+        return UnreducedSum([term.slice(start, stop) for term in self.terms])
+
+    @property
+    def alignment(self) -> int:
+        """Common multiple of the terms' alignments."""
+        return math.lcm(*(term.alignment for term in self.terms))
+
+    def entries_between(self, borders: list[int]) -> list[int]:
+        """Entries of all terms together in each interval."""
+        return [sum(counts) for counts in zip(*(term.entries_between(borders) for term in self.terms), strict=True)]
+
+    def merged(self) -> Payload:
+        """The sum as one payload that can travel: added in rank order where the kind allows it, else dense in fp32."""
+        if all(term.addable for term in self.terms):
+            return functools.reduce(lambda total, term: total.add(term), self.terms)
+        return Dense(self.to_dense())

@@ -1,0 +1,1 @@
+"""Memory that several ranks map: regions, their layout, and cache lines."""

@@ -1,0 +1,216 @@
+"""Transport: the one place where bytes leave a rank, and where they are counted.
+
+Two implementations: `process_group.py` over torch.distributed (gloo, NCCL) and `memory.py` where
+ranks are threads, for contract tests. Every operation has a bounded wait and knows its peer.
+"""
+
+from __future__ import annotations
+
+import abc
+import contextlib
+import dataclasses
+import time
+from collections.abc import Iterator, Sequence
+from typing import Literal, get_args
+
+import torch
+
+Purpose = Literal["gradient", "control", "state"]
+ReduceOp = Literal["sum", "max"]
+
+
+class TransportError(RuntimeError):
+    """A peer was lost or did not answer in time; `lost_rank` names it where it is known."""
+
+    def __init__(self, message: str, lost_rank: int | None = None) -> None:
+        super().__init__(message)
+        self.lost_rank = lost_rank
+
+
+@dataclasses.dataclass
+class Traffic:
+    """What one rank has sent for one purpose since the start.
+
+    Attributes:
+        messages: number of messages sent.
+        nbytes: bytes sent.
+        seconds: time spent in calls of the transport, waiting included.
+        from_formula: some of it went through the backend's own collectives, whose bytes follow from a formula.
+    """
+
+    messages: int = 0
+    nbytes: int = 0
+    seconds: float = 0.0
+    from_formula: bool = False
+
+
+class Ledger:
+    """One rank's traffic per purpose, and the purpose under which the next message is booked."""
+
+    def __init__(self) -> None:
+        self.traffic: dict[Purpose, Traffic] = {purpose: Traffic() for purpose in get_args(Purpose)}
+        self.purpose: Purpose = "gradient"
+
+    def book(self, nbytes: int, *, messages: int = 1, from_formula: bool = False) -> None:
+        """Count messages that leave now."""
+        entry = self.traffic[self.purpose]
+        entry.messages += messages
+        entry.nbytes += nbytes
+        entry.from_formula |= from_formula
+
+    def timed(self) -> Stopwatch:
+        """Count the seconds spent inside a `with` block."""
+        return Stopwatch(self.traffic[self.purpose])
+
+
+class Stopwatch:
+    """Adds the seconds of a `with` block to a traffic entry; a generator would cost as much as a short message."""
+
+    __slots__ = ("_entry", "_started")
+
+    def __init__(self, entry: Traffic) -> None:
+        self._entry = entry
+
+    def __enter__(self) -> None:
+        self._started = time.perf_counter()
+
+    def __exit__(self, *exception: object) -> None:
+        self._entry.seconds += time.perf_counter() - self._started
+
+
+class Pending(abc.ABC):
+    """A send or receive under way."""
+
+    @abc.abstractmethod
+    def wait(self) -> None:
+        """Block until it is done; a second call returns at once.
+
+        Raises:
+            TransportError: the peer is lost or the time is up.
+        """
+
+
+Send = tuple[torch.Tensor, int]
+"""(contiguous tensor, to)"""
+Receive = tuple[torch.Tensor, int]
+"""(contiguous tensor to fill, source)"""
+
+
+class Transport(abc.ABC):
+    """The ranks that take part, and messages between them.
+
+    Messages between two ranks arrive in the order in which they were sent, whatever view of the transport they took.
+
+    Attributes:
+        rank: this process, 0..world_size-1 within this transport.
+        world_size: number of ranks.
+        device: where tensors must lie for this backend.
+        timeout_s: longest wait for any one message, in seconds.
+        ledger: what was sent; shared with all views of this transport.
+        in_step: one `post` must hold both what this rank sends and what it receives meanwhile, as NCCL's group calls
+            want it; elsewhere a buffer may be posted ahead of the send that it belongs to, which saves a round trip.
+    """
+
+    rank: int
+    world_size: int
+    device: torch.device
+    timeout_s: float
+    ledger: Ledger
+    in_step: bool = False
+
+    @property
+    def traffic(self) -> dict[Purpose, Traffic]:
+        """What was sent, per purpose; shared with all views of this transport."""
+        return self.ledger.traffic
+
+    @property
+    def purpose(self) -> Purpose:
+        """What the next message is counted for."""
+        return self.ledger.purpose
+
+    @abc.abstractmethod
+    def name(self, rank: int) -> int:
+        """What users call this rank: its number among all ranks, not only those of this view."""
+
+    @abc.abstractmethod
+    def timeout_error(self, rank: int) -> TransportError:
+        """The error to raise when a wait for `rank` took longer than `timeout_s`; finds out which rank is lost."""
+
+    @contextlib.contextmanager
+    def counted_as(self, purpose: Purpose) -> Iterator[None]:
+        """Count what is sent inside the block for another purpose."""
+        before, self.ledger.purpose = self.ledger.purpose, purpose
+        try:
+            yield
+        finally:
+            self.ledger.purpose = before
+
+    def send(self, tensor: torch.Tensor, to: int) -> Pending:
+        """Start sending a contiguous tensor of any dtype; it must not change before `wait` returned."""
+        return self.post([(tensor, to)], [])[0]
+
+    def receive_into(self, tensor: torch.Tensor, source: int) -> Pending:
+        """Start receiving into a contiguous tensor (mutated); except on NCCL, the message may be shorter."""
+        return self.post([], [(tensor, source)])[0]
+
+    @abc.abstractmethod
+    def post(self, sends: Sequence[Send], receives: Sequence[Receive]) -> list[Pending]:
+        """Start several messages at once; returns one `Pending` for each receive, then one for each send.
+
+        Where the peers' posts mirror each other, no order of waiting can block; tensors must hold at least one element.
+        """
+
+    def exchange(self, sends: Sequence[Send], receives: Sequence[tuple[int, int]]) -> list[torch.Tensor]:
+        """Messages whose length only the sender knows, all under way at once; returns when all are done.
+
+        Args:
+            sends: (uint8 1-D message, to).
+            receives: (upper bound of the length in bytes, source).
+
+        Returns:
+            One uint8 buffer per receive, at least as long as its message, whose own header tells where it ends.
+        """
+        buffers = [torch.empty(bound, dtype=torch.uint8, device=self.device) for bound, _ in receives]
+        wait_all(self.post(sends, [(buffer, source) for buffer, (_, source) in zip(buffers, receives, strict=True)]))
+        return buffers
+
+    @abc.abstractmethod
+    def all_reduce_(self, tensor: torch.Tensor, op: ReduceOp = "sum") -> None:
+        """The backend's own all-reduce in place; every rank must call. Bytes are counted by the ring's formula."""
+
+    @abc.abstractmethod
+    def broadcast_(self, tensor: torch.Tensor, source: int) -> None:
+        """The backend's own broadcast in place; every rank must call. Bytes are counted by a chain's formula."""
+
+    def all_reduce_scalars(self, values: Sequence[float], op: ReduceOp = "max") -> list[float]:
+        """Flags and shared scalars, combined in float64 in rank order; counted as control. Every rank must call.
+
+        All ranks send to all at once: one latency, and whoever waits knows for whom.
+        """
+        mine = torch.tensor(list(values), dtype=torch.float64, device=self.device)
+        others = [rank for rank in range(self.world_size) if rank != self.rank]
+        rows = [mine if rank == self.rank else torch.empty_like(mine) for rank in range(self.world_size)]
+        if others and len(mine):
+            with self.counted_as("control"):
+                wait_all(self.post([(mine, rank) for rank in others], [(rows[rank], rank) for rank in others]))
+        total = rows[0].clone()
+        for row in rows[1:]:
+            total = total + row if op == "sum" else torch.maximum(total, row)
+        return [float(value) for value in total.tolist()]
+
+    def barrier(self) -> None:
+        """Wait for all ranks; counted as control."""
+        self.all_reduce_scalars([0.0])
+
+    @abc.abstractmethod
+    def view(self, ranks: Sequence[int]) -> Transport:
+        """The same wires, restricted to `ranks` (numbered 0.. in the given order); this rank must be among them.
+
+        Every rank of `ranks` must call, in the same order relative to its other calls.
+        """
+
+
+def wait_all(pendings: Sequence[Pending]) -> None:
+    """Wait for each in turn."""
+    for pending in pendings:
+        pending.wait()

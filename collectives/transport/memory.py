@@ -1,0 +1,192 @@
+"""The transport's in-memory twin: ranks are threads of one process. For contract tests and for trying a collective out.
+
+It is as strict as the real one: a message is read only when the receiver has posted its buffer, so a sender that
+changes a tensor too early sends wrong data, and a send that nobody receives never completes.
+"""
+
+from __future__ import annotations
+
+import collections
+import threading
+import traceback
+from collections.abc import Callable, Sequence
+from typing import TypeVar
+
+import torch
+
+from collectives.transport.arithmetic import combine_
+from collectives.transport.base import Ledger, Pending, Receive, ReduceOp, Send, Transport, TransportError, wait_all
+
+T = TypeVar("T")
+
+
+class MemoryWires:
+    """What connects the ranks: one queue per ordered pair."""
+
+    def __init__(self, world_size: int, timeout_s: float = 20.0) -> None:
+        self.world_size = world_size
+        self.timeout_s = timeout_s
+        self.changed = threading.Condition()
+        self.lost_rank: int | None = None
+        self._sends: dict[tuple[int, int], collections.deque[_Message]] = collections.defaultdict(collections.deque)
+        self._receives: dict[tuple[int, int], collections.deque[_Message]] = collections.defaultdict(collections.deque)
+
+    def transport(self, rank: int) -> MemoryTransport:
+        """The transport of one rank; call once per rank."""
+        return MemoryTransport(self, rank, list(range(self.world_size)), Ledger())
+
+    def lose(self, rank: int) -> None:
+        """A rank has ended: whoever waits, and whatever it waits for, is told at once."""
+        with self.changed:
+            self.lost_rank = rank if self.lost_rank is None else self.lost_rank
+            self.changed.notify_all()
+
+    def add_send(self, source: int, to: int, message: _Message) -> None:
+        """Queue a message, or deliver it where the receiver already waits."""
+        with self.changed:
+            self._sends[source, to].append(message)
+            self._deliver(source, to)
+
+    def add_receive(self, source: int, to: int, message: _Message) -> None:
+        """Queue a buffer, or fill it where the message is already there."""
+        with self.changed:
+            self._receives[source, to].append(message)
+            self._deliver(source, to)
+
+    def _deliver(self, source: int, to: int) -> None:
+        sends, receives = self._sends[source, to], self._receives[source, to]
+        while sends and receives:
+            sent, received = sends.popleft(), receives.popleft()
+            if received.raw.numel() < sent.raw.numel():
+                raise TransportError(
+                    f"rank {to} posted {received.raw.numel()} bytes for a message of {sent.raw.numel()} bytes "
+                    f"from rank {source}"
+                )
+            received.raw[: sent.raw.numel()].copy_(sent.raw)
+            sent.done = received.done = True
+            self.changed.notify_all()
+
+
+class MemoryTransport(Transport):
+    """Messages between threads."""
+
+    def __init__(self, wires: MemoryWires, rank: int, members: list[int], ledger: Ledger) -> None:
+        self._wires = wires
+        self._members = members
+        self.rank = rank
+        self.world_size = len(members)
+        self.device = torch.device("cpu")
+        self.timeout_s = wires.timeout_s
+        self.ledger = ledger
+
+    def name(self, rank: int) -> int:
+        """As the base class says."""
+        return self._members[rank]
+
+    def timeout_error(self, rank: int) -> TransportError:
+        """As the base class says; nobody is lost but the rank waited for."""
+        me, peer = self.name(self.rank), self.name(rank)
+        message = f"rank {me} waited for rank {peer}, which did not answer within {self.timeout_s:g} s"
+        return TransportError(message, lost_rank=peer)
+
+    def post(self, sends: Sequence[Send], receives: Sequence[Receive]) -> list[Pending]:
+        """As the base class says."""
+        for tensor, _ in sends:
+            self.ledger.book(tensor.numel() * tensor.element_size())
+        return self._start(sends, receives)
+
+    def all_reduce_(self, tensor: torch.Tensor, op: ReduceOp = "sum") -> None:
+        """As the base class says; adds in rank order."""
+        if self.world_size == 1:
+            return
+        nbytes = tensor.numel() * tensor.element_size()
+        self.ledger.book(round(2 * (self.world_size - 1) / self.world_size * nbytes), from_formula=True)
+        if not nbytes:
+            return
+        others = [rank for rank in range(self.world_size) if rank != self.rank]
+        rows = [tensor.clone() if rank == self.rank else torch.empty_like(tensor) for rank in range(self.world_size)]
+        wait_all(self._start([(rows[self.rank], rank) for rank in others], [(rows[rank], rank) for rank in others]))
+        for row in rows[1:]:
+            combine_(rows[0], row, op)
+        tensor.copy_(rows[0])
+
+    def broadcast_(self, tensor: torch.Tensor, source: int) -> None:
+        """As the base class says."""
+        is_last = (self.rank - source) % self.world_size == self.world_size - 1
+        nbytes = tensor.numel() * tensor.element_size()
+        if self.world_size > 1:
+            self.ledger.book(0 if is_last else nbytes, from_formula=True)
+        if self.world_size == 1 or not nbytes:
+            return
+        if self.rank == source:
+            wait_all(self._start([(tensor, rank) for rank in range(self.world_size) if rank != source], []))
+        else:
+            wait_all(self._start([], [(tensor, source)]))
+
+    def view(self, ranks: Sequence[int]) -> MemoryTransport:
+        """As the base class says."""
+        return MemoryTransport(
+            self._wires, list(ranks).index(self.rank), [self._members[rank] for rank in ranks], self.ledger
+        )
+
+    def _start(self, sends: Sequence[Send], receives: Sequence[Receive]) -> list[Pending]:
+        me = self._members[self.rank]
+        pendings: list[Pending] = []
+        for tensor, source in receives:
+            message = _Message(self, tensor, source)
+            self._wires.add_receive(self._members[source], me, message)
+            pendings.append(message)
+        for tensor, to in sends:
+            message = _Message(self, tensor, to)
+            self._wires.add_send(me, self._members[to], message)
+            pendings.append(message)
+        return pendings
+
+
+class _Message(Pending):
+    """One side of a message."""
+
+    def __init__(self, transport: MemoryTransport, tensor: torch.Tensor, peer: int) -> None:
+        self.raw = tensor.view(-1).view(torch.uint8)
+        self.done = False
+        self._transport = transport
+        self._peer = peer
+
+    def wait(self) -> None:
+        wires, ledger = self._transport._wires, self._transport.ledger
+        with ledger.timed(), wires.changed:
+            wires.changed.wait_for(lambda: self.done or wires.lost_rank is not None, wires.timeout_s)
+            if self.done:
+                return
+            if wires.lost_rank is None:
+                raise self._transport.timeout_error(self._peer)
+            me = self._transport.name(self._transport.rank)
+            raise TransportError(f"rank {me} lost rank {wires.lost_rank}", lost_rank=wires.lost_rank)
+
+
+def run_threads(fn: Callable[[MemoryTransport], T], world_size: int, timeout_s: float = 20.0) -> list[T]:
+    """What `fn(transport)` returned on every rank, in rank order; ranks are threads.
+
+    Raises:
+        RuntimeError: a rank failed; the text is that rank's traceback, the first one to fail if several did.
+    """
+    wires = MemoryWires(world_size, timeout_s)
+    results: dict[int, T] = {}
+    failures: list[tuple[int, BaseException]] = []
+
+    def run(rank: int) -> None:
+        try:
+            results[rank] = fn(wires.transport(rank))
+        except BaseException as error:  # noqa: BLE001 - carried over to the caller's thread
+            failures.append((rank, error))
+            wires.lose(rank)
+
+    threads = [threading.Thread(target=run, args=(rank,), daemon=True) for rank in range(world_size)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    if failures:
+        rank, error = failures[0]
+        raise RuntimeError(f"rank {rank}:\n{''.join(traceback.format_exception(error))}") from error
+    return [results[rank] for rank in range(world_size)]

@@ -1,0 +1,265 @@
+"""The transport over torch.distributed: gloo between processes on CPUs, NCCL between GPUs.
+
+Two facts of the backends shape this file. gloo lets a receive buffer be longer than its message but ends the process
+when it is shorter, and after one time-out every later call on that pair fails; its errors name a port and never a rank,
+so each `Pending` remembers whom it waits for. NCCL wants equal lengths on both sides and one group call for messages
+that go both ways, so there a message of unknown length is preceded by its length as 8 bytes of control.
+"""
+
+from __future__ import annotations
+
+import collections
+import datetime
+from collections.abc import Callable, Sequence
+from typing import cast
+
+import torch
+import torch.distributed as dist
+from torch.distributed.distributed_c10d import PrefixStore, _get_default_store
+
+from collectives.transport.base import Ledger, Pending, Receive, ReduceOp, Send, Transport, TransportError, wait_all
+from collectives.transport.failure_detector import failure_detector
+
+_OPS = {"sum": dist.ReduceOp.SUM, "max": dist.ReduceOp.MAX}
+
+_TAG = 0
+
+_num_backends: collections.Counter[tuple[str, tuple[int, ...]]] = collections.Counter()
+
+
+class ProcessGroupTransport(Transport):
+    """Messages over one process group, used from one thread.
+
+    Args:
+        group: the process group, best a `dist.new_group()` of its own (two threads on one gloo group corrupt sums
+            silently); the default group where None.
+        device: where tensors lie; the CPU for gloo and the current GPU for NCCL where None.
+        timeout_s: longest wait for any one message.
+    """
+
+    def __init__(
+        self, group: dist.ProcessGroup | None = None, device: torch.device | None = None, timeout_s: float = 60.0
+    ) -> None:
+        self._group = group if group is not None else _world()
+        self.in_step = dist.get_backend(self._group) == "nccl"
+        self._members = list(range(dist.get_world_size(self._group)))
+        self._own_backend: dist.ProcessGroup | None = self._group
+        self.rank = dist.get_rank(self._group)
+        self.world_size = len(self._members)
+        self.device = device if device is not None else _default_device(self.in_step)
+        self.timeout_s = timeout_s
+        self._timeout = datetime.timedelta(seconds=timeout_s)
+        self.ledger = Ledger()
+        self._failure_detector = failure_detector()
+
+    def name(self, rank: int) -> int:
+        """As the base class says."""
+        return dist.get_global_rank(self._group, self._members[rank])
+
+    def timeout_error(self, rank: int) -> TransportError:
+        """As the base class says; asks all ranks, so it takes some seconds."""
+        return self._lost(rank, "")
+
+    def post(self, sends: Sequence[Send], receives: Sequence[Receive]) -> list[Pending]:
+        """As the base class says; on NCCL all messages of one call are one group call and complete together."""
+        with self.ledger.timed():
+            for tensor, _ in sends:
+                self.ledger.book(tensor.numel() * tensor.element_size())
+            if self.in_step:
+                return self._post_together(sends, receives)
+            # receives first: a gloo message that finds no posted buffer costs another round trip
+            return [self._start(self._group.recv, *receive) for receive in receives] + [
+                self._start(self._group.send, *send) for send in sends
+            ]
+
+    def exchange(self, sends: Sequence[Send], receives: Sequence[tuple[int, int]]) -> list[torch.Tensor]:
+        """As the base class says; on NCCL the lengths travel first."""
+        if not self.in_step:
+            return super().exchange(sends, receives)
+        lengths = [torch.tensor([message.numel()], device=self.device) for message, _ in sends]
+        incoming = [torch.empty(1, dtype=torch.int64, device=self.device) for _ in receives]
+        with self.counted_as("control"):
+            wait_all(
+                self.post(
+                    [(length, to) for length, (_, to) in zip(lengths, sends, strict=True)],
+                    [(length, source) for length, (_, source) in zip(incoming, receives, strict=True)],
+                )
+            )
+        buffers = [torch.empty(int(length), dtype=torch.uint8, device=self.device) for length in incoming]
+        wait_all(self.post(sends, [(buffer, source) for buffer, (_, source) in zip(buffers, receives, strict=True)]))
+        return buffers
+
+    def all_reduce_(self, tensor: torch.Tensor, op: ReduceOp = "sum") -> None:
+        """As the base class says."""
+        if self.world_size == 1:
+            return
+        with self.ledger.timed():
+            nbytes = tensor.numel() * tensor.element_size()
+            self.ledger.book(round(2 * (self.world_size - 1) / self.world_size * nbytes), from_formula=True)
+            options = dist.AllreduceOptions()
+            options.reduceOp = _OPS[op]
+            self._wait_for_all(self._backend().allreduce([tensor], options))
+
+    def broadcast_(self, tensor: torch.Tensor, source: int) -> None:
+        """As the base class says."""
+        if self.world_size == 1:
+            return
+        with self.ledger.timed():
+            is_last = (self.rank - source) % self.world_size == self.world_size - 1
+            self.ledger.book(0 if is_last else tensor.numel() * tensor.element_size(), from_formula=True)
+            options = dist.BroadcastOptions()
+            options.rootRank = source
+            self._wait_for_all(self._backend().broadcast([tensor], options))
+
+    def view(self, ranks: Sequence[int]) -> ProcessGroupTransport:
+        """As the base class says; the backend's own collectives get a group of their own when first used."""
+        part = object.__new__(ProcessGroupTransport)
+        part.__dict__.update(self.__dict__)
+        part._members = [self._members[rank] for rank in ranks]
+        part._own_backend = self._own_backend if part._members == self._members else None
+        part.rank = list(ranks).index(self.rank)
+        part.world_size = len(part._members)
+        return part
+
+    def _start(
+        self, function: Callable[[list[torch.Tensor], int, int], dist.Work], tensor: torch.Tensor, peer: int
+    ) -> Pending:
+        """The group's own methods: `dist.isend` and `dist.irecv` look up on every call what does not change."""
+        try:
+            work = function([tensor], self._members[peer], _TAG)
+        except RuntimeError as error:
+            raise self._lost(peer, str(error)) from error
+        return _Message(self, work, tensor, peer)
+
+    def _post_together(self, sends: Sequence[Send], receives: Sequence[Receive]) -> list[Pending]:
+        def operation(function: object, tensor: torch.Tensor, peer: int) -> dist.P2POp:
+            return dist.P2POp(function, tensor, group=self._group, group_peer=self._members[peer])  # type: ignore[arg-type]
+
+        operations = [operation(dist.irecv, *receive) for receive in receives]
+        operations += [operation(dist.isend, *send) for send in sends]
+        if not operations:
+            return []
+        peers = [peer for _, peer in (*receives, *sends)]
+        together = _Together(self, dist.batch_isend_irecv(operations), operations, peers)
+        return [together] * len(operations)
+
+    def _backend(self) -> dist.ProcessGroup:
+        """The backend's own collectives among exactly these ranks.
+
+        A view makes its own, past torch's registry: `dist.new_group` wants every rank of the job to call, and its
+        variant that does not leaves ranks disagreeing about the names of later groups.
+        """
+        if self._own_backend is None:
+            place = (self._group.group_name, tuple(self._members))
+            store = PrefixStore(f"gradwire/view/{place}/{_num_backends[place]}", _get_default_store())
+            _num_backends[place] += 1
+            if self.in_step:
+                options = dist.ProcessGroupNCCL.Options()
+                options._timeout = self._timeout
+                backend: object = dist.ProcessGroupNCCL(store, self.rank, self.world_size, options)
+            else:
+                backend = dist.ProcessGroupGloo(store, self.rank, self.world_size, self._timeout)
+            self._own_backend = cast(dist.ProcessGroup, backend)  # the same methods
+        return self._own_backend
+
+    def _wait_for_all(self, work: dist.Work) -> None:
+        try:
+            work.wait(self._timeout)
+        except RuntimeError as error:
+            raise self._lost(None, str(error)) from error
+
+    def _lost(self, waited_for: int | None, reason: str) -> TransportError:
+        """The error that says which rank is lost, found out from the others; `waited_for` is None for all of them."""
+        # all ranks of the group, not only of this view: a peer here may be waiting for one elsewhere
+        ranks = [dist.get_global_rank(self._group, member) for member in range(dist.get_world_size(self._group))]
+        peer = None if waited_for is None else self.name(waited_for)
+        verdict = self._failure_detector.find_lost(self._group.group_name, ranks, peer)
+        me = f"rank {self.name(self.rank)}"
+        if verdict is None:
+            whom = "the others" if peer is None else f"rank {peer}"
+            return TransportError(
+                f"{me} waited in vain for {whom} and cannot find out who is lost: the rendezvous store does not answer"
+            )
+        if verdict.is_cut_off:
+            others = "all other ranks" if len(verdict.lost) == len(ranks) - 1 else "all ranks on other machines"
+            return TransportError(f"{me} lost {others}: none of them answers any more; its own link may be down")
+        lost = " and ".join(f"rank {rank}" for rank in verdict.lost)
+        if verdict.is_split:
+            return TransportError(f"{me} and {lost} cannot reach each other; the link of either may be down")
+        if verdict.lost:
+            verb = "does" if len(verdict.lost) == 1 else "do"
+            return TransportError(f"{me} lost {lost}, which {verb} not answer any more", lost_rank=verdict.lost[0])
+        if verdict.late is not None:
+            return TransportError(
+                f"{me} waited {self.timeout_s:g} s for rank {verdict.late}, which is alive but did not take part; "
+                "a slow rank needs a longer timeout",
+                lost_rank=verdict.late,
+            )
+        first_line = reason.partition("\n")[0]
+        return TransportError(f"{me}: the backend's own collective failed though all ranks are alive: {first_line}")
+
+
+def backend_failure(error: RuntimeError) -> TransportError | None:
+    """What a failure of the backend's own making means, found out from the other ranks; takes some seconds.
+
+    Args:
+        error: as DDP or `torch.distributed` raised it on the default group.
+
+    Returns:
+        The error that says which rank is lost; None where `error` is not the backend's.
+    """
+    if not isinstance(error, dist.DistBackendError) and "gloo" not in str(error):
+        return None
+    return ProcessGroupTransport()._lost(None, str(error))
+
+
+class _Message(Pending):
+    """One gloo message; holds its tensor, which gloo reads or writes until it is done."""
+
+    def __init__(self, transport: ProcessGroupTransport, work: dist.Work, tensor: torch.Tensor, peer: int) -> None:
+        self._work: dist.Work | None = work
+        self._transport = transport
+        self._tensor = tensor
+        self._peer = peer
+
+    def wait(self) -> None:
+        if self._work is None:
+            return
+        with self._transport.ledger.timed():
+            try:
+                self._work.wait(self._transport._timeout)
+            except RuntimeError as error:
+                raise self._transport._lost(self._peer, str(error)) from error
+        self._work = None
+
+
+class _Together(Pending):
+    """Messages that NCCL moves in one group call."""
+
+    def __init__(
+        self, transport: ProcessGroupTransport, works: list[dist.Work], operations: list[dist.P2POp], peers: list[int]
+    ) -> None:
+        self._works = works
+        self._transport = transport
+        self._operations = operations
+        self._peers = peers
+
+    def wait(self) -> None:
+        with self._transport.ledger.timed():
+            try:
+                for work in self._works:
+                    work.wait(self._transport._timeout)
+            except RuntimeError as error:
+                raise self._transport._lost(self._peers[0], str(error)) from error
+        self._works = []
+
+
+def _world() -> dist.ProcessGroup:
+    group = dist.group.WORLD
+    if group is None:
+        raise TransportError("torch.distributed is not initialised; call init_process_group first")
+    return group
+
+
+def _default_device(on_gpu: bool) -> torch.device:
+    return torch.device("cuda", torch.cuda.current_device()) if on_gpu else torch.device("cpu")

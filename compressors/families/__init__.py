@@ -1,0 +1,1 @@
+"""What several compressors share, one family per file."""

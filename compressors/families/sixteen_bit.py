@@ -1,0 +1,38 @@
+"""SixteenBit: what the two 16-bit types share: every element, rounded."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import ClassVar
+
+import torch
+
+from collectives.payloads.base import HEADER_BYTES
+from collectives.payloads.codec.values import to_value_dtype
+from collectives.payloads.dense import Dense
+from compressors.base import LossyCompressor
+from compressors.layer import Layer, Step
+from compressors.unit import Granularity
+
+
+@dataclasses.dataclass(kw_only=True)
+class SixteenBit(LossyCompressor):
+    """Sends every element in a 16-bit type.
+
+    The backend adds in that type; our own collectives add in fp32 and round once per hop.
+    """
+
+    granularity: ClassVar[Granularity] = "bucket"
+    dtype: ClassVar[torch.dtype]
+
+    def encode(self, x: torch.Tensor, layer: Layer, step: Step) -> Dense:
+        """`x` rounded to the nearest."""
+        return Dense(to_value_dtype(x, self.dtype, step.world_size))
+
+    def contraction_bound(self, layer: Layer) -> float:
+        """SixteenBit a unit in the last place, squared."""
+        return float(torch.finfo(self.dtype).eps / 2) ** 2
+
+    def expected_nbytes(self, layer: Layer) -> int:
+        """Header and 2 bytes per element."""
+        return HEADER_BYTES + 2 * layer.numel

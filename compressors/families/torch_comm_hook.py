@@ -1,0 +1,39 @@
+"""Engine hooks: PyTorch's own communication hooks behind the same option, as a reference.
+
+Nothing here encodes: the training engine registers `hook` with DistributedDataParallel and counts bytes by the closed
+form, for the backend hides its wire.
+"""
+
+from __future__ import annotations
+
+import abc
+import dataclasses
+from collections.abc import Callable, Sequence
+from typing import Any, ClassVar
+
+import torch
+import torch.distributed as dist
+
+from compressors.base import Compressor
+from compressors.layer import Layer
+
+DDPHook = Callable[[Any, Any], torch.futures.Future[torch.Tensor]]
+
+
+@dataclasses.dataclass(kw_only=True)
+class TorchCommHook(Compressor):
+    """A method that runs inside PyTorch's DDP."""
+
+    engine_hook: ClassVar[bool] = True
+
+    def expected_bucket_nbytes(self, layers: Sequence[Layer]) -> int | None:
+        """Tensors that the backend all-reduces carry no headers."""
+        return sum(self.expected_nbytes(layer) or 0 for layer in layers)
+
+    def is_dense_at(self, step_index: int) -> bool:
+        """Whether the hook does not compress yet at this step."""
+        return False
+
+    @abc.abstractmethod
+    def hook(self, process_group: dist.ProcessGroup) -> tuple[object, DDPHook]:
+        """State and hook for `DistributedDataParallel.register_comm_hook`; every rank must call."""

@@ -1,0 +1,1 @@
+"""Selection, quantisation and random numbers: loops over elements that compressors share."""

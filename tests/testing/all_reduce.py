@@ -1,0 +1,42 @@
+"""One rank of a job on virtual hosts: sums a tensor over gloo and writes what it saw.
+
+``python -m torch.distributed.run ... tests/testing/all_reduce.py FOLDER NUM_FLOATS``.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import time
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+
+from bench.core.interface import interface_bytes
+
+
+def main(folder: str, num_floats: str) -> None:
+    dist.init_process_group("gloo")
+    rank = dist.get_rank()
+    tensor = torch.full((int(num_floats),), float(rank + 1))
+    dist.barrier()
+    time.sleep(0.2)  # the barrier's own messages have passed before counting begins
+    before, began = interface_bytes(), time.perf_counter()
+    dist.all_reduce(tensor)
+    dist.barrier()
+    seconds, after = time.perf_counter() - began, interface_bytes()
+    seen = {
+        "host": int(os.environ["GROUP_RANK"]),
+        "sum": [float(tensor.min()), float(tensor.max())],
+        "seconds": seconds,
+        "sent": after.sent - before.sent,
+        "received": after.received - before.received,
+    }
+    (Path(folder) / f"rank-{rank}").write_text(json.dumps(seen), encoding="utf-8")
+    dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

@@ -1,0 +1,82 @@
+"""The collectives under test, and what must hold for every sum, whatever carries it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import torch
+
+from collectives.allgather import Allgather
+from collectives.base import Collective
+from collectives.halving_doubling import HalvingDoubling
+from collectives.hierarchical import Hierarchical
+from collectives.native import Native
+from collectives.payloads import Bundle
+from collectives.payloads.base import Payload
+from collectives.pool import Pool
+from collectives.ring import Ring
+from collectives.server import Server
+from collectives.transport.messages import leaves
+from collectives.tree import Tree
+from tests.testing.serial import serial
+
+COLLECTIVES: dict[str, Callable[[], Collective]] = {
+    "native": Native,
+    "allgather": Allgather,
+    "ring": Ring,
+    "halving_doubling": HalvingDoubling,
+    "tree": Tree,
+    "tree in segments": lambda: Tree(segment_bytes=4000),
+    "server": Server,
+    "server union": lambda: Server(downlink="union"),
+    "server sharded": lambda: Server(placement="sharded", split_numel=100),
+    "server sharded union": lambda: Server(placement="sharded", downlink="union"),
+    "hierarchical": Hierarchical,
+    "hierarchical server/tree": lambda: Hierarchical(group_size=3, intra="server", inter="tree"),
+    "hierarchical allgather": lambda: Hierarchical(intra="allgather", inter="allgather"),
+    "hierarchical halving/native": lambda: Hierarchical(intra="halving_doubling", inter="native"),
+    "hierarchical pool/ring": lambda: Hierarchical(group_size=3, intra="pool"),
+    "pool": lambda: Pool(slot_bytes=4096),
+    "pool not coherent": lambda: Pool(slot_bytes=65536, coherent=False),
+}
+Result = tuple[torch.Tensor, int]
+"""(decoded total, bytes sent) on one rank"""
+
+
+def key_of(payload: Payload) -> tuple[int, ...]:
+    return tuple(range(3, 3 + len(leaves(payload))))
+
+
+def refusal(collective: Collective, payload: Payload) -> str | None:
+    return next((reason for leaf in leaves(payload) if (reason := collective.refusal(type(leaf)))), None)
+
+
+def check(name: str, contributions: Sequence[Payload], results: Sequence[Result], itemsize: int = 4) -> None:
+    """The total is the serial reference's, bit for bit on every rank, and the bytes are what the formulas say."""
+    collective, world_size = COLLECTIVES[name](), len(contributions)
+    outcome = serial(collective, contributions)
+    first = results[0][0]
+    if "native" in name:  # the order is the backend's
+        assert_within_rounding(first, contributions)
+    else:
+        torch.testing.assert_close(first, outcome.total.to_dense(), rtol=0, atol=0)
+    for rank, (total, sent) in enumerate(results):
+        assert torch.equal(total, first), f"rank {rank} differs"
+        nbytes, elementwise = collective.carried_bytes(contributions[rank]), contributions[0].elementwise
+        formula = collective.expected_bytes(nbytes, world_size, rank, elementwise=elementwise, itemsize=itemsize)
+        assert formula is None or sent == round(formula), f"rank {rank}"
+        assert outcome.sent is None or sent == outcome.sent[rank], f"rank {rank}"
+
+
+def clone(payload: Payload) -> Payload:
+    """A payload whose tensors a collective may overwrite."""
+    if isinstance(payload, Bundle):
+        return Bundle([clone(member) for member in payload.payloads])
+    return payload.with_wire(payload.wire.clone()) if payload.elementwise else payload
+
+
+def assert_within_rounding(total: torch.Tensor, contributions: Sequence[Payload]) -> None:
+    """Any order of additions: |error| <= (n - 1) u sum |x|, up to second order."""
+    terms = torch.stack([payload.to_dense().double() for payload in contributions])
+    bound = 1.01 * (len(contributions) - 1) * 2**-24 * terms.abs().sum(0)
+    assert ((total.double() - terms.sum(0)).abs() <= bound).all()

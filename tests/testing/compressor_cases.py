@@ -1,0 +1,172 @@
+"""The compressors and options that the contract is held against, and gradients to feed them."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Sequence
+from typing import Any, TypeVar, cast
+
+import torch
+
+from bench.core import registry
+from collectives.allgather import Allgather
+from collectives.base import Collective
+from collectives.transport.memory import MemoryTransport, MemoryWires, run_threads
+from compressors.base import Compressor
+from compressors.layer import Bucket, Layer, Step
+
+T = TypeVar("T")
+
+LATE_EPOCH = 99  # past every warm-up
+
+
+@dataclasses.dataclass(frozen=True)
+class Case:
+    """One compressor under given options."""
+
+    name: str
+    options: tuple[tuple[str, Any], ...] = ()
+
+    def make(self, **changes: Any) -> Compressor:
+        return cast(Compressor, registry.load("compressors", self.name)(**{**dict(self.options), **changes}))
+
+    def __str__(self) -> str:
+        return ",".join([self.name, *(f"{key}={value}" for key, value in self.options)])
+
+
+def case(name: str, **options: Any) -> Case:
+    return Case(name, tuple(options.items()))
+
+
+def class_of(name: str) -> type[Compressor]:
+    return cast(type[Compressor], registry.load("compressors", name))
+
+
+NAMES = [name for name in registry.entries("compressors") if not class_of(name).engine_hook]
+
+VARIANTS = [
+    case("fp16", error_feedback=True),
+    case("bf16", error_feedback=True, skip=("norm", "bias")),
+    case("topk", value_dtype="fp32", ratio=0.1, dense_ends=True),
+    case("topk", error_feedback=False),
+    case("topk", momentum_correction=True, skip=("norm",)),
+    case("topk", dense_steps=2),
+    case("group_topk", group_size=100, ratio=0.03, value_dtype="bf16"),
+    case("group_topk", preset="patent"),
+    case("group_topk", momentum_correction=True, min_numel=100),
+    case("randomk", error_feedback=False, scaled=True),
+    case("threshold", unit="absolute", threshold=0.5),
+    case("threshold", unit="rms", threshold=1.5, value_dtype="fp32"),
+    case("int8", rounding="stochastic"),
+    case("int8", error_feedback=True, block_numel=100),
+    case("qsgd", bits=2, norm="max", block_numel=64),
+    case("qsgd", error_feedback=True),
+    case("natural", error_feedback=True),
+    case("natural", bits=4, block_numel=128),
+    case("terngrad", clip_sigmas=0),
+    case("terngrad", error_feedback=True),
+    case("terngrad", shared_scale=True),
+    case("sign", mode="vote", error_feedback=False),
+    case("sign", min_numel=50),
+    case("onebit", dense_ends=True),
+    case("dgc", ratio=0.05, momentum_correction=False),
+    case("dgc", ratio=0.01, clip_norm=1.0, sample_ratio=0.1),
+    case("adaptive_topk", ratio=0.05, refresh=2),
+    case("algc", min_numel=0, ratio=0.05),
+    case("algc", min_numel=100, threshold="exact", momentum_correction=True),
+    case("algc", min_numel=100, flush_every=2),
+    case("hylo", min_numel=50, exponent=0.3),
+    case("hylo", min_numel=50, exponent=1.0, pow2_threshold=True, importance="l2", max_age=3),
+    case("hylo", min_numel=50, shared_threshold=True, importance="random"),
+    case("hylo", min_numel=50, decode="mean_selected", value_dtype="fp16", gamma=0.7),
+    case("powersgd", approx_rank=1),
+    case("powersgd", approx_rank=4, warm_start=False, error_feedback=False),
+    case("powersgd", dense_steps=2, skip=("conv",)),
+]
+CASES = [case(name) for name in NAMES] + VARIANTS
+
+
+def layers_of_shapes(*shapes: tuple[int, ...], kinds: Sequence[str] | None = None) -> list[Layer]:
+    """Layers as a model would have them: 4-D are convolutions, 2-D linear, 1-D biases."""
+    by_rank = {4: "conv", 2: "linear", 1: "bias", 0: "other"}
+    layers = []
+    for index, shape in enumerate(shapes):
+        kind = kinds[index] if kinds else by_rank[len(shape)]
+        numel = 1
+        for size in shape:
+            numel *= size
+        layers.append(
+            Layer(
+                id=index,
+                name=f"layer{index}",
+                shape=shape,
+                kind=cast(Any, kind),
+                numel=numel,
+                filter_axis=0 if kind == "conv" else None,
+                position=index / max(1, len(shapes) - 1),
+            )
+        )
+    return layers
+
+
+LAYERS = layers_of_shapes(
+    (8, 3, 3, 3),
+    (8,),
+    (8,),
+    (40, 72),
+    (40,),
+    (10, 40),
+    (10,),
+    kinds=("conv", "bias", "norm", "linear", "bias", "linear", "bias"),
+)
+
+
+def gradient(
+    layer: Layer, step: int, rank: int, *, scale: float = 1.0, dtype: torch.dtype = torch.float32
+) -> torch.Tensor:
+    """Heavy-tailed noise around a mean that all ranks share: what a gradient looks like."""
+    shared = torch.Generator().manual_seed(1000 * layer.id + 7)
+    own = torch.Generator().manual_seed(1_000_000 * (step + 1) + 1000 * layer.id + rank)
+    mean = torch.randn(layer.numel, generator=shared)
+    noise = torch.randn(layer.numel, generator=own)
+    return (scale * (0.3 * mean + noise * noise.abs())).to(dtype)
+
+
+def step_at(index: int, transport_or_rank: Any = 0, world_size: int = 1, *, epoch: int = LATE_EPOCH) -> Step:
+    return Step(index=index, epoch=epoch, rank=transport_or_rank, world_size=world_size, seed=5)
+
+
+def reduce_once(
+    compressor: Compressor,
+    collective: Collective,
+    layers: Sequence[Layer],
+    gradients: Sequence[torch.Tensor],
+    step: Step,
+    *,
+    commit: bool = True,
+) -> tuple[list[torch.Tensor], Bucket]:
+    """The updates for copies of these gradients, and the bucket as `reduce` left it."""
+    bucket = Bucket(layers=list(layers)[::-1], gradients=[g.clone() for g in gradients][::-1], step=step)
+    compressor.reduce(bucket, collective)
+    if commit:
+        compressor.commit()
+    return bucket.gradients[::-1], bucket
+
+
+def alone() -> Collective:
+    """A collective with one rank."""
+    return Allgather().bind(MemoryWires(1).transport(0))
+
+
+def on_ranks(world_size: int, collective: str, fn: Callable[[MemoryTransport, Collective], T]) -> list[T]:
+    """`fn(transport, collective)` on every rank of an in-memory transport."""
+
+    def run(transport: MemoryTransport) -> T:
+        made = cast(Collective, registry.load("collectives", collective)())
+        made.bind(transport)
+        try:
+            return fn(transport, made)
+        finally:
+            made.close()
+
+    return run_threads(run, world_size)

@@ -1,0 +1,90 @@
+"""A third-party package with misbehaving components, installed for a test by its entry points alone."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+
+SOURCE = '''
+"""Components that misbehave on purpose."""
+import dataclasses
+import time
+
+import torch
+
+from collectives.payloads.dense import Dense
+from collectives.native import Native
+from compressors.fp16 import Fp16
+
+
+@dataclasses.dataclass(kw_only=True)
+class Raising(Fp16):
+    """Fails on rank 1 at step 3."""
+
+    def encode(self, x, layer, step):
+        if (step.rank, step.index) == (1, 3):
+            raise ValueError("this compressor is broken")
+        return super().encode(x, layer, step)
+
+
+@dataclasses.dataclass(kw_only=True)
+class Sleepy(Fp16):
+    """Takes 50 ms per bucket, so that a test can act in the middle of an epoch."""
+
+    def encode(self, x, layer, step):
+        time.sleep(0.05)
+        return super().encode(x, layer, step)
+
+
+@dataclasses.dataclass(kw_only=True)
+class Hanging(Fp16):
+    """Rank 1 never sends at step 3."""
+
+    def encode(self, x, layer, step):
+        if (step.rank, step.index) == (1, 3):
+            time.sleep(3600)
+        return super().encode(x, layer, step)
+
+
+@dataclasses.dataclass(kw_only=True)
+class Losing(Native):
+    """Loses the last element on rank 1."""
+
+    def sum_like(self, payload, key, op, *, layout):
+        total = super().sum_like(payload, key, op, layout=layout)
+        if self.transport.rank == 1:
+            total.wire[-1] = 0
+        return total
+
+
+@dataclasses.dataclass(kw_only=True)
+class Breaking(Native):
+    """Fails on rank 1 at more than 1000 elements."""
+
+    def sum_like(self, payload, key, op, *, layout):
+        if self.transport.rank == 1 and payload.numel > 1000:
+            raise ValueError("this collective is broken")
+        return super().sum_like(payload, key, op, layout=layout)
+'''
+ENTRY_POINTS = {
+    "bench.compressors": {name: f"misbehaving:{name.title()}" for name in ("raising", "sleepy", "hanging")},
+    "bench.collectives": {name: f"misbehaving:{name.title()}" for name in ("losing", "breaking")},
+}
+
+
+def install(folder: Path) -> str:
+    """Lay the package into `folder`; returns the PYTHONPATH that makes it visible to every rank."""
+    (folder / "misbehaving.py").write_text(SOURCE, encoding="utf-8")
+    install_entry_points(folder, "misbehaving", ENTRY_POINTS)
+    return str(folder)
+
+
+def install_entry_points(folder: Path, name: str, points: Mapping[str, Mapping[str, str]]) -> None:
+    """Lay the metadata of a package into `folder`: group -> component -> ``module:Class``."""
+    info = folder / f"{name.replace('-', '_')}-1.0.dist-info"
+    info.mkdir()
+    (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: 1.0\n", encoding="utf-8")
+    lines = []
+    for group, components in points.items():
+        lines += [f"[{group}]", *(f"{component} = {target}" for component, target in components.items())]
+    (info / "entry_points.txt").write_text("\n".join(lines) + "\n", encoding="utf-8")

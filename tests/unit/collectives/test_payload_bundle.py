@@ -1,0 +1,169 @@
+"""Bundles, the members of a total, and sums whose terms lie side by side."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from collectives.payloads import Bundle, Codes, Dense, GroupSparse, Sparse, Triangle, UnreducedSum, members
+from collectives.payloads.base import Payload, PayloadError, unpack
+from tests.testing.payloads import Example, bundled, make
+
+NUMELS = [70, 0, 1, 300, 9]
+NAMES = ["sparse", "dense", "group_sparse", "group_sparse", "dense"]
+
+
+def message(seed: int, dtype: torch.dtype = torch.float16) -> Example:
+    """What a rank sends for five layers."""
+    return bundled([make(name, numel, dtype, seed) for name, numel in zip(NAMES, NUMELS, strict=True)])
+
+
+def assert_units(total: Payload, expected: torch.Tensor) -> None:
+    units = members(total, NUMELS)
+    assert [unit.numel for unit in units] == NUMELS
+    for unit, dense in zip(units, expected.split(NUMELS), strict=True):
+        assert torch.equal(unit.to_dense(), dense)
+
+
+def test_bundles_inside_are_opened() -> None:
+    inner = Bundle([Dense(torch.ones(1)), Dense(torch.ones(2))])
+    bundle = Bundle([inner, Dense(torch.ones(3)), inner])
+    assert [member.numel for member in bundle.payloads] == [1, 2, 3, 1, 2]
+
+
+def test_an_empty_bundle_is_refused() -> None:
+    with pytest.raises(PayloadError, match="at least one payload"):
+        Bundle([])
+
+
+def test_a_bundle_within_a_bundle_on_the_wire_is_refused() -> None:
+    packed = Bundle([Dense(torch.ones(9))]).pack()
+    packed[24 + 2] = Bundle.code
+    with pytest.raises(PayloadError, match="cannot hold another bundle"):
+        unpack(packed)
+
+
+def test_a_bundle_is_what_its_members_are() -> None:
+    dense, narrow = Dense(torch.ones(4)), Dense(torch.ones(4).half())
+    sparse, triangle = Sparse(4, torch.tensor([1]), torch.ones(1)), Triangle.from_matrix(torch.eye(3))
+    codes = Codes.from_codes(torch.ones(4), codebook="sign", bits=1, scales=torch.ones(1))
+    for payloads, elementwise, addable in (
+        ([dense, triangle], True, True),
+        ([dense, narrow], False, True),
+        ([dense, sparse], False, True),
+        ([dense, codes], False, False),
+    ):
+        bundle = Bundle(payloads)
+        assert (bundle.elementwise, bundle.addable) == (elementwise, addable)
+
+
+def test_elementwise_members_share_one_wire() -> None:
+    bundle = Bundle([Dense(torch.arange(4.0)), Triangle.from_matrix(torch.eye(2)), Dense(torch.ones(0))])
+    assert bundle.wire.tolist() == [0, 1, 2, 3, 1, 0, 1]
+    total = bundle.with_wire(3 * bundle.wire)
+    assert torch.equal(total.to_dense(), 3 * bundle.to_dense())
+
+
+def test_borders_lie_where_members_can_be_cut() -> None:
+    """Balanced borders of 20 + 64 + 4 elements are 30 and 59; groups of 16 start at 20, 36, 52, ..."""
+    groups = GroupSparse(64, 16, 1, torch.ones(4), torch.zeros(4, dtype=torch.int64))
+    bundle = Bundle([Dense(torch.ones(20)), groups, Triangle.from_matrix(torch.ones(2, 2))])
+    assert bundle.borders(3) == [0, 36, 52, 88]
+    assert bundle.borders(88)[-3:] == [84, 88, 88]
+    assert [part.numel for part in bundle.split(3)] == [36, 16, 36]
+
+
+def test_alignment_of_a_bundle() -> None:
+    groups = GroupSparse(32, 16, 1, torch.ones(2), torch.zeros(2, dtype=torch.int64))
+    assert Bundle([groups, groups]).alignment == 16
+    assert Bundle([Dense(torch.ones(3)), Dense(torch.ones(4))]).alignment == 1
+    irregular = Bundle([Dense(torch.ones(3)), groups])
+    assert irregular.alignment == 35
+
+
+@pytest.mark.parametrize("num_parts", [1, 2, 3, 5, 8])
+def test_members_of_a_bundle_of_ring_pieces(num_parts: int) -> None:
+    """The pieces that a ring lays end to end are cut at the layers' borders again."""
+    a, b = message(0), message(1)
+    chunks = [x.add(y) for x, y in zip(a.payload.split(num_parts), b.payload.split(num_parts), strict=True)]
+    assert_units(unpack(Bundle(chunks).pack()), (a.dense + b.dense).half().float())
+
+
+def test_members_of_the_message_itself() -> None:
+    a = message(0)
+    assert_units(a.payload, a.dense)
+    assert isinstance(a.payload, Bundle)
+    assert members(a.payload, NUMELS)[0] is a.payload.payloads[0]
+
+
+def test_members_of_a_dense_total() -> None:
+    a = message(0)
+    assert_units(Dense(a.dense), a.dense)
+
+
+def test_members_of_terms() -> None:
+    ranks = [message(seed) for seed in range(3)]
+    expected = ranks[0].dense + ranks[1].dense + ranks[2].dense
+    assert_units(UnreducedSum([rank.payload for rank in ranks]), expected)
+
+
+def test_a_single_unit_is_the_total_itself() -> None:
+    total = message(0).payload
+    assert members(total, [sum(NUMELS)])[0] is total
+
+
+def test_units_that_do_not_fill_the_total_are_refused() -> None:
+    with pytest.raises(PayloadError, match="cannot be cut"):
+        members(Dense(torch.ones(9)), [4, 4])
+
+
+def test_a_bundle_adds_another_kind_at_its_own_borders() -> None:
+    a, b = message(0), make("dense", sum(NUMELS), torch.float16, 1)
+    assert torch.equal(a.payload.add(b.payload).to_dense(), (a.dense + b.dense).half().float())
+
+
+@pytest.mark.parametrize("divisor", [1, 2, 3, 5])
+def test_terms_are_added_in_rank_order_in_fp32_and_then_divided(divisor: int) -> None:
+    ranks = [make(name, 1025, torch.float16, seed) for seed, name in enumerate(["sparse", "dense", "group_sparse"])]
+    serial = (ranks[0].dense + ranks[1].dense) + ranks[2].dense
+    terms = UnreducedSum([rank.payload for rank in ranks])
+    out = torch.zeros(1025)
+    terms.add_to_(out, divisor=divisor)
+    assert torch.equal(out, serial / divisor)
+    out = torch.ones(1025)
+    terms.add_to_(out, divisor=divisor)
+    torch.testing.assert_close(out, 1 + serial / divisor)
+    half = torch.zeros(1025, dtype=torch.float16)
+    terms.add_to_(half, divisor=divisor)
+    assert torch.equal(half, (serial / divisor).half())
+
+
+def test_terms_share_the_payload_interface() -> None:
+    ranks = [make("group_sparse", 1024, torch.float32, seed) for seed in range(2)]
+    terms = UnreducedSum([rank.payload for rank in ranks])
+    total = ranks[0].dense + ranks[1].dense
+    assert (terms.numel, terms.alignment, terms.num_entries) == (1024, 64, 96)
+    assert terms.nbytes == sum(rank.payload.nbytes for rank in ranks)
+    assert terms.entries_between([0, 512, 1024]) == [48, 48]
+    assert torch.equal(torch.cat([part.to_dense() for part in terms.split(3)]), total)
+    dense = torch.ones(1024)
+    terms.clear_in_(dense)
+    assert torch.equal(dense == 0, ranks[0].sent | ranks[1].sent)
+    dense = total.clone()
+    terms.subtract_from_(dense)
+    assert dense.abs().max() < 1e-6
+
+
+def test_terms_merge_into_what_can_travel() -> None:
+    sparse = UnreducedSum([make("group_sparse", 1024, torch.float32, seed).payload for seed in range(3)])
+    assert isinstance(sparse.merged(), Sparse)
+    coded = UnreducedSum([make("codes-sign", 1024, torch.float32, seed).payload for seed in range(3)])
+    assert isinstance(coded.merged(), Dense)
+    for terms in (sparse, coded):
+        assert torch.equal(unpack(terms.merged().pack()).to_dense(), terms.to_dense())
+        with pytest.raises(PayloadError, match="does not travel"):
+            terms.pack()
+    with pytest.raises(PayloadError, match="at least one term"):
+        UnreducedSum([])
+    with pytest.raises(PayloadError, match="cannot be added"):
+        UnreducedSum([Dense(torch.ones(1)), Dense(torch.ones(2))])

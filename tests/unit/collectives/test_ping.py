@@ -1,0 +1,81 @@
+"""Doorbells: who runs answers, whose process is gone is refused, and a machine out of reach is told from both."""
+
+from __future__ import annotations
+
+import errno
+import socket
+import threading
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from collectives.transport.ping import PingServer, ping_all, start_ping_server
+
+
+@pytest.fixture
+def _with_meeting_point(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("MASTER_ADDR", "127.0.0.1")
+    monkeypatch.setenv("MASTER_PORT", "29500")
+
+
+@pytest.mark.usefixtures("_with_meeting_point")
+def test_who_runs_answers_who_is_gone_or_stopped_does_not_and_a_lost_machine_is_left_out() -> None:
+    running = start_ping_server()
+    assert running is not None
+    with (
+        socket.create_server(("127.0.0.1", 0)) as stopped,
+        socket.create_server(("127.0.0.1", 0)) as gone,
+        socket.create_server(("127.0.0.1", 0), backlog=0) as lost,
+    ):
+        closed = gone.getsockname()
+        gone.close()
+        with socket.create_connection(lost.getsockname()):  # its queue is full, so it drops what comes like a dead link
+            addresses = {0: running.address, 1: stopped.getsockname(), 2: closed, 3: lost.getsockname()}
+            assert ping_all(addresses, within_s=0.4) == {0: True, 1: False, 2: False}
+    running.close()
+
+
+def num_files() -> int:
+    return len(list(Path("/proc/self/fd").iterdir()))
+
+
+def test_a_closed_ping_server_refuses_and_leaves_neither_thread_nor_socket() -> None:
+    before, files = set(threading.enumerate()), num_files()
+    ping_server = PingServer("127.0.0.1")
+    (thread,) = set(threading.enumerate()) - before
+    assert ping_all({0: ping_server.address}, within_s=2) == {0: True}
+    ping_server.close()
+    assert ping_all({0: ping_server.address}, within_s=2) == {0: False}
+    thread.join(5)
+    assert not thread.is_alive()
+    assert num_files() == files
+
+
+def test_it_answers_again_after_the_process_ran_out_of_files(monkeypatch: pytest.MonkeyPatch) -> None:
+    accept, failures = socket.socket.accept, [OSError(errno.EMFILE, "Too many open files")]
+
+    def accept_later(server: socket.socket) -> Any:
+        if failures:
+            raise failures.pop()
+        return accept(server)
+
+    monkeypatch.setattr(socket.socket, "accept", accept_later)
+    ping_server = PingServer("127.0.0.1")
+    assert ping_all({0: ping_server.address}, within_s=4) == {0: True}
+    assert not failures
+    ping_server.close()
+
+
+def test_without_a_meeting_point_there_is_none(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("MASTER_ADDR", raising=False)
+    assert start_ping_server() is None
+
+
+@pytest.mark.usefixtures("_with_meeting_point")
+def test_without_a_free_port_there_is_none(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: Any, **__: Any) -> socket.socket:
+        raise OSError(errno.EADDRINUSE, "Address already in use")
+
+    monkeypatch.setattr(socket, "create_server", refuse)
+    assert start_ping_server() is None

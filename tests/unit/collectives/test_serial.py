@@ -1,0 +1,120 @@
+"""The serial reference of the product: orders by hand where they matter, and the collectives themselves against it."""
+
+from __future__ import annotations
+
+from typing import cast
+
+import pytest
+import torch
+
+from bench.core import spec
+from collectives.base import Collective
+from collectives.payloads import Dense, Sparse
+from collectives.payloads.base import Payload
+from collectives.serial import error_bound, serial_sum
+from collectives.transport.memory import MemoryTransport, run_threads
+from tests.testing.payloads import make
+
+BIG = 1e8  # in fp32, BIG + 1 == BIG
+
+
+def collective(text: str) -> Collective:
+    return cast(Collective, spec.build("collectives", text))
+
+
+def dense(*values: float) -> Dense:
+    return Dense(torch.tensor(values, dtype=torch.float32))
+
+
+def test_a_ring_starts_each_chunk_on_another_rank() -> None:
+    """Three ranks, one element per chunk: (x_c + x_{c+1}) + x_{c+2}."""
+    payloads = [dense(BIG, BIG, BIG), dense(1, 1, 1), dense(-BIG, -BIG, -BIG)]
+    total = serial_sum(collective("ring"), payloads)
+    # (B + 1) - B = 0,  (1 - B) + B = 0,  (-B + B) + 1 = 1
+    assert total is not None
+    assert total.tolist() == [0, 0, 1]
+
+
+def test_halving_doubling_first_adds_ranks_that_are_far_apart() -> None:
+    """Five ranks: x_0 + x_4 first, then distance 2, then 1."""
+    payloads = [dense(BIG), dense(1), dense(1), dense(0), dense(-BIG)]
+    total = serial_sum(collective("halving_doubling"), payloads)
+    assert total is not None
+    assert total.item() == 2  # ((B - B) + 1) + (1 + 0)
+    rank_order = serial_sum(collective("pool"), payloads)
+    assert rank_order is not None
+    assert rank_order.item() == 0  # (((B + 1) + 1) + 0) - B
+
+
+def test_a_tree_adds_its_first_child_before_its_second() -> None:
+    payloads = [dense(BIG), dense(-BIG), dense(1)]
+    swapped = [payloads[0], payloads[2], payloads[1]]
+    totals = [serial_sum(collective("tree"), each) for each in (payloads, swapped)]
+    assert [total.item() for total in totals if total is not None] == [1, 0]
+
+
+def test_a_hierarchy_sums_groups_first() -> None:
+    payloads = [dense(BIG), dense(1), dense(-BIG), dense(1)]
+    by_groups = serial_sum(collective("hierarchical:group_size=2"), payloads)
+    assert by_groups is not None
+    assert by_groups.item() == 0  # (B + 1) + (-B + 1)
+
+
+def test_short_floats_are_rounded_at_every_hop_of_a_ring_and_once_at_a_server() -> None:
+    one, small = torch.tensor([1.0]).bfloat16(), torch.tensor([2.0**-9]).bfloat16()
+    payloads = [Dense(one), Dense(small), Dense(small)]
+    ring, server = (serial_sum(collective(name), payloads) for name in ("ring", "server"))
+    assert ring is not None
+    assert server is not None
+    assert (ring.item(), server.item()) == (1.0, 1.0)  # 1 + 2^-8 lies halfway and goes to the even neighbour
+    payloads = [*payloads, Dense(small)]
+    ring, server = (serial_sum(collective(name), payloads) for name in ("ring", "server"))
+    assert ring is not None
+    assert server is not None
+    assert (ring.item(), server.item()) == (1.0, 1 + 2.0**-7)
+
+
+def test_what_has_no_documented_order_is_left_to_the_bound() -> None:
+    assert serial_sum(collective("native"), [dense(1), dense(2)]) is None
+    assert serial_sum(collective("hierarchical:intra=native"), [dense(1), dense(2)]) is None
+    codes = [make("codes-sign", 9, torch.float32, seed).payload for seed in range(2)]
+    assert serial_sum(collective("hierarchical"), codes) is None
+    assert serial_sum(collective("allgather"), codes) is not None
+
+
+def test_the_bound_is_zero_for_integers_and_grows_with_ranks_magnitude_and_roundoff() -> None:
+    integers = [Dense(torch.tensor([3, -4])), Dense(torch.tensor([1, 1]))]
+    exact, bound = error_bound(integers)
+    assert exact.tolist() == [4, -3]
+    assert bound.tolist() == [0, 0]
+    floats = [dense(3), dense(-4), dense(1)]
+    assert error_bound(floats)[0].item() == 0
+    assert error_bound(floats)[1].item() == 3 * 2.0**-24 * 8
+    halves = [Sparse(2, torch.tensor([1]), torch.tensor([2.0]).half()) for _ in range(2)]
+    assert error_bound(halves)[1].tolist() == [0, 2 * 2.0**-11 * 4]
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
+@pytest.mark.parametrize("world_size", [2, 3, 4, 6])
+@pytest.mark.parametrize(
+    ("text", "kind"),
+    [
+        *((text, "dense") for text in ("ring", "halving_doubling", "tree", "server", "hierarchical", "allgather")),
+        *((text, "sparse") for text in ("ring", "halving_doubling", "tree", "server:downlink=union", "hierarchical")),
+        *((text, "group_sparse") for text in ("ring", "hierarchical:group_size=3,inter=tree", "allgather")),
+        ("ring", "row_sparse"),
+        ("tree", "seeded"),
+        ("server", "codes-levels"),
+    ],
+)
+def test_collectives_agree_with_it_bit_for_bit(text: str, kind: str, world_size: int, dtype: torch.dtype) -> None:
+    def payload_of(rank: int) -> Payload:
+        return make(kind, 1009, dtype, rank).payload
+
+    def rank(transport: MemoryTransport) -> torch.Tensor:
+        return collective(text).bind(transport).sum(payload_of(transport.rank), (0,)).to_dense()
+
+    expected = serial_sum(collective(text), [payload_of(rank) for rank in range(world_size)])
+    assert expected is not None
+    for total in run_threads(rank, world_size):
+        assert torch.equal(total, expected)

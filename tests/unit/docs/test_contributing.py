@@ -1,0 +1,140 @@
+"""CONTRIBUTING.md's example is a real compressor: found by its file, described, checked, and right."""
+
+from __future__ import annotations
+
+import importlib.util
+import re
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+
+import compressors.base
+from bench.cli import defaults_doc
+from bench.core import registry, spec
+from bench.core.errors import UsageError
+from bench.report import columns_doc
+from collectives.base import Collective
+from collectives.native import Native
+from collectives.ring import Ring
+from collectives.transport.memory import MemoryTransport
+from compressors.base import Compressor, LossyCompressor
+from compressors.pairs import refusal
+from tests.testing.compressor_cases import alone, gradient, layers_of_shapes, on_ranks, reduce_once, step_at
+
+ROOT = Path(__file__).parents[3]
+TEXT = (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8")
+LAYERS = layers_of_shapes((7, 10), (33,), (1,))
+
+
+@pytest.fixture(scope="module")
+def example(tmp_path_factory: pytest.TempPathFactory) -> Iterator[type[Compressor]]:
+    """The class that the document shows, found by the registry in a folder that holds it and the base class."""
+    folder = tmp_path_factory.mktemp("compressors")
+    shutil.copy(compressors.base.__file__, folder)
+    file = folder / "round_robin.py"
+    (code,) = re.findall(r"```python\n(.*?)```", TEXT, re.DOTALL)
+    file.write_text(code, encoding="utf-8")
+    module_spec = importlib.util.spec_from_file_location("compressors.round_robin", file)
+    assert module_spec is not None
+    assert module_spec.loader is not None
+    module = importlib.util.module_from_spec(module_spec)
+    sys.modules["compressors.round_robin"] = module
+    module_spec.loader.exec_module(module)
+    real_folder = registry._folder
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(registry, "_folder", lambda name: folder if name == "compressors" else real_folder(name))
+        registry.entries.cache_clear()
+        yield module.RoundRobin
+    registry.entries.cache_clear()
+    del sys.modules["compressors.round_robin"]
+
+
+def test_its_file_is_all_that_the_registry_needs(example: type[Compressor]) -> None:
+    entry = registry.entries("compressors")["round_robin"]
+    assert entry.description.startswith("Round robin: one slice of every layer per step")
+    assert registry.load("compressors", "round_robin") is example
+
+
+def test_it_is_written_in_the_common_style(example: type[Compressor]) -> None:
+    file = sys.modules[example.__module__].__file__
+    for check in (["check"], ["format", "--check"]):
+        command = [sys.executable, "-m", "ruff", *check, "--config", str(ROOT / "pyproject.toml"), str(file)]
+        done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+        assert done.returncode == 0, done.stdout
+
+
+def test_its_options_are_checked_and_described(example: type[Compressor]) -> None:
+    built = spec.build("compressors", "round_robin:slices=50,skip=norm")
+    assert spec.short_text(built) == "round_robin:skip=norm,slices=50"
+    assert {"slices", "error_feedback", "min_numel", "skip", "dense_ends"} == set(example.option_names())
+    with pytest.raises(UsageError, match=r"did you mean 'slices'"):
+        spec.build("compressors", "round_robin:slice=50")
+
+
+def test_the_pairs_are_derived(example: type[Compressor]) -> None:
+    assert refusal(example(), Ring) is None
+    assert "Sparse" in (refusal(example(), Native) or "")
+
+
+def test_a_round_sends_every_entry_once(example: type[Compressor]) -> None:
+    compressor = example.from_text({"slices": "4", "error_feedback": "false"})
+    times_sent = [torch.zeros(layer.numel) for layer in LAYERS]
+    for index in range(4):
+        ones = [torch.ones(layer.numel) for layer in LAYERS]
+        updates, _ = reduce_once(compressor, alone(), LAYERS, ones, step_at(index))
+        for count, update in zip(times_sent, updates, strict=True):
+            count += update
+    for layer, count in zip(LAYERS, times_sent, strict=True):
+        assert float(count.min()) >= 1
+        assert float(count.sum()) == 4 * -(-layer.numel // 4)
+
+
+def test_what_waits_is_sent_in_its_turn(example: type[Compressor]) -> None:
+    compressor = example.from_text({"slices": "4"})
+    total = torch.zeros(LAYERS[0].numel)
+    for index in range(4):
+        gradients = [torch.full((LAYERS[0].numel,), float(index == 0))]
+        updates, _ = reduce_once(compressor, alone(), LAYERS[:1], gradients, step_at(index))
+        total += updates[0]
+    assert torch.equal(total, torch.ones(LAYERS[0].numel))
+
+
+@pytest.mark.parametrize("name", ["ring", "allgather"])
+def test_ranks_agree_on_the_mean(example: type[Compressor], name: str) -> None:
+    def update(transport: MemoryTransport, collective: Collective) -> list[torch.Tensor]:
+        gradients = [gradient(layer, 0, transport.rank) for layer in LAYERS]
+        step = step_at(0, transport.rank, transport.world_size)
+        return reduce_once(example.from_text({"slices": "1"}), collective, LAYERS, gradients, step)[0]
+
+    first, *others = on_ranks(3, name, update)
+    for number, layer in enumerate(LAYERS):
+        mean = torch.stack([gradient(layer, 0, rank) for rank in range(3)]).mean(0)
+        torch.testing.assert_close(first[number], mean)
+        assert all(torch.equal(first[number], other[number]) for other in others)
+
+
+def test_its_bytes_are_the_closed_form(example: type[Compressor]) -> None:
+    compressor = example.from_text({"slices": "10"})
+    assert isinstance(compressor, LossyCompressor)
+    for index in range(3):
+        for layer in LAYERS:
+            payload = compressor.encode(gradient(layer, index, 0), layer, step_at(index))
+            assert payload.pack().numel() == payload.nbytes == compressor.expected_nbytes(layer)
+
+
+def test_every_file_that_is_named_exists() -> None:
+    names = set(re.findall(r"`((?:bench|compressors|collectives|tests|results|benchmarks)/[\w./]*)`", TEXT))
+    made_by_the_reader = {"compressors/round_robin.py"}
+    missing = {name for name in names - made_by_the_reader if not (ROOT / name).exists()}
+    assert names > made_by_the_reader
+    assert not missing
+
+
+def test_the_commands_that_write_documents_are_the_real_ones() -> None:
+    assert f"python -m {columns_doc.__name__}" in TEXT
+    assert f"python -m {defaults_doc.__name__}" in TEXT

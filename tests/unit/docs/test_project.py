@@ -1,0 +1,53 @@
+"""The project's own files agree with each other: dependencies and pins, targets and what calls them."""
+
+from __future__ import annotations
+
+import re
+import tomllib
+from pathlib import Path
+
+import pytest
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
+
+ROOT = Path(__file__).parents[3]
+PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+REQUIREMENTS = [*PROJECT["dependencies"], *PROJECT["optional-dependencies"]["dev"]]
+MAKEFILE = (ROOT / "Makefile").read_text(encoding="utf-8")
+PROMISED = {"help", "setup", "demo", "demo-network", "test", "lint", "format", "clean"}
+
+
+def pins() -> dict[str, str]:
+    """Version of each package in constraints.txt, by canonical name."""
+    lines = (ROOT / "constraints.txt").read_text(encoding="utf-8").splitlines()
+    pairs = (line.split("==") for line in lines if not line.startswith("#"))
+    return {canonicalize_name(name): version for name, version in pairs}
+
+
+@pytest.mark.parametrize("text", REQUIREMENTS)
+def test_every_dependency_is_pinned_within_its_range(text: str) -> None:
+    requirement = Requirement(text)
+    assert requirement.specifier.contains(pins()[canonicalize_name(requirement.name)])
+
+
+def test_every_promised_target_exists_and_explains_itself() -> None:
+    explained = re.findall(r"^([\w-]+):.* ## \w", MAKEFILE, re.MULTILINE)
+    assert set(explained) == PROMISED
+    assert f".PHONY: {' '.join(explained)}\n" in MAKEFILE
+
+
+@pytest.mark.parametrize("caller", [".ci/run", ".github/workflows/ci.yml"])
+def test_ci_calls_targets_that_exist(caller: str) -> None:
+    called = re.findall(r"^(?: *- run: )?make (\w+)", (ROOT / caller).read_text(encoding="utf-8"), re.MULTILINE)
+    assert "test" in called
+    assert set(called) <= PROMISED
+
+
+@pytest.mark.parametrize("script", [".ci/run", "examples/demo.sh"])
+def test_scripts_can_be_run(script: str) -> None:
+    assert (ROOT / script).stat().st_mode & 0o111
+    assert (ROOT / script).read_text(encoding="utf-8").startswith("#!/usr/bin/env bash\n")
+
+
+def test_the_version_is_the_changelogs() -> None:
+    assert f"] {PROJECT['version']}\n" in (ROOT / "CHANGELOG.md").read_text(encoding="utf-8")

@@ -1,0 +1,170 @@
+"""Clusters: what a user writes becomes the figures that were meant, or one sentence; no namespace is made."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from bench.core.errors import UsageError
+from bench.core.request import HostsRequest
+from bench.hosts.cluster import Cluster, HostLink
+from bench.hosts.cluster_options import PRESETS, cluster_from_options, cluster_from_toml
+
+EDGE = """
+ranks_per_host = 2
+
+[[host]]
+name = "rack"
+count = 3
+bandwidth = "100mbit"
+
+[[host]]
+name = "edge"
+uplink = "20mbit"
+downlink = "50mbit"
+latency = "5ms"
+jitter = "1ms"
+loss = "1%"
+cpu_share = 0.5
+"""
+
+
+def requested(**options: Any) -> Cluster | None:
+    return cluster_from_options(HostsRequest(**options))
+
+
+def write(tmp_path: Path, text: str) -> Path:
+    path = tmp_path / "edge.toml"
+    path.write_text(text, encoding="utf-8")
+    return path
+
+
+def test_without_link_options_there_are_no_virtual_hosts() -> None:
+    assert requested() is None
+
+
+def test_bandwidth_sets_both_directions_of_every_host() -> None:
+    cluster = requested(hosts=3, ranks_per_host=2, bandwidth="100mbit")
+    assert cluster is not None
+    assert [host.name for host in cluster.hosts] == ["host0", "host1", "host2"]
+    assert {(host.uplink_bps, host.downlink_bps) for host in cluster.hosts} == {(100e6, 100e6)}
+    assert (cluster.world_size, cluster.is_uniform, cluster.wire_headers) == (6, True, "exact")
+    assert [cluster.address(index) for index in range(3)] == ["10.77.0.1", "10.77.0.2", "10.77.0.3"]
+
+
+def test_options_replace_figures_of_a_preset() -> None:
+    cluster = requested(hosts=2, network="wifi", latency="0ms", uplink="20mbit")
+    assert cluster is not None
+    host = cluster.hosts[0]
+    assert (host.uplink_bps, host.downlink_bps, host.latency_s) == (20e6, PRESETS["wifi"].link.downlink_bps, 0.0)
+    assert not cluster.needs_netem
+
+
+@pytest.mark.parametrize("name", sorted(PRESETS))
+def test_every_preset_makes_a_cluster(name: str) -> None:
+    cluster = requested(hosts=2, network=name)
+    assert cluster is not None
+    assert cluster.hosts[0].uplink_bps == PRESETS[name].link.uplink_bps
+
+
+def test_a_file_describes_uneven_hosts(tmp_path: Path) -> None:
+    cluster = cluster_from_toml(write(tmp_path, EDGE))
+    assert [host.name for host in cluster.hosts] == ["rack0", "rack1", "rack2", "edge"]
+    assert cluster.hosts[1] == HostLink(name="rack1", uplink_bps=100e6, downlink_bps=100e6)
+    assert cluster.hosts[3] == HostLink(
+        name="edge", uplink_bps=20e6, downlink_bps=50e6, latency_s=0.005, jitter_s=0.001, loss=0.01, cpu_share=0.5
+    )
+    assert (cluster.uplink_bps, cluster.downlink_bps, cluster.latency_s) == (20e6, 50e6, 0.005)
+    assert (cluster.ranks_per_host, cluster.is_uniform, cluster.needs_netem) == (2, False, True)
+
+
+def test_unnamed_hosts_are_numbered_by_place(tmp_path: Path) -> None:
+    cluster = cluster_from_toml(write(tmp_path, '[[host]]\ncount = 2\n[[host]]\nnetwork = "1gbe"\n'))
+    assert [host.name for host in cluster.hosts] == ["host0", "host1", "host2"]
+    assert [host.uplink_bps for host in cluster.hosts] == [None, None, 1e9]
+
+
+def test_a_cluster_survives_json(tmp_path: Path) -> None:
+    cluster = cluster_from_toml(write(tmp_path, EDGE))
+    values = cluster.to_dict()
+    assert json.loads(json.dumps(values)) == values
+    assert Cluster.from_dict(values) == cluster
+
+
+def test_describe_is_short_for_equal_hosts_and_complete_for_others(tmp_path: Path) -> None:
+    uniform = requested(hosts=4, bandwidth="100mbit")
+    assert uniform is not None
+    assert uniform.describe() == ["4 hosts, each: up 100 Mbit/s, down 100 Mbit/s"]
+    assert cluster_from_toml(write(tmp_path, EDGE)).describe()[3] == (
+        "edge: up 20 Mbit/s, down 50 Mbit/s, latency 5 ms +- 1 ms, loss 0.01, runs 50% of the time"
+    )
+
+
+@pytest.mark.parametrize(
+    ("options", "sentence"),
+    [
+        ({"hosts": 1}, "give 2 to 254"),
+        ({"hosts": 2, "ranks_per_host": 0}, "at least 1"),
+        ({"bandwidth": "100mbit"}, "--hosts N"),
+        ({"hosts": 2, "bandwidth": "100mbit", "uplink": "1mbit"}, "sets both directions"),
+        ({"hosts": 2, "bandwidth": "fast"}, "is not a bandwidth"),
+        ({"hosts": 2, "bandwidth": "1kbit"}, "too slow"),
+        ({"hosts": 2, "network": "wify"}, "did you mean 'wifi'"),
+        ({"hosts": 2, "jitter": "1ms"}, "needs a latency at least as large"),
+        ({"hosts": 2, "loss": "100%"}, "loss of 1 is not possible"),
+        ({"hosts": 2, "loss": "much"}, "is not a share"),
+        ({"hosts": 2, "loss": "much%"}, "is not a share"),
+        ({"hosts": 2, "latency": "20s"}, "give 0 to 10 s"),
+        ({"cluster": "edge.toml", "latency": "1ms"}, "put all of it into the file"),
+        ({"cluster": "no such file.toml"}, "cannot be read"),
+    ],
+)
+def test_impossible_options_are_one_sentence(options: dict[str, Any], sentence: str) -> None:
+    with pytest.raises(UsageError, match=sentence) as caught:
+        requested(**options)
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("text", "sentence"),
+    [
+        ("hosts = 4", "there is no 'hosts' \\(did you mean 'host'\\?\\)"),
+        ('[[host]]\nup_link = "1mbit"', "host 1: there is no 'up_link' \\(did you mean 'uplink'\\?\\)"),
+        ('[host]\nname = "a"', r"under the heading \[\[host\]\]"),
+        ("[[host]]\nbandwidth = 100", 'write it like bandwidth = "20mbit"'),
+        ("[[host]]\ncount = 0", "count=0 is not possible"),
+        ("ranks_per_host = 1.5\n[[host]]\ncount = 2", "ranks_per_host=1.5 is not possible"),
+        ("[[host]]\ncpu_share = 2\ncount = 2", "cpu_share of 2 is not possible"),
+        ('[[host]]\ncpu_share = "half"', "is not a number"),
+        ('[[host]]\nname = "a b"', "is not a host's name"),
+        ("[[host]]\nname = 3", "is not a name"),
+        ('[[host]]\nname = "a"\n[[host]]\nname = "a"', "two virtual hosts are named 'a'"),
+        ("[[host]]\nloss = true\ncount = 2", "is not a share"),
+        ("[[host", "is not TOML"),
+        ("", "give 2 to 254"),
+    ],
+)
+def test_a_wrong_file_is_one_sentence(tmp_path: Path, text: str, sentence: str) -> None:
+    with pytest.raises(UsageError, match=sentence) as caught:
+        cluster_from_toml(write(tmp_path, text))
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("rates", "loss", "headers"),
+    [
+        ((300e6, 300e6), 0.0, "exact"),
+        ((300e6, 301e6), 0.0, "estimated"),
+        ((100e6, None), 0.0, "estimated"),
+        ((1e9, 1e9), 0.01, "exact"),
+    ],
+)
+def test_frames_are_real_where_processors_can_bear_it(
+    rates: tuple[float, float | None], loss: float, headers: str
+) -> None:
+    slow = HostLink(name="slow", uplink_bps=1e6, downlink_bps=1e6)
+    other = HostLink(name="other", uplink_bps=rates[0], downlink_bps=rates[1], loss=loss)
+    assert Cluster(hosts=(slow, other)).wire_headers == headers

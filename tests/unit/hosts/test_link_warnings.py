@@ -1,0 +1,71 @@
+"""Link warnings: silent within 10 %, and otherwise the likely cause; measurements are made up."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import pytest
+
+from bench.hosts.cluster import Cluster, HostLink
+from bench.hosts.link_warnings import link_warnings
+from bench.hosts.network_report import Flow
+
+ASKED = 100e6
+
+
+def cluster(rate_bps: float = ASKED, latency_s: float = 0.0) -> Cluster:
+    link = HostLink(name="any", uplink_bps=rate_bps, downlink_bps=rate_bps, latency_s=latency_s)
+    return Cluster.uniform(2, link=link)
+
+
+def flow(*, long: float = 1.0, short: float = 1.0, asked: float | None = ASKED, rtt_s: float = 1e-4) -> Flow:
+    rate = asked or ASKED
+    return Flow(
+        sender="host0", receiver="host1", asked_bps=asked, long_bps=long * rate, short_bps=short * rate, rtt_s=rtt_s
+    )
+
+
+def refuse(measured: Flow) -> Flow:
+    raise AssertionError(f"{measured} must not be measured again")
+
+
+@pytest.mark.parametrize(("long", "short"), [(1.0, 1.0), (0.91, 1.09), (1.09, 0.91)])
+def test_within_ten_percent_nothing_is_said(long: float, short: float) -> None:
+    assert link_warnings(cluster(), [flow(long=long, short=short)], refuse) == []
+
+
+@pytest.mark.parametrize(("long", "short"), [(0.89, 1.0), (1.11, 1.0), (1.0, 0.89), (1.0, 1.11)])
+def test_beyond_ten_percent_there_is_one_warning(long: float, short: float) -> None:
+    assert len(link_warnings(cluster(), [flow(long=long, short=short)], lambda measured: measured)) == 1
+
+
+def test_no_limit_no_warning() -> None:
+    assert link_warnings(Cluster.uniform(2), [flow(long=0.1, short=9.0, asked=None)], refuse) == []
+
+
+def test_a_slow_machine_is_told_from_a_slow_link() -> None:
+    flows = [flow(long=0.95), flow(long=0.7)]
+    (busy,) = link_warnings(cluster(), flows, lambda measured: dataclasses.replace(measured, long_bps=0.99 * ASKED))
+    assert busy.startswith("host0 to host1 reached 70 Mbit/s of 100 Mbit/s while all hosts sent at once, and 99 Mbit/s")
+    assert "processors are the limit" in busy
+    (wrong,) = link_warnings(cluster(), flows, lambda measured: measured)
+    assert "and 70 Mbit/s alone" in wrong
+
+
+def test_one_pause_of_the_machine_is_no_warning_about_short_messages() -> None:
+    assert link_warnings(cluster(), [flow(short=0.5)], lambda measured: flow()) == []
+    (slow,) = link_warnings(cluster(), [flow(short=0.5)], lambda measured: measured)
+    assert "100 kB after a silence passed at 50 Mbit/s where 100 Mbit/s was asked" in slow
+
+
+def test_above_300_mbit_the_burst_is_named() -> None:
+    fast = flow(asked=1e9, short=3.0)
+    (warning,) = link_warnings(cluster(1e9), [fast], lambda measured: measured)
+    assert "up to 1 ms of traffic passes at once" in warning
+
+
+def test_latency_is_checked_and_short_messages_then_are_not() -> None:
+    late = cluster(latency_s=0.01)
+    assert link_warnings(late, [flow(short=0.1, rtt_s=0.021)], refuse) == []
+    (warning,) = link_warnings(late, [flow(short=0.1, rtt_s=0.03)], refuse)
+    assert warning.startswith("host0 to host1 and back took 30 ms where the latencies add up to 20 ms")

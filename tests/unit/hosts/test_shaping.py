@@ -1,0 +1,70 @@
+"""Shaping: the commands given to the kernel, as text; that they have the effect is shown in tests/hosts."""
+
+from __future__ import annotations
+
+import pytest
+
+from bench.hosts import network_script, shaping
+from bench.hosts.cluster import Cluster, HostLink
+
+FRAME = 1514
+
+
+@pytest.mark.parametrize(
+    ("rate_bps", "real_frames", "burst"),
+    [
+        (1e6, True, 2 * FRAME),
+        (10e6, True, 2 * FRAME),
+        (30e6, True, 3750),
+        (100e6, True, 3 * FRAME),
+        (1e9, False, 125_000),
+        (10e9, False, 1_250_000),
+        (1e6, False, 2 * FRAME),
+    ],
+)
+def test_burst(rate_bps: float, real_frames: bool, burst: int) -> None:
+    assert shaping.burst_bytes(rate_bps, real_frames=real_frames) == burst
+
+
+def test_a_rate_alone_is_one_token_bucket_with_a_queue_of_200_ms() -> None:
+    host = HostLink(name="a", uplink_bps=100e6)
+    assert [" ".join(command) for command in shaping.uplink_commands("eth0", host, real_frames=True)] == [
+        "tc qdisc add dev eth0 root handle 1: tbf rate 100000000bit burst 4542 limit 2504542"
+    ]
+    assert shaping.downlink_commands("port0", host, real_frames=True) == []
+
+
+def test_delay_and_loss_sit_below_the_rate_with_room_for_what_is_under_way() -> None:
+    host = HostLink(name="a", uplink_bps=10e6, downlink_bps=10e6, latency_s=0.1, jitter_s=0.01, loss=0.001)
+    commands = [" ".join(command) for command in shaping.uplink_commands("eth0", host, real_frames=True)]
+    assert commands[1] == (
+        "tc qdisc add dev eth0 parent 1:1 handle 10: netem limit 356 delay 100000us 10000us loss 0.100000%"
+    )
+    assert len(shaping.downlink_commands("port0", host, real_frames=True)) == 1
+
+
+def test_delay_without_a_rate_is_the_root() -> None:
+    host = HostLink(name="a", latency_s=0.002)
+    assert [" ".join(command) for command in shaping.uplink_commands("eth0", host, real_frames=False)] == [
+        "tc qdisc add dev eth0 root handle 10: netem limit 100000 delay 2000us"
+    ]
+
+
+@pytest.mark.parametrize(("rate_bps", "segmented"), [(100e6, True), (1e9, False)])
+def test_segmentation_is_switched_off_on_both_ends_of_slow_links(rate_bps: float, segmented: bool) -> None:
+    cluster = Cluster.uniform(3, link=HostLink(name="any", uplink_bps=rate_bps, downlink_bps=rate_bps))
+    off = [command for command in network_script.build_commands(cluster) if "gso_max_segs" in command]
+    assert len(off) == (6 if segmented else 0)
+
+
+def test_each_host_gets_its_own_address_and_rates() -> None:
+    hosts = (HostLink(name="a", uplink_bps=1e6, downlink_bps=2e6), HostLink(name="b", uplink_bps=3e6, downlink_bps=4e6))
+    lines = [" ".join(command) for command in network_script.build_commands(Cluster(hosts=hosts))]
+    assert "ip -n bench1 addr add 10.77.0.2/24 dev eth0" in lines
+    rates = [line.partition(" limit ")[0] for line in lines if " tbf " in line]
+    assert rates == [
+        "tc -n bench0 qdisc add dev eth0 root handle 1: tbf rate 1000000bit burst 3028",
+        "tc qdisc add dev port0 root handle 1: tbf rate 2000000bit burst 3028",
+        "tc -n bench1 qdisc add dev eth0 root handle 1: tbf rate 3000000bit burst 3028",
+        "tc qdisc add dev port1 root handle 1: tbf rate 4000000bit burst 3028",
+    ]

@@ -1,0 +1,60 @@
+"""Runs that end badly: stopped in silence, or never started."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from bench.core.errors import RunFailed, UsageError
+from bench.core.run_folder import RunFolder, write_json
+from bench.launch import run, torchrun
+from bench.launch.torchrun import Ending
+from tests.testing.configs import make_config
+from tests.testing.invoke import rows, status
+
+REPORT = {"rank": 0, "time": 1.0, "message": "rank 1 is late", "lost_a_peer": True}
+
+
+@pytest.mark.parametrize(
+    ("report", "ending", "sentence"),
+    [
+        (REPORT, "failed", "rank 0: rank 1 is late"),
+        (None, "timeout", "no step ended within 7 s; raise --timeout if the link is that slow"),
+    ],
+    ids=["a rank knew", "nobody knew"],
+)
+def test_a_silent_run_is_explained(
+    report: dict[str, Any] | None, ending: str, sentence: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def launch(_config: object, folder: RunFolder) -> None:
+        if report:
+            write_json(folder.error_of(0), report)
+
+    monkeypatch.setattr(torchrun, "launch", launch)
+    monkeypatch.setattr(torchrun, "watch", lambda *_: Ending(exit_code=1, silent_s=7.0))
+    result = run.execute(make_config(), tmp_path, lambda _: None)
+    assert (result.status, result.error) == (ending, sentence)
+
+
+def refuse_with(error: Exception, monkeypatch: pytest.MonkeyPatch) -> None:
+    def launch(*_: object) -> None:
+        raise error
+
+    monkeypatch.setattr(torchrun, "launch", launch)
+
+
+def test_a_run_that_is_not_possible_here_leaves_no_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    refuse_with(UsageError("no netem here"), monkeypatch)
+    with pytest.raises(UsageError, match="no netem here"):
+        run.execute(make_config(), tmp_path, lambda _: None)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_network_that_fails_is_a_failed_run_with_its_row(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    refuse_with(RunFailed("tc said no"), monkeypatch)
+    result = run.execute(make_config(), tmp_path, lambda _: None)
+    assert (result.status, result.error) == ("failed", "tc said no")
+    assert rows(result.folder.path)[-1]["error"] == "tc said no"
+    assert status(result.folder.path)["status"] == "failed"

@@ -1,0 +1,85 @@
+"""How long a job may be silent: long enough for its ranks to say why, and for ever where nothing can be heard."""
+
+from __future__ import annotations
+
+import math
+import socket
+import sys
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from bench.hosts.supervisor import STOP_GRACE_S
+from bench.launch import machine_zero, torchrun
+from bench.launch.progress import ProgressReader
+from bench.launch.watchdog import WatchdogTimeouts
+from collectives.transport.failure_detector import GRACE_S
+from tests.testing.configs import make_config
+
+CLUSTER: dict[str, Any] = {"hosts": [], "ranks_per_host": 1}
+
+
+def test_other_machines_wait_for_machine_0_and_then_as_long_as_it_does() -> None:
+    first, second = (
+        WatchdogTimeouts.with_job(make_config(nnodes=2, node_rank=rank, timeout_s=1.0)) for rank in range(2)
+    )
+    assert second.first_s == math.inf
+    assert second.next_s == first.next_s < math.inf
+
+
+def test_ranks_come_first_with_their_verdict() -> None:
+    timeouts = WatchdogTimeouts.with_job(make_config(timeout_s=200.0))
+    assert timeouts.first_s == timeouts.next_s > 200 + 3 * GRACE_S
+
+
+def test_on_virtual_hosts_the_hung_one_is_stopped_before() -> None:
+    timeouts = WatchdogTimeouts.with_job(make_config(timeout_s=200.0, cluster=CLUSTER))
+    assert timeouts.next_s > 200 + 3 * GRACE_S + torchrun.HOSTS_GRACE_S + STOP_GRACE_S
+    assert torchrun.HOSTS_GRACE_S > 3 * GRACE_S
+
+
+def test_processes_may_take_their_time_to_start() -> None:
+    timeouts = WatchdogTimeouts.with_job(make_config(timeout_s=1.0))
+    assert timeouts.first_s == 120 > timeouts.next_s
+
+
+def test_one_rank_waits_for_nobody() -> None:
+    assert WatchdogTimeouts.with_job(make_config(world_size=1, timeout_s=7.0)) == WatchdogTimeouts(
+        first_s=7.0, next_s=7.0
+    )
+
+
+@pytest.mark.parametrize("reported", ["", '{"step": 1}\n'])
+def test_a_silent_job_is_stopped_and_its_silence_is_told(reported: str, tmp_path: Path) -> None:
+    (tmp_path / "progress").write_text(reported, encoding="ascii")
+    job = torchrun.start([sys.executable, "-c", "import time; time.sleep(600)"], {}, tmp_path / "log")
+    timeouts = WatchdogTimeouts(first_s=0.4, next_s=0.2)
+    ending = torchrun.watch(job, ProgressReader(tmp_path / "progress"), timeouts, lambda _: None)
+    assert ending.silent_s == (0.2 if reported else 0.4)
+    assert job.poll() is not None
+
+
+def test_another_machine_is_stopped_only_after_machine_0_has_gone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(machine_zero, "ASK_EVERY_S", 0.05)
+    meeting_point = socket.create_server(("127.0.0.1", 0))
+    leaves = threading.Timer(1.0, meeting_point.close)
+    leaves.start()
+    job = torchrun.start([sys.executable, "-c", "import time; time.sleep(600)"], {}, tmp_path / "log")
+    zero = machine_zero.MachineZero(f"127.0.0.1:{meeting_point.getsockname()[1]}")
+    started = time.monotonic()
+    timeouts = WatchdogTimeouts(first_s=math.inf, next_s=0.5)
+    ending = torchrun.watch(job, ProgressReader(tmp_path / "progress"), timeouts, lambda _: None, zero)
+    assert ending.silent_s == 0.5
+    assert time.monotonic() - started > 1.0
+    assert job.poll() is not None
+
+
+def test_machine_0_that_has_not_come_yet_is_not_missed() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        address = taken.getsockname()
+    assert not machine_zero.MachineZero(f"{address[0]}:{address[1]}").is_heard()

@@ -1,0 +1,58 @@
+"""A virtual host's link: what is counted on it, and what share of its time that filled."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import pytest
+
+from bench.core.interface import InterfaceBytes
+from bench.hosts.cluster import Cluster, HostLink
+from bench.launch.collectives import plan
+from bench.launch.collectives_request import CollectivesRequest
+from bench.micro import link
+from bench.micro.link import Link
+from collectives.transport.base import Transport
+from collectives.transport.memory import run_threads
+
+
+def test_a_rank_knows_its_own_hosts_rates() -> None:
+    config = plan(CollectivesRequest(hosts=3, ranks_per_host=2, uplink="20mbit", downlink="100mbit"))[0]
+    slow = HostLink(name="slow", uplink_bps=5e6)
+    uneven = Cluster(hosts=(slow, HostLink(name="b", downlink_bps=7e6)), ranks_per_host=2)
+    config = dataclasses.replace(config, world_size=4, cluster=uneven.to_dict())
+    own = Link.of(config, rank=3)
+    assert (own.uplink_bps, own.downlink_bps) == (None, 7e6)
+    assert not Link.of(dataclasses.replace(config, cluster=None), rank=0).exists
+
+
+def test_the_busiest_link_sets_the_limit() -> None:
+    """Rank 1 receives 3 MB at 8 Mbit/s: 3 s at least, of the 4 s that the sum took."""
+
+    def columns(transport: Transport) -> dict[str, float | None]:
+        own = Link(exists=True, uplink_bps=8e6, downlink_bps=8e6)
+        own.sent, own.received = ([1e6, 3e6], [1e6, 1e6]) if transport.rank == 0 else ([1e6, 1e6], [2e6, 4e6])
+        return own.columns(transport, 4.0)
+
+    assert run_threads(columns, 2) == [{"wire_bytes_sent": 1.5e6, "of_limit": 0.75}] * 2
+
+
+def test_frames_are_counted_per_sum_without_its_barrier(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A barrier passes 7 and 5 bytes here, a sum 100 and 200: of three sums, only theirs are left."""
+    passed = {"sent": 1e6, "received": 2e6}
+    monkeypatch.setattr(link, "interface_bytes", lambda: InterfaceBytes(**passed))
+
+    def send(sent: int, received: int) -> None:
+        passed["sent"] += sent
+        passed["received"] += received
+
+    def count(transport: Transport) -> tuple[list[float], list[float]]:
+        monkeypatch.setattr(transport, "barrier", lambda: send(7, 5))
+        own = Link(exists=True)
+        with own.counting(transport, num_sums=3):
+            for _ in range(3):
+                transport.barrier()
+                send(100, 200)
+        return own.sent, own.received
+
+    assert run_threads(count, 1) == [([100.0], [200.0])]

@@ -1,0 +1,49 @@
+"""Whether a sum is right: counted element by element, against the serial sum or within the bound."""
+
+from __future__ import annotations
+
+import torch
+
+from bench.micro.summing import Expected, Sent
+from collectives.native import Native
+from collectives.payloads import Dense
+from collectives.payloads.base import Payload
+from collectives.ring import Ring
+from collectives.transport.base import Ledger
+
+
+def payloads() -> list[Payload]:
+    return [Dense(torch.tensor([1.0, 2.0, 3.0, 4.0])), Dense(torch.tensor([0.5, 0.5, 0.5, 0.5]))]
+
+
+def test_a_documented_order_allows_no_difference() -> None:
+    expected = Expected(Ring(), payloads())
+    right = torch.tensor([1.5, 2.5, 3.5, 4.5])
+    assert expected.num_wrong(right) == 0
+    assert expected.num_wrong(right + torch.tensor([0, 2.0**-22, 0, 1])) == 2
+    assert expected.num_wrong(torch.full((4,), torch.nan)) == 4
+
+
+def test_the_backends_order_may_differ_by_its_bound() -> None:
+    expected = Expected(Native(), payloads())
+    right = torch.tensor([1.5, 2.5, 3.5, 4.5])
+    assert expected.num_wrong(torch.nextafter(right, torch.tensor(torch.inf))) == 0
+    assert expected.num_wrong(right * (1 + 2.0**-21)) == 4
+    assert expected.num_wrong(torch.tensor([1.5, torch.nan, torch.inf, 4.5])) == 2
+
+
+def test_what_was_sent_counts_every_purpose() -> None:
+    class Counting:
+        def __init__(self) -> None:
+            self.ledger = Ledger()
+            self.traffic = self.ledger.traffic
+
+    transport = Counting()
+    transport.ledger.book(100, messages=2)
+    before = Sent.by(transport)  # type: ignore[arg-type]
+    transport.ledger.book(30)
+    transport.ledger.purpose = "control"
+    transport.ledger.book(8)
+    assert Sent.by(transport).since(before) == Sent(messages=2, nbytes=38, hidden=False)  # type: ignore[arg-type]
+    transport.ledger.book(5, from_formula=True)
+    assert Sent.by(transport).hidden  # type: ignore[arg-type]

@@ -1,0 +1,18 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+from bench.core.schema import COLLECTIVES, COMPRESSORS, LAYERS, METRICS
+from bench.report.columns_doc import document
+
+README = Path(__file__).parents[3] / "results" / "README.md"
+
+
+def test_the_committed_readme_is_what_the_schema_says() -> None:
+    assert README.read_text(encoding="utf-8") == document(), "run: python -m bench.report.columns_doc"
+
+
+def test_every_column_has_its_line() -> None:
+    lines = document().splitlines()
+    for column in (*METRICS, *LAYERS, *COLLECTIVES, *COMPRESSORS):
+        assert any(line.startswith(f"| `{column.name}` |") and line.endswith(f"| {column.meaning} |") for line in lines)

@@ -1,0 +1,319 @@
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from bench.core.errors import UsageError
+from bench.report.caveats import caveats
+from bench.report.comparison import Comparison, compare
+from bench.report.comparison_table import comparison_table
+from bench.report.gates import Gate, check
+from tests.testing.fake_rows import fake_row, fake_seeds, frame, topk_seeds
+
+DENSE = fake_seeds([1204.0, 1190.0, 1221.0], [0.978, 0.981, 0.975])
+TOPK = topk_seeds([1577.0, 1544.0, 1610.0], [0.974, 0.980, 0.969])
+
+
+def compared(tmp_path: Path, rows: list[dict[str, Any]], **options: Any) -> Comparison:
+    return compare(frame(tmp_path, rows), **options)
+
+
+def cells(comparison: Comparison, row: int) -> dict[str, str]:
+    """Heading -> text of one row, headings on one line."""
+    table = comparison_table(comparison)
+    return {
+        column.heading.replace("\n", " "): cell.text
+        for column, cell in zip(table.columns, table.rows[row], strict=True)
+    }
+
+
+def titles(comparison: Comparison) -> list[str]:
+    return [row.configuration.title for row in comparison.rows]
+
+
+def test_one_row_per_configuration_and_the_direction_is_baseline_to_candidate(tmp_path: Path) -> None:
+    comparison = compared(tmp_path, [*TOPK, *DENSE])
+    assert titles(comparison) == ["none + native", "topk:ratio=0.01 + allgather"]
+    assert comparison_table(comparison).title == "samples/s: baseline none + native -> each row (above 1x is faster)"
+    assert cells(comparison, 0)["speed-up [95% CI]"] == "1.00x"
+    assert cells(comparison, 1)["speed-up [95% CI]"] == "1.31x [1.25, 1.37]"
+    assert cells(comparison, 1)["verdict"] == "faster"
+
+    exchanged = compared(tmp_path, [*TOPK, *DENSE], baseline="topk")
+    assert titles(exchanged) == ["topk:ratio=0.01 + allgather", "none + native"]
+    assert cells(exchanged, 1)["speed-up [95% CI]"] == "0.76x [0.73, 0.80]"
+    assert cells(exchanged, 1)["verdict"] == "slower"
+
+
+def test_the_cells_of_a_row(tmp_path: Path) -> None:
+    row = cells(compared(tmp_path, [*DENSE, *TOPK]), 1)
+    assert row == {
+        "compressor": "topk:ratio=0.01",
+        "collective": "allgather",
+        "seeds": "3/3 ok",
+        "samples/s [95% CI]": "1577 [1495, 1659]",
+        "speed-up [95% CI]": "1.31x [1.25, 1.37]",
+        "verdict": "faster",
+        "accuracy % ± sd": "97.4 ± 0.6",
+        "accuracy vs baseline points [95% CI]": "-0.4 [-1.5, +0.8] unclear",
+        "time to target": "8 s",
+        "payload per step": "20 kB",
+        "compression": "50x",
+        "wire bytes per step": "-",
+        "step time": "50 ms",
+        "exposed per step": "1 ms",
+        "in sync": "yes",
+    }
+    assert cells(compared(tmp_path, [*DENSE, *TOPK]), 0)["payload per step"] == "~1 MB"  # by formula, not counted
+
+
+def test_an_interval_of_two_seeds_does_not_reach_below_zero(tmp_path: Path) -> None:
+    assert cells(compared(tmp_path, fake_seeds([100.0, 200.0])), 0)["samples/s [95% CI]"] == "150 [0, 785]"
+
+
+def test_what_all_rows_share_stands_above_the_table(tmp_path: Path) -> None:
+    comparison = compared(tmp_path, [*fake_seeds([1.0], hosts=1), *topk_seeds([1.0], lr=0.1, hosts=1)])
+    assert comparison_table(comparison).subtitle == (
+        "dataset=digits model=small_cnn optimizer=sgd world_size=2 batch_size=32 epochs=2"
+    )
+
+
+def test_time_metrics_do_not_flip_the_direction(tmp_path: Path) -> None:
+    rows = [fake_row(seed=s, step_time_s=0.2 + s / 1000) for s in (1, 2, 3)]
+    rows += [fake_row(seed=s, step_time_s=0.1 + s / 1000, compressor="bf16") for s in (1, 2, 3)]
+    comparison = compared(tmp_path, rows, metric="step_time_s")
+    assert cells(comparison, 1)["verdict"] == "faster"
+    assert cells(comparison, 1)["speed-up [95% CI]"].startswith("1.98x")
+
+
+def test_accuracy_as_the_metric_is_judged_in_points(tmp_path: Path) -> None:
+    rows = [*fake_seeds([1.0] * 3, [0.97, 0.971, 0.972]), *topk_seeds([1.0] * 3, [0.93, 0.931, 0.932])]
+    comparison = compared(tmp_path, rows, metric="test_accuracy")
+    assert comparison.rows[1].verdict == "lower"
+    assert "speed-up [95% CI]" not in cells(comparison, 1)
+
+
+def test_labels_hold_what_differs_and_nothing_else(tmp_path: Path) -> None:
+    comparison = compared(tmp_path, [*fake_seeds([1.0, 2.0]), *fake_seeds([1.0, 2.0], lr=0.1)])
+    assert titles(comparison) == ["none + native, lr=0.05", "none + native, lr=0.1"]
+
+
+def test_configurations_that_no_setting_tells_apart_are_told_apart_by_name_or_digest(tmp_path: Path) -> None:
+    same = [fake_row(config_id="aaa"), fake_row(config_id="bbb", run_id="b")]
+    assert titles(compared(tmp_path, same)) == ["none + native, config_id=aaa", "none + native, config_id=bbb"]
+    same[1]["name"] = "longer-warmup"
+    assert titles(compared(tmp_path, same))[1] == "none + native, name=longer-warmup"
+
+
+@pytest.mark.parametrize(
+    ("baseline", "expected"),
+    [
+        (None, "none + native"),
+        ("none", "none + native"),
+        ("none+ring", "none + ring"),
+        ("topk:ratio=0.001", "topk:ratio=0.001 + allgather"),
+        ("topk:ratio=0.01+allgather", "topk:ratio=0.01 + allgather"),
+        ("topk", "topk:ratio=0.01 + allgather"),
+        ("topk+allgather", "topk:ratio=0.01 + allgather"),
+        ("tuned", "topk:ratio=0.001 + allgather"),
+    ],
+)
+def test_the_baseline_is_found_by_compressor_pair_name_or_bare_name(
+    tmp_path: Path, baseline: str | None, expected: str
+) -> None:
+    rows = [
+        *topk_seeds([1.0]),
+        *topk_seeds([1.0], compressor="topk:ratio=0.001", name="tuned"),
+        *fake_seeds([1.0], collective="ring"),
+        *fake_seeds([1.0]),
+    ]
+    comparison = compared(tmp_path, rows, baseline=baseline)
+    assert comparison.baseline.title == expected
+    assert comparison.rows[0].verdict == "baseline"
+    ambiguous = baseline in ("topk", "topk+allgather", "none")
+    assert any("rows fit --baseline" in sentence for sentence in caveats(comparison)) == ambiguous
+
+
+def test_without_a_dense_row_the_first_is_the_baseline(tmp_path: Path) -> None:
+    rows = [*topk_seeds([1.0]), *fake_seeds([1.0], compressor="bf16")]
+    assert compared(tmp_path, rows).baseline.title == "topk:ratio=0.01 + allgather"
+
+
+def test_a_baseline_that_does_not_exist_lists_the_rows(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match=r"no row fits --baseline qsgd; the rows are: none \+ native; topk"):
+        compared(tmp_path, [*DENSE, *TOPK], baseline="qsgd")
+
+
+def test_grouping_by_other_columns(tmp_path: Path) -> None:
+    rows = [
+        *fake_seeds([1000.0, 1010.0], git_sha="old"),
+        *fake_seeds([500.0, 505.0], git_sha="new", started_at="2026-04"),
+    ]
+    comparison = compared(tmp_path, rows, by=["git_sha"], baseline="old")
+    assert titles(comparison) == ["git_sha=old", "git_sha=new"]
+    assert comparison.rows[1].verdict == "slower"
+    assert not any("different versions" in sentence for sentence in caveats(comparison))
+
+
+def test_a_group_that_mixes_configurations_says_so(tmp_path: Path) -> None:
+    comparison = compared(tmp_path, [*DENSE, *TOPK], by=["model"])
+    assert any("mixes runs that differ in compressor, collective" in sentence for sentence in caveats(comparison))
+
+
+def test_unknown_or_undirected_columns_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match=r"no column 'sample_per_s' .did you mean 'samples_per_s'"):
+        compared(tmp_path, DENSE, metric="sample_per_s")
+    with pytest.raises(UsageError, match="no column 'modle'"):
+        compared(tmp_path, DENSE, by=["modle"])
+    with pytest.raises(UsageError, match="host cannot be compared"):
+        compared(tmp_path, DENSE, metric="host")
+    with pytest.raises(UsageError, match="no finished run has a value in encode_s"):
+        compared(tmp_path, DENSE, metric="encode_s")
+
+
+def test_one_seed_is_unclear_and_says_what_to_do(tmp_path: Path) -> None:
+    comparison = compared(tmp_path, [*fake_seeds([100.0]), *topk_seeds([900.0, 910.0, 905.0])])
+    assert comparison.rows[1].verdict == "unclear"
+    assert cells(comparison, 1)["verdict"] == "unclear, n=1"
+    assert any(
+        "none + native: one seed says nothing" in sentence and "at least 3 seeds" in sentence
+        for sentence in caveats(comparison)
+    )
+
+
+def test_noise_is_unclear_and_says_how_many_seeds_would_do(tmp_path: Path) -> None:
+    comparison = compared(tmp_path, [*DENSE, *topk_seeds([1150.0, 1290.0, 1230.0])])
+    assert comparison.rows[1].verdict == "unclear"
+    assert any(
+        "topk:ratio=0.01 + allgather (3 seeds, about" in sentence and "run more seeds" in sentence
+        for sentence in caveats(comparison)
+    )
+
+
+def test_failed_runs_stay_in_the_table_and_never_in_the_figures(tmp_path: Path) -> None:
+    failed = topk_seeds([9999.0], [0.1], status="failed", error="rank 1 was killed by SIGKILL")[0] | {
+        "seed": 4,
+        "run_id": "x",
+    }
+    comparison = compared(tmp_path, [*DENSE, *TOPK, failed])
+    row = cells(comparison, 1)
+    assert (row["seeds"], row["samples/s [95% CI]"]) == ("3/4 ok", "1577 [1495, 1659]")
+    assert any("seed 4 failed and does not count: rank 1 was killed by SIGKILL (x)" in s for s in caveats(comparison))
+
+
+def test_a_configuration_without_a_finished_run_is_failed(tmp_path: Path) -> None:
+    comparison = compared(tmp_path, [*DENSE, *topk_seeds([1.0, 2.0], status="timeout")])
+    assert comparison.rows[1].verdict == "failed"
+    assert cells(comparison, 1)["seeds"] == "0/2 ok"
+
+
+def test_missed_targets_stay_in_the_table(tmp_path: Path) -> None:
+    sparse = topk_seeds([1500.0] * 3)
+    sparse[0]["time_to_target_s"] = None
+    never = topk_seeds([1500.0] * 3, compressor="randomk", time_to_target_s=None)
+    comparison = compared(tmp_path, [*DENSE, *sparse, *never], metric="time_to_target_s")
+    assert cells(comparison, 1)["time to target [95% CI]"] == "8 s [8 s, 8 s] (2/3)"
+    assert cells(comparison, 2)["time to target [95% CI]"] == "miss"
+    assert {row.verdict for row in comparison.candidates} == {"unclear"}  # never faster by missing
+    assert any("topk:ratio=0.01 + allgather (1 of 3 seeds); randomk" in sentence for sentence in caveats(comparison))
+
+
+def test_without_a_target_nothing_was_missed(tmp_path: Path) -> None:
+    rows = fake_seeds([1.0, 2.0], target_accuracy=None, time_to_target_s=None)
+    comparison = compared(tmp_path, rows)
+    assert cells(comparison, 0)["time to target"] == "-"
+    assert not any("missed" in sentence for sentence in caveats(comparison))
+
+
+def test_all_missing_the_target_is_a_table_not_an_error(tmp_path: Path) -> None:
+    rows = fake_seeds([1.0, 2.0], time_to_target_s=None)
+    assert cells(compared(tmp_path, rows, metric="time_to_target_s"), 0)["time to target [95% CI]"] == "miss"
+
+
+def test_repeats_of_a_seed_count_once_and_are_named(tmp_path: Path) -> None:
+    again = fake_row(seed=1, samples_per_s=1000.0, run_id="again", started_at="2026-09-01")
+    comparison = compared(tmp_path, [*DENSE, again])
+    assert cells(comparison, 0)["seeds"] == "3/3 ok"
+    assert sorted(comparison.baseline.values("samples_per_s")) == [1000.0, 1190.0, 1221.0]
+    assert any("none + native seed 1; only the newest ok run" in sentence for sentence in caveats(comparison))
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        ({"host": "laptop"}, "DIFFERENT MACHINES: host (lab-3 / laptop)"),
+        ({"threads": 2}, "DIFFERENT MACHINES: threads (1 / 2)"),
+        ({"replicas_in_sync": False}, "the ranks ended with different parameters (seeds: 1, 2, 3)"),
+        ({"git_dirty": True}, "uncommitted changes"),
+        ({"git_sha": "9f9f9f9"}, "different versions of the code: git_sha (1a2b3c4 / 9f9f9f9)"),
+        ({"model": "resnet20"}, "differ in model (small_cnn / resnet20)"),
+        ({"status": "running"}, "it is still running, or was killed"),
+        ({"status": "interrupted"}, "was interrupted and does not count"),
+    ],
+)
+def test_what_weakens_a_comparison_is_said(tmp_path: Path, change: dict[str, Any], said: str) -> None:
+    assert not any(said in sentence for sentence in caveats(compared(tmp_path, [*DENSE, *TOPK])))
+    comparison = compared(tmp_path, [*DENSE, *topk_seeds([1577.0, 1544.0, 1610.0], **change)])
+    assert any(said in sentence for sentence in caveats(comparison))
+
+
+def test_other_machines_can_be_allowed(tmp_path: Path) -> None:
+    comparison = compared(tmp_path, [*DENSE, *topk_seeds([1.0, 2.0], host="laptop")])
+    assert not any("MACHINES" in sentence for sentence in caveats(comparison, allow_other_machine=True))
+
+
+def test_replicas_out_of_sync_show_in_their_row(tmp_path: Path) -> None:
+    comparison = compared(tmp_path, [*DENSE, *topk_seeds([1.0], replicas_in_sync=False)])
+    assert [cells(comparison, row)["in sync"] for row in (0, 1)] == ["yes", "NO"]
+
+
+def test_a_file_without_optional_columns_is_compared_by_what_it_has(tmp_path: Path) -> None:
+    needed = ("run_id", "config_id", "seed", "compressor", "collective", "status", "samples_per_s")
+    rows = [{name: row[name] for name in needed} for row in [*DENSE, *TOPK]]
+    comparison = compared(tmp_path, rows)
+    assert comparison.rows[1].verdict == "faster"
+    assert cells(comparison, 1)["accuracy % ± sd"] == "-"
+    assert caveats(comparison) == []
+
+
+@pytest.mark.parametrize(
+    ("text", "kind", "limit"),
+    [("slower:5%", "slower", 0.05), ("slower:5", "slower", 0.05), ("accuracy:1.5", "accuracy", 0.015)],
+)
+def test_gates_are_read(text: str, kind: str, limit: float) -> None:
+    gate = Gate.parse(text)
+    assert gate.kind == kind
+    assert gate.limit == pytest.approx(limit)
+
+
+@pytest.mark.parametrize("text", ["slower", "faster:5%", "slower:x", "slower:-1%", "slower:100%", "accuracy", ""])
+def test_malformed_gates_are_refused(text: str) -> None:
+    with pytest.raises(UsageError, match="is not a gate; write slower:5%"):
+        Gate.parse(text)
+
+
+def test_a_gate_is_crossed_only_beyond_its_limit_and_beyond_the_noise(tmp_path: Path) -> None:
+    slower = topk_seeds([1100.0, 1095.0, 1105.0])  # 0.91x, tight
+    noisy = topk_seeds([600.0, 1500.0, 900.0], compressor="randomk")  # 0.77x, anything
+    comparison = compared(tmp_path, [*DENSE, *slower, *noisy])
+    result = check(comparison, [Gate.parse("slower:5%")])
+    assert [sentence.partition(":")[0] for sentence in result.crossed] == ["none + native -> topk"]
+    assert "0.91x crosses slower:5%" in result.crossed[0]
+    assert [sentence.partition(":")[0] for sentence in result.undecided] == ["none + native -> randomk + allgather"]
+    assert check(comparison, [Gate.parse("slower:15%")]).crossed == []
+
+
+def test_the_accuracy_gate_counts_points(tmp_path: Path) -> None:
+    worse = topk_seeds([1500.0] * 3, [0.950, 0.951, 0.949])  # 2.8 points below
+    comparison = compared(tmp_path, [*DENSE, *worse])
+    assert check(comparison, [Gate.parse("accuracy:3")]).crossed == []
+    (sentence,) = check(comparison, [Gate.parse("accuracy:1")]).crossed
+    assert sentence.endswith("-2.8 points of accuracy crosses accuracy:1")
+
+
+def test_a_gate_on_a_row_without_figures_is_unmeasured(tmp_path: Path) -> None:
+    comparison = compared(tmp_path, [*DENSE, *topk_seeds([1.0, 2.0], status="failed")])
+    result = check(comparison, [Gate.parse("slower:5%")])
+    assert (len(result.unmeasured), result.crossed) == (1, [])

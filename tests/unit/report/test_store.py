@@ -1,0 +1,119 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from bench.core.errors import NothingToCompare, UsageError
+from bench.core.schema import METRICS
+from bench.report.store import load
+from tests.testing.fake_rows import fake_row, fake_seeds, write_run, write_runs
+
+
+def test_a_run_folder_a_folder_of_runs_a_file_and_a_pattern_give_the_same_rows(tmp_path: Path) -> None:
+    folder = write_run(tmp_path / "runs" / "a", fake_row())
+    expected = load([folder])
+    assert len(expected) == 1
+    assert expected["seed"].to_list() == [1]
+    for path in (tmp_path / "runs", folder / "metrics.csv", tmp_path / "runs" / "*", tmp_path / "r*" / "*" / "m*.csv"):
+        assert load([path]).equals(expected)
+
+
+def test_runs_are_found_at_any_depth_and_in_the_order_of_their_names(tmp_path: Path) -> None:
+    write_run(tmp_path / "sweep" / "b" / "2", fake_row(run_id="late"))
+    write_run(tmp_path / "sweep" / "a" / "1", fake_row(run_id="early"))
+    assert load([tmp_path])["run_id"].to_list() == ["early", "late"]
+
+
+def test_a_folder_of_plain_csv_files(tmp_path: Path) -> None:
+    write_run(tmp_path / "run", fake_row())
+    reference = tmp_path / "reference"
+    reference.mkdir()
+    (tmp_path / "run" / "metrics.csv").rename(reference / "demo.csv")
+    (reference / "sizes.csv").write_text("size_bytes,time_s\n1,2\n")
+    warnings: list[str] = []
+    assert len(load([reference], warn=warnings.append)) == 1
+    assert len(warnings) == 1
+    assert "sizes.csv is left out: it has no column run_id" in warnings[0]
+
+
+def test_rows_given_twice_count_once(tmp_path: Path) -> None:
+    folder = write_run(tmp_path / "a", fake_row(step=1), fake_row(step=2))
+    collected = write_run(tmp_path / "all", fake_row(step=1), fake_row(step=2), fake_row(run_id="other", step=1))
+    assert len(load([folder, folder / "metrics.csv", collected])) == 3
+
+
+def test_every_column_of_the_schema_is_there_with_its_type(tmp_path: Path) -> None:
+    path = tmp_path / "old.csv"
+    path.write_text("run_id,config_id,seed,compressor,collective,status,since_dropped\nr,c,3,none,native,ok,x\n")
+    rows = load([path])
+    assert list(rows.columns) == [column.name for column in METRICS]
+    assert str(rows["seed"].dtype) == "Int64"
+    assert str(rows["replicas_in_sync"].dtype) == "boolean"
+    assert rows["samples_per_s"].isna().all()
+
+
+def test_a_cut_last_line_is_named_and_the_rest_is_used(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = write_run(tmp_path / "a", fake_row(step=1), fake_row(step=2)) / "metrics.csv"
+    path.write_bytes(path.read_bytes()[:-30])
+    assert load([path])["step"].to_list() == [1]
+    assert f"{path} line 3 is skipped: it is cut" in capsys.readouterr().err
+
+
+def test_a_row_without_its_seed_is_skipped_with_a_warning(tmp_path: Path) -> None:
+    folder = write_run(tmp_path / "a", fake_row(run_id="r1", seed=None), fake_row(run_id="r2"))
+    warnings: list[str] = []
+    assert load([folder], warn=warnings.append)["run_id"].to_list() == ["r2"]
+    assert "a row of run r1 is skipped: seed is empty" in warnings[0]
+
+
+@pytest.mark.parametrize("content", ["a,b\n1,2\n", "\x00\x01\x02" * 50, '"' + "x" * 200_000])
+def test_a_foreign_file_is_refused_by_the_columns_it_lacks(tmp_path: Path, content: str) -> None:
+    (tmp_path / "foreign.csv").write_text(content)
+    with pytest.raises(UsageError, match=r"foreign\.csv is not a metrics file .* no column run_id, config_id, seed"):
+        load([tmp_path / "foreign.csv"])
+
+
+def test_only_the_missing_columns_are_named(tmp_path: Path) -> None:
+    (tmp_path / "m.csv").write_text("run_id,config_id,compressor,collective,status\nr,c,none,native,ok\n")
+    with pytest.raises(UsageError, match="it has no column seed;"):
+        load([tmp_path / "m.csv"])
+
+
+def test_a_path_that_does_not_exist_is_named(tmp_path: Path) -> None:
+    write_run(tmp_path / "a", fake_row())
+    with pytest.raises(NothingToCompare, match="absent does not exist"):
+        load([tmp_path / "a", tmp_path / "absent"])
+    with pytest.raises(NothingToCompare, match="does not exist"):
+        load([tmp_path / "nothing-*"])
+
+
+def test_nothing_readable_is_nothing_to_compare(tmp_path: Path) -> None:
+    (tmp_path / "empty").mkdir()
+    (tmp_path / "empty.csv").touch()
+    (tmp_path / "header.csv").write_text("run_id,config_id,seed,compressor,collective,status\n")
+    warnings: list[str] = []
+    for name in ("empty", "empty.csv", "header.csv"):
+        with pytest.raises(NothingToCompare, match=r"no readable row in .*empty|no readable row in .*header"):
+            load([tmp_path / name], warn=warnings.append)
+    assert any("holds no metrics.csv" in sentence for sentence in warnings)
+    assert any("empty.csv is left out: it is empty" in sentence for sentence in warnings)
+
+
+def test_an_empty_run_beside_a_good_one_is_only_a_warning(tmp_path: Path) -> None:
+    write_runs(tmp_path, fake_seeds([1.0, 2.0]))
+    (tmp_path / "started-and-died").mkdir()
+    warnings: list[str] = []
+    assert len(load([tmp_path / "*"], warn=warnings.append)) == 2
+    assert len(warnings) == 1
+
+
+def test_a_file_that_cannot_be_read_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = write_run(tmp_path / "a", fake_row()) / "metrics.csv"
+
+    def refuse(_: Path) -> bytes:
+        raise PermissionError(13, "Permission denied")
+
+    monkeypatch.setattr(Path, "read_bytes", refuse)
+    with pytest.raises(NothingToCompare, match=r"metrics\.csv cannot be read: Permission denied"):
+        load([path])

@@ -1,0 +1,60 @@
+"""How ranks on a CPU share its cores."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+
+from bench.train import batch_scheduling
+
+# sched_getattr(2) has the number after sched_setattr's; a slice of 0 is an old kernel's answer.
+TAKE_TURNS = """
+import ctypes, os, platform, threading
+from bench.train import batch_scheduling
+from bench.train.batch_scheduling import use_batch_scheduling
+os.nice(3)
+use_batch_scheduling()
+seen = []
+thread = threading.Thread(target=lambda: seen.append(os.sched_getscheduler(0)))
+thread.start()
+thread.join()
+print(os.sched_getscheduler(0) == os.SCHED_BATCH, seen == [os.SCHED_BATCH], os.getpriority(os.PRIO_PROCESS, 0))
+answer = ctypes.create_string_buffer(batch_scheduling._SCHED_ATTR.size)
+ctypes.CDLL(None).syscall(batch_scheduling._SCHED_SETATTR[platform.machine()] + 1, 0, answer, len(answer), 0)
+print(batch_scheduling._SCHED_ATTR.unpack(answer.raw)[5])
+"""
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="batch scheduling is Linux's")
+def test_the_thread_and_those_it_starts_run_in_batch_at_the_same_niceness() -> None:
+    ended = subprocess.run([sys.executable, "-c", TAKE_TURNS], capture_output=True, text=True, check=True)
+    *batch, nice, slice_ns = ended.stdout.split()
+    assert batch == ["True", "True"]
+    assert nice == "3"
+    assert slice_ns in ("0", "20000000")
+    assert ended.stderr == ""
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="scheduling policies are Linux's")
+def test_a_policy_that_the_user_chose_is_kept() -> None:
+    program = (
+        "import os; from bench.train.batch_scheduling import use_batch_scheduling; "
+        "os.sched_setscheduler(0, os.SCHED_IDLE, os.sched_param(0)); "
+        "use_batch_scheduling(); print(os.sched_getscheduler(0) == os.SCHED_IDLE)"
+    )
+    ended = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    assert ended.stdout.split() == ["True"]
+
+
+@pytest.mark.parametrize(
+    ("numbers", "sentence"), [({}, "not known"), ({"any": 0xFFFF}, "refused here (Function not impl")]
+)
+def test_where_it_cannot_be_had_the_log_says_so(
+    numbers: dict[str, int], sentence: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(batch_scheduling, "_SCHED_SETATTR", numbers)
+    monkeypatch.setattr(batch_scheduling.platform, "machine", lambda: "any")
+    batch_scheduling.use_batch_scheduling()
+    assert sentence in capsys.readouterr().err
