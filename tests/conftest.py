@@ -40,13 +40,13 @@ def _nothing_left_running() -> Iterator[None]:
 
 
 def _children() -> dict[int, str]:
-    """Command line of every process below this one but the one that multiprocessing keeps for itself."""
+    """Command line of every process below this one but those that multiprocessing keeps for itself."""
     found = {}
     for child in psutil.Process().children(recursive=True):
         try:
             line = " ".join(child.cmdline())
         except psutil.NoSuchProcess:
             continue
-        if "multiprocessing.resource_tracker" not in line:
+        if "multiprocessing.resource_tracker" not in line and "multiprocessing.forkserver" not in line:
             found[child.pid] = line or "(a process that ended and was not waited for)"
     return found

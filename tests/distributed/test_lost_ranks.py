@@ -22,7 +22,8 @@ from collectives.native import Native
 from collectives.payloads import Dense
 from collectives.pool import Pool
 from collectives.ring import Ring
-from collectives.transport.base import TransportError, failure_detector
+from collectives.transport import failure_detector
+from collectives.transport.base import TransportError
 from collectives.transport.failure_detector import FailureDetector, Verdict
 from collectives.transport.ping import PingServer, ping_all
 from collectives.transport.process_group import ProcessGroupTransport
@@ -126,7 +127,7 @@ def join_twice(_: int) -> list[str]:
 
 
 def test_a_process_that_joins_again_leaves_nothing_of_the_first_time(tmp_path: Path) -> None:
-    assert run_ranks(join_twice, 1, tmp_path) == [["ping_server", "failure_detector"]]
+    assert run_ranks(join_twice, 1, tmp_path) == [["failure_detector", "ping_server"]]
 
 
 def test_the_late_rank_is_the_one_that_waits_for_nobody() -> None:

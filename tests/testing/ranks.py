@@ -1,7 +1,8 @@
 """Run a function in several real processes, one gloo rank each, and let pytest show the failing rank's own traceback.
 
-Processes are spawned (a forked torch may hang), meet through a file store (no port to collide with), and whatever is
-left when the first rank fails or the time is up is killed: SIGTERM does not end a rank that hangs in a collective.
+Processes are forked from a fresh one that has imported torch and done nothing else (a torch at work must not be forked;
+importing it anew takes seconds of each rank), meet through a file store (no port to collide with), and whatever is left
+when the first rank fails or the time is up is killed: SIGTERM does not end a rank that hangs in a collective.
 """
 
 from __future__ import annotations
@@ -40,7 +41,8 @@ def run_ranks(
         args: further arguments of `fn`; must pickle, as must its result.
         may_die: ranks that may end or stop without an answer; their result is None.
     """
-    context = multiprocessing.get_context("spawn")
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(["torch", "torch.distributed", "numpy"])
     store = str(tmp_path / f"rendezvous-{time.monotonic_ns()}")
     inboxes, processes = [], []
     for rank in range(world_size):
