@@ -1,7 +1,7 @@
 """The registry: which components exist, found without importing any of them.
 
-A room is a package; a component is a file in it with one top-level class that is derived (directly or through a class
-of the same folder or of its `families/`) from the room's base class and is named after the file: ``group_topk.py`` holds
+A room is a package; a component is a file in it with one top-level class that derives (directly or through a class of
+the same folder or of its `families/`) from the room's base class and is named after the file: ``group_topk.py`` holds
 ``GroupTopK``. Names and one-line descriptions are read with ``ast``, so listing and completing names costs milliseconds
 and no torch. Third parties add components by entry point (group ``bench.compressors``, ``bench.collectives``, ...).
 """
