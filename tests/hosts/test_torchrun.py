@@ -12,7 +12,7 @@ from bench.hosts.cluster import Cluster, HostLink
 from bench.hosts.job import start_hosts, torchrun_arguments
 
 NUM_FLOATS = 500_000
-SCRIPT = Path(__file__).with_name("all_reduce.py")
+SCRIPT = Path(__file__).parents[1] / "testing" / "all_reduce.py"
 
 
 @pytest.mark.timeout(180)
