@@ -21,7 +21,7 @@ demo-network: $(READY) ## the same on four virtual hosts with a 100 Mbit/s link 
 	@PATH="$(abspath $(BIN)):$$PATH" examples/demo_network.sh
 
 test: lint ## check style, types and layers, then run all tests
-	@$(BIN)/python -m pytest -q
+	@$(BIN)/python -m pytest -q --numprocesses 3 --dist loadgroup
 
 lint: $(READY) ## check style, types and layers
 	@$(BIN)/ruff check --quiet .

@@ -52,3 +52,10 @@ def _permitted_and_clean(tmp_path: Path) -> Iterator[None]:
     yield
     wait_for_end_of(tmp_path)
     assert machine_state() == before
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Links are measured, so tests on virtual hosts run one after the other even where tests run side by side."""
+    for item in items:
+        if Path(__file__).parent in item.path.parents:
+            item.add_marker(pytest.mark.xdist_group("virtual hosts"))
