@@ -23,12 +23,12 @@ from torch.nn.parallel import DistributedDataParallel
 
 from bench.core import spec
 from bench.core.config import RunConfig
+from bench.core.request import Request
 from bench.core.run_folder import RunFolder
 from bench.datasets.augment import crop_and_flip, normalise
 from bench.launch.plan import plan
-from bench.launch.request import Request
+from bench.strategies.base import Setup
 from bench.train import shards
-from bench.train.engine import PlainDDP
 from bench.train.loop import Trainer
 from bench.train.record import Recorder
 
@@ -87,12 +87,15 @@ def worker(model: str, rounds: int) -> None:
     torch.manual_seed(config.seed)
     device = torch.device("cpu")
     network = spec.build("models", config.model).build(dataset.num_classes)
-    none, sgd = spec.build("compressors", "none"), spec.build("optimizers", "sgd:momentum=0.9")
-    engine = PlainDDP(config, network, none, sgd, device)
+    setup = Setup(
+        config=config, model=network, device=device, compressor=spec.build("compressors", "none"),
+        collective=spec.build("collectives", "native"), optimizer=spec.build("optimizers", "sgd:momentum=0.9"),
+    )  # fmt: skip
+    strategy = spec.build("strategies", "ddp").bind(setup)
     with tempfile.TemporaryDirectory() as temporary:
-        recorder = Recorder(config, RunFolder(Path(temporary)), engine, time.time())
+        recorder = Recorder(config, RunFolder(Path(temporary)), strategy, time.time())
         trainer = Trainer(
-            config=config, engine=engine, dataset=dataset, train=train, test=test, recorder=recorder, device=device,
+            config=config, strategy=strategy, dataset=dataset, train=train, test=test, recorder=recorder, device=device,
         )  # fmt: skip
         ratios = []
         for number in range(rounds + 2):

@@ -52,6 +52,10 @@ class Collective(Options, abc.ABC):
         """`refuses` under these very options: stricter where a collective is made of others."""
         return self.refuses(kind)
 
+    def ranks_refusal(self, world_size: int) -> str | None:
+        """Why these options are impossible with so many ranks and what would work; None where they are possible."""
+        return None
+
     def sum(self, payload: Payload, key: Key, op: ReduceOp = "sum") -> Payload:
         """The sum (or maximum) over ranks, the same bits on every rank; every rank must call.
 

@@ -7,10 +7,6 @@ The sum is taken in fp32 in rank order (integers in their own type). Element-wis
 others as the downlink says: `dense` all elements in fp32, `union` only elements that some rank sent, `recode` encoded
 again, the server keeping what that lost.
 
-So it is with mode=bsp. With `ssp` and `asp` the server holds the parameters and updates them itself, and workers need
-not wait for each other; nothing is summed then, and this class only carries the choice: see
-`collectives/parameter_server/server.py`.
-
 Bytes: packed payloads. A worker pushes each part once to its server (its own server's share costs nothing); a server
 answers n-1 times. With one server, a dense downlink and an uplink c times smaller than dense, all traffic together
 falls by less than 2 however large c is.
@@ -77,18 +73,10 @@ class Server(Collective):
 
     Attributes:
         recode: encodes a sum for `downlink=recode`; set by whoever runs the server.
-
-    Raises:
-        OptionError: options that contradict each other.
     """
 
     carries_wires = False
 
-    mode: Annotated[
-        Literal["bsp", "ssp", "asp"],
-        Doc("bsp: all wait for all; ssp: parameters at most `staleness` steps old; asp: each push applied on arrival"),
-    ] = "bsp"
-    staleness: Annotated[int, Ge(0), Doc("steps by which parameters may lag behind with mode=ssp; 0 is bsp")] = 0
     placement: Annotated[Literal["colocated", "sharded"], Doc("one rank serves, or all of them share the layers")] = (
         "colocated"
     )
@@ -102,26 +90,11 @@ class Server(Collective):
     def __post_init__(self) -> None:
         super().__post_init__()
         self.recode: Recode | None = None
-        if self.staleness and self.mode != "ssp":
-            raise OptionError(f"server: staleness={self.staleness} bounds mode=ssp; leave it out of mode={self.mode}")
-        if self.holds_parameters and (self.placement, self.downlink) != ("colocated", "dense"):
-            raise OptionError(
-                f"server: mode={self.mode} sends whole parameters from one rank; leave placement and downlink out"
-            )
-
-    @property
-    def holds_parameters(self) -> bool:
-        """Whether the server updates parameters instead of summing gradients; workers then go at their own speed."""
-        return self.mode != "bsp"
 
     def bind(self, transport: Transport) -> Self:
         """As the base class says."""
-        if self.holds_parameters:
-            raise OptionError(f"server: mode={self.mode} updates parameters and sums nothing; use mode=bsp for a sum")
-        if self.root >= transport.world_size:
-            raise OptionError(
-                f"server: root={self.root} is not possible with {transport.world_size} ranks, counted from 0"
-            )
+        if reason := self.ranks_refusal(transport.world_size):
+            raise OptionError(reason)
         self._pushed: dict[Key, _Pushed] = {}
         self._residuals: dict[PartKey, torch.Tensor] = {}
         self._proposed: dict[PartKey, torch.Tensor] = {}
@@ -131,6 +104,12 @@ class Server(Collective):
     def refuses(cls, kind: type[Payload]) -> str | None:
         """Nothing: what cannot be added as it is, is decoded first."""
         return None
+
+    def ranks_refusal(self, world_size: int) -> str | None:
+        """A root that is no rank."""
+        if self.root < world_size:
+            return None
+        return f"server: root={self.root} is none of the {world_size} ranks, which count from 0; lower it"
 
     def sum_like(self, payload: Payload, key: Key, op: ReduceOp, *, layout: Payload) -> Payload:
         """As the base class says."""

@@ -20,7 +20,8 @@ from bench.launch.run import Result
 
 _PLAN_ROWS = (
     "model", "dataset", "train_size", "test_size", "optimizer", "lr", "schedule", "batch_size", "epochs", "steps",
-    "compressor", "collective", "trigger", "bucket_mb", "world_size", "hosts", "device", "threads", "amp", "digest",
+    "compressor", "collective", "strategy", "trigger", "bucket_mb", "world_size", "hosts", "device", "threads", "amp",
+    "digest",
 )  # fmt: skip
 
 
@@ -130,7 +131,7 @@ def print_layers(plan: LayerPlan) -> None:
 def print_summary(configs: list[RunConfig], results: list[Result]) -> None:
     """One row per run on stdout, and where the results lie."""
     config = configs[0]
-    what = (config.model, config.dataset, f"{config.world_size} ranks")
+    what = (config.model, config.dataset, config.strategy, f"{config.world_size} ranks")
     table = Table(box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0), pad_edge=False)
     rows = [_summary(config.seed, result) for config, result in zip(configs, results, strict=False)]
     shown = [heading for heading in rows[0] if any(row[heading] for row in rows)]

@@ -24,6 +24,7 @@ PAIRS = "pairs"
 KINDS = {
     "compressors": "How a gradient becomes a payload",
     "collectives": "How ranks sum payloads",
+    "strategies": "When ranks exchange what",
     "optimizers": "How a gradient changes the weights",
     "models": "What is trained",
     "datasets": "What it is trained on",

@@ -93,11 +93,17 @@ def run(
     collective: Annotated[
         str | None,
         typer.Option(
-            help="How ranks sum (default: the first legal of native and allgather).",
+            help="How ranks sum (default: the strategy's own; with ddp the first legal of native and allgather).",
             rich_help_panel=COMMUNICATION,
             autocompletion=complete("collectives"),
         ),
     ] = None,
+    strategy: Annotated[
+        str,
+        typer.Option(
+            help="When ranks exchange what.", rich_help_panel=COMMUNICATION, autocompletion=complete("strategies")
+        ),
+    ] = DEFAULTS.strategy,
     trigger: Annotated[
         Trigger,
         typer.Option(

@@ -19,7 +19,7 @@ _NOT_IDENTITY = frozenset(
     {"name", "filled", "data_dir", "nnodes", "node_rank", "rdzv_endpoint", "timeout_s", "profile", "save_model"}
 )
 # Written out in `filled` with every default; the short text is for people.
-_COMPONENTS = ("model", "dataset", "optimizer", "compressor", "collective")
+_COMPONENTS = ("model", "dataset", "optimizer", "compressor", "collective", "strategy")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -27,8 +27,9 @@ class RunConfig:
     """One run, complete: every default is filled in. Field names are the CSV's column names.
 
     Attributes:
-        model, dataset, optimizer, compressor, collective: spec texts, only options that differ from their default.
-        filled: the same five specs with every option, by field name; this is what the digest covers.
+        model, dataset, optimizer, compressor, collective, strategy: spec texts, only options that differ from their
+            default.
+        filled: the same six specs with every option, by field name; this is what the digest covers.
         world_size: ranks of the whole job.
         batch_size: samples per rank and step.
         epochs, steps: length of the run; exactly one of the two is set.
@@ -57,6 +58,7 @@ class RunConfig:
     optimizer: str
     compressor: str
     collective: str
+    strategy: str
     filled: dict[str, str]
     trigger: Trigger = "async"
     world_size: int = 2

@@ -31,8 +31,8 @@ class Room:
 
     @property
     def singular(self) -> str:
-        """``compressors`` -> ``compressor``."""
-        return self.kind.removesuffix("s")
+        """``compressors`` -> ``compressor``, ``strategies`` -> ``strategy``."""
+        return self.kind.removesuffix("ies") + "y" if self.kind.endswith("ies") else self.kind.removesuffix("s")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -49,6 +49,7 @@ ROOMS = {
     for room in (
         Room(kind="compressors", package="compressors", base="Compressor"),
         Room(kind="collectives", package="collectives", base="Collective"),
+        Room(kind="strategies", package="bench.strategies", base="Strategy"),
         Room(kind="optimizers", package="bench.optimizers", base="Optimizer"),
         Room(kind="models", package="bench.models", base="Model"),
         Room(kind="datasets", package="bench.datasets", base="Dataset"),

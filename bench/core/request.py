@@ -43,7 +43,7 @@ class Request(HostsRequest):
     """What `bench run` was given; None means "choose for me". `RunConfig` has the same field names and explains them.
 
     Attributes:
-        collective: None: the first of native and allgather that takes what the compressor emits.
+        collective: None: the first of the strategy's own choices that takes what the compressor emits.
         epochs: None with `steps` also None: 20.
         lr: None: the optimizer's own default.
         train_size, test_size: None: the whole part.
@@ -55,6 +55,7 @@ class Request(HostsRequest):
     optimizer: str = "sgd"
     compressor: str = "none"
     collective: str | None = None
+    strategy: str = "ddp"
     trigger: Trigger = "async"
     batch_size: int = 32
     epochs: int | None = None

@@ -25,6 +25,7 @@ class Column:
         better: which direction a user wants, where there is one.
         deterministic: equal in two runs of one configuration and seed on one machine.
         meaning: one line.
+        absent: what a row means whose file lacks the column.
     """
 
     name: str
@@ -34,12 +35,21 @@ class Column:
     better: Direction
     deterministic: bool
     meaning: str
+    absent: Any = None
 
 
 def _column(
-    group: str, name: str, type_: type, meaning: str, *, unit: str = "", better: Direction = "", fixed: bool = True
+    group: str,
+    name: str,
+    type_: type,
+    meaning: str,
+    *,
+    unit: str = "",
+    better: Direction = "",
+    fixed: bool = True,
+    absent: Any = None,
 ) -> Column:
-    return Column(name, group, type_, unit, better, fixed, meaning)
+    return Column(name, group, type_, unit, better, fixed, meaning, absent)
 
 
 def _identity(name: str, type_: type, meaning: str, **more: Any) -> Column:
@@ -67,6 +77,7 @@ METRICS: tuple[Column, ...] = (
     _identity("optimizer", str, "optimizer"),
     _identity("compressor", str, "compressor"),
     _identity("collective", str, "collective"),
+    _identity("strategy", str, "when ranks exchange what (in rows without this column: ddp)", absent="ddp"),
     _identity("trigger", str, "async: a bucket starts when it is ready; sync: rank 0 commands when all ranks are done"),
     _identity("world_size", int, "number of ranks"),
     _identity("batch_size", int, "samples per rank and step"),

@@ -15,6 +15,7 @@ from bench.core.units import parse_sizes
 from bench.launch import torchrun
 from bench.launch.collectives_request import CollectivesRequest
 from bench.launch.failure import explain, reports_of
+from bench.launch.old_spellings import refuse_old_spelling
 from bench.launch.placement import place
 from bench.launch.progress import ProgressReader
 from bench.launch.scratch import scratch_folder
@@ -140,15 +141,12 @@ def _check_sender(name: str, compressor: Compressor, dtype: Dtype) -> None:
 
 
 def _check_collective(text: str, world_size: int) -> None:
-    server = spec.build("collectives", text)
-    if not isinstance(server, Server):
-        return
-    if server.holds_parameters:
-        raise UsageError(f"server:mode={server.mode} updates parameters and sums nothing; use mode=bsp for a sum")
-    if server.downlink == "recode":
+    refuse_old_spelling(text)
+    collective = cast(Collective, spec.build("collectives", text))
+    if isinstance(collective, Server) and collective.downlink == "recode":
         raise UsageError("server:downlink=recode needs the compressor of a training run; use downlink=dense or union")
-    if server.root >= world_size:
-        raise UsageError(f"server: root={server.root} is none of the {world_size} ranks, which count from 0; lower it")
+    if reason := collective.ranks_refusal(world_size):
+        raise UsageError(reason)
 
 
 def _device(device: Literal["auto", "cpu", "cuda"], world_size: int) -> Literal["cpu", "cuda"]:

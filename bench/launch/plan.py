@@ -18,33 +18,34 @@ from bench.core.errors import UsageError
 from bench.core.request import DEFAULT_EPOCHS, Request
 from bench.core.straggler import Straggler
 from bench.datasets.base import Dataset
+from bench.launch.old_spellings import refuse_old_spelling
 from bench.launch.placement import check_machines, place
-from bench.launch.server_checks import check_server
 from bench.models.base import Model
 from bench.optimizers.base import Optimizer
+from bench.strategies.base import Strategy
 from collectives.base import Collective
 from collectives.options import OptionError
-from collectives.server import Server
 from compressors.base import Compressor
 from compressors.layer import layers_of
 from compressors.pairs import refusal
 from compressors.plan import PlannedLayer
 from compressors.plan import plan as compressor_plan
 
-DEFAULT_COLLECTIVES = ("native", "allgather")
+KINDS = ("model", "dataset", "optimizer", "compressor", "collective", "strategy")
 # What a user writes of links; the configuration holds the cluster that comes of it.
 LINK_OPTIONS = frozenset({"network", "bandwidth", "uplink", "downlink", "latency", "jitter", "loss"})
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Components:
-    """The five components of a run, built and validated."""
+    """The six components of a run, each built and validated by itself."""
 
     model: Model
     dataset: Dataset
     optimizer: Optimizer
     compressor: Compressor
     collective: Collective
+    strategy: Strategy
 
 
 def plan(request: Request) -> RunConfig:
@@ -60,11 +61,7 @@ def plan(request: Request) -> RunConfig:
     train_size, test_size = parts.dataset.resolve_sizes(request.train_size, request.test_size)
     _check_shards(request.batch_size, placement.world_size, train_size, test_size)
     device = "cpu" if placement.cluster else _device(request.device)
-    if parts.compressor.engine_hook and request.trigger == "sync":
-        raise UsageError(f"{request.compressor} starts its own sends; leave --trigger at async")
-    if isinstance(parts.collective, Server):
-        check_server(parts.collective, parts.compressor, request, world_size=placement.world_size, device=device)
-    chosen = {kind: getattr(parts, kind) for kind in ("model", "dataset", "optimizer", "compressor", "collective")}
+    chosen = {kind: getattr(parts, kind) for kind in KINDS}
     short = {kind: spec.short_text(component) for kind, component in chosen.items()}
     given = {k: v for k, v in dataclasses.asdict(request).items() if k not in LINK_OPTIONS} | short
     given |= dataclasses.asdict(placement) | {
@@ -79,29 +76,29 @@ def plan(request: Request) -> RunConfig:
         "test_size": test_size,
         "data_dir": str(Path(request.data_dir).absolute()),
     }
-    return RunConfig(**given)
+    config = RunConfig(**given)
+    _check_together(config, parts)
+    return config
 
 
 def components(request: Request) -> Components:
-    """Build and check the five components.
+    """Build the six components.
 
     Raises:
-        UsageError: unknown component or option, value out of range, or a pair that cannot work together.
+        UsageError: unknown component or option, or a value out of range.
     """
+    strategy = cast(Strategy, spec.build("strategies", request.strategy))
     compressor = cast(Compressor, spec.build("compressors", request.compressor))
-    collective = cast(Collective, spec.build("collectives", request.collective or _first_legal(compressor)))
-    reason = refusal(compressor, collective)
-    if reason:
-        raise UsageError(reason)
-    optimizer = cast(Optimizer, spec.build("optimizers", request.optimizer))
-    if compressor.owns_momentum:
-        _check_hand_over(optimizer)
+    if request.collective is not None:
+        refuse_old_spelling(request.collective)
+    collective = request.collective or _first_legal(strategy, compressor)
     return Components(
         model=cast(Model, spec.build("models", request.model)),
         dataset=cast(Dataset, spec.build("datasets", request.dataset)),
-        optimizer=optimizer,
+        optimizer=cast(Optimizer, spec.build("optimizers", request.optimizer)),
         compressor=compressor,
-        collective=collective,
+        collective=cast(Collective, spec.build("collectives", collective)),
+        strategy=strategy,
     )
 
 
@@ -160,20 +157,27 @@ def _straggler(text: str | None, world_size: int) -> str | None:
     return str(straggler)
 
 
-def _check_hand_over(optimizer: Optimizer) -> None:
-    try:
-        optimizer.hand_over_momentum()
-    except OptionError as error:
-        raise UsageError(str(error)) from None
-
-
-def _first_legal(compressor: Compressor) -> str:
-    for name in DEFAULT_COLLECTIVES:
-        if refusal(compressor, cast(Collective, spec.build("collectives", name))) is None:
-            return name
-    raise UsageError(
-        f"no default collective takes what {compressor.component_name} emits; choose one with --collective"
+def _check_together(config: RunConfig, parts: Components) -> None:
+    """Refuse components that cannot work together in this run, for the reason that leads to one that can."""
+    reason = (
+        parts.strategy.refusal(config, parts.compressor, parts.collective)
+        or refusal(parts.compressor, parts.collective)
+        or parts.collective.ranks_refusal(config.world_size)
     )
+    if reason:
+        raise UsageError(reason)
+    if parts.compressor.owns_momentum:
+        try:
+            parts.optimizer.hand_over_momentum()
+        except OptionError as error:
+            raise UsageError(str(error)) from None
+
+
+def _first_legal(strategy: Strategy, compressor: Compressor) -> str:
+    """The first of the strategy's own collectives that takes what is sent; the last if none does, and says why."""
+    *rest, last = strategy.default_collectives
+    legal = (n for n in rest if refusal(compressor, cast(Collective, spec.build("collectives", n))) is None)
+    return next(legal, last)
 
 
 def _check_numbers(request: Request) -> None:
@@ -203,5 +207,7 @@ def _device(device: str) -> str:
 
 
 def _name(short: dict[str, str]) -> str:
-    words = (short["model"], short["dataset"], short["compressor"], short["collective"])
-    return "-".join(word.partition(":")[0] for word in words)
+    kinds = ["model", "dataset", "compressor", "collective"]
+    if short["strategy"] != Request.strategy:
+        kinds.append("strategy")
+    return "-".join(short[kind].partition(":")[0] for kind in kinds)

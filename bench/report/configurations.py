@@ -7,7 +7,7 @@ import math
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from bench.core.schema import METRICS
+from bench.core.schema import METRICS, METRICS_BY_NAME
 from bench.report.columns import find_column
 from bench.report.formats import format_value
 from bench.report.statistics import Estimate, estimate
@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     import pandas as pd
 
 _ALWAYS = ["compressor", "collective"]
+_SPECS = [*_ALWAYS, "strategy"]
 _NO_SETTING = {"run_id", "digest", "config_id", "name", "seed"}
 SETTINGS = [column.name for column in METRICS if column.group == "identity" and column.name not in _NO_SETTING]
 SETTINGS.append("target_accuracy")
@@ -37,8 +38,8 @@ class Configuration:
     @property
     def title(self) -> str:
         """``topk:ratio=0.01 + allgather, lr=0.1``: the label in one text."""
-        specs = " + ".join(format_value(name, value) for name, value in self.label.items() if name in _ALWAYS)
-        others = [f"{name}={format_value(name, value)}" for name, value in self.label.items() if name not in _ALWAYS]
+        specs = " + ".join(format_value(name, value) for name, value in self.label.items() if name in _SPECS)
+        others = [f"{name}={format_value(name, value)}" for name, value in self.label.items() if name not in _SPECS]
         return ", ".join([specs, *others] if specs else others)
 
     @property
@@ -69,8 +70,8 @@ def configurations(runs: pd.DataFrame, by: Sequence[str]) -> list[Configuration]
 
     Args:
         runs: one row per configuration and seed.
-        by: columns to group by; empty: by ``config_id``, labelled by compressor, collective and every setting that
-            is not the same in all runs.
+        by: columns to group by; empty: by ``config_id``, labelled by compressor, collective, the strategy where one is
+            not the usual, and every setting that is not the same in all runs.
 
     Raises:
         UsageError: a column that does not exist.
@@ -83,7 +84,8 @@ def configurations(runs: pd.DataFrame, by: Sequence[str]) -> list[Configuration]
 
 def _telling_columns(runs: pd.DataFrame, groups: Sequence[pd.DataFrame]) -> list[str]:
     """Columns that tell the groups apart; what no setting shows (a hidden default), the name or the digest does."""
-    names = _ALWAYS + [name for name in SETTINGS if name not in _ALWAYS and runs[name].nunique(dropna=False) > 1]
+    always = _SPECS if runs["strategy"].dropna().ne(METRICS_BY_NAME["strategy"].absent).any() else _ALWAYS
+    names = always + [name for name in SETTINGS if name not in always and runs[name].nunique(dropna=False) > 1]
     for last_resort in ("name", "config_id"):
         if len({tuple(str(plain(group[name].iloc[0])) for name in names) for group in groups}) == len(groups):
             break

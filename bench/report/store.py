@@ -36,7 +36,8 @@ def load(paths: Sequence[str | Path], *, warn: Warn = warn_on_stderr) -> pd.Data
         warn: told one sentence for everything that was left out; by default it goes to stderr.
 
     Returns:
-        One row per CSV row, with every column of the schema (missing ones empty) in the schema's order and types.
+        One row per CSV row, with every column of the schema (missing ones empty, or what the schema says that they
+        mean) in the schema's order and types.
 
     Raises:
         UsageError: a file that was named lacks a required column (the message names it).
@@ -99,7 +100,8 @@ def _frame(rows: list[dict[str, Any]]) -> pd.DataFrame:
     import pandas as pd
 
     columns = {
-        column.name: pd.Series([row.get(column.name) for row in rows], dtype=_DTYPES[column.type]) for column in METRICS
+        column.name: pd.Series([row.get(column.name, column.absent) for row in rows], dtype=_DTYPES[column.type])
+        for column in METRICS
     }
     # A run folder beside a file that collects several runs gives the same rows twice.
     return pd.DataFrame(columns).drop_duplicates(ignore_index=True)

@@ -14,9 +14,9 @@ from torch import nn
 from bench.core.config import RunConfig
 from bench.datasets.augment import crop_and_flip, normalise
 from bench.datasets.base import Dataset, Part
+from bench.strategies.base import BoundStrategy
 from bench.train import shards
 from bench.train.clock import StepTime, StepTimes, TrainingClock
-from bench.train.engine import Engine
 from bench.train.evaluate import evaluate
 from bench.train.record import Recorder, Snapshot
 from bench.train.schedule import learning_rate
@@ -37,14 +37,14 @@ class Trainer:
     """Everything one rank needs to train; `run` does it.
 
     Attributes:
-        engine: exchanges gradients and updates the model.
+        strategy: exchanges what the ranks computed and updates the model.
         dataset, train, test: the data, whole on every rank.
         recorder: writes rows and progress (on rank 0).
         profiler: records a Chrome trace, where asked for.
     """
 
     config: RunConfig
-    engine: Engine
+    strategy: BoundStrategy
     dataset: Dataset
     train: Part
     test: Part
@@ -85,7 +85,7 @@ class Trainer:
             while self.step < step:
                 self._train_step()
                 self.recorder.progress(self)
-            self.engine.settle()
+            self.strategy.synchronize()
             self._check_losses()
 
     @property
@@ -125,7 +125,7 @@ class Trainer:
         config = self.config
         started = time.perf_counter()
         x, y = next(self._batches)
-        self.engine.start_step(
+        self.strategy.start_step(
             Step(
                 index=self.own_steps,
                 epoch=self.step // self.steps_per_epoch,
@@ -137,13 +137,13 @@ class Trainer:
             learning_rate(config, self.step, self.total_steps, self.steps_per_epoch),
         )
         with torch.autocast(self.device.type, torch.bfloat16, enabled=config.amp == "bf16"):
-            loss = nn.functional.cross_entropy(self.engine.ddp(x), y)
+            loss = nn.functional.cross_entropy(self.strategy.wrapped(x), y)
         self._remember_loss(loss.detach())
         loss.backward()
-        outcome = self.engine.finish_step()
+        outcome = self.strategy.finish_step()
         backward_ended = time.perf_counter()
         self._look_at(outcome)
-        self.step = self.engine.update(outcome)
+        self.step = self.strategy.update(outcome)
         self.own_steps += 1
         if self.device.type == "cuda":
             torch.cuda.synchronize(self.device)
@@ -202,7 +202,7 @@ class Trainer:
         self._unchecked = 0
 
     def _evaluate(self) -> None:
-        test_loss, test_accuracy = evaluate(self.engine.model, self.test, self.dataset, self.device)
+        test_loss, test_accuracy = evaluate(self.strategy.model, self.test, self.dataset, self.device)
         self.recorder.evaluation(
             self,
             Snapshot(

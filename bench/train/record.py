@@ -22,8 +22,8 @@ from bench.core.config import RunConfig
 from bench.core.interface import interface_bytes
 from bench.core.rows import RowWriter
 from bench.core.run_folder import RunFolder
+from bench.strategies.base import BoundStrategy
 from bench.train.clock import StepTimes, mean
-from bench.train.engine import Engine
 from bench.train.measured import link_columns
 from bench.train.overlap import sample_index_sets, sampled_overlap
 from compressors.ddp.communication_thread import Outcome
@@ -92,12 +92,12 @@ class Recorder:
     """Collects on every rank, writes on rank 0.
 
     Args:
-        engine: whose traffic and residuals are recorded.
+        strategy: whose traffic and residuals are recorded.
     """
 
-    def __init__(self, config: RunConfig, folder: RunFolder, engine: Engine, started_at: float) -> None:
+    def __init__(self, config: RunConfig, folder: RunFolder, strategy: BoundStrategy, started_at: float) -> None:
         self.config = config
-        self.engine = engine
+        self.strategy = strategy
         self.is_writer = dist.get_rank() == 0
         self._started = started_at
         self._fixed = {
@@ -113,7 +113,7 @@ class Recorder:
         self._progress_written = 0.0
         self._progress_samples = 0
         self._progress_step = 0
-        self._numel = sum(layer.numel for layer in engine.layers)
+        self._numel = sum(layer.numel for layer in strategy.layers)
         self._time_to_target_s: float | None = None
         self._recent_exposed: list[float] = []
         self.last_row: dict[str, Any] = {}
@@ -202,11 +202,11 @@ class Recorder:
         self._entries = 0
         self._staleness: list[int] = []
         self._layer_counts: dict[int, _LayerCount] = {}
-        self._traffic_before = {p: dataclasses.replace(t) for p, t in self.engine.traffic().items()}
+        self._traffic_before = {p: dataclasses.replace(t) for p, t in self.strategy.exchange.traffic.items()}
         self._wire_sent = self._wire_received = 0.0
 
     def _own_figures(self, state: TrainingState, snapshot: Snapshot) -> dict[str, Any]:
-        traffic = self.engine.traffic()
+        traffic = self.strategy.exchange.traffic
         sent = {p: dataclasses.replace(t) for p, t in traffic.items()}
         for purpose, before in self._traffic_before.items():
             sent[purpose].nbytes -= before.nbytes
@@ -220,10 +220,10 @@ class Recorder:
             "traffic": sent,
             "entries": self._entries,
             "staleness": self._staleness,
-            "supports": sample_index_sets(self.engine.last_encoded(), self._numel),
+            "supports": sample_index_sets(self.strategy.exchange.last_encoded, self._numel),
             "wire": (self._wire_sent, self._wire_received),
             "peak_rss_bytes": _peak_rss_bytes(),
-            "weights": weights_hash(self.engine.model),
+            "weights": weights_hash(self.strategy.model),
         }
 
     def _progress_columns(self, state: TrainingState, snapshot: Snapshot) -> dict[str, Any]:
@@ -283,8 +283,8 @@ class Recorder:
         return columns
 
     def _layer_rows(self, state: TrainingState) -> list[dict[str, Any]]:
-        norms = self.engine.residual_norms()
-        return [self._layer_row(state, layer, norms.get(layer.id)) for layer in self.engine.layers]
+        norms = self.strategy.exchange.residual_norms()
+        return [self._layer_row(state, layer, norms.get(layer.id)) for layer in self.strategy.layers]
 
     def _layer_row(self, state: TrainingState, layer: Layer, norm: float | None) -> dict[str, Any]:
         count = self._layer_counts.get(layer.id, _LayerCount())

@@ -24,8 +24,8 @@ from bench.core.straggler import Straggler
 from bench.datasets.base import Dataset, DatasetError
 from bench.models.base import Model
 from bench.optimizers.base import Optimizer
+from bench.strategies.base import BoundStrategy, Setup, Strategy
 from bench.train.batch_scheduling import use_batch_scheduling
-from bench.train.engine import Engine, build_engine
 from bench.train.loop import Diverged, Trainer
 from bench.train.rank import process_group, run_as_rank, set_up_device
 from bench.train.record import Recorder, weights_hash
@@ -62,19 +62,12 @@ def run(config: RunConfig, folder: RunFolder) -> None:
         _check_same_weights(model)
         if config.straggler and (straggler := Straggler.parse(config.straggler)).rank == dist.get_rank():
             slow_down(model, straggler.slowdown)
-        compressor = cast(Compressor, spec.build("compressors", config.filled["compressor"]))
-        collective = cast(Collective, spec.build("collectives", config.filled["collective"]))
-        optimizer = cast(Optimizer, spec.build("optimizers", config.filled["optimizer"]))
-        if compressor.owns_momentum:
-            handed_over = optimizer.hand_over_momentum()
-            compressor.take_over_momentum(handed_over.coefficient, nesterov=handed_over.nesterov)
-            optimizer = handed_over.optimizer
-        engine = build_engine(config, model, compressor, collective, optimizer, device)
-        recorder = Recorder(config, folder, engine, started_at)
+        strategy = _bind(config, model, device)
+        recorder = Recorder(config, folder, strategy, started_at)
         with _profiler(config, folder) as profiler:
             trainer = Trainer(
                 config=config,
-                engine=engine,
+                strategy=strategy,
                 dataset=dataset,
                 train=train,
                 test=test,
@@ -87,13 +80,28 @@ def run(config: RunConfig, folder: RunFolder) -> None:
             if config.save_model:
                 torch.save(model.state_dict(), folder.model)
             write_json(folder.status, {"status": "ok", "error": "", "run_id": folder.run_id, **_result(recorder)})
-        _close(engine)
+        _close(strategy)
 
 
-def _close(engine: Engine) -> None:
+def _bind(config: RunConfig, model: torch.nn.Module, device: torch.device) -> BoundStrategy:
+    """The run's strategy at work on this rank; every rank must call."""
+    strategy = cast(Strategy, spec.build("strategies", config.filled["strategy"]))
+    return strategy.bind(
+        Setup(
+            config=config,
+            model=model,
+            compressor=cast(Compressor, spec.build("compressors", config.filled["compressor"])),
+            collective=cast(Collective, spec.build("collectives", config.filled["collective"])),
+            optimizer=cast(Optimizer, spec.build("optimizers", config.filled["optimizer"])),
+            device=device,
+        )
+    )
+
+
+def _close(strategy: BoundStrategy) -> None:
     """Ranks leave together: a backend that is torn down while a peer still talks aborts that peer."""
     dist.barrier()
-    engine.close()
+    strategy.close()
     dist.barrier()
 
 

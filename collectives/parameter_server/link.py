@@ -37,7 +37,7 @@ class Say(enum.IntEnum):
 
     APPLY = 1
     DROP = 2
-    SETTLE = 3
+    SYNCHRONIZE = 3
     LEAVE = 4
 
 
@@ -119,9 +119,9 @@ class RemoteServer(Worker):
         say = Say.DROP if closing.dropped else Say.APPLY
         return self._ask(Word(say, closing.index, closing.epoch, closing.lr))
 
-    def settle(self) -> Answer:
+    def synchronize(self) -> Answer:
         """As the base class says."""
-        return self._ask(Word(Say.SETTLE))
+        return self._ask(Word(Say.SYNCHRONIZE))
 
     def leave(self) -> None:
         """As the base class says; one word for every buffer that the server has posted."""
@@ -165,8 +165,8 @@ def serve(link: Transport, session: Session, numels: Sequence[int]) -> None:
         elif word.say is Say.LEAVE:
             inbox.close()
             return
-        elif word.say is Say.SETTLE:
-            answer = session.settle()
+        elif word.say is Say.SYNCHRONIZE:
+            answer = session.synchronize()
             with link.counted_as("state"):  # replicas are made equal; it is no step's traffic
                 _reply(link, answer)
         else:

@@ -105,7 +105,7 @@ class Worker(abc.ABC):
         """
 
     @abc.abstractmethod
-    def settle(self) -> Answer:
+    def synchronize(self) -> Answer:
         """Wait until all workers have called and everything is applied; they get the same version.
 
         Where staleness is bounded, all must have ended equally many clocks.
@@ -136,8 +136,8 @@ class ParameterServer(abc.ABC):
         self._changed = threading.Condition()
         self._sessions: dict[int, Session] = {}
         self._packed: tuple[int, list[torch.Tensor]] = (-1, [])
-        self._settled: list[Session] = []
-        self._rounds: list[Answer] = []  # what the last completed `settle` answered
+        self._synchronizing: list[Session] = []
+        self._rounds: list[Answer] = []  # what the last completed `synchronize` answered
         self._num_rounds = 0
         self._failure: BaseException | None = None
 
@@ -174,15 +174,15 @@ class ParameterServer(abc.ABC):
             session.version = self.version
             return self._answer(session, None if push.closing.dropped else behind)
 
-    def _settle(self, session: Session) -> Answer:
+    def _synchronize(self, session: Session) -> Answer:
         with self._changed:
             self._check()
             round_number = self._num_rounds
-            self._settled.append(session)
-            if len(self._settled) == self.world_size:
+            self._synchronizing.append(session)
+            if len(self._synchronizing) == self.world_size:
                 # Answered now, for a worker that wakes up late must not see what a quicker one did in the meantime.
                 self._rounds = [self._answer(self._sessions[rank], None) for rank in sorted(self._sessions)]
-                self._settled = []
+                self._synchronizing = []
                 self._num_rounds += 1
                 self._changed.notify_all()
             self._wait_until(lambda: self._num_rounds > round_number, session)
@@ -204,7 +204,7 @@ class ParameterServer(abc.ABC):
         self._changed.wait_for(lambda: self._failure is not None or condition(), self._timeout_s)
         self._check()
         if not condition():
-            slowest = min(self._sessions.values(), key=lambda other: (other in self._settled, other.clock))
+            slowest = min(self._sessions.values(), key=lambda other: (other in self._synchronizing, other.clock))
             raise TransportError(
                 f"rank {session.rank} waited for rank {slowest.rank}, which did not push within {self._timeout_s:g} s",
                 lost_rank=slowest.rank,
@@ -241,9 +241,9 @@ class Session(Worker):
         self._payloads = {}
         return self._server._end_clock(self, push)
 
-    def settle(self) -> Answer:
+    def synchronize(self) -> Answer:
         """As the base class says."""
-        return self._server._settle(self)
+        return self._server._synchronize(self)
 
     def leave(self) -> None:
         """Nothing is kept for a worker that left."""

@@ -23,12 +23,14 @@ import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 
 from collectives.base import Collective
+from collectives.payloads.base import Payload
 from collectives.transport.base import Purpose, Traffic
 from collectives.transport.process_group import ProcessGroupTransport
 from compressors.base import Compressor
 from compressors.ddp.communication_thread import Exchange, Nonfinite, Outcome, Trigger
 from compressors.layer import Step, layers_of
 from compressors.pairs import refusal
+from compressors.state import Key
 
 # DDP closes its first bucket at this size unless it is given one for all (bucket_cap_mb).
 FIRST_BUCKET_BYTES = 1 << 20
@@ -142,6 +144,11 @@ class CompressionHook:
     def traffic(self) -> Mapping[Purpose, Traffic]:
         """Messages and bytes that this rank has sent so far, per purpose."""
         return self.transport.traffic
+
+    @property
+    def last_encoded(self) -> Mapping[Key, Payload]:
+        """What this rank encoded in its last step, by the ids of the layers in it."""
+        return self.exchange.compressor.last_encoded
 
     def residual_norms(self) -> dict[int, float]:
         """L2 norm of what each layer has not sent yet, by layer id."""

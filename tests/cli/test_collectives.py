@@ -23,7 +23,7 @@ REFUSALS = [
     (["--compressors", "none,topk", "--collectives", "native"], "topk sends Sparse payloads"),
     (["--compressors", "int8", "--collectives", "allgather,ring"], "ring adds payloads on their way"),
     (["--compressors", "none,topk", "--dtype", "int8"], "topk compresses floating-point tensors"),
-    (["--collectives", "server:mode=asp"], "use mode=bsp for a sum"),
+    (["--collectives", "server:mode=asp"], "write `bench run --strategy async_server:mode=asp`"),
     (["--collectives", "server:downlink=recode"], "use downlink=dense or union"),
     (["--collectives", "server:root=2"], "root=2 is none of the 2 ranks"),
     (["--sizes", "1MB,huge"], "'huge' is not a size"),

@@ -12,11 +12,11 @@ EPOCHS, BATCH, WORLD_SIZE, TRAIN_SIZE = 2, 16, 2, 320
 STEPS_PER_EPOCH = TRAIN_SIZE // WORLD_SIZE // BATCH
 
 
-def train(out: Path, mode: str) -> list[dict[str, str]]:
+def train(out: Path, strategy: str) -> list[dict[str, str]]:
     """The rows of a run."""
     answer = execute(
         "run", "--model", "linear", "--train-size", str(TRAIN_SIZE), "--test-size", "64", "--batch-size", str(BATCH),
-        "--epochs", str(EPOCHS), "--collective", f"server:mode={mode}", "--straggler", "rank=1,slowdown=40",
+        "--epochs", str(EPOCHS), "--collective", "server", "--strategy", strategy, "--straggler", "rank=1,slowdown=40",
         "--threads", "1", "--out", str(out),
     )  # fmt: skip
     assert answer.code == 0, answer.error
@@ -25,13 +25,15 @@ def train(out: Path, mode: str) -> list[dict[str, str]]:
 
 @pytest.mark.timeout(240)
 def test_nobody_waits_for_a_slow_rank(tmp_path: Path) -> None:
-    waiting, free = train(tmp_path / "bsp", "bsp"), train(tmp_path / "asp", "asp")
+    waiting, free = train(tmp_path / "ddp", "ddp"), train(tmp_path / "asp", "async_server:mode=asp")
     for run in (waiting, free):
         assert [int(row["step"]) for row in run] == [STEPS_PER_EPOCH, 2 * STEPS_PER_EPOCH]
         assert [float(row["epoch"]) for row in run] == [1.0, 2.0]
         assert {row["replicas_in_sync"] for row in run} == {"true"}
         assert {row["straggler"] for row in run} == {"rank=1,slowdown=40"}
+        assert {row["collective"] for row in run} == {"server"}
         assert run[-1]["status"] == "ok"
+    assert [{row["strategy"] for row in run} for run in (waiting, free)] == [{"ddp"}, {"async_server:mode=asp"}]
     assert [int(row["samples"]) for row in waiting] == [TRAIN_SIZE, 2 * TRAIN_SIZE]
     for epoch, row in enumerate(free, 1):
         assert 0 <= int(row["samples"]) - epoch * TRAIN_SIZE < WORLD_SIZE * BATCH

@@ -12,8 +12,8 @@ from torch import nn
 
 from bench.core import registry, spec
 from bench.optimizers.base import Optimizer
-from bench.train.async_server import AsyncWorker
-from bench.train.server_parameters import ServerParameters
+from bench.strategies.parameter_server.parameters import ServerParameters
+from bench.strategies.parameter_server.worker import AsyncWorker
 from collectives.parameter_server.server import OnArrival
 from collectives.payloads.base import unpack
 from compressors.base import Compressor
@@ -59,25 +59,25 @@ class Training:
         self.compressor = cast(Compressor, spec.build("compressors", compressor))
         layers = layers_of(self.model)
         optimizer = cast(Optimizer, spec.build("optimizers", "sgd:momentum=0"))
-        self.master = ServerParameters(layers, self.compressor, optimizer, lr=1.0, world_size=1, seed=1)
-        session = OnArrival(self.master, 1, 5.0).join(0)
-        self.pusher = AsyncWorker(self.compressor, session, layers, nonfinite=nonfinite)
+        self.parameters = ServerParameters(layers, self.compressor, optimizer, lr=1.0, world_size=1, seed=1)
+        session = OnArrival(self.parameters, 1, 5.0).join(0)
+        self.worker = AsyncWorker(self.compressor, session, layers, links=(), nonfinite=nonfinite)
         self._index = 0
 
     def step(self, factor: float = 1.0, layer_id: int = 0) -> Outcome:
         """One step in which one layer's gradient is multiplied."""
         where = Step(index=self._index, epoch=0, rank=0, world_size=1, seed=1, warmup=False)
         self._index += 1
-        self.pusher.start_step(where, 1.0)
+        self.worker.start_step(where, 1.0)
         factors = torch.ones(len(self.model.slopes))
         factors[layer_id] = factor
         self.model(factors).backward()
-        outcome, _ = self.pusher.finish_step()
+        outcome = self.worker.finish_step()
         self.model.zero_grad()
         return outcome
 
     def weights(self) -> list[torch.Tensor]:
-        return [unpack(packed).to_dense() for packed in self.master.packed()]
+        return [unpack(packed).to_dense() for packed in self.parameters.packed()]
 
 
 @contextmanager
@@ -86,7 +86,7 @@ def training(compressor: str, nonfinite: Nonfinite = "skip") -> Iterator[Trainin
     try:
         yield made
     finally:
-        made.pusher.close()
+        made.worker.close()
 
 
 @pytest.mark.parametrize("name", compressors())

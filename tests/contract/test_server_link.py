@@ -101,7 +101,7 @@ def test_every_kind_of_payload_arrives_and_is_counted(kind: str) -> None:
 
 def test_what_settling_sends_is_state() -> None:
     with star(OnArrival(Recorded([5, 0]), 1, 20.0), [5, 0]) as links:
-        answer = links.workers[0].settle()
+        answer = links.workers[0].synchronize()
         traffic = links.ends[0].traffic
         assert traffic["state"].nbytes == (16 + 20) + 16
         assert traffic["gradient"].nbytes == 0
@@ -138,7 +138,7 @@ def test_any_number_of_layers(num_layers: int) -> None:
                 for layer_id in range(num_layers):
                     worker.push(layer_id, Dense(torch.full((layer_id,), 2.0)))
             at_once(*(lambda w=worker, i=index: w.end_clock(closing(i)) for worker in links.workers))
-        answers = at_once(*(worker.settle for worker in links.workers))
+        answers = at_once(*(worker.synchronize for worker in links.workers))
     assert [unpack(packed).to_dense().tolist() for packed in answers[0].parameters] == [
         [6.0] * n for n in range(num_layers)
     ]
@@ -157,7 +157,7 @@ def test_the_bound_holds_over_wires(staleness: int) -> None:
                 time.sleep(dice.random() * 0.002)
                 worker.push(layer_id, Dense(torch.full((numels[layer_id],), 3.0)))
             seen.append((index + 1, worker.end_clock(closing(index)).version))
-        return worker.settle()
+        return worker.synchronize()
 
     with star(BoundedStaleness(parameters, 3, 20.0, staleness=staleness), numels) as links:
         answers = at_once(*(lambda w=w, r=r: work(w, r) for r, w in enumerate(links.workers)))

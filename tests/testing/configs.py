@@ -15,6 +15,7 @@ def make_config(**changes: Any) -> RunConfig:
         "optimizer": "sgd",
         "compressor": "none",
         "collective": "native",
+        "strategy": "ddp",
     }
     fields: dict[str, Any] = {
         "name": "test",

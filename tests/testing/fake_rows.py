@@ -19,6 +19,7 @@ def fake_row(**values: Any) -> dict[str, Any]:
     row: dict[str, Any] = {
         "compressor": "none",
         "collective": "native",
+        "strategy": "ddp",
         "seed": 1,
         "name": "demo",
         "model": "small_cnn",

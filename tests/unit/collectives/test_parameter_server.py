@@ -86,7 +86,7 @@ def test_the_bound_holds_whatever_the_timing(staleness: int) -> None:
             assert answer.staleness is not None
             assert 0 <= answer.staleness <= staleness
             seen.append((session.clock, answer.version))
-        return session.settle()
+        return session.synchronize()
 
     answers = together(*(lambda s=session: work(s) for session in sessions))
     assert len(seen) == 100
@@ -130,7 +130,7 @@ def test_within_a_bound_the_others_go_on_without_a_dropped_push() -> None:
     assert sessions[2].version == 2
 
 
-def test_all_settle_on_one_version() -> None:
+def test_all_synchronize_on_one_version() -> None:
     parameters, sessions = on_arrival(3)
     late = threading.Event()
 
@@ -139,7 +139,7 @@ def test_all_settle_on_one_version() -> None:
             late.wait()
         for _ in range(session.rank + 1):
             clock(session)
-        return session.settle()
+        return session.synchronize()
 
     threading.Timer(0.05, late.set).start()
     answers = together(*(lambda s=session: work(s) for session in sessions))
@@ -147,22 +147,22 @@ def test_all_settle_on_one_version() -> None:
     assert [answer.num_steps for answer in answers] == [2, 2, 2]
     for answer in answers:
         assert torch.equal(unpack(answer.parameters[0]).to_dense(), parameters.values[0])
-    assert together(*(lambda s=session: s.settle() for session in sessions))[0].version == 6
+    assert together(*(lambda s=session: s.synchronize() for session in sessions))[0].version == 6
 
 
-def test_who_wakes_up_late_settles_on_the_same_version() -> None:
+def test_who_wakes_up_late_synchronizes_on_the_same_version() -> None:
     _, (quick, late) = on_arrival(2)
 
-    def settle_and_go_on(session: Session) -> list[int]:
+    def synchronize_and_go_on(session: Session) -> list[int]:
         versions = []
         for _ in range(100):
-            versions.append(session.settle().version)
+            versions.append(session.synchronize().version)
             clock(session)
         return versions
 
     with ThreadPoolExecutor(2) as pool:
-        quick_saw = pool.submit(settle_and_go_on, quick)
-        late_saw = pool.submit(lambda: [late.settle().version for _ in range(100)])
+        quick_saw = pool.submit(synchronize_and_go_on, quick)
+        late_saw = pool.submit(lambda: [late.synchronize().version for _ in range(100)])
     assert late_saw.result() == quick_saw.result() == list(range(100))
 
 
@@ -176,10 +176,10 @@ def test_who_keeps_the_others_waiting_is_named() -> None:
         assert raised.value.lost_rank == 1
 
 
-def test_who_does_not_settle_is_named() -> None:
+def test_who_does_not_synchronize_is_named() -> None:
     _, sessions = bounded(2, staleness=0, timeout_s=0.05)
     with pytest.raises(TransportError, match="rank 0 waited for rank 1"):
-        sessions[0].settle()
+        sessions[0].synchronize()
 
 
 def test_a_failure_ends_every_wait() -> None:
@@ -199,5 +199,5 @@ def test_a_failure_ends_every_wait() -> None:
 def test_one_worker_alone_never_waits() -> None:
     for parameters, (session,) in (bounded(1, staleness=0), on_arrival(1)):
         assert [clock(session).num_steps for _ in range(3)] == [1, 2, 3]
-        assert session.settle().version == 3
+        assert session.synchronize().version == 3
         assert len(parameters.applied) == 3

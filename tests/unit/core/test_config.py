@@ -24,7 +24,8 @@ NO_IDENTITY = {
     "profile",
     "save_model",
 }
-COMPONENTS = {"model", "dataset", "optimizer", "compressor", "collective"}  # their full texts in `filled` count
+# Their full texts in `filled` count.
+COMPONENTS = {"model", "dataset", "optimizer", "compressor", "collective", "strategy"}
 FIELDS = {field.name for field in dataclasses.fields(RunConfig)} - COMPONENTS - {"filled", "seed"}
 OTHER = "another value"  # a configuration is not checked again, so a text does for every field
 

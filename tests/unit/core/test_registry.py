@@ -21,6 +21,7 @@ from collectives.options import Options
 KNOWN = {
     "compressors": {"none", "fp16", "bf16", "topk", "group_topk"},
     "collectives": {"native", "ring", "allgather"},
+    "strategies": {"ddp", "async_server"},
     "optimizers": {"sgd", "adam", "adamw"},
     "models": {"linear", "small_cnn", "resnet18", "resnet20"},
     "datasets": {"digits", "synthetic", "cifar10", "cifar100"},
@@ -58,9 +59,9 @@ def room(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
     registry.entries.cache_clear()
 
 
-def test_the_rooms_are_the_five_parts_of_a_run() -> None:
+def test_the_rooms_are_the_six_parts_of_a_run() -> None:
     assert set(ROOMS) == set(KNOWN)
-    assert ROOMS["datasets"].singular == "dataset"
+    assert (ROOMS["datasets"].singular, ROOMS["strategies"].singular) == ("dataset", "strategy")
 
 
 @pytest.mark.parametrize("kind", ROOMS)

@@ -15,8 +15,8 @@ from bench.core.schema import COLLECTIVES, LAYERS, METRICS, METRICS_BY_NAME, Col
 # As the documentation lists them; what is added later stands in its group.
 GROUPS = {
     "identity": "run_id digest config_id name seed model dataset train_size test_size optimizer compressor collective "
-    "trigger world_size batch_size epochs lr schedule lr_scaling partition bucket_mb amp augment hosts ranks_per_host "
-    "uplink_bps downlink_bps latency_s device threads",
+    "strategy trigger world_size batch_size epochs lr schedule lr_scaling partition bucket_mb amp augment hosts "
+    "ranks_per_host uplink_bps downlink_bps latency_s device threads",
     "progress": "status error epoch step samples train_time_s wall_time_s",
     "quality": "train_loss test_loss test_accuracy target_accuracy time_to_target_s",
     "speed": "samples_per_s step_time_s step_time_p95_s forward_backward_s encode_s exchange_s exposed_s",

@@ -100,6 +100,13 @@ def test_labels_hold_what_differs_and_nothing_else(tmp_path: Path) -> None:
     assert titles(comparison) == ["none + native, lr=0.05", "none + native, lr=0.1"]
 
 
+def test_the_strategy_is_named_where_one_is_not_ddp(tmp_path: Path) -> None:
+    asynchronous = fake_seeds([1.0, 2.0], collective="server", strategy="async_server:mode=asp", config_id="a")
+    assert titles(compared(tmp_path, asynchronous)) == ["none + server + async_server:mode=asp"]
+    both = titles(compared(tmp_path, [*DENSE, *asynchronous]))
+    assert both == ["none + native + ddp", "none + server + async_server:mode=asp"]
+
+
 def test_configurations_that_no_setting_tells_apart_are_told_apart_by_name_or_digest(tmp_path: Path) -> None:
     same = [fake_row(config_id="aaa"), fake_row(config_id="bbb", run_id="b")]
     assert titles(compared(tmp_path, same)) == ["none + native, config_id=aaa", "none + native, config_id=bbb"]

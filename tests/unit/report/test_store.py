@@ -48,6 +48,7 @@ def test_every_column_of_the_schema_is_there_with_its_type(tmp_path: Path) -> No
     path.write_text("run_id,config_id,seed,compressor,collective,status,since_dropped\nr,c,3,none,native,ok,x\n")
     rows = load([path])
     assert list(rows.columns) == [column.name for column in METRICS]
+    assert rows["strategy"].to_list() == ["ddp"]  # there was no other when the file was written
     assert str(rows["seed"].dtype) == "Int64"
     assert str(rows["replicas_in_sync"].dtype) == "boolean"
     assert rows["samples_per_s"].isna().all()

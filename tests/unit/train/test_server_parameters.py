@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 from bench.core import spec
-from bench.train.server_parameters import ServerParameters
+from bench.strategies.parameter_server.parameters import ServerParameters
 from collectives.parameter_server.server import Closing, Push
 from collectives.payloads import Dense
 from collectives.payloads.base import Payload, unpack
@@ -16,7 +16,7 @@ from compressors.layer import layers_of
 LR = 0.4
 
 
-def master_of(model: nn.Module, optimizer: str, world_size: int, compressor: str = "none") -> ServerParameters:
+def parameters_of(model: nn.Module, optimizer: str, world_size: int, compressor: str = "none") -> ServerParameters:
     return ServerParameters(
         layers_of(model),
         spec.build("compressors", compressor),
@@ -31,8 +31,8 @@ def push(rank: int, payloads: dict[int, Payload]) -> Push:
     return Push(rank=rank, payloads=payloads, closing=Closing(index=0, epoch=0, lr=LR))
 
 
-def values(master: ServerParameters) -> list[torch.Tensor]:
-    return [unpack(packed).to_dense() for packed in master.packed()]
+def values(parameters: ServerParameters) -> list[torch.Tensor]:
+    return [unpack(packed).to_dense() for packed in parameters.packed()]
 
 
 def pair() -> nn.ModuleList:
@@ -43,42 +43,42 @@ def pair() -> nn.ModuleList:
 
 
 def test_all_pushes_of_a_clock_make_one_step_with_their_mean() -> None:
-    master = master_of(pair(), "sgd:momentum=0", world_size=2)
-    master.apply(
+    parameters = parameters_of(pair(), "sgd:momentum=0", world_size=2)
+    parameters.apply(
         [push(rank, {0: Dense(torch.full((3,), g)), 1: Dense(torch.zeros(3))}) for rank, g in [(0, 1.0), (1, 2.0)]], 2
     )
-    torch.testing.assert_close(values(master)[0], torch.full((3,), 1 - LR * 1.5))
+    torch.testing.assert_close(values(parameters)[0], torch.full((3,), 1 - LR * 1.5))
 
 
 @pytest.mark.parametrize("optimizer", ["sgd:momentum=0", "adam"])
 def test_a_push_alone_is_the_nth_part_of_a_step(optimizer: str) -> None:
-    alone, among_four = (master_of(pair(), optimizer, world_size) for world_size in (1, 4))
-    for master in (alone, among_four):
-        master.apply([push(0, {0: Dense(torch.full((3,), 2.0)), 1: Dense(torch.ones(3))})], 1)
+    alone, among_four = (parameters_of(pair(), optimizer, world_size) for world_size in (1, 4))
+    for parameters in (alone, among_four):
+        parameters.apply([push(0, {0: Dense(torch.full((3,), 2.0)), 1: Dense(torch.ones(3))})], 1)
     for whole, part in zip(values(alone), values(among_four), strict=True):
         torch.testing.assert_close(1 - part, (1 - whole) / 4)  # adam too, which does not see a gradient's scale
 
 
 def test_a_layer_that_nobody_pushed_stays_as_it_is() -> None:
-    master = master_of(pair(), "sgd:weight_decay=0.5", world_size=2)
+    parameters = parameters_of(pair(), "sgd:weight_decay=0.5", world_size=2)
     for _ in range(2):
-        master.apply([push(1, {0: Dense(torch.ones(3))})], 1)
-    pushed, left = values(master)
+        parameters.apply([push(1, {0: Dense(torch.ones(3))})], 1)
+    pushed, left = values(parameters)
     assert left.tolist() == [1.0] * 3
     assert (pushed < 1).all()
 
 
 def test_a_vote_is_counted_at_the_server() -> None:
     compressor = spec.build("compressors", "sign:mode=vote,error_feedback=false")
-    master = master_of(pair(), "sgd:momentum=0", 3, "sign:mode=vote,error_feedback=false")
+    parameters = parameters_of(pair(), "sgd:momentum=0", 3, "sign:mode=vote,error_feedback=false")
     layer = layers_of(pair())[0]
     votes = [torch.tensor([1.0, -5.0, 3.0]), torch.tensor([2.0, 4.0, -1.0]), torch.tensor([0.5, -1.0, -2.0])]
-    master.apply([push(rank, {0: compressor.encode(x, layer, None)}) for rank, x in enumerate(votes)], 3)  # type: ignore[attr-defined]
-    torch.testing.assert_close(values(master)[0], 1 - LR * torch.tensor([1.0, -1.0, -1.0]))
+    parameters.apply([push(rank, {0: compressor.encode(x, layer, None)}) for rank, x in enumerate(votes)], 3)  # type: ignore[attr-defined]
+    torch.testing.assert_close(values(parameters)[0], 1 - LR * torch.tensor([1.0, -1.0, -1.0]))
 
 
 def test_the_model_itself_is_not_touched() -> None:
     model = pair()
-    master = master_of(model, "sgd", world_size=1)
-    master.apply([push(0, {0: Dense(torch.ones(3)), 1: Dense(torch.ones(3))})], 1)
+    parameters = parameters_of(model, "sgd", world_size=1)
+    parameters.apply([push(0, {0: Dense(torch.ones(3)), 1: Dense(torch.ones(3))})], 1)
     assert all(bool((parameter == 1).all()) for parameter in model.parameters())

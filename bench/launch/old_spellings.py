@@ -1,0 +1,27 @@
+"""Ways of writing a run that are gone, each with the way that took its place."""
+
+from __future__ import annotations
+
+from bench.core.errors import UsageError
+from bench.core.spec import Spec
+
+MOVED_OPTIONS = ("mode", "staleness")
+
+
+def refuse_old_spelling(collective: str) -> None:
+    """Refuse `server:mode=...`: that a server does not wait is a strategy, no way to sum.
+
+    Raises:
+        UsageError: with the new spelling.
+    """
+    given = Spec.parse(collective)
+    moved = {name: text for name, text in given.options.items() if name in MOVED_OPTIONS}
+    if given.name != "server" or not moved:
+        return
+    if moved.get("mode") == "bsp":
+        raise UsageError(f"server always waits for all ranks; leave mode=bsp out of --collective {collective}")
+    root = {name: text for name, text in given.options.items() if name == "root"}
+    raise UsageError(
+        f"a server that does not wait is a strategy now: instead of --collective {collective} write "
+        f"`bench run --strategy {Spec('async_server', moved | root)}`"
+    )

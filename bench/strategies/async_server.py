@@ -1,0 +1,102 @@
+"""Async server: workers push gradients to a server that updates the parameters, and do not wait for each other.
+
+One rank also serves: it holds the parameters and the optimizer. With `ssp` nobody gets further ahead than `staleness`
+steps; 0 is synchronous training bit for bit. With `asp` every push is applied on arrival and a step of the run is any
+`world_size` batches, whoever used them: the run, and every stretch between two evaluations, ends when the ranks
+together used as many batches as synchronous ones would. A slow rank uses fewer of its own shard meanwhile and nobody
+stands idle for it; learning rate and epoch follow the count that a rank last heard.
+
+Source: Dean et al., "Large scale distributed deep networks" (NIPS 2012); Ho et al., "More effective distributed ML via
+a stale synchronous parallel parameter server" (NIPS 2013).
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Annotated, ClassVar, Literal
+
+from annotated_types import Ge
+from typing_extensions import Doc, override
+
+from bench.core.config import RunConfig
+from bench.strategies.base import BoundStrategy, Setup, Strategy
+from bench.strategies.parameter_server.parameters import ServerParameters
+from bench.strategies.parameter_server.training import AsyncTraining
+from collectives.base import Collective
+from collectives.options import OptionError
+from collectives.parameter_server.server import BoundedStaleness, OnArrival, ParameterServer
+from compressors.base import Compressor
+
+
+@dataclasses.dataclass(kw_only=True)
+class AsyncServer(Strategy):
+    """Bytes: a worker pushes one packed payload per layer; the server answers each push with all parameters in fp32.
+
+    Raises:
+        OptionError: a bound for a mode that has none.
+    """
+
+    default_collectives: ClassVar[tuple[str, ...]] = ("server",)
+
+    mode: Annotated[
+        Literal["ssp", "asp"],
+        Doc("ssp: parameters at most `staleness` steps old; asp: each push applied on arrival"),
+    ] = "ssp"
+    staleness: Annotated[int, Ge(0), Doc("steps by which parameters may lag behind with mode=ssp")] = 0
+    root: Annotated[int, Ge(0), Doc("the rank that serves")] = 0
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.staleness and self.mode != "ssp":
+            raise OptionError(
+                f"{self.component_name}: staleness={self.staleness} bounds mode=ssp; leave it out of mode={self.mode}"
+            )
+
+    @override
+    def refusal(self, config: RunConfig, compressor: Compressor, collective: Collective) -> str | None:
+        name, method = self.component_name, compressor.component_name
+        is_server = collective.component_name == "server" and not collective.option_texts(only_changed=True)
+        obstacles = (
+            (
+                not is_server,
+                f"{name} pushes to a server of its own and sums nothing; leave out --collective {config.collective}",
+            ),
+            (
+                self.root >= config.world_size,
+                f"{name}: root={self.root} is none of the {config.world_size} ranks, which count from 0; lower it",
+            ),
+            (config.device != "cpu", f"{name} works over gloo between CPUs only; add --device cpu"),
+            (
+                config.trigger != "async",
+                f"--trigger {config.trigger} waits for all ranks, which {name} never does; leave it out",
+            ),
+            (
+                config.bucket_mb != RunConfig.bucket_mb,
+                f"--bucket-mb has no meaning with {name}, which sends every layer by itself; leave it out",
+            ),
+            (
+                compressor.engine_hook,
+                f"{method} is PyTorch's own communication hook, which works inside DDP; use --strategy ddp",
+            ),
+            (
+                compressor.needs_all_ranks,
+                f"{method} has ranks agree with each other before they send, which {name} does not let them wait for; "
+                "use --strategy ddp or another compressor",
+            ),
+            (
+                compressor.one_bucket,
+                f"{method} wants the whole model as one message under these options, and {name} sends every layer by "
+                "itself; use --strategy ddp or other options",
+            ),
+        )
+        return next((sentence for applies, sentence in obstacles if applies), None)
+
+    @override
+    def bind(self, setup: Setup) -> BoundStrategy:
+        return AsyncTraining(setup, root=self.root, make_server=self.server)
+
+    def server(self, parameters: ServerParameters, world_size: int, timeout_s: float) -> ParameterServer:
+        """The server that applies pushes as the options say; made on rank `root` alone."""
+        if self.mode == "asp":
+            return OnArrival(parameters, world_size, timeout_s)
+        return BoundedStaleness(parameters, world_size, timeout_s, staleness=self.staleness)

@@ -1,0 +1,160 @@
+"""The worker of one rank: a thread that encodes gradients as backward gives them and talks to the server."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import TypeVar, cast, get_args
+
+import torch
+from torch import nn
+
+from collectives.parameter_server.server import Answer, Closing, Worker
+from collectives.payloads.base import Payload
+from collectives.transport.base import Purpose, Traffic, Transport
+from compressors.base import Compressor
+from compressors.ddp.communication_thread import Nonfinite, Outcome
+from compressors.layer import Bucket, Layer, Sent, Step
+from compressors.state import Key
+
+T = TypeVar("T")
+
+
+class AsyncWorker:
+    """Pushes every layer's gradient by itself and pulls the parameters of the next step.
+
+    Args:
+        compressor: this worker's.
+        server: this worker's side of the server, used by the thread alone.
+        layers: every trainable parameter; each gets a hook.
+        links: whose traffic is this rank's.
+        nonfinite: what to do about a non-finite gradient; no vote is taken, "skip" drops this worker's own push.
+
+    Attributes:
+        answer: what the server last gave; unset before the first `finish_step`.
+    """
+
+    answer: Answer
+
+    def __init__(
+        self,
+        compressor: Compressor,
+        server: Worker,
+        layers: Sequence[Layer],
+        links: Iterable[Transport],
+        *,
+        nonfinite: Nonfinite,
+    ) -> None:
+        self.compressor = compressor
+        self._server = server
+        self._links = list(links)
+        self._nonfinite = nonfinite
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix="worker")
+        self._jobs: list[Future[None]] = []
+        self._step: Step | None = None
+        self._lr = 0.0
+        self._reset()
+        for layer in layers:
+            if layer.numel:
+                parameter = cast(nn.Parameter, layer.weight)
+                parameter.register_post_accumulate_grad_hook(lambda _, layer=layer: self._enqueue(layer))
+
+    @property
+    def traffic(self) -> Mapping[Purpose, Traffic]:
+        """As the links counted, together."""
+        return {purpose: _together([link.traffic[purpose] for link in self._links]) for purpose in get_args(Purpose)}
+
+    @property
+    def last_encoded(self) -> Mapping[Key, Payload]:
+        """What this rank encoded in its last step, by the ids of the layers in it."""
+        return self.compressor.last_encoded
+
+    def residual_norms(self) -> dict[int, float]:
+        """L2 norm of what each layer has not sent yet, by layer id."""
+        return self.compressor.residual_norms()
+
+    def start_step(self, step: Step, lr: float) -> None:
+        """Call before the forward pass."""
+        self._step, self._lr = step, lr
+        self._reset()
+
+    def finish_step(self) -> Outcome:
+        """Push what is left and wait for the parameters of the next step; re-raises what failed in the thread."""
+        backward_ended = time.perf_counter()
+        for job in self._jobs:
+            job.result()
+        self.answer = self._in_thread(self._end_clock)
+        return Outcome(
+            skipped=self._saw_nonfinite,
+            encode_s=self._encode_s,
+            exchange_s=self._exchange_s,
+            exposed_s=time.perf_counter() - backward_ended,
+            sent=self._sent,
+            staleness=self.answer.staleness,
+        )
+
+    def synchronize(self) -> Answer:
+        """As `Worker.synchronize`."""
+        return self._in_thread(self._server.synchronize)
+
+    def close(self) -> None:
+        """Leave the server and end the thread."""
+        self._in_thread(self._server.leave)
+        self._thread.shutdown()
+
+    def _in_thread(self, function: Callable[[], T]) -> T:
+        return self._thread.submit(function).result()
+
+    def _reset(self) -> None:
+        self._jobs = []
+        self._saw_nonfinite = False
+        self._encode_s = self._exchange_s = 0.0
+        self._sent: list[Sent] = []
+
+    def _enqueue(self, layer: Layer) -> None:
+        self._jobs.append(self._thread.submit(self._push, layer))
+
+    def _push(self, layer: Layer) -> None:
+        assert self._step is not None
+        assert layer.weight is not None
+        started = time.perf_counter()
+        gradient = cast(torch.Tensor, layer.weight.grad)
+        if self._is_sound(gradient):
+            bucket = Bucket(layers=[layer], gradients=[gradient.flatten()], step=self._step)
+            payload = self.compressor.message(bucket)
+            assert payload is not None  # layers without elements have no hook
+            self._server.push(layer.id, payload)
+            self._encode_s += bucket.encode_s
+            self._sent += bucket.sent
+        self._exchange_s += time.perf_counter() - started
+
+    def _is_sound(self, gradient: torch.Tensor) -> bool:
+        """Whether this step's push can still be used: nothing is encoded after a layer that was not finite."""
+        if not bool(torch.isfinite(gradient).all()):
+            if self._nonfinite == "zero":
+                torch.nan_to_num_(gradient, nan=0.0, posinf=0.0, neginf=0.0)
+            else:
+                self._saw_nonfinite = True
+        return not self._saw_nonfinite
+
+    def _end_clock(self) -> Answer:
+        assert self._step is not None
+        started = time.perf_counter()
+        if self._saw_nonfinite:
+            self.compressor.drop()
+        else:
+            self.compressor.commit()
+        answer = self._server.end_clock(
+            Closing(index=self._step.index, epoch=self._step.epoch, lr=self._lr, dropped=self._saw_nonfinite)
+        )
+        self._exchange_s += time.perf_counter() - started
+        return answer
+
+
+def _together(parts: Sequence[Traffic]) -> Traffic:
+    return Traffic(
+        messages=sum(part.messages for part in parts),
+        nbytes=sum(part.nbytes for part in parts),
+        seconds=sum(part.seconds for part in parts),
+    )

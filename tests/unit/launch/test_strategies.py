@@ -1,0 +1,75 @@
+"""What a strategy refuses, before any process starts; what it takes; and which collective it chooses by itself."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from bench.core.errors import UsageError
+from bench.core.request import Request
+from bench.launch import plan as plan_module
+from bench.launch.plan import plan
+
+ASP, SSP = "async_server:mode=asp", "async_server"
+
+REFUSALS: list[tuple[dict[str, Any], str]] = [
+    ({"strategy": "async"}, "there is no strategy 'async' (did you mean 'async_server'?)"),
+    ({"strategy": ASP, "trigger": "sync"}, "--trigger sync waits for all ranks"),
+    ({"strategy": ASP, "bucket_mb": 1.0}, "--bucket-mb has no meaning with async_server"),
+    ({"strategy": ASP, "compressor": "powersgd"}, "powersgd has ranks agree"),
+    ({"strategy": SSP, "compressor": "terngrad:shared_scale=true"}, "terngrad has ranks agree"),
+    ({"strategy": ASP, "compressor": "hylo:shared_threshold=true"}, "hylo has ranks agree"),
+    ({"strategy": ASP, "compressor": "torch_powersgd"}, "works inside DDP; use --strategy ddp"),
+    ({"strategy": ASP, "compressor": "group_topk:preset=patent"}, "wants the whole model as one message"),
+    ({"strategy": ASP, "compressor": "dgc", "optimizer": "adam"}, "adam has no momentum to hand over"),
+    ({"strategy": "async_server:mode=asp,staleness=2"}, "staleness=2 bounds mode=ssp; leave it out of mode=asp"),
+    ({"strategy": "async_server:staleness=-1"}, "staleness=-1 is not possible"),
+    ({"strategy": "async_server:mode=bsp"}, "mode=bsp is not possible"),
+    ({"strategy": "async_server:root=2"}, "async_server: root=2 is none of the 2 ranks"),
+    ({"strategy": ASP, "collective": "ring"}, "sums nothing; leave out --collective ring"),
+    ({"strategy": ASP, "collective": "server:downlink=union"}, "leave out --collective server:downlink=union"),
+    ({"collective": "server:root=2"}, "server: root=2 is none of the 2 ranks"),
+    ({"collective": "server:mode=bsp"}, "leave mode=bsp out of --collective server:mode=bsp"),
+    ({"collective": "server:mode=asp"}, "write `bench run --strategy async_server:mode=asp`"),
+    (
+        {"collective": "server:mode=ssp,staleness=4,root=1,split_numel=9"},
+        "write `bench run --strategy async_server:mode=ssp,root=1,staleness=4`",
+    ),
+    ({"collective": "server:staleness=4"}, "write `bench run --strategy async_server:staleness=4`"),
+    ({"compressor": "torch_fp16", "trigger": "sync"}, "torch_fp16 starts its own sends"),
+]
+TAKEN: list[dict[str, Any]] = [
+    {"strategy": ASP},
+    {"strategy": "async_server:root=1,staleness=3"},
+    {"strategy": ASP, "collective": "server", "compressor": "topk"},
+    {"strategy": ASP, "compressor": "terngrad"},
+    {"strategy": ASP, "compressor": "hylo"},
+    {"strategy": "ddp", "collective": "server", "trigger": "sync", "bucket_mb": 1.0, "compressor": "powersgd"},
+]
+
+
+@pytest.mark.parametrize(("choice", "sentence"), REFUSALS, ids=[" ".join(map(str, c.values())) for c, _ in REFUSALS])
+def test_refusal(choice: dict[str, Any], sentence: str) -> None:
+    with pytest.raises(UsageError) as raised:
+        plan(Request(**choice))
+    assert sentence in str(raised.value)
+    assert "\n" not in str(raised.value)
+
+
+@pytest.mark.parametrize("choice", TAKEN, ids=[" ".join(map(str, choice.values())) for choice in TAKEN])
+def test_taken(choice: dict[str, Any]) -> None:
+    config = plan(Request(**choice))
+    assert (config.strategy, config.collective) == (choice["strategy"], "server")
+
+
+def test_every_option_of_a_strategy_identifies_the_run() -> None:
+    configs = [plan(Request(strategy=text)) for text in (SSP, "async_server:staleness=1", ASP)]
+    assert configs[0].filled["strategy"] == "async_server:mode=ssp,root=0,staleness=0"
+    assert len({config.config_id for config in configs}) == len(configs)
+
+
+def test_a_gpu_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(plan_module, "_device", lambda _asked: "cuda")
+    with pytest.raises(UsageError, match="add --device cpu"):
+        plan(Request(strategy=ASP))
