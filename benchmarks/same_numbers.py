@@ -53,6 +53,7 @@ RENAMED = {
     "run_id",
     "digest",
     "config_id",
+    "collective",
     "git_sha",
     "git_dirty",
 }  # what names an experiment may change with its options

@@ -243,7 +243,7 @@ def test_server_asks_for_what_encodes_its_answer() -> None:
 
 def test_server_root_must_exist() -> None:
     def rank(transport: MemoryTransport) -> None:
-        with pytest.raises(OptionError, match="root=2 is not possible with 2 ranks"):
+        with pytest.raises(OptionError, match="root=2 is none of the 2 ranks"):
             Server(root=2).bind(transport)
 
     run_threads(rank, 2)
