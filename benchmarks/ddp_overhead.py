@@ -23,10 +23,9 @@ from torch.nn.parallel import DistributedDataParallel
 
 from bench.core import spec
 from bench.core.config import RunConfig
-from bench.core.request import Request
 from bench.core.run_folder import RunFolder
 from bench.datasets.augment import crop_and_flip, normalise
-from bench.launch.plan import plan
+from bench.launch.resolve import resolve
 from bench.strategies.base import Setup
 from bench.train import shards
 from bench.train.loop import Trainer
@@ -78,7 +77,7 @@ def seconds(work) -> float:
 
 def worker(model: str, rounds: int) -> None:
     steps = STEPS_PER_ROUND * (rounds + 2)
-    config = plan(Request(model=model, dataset="synthetic", train_size=4096, test_size=64, steps=steps, threads=1))
+    config = resolve(RunConfig(model=model, dataset="synthetic", train_size=4096, test_size=64, steps=steps, threads=1))
     torch.set_num_threads(config.threads)
     dist.init_process_group("gloo")
     dataset = spec.build("datasets", config.dataset)

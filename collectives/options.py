@@ -50,11 +50,11 @@ class Options:
         cls.component_name = cls.__module__.rpartition(".")[2]
 
     def __post_init__(self) -> None:
-        adapters = _adapters(type(self))
+        adapters = adapters_of(type(self))
         for name, adapter in adapters.items():
             value = getattr(self, name)
             try:
-                setattr(self, name, adapter.validate_python(_split_list(value, _hints(type(self))[name])))
+                setattr(self, name, adapter.validate_python(_split_list(value, hints_of(type(self))[name])))
             except pydantic.ValidationError as error:
                 detail = error.errors()[0]["msg"]
                 raise OptionError(f"{self.component_name}: {name}={value} is not possible: {detail}") from None
@@ -66,25 +66,25 @@ class Options:
         Raises:
             OptionError: unknown option (with the nearest known one) or a value that does not fit.
         """
-        known = list(_adapters(cls))
+        known = list(adapters_of(cls))
         for name in values:
             if name not in known:
                 raise OptionError(
                     f"{cls.component_name} has no option '{name}'{did_you_mean(name, known)}; "
                     + (f"its options are {', '.join(known)}" if known else "it has none")
                 )
-        hints = _hints(cls)
+        hints = hints_of(cls)
         return cls(**{name: _chosen(text, hints[name]) for name, text in values.items()})
 
     @classmethod
     def option_names(cls) -> list[str]:
         """Names of the options, in declaration order."""
-        return list(_adapters(cls))
+        return list(adapters_of(cls))
 
     @classmethod
     def describe_options(cls) -> list[OptionInfo]:
         """One entry per option, for ``bench list KIND --long`` and the docs."""
-        hints = _hints(cls)
+        hints = hints_of(cls)
         infos = []
         for field in dataclasses.fields(cls):
             if field.init:
@@ -93,8 +93,8 @@ class Options:
                         name=field.name,
                         type=_type_text(hints[field.name]),
                         default=value_text(_default(field)),
-                        range=_range_text(hints[field.name]),
-                        meaning=_meaning(hints[field.name]),
+                        range=range_text(hints[field.name]),
+                        meaning=meaning(hints[field.name]),
                     )
                 )
         return infos
@@ -138,13 +138,15 @@ _FINITE = pydantic.ConfigDict(allow_inf_nan=False)
 _ADAPTERS: dict[type, dict[str, pydantic.TypeAdapter[Any]]] = {}  # built once per class: they are slow to make
 
 
-def _hints(cls: type) -> dict[str, Any]:
+def hints_of(cls: type) -> dict[str, Any]:
+    """The type of every field with its annotations, by name."""
     return typing.get_type_hints(cls, include_extras=True)
 
 
-def _adapters(cls: type[Options]) -> dict[str, pydantic.TypeAdapter[Any]]:
+def adapters_of(cls: type) -> dict[str, pydantic.TypeAdapter[Any]]:
+    """What checks each field of a dataclass against its type and range, by name; infinities and NaN never fit."""
     if cls not in _ADAPTERS:
-        hints = _hints(cls)
+        hints = hints_of(cls)
         _ADAPTERS[cls] = {
             f.name: pydantic.TypeAdapter(hints[f.name], config=_FINITE) for f in dataclasses.fields(cls) if f.init
         }
@@ -157,7 +159,7 @@ def _default(field: dataclasses.Field[Any]) -> Any:
     return field.default
 
 
-def _parts(hint: Any) -> tuple[Any, tuple[Any, ...]]:
+def split_hint(hint: Any) -> tuple[Any, tuple[Any, ...]]:
     """(the bare type, its annotations)."""
     if typing.get_origin(hint) is typing.Annotated:
         bare, *notes = typing.get_args(hint)
@@ -169,7 +171,7 @@ def _split_list(value: Any, hint: Any) -> Any:
     """``norm+bias`` -> ["norm", "bias"], ``none`` -> [] where the option is a list and None where it may be."""
     if not isinstance(value, str):
         return value
-    bare, _ = _parts(hint)
+    bare, _ = split_hint(hint)
     alternatives = typing.get_args(bare)
     if value == "none" and type(None) in alternatives:
         return None
@@ -180,13 +182,13 @@ def _split_list(value: Any, hint: Any) -> Any:
 
 def _chosen(text: str, hint: Any) -> Any:
     """The choice that a text writes, where an option has choices that are not texts (bits=4); else the text."""
-    bare, _ = _parts(hint)
+    bare, _ = split_hint(hint)
     choices = typing.get_args(bare) if typing.get_origin(bare) is typing.Literal else ()
     return next((choice for choice in choices if value_text(choice) == text), text)
 
 
 def _type_text(hint: Any) -> str:
-    bare, _ = _parts(hint)
+    bare, _ = split_hint(hint)
     if typing.get_origin(bare) is typing.Literal:
         return "|".join(str(choice) for choice in typing.get_args(bare))
     if typing.get_origin(bare) in (tuple, list, frozenset, set):
@@ -197,9 +199,9 @@ def _type_text(hint: Any) -> str:
     return getattr(bare, "__name__", str(bare))
 
 
-def _range_text(hint: Any) -> str:
+def range_text(hint: Any) -> str:
     """The interval in mathematical notation, e.g. ``(0, 1]``; empty when there is none."""
-    _, notes = _parts(hint)
+    _, notes = split_hint(hint)
     low, high, left, right = "-inf", "inf", "(", ")"
     for note in notes:
         match note:
@@ -214,6 +216,7 @@ def _range_text(hint: Any) -> str:
     return "" if (low, high) == ("-inf", "inf") else f"{left}{low}, {high}{right}"
 
 
-def _meaning(hint: Any) -> str:
-    _, notes = _parts(hint)
+def meaning(hint: Any) -> str:
+    """What `Doc` says of an option."""
+    _, notes = split_hint(hint)
     return next((note.documentation for note in notes if isinstance(note, Doc)), "")

@@ -84,6 +84,11 @@ class Compressor(Options, abc.ABC):
         return False
 
     @property
+    def default_collectives(self) -> tuple[str, ...]:
+        """What sums where nobody chooses: the first of these that takes what the compressor emits."""
+        return ("native", "allgather")
+
+    @property
     def emits(self) -> frozenset[type[Payload]]:
         """Kinds of payload that `reduce` sends under these options (the members of a bundle, not the bundle)."""
         return self.kinds

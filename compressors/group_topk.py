@@ -78,6 +78,11 @@ class GroupTopK(DensitySparsifier):
         """The patent groups the gradient of the whole model."""
         return self.preset == "patent"
 
+    @property
+    def default_collectives(self) -> tuple[str, ...]:
+        """The patent shares around a ring."""
+        return ("ring",) if self.preset == "patent" else super().default_collectives
+
     def warnings(self) -> list[str]:
         """Where the density is not the ratio, and what the patent's preset gives up."""
         sentences = super().warnings()

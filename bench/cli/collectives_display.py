@@ -35,7 +35,7 @@ class Turns:
         self._size = 0
 
     def __enter__(self) -> Self:
-        pairs, sizes, n = len(self._config.pairs), len(self._config.sizes), self._config.world_size
+        pairs, sizes, n = len(self._config.pairs), len(self._config.sizes_bytes), self._config.world_size
         title = f"{n} ranks, {sizes} sizes x {pairs} pairs x {self._config.rounds} rounds"
         if not self._console.is_terminal:
             self._console.print(f"{title}: starting", highlight=False, soft_wrap=True)

@@ -33,7 +33,7 @@ class Turns:
         self._task: TaskID | None = None
 
     def __enter__(self) -> Self:
-        title = f"{len(self._config.compressors)} compressors x {self._config.repeats} turns"
+        title = f"{len(self._config.compressor_specs)} compressors x {self._config.repeats} turns"
         if not self._console.is_terminal:
             self._console.print(f"{title}: starting", highlight=False, soft_wrap=True)
         self._task = self._progress.add_task(title, total=self._config.num_turns, text="starting")

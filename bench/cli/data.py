@@ -15,7 +15,7 @@ from bench.cli.completion import complete
 from bench.cli.console import print_json, stdout_console
 from bench.core import registry
 from bench.core.errors import RunFailed, UsageError
-from bench.core.request import Request
+from bench.core.job_config import DATA_DIR
 from collectives.options import did_you_mean
 
 if TYPE_CHECKING:
@@ -55,7 +55,7 @@ def data(
             help="The data set, with options where needed.", autocompletion=complete("datasets"), show_default=False
         ),
     ] = None,
-    data_dir: Annotated[Path, typer.Option(help="Where data sets lie.")] = Path(Request.data_dir),
+    data_dir: Annotated[Path, typer.Option(help="Where data sets lie.")] = Path(DATA_DIR),
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON on stdout.")] = False,
 ) -> None:
     """Show, fetch or check data sets."""

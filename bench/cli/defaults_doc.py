@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import inspect
 import itertools
-import re
 import typing
 from pathlib import Path
 from typing import Any, Literal
@@ -20,9 +19,6 @@ from collectives.options import value_text
 README = Path("README.md")
 BEGIN = "<!-- Written by `python -m bench.cli.defaults_doc`; edit the options, not this table. -->\n"
 END = "<!-- End of the table. -->\n"
-
-# Where no value is given and the program chooses one, the help says in brackets which.
-_CHOSEN = re.compile(r" \(default:? (.*)\)(?=\.$)")
 
 
 def table() -> str:
@@ -44,24 +40,22 @@ def document(text: str) -> str:
 
 def _options() -> typing.Iterator[tuple[inspect.Parameter, Any, OptionInfo]]:
     """(parameter, its bare type, what Typer was told) of every option."""
-    hints = typing.get_type_hints(run, include_extras=True)
     for parameter in inspect.signature(run).parameters.values():
-        bare, info = typing.get_args(hints[parameter.name])
+        bare, info = typing.get_args(parameter.annotation)
         yield parameter, bare, info
 
 
 def _row(parameter: inspect.Parameter, type_: Any, info: OptionInfo) -> str:
     meaning = info.help or ""
-    chosen = _CHOSEN.search(meaning)
-    if parameter.default is None:
-        default = chosen[1] if chosen else "none"
+    if isinstance(info.show_default, str):
+        default = info.show_default
+    elif parameter.default is None:
+        default = "none"
     elif isinstance(parameter.default, bool):
         default = "yes" if parameter.default else "no"
     else:
         default = f"`{value_text(parameter.default)}`"
-    return (
-        f"| {_names(parameter.name, type_, info)} | {default} | {_CHOSEN.sub('', meaning)}{_choices(type_, meaning)} |"
-    )
+    return f"| {_names(parameter.name, type_, info)} | {default} | {meaning}{_choices(type_, meaning)} |"
 
 
 def _names(name: str, type_: Any, info: OptionInfo) -> str:

@@ -15,7 +15,7 @@ from bench.core.config import RunConfig
 from bench.core.rows import read_rows
 from bench.core.units import format_bytes, format_seconds
 from bench.hosts.cluster import Cluster
-from bench.launch.plan import LayerPlan
+from bench.launch.layer_plan import LayerPlan
 from bench.launch.run import Result
 
 _PLAN_ROWS = (

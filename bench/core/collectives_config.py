@@ -1,65 +1,67 @@
-"""CollectivesConfig: one sweep of `bench collectives`, complete; what crosses from the command line to every rank."""
+"""CollectivesConfig: one sweep of `bench collectives`; what crosses from the command line to every rank."""
 
 from __future__ import annotations
 
 import dataclasses
-import json
-from pathlib import Path
-from typing import Any, ClassVar, Literal, Self
+from typing import Annotated, ClassVar, Literal
 
-from bench.core.errors import UsageError
+from annotated_types import Ge, Le
+from typing_extensions import Doc
 
+from bench.core.configuration import NOT_RECORDED, Flag
+from bench.core.job_config import MEASUREMENT, OUTPUT, PROCESSES, VIRTUAL_HOSTS, RanksConfig
+from bench.core.units import parse_sizes
+
+WHAT = "What to sum"
 Dtype = Literal["fp32", "fp16", "bf16", "int8", "int32"]
 _ITEMSIZE = {"fp32": 4, "fp16": 2, "bf16": 2, "int8": 1, "int32": 4}
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class CollectivesConfig:
-    """What is summed, how, and where, every default filled in.
+class CollectivesConfig(RanksConfig):
+    """What is summed, how, and where; complete once `bench.launch.collectives.resolve` has filled in the rest."""
 
-    Attributes:
-        pairs: (collective, compressor) as spec texts, in the order in which they are shown; each can work together.
-        sizes: bytes of the tensor that is summed.
-        dtype: type of its elements; what a compressor sends may have another.
-        overlap: share of positions whose magnitude all ranks have in common, 0 to 1.
-        iters, warmup: timed and untimed sums of one pair in one round.
-        rounds: how often each pair has its turn; pairs alternate.
-        seed: of the synthetic tensors and the compressors.
-        device, timeout_s, world_size, hosts, ranks_per_host, threads, cluster, uplink_bps, downlink_bps, latency_s: as
-            in `RunConfig`.
-    """
+    panels: ClassVar[tuple[str, ...]] = (WHAT, MEASUREMENT, PROCESSES, VIRTUAL_HOSTS, OUTPUT)
 
-    pairs: tuple[tuple[str, str], ...]
-    sizes: tuple[int, ...]
-    dtype: Dtype
-    overlap: float
-    iters: int
-    warmup: int
-    rounds: int
-    seed: int
-    device: Literal["cpu", "cuda"]
-    timeout_s: float
-    world_size: int
-    hosts: int = 1
-    ranks_per_host: int
-    threads: int
-    cluster: dict[str, Any] | None = None
-    uplink_bps: float | None = None
-    downlink_bps: float | None = None
-    latency_s: float | None = None
-    nnodes: ClassVar[int] = 1
-    node_rank: ClassVar[int] = 0
-    rdzv_endpoint: ClassVar[str | None] = None
+    sizes: Annotated[
+        str, Doc("bytes of the tensor: a list, or ranges that double (1KiB:64MiB)"), Flag(WHAT), NOT_RECORDED
+    ] = "10kB,1MB,10MB"
+    compressors: Annotated[
+        str,
+        Doc("what makes the payload, separated by commas; none: the tensor as it is"),
+        Flag(WHAT, room="compressors", many=True),
+        NOT_RECORDED,
+    ] = "none"
+    collectives: Annotated[
+        str | None,
+        Doc("how ranks sum, separated by commas"),
+        Flag(WHAT, room="collectives", many=True, chosen="every collective that takes the payload"),
+        NOT_RECORDED,
+    ] = None
+    dtype: Annotated[Dtype, Doc("type of the tensor's elements"), Flag(WHAT)] = "fp32"
+    overlap: Annotated[
+        float, Ge(0), Le(1), Doc("share of positions at which all ranks have the same magnitude"), Flag(WHAT)
+    ] = 0.0
+    iters: Annotated[int, Ge(1), Doc("timed sums in one round"), Flag(MEASUREMENT)] = 20
+    warmup: Annotated[int, Ge(0), Doc("untimed sums before them"), Flag(MEASUREMENT)] = 3
+    rounds: Annotated[int, Ge(1), Doc("rounds in which all take turns; medians over rounds"), Flag(MEASUREMENT)] = 5
+    pairs: Annotated[
+        tuple[tuple[str, str], ...], Doc("(collective, compressor) as spec texts that work together"), NOT_RECORDED
+    ] = ()
+
+    @property
+    def sizes_bytes(self) -> list[int]:
+        """The sizes as numbers.
+
+        Raises:
+            UsageError: they are not sizes.
+        """
+        return parse_sizes(self.sizes)
 
     @property
     def num_turns(self) -> int:
         """Turns of all pairs at all sizes together: what progress is counted in."""
-        return len(self.pairs) * len(self.sizes) * self.rounds
-
-    def columns(self) -> dict[str, Any]:
-        """The columns of `COLLECTIVES` that are equal in all rows."""
-        shared = ("dtype", "world_size", "hosts", "ranks_per_host", "uplink_bps", "downlink_bps", "latency_s")
-        return {name: getattr(self, name) for name in shared}
+        return len(self.pairs) * len(self.sizes_bytes) * self.rounds
 
     def count(self, size: int) -> int:
         """Elements of a tensor of at most `size` bytes."""
@@ -68,21 +70,3 @@ class CollectivesConfig:
     def size_bytes(self, size: int) -> int:
         """Bytes of these elements."""
         return self.count(size) * _ITEMSIZE[self.dtype]
-
-    def to_json(self) -> str:
-        """The configuration as JSON text, keys in declaration order."""
-        return json.dumps(dataclasses.asdict(self), indent=2) + "\n"
-
-    @classmethod
-    def from_json(cls, path: Path) -> Self:
-        """Read what `to_json` wrote.
-
-        Raises:
-            UsageError: the file is not such a configuration.
-        """
-        try:
-            values = json.loads(path.read_text(encoding="utf-8"))
-            pairs = tuple((collective, compressor) for collective, compressor in values.pop("pairs"))
-            return cls(pairs=pairs, sizes=tuple(values.pop("sizes")), **values)
-        except (OSError, ValueError, TypeError, KeyError) as error:
-            raise UsageError(f"{path} is not the config.json of `bench collectives`: {error}") from None

@@ -3,151 +3,165 @@
 from __future__ import annotations
 
 import dataclasses
-import hashlib
-import json
-from pathlib import Path
-from typing import Any, Literal, Self
+import re
+from typing import Annotated, Any, ClassVar, Literal
 
+from annotated_types import Ge, Gt, Le
+from typing_extensions import Doc
+
+from bench.core.configuration import NOT_GIVEN, NOT_RECORDED, Flag, Form, Recorded, short_digest
 from bench.core.errors import UsageError
-
-Schedule = Literal["constant", "cosine", "step"]
-Trigger = Literal["async", "sync"]
-Nonfinite = Literal["skip", "raise", "zero"]
-
-# What does not identify the experiment: labels, places, and what only observes the run.
-_NOT_IDENTITY = frozenset(
-    {"name", "filled", "data_dir", "nnodes", "node_rank", "rdzv_endpoint", "timeout_s", "profile", "save_model"}
+from bench.core.job_config import (
+    DATA_DIR,
+    MACHINES,
+    MEASUREMENT,
+    OUTPUT,
+    PROCESSES,
+    VIRTUAL_HOSTS,
+    BucketMb,
+    DataDir,
+    RanksConfig,
 )
-# Written out in `filled` with every default; the short text is for people.
-_COMPONENTS = ("model", "dataset", "optimizer", "compressor", "collective", "strategy")
+from bench.core.lr_scaling import LrScaling
+from bench.core.straggler import Straggler
+
+WHAT = "What to train"
+COMMUNICATION = "Communication"
+DEFAULT_EPOCHS = 20
+
+
+def folder_part(name: str) -> str:
+    """A name that can be part of a folder's.
+
+    Raises:
+        UsageError: it cannot.
+    """
+    if not re.fullmatch(r"[A-Za-z0-9._+-]{1,80}", name):
+        raise UsageError(f"--name '{name}' cannot be part of a folder's name; use letters, digits and . _ + -")
+    return name
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class RunConfig:
-    """One run, complete: every default is filled in. Field names are the CSV's column names.
+class RunConfig(RanksConfig):
+    """One run as it was asked for; complete once `bench.launch.resolve` has filled in what was left open."""
 
-    Attributes:
-        model, dataset, optimizer, compressor, collective, strategy: spec texts, only options that differ from their
-            default.
-        filled: the same six specs with every option, by field name; this is what the digest covers.
-        world_size: ranks of the whole job.
-        batch_size: samples per rank and step.
-        epochs, steps: length of the run; exactly one of the two is set.
-        lr: peak learning rate before `lr_scaling`.
-        warmup_epochs: the learning rate rises linearly from zero over so many epochs.
-        lr_scaling: "linear" multiplies lr by world_size.
-        target_accuracy: 0 to 1, or None.
-        eval_every: evaluate after so many epochs (with `steps`: steps); 0 means only at the end.
-        train_size, test_size: samples used of each part.
-        amp: "none" or "bf16".
-        threads: threads per rank for tensor operations.
-        straggler: a rank that is slow on purpose, as `Straggler` writes it; None: none is.
-        bucket_mb: DDP's bucket size in MiB.
-        warmup_steps: first steps that are trained but not timed.
-        timeout_s: longest wait of one rank for another; a run in which no step ends for longer is stopped.
-        profile: record so many steps as a Chrome trace on every rank.
-        hosts, ranks_per_host: virtual hosts, or machines (`nnodes`), and ranks on each.
-        cluster: virtual hosts and their links as `Cluster.to_dict` gives them, None without virtual hosts.
-        uplink_bps, downlink_bps, latency_s: limits of the slowest virtual host's link, None where not limited.
-        data_dir: where data sets lie.
-    """
+    panels: ClassVar[tuple[str, ...]] = (
+        WHAT,
+        COMMUNICATION,
+        PROCESSES,
+        MACHINES,
+        VIRTUAL_HOSTS,
+        MEASUREMENT,
+        OUTPUT,
+    )
 
-    name: str
-    model: str
-    dataset: str
-    optimizer: str
-    compressor: str
-    collective: str
-    strategy: str
-    filled: dict[str, str]
-    trigger: Trigger = "async"
-    world_size: int = 2
-    batch_size: int = 32
-    epochs: int | None = None
-    steps: int | None = None
-    lr: float
-    schedule: Schedule = "cosine"
-    warmup_epochs: float = 0.0
-    lr_scaling: Literal["none", "linear"] = "none"
-    partition: Literal["iid"] = "iid"
-    seed: int = 1
-    target_accuracy: float | None = None
-    eval_every: int = 1
-    train_size: int
-    test_size: int
-    augment: bool = True
-    amp: Literal["none", "bf16"] = "none"
-    device: Literal["cpu", "cuda"] = "cpu"
-    threads: int = 1
-    straggler: str | None = None
-    bucket_mb: float = 25.0
-    warmup_steps: int = 3
-    nonfinite: Nonfinite = "skip"
-    timeout_s: float = 300.0
-    profile: int = 0
-    save_model: bool = False
-    nnodes: int = 1
-    node_rank: int = 0
-    rdzv_endpoint: str | None = None
-    hosts: int = 1
-    ranks_per_host: int
-    cluster: dict[str, Any] | None = None
-    uplink_bps: float | None = None
-    downlink_bps: float | None = None
-    latency_s: float | None = None
-    data_dir: str
+    model: Annotated[str, Doc("network that is trained"), Flag(WHAT, room="models")] = "small_cnn"
+    dataset: Annotated[str, Doc("data set"), Flag(WHAT, room="datasets")] = "digits"
+    optimizer: Annotated[str, Doc("optimizer"), Flag(WHAT, room="optimizers")] = "sgd"
+    batch_size: Annotated[int, Ge(1), Doc("samples per rank and step"), Flag(WHAT)] = 32
+    epochs: Annotated[
+        int | None, Ge(1), Doc("length in epochs"), Flag(WHAT, chosen=f"{DEFAULT_EPOCHS} without --steps")
+    ] = None
+    steps: Annotated[int | None, Ge(1), Doc("length in steps instead; starts at full compression"), Flag(WHAT)] = None
+    lr: Annotated[
+        float, Gt(0), Doc("peak learning rate, before lr_scaling"), Flag(WHAT, chosen="the optimizer's own")
+    ] = NOT_GIVEN
+    schedule: Annotated[
+        Literal["constant", "cosine", "step"], Doc("lr over time: constant, cosine or step"), Flag(WHAT)
+    ] = "cosine"
+    warmup_epochs: Annotated[float, Ge(0), Doc("epochs over which the learning rate rises from zero"), Flag(WHAT)] = 0.0
+    lr_scaling: Annotated[
+        str,
+        Doc("how lr follows the ranks: none, linear (times ranks), linear:base=N (times ranks / N: lr suits N)"),
+        Flag(WHAT),
+        Form(LrScaling.parse),
+    ] = "none"
+    augment: Annotated[bool, Doc("random crop and flip"), Flag(WHAT)] = True
+    amp: Annotated[Literal["none", "bf16"], Doc("autocast: none or bf16"), Flag(WHAT)] = "none"
+    train_size: Annotated[int, Ge(1), Doc("training samples used, all ranks together"), Flag(WHAT, chosen="all")] = (
+        NOT_GIVEN
+    )
+    test_size: Annotated[int, Ge(1), Doc("test samples used"), Flag(WHAT, chosen="all")] = NOT_GIVEN
+    data_dir: Annotated[DataDir, Flag(WHAT)] = DATA_DIR
+    partition: Annotated[Literal["iid"], Doc("how training samples are dealt to ranks")] = "iid"
+
+    compressor: Annotated[str, Doc("gradient compressor"), Flag(COMMUNICATION, room="compressors")] = "none"
+    collective: Annotated[
+        str,
+        Doc("how ranks sum"),
+        Flag(
+            COMMUNICATION,
+            room="collectives",
+            chosen="the strategy's own; with ddp the compressor's own, else the first legal of native and allgather",
+        ),
+    ] = NOT_GIVEN
+    strategy: Annotated[
+        str, Doc("when ranks exchange what"), Flag(COMMUNICATION, room="strategies"), Recorded(absent="ddp")
+    ] = "ddp"
+    trigger: Annotated[
+        Literal["async", "sync"],
+        Doc("when a bucket is sent; async: when it is ready, sync: when rank 0 saw all ranks done"),
+        Flag(COMMUNICATION),
+    ] = "async"
+    bucket_mb: Annotated[BucketMb, Flag(COMMUNICATION)] = 25.0
+    nonfinite: Annotated[
+        Literal["skip", "raise", "zero"],
+        Doc("at a non-finite gradient: skip the step, raise, or zero it"),
+        Flag(COMMUNICATION),
+    ] = "skip"
+
+    straggler: Annotated[
+        str | None, Doc("a rank that is slow on purpose: rank=1,slowdown=3"), Flag(PROCESSES), Form(Straggler.parse)
+    ] = None
+
+    target_accuracy: Annotated[
+        float | None,
+        Ge(0),
+        Le(1),
+        Doc("test accuracy; when it is reached is recorded"),
+        Flag(MEASUREMENT),
+    ] = None
+    eval_every: Annotated[
+        int,
+        Ge(0),
+        Doc("epochs between evaluations, or steps with --steps; 0: only at the end"),
+        Flag(MEASUREMENT, chosen="1, with --steps 0"),
+    ] = NOT_GIVEN
+    warmup_steps: Annotated[int, Ge(0), Doc("first steps that are trained but not timed"), Flag(MEASUREMENT)] = 3
+    profile: Annotated[
+        int, Ge(0), Doc("record N steps as a Chrome trace on every rank"), Flag(MEASUREMENT), NOT_RECORDED
+    ] = 0
+
+    name: Annotated[
+        str,
+        Doc("label of the run"),
+        Flag(OUTPUT, chosen="its components"),
+        Recorded(identity=False),
+        Form(folder_part),
+    ] = NOT_GIVEN
+    save_model: Annotated[bool, Doc("keep the trained weights"), Flag(OUTPUT, name="--save-model"), NOT_RECORDED] = (
+        False
+    )
+    filled: Annotated[
+        dict[str, str],
+        Doc("the components' texts with every option, by field; short texts are for people"),
+        NOT_RECORDED,
+    ] = dataclasses.field(default_factory=dict)
 
     def identity(self) -> dict[str, Any]:
-        """What identifies the experiment: all fields but labels, places and observation, specs with their defaults."""
-        fields = {k: v for k, v in dataclasses.asdict(self).items() if k not in _NOT_IDENTITY}
-        return fields | {name: self.filled[name] for name in _COMPONENTS}
+        """What identifies the experiment, components with every option."""
+        return super().identity() | self.filled
 
     @property
     def digest(self) -> str:
         """Ten hex digits over `identity`."""
-        return _digest(self.identity())
+        return short_digest(self.identity())
 
     @property
     def config_id(self) -> str:
         """The digest without the seed: equal for repeats of one configuration."""
-        identity = self.identity()
-        del identity["seed"]
-        return _digest(identity)
+        return short_digest({name: value for name, value in self.identity().items() if name != "seed"})
 
     def columns(self) -> dict[str, Any]:
         """This run's identity columns for `metrics.csv`, all but `run_id`."""
-        hidden = {
-            "filled",
-            "cluster",
-            "data_dir",
-            "nnodes",
-            "node_rank",
-            "rdzv_endpoint",
-            "timeout_s",
-            "profile",
-            "save_model",
-            "eval_every",
-            "warmup_steps",
-        }
-        fields = {k: v for k, v in dataclasses.asdict(self).items() if k not in hidden}
-        return fields | {"digest": self.digest, "config_id": self.config_id}
-
-    def to_json(self) -> str:
-        """The configuration as JSON text, keys in declaration order."""
-        return json.dumps(dataclasses.asdict(self), indent=2) + "\n"
-
-    @classmethod
-    def from_json(cls, path: Path) -> Self:
-        """Read what `to_json` wrote.
-
-        Raises:
-            UsageError: the file is not a run's configuration.
-        """
-        try:
-            return cls(**json.loads(path.read_text(encoding="utf-8")))
-        except (OSError, ValueError, TypeError) as error:
-            raise UsageError(f"{path} is not a run's config.json: {error}") from None
-
-
-def _digest(value: dict[str, Any]) -> str:
-    return hashlib.sha256(json.dumps(value, sort_keys=True).encode()).hexdigest()[:10]
+        return {"digest": self.digest, "config_id": self.config_id} | super().columns()

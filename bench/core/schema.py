@@ -1,4 +1,4 @@
-"""The schema: every column that a run writes, declared once.
+"""The schema: every column that a run writes, declared once; what was asked for is declared by its option.
 
 Headings, `results/README.md`, `bench compare` and regression gates read their columns from here.
 """
@@ -7,8 +7,13 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any, Literal
+
+from bench.core.collectives_config import CollectivesConfig
+from bench.core.compressors_config import CompressorsConfig
+from bench.core.config import RunConfig
+from bench.core.configuration import Configuration
 
 Direction = Literal["", "higher", "lower"]
 
@@ -64,42 +69,20 @@ def _wire(name: str, meaning: str, **more: Any) -> Column:
     return _column("wire", name, float, meaning, **{"unit": "bytes", "better": "lower", **more})
 
 
+def declared_columns(configuration: type[Configuration]) -> Iterator[Column]:
+    """The columns that say what was asked for."""
+    for option in configuration.options():
+        if option.recorded.column:
+            yield _identity(
+                option.name, option.cell_type, option.meaning, unit=option.recorded.unit, absent=option.recorded.absent
+            )
+
+
 METRICS: tuple[Column, ...] = (
     _identity("run_id", str, "the run's folder name", fixed=False),
     _identity("digest", str, "hash of everything that identifies the experiment, defaults filled in"),
     _identity("config_id", str, "the digest without the seed: what compare groups by"),
-    _identity("name", str, "the user's label"),
-    _identity("seed", int, "seed of weights, data order and compressors"),
-    _identity("model", str, "model, options that differ from their default"),
-    _identity("dataset", str, "data set"),
-    _identity("train_size", int, "training samples used, all ranks together"),
-    _identity("test_size", int, "test samples used"),
-    _identity("optimizer", str, "optimizer"),
-    _identity("compressor", str, "compressor"),
-    _identity("collective", str, "collective"),
-    _identity("strategy", str, "when ranks exchange what (in rows without this column: ddp)", absent="ddp"),
-    _identity("trigger", str, "async: a bucket starts when it is ready; sync: rank 0 commands when all ranks are done"),
-    _identity("world_size", int, "number of ranks"),
-    _identity("batch_size", int, "samples per rank and step"),
-    _identity("epochs", int, "epochs asked for (empty with steps)"),
-    _identity("steps", int, "steps asked for (empty with epochs)"),
-    _identity("lr", float, "peak learning rate, before lr_scaling"),
-    _identity("schedule", str, "learning rate over time: constant, cosine or step"),
-    _identity("warmup_epochs", float, "epochs over which the learning rate rises from zero"),
-    _identity("lr_scaling", str, "none, or linear: lr times world_size"),
-    _identity("partition", str, "how training samples are dealt to ranks"),
-    _identity("bucket_mb", float, "DDP's bucket size", unit="MiB"),
-    _identity("amp", str, "none or bf16 autocast"),
-    _identity("augment", bool, "random crop and flip"),
-    _identity("nonfinite", str, "what happens at a non-finite gradient: skip, raise or zero"),
-    _identity("hosts", int, "virtual hosts, or machines"),
-    _identity("ranks_per_host", int, "ranks on each host"),
-    _identity("uplink_bps", float, "rate set for what a host sends (empty: not limited)", unit="bit/s"),
-    _identity("downlink_bps", float, "rate set for what a host receives", unit="bit/s"),
-    _identity("latency_s", float, "one-way delay set on a link", unit="s"),
-    _identity("device", str, "cpu or cuda"),
-    _identity("threads", int, "threads per rank for tensor operations"),
-    _identity("straggler", str, "rank that was slow on purpose, and times that its forward and backward took longer"),
+    *declared_columns(RunConfig),
     _column("progress", "status", str, "ok, running, failed, timeout or interrupted", fixed=False),
     _column("progress", "error", str, "the failure in one sentence, empty when ok", fixed=False),
     _column("progress", "epoch", float, "epochs finished, with the fraction of the current one"),
@@ -126,7 +109,6 @@ METRICS: tuple[Column, ...] = (
     _column("quality", "train_loss", float, "mean training loss since the previous row", better="lower"),
     _column("quality", "test_loss", float, "mean loss over the test set", better="lower"),
     _column("quality", "test_accuracy", float, "share of the test set classified right, 0 to 1", better="higher"),
-    _column("quality", "target_accuracy", float, "the target given by the user"),
     _column(
         "quality",
         "time_to_target_s",
@@ -268,17 +250,11 @@ LAYERS: tuple[Column, ...] = (
 )
 
 COLLECTIVES: tuple[Column, ...] = (
-    _column("what", "collective", str, "collective, options that differ from their default"),
-    _column("what", "payload", str, "compressor that made the payload; none: the tensor as it is"),
-    _column("what", "world_size", int, "number of ranks"),
-    _column("what", "size_bytes", int, "bytes of the tensor that is summed, before compression", unit="bytes"),
-    _column("what", "count", int, "its elements"),
-    _column("what", "dtype", str, "their type"),
-    _column("network", "hosts", int, "virtual hosts; 1: this machine without any"),
-    _column("network", "ranks_per_host", int, "ranks on each host"),
-    _column("network", "uplink_bps", float, "slowest uplink of the virtual hosts; empty: not limited", unit="bit/s"),
-    _column("network", "downlink_bps", float, "slowest downlink likewise", unit="bit/s"),
-    _column("network", "latency_s", float, "longest one-way delay set on a link", unit="s"),
+    _identity("collective", str, "collective"),
+    _identity("payload", str, "compressor that made the payload; none: the tensor as it is"),
+    _identity("size_bytes", int, "bytes of the tensor that is summed, before compression", unit="bytes"),
+    _identity("count", int, "its elements"),
+    *declared_columns(CollectivesConfig),
     _column(
         "network",
         "measured_bandwidth_bps",
@@ -361,17 +337,10 @@ COLLECTIVES: tuple[Column, ...] = (
 )
 
 COMPRESSORS: tuple[Column, ...] = (
-    _column("what", "compressor", str, "compressor, options that differ from their default"),
-    _column("what", "model", str, "model whose layers' gradients are encoded"),
-    _column("what", "dataset", str, "data set of recorded gradients; gives the number of classes"),
-    _column("what", "gradients", str, "synthetic, or recorded in real training steps"),
-    _column("what", "numel", int, "elements of the gradient"),
-    _column("what", "dense_bytes", int, "bytes of the gradient in fp32", unit="bytes"),
-    _column("what", "bucket_mb", float, "size of the buckets that layers are laid into", unit="MiB"),
-    _column("what", "seed", int, "seed of weights, gradients and compressors"),
-    _column("what", "repeats", int, "timed turns of each compressor"),
-    _column("what", "device", str, "cpu or cuda"),
-    _column("what", "threads", int, "threads for tensor operations"),
+    _identity("compressor", str, "compressor"),
+    _identity("numel", int, "elements of the gradient"),
+    _identity("dense_bytes", int, "bytes of the gradient in fp32", unit="bytes"),
+    *declared_columns(CompressorsConfig),
     _column(
         "size",
         "packed_bytes",

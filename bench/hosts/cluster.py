@@ -8,6 +8,7 @@ import re
 from collections.abc import Iterable, Mapping
 from typing import Any, Self
 
+from bench.core.configuration import short_digest
 from bench.core.errors import UsageError
 from bench.core.interface import WireHeaders
 from bench.core.units import format_rate, format_seconds
@@ -70,6 +71,10 @@ class HostLink:
         """Whether the kernel's `netem` is needed: latency, jitter and loss are its work."""
         return self.latency_s > 0 or self.loss > 0
 
+    def figures(self) -> dict[str, float | None]:
+        """Everything but the name."""
+        return {name: value for name, value in dataclasses.asdict(self).items() if name != "name"}
+
     def describe(self) -> str:
         """One line for people, e.g. ``up 20 Mbit/s, down 100 Mbit/s, latency 5 ms``."""
         parts = [
@@ -122,22 +127,22 @@ class Cluster:
     @property
     def is_uniform(self) -> bool:
         """Whether all hosts have the same link and speed."""
-        return len({dataclasses.replace(host, name="any") for host in self.hosts}) == 1
+        return all(host.figures() == self.hosts[0].figures() for host in self.hosts)
 
-    @property
-    def uplink_bps(self) -> float | None:
-        """The slowest uplink, None if none is limited: what a row shows."""
-        return _slowest(host.uplink_bps for host in self.hosts)
+    def columns(self) -> dict[str, Any]:
+        """What a row shows of the links: the slowest rates (None: not limited), the worst of all else.
 
-    @property
-    def downlink_bps(self) -> float | None:
-        """The slowest downlink, None if none is limited."""
-        return _slowest(host.downlink_bps for host in self.hosts)
-
-    @property
-    def latency_s(self) -> float:
-        """The longest latency."""
-        return max(host.latency_s for host in self.hosts)
+        `cluster_digest` tells clusters of unequal hosts apart; equal hosts are described by the other columns.
+        """
+        return {
+            "uplink_bps": _slowest(host.uplink_bps for host in self.hosts),
+            "downlink_bps": _slowest(host.downlink_bps for host in self.hosts),
+            "latency_s": max(host.latency_s for host in self.hosts),
+            "jitter_s": max(host.jitter_s for host in self.hosts),
+            "loss_ratio": max(host.loss for host in self.hosts),
+            "cpu_share": min(host.cpu_share for host in self.hosts),
+            "cluster_digest": None if self.is_uniform else short_digest([host.figures() for host in self.hosts]),
+        }
 
     @property
     def needs_netem(self) -> bool:

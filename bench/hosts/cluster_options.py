@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from bench.core.errors import UsageError
-from bench.core.request import HostsRequest
+from bench.core.job_config import RanksConfig
 from bench.core.units import parse_duration, parse_rate
 from bench.hosts.cluster import Cluster, HostLink
 from collectives.options import did_you_mean
@@ -56,26 +56,25 @@ _HOST_KEYS = ("name", "count", *_LINK_KEYS, "cpu_share")
 _FILE_KEYS = ("ranks_per_host", "host")
 
 
-def cluster_from_options(request: HostsRequest) -> Cluster | None:
+def cluster_from_options(asked: RanksConfig) -> Cluster | None:
     """The cluster that the command line asks for, or None if it asks for no virtual hosts.
 
     Raises:
         UsageError: options that contradict each other or are out of range.
     """
-    if request.hosts is None and request.ranks_per_host is not None:
+    if asked.hosts is None and asked.ranks_per_host:
         raise UsageError("--ranks-per-host deals ranks to virtual hosts; say how many with --hosts N")
-    texts = {key: text for key in _LINK_KEYS if (text := getattr(request, key)) is not None}
-    if request.cluster is not None:
-        extra = [f"--{key}" for key in texts] + (["--hosts"] if request.hosts is not None else [])
+    texts = {key: text for key in _LINK_KEYS if (text := getattr(asked, key)) is not None}
+    if asked.cluster_file is not None:
+        extra = [f"--{key}" for key in texts] + (["--hosts"] if asked.hosts is not None else [])
         if extra:
             raise UsageError(f"--cluster and {extra[0]} both describe the hosts; put all of it into the file")
-        return cluster_from_toml(Path(request.cluster))
-    if request.hosts is None:
+        return cluster_from_toml(Path(asked.cluster_file))
+    if asked.hosts is None:
         if texts:
             raise UsageError(f"--{next(iter(texts))} limits the link of virtual hosts; say how many with --hosts N")
         return None
-    ranks_per_host = 1 if request.ranks_per_host is None else request.ranks_per_host
-    return Cluster.uniform(request.hosts, ranks_per_host=ranks_per_host, link=_link(texts, where="--"))
+    return Cluster.uniform(asked.hosts, ranks_per_host=asked.ranks_per_host or 1, link=_link(texts, where="--"))
 
 
 def cluster_from_toml(path: Path) -> Cluster:

@@ -4,16 +4,13 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Literal, cast
-
-import torch
+from typing import Any, cast
 
 from bench.core import registry, spec
 from bench.core.collectives_config import CollectivesConfig, Dtype
 from bench.core.errors import Interrupted, RunFailed, UsageError
-from bench.core.units import parse_sizes
 from bench.launch import torchrun
-from bench.launch.collectives_request import CollectivesRequest
+from bench.launch.devices import choose_device
 from bench.launch.failure import explain, reports_of
 from bench.launch.old_spellings import refuse_old_spelling
 from bench.launch.placement import place
@@ -32,34 +29,24 @@ Pair = tuple[str, str]
 """(collective, compressor), as spec texts with only the options that differ from their default."""
 
 
-def plan(request: CollectivesRequest) -> tuple[CollectivesConfig, list[str]]:
+def resolve(asked: CollectivesConfig) -> tuple[CollectivesConfig, list[str]]:
     """The sweep with every default filled in, and why pairs that were asked for are left out.
 
     Raises:
         UsageError: something is unknown, out of range, illegal together, or impossible here.
     """
-    placement = place(request)
-    collectives = None if request.collectives is None else spec.split_list(request.collectives)
-    for name in collectives or ():
-        _check_collective(name, placement.world_size)
-    pairs, left_out = legal_pairs(spec.split_list(request.compressors), collectives, request.dtype)
-    config = CollectivesConfig(
-        pairs=tuple(pairs),
-        sizes=tuple(parse_sizes(request.sizes)),
-        dtype=request.dtype,
-        overlap=request.overlap,
-        iters=request.iters,
-        warmup=request.warmup,
-        rounds=request.rounds,
-        seed=request.seed,
-        device="cpu" if placement.cluster else _device(request.device, placement.world_size),
-        timeout_s=request.timeout_s,
-        **dataclasses.asdict(placement),
-    )
-    for size in config.sizes:
+    config = place(asked)
+    if config.world_size < 2:
+        raise UsageError("--world-size 1 leaves nothing to sum; give 2 or more")
+    for size in config.sizes_bytes:
         if not config.count(size):
             raise UsageError(f"{size} bytes hold no {config.dtype} element; give larger --sizes")
-    return config, left_out
+    collectives = None if config.collectives is None else spec.split_list(config.collectives)
+    for name in collectives or ():
+        _check_collective(name, config.world_size)
+    pairs, left_out = legal_pairs(spec.split_list(config.compressors), collectives, config.dtype)
+    device = choose_device(config.device, num_needed=config.world_size)
+    return dataclasses.replace(config, pairs=tuple(pairs), device=device), left_out
 
 
 def legal_pairs(
@@ -97,7 +84,7 @@ def execute(config: CollectivesConfig, on_report: Callable[[Mapping[str, Any]], 
     """Run the sweep; returns when nothing of the job is left.
 
     Args:
-        config: from `plan`.
+        config: from `resolve`.
         on_report: called with what rank 0 says, as it says it: ``{"turn": [collective, compressor, size_bytes]}`` after
             every turn, ``{"row": ..., "extras": ...}`` for each finished row.
 
@@ -149,7 +136,7 @@ def _check_collective(text: str, world_size: int) -> None:
         raise UsageError(reason)
 
 
-def _device(device: Literal["auto", "cpu", "cuda"], world_size: int) -> Literal["cpu", "cuda"]:
+def _device(device: Literal[auto, cpu, cuda], world_size: int) -> Literal[cpu, cuda]:
     num_gpus = torch.cuda.device_count()
     if device == "cuda" and num_gpus < world_size:
         raise UsageError(

@@ -7,9 +7,7 @@ import signal
 import sys
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any, Literal, cast
-
-import torch
+from typing import Any, cast
 
 from bench.core import registry, spec
 from bench.core.compressors_config import CompressorsConfig
@@ -17,7 +15,7 @@ from bench.core.errors import Interrupted, RunFailed, UsageError
 from bench.core.run_folder import RunFolder, read_json
 from bench.datasets.base import Dataset
 from bench.launch import torchrun
-from bench.launch.compressors_request import CompressorsRequest
+from bench.launch.devices import choose_device
 from bench.launch.progress import ProgressReader
 from bench.launch.scratch import scratch_folder
 from bench.launch.watchdog import WatchdogTimeouts
@@ -27,33 +25,31 @@ MODULE = "bench.micro.compressors_worker"
 BASELINE = "none"
 
 
-def plan(request: CompressorsRequest) -> CompressorsConfig:
+def resolve(asked: CompressorsConfig) -> CompressorsConfig:
     """The measurement with every default filled in.
 
     Raises:
         UsageError: something is unknown, out of range, or impossible here.
     """
-    dataset = cast(Dataset, spec.build("datasets", request.dataset))
-    given = dataclasses.asdict(request)
-    del given["timeout_s"]
-    given |= {
-        "compressors": _compressors(request.compressors),
-        "model": spec.short_text(spec.build("models", request.model)),
-        "dataset": spec.short_text(dataset),
-        "device": _device(request.device),
-        "data_dir": str(Path(request.data_dir).absolute()),
-    }
-    if request.gradients == "recorded" and not dataset.is_present(Path(request.data_dir)):
-        dataset.prepare(Path(request.data_dir))
-    return CompressorsConfig(**given)
+    dataset = cast(Dataset, spec.build("datasets", asked.dataset))
+    config = dataclasses.replace(
+        asked,
+        compressors=",".join(_compressors(asked.compressors)),
+        model=spec.short_text(spec.build("models", asked.model)),
+        dataset=spec.short_text(dataset),
+        device=choose_device(asked.device),
+        data_dir=str(Path(asked.data_dir).absolute()),
+    )
+    if config.gradients == "recorded" and not dataset.is_present(Path(config.data_dir)):
+        dataset.prepare(Path(config.data_dir))
+    return config
 
 
-def execute(config: CompressorsConfig, timeout_s: float, on_report: Callable[[Mapping[str, Any]], None]) -> None:
+def execute(config: CompressorsConfig, on_report: Callable[[Mapping[str, Any]], None]) -> None:
     """Measure in a process of its own, whose threads and memory are nobody else's.
 
     Args:
-        config: from `plan`.
-        timeout_s: stop when nothing was reported for so long.
+        config: from `resolve`.
         on_report: called with ``{"turn": compressor}`` after every timed turn, ``{"row": ...}`` for each compressor.
 
     Raises:
@@ -67,7 +63,7 @@ def execute(config: CompressorsConfig, timeout_s: float, on_report: Callable[[Ma
             with torchrun.termination_as_interrupt():
                 command = [sys.executable, "-m", MODULE, str(folder.path)]
                 job = torchrun.start(command, variables, folder.logs / "worker.log")
-                timeouts = WatchdogTimeouts.with_one_process(timeout_s)
+                timeouts = WatchdogTimeouts.with_one_process(config.timeout_s)
                 ending = torchrun.watch(job, ProgressReader(folder.progress), timeouts, on_report)
         except KeyboardInterrupt:
             raise Interrupted("stopped by the user; nothing was written") from None
@@ -77,30 +73,23 @@ def execute(config: CompressorsConfig, timeout_s: float, on_report: Callable[[Ma
             raise RunFailed(_reason(folder, ending.exit_code))
 
 
-def _compressors(texts: str | None) -> tuple[str, ...]:
+def _compressors(texts: str | None) -> list[str]:
     """Short spec texts, each once; the baseline first where all are asked for."""
     if texts is None:
         built = [_build(name) for name in registry.entries("compressors")]
         names = [spec.short_text(compressor) for compressor in built if not compressor.engine_hook]
-        return tuple(sorted(names, key=lambda name: (name != BASELINE, name)))
+        return sorted(names, key=lambda name: (name != BASELINE, name))
     chosen = {spec.short_text(compressor): compressor for compressor in map(_build, spec.split_list(texts))}
     for name, compressor in chosen.items():
         if compressor.engine_hook:
             raise UsageError(
                 f"{name} encodes inside PyTorch's own hook, out of sight; see what it costs with bench run"
             )
-    return tuple(chosen)
+    return list(chosen)
 
 
 def _build(text: str) -> Compressor:
     return cast(Compressor, spec.build("compressors", text))
-
-
-def _device(device: Literal["auto", "cpu", "cuda"]) -> Literal["cpu", "cuda"]:
-    available = torch.cuda.is_available()
-    if device == "cuda" and not available:
-        raise UsageError("torch sees no CUDA device on this machine; use --device cpu, or auto")
-    return "cuda" if available and device != "cpu" else "cpu"
 
 
 def _reason(folder: RunFolder, exit_code: int) -> str:

@@ -168,11 +168,11 @@ def smoke_test(data_dir: Path) -> Check:
     Raises:
         Interrupted: the user stopped it.
     """
-    from bench.core.request import Request
-    from bench.launch.plan import plan
+    from bench.core.config import RunConfig
+    from bench.launch.resolve import resolve
     from bench.launch.run import execute
 
-    request = Request(
+    asked = RunConfig(
         name="doctor",
         model="linear",
         dataset="digits",
@@ -187,7 +187,7 @@ def smoke_test(data_dir: Path) -> Check:
     )
     folder = Path(tempfile.mkdtemp(prefix="bench-doctor-"))
     try:
-        result = execute(plan(request), folder, _show_nothing)
+        result = execute(resolve(asked), folder, _show_nothing)
     except BenchError as error:
         shutil.rmtree(folder)
         return Check("fail", "smoke", str(error), "mend what the other lines name")

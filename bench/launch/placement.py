@@ -3,93 +3,74 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import Any
+from typing import TypeVar
 
 from bench.core.environment import usable_cores
 from bench.core.errors import UsageError
-from bench.core.request import DEFAULT_WORLD_SIZE, HostsRequest, Request
+from bench.core.job_config import DEFAULT_WORLD_SIZE, RanksConfig
 from bench.hosts.cluster import Cluster
 from bench.hosts.cluster_options import cluster_from_options
 
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class Placement:
-    """How many ranks on which hosts; field names are those of `RunConfig` and `CollectivesConfig`."""
-
-    world_size: int
-    hosts: int
-    ranks_per_host: int
-    threads: int
-    cluster: dict[str, Any] | None = None
-    uplink_bps: float | None = None
-    downlink_bps: float | None = None
-    latency_s: float | None = None
+C = TypeVar("C", bound=RanksConfig)
 
 
-def place(request: HostsRequest, nnodes: int = 1) -> Placement:
-    """Decide it, with every default filled in.
-
-    Args:
-        request: where the user wants them.
-        nnodes: machines that share the job.
+def place(asked: C) -> C:
+    """The configuration with its ranks on hosts and its links as numbers.
 
     Raises:
         UsageError: options that contradict each other, or a cluster that cannot be.
     """
-    cluster = cluster_from_options(request)
+    cluster = cluster_from_options(asked)
     if cluster is None:
-        return _on_machines(request, nnodes)
-    _check_virtual(request, cluster, nnodes)
-    return Placement(
+        return _on_machines(asked)
+    _check_virtual(asked, cluster)
+    return dataclasses.replace(
+        asked,
+        device="cpu",
         world_size=cluster.world_size,
         hosts=len(cluster.hosts),
         ranks_per_host=cluster.ranks_per_host,
-        threads=request.threads or max(1, usable_cores() // cluster.world_size),
         cluster=cluster.to_dict(),
-        uplink_bps=cluster.uplink_bps,
-        downlink_bps=cluster.downlink_bps,
-        latency_s=cluster.latency_s,
-    )
+        **cluster.columns(),
+    ).choose(threads=max(1, usable_cores() // cluster.world_size))
 
 
-def check_machines(request: Request) -> None:
+def check_machines(config: RanksConfig) -> None:
     """Several machines must know where they meet, and which of them this one is.
 
     Raises:
         UsageError: they do not.
     """
-    if request.nnodes > 1 and not request.rdzv_endpoint:
+    if config.nnodes > 1 and not config.rdzv_endpoint:
         raise UsageError(
             "several machines need a meeting point; give --rdzv-endpoint HOST:PORT of machine 0 on each of them"
         )
-    if request.node_rank >= request.nnodes:
+    if config.node_rank >= config.nnodes:
         raise UsageError(
-            f"--node-rank {request.node_rank} does not exist among {request.nnodes} machines; they count from 0"
+            f"--node-rank {config.node_rank} does not exist among {config.nnodes} machines; they count from 0"
         )
 
 
-def _check_virtual(request: HostsRequest, cluster: Cluster, nnodes: int) -> None:
-    if request.world_size not in (None, cluster.world_size):
+def _check_virtual(asked: RanksConfig, cluster: Cluster) -> None:
+    if asked.world_size not in (None, cluster.world_size):
         raise UsageError(
-            f"--world-size {request.world_size} contradicts {len(cluster.hosts)} virtual hosts with "
+            f"--world-size {asked.world_size} contradicts {len(cluster.hosts)} virtual hosts with "
             f"{cluster.ranks_per_host} rank(s) each; leave it out"
         )
-    if request.device == "cuda":
+    if asked.device == "cuda":
         raise UsageError("virtual hosts share this machine and talk through gloo; use --device cpu")
-    if nnodes > 1:
+    if asked.nnodes > 1:
         raise UsageError("virtual hosts live on one machine; leave out either --nnodes or the options of virtual hosts")
 
 
-def _on_machines(request: HostsRequest, nnodes: int) -> Placement:
-    world_size = request.world_size or DEFAULT_WORLD_SIZE
-    if world_size % nnodes:
+def _on_machines(asked: C) -> C:
+    config = asked.choose(world_size=DEFAULT_WORLD_SIZE)
+    if config.world_size % config.nnodes:
         raise UsageError(
-            f"--world-size {world_size} cannot be divided over {nnodes} machines; make it a multiple of --nnodes"
+            f"--world-size {config.world_size} cannot be divided over {config.nnodes} machines; make it a multiple of "
+            "--nnodes"
         )
-    ranks_per_host = world_size // nnodes
-    return Placement(
-        world_size=world_size,
-        hosts=nnodes,
-        ranks_per_host=ranks_per_host,
-        threads=request.threads or max(1, usable_cores() // ranks_per_host),
+    ranks_per_host = config.world_size // config.nnodes
+    return config.choose(
+        hosts=config.nnodes, ranks_per_host=ranks_per_host, threads=max(1, usable_cores() // ranks_per_host)
     )

@@ -26,10 +26,10 @@ from typing import Any
 import psutil
 
 from bench.core.errors import UsageError
+from bench.core.job_config import RanksConfig
 from bench.core.run_folder import RunFolder
 from bench.hosts.cluster import Cluster
 from bench.hosts.job import HostsJob, start_hosts, torchrun_arguments
-from bench.launch.job import Job
 from bench.launch.machine_zero import MachineZero
 from bench.launch.progress import ProgressReader
 from bench.launch.watchdog import HOSTS_GRACE_S, WatchdogTimeouts
@@ -62,7 +62,7 @@ class Ending:
     silent_s: float | None = None
 
 
-def launch(config: Job, folder: RunFolder, module: str = TRAIN) -> Started:
+def launch(config: RanksConfig, folder: RunFolder, module: str = TRAIN) -> Started:
     """Start the job where its configuration says: on this machine, or on virtual hosts whose links are measured first.
 
     Raises:
@@ -78,7 +78,7 @@ def launch(config: Job, folder: RunFolder, module: str = TRAIN) -> Started:
     return job
 
 
-def command(config: Job, folder: RunFolder, module: str = TRAIN) -> list[str]:
+def command(config: RanksConfig, folder: RunFolder, module: str = TRAIN) -> list[str]:
     """The exact torchrun line of this machine.
 
     Args:
@@ -111,7 +111,7 @@ def _line(where: list[str], logs: Path, module: str, folder: RunFolder) -> list[
     ]
 
 
-def shell_lines(config: Job, folder: RunFolder) -> list[str]:
+def shell_lines(config: RanksConfig, folder: RunFolder) -> list[str]:
     """What a user would type to start the job by hand: one line, or one per virtual host."""
     if config.cluster is None:
         return [_shell_line(variables(config.threads), command(config, folder))]
@@ -128,7 +128,9 @@ def _shell_line(needed: dict[str, str], line: list[str]) -> str:
     return shlex.join([*(f"{key}={value}" for key, value in needed.items()), *line])
 
 
-def start_on_hosts(config: Job, cluster: Cluster, folder: RunFolder, log: Path, module: str = TRAIN) -> HostsJob:
+def start_on_hosts(
+    config: RanksConfig, cluster: Cluster, folder: RunFolder, log: Path, module: str = TRAIN
+) -> HostsJob:
     """Build the cluster's network, measure it, and start one torchrun agent per host.
 
     Raises:
@@ -150,7 +152,7 @@ def variables(threads: int) -> dict[str, str]:
     return KEEP_MEMORY | limits | {"PYTHONUNBUFFERED": "1"}
 
 
-def check_port(config: Job) -> None:
+def check_port(config: RanksConfig) -> None:
     """Machine 0 must be able to listen where the others will look for it.
 
     Raises:
@@ -261,7 +263,7 @@ def termination_as_interrupt() -> Iterator[None]:
         signal.signal(signal.SIGTERM, before)
 
 
-def _rendezvous(config: Job) -> list[str]:
+def _rendezvous(config: RanksConfig) -> list[str]:
     if config.nnodes == 1:
         # Port 0: torchrun takes a free one, so two runs on one machine never meet.
         return ["--rdzv-backend=c10d", "--rdzv-endpoint=localhost:0", "--local-addr=localhost"]

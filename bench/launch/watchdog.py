@@ -10,8 +10,8 @@ import dataclasses
 import math
 from typing import Self
 
+from bench.core.job_config import RanksConfig
 from bench.hosts.supervisor import STOP_GRACE_S
-from bench.launch.job import Job
 from collectives.transport.failure_detector import GRACE_S
 
 # Ranks that waited in vain take up to three grace periods to agree on whom they lost.
@@ -37,7 +37,7 @@ class WatchdogTimeouts:
     next_s: float
 
     @classmethod
-    def with_job(cls, job: Job) -> Self:
+    def with_job(cls, job: RanksConfig) -> Self:
         """What this machine's part of a job needs."""
         if job.world_size == 1:
             return cls.with_one_process(job.timeout_s)

@@ -39,7 +39,7 @@ def run(config: CollectivesConfig, folder: RunFolder) -> None:
     device = set_up_device(config.device, config.threads)
     with process_group(device, config.timeout_s):
         transport = ProcessGroupTransport(device=device, timeout_s=config.timeout_s)
-        for size in config.sizes:
+        for size in config.sizes_bytes:
             measure(config, size, folder, transport)
         dist.barrier()
 

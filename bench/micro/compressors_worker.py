@@ -49,7 +49,7 @@ def run(config: CompressorsConfig, folder: RunFolder) -> None:
     else:
         gradients = [gradient.to(device) for gradient in synthetic(layers, count, config.seed)]
 
-    encodings = [Encoding(config, compressor, layers) for compressor in config.compressors]
+    encodings = [Encoding(config, compressor, layers) for compressor in config.compressor_specs]
     for repeat in range(WARMUP_TURNS + config.repeats):
         start = repeat % len(encodings)  # so that nobody always follows the same neighbour
         for encoding in [*encodings[start:], *encodings[:start]]:

@@ -56,6 +56,7 @@ print(last.groupby(["compressor", "collective"])[["test_accuracy", "samples_per_
 - An empty cell means "not measured" or "does not apply"; flags are `true` and `false`.
 - Times of a step are those of rank 0; `samples_per_s` counts every rank at its own speed.
 - *Better* says which direction a user wants; only such a column can be `bench compare --metric`.
+- Components are written `name:key=value`, with only the options that differ from their default.
 - *Repeats* says that two runs of one configuration and seed on one machine agree in the column.
 - Columns may be added in later versions; readers here take files with fewer or more columns.
 

@@ -19,7 +19,6 @@ _ALWAYS = ["compressor", "collective"]
 _SPECS = [*_ALWAYS, "strategy"]
 _NO_SETTING = {"run_id", "digest", "config_id", "name", "seed"}
 SETTINGS = [column.name for column in METRICS if column.group == "identity" and column.name not in _NO_SETTING]
-SETTINGS.append("target_accuracy")
 """Columns that say how a run was set up, the seed and labels apart."""
 
 

@@ -13,7 +13,7 @@ a stale synchronous parallel parameter server" (NIPS 2013).
 from __future__ import annotations
 
 import dataclasses
-from typing import Annotated, ClassVar, Literal
+from typing import Annotated, Literal
 
 from annotated_types import Ge
 from typing_extensions import Doc, override
@@ -36,8 +36,6 @@ class AsyncServer(Strategy):
         OptionError: a bound for a mode that has none.
     """
 
-    default_collectives: ClassVar[tuple[str, ...]] = ("server",)
-
     mode: Annotated[
         Literal["ssp", "asp"],
         Doc("ssp: parameters at most `staleness` steps old; asp: each push applied on arrival"),
@@ -51,6 +49,10 @@ class AsyncServer(Strategy):
             raise OptionError(
                 f"{self.component_name}: staleness={self.staleness} bounds mode=ssp; leave it out of mode={self.mode}"
             )
+
+    @override
+    def default_collectives(self, compressor: Compressor) -> tuple[str, ...]:
+        return ("server",)
 
     @override
     def refusal(self, config: RunConfig, compressor: Compressor, collective: Collective) -> str | None:

@@ -24,7 +24,7 @@ from __future__ import annotations
 import abc
 import dataclasses
 from collections.abc import Mapping
-from typing import ClassVar, Protocol
+from typing import Protocol
 
 import torch
 from torch import nn
@@ -70,14 +70,11 @@ class Setup:
 
 @dataclasses.dataclass(kw_only=True)
 class Strategy(Options, abc.ABC):
-    """When ranks exchange what. One file, one class, named after the file; dataclass fields are its options.
+    """When ranks exchange what. One file, one class, named after the file; dataclass fields are its options."""
 
-    Class facts:
-        default_collectives: where the user names no collective, the first of these that takes what the compressor
-            emits.
-    """
-
-    default_collectives: ClassVar[tuple[str, ...]] = ("native", "allgather")
+    def default_collectives(self, compressor: Compressor) -> tuple[str, ...]:
+        """Where the user names no collective: the first of these that takes what the compressor emits."""
+        return compressor.default_collectives
 
     @abc.abstractmethod
     def refusal(self, config: RunConfig, compressor: Compressor, collective: Collective) -> str | None:

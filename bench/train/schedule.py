@@ -1,7 +1,6 @@
 """The learning rate over time.
 
-Source: linear scaling and gradual warm-up as in Goyal et al. 2017 (arXiv:1706.02677); the linear scaling rule is also
-part of the Group-TopK ring-sharing patent.
+Source: gradual warm-up as in Goyal et al. 2017 (arXiv:1706.02677).
 """
 
 from __future__ import annotations
@@ -9,11 +8,12 @@ from __future__ import annotations
 import math
 
 from bench.core.config import RunConfig
+from bench.core.lr_scaling import LrScaling
 
 
 def learning_rate(config: RunConfig, step: int, total_steps: int, steps_per_epoch: int) -> float:
     """The learning rate of optimizer step `step` (from 0)."""
-    peak = config.lr * (config.world_size if config.lr_scaling == "linear" else 1)
+    peak = config.lr * LrScaling.parse(config.lr_scaling).factor(config.world_size)
     warmup_steps = config.warmup_epochs * steps_per_epoch
     if step < warmup_steps:
         return peak * (step + 1) / math.ceil(warmup_steps)

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from bench.core.compressors_config import CompressorsConfig
 from bench.core.rows import read_rows
 from bench.core.schema import COMPRESSORS
 from bench.launch import compressors
@@ -105,9 +106,7 @@ def test_a_process_that_says_nothing_is_stopped(monkeypatch: pytest.MonkeyPatch,
 
 
 def test_all_compressors_are_measured_unless_some_are_named() -> None:
-    from bench.launch.compressors_request import CompressorsRequest
-
-    chosen = compressors.plan(CompressorsRequest()).compressors
+    chosen = compressors.resolve(CompressorsConfig()).compressor_specs
     assert chosen[0] == "none"
     assert {"group_topk", "powersgd", "sign"} < set(chosen)
     assert not any(name.startswith("torch_") for name in chosen)

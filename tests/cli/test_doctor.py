@@ -108,7 +108,7 @@ def test_a_smoke_test_that_cannot_start_is_a_failure(tmp_path: Path, monkeypatch
     def refuse(_request: object) -> None:
         raise UsageError("no such thing")
 
-    monkeypatch.setattr("bench.launch.plan.plan", refuse)
+    monkeypatch.setattr("bench.launch.resolve.resolve", refuse)
     assert doctor.smoke_test(tmp_path) == doctor.Check(
         "fail", "smoke", "no such thing", "mend what the other lines name"
     )

@@ -76,6 +76,27 @@ def test_comparing_imports_no_torch(tmp_path: Path) -> None:
     assert not loaded & {"torch", "torchvision", "sklearn", "matplotlib"}
 
 
+@pytest.mark.parametrize(
+    ("arguments", "sentence"),
+    [
+        (("run", "--batch-size", "0"), "--batch-size 0 is not possible"),
+        (("run", "--epochs", "1", "--steps", "1"), "give one of them"),
+        (("run", "--hosts", "2", "--world-size", "3"), "--world-size 3 contradicts 2 virtual hosts"),
+        (("run", "--node-rank", "1"), "--node-rank 1 does not exist"),
+        (("run", "--straggler", "rank=2,slowdown=2"), "names none of the 2 ranks"),
+        (("collectives", "--overlap", "2"), "--overlap 2.0 is not possible"),
+        (("compressors", "--repeats", "0"), "--repeats 0 is not possible"),
+    ],
+)
+def test_what_numbers_alone_show_is_refused_without_torch(arguments: tuple[str, ...], sentence: str) -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", PROBE, *arguments], capture_output=True, text=True, timeout=60, check=False
+    )
+    assert done.returncode == 2
+    assert sentence in done.stderr
+    assert "loaded:\n" in done.stderr
+
+
 def test_the_probe_would_see_torch() -> None:
     _, loaded = bench("list", "pairs")
     assert "torch" in loaded

@@ -10,10 +10,11 @@ from typing import Any
 
 import pytest
 
-from bench.core.request import Request
+from bench.core.config import RunConfig
 from bench.core.run_folder import read_json
 from bench.hosts.job import HostsJob
-from bench.launch import plan, run, torchrun
+from bench.launch import run, torchrun
+from bench.launch.resolve import resolve
 from bench.launch.run import Result
 from tests.hosts.conftest import processes_of
 from tests.testing.invoke import rows
@@ -42,11 +43,11 @@ def run_and_disturb(
             disturb(jobs[0])
 
     monkeypatch.setattr(torchrun, "launch", launch)
-    request = Request(
+    asked = RunConfig(
         model="linear", dataset="synthetic", train_size=512, test_size=64, batch_size=8, steps=100_000, eval_every=20,
         hosts=num_hosts, bandwidth="100mbit", timeout_s=3.0, **options,
     )  # fmt: skip
-    return run.execute(plan.plan(request), out, see)
+    return run.execute(resolve(asked), out, see)
 
 
 def said(result: Result) -> dict[int, tuple[str, int | None]]:

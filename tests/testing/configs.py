@@ -6,26 +6,31 @@ from typing import Any
 
 from bench.core.config import RunConfig
 
+COMPONENTS = {
+    "model": "linear",
+    "dataset": "digits",
+    "optimizer": "sgd",
+    "compressor": "none",
+    "collective": "native",
+    "strategy": "ddp",
+}
+
 
 def make_config(**changes: Any) -> RunConfig:
     """A complete configuration of a small run, with the fields that a test cares about changed."""
-    components = {
-        "model": "linear",
-        "dataset": "digits",
-        "optimizer": "sgd",
-        "compressor": "none",
-        "collective": "native",
-        "strategy": "ddp",
-    }
     fields: dict[str, Any] = {
         "name": "test",
-        **components,
-        "filled": components,
+        **COMPONENTS,
+        "filled": COMPONENTS,
         "epochs": 1,
+        "eval_every": 1,
         "lr": 0.1,
         "train_size": 64,
         "test_size": 32,
+        "world_size": 2,
+        "hosts": 1,
         "ranks_per_host": 2,
-        "data_dir": "data",
+        "threads": 1,
+        "device": "cpu",
     }
     return RunConfig(**(fields | changes))

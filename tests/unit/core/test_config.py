@@ -4,16 +4,22 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import typing
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from bench.core.collectives_config import CollectivesConfig
+from bench.core.compressors_config import CompressorsConfig
 from bench.core.config import RunConfig
+from bench.core.configuration import Configuration, Option
 from bench.core.errors import UsageError
 from bench.core.schema import METRICS_BY_NAME
-from tests.testing.configs import make_config
+from tests.testing.configs import COMPONENTS, make_config
 
-# Labels, places, and what only observes a run. Every other field identifies the experiment.
+# `partition` has one value so far; the components count by their full texts in `filled`.
+# Labels, places, what only observes a run, and words of which other fields hold the numbers.
 NO_IDENTITY = {
     "name",
     "data_dir",
@@ -23,23 +29,44 @@ NO_IDENTITY = {
     "timeout_s",
     "profile",
     "save_model",
+    "network",
+    "bandwidth",
+    "uplink",
+    "downlink",
+    "latency",
+    "jitter",
+    "loss",
+    "cluster_file",
+    "cluster",
 }
-# Their full texts in `filled` count.
-COMPONENTS = {"model", "dataset", "optimizer", "compressor", "collective", "strategy"}
-FIELDS = {field.name for field in dataclasses.fields(RunConfig)} - COMPONENTS - {"filled", "seed"}
-OTHER = "another value"  # a configuration is not checked again, so a text does for every field
+FIELDS = {option.name: option for option in RunConfig.options()}
+TEXTS = {"straggler": "rank=1,slowdown=3", "lr_scaling": "linear:base=2"}  # texts that have a form
+
+
+def other(option: Option) -> Any:
+    """A value that the option may have and `make_config` does not give it."""
+    now = getattr(make_config(), option.name)
+    if typing.get_origin(option.type) is typing.Literal:
+        return next(choice for choice in typing.get_args(option.type) if choice != now)
+    if option.name == "cluster":
+        return {"hosts": []}
+    if option.cell_type is bool:
+        return not now
+    return TEXTS.get(option.name, "another") if option.cell_type is str else (now or 0) + option.cell_type(1)
 
 
 @pytest.mark.parametrize("field", sorted(NO_IDENTITY))
 def test_labels_and_places_do_not_identify_an_experiment(field: str) -> None:
-    changed = make_config(**{field: OTHER})
+    changed = make_config(**{field: other(FIELDS[field])})
     assert changed != make_config()
     assert changed.digest == make_config().digest
 
 
-@pytest.mark.parametrize("field", sorted(FIELDS - NO_IDENTITY))
+@pytest.mark.parametrize(
+    "field", sorted(FIELDS.keys() - NO_IDENTITY - COMPONENTS.keys() - {"filled", "seed", "partition"})
+)
 def test_everything_else_does(field: str) -> None:
-    changed = make_config(**{field: OTHER})
+    changed = make_config(**{field: other(FIELDS[field])})
     assert changed.digest != make_config().digest
     assert changed.config_id != make_config().config_id
 
@@ -80,7 +107,7 @@ def test_json_brings_the_same_configuration_back(tmp_path: Path) -> None:
 def test_a_file_that_is_no_configuration_is_refused(text: str, tmp_path: Path) -> None:
     path = tmp_path / "config.json"
     path.write_text(text, encoding="utf-8")
-    with pytest.raises(UsageError, match=r"is not a run's config.json"):
+    with pytest.raises(UsageError, match="holds no RunConfig"):
         RunConfig.from_json(path)
 
 
@@ -92,9 +119,53 @@ def test_an_absent_file_is_refused(tmp_path: Path) -> None:
 def test_columns_are_the_schemas_identity_columns() -> None:
     columns = make_config().columns()
     identity = {name for name, column in METRICS_BY_NAME.items() if column.group == "identity"}
-    assert set(columns) == (identity | {"target_accuracy"}) - {"run_id"}
+    assert set(columns) == identity - {"run_id"}
     assert columns["digest"] == make_config().digest
     assert columns["optimizer"] == "sgd"
+
+
+@pytest.mark.parametrize("configuration", [RunConfig, CollectivesConfig, CompressorsConfig])
+def test_what_identifies_an_experiment_is_a_column(configuration: type[Configuration]) -> None:
+    hidden = [option.name for option in configuration.options() if option.recorded.identity > option.recorded.column]
+    assert not hidden
+
+
+@pytest.mark.parametrize("configuration", [RunConfig, CollectivesConfig, CompressorsConfig])
+def test_every_number_has_a_range_and_every_option_a_meaning(configuration: type[Configuration]) -> None:
+    for option in configuration.options():
+        assert option.meaning, option.name
+        if option.flag and option.cell_type in (int, float):
+            assert option.range, option.name
+
+
+@pytest.mark.parametrize(
+    ("options", "sentence"),
+    [
+        ({"batch_size": 0}, "--batch-size 0 is not possible: Input should be greater than or equal to 1"),
+        ({"lr": float("nan")}, "--lr nan is not possible: Input should be a finite number"),
+        ({"warmup_epochs": float("inf")}, "--warmup-epochs inf is not possible"),
+        ({"timeout_s": 0.5}, "--timeout 0.5 is not possible"),
+        ({"trigger": "never"}, "--trigger never is not possible"),
+        ({"augment": None}, "--augment None is not possible"),
+        ({"name": "a/b"}, "--name 'a/b' cannot be part"),
+        ({"lr_scaling": "linear:base=0"}, "--lr-scaling linear:base=0 is not possible"),
+        ({"lr_scaling": "square"}, "--lr-scaling square is not possible"),
+    ],
+)
+def test_a_value_out_of_its_range_is_refused_by_its_flag(options: dict[str, Any], sentence: str) -> None:
+    with pytest.raises(UsageError, match=sentence):
+        make_config(**options)
+
+
+def test_texts_are_written_in_one_way() -> None:
+    config = make_config(lr_scaling=" linear : base = 1 ", straggler="rank=1, slowdown=3.0")
+    assert (config.lr_scaling, config.straggler) == ("linear", "rank=1,slowdown=3")
+    assert config.digest == make_config(lr_scaling="linear", straggler="rank=1,slowdown=3").digest
+
+
+def test_only_what_was_not_given_is_chosen() -> None:
+    chosen = RunConfig(eval_every=0).choose(eval_every=1, lr=0.5)
+    assert (chosen.eval_every, chosen.lr) == (0, 0.5)
 
 
 def test_a_configuration_is_plain_json_and_cannot_change() -> None:

@@ -10,9 +10,9 @@ import pytest
 
 from bench.cli.defaults_doc import document, table
 from bench.core import registry
+from bench.core.config import DEFAULT_EPOCHS, RunConfig
 from bench.core.errors import BenchError, Interrupted, NothingToCompare, Regression, RunFailed, UsageError
-from bench.core.request import DEFAULT_EPOCHS, Request
-from bench.launch.plan import plan
+from bench.launch.resolve import resolve
 from tests.testing.invoke import invoke
 
 ROOT = Path(__file__).parents[3]
@@ -29,20 +29,24 @@ def test_the_table_of_defaults_is_that_of_the_program() -> None:
     assert document(TEXT) == TEXT, "run: python -m bench.cli.defaults_doc"
 
 
-def test_the_table_names_every_default_of_a_request() -> None:
+def test_the_table_names_every_default() -> None:
     rows = {row.split("|")[1].split(",")[0].strip(" `"): row for row in table().splitlines()}
-    for name, value in vars(Request()).items():
-        row = rows[{"timeout_s": "--timeout"}.get(name, f"--{name.replace('_', '-')}")]
+    for option in RunConfig.options():
+        if option.flag is None:
+            continue
+        row, value = rows[option.flag_name], option.default
         if value is not None and not isinstance(value, bool):
             assert f"| `{value:g}` |" in row if isinstance(value, float) else f"| `{value}` |" in row
-    assert f"| {DEFAULT_EPOCHS} |" in rows["--epochs"]
+    assert f"| {DEFAULT_EPOCHS} without --steps |" in rows["--epochs"]
 
 
 def test_what_the_program_chooses_is_what_the_table_says() -> None:
-    config = plan(Request())
+    config = resolve(RunConfig())
     assert (config.collective, config.epochs, config.eval_every) == ("native", DEFAULT_EPOCHS, 1)
-    assert plan(Request(compressor="topk")).collective == "allgather"
-    assert plan(Request(steps=5)).eval_every == 0
+    assert resolve(RunConfig(compressor="topk")).collective == "allgather"
+    assert resolve(RunConfig(compressor="group_topk:preset=patent")).collective == "ring"
+    assert resolve(RunConfig(compressor="group_topk:preset=patent", collective="tree")).collective == "tree"
+    assert resolve(RunConfig(steps=5)).eval_every == 0
     assert config.lr == registry.load("optimizers", "sgd").default_lr  # type: ignore[attr-defined]
 
 

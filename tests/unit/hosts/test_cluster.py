@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from bench.core.errors import UsageError
-from bench.core.request import HostsRequest
+from bench.core.job_config import RanksConfig
 from bench.hosts.cluster import Cluster, HostLink
 from bench.hosts.cluster_options import PRESETS, cluster_from_options, cluster_from_toml
 
@@ -33,7 +33,7 @@ cpu_share = 0.5
 
 
 def requested(**options: Any) -> Cluster | None:
-    return cluster_from_options(HostsRequest(**options))
+    return cluster_from_options(RanksConfig(**options))
 
 
 def write(tmp_path: Path, text: str) -> Path:
@@ -77,7 +77,7 @@ def test_a_file_describes_uneven_hosts(tmp_path: Path) -> None:
     assert cluster.hosts[3] == HostLink(
         name="edge", uplink_bps=20e6, downlink_bps=50e6, latency_s=0.005, jitter_s=0.001, loss=0.01, cpu_share=0.5
     )
-    assert (cluster.uplink_bps, cluster.downlink_bps, cluster.latency_s) == (20e6, 50e6, 0.005)
+    assert tuple(cluster.columns().values())[:-1] == (20e6, 50e6, 0.005, 0.001, 0.01, 0.5)
     assert (cluster.ranks_per_host, cluster.is_uniform, cluster.needs_netem) == (2, False, True)
 
 
@@ -107,7 +107,7 @@ def test_describe_is_short_for_equal_hosts_and_complete_for_others(tmp_path: Pat
     ("options", "sentence"),
     [
         ({"hosts": 1}, "give 2 to 254"),
-        ({"hosts": 2, "ranks_per_host": 0}, "at least 1"),
+        ({"hosts": 2, "ranks_per_host": 0}, "greater than or equal to 1"),
         ({"bandwidth": "100mbit"}, "--hosts N"),
         ({"hosts": 2, "bandwidth": "100mbit", "uplink": "1mbit"}, "sets both directions"),
         ({"hosts": 2, "bandwidth": "fast"}, "is not a bandwidth"),
@@ -118,8 +118,8 @@ def test_describe_is_short_for_equal_hosts_and_complete_for_others(tmp_path: Pat
         ({"hosts": 2, "loss": "much"}, "is not a share"),
         ({"hosts": 2, "loss": "much%"}, "is not a share"),
         ({"hosts": 2, "latency": "20s"}, "give 0 to 10 s"),
-        ({"cluster": "edge.toml", "latency": "1ms"}, "put all of it into the file"),
-        ({"cluster": "no such file.toml"}, "cannot be read"),
+        ({"cluster_file": "edge.toml", "latency": "1ms"}, "put all of it into the file"),
+        ({"cluster_file": "no such file.toml"}, "cannot be read"),
     ],
 )
 def test_impossible_options_are_one_sentence(options: dict[str, Any], sentence: str) -> None:

@@ -2,17 +2,27 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
 
+from bench.core.collectives_config import CollectivesConfig
+from bench.core.config import RunConfig
 from bench.core.errors import UsageError
-from bench.core.request import HostsRequest, Request
-from bench.launch import collectives, placement, plan
-from bench.launch.collectives_request import CollectivesRequest
-from bench.launch.placement import Placement, place
+from bench.core.job_config import RanksConfig
+from bench.launch import collectives, placement
+from bench.launch.placement import place
+from bench.launch.resolve import resolve
 
-HOSTS: dict[str, Any] = {"hosts": 3, "ranks_per_host": 2, "uplink": "20mbit", "latency": "5ms"}
+HOSTS: dict[str, Any] = {
+    "hosts": 3,
+    "ranks_per_host": 2,
+    "uplink": "20mbit",
+    "latency": "5ms",
+    "jitter": "1ms",
+    "loss": "1%",
+}
 
 
 @pytest.fixture(autouse=True)
@@ -21,22 +31,51 @@ def eight_cores(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_without_virtual_hosts_ranks_share_the_machines() -> None:
-    assert place(HostsRequest()) == Placement(world_size=2, hosts=1, ranks_per_host=2, threads=4)
-    assert place(HostsRequest(world_size=6), 3) == Placement(world_size=6, hosts=3, ranks_per_host=2, threads=4)
+    assert place(RanksConfig()) == RanksConfig(world_size=2, hosts=1, ranks_per_host=2, threads=4)
+    asked = RanksConfig(world_size=6, nnodes=3)
+    assert place(asked) == RanksConfig(world_size=6, nnodes=3, hosts=3, ranks_per_host=2, threads=4)
 
 
 def test_virtual_hosts_bring_their_ranks_and_links() -> None:
-    placed = place(HostsRequest(**HOSTS))
+    placed = place(RanksConfig(**HOSTS))
     assert (placed.world_size, placed.hosts, placed.ranks_per_host, placed.threads) == (6, 3, 2, 1)
     assert (placed.uplink_bps, placed.downlink_bps, placed.latency_s) == (20e6, None, 0.005)
+    assert (placed.jitter_s, placed.loss_ratio, placed.cpu_share, placed.cluster_digest) == (0.001, 0.01, 1.0, None)
     assert placed.cluster is not None
     assert [host["name"] for host in placed.cluster["hosts"]] == ["host0", "host1", "host2"]
 
 
+UNEVEN = """
+[[host]]
+uplink = "20mbit"
+latency = "5ms"
+[[host]]
+uplink = "{uplink}"
+latency = "5ms"
+cpu_share = {share}
+"""
+
+
+def test_unequal_hosts_are_told_apart_by_the_columns(tmp_path: Path) -> None:
+    file = tmp_path / "cluster.toml"
+    digests = set()
+    for uplink, share in (("30mbit", 0.5), ("40mbit", 0.5), ("20mbit", 0.25)):
+        file.write_text(UNEVEN.format(uplink=uplink, share=share), encoding="utf-8")
+        config = resolve(RunConfig(cluster_file=str(file)))
+        assert (config.uplink_bps, config.cpu_share) == (20e6, share)
+        digests.add((config.cluster_digest, config.digest))
+    assert len({links for links, _ in digests}) == len({run for _, run in digests}) == 3
+
+
+def test_loss_and_jitter_tell_experiments_apart() -> None:
+    runs = [resolve(RunConfig(hosts=2, latency="5ms", **more)) for more in ({}, {"loss": "1%"}, {"jitter": "1ms"})]
+    assert len({run.digest for run in runs}) == 3
+
+
 def test_both_commands_place_alike() -> None:
-    run = plan.plan(Request(**HOSTS))
-    sums, _ = collectives.plan(CollectivesRequest(**HOSTS))
-    for name, value in vars(place(HostsRequest(**HOSTS))).items():
+    run = resolve(RunConfig(**HOSTS))
+    sums, _ = collectives.resolve(CollectivesConfig(**HOSTS))
+    for name, value in vars(place(RanksConfig(**HOSTS))).items():
         assert getattr(run, name) == getattr(sums, name) == value, name
 
 
@@ -52,5 +91,5 @@ def test_both_commands_place_alike() -> None:
 )
 def test_what_cannot_be_is_refused(options: dict[str, Any], sentence: str) -> None:
     with pytest.raises(UsageError, match=sentence) as caught:
-        plan.plan(Request(**options))
+        resolve(RunConfig(**options))
     assert "\n" not in str(caught.value)

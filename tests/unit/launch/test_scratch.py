@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
+from bench.core.collectives_config import CollectivesConfig
 from bench.core.errors import BenchError, Interrupted, RunFailed, UsageError
 from bench.launch import collectives, torchrun
-from bench.launch.collectives_request import CollectivesRequest
 from bench.launch.scratch import scratch_folder
 
 
@@ -44,7 +44,7 @@ def test_a_start_that_fails_leaves_only_what_it_names(
         raise error
 
     monkeypatch.setattr(torchrun, "launch", launch)
-    config, _ = collectives.plan(CollectivesRequest(device="cpu", sizes="4kB", collectives="ring"))
+    config, _ = collectives.resolve(CollectivesConfig(device="cpu", sizes="4kB", collectives="ring"))
     with pytest.raises(type(error), match=str(error)) as caught:
         collectives.execute(config, lambda _: None)
     left = [str(path) for path in temporary.iterdir()]

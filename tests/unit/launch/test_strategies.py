@@ -6,10 +6,10 @@ from typing import Any
 
 import pytest
 
+from bench.core.config import RunConfig
 from bench.core.errors import UsageError
-from bench.core.request import Request
-from bench.launch import plan as plan_module
-from bench.launch.plan import plan
+from bench.launch import devices
+from bench.launch.resolve import resolve
 
 ASP, SSP = "async_server:mode=asp", "async_server"
 
@@ -52,24 +52,24 @@ TAKEN: list[dict[str, Any]] = [
 @pytest.mark.parametrize(("choice", "sentence"), REFUSALS, ids=[" ".join(map(str, c.values())) for c, _ in REFUSALS])
 def test_refusal(choice: dict[str, Any], sentence: str) -> None:
     with pytest.raises(UsageError) as raised:
-        plan(Request(**choice))
+        resolve(RunConfig(**choice))
     assert sentence in str(raised.value)
     assert "\n" not in str(raised.value)
 
 
 @pytest.mark.parametrize("choice", TAKEN, ids=[" ".join(map(str, choice.values())) for choice in TAKEN])
 def test_taken(choice: dict[str, Any]) -> None:
-    config = plan(Request(**choice))
+    config = resolve(RunConfig(**choice))
     assert (config.strategy, config.collective) == (choice["strategy"], "server")
 
 
 def test_every_option_of_a_strategy_identifies_the_run() -> None:
-    configs = [plan(Request(strategy=text)) for text in (SSP, "async_server:staleness=1", ASP)]
+    configs = [resolve(RunConfig(strategy=text)) for text in (SSP, "async_server:staleness=1", ASP)]
     assert configs[0].filled["strategy"] == "async_server:mode=ssp,root=0,staleness=0"
     assert len({config.config_id for config in configs}) == len(configs)
 
 
 def test_a_gpu_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(plan_module, "_device", lambda _asked: "cuda")
+    monkeypatch.setattr(devices.torch.cuda, "device_count", lambda: 2)
     with pytest.raises(UsageError, match="add --device cpu"):
-        plan(Request(strategy=ASP))
+        resolve(RunConfig(strategy=ASP))

@@ -26,7 +26,7 @@ def test_compressors_are_measured_as_ranks_run(monkeypatch: pytest.MonkeyPatch) 
         raise KeyboardInterrupt
 
     monkeypatch.setattr(torchrun, "start", start)
-    config = CompressorsConfig(compressors=("none",), model="linear", dataset="digits", threads=2)
+    config = CompressorsConfig(compressors="none", model="linear", threads=2, device="cpu")
     with pytest.raises(Interrupted):
-        compressors.execute(config, 1.0, lambda _: None)
+        compressors.execute(config, lambda _: None)
     assert torchrun.variables(2).items() <= started[0].items()

@@ -15,7 +15,7 @@ from compressors.layer import layers_of
 from compressors.topk import TopK
 from tests.testing.compressor_cases import LAYERS, NAMES, layers_of_shapes
 
-CONFIG = CompressorsConfig(compressors=("none",), model="linear", dataset="digits", repeats=3)
+CONFIG = CompressorsConfig(compressors="none", model="linear", dataset="digits", repeats=3)
 NUMEL = sum(layer.numel for layer in LAYERS)
 
 

@@ -15,7 +15,7 @@ from collectives.payloads.base import Payload
 from collectives.transport.memory import MemoryTransport, run_threads
 
 CONFIG = CollectivesConfig(
-    pairs=(("ring", "none"),), sizes=(4000,), dtype="fp32", overlap=0.0, iters=1, warmup=0, rounds=1, seed=1,
+    pairs=(("ring", "none"),), sizes="4kB", iters=1, warmup=0, rounds=1,
     world_size=3, ranks_per_host=3, device="cpu", threads=1, timeout_s=20.0,
 )  # fmt: skip
 COUNT = 102_400

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import csv
 from pathlib import Path
 
 import pytest
@@ -7,7 +8,8 @@ import pytest
 from bench.core.errors import NothingToCompare, UsageError
 from bench.core.schema import METRICS
 from bench.report.store import load
-from tests.testing.fake_rows import fake_row, fake_seeds, write_run, write_runs
+from tests.testing.fake_rows import fake_row, fake_seeds, topk_seeds, write_run, write_runs
+from tests.testing.invoke import invoke
 
 
 def test_a_run_folder_a_folder_of_runs_a_file_and_a_pattern_give_the_same_rows(tmp_path: Path) -> None:
@@ -52,6 +54,26 @@ def test_every_column_of_the_schema_is_there_with_its_type(tmp_path: Path) -> No
     assert str(rows["seed"].dtype) == "Int64"
     assert str(rows["replicas_in_sync"].dtype) == "boolean"
     assert rows["samples_per_s"].isna().all()
+
+
+# What `bench run` wrote before its options declared their columns.
+OLD_HEADER = Path(__file__).with_name("old_metrics_header.csv").read_text(encoding="utf-8").strip().split(",")
+
+
+def test_an_old_file_is_compared_with_a_new_one(tmp_path: Path) -> None:
+    old = fake_seeds([100, 110, 120], hosts=2, target_accuracy=0.9)
+    with (tmp_path / "old.csv").open("w", newline="", encoding="utf-8") as file:
+        writer = csv.DictWriter(file, OLD_HEADER)
+        writer.writeheader()
+        writer.writerows(old)
+    write_runs(tmp_path / "new", topk_seeds([200, 210, 220], warmup_steps=3, cpu_share=0.5))
+    rows = load([tmp_path / "old.csv", tmp_path / "new"])
+    assert rows["hosts"].to_list()[:3] == [2, 2, 2]
+    assert rows["target_accuracy"].to_list()[:3] == [0.9, 0.9, 0.9]
+    assert rows["warmup_steps"].isna().to_list() == [True] * 3 + [False] * 3
+    answer = invoke("compare", str(tmp_path / "old.csv"), str(tmp_path / "new"))
+    assert answer.code == 0, answer.error
+    assert "topk" in answer.out
 
 
 def test_a_cut_last_line_is_named_and_the_rest_is_used(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

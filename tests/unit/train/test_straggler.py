@@ -6,10 +6,10 @@ import pytest
 import torch
 from torch import nn
 
+from bench.core.config import RunConfig
 from bench.core.errors import UsageError
-from bench.core.request import Request
 from bench.core.straggler import Straggler
-from bench.launch.plan import plan
+from bench.launch.resolve import resolve
 from bench.train import straggler
 
 
@@ -38,15 +38,15 @@ def test_what_cannot_be_read_is_refused_in_one_sentence(text: str) -> None:
 
 
 def test_the_plan_keeps_it_as_part_of_the_experiment() -> None:
-    config = plan(Request(straggler="rank=1, slowdown=3.0"))
+    config = resolve(RunConfig(straggler="rank=1, slowdown=3.0"))
     assert config.straggler == "rank=1,slowdown=3"
     assert config.columns()["straggler"] == "rank=1,slowdown=3"
-    assert config.digest != plan(Request()).digest
+    assert config.digest != resolve(RunConfig()).digest
 
 
 def test_a_rank_that_is_not_there_is_refused() -> None:
     with pytest.raises(UsageError, match="names none of the 2 ranks"):
-        plan(Request(straggler="rank=2,slowdown=3"))
+        resolve(RunConfig(straggler="rank=2,slowdown=3"))
 
 
 def test_a_step_takes_as_many_times_as_long_before_its_last_gradient_is_handed_on(

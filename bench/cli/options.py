@@ -1,0 +1,85 @@
+"""From a configuration's declarations to the options that Typer shows and reads."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable
+from pathlib import Path
+from typing import Annotated, Any, Concatenate, ParamSpec, TypeVar
+
+import typer
+
+from bench.cli.completion import complete, complete_list
+from bench.core.configuration import Configuration, Option
+from bench.core.errors import UsageError
+from bench.core.job_config import OUTPUT
+from bench.core.rows import RowWriter, StoreError
+from bench.core.schema import Column
+
+C = TypeVar("C", bound=Configuration)
+Own = ParamSpec("Own")
+
+RowFile = Annotated[
+    Path | None,
+    typer.Option(help="Append the rows to this CSV file, each as it is done.", metavar="FILE", rich_help_panel=OUTPUT),
+]
+AsJson = Annotated[bool, typer.Option("--json", help="Print data as JSON on stdout.", rich_help_panel=OUTPUT)]
+
+
+def takes(
+    configuration: type[C],
+) -> Callable[[Callable[Concatenate[C, Own], None]], Callable[..., None]]:
+    """Give a command every option of a configuration, which becomes its first argument; its own options stay."""
+
+    def decorate(function: Callable[Concatenate[C, Own], None]) -> Callable[..., None]:
+        _, *own = inspect.signature(function, eval_str=True).parameters.values()
+        declared = [_parameter(option) for option in configuration.options() if option.flag]
+
+        def command(**given: Any) -> None:
+            options = configuration(**{parameter.name: given.pop(parameter.name) for parameter in declared})
+            function(options, **given)  # type: ignore[call-arg]
+
+        parameters = sorted([*declared, *own], key=lambda parameter: configuration.panels.index(_panel(parameter)))
+        command.__doc__ = function.__doc__
+        command.__signature__ = inspect.Signature(  # type: ignore[attr-defined]
+            [parameter.replace(kind=inspect.Parameter.KEYWORD_ONLY) for parameter in parameters]
+        )
+        command.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}
+        return command
+
+    return decorate
+
+
+def row_writer(out: Path | None, columns: tuple[Column, ...]) -> RowWriter | None:
+    """What appends rows to the file that the user named.
+
+    Raises:
+        UsageError: the file cannot be written.
+    """
+    try:
+        return RowWriter(out, columns) if out else None
+    except StoreError as error:
+        raise UsageError(str(error)) from None
+
+
+def _parameter(option: Option) -> inspect.Parameter:
+    flag = option.flag
+    assert flag is not None
+    completer = (complete_list if flag.many else complete)(flag.room) if flag.room else None
+    info = typer.Option(
+        *([flag.name] if flag.name else []),
+        help=f"{option.meaning[0].upper()}{option.meaning[1:]}.",
+        rich_help_panel=flag.panel,
+        metavar=f"{option.cell_type.__name__} {option.range}" if option.range else None,
+        show_default=flag.chosen or True,
+        autocompletion=completer,
+    )
+    optional = option.type if option.default is not None else option.type | None
+    return inspect.Parameter(
+        option.name, inspect.Parameter.KEYWORD_ONLY, default=option.default, annotation=Annotated[optional, info]
+    )
+
+
+def _panel(parameter: inspect.Parameter) -> str:
+    panel: str = parameter.annotation.__metadata__[0].rich_help_panel
+    return panel

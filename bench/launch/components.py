@@ -1,0 +1,91 @@
+"""The components of a run: built, and checked against each other."""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+from typing import cast
+
+from bench.core import spec
+from bench.core.config import RunConfig
+from bench.core.errors import UsageError
+from bench.datasets.base import Dataset
+from bench.launch.old_spellings import refuse_old_spelling
+from bench.models.base import Model
+from bench.optimizers.base import Optimizer
+from bench.strategies.base import Strategy
+from collectives.base import Collective
+from collectives.options import OptionError
+from compressors.base import Compressor
+from compressors.pairs import refusal
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Components:
+    """The six components of a run, each built and validated by itself, by the name of its option."""
+
+    model: Model
+    dataset: Dataset
+    optimizer: Optimizer
+    compressor: Compressor
+    collective: Collective
+    strategy: Strategy
+
+
+def build_components(config: RunConfig) -> Components:
+    """Build the six components.
+
+    Raises:
+        UsageError: unknown component or option, or a value out of range.
+    """
+    strategy = cast(Strategy, spec.build("strategies", config.strategy))
+    compressor = cast(Compressor, spec.build("compressors", config.compressor))
+    if config.collective:
+        refuse_old_spelling(config.collective)
+    collective = config.collective or _first_legal(strategy, compressor)
+    return Components(
+        model=cast(Model, spec.build("models", config.model)),
+        dataset=cast(Dataset, spec.build("datasets", config.dataset)),
+        optimizer=cast(Optimizer, spec.build("optimizers", config.optimizer)),
+        compressor=compressor,
+        collective=cast(Collective, spec.build("collectives", collective)),
+        strategy=strategy,
+    )
+
+
+def check_together(config: RunConfig, parts: Components) -> None:
+    """Refuse components that cannot work together in this run, for the reason that leads to one that can.
+
+    Raises:
+        UsageError: they cannot.
+    """
+    reason = (
+        parts.strategy.refusal(config, parts.compressor, parts.collective)
+        or refusal(parts.compressor, parts.collective)
+        or parts.collective.ranks_refusal(config.world_size)
+    )
+    if reason:
+        raise UsageError(reason)
+    if parts.compressor.owns_momentum:
+        try:
+            parts.optimizer.hand_over_momentum()
+        except OptionError as error:
+            raise UsageError(str(error)) from None
+
+
+def prepare_data(config: RunConfig) -> None:
+    """Make sure that the data set can be loaded by every rank, downloading it where it is absent.
+
+    Raises:
+        UsageError: it is absent and cannot be fetched, or it is damaged.
+    """
+    dataset = cast(Dataset, spec.build("datasets", config.filled["dataset"]))
+    if not dataset.is_present(Path(config.data_dir)):
+        dataset.prepare(Path(config.data_dir))
+
+
+def _first_legal(strategy: Strategy, compressor: Compressor) -> str:
+    """The first of the strategy's own collectives that takes what is sent; the last if none does, and says why."""
+    *rest, last = strategy.default_collectives(compressor)
+    legal = (n for n in rest if refusal(compressor, cast(Collective, spec.build("collectives", n))) is None)
+    return next(legal, last)
