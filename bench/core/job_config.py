@@ -22,6 +22,8 @@ Threads = Annotated[int, Ge(1), Doc("threads per rank for tensor operations")]
 BucketMb = Annotated[float, Ge(0.001), Doc("DDP's bucket size in MiB"), Recorded(unit="MiB")]
 DataDir = Annotated[str, Doc("where data sets lie"), NOT_RECORDED]
 DATA_DIR = "data"
+LinkWord = Annotated[str | None, Flag(VIRTUAL_HOSTS), NOT_RECORDED]
+"""What a user writes of links; the figures that come of it are recorded."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -61,19 +63,13 @@ class RanksConfig(JobConfig):
     ranks_per_host: Annotated[
         int, Ge(1), Doc("ranks on each host"), Flag(VIRTUAL_HOSTS, chosen="1 on a virtual host")
     ] = NOT_GIVEN
-    network: Annotated[
-        str | None, Doc("a named network: adsl, 4g, wifi, 1gbe or 10gbe"), Flag(VIRTUAL_HOSTS), NOT_RECORDED
-    ] = None
-    bandwidth: Annotated[
-        str | None, Doc("rate of each link, up and down: 100mbit"), Flag(VIRTUAL_HOSTS), NOT_RECORDED
-    ] = None
-    uplink: Annotated[str | None, Doc("rate of what a host sends"), Flag(VIRTUAL_HOSTS), NOT_RECORDED] = None
-    downlink: Annotated[str | None, Doc("rate of what a host receives"), Flag(VIRTUAL_HOSTS), NOT_RECORDED] = None
-    latency: Annotated[
-        str | None, Doc("one-way delay of what a host sends: 5ms"), Flag(VIRTUAL_HOSTS), NOT_RECORDED
-    ] = None
-    jitter: Annotated[str | None, Doc("how far the delay varies: 1ms"), Flag(VIRTUAL_HOSTS), NOT_RECORDED] = None
-    loss: Annotated[str | None, Doc("share of frames lost: 1%"), Flag(VIRTUAL_HOSTS), NOT_RECORDED] = None
+    network: Annotated[LinkWord, Doc("a named network: adsl, 4g, wifi, 1gbe or 10gbe")] = None
+    bandwidth: Annotated[LinkWord, Doc("rate of each link, up and down: 100mbit")] = None
+    uplink: Annotated[LinkWord, Doc("rate of what a host sends")] = None
+    downlink: Annotated[LinkWord, Doc("rate of what a host receives")] = None
+    latency: Annotated[LinkWord, Doc("one-way delay of what a host sends: 5ms")] = None
+    jitter: Annotated[LinkWord, Doc("how far the delay varies: 1ms")] = None
+    loss: Annotated[LinkWord, Doc("share of frames lost: 1%")] = None
     cluster_file: Annotated[
         str | None,
         Doc("a TOML file that describes uneven virtual hosts"),

@@ -26,12 +26,12 @@ from bench.core.run_folder import RunFolder
 from bench.hosts.cluster import Cluster
 from bench.hosts.network_report import NetworkReport
 from bench.hosts.network_script import INTERFACE
-from bench.hosts.supervisor import STOP_GRACE_S, Plan
+from bench.hosts.supervisor import STOP_GRACE_S, Assignment
 from bench.hosts.support import UNSHARE, hosts_supported, netem_supported, search_path
 
 PORT = 29500
 """Where host 0's rendezvous listens; the network is private, so the port is always free."""
-PLAN_FILE = "hosts.json"
+ASSIGNMENT_FILE = "hosts.json"
 
 _READY_WITHIN_S = 600.0
 _KILL_GRACE_S = 2.0
@@ -137,7 +137,7 @@ def start_hosts(
 
     Args:
         cluster: hosts and links.
-        run_dir: an existing folder; gets `hosts.json` (the plan) and `link.json` (the measurements).
+        run_dir: an existing folder; gets `hosts.json` (the assignment) and `link.json` (the measurements).
         command_for: host index -> (arguments, variables to add to this process's environment).
         output: where everything's output goes; None: this process's own.
         grace_s: after the first host's command failed, the others may go on for so long before they are stopped.
@@ -149,19 +149,19 @@ def start_hosts(
     check_support(cluster, run_dir)
     commands = [command_for(index) for index in range(len(cluster.hosts))]
     shared = {WIRE_HEADERS_VARIABLE: cluster.wire_headers}
-    plan = Plan(
+    assignment = Assignment(
         cluster=cluster,
         commands=tuple(tuple(map(str, arguments)) for arguments, _ in commands),
         environments=tuple({**shared, **variables} for _, variables in commands),
         run_dir=run_dir.resolve(),
         grace_s=grace_s,
     )
-    plan_path = run_dir.resolve() / PLAN_FILE
-    plan_path.write_text(plan.to_json(), encoding="utf-8")
+    path = run_dir.resolve() / ASSIGNMENT_FILE
+    path.write_text(assignment.to_json(), encoding="utf-8")
     status_out, status_in = os.pipe()
     try:
         unshare = subprocess.Popen(
-            [*UNSHARE, sys.executable, "-m", "bench.hosts.supervisor", str(plan_path), str(status_in)],
+            [*UNSHARE, sys.executable, "-m", "bench.hosts.supervisor", str(path), str(status_in)],
             env=os.environ | {"PATH": search_path()},
             bufsize=0,
             stdin=subprocess.PIPE,

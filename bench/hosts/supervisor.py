@@ -1,6 +1,6 @@
 """Supervisor: process 1 of a job's private namespaces. Builds the network, measures it, and runs one command per host.
 
-Started by `bench.hosts.job` as ``python -m bench.hosts.supervisor PLAN STATUS_FD``. It is process 1 of its process
+Started by `bench.hosts.job` as ``python -m bench.hosts.supervisor PATH STATUS_FD``. It is process 1 of its process
 namespace: when it ends, however it ends, the kernel kills every other process of the job, and with the last one the
 network is gone. Its standard input is a pipe that only the launcher holds: the launcher's orders come through it
 (``stop``, ``down 2``, ``up 2``), and its end means that the launcher is dead.
@@ -35,7 +35,7 @@ _NAMES = Path("/etc/hosts")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Plan:
+class Assignment:
     """What the launcher asks of the supervisor.
 
     Attributes:
@@ -53,7 +53,7 @@ class Plan:
     grace_s: float
 
     def to_json(self) -> str:
-        """The plan as JSON text."""
+        """The assignment as JSON text."""
         values = {**vars(self), "cluster": self.cluster.to_dict(), "run_dir": str(self.run_dir)}
         return json.dumps(values, indent=2) + "\n"
 
@@ -70,31 +70,33 @@ class Plan:
         )
 
 
-def main(plan_path: str, status_fd: str) -> int:
-    """Run the plan; the exit code is that of the first command that failed, 0 if none did."""
+def main(path: str, status_fd: str) -> int:
+    """Run the assignment; the exit code is that of the first command that failed, 0 if none did."""
     orders: queue.SimpleQueue[str] = queue.SimpleQueue()
     threading.Thread(target=_listen, args=(orders,), daemon=True).start()
-    plan = Plan.from_json(Path(plan_path).read_text(encoding="utf-8"))
+    assignment = Assignment.from_json(Path(path).read_text(encoding="utf-8"))
     with os.fdopen(int(status_fd), "w", encoding="utf-8") as status:
         try:
-            _prepare(plan)
+            _prepare(assignment)
         except (BenchError, OSError) as error:
             code = error.exit_code if isinstance(error, BenchError) else RunFailed.exit_code
             _tell(status, {"error": str(error), "exit_code": code})
             return code
         _tell(status, {"ready": True})
-    return _Hosts(plan, orders).run()
+    return _Hosts(assignment, orders).run()
 
 
-def _prepare(plan: Plan) -> None:
-    run_commands(network_script.build_commands(plan.cluster))
+def _prepare(assignment: Assignment) -> None:
+    run_commands(network_script.build_commands(assignment.cluster))
     if _NAMES.exists():
         # torch looks up the names of the addresses it talks to; there is no name server in here that would answer.
         own = Path("/run/hosts")
-        own.write_text(_NAMES.read_text(encoding="utf-8") + network_script.name_lines(plan.cluster), encoding="utf-8")
+        own.write_text(
+            _NAMES.read_text(encoding="utf-8") + network_script.name_lines(assignment.cluster), encoding="utf-8"
+        )
         run_commands([["mount", "--bind", str(own), str(_NAMES)]])
-    congestion_control = congestion.settle(plan.cluster)
-    probe.measure(plan.cluster, congestion_control).write(RunFolder(plan.run_dir))
+    congestion_control = congestion.settle(assignment.cluster)
+    probe.measure(assignment.cluster, congestion_control).write(RunFolder(assignment.run_dir))
 
 
 def _tell(status: IO[str], message: dict[str, Any]) -> None:
@@ -125,8 +127,8 @@ def _listen(orders: queue.SimpleQueue[str]) -> None:
 class _Hosts:
     """The running commands, one per host."""
 
-    def __init__(self, plan: Plan, orders: queue.SimpleQueue[str]) -> None:
-        self._plan = plan
+    def __init__(self, assignment: Assignment, orders: queue.SimpleQueue[str]) -> None:
+        self._assignment = assignment
         self._orders = orders
         self._exit_code = 0
         self._kill_at: float | None = None
@@ -134,10 +136,10 @@ class _Hosts:
         signal.signal(signal.SIGTERM, lambda *_: orders.put("stop"))
         self._slowed = [
             SlowHost(network_script.namespace(index), host.cpu_share)
-            for index, host in enumerate(plan.cluster.hosts)
+            for index, host in enumerate(assignment.cluster.hosts)
             if host.cpu_share < 1
         ]
-        self._alive = {self._start(index) for index in range(len(plan.commands))}
+        self._alive = {self._start(index) for index in range(len(assignment.commands))}
 
     def run(self) -> int:
         """Wait for all commands; return the exit code of the first one that failed."""
@@ -150,11 +152,11 @@ class _Hosts:
         return self._exit_code
 
     def _start(self, index: int) -> int:
-        command = network_script.inside(index, list(self._plan.commands[index]))
+        command = network_script.inside(index, list(self._assignment.commands[index]))
         return os.posix_spawnp(
             command[0],
             command,
-            os.environ | self._plan.environments[index],
+            os.environ | self._assignment.environments[index],
             file_actions=[(os.POSIX_SPAWN_OPEN, 0, "/dev/null", os.O_RDONLY, 0)],
             setpgroup=0,
             setsigmask=[],
@@ -181,7 +183,7 @@ class _Hosts:
                 code = os.waitstatus_to_exitcode(status)
                 if code != 0 and self._exit_code == 0:
                     self._exit_code = code if code > 0 else 128 - code
-                    self._stop_at = time.monotonic() + self._plan.grace_s
+                    self._stop_at = time.monotonic() + self._assignment.grace_s
 
     def _keep_deadlines(self) -> None:
         now = time.monotonic()
