@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from bench.cli.options import AsJson, RowFile, row_writer, takes
 from bench.core.collectives_config import CollectivesConfig
@@ -40,30 +39,19 @@ EXAMPLES = """[bold]Examples[/bold]
 @takes(CollectivesConfig)
 def collectives(asked: CollectivesConfig, out: RowFile = None, as_json: AsJson = False) -> None:
     """Sum tensors in real processes, collective beside collective: times, bandwidths, messages, bytes, correctness."""
-    from bench.cli.collectives_display import Turns, print_rows
+    from bench.cli.collectives_display import print_rows, turns_of
     from bench.launch.collectives import execute, resolve
 
     config, left_out = resolve(asked)
     for reason in left_out:
         print(f"note: left out: {reason}", file=sys.stderr)
-    writer = row_writer(out, COLLECTIVES)
-    rows: list[Row] = []
-    with Turns(config) as turns:
-
-        def take(report: Mapping[str, Any]) -> None:
-            if "row" in report:
-                rows.append({**report["row"], **report["extras"]})
-                if writer is not None:
-                    writer.append(report["row"])
-            else:
-                turns.show(report["turn"])
-
-        try:
-            execute(config, take)
-        finally:  # what was measured before a failure is shown too
-            turns.stop()
-            print_rows(rows, config, as_json=as_json)
-    _check(rows)
+    turns = turns_of(config, row_writer(out, COLLECTIVES))
+    try:
+        with turns:
+            execute(config, turns.take)
+    finally:  # what was measured before a failure is shown too
+        print_rows(turns.rows, config, as_json=as_json)
+    _check(turns.rows)
 
 
 def _check(rows: list[Row]) -> None:

@@ -2,15 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
-
 from bench.cli.options import AsJson, RowFile, row_writer, takes
 from bench.core.compressors_config import CompressorsConfig
 from bench.core.schema import COMPRESSORS
-
-if TYPE_CHECKING:
-    from bench.report.compressors_table import Row
 
 EXAMPLES = """[bold]Examples[/bold]
 
@@ -27,21 +21,10 @@ def compressors(asked: CompressorsConfig, out: RowFile = None, as_json: AsJson =
 
     Encoding is all of a step but sending: residual added, entries chosen, payload packed, the rest kept.
     """
-    from bench.cli.compressors_display import Turns, print_rows
+    from bench.cli.compressors_display import print_rows, turns_of
     from bench.launch.compressors import execute, resolve
 
     config = resolve(asked)
-    writer = row_writer(out, COMPRESSORS)
-    rows: list[Row] = []
-    with Turns(config) as turns:
-
-        def take(report: Mapping[str, Any]) -> None:
-            if "row" in report:
-                rows.append(report["row"])
-                if writer is not None:
-                    writer.append(report["row"])
-            else:
-                turns.show(report["turn"])
-
-        execute(config, take)
-    print_rows(rows, config, as_json=as_json)
+    with turns_of(config, row_writer(out, COMPRESSORS)) as turns:
+        execute(config, turns.take)
+    print_rows(turns.rows, config, as_json=as_json)

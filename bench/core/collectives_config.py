@@ -58,11 +58,6 @@ class CollectivesConfig(RanksConfig):
         """
         return parse_sizes(self.sizes)
 
-    @property
-    def num_turns(self) -> int:
-        """Turns of all pairs at all sizes together: what progress is counted in."""
-        return len(self.pairs) * len(self.sizes_bytes) * self.rounds
-
     def count(self, size: int) -> int:
         """Elements of a tensor of at most `size` bytes."""
         return size // _ITEMSIZE[self.dtype]

@@ -56,8 +56,3 @@ class CompressorsConfig(JobConfig):
     def compressor_specs(self) -> list[str]:
         """Each compressor's spec text."""
         return spec.split_list(self.compressors)
-
-    @property
-    def num_turns(self) -> int:
-        """Timed turns of all compressors together: what progress is counted in."""
-        return len(self.compressor_specs) * self.repeats

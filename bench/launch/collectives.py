@@ -134,13 +134,3 @@ def _check_collective(text: str, world_size: int) -> None:
         raise UsageError("server:downlink=recode needs the compressor of a training run; use downlink=dense or union")
     if reason := collective.ranks_refusal(world_size):
         raise UsageError(reason)
-
-
-def _device(device: Literal[auto, cpu, cuda], world_size: int) -> Literal[cpu, cuda]:
-    num_gpus = torch.cuda.device_count()
-    if device == "cuda" and num_gpus < world_size:
-        raise UsageError(
-            f"{world_size} ranks need a CUDA device each and torch sees {num_gpus}; lower --world-size or use "
-            "--device cpu"
-        )
-    return "cuda" if device != "cpu" and num_gpus >= world_size else "cpu"

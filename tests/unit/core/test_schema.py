@@ -15,8 +15,8 @@ from bench.core.schema import COLLECTIVES, LAYERS, METRICS, METRICS_BY_NAME, Col
 # As the documentation lists them; what is added later stands in its group.
 GROUPS = {
     "identity": "run_id digest config_id name seed model dataset train_size test_size optimizer compressor collective "
-    "strategy trigger world_size batch_size epochs lr schedule lr_scaling partition bucket_mb amp augment hosts ranks_per_host "
-    "uplink_bps downlink_bps latency_s device threads "
+    "strategy trigger world_size batch_size epochs lr schedule lr_scaling partition bucket_mb amp augment "
+    "hosts ranks_per_host uplink_bps downlink_bps latency_s device threads "
     "jitter_s loss_ratio cpu_share cluster_digest eval_every warmup_steps target_accuracy",
     "progress": "status error epoch step samples train_time_s wall_time_s",
     "quality": "train_loss test_loss test_accuracy time_to_target_s",

@@ -63,13 +63,14 @@ OLD_HEADER = Path(__file__).with_name("old_metrics_header.csv").read_text(encodi
 def test_an_old_file_is_compared_with_a_new_one(tmp_path: Path) -> None:
     old = fake_seeds([100, 110, 120], hosts=2, target_accuracy=0.9)
     with (tmp_path / "old.csv").open("w", newline="", encoding="utf-8") as file:
-        writer = csv.DictWriter(file, OLD_HEADER)
+        writer = csv.DictWriter(file, OLD_HEADER, extrasaction="ignore")
         writer.writeheader()
         writer.writerows(old)
     write_runs(tmp_path / "new", topk_seeds([200, 210, 220], warmup_steps=3, cpu_share=0.5))
     rows = load([tmp_path / "old.csv", tmp_path / "new"])
     assert rows["hosts"].to_list()[:3] == [2, 2, 2]
     assert rows["target_accuracy"].to_list()[:3] == [0.9, 0.9, 0.9]
+    assert rows["strategy"].to_list() == ["ddp"] * 6  # in a file without the column there was nothing else
     assert rows["warmup_steps"].isna().to_list() == [True] * 3 + [False] * 3
     answer = invoke("compare", str(tmp_path / "old.csv"), str(tmp_path / "new"))
     assert answer.code == 0, answer.error
