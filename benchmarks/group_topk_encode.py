@@ -20,8 +20,10 @@ from functools import partial
 import torch
 
 from bench.micro.encoding import Loopback
+from compressors.ddp.bucket import Bucket
+from compressors.ddp.reducer import Reducer
 from compressors.group_topk import GroupTopK
-from compressors.layer import Bucket, Layer, Step
+from compressors.layer import Layer, Step
 
 GROUP_SIZE = 1024
 RATIO = 0.01
@@ -33,7 +35,7 @@ class Encoder:
     """group_topk with error feedback, as a training step runs it."""
 
     def __init__(self, numel: int) -> None:
-        self.compressor = GroupTopK(ratio=RATIO, group_size=GROUP_SIZE, warmup_epochs=0)
+        self.reducer = Reducer(GroupTopK(ratio=RATIO, group_size=GROUP_SIZE, warmup_epochs=0))
         self.layer = Layer(id=0, name="gradient", shape=(numel,), numel=numel)
         self.index = 0
 
@@ -43,8 +45,8 @@ class Encoder:
         bucket = Bucket(layers=[self.layer], gradients=[gradient.clone()], step=step)
         loopback = Loopback()
         started = time.perf_counter()
-        self.compressor.reduce(bucket, loopback)
-        self.compressor.commit()
+        self.reducer.reduce(bucket, loopback)
+        self.reducer.commit()
         self.index += 1
         return loopback.packed_at - started
 

@@ -9,24 +9,23 @@ rank's own gradients, for sparse payloads describe themselves and ranks need not
 from __future__ import annotations
 
 import dataclasses
-from typing import Annotated, Any, ClassVar
+from typing import Annotated, ClassVar
 
 import torch
 from annotated_types import Ge
-from typing_extensions import Doc
+from typing_extensions import Doc, override
 
 from collectives.payloads.base import Payload
-from collectives.payloads.codec.values import to_value_dtype
 from collectives.payloads.sparse import Sparse
 from compressors.families.sparsifier import DensitySparsifier, num_kept
 from compressors.kernels.selection import kth_largest, top_of_rows
-from compressors.kernels.value_types import TORCH_DTYPES
 from compressors.layer import Layer, Step
-from compressors.state import LayerDict, Store
+from compressors.state import Memory
 
 FACTORS = (0.125, 0.25, 0.5, 1.0, 2.0, 4.0, 8.0)  # of the common ratio; the grid that is chosen from
 COMMON = FACTORS.index(1.0)
 BISECTIONS = 40
+CURVES = "curves"  # per layer: squared error at each ratio of the grid, then the number of elements
 
 
 @dataclasses.dataclass(kw_only=True)
@@ -37,38 +36,23 @@ class AdaptiveTopK(DensitySparsifier):
     """
 
     sends: ClassVar[type[Payload]] = Sparse
-    fixed_size: ClassVar[bool] = False
 
     refresh: Annotated[int, Ge(1), Doc("steps after which the layers' errors are measured again")] = 100
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        self._curves = LayerDict()  # per layer: squared error at each ratio of the grid, then the number of elements
-        self._factors: dict[int, float] | None = None
-
-    def factor_for(self, layer: Layer) -> float:
-        """The layer's ratio / the common ratio; 1 until its errors were measured."""
-        if self._factors is None:
-            curves = self._curves.by_layer()
-            self._factors = (
-                dict(zip(curves, choose_factors(torch.stack(list(curves.values()))), strict=True)) if curves else {}
-            )
-        return self._factors.get(layer.id, 1.0)
-
     def density_for(self, layer: Layer, step: Step) -> float:
-        """The common density times the layer's factor, in (0, 1]."""
-        return min(1.0, self.density(step) * self.factor_for(layer))
+        """The common density times the layer's factor, which is 1 until its errors were measured."""
+        factors = step.memory.derived("factors", lambda: factors_of(step.memory))
+        return min(1.0, self.density(step) * factors.get(layer.id, 1.0))
 
-    def encode(self, x: torch.Tensor, layer: Layer, step: Step) -> Payload:
+    @override
+    def _encode_chosen(self, x: torch.Tensor, layer: Layer, step: Step) -> Payload:
         """The largest entries of the layer; a layer of zeros is a header."""
-        if everything := self._everything(x, step):
-            return everything
         magnitudes = x.abs()
-        if self._curves.get(layer.id) is None or step.index % self.refresh == 0:
-            self._curves.propose(layer.id, _error_curve(magnitudes, self.density(step)))
+        if step.memory.get(CURVES, layer.id) is None or step.index % self.refresh == 0:
+            step.memory.propose(CURVES, layer.id, _error_curve(magnitudes, self.density(step)))
         k = num_kept(self.density_for(layer, step), x.numel())
         indices = top_of_rows(magnitudes.view(1, -1), k)
-        return Sparse(x.numel(), indices, to_value_dtype(x.index_select(0, indices), TORCH_DTYPES[self.value_dtype]))
+        return self._sparse(x, indices)
 
     def contraction_bound(self, layer: Layer) -> float:
         """1 - k / m for the least k that the grid allows."""
@@ -78,18 +62,11 @@ class AdaptiveTopK(DensitySparsifier):
         """Unknown: the gradients decide over the density."""
         return None
 
-    def commit(self) -> None:
-        """Accept the proposed state; the choice follows from it anew."""
-        super().commit()
-        self._factors = None
 
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        """The inverse of `state_dict`."""
-        super().load_state_dict(state)
-        self._factors = None
-
-    def _stores(self) -> dict[str, Store]:
-        return super()._stores() | {"curves": self._curves}
+def factors_of(memory: Memory) -> dict[int, float]:
+    """Return the ratio / the common ratio of every layer whose errors were measured, by id."""
+    curves = memory.by_layer(CURVES)
+    return dict(zip(curves, choose_factors(torch.stack(list(curves.values()))), strict=True)) if curves else {}
 
 
 def choose_factors(curves: torch.Tensor) -> list[float]:

@@ -13,24 +13,24 @@ from __future__ import annotations
 import dataclasses
 import math
 import sys
-from typing import Annotated, Any, ClassVar, Literal
+from typing import Annotated, ClassVar, Literal
 
 import torch
 from annotated_types import Ge, Gt, Le, Lt
-from typing_extensions import Doc
+from typing_extensions import Doc, override
 
 from collectives.options import OptionError
 from collectives.payloads.base import Payload
-from collectives.payloads.codec.values import to_value_dtype
 from collectives.payloads.dense import Dense
 from collectives.payloads.sparse import Sparse
 from compressors.families.sparsifier import DensitySparsifier, num_kept
 from compressors.kernels.selection import kth_largest, positions_of, top_of_rows
 from compressors.kernels.value_types import TORCH_DTYPES
 from compressors.layer import Layer, Step
-from compressors.state import LayerDict, Store
+from compressors.state import Memory
 
 DEFAULT_MIN_NUMEL = 8192
+CONTROL = "control"  # per layer: threshold, mean root mean square, elements
 WINDOW = 2.0  # a density may be off by this factor before the exact threshold is sought
 
 
@@ -51,7 +51,6 @@ class Algc(DensitySparsifier):
     """
 
     sends: ClassVar[type[Payload]] = Sparse
-    fixed_size: ClassVar[bool] = False
 
     min_numel: Annotated[int, Ge(0), Doc("layers of at most this many elements are sent in fp32")] = DEFAULT_MIN_NUMEL
     min_ratio: Annotated[float, Gt(0), Le(1), Doc("least density of a layer")] = 1e-3
@@ -67,8 +66,6 @@ class Algc(DensitySparsifier):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        self._control = LayerDict()  # per layer: threshold, mean root mean square, elements
-        self._mean_rms: float | None = None
         if self.link_bps:
             chosen = self._worthwhile_numel()
             if self.min_numel not in (DEFAULT_MIN_NUMEL, chosen):
@@ -83,26 +80,22 @@ class Algc(DensitySparsifier):
     def density_for(self, layer: Layer, step: Step) -> float:
         """The wanted density of a compressed layer at this step, in (0, 1]."""
         average = self.density(step)
-        control = self._control.get(layer.id)
+        control = step.memory.get(CONTROL, layer.id)
         if control is None:
             return average
-        if self._mean_rms is None:
-            rows = torch.stack(list(self._control.by_layer().values()))
-            self._mean_rms = float((rows[:, 1] * rows[:, 2]).sum() / rows[:, 2].sum())
-        share = float(control[1]) / self._mean_rms
+        share = float(control[1]) / step.memory.derived("mean_rms", lambda: mean_rms(step.memory))
         return min(max(average * share, self.min_ratio), max(self.max_ratio, average))
 
-    def encode(self, x: torch.Tensor, layer: Layer, step: Step) -> Payload:
+    @override
+    def _encode_chosen(self, x: torch.Tensor, layer: Layer, step: Step) -> Payload:
         """The entries that reach the layer's threshold; a layer of zeros is a header."""
-        if everything := self._everything(x, step):
-            return everything
         if self.flush_every and step.index % self.flush_every == self.flush_every - 1:
             return Dense(x.clone())
         magnitudes = x.abs()
         if not magnitudes.any():
             return Sparse(x.numel(), torch.empty(0, dtype=torch.int64, device=x.device), x[:0])
         indices = self._select(magnitudes, layer, step)
-        return Sparse(x.numel(), indices, to_value_dtype(x.index_select(0, indices), TORCH_DTYPES[self.value_dtype]))
+        return self._sparse(x, indices)
 
     def contraction_bound(self, layer: Layer) -> float:
         """1 - density for the least density that the window allows."""
@@ -114,7 +107,7 @@ class Algc(DensitySparsifier):
 
     def _select(self, magnitudes: torch.Tensor, layer: Layer, step: Step) -> torch.Tensor:
         """Positions of the entries to send, ascending; proposes the next threshold and mean root mean square."""
-        control = self._control.get(layer.id)
+        control = step.memory.get(CONTROL, layer.id)
         wanted = self.density_for(layer, step)
         rms = float(magnitudes.square().mean(dtype=torch.float64).sqrt())
         tracked = 0.0 if control is None or self.threshold == "exact" else float(control[0])
@@ -126,8 +119,8 @@ class Algc(DensitySparsifier):
                 threshold, indices = self._exact(magnitudes, wanted)
         reached = max(indices.numel(), 1) / layer.numel
         following = threshold * min(max((reached / wanted) ** self.gain, 0.5), 2.0)
-        mean_rms = rms if control is None else self.ema * float(control[1]) + (1 - self.ema) * rms
-        self._control.propose(layer.id, torch.tensor([following, mean_rms, layer.numel], dtype=torch.float64))
+        mean = rms if control is None else self.ema * float(control[1]) + (1 - self.ema) * rms
+        step.memory.propose(CONTROL, layer.id, torch.tensor([following, mean, layer.numel], dtype=torch.float64))
         return indices
 
     def _exact(self, magnitudes: torch.Tensor, wanted: float) -> tuple[float, torch.Tensor]:
@@ -153,15 +146,8 @@ class Algc(DensitySparsifier):
         gain_per_element = (4 - kept_nbytes) / bytes_per_s - 1 / self.compress_per_s
         return math.ceil(self.compress_s / gain_per_element) if gain_per_element > 0 else sys.maxsize
 
-    def commit(self) -> None:
-        """Accept the proposed state; the mean over layers is then another."""
-        super().commit()
-        self._mean_rms = None
 
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        """The inverse of `state_dict`."""
-        super().load_state_dict(state)
-        self._mean_rms = None
-
-    def _stores(self) -> dict[str, Store]:
-        return super()._stores() | {"control": self._control}
+def mean_rms(memory: Memory) -> float:
+    """Return the mean over layers, weighted by size, of their mean root mean squares."""
+    rows = torch.stack(list(memory.by_layer(CONTROL).values()))
+    return float((rows[:, 1] * rows[:, 2]).sum() / rows[:, 2].sum())

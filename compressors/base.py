@@ -1,32 +1,34 @@
-"""What a compressor is: gradient -> payload, with error feedback and the per-layer policy, once for all methods.
+"""What a compressor is: options, facts that follow from them, and gradient -> payload. Nothing that changes.
 
-Source: error feedback as in Karimireddy et al. 2019 (arXiv:1901.09847): x = g + r, payload = encode(x), r' = x -
-payload. Differs: the residual is in gradient units (no learning rate inside), so a schedule does not rescale what
-waits to be sent.
+What a rank keeps from step to step belongs to the `Reducer` that runs the compressor (`compressors/ddp/reducer.py`).
 """
 
 from __future__ import annotations
 
 import abc
 import dataclasses
-import time
-from collections.abc import Mapping, Sequence
-from typing import Annotated, Any, ClassVar
+from collections.abc import Callable, Sequence
+from typing import Annotated, ClassVar, Literal
 
 import torch
 from annotated_types import Ge
-from typing_extensions import Doc
+from typing_extensions import Doc, override
 
 from collectives.base import Collective
 from collectives.options import Options
 from collectives.payloads.base import HEADER_BYTES, Payload
-from collectives.payloads.bundle import Bundle, members
+from collectives.payloads.bundle import Bundle
 from collectives.payloads.dense import Dense
-from compressors.layer import Bucket, Kind, Layer, Step
-from compressors.state import Key, LayerStore, Store
-from compressors.unit import Granularity, Unit, cut, units_of
+from collectives.transport.base import Transport
+from compressors.layer import Kind, Layer, Step, end_to_end
 
 FP32_BYTES = 4
+
+Granularity = Literal["layer", "bucket"]
+Given = Sequence[tuple[Layer, torch.Tensor]]
+"""layers, each with what is to be sent of it, fp32 [layer.numel]"""
+Average = Callable[[torch.Tensor], torch.Tensor]
+"""fp32 [n] of this rank -> its mean over ranks, fp32 [n]; every rank must call"""
 
 
 @dataclasses.dataclass(kw_only=True)
@@ -36,28 +38,17 @@ class Compressor(Options, abc.ABC):
     Class facts:
         sends: the kind of payload that `encode` makes at full compression, where it is one for all layers and options.
         biased: the decoded payload's expectation is not the gradient.
-        contraction: |x - C(x)|^2 <= (1 - d) |x|^2 for some d > 0, without which error feedback diverges.
-        fixed_size: the payload's bytes follow from the layer's shape alone.
-        shared_randomness: all ranks must draw the same numbers at one step.
         granularity: "layer" encodes each layer by itself, "bucket" the layers of a bucket laid end to end in model
             order.
+        several_rounds: ranks exchange several messages per bucket; `reduce` takes the place of `encode`.
         engine_hook: the method is PyTorch's own communication hook; see `compressors/families/torch_comm_hook.py`.
     """
 
     sends: ClassVar[type[Payload]] = Dense
     biased: ClassVar[bool] = True
-    contraction: ClassVar[bool] = True
-    fixed_size: ClassVar[bool] = True
-    shared_randomness: ClassVar[bool] = False
     granularity: ClassVar[Granularity] = "layer"
+    several_rounds: ClassVar[bool] = False
     engine_hook: ClassVar[bool] = False
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        self._residuals = LayerStore()
-        self._scratch = torch.empty(0)
-        self._encoded: dict[Key, Payload] = {}
-        self._last_encoded: dict[Key, Payload] = {}
 
     @property
     def keeps_residual(self) -> bool:
@@ -68,15 +59,6 @@ class Compressor(Options, abc.ABC):
     def owns_momentum(self) -> bool:
         """Whether momentum is applied here, before selection; the optimizer's own must then be off."""
         return False
-
-    def take_over_momentum(self, coefficient: float, *, nesterov: bool = False) -> None:
-        """Apply the optimizer's momentum here; only for compressors with `owns_momentum`.
-
-        Args:
-            coefficient: share of the last velocity that is kept, in [0, 1).
-            nesterov: look ahead along the velocity.
-        """
-        raise TypeError(f"{self.component_name} applies no momentum")
 
     @property
     def one_bucket(self) -> bool:
@@ -89,21 +71,59 @@ class Compressor(Options, abc.ABC):
         return ("native", "allgather")
 
     @property
-    def emits(self) -> frozenset[type[Payload]]:
-        """Kinds of payload that `reduce` sends under these options (the members of a bundle, not the bundle)."""
-        return self.kinds
+    def needs_all_ranks(self) -> bool:
+        """Whether ranks wait for each other while they encode (a shared scale, several rounds)."""
+        return self.several_rounds
 
     @property
     def kinds(self) -> frozenset[type[Payload]]:
         """Kinds of payload that `encode` makes at full compression."""
         return frozenset({self.sends})
 
+    @property
+    def emits(self) -> frozenset[type[Payload]]:
+        """Kinds of payload that are sent under these options (the members of a bundle, not the bundle)."""
+        return self.kinds
+
+    def refusal(self, collective: type[Collective] | Collective) -> str | None:
+        """Return why this pair is impossible and what would work, one sentence; None where it is possible.
+
+        Args:
+            collective: the class, or an instance where its options matter too.
+        """
+        refuses = collective.refuses if isinstance(collective, type) else collective.refusal
+        for kind in sorted(self.emits, key=lambda kind: kind.__name__):
+            if reason := refuses(kind):
+                return f"{self.component_name} sends {kind.__name__} payloads: {reason}"
+        return None
+
     def kind_for(self, layer: Layer) -> type[Payload]:
-        """The kind of payload that `encode` makes for this layer at full compression."""
+        """Return the kind of payload that `encode` makes for this layer at full compression."""
         return self.sends
 
+    def leaves_dense(self, layer: Layer) -> bool:
+        """Whether the per-layer policy sends this layer as it is, in fp32."""
+        return False
+
+    def is_dense_at(self, step_index: int) -> bool:
+        """Whether the policy sends every layer as it is at this step."""
+        return False
+
+    def density_for(self, layer: Layer, step: Step) -> float | None:
+        """Return the share of a compressed layer's entries that `encode` means to send, in (0, 1]; None without such.
+
+        Args:
+            layer: as in `encode`.
+            step: where training is.
+        """
+        return None
+
+    def clip_limit(self, step: Step) -> float | None:
+        """Return the L2 norm to which a compressed layer's own gradient is clipped; None: it is not."""
+        return None
+
     def encode(self, x: torch.Tensor, layer: Layer, step: Step) -> Payload:
-        """The payload to send for `x`; methods that take several rounds override `reduce` instead.
+        """Return the payload to send for `x`; what the method keeps for the next step is proposed to `step.memory`.
 
         Args:
             x: fp32 [layer.numel], finite; must not be changed, and the payload must not share its memory.
@@ -115,17 +135,38 @@ class Compressor(Options, abc.ABC):
         """
         raise TypeError(f"{self.component_name} takes several rounds between the ranks; call reduce")
 
-    def density_for(self, layer: Layer, step: Step) -> float | None:
-        """Share of a compressed layer's entries that `encode` means to send, in (0, 1]; None for methods without one.
+    def reduce(
+        self, compressed: Given, rest: Sequence[torch.Tensor], step: Step, average: Average
+    ) -> list[torch.Tensor]:
+        """Return the updates of all tensors, in their order, fp32: for methods of several rounds; every rank must call.
 
         Args:
-            layer: as in `encode`.
+            compressed: the layers that the policy does not leave dense.
+            rest: what the policy sends as it is, fp32 and 1-D.
             step: where training is.
+            average: sends a tensor in one message.
         """
-        return None
+        raise TypeError(f"{self.component_name} takes one round; call encode")
+
+    def num_exchanged(self, layer: Layer) -> int:
+        """Return how many fp32 numbers `reduce` sends for a compressed layer, over all rounds."""
+        raise TypeError(f"{self.component_name} takes one round; ask its payload")
+
+    def agree(self, given: Given, step: Step, transport: Transport) -> None:
+        """Agree with the other ranks on what `encode` needs from all of them; every rank must call.
+
+        Args:
+            given: what `encode` will get.
+            step: where training is; its memory takes what was agreed on.
+            transport: to the other ranks.
+        """
+
+    def subtract_(self, x: torch.Tensor, payload: Payload, layer: Layer, step: Step) -> None:
+        """Take what this rank's payload stands for off `x`, fp32 [layer.numel], in place."""
+        payload.subtract_from_(x)
 
     def finish(self, total: Payload, layer: Layer, step: Step, out: torch.Tensor) -> None:
-        """Turn the sum over ranks into the update: the mean, the one place that divides.
+        """Turn the sum over ranks into the update: the mean.
 
         Args:
             total: the sum, the same bits on every rank.
@@ -142,178 +183,34 @@ class Compressor(Options, abc.ABC):
 
     def expected_bucket_nbytes(self, layers: Sequence[Layer]) -> int | None:
         """Packed bytes of a bucket's message at full compression; None where they depend on the data."""
+        dense = sum(layer.numel for layer in layers if self.leaves_dense(layer))
+        units = [layer for layer in layers if layer.numel and not self.leaves_dense(layer)]
+        if self.granularity == "bucket" and units:
+            units = [end_to_end(units)]
         lengths = []
-        for unit in cut([layer for layer in layers if layer.numel], self.granularity, self.leaves_dense):
-            nbytes = HEADER_BYTES + FP32_BYTES * unit.numel if unit.dense else self.expected_nbytes(unit.layer)
+        for unit in units:
+            nbytes = self.expected_nbytes(unit)
             if nbytes is None:
                 return None
             lengths.append(nbytes)
+        lengths += [HEADER_BYTES + FP32_BYTES * dense] * bool(dense)
         return lengths[0] if len(lengths) == 1 else Bundle.packed_nbytes(lengths) if lengths else 0
 
     def contraction_bound(self, layer: Layer) -> float | None:
-        """The proved c in |x - C(x)|^2 <= c |x|^2 at full compression; None where there is none.
+        """Return the proved c in |x - C(x)|^2 <= c |x|^2 at full compression; None where there is none.
 
         It holds for every `x` whose values stay within the normal range of the type they travel in; in expectation for
-        methods that draw at random. Below 1 it is a contraction; at 1 nothing of an `x` may arrive.
+        methods that draw at random. Below 1 it is a contraction, without which error feedback may diverge; at 1 nothing
+        of an `x` may arrive.
 
         Args:
             layer: as in `encode`.
         """
         return None
 
-    def leaves_dense(self, layer: Layer) -> bool:
-        """Whether the per-layer policy sends this layer as it is, in fp32."""
-        return False
-
     def warnings(self) -> list[str]:
         """What a user should know before a run with these options, one sentence each."""
         return []
-
-    def reduce(self, bucket: Bucket, collective: Collective) -> None:
-        """Replace each gradient of the bucket by the mean over ranks of what was transmitted; every rank must call.
-
-        New state is only proposed: `commit` accepts it, `drop` forgets it. Fills `bucket.sent` and `bucket.encode_s`.
-        """
-        units = units_of(bucket, self.granularity, self.leaves_dense)
-        if units:
-            message = self._encode_units(units, bucket, collective)
-            # A collective that keeps something per layer needs the ids in the order in which the message holds them.
-            key = tuple(layer.id for unit in units for layer in unit.layers)
-            self._finish_units(units, collective.sum(message, key), bucket)
-
-    @property
-    def needs_all_ranks(self) -> bool:
-        """Whether ranks wait for each other while they encode (a shared scale, several rounds)."""
-        return type(self).reduce is not Compressor.reduce
-
-    def message(self, bucket: Bucket) -> Payload | None:
-        """The first half of `reduce`, for who adds messages elsewhere; None for a bucket without elements.
-
-        Raises:
-            TypeError: the method needs all ranks at once.
-        """
-        if self.needs_all_ranks:
-            raise TypeError(f"{self.component_name} needs all ranks while it encodes; call reduce")
-        units = units_of(bucket, self.granularity, self.leaves_dense)
-        return self._encode_units(units, bucket, None) if units else None
-
-    def finish_bucket(self, total: Payload, bucket: Bucket) -> None:
-        """The second half of `reduce`: replace each gradient by what the sum of all messages stands for."""
-        self._finish_units(units_of(bucket, self.granularity, self.leaves_dense), total, bucket)
-
-    def commit(self) -> None:
-        """Accept the state proposed since the last `commit` or `drop`."""
-        for store in self._stores().values():
-            store.commit()
-        self._last_encoded, self._encoded = self._encoded, {}
-
-    def drop(self) -> None:
-        """Forget the proposed state: everything is bit for bit what it was before the step."""
-        for store in self._stores().values():
-            store.drop()
-        self._encoded = {}
-
-    @property
-    def last_encoded(self) -> Mapping[Key, Payload]:
-        """What `encode` made at the last committed step, by the ids of the layers in it; where it sends, not what.
-
-        A collective may have overwritten the values since. Payloads that send every element are not kept.
-        """
-        return self._last_encoded
-
-    def residual_norms(self) -> dict[int, float]:
-        """L2 norm of each layer's residual, by layer id."""
-        return {layer_id: float(residual.norm()) for layer_id, residual in self._residuals.by_layer().items()}
-
-    def state_dict(self) -> dict[str, Any]:
-        """This rank's state, tensors by layer id. Differs between ranks."""
-        return {
-            name: {layer_id: tensor.clone() for layer_id, tensor in store.by_layer().items()}
-            for name, store in self._stores().items()
-        }
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        """The inverse of `state_dict`."""
-        for name, store in self._stores().items():
-            store.load(state[name])
-
-    def _stores(self) -> dict[str, Store]:
-        """Every store of per-layer tensors, by the name it has in `state_dict`."""
-        return {"residuals": self._residuals}
-
-    def _agree(self, units: list[Unit], inputs: list[torch.Tensor], step: Step, collective: Collective) -> None:
-        """Agree with the other ranks on what `encode` needs from all of them, e.g. a shared scale; every rank calls."""
-
-    def _encode_units(self, units: list[Unit], bucket: Bucket, collective: Collective | None) -> Payload:
-        """This rank's message; without a collective where nothing is to be agreed on."""
-        started = time.perf_counter()
-        inputs = [self._uncompressed(unit) if unit.dense else self._compensate(unit, bucket.step) for unit in units]
-        prepared = time.perf_counter()
-        if collective is not None:
-            self._agree(units, inputs, bucket.step, collective)
-        agreed = time.perf_counter()
-        payloads = [self._encode_unit(unit, x, bucket) for unit, x in zip(units, inputs, strict=True)]
-        message = payloads[0] if len(payloads) == 1 else Bundle(payloads)
-        bucket.encode_s += (prepared - started) + (time.perf_counter() - agreed)
-        return message
-
-    def _finish_units(self, units: list[Unit], total: Payload, bucket: Bucket) -> None:
-        started = time.perf_counter()
-        for unit, part in zip(units, members(total, [unit.numel for unit in units]), strict=True):
-            self._finish_unit(unit, part, bucket.step)
-        bucket.encode_s += time.perf_counter() - started
-
-    def _encode_unit(self, unit: Unit, x: torch.Tensor, bucket: Bucket) -> Payload:
-        started = time.perf_counter()
-        if unit.dense:
-            payload: Payload = Dense(x)
-        else:
-            payload = self.encode(x, unit.layer, bucket.step)
-            self._settle(unit, x, payload)
-            if payload.num_entries < unit.numel:
-                self._encoded[unit.key] = payload
-        seconds = time.perf_counter() - started
-        has_aim = self.granularity == "layer" and not isinstance(payload, Dense)
-        bucket.sent.extend(
-            unit.account(payload, seconds, self.density_for(unit.layer, bucket.step) if has_aim else None)
-        )
-        return payload
-
-    def _uncompressed(self, unit: Unit) -> torch.Tensor:
-        """What a dense unit sends: a copy of its gradient, fp32 [unit.numel]."""
-        x = torch.empty(unit.numel, device=unit.gradients[0].device)
-        unit.add_gradient(None, out=x)
-        return x
-
-    def _compensate(self, unit: Unit, step: Step) -> torch.Tensor:
-        """What `encode` is given, fp32 [unit.numel]: the gradient, plus the residual where one is kept."""
-        if not self.keeps_residual:
-            return unit.flat()
-        x = self._residuals.propose(unit)
-        unit.add_gradient(self._residuals.accepted(unit), out=x)
-        return x
-
-    def _settle(self, unit: Unit, x: torch.Tensor, payload: Payload) -> None:
-        """Turn the compensated gradient, which is the proposed residual's memory, into the proposed residual."""
-        if self.keeps_residual:
-            payload.subtract_from_(x)
-
-    def _finish_unit(self, unit: Unit, total: Payload, step: Step) -> None:
-        alone = len(unit.gradients) == 1
-        out = unit.gradients[0] if alone else self._scratch_for(unit)
-        if unit.dense:
-            Compressor.finish(self, total, unit.layer, step, out)
-        else:
-            self.finish(total, unit.layer, step, out)
-        if not alone:
-            unit.scatter_to_gradients(out)
-
-    def _scratch_for(self, unit: Unit) -> torch.Tensor:
-        """fp32 [unit.numel], contents undefined; the same memory at every call, for fresh pages cost more than sums."""
-        device = unit.gradients[0].device
-        if self._scratch.numel() < unit.numel or self._scratch.device != device:
-            self._scratch = torch.empty(unit.numel, device=device)
-        return self._scratch[: unit.numel]
 
 
 @dataclasses.dataclass(kw_only=True)
@@ -328,12 +225,12 @@ class LossyCompressor(Compressor):
     dense_ends: Annotated[bool, Doc("send the first and the last layer of the model in fp32")] = False
 
     @property
+    @override
     def keeps_residual(self) -> bool:
-        """As the option says."""
         return self.error_feedback
 
+    @override
     def leaves_dense(self, layer: Layer) -> bool:
-        """As `min_numel`, `skip` and `dense_ends` say."""
         return (
             layer.numel <= self.min_numel
             or layer.kind in self.skip
@@ -341,6 +238,7 @@ class LossyCompressor(Compressor):
         )
 
     @property
+    @override
     def emits(self) -> frozenset[type[Payload]]:
         """The method's own kinds, and `Dense` where the per-layer policy may leave a layer as it is."""
         leaves_some = bool(self.min_numel or self.skip or self.dense_ends)

@@ -13,17 +13,14 @@ from typing import Annotated, ClassVar
 
 import torch
 from annotated_types import Ge, Gt, Le
-from typing_extensions import Doc
+from typing_extensions import Doc, override
 
 from collectives.payloads.base import Payload
-from collectives.payloads.codec.values import to_value_dtype
 from collectives.payloads.sparse import Sparse
 from compressors.families.sparsifier import DensitySparsifier, num_kept
 from compressors.kernels.random import seed_for
 from compressors.kernels.selection import positions_of, top_of_rows
-from compressors.kernels.value_types import TORCH_DTYPES
 from compressors.layer import Layer, Step
-from compressors.unit import Unit
 
 LOWER_BOUND = 0.8  # of the wanted number of entries; below it the threshold is lowered by the same factor
 MAX_ROUNDS = 10
@@ -41,7 +38,6 @@ class Dgc(DensitySparsifier):
     """
 
     sends: ClassVar[type[Payload]] = Sparse
-    fixed_size: ClassVar[bool] = False
 
     ratio: Annotated[float, Gt(0), Le(1), Doc("kept entries / entries, at most")] = 0.001
     momentum_correction: Annotated[
@@ -53,13 +49,16 @@ class Dgc(DensitySparsifier):
         float, Ge(0), Doc("clip each layer's own gradient to this L2 norm / sqrt(world_size); 0: do not")
     ] = 0.0
 
-    def encode(self, x: torch.Tensor, layer: Layer, step: Step) -> Payload:
+    @override
+    def _encode_chosen(self, x: torch.Tensor, layer: Layer, step: Step) -> Payload:
         """Entries above the estimated threshold; a layer of zeros is a header."""
-        if everything := self._everything(x, step):
-            return everything
         magnitudes = x.abs()
         indices = self._select(magnitudes, num_kept(self.density(step), x.numel()), layer, step)
-        return Sparse(x.numel(), indices, to_value_dtype(x.index_select(0, indices), TORCH_DTYPES[self.value_dtype]))
+        return self._sparse(x, indices)
+
+    @override
+    def clip_limit(self, step: Step) -> float | None:
+        return self.clip_norm / math.sqrt(step.world_size) if self.clip_norm else None
 
     def contraction_bound(self, layer: Layer) -> float:
         """1 - 1 / m, for the largest entry is always sent; how many more are, a sample decides."""
@@ -93,15 +92,3 @@ class Dgc(DensitySparsifier):
             return magnitudes
         start = seed_for(layer, step, per_rank=True) % stride
         return magnitudes[start::stride]
-
-    def _compensate(self, unit: Unit, step: Step) -> torch.Tensor:
-        return super()._compensate(self._clipped(unit, step), step)
-
-    def _clipped(self, unit: Unit, step: Step) -> Unit:
-        if not self.clip_norm:
-            return unit
-        limit = self.clip_norm / math.sqrt(step.world_size)
-        norm = math.sqrt(sum(float(g.float().norm()) ** 2 for g in unit.gradients))
-        if norm <= limit:
-            return unit
-        return dataclasses.replace(unit, gradients=[g * (limit / norm) for g in unit.gradients])

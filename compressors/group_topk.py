@@ -13,17 +13,17 @@ from typing import Annotated, Any, ClassVar, Literal, Self
 
 import torch
 from annotated_types import Ge
-from typing_extensions import Doc
+from typing_extensions import Doc, override
 
 from collectives.options import OptionError, value_text
 from collectives.payloads.base import Payload
 from collectives.payloads.codec.values import to_value_dtype
 from collectives.payloads.group_sparse import GroupSparse
+from compressors.base import Granularity
 from compressors.families.sparsifier import DensitySparsifier, num_kept
 from compressors.kernels.selection import select_groups
 from compressors.kernels.value_types import TORCH_DTYPES
 from compressors.layer import Layer, Step
-from compressors.unit import Granularity
 
 Preset = Literal["none", "patent", "recommended"]
 
@@ -97,10 +97,9 @@ class GroupTopK(DensitySparsifier):
             )
         return sentences
 
-    def encode(self, x: torch.Tensor, layer: Layer, step: Step) -> Payload:
+    @override
+    def _encode_chosen(self, x: torch.Tensor, layer: Layer, step: Step) -> Payload:
         """The k largest of each group; a gradient of zeros is a header."""
-        if everything := self._everything(x, step):
-            return everything
         k, last_k = self._kept(self.density(step), x.numel())
         positions = select_groups(x, self.group_size, k, last_k)
         values = to_value_dtype(x.index_select(0, positions), TORCH_DTYPES[self.value_dtype])

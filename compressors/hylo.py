@@ -16,7 +16,7 @@ from typing import Annotated, ClassVar, Literal
 
 import torch
 from annotated_types import Ge, Gt, Le
-from typing_extensions import Doc
+from typing_extensions import Doc, override
 
 from collectives.options import OptionError
 from collectives.payloads.base import Payload
@@ -31,7 +31,6 @@ from compressors.kernels.selection import top_of_rows
 from compressors.kernels.ternary import ternary_levels, ternary_payload
 from compressors.kernels.value_types import TORCH_DTYPES, ValueDtype, roundoff
 from compressors.layer import Layer, Step
-from compressors.state import LayerDict, Store
 
 Importance = Literal["l1", "l2", "taylor", "random"]
 
@@ -76,7 +75,6 @@ class Hylo(SharedScale):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        self._ages = LayerDict()
         if self.threshold and self.gamma != 1:
             raise OptionError("hylo: a fixed threshold leaves gamma no meaning; leave one of them out")
         if self.shared_threshold and self.decode == "mean_selected":
@@ -111,7 +109,7 @@ class Hylo(SharedScale):
         if layer.filter_axis is not None:
             return self._encode_filters(x, layer, step)
         if self.shared_threshold:
-            agreed = self._agreed[layer.id]
+            agreed = step.memory.scales[layer.id]
             return self.shared_payload(ternary_levels(x, agreed) if agreed else torch.zeros_like(x), step)
         threshold = self.rounded_scale(self.local_scale(x))
         levels = ternary_levels(x, threshold)
@@ -141,8 +139,8 @@ class Hylo(SharedScale):
         finds_nothing = left and (self.max_age or self.importance == "taylor")
         return 1 - (0.0 if finds_nothing else kept / (kept + left)) * (1 - roundoff(self.value_dtype) ** 2)
 
+    @override
     def expected_nbytes(self, layer: Layer) -> int | None:
-        """The closed form."""
         dtype = TORCH_DTYPES[self.value_dtype]
         match self.kind_for(layer):
             case kind if kind is Codes:
@@ -193,13 +191,13 @@ class Hylo(SharedScale):
     def _choose_filters(self, x: torch.Tensor, layer: Layer, step: Step) -> torch.Tensor:
         """Numbers of the filters to send, ascending; of equal scores the lower. Proposes the others' ages."""
         scores = self._scores(x, layer, step)
-        ages = self._ages.get(layer.id)
+        ages = step.memory.get("ages", layer.id)
         if self.max_age and ages is not None:
             scores = torch.where(ages >= self.max_age, torch.inf, scores)
         chosen = top_of_rows(scores.view(1, -1), self._num_filters_kept(layer))
         if self.max_age:
             ages = torch.zeros_like(scores) if ages is None else ages
-            self._ages.propose(layer.id, (ages + 1).index_fill_(0, chosen, 0))
+            step.memory.propose("ages", layer.id, (ages + 1).index_fill_(0, chosen, 0))
         return chosen
 
     def _scores(self, x: torch.Tensor, layer: Layer, step: Step) -> torch.Tensor:
@@ -218,9 +216,6 @@ class Hylo(SharedScale):
                 if layer.weight is None:
                     raise ValueError(f"hylo: importance=taylor needs the weight of {layer.name}")
                 return (layer.weight.detach().float().view_as(filters) * filters).abs().sum((0, 2))
-
-    def _stores(self) -> dict[str, Store]:
-        return super()._stores() | {"ages": self._ages}
 
 
 def _num_filters(layer: Layer) -> int:

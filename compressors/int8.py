@@ -10,15 +10,14 @@ from typing import Annotated, ClassVar, Literal
 
 import torch
 from annotated_types import Ge, Le
-from typing_extensions import Doc
+from typing_extensions import Doc, override
 
 from collectives.payloads.base import Payload
 from collectives.payloads.codes import Codes
-from compressors.base import LossyCompressor
+from compressors.base import Granularity, LossyCompressor
 from compressors.kernels.blocks import block_maxima, divided_by_block
 from compressors.kernels.random import uniform_like
 from compressors.layer import Layer, Step
-from compressors.unit import Granularity
 
 LEVELS = 127
 
@@ -55,6 +54,6 @@ class Int8(LossyCompressor):
         """In blocks of n, n / (4 * 127^2): an element is off by at most half a level, at random in the mean square."""
         return min(self.block_numel, layer.numel) / (4 * LEVELS**2)
 
+    @override
     def expected_nbytes(self, layer: Layer) -> int:
-        """The closed form."""
         return Codes.packed_nbytes(layer.numel, 8, block_numel=self.block_numel)

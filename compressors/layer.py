@@ -1,12 +1,15 @@
-"""What a compressor is told: which layer it encodes, at which step, and the bucket that DDP hands over."""
+"""What a compressor is told: which layer it encodes, and at which step."""
 
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Sequence
 from typing import Literal
 
 import torch
 from torch import nn
+
+from compressors.state import Memory
 
 Kind = Literal["conv", "linear", "norm", "bias", "other"]
 
@@ -50,6 +53,7 @@ class Step:
         rank, world_size: this rank among those that sum.
         seed: the run's seed, from which private generators derive.
         warmup: compression warm-up follows `epoch`; False starts at full compression.
+        memory: what this rank keeps for the method; empty for methods that keep nothing.
     """
 
     index: int
@@ -58,50 +62,19 @@ class Step:
     world_size: int
     seed: int
     warmup: bool = True
+    memory: Memory = dataclasses.field(default_factory=Memory, compare=False, repr=False)
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class Sent:
-    """What one encode produced for one layer, for `layers.csv`.
-
-    Attributes:
-        density_wanted: share of the entries that the compressor meant to send; None where it has no such aim.
-    """
-
-    layer: Layer
-    payload: str
-    nbytes: float
-    num_entries: int
-    seconds: float
-    density_wanted: float | None = None
-
-
-@dataclasses.dataclass(kw_only=True, eq=False)
-class Bucket:
-    """Some layers' gradients at one step, in the order in which the engine laid them.
-
-    Attributes:
-        layers: the layers inside.
-        gradients: one flat floating view per layer, this rank's gradient; `reduce` overwrites it with the update.
-        step: where training is.
-        sent: filled by `reduce`, one entry per layer.
-        encode_s: filled by `reduce`, seconds of encoding and decoding.
-    """
-
-    layers: list[Layer]
-    gradients: list[torch.Tensor]
-    step: Step
-    sent: list[Sent] = dataclasses.field(default_factory=list)
-    encode_s: float = 0.0
-
-    @property
-    def key(self) -> tuple[int, ...]:
-        """Names this bucket's messages: the ids of its layers."""
-        return tuple(layer.id for layer in self.layers)
+def end_to_end(layers: Sequence[Layer]) -> Layer:
+    """Return the layer itself, or a flat layer that stands for several."""
+    if len(layers) == 1:
+        return layers[0]
+    numel = sum(layer.numel for layer in layers)
+    return Layer(id=layers[0].id, name=f"{layers[0].name}..{layers[-1].name}", shape=(numel,), numel=numel)
 
 
 def layers_of(model: nn.Module) -> list[Layer]:
-    """Every trainable parameter as a `Layer`, in `model.named_parameters()` order (shared parameters once)."""
+    """Return every trainable parameter as a `Layer`, in `model.named_parameters()` order (shared parameters once)."""
     owner: dict[int, tuple[nn.Module, str]] = {}
     for module in model.modules():
         for field, parameter in module.named_parameters(recurse=False):

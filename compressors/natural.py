@@ -12,7 +12,7 @@ import math
 from typing import Annotated, Literal
 
 import torch
-from typing_extensions import Doc
+from typing_extensions import Doc, override
 
 from collectives.payloads.codes import Codes
 from compressors.families.stochastic_quantizer import StochasticQuantizer
@@ -34,8 +34,8 @@ class Natural(StochasticQuantizer):
     bits: Annotated[Literal[4, 8], Doc("width of a code: sign and 3 or 7 bits of exponent")] = 8
 
     @property
+    @override
     def code_bits(self) -> int:
-        """As the option says."""
         return self.bits
 
     @property

@@ -9,9 +9,8 @@ import torch
 
 from collectives.payloads.base import HEADER_BYTES
 from collectives.payloads.dense import Dense
-from compressors.base import Compressor
+from compressors.base import Compressor, Granularity
 from compressors.layer import Layer, Step
-from compressors.unit import Granularity
 
 
 @dataclasses.dataclass(kw_only=True)

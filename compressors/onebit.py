@@ -11,7 +11,7 @@ import dataclasses
 from typing import Annotated, ClassVar
 
 import torch
-from typing_extensions import Doc
+from typing_extensions import Doc, override
 
 from collectives.payloads.base import Payload
 from collectives.payloads.two_means import TwoMeans
@@ -51,6 +51,6 @@ class OneBit(LossyCompressor):
         """1 - 1 / m, as one mean magnitude for both signs gives; two means are never worse."""
         return 1 - 1 / layer.numel
 
+    @override
     def expected_nbytes(self, layer: Layer) -> int:
-        """The closed form."""
         return TwoMeans.packed_nbytes(layer.numel)

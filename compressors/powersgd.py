@@ -9,22 +9,19 @@ multiplied and orthogonalised as a batch, each by itself.
 from __future__ import annotations
 
 import dataclasses
-import time
 from collections.abc import Sequence
 from typing import Annotated, ClassVar
 
 import torch
 from annotated_types import Ge, Gt
-from typing_extensions import Doc
+from typing_extensions import Doc, override
 
-from collectives.base import Collective
 from collectives.payloads.base import HEADER_BYTES
-from collectives.payloads.dense import Dense
-from compressors.base import FP32_BYTES, LossyCompressor
+from compressors.base import FP32_BYTES, Average, Given, LossyCompressor
 from compressors.kernels.random import generator_for
-from compressors.layer import Bucket, Layer, Sent, Step
-from compressors.state import LayerDict, Store
-from compressors.unit import Unit, units_of
+from compressors.layer import Layer, Step
+
+LAST_Q = "last_q"
 
 
 @dataclasses.dataclass(kw_only=True)
@@ -38,7 +35,7 @@ class PowerSgd(LossyCompressor):
     where something is compressed.
     """
 
-    shared_randomness: ClassVar[bool] = True
+    several_rounds: ClassVar[bool] = True
 
     approx_rank: Annotated[int, Ge(1), Doc("r, columns of the two thin matrices")] = 2
     min_compression_rate: Annotated[float, Gt(0), Doc("compress where n m / (r (n + m)) exceeds this")] = 2.0
@@ -46,15 +43,11 @@ class PowerSgd(LossyCompressor):
     dense_steps: Annotated[int, Ge(0), Doc("first optimizer steps in which everything is sent")] = 0
     error_feedback: Annotated[bool, Doc("add what was not sent to the next gradient")] = True
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        self._last_q = LayerDict()
-
     def leaves_dense(self, layer: Layer) -> bool:
         """What the policy names, and what two thin matrices would not shrink enough."""
         if super().leaves_dense(layer) or len(layer.shape) < 2 or layer.numel == 0:
             return True
-        return self._factor_numel(layer) * self.min_compression_rate >= layer.numel
+        return self.num_exchanged(layer) * self.min_compression_rate >= layer.numel
 
     def contraction_bound(self, layer: Layer) -> float:
         """1 - r / min(n, m) in expectation where Q is drawn anew; 1 where a gradient may lie across the last Q.
@@ -67,84 +60,63 @@ class PowerSgd(LossyCompressor):
 
     def expected_nbytes(self, layer: Layer) -> int:
         """Both messages of a bucket of this layer alone."""
-        return 2 * HEADER_BYTES + FP32_BYTES * self._factor_numel(layer)
+        return 2 * HEADER_BYTES + FP32_BYTES * self.num_exchanged(layer)
 
     def expected_bucket_nbytes(self, layers: Sequence[Layer]) -> int:
         """Both messages."""
         rest = sum(layer.numel for layer in layers if self.leaves_dense(layer))
-        factors = sum(self._factor_numel(layer) for layer in layers if not self.leaves_dense(layer))
+        factors = sum(self.num_exchanged(layer) for layer in layers if not self.leaves_dense(layer))
         num_messages = 2 if factors else 1 if rest else 0
         return num_messages * HEADER_BYTES + FP32_BYTES * (factors + rest)
 
-    def reduce(self, bucket: Bucket, collective: Collective) -> None:
-        """As the base class says, in two rounds."""
-        started = time.perf_counter()
-        everything = bucket.step.index < self.dense_steps
-        units = units_of(bucket, "layer", lambda layer: everything or self.leaves_dense(layer))
-        rest = [unit for unit in units if unit.dense]
-        batches = self._batches([unit for unit in units if not unit.dense], bucket.step)
-        mean = _MeanOverRanks(bucket, collective)
+    @override
+    def is_dense_at(self, step_index: int) -> bool:
+        return step_index < self.dense_steps
 
-        first = mean([batch.x @ batch.q for batch in batches] + [self._uncompressed(unit) for unit in rest])
+    @override
+    def reduce(
+        self, compressed: Given, rest: Sequence[torch.Tensor], step: Step, average: Average
+    ) -> list[torch.Tensor]:
+        """Two rounds: all P and the rest, then all Q."""
+        batches = self._batches(compressed, step)
+        first = _averaged([batch.x @ batch.q for batch in batches] + list(rest), average)
         ps = [torch.linalg.qr(p).Q for p in first[: len(batches)]]
-        qs = mean([batch.x.mT @ p for batch, p in zip(batches, ps, strict=True)])
+        qs = _averaged([batch.x.mT @ p for batch, p in zip(batches, ps, strict=True)], average)
+        updates: dict[int, torch.Tensor] = {}
         for batch, p, q in zip(batches, ps, qs, strict=True):
-            self._finish_batch(batch, p @ q.mT, q)
-        for unit, update in zip(rest, first[len(batches) :], strict=True):
-            unit.scatter_to_gradients(update.view(-1))
+            for layer, last_q, update in zip(batch.layers, q, p @ q.mT, strict=True):
+                updates[layer.id] = update.reshape(-1)
+                if self.warm_start:
+                    step.memory.propose(LAST_Q, layer.id, last_q.clone())
+        return [updates[layer.id] for layer, _ in compressed] + first[len(batches) :]
 
-        bucket.encode_s = time.perf_counter() - started - mean.seconds
-        numel = sum(unit.numel for unit in units)
-        for unit in units:
-            seconds = bucket.encode_s * unit.numel / numel
-            bucket.sent += [self._sent(layer, unit, seconds * layer.numel / unit.numel) for layer in unit.layers]
+    @override
+    def num_exchanged(self, layer: Layer) -> int:
+        """Elements of P and Q together."""
+        return self._rank_of(layer) * sum(matrix_shape(layer))
 
-    def _batches(self, units: list[Unit], step: Step) -> list[_Batch]:
-        """The units by shape, compensated, with an orthonormal Q each."""
-        by_shape: dict[tuple[int, int], list[Unit]] = {}
-        for unit in units:
-            by_shape.setdefault(matrix_shape(unit.layer), []).append(unit)
+    def _batches(self, compressed: Given, step: Step) -> list[_Batch]:
+        """The layers by shape, with an orthonormal Q each."""
+        by_shape: dict[tuple[int, int], list[tuple[Layer, torch.Tensor]]] = {}
+        for layer, x in compressed:
+            by_shape.setdefault(matrix_shape(layer), []).append((layer, x))
         batches = []
         for shape, members in by_shape.items():
-            flat = [self._compensate(unit, step) for unit in members]
-            qs = torch.stack([self._start(unit.layer, step, unit.gradients[0].device) for unit in members])
-            x = torch.stack([each.view(shape) for each in flat])
-            batches.append(_Batch(units=members, flat=flat, x=x, q=torch.linalg.qr(qs).Q))
+            qs = torch.stack([self._start(layer, step, x.device) for layer, x in members])
+            xs = torch.stack([x.view(shape) for _, x in members])
+            batches.append(_Batch(layers=[layer for layer, _ in members], x=xs, q=torch.linalg.qr(qs).Q))
         return batches
 
     def _start(self, layer: Layer, step: Step, device: torch.device) -> torch.Tensor:
         """Q to begin with, fp32 [m, r]: the last step's, or standard normal numbers that all ranks share."""
-        last = self._last_q.get(layer.id) if self.warm_start else None
+        last = step.memory.get(LAST_Q, layer.id) if self.warm_start else None
         if last is not None:
             return last.to(device)
         generator = generator_for(layer, step, torch.device("cpu"), per_rank=False)
         return torch.randn(matrix_shape(layer)[1], self._rank_of(layer), generator=generator).to(device)
 
-    def _finish_batch(self, batch: _Batch, update: torch.Tensor, q: torch.Tensor) -> None:
-        """Lay the reconstruction [num, n, m] into the gradients; propose residuals and the next Q."""
-        for index, unit in enumerate(batch.units):
-            flat = update[index].reshape(-1)
-            if self.keeps_residual:
-                batch.flat[index].sub_(flat)
-            if self.warm_start:
-                self._last_q.propose(unit.layer.id, q[index].clone())
-            unit.scatter_to_gradients(flat)
-
-    def _sent(self, layer: Layer, unit: Unit, seconds: float) -> Sent:
-        num_entries = layer.numel if unit.dense else self._factor_numel(layer)
-        return Sent(
-            layer=layer, payload="Dense", nbytes=FP32_BYTES * num_entries, num_entries=num_entries, seconds=seconds
-        )
-
     def _rank_of(self, layer: Layer) -> int:
         return min(self.approx_rank, *matrix_shape(layer))
-
-    def _factor_numel(self, layer: Layer) -> int:
-        """Elements of P and Q together."""
-        return self._rank_of(layer) * sum(matrix_shape(layer))
-
-    def _stores(self) -> dict[str, Store]:
-        return super()._stores() | {"last_q": self._last_q}
 
 
 def matrix_shape(layer: Layer) -> tuple[int, int]:
@@ -157,34 +129,19 @@ class _Batch:
     """Matrices of one shape.
 
     Attributes:
-        units: one per matrix.
-        flat: their compensated gradients, fp32 [n m] each; the proposed residuals' memory where those are kept.
-        x: the same as fp32 [num, n, m].
+        layers: one per matrix.
+        x: their gradients, fp32 [num, n, m].
         q: fp32 [num, m, r], orthonormal columns.
     """
 
-    units: list[Unit]
-    flat: list[torch.Tensor]
+    layers: list[Layer]
     x: torch.Tensor
     q: torch.Tensor
 
 
-class _MeanOverRanks:
-    """The mean over ranks of several tensors in one message, and the seconds that took."""
-
-    def __init__(self, bucket: Bucket, collective: Collective) -> None:
-        self.seconds = 0.0
-        self._bucket = bucket
-        self._collective = collective
-
-    def __call__(self, tensors: list[torch.Tensor]) -> list[torch.Tensor]:
-        if not tensors:
-            return []
-        message = Dense(torch.cat([tensor.reshape(-1) for tensor in tensors]))
-        started = time.perf_counter()
-        total = self._collective.sum(message, self._bucket.key)
-        self.seconds += time.perf_counter() - started
-        mean = torch.zeros(message.numel, device=total.device)
-        total.add_to_(mean, divisor=self._bucket.step.world_size)
-        parts = torch.split(mean, [tensor.numel() for tensor in tensors])
-        return [part.view(tensor.shape) for part, tensor in zip(parts, tensors, strict=True)]
+def _averaged(tensors: list[torch.Tensor], average: Average) -> list[torch.Tensor]:
+    """The means over ranks of several tensors, in one message; no message where there is nothing to send."""
+    if not tensors:
+        return []
+    parts = torch.split(average(torch.cat([t.reshape(-1) for t in tensors])), [t.numel() for t in tensors])
+    return [part.view(t.shape) for part, t in zip(parts, tensors, strict=True)]

@@ -11,7 +11,7 @@ import math
 from typing import Annotated, Literal
 
 import torch
-from typing_extensions import Doc
+from typing_extensions import Doc, override
 
 from collectives.payloads.codes import Codes
 from compressors.families.stochastic_quantizer import StochasticQuantizer
@@ -36,8 +36,8 @@ class Qsgd(StochasticQuantizer):
         return (1 << (self.bits - 1)) - 1
 
     @property
+    @override
     def code_bits(self) -> int:
-        """As the option says."""
         return self.bits
 
     @property

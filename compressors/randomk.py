@@ -11,7 +11,7 @@ from typing import Annotated, ClassVar
 
 import torch
 from annotated_types import Gt, Le
-from typing_extensions import Doc
+from typing_extensions import Doc, override
 
 from collectives.options import OptionError, value_text
 from collectives.payloads.base import Payload
@@ -37,7 +37,6 @@ class RandomK(DensitySparsifier):
     """
 
     sends: ClassVar[type[Payload]] = Seeded
-    shared_randomness: ClassVar[bool] = True
 
     ratio: Annotated[float, Gt(0), Le(1), Doc("kept entries / entries")] = 0.25
 
@@ -60,10 +59,9 @@ class RandomK(DensitySparsifier):
             )
         return sentences
 
-    def encode(self, x: torch.Tensor, layer: Layer, step: Step) -> Payload:
+    @override
+    def _encode_chosen(self, x: torch.Tensor, layer: Layer, step: Step) -> Payload:
         """Values at this step's positions."""
-        if everything := self._everything(x, step):
-            return everything
         k = num_kept(self.density(step), x.numel())
         seed = seed_for(layer, step, per_rank=False)
         blank = Seeded(x.numel(), seed, x.new_empty(k))

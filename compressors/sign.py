@@ -10,7 +10,7 @@ import dataclasses
 from typing import Annotated, ClassVar, Literal
 
 import torch
-from typing_extensions import Doc
+from typing_extensions import Doc, override
 
 from collectives.options import OptionError
 from collectives.payloads.base import Payload
@@ -70,6 +70,6 @@ class Sign(LossyCompressor):
         """1 - 1 / m where scaled, the least that 1 - |x|_1^2 / (m |x|^2) leaves; a vote has no bound for small x."""
         return 1 - 1 / layer.numel if self.mode == "scaled" else None
 
+    @override
     def expected_nbytes(self, layer: Layer) -> int:
-        """The closed form."""
         return Codes.packed_nbytes(layer.numel, 1)

@@ -15,7 +15,7 @@ from typing import Annotated, ClassVar, Literal
 
 import torch
 from annotated_types import Ge
-from typing_extensions import Doc
+from typing_extensions import Doc, override
 
 from collectives.options import OptionError
 from collectives.payloads.base import Payload
@@ -55,12 +55,12 @@ class TernGrad(SharedScale):
         """Codes, or integers on a shared scale."""
         return frozenset({Dense if self.shared_scale else Codes})
 
+    @override
     def kind_for(self, layer: Layer) -> type[Payload]:
-        """The same for every layer."""
         return Dense if self.shared_scale else Codes
 
+    @override
     def shares_scale(self, layer: Layer) -> bool:
-        """As the option says."""
         return self.shared_scale
 
     def local_scale(self, x: torch.Tensor) -> torch.Tensor:
@@ -71,7 +71,7 @@ class TernGrad(SharedScale):
         """Signs of the elements that the dice chose."""
         x = self._clipped(x)
         if self.shared_scale:
-            return self.shared_payload(self._levels(x, self._agreed[layer.id], layer, step), step)
+            return self.shared_payload(self._levels(x, step.memory.scales[layer.id], layer, step), step)
         scale = x.abs().amax().view(1)
         levels = self._levels(x, float(scale), layer, step)
         if self.error_feedback and scale > 0:
@@ -97,8 +97,8 @@ class TernGrad(SharedScale):
         peak = min(1.0, clip / 4)  # where 1 + k u - 2 u^2 is largest
         return min(max(1.0, most - 1), 1 + clip * peak - 2 * peak**2)
 
+    @override
     def expected_nbytes(self, layer: Layer) -> int:
-        """The closed form."""
         return self.shared_nbytes(layer) if self.shared_scale else Codes.packed_nbytes(layer.numel, 2)
 
     def _clipped(self, x: torch.Tensor) -> torch.Tensor:

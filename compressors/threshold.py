@@ -11,14 +11,12 @@ from typing import Annotated, ClassVar, Literal
 
 import torch
 from annotated_types import Gt
-from typing_extensions import Doc
+from typing_extensions import Doc, override
 
 from collectives.payloads.base import Payload
-from collectives.payloads.codec.values import to_value_dtype
 from collectives.payloads.sparse import Sparse
 from compressors.families.sparsifier import Sparsifier
 from compressors.kernels.selection import positions_of
-from compressors.kernels.value_types import TORCH_DTYPES
 from compressors.layer import Layer, Step
 
 
@@ -33,23 +31,18 @@ class Threshold(Sparsifier):
     """
 
     sends: ClassVar[type[Payload]] = Sparse
-    contraction: ClassVar[bool] = (
-        False  # below an absolute threshold nothing is sent, though the residual stays bounded
-    )
-    fixed_size: ClassVar[bool] = False
 
     threshold: Annotated[float, Gt(0), Doc("smallest magnitude that is sent")] = 0.5
     unit: Annotated[
         Literal["absolute", "max", "rms"], Doc("what the threshold is a multiple of: 1, max|x|, rms(x)")
     ] = "max"
 
-    def encode(self, x: torch.Tensor, layer: Layer, step: Step) -> Payload:
+    @override
+    def _encode_chosen(self, x: torch.Tensor, layer: Layer, step: Step) -> Payload:
         """The entries that reach the threshold; a layer of zeros is a header."""
-        if everything := self._everything(x, step):
-            return everything
         magnitudes = x.abs()
         indices = positions_of(magnitudes >= self._level(magnitudes))
-        return Sparse(x.numel(), indices, to_value_dtype(x.index_select(0, indices), TORCH_DTYPES[self.value_dtype]))
+        return self._sparse(x, indices)
 
     def contraction_bound(self, layer: Layer) -> float:
         """1 - 1 / m, for a relative threshold always lets the largest entry through; 1 for an absolute one."""

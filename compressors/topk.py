@@ -9,9 +9,9 @@ import dataclasses
 from typing import ClassVar
 
 import torch
+from typing_extensions import override
 
 from collectives.payloads.base import Payload
-from collectives.payloads.codec.values import to_value_dtype
 from collectives.payloads.sparse import Sparse
 from compressors.families.sparsifier import DensitySparsifier, num_kept
 from compressors.kernels.selection import top_of_rows
@@ -32,12 +32,11 @@ class TopK(DensitySparsifier):
 
     sends: ClassVar[type[Payload]] = Sparse
 
-    def encode(self, x: torch.Tensor, layer: Layer, step: Step) -> Payload:
+    @override
+    def _encode_chosen(self, x: torch.Tensor, layer: Layer, step: Step) -> Payload:
         """The k largest; a layer of zeros is a header."""
-        if everything := self._everything(x, step):
-            return everything
         indices = top_of_rows(x.abs().view(1, -1), num_kept(self.density(step), x.numel()))
-        return Sparse(x.numel(), indices, to_value_dtype(x.index_select(0, indices), TORCH_DTYPES[self.value_dtype]))
+        return self._sparse(x, indices)
 
     def contraction_bound(self, layer: Layer) -> float:
         """1 - k / m: the k largest of m hold at least that share of the squares."""

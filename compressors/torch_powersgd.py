@@ -11,7 +11,7 @@ from typing import Annotated
 import torch.distributed as dist
 from annotated_types import Ge, Gt
 from torch.distributed.algorithms.ddp_comm_hooks import powerSGD_hook as powersgd
-from typing_extensions import Doc
+from typing_extensions import Doc, override
 
 from compressors.base import FP32_BYTES
 from compressors.families.torch_comm_hook import DDPHook, TorchCommHook
@@ -33,8 +33,8 @@ class TorchPowerSgd(TorchCommHook):
     start_step: Annotated[int, Ge(2), Doc("first step that is compressed")] = 2
     seed: Annotated[int, Ge(0), Doc("of the random start")] = 0
 
+    @override
     def is_dense_at(self, step_index: int) -> bool:
-        """As `start_step` says."""
         return step_index < self.start_step
 
     def hook(self, process_group: dist.ProcessGroup) -> tuple[object, DDPHook]:

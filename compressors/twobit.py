@@ -12,7 +12,7 @@ from typing import Annotated, ClassVar
 
 import torch
 from annotated_types import Gt
-from typing_extensions import Doc
+from typing_extensions import Doc, override
 
 from collectives.payloads.base import Payload
 from collectives.payloads.codes import Codes
@@ -33,7 +33,6 @@ class TwoBit(LossyCompressor):
     """
 
     sends: ClassVar[type[Payload]] = Codes
-    contraction: ClassVar[bool] = False  # below the threshold nothing is sent, though the residual stays bounded there
 
     threshold: Annotated[float, Gt(0), Doc("t, in units of the gradient")] = 0.5
     error_feedback: Annotated[bool, Doc("add what was not sent to the next gradient")] = True
@@ -54,6 +53,6 @@ class TwoBit(LossyCompressor):
         """1: an element that is sent moves by t <= |x| towards 0, and of a layer below t nothing is sent."""
         return 1.0
 
+    @override
     def expected_nbytes(self, layer: Layer) -> int:
-        """The closed form."""
         return Codes.packed_nbytes(layer.numel, 2)

@@ -19,7 +19,7 @@ from torch.utils.data import DataLoader, DistributedSampler, TensorDataset
 from collectives.allgather import Allgather
 from collectives.native import Native
 from collectives.ring import Ring
-from compressors.ddp.hook import attach
+from compressors.ddp import attach
 from compressors.group_topk import GroupTopK
 from compressors.int8 import Int8
 from compressors.none import NONE

@@ -70,8 +70,6 @@ def detail(kind: str, name: str) -> Detail:
 
 def pairs() -> list[Pair]:
     """Every compressor with every collective, as their classes allow."""
-    from compressors.pairs import refusal
-
     collectives = {
         name: cast("type[Collective]", registry.load("collectives", name)) for name in registry.entries("collectives")
     }
@@ -79,7 +77,7 @@ def pairs() -> list[Pair]:
         name: cast("Compressor", registry.load("compressors", name)()) for name in registry.entries("compressors")
     }
     return [
-        Pair(compressor=left, collective=right, refusal=refusal(compressor, collective))
+        Pair(compressor=left, collective=right, refusal=compressor.refusal(collective))
         for left, compressor in compressors.items()
         for right, collective in collectives.items()
     ]

@@ -20,7 +20,6 @@ from bench.launch.watchdog import WatchdogTimeouts
 from collectives.base import Collective
 from collectives.server import Server
 from compressors.base import Compressor
-from compressors.pairs import refusal
 
 MODULE = "bench.micro.collectives_worker"
 BASELINE = "native"
@@ -67,7 +66,7 @@ def legal_pairs(
     for name, sender in senders.items():
         _check_sender(name, cast(Compressor, sender), dtype)
     reasons = {
-        (name, sender_name): refusal(cast(Compressor, sender), cast(Collective, collective))
+        (name, sender_name): cast(Compressor, sender).refusal(cast(Collective, collective))
         for sender_name, sender in senders.items()
         for name, collective in sums.items()
     }

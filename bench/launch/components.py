@@ -17,7 +17,6 @@ from bench.strategies.base import Strategy
 from collectives.base import Collective
 from collectives.options import OptionError
 from compressors.base import Compressor
-from compressors.pairs import refusal
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -61,7 +60,7 @@ def check_together(config: RunConfig, parts: Components) -> None:
     """
     reason = (
         parts.strategy.refusal(config, parts.compressor, parts.collective)
-        or refusal(parts.compressor, parts.collective)
+        or parts.compressor.refusal(parts.collective)
         or parts.collective.ranks_refusal(config.world_size)
     )
     if reason:
@@ -87,5 +86,5 @@ def prepare_data(config: RunConfig) -> None:
 def _first_legal(strategy: Strategy, compressor: Compressor) -> str:
     """The first of the strategy's own collectives that takes what is sent; the last if none does, and says why."""
     *rest, last = strategy.default_collectives(compressor)
-    legal = (n for n in rest if refusal(compressor, cast(Collective, spec.build("collectives", n))) is None)
+    legal = (n for n in rest if compressor.refusal(cast(Collective, spec.build("collectives", n))) is None)
     return next(legal, last)

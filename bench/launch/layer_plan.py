@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Sequence
 from typing import cast
 
 import torch
@@ -11,10 +12,30 @@ from bench.core import spec
 from bench.core.config import RunConfig
 from bench.datasets.base import Dataset
 from bench.models.base import Model
-from compressors.base import Compressor
-from compressors.layer import layers_of
-from compressors.plan import PlannedLayer
-from compressors.plan import plan as compressor_plan
+from compressors.base import FP32_BYTES, Compressor
+from compressors.layer import Kind, Layer, layers_of
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class PlannedLayer:
+    """One layer in the plan.
+
+    Attributes:
+        name: the parameter's name.
+        shape: of the parameter.
+        kind: what it is in the network.
+        payload: the kind of payload it is sent as; "Dense" in fp32 where the per-layer policy leaves it alone.
+        dense_nbytes: bytes of the gradient in fp32.
+        sent_nbytes: bytes of its payload at full compression, where it is sent by itself; None where it depends on the
+            data.
+    """
+
+    name: str
+    shape: tuple[int, ...]
+    kind: Kind
+    payload: str
+    dense_nbytes: int
+    sent_nbytes: int | None
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -42,10 +63,25 @@ def plan_layers(config: RunConfig) -> LayerPlan:
     with torch.device("meta"):
         model = cast(Model, spec.build("models", config.filled["model"])).build(dataset.num_classes)
     layers = layers_of(model)
-    rows = compressor_plan(compressor, layers)
+    rows = planned_layers(compressor, layers)
     return LayerPlan(
         layers=rows,
         dense_nbytes=sum(row.dense_nbytes for row in rows),
         sent_nbytes=compressor.expected_bucket_nbytes(layers),
         warnings=compressor.warnings(),
     )
+
+
+def planned_layers(compressor: Compressor, layers: Sequence[Layer]) -> list[PlannedLayer]:
+    """One row per layer, in the given order."""
+    return [
+        PlannedLayer(
+            name=layer.name,
+            shape=layer.shape,
+            kind=layer.kind,
+            payload="Dense" if compressor.leaves_dense(layer) else compressor.kind_for(layer).__name__,
+            dense_nbytes=FP32_BYTES * layer.numel,
+            sent_nbytes=compressor.expected_bucket_nbytes([layer]),
+        )
+        for layer in layers
+    ]

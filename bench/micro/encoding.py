@@ -18,8 +18,10 @@ from collectives.payloads.base import Payload, unpack
 from collectives.transport.base import ReduceOp
 from collectives.transport.memory import MemoryWires
 from compressors.base import FP32_BYTES, Compressor
-from compressors.layer import Bucket, Layer, Step
-from compressors.unit import cut
+from compressors.ddp.bucket import Bucket
+from compressors.ddp.reducer import Reducer
+from compressors.ddp.unit import cut
+from compressors.layer import Layer, Step
 
 WARMUP_TURNS = 2  # buffers are made, state that is carried on settles
 
@@ -93,18 +95,11 @@ class Encoding:
         self.name = compressor
         self._config = config
         self._compressor = cast(Compressor, spec.build("compressors", compressor))
+        self._reducer = Reducer(self._compressor)
         self._layers = layers
         limit = math.inf if self._compressor.one_bucket else config.bucket_mb * 2**20
         self._buckets = buckets_of(layers, limit)
-        self._units = [
-            unit
-            for bucket in self._buckets
-            for unit in cut(
-                sorted((layer for layer in bucket if layer.numel), key=lambda layer: layer.id),
-                self._compressor.granularity,
-                self._compressor.leaves_dense,
-            )
-        ]
+        self._units = [unit for bucket in self._buckets for unit in cut(self._compressor, bucket)]
         self._turns: list[Turn] = []
         self._squares: dict[tuple[int, ...], list[float]] = {unit.key: [] for unit in self._units if not unit.dense}
         self._num_passes = 0
@@ -151,20 +146,20 @@ class Encoding:
             bucket = Bucket(layers=layers, gradients=[views[layer.id] for layer in layers], step=step)
             loopback = Loopback()
             started = loopback.packed_at = device_time(work.device)
-            self._compressor.reduce(bucket, loopback)
+            self._reducer.reduce(bucket, loopback)
             ended = device_time(work.device)
             turn.encode_s += loopback.packed_at - started
             turn.decode_s += ended - loopback.packed_at
             turn.packed_bytes += loopback.nbytes
-            turn.num_entries += sum(sent.num_entries for sent in bucket.sent)
-        self._compressor.commit()
+            turn.num_entries += sum(encoded.num_entries for encoded in bucket.encoded)
+        self._reducer.commit()
         self._num_passes += 1
         return turn
 
     def _compare(self, turn: Turn, gradient: torch.Tensor, update: torch.Tensor) -> None:
         """What was to be sent is the gradient or, where the rest is kept, what arrived and the rest together."""
         given, arrived = self._by_layer(gradient), self._by_layer(update)
-        kept = self._compressor.state_dict()["residuals"] if self._compressor.keeps_residual else {}
+        kept = self._reducer.state_dict()["residuals"]
         for unit in self._units:
             unit_given, unit_error = 0.0, 0.0
             for layer in unit.layers:

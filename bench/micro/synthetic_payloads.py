@@ -17,7 +17,9 @@ from collectives.payloads.base import Payload, unpack
 from collectives.payloads.dense import Dense
 from collectives.transport.base import ReduceOp, Transport
 from compressors.base import Compressor
-from compressors.layer import Bucket, Layer, Step
+from compressors.ddp.bucket import Bucket
+from compressors.ddp.reducer import Reducer
+from compressors.layer import Layer, Step
 
 TORCH_DTYPES = {
     "fp32": torch.float32,
@@ -83,7 +85,7 @@ def payload_of(tensor: torch.Tensor, compressor: str, config: CollectivesConfig,
     layer = Layer(id=0, name="tensor", shape=(1, count), kind="linear", numel=count, position=0.5)
     step = Step(index=0, epoch=0, rank=transport.rank, world_size=config.world_size, seed=config.seed, warmup=False)
     listener = _Listener().bind(transport)
-    component.reduce(Bucket(layers=[layer], gradients=[tensor.clone()], step=step), listener)
+    Reducer(component).reduce(Bucket(layers=[layer], gradients=[tensor.clone()], step=step), listener)
     (payload,) = listener.heard
     return payload
 

@@ -31,14 +31,14 @@ from torch import nn
 
 from bench.core.config import RunConfig
 from bench.optimizers.base import Optimizer
-from collectives.base import Collective
+from collectives.base import Collective, Key
 from collectives.options import Options
 from collectives.payloads.base import Payload
 from collectives.transport.base import Purpose, Traffic
 from compressors.base import Compressor
-from compressors.ddp.communication_thread import Outcome
+from compressors.ddp.reducer import Reducer
+from compressors.ddp.report import StepReport
 from compressors.layer import Layer, Step, layers_of
-from compressors.state import Key
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -59,13 +59,13 @@ class Setup:
     optimizer: Optimizer
     device: torch.device
 
-    def hand_over_momentum(self) -> Optimizer:
-        """The optimizer; without its momentum where the compressor applies that from now on."""
+    def make_reducer(self) -> tuple[Reducer, Optimizer]:
+        """What compresses on this rank, and the optimizer; without its momentum where the reducer applies that."""
         if not self.compressor.owns_momentum:
-            return self.optimizer
+            return Reducer(self.compressor), self.optimizer
         handed_over = self.optimizer.hand_over_momentum()
-        self.compressor.take_over_momentum(handed_over.coefficient, nesterov=handed_over.nesterov)
-        return handed_over.optimizer
+        reducer = Reducer(self.compressor, momentum=handed_over.coefficient, nesterov=handed_over.nesterov)
+        return reducer, handed_over.optimizer
 
 
 @dataclasses.dataclass(kw_only=True)
@@ -105,7 +105,7 @@ class Exchange(Protocol):
     def residual_norms(self) -> dict[int, float]:
         """L2 norm of what each layer has not sent yet, by layer id."""
 
-    def finish_step(self) -> Outcome:
+    def finish_step(self) -> StepReport:
         """What was done in this step; call after `backward`. Raises what failed meanwhile."""
 
     def close(self) -> None:
@@ -132,12 +132,12 @@ class BoundStrategy(abc.ABC):
     def start_step(self, step: Step, lr: float) -> None:
         """Call before the forward pass, with the learning rate of this step's update."""
 
-    def finish_step(self) -> Outcome:
+    def finish_step(self) -> StepReport:
         """Call after `backward`: whether a gradient was not finite, and what the exchange did."""
         return self.exchange.finish_step()
 
     @abc.abstractmethod
-    def update(self, outcome: Outcome) -> int:
+    def update(self, outcome: StepReport) -> int:
         """Give the parameters their next values (unless the step is skipped) and clear the gradients.
 
         Returns:

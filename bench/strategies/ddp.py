@@ -37,7 +37,7 @@ class Ddp(Strategy):
     @override
     def bind(self, setup: Setup) -> BoundStrategy:
         config, compressor = setup.config, setup.compressor
-        optimizer = setup.hand_over_momentum()
+        reducer, optimizer = setup.make_reducer()
         ddp = wrap(setup.model, setup.device, WHOLE_MODEL_MB if compressor.one_bucket else config.bucket_mb)
         exchange: GradientExchange
         if compressor.engine_hook or is_plain(compressor, setup.collective, config.trigger):
@@ -45,7 +45,7 @@ class Ddp(Strategy):
         else:
             exchange = CompressionHook(
                 ddp,
-                compressor,
+                reducer,
                 setup.collective,
                 seed=config.seed,
                 trigger=config.trigger,

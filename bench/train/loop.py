@@ -20,7 +20,8 @@ from bench.train.clock import StepTime, StepTimes, TrainingClock
 from bench.train.evaluate import evaluate
 from bench.train.record import Recorder, Snapshot
 from bench.train.schedule import learning_rate
-from compressors.ddp.communication_thread import NonFiniteGradient, Outcome
+from compressors.ddp.hook import NonFiniteGradient
+from compressors.ddp.report import StepReport
 from compressors.layer import Step
 
 MAX_SKIPS_IN_A_ROW = 10
@@ -151,7 +152,7 @@ class Trainer:
             self.profiler.step()
         self._account(outcome, started, backward_ended)
 
-    def _look_at(self, outcome: Outcome) -> None:
+    def _look_at(self, outcome: StepReport) -> None:
         """Count skipped steps, and stop at one or at too many in a row, as the configuration says."""
         if not outcome.skipped:
             self._skips_in_a_row = 0
@@ -166,7 +167,7 @@ class Trainer:
                 "training has diverged: try a lower --lr"
             )
 
-    def _account(self, outcome: Outcome, started: float, backward_ended: float) -> None:
+    def _account(self, outcome: StepReport, started: float, backward_ended: float) -> None:
         self.recorder.count(outcome)
         if self.own_steps > self.config.warmup_steps:
             exposed = outcome.exposed_s

@@ -10,8 +10,8 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 import torch
 
+from collectives.base import Key
 from collectives.payloads.base import Payload
-from compressors.state import Key
 
 # Positions of the model that are looked at, all ranks the same: 64 KiB of bits before compression.
 MAX_POSITIONS = 1 << 19

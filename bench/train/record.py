@@ -26,7 +26,7 @@ from bench.strategies.base import BoundStrategy
 from bench.train.clock import StepTimes, mean
 from bench.train.measured import link_columns
 from bench.train.overlap import sample_index_sets, sampled_overlap
-from compressors.ddp.communication_thread import Outcome
+from compressors.ddp.report import StepReport
 from compressors.layer import Layer
 
 PROGRESS_EVERY_S = 0.25
@@ -136,24 +136,24 @@ class Recorder:
         self._wire_sent += now.sent - before.sent
         self._wire_received += now.received - before.received
 
-    def count(self, outcome: Outcome) -> None:
+    def count(self, outcome: StepReport) -> None:
         """Add one step's exchange."""
         self._steps += 1
         if outcome.exposed_s is not None:
             self._recent_exposed.append(outcome.exposed_s)
         if outcome.staleness is not None:
             self._staleness.append(outcome.staleness)
-        for sent in outcome.sent:
-            count = self._layer_counts.setdefault(sent.layer.id, _LayerCount())
-            count.payload = sent.payload
-            count.nbytes += sent.nbytes
-            count.seconds += sent.seconds
-            density = sent.num_entries / max(1, sent.layer.numel)
+        for encoded in outcome.encoded:
+            count = self._layer_counts.setdefault(encoded.layer.id, _LayerCount())
+            count.payload = encoded.payload
+            count.nbytes += encoded.nbytes
+            count.seconds += encoded.seconds
+            density = encoded.num_entries / max(1, encoded.layer.numel)
             count.densities.append(density)
-            if sent.density_wanted is not None:
-                count.wanted.append(sent.density_wanted)
-                count.of_wanted.append(density / sent.density_wanted)
-            self._entries += sent.num_entries
+            if encoded.density_wanted is not None:
+                count.wanted.append(encoded.density_wanted)
+                count.of_wanted.append(density / encoded.density_wanted)
+            self._entries += encoded.num_entries
 
     def progress(self, state: TrainingState) -> None:
         """Tell the launcher where training is, a few times per second at most (rank 0)."""

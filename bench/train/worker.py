@@ -33,7 +33,7 @@ from bench.train.straggler import slow_down
 from collectives.base import Collective
 from collectives.transport.base import TransportError
 from compressors.base import Compressor
-from compressors.ddp.communication_thread import NonFiniteGradient
+from compressors.ddp.hook import NonFiniteGradient
 
 # Errors whose message is already one sentence for the user; anything else is shown with its type.
 USER_ERRORS = (BenchError, DatasetError, Diverged, NonFiniteGradient, TransportError)

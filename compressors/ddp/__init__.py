@@ -3,5 +3,6 @@
 from __future__ import annotations
 
 from compressors.ddp.hook import CompressionHook, attach
+from compressors.ddp.reducer import Reducer
 
-__all__ = ["CompressionHook", "attach"]
+__all__ = ["CompressionHook", "Reducer", "attach"]

@@ -10,15 +10,15 @@ import dataclasses
 from typing import ClassVar, Literal
 
 import torch
+from typing_extensions import override
 
-from collectives.base import Collective
 from collectives.payloads.base import HEADER_BYTES, Payload
 from collectives.payloads.codes import Codes
 from collectives.payloads.dense import Dense
-from compressors.base import LossyCompressor
+from collectives.transport.base import Transport
+from compressors.base import Given, LossyCompressor
 from compressors.kernels.ternary import level_dtype
 from compressors.layer import Layer, Step
-from compressors.unit import Unit
 
 
 @dataclasses.dataclass(kw_only=True)
@@ -27,11 +27,8 @@ class SharedScale(LossyCompressor):
 
     combine: ClassVar[Literal["max", "mean"]]
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        self._agreed: dict[int, float] = {}
-
     @property
+    @override
     def needs_all_ranks(self) -> bool:
         """Where scales are shared; levels on a scale of their own travel as `Codes`."""
         return Codes not in self.kinds
@@ -56,30 +53,28 @@ class SharedScale(LossyCompressor):
         """Packed bytes of `shared_payload`, up to 127 ranks."""
         return HEADER_BYTES + layer.numel
 
+    @override
+    def agree(self, given: Given, step: Step, transport: Transport) -> None:
+        """Agree on the largest or the mean scale of each layer, all in one message."""
+        shared = [(layer.id, float(self.local_scale(x))) for layer, x in given if self.shares_scale(layer)]
+        if not shared:
+            return
+        scales = transport.all_reduce_scalars([scale for _, scale in shared], "max" if self.combine == "max" else "sum")
+        if self.combine == "mean":
+            scales = [total / step.world_size for total in scales]
+        rounded = self.rounded_scale(torch.tensor(scales)).tolist()
+        step.memory.scales.update(zip([layer_id for layer_id, _ in shared], rounded, strict=True))
+
+    @override
+    def subtract_(self, x: torch.Tensor, payload: Payload, layer: Layer, step: Step) -> None:
+        if isinstance(payload, Dense) and self.shares_scale(layer):
+            x.sub_(payload.values, alpha=step.memory.scales[layer.id])
+        else:
+            super().subtract_(x, payload, layer, step)
+
+    @override
     def finish(self, total: Payload, layer: Layer, step: Step, out: torch.Tensor) -> None:
         """The mean; of levels on a shared scale, times that scale."""
         super().finish(total, layer, step, out)
         if self.shares_scale(layer):
-            out.mul_(self._agreed[layer.id])
-
-    def _agree(self, units: list[Unit], inputs: list[torch.Tensor], step: Step, collective: Collective) -> None:
-        shared = [
-            (unit.layer.id, x)
-            for unit, x in zip(units, inputs, strict=True)
-            if not unit.dense and self.shares_scale(unit.layer)
-        ]
-        if not shared:
-            return
-        scales = [float(self.local_scale(x)) for _, x in shared]
-        if self.combine == "max":
-            agreed = collective.transport.all_reduce_scalars(scales, "max")
-        else:
-            agreed = [total / step.world_size for total in collective.transport.all_reduce_scalars(scales, "sum")]
-        rounded = self.rounded_scale(torch.tensor(agreed))
-        self._agreed.update(zip([layer_id for layer_id, _ in shared], rounded.tolist(), strict=True))
-
-    def _settle(self, unit: Unit, x: torch.Tensor, payload: Payload) -> None:
-        if self.keeps_residual and isinstance(payload, Dense) and self.shares_scale(unit.layer):
-            x.sub_(payload.values, alpha=self._agreed[unit.layer.id])
-        else:
-            super()._settle(unit, x, payload)
+            out.mul_(step.memory.scales[layer.id])

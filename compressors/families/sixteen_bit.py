@@ -10,9 +10,8 @@ import torch
 from collectives.payloads.base import HEADER_BYTES
 from collectives.payloads.codec.values import to_value_dtype
 from collectives.payloads.dense import Dense
-from compressors.base import LossyCompressor
+from compressors.base import Granularity, LossyCompressor
 from compressors.layer import Layer, Step
-from compressors.unit import Granularity
 
 
 @dataclasses.dataclass(kw_only=True)

@@ -13,13 +13,12 @@ import dataclasses
 from typing import Annotated, ClassVar
 
 from annotated_types import Ge, Le
-from typing_extensions import Doc
+from typing_extensions import Doc, override
 
 from collectives.payloads.base import Payload
 from collectives.payloads.codes import Codes
-from compressors.base import LossyCompressor
+from compressors.base import Granularity, LossyCompressor
 from compressors.layer import Layer
-from compressors.unit import Granularity
 
 
 @dataclasses.dataclass(kw_only=True)
@@ -28,7 +27,6 @@ class StochasticQuantizer(LossyCompressor):
 
     sends: ClassVar[type[Payload]] = Codes
     biased: ClassVar[bool] = False
-    contraction: ClassVar[bool] = True  # by the scaling above
     granularity: ClassVar[Granularity] = "bucket"
 
     block_numel: Annotated[int, Ge(8), Le(1 << 20), Doc("elements per scale, a multiple of 8")] = 512
@@ -52,6 +50,6 @@ class StochasticQuantizer(LossyCompressor):
         """The w of an unbiased quantiser; with error feedback w / (1 + w). Both in expectation."""
         return self.variance_bound * self.shrinkage
 
+    @override
     def expected_nbytes(self, layer: Layer) -> int:
-        """The closed form."""
         return Codes.packed_nbytes(layer.numel, self.code_bits, block_numel=self.block_numel)

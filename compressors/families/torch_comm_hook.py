@@ -13,7 +13,9 @@ from typing import Any, ClassVar
 
 import torch
 import torch.distributed as dist
+from typing_extensions import override
 
+from collectives.base import Collective
 from compressors.base import Compressor
 from compressors.layer import Layer
 
@@ -26,13 +28,19 @@ class TorchCommHook(Compressor):
 
     engine_hook: ClassVar[bool] = True
 
+    @override
+    def refusal(self, collective: type[Collective] | Collective) -> str | None:
+        if collective.component_name == "native":
+            return None
+        return (
+            f"{self.component_name} is PyTorch's own communication hook and talks to the backend itself; "
+            "use collective native"
+        )
+
+    @override
     def expected_bucket_nbytes(self, layers: Sequence[Layer]) -> int | None:
         """Tensors that the backend all-reduces carry no headers."""
         return sum(self.expected_nbytes(layer) or 0 for layer in layers)
-
-    def is_dense_at(self, step_index: int) -> bool:
-        """Whether the hook does not compress yet at this step."""
-        return False
 
     @abc.abstractmethod
     def hook(self, process_group: dist.ProcessGroup) -> tuple[object, DDPHook]:

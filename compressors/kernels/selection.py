@@ -33,10 +33,15 @@ def select_groups(x: torch.Tensor, group_size: int, k: int, k_last: int) -> torc
     chunk_numel = min(whole, rows_per_chunk * group_size)
     magnitudes = torch.empty(chunk_numel, device=x.device)
     reached = torch.empty(chunk_numel, dtype=torch.bool, device=x.device)
+    on_cpu = x.device.type == "cpu"
     selected = []
     for start in range(0, whole, max(1, chunk_numel)):
         part = x[start : min(whole, start + chunk_numel)]
-        rows = _magnitudes(part, out=magnitudes[: part.numel()]).view(-1, group_size)
+        if on_cpu:
+            np.abs(part.numpy(), out=magnitudes[: part.numel()].numpy())
+        else:
+            torch.abs(part, out=magnitudes[: part.numel()])
+        rows = magnitudes[: part.numel()].view(-1, group_size)
         selected.append(top_of_rows(rows, k, reached[: part.numel()].view(-1, group_size)).add_(start))
     if whole < x.numel():
         selected.append(top_of_rows(x[whole:].abs().view(1, -1), k_last).add_(whole))
@@ -58,7 +63,12 @@ def top_of_rows(rows: torch.Tensor, k: int, reached: torch.Tensor | None = None)
     if k == num_columns:
         return torch.arange(rows.numel(), device=rows.device)
     bound = _lower_bound(rows, k).unsqueeze(1)
-    candidates = positions_of(_reaching(rows, bound, reached))
+    if rows.device.type == "cpu":
+        reached = torch.empty(rows.shape, dtype=torch.bool) if reached is None else reached
+        np.greater_equal(rows.numpy(), bound.numpy(), out=reached.numpy())
+        candidates = positions_of(reached)
+    else:
+        candidates = positions_of(torch.ge(rows, bound, out=reached))
     if len(candidates) == num_rows * k:
         return candidates
     row = candidates.div(num_columns, rounding_mode="floor")
@@ -114,23 +124,6 @@ def _kth_largest(rows: torch.Tensor, k: int) -> torch.Tensor:
         return rows.topk(k, dim=1).values[:, -1].contiguous()
     at = rows.shape[1] - k
     return torch.from_numpy(np.partition(rows.numpy(), at, axis=1)[:, at].copy())
-
-
-def _magnitudes(x: torch.Tensor, out: torch.Tensor) -> torch.Tensor:
-    """|x| in `out`."""
-    if x.device.type != "cpu":
-        return torch.abs(x, out=out)
-    np.abs(x.numpy(), out=out.numpy())
-    return out
-
-
-def _reaching(rows: torch.Tensor, bound: torch.Tensor, out: torch.Tensor | None) -> torch.Tensor:
-    """Which entries reach their row's bound: bool [num_rows, num_columns], in `out` if given."""
-    if rows.device.type != "cpu":
-        return torch.ge(rows, bound, out=out)
-    out = torch.empty(rows.shape, dtype=torch.bool) if out is None else out
-    np.greater_equal(rows.numpy(), bound.numpy(), out=out.numpy())
-    return out
 
 
 def positions_of(mask: torch.Tensor) -> torch.Tensor:

@@ -24,7 +24,7 @@ from typing_extensions import Doc
 from bench.strategies.base import BoundStrategy, Strategy
 from collectives.payloads.dense import Dense
 from collectives.transport.process_group import ProcessGroupTransport
-from compressors.ddp.communication_thread import Outcome
+from compressors.ddp.report import StepReport
 
 
 @dataclasses.dataclass(kw_only=True)
@@ -55,7 +55,7 @@ class Wires:
         return {}
 
     def finish_step(self):
-        return Outcome()
+        return StepReport()
 
     def close(self):
         self.bound.close()

@@ -17,7 +17,9 @@ from bench.strategies.parameter_server.worker import AsyncWorker
 from collectives.parameter_server.server import OnArrival
 from collectives.payloads.base import unpack
 from compressors.base import Compressor
-from compressors.ddp.communication_thread import Nonfinite, Outcome
+from compressors.ddp.hook import Nonfinite
+from compressors.ddp.reducer import Reducer
+from compressors.ddp.report import StepReport
 from compressors.layer import Step, layers_of
 
 STEPS = 5
@@ -57,14 +59,15 @@ class Training:
     def __init__(self, compressor: str, nonfinite: Nonfinite) -> None:
         self.model = Constant()
         self.compressor = cast(Compressor, spec.build("compressors", compressor))
+        self.reducer = Reducer(self.compressor)
         layers = layers_of(self.model)
         optimizer = cast(Optimizer, spec.build("optimizers", "sgd:momentum=0"))
         self.parameters = ServerParameters(layers, self.compressor, optimizer, lr=1.0, world_size=1, seed=1)
         session = OnArrival(self.parameters, 1, 5.0).join(0)
-        self.worker = AsyncWorker(self.compressor, session, layers, links=(), nonfinite=nonfinite)
+        self.worker = AsyncWorker(self.reducer, session, layers, links=(), nonfinite=nonfinite)
         self._index = 0
 
-    def step(self, factor: float = 1.0, layer_id: int = 0) -> Outcome:
+    def step(self, factor: float = 1.0, layer_id: int = 0) -> StepReport:
         """One step in which one layer's gradient is multiplied."""
         where = Step(index=self._index, epoch=0, rank=0, world_size=1, seed=1, warmup=False)
         self._index += 1
@@ -94,10 +97,10 @@ def test_what_was_applied_and_what_waits_is_the_gradient(name: str) -> None:
     with training(name) as run:
         outcomes = [run.step() for _ in range(STEPS)]
         weights = run.weights()
-        residuals = run.compressor.state_dict().get("residuals", {})
+        residuals = run.reducer.state_dict()["residuals"]
     assert all(bool(torch.isfinite(w).all()) and bool(w.any()) for w in weights)
     for outcome in outcomes:
-        assert {sent.layer.id for sent in outcome.sent} == set(range(len(weights)))
+        assert {sent.layer.id for sent in outcome.encoded} == set(range(len(weights)))
         assert outcome.staleness == 0
     if run.compressor.keeps_residual and not run.compressor.owns_momentum:
         for layer_id, (weight, slope) in enumerate(zip(weights, run.model.slopes, strict=True)):
@@ -108,14 +111,14 @@ def test_what_was_applied_and_what_waits_is_the_gradient(name: str) -> None:
 @pytest.mark.parametrize("name", ["none", "topk:ratio=0.1", "sign"])
 def test_a_skipped_push_leaves_server_and_residuals_as_they_were(name: str) -> None:
     with training(name) as run:
-        pushed_last = run.step().sent[-1].layer.id
-        before, residuals = run.weights(), run.compressor.state_dict()["residuals"]
+        pushed_last = run.step().encoded[-1].layer.id
+        before, residuals = run.weights(), run.reducer.state_dict()["residuals"]
         outcome = run.step(float("nan"), pushed_last)
-        assert len(outcome.sent) == len(before) - 1  # what was pushed before is taken back
+        assert len(outcome.encoded) == len(before) - 1  # what was pushed before is taken back
         assert outcome.skipped
         assert outcome.staleness is None
         assert all(torch.equal(a, b) for a, b in zip(run.weights(), before, strict=True))
-        after = run.compressor.state_dict()["residuals"]
+        after = run.reducer.state_dict()["residuals"]
         assert all(torch.equal(after[layer_id], residual) for layer_id, residual in residuals.items())
         assert not run.step().skipped
         assert not any(torch.equal(a, b) for a, b in zip(run.weights(), before, strict=True))

@@ -17,7 +17,7 @@ from torch import nn
 from bench.core import spec
 from bench.strategies.base import BoundStrategy, Setup
 from collectives.transport.base import TransportError
-from compressors.ddp.communication_thread import Outcome
+from compressors.ddp.report import StepReport
 from compressors.layer import Step
 from tests.testing.configs import make_config
 from tests.testing.ranks import run_ranks
@@ -54,7 +54,7 @@ def bound(strategy: str, compressor: str = "none", optimizer: str = "sgd", colle
     return training
 
 
-def train_step(training: BoundStrategy, index: int, *, poison: bool = False) -> tuple[Outcome, int]:
+def train_step(training: BoundStrategy, index: int, *, poison: bool = False) -> tuple[StepReport, int]:
     """One step on data that differ between ranks and steps, with a learning rate that falls."""
     generator = torch.Generator().manual_seed(1000 * dist.get_rank() + index)
     x, y = torch.randn(5, 1, 8, 8, generator=generator), torch.randint(3, (5,), generator=generator)

@@ -19,8 +19,7 @@ from collectives.native import Native
 from collectives.ring import Ring
 from collectives.transport.base import TransportError
 from compressors.base import Compressor
-from compressors.ddp.communication_thread import NonFiniteGradient
-from compressors.ddp.hook import CompressionHook, attach
+from compressors.ddp.hook import CompressionHook, NonFiniteGradient, attach
 from compressors.dgc import Dgc
 from compressors.group_topk import GroupTopK
 from compressors.none import NONE
@@ -98,7 +97,7 @@ def dense(rank: int) -> torch.Tensor:
 
 def compressed(rank: int) -> dict[str, Any]:
     ddp = wrapped()
-    hook = attach(ddp, GroupTopK(ratio=0.05, group_size=100), Ring(), seed=7)
+    hook = attach(ddp, "group_topk:ratio=0.05,group_size=100", "ring", seed=7)
     after = train(ddp, hook, range(4))
     hook.close()
     return {"weights": after, "nbytes": hook.traffic["gradient"].nbytes, "residuals": hook.residual_norms()}
@@ -161,11 +160,11 @@ def bad_gradient(rank: int) -> dict[str, Any]:
     ddp, witness = wrapped(), Witness()
     hook = attach(ddp, TopK(ratio=0.05), witness)
     train(ddp, hook, range(2))
-    before = hook.state_dict()["compressor"]["residuals"]
+    before = hook.state_dict()["reducer"]["residuals"]
     loss = loss_of(ddp, rank, 2)
     (loss * float("nan") if rank == 0 else loss).backward()
     ok = hook.step_ok()
-    after = hook.state_dict()["compressor"]["residuals"]
+    after = hook.state_dict()["reducer"]["residuals"]
     kept = all(torch.equal(before[key], after[key]) for key in before)
     ddp.zero_grad()
     loss_of(ddp, rank, 3).backward()

@@ -13,7 +13,9 @@ from collectives.allgather import Allgather
 from collectives.base import Collective
 from collectives.transport.memory import MemoryTransport, MemoryWires, run_threads
 from compressors.base import Compressor
-from compressors.layer import Bucket, Layer, Step
+from compressors.ddp.bucket import Bucket
+from compressors.ddp.reducer import Reducer
+from compressors.layer import Layer, Step
 
 T = TypeVar("T")
 
@@ -29,6 +31,10 @@ class Case:
 
     def make(self, **changes: Any) -> Compressor:
         return cast(Compressor, registry.load("compressors", self.name)(**{**dict(self.options), **changes}))
+
+    def reducer(self, **changes: Any) -> Reducer:
+        """The compressor at work, from nothing."""
+        return Reducer(self.make(**changes))
 
     def __str__(self) -> str:
         return ",".join([self.name, *(f"{key}={value}" for key, value in self.options)])
@@ -137,7 +143,7 @@ def step_at(index: int, transport_or_rank: Any = 0, world_size: int = 1, *, epoc
 
 
 def reduce_once(
-    compressor: Compressor,
+    reducer: Reducer,
     collective: Collective,
     layers: Sequence[Layer],
     gradients: Sequence[torch.Tensor],
@@ -147,9 +153,9 @@ def reduce_once(
 ) -> tuple[list[torch.Tensor], Bucket]:
     """The updates for copies of these gradients, and the bucket as `reduce` left it."""
     bucket = Bucket(layers=list(layers)[::-1], gradients=[g.clone() for g in gradients][::-1], step=step)
-    compressor.reduce(bucket, collective)
+    reducer.reduce(bucket, collective)
     if commit:
-        compressor.commit()
+        reducer.commit()
     return bucket.gradients[::-1], bucket
 
 

@@ -8,13 +8,14 @@ import torch
 import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 
+from collectives.base import Key
 from collectives.payloads.base import Payload
 from collectives.transport.base import Purpose, Traffic
 from compressors.base import Compressor
-from compressors.ddp.communication_thread import Nonfinite, Outcome
+from compressors.ddp.hook import Nonfinite
+from compressors.ddp.report import EncodedLayer, StepReport
 from compressors.families.torch_comm_hook import TorchCommHook
-from compressors.layer import Layer, Sent, Step, layers_of
-from compressors.state import Key
+from compressors.layer import Layer, Step, layers_of
 
 # DDP's own runtime timers are read once in so many steps: a reading costs as much as a small layer.
 DDP_TIMER_EVERY = 10
@@ -58,21 +59,21 @@ class DdpExchange:
         """Tell where training is; call before `backward`."""
         self._step_index = step.index
 
-    def finish_step(self) -> Outcome:
+    def finish_step(self) -> StepReport:
         """Screen the reduced gradient (equal on all ranks, so no vote is needed) and read DDP's timers."""
         world_size = dist.get_world_size()
-        sent = [self._sent(layer) for layer in self._layers]
-        self._gradient.nbytes += round(2 * (world_size - 1) / world_size * sum(part.nbytes for part in sent))
-        return Outcome(skipped=self._is_skipped(), exposed_s=self._exposed_s(), sent=sent)
+        encoded = [self._encoded(layer) for layer in self._layers]
+        self._gradient.nbytes += round(2 * (world_size - 1) / world_size * sum(part.nbytes for part in encoded))
+        return StepReport(skipped=self._is_skipped(), exposed_s=self._exposed_s(), encoded=encoded)
 
     def close(self) -> None:
         """DDP holds nothing that outlives it."""
 
-    def _sent(self, layer: Layer) -> Sent:
+    def _encoded(self, layer: Layer) -> EncodedLayer:
         nbytes: float = 4 * layer.numel
         if self._torch_hook is not None and not self._torch_hook.is_dense_at(self._step_index):
             nbytes = self._torch_hook.expected_nbytes(layer) or 0
-        return Sent(layer=layer, payload="Dense", nbytes=nbytes, num_entries=layer.numel, seconds=0.0)
+        return EncodedLayer(layer=layer, payload="Dense", nbytes=nbytes, num_entries=layer.numel, seconds=0.0)
 
     def _is_skipped(self) -> bool:
         gradients = [p.grad for p in self._ddp.parameters() if p.grad is not None]

@@ -10,7 +10,7 @@ from torch.nn.parallel import DistributedDataParallel
 from typing_extensions import override
 
 from bench.strategies.base import BoundStrategy, Exchange
-from compressors.ddp.communication_thread import Outcome
+from compressors.ddp.report import StepReport
 from compressors.layer import Step
 
 
@@ -63,7 +63,7 @@ class Replicas(BoundStrategy):
         self.exchange.start_step(step)
 
     @override
-    def update(self, outcome: Outcome) -> int:
+    def update(self, outcome: StepReport) -> int:
         if not outcome.skipped:
             self.optimizer.step()
         self.optimizer.zero_grad()  # without old gradients, DDP copies the next ones into its buckets instead of adding

@@ -13,7 +13,9 @@ from collectives.parameter_server.server import Push
 from collectives.payloads.dense import Dense
 from collectives.server import added
 from compressors.base import Compressor
-from compressors.layer import Bucket, Layer, Step
+from compressors.ddp.bucket import Bucket
+from compressors.ddp.reducer import Reducer
+from compressors.layer import Layer, Step
 
 
 class ServerParameters:
@@ -21,7 +23,7 @@ class ServerParameters:
 
     Args:
         layers: of the model, whose weights are copied; ids count from 0.
-        compressor: its kind and options say what a sum of payloads stands for.
+        compressor: its options say what a sum of payloads stands for.
         optimizer: the update rule.
         lr: the learning rate before any schedule.
         world_size: number of workers.
@@ -48,7 +50,7 @@ class ServerParameters:
         ]
         self._weights = weights
         self._gradients = [torch.zeros_like(weight) for weight in weights]
-        self._compressor = dataclasses.replace(compressor)  # the same options, without the worker's state
+        self._reducer = Reducer(compressor)
         self._optimizer = optimizer.build(weights, lr)
         self._world_size = world_size
         self._seed = seed
@@ -68,7 +70,7 @@ class ServerParameters:
             weight.grad = gradient if terms else None  # a layer that nobody pushed is left alone
             if terms:
                 total = terms[0] if len(terms) == 1 else added(terms)
-                self._compressor.finish_bucket(total, Bucket(layers=[layer], gradients=[gradient.view(-1)], step=step))
+                self._reducer.finish_bucket(total, Bucket(layers=[layer], gradients=[gradient.view(-1)], step=step))
         for group in self._optimizer.param_groups:
             group["lr"] = first.closing.lr * (num_terms / self._world_size)
         self._optimizer.step()

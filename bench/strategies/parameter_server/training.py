@@ -16,7 +16,7 @@ from collectives.parameter_server.link import RemoteServer
 from collectives.parameter_server.server import Answer, ParameterServer, Worker
 from collectives.payloads.base import unpack
 from collectives.payloads.dense import Dense
-from compressors.ddp.communication_thread import Outcome
+from compressors.ddp.report import StepReport
 from compressors.layer import Step, layers_of
 
 # A worker must not give up before the server, which knows for whom it waits.
@@ -38,7 +38,8 @@ class AsyncTraining(BoundStrategy):
     exchange: AsyncWorker
 
     def __init__(self, setup: Setup, *, root: int, make_server: MakeServer) -> None:
-        config, optimizer, layers = setup.config, setup.hand_over_momentum(), layers_of(setup.model)
+        config, layers = setup.config, layers_of(setup.model)
+        reducer, optimizer = setup.make_reducer()
         links = star(root, config.timeout_s * WORKER_TIMEOUT_FACTOR)
         numels = [layer.numel for layer in layers]
         self._service: Service | None = None
@@ -56,7 +57,7 @@ class AsyncTraining(BoundStrategy):
             server_side: Worker = self._service.own_session
         else:
             server_side = RemoteServer(links[dist.get_rank()], numels)
-        worker = AsyncWorker(setup.compressor, server_side, layers, links.values(), nonfinite=config.nonfinite)
+        worker = AsyncWorker(reducer, server_side, layers, links.values(), nonfinite=config.nonfinite)
         super().__init__(setup.model, setup.model, worker)
 
     @override
@@ -64,7 +65,7 @@ class AsyncTraining(BoundStrategy):
         self.exchange.start_step(step, lr)  # the learning rate travels with the push
 
     @override
-    def update(self, outcome: Outcome) -> int:
+    def update(self, outcome: StepReport) -> int:
         """Take the parameters that the server sent, also after a step of which nothing was pushed."""
         self._take(self.exchange.answer)
         for parameter in self.model.parameters():

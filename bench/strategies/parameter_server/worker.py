@@ -10,13 +10,15 @@ from typing import TypeVar, cast, get_args
 import torch
 from torch import nn
 
+from collectives.base import Key
 from collectives.parameter_server.server import Answer, Closing, Worker
 from collectives.payloads.base import Payload
 from collectives.transport.base import Purpose, Traffic, Transport
-from compressors.base import Compressor
-from compressors.ddp.communication_thread import Nonfinite, Outcome
-from compressors.layer import Bucket, Layer, Sent, Step
-from compressors.state import Key
+from compressors.ddp.bucket import Bucket
+from compressors.ddp.hook import Nonfinite
+from compressors.ddp.reducer import Reducer
+from compressors.ddp.report import EncodedLayer, StepReport
+from compressors.layer import Layer, Step
 
 T = TypeVar("T")
 
@@ -25,7 +27,7 @@ class AsyncWorker:
     """Pushes every layer's gradient by itself and pulls the parameters of the next step.
 
     Args:
-        compressor: this worker's.
+        reducer: this worker's.
         server: this worker's side of the server, used by the thread alone.
         layers: every trainable parameter; each gets a hook.
         links: whose traffic is this rank's.
@@ -39,14 +41,14 @@ class AsyncWorker:
 
     def __init__(
         self,
-        compressor: Compressor,
+        reducer: Reducer,
         server: Worker,
         layers: Sequence[Layer],
         links: Iterable[Transport],
         *,
         nonfinite: Nonfinite,
     ) -> None:
-        self.compressor = compressor
+        self.reducer = reducer
         self._server = server
         self._links = list(links)
         self._nonfinite = nonfinite
@@ -68,29 +70,29 @@ class AsyncWorker:
     @property
     def last_encoded(self) -> Mapping[Key, Payload]:
         """What this rank encoded in its last step, by the ids of the layers in it."""
-        return self.compressor.last_encoded
+        return self.reducer.last_encoded
 
     def residual_norms(self) -> dict[int, float]:
         """L2 norm of what each layer has not sent yet, by layer id."""
-        return self.compressor.residual_norms()
+        return self.reducer.residual_norms()
 
     def start_step(self, step: Step, lr: float) -> None:
         """Call before the forward pass."""
         self._step, self._lr = step, lr
         self._reset()
 
-    def finish_step(self) -> Outcome:
+    def finish_step(self) -> StepReport:
         """Push what is left and wait for the parameters of the next step; re-raises what failed in the thread."""
         backward_ended = time.perf_counter()
         for job in self._jobs:
             job.result()
         self.answer = self._in_thread(self._end_clock)
-        return Outcome(
+        return StepReport(
             skipped=self._saw_nonfinite,
             encode_s=self._encode_s,
             exchange_s=self._exchange_s,
             exposed_s=time.perf_counter() - backward_ended,
-            sent=self._sent,
+            encoded=self._encoded,
             staleness=self.answer.staleness,
         )
 
@@ -110,7 +112,7 @@ class AsyncWorker:
         self._jobs = []
         self._saw_nonfinite = False
         self._encode_s = self._exchange_s = 0.0
-        self._sent: list[Sent] = []
+        self._encoded: list[EncodedLayer] = []
 
     def _enqueue(self, layer: Layer) -> None:
         self._jobs.append(self._thread.submit(self._push, layer))
@@ -122,11 +124,11 @@ class AsyncWorker:
         gradient = cast(torch.Tensor, layer.weight.grad)
         if self._is_sound(gradient):
             bucket = Bucket(layers=[layer], gradients=[gradient.flatten()], step=self._step)
-            payload = self.compressor.message(bucket)
+            payload = self.reducer.message(bucket)
             assert payload is not None  # layers without elements have no hook
             self._server.push(layer.id, payload)
             self._encode_s += bucket.encode_s
-            self._sent += bucket.sent
+            self._encoded += bucket.encoded
         self._exchange_s += time.perf_counter() - started
 
     def _is_sound(self, gradient: torch.Tensor) -> bool:
@@ -142,9 +144,9 @@ class AsyncWorker:
         assert self._step is not None
         started = time.perf_counter()
         if self._saw_nonfinite:
-            self.compressor.drop()
+            self.reducer.drop()
         else:
-            self.compressor.commit()
+            self.reducer.commit()
         answer = self._server.end_clock(
             Closing(index=self._step.index, epoch=self._step.epoch, lr=self._lr, dropped=self._saw_nonfinite)
         )

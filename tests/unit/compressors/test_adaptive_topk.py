@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 
 from compressors.adaptive_topk import COMMON, FACTORS, AdaptiveTopK, _error_curve, choose_factors
+from compressors.ddp.reducer import Reducer
 from compressors.topk import TopK
 from tests.testing.compressor_cases import alone, layers_of_shapes, reduce_once, step_at
 
@@ -46,14 +47,14 @@ def test_zeros_choose_the_least() -> None:
 
 
 def test_training_steps_send_less_at_no_more_error() -> None:
-    adaptive, common = AdaptiveTopK(error_feedback=False), TopK(error_feedback=False)
+    adaptive, common = Reducer(AdaptiveTopK(error_feedback=False)), Reducer(TopK(error_feedback=False))
     sent, error = {}, {}
     for index in range(3):
-        for compressor in (adaptive, common):
+        for reducer in (adaptive, common):
             gradients = gradients_at(index)
-            updates, bucket = reduce_once(compressor, alone(), LAYERS, gradients, step_at(index))
-            name = compressor.component_name
-            sent[name] = sum(each.num_entries for each in bucket.sent)
+            updates, bucket = reduce_once(reducer, alone(), LAYERS, gradients, step_at(index))
+            name = reducer.compressor.component_name
+            sent[name] = sum(each.num_entries for each in bucket.encoded)
             error[name] = sum(float((u - g).square().sum()) for u, g in zip(updates, gradients, strict=True))
         if index == 0:
             assert sent["adaptive_topk"] == sent["topk"]

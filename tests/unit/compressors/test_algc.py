@@ -11,7 +11,8 @@ import torch
 from collectives.options import OptionError
 from collectives.payloads import Dense, Sparse
 from compressors.algc import Algc
-from compressors.layer import Layer
+from compressors.ddp.reducer import Reducer
+from compressors.layer import Layer, Step
 from tests.testing.compressor_cases import alone, gradient, layers_of_shapes, reduce_once, step_at
 
 LAYERS = layers_of_shapes((100, 100), (300, 100), (50,))
@@ -19,6 +20,14 @@ LAYERS = layers_of_shapes((100, 100), (300, 100), (50,))
 
 def make(**options: object) -> Algc:
     return Algc(**{"min_numel": 1000, "value_dtype": "fp32", **options})  # type: ignore[arg-type]
+
+
+def reducer_of(**options: object) -> Reducer:
+    return Reducer(make(**options))
+
+
+def wanted_density(reducer: Reducer, layer: Layer, step: Step) -> float | None:
+    return reducer.compressor.density_for(layer, dataclasses.replace(step, memory=reducer.memory))
 
 
 def noise(layer: Layer, index: int, scale: float = 1.0) -> torch.Tensor:
@@ -30,22 +39,23 @@ def noise(layer: Layer, index: int, scale: float = 1.0) -> torch.Tensor:
 @pytest.mark.parametrize("error_feedback", [True, False])
 def test_the_density_never_leaves_its_window(ratio: float, error_feedback: bool) -> None:
     """Also when the scale of the gradient jumps by 100 and back."""
-    compressor, collective = make(ratio=ratio, error_feedback=error_feedback), alone()
+    reducer, collective = reducer_of(ratio=ratio, error_feedback=error_feedback), alone()
     for index in range(120):
         scale = 100.0 if 40 <= index < 80 else 1.0
-        wanted = {layer.id: compressor.density_for(layer, step_at(index)) for layer in LAYERS[:2]}
+        wanted = {layer.id: wanted_density(reducer, layer, step_at(index)) for layer in LAYERS[:2]}
         gradients = [noise(layer, index, scale) for layer in LAYERS]
-        _, bucket = reduce_once(compressor, collective, LAYERS, gradients, step_at(index))
-        for sent in bucket.sent:
-            if sent.payload == "Sparse":
-                assert wanted[sent.layer.id] / 2 <= sent.num_entries / sent.layer.numel <= 2 * wanted[sent.layer.id]
-        for control in compressor.state_dict()["control"].values():
+        _, bucket = reduce_once(reducer, collective, LAYERS, gradients, step_at(index))
+        for encoded in bucket.encoded:
+            if encoded.payload == "Sparse":
+                density = encoded.num_entries / encoded.layer.numel
+                assert wanted[encoded.layer.id] / 2 <= density <= 2 * wanted[encoded.layer.id]
+        for control in reducer.state_dict()["memory"]["control"].values():
             assert 0 < float(control[0]) < float("inf")
 
 
 def test_a_steady_stream_is_tracked_without_the_exact_threshold(monkeypatch: pytest.MonkeyPatch) -> None:
     layer = layers_of_shapes((400, 100))[0]
-    compressor, collective = make(refresh=10**6), alone()
+    reducer, collective = reducer_of(refresh=10**6), alone()
     exact_at: list[int] = []
     original = Algc._exact
     densities = []
@@ -53,58 +63,58 @@ def test_a_steady_stream_is_tracked_without_the_exact_threshold(monkeypatch: pyt
         monkeypatch.setattr(
             Algc, "_exact", lambda self, m, w, index=index: (exact_at.append(index), original(self, m, w))[1]
         )
-        _, bucket = reduce_once(compressor, collective, [layer], [noise(layer, index)], step_at(index))
-        densities.append(bucket.sent[0].num_entries / layer.numel)
+        _, bucket = reduce_once(reducer, collective, [layer], [noise(layer, index)], step_at(index))
+        densities.append(bucket.encoded[0].num_entries / layer.numel)
     assert 0 in exact_at
     assert len(exact_at) < 40
     assert sum(densities[-60:]) / 60 == pytest.approx(0.01, rel=0.1)
 
 
 def test_the_budget_is_shared_by_root_mean_square() -> None:
-    compressor, collective = make(ratio=0.02), alone()
+    reducer, collective = reducer_of(ratio=0.02), alone()
     for index in range(6):
         gradients = [noise(LAYERS[0], index, 3.0), noise(LAYERS[1], index), noise(LAYERS[2], index)]
-        reduce_once(compressor, collective, LAYERS, gradients, step_at(index))
-    densities = [compressor.density_for(layer, step_at(6)) for layer in LAYERS[:2]]
+        reduce_once(reducer, collective, LAYERS, gradients, step_at(index))
+    densities = [wanted_density(reducer, layer, step_at(6)) for layer in LAYERS[:2]]
     numels = [layer.numel for layer in LAYERS[:2]]
     assert densities[0] > densities[1]
     assert sum(d * n for d, n in zip(densities, numels, strict=True)) == pytest.approx(0.02 * sum(numels))
 
 
 def test_densities_stay_between_their_bounds() -> None:
-    compressor, collective = make(ratio=0.01, min_ratio=0.005, max_ratio=0.012), alone()
+    reducer, collective = reducer_of(ratio=0.01, min_ratio=0.005, max_ratio=0.012), alone()
     gradients = [noise(LAYERS[0], 0, 100.0), noise(LAYERS[1], 0), noise(LAYERS[2], 0)]
-    reduce_once(compressor, collective, LAYERS, gradients, step_at(0))
-    assert compressor.density_for(LAYERS[0], step_at(1)) == 0.012
-    assert compressor.density_for(LAYERS[1], step_at(1)) == 0.005
+    reduce_once(reducer, collective, LAYERS, gradients, step_at(0))
+    assert wanted_density(reducer, LAYERS[0], step_at(1)) == 0.012
+    assert wanted_density(reducer, LAYERS[1], step_at(1)) == 0.005
     warming = dataclasses.replace(step_at(1), epoch=0)
-    assert compressor.density_for(LAYERS[0], warming) == 0.25
-    assert compressor.density_for(LAYERS[1], warming) < 0.25
+    assert wanted_density(reducer, LAYERS[0], warming) == 0.25
+    assert wanted_density(reducer, LAYERS[1], warming) < 0.25
 
 
 def test_warm_up_widens_all_layers() -> None:
-    compressor = make()
-    assert [compressor.density_for(LAYERS[0], dataclasses.replace(step_at(0), epoch=e)) for e in range(5)] == [
+    reducer = reducer_of()
+    assert [reducer.compressor.density_for(LAYERS[0], dataclasses.replace(step_at(0), epoch=e)) for e in range(5)] == [
         0.25, 0.0625, 0.015625, 0.01, 0.01,
     ]  # fmt: skip
 
 
 def test_small_layers_travel_as_they_are() -> None:
-    compressor = make()
+    reducer = reducer_of()
     gradients = [noise(layer, 0) for layer in LAYERS]
-    updates, bucket = reduce_once(compressor, alone(), LAYERS, gradients, step_at(0))
-    assert {sent.layer.id: sent.payload for sent in bucket.sent} == {0: "Sparse", 1: "Sparse", 2: "Dense"}
+    updates, bucket = reduce_once(reducer, alone(), LAYERS, gradients, step_at(0))
+    assert {encoded.layer.id: encoded.payload for encoded in bucket.encoded} == {0: "Sparse", 1: "Sparse", 2: "Dense"}
     assert torch.equal(updates[2], gradients[2])
-    assert compressor.emits == {Sparse, Dense}
-    nothing_compressed = make(min_numel=10**9)
+    assert reducer.compressor.emits == {Sparse, Dense}
+    nothing_compressed = reducer_of(min_numel=10**9)
     updates, _ = reduce_once(nothing_compressed, alone(), LAYERS, gradients, step_at(0))
     assert all(torch.equal(update, g) for update, g in zip(updates, gradients, strict=True))
 
 
 def test_ratio_1_sends_everything() -> None:
-    compressor = make(ratio=1.0, min_ratio=1.0, max_ratio=1.0)
+    reducer = reducer_of(ratio=1.0, min_ratio=1.0, max_ratio=1.0)
     gradients = [noise(layer, 0) for layer in LAYERS]
-    updates, _ = reduce_once(compressor, alone(), LAYERS, gradients, step_at(0))
+    updates, _ = reduce_once(reducer, alone(), LAYERS, gradients, step_at(0))
     assert all(torch.equal(update, g) for update, g in zip(updates, gradients, strict=True))
 
 
@@ -121,27 +131,27 @@ def test_mostly_zeros_ties_and_single_entries() -> None:
 
 
 def test_zeros_leave_the_controller_alone() -> None:
-    compressor, collective = make(), alone()
-    reduce_once(compressor, collective, LAYERS, [noise(layer, 0) for layer in LAYERS], step_at(0))
-    before = compressor.state_dict()["control"]
-    fresh = make(error_feedback=False)
-    fresh.load_state_dict({**compressor.state_dict(), "residuals": {}})
+    reducer, collective = reducer_of(), alone()
+    reduce_once(reducer, collective, LAYERS, [noise(layer, 0) for layer in LAYERS], step_at(0))
+    before = reducer.state_dict()["memory"]["control"]
+    fresh = reducer_of(error_feedback=False)
+    fresh.load_state_dict({**reducer.state_dict(), "residuals": {}})
     reduce_once(fresh, collective, LAYERS, [torch.zeros(layer.numel) for layer in LAYERS], step_at(1))
-    after = fresh.state_dict()["control"]
+    after = fresh.state_dict()["memory"]["control"]
     assert all(torch.equal(before[i], after[i]) for i in before)
 
 
 def test_a_flush_sends_what_waited() -> None:
-    compressor, collective = make(flush_every=4), alone()
+    reducer, collective = reducer_of(flush_every=4), alone()
     given = torch.zeros(LAYERS[0].numel, dtype=torch.float64)
     sent = given.clone()
     for index in range(8):
         g = gradient(LAYERS[0], index, 0)
-        (update,), bucket = reduce_once(compressor, collective, LAYERS[:1], [g], step_at(index))
+        (update,), bucket = reduce_once(reducer, collective, LAYERS[:1], [g], step_at(index))
         given, sent = given + g, sent + update
-        assert bucket.sent[0].payload == ("Dense" if index in (3, 7) else "Sparse")
+        assert bucket.encoded[0].payload == ("Dense" if index in (3, 7) else "Sparse")
         if index in (3, 7):
-            assert not compressor.state_dict()["residuals"][0].any()
+            assert not reducer.state_dict()["residuals"][0].any()
             torch.testing.assert_close(sent, given, rtol=0, atol=1e-4)
 
 

@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from compressors.base import Compressor
+from compressors.ddp.reducer import Reducer
 from compressors.layer import Layer
 from tests.testing.compressor_cases import CASES, Case, alone, case, layers_of_shapes, reduce_once, step_at
 
@@ -70,9 +71,8 @@ def bound_of(compressor: Compressor, layer: Layer) -> float:
 
 
 def lost_share(compressor: Compressor, layer: Layer, x: torch.Tensor, index: int = 5) -> float:
-    """At a step past `dense_steps`; draws differ by the step, and nothing is left of them."""
-    (sent,), _ = reduce_once(compressor, alone(), [layer], [x], step_at(index), commit=False)
-    compressor.drop()
+    """At a step past `dense_steps`; draws differ by the step."""
+    (sent,), _ = reduce_once(Reducer(compressor), alone(), [layer], [x], step_at(index))
     return float((x - sent).double().square().sum() / x.double().square().sum())
 
 
@@ -125,24 +125,24 @@ def test_some_gradient_loses_about_as_much_as_is_proved(case: Case, layer: Layer
 
 
 def test_a_warm_start_may_find_nothing() -> None:
-    compressor, collective = case("powersgd", error_feedback=False).make(), alone()
+    reducer, collective = case("powersgd", error_feedback=False).reducer(), alone()
     first, second = torch.zeros(20, 55), torch.zeros(20, 55)
     first[0, 0] = first[1, 1] = second[2, 2] = 1
-    reduce_once(compressor, collective, [LINEAR], [first.view(-1)], step_at(0))
-    (sent,), _ = reduce_once(compressor, collective, [LINEAR], [second.view(-1)], step_at(1))
+    reduce_once(reducer, collective, [LINEAR], [first.view(-1)], step_at(0))
+    (sent,), _ = reduce_once(reducer, collective, [LINEAR], [second.view(-1)], step_at(1))
     assert not sent.any()
-    assert compressor.contraction_bound(LINEAR) == 1
+    assert reducer.compressor.contraction_bound(LINEAR) == 1
 
 
 def test_filters_that_waited_may_take_all_places() -> None:
-    compressor, collective = case("hylo", min_numel=275, max_age=1, error_feedback=False).make(), alone()
+    reducer, collective = case("hylo", min_numel=275, max_age=1, error_feedback=False).reducer(), alone()
     x = torch.zeros(20, 55)
     x[:10] = 1
-    (sent,), _ = reduce_once(compressor, collective, [CONV], [x.view(-1)], step_at(0))
+    (sent,), _ = reduce_once(reducer, collective, [CONV], [x.view(-1)], step_at(0))
     assert torch.equal(sent, x.view(-1))
-    (sent,), _ = reduce_once(compressor, collective, [CONV], [x.view(-1)], step_at(1))
+    (sent,), _ = reduce_once(reducer, collective, [CONV], [x.view(-1)], step_at(1))
     assert not sent.any()
-    assert compressor.contraction_bound(CONV) == 1
+    assert reducer.compressor.contraction_bound(CONV) == 1
 
 
 def test_weights_of_zero_may_hide_a_gradient() -> None:

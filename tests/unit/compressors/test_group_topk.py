@@ -8,6 +8,7 @@ import torch
 from bench.core.spec import build, full_text
 from collectives.options import OptionError
 from collectives.payloads import GroupSparse
+from compressors.ddp.reducer import Reducer
 from compressors.group_topk import GroupTopK
 from compressors.layer import Layer
 from tests.testing.compressor_cases import LAYERS, alone, gradient, layers_of_shapes, reduce_once, step_at
@@ -67,21 +68,26 @@ def test_bytes_by_hand() -> None:
 
 def test_patent_preset() -> None:
     compressor = GroupTopK(preset="patent")
-    assert (compressor.error_feedback, compressor.group_size, compressor.value_dtype) == (False, 256, "fp32")
+    reducer = Reducer(compressor)
+    assert (compressor.error_feedback, compressor.group_size, compressor.value_dtype) == (
+        False,
+        256,
+        "fp32",
+    )
     assert compressor.warmup_epochs == 0
     assert compressor.one_bucket
     assert not GroupTopK().one_bucket
     assert any("one bucket" in sentence for sentence in compressor.warnings())
     gradients = [gradient(layer, 0, 0) for layer in LAYERS]
-    reduce_once(compressor, alone(), LAYERS, gradients, step_at(0))
-    assert compressor.residual_norms() == {}
+    reduce_once(reducer, alone(), LAYERS, gradients, step_at(0))
+    assert reducer.residual_norms() == {}
 
 
 def test_the_patent_groups_the_flat_gradient_in_model_order() -> None:
-    compressor = GroupTopK(preset="patent")
+    reducer = Reducer(GroupTopK(preset="patent"))
     gradients = [gradient(layer, 0, 0) for layer in LAYERS]
-    updates, _ = reduce_once(compressor, alone(), LAYERS, gradients, step_at(0))
-    expected = encode(compressor, torch.cat(gradients)).to_dense()
+    updates, _ = reduce_once(reducer, alone(), LAYERS, gradients, step_at(0))
+    expected = encode(reducer.compressor, torch.cat(gradients)).to_dense()
     assert torch.equal(torch.cat(updates), expected)
 
 

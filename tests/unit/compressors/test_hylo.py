@@ -12,6 +12,7 @@ from torch import nn
 from bench.models.resnet18 import ResNet18
 from collectives.options import OptionError
 from collectives.payloads import Codes, Dense, RowSparse
+from compressors.ddp.reducer import Reducer
 from compressors.hylo import Hylo
 from compressors.layer import Layer, layers_of
 from tests.testing.compressor_cases import alone, gradient, layers_of_shapes, on_ranks, reduce_once, step_at
@@ -66,12 +67,12 @@ def test_kinds_of_layers() -> None:
 
 @pytest.mark.parametrize("importance", ["l1", "l2"])
 def test_the_filters_that_are_sent_are_the_most_important_and_go_whole(importance: Any) -> None:
-    compressor = Hylo(min_numel=100, importance=importance)
+    reducer = Reducer(Hylo(min_numel=100, importance=importance))
     x = gradient(CONV, 0, 0)
     k = 7  # (100 / 576)^0.5 = 0.4167 of 16 filters
-    (sent,), _ = reduce_once(compressor, alone(), [CONV], [x], step_at(0))
+    (sent,), _ = reduce_once(reducer, alone(), [CONV], [x], step_at(0))
     filters, sent = x.view(16, -1), sent.view(16, -1)
-    kept = compressor.state_dict()["residuals"][0].view(16, -1)
+    kept = reducer.state_dict()["residuals"][0].view(16, -1)
     scores = filters.abs().sum(1) if importance == "l1" else filters.square().sum(1)
     chosen = sent.abs().sum(1) > 0
     assert int(chosen.sum()) == k
@@ -113,9 +114,9 @@ def test_a_filter_that_waited_long_enough_is_sent() -> None:
     x = gradient(CONV, 0, 0)
     x.view(16, -1)[3] *= 1e-6
     for max_age, expected in ((0, False), (5, True)):
-        compressor, sent = Hylo(min_numel=100, max_age=max_age), torch.zeros(16, 36)
+        reducer, sent = Reducer(Hylo(min_numel=100, max_age=max_age)), torch.zeros(16, 36)
         for index in range(12):
-            (update,), _ = reduce_once(compressor, alone(), [CONV], [x], step_at(index))
+            (update,), _ = reduce_once(reducer, alone(), [CONV], [x], step_at(index))
             sent += update.view(16, -1).abs()
         assert bool(sent[3].any()) is expected
 
@@ -136,13 +137,13 @@ def test_taylor_weighs_by_the_weight() -> None:
 @pytest.mark.parametrize("gamma", [1.0, 0.7])
 @pytest.mark.parametrize("pow2", [False, True])
 def test_fully_connected_layers(gamma: float, pow2: bool) -> None:
-    compressor = Hylo(min_numel=100, gamma=gamma, pow2_threshold=pow2)
+    reducer = Reducer(Hylo(min_numel=100, gamma=gamma, pow2_threshold=pow2))
     a = torch.zeros(600)
     for index in range(5):
         g = gradient(LINEAR, index, 0)
         a = g + a
-        (sent,), _ = reduce_once(compressor, alone(), [LINEAR], [g], step_at(index))
-        kept = compressor.state_dict()["residuals"][0]
+        (sent,), _ = reduce_once(reducer, alone(), [LINEAR], [g], step_at(index))
+        kept = reducer.state_dict()["residuals"][0]
         t = float(sent.abs().max())
         mean = gamma * float(a.abs().double().mean())
         assert t == (2.0 ** torch.tensor(mean).log2().floor() if pow2 else pytest.approx(mean, rel=1e-6))
@@ -189,11 +190,11 @@ def test_a_fixed_threshold_is_mxnets() -> None:
 
 def test_a_shared_threshold_rides_a_ring_with_the_sum_of_what_each_rank_coded() -> None:
     def rank_of(transport: Any, collective: Any) -> tuple[torch.Tensor, torch.Tensor]:
-        compressor = Hylo(min_numel=100, shared_threshold=True)
+        reducer = Reducer(Hylo(min_numel=100, shared_threshold=True))
         g = gradient(LINEAR, 0, transport.rank)
-        (update,), bucket = reduce_once(compressor, collective, [LINEAR], [g], step_at(0, transport.rank, 3))
-        assert (bucket.sent[0].payload, bucket.sent[0].nbytes) == ("Dense", 16 + 600)
-        return update, compressor.state_dict()["residuals"][0]
+        (update,), bucket = reduce_once(reducer, collective, [LINEAR], [g], step_at(0, transport.rank, 3))
+        assert (bucket.encoded[0].payload, bucket.encoded[0].nbytes) == ("Dense", 16 + 600)
+        return update, reducer.state_dict()["residuals"][0]
 
     results = on_ranks(3, "ring", rank_of)
     gradients = [gradient(LINEAR, 0, rank) for rank in range(3)]

@@ -5,15 +5,15 @@ from __future__ import annotations
 import pytest
 from torch import nn
 
+from bench.launch.layer_plan import planned_layers
 from collectives.allgather import Allgather
 from collectives.native import Native
 from collectives.ring import Ring
+from compressors.base import Compressor
 from compressors.group_topk import GroupTopK
 from compressors.hylo import Hylo
 from compressors.layer import layers_of
 from compressors.none import NONE
-from compressors.pairs import refusal
-from compressors.plan import plan
 from compressors.powersgd import PowerSgd
 from compressors.qsgd import Qsgd
 from compressors.randomk import RandomK
@@ -39,25 +39,25 @@ from compressors.torch_powersgd import TorchPowerSgd
     ],
     ids=lambda value: getattr(value, "component_name", str(value)),
 )
-def test_pairs(compressor: object, native: bool, ring: bool, allgather: bool) -> None:
+def test_pairs(compressor: Compressor, native: bool, ring: bool, allgather: bool) -> None:
     for collective, possible in ((Native, native), (Ring, ring), (Allgather, allgather)):
-        assert (refusal(compressor, collective) is None) is possible  # type: ignore[arg-type]
-        assert refusal(compressor, collective()) == refusal(compressor, collective)  # type: ignore[arg-type]
+        assert (compressor.refusal(collective) is None) is possible
+        assert compressor.refusal(collective()) == compressor.refusal(collective)
 
 
 def test_a_refusal_says_why_and_what_would_work() -> None:
-    assert refusal(TopK(), Native) == (
+    assert TopK().refusal(Native) == (
         "topk sends Sparse payloads: native adds tensors element by element, which Sparse payloads do not allow; "
         "ring adds them by merging, allgather takes every kind"
     )
-    reason = refusal(TorchPowerSgd(), Ring)
+    reason = TorchPowerSgd().refusal(Ring)
     assert reason is not None
     assert "use collective native" in reason
 
 
 def test_plan() -> None:
     model = nn.Sequential(nn.Conv2d(8, 32, 3), nn.BatchNorm2d(32), nn.Flatten(), nn.Linear(100, 40))
-    rows = plan(Hylo(min_numel=1000), layers_of(model))
+    rows = planned_layers(Hylo(min_numel=1000), layers_of(model))
     kept = 21  # (1000 / 2304)^0.5 = 0.659 of 32 filters
     assert [(row.name, row.shape, row.kind, row.payload) for row in rows] == [
         ("0.weight", (32, 8, 3, 3), "conv", "RowSparse"),

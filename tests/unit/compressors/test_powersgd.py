@@ -12,6 +12,7 @@ import torch
 import torch.distributed as dist
 from torch.distributed.algorithms.ddp_comm_hooks.powerSGD_hook import PowerSGDState, powerSGD_hook
 
+from compressors.ddp.reducer import Reducer
 from compressors.layer import Layer
 from compressors.powersgd import PowerSgd
 from tests.testing.compressor_cases import alone, gradient, layers_of_shapes, on_ranks, reduce_once, step_at
@@ -51,19 +52,26 @@ class FakeBucket:
 @pytest.mark.parametrize("approx_rank", [1, 2, 4])
 def test_it_walks_with_pytorchs_hook(approx_rank: int) -> None:
     """Same start, same gradients, six steps of warm start and error feedback: the same updates to 1e-5."""
-    ours = PowerSgd(approx_rank=approx_rank, min_compression_rate=1.0)
+    compressor = PowerSgd(approx_rank=approx_rank, min_compression_rate=1.0)
+    reducer = Reducer(compressor)
     step = step_at(0)
-    starts = [ours._start(layer, step, torch.device("cpu")) for layer in LAYERS if not ours.leaves_dense(layer)]
+    starts = [
+        compressor._start(layer, step, torch.device("cpu")) for layer in LAYERS if not compressor.leaves_dense(layer)
+    ]
     state = PowerSGDState(None, matrix_approximation_rank=approx_rank, start_powerSGD_iter=2, min_compression_rate=1.0)
     state.iter = 2
     state.q_memory_dict[0] = torch.cat([q.reshape(-1) for q in starts])
     state.p_memory_dict[0] = torch.empty(
-        sum(min(approx_rank, *matrix(layer)) * matrix(layer)[0] for layer in LAYERS if not ours.leaves_dense(layer))
+        sum(
+            min(approx_rank, *matrix(layer)) * matrix(layer)[0]
+            for layer in LAYERS
+            if not compressor.leaves_dense(layer)
+        )
     )
     collective = alone()
     for index in range(6):
         gradients = [gradient(layer, index, 0) for layer in LAYERS]
-        updates, _ = reduce_once(ours, collective, LAYERS, gradients, step_at(index))
+        updates, _ = reduce_once(reducer, collective, LAYERS, gradients, step_at(index))
         theirs = powerSGD_hook(state, FakeBucket(torch.cat(gradients), LAYERS)).wait()  # type: ignore[arg-type]
         torch.testing.assert_close(torch.cat(updates), theirs, rtol=1e-4, atol=1e-5 * float(theirs.abs().max()))
 
@@ -76,17 +84,17 @@ def test_layers_of_one_shape_are_normalised_each_by_itself() -> None:
     """One norm for a whole batch would scale a layer by its share, and starve the small ones."""
     layers = layers_of_shapes((30, 20), (30, 20), (30, 20), (30, 20))
     gradients = [gradient(layer, 0, 0, scale=10.0**i) for i, layer in enumerate(layers)]
-    together, _ = reduce_once(PowerSgd(approx_rank=1), alone(), layers, gradients, step_at(0))
+    together, _ = reduce_once(Reducer(PowerSgd(approx_rank=1)), alone(), layers, gradients, step_at(0))
     for layer, g, update in zip(layers, gradients, together, strict=True):
-        (lone,), _ = reduce_once(PowerSgd(approx_rank=1), alone(), [layer], [g], step_at(0))
+        (lone,), _ = reduce_once(Reducer(PowerSgd(approx_rank=1)), alone(), [layer], [g], step_at(0))
         torch.testing.assert_close(update, lone, rtol=1e-4, atol=1e-5 * float(lone.abs().max()))
 
 
 def test_full_rank_is_lossless() -> None:
     layer = layers_of_shapes((12, 8))[0]
     g = gradient(layer, 0, 0)
-    compressor = PowerSgd(approx_rank=8, min_compression_rate=0.1)
-    (update,), _ = reduce_once(compressor, alone(), [layer], [g], step_at(0))
+    reducer = Reducer(PowerSgd(approx_rank=8, min_compression_rate=0.1))
+    (update,), _ = reduce_once(reducer, alone(), [layer], [g], step_at(0))
     torch.testing.assert_close(update, g, rtol=1e-5, atol=1e-5)
 
 
@@ -94,9 +102,9 @@ def test_a_matrix_of_low_rank_arrives_whole_once_the_start_is_warm() -> None:
     layer = layers_of_shapes((40, 30))[0]
     generator = torch.Generator().manual_seed(0)
     g = (torch.randn(40, 2, generator=generator) @ torch.randn(2, 30, generator=generator)).view(-1)
-    compressor = PowerSgd(approx_rank=2, error_feedback=False)
+    reducer = Reducer(PowerSgd(approx_rank=2, error_feedback=False))
     for index in range(3):
-        (update,), _ = reduce_once(compressor, alone(), [layer], [g], step_at(index))
+        (update,), _ = reduce_once(reducer, alone(), [layer], [g], step_at(index))
     torch.testing.assert_close(update, g, rtol=1e-4, atol=1e-4)
 
 
@@ -104,9 +112,9 @@ def test_a_matrix_of_low_rank_arrives_whole_once_the_start_is_warm() -> None:
 def test_a_constant_gradient_is_transmitted(warm_start: bool) -> None:
     layer = layers_of_shapes((40, 30))[0]
     g, total = gradient(layer, 0, 0), torch.zeros(1200)
-    compressor, collective = PowerSgd(approx_rank=1, warm_start=warm_start), alone()
+    reducer, collective = Reducer(PowerSgd(approx_rank=1, warm_start=warm_start)), alone()
     for index in range(200):
-        (update,), _ = reduce_once(compressor, collective, [layer], [g], step_at(index))
+        (update,), _ = reduce_once(reducer, collective, [layer], [g], step_at(index))
         total += update
     assert float((total / 200 - g).norm() / g.norm()) < 0.25
 
@@ -114,9 +122,9 @@ def test_a_constant_gradient_is_transmitted(warm_start: bool) -> None:
 def test_zeros_and_then_a_gradient() -> None:
     """A warm start from nothing must not stay nothing."""
     layer = layers_of_shapes((40, 30))[0]
-    compressor, collective = PowerSgd(approx_rank=2), alone()
-    reduce_once(compressor, collective, [layer], [torch.zeros(1200)], step_at(0))
-    (update,), _ = reduce_once(compressor, collective, [layer], [gradient(layer, 1, 0)], step_at(1))
+    reducer, collective = Reducer(PowerSgd(approx_rank=2)), alone()
+    reduce_once(reducer, collective, [layer], [torch.zeros(1200)], step_at(0))
+    (update,), _ = reduce_once(reducer, collective, [layer], [gradient(layer, 1, 0)], step_at(1))
     assert update.any()
     assert bool(torch.isfinite(update).all())
 
@@ -125,10 +133,10 @@ def test_residuals_differ_by_rank_and_their_mean_is_what_the_update_lacks() -> N
     layers = layers_of_shapes((24, 20), (20,))
 
     def rank_of(transport: Any, collective: Any) -> tuple[torch.Tensor, torch.Tensor]:
-        compressor = PowerSgd(approx_rank=1)
+        reducer = Reducer(PowerSgd(approx_rank=1))
         gradients = [gradient(layer, 0, transport.rank) for layer in layers]
-        updates, _ = reduce_once(compressor, collective, layers, gradients, step_at(0, transport.rank, 3))
-        return updates[0], compressor.state_dict()["residuals"][0]
+        updates, _ = reduce_once(reducer, collective, layers, gradients, step_at(0, transport.rank, 3))
+        return updates[0], reducer.state_dict()["residuals"][0]
 
     results = on_ranks(3, "ring", rank_of)
     gradients = [gradient(layers[0], 0, rank) for rank in range(3)]

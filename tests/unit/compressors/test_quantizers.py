@@ -11,6 +11,7 @@ import torch
 from collectives.options import OptionError
 from collectives.payloads import Codes
 from compressors.base import Compressor
+from compressors.ddp.reducer import Reducer
 from compressors.fp16 import Fp16
 from compressors.int8 import Int8
 from compressors.natural import Natural
@@ -126,9 +127,9 @@ def test_terngrad_values_and_clipping() -> None:
 def test_a_shared_scale_is_the_largest_of_all_ranks_and_sums_are_integers() -> None:
     def rank_of(transport: Any, collective: Any) -> torch.Tensor:
         g = gradient(LAYER, 0, transport.rank) * (transport.rank + 1)
-        compressor = TernGrad(shared_scale=True, clip_sigmas=0)
-        (update,), bucket = reduce_once(compressor, collective, [LAYER], [g], step_at(0, transport.rank, 3))
-        assert bucket.sent[0].nbytes == 16 + 2000
+        reducer = Reducer(TernGrad(shared_scale=True, clip_sigmas=0))
+        (update,), bucket = reduce_once(reducer, collective, [LAYER], [g], step_at(0, transport.rank, 3))
+        assert bucket.encoded[0].nbytes == 16 + 2000
         return update
 
     scale = max(float((gradient(LAYER, 0, rank) * (rank + 1)).abs().max()) for rank in range(3))
@@ -161,9 +162,9 @@ def test_a_vote_follows_the_majority_and_an_even_one_moves_nothing() -> None:
     votes = [[1.0, -9.0, 2.0, -0.1], [0.5, 3.0, -5.0, -2.0], [-7.0, 4.0, 1.0, -3.0], [-1.0, 1.0, 1.0, -3.0]]
 
     def rank_of(transport: Any, collective: Any) -> list[float]:
-        compressor = Sign(mode="vote", error_feedback=False)
+        reducer = Reducer(Sign(mode="vote", error_feedback=False))
         g = torch.tensor(votes[transport.rank])
-        (update,), _ = reduce_once(compressor, collective, [layer], [g], step_at(0, transport.rank, 4))
+        (update,), _ = reduce_once(reducer, collective, [layer], [g], step_at(0, transport.rank, 4))
         return update.tolist()
 
     assert on_ranks(4, "allgather", rank_of) == [[0, 1, 1, -1]] * 4
@@ -198,18 +199,18 @@ def mxnet_two_bit(residual: list[float], gradient: list[float], threshold: float
 @pytest.mark.parametrize("numel", [1, 3, 4, 5, 15, 16, 17])
 def test_twobit_is_mxnets_layout_and_arithmetic(numel: int) -> None:
     layer = layers_of_shapes((numel,))[0]
-    compressor, collective = TwoBit(threshold=0.5), alone()
+    reducer, collective = Reducer(TwoBit(threshold=0.5)), alone()
     residual = [0.0] * numel
     for index in range(100):
         g = gradient(layer, index, 0).mul(64).round().div(64)  # sums that fp32 holds exactly, as Python's floats do
-        kept = compressor.state_dict()["residuals"].get(0, torch.zeros(numel))
+        kept = reducer.state_dict()["residuals"].get(0, torch.zeros(numel))
         packed, decoded = mxnet_two_bit(residual, g.tolist(), 0.5)
-        payload = compressor.encode(g + kept, layer, step_at(index))
+        payload = reducer.compressor.encode(g + kept, layer, step_at(index))
         assert isinstance(payload, Codes)
         assert bytes(payload.packed.tolist()) == packed
-        (update,), _ = reduce_once(compressor, collective, [layer], [g], step_at(index))
+        (update,), _ = reduce_once(reducer, collective, [layer], [g], step_at(index))
         assert update.tolist() == decoded
-        assert compressor.state_dict()["residuals"][0].tolist() == residual
+        assert reducer.state_dict()["residuals"][0].tolist() == residual
 
 
 def test_twobit_golden_byte() -> None:
@@ -225,7 +226,7 @@ def test_fp16_leaves_room_for_the_sum() -> None:
 
     def rank_of(transport: Any, collective: Any) -> list[float]:
         g = torch.tensor([6e4, -6e4, 1e-6])
-        (update,), _ = reduce_once(Fp16(), collective, [layer], [g], step_at(0, transport.rank, 3))
+        (update,), _ = reduce_once(Reducer(Fp16()), collective, [layer], [g], step_at(0, transport.rank, 3))
         return update.tolist()
 
     (result, *others) = on_ranks(3, "native", rank_of)

@@ -11,6 +11,7 @@ from torch import nn
 
 from collectives.options import OptionError
 from collectives.payloads import Dense, Sparse
+from compressors.ddp.reducer import Reducer
 from compressors.dgc import Dgc
 from compressors.group_topk import GroupTopK
 from compressors.layer import Step
@@ -42,26 +43,30 @@ def test_warm_up_sends_what_the_density_says(make: type[TopK] | type[GroupTopK])
 @pytest.mark.parametrize("make", [TopK, GroupTopK, Threshold, Dgc])
 def test_the_first_steps_may_be_dense(make: Any) -> None:
     compressor = make(dense_steps=2)
+    reducer = Reducer(compressor)
     assert Dense in compressor.emits
     for index, expected in enumerate([{"Dense"}, {"Dense"}, {compressor.sends.__name__}]):
         _, bucket = reduce_once(
-            compressor, alone(), LAYERS, [gradient(layer, index, 0) for layer in LAYERS], step_at(index)
+            reducer, alone(), LAYERS, [gradient(layer, index, 0) for layer in LAYERS], step_at(index)
         )
-        assert {sent.payload for sent in bucket.sent} == expected
+        assert {encoded.payload for encoded in bucket.encoded} == expected
 
 
 @pytest.mark.parametrize("nesterov", [False, True])
 def test_momentum_correction_that_sends_everything_is_plain_momentum(nesterov: bool) -> None:
     """With nothing left over there is nothing to correct; and dense steps do not mask what they send."""
     layers = layers_of_shapes((4, 5), (7,))
-    compressor = TopK(momentum_correction=True, dense_steps=100, value_dtype="fp32", skip=("bias",))
-    compressor.take_over_momentum(0.9, nesterov=nesterov)
+    reducer = Reducer(
+        TopK(momentum_correction=True, dense_steps=100, value_dtype="fp32", skip=("bias",)),
+        momentum=0.9,
+        nesterov=nesterov,
+    )
     parameters = [nn.Parameter(torch.zeros(layer.numel)) for layer in layers]
     optimizer = torch.optim.SGD(parameters, lr=1.0, momentum=0.9, nesterov=nesterov)
     moved = [torch.zeros(layer.numel) for layer in layers]
     for index in range(5):
         gradients = [gradient(layer, index, 0) for layer in layers]
-        updates, _ = reduce_once(compressor, alone(), layers, gradients, step_at(index))
+        updates, _ = reduce_once(reducer, alone(), layers, gradients, step_at(index))
         for parameter, g in zip(parameters, gradients, strict=True):
             parameter.grad = g.clone()
         optimizer.step()
@@ -73,8 +78,7 @@ def test_momentum_correction_that_sends_everything_is_plain_momentum(nesterov: b
 @pytest.mark.parametrize("nesterov", [False, True])
 def test_momentum_correction_against_a_transcription_of_its_definition(nesterov: bool) -> None:
     layer = layers_of_shapes((50, 10))[0]
-    compressor = TopK(ratio=0.1, value_dtype="fp32", momentum_correction=True)
-    compressor.take_over_momentum(0.9, nesterov=nesterov)
+    reducer = Reducer(TopK(ratio=0.1, value_dtype="fp32", momentum_correction=True), momentum=0.9, nesterov=nesterov)
     velocity, accumulated = torch.zeros(500), torch.zeros(500)
     for index in range(6):
         g = gradient(layer, index, 0)
@@ -86,7 +90,7 @@ def test_momentum_correction_against_a_transcription_of_its_definition(nesterov:
             accumulated = accumulated + velocity
         chosen = accumulated.abs().topk(50).indices
         expected = torch.zeros(500).index_copy_(0, chosen, accumulated[chosen])
-        (update,), _ = reduce_once(compressor, alone(), [layer], [g], step_at(index))
+        (update,), _ = reduce_once(reducer, alone(), [layer], [g], step_at(index))
         torch.testing.assert_close(update, expected, rtol=1e-5, atol=1e-5)
         accumulated[chosen] = 0
         velocity[chosen] = 0
@@ -94,13 +98,12 @@ def test_momentum_correction_against_a_transcription_of_its_definition(nesterov:
 
 def test_a_dropped_step_leaves_the_velocity() -> None:
     layer = layers_of_shapes((50, 10))[0]
-    compressor = TopK(momentum_correction=True)
-    compressor.take_over_momentum(0.9)
-    reduce_once(compressor, alone(), [layer], [gradient(layer, 0, 0)], step_at(0))
-    before = compressor.state_dict()["velocities"][0]
-    reduce_once(compressor, alone(), [layer], [gradient(layer, 1, 0)], step_at(1), commit=False)
-    compressor.drop()
-    assert torch.equal(compressor.state_dict()["velocities"][0], before)
+    reducer = Reducer(TopK(momentum_correction=True), momentum=0.9)
+    reduce_once(reducer, alone(), [layer], [gradient(layer, 0, 0)], step_at(0))
+    before = reducer.state_dict()["velocities"][0]
+    reduce_once(reducer, alone(), [layer], [gradient(layer, 1, 0)], step_at(1), commit=False)
+    reducer.drop()
+    assert torch.equal(reducer.state_dict()["velocities"][0], before)
 
 
 def test_momentum_correction_needs_a_residual() -> None:
@@ -122,18 +125,18 @@ def test_policy() -> None:
 
 
 def test_dense_layers_keep_no_residual() -> None:
-    compressor = TopK(skip=("bias", "norm"))
+    reducer = Reducer(TopK(skip=("bias", "norm")))
     gradients = [gradient(layer, 0, 0) for layer in LAYERS]
-    reduce_once(compressor, alone(), LAYERS, gradients, step_at(0))
-    assert set(compressor.residual_norms()) == {layer.id for layer in LAYERS if layer.kind not in ("bias", "norm")}
+    reduce_once(reducer, alone(), LAYERS, gradients, step_at(0))
+    assert set(reducer.residual_norms()) == {layer.id for layer in LAYERS if layer.kind not in ("bias", "norm")}
 
 
 def test_values_beyond_fp16_saturate_and_the_rest_waits() -> None:
     layer = layers_of_shapes((2, 2))[0]
-    compressor = TopK(ratio=0.25)
-    (update,), _ = reduce_once(compressor, alone(), [layer], [torch.tensor([0.0, 1e5, 1.0, 0.0])], step_at(0))
+    reducer = Reducer(TopK(ratio=0.25))
+    (update,), _ = reduce_once(reducer, alone(), [layer], [torch.tensor([0.0, 1e5, 1.0, 0.0])], step_at(0))
     assert update.tolist() == [0, 65504, 0, 0]
-    assert compressor.state_dict()["residuals"][0].tolist() == [0, 1e5 - 65504, 1, 0]
+    assert reducer.state_dict()["residuals"][0].tolist() == [0, 1e5 - 65504, 1, 0]
 
 
 @pytest.mark.parametrize("unit", ["absolute", "max", "rms"])
@@ -171,13 +174,13 @@ def test_dgc_sends_at_most_k_and_nearly_as_many() -> None:
 
 def test_dgc_clips_its_own_gradient_to_the_share_of_one_rank() -> None:
     layer = layers_of_shapes((10, 10))[0]
-    compressor = Dgc(ratio=1.0, clip_norm=2.0, value_dtype="fp32", momentum_correction=False)
+    reducer = Reducer(Dgc(ratio=1.0, clip_norm=2.0, value_dtype="fp32", momentum_correction=False))
     g = gradient(layer, 0, 0)
-    (update,), _ = reduce_once(compressor, alone(), [layer], [g], step_at(0))
+    (update,), _ = reduce_once(reducer, alone(), [layer], [g], step_at(0))
     torch.testing.assert_close(update, g * (2.0 / g.norm()), rtol=1e-5, atol=1e-6)
     small = g / g.norm()
     (update,), _ = reduce_once(
-        Dgc(ratio=1.0, clip_norm=2.0, value_dtype="fp32", momentum_correction=False),
+        Reducer(Dgc(ratio=1.0, clip_norm=2.0, value_dtype="fp32", momentum_correction=False)),
         alone(), [layer], [small], dataclasses.replace(step_at(0), world_size=1),
     )  # fmt: skip
     assert torch.equal(update, small)

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import torch
 
-from compressors.state import LayerDict, LayerStore
-from compressors.unit import Unit, cut
+from compressors.ddp.layer_store import LayerStore
+from compressors.ddp.unit import Unit
+from compressors.layer import end_to_end
+from compressors.state import Memory
 from tests.testing.compressor_cases import layers_of_shapes
 
 LAYERS = layers_of_shapes((3,), (2,), (4,), (1,))
@@ -13,12 +15,12 @@ LAYERS = layers_of_shapes((3,), (2,), (4,), (1,))
 
 def unit_of(*ids: int) -> Unit:
     layers = [LAYERS[i] for i in ids]
-    (unit,) = cut(layers, "bucket", lambda layer: False)
-    return Unit(layer=unit.layer, layers=layers, gradients=[torch.zeros(layer.numel) for layer in layers])
+    gradients = [torch.zeros(layer.numel) for layer in layers]
+    return Unit(layer=end_to_end(layers), layers=layers, key=ids, dense=False, gradients=gradients)
 
 
 def fill(store: LayerStore, unit: Unit, start: float) -> None:
-    store.propose(unit).copy_(torch.arange(unit.numel) + start)
+    store.propose(unit).copy_(torch.arange(unit.layer.numel) + start)
 
 
 def values(store: LayerStore) -> dict[int, list[float]]:
@@ -78,14 +80,36 @@ def test_loading_replaces_everything_by_copies() -> None:
     assert values(store) == {1: [1, 2], 2: [1, 1, 1, 1]}
 
 
-def test_a_dictionary_of_tensors_keeps_the_same_promises() -> None:
-    store = LayerDict()
-    store.propose(3, torch.tensor([1.0]))
-    assert store.get(3) is None
-    store.commit()
-    store.propose(3, torch.tensor([2.0]))
-    store.drop()
-    assert store.get(3) == torch.tensor([1.0])
-    store.load({4: torch.tensor([7.0])})
-    assert store.get(3) is None
-    assert store.by_layer() == {4: torch.tensor([7.0])}
+def test_a_memory_keeps_the_same_promises() -> None:
+    memory = Memory()
+    memory.propose("ages", 3, torch.tensor([1.0]))
+    assert memory.get("ages", 3) is None
+    memory.commit()
+    memory.propose("ages", 3, torch.tensor([2.0]))
+    memory.drop()
+    assert memory.get("ages", 3) == torch.tensor([1.0])
+    assert memory.get("curves", 3) is None
+    source = {"ages": {4: torch.tensor([7.0])}}
+    memory.load_state_dict(source)
+    source["ages"][4].zero_()
+    assert memory.get("ages", 3) is None
+    assert memory.state_dict() == {"ages": {4: torch.tensor([7.0])}}
+
+
+def test_what_derives_from_a_memory_is_made_once_between_two_commits() -> None:
+    memory, made = Memory(), []
+
+    def total() -> float:
+        made.append(1)
+        return float(sum(memory.by_layer("ages").values()))
+
+    memory.propose("ages", 3, torch.tensor(1.0))
+    assert [memory.derived("total", total), memory.derived("total", total)] == [0, 0]
+    memory.drop()
+    assert memory.derived("total", total) == 0
+    assert len(made) == 1
+    memory.propose("ages", 3, torch.tensor(5.0))
+    memory.commit()
+    assert memory.derived("total", total) == 5
+    memory.load_state_dict({})
+    assert memory.derived("total", total) == 0

@@ -23,7 +23,7 @@ from collectives.native import Native
 from collectives.ring import Ring
 from collectives.transport.memory import MemoryTransport
 from compressors.base import Compressor, LossyCompressor
-from compressors.pairs import refusal
+from compressors.ddp.reducer import Reducer
 from tests.testing.compressor_cases import alone, gradient, layers_of_shapes, on_ranks, reduce_once, step_at
 
 ROOT = Path(__file__).parents[3]
@@ -77,16 +77,16 @@ def test_its_options_are_checked_and_described(example: type[Compressor]) -> Non
 
 
 def test_the_pairs_are_derived(example: type[Compressor]) -> None:
-    assert refusal(example(), Ring) is None
-    assert "Sparse" in (refusal(example(), Native) or "")
+    assert example().refusal(Ring) is None
+    assert "Sparse" in (example().refusal(Native) or "")
 
 
 def test_a_round_sends_every_entry_once(example: type[Compressor]) -> None:
-    compressor = example.from_text({"slices": "4", "error_feedback": "false"})
+    reducer = Reducer(example.from_text({"slices": "4", "error_feedback": "false"}))
     times_sent = [torch.zeros(layer.numel) for layer in LAYERS]
     for index in range(4):
         ones = [torch.ones(layer.numel) for layer in LAYERS]
-        updates, _ = reduce_once(compressor, alone(), LAYERS, ones, step_at(index))
+        updates, _ = reduce_once(reducer, alone(), LAYERS, ones, step_at(index))
         for count, update in zip(times_sent, updates, strict=True):
             count += update
     for layer, count in zip(LAYERS, times_sent, strict=True):
@@ -95,11 +95,11 @@ def test_a_round_sends_every_entry_once(example: type[Compressor]) -> None:
 
 
 def test_what_waits_is_sent_in_its_turn(example: type[Compressor]) -> None:
-    compressor = example.from_text({"slices": "4"})
+    reducer = Reducer(example.from_text({"slices": "4"}))
     total = torch.zeros(LAYERS[0].numel)
     for index in range(4):
         gradients = [torch.full((LAYERS[0].numel,), float(index == 0))]
-        updates, _ = reduce_once(compressor, alone(), LAYERS[:1], gradients, step_at(index))
+        updates, _ = reduce_once(reducer, alone(), LAYERS[:1], gradients, step_at(index))
         total += updates[0]
     assert torch.equal(total, torch.ones(LAYERS[0].numel))
 
@@ -109,7 +109,7 @@ def test_ranks_agree_on_the_mean(example: type[Compressor], name: str) -> None:
     def update(transport: MemoryTransport, collective: Collective) -> list[torch.Tensor]:
         gradients = [gradient(layer, 0, transport.rank) for layer in LAYERS]
         step = step_at(0, transport.rank, transport.world_size)
-        return reduce_once(example.from_text({"slices": "1"}), collective, LAYERS, gradients, step)[0]
+        return reduce_once(Reducer(example.from_text({"slices": "1"})), collective, LAYERS, gradients, step)[0]
 
     first, *others = on_ranks(3, name, update)
     for number, layer in enumerate(LAYERS):

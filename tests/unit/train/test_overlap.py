@@ -39,7 +39,7 @@ def test_what_some_rank_sends_whole_is_left_out() -> None:
 
 @pytest.mark.parametrize(("compressor", "is_kept"), [("topk", True), ("sign", False), ("bf16", False)])
 def test_only_what_leaves_elements_out_is_kept_until_the_next_step(compressor: str, is_kept: bool) -> None:
-    made = case(compressor).make()
+    made = case(compressor).reducer()
     layers = layers_of_shapes((20, 55))
     reduce_once(made, alone(), layers, [torch.randn(1100)], step_at(5))
     assert bool(made.last_encoded) == is_kept

@@ -1,0 +1,237 @@
+"""Reducer: what one rank keeps while it compresses, and the way from its gradients to the mean of what all ranks sent.
+
+Source: error feedback as in Karimireddy et al. 2019 (arXiv:1901.09847): x = g + r, payload = encode(x), r' = x -
+payload; momentum correction and momentum factor masking as in Lin et al. 2018 (Deep Gradient Compression,
+arXiv:1712.01887), sections 3.1 and 3.2.
+Differs: the residual is in gradient units (no learning rate inside), so a schedule does not rescale what waits to be
+sent; the velocity is kept per layer also where the per-layer policy sends a layer whole, so that taking the optimizer's
+momentum over changes nothing for those layers.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import time
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+
+from collectives.base import Collective, Key
+from collectives.payloads.base import Payload
+from collectives.payloads.bundle import Bundle, members
+from collectives.payloads.dense import Dense
+from compressors.base import FP32_BYTES, Compressor
+from compressors.ddp.bucket import Bucket
+from compressors.ddp.layer_store import LayerStore
+from compressors.ddp.report import EncodedLayer
+from compressors.ddp.unit import Unit, cut
+from compressors.layer import Step
+from compressors.state import Memory, copies
+
+
+class Reducer:
+    """A compressor at work on one rank: residuals, velocities and the method's own memory, keyed by layer.
+
+    Every call on a bucket only proposes new state: `commit` accepts it, `drop` forgets it.
+
+    Args:
+        compressor: with its options.
+        momentum: for a compressor that owns it, the share of the last velocity that is kept, in [0, 1).
+        nesterov: look ahead along the velocity.
+
+    Attributes:
+        memory: what the method keeps.
+        last_encoded: what `encode` made at the last committed step, by the ids of the layers in it; where it sends,
+            not what: a collective may have overwritten the values since. Payloads that send every element are not kept.
+    """
+
+    def __init__(self, compressor: Compressor, *, momentum: float = 0.0, nesterov: bool = False) -> None:
+        self.compressor = compressor
+        self.memory = Memory()
+        self.last_encoded: Mapping[Key, Payload] = {}
+        self._momentum = momentum
+        self._nesterov = nesterov
+        self._residuals = LayerStore()
+        self._velocities = LayerStore()
+        self._encoded: dict[Key, Payload] = {}
+        self._scratch = torch.empty(0)  # kept between steps, for fresh pages cost more than sums
+
+    def reduce(self, bucket: Bucket, collective: Collective) -> None:
+        """Replace each gradient by the mean over ranks of what was transmitted; every rank must call.
+
+        Fills `bucket.encoded` and `bucket.encode_s`.
+
+        Raises:
+            TransportError: a rank was lost, or did not answer in time.
+        """
+        units = self._units(bucket)
+        if self.compressor.several_rounds:
+            self._reduce_in_rounds(units, bucket, collective)
+        elif units:
+            inputs = self._inputs(units, bucket)
+            given = [(unit.layer, x) for unit, x in zip(units, inputs, strict=True) if not unit.dense]
+            self.compressor.agree(given, bucket.step, collective.transport)
+            # A collective that keeps something per layer needs the ids in the order in which the message holds them.
+            key = tuple(layer.id for unit in units for layer in unit.layers)
+            self._finish(units, collective.sum(self._encode(units, inputs, bucket), key), bucket)
+
+    def message(self, bucket: Bucket) -> Payload | None:
+        """Return the first half of `reduce`, for who adds messages elsewhere; None for a bucket without elements.
+
+        Raises:
+            TypeError: the method needs all ranks at once.
+        """
+        if self.compressor.needs_all_ranks:
+            raise TypeError(f"{self.compressor.component_name} needs all ranks while it encodes; call reduce")
+        units = self._units(bucket)
+        return self._encode(units, self._inputs(units, bucket), bucket) if units else None
+
+    def finish_bucket(self, total: Payload, bucket: Bucket) -> None:
+        """Do the second half of `reduce`: replace each gradient by what the sum of all messages stands for."""
+        self._finish(self._units(bucket), total, bucket)
+
+    def commit(self) -> None:
+        """Accept the state proposed since the last `commit` or `drop`."""
+        for state in (self._residuals, self._velocities, self.memory):
+            state.commit()
+        self.last_encoded, self._encoded = self._encoded, {}
+
+    def drop(self) -> None:
+        """Forget the proposed state: everything is bit for bit what it was before the step."""
+        for state in (self._residuals, self._velocities, self.memory):
+            state.drop()
+        self._encoded = {}
+
+    def residual_norms(self) -> dict[int, float]:
+        """Return the L2 norm of what each layer has not sent yet, by layer id."""
+        return {layer_id: float(residual.norm()) for layer_id, residual in self._residuals.by_layer().items()}
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return this rank's state, tensors by layer id; it differs between ranks."""
+        return {
+            "residuals": copies(self._residuals.by_layer()),
+            "velocities": copies(self._velocities.by_layer()),
+            "memory": self.memory.state_dict(),
+        }
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Replace everything by what `state_dict` gave."""
+        self._residuals.load(state["residuals"])
+        self._velocities.load(state["velocities"])
+        self.memory.load_state_dict(state["memory"])
+
+    def _units(self, bucket: Bucket) -> list[Unit]:
+        """Cut the bucket, and open this rank's memory to the compressor."""
+        bucket.step = dataclasses.replace(bucket.step, memory=self.memory)
+        return cut(self.compressor, bucket.layers, bucket.step, bucket.gradients)
+
+    def _inputs(self, units: Sequence[Unit], bucket: Bucket) -> list[torch.Tensor]:
+        """What `encode` is given, or a dense unit sends: fp32 [unit.layer.numel] each."""
+        started = time.perf_counter()
+        inputs = [self._compensated(unit, bucket.step) for unit in units]
+        bucket.encode_s += time.perf_counter() - started
+        return inputs
+
+    def _compensated(self, unit: Unit, step: Step) -> torch.Tensor:
+        """The gradient with momentum, and where a residual is kept, plus what was not sent before."""
+        limit = None if unit.dense else self.compressor.clip_limit(step)
+        if limit is not None:
+            norm = math.sqrt(sum(float(gradient.float().norm()) ** 2 for gradient in unit.gradients))
+            if norm > limit:
+                unit = dataclasses.replace(unit, gradients=[g * (limit / norm) for g in unit.gradients])
+        velocity = self._accelerated(unit) if self.compressor.owns_momentum else None
+        keeps_residual = self.compressor.keeps_residual and not unit.dense
+        if velocity is None and not keeps_residual and not unit.dense:
+            return unit.flat()
+        residual = self._residuals.accepted(unit) if keeps_residual else None
+        device = unit.gradients[0].device
+        x = self._residuals.propose(unit) if keeps_residual else torch.empty(unit.layer.numel, device=device)
+        if velocity is None:
+            unit.add_gradient(residual, out=x)
+            return x
+        if residual is None:
+            x.copy_(velocity)
+        else:
+            torch.add(velocity, residual, out=x)
+        if self._nesterov:
+            unit.add_gradient(x, out=x)
+        return x
+
+    def _accelerated(self, unit: Unit) -> torch.Tensor:
+        """The proposed velocity, fp32 and 1-D: u' = m u + g, or m (u + g) to which nesterov adds g once more."""
+        old = self._velocities.accepted(unit)
+        velocity = self._velocities.propose(unit)
+        unit.add_gradient(old, factor=1.0 if self._nesterov else self._momentum, out=velocity)
+        return velocity.mul_(self._momentum) if self._nesterov else velocity
+
+    def _encode(self, units: Sequence[Unit], inputs: Sequence[torch.Tensor], bucket: Bucket) -> Payload:
+        """This rank's message; each input of a compressed unit becomes its proposed residual."""
+        compressor, payloads = self.compressor, []
+        for unit, x in zip(units, inputs, strict=True):
+            started = time.perf_counter()
+            payload = Dense(x) if unit.dense else compressor.encode(x, unit.layer, bucket.step)
+            if not unit.dense:
+                if compressor.keeps_residual:
+                    compressor.subtract_(x, payload, unit.layer, bucket.step)
+                if compressor.owns_momentum and not isinstance(payload, Dense):
+                    payload.clear_in_(self._velocities.proposed(unit))
+                if payload.num_entries < unit.layer.numel:
+                    self._encoded[unit.key] = payload
+            seconds = time.perf_counter() - started
+            bucket.encode_s += seconds
+            has_aim = compressor.granularity == "layer" and not isinstance(payload, Dense)
+            wanted = compressor.density_for(unit.layer, bucket.step) if has_aim else None
+            bucket.encoded += unit.account(payload, seconds, wanted)
+            payloads.append(payload)
+        return payloads[0] if len(payloads) == 1 else Bundle(payloads)
+
+    def _finish(self, units: Sequence[Unit], total: Payload, bucket: Bucket) -> None:
+        """Turn the sum of all ranks' messages into each gradient's update."""
+        started = time.perf_counter()
+        numels = [unit.layer.numel for unit in units]
+        if units and (self._scratch.numel() < max(numels) or self._scratch.device != units[0].gradients[0].device):
+            self._scratch = torch.empty(max(numels), device=units[0].gradients[0].device)
+        for unit, part in zip(units, members(total, numels), strict=True):
+            alone = len(unit.gradients) == 1
+            out = unit.gradients[0] if alone else self._scratch[: unit.layer.numel]
+            if unit.dense:
+                out.zero_()
+                part.add_to_(out, divisor=bucket.step.world_size)
+            else:
+                self.compressor.finish(part, unit.layer, bucket.step, out)
+            if not alone:
+                unit.scatter_to_gradients(out)
+        bucket.encode_s += time.perf_counter() - started
+
+    def _reduce_in_rounds(self, units: Sequence[Unit], bucket: Bucket, collective: Collective) -> None:
+        """`reduce` for a compressor of several rounds: each sends one fp32 tensor and goes on with its mean."""
+        started = time.perf_counter()
+        waited_s = 0.0
+
+        def average(tensor: torch.Tensor) -> torch.Tensor:
+            nonlocal waited_s
+            began = time.perf_counter()
+            total = collective.sum(Dense(tensor), tuple(layer.id for layer in bucket.layers))
+            waited_s += time.perf_counter() - began
+            mean = torch.zeros(tensor.numel(), device=total.device)
+            total.add_to_(mean, divisor=bucket.step.world_size)
+            return mean
+
+        inputs = [self._compensated(unit, bucket.step) for unit in units]
+        compressed = [(unit.layer, x) for unit, x in zip(units, inputs, strict=True) if not unit.dense]
+        rest = [x for unit, x in zip(units, inputs, strict=True) if unit.dense]
+        updates = self.compressor.reduce(compressed, rest, bucket.step, average)
+        for unit, x, update in zip(units, inputs, updates, strict=True):
+            if self.compressor.keeps_residual and not unit.dense:
+                x.sub_(update)
+            unit.scatter_to_gradients(update)
+        bucket.encode_s += time.perf_counter() - started - waited_s
+        numel = sum(unit.layer.numel for unit in units)
+        for layer, dense in ((layer, unit.dense) for unit in units for layer in unit.layers):
+            num_entries = layer.numel if dense else self.compressor.num_exchanged(layer)
+            nbytes, seconds = FP32_BYTES * num_entries, bucket.encode_s * layer.numel / numel
+            bucket.encoded.append(
+                EncodedLayer(layer=layer, payload="Dense", nbytes=nbytes, num_entries=num_entries, seconds=seconds)
+            )

@@ -1,0 +1,113 @@
+"""Unit: what one `encode` call covers, and how layers are cut into units."""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+from collections.abc import Iterable, Sequence
+
+import torch
+
+from collectives.base import Key
+from collectives.payloads.base import Payload
+from compressors.base import Compressor
+from compressors.ddp.report import EncodedLayer
+from compressors.layer import Layer, Step, end_to_end
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
+class Unit:
+    """One layer, or several layers laid end to end.
+
+    Attributes:
+        layer: the layer, or a flat stand-in for several.
+        layers: the layers inside.
+        key: their ids.
+        dense: sent as it is, by the per-layer policy.
+        gradients: the layers' flat gradient views, in the same order; empty where only sizes are asked for.
+    """
+
+    layer: Layer
+    layers: Sequence[Layer]
+    key: Key
+    dense: bool
+    gradients: Sequence[torch.Tensor] = ()
+
+    @property
+    def borders(self) -> list[int]:
+        """Where each layer starts, and the end."""
+        return list(itertools.accumulate((layer.numel for layer in self.layers), initial=0))
+
+    def flat(self) -> torch.Tensor:
+        """Return the gradient as one fp32 tensor [layer.numel]; may share memory with the bucket."""
+        parts = [gradient.float() for gradient in self.gradients]
+        return parts[0] if len(parts) == 1 else torch.cat(parts)
+
+    def add_gradient(self, base: torch.Tensor | None, *, factor: float = 1.0, out: torch.Tensor) -> None:
+        """Write gradient + factor * base into `out`, without laying the gradient end to end first.
+
+        Args:
+            base: fp32 [numel], or None for zeros.
+            factor: of `base`.
+            out: fp32 [numel], overwritten; may be `base`.
+        """
+        for gradient, (start, stop) in zip(self.gradients, itertools.pairwise(self.borders), strict=True):
+            if base is None:
+                out[start:stop].copy_(gradient)
+            else:
+                torch.add(gradient, base[start:stop], alpha=factor, out=out[start:stop])
+
+    def scatter_to_gradients(self, update: torch.Tensor) -> None:
+        """Copy an update, floating [numel], into the gradients."""
+        parts = torch.split(update, [layer.numel for layer in self.layers])
+        for gradient, part in zip(self.gradients, parts, strict=True):
+            gradient.copy_(part)
+
+    def account(self, payload: Payload, seconds: float, density_wanted: float | None) -> list[EncodedLayer]:
+        """Share the payload's bytes out over the layers inside by what each sends, the seconds by their sizes."""
+        counts = payload.entries_between(self.borders)
+        total, nbytes = sum(counts), payload.nbytes
+        return [
+            EncodedLayer(
+                layer=layer,
+                payload=type(payload).__name__,
+                nbytes=nbytes * (count / total if total else layer.numel / self.layer.numel),
+                num_entries=count,
+                seconds=seconds * layer.numel / self.layer.numel,
+                density_wanted=density_wanted,
+            )
+            for layer, count in zip(self.layers, counts, strict=True)
+        ]
+
+
+def cut(
+    compressor: Compressor, layers: Iterable[Layer], step: Step | None = None, gradients: Sequence[torch.Tensor] = ()
+) -> list[Unit]:
+    """Return compressed units first, in model order, then one unit of all layers that stay dense.
+
+    Layers without elements send nothing and keep no state.
+
+    Args:
+        compressor: decides how layers are grouped and which stay dense.
+        layers: in any order.
+        step: where training is; None for full compression.
+        gradients: of these layers, in the same order; none where only sizes are asked for.
+    """
+    gradient_of = {layer.id: gradient for layer, gradient in zip(layers, gradients, strict=False)}
+    compressed: list[Layer] = []
+    dense: list[Layer] = []
+    all_dense = step is not None and compressor.is_dense_at(step.index)
+    for layer in sorted((layer for layer in layers if layer.numel), key=lambda layer: layer.id):
+        (dense if all_dense or compressor.leaves_dense(layer) else compressed).append(layer)
+    groups = [[layer] for layer in compressed] if compressor.granularity == "layer" else [compressed]
+    return [
+        Unit(
+            layer=end_to_end(group),
+            layers=group,
+            key=tuple(layer.id for layer in group),
+            dense=group is dense,
+            gradients=[gradient_of[layer.id] for layer in group] if gradients else (),
+        )
+        for group in (*groups, dense)
+        if group
+    ]

@@ -1,0 +1,59 @@
+"""What a server answers with: encoded by the run's compressor, with a memory that follows the steps."""
+
+from __future__ import annotations
+
+import torch
+
+from collectives.payloads import Dense, Sparse
+from collectives.payloads.bundle import members
+from compressors.algc import Algc
+from compressors.base import Compressor
+from compressors.ddp.downlink import Downlink
+from compressors.group_topk import GroupTopK
+from tests.testing.compressor_cases import gradient, layers_of_shapes, step_at
+
+LAYERS = layers_of_shapes((100, 100), (50,), (40, 50), (300, 10))
+TOTAL = torch.cat([gradient(layer, 0, 0) for layer in (LAYERS[0], LAYERS[3], LAYERS[1], LAYERS[2])])
+KEY = (0, 3, 1, 2)  # as a worker's message holds them: what is compressed, then what is not
+
+
+def downlink_of(compressor: Compressor) -> Downlink:
+    downlink = Downlink(compressor, LAYERS)
+    downlink.step = step_at(0, 0, 2)
+    return downlink
+
+
+def test_layers_that_the_policy_leaves_alone_come_back_as_they_are() -> None:
+    answer = downlink_of(Algc(min_numel=2500)).encode(TOTAL, KEY)
+    parts = members(answer, [10_000, 3000, 2050])
+    assert [type(part) for part in parts] == [Sparse, Sparse, Dense]
+    assert torch.equal(parts[2].to_dense(), TOTAL[13_000:])
+    assert all(0 < part.num_entries < 0.1 * part.numel for part in parts[:2])
+
+
+def test_a_flat_bucket_is_encoded_as_one() -> None:
+    answer = downlink_of(GroupTopK(warmup_epochs=0)).encode(TOTAL[: 10_000 + 50], (0, 1))
+    assert answer.numel == 10_050
+    assert answer.num_entries == 10 * 9 + 8
+
+
+def test_its_memory_is_accepted_with_the_step_and_not_before() -> None:
+    downlink, untouched = (downlink_of(Algc(min_numel=2500)) for _ in range(2))
+    downlink.encode(TOTAL, KEY)
+    assert downlink.state_dict() == {}
+    downlink.drop()
+    downlink.commit()
+    assert downlink.state_dict() == untouched.state_dict() == {}
+    downlink.encode(TOTAL, KEY)
+    downlink.commit()
+    state = downlink.state_dict()
+    assert state["control"].keys() == {0, 3}
+    resumed = downlink_of(Algc(min_numel=2500))
+    resumed.load_state_dict(state)
+    answers = [each.encode(2 * TOTAL, KEY).to_dense() for each in (downlink, resumed, untouched)]
+    assert torch.equal(answers[0], answers[1])
+    assert not torch.equal(answers[0], answers[2])  # the threshold was tracked
+
+
+def test_it_knows_how_long_layers_are() -> None:
+    assert [downlink_of(GroupTopK()).numel(layer.id) for layer in LAYERS] == [10_000, 50, 2000, 3000]
