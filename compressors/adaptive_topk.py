@@ -52,7 +52,7 @@ class AdaptiveTopK(DensitySparsifier):
             step.memory.propose(CURVES, layer.id, _error_curve(magnitudes, self.density(step)))
         k = num_kept(self.density_for(layer, step), x.numel())
         indices = top_of_rows(magnitudes.view(1, -1), k)
-        return self._sparse(x, indices)
+        return self._sparse(x, indices, step)
 
     def contraction_bound(self, layer: Layer) -> float:
         """1 - k / m for the least k that the grid allows."""

@@ -95,7 +95,7 @@ class Algc(DensitySparsifier):
         if not magnitudes.any():
             return Sparse(x.numel(), torch.empty(0, dtype=torch.int64, device=x.device), x[:0])
         indices = self._select(magnitudes, layer, step)
-        return self._sparse(x, indices)
+        return self._sparse(x, indices, step)
 
     def contraction_bound(self, layer: Layer) -> float:
         """1 - density for the least density that the window allows."""

@@ -54,7 +54,7 @@ class Dgc(DensitySparsifier):
         """Entries above the estimated threshold; a layer of zeros is a header."""
         magnitudes = x.abs()
         indices = self._select(magnitudes, num_kept(self.density(step), x.numel()), layer, step)
-        return self._sparse(x, indices)
+        return self._sparse(x, indices, step)
 
     @override
     def clip_limit(self, step: Step) -> float | None:

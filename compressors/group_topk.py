@@ -102,7 +102,7 @@ class GroupTopK(DensitySparsifier):
         """The k largest of each group; a gradient of zeros is a header."""
         k, last_k = self._kept(self.density(step), x.numel())
         positions = select_groups(x, self.group_size, k, last_k)
-        values = to_value_dtype(x.index_select(0, positions), TORCH_DTYPES[self.value_dtype])
+        values = to_value_dtype(x.index_select(0, positions), TORCH_DTYPES[self.value_dtype], step.world_size)
         return GroupSparse(x.numel(), self.group_size, k, values, positions.remainder(self.group_size))
 
     def contraction_bound(self, layer: Layer) -> float:

@@ -186,7 +186,7 @@ class Hylo(SharedScale):
         rows_per_filter, row_numel = _rows_per_filter(layer)
         firsts = torch.arange(rows_per_filter, device=x.device) * _num_filters(layer)
         rows = (firsts.unsqueeze(1) + chosen).view(-1)
-        return RowSparse(x.numel(), rows, to_value_dtype(x.view(-1, row_numel)[rows], dtype))
+        return RowSparse(x.numel(), rows, to_value_dtype(x.view(-1, row_numel)[rows], dtype, step.world_size))
 
     def _choose_filters(self, x: torch.Tensor, layer: Layer, step: Step) -> torch.Tensor:
         """Numbers of the filters to send, ascending; of equal scores the lower. Proposes the others' ages."""

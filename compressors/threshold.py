@@ -42,7 +42,7 @@ class Threshold(Sparsifier):
         """The entries that reach the threshold; a layer of zeros is a header."""
         magnitudes = x.abs()
         indices = positions_of(magnitudes >= self._level(magnitudes))
-        return self._sparse(x, indices)
+        return self._sparse(x, indices, step)
 
     def contraction_bound(self, layer: Layer) -> float:
         """1 - 1 / m, for a relative threshold always lets the largest entry through; 1 for an absolute one."""

@@ -36,7 +36,7 @@ class TopK(DensitySparsifier):
     def _encode_chosen(self, x: torch.Tensor, layer: Layer, step: Step) -> Payload:
         """The k largest; a layer of zeros is a header."""
         indices = top_of_rows(x.abs().view(1, -1), num_kept(self.density(step), x.numel()))
-        return self._sparse(x, indices)
+        return self._sparse(x, indices, step)
 
     def contraction_bound(self, layer: Layer) -> float:
         """1 - k / m: the k largest of m hold at least that share of the squares."""

@@ -67,9 +67,10 @@ class Sparsifier(LossyCompressor, abc.ABC):
     def _encode_chosen(self, x: torch.Tensor, layer: Layer, step: Step) -> Payload:
         """`encode` once `dense_steps` are over."""
 
-    def _sparse(self, x: torch.Tensor, indices: torch.Tensor) -> Sparse:
+    def _sparse(self, x: torch.Tensor, indices: torch.Tensor, step: Step) -> Sparse:
         """The entries of `x` at ascending positions, in the value type."""
-        return Sparse(x.numel(), indices, to_value_dtype(x.index_select(0, indices), TORCH_DTYPES[self.value_dtype]))
+        values = x.index_select(0, indices)
+        return Sparse(x.numel(), indices, to_value_dtype(values, TORCH_DTYPES[self.value_dtype], step.world_size))
 
     def _bound_for(self, share: float) -> float:
         """The contraction of sending entries that hold at least this share of the squares, rounded."""

@@ -9,15 +9,19 @@ import pytest
 import torch
 from torch import nn
 
+from collectives.base import Collective
 from collectives.options import OptionError
 from collectives.payloads import Dense, Sparse
+from collectives.transport.memory import MemoryTransport
+from compressors.base import Compressor
 from compressors.ddp.reducer import Reducer
 from compressors.dgc import Dgc
 from compressors.group_topk import GroupTopK
+from compressors.hylo import Hylo
 from compressors.layer import Step
 from compressors.threshold import Threshold
 from compressors.topk import TopK
-from tests.testing.compressor_cases import LAYERS, alone, gradient, layers_of_shapes, reduce_once, step_at
+from tests.testing.compressor_cases import LAYERS, alone, gradient, layers_of_shapes, on_ranks, reduce_once, step_at
 
 
 def step_in(epoch: int, *, index: int = 10, warmup: bool = True) -> Step:
@@ -137,6 +141,27 @@ def test_values_beyond_fp16_saturate_and_the_rest_waits() -> None:
     (update,), _ = reduce_once(reducer, alone(), [layer], [torch.tensor([0.0, 1e5, 1.0, 0.0])], step_at(0))
     assert update.tolist() == [0, 65504, 0, 0]
     assert reducer.state_dict()["residuals"][0].tolist() == [0, 1e5 - 65504, 1, 0]
+
+
+@pytest.mark.parametrize(
+    "made",
+    [TopK(ratio=0.5), GroupTopK(ratio=0.5, group_size=2), Hylo(min_numel=1, exponent=1.0, value_dtype="fp16")],
+    ids=lambda made: made.component_name,
+)
+def test_what_a_sum_in_fp16_cannot_hold_waits_in_the_residual(made: Compressor) -> None:
+    """Four times 30000 saturate at 65504 on their way; no rank would know."""
+    layer = layers_of_shapes((2, 1, 1, 1))[0]
+
+    def rank_of(transport: MemoryTransport, collective: Collective) -> torch.Tensor:
+        reducer, g = Reducer(made), torch.tensor([30000.0, 0.0])
+        total = torch.zeros(2)
+        for index in range(2):
+            (update,), _ = reduce_once(reducer, collective, [layer], [g], step_at(index, transport.rank, 4))
+            total += update
+        return torch.stack([total, reducer.state_dict()["residuals"][0]])
+
+    for arrived, waits in on_ranks(4, "ring", rank_of):
+        assert (arrived + waits).tolist() == [60000.0, 0.0]
 
 
 @pytest.mark.parametrize("unit", ["absolute", "max", "rms"])
