@@ -12,7 +12,7 @@ from typing import Annotated, ClassVar
 
 import torch
 from annotated_types import Ge, Lt
-from typing_extensions import Doc
+from typing_extensions import Doc, override
 
 from bench.optimizers.base import HandedOver, Optimizer
 from collectives.options import OptionError
@@ -38,8 +38,8 @@ class Sgd(Optimizer):
             raise OptionError(f"{self.component_name}: nesterov=true needs momentum above 0; leave one of them out")
 
     def hand_over_momentum(self) -> HandedOver:
-        """Plain SGD with the same weight decay is left."""
-        left = dataclasses.replace(self, momentum=0.0, nesterov=False)
+        """SGD whose decay alone keeps a velocity is left."""
+        left = SgdOfVelocities(**{name: getattr(self, name) for name in self.option_names()})
         return HandedOver(optimizer=left, coefficient=self.momentum, nesterov=self.nesterov)
 
     def build(self, parameters: Iterable[torch.nn.Parameter], lr: float) -> torch.optim.Optimizer:
@@ -52,3 +52,28 @@ class Sgd(Optimizer):
             weight_decay=self.weight_decay,
             fused=True,  # one pass over memory
         )
+
+
+@dataclasses.dataclass(kw_only=True)
+class SgdOfVelocities(Sgd):
+    """SGD on gradients that come with their momentum: only the weight decay still needs a velocity, of its own.
+
+    Source: the optimizer beside the authors' compressor (synxlin/deep-gradient-compression, dgc/optim/sgd.py). Without
+    it the decay would be 1 - momentum times as strong.
+    """
+
+    @override
+    def build(self, parameters: Iterable[torch.nn.Parameter], lr: float) -> torch.optim.Optimizer:
+        optimizer = torch.optim.SGD(parameters, lr=lr, fused=True)
+        if self.weight_decay:
+            optimizer.register_step_pre_hook(lambda optimizer, *_: self._add_decay(optimizer))
+        return optimizer
+
+    @torch.no_grad()
+    def _add_decay(self, optimizer: torch.optim.Optimizer) -> None:
+        for parameter in optimizer.param_groups[0]["params"]:
+            if parameter.grad is not None:
+                decay = parameter * self.weight_decay
+                velocity = optimizer.state[parameter].setdefault("decay_velocity", torch.zeros_like(parameter))
+                velocity.mul_(self.momentum).add_(decay)
+                parameter.grad.add_(decay.add_(velocity, alpha=self.momentum) if self.nesterov else velocity)

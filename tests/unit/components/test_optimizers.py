@@ -73,11 +73,23 @@ def test_every_optimizer_moves_all_parameters_from_its_default_rate(name: str) -
     assert 0 < optimizer.default_lr < 1
 
 
-def test_sgd_hands_its_momentum_over_and_keeps_the_rest() -> None:
-    handed_over = build("sgd:momentum=0.8,nesterov=true,weight_decay=0.001").hand_over_momentum()
-    assert (handed_over.coefficient, handed_over.nesterov) == (0.8, True)
-    left = handed_over.optimizer.build([torch.nn.Parameter(torch.ones(1))], 0.1).param_groups[0]
-    assert (left["momentum"], left["nesterov"], left["weight_decay"]) == (0.0, False, 0.001)
+@pytest.mark.parametrize("nesterov", [False, True])
+def test_sgd_hands_its_momentum_over_and_goes_on_as_before(nesterov: bool) -> None:
+    """The gradient's velocity is the compressor's from then on, the weight decay's stays: weights move as they did."""
+    whole = build(f"sgd:momentum=0.8,nesterov={str(nesterov).lower()},weight_decay=0.01")
+    handed_over = whole.hand_over_momentum()
+    assert (handed_over.coefficient, handed_over.nesterov) == (0.8, nesterov)
+    before, after = (torch.nn.Parameter(torch.ones(2)) for _ in range(2))
+    optimizers = [whole.build([before], 0.1), handed_over.optimizer.build([after], 0.1)]
+    velocity = torch.zeros(2)
+    for index in range(50):
+        gradient = torch.tensor([0.0, float(index % 3)])
+        velocity = 0.8 * velocity + gradient
+        before.grad, after.grad = gradient.clone(), gradient + 0.8 * velocity if nesterov else velocity.clone()
+        for optimizer in optimizers:
+            optimizer.step()
+    torch.testing.assert_close(after, before)
+    assert after[0].item() < 0.85  # (1 - 0.1 * 0.01)^50 = 0.951 if decay kept no velocity
 
 
 @pytest.mark.parametrize("name", ["adam", "adamw"])
