@@ -108,6 +108,6 @@ def _error_curve(magnitudes: torch.Tensor, ratio: float) -> torch.Tensor:
     counts = [num_kept(min(1.0, ratio * factor), numel) for factor in FACTORS]
     smallest = kth_largest(magnitudes, counts[-1])
     largest = magnitudes[magnitudes >= smallest].double().square().sort(descending=True).values[: counts[-1]]
-    total = magnitudes.square().sum(dtype=torch.float64)
+    total = magnitudes.double().square().sum()
     kept = largest.cumsum(0)[torch.tensor(counts) - 1]
     return torch.cat([(total - kept).clamp(min=0), total.new_tensor([float(numel)])])

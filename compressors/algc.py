@@ -24,6 +24,7 @@ from collectives.payloads.base import Payload
 from collectives.payloads.dense import Dense
 from collectives.payloads.sparse import Sparse
 from compressors.families.sparsifier import DensitySparsifier, num_kept
+from compressors.kernels.blocks import root_mean_square
 from compressors.kernels.selection import kth_largest, positions_of, top_of_rows
 from compressors.kernels.value_types import TORCH_DTYPES
 from compressors.layer import Layer, Step
@@ -109,7 +110,7 @@ class Algc(DensitySparsifier):
         """Positions of the entries to send, ascending; proposes the next threshold and mean root mean square."""
         control = step.memory.get(CONTROL, layer.id)
         wanted = self.density_for(layer, step)
-        rms = float(magnitudes.square().mean(dtype=torch.float64).sqrt())
+        rms = root_mean_square(magnitudes)
         tracked = 0.0 if control is None or self.threshold == "exact" else float(control[0])
         if tracked == 0 or step.index % self.refresh == 0:
             threshold, indices = self._exact(magnitudes, wanted)

@@ -208,7 +208,8 @@ class Hylo(SharedScale):
             case "l1":
                 return filters.abs().sum((0, 2))
             case "l2":
-                return filters.square().sum((0, 2))
+                norms: torch.Tensor = torch.linalg.vector_norm(filters, dim=(0, 2), dtype=torch.float64)
+                return norms.float()
             case "random":
                 generator = generator_for(layer, step, x.device, per_rank=True)
                 return torch.rand(filters.shape[1], generator=generator, device=x.device)

@@ -43,8 +43,8 @@ class OneBit(LossyCompressor):
         """Signs and the two means."""
         is_positive = x >= 0
         num_positive = int(is_positive.count_nonzero())
-        high = x.clamp(min=0).sum() / max(1, num_positive)
-        low = x.clamp(max=0).sum() / max(1, x.numel() - num_positive)
+        high = x.clamp(min=0).sum(dtype=torch.float64) / max(1, num_positive)
+        low = x.clamp(max=0).sum(dtype=torch.float64) / max(1, x.numel() - num_positive)
         return TwoMeans.from_mask(is_positive, float(low), float(high))
 
     def contraction_bound(self, layer: Layer) -> float:

@@ -108,12 +108,16 @@ class PowerSgd(LossyCompressor):
         return batches
 
     def _start(self, layer: Layer, step: Step, device: torch.device) -> torch.Tensor:
-        """Q to begin with, fp32 [m, r]: the last step's, or standard normal numbers that all ranks share."""
+        """Q to begin with, fp32 [m, r]: the last step's, or standard normal numbers that all ranks share.
+
+        A column that became zero finds nothing by itself, and is drawn anew.
+        """
         last = step.memory.get(LAST_Q, layer.id) if self.warm_start else None
-        if last is not None:
+        if last is not None and last.any(0).all():
             return last.to(device)
         generator = generator_for(layer, step, torch.device("cpu"), per_rank=False)
-        return torch.randn(matrix_shape(layer)[1], self._rank_of(layer), generator=generator).to(device)
+        drawn = torch.randn(matrix_shape(layer)[1], self._rank_of(layer), generator=generator).to(device)
+        return drawn if last is None else torch.where(last.to(device).any(0), last.to(device), drawn)
 
     def _rank_of(self, layer: Layer) -> int:
         return min(self.approx_rank, *matrix_shape(layer))

@@ -22,6 +22,7 @@ from collectives.payloads.base import Payload
 from collectives.payloads.codes import Codes
 from collectives.payloads.dense import Dense
 from compressors.families.shared_scale import SharedScale
+from compressors.kernels.blocks import root_mean_square
 from compressors.kernels.random import uniform_like
 from compressors.kernels.ternary import ternary_payload
 from compressors.layer import Layer, Step
@@ -104,7 +105,7 @@ class TernGrad(SharedScale):
     def _clipped(self, x: torch.Tensor) -> torch.Tensor:
         if not self.clip_sigmas:
             return x
-        limit = self.clip_sigmas * float(x.square().mean(dtype=torch.float64).sqrt())
+        limit = self.clip_sigmas * root_mean_square(x)
         return x.clamp(-limit, limit)
 
     def _levels(self, x: torch.Tensor, scale: float, layer: Layer, step: Step) -> torch.Tensor:

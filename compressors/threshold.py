@@ -16,6 +16,7 @@ from typing_extensions import Doc, override
 from collectives.payloads.base import Payload
 from collectives.payloads.sparse import Sparse
 from compressors.families.sparsifier import Sparsifier
+from compressors.kernels.blocks import root_mean_square
 from compressors.kernels.selection import positions_of
 from compressors.layer import Layer, Step
 
@@ -57,5 +58,5 @@ class Threshold(Sparsifier):
         if self.unit == "absolute":
             return self.threshold
         largest = float(magnitudes.amax())
-        unit = largest if self.unit == "max" else float(magnitudes.square().mean(dtype=torch.float64).sqrt())
+        unit = largest if self.unit == "max" else root_mean_square(magnitudes)
         return min(self.threshold * unit, largest)
