@@ -23,7 +23,7 @@ from compressors.layer import Layer, Step
 class TopK(DensitySparsifier):
     """k = ratio * m entries of largest magnitude per layer of m elements, rounded half up, at least 1.
 
-    Of equal magnitudes the first is kept.
+    Of equal magnitudes the first is kept. What is zero, or rounds to it, is left out.
 
     Bytes: 16 + min over index codings (k v + indices) per layer, v bytes per value; at most 16 + m v. Coordinates take
         k i bytes with i = 1

@@ -22,6 +22,7 @@ from collectives.base import Collective, Key
 from collectives.payloads.base import Payload
 from collectives.payloads.bundle import Bundle, members
 from collectives.payloads.dense import Dense
+from collectives.payloads.indexed_values import IndexedValues
 from compressors.base import FP32_BYTES, Compressor
 from compressors.ddp.bucket import Bucket
 from compressors.ddp.layer_store import LayerStore
@@ -175,8 +176,8 @@ class Reducer:
             if not unit.dense:
                 if compressor.keeps_residual:
                     compressor.subtract_(x, payload, unit.layer, bucket.step)
-                if compressor.owns_momentum and not isinstance(payload, Dense):
-                    payload.clear_in_(self._velocities.proposed(unit))
+                if compressor.owns_momentum and isinstance(payload, IndexedValues):
+                    self._velocities.proposed(unit).index_fill_(0, payload.positions[payload.values != 0], 0)
                 if payload.num_entries < unit.layer.numel:
                     self._encoded[unit.key] = payload
             seconds = time.perf_counter() - started

@@ -13,12 +13,14 @@ from collectives.base import Collective
 from collectives.options import OptionError
 from collectives.payloads import Dense, Sparse
 from collectives.transport.memory import MemoryTransport
+from compressors.adaptive_topk import AdaptiveTopK
 from compressors.base import Compressor
 from compressors.ddp.reducer import Reducer
 from compressors.dgc import Dgc
 from compressors.group_topk import GroupTopK
 from compressors.hylo import Hylo
 from compressors.layer import Step
+from compressors.randomk import RandomK
 from compressors.threshold import Threshold
 from compressors.topk import TopK
 from tests.testing.compressor_cases import LAYERS, alone, gradient, layers_of_shapes, on_ranks, reduce_once, step_at
@@ -209,3 +211,26 @@ def test_dgc_clips_its_own_gradient_to_the_share_of_one_rank() -> None:
         alone(), [layer], [small], dataclasses.replace(step_at(0), world_size=1),
     )  # fmt: skip
     assert torch.equal(update, small)
+
+
+@pytest.mark.parametrize("made", [TopK, Dgc, AdaptiveTopK])
+def test_what_is_zero_on_the_wire_is_not_sent(made: Any) -> None:
+    layer = layers_of_shapes((40, 50))[0]
+    x = torch.zeros(2000)
+    x[[3, 700, 1999]] = torch.tensor([1.0, -2.0, 0.5])
+    x[900:1100] = 1e-10  # not in fp16
+    payload = made(ratio=0.5).encode(x, layer, step_at(0))
+    assert payload.num_entries == 3
+    assert torch.equal(payload.to_dense(), torch.where(x.abs() > 1e-5, x, 0))
+
+
+@pytest.mark.parametrize("made", [TopK, GroupTopK, RandomK])
+def test_velocity_goes_on_where_the_value_became_zero_on_the_wire(made: Any) -> None:
+    layer = layers_of_shapes((2, 2))[0]
+    reducer = Reducer(made(ratio=1.0, momentum_correction=True), momentum=0.5)
+    g = torch.tensor([1.0, 1e-10, -2.0, 1e-10])
+    for index in range(2):
+        reduce_once(reducer, alone(), [layer], [g], step_at(index))
+    state = reducer.state_dict()
+    assert state["velocities"][0].tolist() == pytest.approx([0, 1.5e-10, 0, 1.5e-10])
+    assert state["residuals"][0].tolist() == pytest.approx([0, 2.5e-10, 0, 2.5e-10])
