@@ -2,7 +2,8 @@
 
 Source: Apache MXNet's two-bit gradient compression (src/kvstore/gradient_compression-inl.h,
 docs/faq/gradient_compression.md).
-Differs: the threshold travels with the message; ends of layers are padded to a byte, not to four.
+Differs: the threshold travels with the message; ends of layers are padded to a byte, not to four; the default threshold
+is MXNet's 0.5 over a batch of 32, for there gradients are sums over the batch, and here they are means.
 """
 
 from __future__ import annotations
@@ -34,7 +35,7 @@ class TwoBit(LossyCompressor):
 
     sends: ClassVar[type[Payload]] = Codes
 
-    threshold: Annotated[float, Gt(0), Doc("t, in units of the gradient")] = 0.5
+    threshold: Annotated[float, Gt(0), Doc("t, in units of the gradient")] = 0.015625
     error_feedback: Annotated[bool, Doc("add what was not sent to the next gradient")] = True
 
     def warnings(self) -> list[str]:

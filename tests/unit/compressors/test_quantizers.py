@@ -213,6 +213,14 @@ def test_twobit_is_mxnets_layout_and_arithmetic(numel: int) -> None:
         assert reducer.state_dict()["residuals"][0].tolist() == residual
 
 
+def test_twobits_default_threshold_is_mxnets_for_the_mean_over_a_batch() -> None:
+    layer, batch = layers_of_shapes((2,))[0], 32
+    per_sample = torch.tensor([0.51, 0.49]) / batch
+    summed = TwoBit(threshold=0.5).encode(per_sample * batch, layer, step_at(0)).to_dense()
+    mean = TwoBit().encode(per_sample, layer, step_at(0)).to_dense()
+    assert torch.equal(mean, summed / batch)
+
+
 def test_twobit_golden_byte() -> None:
     layer = layers_of_shapes((4,))[0]
     payload = TwoBit(threshold=0.25).encode(torch.tensor([0.25, -0.25, 0.0, 0.3]), layer, step_at(0))
