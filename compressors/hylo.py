@@ -65,9 +65,12 @@ class Hylo(SharedScale):
     threshold: Annotated[float, Ge(0), Doc("fixed threshold in units of the gradient; 0: adaptive")] = 0.0
     pow2_threshold: Annotated[bool, Doc("round the threshold down to a power of two: residuals are then exact")] = False
     decode: Annotated[
-        Literal["threshold", "mean_selected"],
-        Doc("value of a code: the threshold, or the mean magnitude it stands for"),
-    ] = "threshold"
+        Literal["auto", "threshold", "mean_selected"],
+        Doc(
+            "value of a code: the threshold, or the mean magnitude it stands for; auto: the mean, unless the threshold "
+            "is fixed, shared or a power of two"
+        ),
+    ] = "auto"
     shared_threshold: Annotated[
         bool, Doc("the ranks' mean threshold for all: sums are integers and may ride a ring, at 8 bits each")
     ] = False
@@ -78,9 +81,7 @@ class Hylo(SharedScale):
         if self.threshold and self.gamma != 1:
             raise OptionError("hylo: a fixed threshold leaves gamma no meaning; leave one of them out")
         if self.shared_threshold and self.decode == "mean_selected":
-            raise OptionError(
-                "hylo: decode=mean_selected differs between ranks; shared_threshold=true needs decode=threshold"
-            )
+            raise OptionError("hylo: decode=mean_selected differs between ranks; leave it out of shared_threshold=true")
 
     @property
     def kinds(self) -> frozenset[type[Payload]]:
@@ -113,7 +114,7 @@ class Hylo(SharedScale):
             return self.shared_payload(ternary_levels(x, agreed) if agreed else torch.zeros_like(x), step)
         threshold = self.rounded_scale(self.local_scale(x))
         levels = ternary_levels(x, threshold)
-        if self.decode == "mean_selected":
+        if self._sends_mean:
             sent = levels != 0
             threshold = (x.abs() * sent).sum(dtype=torch.float64).div(sent.sum().clamp(min=1)).float().view(1)
         return ternary_payload(levels, threshold)
@@ -170,6 +171,13 @@ class Hylo(SharedScale):
             return scale
         mantissa, _ = torch.frexp(scale)
         return torch.where(scale > 0, scale / (2 * mantissa), scale)
+
+    @property
+    def _sends_mean(self) -> bool:
+        """Whether a code's value is the mean of what it stands for: on real gradients that halves the residual."""
+        if self.decode != "auto":
+            return self.decode == "mean_selected"
+        return not (self.threshold or self.shared_threshold or self.pow2_threshold)
 
     def _is_fully_connected(self, layer: Layer) -> bool:
         return layer.kind == "linear" or (self.fc_like and layer.kind == "other" and len(layer.shape) == 2)
