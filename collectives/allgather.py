@@ -9,43 +9,62 @@ Bytes: (n-1) times the packed payload per rank.
 from __future__ import annotations
 
 import dataclasses
+from typing import ClassVar
 
-from collectives.base import Collective, Key
-from collectives.payloads.base import Payload, PayloadError, unpack
+from typing_extensions import override
+
+from collectives.base import BoundCollective, Collective, Downlink
+from collectives.payloads.base import Payload, PayloadError
 from collectives.payloads.unreduced_sum import UnreducedSum
-from collectives.transport import messages
-from collectives.transport.base import ReduceOp
+from collectives.rounds.base import Piece, Round
+from collectives.rounds.layout import Layout
+from collectives.rounds.packed import PackedPieces
+from collectives.transport.base import ReduceOp, Transport
 
 
 @dataclasses.dataclass(kw_only=True)
 class Allgather(Collective):
     """Everybody's payload on every rank."""
 
-    carries_wires = False
+    carries_wires: ClassVar[bool] = False
+    leaves_terms: ClassVar[bool] = True
 
+    @override
+    def bind(self, transport: Transport, downlink: Downlink | None = None) -> BoundAllgather:
+        return BoundAllgather(self, transport)
+
+    @override
     @classmethod
     def refuses(cls, kind: type[Payload]) -> str | None:
-        """Nothing."""
         return None
 
-    def sum_like(self, payload: Payload, key: Key, op: ReduceOp, *, layout: Payload) -> Payload:
-        """As the base class says."""
-        if op == "max":
-            raise PayloadError("allgather leaves a sum of terms, which has no maximum; use collective native or ring")
-        return UnreducedSum(self.gather(payload, messages.bound_nbytes(layout)))
+    @override
+    def rounds(self, world_size: int, rank: int, layout: Layout) -> list[Round]:
+        round_ = Round()
+        for other in range(world_size):
+            if other != rank:
+                round_.send(other, Piece(0, layout.numel, frozenset([rank])))
+                round_.receive(other, Piece(0, layout.numel, frozenset([other])), effect="collect")
+        return [round_]
 
-    def gather(self, payload: Payload, bound: int) -> list[Payload]:
-        """Every rank's payload, none of them longer than `bound` bytes, in rank order; every rank must call."""
-        transport = self.transport
-        packed = messages.pack(payload, transport, bound)
-        others = [rank for rank in range(transport.world_size) if rank != transport.rank]
-        buffers = transport.exchange([(packed, rank) for rank in others], [(bound, rank) for rank in others])
-        payloads = [unpack(buffer) for buffer in buffers]
-        payloads.insert(transport.rank, payload)  # unpacking one's own would give the same bits
-        return payloads
-
+    @override
     def expected_bytes(
         self, nbytes: int, world_size: int, rank: int, *, elementwise: bool = True, itemsize: int = 4
     ) -> float | None:
-        """(n-1) times the packed payload."""
         return (world_size - 1) * nbytes
+
+
+class BoundAllgather(BoundCollective):
+    """An all-gather at work."""
+
+    @override
+    def sum_like(self, payload: Payload, layout: Layout, op: ReduceOp) -> Payload:
+        if op == "max":
+            raise PayloadError("allgather leaves a sum of terms, which has no maximum; use collective native or ring")
+        return UnreducedSum(self.gather(payload, layout))
+
+    def gather(self, payload: Payload, layout: Layout) -> list[Payload]:
+        """Every rank's payload, none of them longer than the layout, in rank order; every rank must call."""
+        pieces = PackedPieces(self.transport, payload, layout)
+        pieces.run(Allgather().rounds(self.transport.world_size, self.transport.rank, layout))
+        return pieces.terms((0, layout.numel, 0))

@@ -1,47 +1,81 @@
-"""What a collective is: a way in which ranks sum payloads so that every rank ends with the same bits."""
+"""What a collective is: a way in which ranks sum payloads so that every rank ends with the same bits.
+
+A `Collective` is what a user chooses, its options; a `BoundCollective` is one at work among the ranks of a transport.
+"""
 
 from __future__ import annotations
 
 import abc
 import dataclasses
-from collections.abc import Sequence
-from typing import Any, ClassVar, Self
+from typing import Any, ClassVar, Protocol
 
 import torch
 
 from collectives.options import Options
 from collectives.payloads.base import Payload, PayloadError, unpack
 from collectives.payloads.bundle import Bundle
+from collectives.rounds.base import Round
+from collectives.rounds.layout import Key, Layout, leaves
 from collectives.transport import messages
 from collectives.transport.base import ReduceOp, Transport
-from collectives.transport.schedule import Scratch, Step, run
 
-Key = tuple[int, ...]
+__all__ = ["BoundCollective", "Collective", "Downlink", "Key"]
+
+
+class Downlink(Protocol):
+    """What a server knows of the layers, and how it encodes an answer for them."""
+
+    def numel(self, layer_id: int) -> int:
+        """Elements of a layer."""
+
+    def encode(self, total: torch.Tensor, layers: tuple[int, ...]) -> Payload:
+        """What to answer.
+
+        Args:
+            total: the sum, fp32 [numel of all layers].
+            layers: their ids, in the order in which they lie in `total`.
+        """
+
+    def commit(self) -> None:
+        """Accept state proposed since the last `commit` or `drop`."""
+
+    def drop(self) -> None:
+        """Forget the proposed state."""
+
+    def state_dict(self) -> dict[str, Any]:
+        """State that outlives a step."""
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """The inverse of `state_dict`."""
 
 
 @dataclasses.dataclass(kw_only=True)
 class Collective(Options, abc.ABC):
-    """One file, one class, named after the file; dataclass fields are its options.
+    """One file, one class, named after the file; dataclass fields are its options, which nothing changes.
 
-    Use: `Ring().bind(transport).sum(payload, key=(0, 1))`. All ranks call with payloads of one kind and length, in the
-    same order.
+    Use: `Ring().bind(transport).sum(payload, key=(0, 1))`.
 
     Class facts:
         carries_wires: element-wise payloads travel as bare wire tensors, whose length and type all ranks know.
+        leaves_terms: what is not element-wise comes back as terms that are not added yet.
+        decodes: what is not element-wise comes back decoded or encoded anew, and not as the sum of its kind.
     """
 
     carries_wires: ClassVar[bool] = True
-    transport: ClassVar[Transport]  # set per instance by `bind`, as is the next
-    scratch: ClassVar[Scratch]
+    leaves_terms: ClassVar[bool] = False
+    decodes: ClassVar[bool] = False
 
-    def bind(self, transport: Transport) -> Self:
-        """Attach to the ranks that take part; returns itself. Every rank must call.
+    @abc.abstractmethod
+    def bind(self, transport: Transport, downlink: Downlink | None = None) -> BoundCollective:
+        """A new one at work among the ranks of a transport; every rank must call.
+
+        Args:
+            transport: the ranks.
+            downlink: for a server.
 
         Raises:
             OptionError: the options do not fit this number of ranks.
         """
-        self.__dict__.update(transport=transport, scratch=Scratch())
-        return self
 
     @classmethod
     @abc.abstractmethod
@@ -56,6 +90,49 @@ class Collective(Options, abc.ABC):
         """Why these options are impossible with so many ranks and what would work; None where they are possible."""
         return None
 
+    def rounds(self, world_size: int, rank: int, layout: Layout) -> list[Round] | None:
+        """What `rank` sends and receives in one sum; None where a backend or shared memory moves the payloads.
+
+        Args:
+            world_size: number of ranks, two or more.
+            rank: which one.
+            layout: of all ranks' payloads; those of several types travel one type after the other (`Layout.by_type`).
+        """
+        return None
+
+    def carried_bytes(self, payload: Payload) -> int:
+        """Bytes of one payload as it travels here: packed, or the bare wire tensor where all know length and type."""
+        if self.carries_wires and all(leaf.elementwise for leaf in leaves(payload)):
+            return sum(leaf.wire.nbytes for leaf in leaves(payload))
+        return payload.nbytes
+
+    @abc.abstractmethod
+    def expected_bytes(
+        self, nbytes: int, world_size: int, rank: int, *, elementwise: bool = True, itemsize: int = 4
+    ) -> float | None:
+        """Bytes that `rank` sends in one `sum`; None where it depends on the data.
+
+        Args:
+            nbytes: of one rank's payload, as `carried_bytes` tells.
+            world_size: number of ranks.
+            rank: which one.
+            elementwise: whether the payload is; others may be merged on their way and then change their size.
+            itemsize: bytes of one element of an elementwise payload, below which nothing is cut.
+        """
+
+
+class BoundCollective(abc.ABC):
+    """A collective at work. All ranks call with payloads of one kind and length, in the same order.
+
+    Attributes:
+        options: what was chosen.
+        transport: the ranks that take part.
+    """
+
+    def __init__(self, options: Collective, transport: Transport) -> None:
+        self.options = options
+        self.transport = transport
+
     def sum(self, payload: Payload, key: Key, op: ReduceOp = "sum") -> Payload:
         """The sum (or maximum) over ranks, the same bits on every rank; every rank must call.
 
@@ -68,8 +145,8 @@ class Collective(Options, abc.ABC):
             TransportError: a rank was lost, or did not answer in time.
             PayloadError: this kind cannot ride here.
         """
-        for leaf in messages.leaves(payload):
-            if reason := self.refusal(type(leaf)):
+        for leaf in leaves(payload):
+            if reason := self.options.refusal(type(leaf)):
                 raise PayloadError(reason)
             if op == "max" and not leaf.elementwise:
                 raise PayloadError(
@@ -77,34 +154,30 @@ class Collective(Options, abc.ABC):
                 )
         if self.transport.world_size == 1:
             return payload
-        if (
-            self.carries_wires
-            and not payload.elementwise
-            and all(leaf.elementwise for leaf in messages.leaves(payload))
-        ):
-            return self._sum_by_type(messages.leaves(payload), key, op)
-        return self.sum_like(payload, key, op, layout=payload)
+        layout = Layout.of(payload, key)
+        groups = layout.by_type() if self.options.carries_wires else []
+        if len(groups) > 1:
+            return self._sum_by_type(leaves(payload), groups, key, op)
+        return self.sum_like(payload, layout, op)
 
     @abc.abstractmethod
-    def sum_like(self, payload: Payload, key: Key, op: ReduceOp, *, layout: Payload) -> Payload:
+    def sum_like(self, payload: Payload, layout: Layout, op: ReduceOp) -> Payload:
         """`sum` for two ranks or more and payloads that may ride here.
 
         Args:
             payload: this rank's contribution, which may be of another kind on every rank (sums of unequally many).
-            key: ids of the layers inside.
+            layout: the same on all ranks; says where to cut and how long messages can be.
             op: "max" for elementwise payloads only.
-            layout: a payload that has one kind on all ranks; says where to cut and how long messages can be.
         """
 
-    def _sum_by_type(self, leaves: Sequence[Payload], key: Key, op: ReduceOp) -> Payload:
+    def _sum_by_type(
+        self, payloads: tuple[Payload, ...], groups: list[tuple[int, ...]], key: Key, op: ReduceOp
+    ) -> Payload:
         """Element-wise payloads of several types: those of one type travel together."""
-        by_type: dict[torch.dtype, list[int]] = {}
-        for index, leaf in enumerate(leaves):
-            by_type.setdefault(leaf.wire.dtype, []).append(index)
-        totals = list(leaves)
-        for indices in by_type.values():
-            total = self.sum(Bundle([leaves[index] for index in indices]), key, op)
-            for index, leaf in zip(indices, messages.leaves(total), strict=True):
+        totals = list(payloads)
+        for indices in groups:
+            total = self.sum(Bundle([payloads[index] for index in indices]), key, op)
+            for index, leaf in zip(indices, leaves(total), strict=True):
                 totals[index] = leaf
         return Bundle(totals)
 
@@ -119,69 +192,18 @@ class Collective(Options, abc.ABC):
         packed = None if payload is None else messages.pack(payload, self.transport)
         return unpack(messages.spread(self.transport, packed, src))
 
-    def carried_bytes(self, payload: Payload) -> int:
-        """Bytes of one payload as it travels here: packed, or the bare wire tensor where all know length and type."""
-        if self.carries_wires and all(leaf.elementwise for leaf in messages.leaves(payload)):
-            return sum(leaf.wire.nbytes for leaf in messages.leaves(payload))
-        return payload.nbytes
-
-    @abc.abstractmethod
-    def expected_bytes(
-        self, nbytes: int, world_size: int, rank: int, *, elementwise: bool = True, itemsize: int = 4
-    ) -> float | None:
-        """Bytes that `rank` sends in one `sum`, as a closed form; None where it depends on the data.
-
-        Args:
-            nbytes: of one rank's payload, as `carried_bytes` tells.
-            world_size: number of ranks.
-            rank: which one.
-            elementwise: whether the payload is; others may be merged on their way and then change their size.
-            itemsize: bytes of one element of an elementwise payload, below which nothing is cut.
-        """
-
-    def commit(self) -> None:
+    def commit(self) -> None:  # noqa: B027 - most collectives keep nothing; so below
         """Accept state proposed since the last `commit` or `drop` (a server's residuals); with the compressor's."""
 
-    def drop(self) -> None:
+    def drop(self) -> None:  # noqa: B027
         """Forget the proposed state: the step is left out."""
 
     def state_dict(self) -> dict[str, Any]:
         """State of this rank that outlives a step; empty for most collectives."""
         return {}
 
-    def load_state_dict(self, state: dict[str, Any]) -> None:
+    def load_state_dict(self, state: dict[str, Any]) -> None:  # noqa: B027
         """The inverse of `state_dict`."""
 
-    def close(self) -> None:
-        """Release what outlives a call (mapped memory, server threads). Every rank must call."""
-
-
-@dataclasses.dataclass(kw_only=True)
-class ReducingCollective(Collective):
-    """A collective that adds on the way: dense wire tensors in place by a list of steps, other payloads by merging."""
-
-    @classmethod
-    def refuses(cls, kind: type[Payload]) -> str | None:
-        """What cannot be added on its way."""
-        if kind.elementwise or kind.addable:
-            return None
-        return (
-            f"{cls.component_name} adds payloads on their way, which {kind.__name__} does not allow; "
-            "use collective allgather or server"
-        )
-
-    def sum_like(self, payload: Payload, key: Key, op: ReduceOp, *, layout: Payload) -> Payload:
-        """As the base class says."""
-        if not layout.elementwise:
-            return self._merge(payload, layout)
-        wire = payload.wire
-        run(self.transport, wire, self._steps(wire), op, self.scratch)
-        return payload.with_wire(wire)
-
-    @abc.abstractmethod
-    def _steps(self, wire: torch.Tensor) -> list[Step]:
-        """What this rank does to sum `wire` over all ranks in place; the lists of all ranks mirror each other."""
-
-    @abc.abstractmethod
-    def _merge(self, payload: Payload, layout: Payload) -> Payload:
-        """The sum of payloads that are not element-wise, cut as `layout` can be."""
+    def close(self) -> None:  # noqa: B027
+        """Release what outlives a call (mapped memory). Every rank must call."""

@@ -15,91 +15,52 @@ from __future__ import annotations
 
 import dataclasses
 
-import torch
+from typing_extensions import override
 
-from collectives.base import ReducingCollective
-from collectives.payloads.base import Payload, balanced_borders, unpack
-from collectives.payloads.bundle import Bundle
-from collectives.transport import messages
-from collectives.transport.schedule import Step
+from collectives.families.reducing import ReducingCollective
+from collectives.rounds.base import Piece, Round
+from collectives.rounds.layout import Layout
 
 
 @dataclasses.dataclass(kw_only=True)
 class HalvingDoubling(ReducingCollective):
     """Partners at halving distances."""
 
-    def _steps(self, wire: torch.Tensor) -> list[Step]:
-        rank, n = self.transport.rank, self.transport.world_size
-        p = power_below(n)
-        first, last = Step(), Step()
+    @override
+    def rounds(self, world_size: int, rank: int, layout: Layout) -> list[Round]:
+        p = power_below(world_size)
+        everyone = frozenset(range(world_size))
+        chunks = layout.chunks(p)
+        whole = chunks[0][0], chunks[-1][1]
+        finished = [Piece(*chunk, everyone) for chunk in chunks]
+
+        def partial_sum(owner: int, half: slice, distance: int) -> Piece:
+            """What a rank has summed of some chunks before it halves at this distance."""
+            ranks = frozenset(range(owner % (2 * distance), world_size, 2 * distance))
+            return Piece(chunks[half][0][0], chunks[half][-1][1], ranks)
+
+        first, last = Round(layout.itemsize), Round(layout.itemsize)
         if rank >= p:
-            first.send(wire, rank - p)
-            last.replace(wire, rank - p)
+            first.send(rank - p, Piece(*whole, frozenset([rank])))
+            last.receive(rank - p, *finished)
             return [first, last]
-        borders = balanced_borders(wire.numel(), p)
-        if rank + p < n:
-            first.add(wire, rank + p)
-            last.send(wire, rank + p)
-        halving: list[Step] = []
-        doubling: list[Step] = []
+        if rank + p < world_size:
+            first.receive(rank + p, Piece(*whole, frozenset([rank + p])), effect="own + received")
+            last.send(rank + p, *finished)
+        halving: list[Round] = []
+        doubling: list[Round] = []
         for distance in falling_powers(p):
-            kept, given = _halves(rank, distance)
-            mine, theirs = (wire[borders[start] : borders[stop]] for start, stop in (kept, given))
-            step = Step()
-            step.send(theirs, rank ^ distance)
-            step.add(mine, rank ^ distance)
-            halving.append(step)
-            back = Step()
-            back.send(mine, rank ^ distance)
-            back.replace(theirs, rank ^ distance)
+            partner = rank ^ distance
+            kept, given = _half(rank, distance), _half(partner, distance)
+            halve = Round(layout.itemsize)
+            halve.send(partner, partial_sum(rank, given, distance))
+            halve.receive(partner, partial_sum(partner, kept, distance), effect="own + received")
+            halving.append(halve)
+            back = Round(layout.itemsize)
+            back.send(partner, *finished[kept])
+            back.receive(partner, *finished[given])
             doubling.insert(0, back)
         return [first, *halving, *doubling, last]
-
-    def _merge(self, payload: Payload, layout: Payload) -> Payload:
-        transport, rank = self.transport, self.transport.rank
-        p = power_below(transport.world_size)
-        bound = messages.bound_nbytes(layout)
-        if rank >= p:
-            transport.exchange([(messages.pack(payload, transport, bound), rank - p)], [])
-            return unpack(transport.exchange([], [(bound, rank - p)])[0])
-        borders = layout.borders(p)
-        has_partner = rank + p < transport.world_size
-        if has_partner:
-            payload = payload.add(unpack(transport.exchange([], [(bound, rank + p)])[0]))
-        origin = 0
-        for distance in falling_powers(p):
-            kept, given = ([borders[i] - origin for i in half] for half in _halves(rank, distance))
-            packed = messages.pack(payload.slice(*given), transport, bound)
-            (received,) = transport.exchange([(packed, rank ^ distance)], [(bound, rank ^ distance)])
-            payload = payload.slice(*kept).add(unpack(received))
-            origin += kept[0]
-        packed = messages.pack(payload, transport, bound)
-        for distance in reversed(falling_powers(p)):
-            (received,) = transport.exchange([(packed, rank ^ distance)], [(bound, rank ^ distance)])
-            both = [unpack(packed), unpack(received)]
-            payload = Bundle(both[::-1] if rank & distance else both)
-            packed = messages.pack(payload, transport, bound)
-        if has_partner:
-            transport.exchange([(packed, rank + p)], [])
-        return unpack(packed)
-
-    def expected_bytes(
-        self, nbytes: int, world_size: int, rank: int, *, elementwise: bool = True, itemsize: int = 4
-    ) -> float | None:
-        """All chunks but the own one halving, the growing own range doubling; the whole to or from a rank beyond p."""
-        p = power_below(world_size)
-        if world_size == 1:
-            return 0
-        if not elementwise:
-            return None
-        if rank >= p:
-            return nbytes
-        borders = [itemsize * border for border in balanced_borders(nbytes // itemsize, p)]
-        total = nbytes if rank + p < world_size else 0
-        for distance in falling_powers(p):
-            for start, stop in _halves(rank, distance):
-                total += borders[stop] - borders[start]
-        return total
 
 
 def power_below(n: int) -> int:
@@ -112,8 +73,7 @@ def falling_powers(p: int) -> list[int]:
     return [1 << bit for bit in reversed(range(p.bit_length() - 1))]
 
 
-def _halves(rank: int, distance: int) -> tuple[tuple[int, int], tuple[int, int]]:
-    """(first chunk, end) that rank keeps and that it gives away when it halves with rank xor distance."""
-    keeps = rank // distance * distance
-    gives = (rank ^ distance) // distance * distance
-    return (keeps, keeps + distance), (gives, gives + distance)
+def _half(rank: int, distance: int) -> slice:
+    """The chunks that a rank keeps when it halves with rank xor distance."""
+    first = rank // distance * distance
+    return slice(first, first + distance)

@@ -12,23 +12,24 @@ within the group.
 from __future__ import annotations
 
 import dataclasses
+import functools
 import importlib
-from collections.abc import Sequence
-from typing import Annotated, Literal, Self
+from collections.abc import Callable, Iterable, Sequence
+from typing import Annotated, Literal
 
 from annotated_types import Ge
-from typing_extensions import Doc
+from typing_extensions import Doc, override
 
-from collectives.allgather import Allgather
-from collectives.base import Collective, Key
+from collectives.allgather import Allgather, BoundAllgather
+from collectives.base import BoundCollective, Collective, Downlink
 from collectives.payloads.base import Payload, unpack
 from collectives.payloads.bundle import Bundle, members
 from collectives.payloads.dense import Dense
 from collectives.payloads.unreduced_sum import UnreducedSum
+from collectives.rounds.base import Message, Piece, Round
+from collectives.rounds.layout import Layout, Leaf, Stretch
 from collectives.transport import messages
 from collectives.transport.base import ReduceOp, Transport
-
-_LEAVE_TERMS = ("allgather", "pool")
 
 Name = Literal["native", "ring", "halving_doubling", "tree", "allgather", "server", "pool"]
 
@@ -41,108 +42,155 @@ class Hierarchical(Collective):
     intra: Annotated[Name, Doc("collective within a group")] = "ring"
     inter: Annotated[Name, Doc("collective among the groups' leaders")] = "ring"
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        self._intra, self._inter = _component(self.intra), _component(self.inter)
+    @functools.cached_property
+    def within(self) -> Collective:
+        """The collective within a group."""
+        return _component(self.intra)
 
-    def bind(self, transport: Transport) -> Self:
-        """As the base class says."""
-        n, size = transport.world_size, self.group_size
-        first = transport.rank // size * size
-        leaders = list(range(0, n, size))
-        self._group = transport.view(range(first, min(first + size, n)))
-        self._is_leader = transport.rank == first
-        self._group_sizes = [min(leader + size, n) - leader for leader in leaders]
-        self._intra.bind(self._group)
-        if self._is_leader:
-            self._inter.bind(transport.view(leaders))
-        return super().bind(transport)
+    @functools.cached_property
+    def between(self) -> Collective:
+        """The collective among leaders."""
+        return _component(self.inter)
 
+    @override
+    def bind(self, transport: Transport, downlink: Downlink | None = None) -> BoundCollective:
+        return BoundHierarchical(self, transport)
+
+    @override
     @classmethod
     def refuses(cls, kind: type[Payload]) -> str | None:
-        """What the default choice of collectives cannot add."""
         return cls().refusal(kind)
 
+    @override
     def refusal(self, kind: type[Payload]) -> str | None:
-        """What `intra` refuses, and what `inter` refuses of what leaves a group."""
-        if reason := self._intra.refusal(kind):
+        if reason := self.within.refusal(kind):
             return f"within a group, {reason}"
-        if self._stays_as_it_is(kind) and (reason := self._inter.refusal(kind)):
+        if self._keeps(kind) and (reason := self.between.refusal(kind)):
             return f"among leaders, {reason}"
         return None
 
-    def sum_like(self, payload: Payload, key: Key, op: ReduceOp, *, layout: Payload) -> Payload:
-        """As the base class says."""
-        total = self._intra.sum(payload, key, op)
-        if len(self._group_sizes) == 1:
-            return total
-        if all(self._stays_as_it_is(type(leaf)) for leaf in messages.leaves(layout)):
-            return self._among_groups(_merged(total), key, op, layout)
-        if self.intra in _LEAVE_TERMS and isinstance(self._inter, Allgather):
-            return self._gathered(total)
-        dense = Dense(total.to_dense())
-        return self._among_groups(dense, key, op, dense)
+    def groups(self, world_size: int) -> list[range]:
+        """The ranks of each group."""
+        size = self.group_size
+        return [range(first, min(first + size, world_size)) for first in range(0, world_size, size)]
 
-    def _stays_as_it_is(self, kind: type[Payload]) -> bool:
+    def keeps_kinds(self, layout: Layout) -> bool:
         """Whether a group's total is of the kinds that its members add up to; else it is decoded before it goes on."""
-        return kind.elementwise or (kind.addable and self.intra != "server")
+        return all(map(self._keeps, layout.leaves))
 
-    def _among_groups(self, total: Payload, key: Key, op: ReduceOp, layout: Payload) -> Payload:
-        """A group's total -> the total of all groups, by way of its leader."""
-        if self._is_leader:
-            total = _merged(self._inter.sum_like(total, key, op, layout=layout))
-        return self._spread(total, layout)
+    @property
+    def gathers(self) -> bool:
+        """Whether payloads that cannot be added reach every rank as they are."""
+        return self.within.leaves_terms and isinstance(self.between, Allgather)
 
-    def _spread(self, total: Payload, layout: Payload) -> Payload:
-        """What the group's leader holds, on every rank of the group."""
-        if layout.elementwise:
-            wire = total.wire
-            messages.spread_into(self._group, wire, source=0)
-            return total.with_wire(wire)
-        packed = messages.pack(total, self._group) if self._is_leader else None
-        return unpack(messages.spread(self._group, packed, source=0))
-
-    def _gathered(self, total: Payload) -> Payload:
-        """Payloads that cannot be added: leaders exchange those of their groups unopened, as members of bundles."""
-        packed, num_ranks = None, sum(self._group_sizes)
-        if self._is_leader:
-            packed = messages.pack(Bundle(self._terms_of_all_groups(_terms_of(total))), self._group)
-        bundle = unpack(messages.spread(self._group, packed, source=0))
-        return UnreducedSum(members(bundle, num_ranks * [total.numel]))
-
-    def _terms_of_all_groups(self, terms: Sequence[Payload]) -> list[Payload]:
-        assert isinstance(self._inter, Allgather)
-        bound = max(self._group_sizes) * messages.bound_nbytes(terms[0])
-        bundles = self._inter.gather(Bundle(terms), bound)
+    @override
+    def rounds(self, world_size: int, rank: int, layout: Layout) -> list[Round] | None:
+        groups, number = self.groups(world_size), rank // self.group_size
+        group = groups[number]
+        inner: list[Round] | None = []
+        if len(group) > 1:
+            inner = self.within.rounds(len(group), rank - group.start, layout)
+        if len(groups) == 1 or inner is None:
+            return inner
+        stays_apart = self.gathers and not self.keeps_kinds(layout)
+        if not (stays_apart or self.keeps_kinds(layout)):
+            layout = Layout.dense(layout.numel)
+        outer = self.between.rounds(len(groups), number, layout)
+        if outer is None:
+            return None
+        results = _results(outer, len(groups), layout)
+        outer = [_renumbered(round_, [ranks.start for ranks in groups], groups) for round_ in outer]
+        pieces = [Piece(*stretch, frozenset(range(world_size))) for stretch in results]
+        if stays_apart:
+            outer = [_taken_apart(round_) for round_ in outer]
+            pieces = [Piece(0, layout.numel, frozenset([term])) for term in range(world_size)]
         return [
-            term
-            for bundle, size in zip(bundles, self._group_sizes, strict=True)
-            for term in members(bundle, size * [terms[0].numel])
+            *(_renumbered(round_, group, [[other] for other in group]) for round_ in inner),
+            *(outer if rank == group.start else []),
+            *_spreading(group, rank, pieces, layout.itemsize),
         ]
 
-    def close(self) -> None:
-        """As the base class says."""
-        self._intra.close()
-        if self._is_leader:
-            self._inter.close()
-
+    @override
     def expected_bytes(
         self, nbytes: int, world_size: int, rank: int, *, elementwise: bool = True, itemsize: int = 4
     ) -> float | None:
         """What `intra` and, for leaders, `inter` send, and the total once per child in the group's binomial tree."""
         if world_size == 1:
             return 0
-        if not (elementwise and self._intra.carries_wires and self._inter.carries_wires):
+        if not (elementwise and self.within.carries_wires and self.between.carries_wires):
             return None
         first = rank // self.group_size * self.group_size
         size, num_groups = min(self.group_size, world_size - first), -(-world_size // self.group_size)
-        inner = self._intra.expected_bytes(nbytes, size, rank - first, itemsize=itemsize)
+        inner = self.within.expected_bytes(nbytes, size, rank - first, itemsize=itemsize)
         outer: float | None = 0
         if rank == first:
-            outer = self._inter.expected_bytes(nbytes, num_groups, rank // self.group_size, itemsize=itemsize)
+            outer = self.between.expected_bytes(nbytes, num_groups, rank // self.group_size, itemsize=itemsize)
         if inner is None or outer is None or num_groups == 1:
             return inner
         return inner + outer + nbytes * len(messages.binomial_links(rank - first, size)[1])
+
+    def _keeps(self, kind: type[Payload] | Leaf) -> bool:
+        return bool(kind.elementwise) or (kind.addable and not self.within.decodes)
+
+
+class BoundHierarchical(BoundCollective):
+    """A group with its leader, and the leaders among each other."""
+
+    options: Hierarchical
+
+    def __init__(self, options: Hierarchical, transport: Transport) -> None:
+        super().__init__(options, transport)
+        self._groups = options.groups(transport.world_size)
+        group = self._groups[transport.rank // options.group_size]
+        self._group = transport.view(group)
+        self._is_leader = transport.rank == group.start
+        self._intra = options.within.bind(self._group)
+        self._inter: BoundCollective | None = None
+        if self._is_leader:
+            self._inter = options.between.bind(transport.view([ranks.start for ranks in self._groups]))
+
+    @override
+    def sum_like(self, payload: Payload, layout: Layout, op: ReduceOp) -> Payload:
+        total = self._intra.sum(payload, layout.key, op)
+        if len(self._groups) == 1:
+            return total
+        if self.options.keeps_kinds(layout):
+            return self._among_groups(_merged(total), layout, op)
+        if self.options.gathers:
+            return self._gathered(total, layout)
+        return self._among_groups(Dense(total.to_dense()), Layout.dense(layout.numel, key=layout.key), op)
+
+    @override
+    def close(self) -> None:
+        self._intra.close()
+        if self._inter is not None:
+            self._inter.close()
+
+    def _among_groups(self, total: Payload, layout: Layout, op: ReduceOp) -> Payload:
+        """A group's total -> the total of all groups, by way of its leader."""
+        if self._inter is not None:
+            total = _merged(self._inter.sum_like(total, layout, op))
+        if layout.itemsize is not None:
+            wire = total.wire
+            messages.spread_into(self._group, wire, source=0)
+            return total.with_wire(wire)
+        packed = messages.pack(total, self._group) if self._is_leader else None
+        return unpack(messages.spread(self._group, packed, source=0))
+
+    def _gathered(self, total: Payload, layout: Layout) -> Payload:
+        """Payloads that cannot be added: leaders exchange those of their groups unopened, as members of bundles."""
+        packed = None
+        if isinstance(self._inter, BoundAllgather):
+            own = Bundle(total.terms if isinstance(total, UnreducedSum) else [total])
+            longest = Layout(layout.leaves * self.options.group_size)
+            terms = [
+                term
+                for bundle, group in zip(self._inter.gather(own, longest), self._groups, strict=True)
+                for term in members(bundle, len(group) * [layout.numel])
+            ]
+            packed = messages.pack(Bundle(terms), self._group)
+        bundle = unpack(messages.spread(self._group, packed, source=0))
+        return UnreducedSum(members(bundle, self.transport.world_size * [layout.numel]))
 
 
 def _component(name: Name) -> Collective:
@@ -152,10 +200,51 @@ def _component(name: Name) -> Collective:
     return component
 
 
-def _terms_of(total: Payload) -> Sequence[Payload]:
-    return total.terms if isinstance(total, UnreducedSum) else [total]
-
-
 def _merged(total: Payload) -> Payload:
     """One payload that can travel on."""
     return total.merged() if isinstance(total, UnreducedSum) else total
+
+
+def _results(rounds: Iterable[Round], world_size: int, layout: Layout) -> list[Stretch]:
+    """The stretches in which leaders hand a total on: a wire tensor whole, payloads as they were merged."""
+    if layout.itemsize is not None:
+        return layout.chunks(1)
+    pieces = [piece for round_ in rounds for message in (*round_.sends, *round_.receives) for piece in message.pieces]
+    stretches = {(piece.start, piece.stop) for piece in pieces if len(piece.terms) == world_size and piece.numel}
+    return sorted(stretches) or [(0, layout.numel)]
+
+
+def _spreading(group: range, rank: int, pieces: Sequence[Piece], itemsize: int | None) -> list[Round]:
+    """From the group's leader down a binomial tree."""
+    down, on = Round(itemsize), Round(itemsize)
+    parent, children = messages.binomial_links(rank - group.start, len(group))
+    if parent is not None:
+        down.receive(group[parent], *pieces)
+    for child in children:
+        on.send(group[child], *pieces)
+    return [down, on]
+
+
+def _renumbered(round_: Round, ranks: Sequence[int], terms: Sequence[Iterable[int]]) -> Round:
+    """A round of some ranks as one of all: what rank i among them is called, and whose contributions it stands for."""
+
+    def piece_of_all(piece: Piece) -> Piece:
+        return piece._replace(terms=frozenset().union(*(terms[term] for term in piece.terms)))
+
+    return _changed(round_, lambda peer: ranks[peer], lambda piece: [piece_of_all(piece)])
+
+
+def _taken_apart(round_: Round) -> Round:
+    """A round of payloads that were not merged: every rank's contribution is a piece of its own."""
+    return _changed(
+        round_, lambda peer: peer, lambda piece: [piece._replace(terms=frozenset([t])) for t in sorted(piece.terms)]
+    )
+
+
+def _changed(round_: Round, peer: Callable[[int], int], pieces: Callable[[Piece], list[Piece]]) -> Round:
+    def changed(message: Message) -> Message:
+        return message._replace(
+            peer=peer(message.peer), pieces=tuple(new for piece in message.pieces for new in pieces(piece))
+        )
+
+    return Round(round_.itemsize, [*map(changed, round_.sends)], [*map(changed, round_.receives)])

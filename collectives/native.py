@@ -10,19 +10,25 @@ from __future__ import annotations
 import dataclasses
 
 import torch
+from typing_extensions import override
 
-from collectives.base import Collective, Key
+from collectives.base import BoundCollective, Collective, Downlink
 from collectives.payloads.base import Payload, PayloadError
-from collectives.transport.base import ReduceOp
+from collectives.rounds.layout import Layout
+from collectives.transport.base import ReduceOp, Transport
 
 
 @dataclasses.dataclass(kw_only=True)
 class Native(Collective):
     """The backend's all-reduce."""
 
+    @override
+    def bind(self, transport: Transport, downlink: Downlink | None = None) -> BoundCollective:
+        return BoundNative(self, transport)
+
+    @override
     @classmethod
     def refuses(cls, kind: type[Payload]) -> str | None:
-        """Everything that is not a plain tensor to be added element by element."""
         if kind.elementwise:
             return None
         return (
@@ -31,8 +37,18 @@ class Native(Collective):
             + "allgather takes every kind"
         )
 
-    def sum_like(self, payload: Payload, key: Key, op: ReduceOp, *, layout: Payload) -> Payload:
-        """As the base class says."""
+    @override
+    def expected_bytes(
+        self, nbytes: int, world_size: int, rank: int, *, elementwise: bool = True, itemsize: int = 4
+    ) -> float | None:
+        return 2 * (world_size - 1) / world_size * nbytes
+
+
+class BoundNative(BoundCollective):
+    """The backend's all-reduce among the ranks of a transport."""
+
+    @override
+    def sum_like(self, payload: Payload, layout: Layout, op: ReduceOp) -> Payload:
         wire = payload.wire
         if wire.dtype == torch.int16:
             raise PayloadError("native cannot add 16-bit integers; use 8- or 32-bit ones, or collective ring")
@@ -42,9 +58,3 @@ class Native(Collective):
             limit = torch.finfo(wire.dtype).max
             wire.clamp_(-limit, limit)  # the backend overflows where the other collectives saturate
         return payload.with_wire(wire)
-
-    def expected_bytes(
-        self, nbytes: int, world_size: int, rank: int, *, elementwise: bool = True, itemsize: int = 4
-    ) -> float | None:
-        """2 (n-1)/n of the wire tensor."""
-        return 2 * (world_size - 1) / world_size * nbytes

@@ -21,16 +21,17 @@ import uuid
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any, Self
+from typing import Annotated, Any, ClassVar
 
 import torch
 from annotated_types import Ge
-from typing_extensions import Doc
+from typing_extensions import Doc, override
 
-from collectives.base import Collective, Key
+from collectives.base import BoundCollective, Collective, Downlink
 from collectives.options import OptionError
 from collectives.payloads.base import Payload, balanced_borders, unpack
 from collectives.payloads.unreduced_sum import UnreducedSum
+from collectives.rounds.layout import Layout
 from collectives.shared_memory.cache_lines import CacheLines, cache_lines, stores_are_ordered
 from collectives.shared_memory.layout import DONE, LENGTH, PAGE, READY, PoolMemory, region_nbytes
 from collectives.shared_memory.region import Region, reserve, rounded_up
@@ -52,37 +53,48 @@ class Pool(Collective):
     ] = 4_194_304
     coherent: Annotated[bool, Doc("caches of all ranks see each other's stores; false flushes lines")] = True
 
-    def bind(self, transport: Transport) -> Self:
-        """As the base class says; makes and maps the region.
+    leaves_terms: ClassVar[bool] = True
 
-        Raises:
-            OptionError: no room, no such path, or memory that is not coherent and no way to flush it.
-        """
-        super().bind(transport)
-        self._round = 0
-        self._memory = self._map() if transport.world_size > 1 else None
-        return self
+    @override
+    def bind(self, transport: Transport, downlink: Downlink | None = None) -> BoundPool:
+        return BoundPool(self, transport)
 
+    @override
     @classmethod
     def refuses(cls, kind: type[Payload]) -> str | None:
-        """Nothing: what cannot be added is copied to every rank."""
         return None
 
-    def sum_like(self, payload: Payload, key: Key, op: ReduceOp, *, layout: Payload) -> Payload:
-        """As the base class says."""
-        if not layout.elementwise:
+    @override
+    def expected_bytes(
+        self, nbytes: int, world_size: int, rank: int, *, elementwise: bool = True, itemsize: int = 4
+    ) -> float | None:
+        return nbytes if world_size > 1 else 0
+
+
+class BoundPool(BoundCollective):
+    """A region that is made and mapped.
+
+    Raises:
+        OptionError: no room, no such path, or memory that is not coherent and no way to flush it.
+    """
+
+    options: Pool
+
+    def __init__(self, options: Pool, transport: Transport) -> None:
+        super().__init__(options, transport)
+        self._round = 0
+        self._memory = self._map() if transport.world_size > 1 else None
+
+    @override
+    def sum_like(self, payload: Payload, layout: Layout, op: ReduceOp) -> Payload:
+        if layout.itemsize is None:
             return UnreducedSum([unpack(packed) for packed in self._gather(payload.pack().cpu())])
         wire = payload.wire
         host = wire.cpu()
         self._sum_in_place(host, op)
         return payload.with_wire(host.to(wire.device))
 
-    def expected_bytes(
-        self, nbytes: int, world_size: int, rank: int, *, elementwise: bool = True, itemsize: int = 4
-    ) -> float | None:
-        """The payload once."""
-        return nbytes if world_size > 1 else 0
-
+    @override
     def close(self) -> None:
         """Let go of the region, whose name was removed as soon as all ranks had it."""
         self._memory = None
@@ -234,11 +246,11 @@ class Pool(Collective):
         n = self.transport.world_size
         try:
             helper = self._helper()
-            path, nbytes = reserve(Path(self.path), region_nbytes(n, self._slot_bytes))
+            path, nbytes = reserve(Path(self.options.path), region_nbytes(n, self._slot_bytes))
         except OptionError as error:
             return None, {"problem": str(error)}
         nonce = uuid.uuid4()
-        memory = PoolMemory(Region(path, nbytes), 0, n, self._slot_bytes, helper, coherent=self.coherent)
+        memory = PoolMemory(Region(path, nbytes), 0, n, self._slot_bytes, helper, coherent=self.options.coherent)
         memory.format(nonce.bytes)
         return memory, {"path": str(path), "nbytes": nbytes, "nonce": nonce.hex}
 
@@ -249,7 +261,7 @@ class Pool(Collective):
         rank, n = self.transport.rank, self.transport.world_size
         try:
             region = Region(Path(offer["path"]), offer["nbytes"])
-            memory = PoolMemory(region, rank, n, self._slot_bytes, self._helper(), coherent=self.coherent)
+            memory = PoolMemory(region, rank, n, self._slot_bytes, self._helper(), coherent=self.options.coherent)
             memory.check(bytes.fromhex(offer["nonce"]))
         except OSError as error:
             problem = (
@@ -273,8 +285,8 @@ class Pool(Collective):
 
     def _helper(self) -> CacheLines | None:
         """What orders and flushes stores, where the processor and its caches need that."""
-        return None if self.coherent and stores_are_ordered() else cache_lines()
+        return None if self.options.coherent and stores_are_ordered() else cache_lines()
 
     @property
     def _slot_bytes(self) -> int:
-        return rounded_up(self.slot_bytes, PAGE)
+        return rounded_up(self.options.slot_bytes, PAGE)

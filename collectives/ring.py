@@ -14,67 +14,33 @@ where n divides it. Merged kinds: what the unions need, headers included.
 from __future__ import annotations
 
 import dataclasses
-import itertools
 
-import torch
+from typing_extensions import override
 
-from collectives.base import ReducingCollective
-from collectives.payloads.base import Payload, balanced_borders, unpack
-from collectives.payloads.bundle import Bundle
-from collectives.transport import messages
-from collectives.transport.schedule import Step
+from collectives.families.reducing import ReducingCollective
+from collectives.rounds.base import Effect, Piece, Round
+from collectives.rounds.layout import Layout
 
 
 @dataclasses.dataclass(kw_only=True)
 class Ring(ReducingCollective):
     """Neighbours on a ring."""
 
-    def _steps(self, wire: torch.Tensor) -> list[Step]:
-        rank, n = self.transport.rank, self.transport.world_size
-        left, right = (rank - 1) % n, (rank + 1) % n
-        borders = balanced_borders(wire.numel(), n)
-        chunks = [wire[start:stop] for start, stop in itertools.pairwise(borders)]
-        steps = []
+    @override
+    def rounds(self, world_size: int, rank: int, layout: Layout) -> list[Round]:
+        n = world_size
+        chunks = layout.chunks(n)
+
+        def partial_sum(chunk: int, num_terms: int) -> Piece:
+            """A chunk that started on the rank of its own number and has passed this many."""
+            ranks = frozenset((chunk + hop) % n for hop in range(min(num_terms, n)))
+            return Piece(*chunks[chunk % n], ranks)
+
+        rounds = []
         for index in range(2 * (n - 1)):
-            sent, received = chunks[(rank - index) % n], chunks[(rank - index - 1) % n]
-            step = Step()
-            step.send(sent, right)
-            if index < n - 1:
-                step.add(received, left)
-            else:
-                step.replace(received, left)
-            steps.append(step)
-        return steps
-
-    def _merge(self, payload: Payload, layout: Payload) -> Payload:
-        transport, rank, n = self.transport, self.transport.rank, self.transport.world_size
-        left, right = (rank - 1) % n, (rank + 1) % n
-        intervals = list(itertools.pairwise(layout.borders(n)))
-        chunks = [payload.slice(start, stop) for start, stop in intervals]
-        bounds = [messages.bound_nbytes(layout.slice(start, stop)) for start, stop in intervals]
-        for step in range(n - 1):
-            sent, summed = (rank - step) % n, (rank - step - 1) % n
-            packed = messages.pack(chunks[sent], transport, bounds[sent])
-            (received,) = transport.exchange([(packed, right)], [(bounds[summed], left)])
-            chunks[summed] = unpack(received).add(chunks[summed])
-
-        packed = messages.pack(chunks[right], transport, bounds[right])
-        chunks[right] = unpack(packed)  # what the others will read
-        for step in range(n - 1):
-            replaced = (rank - step) % n
-            (received,) = transport.exchange([(packed, right)], [(bounds[replaced], left)])
-            chunks[replaced] = unpack(received)
-            packed = received[: chunks[replaced].nbytes]
-        return Bundle(chunks)
-
-    def expected_bytes(
-        self, nbytes: int, world_size: int, rank: int, *, elementwise: bool = True, itemsize: int = 4
-    ) -> float | None:
-        """Twice the wire tensor, less the two chunks that are sent only once."""
-        if world_size == 1:
-            return 0
-        if not elementwise:
-            return None
-        borders = balanced_borders(nbytes // itemsize, world_size)
-        sizes = [itemsize * (stop - start) for start, stop in itertools.pairwise(borders)]
-        return 2 * nbytes - sizes[(rank + 1) % world_size] - sizes[(rank + 2) % world_size]
+            round_ = Round(layout.itemsize)
+            round_.send((rank + 1) % n, partial_sum(rank - index, index + 1))
+            effect: Effect = "received + own" if index < n - 1 else "replace"
+            round_.receive((rank - 1) % n, partial_sum(rank - index - 1, index + 1), effect=effect)
+            rounds.append(round_)
+        return rounds

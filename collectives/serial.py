@@ -19,7 +19,7 @@ from collectives.payloads.codec.values import to_value_dtype
 from collectives.payloads.fields import VALUE_DTYPES
 from collectives.payloads.indexed_values import IndexedValues
 from collectives.payloads.row_sparse import RowSparse
-from collectives.transport import messages
+from collectives.rounds.layout import leaves
 
 Rows = Sequence[torch.Tensor]
 """One 1-D tensor per rank, in the type that travels."""
@@ -61,7 +61,7 @@ def error_bound(payloads: Sequence[Payload]) -> tuple[torch.Tensor, torch.Tensor
     The bound is n u sum|x| with u the unit roundoff of the type that travels: 0 for integers. Source: Higham, "Accuracy
     and stability of numerical algorithms" (2002), section 4.2.
     """
-    dtypes = {_value_dtype(leaf) for leaf in messages.leaves(payloads[0])}
+    dtypes = {_value_dtype(leaf) for leaf in leaves(payloads[0])}
     roundoff = max(torch.finfo(dtype).eps / 2 if dtype.is_floating_point else 0.0 for dtype in dtypes)
     exact = torch.zeros(payloads[0].numel, dtype=torch.float64, device=payloads[0].device)
     magnitude = exact.clone()

@@ -16,66 +16,62 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-import itertools
-from collections.abc import Callable, Sequence
-from typing import Annotated, Any, Literal, Self
+from collections.abc import Iterable, Sequence
+from typing import Annotated, Any, ClassVar, Literal, NamedTuple
 
 import torch
 from annotated_types import Ge
-from typing_extensions import Doc
+from typing_extensions import Doc, override
 
-from collectives.base import Collective, Key
+from collectives.base import BoundCollective, Collective, Downlink
 from collectives.options import OptionError
-from collectives.payloads.base import Payload, unpack
-from collectives.payloads.bundle import Bundle, members
+from collectives.payloads.base import Payload
+from collectives.payloads.bundle import members
 from collectives.payloads.codec.values import to_value_dtype
 from collectives.payloads.dense import Dense
 from collectives.payloads.indexed_values import IndexedValues
 from collectives.payloads.row_sparse import RowSparse
 from collectives.payloads.sparse import Sparse
-from collectives.transport import messages
+from collectives.rounds.base import Piece, Place, Round
+from collectives.rounds.layout import Key, Layout
+from collectives.rounds.packed import PackedPieces
 from collectives.transport.arithmetic import sum_in_order, sum_wires
 from collectives.transport.base import ReduceOp, Transport
 
-PartKey = tuple[Key, int]
-"""(ids of the layers inside, which part of them)"""
-Recode = Callable[[torch.Tensor, Key], Payload]
-"""(fp32 sum of a layer or flat bucket, ids of the layers inside) -> what to answer"""
+ShardKey = tuple[Key, int]
+"""(ids of the layers inside, which shard of them)"""
 
 
-@dataclasses.dataclass(frozen=True)
-class Part:
+class Shard(NamedTuple):
     """What one server sums at a time: a layer, a piece of a long one, or a whole flat bucket.
 
     Attributes:
         key: names the server's state for it.
         server: the rank that serves it.
-        payload: this rank's contribution.
+        place: its elements in the message, and its number there.
     """
 
-    key: PartKey
+    key: ShardKey
     server: int
-    payload: Payload
+    place: Place
 
+    @property
+    def numel(self) -> int:
+        """Its elements."""
+        return self.place[1] - self.place[0]
 
-@dataclasses.dataclass(frozen=True)
-class _Pushed:
-    """A push that waits for its pull: own parts, what came from every rank for the parts served here, message bound."""
-
-    parts: list[Part]
-    inbox: dict[int, list[Payload]]
-    bound: int
+    def piece(self, terms: Iterable[int]) -> Piece:
+        """It as part of a message that holds these ranks' contributions."""
+        start, stop, number = self.place
+        return Piece(start, stop, frozenset(terms), number)
 
 
 @dataclasses.dataclass(kw_only=True)
 class Server(Collective):
-    """Workers push, a server sums, workers pull.
+    """Workers push, a server sums, workers pull."""
 
-    Attributes:
-        recode: encodes a sum for `downlink=recode`; set by whoever runs the server.
-    """
-
-    carries_wires = False
+    carries_wires: ClassVar[bool] = False
+    decodes: ClassVar[bool] = True
 
     placement: Annotated[Literal["colocated", "sharded"], Doc("one rank serves, or all of them share the layers")] = (
         "colocated"
@@ -87,76 +83,67 @@ class Server(Collective):
     ] = "dense"
     split_numel: Annotated[int, Ge(1), Doc("elements beyond which all servers share a layer, when sharded")] = 1_000_000
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        self.recode: Recode | None = None
-
-    def bind(self, transport: Transport) -> Self:
-        """As the base class says."""
+    @override
+    def bind(self, transport: Transport, downlink: Downlink | None = None) -> BoundServer:
         if reason := self.ranks_refusal(transport.world_size):
             raise OptionError(reason)
-        self._pushed: dict[Key, _Pushed] = {}
-        self._residuals: dict[PartKey, torch.Tensor] = {}
-        self._proposed: dict[PartKey, torch.Tensor] = {}
-        return super().bind(transport)
+        return BoundServer(self, transport, downlink)
 
+    @override
     @classmethod
     def refuses(cls, kind: type[Payload]) -> str | None:
-        """Nothing: what cannot be added as it is, is decoded first."""
         return None
 
+    @override
     def ranks_refusal(self, world_size: int) -> str | None:
-        """A root that is no rank."""
         if self.root < world_size:
             return None
         return f"server: root={self.root} is none of the {world_size} ranks, which count from 0; lower it"
 
-    def sum_like(self, payload: Payload, key: Key, op: ReduceOp, *, layout: Payload) -> Payload:
-        """As the base class says."""
-        self.push(key, payload, layout=layout)
-        return self.pull(key, op)
+    def shards(self, world_size: int, layout: Layout) -> list[Shard]:
+        """One per layer where the message is a bundle of layers, else one; long ones in pieces if sharded."""
+        units: list[tuple[Layout, Key]] = [(layout, layout.key)]
+        if len(layout.leaves) == len(layout.key):
+            units = [(Layout((leaf,)), (layer_id,)) for leaf, layer_id in zip(layout.leaves, layout.key, strict=True)]
+        shards: list[Shard] = []
+        first = 0
+        for unit, key in units:
+            # a layer that is encoded again stays whole: its compressor looks at its shape
+            is_split = self._is_sharded and unit.numel > self.split_numel and self.downlink != "recode"
+            for index, (start, stop) in enumerate(unit.cuts(world_size if is_split else 1)):
+                server = (key[0] + index) % world_size if self._is_sharded else self.root
+                shards.append(Shard((key, index), server, (first + start, first + stop, len(shards))))
+            first += unit.numel
+        return shards
 
-    def push(self, key: Key, payload: Payload, *, layout: Payload | None = None) -> None:
-        """Send every server its part of this rank's payload, and on a server take everybody's; every rank must call."""
-        layout = payload if layout is None else layout
-        parts = self._cut(payload, key, layout)
-        transport = self.transport
-        bound = messages.bound_nbytes(layout)
-        sends = []
-        for server in sorted({part.server for part in parts} - {transport.rank}):
-            sends.append((messages.pack(_joined(parts, server), transport, bound), server))
-        own = [part.payload for part in parts if part.server == transport.rank]
-        workers = [rank for rank in range(transport.world_size) if rank != transport.rank] if own else []
-        buffers = transport.exchange(sends, [(bound, worker) for worker in workers])
-        inbox = {worker: _opened(buffer, own) for worker, buffer in zip(workers, buffers, strict=True)}
-        inbox[transport.rank] = own
-        self._pushed[key] = _Pushed(parts, inbox, bound)
+    @override
+    def rounds(self, world_size: int, rank: int, layout: Layout) -> list[Round]:
+        return [self.push_round(world_size, rank, layout), self.pull_round(world_size, rank, layout)]
 
-    def pull(self, key: Key, op: ReduceOp = "sum") -> Payload:
-        """The sum of what all ranks pushed for `key`; every rank must call, after `push`."""
-        pushed, transport = self._pushed.pop(key), self.transport
-        parts, bound = pushed.parts, pushed.bound
-        answers: dict[int, torch.Tensor] = {}
-        own = [part for part in parts if part.server == transport.rank]
-        if own:
-            by_part = zip(*(pushed.inbox[rank] for rank in range(transport.world_size)), strict=True)
-            totals = [self._total(part.key, list(terms), op) for part, terms in zip(own, by_part, strict=True)]
-            answers[transport.rank] = messages.pack(_together(totals), transport, bound)
-        servers = sorted({part.server for part in parts} - {transport.rank})
-        workers = [rank for rank in range(transport.world_size) if rank != transport.rank]
-        sends = [(packed, worker) for packed in answers.values() for worker in workers]
-        buffers = transport.exchange(sends, [(bound, server) for server in servers])
-        answers.update(zip(servers, buffers, strict=True))
-        opened = {
-            server: iter(_opened(answer, [part.payload for part in parts if part.server == server]))
-            for server, answer in answers.items()
-        }
-        return _together([next(opened[part.server]) for part in parts])
+    def push_round(self, world_size: int, rank: int, layout: Layout) -> Round:
+        """Every worker's shards to their servers."""
+        round_ = Round()
+        by_server = self._by_server(world_size, layout)
+        for server in sorted(by_server.keys() - {rank}):
+            round_.send(server, *_pieces(by_server[server], {rank}))
+        for worker in _others(world_size, rank) if rank in by_server else ():
+            round_.receive(worker, *_pieces(by_server[rank], {worker}), effect="collect")
+        return round_
 
+    def pull_round(self, world_size: int, rank: int, layout: Layout) -> Round:
+        """Every server's sums to all workers."""
+        round_ = Round()
+        by_server = self._by_server(world_size, layout)
+        for worker in _others(world_size, rank) if rank in by_server else ():
+            round_.send(worker, *_pieces(by_server[rank], range(world_size)))
+        for server in sorted(by_server.keys() - {rank}):
+            round_.receive(server, *_pieces(by_server[server], range(world_size)))
+        return round_
+
+    @override
     def expected_bytes(
         self, nbytes: int, world_size: int, rank: int, *, elementwise: bool = True, itemsize: int = 4
     ) -> float | None:
-        """Colocated: the payload once from each worker, and n-1 answers of its size where it is element-wise."""
         if world_size == 1:
             return 0
         if self._is_sharded:
@@ -165,61 +152,102 @@ class Server(Collective):
             return nbytes
         return (world_size - 1) * nbytes if elementwise else None
 
-    def commit(self) -> None:
-        """The residuals of the answers become the ones that the next answers start from."""
-        self._residuals.update(self._proposed)
-        self.drop()
-
-    def drop(self) -> None:
-        """The step did not happen: residuals are what they were before it."""
-        self._proposed.clear()
-
-    def state_dict(self) -> dict[str, Any]:
-        """Residuals of this rank's answers, by part."""
-        return {"residuals": {key: residual.clone() for key, residual in self._residuals.items()}}
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        """The inverse of `state_dict`."""
-        self._residuals = {key: residual.clone() for key, residual in state["residuals"].items()}
+    def _by_server(self, world_size: int, layout: Layout) -> dict[int, list[Shard]]:
+        by_server: dict[int, list[Shard]] = {}
+        for shard in self.shards(world_size, layout):
+            by_server.setdefault(shard.server, []).append(shard)
+        return by_server
 
     @property
     def _is_sharded(self) -> bool:
         return self.placement == "sharded"
 
-    def _cut(self, payload: Payload, key: Key, layout: Payload) -> list[Part]:
-        """One part per layer where the payload is a bundle of layers, else one; long ones in pieces if sharded."""
-        units = messages.leaves(layout)
-        keys: list[Key] = [(layer_id,) for layer_id in key]
-        if len(units) != len(keys):
-            units, keys = [layout], [key]
-        own = units if payload is layout else members(payload, [unit.numel for unit in units])
-        n = self.transport.world_size
-        parts = []
-        for unit, unit_key, contribution in zip(units, keys, own, strict=True):
-            # a layer that is encoded again stays whole: its compressor looks at its shape
-            is_split = self._is_sharded and unit.numel > self.split_numel and self.downlink != "recode"
-            for index, (start, stop) in enumerate(itertools.pairwise(unit.borders(n if is_split else 1))):
-                server = (unit_key[0] + index) % n if self._is_sharded else self.root
-                piece = contribution.slice(start, stop) if is_split else contribution
-                parts.append(Part((unit_key, index), server, piece))
-        return parts
 
-    def _total(self, key: PartKey, terms: Sequence[Payload], op: ReduceOp) -> Payload:
-        """The answer for one part: the terms of all ranks added in rank order."""
-        if self.downlink == "dense" or all(term.elementwise for term in terms):
+class BoundServer(BoundCollective):
+    """Workers that push and pull, and a server's residuals where it encodes its answers."""
+
+    options: Server
+
+    def __init__(self, options: Server, transport: Transport, downlink: Downlink | None) -> None:
+        super().__init__(options, transport)
+        self._downlink = downlink
+        self._pushed: dict[Key, tuple[Layout, PackedPieces]] = {}
+        self._residuals: dict[ShardKey, torch.Tensor] = {}
+        self._proposed: dict[ShardKey, torch.Tensor] = {}
+
+    @override
+    def sum_like(self, payload: Payload, layout: Layout, op: ReduceOp) -> Payload:
+        self.push(layout.key, payload, layout)
+        return self.pull(layout.key, op)
+
+    def push(self, key: Key, payload: Payload, layout: Layout | None = None) -> None:
+        """Send every server its shards of this rank's payload, and on a server take everybody's; all ranks must call.
+
+        Args:
+            key: ids of the layers inside.
+            payload: this rank's contribution.
+            layout: of all ranks' payloads; that of `payload` where None.
+        """
+        layout = layout or Layout.of(payload, key)
+        pieces = PackedPieces(self.transport, payload, layout)
+        shards = self.options.shards(self.transport.world_size, layout)
+        for shard, part in zip(shards, members(payload, [shard.numel for shard in shards]), strict=True):
+            pieces[shard.place] = part
+        pieces.run([self.options.push_round(self.transport.world_size, self.transport.rank, layout)])
+        self._pushed[key] = layout, pieces
+
+    def pull(self, key: Key, op: ReduceOp = "sum") -> Payload:
+        """The sum of what all ranks pushed for `key`; every rank must call, after `push`."""
+        layout, pieces = self._pushed.pop(key)
+        n, rank = self.transport.world_size, self.transport.rank
+        for shard in self.options.shards(n, layout):
+            if shard.server == rank:
+                pieces[shard.place] = self._answer(shard.key, pieces.terms(shard.place), op)
+        pieces.run([self.options.pull_round(n, rank, layout)])
+        return pieces.total()
+
+    @override
+    def commit(self) -> None:
+        self._residuals.update(self._proposed)
+        self._proposed.clear()
+        if self._downlink is not None:
+            self._downlink.commit()
+
+    @override
+    def drop(self) -> None:
+        self._proposed.clear()
+        if self._downlink is not None:
+            self._downlink.drop()
+
+    @override
+    def state_dict(self) -> dict[str, Any]:
+        """Residuals of this rank's answers, by shard, and what encodes them."""
+        return {
+            "residuals": {key: residual.clone() for key, residual in self._residuals.items()},
+            "downlink": {} if self._downlink is None else self._downlink.state_dict(),
+        }
+
+    @override
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self._residuals = {key: residual.clone() for key, residual in state["residuals"].items()}
+        if self._downlink is not None:
+            self._downlink.load_state_dict(state["downlink"])
+
+    def _answer(self, key: ShardKey, terms: Sequence[Payload], op: ReduceOp) -> Payload:
+        """What a server answers for one shard: the terms of all ranks added in rank order."""
+        downlink = self.options.downlink
+        if downlink == "dense" or all(term.elementwise for term in terms):
             return added(terms, op)
         total = sum_in_order(terms)
-        if self.downlink == "union":
-            return _union(terms, total)
-        return self._recoded(key, total)
+        return _union(terms, total) if downlink == "union" else self._recoded(key, total)
 
-    def _recoded(self, key: PartKey, total: torch.Tensor) -> Payload:
-        if self.recode is None:
+    def _recoded(self, key: ShardKey, total: torch.Tensor) -> Payload:
+        if self._downlink is None:
             raise OptionError("server: downlink=recode needs the run's compressor; use downlink=dense or union")
         residual = self._residuals.get(key)
         if residual is not None:
             total += residual
-        payload = self.recode(total, key[0])
+        payload = self._downlink.encode(total, key[0])
         payload.subtract_from_(total)
         self._proposed[key] = total
         return payload
@@ -232,17 +260,12 @@ def added(terms: Sequence[Payload], op: ReduceOp = "sum") -> Payload:
     return Dense(sum_in_order(terms))
 
 
-def _together(payloads: Sequence[Payload]) -> Payload:
-    return payloads[0] if len(payloads) == 1 else Bundle(payloads)
+def _pieces(shards: Sequence[Shard], terms: Iterable[int]) -> list[Piece]:
+    return [shard.piece(terms) for shard in shards]
 
 
-def _joined(parts: Sequence[Part], server: int) -> Payload:
-    return _together([part.payload for part in parts if part.server == server])
-
-
-def _opened(buffer: torch.Tensor, like: Sequence[Payload]) -> list[Payload]:
-    """The payloads of one message, one for each of `like`."""
-    return members(unpack(buffer), [payload.numel for payload in like])
+def _others(world_size: int, rank: int) -> list[int]:
+    return [other for other in range(world_size) if other != rank]
 
 
 def _union(terms: Sequence[Payload], total: torch.Tensor) -> Payload:

@@ -13,17 +13,14 @@ average. Latency 2 log2(n).
 from __future__ import annotations
 
 import dataclasses
-import itertools
 from typing import Annotated
 
-import torch
 from annotated_types import Ge
-from typing_extensions import Doc
+from typing_extensions import Doc, override
 
-from collectives.base import ReducingCollective
-from collectives.payloads.base import Payload, balanced_borders, unpack
-from collectives.transport import messages
-from collectives.transport.schedule import Step
+from collectives.families.reducing import ReducingCollective
+from collectives.rounds.base import Piece, Round
+from collectives.rounds.layout import Layout, Stretch
 
 
 @dataclasses.dataclass(kw_only=True)
@@ -32,49 +29,38 @@ class Tree(ReducingCollective):
 
     segment_bytes: Annotated[int, Ge(1), Doc("bytes of a dense payload that travel as one message")] = 4_000_000
 
-    def _steps(self, wire: torch.Tensor) -> list[Step]:
-        rank, n = self.transport.rank, self.transport.world_size
-        depth, height, children = depth_of(rank), depth_of(n - 1), children_of(rank, n)
-        num_segments = max(1, -(-wire.nbytes // self.segment_bytes))
-        borders = balanced_borders(wire.numel(), num_segments)
-        segments = [wire[start:stop] for start, stop in itertools.pairwise(borders)]
-        steps = []
-        for time in range(num_segments + 2 * height - 1):
-            step = Step()
+    @override
+    def rounds(self, world_size: int, rank: int, layout: Layout) -> list[Round]:
+        depth, height, children = depth_of(rank), depth_of(world_size - 1), children_of(rank, world_size)
+        segments = self._segments(layout)
+        parent, below, everyone = (rank - 1) // 2, ranks_below(rank, world_size), frozenset(range(world_size))
+        rounds = []
+        for time in range(len(segments) + 2 * height - 1):
+            round_ = Round(layout.itemsize)
             for child in children:
-                if 0 <= (up := time - (height - depth - 1)) < num_segments:
-                    step.add(segments[up], child)
-                if 0 <= (down := time - (height + depth)) < num_segments:
-                    step.send(segments[down], child)
+                if 0 <= (up := time - (height - depth - 1)) < len(segments):
+                    summed = Piece(*segments[up], ranks_below(child, world_size))
+                    round_.receive(child, summed, effect="own + received")
+                if 0 <= (down := time - (height + depth)) < len(segments):
+                    round_.send(child, Piece(*segments[down], everyone))
             if rank:
-                if 0 <= (up := time - (height - depth)) < num_segments:
-                    step.send(segments[up], (rank - 1) // 2)
-                if 0 <= (down := time - (height + depth - 1)) < num_segments:
-                    step.replace(segments[down], (rank - 1) // 2)
-            steps.append(step)
-        return steps
+                if 0 <= (up := time - (height - depth)) < len(segments):
+                    round_.send(parent, Piece(*segments[up], below))
+                if 0 <= (down := time - (height + depth - 1)) < len(segments):
+                    round_.receive(parent, Piece(*segments[down], everyone))
+            rounds.append(round_)
+        return rounds
 
-    def _merge(self, payload: Payload, layout: Payload) -> Payload:
-        transport, rank = self.transport, self.transport.rank
-        children, parent = children_of(rank, transport.world_size), (rank - 1) // 2
-        bound = messages.bound_nbytes(layout)
-        for received in transport.exchange([], [(bound, child) for child in children]):
-            payload = payload.add(unpack(received))
-        packed = messages.pack(payload, transport, bound)
-        if rank:
-            transport.exchange([(packed, parent)], [])
-            (packed,) = transport.exchange([], [(bound, parent)])
-        total = unpack(packed)
-        transport.exchange([(packed[: total.nbytes], child) for child in children], [])
-        return total
+    def _segments(self, layout: Layout) -> list[Stretch]:
+        """Packed payloads travel whole."""
+        (whole,) = layout.chunks(1)
+        nbytes = 0 if layout.itemsize is None else layout.itemsize * whole[1]
+        return layout.chunks(max(1, -(-nbytes // self.segment_bytes)))
 
-    def expected_bytes(
-        self, nbytes: int, world_size: int, rank: int, *, elementwise: bool = True, itemsize: int = 4
-    ) -> float | None:
-        """The wire tensor once up and once down per child."""
-        if world_size > 1 and not elementwise:
-            return None
-        return nbytes * ((rank > 0) + len(children_of(rank, world_size)))
+
+def ranks_below(rank: int, n: int) -> frozenset[int]:
+    """A rank and all that are summed by it."""
+    return frozenset([rank]).union(*(ranks_below(child, n) for child in children_of(rank, n)))
 
 
 def children_of(rank: int, n: int) -> list[int]:

@@ -9,12 +9,15 @@ from collections.abc import Sequence
 from typing import Any, cast
 
 import torch
+from typing_extensions import override
 
 from bench.core import spec
 from bench.core.compressors_config import CompressorsConfig
 from bench.train.clock import device_time
-from collectives.base import Collective, Key
+from collectives.allgather import Allgather
+from collectives.base import BoundCollective, Key
 from collectives.payloads.base import Payload, unpack
+from collectives.rounds.layout import Layout
 from collectives.transport.base import ReduceOp
 from collectives.transport.memory import MemoryWires
 from compressors.base import FP32_BYTES, Compressor
@@ -26,37 +29,24 @@ from compressors.layer import Layer, Step
 WARMUP_TURNS = 2  # buffers are made, state that is carried on settles
 
 
-@dataclasses.dataclass(kw_only=True)
-class Loopback(Collective):
+class Loopback(BoundCollective):
     """One rank whose messages are packed and unpacked as if they had travelled."""
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
+    def __init__(self) -> None:
+        super().__init__(Allgather(), MemoryWires(1).transport(0))
         self.nbytes = 0
         self.packed_at = 0.0
-        self.bind(MemoryWires(1).transport(0))
 
-    @classmethod
-    def refuses(cls, kind: type[Payload]) -> str | None:
-        """Nothing."""
-        return None
-
+    @override
     def sum(self, payload: Payload, key: Key, op: ReduceOp = "sum") -> Payload:
-        """The payload after its journey; notes how long it is and when it was packed."""
         packed = payload.pack()
         self.nbytes += packed.numel()
         self.packed_at = device_time(packed.device)
         return unpack(packed)
 
-    def sum_like(self, payload: Payload, key: Key, op: ReduceOp, *, layout: Payload) -> Payload:
-        """With one rank, the payload itself."""
+    @override
+    def sum_like(self, payload: Payload, layout: Layout, op: ReduceOp) -> Payload:
         return payload
-
-    def expected_bytes(
-        self, nbytes: int, world_size: int, rank: int, *, elementwise: bool = True, itemsize: int = 4
-    ) -> float:
-        """Nothing leaves."""
-        return 0.0
 
 
 @dataclasses.dataclass(kw_only=True)

@@ -8,13 +8,16 @@ from typing import NoReturn, cast
 
 import torch
 import torch.distributed as dist
+from typing_extensions import override
 
 from bench.core import spec
 from bench.core.collectives_config import CollectivesConfig
 from bench.train.overlap import support_overlap
-from collectives.base import Collective, Key
+from collectives.allgather import Allgather
+from collectives.base import BoundCollective, Key
 from collectives.payloads.base import Payload, unpack
 from collectives.payloads.dense import Dense
+from collectives.rounds.layout import Layout
 from collectives.transport.base import ReduceOp, Transport
 from compressors.base import Compressor
 from compressors.ddp.bucket import Bucket
@@ -84,7 +87,7 @@ def payload_of(tensor: torch.Tensor, compressor: str, config: CollectivesConfig,
     count = tensor.numel()
     layer = Layer(id=0, name="tensor", shape=(1, count), kind="linear", numel=count, position=0.5)
     step = Step(index=0, epoch=0, rank=transport.rank, world_size=config.world_size, seed=config.seed, warmup=False)
-    listener = _Listener().bind(transport)
+    listener = _Listener(transport)
     Reducer(component).reduce(Bucket(layers=[layer], gradients=[tensor.clone()], step=step), listener)
     (payload,) = listener.heard
     return payload
@@ -110,29 +113,18 @@ def synthetic_tensor(config: CollectivesConfig, count: int, rank: int) -> torch.
     return values.to(dtype)
 
 
-@dataclasses.dataclass(kw_only=True)
-class _Listener(Collective):
+class _Listener(BoundCollective):
     """Keeps what it should sum."""
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
+    def __init__(self, transport: Transport) -> None:
+        super().__init__(Allgather(), transport)
         self.heard: list[Payload] = []
 
-    @classmethod
-    def refuses(cls, kind: type[Payload]) -> None:
-        """Nothing."""
-
+    @override
     def sum(self, payload: Payload, key: Key, op: ReduceOp = "sum") -> Payload:
-        """Keep a copy and give back what came."""
         self.heard.append(copy.deepcopy(payload))
         return payload
 
-    def sum_like(self, payload: Payload, key: Key, op: ReduceOp, *, layout: Payload) -> NoReturn:
-        """Not called by `sum`."""
+    @override
+    def sum_like(self, payload: Payload, layout: Layout, op: ReduceOp) -> NoReturn:
         raise AssertionError("a listener sums nothing")
-
-    def expected_bytes(
-        self, nbytes: int, world_size: int, rank: int, *, elementwise: bool = True, itemsize: int = 4
-    ) -> float:
-        """It sends nothing."""
-        return 0.0

@@ -21,7 +21,6 @@ import torch
 
 from collectives.parameter_server.server import Answer, Closing, Session, Worker
 from collectives.payloads.base import HEADER_BYTES, Payload, unpack
-from collectives.payloads.dense import Dense
 from collectives.payloads.errors import PayloadError
 from collectives.transport import messages
 from collectives.transport.base import Pending, Transport, wait_all
@@ -212,7 +211,7 @@ def _num_posted(numels: Sequence[int]) -> int:
 
 
 def _bound(numels: Sequence[int]) -> int:
-    return messages.bound_nbytes(Dense(torch.empty(max(numels, default=0))))
+    return messages.bound_nbytes(max(numels, default=0), 1)
 
 
 def _check_layers(numels: Sequence[int]) -> None:

@@ -9,9 +9,11 @@ Header, little endian: magic u16 | kind u8 | dtype u8 | flags u16 | tensor_id u1
 from __future__ import annotations
 
 import abc
+import bisect
 import dataclasses
 import itertools
 import struct
+from collections.abc import Sequence
 from typing import Any, ClassVar, Self
 
 import torch
@@ -19,7 +21,16 @@ import torch
 from collectives.payloads.errors import PayloadError
 from collectives.payloads.fields import FLOAT_DTYPES, VALUE_DTYPES, Part, lay_out, part_nbytes
 
-__all__ = ["HEADER", "HEADER_BYTES", "Header", "Payload", "PayloadError", "balanced_borders", "unpack"]
+__all__ = [
+    "HEADER",
+    "HEADER_BYTES",
+    "Header",
+    "Payload",
+    "PayloadError",
+    "balanced_borders",
+    "borders_of_blocks",
+    "unpack",
+]
 
 MAGIC = 0x4757  # "WG" on the wire
 HEADER = struct.Struct("<HBBHHII")
@@ -262,6 +273,25 @@ def balanced_borders(numel: int, num_parts: int, alignment: int = 1) -> list[int
     for count in counts:
         borders.append(min(numel, borders[-1] + count * alignment))
     return borders
+
+
+def borders_of_blocks(blocks: Sequence[tuple[int, int]], num_parts: int) -> list[int]:
+    """num_parts + 1 borders of a balanced partition of blocks laid end to end, each (numel, alignment).
+
+    Several blocks: each border lies at the place nearest to its due one at which the block there can be cut.
+    """
+    if len(blocks) == 1:
+        return balanced_borders(blocks[0][0], num_parts, blocks[0][1])
+    offsets = [0, *itertools.accumulate(numel for numel, _ in blocks)]
+
+    def nearest_cut(position: int) -> int:
+        index = min(bisect.bisect_right(offsets, position), len(blocks)) - 1
+        (numel, alignment), inside = blocks[index], position - offsets[index]
+        below = inside // alignment * alignment
+        above = min(below + alignment, numel)
+        return offsets[index] + (below if inside - below <= above - inside else above)
+
+    return [nearest_cut(border) for border in balanced_borders(offsets[-1], num_parts)]
 
 
 def unpack(buffer: torch.Tensor) -> Payload:

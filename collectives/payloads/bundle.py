@@ -18,7 +18,7 @@ from typing import Self
 
 import torch
 
-from collectives.payloads.base import HEADER_BYTES, Header, Payload, balanced_borders, unpack
+from collectives.payloads.base import HEADER_BYTES, Header, Payload, borders_of_blocks, unpack
 from collectives.payloads.errors import PayloadError
 from collectives.payloads.fields import Part, Reader
 from collectives.payloads.unreduced_sum import UnreducedSum
@@ -132,7 +132,7 @@ class Bundle(Payload):
 
     def borders(self, num_parts: int) -> list[int]:
         """Balanced borders, each moved to the nearest place at which the member there can be cut."""
-        return [self._nearest_cut(border) for border in balanced_borders(self.numel, num_parts)]
+        return borders_of_blocks([(member.numel, member.alignment) for member in self.payloads], num_parts)
 
     def slice(self, start: int, stop: int) -> Payload:
         """The members between, the outer ones cut; a single piece stands for itself.
@@ -197,14 +197,6 @@ class Bundle(Payload):
     def _cache_blocks(self, dense: torch.Tensor) -> list[tuple[Payload, torch.Tensor]]:
         return list(zip(self.payloads, torch.split(dense, [member.numel for member in self.payloads]), strict=True))
 
-    def _nearest_cut(self, position: int) -> int:
-        index = min(bisect.bisect_right(self._offsets, position), len(self.payloads)) - 1
-        member, offset = self.payloads[index], self._offsets[index]
-        below = (position - offset) // member.alignment * member.alignment
-        above = min(below + member.alignment, member.numel)
-        nearest = below if position - offset - below <= above - (position - offset) else above
-        return offset + nearest
-
 
 def members(total: Payload, numels: Sequence[int]) -> list[Payload]:
     """Cut a total into one payload per unit.
@@ -224,6 +216,8 @@ def members(total: Payload, numels: Sequence[int]) -> list[Payload]:
     if isinstance(total, UnreducedSum):
         by_term = [members(term, numels) for term in total.terms]
         return [UnreducedSum(list(unit)) for unit in zip(*by_term, strict=True)]
+    if isinstance(total, Bundle) and [member.numel for member in total.payloads] == list(numels):
+        return list(total.payloads)  # as they are: empty ones lie at a border where `slice` finds their neighbour
     borders = [0, *itertools.accumulate(numels)]
     return [total.slice(start, stop) for start, stop in itertools.pairwise(borders)]
 

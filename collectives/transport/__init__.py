@@ -1,1 +1,1 @@
-"""The one place where bytes leave a rank: messages between ranks, their schedules, and who failed to answer."""
+"""The one place where bytes leave a rank: messages between ranks, and who failed to answer."""

@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 import torch
 
 from collectives.payloads.base import HEADER_BYTES, Payload, PayloadError
-from collectives.payloads.bundle import Bundle
 from collectives.transport.base import Transport, wait_all
 
 _WIDEST_ELEMENT = 8
@@ -15,19 +12,14 @@ _PER_LEAF = 4 * HEADER_BYTES
 _SPARE_LEAVES = 1024
 
 
-def leaves(payload: Payload) -> Sequence[Payload]:
-    """The payload itself, or what a bundle holds."""
-    return payload.payloads if isinstance(payload, Bundle) else [payload]
-
-
-def bound_nbytes(payload: Payload) -> int:
-    """A packed length that no rank's counterpart of this payload exceeds: known to all without asking.
+def bound_nbytes(numel: int, num_leaves: int) -> int:
+    """A length that no packed payload of `numel` elements and so many leaves exceeds: known to all without asking.
 
     Every kind chooses a coding no longer than its elements written out, plus a bitmap, plus a header with the kind's
     fixed fields; a sum may come in a few more pieces than the payload had. Memory that no message fills is never
     touched, so being generous costs nothing.
     """
-    return (_WIDEST_ELEMENT + 1) * payload.numel + _PER_LEAF * (len(leaves(payload)) + _SPARE_LEAVES)
+    return (_WIDEST_ELEMENT + 1) * numel + _PER_LEAF * (num_leaves + _SPARE_LEAVES)
 
 
 def pack(payload: Payload, transport: Transport, bound: int | None = None) -> torch.Tensor:

@@ -104,8 +104,8 @@ def attach(
 class CompressionHook:
     """A pair at work as a model's communication hook; made by `attach`.
 
-    After the last bucket the ranks agree whether all gradients were finite, and what the reducer, the collective and
-    its downlink propose is accepted or dropped on all of them alike.
+    After the last bucket the ranks agree whether all gradients were finite, and what the reducer and the collective
+    propose is accepted or dropped on all of them alike.
 
     Attributes:
         layers: every trainable parameter.
@@ -127,10 +127,8 @@ class CompressionHook:
         device = next(ddp.parameters()).device
         self.transport = ProcessGroupTransport(_own_group(ddp, device, timeout_s), device, timeout_s=timeout_s)
         self.reducer = reducer
-        self.collective = collective.bind(self.transport)
         self._downlink = Downlink(reducer.compressor, self.layers)
-        if hasattr(self.collective, "recode"):
-            self.collective.recode = self._downlink.encode
+        self.collective = collective.bind(self.transport, self._downlink)
         self._thread = CommunicationThread(self._work, self.transport, trigger)
         # DDP inspects annotations of the hook and cannot read postponed ones; a lambda has none.
         ddp.register_comm_hook(None, lambda _, bucket: self._take(bucket))
@@ -193,7 +191,6 @@ class CompressionHook:
             "step": self._index,
             "reducer": self.reducer.state_dict(),
             "collective": self.collective.state_dict(),
-            "downlink": self._downlink.state_dict(),
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
@@ -201,7 +198,6 @@ class CompressionHook:
         self._index = state["step"]
         self.reducer.load_state_dict(state["reducer"])
         self.collective.load_state_dict(state["collective"])
-        self._downlink.load_state_dict(state["downlink"])
 
     def close(self) -> None:
         """Stop the communication thread and release what the collective holds; every rank must call.
@@ -281,7 +277,7 @@ class CompressionHook:
         if self._nonfinite != "zero":
             (worst,) = self.transport.all_reduce_scalars([float(self._saw_nonfinite)], "max")
             self._report.skipped = bool(worst)
-        for part in (self.reducer, self.collective, self._downlink):
+        for part in (self.reducer, self.collective):
             if self._report.skipped:
                 part.drop()
             else:

@@ -18,7 +18,7 @@ from typing import Any
 
 import torch
 
-from collectives.base import Collective, Key
+from collectives.base import BoundCollective, Key
 from collectives.payloads.base import Payload
 from collectives.payloads.bundle import Bundle, members
 from collectives.payloads.dense import Dense
@@ -59,7 +59,7 @@ class Reducer:
         self._encoded: dict[Key, Payload] = {}
         self._scratch = torch.empty(0)  # kept between steps, for fresh pages cost more than sums
 
-    def reduce(self, bucket: Bucket, collective: Collective) -> None:
+    def reduce(self, bucket: Bucket, collective: BoundCollective) -> None:
         """Replace each gradient by the mean over ranks of what was transmitted; every rank must call.
 
         Fills `bucket.encoded` and `bucket.encode_s`.
@@ -206,7 +206,7 @@ class Reducer:
                 unit.scatter_to_gradients(out)
         bucket.encode_s += time.perf_counter() - started
 
-    def _reduce_in_rounds(self, units: Sequence[Unit], bucket: Bucket, collective: Collective) -> None:
+    def _reduce_in_rounds(self, units: Sequence[Unit], bucket: Bucket, collective: BoundCollective) -> None:
         """`reduce` for a compressor of several rounds: each sends one fp32 tensor and goes on with its mean."""
         started = time.perf_counter()
         waited_s = 0.0

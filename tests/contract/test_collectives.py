@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import pytest
 import torch
@@ -12,8 +13,9 @@ from collectives.options import OptionError
 from collectives.payloads import Bundle, Dense, Sparse, members
 from collectives.payloads.base import Payload, PayloadError
 from collectives.ring import Ring
+from collectives.rounds import in_place
+from collectives.rounds.layout import Layout
 from collectives.server import Server
-from collectives.transport import schedule
 from collectives.transport.base import Pending, Receive, Send, wait_all
 from collectives.transport.memory import MemoryTransport, run_threads
 from tests.testing.collectives import COLLECTIVES, Result, check, clone, key_of, refusal
@@ -64,7 +66,7 @@ def test_sum(name: str, world_size: int, kind: str) -> None:
 @pytest.mark.parametrize("name", ["ring", "halving_doubling", "tree", "tree in segments"])
 def test_long_tensors_are_received_in_place(name: str, world_size: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Buffers of long tensors are parts of the tensor itself; ranks that dawdle must not see them change too early."""
-    monkeypatch.setattr(schedule, "EAGER_BYTES", 0)
+    monkeypatch.setattr(in_place, "EAGER_BYTES", 0)
     payloads = [[make("dense", n, torch.float32, rank).payload for rank in range(world_size)] for n in (1, 5, 10_007)]
     results = run(name, [[clone(payload) for payload in contributions] for contributions in payloads])
     for contributions, by_rank in zip(payloads, zip(*results, strict=True), strict=True):
@@ -194,6 +196,12 @@ def test_bytes_by_hand_sparse_ring() -> None:
     assert [sent for [(_, sent)] in run("ring", [list(payloads)])] == [42, 42]
 
 
+def test_bytes_by_hand_halving_doubling() -> None:
+    """5 ranks, 8 fp32 values, 4 chunks of 2. Ranks 0 to 3 send 4, 2, 2, 4 values; ranks 0 and 4 swap all 8."""
+    payloads = [Dense(torch.ones(8)) for _ in range(5)]
+    assert [sent for [(_, sent)] in run("halving_doubling", [list(payloads)])] == [80, 48, 48, 48, 32]
+
+
 def test_bytes_by_hand_server() -> None:
     """3 ranks, 5 fp16 values: 16 + 10 bytes up from each worker, and as many down to each."""
     payloads = [Dense(torch.ones(5, dtype=torch.float16)) for _ in range(3)]
@@ -206,27 +214,73 @@ def test_bytes_by_hand_tree() -> None:
     assert [sent for [(_, sent)] in run("tree", [list(payloads)])] == [200, 200, 100, 100]
 
 
+class LargeOnes:
+    """Encodes what is not below 1, for one layer of four elements."""
+
+    def __init__(self) -> None:
+        self.heard: list[str] = []
+
+    def numel(self, layer_id: int) -> int:
+        return 4
+
+    def encode(self, total: torch.Tensor, layers: tuple[int, ...]) -> Payload:
+        assert layers == (7,)
+        return Sparse(total.numel(), (total.abs() >= 1).nonzero().view(-1), total[total.abs() >= 1])
+
+    def commit(self) -> None:
+        self.heard.append("commit")
+
+    def drop(self) -> None:
+        self.heard.append("drop")
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"heard": list(self.heard)}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.heard = state["heard"]
+
+
 def test_server_that_encodes_its_answer_keeps_what_it_lost() -> None:
     """Elements below 1 stay with the server until they add up, but only steps that were committed count."""
     steps = [("commit", 0.6, 0.0), ("drop", 0.6, 1.2), ("commit", 0.6, 1.2), ("commit", 0.6, 0.0)]
 
     def rank(transport: MemoryTransport) -> list[float]:
-        server = Server(downlink="recode", placement="sharded").bind(transport)
-        server.recode = lambda total, key: Sparse(
-            total.numel(), (total.abs() >= 1).nonzero().view(-1), total[total.abs() >= 1]
-        )
+        server = Server(downlink="recode", placement="sharded").bind(transport, LargeOnes())
         answers = []
         for decision, value, _ in steps:
             payload = Sparse(4, torch.tensor([2]), torch.tensor([value / transport.world_size]))
             answers.append(float(server.sum(payload, (7,)).to_dense()[2]))
             server.commit() if decision == "commit" else server.drop()
-        resumed = Server(downlink="recode", placement="sharded").bind(transport)
+        resumed = Server(downlink="recode", placement="sharded").bind(transport, LargeOnes())
         resumed.load_state_dict(server.state_dict())
         assert server.state_dict()["residuals"].keys() == resumed.state_dict()["residuals"].keys()
+        assert resumed.state_dict()["downlink"] == {"heard": [decision for decision, _, _ in steps]}
         return answers
 
     for answers in run_threads(rank, 2):
         assert answers == pytest.approx([expected for _, _, expected in steps])
+
+
+@pytest.mark.parametrize("name", COLLECTIVES)
+def test_options_stay_what_they_are_and_every_bind_starts_anew(name: str) -> None:
+    chosen = COLLECTIVES[name]()
+    texts = chosen.option_texts()
+
+    def rank(transport: MemoryTransport) -> torch.Tensor:
+        mine = COLLECTIVES[name]() if transport.rank else chosen
+        first, second = mine.bind(transport), mine.bind(transport)
+        assert first is not second
+        assert first.options is second.options is mine
+        first.sum(Dense(torch.ones(5)), (0,))
+        first.close()
+        total = second.sum(Dense(torch.ones(5)), (0,)).to_dense()
+        second.close()
+        return total
+
+    for total in run_threads(rank, 3):
+        assert torch.equal(total, torch.full((5,), 3.0))
+    assert chosen.option_texts() == texts
+    assert not {"transport", "scratch"} & vars(chosen).keys()
 
 
 def test_server_asks_for_what_encodes_its_answer() -> None:
@@ -254,6 +308,6 @@ def test_payload_of_an_unexpected_length_is_refused_not_sent() -> None:
 
     def rank(transport: MemoryTransport) -> None:
         with pytest.raises(PayloadError, match="longer than the"):
-            Allgather().bind(transport).sum_like(Dense(torch.ones(100_000)), (0,), "sum", layout=Dense(torch.ones(3)))
+            Allgather().bind(transport).sum_like(Dense(torch.ones(100_000)), Layout.dense(3), "sum")
 
     run_threads(rank, 2)

@@ -14,10 +14,11 @@ import torch.distributed as dist
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
-from collectives.allgather import Allgather
+from collectives.allgather import Allgather, BoundAllgather
+from collectives.base import Downlink
 from collectives.native import Native
 from collectives.ring import Ring
-from collectives.transport.base import TransportError
+from collectives.transport.base import Transport, TransportError
 from compressors.base import Compressor
 from compressors.ddp.hook import CompressionHook, NonFiniteGradient, attach
 from compressors.dgc import Dgc
@@ -145,8 +146,13 @@ def warm_up(rank: int) -> list[int]:
 class Witness(Allgather):
     """Counts what became of the steps."""
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
+    def bind(self, transport: Transport, downlink: Downlink | None = None) -> BoundWitness:
+        return BoundWitness(self, transport)
+
+
+class BoundWitness(BoundAllgather):
+    def __init__(self, options: Allgather, transport: Transport) -> None:
+        super().__init__(options, transport)
         self.committed = self.dropped = 0
 
     def commit(self) -> None:
@@ -157,8 +163,9 @@ class Witness(Allgather):
 
 
 def bad_gradient(rank: int) -> dict[str, Any]:
-    ddp, witness = wrapped(), Witness()
-    hook = attach(ddp, TopK(ratio=0.05), witness)
+    ddp = wrapped()
+    hook = attach(ddp, TopK(ratio=0.05), Witness())
+    witness = cast(BoundWitness, hook.collective)
     train(ddp, hook, range(2))
     before = hook.state_dict()["reducer"]["residuals"]
     loss = loss_of(ddp, rank, 2)

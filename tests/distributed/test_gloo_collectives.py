@@ -32,15 +32,15 @@ def sum_all_cases(rank: int) -> dict[Case, Result]:
             continue  # this process sits out
         transport = ProcessGroupTransport(group, timeout_s=30.0)
         for name in COLLECTIVES:
-            collective = COLLECTIVES[name]().bind(transport)
+            bound = COLLECTIVES[name]().bind(transport)
             for kind, length in CASES:
                 case = (name, world_size, kind, length)
                 payload = contributions(case)[rank]
-                if not refusal(collective, payload):
+                if not refusal(bound.options, payload):
                     before = transport.traffic["gradient"].nbytes
-                    total = collective.sum(clone(payload), key_of(payload)).to_dense()
+                    total = bound.sum(clone(payload), key_of(payload)).to_dense()
                     results[case] = (total, transport.traffic["gradient"].nbytes - before)
-            collective.close()
+            bound.close()
     return results
 
 

@@ -16,7 +16,7 @@ import torch
 import torch.distributed as dist
 from torch.distributed import HashStore, PrefixStore, Store  # type: ignore[attr-defined]
 
-from collectives.base import Collective
+from collectives.base import BoundCollective
 from collectives.hierarchical import Hierarchical
 from collectives.native import Native
 from collectives.payloads import Dense
@@ -43,7 +43,7 @@ def own_group(timeout_s: float = TIMEOUT_S) -> ProcessGroupTransport:
     return ProcessGroupTransport(group, timeout_s=timeout_s)
 
 
-def failure(collective: Collective) -> tuple[str, int | None]:
+def failure(collective: BoundCollective) -> tuple[str, int | None]:
     def sum_on_and_on() -> None:
         for _ in range(100):
             collective.sum(dense(), (0,))
@@ -54,7 +54,7 @@ def failure(collective: Collective) -> tuple[str, int | None]:
 
 
 def late_then_killed(rank: int) -> list[tuple[str, int | None]]:
-    late: Collective = Ring().bind(own_group())
+    late: BoundCollective = Ring().bind(own_group())
     others = [collective.bind(own_group()) for collective in (Ring(), Native(), Hierarchical(), Pool(slot_bytes=4096))]
     for collective in (late, *others):
         collective.sum(dense(), (0,))

@@ -15,8 +15,8 @@ from collectives.payloads import Bundle
 from collectives.payloads.base import Payload
 from collectives.pool import Pool
 from collectives.ring import Ring
+from collectives.rounds.layout import leaves
 from collectives.server import Server
-from collectives.transport.messages import leaves
 from collectives.tree import Tree
 from tests.testing.serial import serial
 

@@ -10,7 +10,7 @@ import torch
 
 from bench.core import registry
 from collectives.allgather import Allgather
-from collectives.base import Collective
+from collectives.base import BoundCollective, Collective
 from collectives.transport.memory import MemoryTransport, MemoryWires, run_threads
 from compressors.base import Compressor
 from compressors.ddp.bucket import Bucket
@@ -144,7 +144,7 @@ def step_at(index: int, transport_or_rank: Any = 0, world_size: int = 1, *, epoc
 
 def reduce_once(
     reducer: Reducer,
-    collective: Collective,
+    collective: BoundCollective,
     layers: Sequence[Layer],
     gradients: Sequence[torch.Tensor],
     step: Step,
@@ -159,17 +159,16 @@ def reduce_once(
     return bucket.gradients[::-1], bucket
 
 
-def alone() -> Collective:
+def alone() -> BoundCollective:
     """A collective with one rank."""
     return Allgather().bind(MemoryWires(1).transport(0))
 
 
-def on_ranks(world_size: int, collective: str, fn: Callable[[MemoryTransport, Collective], T]) -> list[T]:
+def on_ranks(world_size: int, collective: str, fn: Callable[[MemoryTransport, BoundCollective], T]) -> list[T]:
     """`fn(transport, collective)` on every rank of an in-memory transport."""
 
     def run(transport: MemoryTransport) -> T:
-        made = cast(Collective, registry.load("collectives", collective)())
-        made.bind(transport)
+        made = cast(Collective, registry.load("collectives", collective)()).bind(transport)
         try:
             return fn(transport, made)
         finally:

@@ -13,7 +13,7 @@ import time
 import torch
 
 from collectives.payloads.dense import Dense
-from collectives.native import Native
+from collectives.native import BoundNative, Native
 from compressors.fp16 import Fp16
 
 
@@ -50,8 +50,13 @@ class Hanging(Fp16):
 class Losing(Native):
     """Loses the last element on rank 1."""
 
-    def sum_like(self, payload, key, op, *, layout):
-        total = super().sum_like(payload, key, op, layout=layout)
+    def bind(self, transport, downlink=None):
+        return BoundLosing(self, transport)
+
+
+class BoundLosing(BoundNative):
+    def sum_like(self, payload, layout, op):
+        total = super().sum_like(payload, layout, op)
         if self.transport.rank == 1:
             total.wire[-1] = 0
         return total
@@ -61,10 +66,15 @@ class Losing(Native):
 class Breaking(Native):
     """Fails on rank 1 at more than 1000 elements."""
 
-    def sum_like(self, payload, key, op, *, layout):
+    def bind(self, transport, downlink=None):
+        return BoundBreaking(self, transport)
+
+
+class BoundBreaking(BoundNative):
+    def sum_like(self, payload, layout, op):
         if self.transport.rank == 1 and payload.numel > 1000:
             raise ValueError("this collective is broken")
-        return super().sum_like(payload, key, op, layout=layout)
+        return super().sum_like(payload, layout, op)
 '''
 ENTRY_POINTS = {
     "bench.compressors": {name: f"misbehaving:{name.title()}" for name in ("raising", "sleepy", "hanging")},

@@ -17,8 +17,8 @@ from collectives.payloads import Bundle, Dense, RowSparse, Sparse
 from collectives.payloads.base import Payload
 from collectives.payloads.codec.values import to_value_dtype
 from collectives.payloads.indexed_values import IndexedValues
+from collectives.rounds.layout import leaves
 from collectives.server import Server
-from collectives.transport.messages import leaves
 
 
 @dataclasses.dataclass
@@ -157,14 +157,14 @@ def hierarchical(collective: Hierarchical, payloads: Sequence[Payload], layout: 
     n, size = len(payloads), collective.group_size
     groups = [payloads[start : start + size] for start in range(0, n, size)]
     if len(groups) == 1:
-        return serial(collective._intra, payloads, layout)
+        return serial(collective.within, payloads, layout)
     if all(leaf.elementwise or (leaf.addable and collective.intra != "server") for leaf in leaves(layout)):
-        totals = [_as_one_payload(collective._intra, group, layout) for group in groups]
-        return Outcome(_as_one_payload(collective._inter, totals, layout), None)
+        totals = [_as_one_payload(collective.within, group, layout) for group in groups]
+        return Outcome(_as_one_payload(collective.between, totals, layout), None)
     if collective.intra == collective.inter == "allgather":
         return Outcome(Dense(_in_rank_order(payloads)), None)
-    decoded = [Dense(serial(collective._intra, group, layout).total.to_dense()) for group in groups]
-    return Outcome(serial(collective._inter, decoded, decoded[0]).total, None)
+    decoded = [Dense(serial(collective.within, group, layout).total.to_dense()) for group in groups]
+    return Outcome(serial(collective.between, decoded, decoded[0]).total, None)
 
 
 def _as_one_payload(collective: Collective, payloads: Sequence[Payload], layout: Payload) -> Payload:

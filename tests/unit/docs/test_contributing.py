@@ -18,7 +18,7 @@ from bench.cli import defaults_doc
 from bench.core import registry, spec
 from bench.core.errors import UsageError
 from bench.report import columns_doc
-from collectives.base import Collective
+from collectives.base import BoundCollective
 from collectives.native import Native
 from collectives.ring import Ring
 from collectives.transport.memory import MemoryTransport
@@ -106,7 +106,7 @@ def test_what_waits_is_sent_in_its_turn(example: type[Compressor]) -> None:
 
 @pytest.mark.parametrize("name", ["ring", "allgather"])
 def test_ranks_agree_on_the_mean(example: type[Compressor], name: str) -> None:
-    def update(transport: MemoryTransport, collective: Collective) -> list[torch.Tensor]:
+    def update(transport: MemoryTransport, collective: BoundCollective) -> list[torch.Tensor]:
         gradients = [gradient(layer, 0, transport.rank) for layer in LAYERS]
         step = step_at(0, transport.rank, transport.world_size)
         return reduce_once(Reducer(example.from_text({"slices": "1"})), collective, LAYERS, gradients, step)[0]

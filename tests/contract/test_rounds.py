@@ -1,0 +1,136 @@
+"""The rounds that a collective describes, without running, are the messages that a transport sees when it runs."""
+
+from __future__ import annotations
+
+import collections
+import functools
+from collections.abc import Sequence
+
+import pytest
+import torch
+
+from collectives.payloads import Bundle, Dense
+from collectives.payloads.base import Payload
+from collectives.rounds.base import Piece, Round
+from collectives.rounds.layout import Layout, leaves
+from collectives.transport.base import Pending, Receive, Send
+from collectives.transport.memory import MemoryTransport, run_threads
+from tests.testing.collectives import COLLECTIVES, clone, key_of
+from tests.testing.payloads import make
+
+LENGTH = 1009
+KEY = (3,)
+Sent = dict[int, list[int]]
+"""By peer: bytes of each message, in the order in which they were sent."""
+
+
+class Recorder(MemoryTransport):
+    """Keeps what it sends for gradients, by the peer's number among all ranks."""
+
+    def __init__(self, transport: MemoryTransport, members: list[int], rank: int, sent: Sent) -> None:
+        super().__init__(transport._wires, rank, members, transport.ledger)
+        self.sent = sent
+
+    def post(self, sends: Sequence[Send], receives: Sequence[Receive]) -> list[Pending]:
+        for tensor, to in sends:
+            if self.purpose == "gradient":
+                self.sent.setdefault(self.name(to), []).append(tensor.nbytes)
+        return super().post(sends, receives)
+
+    def view(self, ranks: Sequence[int]) -> Recorder:
+        members = [self._members[rank] for rank in ranks]
+        return Recorder(self, members, list(ranks).index(self.rank), self.sent)
+
+
+def described(rounds: Sequence[Round], length_of: functools.partial[Sequence[int]] | None = None) -> Sent:
+    sent: Sent = {}
+    for round_ in rounds:
+        for message in round_.sends:
+            sent.setdefault(message.peer, []).append(round_.nbytes(message, length_of))
+    return sent
+
+
+def seen(name: str, payloads: Sequence[Payload]) -> list[Sent]:
+    """What each rank sent."""
+
+    def rank(transport: MemoryTransport) -> Sent:
+        recorder = Recorder(transport, list(range(transport.world_size)), transport.rank, {})
+        bound = COLLECTIVES[name]().bind(recorder)
+        bound.sum(clone(payloads[transport.rank]), key_of(payloads[0]))
+        bound.close()
+        return recorder.sent
+
+    return run_threads(rank, len(payloads))
+
+
+def packed_lengths(payloads: Sequence[Payload], piece: Piece) -> list[int]:
+    """Of the union of what the ranks in a piece send of its elements, decoded and added in rank order."""
+    parts = [payloads[rank].slice(piece.start, piece.stop) for rank in sorted(piece.terms)]
+    return [leaf.nbytes for leaf in leaves(functools.reduce(lambda a, b: a.add(b), parts))]
+
+
+DESCRIBED = [name for name in COLLECTIVES if COLLECTIVES[name]().rounds(4, 0, Layout.dense(1, key=KEY)) is not None]
+
+
+def test_only_a_backend_and_shared_memory_hide_their_rounds() -> None:
+    hidden = set(COLLECTIVES) - set(DESCRIBED)
+    assert hidden == {name for name in COLLECTIVES if "native" in name or "pool" in name}
+
+
+@pytest.mark.parametrize("world_size", range(1, 10))
+@pytest.mark.parametrize("name", DESCRIBED)
+def test_dense(name: str, world_size: int) -> None:
+    payloads = [make("dense", LENGTH, torch.float32, rank).payload for rank in range(world_size)]
+    layout = Layout.dense(LENGTH, key=KEY)
+    for rank, sent in enumerate(seen(name, payloads)):
+        rounds = COLLECTIVES[name]().rounds(world_size, rank, layout) if world_size > 1 else []
+        assert rounds is not None
+        assert described(rounds, lambda piece: [Dense(torch.empty(piece.numel)).nbytes]) == sent, f"rank {rank}"
+
+
+PACKED = [
+    (name, n)
+    for name in ("ring", "halving_doubling", "tree", "allgather", "server union", "server sharded union")
+    for n in (2, 3, 4, 5, 8)
+]
+"""Groups of unequal sizes are left out: their totals come in unequally many pieces, which the data tell."""
+
+
+@pytest.mark.parametrize("kind", ["sparse", "group_sparse", "row_sparse", "bundle"])
+@pytest.mark.parametrize(("name", "world_size"), [*PACKED, ("hierarchical", 4), ("hierarchical", 8)])
+def test_packed(name: str, kind: str, world_size: int) -> None:
+    payloads = [make(kind, LENGTH, torch.float32, rank).payload for rank in range(world_size)]
+    if kind == "bundle":
+        payloads = [Bundle([leaf for leaf in leaves(payload) if not leaf.elementwise]) for payload in payloads]
+    layout = Layout.of(payloads[0], key_of(payloads[0]))
+    for rank, sent in enumerate(seen(name, payloads)):
+        rounds = COLLECTIVES[name]().rounds(world_size, rank, layout)
+        assert rounds is not None
+        assert described(rounds, functools.partial(packed_lengths, payloads)) == sent, f"rank {rank}"
+
+
+@pytest.mark.parametrize("world_size", range(2, 10))
+@pytest.mark.parametrize("name", DESCRIBED)
+def test_what_one_rank_sends_another_receives_and_all_end_with_every_contribution(name: str, world_size: int) -> None:
+    layout = Layout.dense(LENGTH, key=KEY)
+    by_rank = [COLLECTIVES[name]().rounds(world_size, rank, layout) or [] for rank in range(world_size)]
+    sent, received = collections.Counter(), collections.Counter()
+    for rank, rounds in enumerate(by_rank):
+        for round_ in rounds:
+            sent.update((rank, message.peer, message.pieces) for message in round_.sends)
+            received.update((message.peer, rank, message.pieces) for message in round_.receives)
+    assert sent == received
+
+
+def test_payloads_that_nobody_can_add_stay_apart_on_their_way() -> None:
+    """Two groups of two: leaders swap bundles of two payloads each, then hand on a bundle of four."""
+    codes = Layout.of(make("codes-levels", 16, torch.float32).payload)
+    first, *between, down = (
+        round_ for round_ in COLLECTIVES["hierarchical allgather"]().rounds(4, 0, codes) or [] if round_.sends
+    )
+    assert [[sorted(piece.terms) for piece in message.pieces] for message in first.sends] == [[[0]]]
+    (swap,) = between
+    assert [(message.peer, [sorted(piece.terms) for piece in message.pieces]) for message in swap.sends] == [
+        (2, [[0], [1]])
+    ]
+    assert [[sorted(piece.terms) for piece in message.pieces] for message in down.sends] == [[[0], [1], [2], [3]]]
