@@ -13,15 +13,16 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-import importlib
 from collections.abc import Callable, Iterable, Sequence
-from typing import Annotated, Literal
+from typing import Annotated
 
 from annotated_types import Ge
 from typing_extensions import Doc, override
 
+from collectives import spec
 from collectives.allgather import Allgather, BoundAllgather
 from collectives.base import BoundCollective, Collective, Downlink
+from collectives.options import OptionError
 from collectives.payloads.base import Payload, unpack
 from collectives.payloads.bundle import Bundle, members
 from collectives.payloads.dense import Dense
@@ -31,26 +32,34 @@ from collectives.rounds.layout import Layout, Leaf, Stretch
 from collectives.transport import messages
 from collectives.transport.base import ReduceOp, Transport
 
-Name = Literal["native", "ring", "halving_doubling", "tree", "allgather", "server", "pool"]
-
 
 @dataclasses.dataclass(kw_only=True)
 class Hierarchical(Collective):
     """Groups and their leaders."""
 
     group_size: Annotated[int, Ge(1), Doc("ranks per group; consecutive ranks, so best the ranks per machine")] = 2
-    intra: Annotated[Name, Doc("collective within a group")] = "ring"
-    inter: Annotated[Name, Doc("collective among the groups' leaders")] = "ring"
+    intra: Annotated[str, Doc("collective within a group")] = "ring"
+    inter: Annotated[str, Doc("collective among the groups' leaders")] = "ring"
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        for role, name in (("intra", self.intra), ("inter", self.inter)):
+            if name == self.component_name:
+                raise OptionError(f"hierarchical: {role}={name} is not possible: it is made of other collectives")
+            try:
+                spec.build("collectives", Collective, name)
+            except OptionError as error:
+                raise OptionError(f"hierarchical: {role}={name} is not possible: {error}") from None
 
     @functools.cached_property
     def within(self) -> Collective:
         """The collective within a group."""
-        return _component(self.intra)
+        return spec.build("collectives", Collective, self.intra)
 
     @functools.cached_property
     def between(self) -> Collective:
         """The collective among leaders."""
-        return _component(self.inter)
+        return spec.build("collectives", Collective, self.inter)
 
     @override
     def bind(self, transport: Transport, downlink: Downlink | None = None) -> BoundCollective:
@@ -191,13 +200,6 @@ class BoundHierarchical(BoundCollective):
             packed = messages.pack(Bundle(terms), self._group)
         bundle = unpack(messages.spread(self._group, packed, source=0))
         return UnreducedSum(members(bundle, self.transport.world_size * [layout.numel]))
-
-
-def _component(name: Name) -> Collective:
-    """A collective with its default options."""
-    module = importlib.import_module(f"collectives.{name}")
-    component: Collective = getattr(module, name.title().replace("_", ""))()
-    return component
 
 
 def _merged(total: Payload) -> Payload:

@@ -1,50 +1,11 @@
-"""Spec: how a user names a component and its options, ``name:key=value,key=value``."""
+"""Specs on the command line: lists of them, and the components that they name, third parties' included."""
 
 from __future__ import annotations
-
-import dataclasses
-from typing import Self
 
 from bench.core import registry
 from bench.core.errors import UsageError
 from collectives.options import OptionError, Options
-
-
-@dataclasses.dataclass(frozen=True)
-class Spec:
-    """A component's name and the option texts given for it.
-
-    Attributes:
-        name: the component, e.g. ``topk``.
-        options: the options as they were written, e.g. ``{"ratio": "0.001"}``.
-    """
-
-    name: str
-    options: dict[str, str] = dataclasses.field(default_factory=dict)
-
-    @classmethod
-    def parse(cls, text: str) -> Self:
-        """Read ``topk:ratio=0.001,value_dtype=fp32``.
-
-        Raises:
-            UsageError: the text is not of that form.
-        """
-        name, colon, rest = text.strip().partition(":")
-        options: dict[str, str] = {}
-        for item in rest.split(",") if colon else []:
-            key, equals, value = (part.strip() for part in item.partition("="))
-            if not (key and equals and value):
-                raise UsageError(f"'{text}' is malformed at '{item}'; write name:key=value,key=value")
-            if key in options:
-                raise UsageError(f"'{text}' gives {key} twice; give it once")
-            options[key] = value
-        if not name:
-            raise UsageError(f"'{text}' names no component; write name:key=value,key=value")
-        return cls(name, options)
-
-    def __str__(self) -> str:
-        items = ",".join(f"{key}={value}" for key, value in sorted(self.options.items()))
-        return f"{self.name}:{items}" if items else self.name
+from collectives.spec import Spec
 
 
 def split_list(text: str) -> list[str]:
@@ -64,6 +25,18 @@ def split_list(text: str) -> list[str]:
     return specs
 
 
+def parse(text: str) -> Spec:
+    """The name and the options in a spec text.
+
+    Raises:
+        UsageError: the text is not of that form.
+    """
+    try:
+        return Spec.parse(text)
+    except OptionError as error:
+        raise UsageError(str(error)) from None
+
+
 def build(kind: str, text: str) -> Options:
     """The component that a spec text names, its options validated.
 
@@ -74,7 +47,7 @@ def build(kind: str, text: str) -> Options:
     Raises:
         UsageError: unknown component or option, or a value out of range.
     """
-    spec = Spec.parse(text)
+    spec = parse(text)
     component = registry.load(kind, spec.name)
     try:
         return component.from_text(spec.options)

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from bench.core.errors import UsageError
-from bench.core.spec import Spec
+from bench.core.spec import parse
+from collectives.spec import Spec
 
 MOVED_OPTIONS = ("mode", "staleness")
 
@@ -14,7 +15,7 @@ def refuse_old_spelling(collective: str) -> None:
     Raises:
         UsageError: with the new spelling.
     """
-    given = Spec.parse(collective)
+    given = parse(collective)
     moved = {name: text for name, text in given.options.items() if name in MOVED_OPTIONS}
     if given.name != "server" or not moved:
         return

@@ -25,6 +25,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from collectives.base import Collective, Key
 from collectives.payloads.base import Payload
+from collectives.spec import build
 from collectives.transport.base import Purpose, Traffic
 from collectives.transport.process_group import ProcessGroupTransport
 from compressors.base import Compressor
@@ -33,7 +34,6 @@ from compressors.ddp.communication_thread import CommunicationThread, Job, Trigg
 from compressors.ddp.downlink import Downlink
 from compressors.ddp.reducer import Reducer
 from compressors.ddp.report import StepReport
-from compressors.ddp.spec import built
 from compressors.layer import Step, layers_of
 
 # DDP closes its first bucket at this size unless it is given one for all (bucket_cap_mb).
@@ -78,9 +78,9 @@ def attach(
         OptionError: a text that names no component, or a wrong option.
     """
     if isinstance(compressor, str):
-        compressor = cast(Compressor, built("compressors", compressor))
+        compressor = build("compressors", Compressor, compressor)
     if isinstance(collective, str):
-        collective = cast(Collective, built("collectives", collective))
+        collective = build("collectives", Collective, collective)
     if reason := compressor.refusal(collective):
         raise ValueError(reason)
     if compressor.engine_hook:

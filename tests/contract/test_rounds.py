@@ -9,6 +9,7 @@ from collections.abc import Sequence
 import pytest
 import torch
 
+from collectives.hierarchical import Hierarchical
 from collectives.payloads import Bundle, Dense
 from collectives.payloads.base import Payload
 from collectives.rounds.base import Piece, Round
@@ -90,7 +91,14 @@ def test_dense(name: str, world_size: int) -> None:
 
 PACKED = [
     (name, n)
-    for name in ("ring", "halving_doubling", "tree", "allgather", "server union", "server sharded union")
+    for name in (
+        "ring",
+        "halving_doubling",
+        "tree",
+        "allgather",
+        "server:downlink=union",
+        "server:placement=sharded,downlink=union",
+    )
     for n in (2, 3, 4, 5, 8)
 ]
 """Groups of unequal sizes are left out: their totals come in unequally many pieces, which the data tell."""
@@ -125,9 +133,8 @@ def test_what_one_rank_sends_another_receives_and_all_end_with_every_contributio
 def test_payloads_that_nobody_can_add_stay_apart_on_their_way() -> None:
     """Two groups of two: leaders swap bundles of two payloads each, then hand on a bundle of four."""
     codes = Layout.of(make("codes-levels", 16, torch.float32).payload)
-    first, *between, down = (
-        round_ for round_ in COLLECTIVES["hierarchical allgather"]().rounds(4, 0, codes) or [] if round_.sends
-    )
+    hierarchy = Hierarchical(intra="allgather", inter="allgather")
+    first, *between, down = (round_ for round_ in hierarchy.rounds(4, 0, codes) or [] if round_.sends)
     assert [[sorted(piece.terms) for piece in message.pieces] for message in first.sends] == [[[0]]]
     (swap,) = between
     assert [(message.peer, [sorted(piece.terms) for piece in message.pieces]) for message in swap.sends] == [

@@ -1,0 +1,86 @@
+"""Specs: reading `name:key=value,key=value`, and building what they name, by the library alone."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from collectives import spec
+from collectives.base import Collective
+from collectives.hierarchical import Hierarchical
+from collectives.options import OptionError
+from collectives.server import Server
+from collectives.spec import Spec
+
+WORDS = st.from_regex(r"[a-z][a-z0-9_]{0,11}", fullmatch=True)
+VALUES = st.from_regex(r"[A-Za-z0-9_.+/:-]{1,12}", fullmatch=True)
+
+
+def test_a_name_alone() -> None:
+    assert Spec.parse(" topk ") == Spec("topk", {})
+
+
+def test_options_keep_their_texts() -> None:
+    assert Spec.parse("topk:ratio=0.001, skip = norm+bias") == Spec("topk", {"ratio": "0.001", "skip": "norm+bias"})
+
+
+def test_a_value_may_hold_colons_and_equal_signs() -> None:
+    assert Spec.parse("cifar10:url=http://host:1/a?b=c").options == {"url": "http://host:1/a?b=c"}
+
+
+@pytest.mark.parametrize(
+    ("text", "sentence"),
+    [
+        ("", "'' names no component"),
+        (":a=1", "':a=1' names no component"),
+        ("topk:", "'topk:' is malformed at ''"),
+        ("topk:ratio", "'topk:ratio' is malformed at 'ratio'"),
+        ("topk:ratio=", "malformed at 'ratio='"),
+        ("topk:=1", "malformed at '=1'"),
+        ("topk:ratio=1,", "malformed at ''"),
+        ("topk:ratio=1,ratio=2", "gives ratio twice"),
+    ],
+)
+def test_malformed_texts_are_refused(text: str, sentence: str) -> None:
+    with pytest.raises(OptionError) as refused:
+        Spec.parse(text)
+    assert sentence in str(refused.value)
+
+
+@given(WORDS, st.dictionaries(WORDS, VALUES, max_size=4))
+def test_reading_what_was_written_gives_the_same_spec(name: str, options: dict[str, str]) -> None:
+    assert Spec.parse(str(Spec(name, options))) == Spec(name, options)
+
+
+def test_options_are_written_in_alphabetical_order() -> None:
+    assert str(Spec("a", {"z": "1", "b": "2"})) == "a:b=2,z=1"
+
+
+def test_building_validates_and_converts() -> None:
+    built = spec.build("collectives", Collective, "server:placement=sharded,split_numel=7")
+    assert isinstance(built, Server)
+    assert (built.placement, built.split_numel) == ("sharded", 7)
+
+
+@pytest.mark.parametrize(
+    ("text", "sentence"),
+    [
+        ("rign", r"there is no collective 'rign' \(did you mean 'ring'\?\)"),
+        ("options", "there is no collective 'options'"),
+        ("base", "there is no collective 'base'"),
+        ("server:rot=1", "did you mean 'root'"),
+        ("server:root=-1", "root=-1 is not possible"),
+        ("hierarchical:intra=rign", r"intra=rign is not possible: there is no collective 'rign' \(did you mean 'ring'"),
+        ("hierarchical:inter=hierarchical", "it is made of other collectives"),
+    ],
+)
+def test_what_cannot_be_built_is_refused_with_what_is_near(text: str, sentence: str) -> None:
+    with pytest.raises(OptionError, match=sentence):
+        spec.build("collectives", Collective, text)
+
+
+def test_a_hierarchy_can_be_made_of_every_other_collective() -> None:
+    for name in spec.component_names("collectives", Collective):
+        if name != "hierarchical":
+            assert Hierarchical(intra=name, inter=name).within.component_name == name
