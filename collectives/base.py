@@ -190,7 +190,7 @@ class BoundCollective(abc.ABC):
             TransportError: a rank was lost, or did not answer in time.
         """
         packed = None if payload is None else messages.pack(payload, self.transport)
-        return unpack(messages.spread(self.transport, packed, src))
+        return unpack(messages.broadcast_bytes(self.transport, packed, src))
 
     def commit(self) -> None:  # noqa: B027 - most collectives keep nothing; so below
         """Accept state proposed since the last `commit` or `drop` (a server's residuals); with the compressor's."""

@@ -181,10 +181,10 @@ class BoundHierarchical(BoundCollective):
             total = _merged(self._inter.sum_like(total, layout, op))
         if layout.itemsize is not None:
             wire = total.wire
-            messages.spread_into(self._group, wire, source=0)
+            messages.broadcast_wire_(self._group, wire, source=0)
             return total.with_wire(wire)
         packed = messages.pack(total, self._group) if self._is_leader else None
-        return unpack(messages.spread(self._group, packed, source=0))
+        return unpack(messages.broadcast_bytes(self._group, packed, source=0))
 
     def _gathered(self, total: Payload, layout: Layout) -> Payload:
         """Payloads that cannot be added: leaders exchange those of their groups unopened, as members of bundles."""
@@ -198,7 +198,7 @@ class BoundHierarchical(BoundCollective):
                 for term in members(bundle, len(group) * [layout.numel])
             ]
             packed = messages.pack(Bundle(terms), self._group)
-        bundle = unpack(messages.spread(self._group, packed, source=0))
+        bundle = unpack(messages.broadcast_bytes(self._group, packed, source=0))
         return UnreducedSum(members(bundle, self.transport.world_size * [layout.numel]))
 
 

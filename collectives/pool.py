@@ -279,7 +279,7 @@ class BoundPool(BoundCollective):
             message = torch.frombuffer(bytearray(json.dumps(offer).encode()), dtype=torch.uint8)
             message = message.to(self.transport.device)
         with self.transport.counted_as("control"):
-            told = messages.spread(self.transport, message, source=0)
+            told = messages.broadcast_bytes(self.transport, message, source=0)
         received: dict[str, Any] = json.loads(told.cpu().numpy().tobytes())
         return received
 

@@ -1,11 +1,12 @@
 """The wire between a worker and the parameter server: one link, one thread at either end, messages in order.
 
-A worker sends a packed payload per layer, in the order in which backward gives them, and a word that ends the clock.
-The server answers with a word and one packed `Dense` payload per layer. Words and payloads are told apart by their
-first two bytes. The server keeps a few buffers posted, so that a message need not wait for the one before it.
+A worker sends a packed payload per layer, in the order in which backward gives them, and a control message at the end
+of its clock. The server answers with a control message and one packed `Dense` payload per layer. Control messages and
+payloads are told apart by their first two bytes. The server keeps a few buffers posted, so that a message need not wait
+for the one before it.
 
 Bytes per worker and step: up the packed payloads and 24 of control; down 16 + 4 m per layer of m elements and 24 of
-control. The worker that lives with the server sends nothing. What settling sends counts as state.
+control. The worker that lives with the server sends nothing. What brings replicas together counts as state.
 """
 
 from __future__ import annotations
@@ -18,8 +19,9 @@ from collections.abc import Sequence
 from typing import ClassVar, Self
 
 import torch
+from typing_extensions import override
 
-from collectives.parameter_server.server import Answer, Closing, Session, Worker
+from collectives.parameter_server.server import Answer, ClockEnd, Session, Worker
 from collectives.payloads.base import HEADER_BYTES, Payload, unpack
 from collectives.payloads.errors import PayloadError
 from collectives.transport import messages
@@ -31,44 +33,44 @@ _NONE = -1
 _POSTED_AHEAD = 8  # more would hide no more latency, and each has room for the largest layer
 
 
-class Say(enum.IntEnum):
-    """What a worker's word says."""
+class Command(enum.IntEnum):
+    """What a worker's control message asks for."""
 
     APPLY = 1
     DROP = 2
     SYNCHRONIZE = 3
-    LEAVE = 4
+    DISCONNECT = 4
 
 
 @dataclasses.dataclass(frozen=True)
-class Word:
-    """What a worker says between payloads: 24 bytes."""
+class ControlMessage:
+    """What a worker sends between payloads: 24 bytes."""
 
     FORM: ClassVar = struct.Struct("<HBxIIxxxxd")
 
-    say: Say
+    command: Command
     index: int = 0
     epoch: int = 0
     lr: float = 0.0
 
     def pack(self) -> torch.Tensor:
         """uint8 [24]."""
-        return _bytes(self.FORM.pack(_MAGIC, self.say, self.index, self.epoch, self.lr))
+        return _bytes(self.FORM.pack(_MAGIC, self.command, self.index, self.epoch, self.lr))
 
     @classmethod
     def read(cls, message: torch.Tensor) -> Self | None:
-        """The word in a message, or None where it is a payload.
+        """The control message in a buffer, or None where it is a payload.
 
         Raises:
-            PayloadError: a word that no worker says.
+            PayloadError: a command that no worker gives.
         """
         raw = message[: cls.FORM.size].numpy().tobytes()
         if len(raw) < cls.FORM.size or int.from_bytes(raw[:2], "little") != _MAGIC:
             return None
-        _, say, index, epoch, lr = cls.FORM.unpack(raw)
-        if say not in set(Say):
-            raise PayloadError(f"a worker said {say}, which means nothing")
-        return cls(Say(say), index, epoch, lr)
+        _, command, index, epoch, lr = cls.FORM.unpack(raw)
+        if command not in set(Command):
+            raise PayloadError(f"a worker sent command {command}, which does not exist")
+        return cls(Command(command), index, epoch, lr)
 
 
 class _Reply:
@@ -101,6 +103,7 @@ class RemoteServer(Worker):
         PayloadError: more layers than a payload's header can number.
     """
 
+    @override
     def __init__(self, link: Transport, numels: Sequence[int]) -> None:
         _check_layers(numels)
         self._link = link
@@ -109,30 +112,36 @@ class RemoteServer(Worker):
         self._sent: list[Pending] = []
 
     def push(self, layer_id: int, payload: Payload) -> None:
-        """As the base class says; returns while it travels."""
+        """Returns while it travels."""
         payload.tensor_id = layer_id
         self._sent.append(self._link.send(messages.pack(payload, self._link, self._bound), SERVER))
 
-    def end_clock(self, closing: Closing) -> Answer:
-        """As the base class says."""
-        say = Say.DROP if closing.dropped else Say.APPLY
-        return self._ask(Word(say, closing.index, closing.epoch, closing.lr))
+    @override
+    def end_clock(self, clock_end: ClockEnd) -> Answer:
+        command = Command.DROP if clock_end.dropped else Command.APPLY
+        return self._ask(ControlMessage(command, clock_end.index, clock_end.epoch, clock_end.lr))
 
+    @override
     def synchronize(self) -> Answer:
-        """As the base class says."""
-        return self._ask(Word(Say.SYNCHRONIZE))
+        return self._ask(ControlMessage(Command.SYNCHRONIZE))
 
-    def leave(self) -> None:
-        """As the base class says; one word for every buffer that the server has posted."""
+    @override
+    def disconnect(self) -> None:
+        """One control message for every buffer that the server has posted."""
         with self._link.counted_as("control"):
-            wait_all([self._link.send(Word(Say.LEAVE).pack(), SERVER) for _ in range(_num_posted(self._numels))])
+            wait_all(
+                [
+                    self._link.send(ControlMessage(Command.DISCONNECT).pack(), SERVER)
+                    for _ in range(_num_posted(self._numels))
+                ]
+            )
 
-    def _ask(self, word: Word) -> Answer:
+    def _ask(self, control: ControlMessage) -> Answer:
         reply = torch.empty(_Reply.FORM.size, dtype=torch.uint8)
         parameters = [torch.empty(HEADER_BYTES + 4 * numel, dtype=torch.uint8) for numel in self._numels]
         incoming = self._link.post([], [(buffer, SERVER) for buffer in (reply, *parameters)])
         with self._link.counted_as("control"):
-            self._sent.append(self._link.send(word.pack(), SERVER))
+            self._sent.append(self._link.send(control.pack(), SERVER))
         wait_all(self._sent)
         self._sent = []
         wait_all(incoming)
@@ -155,21 +164,21 @@ def serve(link: Transport, session: Session, numels: Sequence[int]) -> None:
     inbox = _Inbox(link, _num_posted(numels), _bound(numels))
     while True:
         message = inbox.take()
-        word = Word.read(message)
-        if word is None:
+        control = ControlMessage.read(message)
+        if control is None:
             payload = unpack(message)
             if payload.tensor_id >= len(numels) or payload.numel != numels[payload.tensor_id]:
                 raise PayloadError(f"a worker pushed {payload.numel} elements for layer {payload.tensor_id}")
             session.push(payload.tensor_id, payload)
-        elif word.say is Say.LEAVE:
+        elif control.command is Command.DISCONNECT:
             inbox.close()
             return
-        elif word.say is Say.SYNCHRONIZE:
+        elif control.command is Command.SYNCHRONIZE:
             answer = session.synchronize()
             with link.counted_as("state"):  # replicas are made equal; it is no step's traffic
                 _reply(link, answer)
         else:
-            _reply(link, session.end_clock(_closing(word)))
+            _reply(link, session.end_clock(_clock_end(control)))
 
 
 class _Inbox:
@@ -201,8 +210,8 @@ def _reply(link: Transport, answer: Answer) -> None:
     wait_all([*pendings, *link.post([(parameter, WORKER) for parameter in answer.parameters], [])])
 
 
-def _closing(word: Word) -> Closing:
-    return Closing(index=word.index, epoch=word.epoch, lr=word.lr, dropped=word.say is Say.DROP)
+def _clock_end(control: ControlMessage) -> ClockEnd:
+    return ClockEnd(index=control.index, epoch=control.epoch, lr=control.lr, dropped=control.command is Command.DROP)
 
 
 def _num_posted(numels: Sequence[int]) -> int:

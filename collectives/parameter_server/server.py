@@ -19,14 +19,15 @@ from collections.abc import Callable, Sequence
 from typing import Protocol
 
 import torch
+from typing_extensions import override
 
 from collectives.payloads.base import Payload
 from collectives.transport.base import TransportError
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Closing:
-    """What a worker says when it has pushed all layers of a clock.
+class ClockEnd:
+    """What a worker sends when it has pushed all layers of a clock.
 
     Attributes:
         index, epoch: where its training is.
@@ -47,12 +48,12 @@ class Push:
     Attributes:
         rank: the worker's.
         payloads: by layer id; a layer without a gradient is missing.
-        closing: what it said at the end.
+        clock_end: what it sent at the end.
     """
 
     rank: int
     payloads: dict[int, Payload]
-    closing: Closing
+    clock_end: ClockEnd
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -97,7 +98,7 @@ class Worker(abc.ABC):
         """Hand over one layer's gradient of this clock; the payload's tensors must not change any more."""
 
     @abc.abstractmethod
-    def end_clock(self, closing: Closing) -> Answer:
+    def end_clock(self, clock_end: ClockEnd) -> Answer:
         """All layers are pushed; returns when the next clock may start.
 
         Raises:
@@ -115,7 +116,7 @@ class Worker(abc.ABC):
         """
 
     @abc.abstractmethod
-    def leave(self) -> None:
+    def disconnect(self) -> None:
         """Say that nothing more will come."""
 
 
@@ -137,8 +138,8 @@ class ParameterServer(abc.ABC):
         self._sessions: dict[int, Session] = {}
         self._packed: tuple[int, list[torch.Tensor]] = (-1, [])
         self._synchronizing: list[Session] = []
-        self._rounds: list[Answer] = []  # what the last completed `synchronize` answered
-        self._num_rounds = 0
+        self._synchronized: list[Answer] = []  # what the last completed `synchronize` answered
+        self._num_synchronized = 0
         self._failure: BaseException | None = None
 
     def join(self, rank: int) -> Session:
@@ -172,21 +173,21 @@ class ParameterServer(abc.ABC):
             self._changed.notify_all()
             self._wait_until(lambda: self._may_start(session.clock), session)
             session.version = self.version
-            return self._answer(session, None if push.closing.dropped else behind)
+            return self._answer(session, None if push.clock_end.dropped else behind)
 
     def _synchronize(self, session: Session) -> Answer:
         with self._changed:
             self._check()
-            round_number = self._num_rounds
+            before = self._num_synchronized
             self._synchronizing.append(session)
             if len(self._synchronizing) == self.world_size:
                 # Answered now, for a worker that wakes up late must not see what a quicker one did in the meantime.
-                self._rounds = [self._answer(self._sessions[rank], None) for rank in sorted(self._sessions)]
+                self._synchronized = [self._answer(self._sessions[rank], None) for rank in sorted(self._sessions)]
                 self._synchronizing = []
-                self._num_rounds += 1
+                self._num_synchronized += 1
                 self._changed.notify_all()
-            self._wait_until(lambda: self._num_rounds > round_number, session)
-            answer = self._rounds[session.rank]
+            self._wait_until(lambda: self._num_synchronized > before, session)
+            answer = self._synchronized[session.rank]
             session.version = answer.version
             return answer
 
@@ -224,6 +225,7 @@ class Session(Worker):
         version: of the parameters that it has.
     """
 
+    @override
     def __init__(self, server: ParameterServer, rank: int) -> None:
         self.rank = rank
         self.clock = 0
@@ -231,21 +233,21 @@ class Session(Worker):
         self._server = server
         self._payloads: dict[int, Payload] = {}
 
+    @override
     def push(self, layer_id: int, payload: Payload) -> None:
-        """As the base class says."""
         self._payloads[layer_id] = payload
 
-    def end_clock(self, closing: Closing) -> Answer:
-        """As the base class says."""
-        push = Push(rank=self.rank, payloads=self._payloads, closing=closing)
+    @override
+    def end_clock(self, clock_end: ClockEnd) -> Answer:
+        push = Push(rank=self.rank, payloads=self._payloads, clock_end=clock_end)
         self._payloads = {}
         return self._server._end_clock(self, push)
 
+    @override
     def synchronize(self) -> Answer:
-        """As the base class says."""
         return self._server._synchronize(self)
 
-    def leave(self) -> None:
+    def disconnect(self) -> None:
         """Nothing is kept for a worker that left."""
 
 
@@ -266,7 +268,7 @@ class BoundedStaleness(ParameterServer):
         self._waiting.setdefault(session.clock, {})[push.rank] = push
         while len(self._waiting.get(self.version, ())) == self.world_size:
             by_rank = self._waiting.pop(self.version)
-            kept = [by_rank[rank] for rank in sorted(by_rank) if not by_rank[rank].closing.dropped]
+            kept = [by_rank[rank] for rank in sorted(by_rank) if not by_rank[rank].clock_end.dropped]
             if kept:
                 self._parameters.apply(kept, self.world_size)
             self.version += 1
@@ -284,7 +286,7 @@ class OnArrival(ParameterServer):
 
     def _take(self, push: Push, session: Session) -> int:
         behind = self.version - session.version
-        if not push.closing.dropped:
+        if not push.clock_end.dropped:
             self._parameters.apply([push], 1)
             self.version += 1
         return behind

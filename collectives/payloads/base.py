@@ -19,7 +19,7 @@ from typing import Any, ClassVar, Self
 import torch
 
 from collectives.payloads.errors import PayloadError
-from collectives.payloads.fields import FLOAT_DTYPES, VALUE_DTYPES, Part, lay_out, part_nbytes
+from collectives.payloads.fields import FLOAT_DTYPES, VALUE_DTYPES, Field, field_nbytes, lay_out
 
 __all__ = [
     "HEADER",
@@ -109,17 +109,17 @@ class Payload(abc.ABC):
         """Elements that are transmitted (kept zeros included); `numel` for dense kinds."""
 
     @abc.abstractmethod
-    def parts(self) -> list[Part]:
+    def fields(self) -> list[Field]:
         """What `pack` lays end to end: header and fixed fields as bytes, then tensors, wider fields first."""
 
     @property
     def nbytes(self) -> int:
         """Length of `pack()`, header included, without packing where it can be known."""
-        return sum(map(part_nbytes, self.parts()))
+        return sum(map(field_nbytes, self.fields()))
 
     def pack(self) -> torch.Tensor:
         """uint8 [nbytes] on `device`: header, then fields at their true width, wider fields first."""
-        return lay_out(self.parts(), self.device)
+        return lay_out(self.fields(), self.device)
 
     @classmethod
     @abc.abstractmethod

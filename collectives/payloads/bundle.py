@@ -20,7 +20,7 @@ import torch
 
 from collectives.payloads.base import HEADER_BYTES, Header, Payload, borders_of_blocks, unpack
 from collectives.payloads.errors import PayloadError
-from collectives.payloads.fields import Part, Reader
+from collectives.payloads.fields import Field, Reader
 from collectives.payloads.unreduced_sum import UnreducedSum
 
 COUNT = struct.Struct("<I")
@@ -72,16 +72,16 @@ class Bundle(Payload):
         """As the closed form says."""
         return self.packed_nbytes([member.nbytes for member in self.payloads])
 
-    def parts(self) -> list[Part]:
+    def fields(self) -> list[Field]:
         """Header, table of ends, members."""
         lengths = [member.nbytes for member in self.payloads]
         ends = list(itertools.accumulate(_padded(length) // 8 for length in lengths))
         table = struct.pack(f"<{1 + len(ends)}I", len(ends), *ends)
-        parts: list[Part] = [
+        parts: list[Field] = [
             self._header(torch.float32, num_entries=self.num_entries) + table + _padding(len(table)),
         ]
         for member, length in zip(self.payloads, lengths, strict=True):
-            parts += [*member.parts(), _padding(length)]
+            parts += [*member.fields(), _padding(length)]
         return parts
 
     @classmethod

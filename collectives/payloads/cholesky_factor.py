@@ -24,7 +24,7 @@ import torch
 from collectives.payloads.base import HEADER_BYTES, Header, Payload
 from collectives.payloads.codec.values import divided, to_value_dtype
 from collectives.payloads.errors import PayloadError
-from collectives.payloads.fields import Part, Reader
+from collectives.payloads.fields import Field, Reader
 from collectives.payloads.triangle import (
     matrix_size,
     pack_triangle,
@@ -105,7 +105,7 @@ class CholeskyFactor(Payload):
         """A factor stays whole."""
         return max(1, self.numel)
 
-    def parts(self) -> list[Part]:
+    def fields(self) -> list[Field]:
         """Header, damping, values."""
         header = self._header(self.values.dtype, num_entries=self.num_entries)
         return [header + FIXED.pack(self.damping, 0), self.values]

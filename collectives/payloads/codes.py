@@ -23,7 +23,7 @@ from collectives.payloads.codec.cache_blocks import Stretch, cache_blocks
 from collectives.payloads.codec.codebooks import Codebook, codebook_named, codebook_numbered
 from collectives.payloads.codec.values import divided
 from collectives.payloads.errors import PayloadError
-from collectives.payloads.fields import FLOAT_DTYPES, Part, Reader
+from collectives.payloads.fields import FLOAT_DTYPES, Field, Reader
 
 FIXED = struct.Struct("<IBBH")
 
@@ -116,7 +116,7 @@ class Codes(Payload):
         """Bytes of codes and blocks of one scale stay whole."""
         return math.lcm(8 // self.bits, self.block_numel or 1)
 
-    def parts(self) -> list[Part]:
+    def fields(self) -> list[Field]:
         """Header, fixed fields, scales, packed codes."""
         header = self._header(self.scales.dtype, num_entries=self.num_entries)
         return [header + FIXED.pack(self.block_numel, self.bits, self._book.number, 0), self.scales, self.packed]

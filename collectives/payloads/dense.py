@@ -10,7 +10,7 @@ import torch
 from collectives.payloads.base import HEADER_BYTES, Header, Payload
 from collectives.payloads.codec.values import add_divided_, add_values
 from collectives.payloads.errors import PayloadError
-from collectives.payloads.fields import VALUE_DTYPES, Part, Reader
+from collectives.payloads.fields import VALUE_DTYPES, Field, Reader
 
 
 @dataclasses.dataclass(eq=False)
@@ -56,7 +56,7 @@ class Dense(Payload):
         """Header and values."""
         return HEADER_BYTES + self.numel * self.values.element_size()
 
-    def parts(self) -> list[Part]:
+    def fields(self) -> list[Field]:
         """Header, values."""
         return [self._header(self.values.dtype, num_entries=self.numel), self.values]
 

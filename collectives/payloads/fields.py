@@ -22,22 +22,22 @@ VALUE_DTYPES: tuple[torch.dtype, ...] = (
 )
 FLOAT_DTYPES = VALUE_DTYPES[:4]
 
-Part = bytes | torch.Tensor
+Field = bytes | torch.Tensor
 
 
-def part_nbytes(part: Part) -> int:
-    """Bytes that a part takes on the wire."""
-    return len(part) if isinstance(part, bytes) else part.numel() * part.element_size()
+def field_nbytes(field: Field) -> int:
+    """Bytes that a field takes on the wire."""
+    return len(field) if isinstance(field, bytes) else field.numel() * field.element_size()
 
 
-def lay_out(parts: Sequence[Part], device: torch.device) -> torch.Tensor:
-    """uint8 [sum of lengths] on `device`: the parts end to end, each copied once."""
-    out = torch.empty(sum(map(part_nbytes, parts)), dtype=torch.uint8, device=device)
+def lay_out(fields: Sequence[Field], device: torch.device) -> torch.Tensor:
+    """uint8 [sum of lengths] on `device`: the fields end to end, each copied once."""
+    out = torch.empty(sum(map(field_nbytes, fields)), dtype=torch.uint8, device=device)
     offset = 0
-    for part in parts:
-        stop = offset + part_nbytes(part)
+    for field in fields:
+        stop = offset + field_nbytes(field)
         if stop > offset:
-            raw = torch.frombuffer(bytearray(part), dtype=torch.uint8) if isinstance(part, bytes) else as_bytes(part)
+            raw = torch.frombuffer(bytearray(field), dtype=torch.uint8) if isinstance(field, bytes) else as_bytes(field)
             out[offset:stop] = raw
         offset = stop
     return out

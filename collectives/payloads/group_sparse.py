@@ -20,7 +20,7 @@ from collectives.payloads.base import HEADER_BYTES, Header, Payload
 from collectives.payloads.codec.bits import bits_for, pack_bits, pack_mask, packed_nbytes, unpack_bits, unpack_mask
 from collectives.payloads.codec.index_sets import check_ascending
 from collectives.payloads.errors import PayloadError
-from collectives.payloads.fields import Part, Reader
+from collectives.payloads.fields import Field, Reader
 from collectives.payloads.indexed_values import IndexedValues, canonical_values
 from collectives.payloads.sparse import Sparse
 
@@ -104,7 +104,7 @@ class GroupSparse(IndexedValues):
         """The same entries with flat indices."""
         return Sparse(self.numel, self.positions, self.values)
 
-    def parts(self) -> list[Part]:
+    def fields(self) -> list[Field]:
         """Header, group size and k, values, indices."""
         coding = BITMAP if self._bits * self.num_entries > 8 * packed_nbytes(self.numel, 1) else LOCAL
         header = self._header(self.values.dtype, num_entries=self.num_entries, flags=coding)

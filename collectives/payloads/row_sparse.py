@@ -27,7 +27,7 @@ from collectives.payloads.codec.index_sets import (
 from collectives.payloads.codec.values import add_values, divided, to_value_dtype
 from collectives.payloads.dense import Dense
 from collectives.payloads.errors import PayloadError
-from collectives.payloads.fields import Part, Reader
+from collectives.payloads.fields import Field, Reader
 from collectives.payloads.indexed_values import canonical_values
 
 FIXED = struct.Struct("<II")
@@ -100,7 +100,7 @@ class RowSparse(Payload):
         """Rows stay whole."""
         return self.row_numel
 
-    def parts(self) -> list[Part]:
+    def fields(self) -> list[Field]:
         """Header, row length, values, row numbers."""
         coding = cheapest_coding(self.rows.numel(), self.num_rows)
         header = self._header(self.values.dtype, num_entries=self.num_entries, flags=CODINGS.index(coding))

@@ -17,7 +17,7 @@ import torch
 from collectives.payloads.base import HEADER_BYTES, Header, Payload
 from collectives.payloads.codec.values import add_values
 from collectives.payloads.errors import PayloadError
-from collectives.payloads.fields import Part, Reader
+from collectives.payloads.fields import Field, Reader
 from collectives.payloads.indexed_values import IndexedValues
 from collectives.payloads.sparse import Sparse
 
@@ -71,7 +71,7 @@ class Seeded(IndexedValues):
         """As the closed form says."""
         return self.packed_nbytes(self.num_entries, self.values.dtype)
 
-    def parts(self) -> list[Part]:
+    def fields(self) -> list[Field]:
         """Header, seed, values."""
         return [self._header(self.values.dtype, num_entries=self.num_entries) + FIXED.pack(self.seed), self.values]
 

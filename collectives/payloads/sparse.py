@@ -25,7 +25,7 @@ from collectives.payloads.codec.index_sets import (
 from collectives.payloads.codec.values import to_value_dtype
 from collectives.payloads.dense import Dense
 from collectives.payloads.errors import PayloadError
-from collectives.payloads.fields import Part, Reader
+from collectives.payloads.fields import Field, Reader
 from collectives.payloads.indexed_values import IndexedValues, canonical_values
 
 
@@ -88,12 +88,12 @@ class Sparse(IndexedValues):
         dense[self.indices] = self.values
         return Dense(dense)
 
-    def parts(self) -> list[Part]:
+    def fields(self) -> list[Field]:
         """Header, values, indices; or the dense form."""
         if self.is_wide:
             dense = self.widened()
             dense.tensor_id = self.tensor_id
-            return dense.parts()
+            return dense.fields()
         coding = cheapest_coding(self.num_entries, self.numel)
         header = self._header(self.values.dtype, num_entries=self.num_entries, flags=CODINGS.index(coding))
         fields = encode_indices(self.indices, self.numel, coding)

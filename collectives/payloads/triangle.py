@@ -19,7 +19,7 @@ from collectives.payloads.base import HEADER_BYTES, Header, Payload
 from collectives.payloads.codec.cache_blocks import cache_blocks
 from collectives.payloads.codec.values import add_values, divided
 from collectives.payloads.errors import PayloadError
-from collectives.payloads.fields import Part, Reader
+from collectives.payloads.fields import Field, Reader
 
 
 @dataclasses.dataclass(eq=False)
@@ -83,7 +83,7 @@ class Triangle(Payload):
         """A triangle stays whole."""
         return max(1, self.numel)
 
-    def parts(self) -> list[Part]:
+    def fields(self) -> list[Field]:
         """Header, values."""
         return [self._header(self.values.dtype, num_entries=self.num_entries), self.values]
 

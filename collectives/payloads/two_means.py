@@ -19,7 +19,7 @@ from collectives.payloads.base import HEADER_BYTES, Header, Payload
 from collectives.payloads.codec.bits import pack_mask, packed_nbytes, unpack_mask
 from collectives.payloads.codec.values import divided
 from collectives.payloads.errors import PayloadError
-from collectives.payloads.fields import Part, Reader
+from collectives.payloads.fields import Field, Reader
 
 FIXED = struct.Struct("<ff")
 
@@ -82,7 +82,7 @@ class TwoMeans(Payload):
         """Bytes of bits stay whole."""
         return 8
 
-    def parts(self) -> list[Part]:
+    def fields(self) -> list[Field]:
         """Header, the two values, the bits."""
         header = self._header(torch.float32, num_entries=self.num_entries)
         return [header + FIXED.pack(self.low, self.high), self.packed]

@@ -53,7 +53,7 @@ class UnreducedSum(Payload):
         """Bytes of all terms together."""
         return sum(term.nbytes for term in self.terms)
 
-    def parts(self) -> NoReturn:
+    def fields(self) -> NoReturn:
         """Raise PayloadError: `merged()` travels instead."""
         raise PayloadError("a sum of separate terms does not travel; send its merged() payload")
 

@@ -58,7 +58,7 @@ class PackedPieces:
         for round_ in rounds:
             sends = [(self._pack(message), message.peer) for message in round_.sends]
             receives = [(self._bound(message), message.peer) for message in round_.receives]
-            buffers = self._transport.exchange(sends, receives)
+            buffers = self._transport.send_receive(sends, receives)
             for message, buffer in zip(round_.receives, buffers, strict=True):
                 self._receive(message, buffer)
 

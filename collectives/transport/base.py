@@ -160,7 +160,7 @@ class Transport(abc.ABC):
         Where the peers' posts mirror each other, no order of waiting can block; tensors must hold at least one element.
         """
 
-    def exchange(self, sends: Sequence[Send], receives: Sequence[tuple[int, int]]) -> list[torch.Tensor]:
+    def send_receive(self, sends: Sequence[Send], receives: Sequence[tuple[int, int]]) -> list[torch.Tensor]:
         """Messages whose length only the sender knows, all under way at once; returns when all are done.
 
         Args:

@@ -13,6 +13,7 @@ from collections.abc import Callable, Sequence
 from typing import TypeVar
 
 import torch
+from typing_extensions import override
 
 from collectives.transport.arithmetic import combine_
 from collectives.transport.base import Ledger, Pending, Receive, ReduceOp, Send, Transport, TransportError, wait_all
@@ -70,6 +71,7 @@ class MemoryWires:
 class MemoryTransport(Transport):
     """Messages between threads."""
 
+    @override
     def __init__(self, wires: MemoryWires, rank: int, members: list[int], ledger: Ledger) -> None:
         self._wires = wires
         self._members = members
@@ -79,24 +81,26 @@ class MemoryTransport(Transport):
         self.timeout_s = wires.timeout_s
         self.ledger = ledger
 
+    @override
     def name(self, rank: int) -> int:
-        """As the base class says."""
         return self._members[rank]
 
+    @override
     def timeout_error(self, rank: int) -> TransportError:
-        """As the base class says; nobody is lost but the rank waited for."""
+        """Nobody is lost but the rank waited for."""
         me, peer = self.name(self.rank), self.name(rank)
         message = f"rank {me} waited for rank {peer}, which did not answer within {self.timeout_s:g} s"
         return TransportError(message, lost_rank=peer)
 
+    @override
     def post(self, sends: Sequence[Send], receives: Sequence[Receive]) -> list[Pending]:
-        """As the base class says."""
         for tensor, _ in sends:
             self.ledger.book(tensor.numel() * tensor.element_size())
         return self._start(sends, receives)
 
+    @override
     def all_reduce_(self, tensor: torch.Tensor, op: ReduceOp = "sum") -> None:
-        """As the base class says; adds in rank order."""
+        """Adds in rank order."""
         if self.world_size == 1:
             return
         nbytes = tensor.numel() * tensor.element_size()
@@ -110,8 +114,8 @@ class MemoryTransport(Transport):
             combine_(rows[0], row, op)
         tensor.copy_(rows[0])
 
+    @override
     def broadcast_(self, tensor: torch.Tensor, source: int) -> None:
-        """As the base class says."""
         is_last = (self.rank - source) % self.world_size == self.world_size - 1
         nbytes = tensor.numel() * tensor.element_size()
         if self.world_size > 1:
@@ -123,8 +127,8 @@ class MemoryTransport(Transport):
         else:
             wait_all(self._start([], [(tensor, source)]))
 
+    @override
     def view(self, ranks: Sequence[int]) -> MemoryTransport:
-        """As the base class says."""
         return MemoryTransport(
             self._wires, list(ranks).index(self.rank), [self._members[rank] for rank in ranks], self.ledger
         )

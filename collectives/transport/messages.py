@@ -1,4 +1,4 @@
-"""Payloads as messages: packing for a transport, how long a message can be, and one message spread to every rank."""
+"""Payloads as messages: packing for a transport, how long a message can be, and one message brought to every rank."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def pack(payload: Payload, transport: Transport, bound: int | None = None) -> to
     return packed
 
 
-def spread(transport: Transport, message: torch.Tensor | None, source: int) -> torch.Tensor:
+def broadcast_bytes(transport: Transport, message: torch.Tensor | None, source: int) -> torch.Tensor:
     """A message of rank `source`, on every rank, down a binomial tree; every rank must call.
 
     Args:
@@ -75,8 +75,8 @@ def spread(transport: Transport, message: torch.Tensor | None, source: int) -> t
     return message
 
 
-def spread_into(transport: Transport, wire: torch.Tensor, source: int) -> None:
-    """The wire tensor of rank `source`, on every rank, as `spread` but without telling its length.
+def broadcast_wire_(transport: Transport, wire: torch.Tensor, source: int) -> None:
+    """The wire tensor of rank `source`, on every rank, as `broadcast_bytes` but without telling its length.
 
     Args:
         transport: the ranks, all of which must call.

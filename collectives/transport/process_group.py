@@ -16,6 +16,7 @@ from typing import cast
 import torch
 import torch.distributed as dist
 from torch.distributed.distributed_c10d import PrefixStore, _get_default_store
+from typing_extensions import override
 
 from collectives.transport.base import Ledger, Pending, Receive, ReduceOp, Send, Transport, TransportError, wait_all
 from collectives.transport.failure_detector import failure_detector
@@ -37,6 +38,7 @@ class ProcessGroupTransport(Transport):
         timeout_s: longest wait for any one message.
     """
 
+    @override
     def __init__(
         self, group: dist.ProcessGroup | None = None, device: torch.device | None = None, timeout_s: float = 60.0
     ) -> None:
@@ -52,16 +54,18 @@ class ProcessGroupTransport(Transport):
         self.ledger = Ledger()
         self._failure_detector = failure_detector()
 
+    @override
     def name(self, rank: int) -> int:
-        """As the base class says."""
         return dist.get_global_rank(self._group, self._members[rank])
 
+    @override
     def timeout_error(self, rank: int) -> TransportError:
-        """As the base class says; asks all ranks, so it takes some seconds."""
+        """Asks all ranks, so it takes some seconds."""
         return self._lost(rank, "")
 
+    @override
     def post(self, sends: Sequence[Send], receives: Sequence[Receive]) -> list[Pending]:
-        """As the base class says; on NCCL all messages of one call are one group call and complete together."""
+        """On NCCL all messages of one call are one group call and complete together."""
         with self.ledger.timed():
             for tensor, _ in sends:
                 self.ledger.book(tensor.numel() * tensor.element_size())
@@ -72,10 +76,11 @@ class ProcessGroupTransport(Transport):
                 self._start(self._group.send, *send) for send in sends
             ]
 
-    def exchange(self, sends: Sequence[Send], receives: Sequence[tuple[int, int]]) -> list[torch.Tensor]:
-        """As the base class says; on NCCL the lengths travel first."""
+    @override
+    def send_receive(self, sends: Sequence[Send], receives: Sequence[tuple[int, int]]) -> list[torch.Tensor]:
+        """On NCCL the lengths travel first."""
         if not self.in_step:
-            return super().exchange(sends, receives)
+            return super().send_receive(sends, receives)
         lengths = [torch.tensor([message.numel()], device=self.device) for message, _ in sends]
         incoming = [torch.empty(1, dtype=torch.int64, device=self.device) for _ in receives]
         with self.counted_as("control"):
@@ -89,8 +94,8 @@ class ProcessGroupTransport(Transport):
         wait_all(self.post(sends, [(buffer, source) for buffer, (_, source) in zip(buffers, receives, strict=True)]))
         return buffers
 
+    @override
     def all_reduce_(self, tensor: torch.Tensor, op: ReduceOp = "sum") -> None:
-        """As the base class says."""
         if self.world_size == 1:
             return
         with self.ledger.timed():
@@ -100,8 +105,8 @@ class ProcessGroupTransport(Transport):
             options.reduceOp = _OPS[op]
             self._wait_for_all(self._backend().allreduce([tensor], options))
 
+    @override
     def broadcast_(self, tensor: torch.Tensor, source: int) -> None:
-        """As the base class says."""
         if self.world_size == 1:
             return
         with self.ledger.timed():
@@ -111,8 +116,9 @@ class ProcessGroupTransport(Transport):
             options.rootRank = source
             self._wait_for_all(self._backend().broadcast([tensor], options))
 
+    @override
     def view(self, ranks: Sequence[int]) -> ProcessGroupTransport:
-        """As the base class says; the backend's own collectives get a group of their own when first used."""
+        """The backend's own collectives get a group of their own when first used."""
         part = object.__new__(ProcessGroupTransport)
         part.__dict__.update(self.__dict__)
         part._members = [self._members[rank] for rank in ranks]

@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 import torch
 
-from collectives.parameter_server.link import SERVER, WORKER, RemoteServer, Say, Word, serve
-from collectives.parameter_server.server import Answer, BoundedStaleness, Closing, OnArrival, ParameterServer
+from collectives.parameter_server.link import SERVER, WORKER, Command, ControlMessage, RemoteServer, serve
+from collectives.parameter_server.server import Answer, BoundedStaleness, ClockEnd, OnArrival, ParameterServer
 from collectives.payloads import Dense
 from collectives.payloads.base import unpack
 from collectives.payloads.errors import PayloadError
@@ -56,7 +56,7 @@ def star(server: ParameterServer, numels: Sequence[int]) -> Iterator[Star]:
     made = Star(server, numels)
     yield made
     for worker in made.workers:
-        worker.leave()
+        worker.disconnect()
     for thread in made.threads:
         thread.join(5)
         assert not thread.is_alive()
@@ -76,8 +76,8 @@ def at_once(*work: Callable[[], Answer]) -> list[Answer]:
     return [answers[index] for index in range(len(work))]
 
 
-def closing(index: int = 0, *, dropped: bool = False) -> Closing:
-    return Closing(index=index, epoch=0, lr=0.1, dropped=dropped)
+def clock_end(index: int = 0, *, dropped: bool = False) -> ClockEnd:
+    return ClockEnd(index=index, epoch=0, lr=0.1, dropped=dropped)
 
 
 @pytest.mark.parametrize("kind", MAKERS)
@@ -88,7 +88,7 @@ def test_every_kind_of_payload_arrives_and_is_counted(kind: str) -> None:
     with star(OnArrival(parameters, 1, 20.0), numels) as links:
         for layer_id in (1, 0):  # backward's order
             links.workers[0].push(layer_id, examples[layer_id].payload)
-        answer = links.workers[0].end_clock(closing())
+        answer = links.workers[0].end_clock(clock_end())
         sent, answered = links.worker_ends[0].traffic, links.ends[0].traffic
         assert (sent["gradient"].nbytes, sent["gradient"].messages) == (sum(e.payload.nbytes for e in examples), 2)
         assert (sent["control"].nbytes, answered["control"].nbytes) == (CONTROL_BYTES, CONTROL_BYTES)
@@ -113,11 +113,11 @@ def test_a_worker_tells_where_it_is_and_what_it_drops() -> None:
     with star(OnArrival(parameters, 2, 20.0), [2]) as links:
         first, second = links.workers
         first.push(0, Dense(torch.ones(2)))
-        assert first.end_clock(closing(7)).staleness == 0
+        assert first.end_clock(clock_end(7)).staleness == 0
         first.push(0, Dense(torch.ones(2)))
-        assert first.end_clock(closing(8, dropped=True)).staleness is None
+        assert first.end_clock(clock_end(8, dropped=True)).staleness is None
         second.push(0, Dense(torch.ones(2)))
-        answer = second.end_clock(closing(9))
+        answer = second.end_clock(clock_end(9))
     assert (answer.version, answer.num_steps, answer.staleness) == (2, 1, 1)
     assert parameters.applied == [([(0, 7)], 1), ([(1, 9)], 1)]
 
@@ -126,7 +126,7 @@ def test_a_clock_may_have_no_payload_at_all() -> None:
     parameters = Recorded([2, 3])
     with star(OnArrival(parameters, 1, 20.0), [2, 3]) as links:
         for index in range(3):
-            assert links.workers[0].end_clock(closing(index)).num_steps == index + 1
+            assert links.workers[0].end_clock(clock_end(index)).num_steps == index + 1
 
 
 @pytest.mark.parametrize("num_layers", [0, 1, 7, 8, 30])
@@ -137,7 +137,7 @@ def test_any_number_of_layers(num_layers: int) -> None:
             for worker in links.workers:
                 for layer_id in range(num_layers):
                     worker.push(layer_id, Dense(torch.full((layer_id,), 2.0)))
-            at_once(*(lambda w=worker, i=index: w.end_clock(closing(i)) for worker in links.workers))
+            at_once(*(lambda w=worker, i=index: w.end_clock(clock_end(i)) for worker in links.workers))
         answers = at_once(*(worker.synchronize for worker in links.workers))
     assert [unpack(packed).to_dense().tolist() for packed in answers[0].parameters] == [
         [6.0] * n for n in range(num_layers)
@@ -156,7 +156,7 @@ def test_the_bound_holds_over_wires(staleness: int) -> None:
             for layer_id in (1, 0):
                 time.sleep(dice.random() * 0.002)
                 worker.push(layer_id, Dense(torch.full((numels[layer_id],), 3.0)))
-            seen.append((index + 1, worker.end_clock(closing(index)).version))
+            seen.append((index + 1, worker.end_clock(clock_end(index)).version))
         return worker.synchronize()
 
     with star(BoundedStaleness(parameters, 3, 20.0, staleness=staleness), numels) as links:
@@ -171,13 +171,13 @@ def hostile_messages() -> list[tuple[str, torch.Tensor]]:
     dice = random.Random(1)
     too_far, too_long = Dense(torch.ones(3)), Dense(torch.ones(4))
     too_far.tensor_id = 1
-    unknown = Word(Say.APPLY).pack()
+    unknown = ControlMessage(Command.APPLY).pack()
     unknown[2] = 9
     return [
         ("noise", torch.tensor([dice.randrange(256) for _ in range(64)], dtype=torch.uint8)),
         ("a layer that is not there", too_far.pack()),
         ("too many elements", too_long.pack()),
-        ("a word that means nothing", unknown),
+        ("a control that means nothing", unknown),
     ]
 
 

@@ -27,7 +27,7 @@ class Recorded:
         self.values = [torch.zeros(numel) for numel in self.numels]
 
     def apply(self, pushes: Sequence[Push], num_terms: int) -> None:
-        self.applied.append(([(push.rank, push.closing.index) for push in pushes], num_terms))
+        self.applied.append(([(push.rank, push.clock_end.index) for push in pushes], num_terms))
         for push in pushes:
             for layer_id, payload in push.payloads.items():
                 payload.add_to_(self.values[layer_id], divisor=num_terms)

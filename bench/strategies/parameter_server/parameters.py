@@ -59,8 +59,8 @@ class ServerParameters:
         """As `Parameters` says: one optimizer step with the learning rate of the first push."""
         first = pushes[0]
         step = Step(
-            index=first.closing.index,
-            epoch=first.closing.epoch,
+            index=first.clock_end.index,
+            epoch=first.clock_end.epoch,
             rank=first.rank,
             world_size=num_terms,
             seed=self._seed,
@@ -72,7 +72,7 @@ class ServerParameters:
                 total = terms[0] if len(terms) == 1 else added(terms)
                 self._reducer.finish_bucket(total, Bucket(layers=[layer], gradients=[gradient.view(-1)], step=step))
         for group in self._optimizer.param_groups:
-            group["lr"] = first.closing.lr * (num_terms / self._world_size)
+            group["lr"] = first.clock_end.lr * (num_terms / self._world_size)
         self._optimizer.step()
 
     def packed(self) -> list[torch.Tensor]:

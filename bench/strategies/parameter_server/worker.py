@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 from collectives.base import Key
-from collectives.parameter_server.server import Answer, Closing, Worker
+from collectives.parameter_server.server import Answer, ClockEnd, Worker
 from collectives.payloads.base import Payload
 from collectives.transport.base import Purpose, Traffic, Transport
 from compressors.ddp.bucket import Bucket
@@ -102,7 +102,7 @@ class AsyncWorker:
 
     def close(self) -> None:
         """Leave the server and end the thread."""
-        self._in_thread(self._server.leave)
+        self._in_thread(self._server.disconnect)
         self._thread.shutdown()
 
     def _in_thread(self, function: Callable[[], T]) -> T:
@@ -148,7 +148,7 @@ class AsyncWorker:
         else:
             self.reducer.commit()
         answer = self._server.end_clock(
-            Closing(index=self._step.index, epoch=self._step.epoch, lr=self._lr, dropped=self._saw_nonfinite)
+            ClockEnd(index=self._step.index, epoch=self._step.epoch, lr=self._lr, dropped=self._saw_nonfinite)
         )
         self._exchange_s += time.perf_counter() - started
         return answer

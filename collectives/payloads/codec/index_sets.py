@@ -20,7 +20,7 @@ import torch
 from collectives.payloads.codec.bits import pack_bits, pack_mask, packed_nbytes, unpack_bits, unpack_mask
 from collectives.payloads.codec.values import to_value_dtype
 from collectives.payloads.errors import PayloadError
-from collectives.payloads.fields import Part, Reader
+from collectives.payloads.fields import Field, Reader
 
 Coding = Literal["coo", "bitmap", "elias_fano"]
 CODINGS: tuple[Coding, ...] = ("coo", "bitmap", "elias_fano")
@@ -50,7 +50,7 @@ def index_set_nbytes(count: int, universe: int) -> int:
     return coding_nbytes(cheapest_coding(count, universe), count, universe)
 
 
-def encode_indices(indices: torch.Tensor, universe: int, coding: Coding) -> list[Part]:
+def encode_indices(indices: torch.Tensor, universe: int, coding: Coding) -> list[Field]:
     """The fields of a support.
 
     Args:

@@ -11,7 +11,7 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 import torch
 
-from collectives.parameter_server.server import Answer, BoundedStaleness, Closing, OnArrival, Session
+from collectives.parameter_server.server import Answer, BoundedStaleness, ClockEnd, OnArrival, Session
 from collectives.payloads import Dense
 from collectives.payloads.base import unpack
 from collectives.transport.base import TransportError
@@ -33,7 +33,7 @@ def on_arrival(world_size: int) -> tuple[Recorded, list[Session]]:
 def clock(session: Session, value: float = 1.0, *, dropped: bool = False) -> Answer:
     """One clock of a worker whose gradient is `value` everywhere."""
     session.push(0, Dense(torch.full((3,), value)))
-    return session.end_clock(Closing(index=session.clock, epoch=0, lr=0.1, dropped=dropped))
+    return session.end_clock(ClockEnd(index=session.clock, epoch=0, lr=0.1, dropped=dropped))
 
 
 def together(*work: Callable[[], Answer]) -> list[Answer]:

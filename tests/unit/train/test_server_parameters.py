@@ -8,7 +8,7 @@ from torch import nn
 
 from bench.core import spec
 from bench.strategies.parameter_server.parameters import ServerParameters
-from collectives.parameter_server.server import Closing, Push
+from collectives.parameter_server.server import ClockEnd, Push
 from collectives.payloads import Dense
 from collectives.payloads.base import Payload, unpack
 from compressors.layer import layers_of
@@ -28,7 +28,7 @@ def parameters_of(model: nn.Module, optimizer: str, world_size: int, compressor:
 
 
 def push(rank: int, payloads: dict[int, Payload]) -> Push:
-    return Push(rank=rank, payloads=payloads, closing=Closing(index=0, epoch=0, lr=LR))
+    return Push(rank=rank, payloads=payloads, clock_end=ClockEnd(index=0, epoch=0, lr=LR))
 
 
 def values(parameters: ServerParameters) -> list[torch.Tensor]:
