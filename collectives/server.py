@@ -2,7 +2,8 @@
 
 Source: Li et al., "Scaling distributed machine learning with the parameter server" (OSDI 2014); per-layer keys and the
 splitting of big arrays as in MXNet's KVStore. Ranks are workers and servers at once: one of them serves (colocated), or
-each serves the layers whose id is its rank modulo n and its share of every layer longer than `split_numel` (sharded).
+each serves the layers whose id is its rank modulo n and its share of every layer longer than `split_numel` and of every
+payload that holds several layers in one (sharded).
 The sum is taken in fp32 in rank order (integers in their own type). Element-wise payloads come back as what they were;
 others as the downlink says: `dense` all elements in fp32, `union` only elements that some rank sent, `recode` encoded
 again, the server keeping what that lost.
@@ -101,18 +102,16 @@ class Server(Collective):
         return f"server: root={self.root} is none of the {world_size} ranks, which count from 0; lower it"
 
     def shards(self, world_size: int, layout: Layout) -> list[Shard]:
-        """One per layer where the message is a bundle of layers, else one; long ones in pieces if sharded."""
-        units: list[tuple[Layout, Key]] = [(layout, layout.key)]
-        if len(layout.leaves) == len(layout.key):
-            units = [(Layout((leaf,)), (layer_id,)) for leaf, layer_id in zip(layout.leaves, layout.key, strict=True)]
+        """One per layer; if sharded, pieces of long layers and of payloads that hold several layers in one."""
         shards: list[Shard] = []
         first = 0
-        for unit, key in units:
-            # a layer that is encoded again stays whole: its compressor looks at its shape
-            is_split = self._is_sharded and unit.numel > self.split_numel and self.downlink != "recode"
+        for unit in layout.by_layer():
+            is_split = self._is_sharded and (unit.numel > self.split_numel or len(unit.key) > 1)
+            if self.downlink == "recode" and not all(leaf.elementwise for leaf in unit.leaves):
+                is_split = False  # what is encoded again stays whole: its compressor looks at its shape
             for index, (start, stop) in enumerate(unit.cuts(world_size if is_split else 1)):
-                server = (key[0] + index) % world_size if self._is_sharded else self.root
-                shards.append(Shard((key, index), server, (first + start, first + stop, len(shards))))
+                server = (unit.key[0] + index) % world_size if self._is_sharded else self.root
+                shards.append(Shard((unit.key, index), server, (first + start, first + stop, len(shards))))
             first += unit.numel
         return shards
 
@@ -189,6 +188,9 @@ class BoundServer(BoundCollective):
             layout: of all ranks' payloads; that of `payload` where None.
         """
         layout = layout or Layout.of(payload, key)
+        if self._downlink is not None:
+            numels = tuple(self._downlink.numel(layer_id) for layer_id in key)
+            layout = dataclasses.replace(layout, layer_numels=numels)
         pieces = PackedPieces(self.transport, payload, layout)
         shards = self.options.shards(self.transport.world_size, layout)
         for shard, part in zip(shards, members(payload, [shard.numel for shard in shards]), strict=True):

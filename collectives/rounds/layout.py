@@ -48,10 +48,12 @@ class Layout:
     Attributes:
         leaves: in the message's order.
         key: ids of the layers inside.
+        layer_numels: elements of each of these layers; empty where that is not known.
     """
 
     leaves: tuple[Leaf, ...]
     key: Key = ()
+    layer_numels: tuple[int, ...] = ()
 
     @classmethod
     def of(cls, payload: Payload, key: Key = ()) -> Self:
@@ -94,6 +96,23 @@ class Layout:
                 return [tuple(range(len(self.leaves)))]
             by_type[leaf.wire[1]] = (*by_type.get(leaf.wire[1], ()), index)
         return list(by_type.values())
+
+    def by_layer(self) -> list[Layout]:
+        """One layout per layer, or per payload of several layers that cannot be cut between them.
+
+        A single one where payloads and layers do not match: a low-rank compressor's factors, say.
+        """
+        numels = list(self.layer_numels or (leaf.numel for leaf in self.leaves))
+        ids, parts = list(self.key), []
+        for leaf in self.leaves:
+            count = next((i for i in range(1, len(numels) + 1) if sum(numels[:i]) == leaf.numel), 0)
+            inside, ids, cuts, numels = ids[:count], ids[count:], numels[:count], numels[count:]
+            if count and leaf.wire is not None and leaf.alignment == 1:
+                layers = [Leaf(numel, wire=(numel, leaf.wire[1])) for numel in cuts]
+                parts += [Layout((layer,), (layer_id,)) for layer, layer_id in zip(layers, inside, strict=True)]
+            else:
+                parts.append(Layout((leaf,), tuple(inside)))
+        return parts if all(part.key for part in parts) and not ids else [self]
 
     def chunks(self, num_chunks: int) -> list[Stretch]:
         """A balanced partition of what travels: of the wire tensor where there is one, else of the payloads."""

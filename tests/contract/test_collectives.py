@@ -10,7 +10,7 @@ import torch
 
 from collectives.allgather import Allgather
 from collectives.options import OptionError
-from collectives.payloads import Bundle, Dense, Sparse, members
+from collectives.payloads import Bundle, Dense, GroupSparse, Sparse, members
 from collectives.payloads.base import Payload, PayloadError
 from collectives.ring import Ring
 from collectives.rounds import in_place
@@ -215,16 +215,19 @@ def test_bytes_by_hand_tree() -> None:
 
 
 class LargeOnes:
-    """Encodes what is not below 1, for one layer of four elements."""
+    """Encodes what is not below 1; layer i has numels[i] elements."""
 
-    def __init__(self) -> None:
+    def __init__(self, **numels: int) -> None:
+        self.numels = {int(name[1:]): numel for name, numel in numels.items()} or {7: 4}
+        self.encoded: list[tuple[int, ...]] = []
         self.heard: list[str] = []
 
     def numel(self, layer_id: int) -> int:
-        return 4
+        return self.numels[layer_id]
 
     def encode(self, total: torch.Tensor, layers: tuple[int, ...]) -> Payload:
-        assert layers == (7,)
+        assert total.numel() == sum(self.numels[layer_id] for layer_id in layers)
+        self.encoded.append(layers)
         return Sparse(total.numel(), (total.abs() >= 1).nonzero().view(-1), total[total.abs() >= 1])
 
     def commit(self) -> None:
@@ -281,6 +284,50 @@ def test_options_stay_what_they_are_and_every_bind_starts_anew(name: str) -> Non
         assert torch.equal(total, torch.full((5,), 3.0))
     assert chosen.option_texts() == texts
     assert not {"transport", "scratch"} & vars(chosen).keys()
+
+
+def answered_bytes(payloads: Sequence[Payload], downlink: LargeOnes, key: tuple[int, ...], **options: Any) -> list[int]:
+    """What each rank sends for a sum over sharded servers, which must be right."""
+
+    def rank(transport: MemoryTransport) -> int:
+        server = Server(placement="sharded", **options).bind(transport, downlink)
+        total = server.sum(payloads[transport.rank], key).to_dense()
+        assert torch.equal(total, torch.stack([payload.to_dense() for payload in payloads]).sum(0))
+        return transport.traffic["gradient"].nbytes
+
+    return run_threads(rank, len(payloads))
+
+
+def test_dense_layers_of_one_message_are_sharded_by_layer() -> None:
+    """Layers 0, 1 and 2 of 100, 10 and 1 values on ranks 0, 1, 2: each sends two shards up and its own down twice."""
+    payloads = [Dense(torch.arange(111.0)) for _ in range(3)]
+    up, down = 16 + 4 * torch.tensor([100, 10, 1]), 2 * (16 + 4 * torch.tensor([100, 10, 1]))
+    expected = [int(up.sum() - up[rank] + down[rank]) for rank in range(3)]
+    assert answered_bytes(payloads, LargeOnes(_0=100, _1=10, _2=1), (0, 1, 2)) == expected
+
+
+def test_a_flat_payload_of_several_layers_is_cut_at_its_own_borders() -> None:
+    """Four groups of 10: two servers take two each, though the layers' border lies within a group."""
+    values = torch.ones(4)
+    payloads = [GroupSparse(40, 10, 1, values, torch.zeros(4, dtype=torch.int64)) for _ in range(2)]
+    shard = GroupSparse.packed_nbytes(20, 10, 2, torch.float32)
+    sent = answered_bytes(payloads, LargeOnes(_5=25, _6=15), (5, 6))
+    assert sent == [shard + 16 + 80] * 2
+
+
+def test_a_server_that_encodes_its_answers_leaves_dense_layers_dense() -> None:
+    """A message of two dense layers in one payload and a sparse one: only the sparse one is encoded, by itself."""
+    dense, sparse = torch.full((5,), 0.1), torch.tensor([2.0])
+    downlink = LargeOnes(_0=2, _1=3, _2=4)
+
+    def rank(transport: MemoryTransport) -> torch.Tensor:
+        server = Server(downlink="recode").bind(transport, downlink)
+        message = Bundle([Dense(dense.clone()), Sparse(4, torch.tensor([1]), sparse.clone())])
+        return server.sum(message, (0, 1, 2)).to_dense()
+
+    for total in run_threads(rank, 2):
+        assert total.tolist() == [*(2 * dense).tolist(), 0, 4, 0, 0]
+    assert downlink.encoded == [(2,)]
 
 
 def test_server_asks_for_what_encodes_its_answer() -> None:
