@@ -46,7 +46,7 @@ class CholeskyFactor(Payload):
         damping: what was added to the diagonal before factoring, in fp32 precision; dampings of a sum add up.
 
     Raises:
-        PayloadError: a length that does not fit, or a damping that is negative or not finite.
+        PayloadError: a length that does not fit, values or a damping that are not finite, or a negative damping.
     """
 
     code = 8
@@ -63,13 +63,21 @@ class CholeskyFactor(Payload):
                 f"the factor of a {self.size} x {self.size} matrix has {triangle_numel(self.size)} values, "
                 f"got {list(self.values.shape)}"
             )
+        if not bool(torch.isfinite(self.values).all()):
+            raise PayloadError("a Cholesky factor must be finite; the matrix that it comes from was not")
         self.damping = float(torch.tensor(self.damping))
         if not 0 <= self.damping < math.inf:
             raise PayloadError(f"damping must be finite and not negative, got {self.damping}")
 
     @classmethod
     def from_factor(cls, factor: torch.Tensor, damping: float = 0.0) -> Self:
-        """Take the lower triangle of L [d, d]."""
+        """Take L [d, d], zero above the diagonal.
+
+        Raises:
+            PayloadError: not lower triangular, or not finite.
+        """
+        if bool(factor.triu(1).any()):
+            raise PayloadError("a Cholesky factor must be lower triangular; transpose an upper one")
         return cls(factor.shape[0], pack_triangle(factor), damping)
 
     @property

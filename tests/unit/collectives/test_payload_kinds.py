@@ -230,3 +230,17 @@ def test_a_narrow_factor_stays_positive_definite_where_a_narrow_triangle_does_no
     restored = factor.factor.double() @ factor.factor.double().T
     assert torch.linalg.eigvalsh(restored).min() > 0
     assert torch.linalg.eigvalsh(Triangle.from_matrix(matrix.half()).matrix.double()).min() < 0
+
+
+@pytest.mark.parametrize(
+    ("factor", "sentence"),
+    [
+        (torch.tensor([[1.0, 2.0], [0.0, 1.0]]), "lower triangular"),
+        (torch.tensor([[1.0, 0.0], [torch.inf, 1.0]]), "finite"),
+        (torch.tensor([[torch.nan, 0.0], [1.0, 1.0]]), "finite"),
+        (torch.tensor([[1.0, torch.nan], [1.0, 1.0]]), "lower triangular"),
+    ],
+)
+def test_a_factor_is_lower_triangular_and_finite(factor: torch.Tensor, sentence: str) -> None:
+    with pytest.raises(PayloadError, match=sentence):
+        CholeskyFactor.from_factor(factor)
