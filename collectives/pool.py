@@ -51,7 +51,10 @@ class Pool(Collective):
     slot_bytes: Annotated[
         int, Ge(1), Doc("bytes that a rank hands out at a time; the region holds 2 (n+1) of them")
     ] = 4_194_304
-    coherent: Annotated[bool, Doc("caches of all ranks see each other's stores; false flushes lines")] = True
+    coherent: Annotated[
+        bool | None,
+        Doc("caches of all ranks see each other's stores; false flushes lines; none: true, but a DAX device must say"),
+    ] = None
 
     leaves_terms: ClassVar[bool] = True
 
@@ -247,10 +250,14 @@ class BoundPool(BoundCollective):
         try:
             helper = self._helper()
             path, nbytes = reserve(Path(self.options.path), region_nbytes(n, self._slot_bytes))
+            if self.options.coherent is None and path.is_char_device():
+                raise OptionError(
+                    f"pool: {path} need not show all hosts each other's stores; say coherent=true or coherent=false"
+                )
         except OptionError as error:
             return None, {"problem": str(error)}
         nonce = uuid.uuid4()
-        memory = PoolMemory(Region(path, nbytes), 0, n, self._slot_bytes, helper, coherent=self.options.coherent)
+        memory = PoolMemory(Region(path, nbytes), 0, n, self._slot_bytes, helper, coherent=self._is_coherent)
         memory.format(nonce.bytes)
         return memory, {"path": str(path), "nbytes": nbytes, "nonce": nonce.hex}
 
@@ -261,7 +268,7 @@ class BoundPool(BoundCollective):
         rank, n = self.transport.rank, self.transport.world_size
         try:
             region = Region(Path(offer["path"]), offer["nbytes"])
-            memory = PoolMemory(region, rank, n, self._slot_bytes, self._helper(), coherent=self.options.coherent)
+            memory = PoolMemory(region, rank, n, self._slot_bytes, self._helper(), coherent=self._is_coherent)
             memory.check(bytes.fromhex(offer["nonce"]))
         except OSError as error:
             problem = (
@@ -285,7 +292,11 @@ class BoundPool(BoundCollective):
 
     def _helper(self) -> CacheLines | None:
         """What orders and flushes stores, where the processor and its caches need that."""
-        return None if self.options.coherent and stores_are_ordered() else cache_lines()
+        return None if self._is_coherent and stores_are_ordered() else cache_lines()
+
+    @property
+    def _is_coherent(self) -> bool:
+        return self.options.coherent is not False
 
     @property
     def _slot_bytes(self) -> int:

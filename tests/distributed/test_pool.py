@@ -60,7 +60,7 @@ def test_many_sums_in_a_row(folder: str, tmp_path: Path) -> None:
     assert set(place.iterdir()) <= before
 
 
-def refusals(path: str, slot_bytes: int = 4096, coherent: bool = True) -> list[str]:
+def refusals(path: str, slot_bytes: int = 4096, coherent: bool | None = None) -> list[str]:
     """What each of two ranks says."""
 
     def rank(transport: MemoryTransport) -> str:
@@ -75,8 +75,8 @@ def test_all_ranks_refuse_a_region_without_room() -> None:
     assert all("no room for" in said and "smaller slot_bytes" in said for said in refusals("/dev/shm", 2**50))
 
 
-def test_all_ranks_refuse_a_path_that_cannot_be_made() -> None:
-    assert all("give a folder or a new file" in said for said in refusals("/nowhere/region"))
+def test_all_ranks_refuse_a_path_that_cannot_be_made(tmp_path: Path) -> None:
+    assert all("give a folder or a new file" in said for said in refusals(str(tmp_path / "nowhere" / "region")))
 
 
 def test_a_file_that_exists_is_not_overwritten(tmp_path: Path) -> None:
@@ -88,6 +88,11 @@ def test_a_file_that_exists_is_not_overwritten(tmp_path: Path) -> None:
 
 def test_all_ranks_refuse_a_device_that_is_not_dax() -> None:
     assert all("no DAX device" in said for said in refusals("/dev/null"))
+
+
+def test_a_device_is_used_only_once_its_coherence_is_stated(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("collectives.pool.reserve", lambda path, nbytes: (path, nbytes))  # as if it were a DAX device
+    assert all("say coherent=true or coherent=false" in said for said in refusals("/dev/zero"))
 
 
 def test_memory_without_coherence_needs_the_helper(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

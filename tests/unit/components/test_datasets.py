@@ -15,7 +15,7 @@ from bench.core import registry, spec
 from bench.core.errors import UsageError
 from bench.datasets.base import Dataset, DatasetError, Part
 
-NOWHERE = Path("/nonexistent")
+NOWHERE = Path(__file__) / "nowhere"  # nothing lies below a file
 BUILT_IN = ("digits", "synthetic")
 
 
