@@ -1,0 +1,87 @@
+"""Components of a third party: one file each, found by entry points alone, train together; and what each must know."""
+
+from __future__ import annotations
+
+import ast
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+
+from tests.testing import third_party
+from tests.testing.invoke import execute, only_run, rows
+from tests.testing.plugins import install_entry_points
+
+FOLDER = Path(third_party.__file__).parent
+COMPONENTS = {
+    "compressors": ("every_nth", "EveryNth"),
+    "collectives": ("star", "Star"),
+    "optimizers": ("sign_momentum", "SignMomentum"),
+    "strategies": ("averaging", "Averaging"),
+}
+STEPS, EVERY = 12, 4
+
+
+@pytest.fixture
+def installed(tmp_path: Path) -> str:
+    """The PYTHONPATH under which the package is installed."""
+    shutil.copytree(FOLDER, tmp_path / "stranger")
+    points = {f"bench.{room}": {module: f"stranger.{module}:{name}"} for room, (module, name) in COMPONENTS.items()}
+    install_entry_points(tmp_path, "stranger", points)
+    return str(tmp_path)
+
+
+def test_they_are_listed_beside_those_of_the_house(installed: str) -> None:
+    listed = json.loads(execute("list", "--json", PYTHONPATH=installed).out)
+    for room, (module, _) in COMPONENTS.items():
+        assert module in [entry["name"] for entry in listed[room]]
+
+
+def test_a_compressor_a_collective_and_an_optimizer_train_together(installed: str, tmp_path: Path) -> None:
+    answer = execute(
+        "run", "--model", "linear", "--compressor", "every_nth:n=4", "--collective", "star",
+        "--optimizer", "sign_momentum", "--steps", str(STEPS), "--world-size", "3", "--out", str(tmp_path / "out"),
+        PYTHONPATH=installed,
+    )  # fmt: skip
+    assert answer.code == 0, answer.error
+    (row,) = rows(only_run(tmp_path / "out"))
+    assert (row["compressor"], row["collective"], row["optimizer"]) == ("every_nth:n=4", "star", "sign_momentum")
+    assert row["replicas_in_sync"] == "true"
+    assert float(row["effective_density"]) == pytest.approx(1 / 4, rel=0.01)
+
+
+def test_a_strategy_trains(installed: str, tmp_path: Path) -> None:
+    run = (
+        "run", "--model", "linear", "--strategy", f"averaging:every={EVERY}", "--collective", "ring",
+        "--steps", str(STEPS), "--out", str(tmp_path / "out"),
+    )  # fmt: skip
+    refused = execute(*run, "--compressor", "fp16", PYTHONPATH=installed)
+    assert refused.code == 2
+    assert "averaging sends parameters as they are" in refused.error
+    answer = execute(*run, PYTHONPATH=installed)
+    assert answer.code == 0, answer.error
+    (row,) = rows(only_run(tmp_path / "out"))
+    assert (row["strategy"], row["replicas_in_sync"]) == (f"averaging:every={EVERY}", "true")
+    # of two ranks in a ring, each sends half a tensor twice
+    assert float(row["payload_bytes_per_step"]) == float(row["dense_bytes_per_step"]) / EVERY
+
+
+@pytest.mark.parametrize(("room", "most"), [("compressors", 8), ("optimizers", 3)])
+def test_it_needs_few_concepts(room: str, most: int) -> None:
+    """What it imports of this project, and what of its base class it defines."""
+    module, name = COMPONENTS[room]
+    tree = ast.parse((FOLDER / f"{module}.py").read_text(encoding="utf-8"))
+    concepts = {
+        alias.name
+        for node in ast.walk(tree)
+        if isinstance(node, ast.ImportFrom) and (node.module or "").startswith(("bench", "collectives", "compressors"))
+        for alias in node.names
+    }
+    (component,) = [node for node in tree.body if isinstance(node, ast.ClassDef) and node.name == name]
+    concepts |= {node.name for node in component.body if isinstance(node, ast.FunctionDef)}
+    concepts |= {target.id for node in component.body if isinstance(node, ast.Assign) for target in node.targets}
+    concepts |= {"error_feedback"} & {
+        node.target.id for node in component.body if isinstance(node, ast.AnnAssign)
+    }  # an option of the base class, with another default
+    assert len(concepts) <= most, sorted(concepts)

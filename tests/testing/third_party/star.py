@@ -1,0 +1,27 @@
+"""Everybody sends to rank 0, which adds and sends the sum back."""
+
+from __future__ import annotations
+
+import dataclasses
+
+from collectives.families.reducing import ReducingCollective
+from collectives.rounds.base import Piece, Round
+from collectives.rounds.layout import Layout
+
+
+@dataclasses.dataclass(kw_only=True)
+class Star(ReducingCollective):
+    """Rank 0 adds in the order of the ranks."""
+
+    def rounds(self, world_size: int, rank: int, layout: Layout) -> list[Round]:
+        """Return one round up and one down."""
+        (whole,) = layout.chunks(1)
+        up, down = Round(layout.itemsize), Round(layout.itemsize)
+        total = Piece(*whole, frozenset(range(world_size)))
+        if rank:
+            up.send(0, Piece(*whole, frozenset([rank])))
+            down.receive(0, total)
+        for other in range(1, world_size) if rank == 0 else ():
+            up.receive(other, Piece(*whole, frozenset([other])), effect="own + received")
+            down.send(other, total)
+        return [up, down]
