@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import sys
 from typing import Annotated
 
@@ -15,6 +16,10 @@ from bench.core.errors import BenchError
 EXIT_CODES = (
     "Exit codes: 0 ok, 1 a bug, 2 wrong usage, 3 a run failed, 4 nothing to compare, 5 a regression, 130 interrupted."
 )
+
+# Importing torch makes a great many objects and no garbage; looking for some in between, and again at the end, takes up
+# to a third of the importing.
+IMPORTED_OBJECTS = 100_000
 
 app = typer.Typer(
     name="bench",
@@ -55,6 +60,7 @@ def _options(
 
 def main() -> None:
     """Entry point of the `bench` script."""
+    gc.set_threshold(IMPORTED_OBJECTS)
     try:
         app()
     except BenchError as error:
@@ -63,3 +69,5 @@ def main() -> None:
     except KeyboardInterrupt:
         print("bench: interrupted", file=sys.stderr)
         sys.exit(130)
+    finally:
+        gc.freeze()  # all of it goes with the process

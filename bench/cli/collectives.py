@@ -11,6 +11,9 @@ from bench.core.errors import RunFailed
 from bench.core.schema import COLLECTIVES
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
+    from bench.launch.fork_server import ForkServer
     from bench.report.collectives_table import Row
 
 EXAMPLES = """[bold]Examples[/bold]
@@ -39,6 +42,14 @@ EXAMPLES = """[bold]Examples[/bold]
 @takes(CollectivesConfig)
 def collectives(asked: CollectivesConfig, out: RowFile = None, as_json: AsJson = False) -> None:
     """Sum tensors in real processes, collective beside collective: times, bandwidths, messages, bytes, correctness."""
+    from bench.launch.fork_server import SUM, warmed_server
+
+    with warmed_server(SUM, asked) as server:
+        rows = _execute(asked, out, as_json, server)
+    _check(rows)
+
+
+def _execute(asked: CollectivesConfig, out: Path | None, as_json: bool, server: ForkServer) -> list[Row]:
     from bench.cli.collectives_display import print_rows, turns_of
     from bench.launch.collectives import execute, resolve
 
@@ -48,10 +59,10 @@ def collectives(asked: CollectivesConfig, out: RowFile = None, as_json: AsJson =
     turns = turns_of(config, row_writer(out, COLLECTIVES))
     try:
         with turns:
-            execute(config, turns.take)
+            execute(config, turns.take, server)
     finally:  # what was measured before a failure is shown too
         print_rows(turns.rows, config, as_json=as_json)
-    _check(turns.rows)
+    return turns.rows
 
 
 def _check(rows: list[Row]) -> None:

@@ -2,9 +2,16 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 from bench.cli.options import AsJson, RowFile, row_writer, takes
 from bench.core.compressors_config import CompressorsConfig
 from bench.core.schema import COMPRESSORS
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from bench.launch.fork_server import ForkServer
 
 EXAMPLES = """[bold]Examples[/bold]
 
@@ -21,10 +28,18 @@ def compressors(asked: CompressorsConfig, out: RowFile = None, as_json: AsJson =
 
     Encoding is all of a step but sending: residual added, entries chosen, payload packed, the rest kept.
     """
+    from bench.launch.fork_server import ENCODE, ForkServer
+
+    with ForkServer(ENCODE) as server:
+        server.warm_up(asked.threads)
+        _execute(asked, out, as_json, server)
+
+
+def _execute(asked: CompressorsConfig, out: Path | None, as_json: bool, server: ForkServer) -> None:
     from bench.cli.compressors_display import print_rows, turns_of
     from bench.launch.compressors import execute, resolve
 
     config = resolve(asked)
     with turns_of(config, row_writer(out, COMPRESSORS)) as turns:
-        execute(config, turns.take)
+        execute(config, turns.take, server)
     print_rows(turns.rows, config, as_json=as_json)

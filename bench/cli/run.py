@@ -17,6 +17,7 @@ from bench.core.errors import Interrupted, RunFailed, UsageError
 from bench.core.job_config import MEASUREMENT, OUTPUT
 
 if TYPE_CHECKING:
+    from bench.launch.fork_server import ForkServer
     from bench.launch.run import Result
 
 EXAMPLES = """[bold]Examples[/bold]
@@ -49,16 +50,22 @@ def run(
 ) -> None:
     """Train a model in several processes with a chosen compressor x collective x optimizer, and record everything."""
     numbers = _parse_seeds(seeds) if seeds else [asked.seed]
+    if dry_run:
+        _print_plan(_resolve(asked, numbers), out, as_json)
+        return
+    from bench.launch.fork_server import TRAIN, warmed_server
+
+    with warmed_server(TRAIN, asked) as server:
+        _execute(_resolve(asked, numbers), out, as_json, server)
+
+
+def _resolve(asked: RunConfig, seeds: list[int]) -> list[RunConfig]:
     from bench.launch.resolve import resolve
 
-    configs = [resolve(dataclasses.replace(asked, seed=seed)) for seed in numbers]
-    if dry_run:
-        _print_plan(configs, out, as_json)
-        return
-    _execute(configs, out, as_json)
+    return [resolve(dataclasses.replace(asked, seed=seed)) for seed in seeds]
 
 
-def _execute(configs: list[RunConfig], out: Path, as_json: bool) -> None:
+def _execute(configs: list[RunConfig], out: Path, as_json: bool, server: ForkServer) -> None:
     from bench.cli.display import Display, print_summary
     from bench.launch.components import build_components, prepare_data
     from bench.launch.run import execute
@@ -68,7 +75,7 @@ def _execute(configs: list[RunConfig], out: Path, as_json: bool) -> None:
     results: list[Result] = []
     for number, config in enumerate(configs, 1):
         with Display(config, f"{number}/{len(configs)}" if len(configs) > 1 else "") as display:
-            results.append(execute(config, out, display.report))
+            results.append(execute(config, out, display.report, server))
         if results[-1].status != "ok":
             break
     if as_json:

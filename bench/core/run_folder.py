@@ -96,6 +96,16 @@ class RunFolder:
         return self.path / "logs"
 
     @property
+    def log(self) -> Path:
+        """What whoever started the ranks printed: torchrun, or the fork server."""
+        return self.logs / "torchrun.log"
+
+    @property
+    def rendezvous(self) -> Path:
+        """Where ranks on one machine meet: a folder of their own, gone when the job has ended."""
+        return self.path / "rendezvous"
+
+    @property
     def errors(self) -> Path:
         """One file per rank that failed."""
         return self.path / "errors"

@@ -22,6 +22,7 @@ from typing import IO, Any
 
 from bench.core.errors import RunFailed, UsageError
 from bench.core.interface import WIRE_HEADERS_VARIABLE
+from bench.core.processes import import_variables
 from bench.core.run_folder import RunFolder
 from bench.hosts.cluster import Cluster
 from bench.hosts.network_report import NetworkReport
@@ -162,7 +163,7 @@ def start_hosts(
     try:
         unshare = subprocess.Popen(
             [*UNSHARE, sys.executable, "-m", "bench.hosts.supervisor", str(path), str(status_in)],
-            env=os.environ | {"PATH": search_path()},
+            env=os.environ | import_variables() | {"PATH": search_path()},
             bufsize=0,
             stdin=subprocess.PIPE,
             stdout=output,

@@ -12,6 +12,7 @@ from bench.core.errors import Interrupted, RunFailed, UsageError
 from bench.launch import torchrun
 from bench.launch.devices import choose_device
 from bench.launch.failure import explain, reports_of
+from bench.launch.fork_server import ForkServer
 from bench.launch.old_spellings import refuse_old_spelling
 from bench.launch.placement import place
 from bench.launch.progress import ProgressReader
@@ -21,7 +22,6 @@ from collectives.base import Collective
 from collectives.server import Server
 from compressors.base import Compressor
 
-MODULE = "bench.micro.collectives_worker"
 BASELINE = "native"
 
 Pair = tuple[str, str]
@@ -79,13 +79,14 @@ def legal_pairs(
     return pairs, left_out
 
 
-def execute(config: CollectivesConfig, on_report: Callable[[Mapping[str, Any]], None]) -> None:
+def execute(config: CollectivesConfig, on_report: Callable[[Mapping[str, Any]], None], server: ForkServer) -> None:
     """Run the sweep; returns when nothing of the job is left.
 
     Args:
         config: from `resolve`.
         on_report: called with what rank 0 says, as it says it: ``{"turn": [collective, compressor, size_bytes]}`` after
             every turn, ``{"row": ..., "extras": ...}`` for each finished row.
+        server: starts the ranks; made with `fork_server.SUM`.
 
     Raises:
         UsageError: virtual hosts, or latency and loss, are not possible here.
@@ -96,7 +97,7 @@ def execute(config: CollectivesConfig, on_report: Callable[[Mapping[str, Any]], 
         folder.config.write_text(config.to_json(), encoding="utf-8")
         try:
             with torchrun.termination_as_interrupt():
-                job = torchrun.launch(config, folder, MODULE)
+                job = torchrun.launch(config, folder, server)
                 ending = torchrun.watch(
                     job, ProgressReader(folder.progress), WatchdogTimeouts.with_job(config), on_report
                 )

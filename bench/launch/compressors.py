@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import signal
-import sys
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, cast
@@ -12,16 +10,16 @@ from typing import Any, cast
 from bench.core import registry, spec
 from bench.core.compressors_config import CompressorsConfig
 from bench.core.errors import Interrupted, RunFailed, UsageError
-from bench.core.run_folder import RunFolder, read_json
 from bench.datasets.base import Dataset
 from bench.launch import torchrun
 from bench.launch.devices import choose_device
+from bench.launch.failure import explain
+from bench.launch.fork_server import ForkServer
 from bench.launch.progress import ProgressReader
 from bench.launch.scratch import scratch_folder
 from bench.launch.watchdog import WatchdogTimeouts
 from compressors.base import Compressor
 
-MODULE = "bench.micro.compressors_worker"
 BASELINE = "none"
 
 
@@ -45,24 +43,23 @@ def resolve(asked: CompressorsConfig) -> CompressorsConfig:
     return config
 
 
-def execute(config: CompressorsConfig, on_report: Callable[[Mapping[str, Any]], None]) -> None:
+def execute(config: CompressorsConfig, on_report: Callable[[Mapping[str, Any]], None], server: ForkServer) -> None:
     """Measure in a process of its own, whose threads and memory are nobody else's.
 
     Args:
         config: from `resolve`.
         on_report: called with ``{"turn": compressor}`` after every timed turn, ``{"row": ...}`` for each compressor.
+        server: starts the process; made with `fork_server.ENCODE`.
 
     Raises:
         RunFailed: the process failed or hung; its log is kept and named.
         Interrupted: the user stopped it.
     """
-    variables = torchrun.variables(config.threads) | {"LOCAL_RANK": "0"}
     with scratch_folder("compressors") as folder:
         folder.config.write_text(config.to_json(), encoding="utf-8")
         try:
             with torchrun.termination_as_interrupt():
-                command = [sys.executable, "-m", MODULE, str(folder.path)]
-                job = torchrun.start(command, variables, folder.logs / "worker.log")
+                job = server.start(folder, num_ranks=1, threads=config.threads, device=config.device)
                 timeouts = WatchdogTimeouts.with_one_process(config.timeout_s)
                 ending = torchrun.watch(job, ProgressReader(folder.progress), timeouts, on_report)
         except KeyboardInterrupt:
@@ -70,7 +67,7 @@ def execute(config: CompressorsConfig, on_report: Callable[[Mapping[str, Any]], 
         if ending.silent_s is not None:
             raise RunFailed(f"no turn ended within {ending.silent_s:g} s; raise --timeout")
         if ending.exit_code != 0:
-            raise RunFailed(_reason(folder, ending.exit_code))
+            raise RunFailed(explain(folder))
 
 
 def _compressors(texts: str | None) -> list[str]:
@@ -90,12 +87,3 @@ def _compressors(texts: str | None) -> list[str]:
 
 def _build(text: str) -> Compressor:
     return cast(Compressor, spec.build("compressors", text))
-
-
-def _reason(folder: RunFolder, exit_code: int) -> str:
-    report = read_json(folder.error_of(0))
-    if report:
-        return str(report["message"])
-    if exit_code == -signal.SIGKILL:
-        return "the measuring process was killed; the machine may have run out of memory"
-    return f"the measuring process ended with exit code {exit_code}"

@@ -18,6 +18,7 @@ from bench.core import registry
 from bench.core.environment import PACKAGES, usable_cores, version_of
 from bench.core.errors import BenchError, Interrupted
 from bench.core.units import format_bytes
+from bench.launch.fork_server import TRAIN, ForkServer
 
 Level = Literal["ok", "warn", "fail"]
 
@@ -26,6 +27,7 @@ NO_DISK_BYTES = 20_000_000
 BUSY_SHARE = 0.5
 SMOKE_RANKS = 2
 SMOKE_STEPS = 3
+SMOKE_THREADS = 1
 SMOKE_TIMEOUT_S = 100.0
 
 
@@ -58,18 +60,21 @@ def examine(*, world_size: int, out: Path, data_dir: Path, smoke: bool) -> Itera
     Raises:
         Interrupted: the user stopped the smoke test.
     """
-    yield versions()
-    yield cores(world_size)
-    yield load()
-    yield results_folder(out)
-    yield disk(out)
-    yield namespaces()
-    torch = backends()
-    yield torch
-    if torch.level != "fail":  # data sets and training cannot be looked at without it
-        yield from data_sets(data_dir)
+    with ForkServer(TRAIN) as server:
         if smoke:
-            yield smoke_test(data_dir)
+            server.warm_up(SMOKE_THREADS)
+        yield versions()
+        yield cores(world_size)
+        yield load()
+        yield results_folder(out)
+        yield disk(out)
+        yield namespaces()
+        torch = backends()
+        yield torch
+        if torch.level != "fail":  # data sets and training cannot be looked at without it
+            yield from data_sets(data_dir)
+            if smoke:
+                yield smoke_test(data_dir, server)
 
 
 def versions() -> Check:
@@ -162,8 +167,12 @@ def data_sets(data_dir: Path) -> Iterator[Check]:
             yield Check("warn", f"data: {name}", dataset.status(data_dir), "needed only to train on it")
 
 
-def smoke_test(data_dir: Path) -> Check:
+def smoke_test(data_dir: Path, server: ForkServer) -> Check:
     """A real job of two ranks trains a few steps; its folder is kept only if it fails.
+
+    Args:
+        data_dir: where data sets lie.
+        server: starts the ranks.
 
     Raises:
         Interrupted: the user stopped it.
@@ -181,13 +190,13 @@ def smoke_test(data_dir: Path) -> Check:
         train_size=128,
         test_size=64,
         device="cpu",
-        threads=1,
+        threads=SMOKE_THREADS,
         timeout_s=SMOKE_TIMEOUT_S,
         data_dir=str(data_dir),
     )
     folder = Path(tempfile.mkdtemp(prefix="bench-doctor-"))
     try:
-        result = execute(resolve(asked), folder, _show_nothing)
+        result = execute(resolve(asked), folder, _show_nothing, server)
     except BenchError as error:
         shutil.rmtree(folder)
         return Check("fail", "smoke", str(error), "mend what the other lines name")

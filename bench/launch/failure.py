@@ -10,7 +10,7 @@ from typing import Any
 from bench.core.run_folder import RunFolder, read_json
 
 _ROOT_CAUSE = re.compile(r"Root Cause.*?rank\s*:\s*(\d+).*?exitcode\s*:\s*(-?\d+)", re.DOTALL)
-_FREE_BYTES_NEEDED = 4096
+_FREE_BYTES_NEEDED = 1 << 20  # a job that ended has given some back
 
 
 def explain(folder: RunFolder) -> str:
@@ -38,8 +38,7 @@ def reports_of(folder: RunFolder) -> list[dict[str, Any]]:
 
 def read_log(folder: RunFolder) -> str:
     """What torchrun printed."""
-    log = folder.logs / "torchrun.log"
-    return log.read_text(encoding="utf-8", errors="replace") if log.exists() else ""
+    return folder.log.read_text(encoding="utf-8", errors="replace") if folder.log.exists() else ""
 
 
 def _sentence(report: dict[str, Any]) -> str:

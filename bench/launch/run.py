@@ -18,6 +18,7 @@ from bench.core.rows import RowWriter, StoreError
 from bench.core.run_folder import RunFolder, read_json, write_json
 from bench.launch import torchrun
 from bench.launch.failure import explain, reports_of
+from bench.launch.fork_server import ForkServer
 from bench.launch.machine_zero import MachineZero
 from bench.launch.progress import ProgressReader
 from bench.launch.watchdog import WatchdogTimeouts
@@ -40,8 +41,14 @@ class Result:
     summary: dict[str, Any]
 
 
-def execute(config: RunConfig, out: Path, on_progress: Callable[[dict[str, Any]], None]) -> Result:
+def execute(config: RunConfig, out: Path, on_progress: Callable[[dict[str, Any]], None], server: ForkServer) -> Result:
     """Run it; returns when nothing of the job is left, however it ended.
+
+    Args:
+        config: from `plan`.
+        out: where the run's folder goes.
+        on_progress: called with every report of rank 0.
+        server: starts the ranks; made with `fork_server.TRAIN`.
 
     Raises:
         UsageError: the folder cannot be written, the port is taken, or virtual hosts are not possible here.
@@ -55,7 +62,7 @@ def execute(config: RunConfig, out: Path, on_progress: Callable[[dict[str, Any]]
     started = time.time()
     try:
         with torchrun.termination_as_interrupt():
-            job = _launch(config, folder)
+            job = _launch(config, folder, server)
             ending = torchrun.watch(job, progress, WatchdogTimeouts.with_job(config), on_progress, machine_zero)
     except KeyboardInterrupt:
         return _failed(
@@ -79,10 +86,10 @@ def execute(config: RunConfig, out: Path, on_progress: Callable[[dict[str, Any]]
     return Result(status="ok", error="", folder=folder, summary=summary)
 
 
-def _launch(config: RunConfig, folder: RunFolder) -> torchrun.Started:
+def _launch(config: RunConfig, folder: RunFolder, server: ForkServer) -> torchrun.Started:
     """A run that is refused was none: nothing is left of it."""
     try:
-        return torchrun.launch(config, folder)
+        return torchrun.launch(config, folder, server)
     except UsageError:
         shutil.rmtree(folder.path)
         raise

@@ -1,14 +1,13 @@
-"""The torchrun job of a run: its command line, its environment, and its life from start to end.
+"""The job of a run: who starts its ranks, torchrun's command line, and its life from start to end.
 
-torchrun is a process of its own; the ranks are its children. The job is over when torchrun ended, and whatever
-happens (an error, Ctrl-C, a hang) nothing of it is left: torchrun gets a signal to stop, then every process below
-this one that is still there is killed.
+Ranks on one machine are forked from the command's fork server; on several machines or virtual hosts each has a torchrun
+of its own. The job is over when that says so, and whatever happens (an error, Ctrl-C, a hang) nothing of it is
+left: whoever started the ranks gets a signal to stop, then every process below this one that is still there is killed.
 """
 
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import dataclasses
 import os
 import shlex
@@ -27,26 +26,20 @@ import psutil
 
 from bench.core.errors import UsageError
 from bench.core.job_config import RanksConfig
+from bench.core.processes import die_with_parent
 from bench.core.run_folder import RunFolder
 from bench.hosts.cluster import Cluster
 from bench.hosts.job import HostsJob, start_hosts, torchrun_arguments
+from bench.launch.fork_server import TRAIN, ForkedJob, ForkServer
 from bench.launch.machine_zero import MachineZero
 from bench.launch.progress import ProgressReader
+from bench.launch.variables import job_variables, local_variables
 from bench.launch.watchdog import HOSTS_GRACE_S, WatchdogTimeouts
 
 POLL_S = 0.1
 GRACE_S = 3.0
-TRAIN = "bench.train.worker"
-# glibc gives large blocks back to the kernel and asks for new, zeroed pages at every step: up to a tenth of a step's
-# time on a CPU. So it keeps them, unless the user chose otherwise. Before version 2.35 it refuses to keep blocks above
-# 32 MiB, and refusing one of the two is worse than neither: it then no longer adapts the threshold by itself.
-KEEP_MEMORY = {
-    name: os.environ.get(name, str(nbytes))
-    for name, nbytes in (("MALLOC_MMAP_THRESHOLD_", 32 << 20), ("MALLOC_TRIM_THRESHOLD_", 1 << 32))
-}
-
-Started = subprocess.Popen[bytes] | HostsJob
-"""A job under way: on this machine, or on virtual hosts."""
+Started = ForkedJob | subprocess.Popen[bytes] | HostsJob
+"""A job under way: all of it on this machine, this machine's part of it, or on virtual hosts."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -62,20 +55,26 @@ class Ending:
     silent_s: float | None = None
 
 
-def launch(config: RanksConfig, folder: RunFolder, module: str = TRAIN) -> Started:
+def launch(config: RanksConfig, folder: RunFolder, server: ForkServer) -> Started:
     """Start the job where its configuration says: on this machine, or on virtual hosts whose links are measured first.
+
+    Args:
+        config: how many ranks where.
+        folder: the job's folder.
+        server: starts the ranks where all of them are on this machine; names what every rank runs.
 
     Raises:
         UsageError: virtual hosts, or latency and loss, are not possible here.
         RunFailed: the network could not be set up.
     """
-    log = folder.logs / "torchrun.log"
-    if config.cluster is None:
-        return start(command(config, folder, module), variables(config.threads), log)
-    job = start_on_hosts(config, Cluster.from_dict(config.cluster), folder, log, module)
-    for warning in job.network.warnings:
-        print(f"warning: {warning}", file=sys.stderr)
-    return job
+    if config.cluster is not None:
+        job = start_on_hosts(config, Cluster.from_dict(config.cluster), folder, server.module)
+        for warning in job.network.warnings:
+            print(f"warning: {warning}", file=sys.stderr)
+        return job
+    if config.nnodes > 1:
+        return start(command(config, folder, server.module), job_variables(config.threads), folder.log)
+    return server.start(folder, num_ranks=config.world_size, threads=config.threads, device=config.device)
 
 
 def command(config: RanksConfig, folder: RunFolder, module: str = TRAIN) -> list[str]:
@@ -114,11 +113,11 @@ def _line(where: list[str], logs: Path, module: str, folder: RunFolder) -> list[
 def shell_lines(config: RanksConfig, folder: RunFolder) -> list[str]:
     """What a user would type to start the job by hand: one line, or one per virtual host."""
     if config.cluster is None:
-        return [_shell_line(variables(config.threads), command(config, folder))]
+        return [_shell_line(local_variables(config.threads), command(config, folder))]
     hosts = Cluster.from_dict(config.cluster)
     return [
         _shell_line(
-            variables(config.threads) | torchrun_arguments(index, hosts)[1], command_on_host(index, hosts, folder)
+            job_variables(config.threads) | torchrun_arguments(index, hosts)[1], command_on_host(index, hosts, folder)
         )
         for index in range(len(hosts.hosts))
     ]
@@ -128,9 +127,7 @@ def _shell_line(needed: dict[str, str], line: list[str]) -> str:
     return shlex.join([*(f"{key}={value}" for key, value in needed.items()), *line])
 
 
-def start_on_hosts(
-    config: RanksConfig, cluster: Cluster, folder: RunFolder, log: Path, module: str = TRAIN
-) -> HostsJob:
+def start_on_hosts(config: RanksConfig, cluster: Cluster, folder: RunFolder, module: str = TRAIN) -> HostsJob:
     """Build the cluster's network, measure it, and start one torchrun agent per host.
 
     Raises:
@@ -140,16 +137,10 @@ def start_on_hosts(
 
     def command_for(index: int) -> tuple[list[str], dict[str, str]]:
         _, needed = torchrun_arguments(index, cluster)
-        return command_on_host(index, cluster, folder, module), variables(config.threads) | needed
+        return command_on_host(index, cluster, folder, module), job_variables(config.threads) | needed
 
-    with log.open("wb") as output:
+    with folder.log.open("wb") as output:
         return start_hosts(cluster, folder.path, command_for, output=output, grace_s=HOSTS_GRACE_S)
-
-
-def variables(threads: int) -> dict[str, str]:
-    """What a job gets beside this process's own variables; torchrun would force one thread where OMP's is unset."""
-    limits = {"OMP_NUM_THREADS": str(threads), "MKL_NUM_THREADS": str(threads)}
-    return KEEP_MEMORY | limits | {"PYTHONUNBUFFERED": "1"}
 
 
 def check_port(config: RanksConfig) -> None:
@@ -185,7 +176,7 @@ def start(arguments: list[str], extra_variables: dict[str, str], log: Path) -> s
             stdout=output,
             stderr=subprocess.STDOUT,
             start_new_session=True,
-            preexec_fn=_die_with_launcher if sys.platform == "linux" else None,
+            preexec_fn=die_with_parent,
         )
 
 
@@ -221,7 +212,8 @@ def watch(
                 return Ending(exit_code=exit_code)
             if time.monotonic() - heard > limit_s:
                 return Ending(exit_code=1, silent_s=limit_s)
-            time.sleep(POLL_S)
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                job.wait(POLL_S)
     finally:
         stop(job)
 
@@ -231,15 +223,25 @@ def stop(job: Started) -> None:
     if isinstance(job, HostsJob):
         job.close()  # its processes live in a namespace that ends with it
         return
-    below = _descendants(job.pid)
-    if job.poll() is None:
-        job.send_signal(signal.SIGTERM)
+    if isinstance(job, ForkedJob):
+        if job.poll() is None:  # else its server has seen to all ranks, and may serve another job
+            _end(job.server)
+        job.tidy_up()
+    else:
+        _end(job)
+
+
+def _end(above: subprocess.Popen[bytes]) -> None:
+    """End a process and all below it."""
+    below = _descendants(above.pid)
+    if above.poll() is None:
+        above.send_signal(signal.SIGTERM)
         try:
-            job.wait(GRACE_S)
+            above.wait(GRACE_S)
         except subprocess.TimeoutExpired:
-            below = [*below, *_descendants(job.pid)]
-            job.kill()
-            job.wait()
+            below = [*below, *_descendants(above.pid)]
+            above.kill()
+            above.wait()
     for process in below:
         if process.is_running():
             process.kill()
@@ -277,8 +279,3 @@ def _descendants(pid: int) -> list[psutil.Process]:
         return list(psutil.Process(pid).children(recursive=True))
     except psutil.NoSuchProcess:
         return []
-
-
-def _die_with_launcher() -> None:
-    pr_set_pdeathsig = 1
-    ctypes.CDLL(None).prctl(pr_set_pdeathsig, signal.SIGKILL)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import sys
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any
 
 import torch.distributed as dist
 
@@ -19,7 +19,7 @@ from bench.core.run_folder import RunFolder
 from bench.micro.summing import Summing
 from bench.micro.synthetic_payloads import make_synthetic_payloads
 from bench.train.measured import link_columns
-from bench.train.rank import process_group, run_as_rank, set_up_device
+from bench.train.rank import end_process, process_group, run_as_rank, set_up_device
 from collectives.options import OptionError
 from collectives.payloads.base import PayloadError
 from collectives.transport.base import Transport, TransportError
@@ -28,10 +28,10 @@ from collectives.transport.process_group import ProcessGroupTransport
 USER_ERRORS = (BenchError, OptionError, PayloadError, TransportError)
 
 
-def main(path: str) -> NoReturn:
-    """Measure what the folder's configuration says; the exit code is 0 or 1."""
+def main(path: str) -> int:
+    """Measure what the folder's configuration says; return the exit code, 0 or 1."""
     folder = RunFolder(Path(path))
-    run_as_rank(folder, lambda: run(CollectivesConfig.from_json(folder.config), folder), USER_ERRORS)
+    return run_as_rank(folder, lambda: run(CollectivesConfig.from_json(folder.config), folder), USER_ERRORS)
 
 
 def run(config: CollectivesConfig, folder: RunFolder) -> None:
@@ -77,4 +77,4 @@ def _report(folder: RunFolder, line: dict[str, Any]) -> None:
 
 
 if __name__ == "__main__":
-    main(sys.argv[1])
+    end_process(main(sys.argv[1]))

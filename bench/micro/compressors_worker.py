@@ -9,7 +9,7 @@ import datetime
 import json
 import sys
 from pathlib import Path
-from typing import Any, NoReturn, cast
+from typing import Any, cast
 
 import torch
 
@@ -22,16 +22,16 @@ from bench.datasets.base import Dataset
 from bench.micro.encoding import WARMUP_TURNS, Encoding
 from bench.micro.gradients import recorded, synthetic
 from bench.models.base import Model
-from bench.train.rank import run_as_rank, set_up_device
+from bench.train.rank import end_process, run_as_rank, set_up_device
 from compressors.layer import layers_of
 
 NUM_GRADIENTS = 5  # gone through again and again; residuals differ all the same
 
 
-def main(path: str) -> NoReturn:
-    """Measure what the folder's configuration says; the exit code is 0 or 1."""
+def main(path: str) -> int:
+    """Measure what the folder's configuration says; return the exit code, 0 or 1."""
     folder = RunFolder(Path(path))
-    run_as_rank(folder, lambda: run(CompressorsConfig.from_json(folder.config), folder), (BenchError,))
+    return run_as_rank(folder, lambda: run(CompressorsConfig.from_json(folder.config), folder), (BenchError,))
 
 
 def run(config: CompressorsConfig, folder: RunFolder) -> None:
@@ -66,4 +66,4 @@ def _report(folder: RunFolder, line: dict[str, Any]) -> None:
 
 
 if __name__ == "__main__":
-    main(sys.argv[1])
+    end_process(main(sys.argv[1]))

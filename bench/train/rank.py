@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import datetime
 import os
-import signal
 import sys
 import time
 import traceback
@@ -16,34 +14,40 @@ from typing import NoReturn
 import torch
 import torch.distributed as dist
 
+from bench.core.processes import die_with_parent
 from bench.core.run_folder import RunFolder, write_json
 from collectives.transport.base import TransportError
 from collectives.transport.failure_detector import failure_detector
 from collectives.transport.process_group import backend_failure
 
+INIT_METHOD = "BENCH_INIT_METHOD"
+"""The variable that says how ranks meet; without it as torchrun has them meet."""
 
-def run_as_rank(folder: RunFolder, work: Callable[[], None], user_errors: tuple[type[Exception], ...]) -> NoReturn:
-    """Do this rank's work and end the process: with 0, or with 1 after an error that `errors/rank-N.json` then tells.
 
-    The process ends without Python's own tidying up: threads of the backend may wait for ranks that no longer answer,
-    and tearing them down in no order has aborted ranks that had done all their work.
+def run_as_rank(folder: RunFolder, work: Callable[[], None], user_errors: tuple[type[Exception], ...]) -> int:
+    """Do this rank's work; return its process's exit code: 0, or 1 after an error that `errors/rank-N.json` then tells.
 
     Args:
         folder: the job's folder.
         work: everything else.
         user_errors: errors whose message is already one sentence for the user; others are shown with their type.
     """
-    _die_with_parent()
+    die_with_parent()
     try:
         work()
     except Exception as error:  # noqa: BLE001 - the launcher tells the user what the file says
         _leave_error(folder, error, is_sentence=isinstance(error, user_errors))
         traceback.print_exc()
-        _end_process(1)
-    _end_process(0)
+        return 1
+    return 0
 
 
-def _end_process(exit_code: int) -> NoReturn:
+def end_process(exit_code: int) -> NoReturn:
+    """End this process without Python's own tidying up.
+
+    Threads of the backend may wait for ranks that no longer answer, and tearing them down in no order has aborted
+    ranks that had done all their work.
+    """
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(exit_code)
@@ -78,6 +82,9 @@ def process_group(device: torch.device, timeout_s: float) -> Iterator[None]:
     own_gpu = device.type == "cuda" and torch.cuda.device_count() >= int(os.environ["LOCAL_WORLD_SIZE"])
     dist.init_process_group(
         "nccl" if own_gpu else "gloo",
+        init_method=os.environ.get(INIT_METHOD, "env://"),
+        rank=int(os.environ["RANK"]),
+        world_size=int(os.environ["WORLD_SIZE"]),
         timeout=datetime.timedelta(seconds=timeout_s),
         device_id=device if own_gpu else None,
     )
@@ -109,10 +116,3 @@ def _leave_error(folder: RunFolder, error: Exception, *, is_sentence: bool) -> N
                 "traceback": traceback.format_exc(),
             },
         )
-
-
-def _die_with_parent() -> None:
-    """Ask Linux to kill this process when torchrun's agent dies, so that no rank outlives the job."""
-    if sys.platform == "linux":
-        pr_set_pdeathsig = 1
-        ctypes.CDLL(None).prctl(pr_set_pdeathsig, signal.SIGKILL)

@@ -11,7 +11,7 @@ import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, NoReturn, cast
+from typing import Any, cast
 
 import torch
 import torch.distributed as dist
@@ -27,7 +27,7 @@ from bench.optimizers.base import Optimizer
 from bench.strategies.base import BoundStrategy, Setup, Strategy
 from bench.train.batch_scheduling import use_batch_scheduling
 from bench.train.loop import Diverged, Trainer
-from bench.train.rank import process_group, run_as_rank, set_up_device
+from bench.train.rank import end_process, process_group, run_as_rank, set_up_device
 from bench.train.record import Recorder, weights_hash
 from bench.train.straggler import slow_down
 from collectives.base import Collective
@@ -39,10 +39,10 @@ from compressors.ddp.hook import NonFiniteGradient
 USER_ERRORS = (BenchError, DatasetError, Diverged, NonFiniteGradient, TransportError)
 
 
-def main(path: str) -> NoReturn:
-    """Train as the folder's configuration says; the exit code is 0 or 1."""
+def main(path: str) -> int:
+    """Train as the folder's configuration says; return the exit code, 0 or 1."""
     folder = RunFolder(Path(path))
-    run_as_rank(folder, lambda: run(RunConfig.from_json(folder.config), folder), USER_ERRORS)
+    return run_as_rank(folder, lambda: run(RunConfig.from_json(folder.config), folder), USER_ERRORS)
 
 
 def run(config: RunConfig, folder: RunFolder) -> None:
@@ -149,4 +149,4 @@ def _profiler(config: RunConfig, folder: RunFolder) -> Iterator[torch.profiler.p
 
 
 if __name__ == "__main__":
-    main(sys.argv[1])
+    end_process(main(sys.argv[1]))

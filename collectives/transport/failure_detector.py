@@ -167,7 +167,7 @@ class FailureDetector:
             self._store.set(f"ping_server/{self._rank}", json.dumps(address))
             knows_ping_servers = False
             while not self._stopped.is_set():
-                self._answer(self._store.add("call", 0))
+                self._answer(int(self._stored(["call"])[0] or 0))
                 knows_ping_servers = knows_ping_servers or self._learn_ping_servers()
                 self._stopped.wait(self._poll_s)
         except RuntimeError:

@@ -8,11 +8,10 @@ import signal
 import time
 from pathlib import Path
 
-import psutil
 import pytest
 
 from bench.core.schema import COLLECTIVES
-from tests.testing.invoke import execute, invoke, start
+from tests.testing.invoke import execute, invoke, processes_of, start
 from tests.testing.plugins import install
 
 REFUSALS = [
@@ -133,5 +132,4 @@ def test_an_interrupted_sweep_leaves_nothing(tmp_path: Path) -> None:
     assert process.returncode == 130
     assert "stopped by the user" in error
     assert not list(tmp_path.glob("bench-collectives-*"))
-    left = [p.pid for p in psutil.process_iter(["cmdline"]) if str(tmp_path) in " ".join(p.info["cmdline"] or [])]
-    assert not left
+    assert not processes_of(tmp_path)

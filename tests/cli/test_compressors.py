@@ -12,7 +12,7 @@ import pytest
 from bench.core.compressors_config import CompressorsConfig
 from bench.core.rows import read_rows
 from bench.core.schema import COMPRESSORS
-from bench.launch import compressors
+from bench.launch import compressors, fork_server
 from tests.testing.invoke import Answer, invoke
 
 CHOSEN = "none,topk:ratio=0.1,value_dtype=fp32,sign,powersgd"
@@ -90,12 +90,12 @@ def test_a_process_that_fails_is_a_failed_run_and_its_log_is_kept(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
-    monkeypatch.setattr(compressors, "MODULE", "json.tool")
+    monkeypatch.setattr(fork_server, "ENCODE", "json.tool")
     answer = measure()
     assert answer.code == 3
-    assert "the measuring process ended with exit code" in answer.error
+    assert "the job ended without saying why; the end of its log: " in answer.error
     folder = Path(answer.error.partition("logs are in ")[2])
-    assert "json" in (folder / "logs" / "worker.log").read_text(encoding="utf-8")
+    assert "json" in (folder / "logs" / "torchrun.log").read_text(encoding="utf-8")
 
 
 def test_a_process_that_says_nothing_is_stopped(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

@@ -13,6 +13,7 @@ import torch.distributed as dist
 from bench.core.errors import UsageError
 from bench.hosts import support
 from bench.launch import doctor
+from bench.launch.fork_server import TRAIN, ForkServer
 from tests.testing.invoke import invoke
 
 DiskUsage = namedtuple("DiskUsage", ["total", "used", "free"])
@@ -99,7 +100,8 @@ def test_hosts_that_are_not_permitted_are_a_warning(monkeypatch: pytest.MonkeyPa
 
 def test_the_smoke_test_trains_on_two_ranks_and_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
-    check = doctor.smoke_test(tmp_path)
+    with ForkServer(TRAIN) as server:
+        check = doctor.smoke_test(tmp_path, server)
     assert (check.level, check.finding) == ("ok", "2 ranks trained 3 steps")
     assert not list(tmp_path.glob("bench-doctor-*"))
 
@@ -109,6 +111,6 @@ def test_a_smoke_test_that_cannot_start_is_a_failure(tmp_path: Path, monkeypatch
         raise UsageError("no such thing")
 
     monkeypatch.setattr("bench.launch.resolve.resolve", refuse)
-    assert doctor.smoke_test(tmp_path) == doctor.Check(
+    assert doctor.smoke_test(tmp_path, ForkServer(TRAIN)) == doctor.Check(
         "fail", "smoke", "no such thing", "mend what the other lines name"
     )

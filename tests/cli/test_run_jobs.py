@@ -12,8 +12,9 @@ import psutil
 import pytest
 
 from bench.core.schema import METRICS
+from bench.launch.variables import KEEP_MEMORY
 from tests.testing import invoke
-from tests.testing.invoke import execute, only_run, rows, status
+from tests.testing.invoke import decoys, execute, only_run, processes_of, rows, status
 from tests.testing.plugins import install
 
 pytestmark = pytest.mark.timeout(300)
@@ -37,20 +38,11 @@ def start() -> Iterator[Starter]:
         process.communicate()
 
 
-def left_over(folder: Path) -> list[int]:
-    """Processes that still work on this run."""
-    found = []
-    for process in psutil.process_iter(["cmdline"]):
-        if any(str(folder) in word for word in process.info["cmdline"] or []):
-            found.append(process.pid)
-    return found
-
-
-def wait_for_step(out: Path, step: int) -> Path:
+def wait_for_step(out: Path, step: int, pattern: str = "*") -> Path:
     """The run folder, as soon as training has come so far."""
     deadline = time.monotonic() + 150  # a loaded machine takes its time to import torch three times over
     while time.monotonic() < deadline:
-        for progress in out.glob("*/progress.jsonl"):
+        for progress in out.glob(f"{pattern}/progress.jsonl"):
             if f'"step": {step}' in progress.read_text(encoding="utf-8") or progress.stat().st_size > 400:
                 return progress.parent
         time.sleep(0.1)
@@ -58,11 +50,9 @@ def wait_for_step(out: Path, step: int) -> Path:
 
 
 def ranks_of(folder: Path) -> list[psutil.Process]:
-    """The worker processes, in rank order."""
-    last_words = ["bench.train.worker", str(folder)]
-    workers = [p for p in psutil.process_iter(["cmdline"]) if (p.info["cmdline"] or [])[-2:] == last_words]
-    workers = [p for p in workers if "RANK" in p.environ()]  # torchrun's own line ends with these words too
-    return sorted(workers, key=lambda p: int(p.environ()["RANK"]))
+    """The processes that train, in rank order."""
+    logs = {file: process for process, files in processes_of(folder).items() for file in files}
+    return [logs[file] for file in sorted(logs) if file.endswith("/stdout.log")]
 
 
 @pytest.mark.parametrize(
@@ -142,7 +132,7 @@ def test_a_rank_that_raises_is_named_with_its_error(tmp_path: Path) -> None:
     folder = only_run(tmp_path / "out")
     assert status(folder)["status"] == "failed"
     assert rows(folder)[-1]["error"] == "rank 1: ValueError: this compressor is broken"
-    assert left_over(folder) == []
+    assert not processes_of(folder)
 
 
 def test_a_killed_rank_is_named(start: Starter, tmp_path: Path) -> None:
@@ -156,7 +146,7 @@ def test_a_killed_rank_is_named(start: Starter, tmp_path: Path) -> None:
     assert process.returncode == 3
     assert "rank 1 was killed by SIGKILL" in error
     assert rows(folder)[-1]["status"] == "failed"
-    assert left_over(folder) == []
+    assert not processes_of(folder)
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
@@ -175,7 +165,7 @@ def test_an_interrupted_run_keeps_its_rows_and_leaves_nothing(
     kept = rows(folder)
     assert [row["status"] for row in kept] == ["running"] * (len(kept) - 1) + ["interrupted"]
     assert status(folder)["status"] == "interrupted"
-    assert left_over(folder) == []
+    assert not processes_of(folder)
 
 
 def test_no_rank_outlives_a_launcher_that_was_killed(start: Starter, tmp_path: Path) -> None:
@@ -187,9 +177,9 @@ def test_no_rank_outlives_a_launcher_that_was_killed(start: Starter, tmp_path: P
     process.kill()
     process.communicate()
     deadline = time.monotonic() + 10
-    while left_over(folder) and time.monotonic() < deadline:
+    while processes_of(folder) and time.monotonic() < deadline:
         time.sleep(0.1)
-    assert left_over(folder) == []
+    assert not processes_of(folder)
 
 
 def test_a_hang_ends_at_the_timeout_and_the_rank_is_named(tmp_path: Path) -> None:
@@ -201,7 +191,7 @@ def test_a_hang_ends_at_the_timeout_and_the_rank_is_named(tmp_path: Path) -> Non
     assert "waited 12 s for rank 1, which is alive but did not take part" in answer.error
     folder = only_run(tmp_path / "out")
     assert status(folder)["status"] == "failed"
-    assert left_over(folder) == []
+    assert not processes_of(folder)
 
 
 def test_divergence_stops_the_run_and_names_the_step(tmp_path: Path) -> None:
@@ -210,3 +200,58 @@ def test_divergence_stops_the_run_and_names_the_step(tmp_path: Path) -> None:
     assert "at step" in answer.error
     assert "try a lower --lr" in answer.error
     assert rows(only_run(tmp_path / "out"))[-1]["status"] == "failed"
+
+
+def test_a_users_own_modules_are_not_taken_for_the_packages(tmp_path: Path) -> None:
+    answer = execute(*SMALL, "--steps", "2", "--out", "out", cwd=decoys(tmp_path))
+    assert answer.code == 0, answer.error
+
+
+def test_all_seeds_are_trained_by_ranks_of_one_process_and_meet_where_nobody_else_can(
+    start: Starter, tmp_path: Path
+) -> None:
+    process = start(
+        *SMALL, "--epochs", "3", "--seeds", "1,2", "--threads", "1", "--compressor", "sleepy", "--collective", "ring",
+        "--out", str(tmp_path / "out"), PYTHONPATH=install(tmp_path),
+    )  # fmt: skip
+    servers, ranks = [], set()
+    for seed in (1, 2):
+        folder = wait_for_step(tmp_path / "out", 9, pattern=f"*-s{seed}-*")
+        assert (folder / "rendezvous").stat().st_mode & 0o777 == 0o700
+        listeners = [c.laddr.ip for rank in ranks_of(folder) for c in rank.net_connections() if c.status == "LISTEN"]
+        assert set(listeners) == {"127.0.0.1"}
+        ranks |= {rank.pid for rank in ranks_of(folder)}
+        servers += [rank.ppid() for rank in ranks_of(folder)]
+    told = psutil.Process(servers[0]).environ()
+    assert {name: told[name] for name in KEEP_MEMORY} == KEEP_MEMORY
+    assert told["OMP_NUM_THREADS"] == told["MKL_NUM_THREADS"] == "1"
+    assert process.wait(60) == 0
+    assert (len(ranks), len(servers), len(set(servers))) == (4, 4, 1)
+    assert not psutil.pid_exists(servers[0])
+    assert not list((tmp_path / "out").glob("*/rendezvous"))
+
+
+def test_a_lost_server_is_a_failed_run(start: Starter, tmp_path: Path) -> None:
+    process = start(
+        *SMALL, "--epochs", "50", "--compressor", "sleepy", "--collective", "ring", "--out", str(tmp_path / "out"),
+        PYTHONPATH=install(tmp_path),
+    )  # fmt: skip
+    folder = wait_for_step(tmp_path / "out", 9)
+    ranks = ranks_of(folder)
+    psutil.Process(ranks[0].ppid()).kill()
+    _, error = process.communicate(timeout=60)
+    assert process.returncode == 3
+    assert "the process that the ranks are forked from was killed by SIGKILL" in error
+    assert not processes_of(folder)
+
+
+def test_a_launcher_that_is_killed_before_any_rank_runs_leaves_nothing(start: Starter, tmp_path: Path) -> None:
+    process = start(*SMALL, "--out", str(tmp_path / "out"))
+    below = psutil.Process(process.pid)
+    deadline = time.monotonic() + 60
+    while not (servers := below.children()) and time.monotonic() < deadline:
+        time.sleep(0.01)
+    process.kill()
+    process.communicate()
+    assert servers
+    assert psutil.wait_procs(servers, timeout=10)[1] == []

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.testing.invoke import only_run, rows, start, status
+from tests.testing.invoke import decoys, only_run, rows, start, status
 
 
 def free_port() -> int:
@@ -24,7 +24,8 @@ def test_two_launchers_train_one_model_and_machine_0_holds_the_results(tmp_path:
         "--model", "linear", "--train-size", "256", "--test-size", "64", "--batch-size", "8", "--steps", "20",
         "--compressor", "topk", "--collective", "ring", "--timeout", "30",
     )  # fmt: skip
-    machines = [start(*command, "--node-rank", str(rank), "--out", str(tmp_path / str(rank))) for rank in range(2)]
+    place = decoys(tmp_path)
+    machines = [start(*command, "--node-rank", str(rank), "--out", str(rank), cwd=place) for rank in range(2)]
     try:
         said = [machine.communicate(timeout=150)[1] for machine in machines]
     finally:

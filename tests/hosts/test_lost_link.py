@@ -14,6 +14,7 @@ from bench.core.config import RunConfig
 from bench.core.run_folder import read_json
 from bench.hosts.job import HostsJob
 from bench.launch import run, torchrun
+from bench.launch.fork_server import TRAIN, ForkServer
 from bench.launch.resolve import resolve
 from bench.launch.run import Result
 from tests.hosts.conftest import processes_of
@@ -47,7 +48,7 @@ def run_and_disturb(
         model="linear", dataset="synthetic", train_size=512, test_size=64, batch_size=8, steps=100_000, eval_every=20,
         hosts=num_hosts, bandwidth="100mbit", timeout_s=3.0, **options,
     )  # fmt: skip
-    return run.execute(resolve(asked), out, see)
+    return run.execute(resolve(asked), out, see, ForkServer(TRAIN))
 
 
 def said(result: Result) -> dict[int, tuple[str, int | None]]:

@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 
 import pytest
 
-from tests.testing.invoke import execute
+from tests.testing.invoke import decoys, execute
 
 
 @pytest.mark.timeout(180)
-def test_a_full_link_is_near_its_limit_and_frames_hold_headers() -> None:
+def test_a_full_link_is_near_its_limit_and_frames_hold_headers(tmp_path: Path) -> None:
     answer = execute(
         "collectives", "--hosts", "2", "--bandwidth", "20mbit", "--sizes", "1MB", "--collectives", "native,ring,server",
-        "--rounds", "1", "--iters", "2", "--warmup", "1", "--json",
+        "--rounds", "1", "--iters", "2", "--warmup", "1", "--json", cwd=decoys(tmp_path),
     )  # fmt: skip
     assert answer.code == 0, answer.error
     rows = {row["collective"]: row for row in json.loads(answer.out)}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import csv
 import dataclasses
 import json
@@ -11,9 +12,12 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import psutil
 from typer.testing import CliRunner
 
 from bench.core.errors import BenchError
+
+REPOSITORY = Path(__file__).parents[2]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -37,22 +41,43 @@ def invoke(*arguments: str) -> Answer:
     return Answer(result.exit_code, result.stdout, result.stderr)
 
 
-def start(*arguments: str, **variables: str) -> subprocess.Popen[str]:
-    """Start `bench` as a program."""
+def start(*arguments: str, cwd: Path | None = None, **variables: str) -> subprocess.Popen[str]:
+    """Start `bench` as a program; its packages are this checkout's, wherever it works."""
+    path = [str(REPOSITORY), *filter(None, [variables.get("PYTHONPATH", os.environ.get("PYTHONPATH"))])]
     return subprocess.Popen(
-        [sys.executable, "-m", "bench", *arguments],
-        env=os.environ | {"COLUMNS": "200"} | variables,
+        [sys.executable, "-P", "-m", "bench", *arguments],
+        cwd=cwd,
+        env=os.environ | {"COLUMNS": "200"} | variables | {"PYTHONPATH": os.pathsep.join(path)},
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
     )
 
 
-def execute(*arguments: str, **variables: str) -> Answer:
+def execute(*arguments: str, cwd: Path | None = None, **variables: str) -> Answer:
     """Run `bench` as a program to its end."""
-    process = start(*arguments, **variables)
+    process = start(*arguments, cwd=cwd, **variables)
     out, error = process.communicate(timeout=240)
     return Answer(process.returncode, out, error)
+
+
+def decoys(folder: Path) -> Path:
+    """The folder, now with a user's own modules in it that are named as our packages are."""
+    (folder / "collectives").mkdir()
+    for module in ("bench.py", "collectives/__init__.py", "torch.py"):
+        (folder / module).write_text("raise ImportError('a module of the working directory')", encoding="utf-8")
+    return folder
+
+
+def processes_of(folder: Path) -> dict[psutil.Process, list[str]]:
+    """The processes that still work on a run, with what they hold open: files of its folder."""
+    found = {}
+    for process in psutil.process_iter(["cmdline"]):
+        with contextlib.suppress(psutil.NoSuchProcess, psutil.AccessDenied):
+            files = [file.path for file in process.open_files() if Path(file.path).is_relative_to(folder)]
+            if files or any(str(folder) in word for word in process.info["cmdline"] or []):
+                found[process] = files
+    return found
 
 
 def only_run(out: Path) -> Path:

@@ -10,6 +10,7 @@ import pytest
 from bench.core.errors import RunFailed, UsageError
 from bench.core.run_folder import RunFolder, write_json
 from bench.launch import run, torchrun
+from bench.launch.fork_server import TRAIN, ForkServer
 from bench.launch.torchrun import Ending
 from tests.testing.configs import make_config
 from tests.testing.invoke import rows, status
@@ -28,13 +29,13 @@ REPORT = {"rank": 0, "time": 1.0, "message": "rank 1 is late", "lost_a_peer": Tr
 def test_a_silent_run_is_explained(
     report: dict[str, Any] | None, ending: str, sentence: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def launch(_config: object, folder: RunFolder) -> None:
+    def launch(_config: object, folder: RunFolder, _server: object) -> None:
         if report:
             write_json(folder.error_of(0), report)
 
     monkeypatch.setattr(torchrun, "launch", launch)
     monkeypatch.setattr(torchrun, "watch", lambda *_: Ending(exit_code=1, silent_s=7.0))
-    result = run.execute(make_config(), tmp_path, lambda _: None)
+    result = run.execute(make_config(), tmp_path, lambda _: None, ForkServer(TRAIN))
     assert (result.status, result.error) == (ending, sentence)
 
 
@@ -48,13 +49,13 @@ def refuse_with(error: Exception, monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_run_that_is_not_possible_here_leaves_no_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     refuse_with(UsageError("no netem here"), monkeypatch)
     with pytest.raises(UsageError, match="no netem here"):
-        run.execute(make_config(), tmp_path, lambda _: None)
+        run.execute(make_config(), tmp_path, lambda _: None, ForkServer(TRAIN))
     assert list(tmp_path.iterdir()) == []
 
 
 def test_a_network_that_fails_is_a_failed_run_with_its_row(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     refuse_with(RunFailed("tc said no"), monkeypatch)
-    result = run.execute(make_config(), tmp_path, lambda _: None)
+    result = run.execute(make_config(), tmp_path, lambda _: None, ForkServer(TRAIN))
     assert (result.status, result.error) == ("failed", "tc said no")
     assert rows(result.folder.path)[-1]["error"] == "tc said no"
     assert status(result.folder.path)["status"] == "failed"

@@ -10,6 +10,7 @@ import pytest
 from bench.core.collectives_config import CollectivesConfig
 from bench.core.errors import BenchError, Interrupted, RunFailed, UsageError
 from bench.launch import collectives, torchrun
+from bench.launch.fork_server import SUM, ForkServer
 from bench.launch.scratch import scratch_folder
 
 
@@ -46,7 +47,7 @@ def test_a_start_that_fails_leaves_only_what_it_names(
     monkeypatch.setattr(torchrun, "launch", launch)
     config, _ = collectives.resolve(CollectivesConfig(device="cpu", sizes="4kB", collectives="ring"))
     with pytest.raises(type(error), match=str(error)) as caught:
-        collectives.execute(config, lambda _: None)
+        collectives.execute(config, lambda _: None, ForkServer(SUM))
     left = [str(path) for path in temporary.iterdir()]
     assert [path for path in left if path in str(caught.value)] == left
     assert len(left) == isinstance(error, RunFailed)

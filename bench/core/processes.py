@@ -1,0 +1,30 @@
+"""Processes that the tool starts: they import what it imports itself, and none outlives the one that started it."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import signal
+import sys
+import sysconfig
+from pathlib import Path
+
+_PACKAGES = Path(__file__).resolve().parents[2]
+_PR_SET_PDEATHSIG = 1
+
+
+def import_variables() -> dict[str, str]:
+    """Variables with which Python finds the packages that this process runs from, and nothing in the working directory.
+
+    `python -m` would look there first, so that a user's own `bench.py` took the place of the package.
+    """
+    given = [entry for entry in os.environ.get("PYTHONPATH", "").split(os.pathsep) if entry]
+    is_installed = Path(sysconfig.get_path("purelib")) == _PACKAGES
+    entries = list(dict.fromkeys(given if is_installed else [str(_PACKAGES), *given]))
+    return {"PYTHONSAFEPATH": "1"} | ({"PYTHONPATH": os.pathsep.join(entries)} if entries else {})
+
+
+def die_with_parent() -> None:
+    """Ask Linux to kill this process as soon as the one that started it ends, however that comes about."""
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)

@@ -1,0 +1,116 @@
+"""The process that ranks are forked from: `python -m bench.train.fork_server MODULE`, started by the launcher.
+
+It imports at once what MODULE's ranks will need. Then it runs the jobs that come as lines of JSON on its standard
+input, one after the other, and answers each with its exit code on its standard output. Ranks are torchrun's own process
+contexts: their logs, the order in which they are stopped and what is said of a failed one are as torchrun has them.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import gc
+import importlib
+import json
+import os
+import signal
+import sys
+from pathlib import Path
+from typing import Literal
+
+from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs, PContext, SignalException, Std, start_processes
+from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
+
+from bench.core import environment
+from bench.core.run_folder import RunFolder
+from bench.train.rank import INIT_METHOD, end_process
+
+POLL_S = 0.02
+# What every rank asks for in the end: DDP and the first optimizer step bring in as much again as torch itself.
+LATE_IMPORTS = ("torch._dynamo", "pydantic.type_adapter")
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class ForkedRanks:
+    """A job as the launcher asks for it.
+
+    Attributes:
+        folder: the job's folder.
+        num_ranks: all of them are on this machine.
+        start_method: fork, or spawn where the device does not survive a fork.
+        modules: what its ranks need beside the module that they run.
+    """
+
+    folder: str
+    num_ranks: int
+    start_method: Literal["fork", "spawn"]
+    modules: tuple[str, ...]
+
+
+def main(module: str) -> None:
+    """Serve jobs until the launcher closes its end of standard input."""
+    answers = os.fdopen(os.dup(sys.stdout.fileno()), "w", encoding="ascii")
+    os.dup2(sys.stderr.fileno(), sys.stdout.fileno())
+    gc.disable()  # while modules come in, nothing is garbage
+    for name in (module, *LATE_IMPORTS):
+        importlib.import_module(name)
+    environment.origin_columns()  # kept for all ranks
+    gc.freeze()  # what is shared with the ranks stays shared
+    gc.enable()
+    for line in sys.stdin:
+        print(run(module, ForkedRanks(**json.loads(line))), file=answers, flush=True)
+
+
+def run(module: str, job: ForkedRanks) -> int:
+    """Run one job to its end; the exit code is 0 or 1."""
+    folder = RunFolder(Path(job.folder))
+    with folder.log.open("ab") as log:
+        os.dup2(log.fileno(), sys.stdout.fileno())
+        os.dup2(log.fileno(), sys.stderr.fileno())
+    for name in job.modules:
+        importlib.import_module(name)
+    try:
+        ranks = _start(module, folder, job)
+        try:
+            result = ranks.wait(period=POLL_S)
+        finally:
+            ranks.close()  # those that are left when the launcher stops the job
+    except SignalException as stopped:
+        sys.exit(128 + stopped.sigval)
+    if result is not None and result.is_failed():
+        print(ChildFailedError(module, result.failures), file=sys.stderr)
+        return 1
+    return 0
+
+
+def _start(module: str, folder: RunFolder, job: ForkedRanks) -> PContext:
+    store = folder.rendezvous / "store"
+    return start_processes(
+        name=module,
+        entrypoint=_rank,
+        args=dict.fromkeys(range(job.num_ranks), (module, job.folder)),
+        envs={rank: _rank_variables(rank, job.num_ranks, store) for rank in range(job.num_ranks)},
+        logs_specs=DefaultLogsSpecs(str(folder.logs), redirects=Std.ALL),
+        start_method=job.start_method,
+    )
+
+
+def _rank(module: str, folder: str) -> None:
+    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT):
+        signal.signal(number, signal.SIG_DFL)  # the server's own handlers would wait for a call into torch to return
+    if exit_code := importlib.import_module(module).main(folder):
+        end_process(exit_code)
+
+
+def _rank_variables(rank: int, world_size: int, store: Path) -> dict[str, str]:
+    return {
+        "RANK": str(rank),
+        "LOCAL_RANK": str(rank),
+        "WORLD_SIZE": str(world_size),
+        "LOCAL_WORLD_SIZE": str(world_size),
+        INIT_METHOD: f"file://{store}",
+        "TORCHELASTIC_RUN_ID": "none",  # as torchrun names a job that has no name: part of its logs' folder
+    }
+
+
+if __name__ == "__main__":
+    main(sys.argv[1])
