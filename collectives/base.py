@@ -100,12 +100,6 @@ class Collective(Options, abc.ABC):
         """
         return None
 
-    def carried_bytes(self, payload: Payload) -> int:
-        """Bytes of one payload as it travels here: packed, or the bare wire tensor where all know length and type."""
-        if self.carries_wires and all(leaf.elementwise for leaf in leaves(payload)):
-            return sum(leaf.wire.nbytes for leaf in leaves(payload))
-        return payload.nbytes
-
     @abc.abstractmethod
     def expected_bytes(
         self, nbytes: int, world_size: int, rank: int, *, elementwise: bool = True, itemsize: int = 4
@@ -113,7 +107,8 @@ class Collective(Options, abc.ABC):
         """Bytes that `rank` sends in one `sum`; None where it depends on the data.
 
         Args:
-            nbytes: of one rank's payload, as `carried_bytes` tells.
+            nbytes: of one rank's payload as it travels: of its wire tensor where all ranks know length and type, else
+                packed.
             world_size: number of ranks.
             rank: which one.
             elementwise: whether the payload is; others may be merged on their way and then change their size.

@@ -58,10 +58,14 @@ class _BoundReducing(BoundCollective):
         super().__init__(options, transport)
         self._reducing = options
         self._scratch = Scratch()
+        self._rounds: dict[Layout, list[Round]] = {}  # buckets come again at every step
 
     @override
     def sum_like(self, payload: Payload, layout: Layout, op: ReduceOp) -> Payload:
-        rounds = self._reducing.rounds(self.transport.world_size, self.transport.rank, layout)
+        if layout not in self._rounds:
+            n, rank = self.transport.world_size, self.transport.rank
+            self._rounds[layout] = self._reducing.rounds(n, rank, layout)
+        rounds = self._rounds[layout]
         if layout.itemsize is None:
             pieces = PackedPieces(self.transport, payload, layout)
             pieces.run(rounds)

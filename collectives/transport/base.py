@@ -178,10 +178,6 @@ class Transport(abc.ABC):
     def all_reduce_(self, tensor: torch.Tensor, op: ReduceOp = "sum") -> None:
         """The backend's own all-reduce in place; every rank must call. Bytes are counted by the ring's formula."""
 
-    @abc.abstractmethod
-    def broadcast_(self, tensor: torch.Tensor, source: int) -> None:
-        """The backend's own broadcast in place; every rank must call. Bytes are counted by a chain's formula."""
-
     def all_reduce_scalars(self, values: Sequence[float], op: ReduceOp = "max") -> list[float]:
         """Flags and shared scalars, combined in float64 in rank order; counted as control. Every rank must call.
 

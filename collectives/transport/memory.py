@@ -115,19 +115,6 @@ class MemoryTransport(Transport):
         tensor.copy_(rows[0])
 
     @override
-    def broadcast_(self, tensor: torch.Tensor, source: int) -> None:
-        is_last = (self.rank - source) % self.world_size == self.world_size - 1
-        nbytes = tensor.numel() * tensor.element_size()
-        if self.world_size > 1:
-            self.ledger.book(0 if is_last else nbytes, from_formula=True)
-        if self.world_size == 1 or not nbytes:
-            return
-        if self.rank == source:
-            wait_all(self._start([(tensor, rank) for rank in range(self.world_size) if rank != source], []))
-        else:
-            wait_all(self._start([], [(tensor, source)]))
-
-    @override
     def view(self, ranks: Sequence[int]) -> MemoryTransport:
         return MemoryTransport(
             self._wires, list(ranks).index(self.rank), [self._members[rank] for rank in ranks], self.ledger

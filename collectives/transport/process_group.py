@@ -9,6 +9,7 @@ that go both ways, so there a message of unknown length is preceded by its lengt
 from __future__ import annotations
 
 import collections
+import copy
 import datetime
 from collections.abc import Callable, Sequence
 from typing import cast
@@ -106,21 +107,9 @@ class ProcessGroupTransport(Transport):
             self._wait_for_all(self._backend().allreduce([tensor], options))
 
     @override
-    def broadcast_(self, tensor: torch.Tensor, source: int) -> None:
-        if self.world_size == 1:
-            return
-        with self.ledger.timed():
-            is_last = (self.rank - source) % self.world_size == self.world_size - 1
-            self.ledger.book(0 if is_last else tensor.numel() * tensor.element_size(), from_formula=True)
-            options = dist.BroadcastOptions()
-            options.rootRank = source
-            self._wait_for_all(self._backend().broadcast([tensor], options))
-
-    @override
     def view(self, ranks: Sequence[int]) -> ProcessGroupTransport:
         """The backend's own collectives get a group of their own when first used."""
-        part = object.__new__(ProcessGroupTransport)
-        part.__dict__.update(self.__dict__)
+        part = copy.copy(self)
         part._members = [self._members[rank] for rank in ranks]
         part._own_backend = self._own_backend if part._members == self._members else None
         part.rank = list(ranks).index(self.rank)
