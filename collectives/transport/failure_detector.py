@@ -100,26 +100,26 @@ class FailureDetector:
             None where it cannot be found out: the store is out of reach, and so are the addresses it would have given.
         """
         found = _within(1.5 * self._grace_s, lambda: self._investigate(group, ranks, waited_for))
-        elsewhere = set(ranks) - {self._rank, *self._beside()}
+        elsewhere = set(ranks) - {self._rank, *self._on_this_machine()}
         if found is not None and not (elsewhere and elsewhere <= set(found.lost)):
             return found
-        heard = self._ring(ranks, waited_for)
+        heard = self._ping(ranks, waited_for)
         if found is None:
-            time.sleep(self._grace_s / 2)  # those that fail a little later shall hear this rank's ping_server
+            time.sleep(self._grace_s / 2)  # those that fail a little later shall still reach this rank
         return heard or found
 
-    def _beside(self) -> set[int]:
+    def _on_this_machine(self) -> set[int]:
         """The other ranks on this machine, which need no link."""
         own = self._ping_server and self._ping_server.address[0]
         return {rank for rank, (host, _) in self._ping_servers.items() if host == own}
 
-    def _ring(self, ranks: Sequence[int], waited_for: int | None) -> Verdict | None:
-        """The verdict by ping_servers; who has none, or none that is known, was not asked and so is not called lost."""
+    def _ping(self, ranks: Sequence[int], waited_for: int | None) -> Verdict | None:
+        """The verdict by ping servers; who has none, or none that is known, was not asked and so is not called lost."""
         ping_servers = {rank: self._ping_servers[rank] for rank in ranks if rank in self._ping_servers}
         answers = ping_all(ping_servers, self._grace_s)
         missing = tuple(rank for rank in ping_servers if not answers.get(rank))
         if missing:
-            elsewhere = ping_servers.keys() - self._beside()
+            elsewhere = ping_servers.keys() - self._on_this_machine()
             in_reach = {ping_servers[rank][0] for rank in elsewhere & answers.keys()}
             dark = {ping_servers[rank][0] for rank in elsewhere} if not in_reach else set()
             return Verdict(lost=missing, is_cut_off=len(dark) > 1, is_split=len(dark) == 1)
@@ -171,7 +171,7 @@ class FailureDetector:
                 knows_ping_servers = knows_ping_servers or self._learn_ping_servers()
                 self._stopped.wait(self._poll_s)
         except RuntimeError:
-            return  # the store has gone: who asks from now on rings the ping_server
+            return  # the store has gone: who asks from now on pings
 
     def _answer(self, call: int) -> None:
         with self._lock:

@@ -1,4 +1,4 @@
-"""Doorbells: one small TCP port per rank, at which others hear whether its process runs and its link is up.
+"""Ping servers: one small TCP port per rank, where others learn whether its process runs and its link is up.
 
 The rendezvous store lies on one rank's machine. When that machine is lost the store is lost with it, and only a direct
 connection can tell a rank whether the others are lost or it is itself cut off.
@@ -20,13 +20,13 @@ Address = tuple[str, int]
 
 
 class PingServer:
-    """Answers whoever rings, in a thread of its own, until it is closed.
+    """Answers whoever connects, in a thread of its own, until it is closed.
 
     Args:
         host: this machine's address; the port is any free one.
 
     Attributes:
-        address: where others can ring.
+        address: where others can connect.
 
     Raises:
         OSError: the machine gives no port at that address.
@@ -39,7 +39,7 @@ class PingServer:
         threading.Thread(target=self._answer, name="ping_server", daemon=True).start()
 
     def close(self) -> None:
-        """Give the port back; whoever rings from now on is refused."""
+        """Give the port back; whoever connects from now on is refused."""
         self._closed.set()
         with contextlib.suppress(OSError):  # wakes the thread on Linux; where it may not be called, closing does
             self._server.shutdown(socket.SHUT_RDWR)
@@ -52,12 +52,12 @@ class PingServer:
             except OSError:  # closed, or short of something that may be free again soon, such as open files
                 self._closed.wait(_RETRY_S)
                 continue
-            with connection, contextlib.suppress(OSError):  # whoever rang may have left
+            with connection, contextlib.suppress(OSError):  # whoever connected may have left
                 connection.sendall(_ANSWER)
 
 
 def start_ping_server() -> PingServer | None:
-    """This process's ping_server; None where the job has no meeting point or the machine no port to spare.
+    """This process's ping server; None where the job has no meeting point or the machine no port to spare.
 
     Its address is the one that this machine uses towards the job's `MASTER_ADDR`, so the others can reach it.
     """
@@ -74,12 +74,12 @@ def ping_all(addresses: Mapping[int, Address], within_s: float) -> dict[int, boo
     A machine is in reach also where it refuses the connection, or takes it for a process that was stopped.
 
     Args:
-        addresses: where each rank's ping_server is.
+        addresses: where each rank's ping server is.
         within_s: longest wait for an answer.
     """
     answers: dict[int, bool] = {}
 
-    def ring(rank: int, address: Address) -> None:
+    def ping(rank: int, address: Address) -> None:
         try:
             with socket.create_connection(address, timeout=within_s / 2) as connection:
                 answers[rank] = False
@@ -89,7 +89,7 @@ def ping_all(addresses: Mapping[int, Address], within_s: float) -> dict[int, boo
         except OSError:
             return  # out of reach, or silent: which is what the caller wants to know
 
-    threads = [threading.Thread(target=ring, args=item, daemon=True) for item in addresses.items()]
+    threads = [threading.Thread(target=ping, args=item, daemon=True) for item in addresses.items()]
     for thread in threads:
         thread.start()
     for thread in threads:
