@@ -223,7 +223,6 @@ class BoundServer(BoundCollective):
 
     @override
     def state_dict(self) -> dict[str, Any]:
-        """Residuals of this rank's answers, by shard, and what encodes them."""
         return {
             "residuals": {key: residual.clone() for key, residual in self._residuals.items()},
             "downlink": {} if self._downlink is None else self._downlink.state_dict(),

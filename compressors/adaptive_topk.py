@@ -46,7 +46,6 @@ class AdaptiveTopK(DensitySparsifier):
 
     @override
     def _encode_chosen(self, x: torch.Tensor, layer: Layer, step: Step) -> Payload:
-        """The largest entries of the layer; a layer of zeros is a header."""
         magnitudes = x.abs()
         if step.memory.get(CURVES, layer.id) is None or step.index % self.refresh == 0:
             step.memory.propose(CURVES, layer.id, _error_curve(magnitudes, self.density(step)))
@@ -58,8 +57,8 @@ class AdaptiveTopK(DensitySparsifier):
         """1 - k / m for the least k that the grid allows."""
         return self._bound_for(num_kept(self.ratio * FACTORS[0], layer.numel) / layer.numel)
 
+    @override
     def expected_nbytes(self, layer: Layer) -> int | None:
-        """Unknown: the gradients decide over the density."""
         return None
 
 

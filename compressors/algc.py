@@ -89,7 +89,6 @@ class Algc(DensitySparsifier):
 
     @override
     def _encode_chosen(self, x: torch.Tensor, layer: Layer, step: Step) -> Payload:
-        """The entries that reach the layer's threshold; a layer of zeros is a header."""
         if self.flush_every and step.index % self.flush_every == self.flush_every - 1:
             return Dense(x.clone())
         magnitudes = x.abs()
@@ -102,8 +101,8 @@ class Algc(DensitySparsifier):
         """1 - density for the least density that the window allows."""
         return self._bound_for(min(self.ratio, self.min_ratio) / WINDOW)
 
+    @override
     def expected_nbytes(self, layer: Layer) -> int | None:
-        """Unknown: the threshold decides."""
         return None
 
     def _select(self, magnitudes: torch.Tensor, layer: Layer, step: Step) -> torch.Tensor:

@@ -240,6 +240,5 @@ class LossyCompressor(Compressor):
     @property
     @override
     def emits(self) -> frozenset[type[Payload]]:
-        """The method's own kinds, and `Dense` where the per-layer policy may leave a layer as it is."""
         leaves_some = bool(self.min_numel or self.skip or self.dense_ends)
         return super().emits | ({Dense} if leaves_some else set())

@@ -51,7 +51,6 @@ class Dgc(DensitySparsifier):
 
     @override
     def _encode_chosen(self, x: torch.Tensor, layer: Layer, step: Step) -> Payload:
-        """Entries above the estimated threshold; a layer of zeros is a header."""
         magnitudes = x.abs()
         indices = self._select(magnitudes, num_kept(self.density(step), x.numel()), layer, step)
         return self._sparse(x, indices, step)
@@ -64,8 +63,8 @@ class Dgc(DensitySparsifier):
         """1 - 1 / m, for the largest entry is always sent; how many more are, a sample decides."""
         return self._bound_for(1 / layer.numel)
 
+    @override
     def expected_nbytes(self, layer: Layer) -> int | None:
-        """Unknown: a sample decides how many entries are sent."""
         return None
 
     def _select(self, magnitudes: torch.Tensor, k: int, layer: Layer, step: Step) -> torch.Tensor:

@@ -83,8 +83,8 @@ class GroupTopK(DensitySparsifier):
         """The patent shares around a ring."""
         return ("ring",) if self.preset == "patent" else super().default_collectives
 
+    @override
     def warnings(self) -> list[str]:
-        """Where the density is not the ratio, and what the patent's preset gives up."""
         sentences = super().warnings()
         if self.ratio * self.group_size < 0.5:
             sentences.append(
@@ -99,7 +99,6 @@ class GroupTopK(DensitySparsifier):
 
     @override
     def _encode_chosen(self, x: torch.Tensor, layer: Layer, step: Step) -> Payload:
-        """The k largest of each group; a gradient of zeros is a header."""
         k, last_k = self._kept(self.density(step), x.numel())
         positions = select_groups(x, self.group_size, k, last_k)
         values = to_value_dtype(x.index_select(0, positions), TORCH_DTYPES[self.value_dtype], step.world_size)
@@ -112,8 +111,8 @@ class GroupTopK(DensitySparsifier):
         shares = [k / self.group_size] * (num_whole > 0) + [last_k / max(rest, 1)] * (rest > 0)
         return self._bound_for(min(shares))
 
+    @override
     def expected_nbytes(self, layer: Layer) -> int:
-        """The closed form at `ratio`."""
         k, last_k = self._kept(self.ratio, layer.numel)
         num_entries = k * (layer.numel // self.group_size) + last_k
         return GroupSparse.packed_nbytes(layer.numel, self.group_size, num_entries, TORCH_DTYPES[self.value_dtype])

@@ -89,8 +89,8 @@ class Hylo(SharedScale):
         kinds: set[type[Payload]] = {RowSparse, Dense}
         return frozenset(kinds if self.shared_threshold else {*kinds, Codes})
 
+    @override
     def kind_for(self, layer: Layer) -> type[Payload]:
-        """By the layer's kind."""
         if layer.filter_axis is not None:
             return Dense if self._num_filters_kept(layer) == _num_filters(layer) else RowSparse
         return Dense if self.shared_threshold else Codes
@@ -105,8 +105,8 @@ class Hylo(SharedScale):
         """Share of a convolution's filters to send, in [min_rate, 1]; the larger the layer, the smaller."""
         return min(max(math.pow(self.min_numel / layer.numel, self.exponent), self.min_rate), 1.0)
 
+    @override
     def encode(self, x: torch.Tensor, layer: Layer, step: Step) -> Payload:
-        """Filters of a convolution, codes of a fully connected layer."""
         if layer.filter_axis is not None:
             return self._encode_filters(x, layer, step)
         if self.shared_threshold:
@@ -153,8 +153,8 @@ class Hylo(SharedScale):
             return self.shared_nbytes(layer)
         return Dense(torch.empty(layer.numel, dtype=dtype, device="meta")).nbytes
 
+    @override
     def shares_scale(self, layer: Layer) -> bool:
-        """Fully connected layers do, as the option says."""
         return self.shared_threshold and layer.filter_axis is None
 
     def local_scale(self, x: torch.Tensor) -> torch.Tensor:

@@ -37,8 +37,8 @@ class Int8(LossyCompressor):
         "nearest"
     )
 
+    @override
     def encode(self, x: torch.Tensor, layer: Layer, step: Step) -> Codes:
-        """Levels of 8 bits."""
         scales = block_maxima(x, self.block_numel).div_(LEVELS)
         levels = divided_by_block(x, scales, self.block_numel)
         if self.rounding == "stochastic":

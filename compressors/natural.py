@@ -48,8 +48,8 @@ class Natural(StochasticQuantizer):
         """1/8 from rounding between powers, and 2 sqrt(n) times the smallest one from what lies below it."""
         return 1 / 8 + 2 * math.sqrt(self.block_numel) * 2.0 ** (1 - self.num_exponents)
 
+    @override
     def encode(self, x: torch.Tensor, layer: Layer, step: Step) -> Codes:
-        """Signs, exponents and scales."""
         maxima = block_maxima(x, self.block_numel)
         mantissas, _ = torch.frexp(
             maxima

@@ -6,6 +6,7 @@ import dataclasses
 from typing import ClassVar
 
 import torch
+from typing_extensions import override
 
 from collectives.payloads.base import HEADER_BYTES
 from collectives.payloads.dense import Dense
@@ -27,14 +28,14 @@ class NONE(Compressor):  # in capitals, for None is taken
         """Every layer, which saves a copy on the way to `encode`."""
         return True
 
+    @override
     def encode(self, x: torch.Tensor, layer: Layer, step: Step) -> Dense:
-        """A copy of `x`."""
         return Dense(x.clone())
 
+    @override
     def contraction_bound(self, layer: Layer) -> float:
-        """Nothing is lost."""
         return 0.0
 
+    @override
     def expected_nbytes(self, layer: Layer) -> int:
-        """Header and 4 bytes per element."""
         return HEADER_BYTES + 4 * layer.numel

@@ -30,8 +30,8 @@ class OneBit(LossyCompressor):
 
     error_feedback: Annotated[bool, Doc("add what was not sent to the next gradient")] = True
 
+    @override
     def warnings(self) -> list[str]:
-        """What is lost without error feedback."""
         sentences = super().warnings()
         if not self.error_feedback:
             sentences.append(
@@ -39,8 +39,8 @@ class OneBit(LossyCompressor):
             )
         return sentences
 
+    @override
     def encode(self, x: torch.Tensor, layer: Layer, step: Step) -> TwoMeans:
-        """Signs and the two means."""
         is_positive = x >= 0
         num_positive = int(is_positive.count_nonzero())
         high = x.clamp(min=0).sum(dtype=torch.float64) / max(1, num_positive)

@@ -92,7 +92,6 @@ class PowerSgd(LossyCompressor):
 
     @override
     def num_exchanged(self, layer: Layer) -> int:
-        """Elements of P and Q together."""
         return self._rank_of(layer) * sum(matrix_shape(layer))
 
     def _batches(self, compressed: Given, step: Step) -> list[_Batch]:

@@ -45,8 +45,8 @@ class Qsgd(StochasticQuantizer):
         """For blocks of n min(n / (4 s^2), sqrt(n) / s): a level's variance is at most 1/4, and its expectation."""
         return min(self.block_numel / (4 * self.num_levels**2), math.sqrt(self.block_numel) / self.num_levels)
 
+    @override
     def encode(self, x: torch.Tensor, layer: Layer, step: Step) -> Codes:
-        """Levels and scales."""
         measure = block_norms if self.norm == "l2" else block_maxima
         norms = measure(x, self.block_numel)
         levels = divided_by_block(x, norms, self.block_numel).mul_(self.num_levels)

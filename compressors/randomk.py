@@ -47,8 +47,8 @@ class RandomK(DensitySparsifier):
         if self.scaled and self.error_feedback:
             raise OptionError("randomk: scaled=true needs error_feedback=false, for scaled values are no contraction")
 
+    @override
     def warnings(self) -> list[str]:
-        """What neither scaling nor error feedback does."""
         sentences = super().warnings()
         if not (self.scaled or self.error_feedback):
             sentences.append("randomk sends a share of the gradient only; use scaled=true or error_feedback=true")
@@ -61,7 +61,6 @@ class RandomK(DensitySparsifier):
 
     @override
     def _encode_chosen(self, x: torch.Tensor, layer: Layer, step: Step) -> Payload:
-        """Values at this step's positions."""
         k = num_kept(self.density(step), x.numel())
         seed = seed_for(layer, step, per_rank=False)
         blank = Seeded(x.numel(), seed, x.new_empty(k))
@@ -77,6 +76,6 @@ class RandomK(DensitySparsifier):
             return share * ((1 + roundoff(self.value_dtype)) / share - 1) ** 2 + 1 - share
         return self._bound_for(share)
 
+    @override
     def expected_nbytes(self, layer: Layer) -> int:
-        """The closed form at `ratio`."""
         return Seeded.packed_nbytes(num_kept(self.ratio, layer.numel), TORCH_DTYPES[self.value_dtype])

@@ -46,8 +46,8 @@ class Sign(LossyCompressor):
                 "sign: mode=vote needs error_feedback=false, for the residual of an unscaled sign diverges"
             )
 
+    @override
     def warnings(self) -> list[str]:
-        """What a vote does to the learning rate, and what signs do without error feedback."""
         sentences = super().warnings()
         if self.mode == "vote":
             sentences.append("sign: with mode=vote every element moves by the learning rate, so use a far smaller one")
@@ -55,8 +55,8 @@ class Sign(LossyCompressor):
             sentences.append("sign without error feedback is biased and may not converge; error_feedback=true is safe")
         return sentences
 
+    @override
     def encode(self, x: torch.Tensor, layer: Layer, step: Step) -> Codes:
-        """Signs and the scale."""
         scale = x.abs().mean(dtype=torch.float64).float().view(1) if self.mode == "scaled" else x.new_ones(1)
         return Codes.from_codes(x >= 0, codebook="sign", bits=1, scales=scale)
 

@@ -52,8 +52,8 @@ class TernGrad(SharedScale):
             raise OptionError("terngrad: shared_scale=true and error_feedback=true exclude each other; leave one out")
 
     @property
+    @override
     def kinds(self) -> frozenset[type[Payload]]:
-        """Codes, or integers on a shared scale."""
         return frozenset({Dense if self.shared_scale else Codes})
 
     @override
@@ -68,8 +68,8 @@ class TernGrad(SharedScale):
         """The largest magnitude after clipping, fp32 [1]."""
         return self._clipped(x).abs().amax().view(1)
 
+    @override
     def encode(self, x: torch.Tensor, layer: Layer, step: Step) -> Payload:
-        """Signs of the elements that the dice chose."""
         x = self._clipped(x)
         if self.shared_scale:
             return self.shared_payload(self._levels(x, step.memory.scales[layer.id], layer, step), step)

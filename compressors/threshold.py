@@ -40,7 +40,6 @@ class Threshold(Sparsifier):
 
     @override
     def _encode_chosen(self, x: torch.Tensor, layer: Layer, step: Step) -> Payload:
-        """The entries that reach the threshold; a layer of zeros is a header."""
         magnitudes = x.abs()
         indices = positions_of(magnitudes >= self._level(magnitudes))
         return self._sparse(x, indices, step)
@@ -49,8 +48,8 @@ class Threshold(Sparsifier):
         """1 - 1 / m, for a relative threshold always lets the largest entry through; 1 for an absolute one."""
         return self._bound_for(0.0 if self.unit == "absolute" else 1 / layer.numel)
 
+    @override
     def expected_nbytes(self, layer: Layer) -> int | None:
-        """Unknown: it depends on the gradient."""
         return None
 
     def _level(self, magnitudes: torch.Tensor) -> float:

@@ -34,7 +34,6 @@ class TopK(DensitySparsifier):
 
     @override
     def _encode_chosen(self, x: torch.Tensor, layer: Layer, step: Step) -> Payload:
-        """The k largest; a layer of zeros is a header."""
         indices = top_of_rows(x.abs().view(1, -1), num_kept(self.density(step), x.numel()))
         return self._sparse(x, indices, step)
 
@@ -42,7 +41,7 @@ class TopK(DensitySparsifier):
         """1 - k / m: the k largest of m hold at least that share of the squares."""
         return self._bound_for(num_kept(self.ratio, layer.numel) / layer.numel)
 
+    @override
     def expected_nbytes(self, layer: Layer) -> int:
-        """The closed form at `ratio`."""
         k = num_kept(self.ratio, layer.numel)
         return Sparse.packed_nbytes(layer.numel, k, TORCH_DTYPES[self.value_dtype])

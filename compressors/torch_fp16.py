@@ -9,6 +9,7 @@ import dataclasses
 
 import torch.distributed as dist
 from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
+from typing_extensions import override
 
 from compressors.families.torch_comm_hook import DDPHook, TorchCommHook
 from compressors.layer import Layer
@@ -21,10 +22,10 @@ class TorchFp16(TorchCommHook):
     Bytes: 2 m for a bucket of m elements, all-reduced by the backend.
     """
 
+    @override
     def hook(self, process_group: dist.ProcessGroup) -> tuple[object, DDPHook]:
-        """The process group is its state."""
         return process_group, default_hooks.fp16_compress_hook
 
+    @override
     def expected_nbytes(self, layer: Layer) -> int:
-        """2 bytes per element."""
         return 2 * layer.numel

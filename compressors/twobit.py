@@ -38,15 +38,15 @@ class TwoBit(LossyCompressor):
     threshold: Annotated[float, Gt(0), Doc("t, in units of the gradient")] = 0.015625
     error_feedback: Annotated[bool, Doc("add what was not sent to the next gradient")] = True
 
+    @override
     def warnings(self) -> list[str]:
-        """What is lost without error feedback."""
         sentences = super().warnings()
         if not self.error_feedback:
             sentences.append("twobit without error feedback loses what is below its threshold; set error_feedback=true")
         return sentences
 
+    @override
     def encode(self, x: torch.Tensor, layer: Layer, step: Step) -> Codes:
-        """Codes, and the threshold as their scale."""
         threshold = torch.full((1,), self.threshold, device=x.device)
         return ternary_payload(ternary_levels(x, threshold), threshold)
 

@@ -22,7 +22,7 @@ import pydantic
 import torch
 from torchvision.datasets import CIFAR10
 from torchvision.datasets.utils import check_integrity, download_url
-from typing_extensions import Doc
+from typing_extensions import Doc, override
 
 from bench.datasets.base import Dataset, DatasetError, Part
 
@@ -51,8 +51,8 @@ class Cifar(Dataset):
         Doc("address of a mirror of the archive, for `bench data prepare` (none: the original); the checksums stay"),
     ] = None
 
+    @override
     def sizes(self) -> tuple[int, int]:
-        """(50 000, 10 000)."""
         return self.whole
 
     def status(self, data_dir: Path) -> str:

@@ -16,6 +16,7 @@ from typing import ClassVar
 import numpy as np
 import torch
 from torch.nn import functional
+from typing_extensions import override
 
 from bench.datasets.base import Dataset, Part
 
@@ -31,8 +32,8 @@ class Digits(Dataset):
     std: ClassVar[tuple[float, float, float]] = (0.3238, 0.3238, 0.3238)
     mirror: ClassVar[bool] = False
 
+    @override
     def sizes(self) -> tuple[int, int]:
-        """(1347, 450)."""
         return 1347, 450
 
     def load(

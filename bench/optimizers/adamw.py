@@ -11,7 +11,7 @@ from typing import Annotated
 
 import torch
 from annotated_types import Ge
-from typing_extensions import Doc
+from typing_extensions import Doc, override
 
 from bench.optimizers._moments import MomentOptimizer
 
@@ -22,8 +22,8 @@ class AdamW(MomentOptimizer):
 
     weight_decay: Annotated[float, Ge(0), Doc("share of the weight removed per step, times lr")] = 0.01
 
+    @override
     def build(self, parameters: Iterable[torch.nn.Parameter], lr: float) -> torch.optim.Optimizer:
-        """One parameter group with these options."""
         return torch.optim.AdamW(
             parameters,
             lr=lr,

@@ -42,8 +42,8 @@ class Sgd(Optimizer):
         left = SgdOfVelocities(**{name: getattr(self, name) for name in self.option_names()})
         return HandedOver(optimizer=left, coefficient=self.momentum, nesterov=self.nesterov)
 
+    @override
     def build(self, parameters: Iterable[torch.nn.Parameter], lr: float) -> torch.optim.Optimizer:
-        """One parameter group with these options."""
         return torch.optim.SGD(
             parameters,
             lr=lr,

@@ -17,6 +17,7 @@ from collections.abc import Sequence
 from typing import Self
 
 import torch
+from typing_extensions import override
 
 from collectives.payloads.base import HEADER_BYTES, Header, Payload, borders_of_blocks, unpack
 from collectives.payloads.errors import PayloadError
@@ -58,22 +59,22 @@ class Bundle(Payload):
         return HEADER_BYTES + _table_nbytes(len(lengths)) + sum(map(_padded, lengths))
 
     @property
+    @override
     def device(self) -> torch.device:
-        """Where its members lie."""
         return self.payloads[0].device
 
     @property
+    @override
     def num_entries(self) -> int:
-        """Entries of all members together."""
         return sum(member.num_entries for member in self.payloads)
 
     @property
+    @override
     def nbytes(self) -> int:
-        """As the closed form says."""
         return self.packed_nbytes([member.nbytes for member in self.payloads])
 
+    @override
     def fields(self) -> list[Field]:
-        """Header, table of ends, members."""
         lengths = [member.nbytes for member in self.payloads]
         ends = list(itertools.accumulate(_padded(length) // 8 for length in lengths))
         table = struct.pack(f"<{1 + len(ends)}I", len(ends), *ends)
@@ -106,18 +107,18 @@ class Bundle(Payload):
             raise PayloadError("a bundle's members do not add up to what its header says")
         return bundle
 
+    @override
     def add_to_(self, dense: torch.Tensor, *, divisor: float = 1.0) -> None:
-        """Each member is added to its stretch of `dense`."""
         for member, stretch in self._cache_blocks(dense):
             member.add_to_(stretch, divisor=divisor)
 
+    @override
     def subtract_from_(self, dense: torch.Tensor) -> None:
-        """Each member is subtracted from its stretch of `dense`."""
         for member, stretch in self._cache_blocks(dense):
             member.subtract_from_(stretch)
 
+    @override
     def clear_in_(self, dense: torch.Tensor) -> None:
-        """Each member clears what it transmits in its stretch of `dense`."""
         for member, stretch in self._cache_blocks(dense):
             member.clear_in_(stretch)
 
@@ -152,8 +153,8 @@ class Bundle(Payload):
                 pieces.append(member if (begin, end) == (0, member.numel) else member.slice(begin, end))
         return pieces[0] if len(pieces) == 1 else Bundle(pieces)
 
+    @override
     def entries_between(self, borders: list[int]) -> list[int]:
-        """Entries of the members in each interval."""
         counts = []
         for start, stop in itertools.pairwise(borders):
             counts.append(0)

@@ -20,6 +20,7 @@ import struct
 from typing import Self
 
 import torch
+from typing_extensions import override
 
 from collectives.payloads.base import HEADER_BYTES, Header, Payload
 from collectives.payloads.codec.values import divided, to_value_dtype
@@ -94,8 +95,8 @@ class CholeskyFactor(Payload):
         return product
 
     @property
+    @override
     def device(self) -> torch.device:
-        """Where the values lie."""
         return self.values.device
 
     @property
@@ -104,23 +105,23 @@ class CholeskyFactor(Payload):
         return self.values.numel()
 
     @property
+    @override
     def nbytes(self) -> int:
-        """Header, damping and values."""
         return HEADER_BYTES + FIXED.size + self.values.numel() * self.values.element_size()
 
     @property
+    @override
     def alignment(self) -> int:
-        """A factor stays whole."""
         return max(1, self.numel)
 
+    @override
     def fields(self) -> list[Field]:
-        """Header, damping, values."""
         header = self._header(self.values.dtype, num_entries=self.num_entries)
         return [header + FIXED.pack(self.damping, 0), self.values]
 
+    @override
     @classmethod
     def from_wire(cls, header: Header, body: torch.Tensor) -> Self:
-        """Values are a view of the body where it is aligned."""
         reader = Reader(body)
         damping, reserved = reader.fields(FIXED)
         if reserved or header.flags:
@@ -132,8 +133,8 @@ class CholeskyFactor(Payload):
         """`dense += self / divisor`: the restored matrix."""
         dense.add_(divided(self.matrix.view(-1), divisor, dense.dtype))
 
+    @override
     def subtract_from_(self, dense: torch.Tensor) -> None:
-        """`dense -= self`: the restored matrix."""
         dense.sub_(self.matrix.view(-1))
 
     def clear_in_(self, dense: torch.Tensor) -> None:
@@ -145,8 +146,8 @@ class CholeskyFactor(Payload):
         below = [triangle_entries_before(border, self.size) for border in borders]
         return [stop - start for start, stop in itertools.pairwise(below)]
 
+    @override
     def slice(self, start: int, stop: int) -> CholeskyFactor:
-        """Itself, or nothing."""
         self._check_borders(start, stop)
         return self if stop - start == self.numel else CholeskyFactor(0, self.values[:0])
 

@@ -16,6 +16,7 @@ from collections.abc import Iterator
 from typing import Self
 
 import torch
+from typing_extensions import override
 
 from collectives.payloads.base import HEADER_BYTES, Header, Payload
 from collectives.payloads.codec.bits import pack_bits, packed_nbytes, unpack_bits
@@ -95,8 +96,8 @@ class Codes(Payload):
         return unpack_bits(self.packed, self.num_entries, self.bits, first=self._book.first)
 
     @property
+    @override
     def device(self) -> torch.device:
-        """Where its tensors lie."""
         return self.packed.device
 
     @property
@@ -105,25 +106,25 @@ class Codes(Payload):
         return self.numel if self.scales.numel() else 0
 
     @property
+    @override
     def nbytes(self) -> int:
-        """As the closed form says."""
         if not self.num_entries:
             return HEADER_BYTES + FIXED.size
         return self.packed_nbytes(self.numel, self.bits, self.scales.dtype, self.block_numel)
 
     @property
+    @override
     def alignment(self) -> int:
-        """Bytes of codes and blocks of one scale stay whole."""
         return math.lcm(8 // self.bits, self.block_numel or 1)
 
+    @override
     def fields(self) -> list[Field]:
-        """Header, fixed fields, scales, packed codes."""
         header = self._header(self.scales.dtype, num_entries=self.num_entries)
         return [header + FIXED.pack(self.block_numel, self.bits, self._book.number, 0), self.scales, self.packed]
 
+    @override
     @classmethod
     def from_wire(cls, header: Header, body: torch.Tensor) -> Self:
-        """Codes are a view of the body, scales too where they are aligned."""
         dtype = cls._dtype_in(header)
         reader = Reader(body)
         block_numel, bits, number, reserved = map(int, reader.fields(FIXED))
@@ -137,13 +138,13 @@ class Codes(Payload):
         packed = reader.tensor(packed_nbytes(header.numel, bits), torch.uint8)
         return cls(header.numel, book.name, bits, packed, scales, block_numel)
 
+    @override
     def add_to_(self, dense: torch.Tensor, *, divisor: float = 1.0) -> None:
-        """`dense += self / divisor`."""
         for part, values in self._decoded():
             dense[part].add_(divided(values, divisor, dense.dtype))
 
+    @override
     def subtract_from_(self, dense: torch.Tensor) -> None:
-        """`dense -= self`."""
         for part, values in self._decoded():
             dense[part].sub_(values)
 
@@ -156,8 +157,8 @@ class Codes(Payload):
         """Every element; 0 where all scales are zero."""
         return super().entries_between(borders) if self.num_entries else [0] * (len(borders) - 1)
 
+    @override
     def slice(self, start: int, stop: int) -> Codes:
-        """Whole bytes of codes and whole blocks; views."""
         self._check_borders(start, stop)
         packed = self.packed[start * self.bits // 8 : packed_nbytes(stop, self.bits)]
         scales = self.scales

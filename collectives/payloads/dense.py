@@ -6,6 +6,7 @@ import dataclasses
 from typing import Self
 
 import torch
+from typing_extensions import override
 
 from collectives.payloads.base import HEADER_BYTES, Header, Payload
 from collectives.payloads.codec.values import add_divided_, add_values
@@ -42,45 +43,45 @@ class Dense(Payload):
         self.numel = self.values.numel()
 
     @property
+    @override
     def device(self) -> torch.device:
-        """Where the values lie."""
         return self.values.device
 
     @property
+    @override
     def num_entries(self) -> int:
-        """Every element."""
         return self.numel
 
     @property
+    @override
     def nbytes(self) -> int:
-        """Header and values."""
         return HEADER_BYTES + self.numel * self.values.element_size()
 
+    @override
     def fields(self) -> list[Field]:
-        """Header, values."""
         return [self._header(self.values.dtype, num_entries=self.numel), self.values]
 
+    @override
     @classmethod
     def from_wire(cls, header: Header, body: torch.Tensor) -> Self:
-        """Values as a view of the body where it is aligned for them."""
         if header.num_entries != header.numel or header.flags:
             raise PayloadError("a dense payload sends every element")
         return cls(Reader(body).tensor(header.numel, cls._dtype_in(header)))
 
+    @override
     def add_to_(self, dense: torch.Tensor, *, divisor: float = 1.0) -> None:
-        """`dense += self / divisor`."""
         add_divided_(dense, self.values, divisor)
 
+    @override
     def subtract_from_(self, dense: torch.Tensor) -> None:
-        """`dense -= self`."""
         dense.sub_(self.values)
 
+    @override
     def clear_in_(self, dense: torch.Tensor) -> None:
-        """Everything is transmitted, so everything is cleared."""
         dense.zero_()
 
+    @override
     def slice(self, start: int, stop: int) -> Dense:
-        """A view of the values, cut anywhere."""
         self._check_borders(start, stop)
         return Dense(self.values[start:stop])
 
@@ -97,10 +98,10 @@ class Dense(Payload):
         return add_values(values, self.values)
 
     @property
+    @override
     def wire(self) -> torch.Tensor:
-        """The values themselves."""
         return self.values
 
+    @override
     def with_wire(self, wire: torch.Tensor) -> Dense:
-        """The given values."""
         return Dense(wire)

@@ -15,6 +15,7 @@ import struct
 from typing import Self
 
 import torch
+from typing_extensions import override
 
 from collectives.payloads.base import HEADER_BYTES, Header, Payload
 from collectives.payloads.codec.bits import bits_for, pack_bits, pack_mask, packed_nbytes, unpack_bits, unpack_mask
@@ -86,13 +87,13 @@ class GroupSparse(IndexedValues):
         return self.num_entries - (self.num_groups - 1) * self.k if self.num_entries else 0
 
     @property
+    @override
     def nbytes(self) -> int:
-        """As the closed form says."""
         return self.packed_nbytes(self.numel, self.group_size, self.num_entries, self.values.dtype)
 
     @property
+    @override
     def alignment(self) -> int:
-        """Groups stay whole."""
         return self.group_size
 
     @functools.cached_property
@@ -100,12 +101,12 @@ class GroupSparse(IndexedValues):
         """Flat positions, int64 [num_entries]; computed once."""
         return self.indices + _group_starts(self.num_entries, self.group_size, self.k, self.device)
 
+    @override
     def to_sparse(self) -> Sparse:
-        """The same entries with flat indices."""
         return Sparse(self.numel, self.positions, self.values)
 
+    @override
     def fields(self) -> list[Field]:
-        """Header, group size and k, values, indices."""
         coding = BITMAP if self._bits * self.num_entries > 8 * packed_nbytes(self.numel, 1) else LOCAL
         header = self._header(self.values.dtype, num_entries=self.num_entries, flags=coding)
         if coding == LOCAL:
@@ -116,9 +117,9 @@ class GroupSparse(IndexedValues):
             indices = pack_mask(mask)
         return [header + FIXED.pack(self.group_size, self.k), self.values, indices]
 
+    @override
     @classmethod
     def from_wire(cls, header: Header, body: torch.Tensor) -> Self:
-        """Values are a view of the body where it is aligned; indices are decoded and checked."""
         dtype, count = cls._dtype_in(header), header.num_entries
         reader = Reader(body)
         group_size, k = map(int, reader.fields(FIXED))
@@ -144,8 +145,8 @@ class GroupSparse(IndexedValues):
         check_ascending(payload.positions, header.numel)
         return payload
 
+    @override
     def slice(self, start: int, stop: int) -> GroupSparse:
-        """Whole groups; views."""
         self._check_borders(start, stop)
         first, last = (-(-border // self.group_size) * self.k for border in (start, stop))
         entries = slice(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import abc
 
 import torch
+from typing_extensions import override
 
 from collectives.payloads.base import Payload
 from collectives.payloads.codec.values import add_values, divided
@@ -29,8 +30,8 @@ class IndexedValues(Payload):
         """The same values as a `Sparse` payload; may share memory."""
 
     @property
+    @override
     def device(self) -> torch.device:
-        """Where its tensors lie."""
         return self.values.device
 
     @property
@@ -38,20 +39,20 @@ class IndexedValues(Payload):
         """Number of values, kept zeros included."""
         return self.values.numel()
 
+    @override
     def add_to_(self, dense: torch.Tensor, *, divisor: float = 1.0) -> None:
-        """`dense += self / divisor`; touches the positions only."""
         dense.scatter_add_(0, self.positions, divided(self.values, divisor, dense.dtype))
 
+    @override
     def subtract_from_(self, dense: torch.Tensor) -> None:
-        """`dense -= self`; touches the positions only."""
         dense.scatter_add_(0, self.positions, self.values.to(dense.dtype).neg())
 
+    @override
     def clear_in_(self, dense: torch.Tensor) -> None:
-        """Set `dense` to zero at the positions."""
         dense.index_fill_(0, self.positions, 0)
 
+    @override
     def entries_between(self, borders: list[int]) -> list[int]:
-        """Number of positions in each interval."""
         return torch.searchsorted(self.positions, torch.tensor(borders, device=self.device)).diff().tolist()
 
     def _added_onto(self, values: torch.Tensor) -> torch.Tensor:

@@ -14,6 +14,7 @@ import struct
 from typing import Self
 
 import torch
+from typing_extensions import override
 
 from collectives.payloads.base import HEADER_BYTES, Header, Payload
 from collectives.payloads.codec.index_sets import (
@@ -81,35 +82,35 @@ class RowSparse(Payload):
         return self.numel // self.row_numel
 
     @property
+    @override
     def device(self) -> torch.device:
-        """Where its tensors lie."""
         return self.values.device
 
     @property
+    @override
     def num_entries(self) -> int:
-        """Elements of the kept rows."""
         return self.values.numel()
 
     @property
+    @override
     def nbytes(self) -> int:
-        """As the closed form says."""
         return self.packed_nbytes(self.numel, self.row_numel, self.rows.numel(), self.values.dtype)
 
     @property
+    @override
     def alignment(self) -> int:
-        """Rows stay whole."""
         return self.row_numel
 
+    @override
     def fields(self) -> list[Field]:
-        """Header, row length, values, row numbers."""
         coding = cheapest_coding(self.rows.numel(), self.num_rows)
         header = self._header(self.values.dtype, num_entries=self.num_entries, flags=CODINGS.index(coding))
         support = encode_indices(self.rows, self.num_rows, coding)
         return [header + FIXED.pack(self.row_numel, 0), self.values, *support]
 
+    @override
     @classmethod
     def from_wire(cls, header: Header, body: torch.Tensor) -> Self:
-        """Values are a view of the body where it is aligned; row numbers are decoded and checked."""
         dtype = cls._dtype_in(header)
         reader = Reader(body)
         row_numel, reserved = map(int, reader.fields(FIXED))
@@ -122,16 +123,16 @@ class RowSparse(Payload):
         rows = decode_indices(reader, num_kept, header.numel // row_numel, CODINGS[header.flags])
         return cls(header.numel, rows, values)
 
+    @override
     def add_to_(self, dense: torch.Tensor, *, divisor: float = 1.0) -> None:
-        """`dense += self / divisor`; touches the kept rows only."""
         self._matrix(dense).index_add_(0, self.rows, divided(self.values, divisor, dense.dtype))
 
+    @override
     def subtract_from_(self, dense: torch.Tensor) -> None:
-        """`dense -= self`; touches the kept rows only."""
         self._matrix(dense).index_add_(0, self.rows, self.values.to(dense.dtype), alpha=-1)
 
+    @override
     def clear_in_(self, dense: torch.Tensor) -> None:
-        """Set the kept rows of `dense` to zero."""
         self._matrix(dense).index_fill_(0, self.rows, 0)
 
     def entries_between(self, borders: list[int]) -> list[int]:
@@ -141,8 +142,8 @@ class RowSparse(Payload):
         before, upto = torch.searchsorted(self.rows, row), torch.searchsorted(self.rows, row, right=True)
         return (before * self.row_numel + (upto - before) * column).diff().tolist()
 
+    @override
     def slice(self, start: int, stop: int) -> RowSparse:
-        """Whole rows; views."""
         self._check_borders(start, stop)
         limits = torch.tensor([start // self.row_numel, stop // self.row_numel], device=self.device)
         first, last = torch.searchsorted(self.rows, limits).tolist()

@@ -13,6 +13,7 @@ import struct
 from typing import Self
 
 import torch
+from typing_extensions import override
 
 from collectives.payloads.base import HEADER_BYTES, Header, Payload
 from collectives.payloads.codec.values import add_values
@@ -62,17 +63,17 @@ class Seeded(IndexedValues):
         """Flat positions, int64 [num_entries]; drawn once."""
         return seeded_positions(self.numel, self.num_entries, self.seed).to(self.device)
 
+    @override
     def to_sparse(self) -> Sparse:
-        """The same entries with explicit indices."""
         return Sparse(self.numel, self.positions, self.values)
 
     @property
+    @override
     def nbytes(self) -> int:
-        """As the closed form says."""
         return self.packed_nbytes(self.num_entries, self.values.dtype)
 
+    @override
     def fields(self) -> list[Field]:
-        """Header, seed, values."""
         return [self._header(self.values.dtype, num_entries=self.num_entries) + FIXED.pack(self.seed), self.values]
 
     @classmethod
@@ -100,8 +101,8 @@ class Seeded(IndexedValues):
         return self.to_sparse().add(other)
 
     @property
+    @override
     def wire(self) -> torch.Tensor:
-        """The values."""
         return self.values
 
     def with_wire(self, wire: torch.Tensor) -> Seeded:

@@ -11,6 +11,7 @@ from __future__ import annotations
 import dataclasses
 
 import torch
+from typing_extensions import override
 
 from collectives.payloads.base import HEADER_BYTES, Header, Payload
 from collectives.payloads.codec.index_sets import (
@@ -64,17 +65,17 @@ class Sparse(IndexedValues):
         return HEADER_BYTES + min(sparse, numel * dtype.itemsize)
 
     @property
+    @override
     def positions(self) -> torch.Tensor:
-        """The indices."""
         return self.indices
 
+    @override
     def to_sparse(self) -> Sparse:
-        """Itself."""
         return self
 
     @property
+    @override
     def nbytes(self) -> int:
-        """As the closed form says."""
         return self.packed_nbytes(self.numel, self.num_entries, self.values.dtype)
 
     @property
@@ -88,8 +89,8 @@ class Sparse(IndexedValues):
         dense[self.indices] = self.values
         return Dense(dense)
 
+    @override
     def fields(self) -> list[Field]:
-        """Header, values, indices; or the dense form."""
         if self.is_wide:
             dense = self.widened()
             dense.tensor_id = self.tensor_id
@@ -101,9 +102,9 @@ class Sparse(IndexedValues):
             return [header, *fields, self.values]
         return [header, self.values, *fields]
 
+    @override
     @classmethod
     def from_wire(cls, header: Header, body: torch.Tensor) -> Sparse:
-        """Values are a view of the body where it is aligned; indices are decoded and checked."""
         dtype, count = cls._dtype_in(header), header.num_entries
         if header.flags >= len(CODINGS):
             raise PayloadError(f"no index coding has the number {header.flags}")
@@ -115,8 +116,8 @@ class Sparse(IndexedValues):
         values = reader.tensor(count, dtype)
         return cls(header.numel, decode_indices(reader, count, header.numel, coding), values)
 
+    @override
     def slice(self, start: int, stop: int) -> Sparse:
-        """The entries between, cut anywhere; views."""
         self._check_borders(start, stop)
         first, last = torch.searchsorted(self.indices, torch.tensor([start, stop], device=self.device)).tolist()
         return Sparse(stop - start, self.indices[first:last] - start, self.values[first:last])

@@ -14,6 +14,7 @@ from collections.abc import Iterator
 from typing import Self
 
 import torch
+from typing_extensions import override
 
 from collectives.payloads.base import HEADER_BYTES, Header, Payload
 from collectives.payloads.codec.cache_blocks import cache_blocks
@@ -64,8 +65,8 @@ class Triangle(Payload):
         return full
 
     @property
+    @override
     def device(self) -> torch.device:
-        """Where the values lie."""
         return self.values.device
 
     @property
@@ -74,22 +75,22 @@ class Triangle(Payload):
         return self.values.numel()
 
     @property
+    @override
     def nbytes(self) -> int:
-        """Header and values."""
         return HEADER_BYTES + self.values.numel() * self.values.element_size()
 
     @property
+    @override
     def alignment(self) -> int:
-        """A triangle stays whole."""
         return max(1, self.numel)
 
+    @override
     def fields(self) -> list[Field]:
-        """Header, values."""
         return [self._header(self.values.dtype, num_entries=self.num_entries), self.values]
 
+    @override
     @classmethod
     def from_wire(cls, header: Header, body: torch.Tensor) -> Self:
-        """Values are a view of the body where it is aligned."""
         if header.flags:
             raise PayloadError("a triangle has no flags")
         size = matrix_size(header)
@@ -99,8 +100,8 @@ class Triangle(Payload):
         """`dense += self / divisor`, both halves of the matrix."""
         dense.add_(divided(self.matrix.view(-1), divisor, dense.dtype))
 
+    @override
     def subtract_from_(self, dense: torch.Tensor) -> None:
-        """`dense -= self`, both halves of the matrix."""
         dense.sub_(self.matrix.view(-1))
 
     def clear_in_(self, dense: torch.Tensor) -> None:
@@ -112,8 +113,8 @@ class Triangle(Payload):
         below = [triangle_entries_before(border, self.size) for border in borders]
         return [stop - start for start, stop in itertools.pairwise(below)]
 
+    @override
     def slice(self, start: int, stop: int) -> Triangle:
-        """Itself, or nothing."""
         self._check_borders(start, stop)
         return self if stop - start == self.numel else Triangle(0, self.values[:0])
 
@@ -129,12 +130,12 @@ class Triangle(Payload):
         return Triangle(self.size, add_values(self.values, other.values))
 
     @property
+    @override
     def wire(self) -> torch.Tensor:
-        """The values."""
         return self.values
 
+    @override
     def with_wire(self, wire: torch.Tensor) -> Triangle:
-        """A triangle of other values."""
         return Triangle(self.size, wire)
 
 

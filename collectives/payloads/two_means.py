@@ -14,6 +14,7 @@ import struct
 from typing import Self
 
 import torch
+from typing_extensions import override
 
 from collectives.payloads.base import HEADER_BYTES, Header, Payload
 from collectives.payloads.codec.bits import pack_mask, packed_nbytes, unpack_mask
@@ -63,8 +64,8 @@ class TwoMeans(Payload):
         return HEADER_BYTES + FIXED.size + packed_nbytes(numel, 1)
 
     @property
+    @override
     def device(self) -> torch.device:
-        """Where the bits lie."""
         return self.packed.device
 
     @property
@@ -73,23 +74,23 @@ class TwoMeans(Payload):
         return self.numel if self.packed.numel() else 0
 
     @property
+    @override
     def nbytes(self) -> int:
-        """As the closed form says."""
         return self.packed_nbytes(self.num_entries)
 
     @property
+    @override
     def alignment(self) -> int:
-        """Bytes of bits stay whole."""
         return 8
 
+    @override
     def fields(self) -> list[Field]:
-        """Header, the two values, the bits."""
         header = self._header(torch.float32, num_entries=self.num_entries)
         return [header + FIXED.pack(self.low, self.high), self.packed]
 
+    @override
     @classmethod
     def from_wire(cls, header: Header, body: torch.Tensor) -> Self:
-        """The bits are a view of the body."""
         reader = Reader(body)
         low, high = map(float, reader.fields(FIXED))
         if header.dtype or header.flags or header.num_entries not in (0, header.numel):
@@ -98,13 +99,13 @@ class TwoMeans(Payload):
             raise PayloadError("a two-means payload sends bits if, and only if, one of its values is not zero")
         return cls(header.numel, low, high, reader.tensor(packed_nbytes(header.num_entries, 1), torch.uint8))
 
+    @override
     def add_to_(self, dense: torch.Tensor, *, divisor: float = 1.0) -> None:
-        """`dense += self / divisor`."""
         if self.num_entries:
             dense.add_(divided(self._decoded(), divisor, dense.dtype))
 
+    @override
     def subtract_from_(self, dense: torch.Tensor) -> None:
-        """`dense -= self`."""
         if self.num_entries:
             dense.sub_(self._decoded())
 
@@ -117,8 +118,8 @@ class TwoMeans(Payload):
         """Every element; 0 where both values are zero."""
         return super().entries_between(borders) if self.num_entries else [0] * (len(borders) - 1)
 
+    @override
     def slice(self, start: int, stop: int) -> TwoMeans:
-        """Whole bytes of bits; a view."""
         self._check_borders(start, stop)
         if start == stop:
             return TwoMeans(0, 0.0, 0.0, self.packed[:0])

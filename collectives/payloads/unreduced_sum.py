@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from typing import NoReturn, Self
 
 import torch
+from typing_extensions import override
 
 from collectives.payloads.base import Header, Payload
 from collectives.payloads.codec.values import add_divided_
@@ -39,18 +40,18 @@ class UnreducedSum(Payload):
             self._check_fits(term)
 
     @property
+    @override
     def device(self) -> torch.device:
-        """Where the terms lie."""
         return self.terms[0].device
 
     @property
+    @override
     def num_entries(self) -> int:
-        """Entries of all terms together."""
         return sum(term.num_entries for term in self.terms)
 
     @property
+    @override
     def nbytes(self) -> int:
-        """Bytes of all terms together."""
         return sum(term.nbytes for term in self.terms)
 
     def fields(self) -> NoReturn:
@@ -73,18 +74,18 @@ class UnreducedSum(Payload):
         else:
             add_divided_(dense, self.to_dense(), divisor)
 
+    @override
     def subtract_from_(self, dense: torch.Tensor) -> None:
-        """`dense -= self`."""
         for term in self.terms:
             term.subtract_from_(dense)
 
+    @override
     def clear_in_(self, dense: torch.Tensor) -> None:
-        """Set `dense` to zero wherever any term transmits an element."""
         for term in self.terms:
             term.clear_in_(dense)
 
+    @override
     def slice(self, start: int, stop: int) -> UnreducedSum:
-        """The same slice of every term."""
         return UnreducedSum([term.slice(start, stop) for term in self.terms])
 
     @property
@@ -92,8 +93,8 @@ class UnreducedSum(Payload):
         """Common multiple of the terms' alignments."""
         return math.lcm(*(term.alignment for term in self.terms))
 
+    @override
     def entries_between(self, borders: list[int]) -> list[int]:
-        """Entries of all terms together in each interval."""
         return [sum(counts) for counts in zip(*(term.entries_between(borders) for term in self.terms), strict=True)]
 
     def merged(self) -> Payload:

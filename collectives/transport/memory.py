@@ -100,7 +100,6 @@ class MemoryTransport(Transport):
 
     @override
     def all_reduce_(self, tensor: torch.Tensor, op: ReduceOp = "sum") -> None:
-        """Adds in rank order."""
         if self.world_size == 1:
             return
         nbytes = tensor.numel() * tensor.element_size()

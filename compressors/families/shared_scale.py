@@ -55,7 +55,6 @@ class SharedScale(LossyCompressor):
 
     @override
     def agree(self, given: Given, step: Step, transport: Transport) -> None:
-        """Agree on the largest or the mean scale of each layer, all in one message."""
         shared = [(layer.id, float(self.local_scale(x))) for layer, x in given if self.shares_scale(layer)]
         if not shared:
             return

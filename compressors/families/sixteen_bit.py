@@ -6,6 +6,7 @@ import dataclasses
 from typing import ClassVar
 
 import torch
+from typing_extensions import override
 
 from collectives.payloads.base import HEADER_BYTES
 from collectives.payloads.codec.values import to_value_dtype
@@ -24,14 +25,14 @@ class SixteenBit(LossyCompressor):
     granularity: ClassVar[Granularity] = "bucket"
     dtype: ClassVar[torch.dtype]
 
+    @override
     def encode(self, x: torch.Tensor, layer: Layer, step: Step) -> Dense:
-        """`x` rounded to the nearest."""
         return Dense(to_value_dtype(x, self.dtype, step.world_size))
 
     def contraction_bound(self, layer: Layer) -> float:
         """SixteenBit a unit in the last place, squared."""
         return float(torch.finfo(self.dtype).eps / 2) ** 2
 
+    @override
     def expected_nbytes(self, layer: Layer) -> int:
-        """Header and 2 bytes per element."""
         return HEADER_BYTES + 2 * layer.numel
