@@ -9,16 +9,12 @@ from collections.abc import Sequence
 from typing import Any, cast
 
 import torch
-from typing_extensions import override
 
 from bench.core import spec
 from bench.core.compressors_config import CompressorsConfig
 from bench.train.clock import device_time
-from collectives.allgather import Allgather
-from collectives.base import BoundCollective, Key
+from collectives.base import Key
 from collectives.payloads.base import Payload, unpack
-from collectives.rounds.layout import Layout
-from collectives.transport.base import ReduceOp
 from collectives.transport.memory import MemoryWires
 from compressors.base import FP32_BYTES, Compressor
 from compressors.ddp.bucket import Bucket
@@ -27,26 +23,6 @@ from compressors.ddp.unit import cut
 from compressors.layer import Layer, Step
 
 WARMUP_TURNS = 2  # buffers are made, state that is carried on settles
-
-
-class Loopback(BoundCollective):
-    """One rank whose messages are packed and unpacked as if they had travelled."""
-
-    def __init__(self) -> None:
-        super().__init__(Allgather(), MemoryWires(1).transport(0))
-        self.nbytes = 0
-        self.packed_at = 0.0
-
-    @override
-    def sum(self, payload: Payload, key: Key, op: ReduceOp = "sum") -> Payload:
-        packed = payload.pack()
-        self.nbytes += packed.numel()
-        self.packed_at = device_time(packed.device)
-        return unpack(packed)
-
-    @override
-    def sum_like(self, payload: Payload, layout: Layout, op: ReduceOp) -> Payload:
-        return payload
 
 
 @dataclasses.dataclass(kw_only=True)
@@ -86,6 +62,7 @@ class Encoding:
         self._config = config
         self._compressor = cast(Compressor, spec.build("compressors", compressor))
         self._reducer = Reducer(self._compressor)
+        self._alone = MemoryWires(1).transport(0)
         self._layers = layers
         limit = math.inf if self._compressor.one_bucket else config.bucket_mb * 2**20
         self._buckets = buckets_of(layers, limit)
@@ -134,13 +111,19 @@ class Encoding:
         turn = Turn()
         for layers in self._buckets:
             bucket = Bucket(layers=layers, gradients=[views[layer.id] for layer in layers], step=step)
-            loopback = Loopback()
-            started = loopback.packed_at = device_time(work.device)
-            self._reducer.reduce(bucket, loopback)
-            ended = device_time(work.device)
-            turn.encode_s += loopback.packed_at - started
-            turn.decode_s += ended - loopback.packed_at
-            turn.packed_bytes += loopback.nbytes
+            started = packed_at = device_time(work.device)
+
+            def travel(payload: Payload, key: Key) -> Payload:
+                """Pack and unpack a message, of which there may be several."""
+                nonlocal packed_at
+                packed = payload.pack()
+                turn.packed_bytes += packed.numel()
+                packed_at = device_time(packed.device)
+                return unpack(packed)
+
+            self._reducer.reduce(bucket, travel, self._alone)
+            turn.encode_s += packed_at - started
+            turn.decode_s += device_time(work.device) - packed_at
             turn.num_entries += sum(encoded.num_entries for encoded in bucket.encoded)
         self._reducer.commit()
         self._num_passes += 1

@@ -1,24 +1,20 @@
-"""Offers: the synthetic payloads that `bench collectives` sums, one per rank, and how much their supports overlap."""
+"""Synthetic payloads that `bench collectives` sums, one per rank, and how much their index sets overlap."""
 
 from __future__ import annotations
 
 import copy
 import dataclasses
-from typing import NoReturn, cast
+from typing import cast
 
 import torch
 import torch.distributed as dist
-from typing_extensions import override
 
 from bench.core import spec
 from bench.core.collectives_config import CollectivesConfig
 from bench.train.overlap import support_overlap
-from collectives.allgather import Allgather
-from collectives.base import BoundCollective, Key
 from collectives.payloads.base import Payload, unpack
 from collectives.payloads.dense import Dense
-from collectives.rounds.layout import Layout
-from collectives.transport.base import ReduceOp, Transport
+from collectives.transport.base import Transport
 from compressors.base import Compressor
 from compressors.ddp.bucket import Bucket
 from compressors.ddp.reducer import Reducer
@@ -87,9 +83,8 @@ def payload_of(tensor: torch.Tensor, compressor: str, config: CollectivesConfig,
     count = tensor.numel()
     layer = Layer(id=0, name="tensor", shape=(1, count), kind="linear", numel=count, position=0.5)
     step = Step(index=0, epoch=0, rank=transport.rank, world_size=config.world_size, seed=config.seed, warmup=False)
-    listener = _Listener(transport)
-    Reducer(component).reduce(Bucket(layers=[layer], gradients=[tensor.clone()], step=step), listener)
-    (payload,) = listener.heard
+    payload = Reducer(component).message(Bucket(layers=[layer], gradients=[tensor.clone()], step=step), transport)
+    assert payload is not None  # a tensor without elements is refused before anything starts
     return payload
 
 
@@ -111,20 +106,3 @@ def synthetic_tensor(config: CollectivesConfig, count: int, rank: int) -> torch.
         is_common = torch.rand(count, generator=common) < config.overlap
         values = torch.where(is_common, magnitudes.copysign(values), values)
     return values.to(dtype)
-
-
-class _Listener(BoundCollective):
-    """Keeps what it should sum."""
-
-    def __init__(self, transport: Transport) -> None:
-        super().__init__(Allgather(), transport)
-        self.heard: list[Payload] = []
-
-    @override
-    def sum(self, payload: Payload, key: Key, op: ReduceOp = "sum") -> Payload:
-        self.heard.append(copy.deepcopy(payload))
-        return payload
-
-    @override
-    def sum_like(self, payload: Payload, layout: Layout, op: ReduceOp) -> NoReturn:
-        raise AssertionError("a listener sums nothing")

@@ -254,7 +254,7 @@ class CompressionHook:
         started = time.perf_counter()
         report = self._report
         self._screen(job.buffer)
-        self.reducer.reduce(job.bucket, self.collective)
+        self.reducer.reduce(job.bucket, self.collective.sum, self.transport)
         report.encoded += job.bucket.encoded
         if job.is_last:
             self._conclude()

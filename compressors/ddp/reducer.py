@@ -13,16 +13,17 @@ from __future__ import annotations
 import dataclasses
 import math
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
 
-from collectives.base import BoundCollective, Key
+from collectives.base import Key
 from collectives.payloads.base import Payload
 from collectives.payloads.bundle import Bundle, members
 from collectives.payloads.dense import Dense
 from collectives.payloads.indexed_values import IndexedValues
+from collectives.transport.base import Transport
 from compressors.base import FP32_BYTES, Compressor
 from compressors.ddp.bucket import Bucket
 from compressors.ddp.layer_store import LayerStore
@@ -30,6 +31,9 @@ from compressors.ddp.report import EncodedLayer
 from compressors.ddp.unit import Unit, cut
 from compressors.layer import Step
 from compressors.state import Memory, copies
+
+SumPayloads = Callable[[Payload, Key], Payload]
+"""(this rank's message, ids of the layers inside) -> the sum over ranks"""
 
 
 class Reducer:
@@ -59,35 +63,37 @@ class Reducer:
         self._encoded: dict[Key, Payload] = {}
         self._scratch = torch.empty(0)  # kept between steps, for fresh pages cost more than sums
 
-    def reduce(self, bucket: Bucket, collective: BoundCollective) -> None:
+    def reduce(self, bucket: Bucket, sum_payloads: SumPayloads, transport: Transport) -> None:
         """Replace each gradient by the mean over ranks of what was transmitted; every rank must call.
 
         Fills `bucket.encoded` and `bucket.encode_s`.
+
+        Args:
+            bucket: its gradients are overwritten.
+            sum_payloads: `BoundCollective.sum`, or what stands for it where a rank is alone.
+            transport: for what ranks agree on before they encode.
 
         Raises:
             TransportError: a rank was lost, or did not answer in time.
         """
         units = self._units(bucket)
         if self.compressor.several_rounds:
-            self._reduce_in_rounds(units, bucket, collective)
+            self._reduce_in_rounds(units, bucket, sum_payloads)
         elif units:
-            inputs = self._inputs(units, bucket)
-            given = [(unit.layer, x) for unit, x in zip(units, inputs, strict=True) if not unit.dense]
-            self.compressor.agree(given, bucket.step, collective.transport)
             # A collective that keeps something per layer needs the ids in the order in which the message holds them.
             key = tuple(layer.id for unit in units for layer in unit.layers)
-            self._finish(units, collective.sum(self._encode(units, inputs, bucket), key), bucket)
+            self._finish(units, sum_payloads(self._message(units, bucket, transport), key), bucket)
 
-    def message(self, bucket: Bucket) -> Payload | None:
+    def message(self, bucket: Bucket, transport: Transport | None = None) -> Payload | None:
         """Return the first half of `reduce`, for who adds messages elsewhere; None for a bucket without elements.
 
         Raises:
-            TypeError: the method needs all ranks at once.
+            TypeError: the method needs all ranks at once, and there is no transport; or it takes several rounds.
         """
-        if self.compressor.needs_all_ranks:
+        if self.compressor.several_rounds or (self.compressor.needs_all_ranks and transport is None):
             raise TypeError(f"{self.compressor.component_name} needs all ranks while it encodes; call reduce")
         units = self._units(bucket)
-        return self._encode(units, self._inputs(units, bucket), bucket) if units else None
+        return self._message(units, bucket, transport) if units else None
 
     def finish_bucket(self, total: Payload, bucket: Bucket) -> None:
         """Do the second half of `reduce`: replace each gradient by what the sum of all messages stands for."""
@@ -128,12 +134,15 @@ class Reducer:
         bucket.step = dataclasses.replace(bucket.step, memory=self.memory)
         return cut(self.compressor, bucket.layers, bucket.step, bucket.gradients)
 
-    def _inputs(self, units: Sequence[Unit], bucket: Bucket) -> list[torch.Tensor]:
-        """What `encode` is given, or a dense unit sends: fp32 [unit.layer.numel] each."""
+    def _message(self, units: Sequence[Unit], bucket: Bucket, transport: Transport | None) -> Payload:
+        """Compensate, agree with the other ranks on what the method shares, and encode."""
         started = time.perf_counter()
         inputs = [self._compensated(unit, bucket.step) for unit in units]
         bucket.encode_s += time.perf_counter() - started
-        return inputs
+        if transport is not None:
+            given = [(unit.layer, x) for unit, x in zip(units, inputs, strict=True) if not unit.dense]
+            self.compressor.agree(given, bucket.step, transport)
+        return self._encode(units, inputs, bucket)
 
     def _compensated(self, unit: Unit, step: Step) -> torch.Tensor:
         """The gradient with momentum, and where a residual is kept, plus what was not sent before."""
@@ -206,7 +215,7 @@ class Reducer:
                 unit.scatter_to_gradients(out)
         bucket.encode_s += time.perf_counter() - started
 
-    def _reduce_in_rounds(self, units: Sequence[Unit], bucket: Bucket, collective: BoundCollective) -> None:
+    def _reduce_in_rounds(self, units: Sequence[Unit], bucket: Bucket, sum_payloads: SumPayloads) -> None:
         """`reduce` for a compressor of several rounds: each sends one fp32 tensor and goes on with its mean."""
         started = time.perf_counter()
         waited_s = 0.0
@@ -214,7 +223,7 @@ class Reducer:
         def average(tensor: torch.Tensor) -> torch.Tensor:
             nonlocal waited_s
             began = time.perf_counter()
-            total = collective.sum(Dense(tensor), tuple(layer.id for layer in bucket.layers))
+            total = sum_payloads(Dense(tensor), tuple(layer.id for layer in bucket.layers))
             waited_s += time.perf_counter() - began
             mean = torch.zeros(tensor.numel(), device=total.device)
             total.add_to_(mean, divisor=bucket.step.world_size)

@@ -367,7 +367,8 @@ def test_every_compressor_says_what_it_is_and_what_it_sends(name: str) -> None:
 
 def test_buckets_without_elements_send_nothing() -> None:
     bucket = Bucket(layers=layers_of_shapes((0,)), gradients=[torch.empty(0)], step=step_at(0))
-    Reducer(class_of("topk")()).reduce(bucket, alone())  # type: ignore[call-arg]
+    one = alone()
+    Reducer(class_of("topk")()).reduce(bucket, one.sum, one.transport)  # type: ignore[call-arg]
     assert bucket.encoded == []
 
 

@@ -153,7 +153,7 @@ def reduce_once(
 ) -> tuple[list[torch.Tensor], Bucket]:
     """The updates for copies of these gradients, and the bucket as `reduce` left it."""
     bucket = Bucket(layers=list(layers)[::-1], gradients=[g.clone() for g in gradients][::-1], step=step)
-    reducer.reduce(bucket, collective)
+    reducer.reduce(bucket, collective.sum, collective.transport)
     if commit:
         reducer.commit()
     return bucket.gradients[::-1], bucket
