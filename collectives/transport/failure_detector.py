@@ -12,6 +12,7 @@ rank keeps its ping server open a little longer for those that fail a little lat
 
 from __future__ import annotations
 
+import atexit
 import dataclasses
 import json
 import threading
@@ -80,11 +81,15 @@ class FailureDetector:
         self._answered = -1
         self._ping_servers: dict[int, Address] = {}  # the others'
         self._stopped = threading.Event()
-        threading.Thread(target=self._answer_calls, name="failure_detector", daemon=True).start()
+        self._thread = threading.Thread(target=self._answer_calls, name="failure_detector", daemon=True)
+        self._thread.start()
+        atexit.register(self.stop)  # a thread that the interpreter's end finds inside the store aborts the process
 
     def stop(self) -> None:
         """Answer no more."""
+        atexit.unregister(self.stop)
         self._stopped.set()
+        self._thread.join(self._grace_s)
         if self._ping_server is not None:
             self._ping_server.close()
 

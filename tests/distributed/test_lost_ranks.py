@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 import os
 import signal
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -149,6 +151,23 @@ def test_the_first_verdict_stands() -> None:
     time.sleep(0.1)
     assert second.find_lost("g", [0, 1, 2], 0) == Verdict(lost=(2,))
     second.stop()
+
+
+BUSY_UNTIL_THE_END = """
+import time
+from torch.distributed import TCPStore
+from collectives.transport.failure_detector import FailureDetector
+
+detector = FailureDetector(TCPStore("127.0.0.1", 0, 1, True), 0, 1, poll_s=0.0)
+time.sleep(0.05)
+"""
+
+
+def test_a_process_ends_well_while_its_detector_is_busy_with_the_store() -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", BUSY_UNTIL_THE_END], capture_output=True, text=True, timeout=60, check=False
+    )
+    assert (done.returncode, done.stderr) == (0, "")
 
 
 class FarStore:
