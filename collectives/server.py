@@ -158,6 +158,11 @@ class Server(Collective):
         return by_server
 
     @property
+    def tells_layers_apart(self) -> bool:
+        """Whether it matters where layers meet; one server that answers densely sums them as they come."""
+        return self._is_sharded or self.downlink != "dense"
+
+    @property
     def _is_sharded(self) -> bool:
         return self.placement == "sharded"
 
@@ -188,7 +193,7 @@ class BoundServer(BoundCollective):
             layout: of all ranks' payloads; that of `payload` where None.
         """
         layout = layout or Layout.of(payload, key)
-        if self._downlink is not None:
+        if self._downlink is not None and self.options.tells_layers_apart:
             numels = tuple(self._downlink.numel(layer_id) for layer_id in key)
             layout = dataclasses.replace(layout, layer_numels=numels)
         pieces = PackedPieces(self.transport, payload, layout)

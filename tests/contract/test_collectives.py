@@ -290,7 +290,7 @@ def answered_bytes(payloads: Sequence[Payload], downlink: LargeOnes, key: tuple[
     """What each rank sends for a sum over sharded servers, which must be right."""
 
     def rank(transport: MemoryTransport) -> int:
-        server = Server(placement="sharded", **options).bind(transport, downlink)
+        server = Server(**{"placement": "sharded", **options}).bind(transport, downlink)
         total = server.sum(payloads[transport.rank], key).to_dense()
         assert torch.equal(total, torch.stack([payload.to_dense() for payload in payloads]).sum(0))
         return transport.traffic["gradient"].nbytes
@@ -313,6 +313,13 @@ def test_a_flat_payload_of_several_layers_is_cut_at_its_own_borders() -> None:
     shard = GroupSparse.packed_nbytes(20, 10, 2, torch.float32)
     sent = answered_bytes(payloads, LargeOnes(_5=25, _6=15), (5, 6))
     assert sent == [shard + 16 + 80] * 2
+
+
+def test_one_server_that_answers_densely_sums_layers_as_they_come() -> None:
+    """Cutting three layers of one payload apart would only add a table to every message."""
+    payloads = [Dense(torch.arange(111.0)) for _ in range(3)]
+    sent = answered_bytes(payloads, LargeOnes(_0=100, _1=10, _2=1), (0, 1, 2), placement="colocated")
+    assert sent == [2 * (16 + 444), 16 + 444, 16 + 444]
 
 
 def test_a_server_that_encodes_its_answers_leaves_dense_layers_dense() -> None:
