@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+import re
 import sys
 from typing import Annotated, ClassVar, Literal
 
@@ -54,6 +55,10 @@ class Algc(DensitySparsifier):
     sends: ClassVar[type[Payload]] = Sparse
 
     min_numel: Annotated[int, Ge(0), Doc("layers of at most this many elements are sent in fp32")] = DEFAULT_MIN_NUMEL
+    min_numel_of: Annotated[
+        tuple[str, ...],
+        Doc("the same for layers whose names start so, as conv1:4096+fc:1024; the longest start that fits decides"),
+    ] = ()
     min_ratio: Annotated[float, Gt(0), Le(1), Doc("least density of a layer")] = 1e-3
     max_ratio: Annotated[float, Gt(0), Le(1), Doc("largest density of a layer once warm-up is over")] = 0.25
     gain: Annotated[float, Ge(0), Lt(0.25), Doc("exponent with which the threshold follows the density")] = 0.05
@@ -67,6 +72,11 @@ class Algc(DensitySparsifier):
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        for text in self.min_numel_of:
+            if not re.fullmatch(r"[^:]+:\d{1,18}", text):
+                raise OptionError(
+                    f"algc: min_numel_of={text} is not possible; write the start of a name and a size, fc:1024"
+                )
         if self.link_bps:
             chosen = self._worthwhile_numel()
             if self.min_numel not in (DEFAULT_MIN_NUMEL, chosen):
@@ -76,7 +86,13 @@ class Algc(DensitySparsifier):
     @property
     def emits(self) -> frozenset[type[Payload]]:
         """Sparse, and Dense for small layers and flushed residuals."""
-        return super().emits | ({Dense} if self.flush_every else set())
+        return super().emits | ({Dense} if self.flush_every or self.min_numel_of else set())
+
+    @override
+    def min_numel_for(self, layer: Layer) -> int:
+        sizes = dict(text.split(":") for text in self.min_numel_of)
+        fitting = [start for start in sizes if layer.name.startswith(start)]
+        return int(sizes[max(fitting, key=len)]) if fitting else self.min_numel
 
     def density_for(self, layer: Layer, step: Step) -> float:
         """The wanted density of a compressed layer at this step, in (0, 1]."""

@@ -229,10 +229,14 @@ class LossyCompressor(Compressor):
     def keeps_residual(self) -> bool:
         return self.error_feedback
 
+    def min_numel_for(self, layer: Layer) -> int:
+        """Return the size up to which this layer is sent in fp32."""
+        return self.min_numel
+
     @override
     def leaves_dense(self, layer: Layer) -> bool:
         return (
-            layer.numel <= self.min_numel
+            layer.numel <= self.min_numel_for(layer)
             or layer.kind in self.skip
             or (self.dense_ends and layer.position in (0.0, 1.0))
         )

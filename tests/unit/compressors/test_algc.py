@@ -111,6 +111,18 @@ def test_small_layers_travel_as_they_are() -> None:
     assert all(torch.equal(update, g) for update, g in zip(updates, gradients, strict=True))
 
 
+def test_a_size_of_its_own_for_some_layers() -> None:
+    layers = [dataclasses.replace(LAYERS[0], name=name) for name in ("conv1.weight", "conv10.weight", "fc.weight")]
+    numel = layers[0].numel
+    algc = make(min_numel=numel, min_numel_of=f"conv1:0+conv10:{numel}")
+    assert [algc.leaves_dense(layer) for layer in layers] == [False, True, True]
+    assert algc.option_texts()["min_numel_of"] == f"conv1:0+conv10:{numel}"
+    assert Dense in make(min_numel=0, min_numel_of="fc:10").emits
+    for wrong in ("conv1", "conv1:x", ":5", "conv1:-1"):
+        with pytest.raises(OptionError, match="write the start of a name and a size"):
+            make(min_numel_of=wrong)
+
+
 def test_ratio_1_sends_everything() -> None:
     reducer = reducer_of(ratio=1.0, min_ratio=1.0, max_ratio=1.0)
     gradients = [noise(layer, 0) for layer in LAYERS]
