@@ -6,7 +6,9 @@ import ast
 import importlib
 import itertools
 import random
+from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import cast
 
 import numpy as np
 import pytest
@@ -14,6 +16,7 @@ import torch
 
 from bench.core import registry
 from bench.launch.layer_plan import planned_layers
+from collectives.base import Collective
 from collectives.payloads.dense import Dense
 from compressors.base import Compressor
 from compressors.ddp.bucket import Bucket
@@ -32,11 +35,33 @@ from tests.testing.compressor_cases import (
     step_at,
 )
 
-each_case = pytest.mark.parametrize("case", CASES, ids=str)
 
-# Selection sends values as they are and keeps the rest; rounding to 16 bits leaves a difference that fp32 holds. Both
-# conserve bit for bit.
-EXACT = {"topk", "group_topk", "randomk", "threshold", "fp16", "bf16", "dgc", "adaptive_topk", "algc"}
+def cases_where(holds: Callable[[Case], bool]) -> pytest.MarkDecorator:
+    """Every case of which this is true; what a test does not apply to is not collected."""
+    return pytest.mark.parametrize("case", [case for case in CASES if holds(case)], ids=str)
+
+
+def pairs_of(cases: Sequence[Case], collectives: Sequence[str]) -> list[tuple[Case, str]]:
+    """The pairs that can be."""
+    return [
+        (case, collective)
+        for collective in collectives
+        for case in cases
+        if case.make().refusal(cast(Collective, registry.load("collectives", collective)())) is None
+    ]
+
+
+def deterministic(compressor: Compressor) -> bool:
+    """Whether `encode` draws no numbers of its own rank."""
+    randomised = {"qsgd", "natural", "terngrad", "dgc"}
+    options = compressor.option_texts()
+    return not (
+        compressor.component_name in randomised
+        or options.get("rounding") == "stochastic"
+        or options.get("importance") == "random"
+    )
+
+
 # What arrives under a constant gradient is far from it for a known reason.
 NOT_FAITHFUL = {
     "twobit": "a threshold in units of the gradient fits one scale only",
@@ -46,6 +71,14 @@ NOT_FAITHFUL = {
     "powersgd,approx_rank=4,warm_start=False,error_feedback=False": "drops what it does not send",
     "dgc,ratio=0.01,clip_norm=1.0,sample_ratio=0.1": "clips the gradient",
 }
+
+each_case = cases_where(lambda case: True)
+each_that_is_faithful = cases_where(lambda case: str(case) not in NOT_FAITHFUL)
+each_that_conserves = cases_where(lambda case: case.make().keeps_residual and not case.make().owns_momentum)
+
+# Selection sends values as they are and keeps the rest; rounding to 16 bits leaves a difference that fp32 holds. Both
+# conserve bit for bit.
+EXACT = {"topk", "group_topk", "randomk", "threshold", "fp16", "bf16", "dgc", "adaptive_topk", "algc"}
 
 
 def gradients_at(step: int, rank: int = 0, dtype: torch.dtype = torch.float32) -> list[torch.Tensor]:
@@ -57,11 +90,9 @@ def residuals(reducer: Reducer) -> dict[int, torch.Tensor]:
     return kept
 
 
-@each_case
+@each_that_conserves
 def test_what_is_sent_and_what_is_kept_make_the_compensated_gradient(case: Case) -> None:
     reducer, collective = case.reducer(), alone()
-    if not reducer.compressor.keeps_residual or reducer.compressor.owns_momentum:
-        pytest.skip("keeps no residual, or a velocity beside it")
     before = {layer.id: torch.zeros(layer.numel) for layer in LAYERS}
     for index in range(3):
         gradients = gradients_at(index)
@@ -77,11 +108,9 @@ def test_what_is_sent_and_what_is_kept_make_the_compensated_gradient(case: Case)
         before = {layer.id: after.get(layer.id, torch.zeros(layer.numel)) for layer in LAYERS}
 
 
-@each_case
+@each_that_conserves
 def test_over_200_steps_all_that_came_in_was_sent_or_waits(case: Case) -> None:
     reducer, collective = case.reducer(), alone()
-    if not reducer.compressor.keeps_residual or reducer.compressor.owns_momentum:
-        pytest.skip("keeps no residual, or a velocity beside it")
     layers = [LAYERS[0], LAYERS[5]]
     given = [torch.zeros(layer.numel, dtype=torch.float64) for layer in layers]
     sent = [torch.zeros(layer.numel, dtype=torch.float64) for layer in layers]
@@ -108,13 +137,11 @@ def test_a_ratio_of_1_sends_every_bit(name: str) -> None:
     assert all(norm == 0 for norm in reducer.residual_norms().values())
 
 
-@each_case
+@cases_where(lambda case: case.make().option_texts().get("mode") != "vote")  # it has no scale that could say zero
 def test_zeros_send_zeros_and_keep_nothing(case: Case) -> None:
     reducer = case.reducer()
     gradients = [torch.zeros(layer.numel) for layer in LAYERS]
     updates, bucket = reduce_once(reducer, alone(), LAYERS, gradients, step_at(0))
-    if case.options == (("mode", "vote"), ("error_feedback", False)):
-        pytest.skip("one bit cannot say zero, and a vote has no scale that could")
     assert all(not update.any() for update in updates)
     assert all(norm == 0 for norm in reducer.residual_norms().values())
     assert len(bucket.encoded) == len(LAYERS)
@@ -144,11 +171,9 @@ def test_tiny_and_empty_layers(case: Case, shapes: list[tuple[int, ...]]) -> Non
         assert {encoded.layer.id for encoded in bucket.encoded} == {layer.id for layer in layers if layer.numel}
 
 
-@each_case
+@each_that_is_faithful
 def test_equal_entries_are_sent_in_the_end(case: Case) -> None:
     """A flat gradient has no largest entry: rules by rank must break ties, thresholds must not wait for good."""
-    if str(case) in NOT_FAITHFUL:
-        pytest.skip(NOT_FAITHFUL[str(case)])
     reducer, layers = dense_enough(case), layers_of_shapes((30, 20))
     total = torch.zeros(600, dtype=torch.float64)
     for index in range(150):
@@ -157,11 +182,9 @@ def test_equal_entries_are_sent_in_the_end(case: Case) -> None:
     assert float(total.mean()) / 150 / 0.1 == pytest.approx(1.0, abs=0.55)
 
 
-@each_case
+@each_that_is_faithful
 def test_layers_of_one_shape_and_unlike_scales_all_arrive(case: Case) -> None:
     """Normalising a batch of layers together would starve the small ones."""
-    if str(case) in NOT_FAITHFUL:
-        pytest.skip(NOT_FAITHFUL[str(case)])
     layers, scales = layers_of_shapes((64, 50), (64, 50), (64, 50)), (1.0, 10.0, 1000.0)
     reducer, collective = dense_enough(case), alone()
     constant = [gradient(layer, 0, 0, scale=scale) for layer, scale in zip(layers, scales, strict=True)]
@@ -211,12 +234,10 @@ def test_a_dropped_step_leaves_no_trace(case: Case) -> None:
     assert all(torch.equal(a, b) for a, b in zip(*updates, strict=True))
 
 
-@each_case
+@cases_where(lambda case: not case.make().needs_all_ranks)
 def test_the_input_stays_and_the_payload_owns_its_memory(case: Case) -> None:
     compressor = case.make()
     layer = LAYERS[3]
-    if compressor.needs_all_ranks:
-        pytest.skip("needs the other ranks to encode")
     x = gradient(layer, 0, 0)
     original = x.clone()
     payload = compressor.encode(x, layer, step_at(0))
@@ -238,23 +259,14 @@ def test_global_random_generators_are_not_touched(case: Case) -> None:
     assert (random.getstate(), np.random.get_state()[1].tolist()) == states[1:]
 
 
-@each_case
-@pytest.mark.parametrize("collective", ["allgather", "ring", "native"])
+OFTEN = ["allgather", "ring", "native"]
+RARELY = sorted(registry.entries("collectives").keys() - set(OFTEN))
+
+
+@pytest.mark.parametrize(
+    ("case", "collective"), [*pairs_of(CASES, OFTEN), *pairs_of([Case(name) for name in NAMES], RARELY)], ids=str
+)
 def test_all_ranks_get_the_same_bits(case: Case, collective: str) -> None:
-    check_all_ranks_get_the_same_bits(case, collective)
-
-
-@pytest.mark.parametrize("name", NAMES)
-@pytest.mark.parametrize("collective", sorted(registry.entries("collectives").keys() - {"allgather", "ring", "native"}))
-def test_all_ranks_get_the_same_bits_however_they_are_joined(name: str, collective: str) -> None:
-    check_all_ranks_get_the_same_bits(Case(name), collective)
-
-
-def check_all_ranks_get_the_same_bits(case: Case, collective: str) -> None:
-    if reason := case.make().refusal(registry.load("collectives", collective)):  # type: ignore[arg-type]
-        assert "use" in reason or "takes" in reason
-        pytest.skip(reason)
-
     def rank_of(transport, bound):
         reducer = case.reducer()
         updates = []
@@ -272,13 +284,10 @@ def check_all_ranks_get_the_same_bits(case: Case, collective: str) -> None:
     assert results[0].any()
 
 
-@each_case
+@cases_where(lambda case: deterministic(case.make()))
 def test_the_mean_over_ranks_is_what_arrives(case: Case) -> None:
     """Sum or mean, once: ranks with one and the same gradient get what a lone rank gets."""
-    compressor = case.make()
-    if not deterministic(compressor):
-        pytest.skip("rounds at random, differently on every rank")
-    expected, _ = reduce_once(Reducer(compressor), alone(), LAYERS, gradients_at(0), step_at(0))
+    expected, _ = reduce_once(case.reducer(), alone(), LAYERS, gradients_at(0), step_at(0))
 
     def rank_of(transport, bound):
         return reduce_once(case.reducer(), bound, LAYERS, gradients_at(0), step_at(0, transport.rank, 2))[0]
@@ -288,12 +297,10 @@ def test_the_mean_over_ranks_is_what_arrives(case: Case) -> None:
             torch.testing.assert_close(update, wanted, rtol=1e-5, atol=1e-5)
 
 
-@each_case
+@cases_where(lambda case: case.make().expected_bucket_nbytes(LAYERS) is not None)
 def test_the_bytes_that_travel_are_those_of_the_formula(case: Case) -> None:
     compressor = case.make()
     expected = compressor.expected_bucket_nbytes(LAYERS)
-    if expected is None:
-        pytest.skip("the size depends on the gradient")
     steps = 3  # past dense_steps
 
     def rank_of(transport, bound):
@@ -339,10 +346,8 @@ def test_the_plan_names_every_layer(case: Case) -> None:
             assert (row.payload, row.sent_nbytes) == ("Dense", 16 + 4 * layer.numel)
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", [name for name in NAMES if "skip" in class_of(name).option_names()])
 def test_policy_leaves_chosen_layers_alone(name: str) -> None:
-    if "skip" not in class_of(name).option_names():
-        pytest.skip("sends everything as it is")
     compressor = class_of(name)(skip=("norm", "bias"), dense_ends=True, min_numel=0)  # type: ignore[call-arg]
     gradients = gradients_at(0)
     updates, _ = reduce_once(Reducer(compressor), alone(), LAYERS, gradients, step_at(0))
@@ -370,17 +375,6 @@ def test_buckets_without_elements_send_nothing() -> None:
     one = alone()
     Reducer(class_of("topk")()).reduce(bucket, one.sum, one.transport)  # type: ignore[call-arg]
     assert bucket.encoded == []
-
-
-def deterministic(compressor: Compressor) -> bool:
-    """Whether `encode` draws no numbers of its own rank."""
-    randomised = {"qsgd", "natural", "terngrad", "dgc"}
-    options = compressor.option_texts()
-    return not (
-        compressor.component_name in randomised
-        or options.get("rounding") == "stochastic"
-        or options.get("importance") == "random"
-    )
 
 
 def dense_enough(case: Case) -> Reducer:
