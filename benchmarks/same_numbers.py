@@ -17,7 +17,7 @@ import pandas as pd
 
 from bench.core.schema import LAYERS, METRICS, Column
 
-COMMON = "--dataset digits --epochs 2 --batch-size 32 --seed 7 --threads 1 --device cpu --bucket-mb 25"
+COMMON = "--dataset digits --epochs 2 --batch-size 32 --seed 7 --threads 1 --device cpu"
 PAIRS = {
     "dense-native": "--compressor none --collective native",
     "dense-ring-sync": "--compressor none --collective ring --trigger sync --world-size 3",
@@ -64,7 +64,19 @@ def run(out: pathlib.Path, bench: str) -> None:
     for name, options in PAIRS.items():
         if list(out.glob(f"{name}/*/status.json")):
             continue
-        command = [*bench.split(), "run", *COMMON.split(), *options.split(), "--name", name, "--out", str(out / name)]
+        # both versions lay the same buckets; an asynchronous server has none
+        buckets = [] if "--bucket-mb" in options or "async_server" in options else ["--bucket-mb", "25"]
+        command = [
+            *bench.split(),
+            "run",
+            *COMMON.split(),
+            *buckets,
+            *options.split(),
+            "--name",
+            name,
+            "--out",
+            str(out / name),
+        ]
         ended = subprocess.run(command, capture_output=True, text=True, check=False)
         print(f"{name}: {'ok' if ended.returncode == 0 else ended.stderr.strip().splitlines()[-1]}", flush=True)
 

@@ -103,7 +103,9 @@ class RunConfig(RanksConfig):
         Doc("when a bucket is sent; async: when it is ready, sync: when rank 0 saw all ranks done"),
         Flag(COMMUNICATION),
     ] = "async"
-    bucket_mb: Annotated[BucketMb, Flag(COMMUNICATION)] = 25.0
+    bucket_mb: Annotated[
+        BucketMb, Flag(COMMUNICATION, chosen="a quarter of the model, at most 25; async_server has none")
+    ] = NOT_GIVEN
     nonfinite: Annotated[
         Literal["skip", "raise", "zero"],
         Doc("at a non-finite gradient: skip the step, raise, or zero it"),

@@ -6,6 +6,8 @@ import dataclasses
 from pathlib import Path
 from typing import cast
 
+import torch
+
 from bench.core import spec
 from bench.core.config import RunConfig
 from bench.core.errors import UsageError
@@ -50,6 +52,13 @@ def build_components(config: RunConfig) -> Components:
         collective=cast(Collective, spec.build("collectives", collective)),
         strategy=strategy,
     )
+
+
+def gradient_mb(parts: Components) -> float:
+    """Size of the model's gradient in fp32, MiB to four digits."""
+    with torch.device("meta"):
+        model = parts.model.build(parts.dataset.num_classes)
+    return float(f"{4 * sum(p.numel() for p in model.parameters() if p.requires_grad) / 2**20:.4g}")
 
 
 def check_together(config: RunConfig, parts: Components) -> None:

@@ -28,7 +28,7 @@ def resolve(asked: RunConfig) -> RunConfig:
     config = place(asked)
     check_machines(config)
     _check_straggler(config)
-    from bench.launch.components import build_components, check_together
+    from bench.launch.components import build_components, check_together, gradient_mb
     from bench.launch.devices import choose_device
 
     parts = build_components(config)
@@ -49,6 +49,7 @@ def resolve(asked: RunConfig) -> RunConfig:
         epochs=None if config.steps else DEFAULT_EPOCHS,
         eval_every=0 if config.steps else 1,
         lr=parts.optimizer.default_lr,
+        bucket_mb=parts.strategy.default_bucket_mb(gradient_mb(parts)),
     )
     check_together(config, parts)
     return config

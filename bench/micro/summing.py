@@ -139,7 +139,7 @@ class Summing:
         } | link
 
     def extras(self) -> dict[str, Any]:
-        """What only people are shown: overlap of the ranks' supports, and what the busiest rank sent."""
+        """What only people are shown: overlap of the ranks' index sets, and what the busiest rank sent."""
         (busiest,) = self._transport.all_reduce_scalars([self._sent.nbytes], "max")
         return {"overlap": self._offer.overlap, "bytes_sent_max": busiest}
 

@@ -73,7 +73,7 @@ class AsyncServer(Strategy):
                 f"--trigger {config.trigger} waits for all ranks, which {name} never does; leave it out",
             ),
             (
-                config.bucket_mb != RunConfig.bucket_mb,
+                config.bucket_mb is not None,
                 f"--bucket-mb has no meaning with {name}, which sends every layer by itself; leave it out",
             ),
             (

@@ -76,6 +76,10 @@ class Strategy(Options, abc.ABC):
         """Where the user names no collective: the first of these that takes what the compressor emits."""
         return compressor.default_collectives
 
+    def default_bucket_mb(self, model_mb: float) -> float | None:
+        """Where the user names no bucket size: MiB, for a model whose gradient has so many; None without buckets."""
+        return None
+
     @abc.abstractmethod
     def refusal(self, config: RunConfig, compressor: Compressor, collective: Collective) -> str | None:
         """Why this strategy cannot make this run and what would work, one sentence; None where it can.

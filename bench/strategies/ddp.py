@@ -29,6 +29,11 @@ class Ddp(Strategy):
     """
 
     @override
+    def default_bucket_mb(self, model_mb: float) -> float:
+        """Four buckets, so that a small model's first ones travel while backward goes on; PyTorch's 25 at most."""
+        return min(25.0, model_mb / 4)
+
+    @override
     def refusal(self, config: RunConfig, compressor: Compressor, collective: Collective) -> str | None:
         if compressor.engine_hook and config.trigger == "sync":
             return f"{compressor.component_name} starts its own sends; leave --trigger at async"

@@ -72,10 +72,10 @@ def _bits(compressed: bytes) -> torch.Tensor:
     return torch.from_numpy(np.unpackbits(packed)).bool()
 
 
-def _mean_overlap(supports: Sequence[torch.Tensor]) -> float | None:
-    """Mean over pairs of ranks, of supports bool [numel] of which one pair at least marks something."""
+def _mean_overlap(index_sets: Sequence[torch.Tensor]) -> float | None:
+    """Mean over pairs of ranks, of index sets bool [numel] of which one pair at least marks something."""
     shares = []
-    for one, other in itertools.combinations(supports, 2):
+    for one, other in itertools.combinations(index_sets, 2):
         entries = int(one.sum()) + int(other.sum())
         if entries:
             shares.append(2 * int((one & other).sum()) / entries)

@@ -155,7 +155,7 @@ class GroupSparse(IndexedValues):
         return GroupSparse(stop - start, self.group_size, self.k, self.values[entries], self.indices[entries])
 
     def add(self, other: Payload) -> Payload:
-        """Supports differ from group to group, so the sum is `Sparse` (or `Dense`).
+        """Index sets differ from group to group, so the sum is `Sparse` (or `Dense`).
 
         Raises:
             PayloadError: the two do not fit together.

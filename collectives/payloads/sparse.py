@@ -123,7 +123,7 @@ class Sparse(IndexedValues):
         return Sparse(stop - start, self.indices[first:last] - start, self.values[first:last])
 
     def add(self, other: Payload) -> Payload:
-        """Union of the supports, kept even where values cancel; `Dense` as soon as that takes no more bytes.
+        """Union of the index sets, kept even where values cancel; `Dense` as soon as that takes no more bytes.
 
         Raises:
             PayloadError: the two do not fit together.

@@ -81,7 +81,7 @@ def test_all_that_is_legal_is_summed_rightly(tmp_path: Path) -> None:
     sparse = {row["collective"] for row in rows if row["payload"].startswith("group_topk")}
     assert "native" not in sparse
     assert {"ring", "allgather"} <= sparse
-    assert " 1.000" in answer.out  # the supports are the same on both ranks
+    assert " 1.000" in answer.out  # the index sets are the same on both ranks
 
 
 def test_another_type_as_json_and_what_is_left_out_is_said(tmp_path: Path) -> None:

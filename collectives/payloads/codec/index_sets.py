@@ -1,4 +1,4 @@
-"""Supports: strictly ascending index sets, their cheapest coding on the wire, and the union of two.
+"""Index sets: strictly ascending, their cheapest coding on the wire, and the union of two.
 
 Codings of z indices below m, the cheapest is taken (the choice depends on z and m alone, so sizes are closed forms):
     coo: z indices of 1, 2 or 4 bytes (m <= 2^8, m <= 2^16, else).
@@ -109,7 +109,7 @@ def check_ascending(indices: torch.Tensor, universe: int) -> None:
 def add_index_sets(
     indices_a: torch.Tensor, values_a: torch.Tensor, indices_b: torch.Tensor, values_b: torch.Tensor
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Union of two supports; values are added where both have an entry, rounded once, and kept as they are elsewhere.
+    """Union of two index sets; values are added where both have an entry, rounded once, and kept as they are elsewhere.
 
     Args:
         indices_a: int64 [a], strictly ascending; `indices_b` likewise.

@@ -1,4 +1,4 @@
-"""Doorbells: who runs answers, whose process is gone is refused, and a machine out of reach is told from both."""
+"""Ping servers: who runs answers, whose process is gone is refused, and a machine out of reach is told from both."""
 
 from __future__ import annotations
 

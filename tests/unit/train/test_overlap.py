@@ -1,4 +1,4 @@
-"""Overlap of supports: by hand, and sampled as it is over a model."""
+"""Overlap of index sets: by hand, and sampled as it is over a model."""
 
 from __future__ import annotations
 
