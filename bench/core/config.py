@@ -104,7 +104,7 @@ class RunConfig(RanksConfig):
         Flag(COMMUNICATION),
     ] = "async"
     bucket_mb: Annotated[
-        BucketMb, Flag(COMMUNICATION, chosen="a quarter of the model, at most 25; async_server has none")
+        BucketMb, Flag(COMMUNICATION, chosen="a quarter of the model, from 1 to 25; async_server has none")
     ] = NOT_GIVEN
     nonfinite: Annotated[
         Literal["skip", "raise", "zero"],

@@ -30,8 +30,8 @@ class Ddp(Strategy):
 
     @override
     def default_bucket_mb(self, model_mb: float) -> float:
-        """Four buckets, so that a small model's first ones travel while backward goes on; PyTorch's 25 at most."""
-        return min(25.0, model_mb / 4)
+        """Four, so that the first ones travel while backward goes on; below 1 MiB they cost more than they hide."""
+        return min(25.0, max(1.0, model_mb / 4))
 
     @override
     def refusal(self, config: RunConfig, compressor: Compressor, collective: Collective) -> str | None:

@@ -73,3 +73,19 @@ def test_a_gpu_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(devices.torch.cuda, "device_count", lambda: 2)
     with pytest.raises(UsageError, match="add --device cpu"):
         resolve(RunConfig(strategy=ASP))
+
+
+@pytest.mark.parametrize(
+    ("choice", "bucket_mb"),
+    [
+        ({"model": "small_cnn"}, 1.0),
+        ({"model": "resnet18", "dataset": "synthetic"}, 10.66),
+        ({"model": "resnet50", "dataset": "synthetic"}, 22.45),
+        ({"model": "resnet18", "dataset": "synthetic", "bucket_mb": 3.0}, 3.0),
+        ({"strategy": "async_server"}, None),
+    ],
+    ids=str,
+)
+def test_buckets_follow_the_size_of_the_model(choice: dict[str, Any], bucket_mb: float | None) -> None:
+    chosen = resolve(RunConfig(**choice)).bucket_mb
+    assert chosen == (None if bucket_mb is None else pytest.approx(bucket_mb, rel=1e-3))
