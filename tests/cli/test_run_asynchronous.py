@@ -39,5 +39,5 @@ def test_nobody_waits_for_a_slow_rank(tmp_path: Path) -> None:
         assert 0 <= int(row["samples"]) - epoch * TRAIN_SIZE < WORLD_SIZE * BATCH
     assert {row["staleness_mean"] for row in waiting} == {""}
     assert all(0 < float(row["staleness_mean"]) < float(row["staleness_max"]) for row in free)
-    assert float(free[-1]["samples_per_s"]) > 1.5 * float(waiting[-1]["samples_per_s"])
-    assert float(free[-1]["train_time_s"]) < float(waiting[-1]["train_time_s"])
+    # while the slow rank computed once, the other went on by several steps; who waits is one version behind at most
+    assert max(float(row["staleness_max"]) for row in free) >= 3
