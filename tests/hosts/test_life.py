@@ -81,15 +81,18 @@ def test_after_a_failure_the_others_are_stopped_when_the_grace_is_over(tmp_path:
 
 
 def test_a_stopped_command_may_say_its_last_words(tmp_path: Path) -> None:
-    last_words = (
-        f"trap 'echo stopped > {tmp_path}/word; exit 0' TERM; touch {tmp_path}/set; while :; do sleep 0.05; done"
-    )
-    with start_hosts(PAIR, tmp_path, shell(last_words, "true")) as job:
-        while not (tmp_path / "set").exists():
+    words = [tmp_path / f"word-{index}" for index in range(2)]
+    ready = [tmp_path / f"ready-{index}" for index in range(2)]
+    last_words = [
+        f"trap 'echo stopped > {word}; exit 0' TERM; touch {mark}; while :; do sleep 0.05; done"
+        for word, mark in zip(words, ready, strict=True)
+    ]
+    with start_hosts(PAIR, tmp_path, shell(*last_words)) as job:
+        while not all(mark.exists() for mark in ready):
             time.sleep(0.02)
         job.send_signal(signal.SIGTERM)
         assert job.wait(timeout=5) == 0
-    assert (tmp_path / "word").read_text(encoding="utf-8") == "stopped\n"
+    assert [word.read_text(encoding="utf-8") for word in words] == ["stopped\n"] * 2
 
 
 def test_a_command_that_ignores_the_signal_is_killed(tmp_path: Path) -> None:
