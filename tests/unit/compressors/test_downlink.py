@@ -6,6 +6,8 @@ import torch
 
 from collectives.payloads import Dense, Sparse
 from collectives.payloads.bundle import members
+from collectives.server import Server
+from collectives.transport.memory import MemoryWires
 from compressors.algc import Algc
 from compressors.base import Compressor
 from compressors.ddp.downlink import Downlink
@@ -57,3 +59,15 @@ def test_its_memory_is_accepted_with_the_step_and_not_before() -> None:
 
 def test_it_knows_how_long_layers_are() -> None:
     assert [downlink_of(GroupTopK()).numel(layer.id) for layer in LAYERS] == [10_000, 50, 2000, 3000]
+
+
+def test_a_dropped_step_leaves_what_the_server_encodes_with_as_it_was() -> None:
+    layers = layers_of_shapes((30, 20))
+    downlink = Downlink(Algc(min_numel=0, ratio=0.05), layers)
+    server = Server(downlink="recode").bind(MemoryWires(1).transport(0), downlink)
+    downlink.encode(gradient(layers[0], 0, 0), (0,))
+    server.drop()
+    assert not downlink.state_dict()
+    downlink.encode(gradient(layers[0], 0, 0), (0,))
+    server.commit()
+    assert downlink.state_dict()
