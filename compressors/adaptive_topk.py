@@ -45,7 +45,7 @@ class AdaptiveTopK(DensitySparsifier):
         return min(1.0, self.density(step) * factors.get(layer.id, 1.0))
 
     @override
-    def _encode_chosen(self, x: torch.Tensor, layer: Layer, step: Step) -> Payload:
+    def encode(self, x: torch.Tensor, layer: Layer, step: Step) -> Payload:
         magnitudes = x.abs()
         if step.memory.get(CURVES, layer.id) is None or step.index % self.refresh == 0:
             step.memory.propose(CURVES, layer.id, _error_curve(magnitudes, self.density(step)))

@@ -104,7 +104,7 @@ class Algc(DensitySparsifier):
         return min(max(average * share, self.min_ratio), max(self.max_ratio, average))
 
     @override
-    def _encode_chosen(self, x: torch.Tensor, layer: Layer, step: Step) -> Payload:
+    def encode(self, x: torch.Tensor, layer: Layer, step: Step) -> Payload:
         if self.flush_every and step.index % self.flush_every == self.flush_every - 1:
             return Dense(x.clone())
         magnitudes = x.abs()

@@ -50,7 +50,7 @@ class Dgc(DensitySparsifier):
     ] = 0.0
 
     @override
-    def _encode_chosen(self, x: torch.Tensor, layer: Layer, step: Step) -> Payload:
+    def encode(self, x: torch.Tensor, layer: Layer, step: Step) -> Payload:
         magnitudes = x.abs()
         indices = self._select(magnitudes, num_kept(self.density(step), x.numel()), layer, step)
         return self._sparse(x, indices, step)

@@ -98,7 +98,7 @@ class GroupTopK(DensitySparsifier):
         return sentences
 
     @override
-    def _encode_chosen(self, x: torch.Tensor, layer: Layer, step: Step) -> Payload:
+    def encode(self, x: torch.Tensor, layer: Layer, step: Step) -> Payload:
         k, last_k = self._kept(self.density(step), x.numel())
         positions = select_groups(x, self.group_size, k, last_k)
         values = to_value_dtype(x.index_select(0, positions), TORCH_DTYPES[self.value_dtype], step.world_size)

@@ -60,7 +60,7 @@ class RandomK(DensitySparsifier):
         return sentences
 
     @override
-    def _encode_chosen(self, x: torch.Tensor, layer: Layer, step: Step) -> Payload:
+    def encode(self, x: torch.Tensor, layer: Layer, step: Step) -> Payload:
         k = num_kept(self.density(step), x.numel())
         seed = seed_for(layer, step, per_rank=False)
         blank = Seeded(x.numel(), seed, x.new_empty(k))

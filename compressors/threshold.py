@@ -39,7 +39,7 @@ class Threshold(Sparsifier):
     ] = "max"
 
     @override
-    def _encode_chosen(self, x: torch.Tensor, layer: Layer, step: Step) -> Payload:
+    def encode(self, x: torch.Tensor, layer: Layer, step: Step) -> Payload:
         magnitudes = x.abs()
         indices = positions_of(magnitudes >= self._level(magnitudes))
         return self._sparse(x, indices, step)

@@ -33,7 +33,7 @@ class TopK(DensitySparsifier):
     sends: ClassVar[type[Payload]] = Sparse
 
     @override
-    def _encode_chosen(self, x: torch.Tensor, layer: Layer, step: Step) -> Payload:
+    def encode(self, x: torch.Tensor, layer: Layer, step: Step) -> Payload:
         indices = top_of_rows(x.abs().view(1, -1), num_kept(self.density(step), x.numel()))
         return self._sparse(x, indices, step)
 

@@ -34,7 +34,7 @@ class Sparsifier(LossyCompressor, abc.ABC):
 
     value_dtype: Annotated[ValueDtype, Doc("type of the values on the wire")] = "fp16"
     error_feedback: Annotated[bool, Doc("add what was not sent to the next gradient")] = True
-    dense_steps: Annotated[int, Ge(0), Doc("first optimizer steps in which everything is sent")] = 0
+    dense_steps: Annotated[int, Ge(0), Doc("first optimizer steps in which everything is sent, in fp32")] = 0
     momentum_correction: Annotated[
         bool,
         Doc("apply the optimizer's momentum before selection, cleared where sent (the optimizer's own is then off)"),
@@ -57,15 +57,8 @@ class Sparsifier(LossyCompressor, abc.ABC):
         return super().emits | ({Dense} if self.dense_steps else set())
 
     @override
-    def encode(self, x: torch.Tensor, layer: Layer, step: Step) -> Payload:
-        """Everything in the value type while `dense_steps` last; a gradient of zeros is else a header."""
-        if step.index < self.dense_steps:
-            return Dense(to_value_dtype(x, TORCH_DTYPES[self.value_dtype], step.world_size).clone())
-        return self._encode_chosen(x, layer, step)
-
-    @abc.abstractmethod
-    def _encode_chosen(self, x: torch.Tensor, layer: Layer, step: Step) -> Payload:
-        """`encode` once `dense_steps` are over."""
+    def is_dense_at(self, step_index: int) -> bool:
+        return step_index < self.dense_steps
 
     def _sparse(self, x: torch.Tensor, indices: torch.Tensor, step: Step) -> Sparse:
         """The entries of `x` at ascending positions, in the value type; those that are zero there are left out."""
