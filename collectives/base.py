@@ -15,7 +15,9 @@ from collectives.options import Options
 from collectives.payloads.base import Payload, PayloadError, unpack
 from collectives.payloads.bundle import Bundle
 from collectives.rounds.base import Round
+from collectives.rounds.in_place import Scratch, run_in_place
 from collectives.rounds.layout import Key, Layout, leaves
+from collectives.rounds.packed import PackedPieces
 from collectives.transport import messages
 from collectives.transport.base import ReduceOp, Transport
 
@@ -53,7 +55,8 @@ class Downlink(Protocol):
 class Collective(Options, abc.ABC):
     """One file, one class, named after the file; dataclass fields are its options, which nothing changes.
 
-    Use: `Ring().bind(transport).sum(payload, key=(0, 1))`.
+    Use: `Ring().bind(transport).sum(payload, key=(0, 1))`. One that adds payloads on their way only describes its
+    `rounds`; others also say what they take, what they send and how they sum.
 
     Class facts:
         carries_wires: element-wise payloads travel as bare wire tensors, whose length and type all ranks know.
@@ -65,9 +68,8 @@ class Collective(Options, abc.ABC):
     leaves_terms: ClassVar[bool] = False
     decodes: ClassVar[bool] = False
 
-    @abc.abstractmethod
     def bind(self, transport: Transport, downlink: Downlink | None = None) -> BoundCollective:
-        """A new one at work among the ranks of a transport; every rank must call.
+        """Return a new one at work among the ranks of a transport; every rank must call.
 
         Args:
             transport: the ranks.
@@ -76,11 +78,17 @@ class Collective(Options, abc.ABC):
         Raises:
             OptionError: the options do not fit this number of ranks.
         """
+        return BoundCollective(self, transport)
 
     @classmethod
-    @abc.abstractmethod
     def refuses(cls, kind: type[Payload]) -> str | None:
-        """Why payloads of this kind cannot ride on this collective and what would work; None where they can."""
+        """Return why payloads of this kind cannot ride here and what would work; None where they can."""
+        if kind.elementwise or kind.addable:
+            return None
+        return (
+            f"{cls.component_name} adds payloads on their way, which {kind.__name__} does not allow; "
+            "use collective allgather or server"
+        )
 
     def refusal(self, kind: type[Payload]) -> str | None:
         """`refuses` under these very options: stricter where a collective is made of others."""
@@ -90,21 +98,20 @@ class Collective(Options, abc.ABC):
         """Why these options are impossible with so many ranks and what would work; None where they are possible."""
         return None
 
+    @abc.abstractmethod
     def rounds(self, world_size: int, rank: int, layout: Layout) -> list[Round] | None:
-        """What `rank` sends and receives in one sum; None where a backend or shared memory moves the payloads.
+        """Return what `rank` sends and receives in one sum; None where a backend or shared memory moves the payloads.
 
         Args:
             world_size: number of ranks, two or more.
             rank: which one.
             layout: of all ranks' payloads; those of several types travel one type after the other (`Layout.by_type`).
         """
-        return None
 
-    @abc.abstractmethod
     def expected_bytes(
         self, nbytes: int, world_size: int, rank: int, *, elementwise: bool = True, itemsize: int = 4
     ) -> float | None:
-        """Bytes that `rank` sends in one `sum`; None where it depends on the data.
+        """Return the bytes that `rank` sends in one `sum`; None where they depend on the data.
 
         Args:
             nbytes: of one rank's payload as it travels: of its wire tensor where all ranks know length and type, else
@@ -114,10 +121,18 @@ class Collective(Options, abc.ABC):
             elementwise: whether the payload is; others may be merged on their way and then change their size.
             itemsize: bytes of one element of an elementwise payload, below which nothing is cut.
         """
+        if world_size == 1:
+            return 0
+        if not elementwise:
+            return None
+        rounds = self.rounds(world_size, rank, Layout.dense(nbytes // itemsize, itemsize)) or []
+        return sum(round_.nbytes(message) for round_ in rounds for message in round_.sends)
 
 
-class BoundCollective(abc.ABC):
+class BoundCollective:
     """A collective at work. All ranks call with payloads of one kind and length, in the same order.
+
+    Element-wise payloads travel as bare wire tensors and are added in place; others travel packed and are merged.
 
     Attributes:
         options: what was chosen.
@@ -127,6 +142,8 @@ class BoundCollective(abc.ABC):
     def __init__(self, options: Collective, transport: Transport) -> None:
         self.options = options
         self.transport = transport
+        self._scratch = Scratch()
+        self._rounds: dict[Layout, list[Round]] = {}  # buckets come again at every step
 
     def sum(self, payload: Payload, key: Key, op: ReduceOp = "sum") -> Payload:
         """The sum (or maximum) over ranks, the same bits on every rank; every rank must call.
@@ -155,7 +172,6 @@ class BoundCollective(abc.ABC):
             return self._sum_by_type(leaves(payload), groups, key, op)
         return self.sum_like(payload, layout, op)
 
-    @abc.abstractmethod
     def sum_like(self, payload: Payload, layout: Layout, op: ReduceOp) -> Payload:
         """`sum` for two ranks or more and payloads that may ride here.
 
@@ -164,6 +180,16 @@ class BoundCollective(abc.ABC):
             layout: the same on all ranks; says where to cut and how long messages can be.
             op: "max" for elementwise payloads only.
         """
+        if layout not in self._rounds:
+            self._rounds[layout] = self.options.rounds(self.transport.world_size, self.transport.rank, layout) or []
+        rounds = self._rounds[layout]
+        if layout.itemsize is None:
+            pieces = PackedPieces(self.transport, payload, layout)
+            pieces.run(rounds)
+            return pieces.total()
+        wire = payload.wire
+        run_in_place(self.transport, wire, rounds, op, self._scratch)
+        return payload.with_wire(wire)
 
     def _sum_by_type(
         self, payloads: tuple[Payload, ...], groups: list[tuple[int, ...]], key: Key, op: ReduceOp
@@ -187,18 +213,18 @@ class BoundCollective(abc.ABC):
         packed = None if payload is None else messages.pack(payload, self.transport)
         return unpack(messages.broadcast_bytes(self.transport, packed, src))
 
-    def commit(self) -> None:  # noqa: B027 - most collectives keep nothing; so below
+    def commit(self) -> None:
         """Accept state proposed since the last `commit` or `drop` (a server's residuals); with the compressor's."""
 
-    def drop(self) -> None:  # noqa: B027
+    def drop(self) -> None:
         """Forget the proposed state: the step is left out."""
 
     def state_dict(self) -> dict[str, Any]:
         """State of this rank that outlives a step; empty for most collectives."""
         return {}
 
-    def load_state_dict(self, state: dict[str, Any]) -> None:  # noqa: B027
+    def load_state_dict(self, state: dict[str, Any]) -> None:
         """The inverse of `state_dict`."""
 
-    def close(self) -> None:  # noqa: B027
+    def close(self) -> None:
         """Release what outlives a call (mapped memory). Every rank must call."""

@@ -17,13 +17,13 @@ import dataclasses
 
 from typing_extensions import override
 
-from collectives.families.reducing import ReducingCollective
+from collectives.base import Collective
 from collectives.rounds.base import Piece, Round
 from collectives.rounds.layout import Layout
 
 
 @dataclasses.dataclass(kw_only=True)
-class HalvingDoubling(ReducingCollective):
+class HalvingDoubling(Collective):
     """Partners at halving distances."""
 
     @override

@@ -38,6 +38,10 @@ class Native(Collective):
         )
 
     @override
+    def rounds(self, world_size: int, rank: int, layout: Layout) -> None:
+        """The backend hides them."""
+
+    @override
     def expected_bytes(
         self, nbytes: int, world_size: int, rank: int, *, elementwise: bool = True, itemsize: int = 4
     ) -> float | None:

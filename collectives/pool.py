@@ -68,6 +68,10 @@ class Pool(Collective):
         return None
 
     @override
+    def rounds(self, world_size: int, rank: int, layout: Layout) -> None:
+        """Nothing is sent: memory is shared."""
+
+    @override
     def expected_bytes(
         self, nbytes: int, world_size: int, rank: int, *, elementwise: bool = True, itemsize: int = 4
     ) -> float | None:

@@ -18,13 +18,13 @@ from typing import Annotated
 from annotated_types import Ge
 from typing_extensions import Doc, override
 
-from collectives.families.reducing import ReducingCollective
+from collectives.base import Collective
 from collectives.rounds.base import Piece, Round
 from collectives.rounds.layout import Layout, Stretch
 
 
 @dataclasses.dataclass(kw_only=True)
-class Tree(ReducingCollective):
+class Tree(Collective):
     """A binary tree with rank 0 as its root."""
 
     segment_bytes: Annotated[int, Ge(1), Doc("bytes of a dense payload that travel as one message")] = 4_000_000

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import dataclasses
 
-from collectives.families.reducing import ReducingCollective
+from collectives.base import Collective
 from collectives.rounds.base import Piece, Round
 from collectives.rounds.layout import Layout
 
 
 @dataclasses.dataclass(kw_only=True)
-class Star(ReducingCollective):
+class Star(Collective):
     """Rank 0 adds in the order of the ranks."""
 
     def rounds(self, world_size: int, rank: int, layout: Layout) -> list[Round]:
