@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from compressors.ddp.hook import CompressionHook, attach
+from compressors.ddp.attaching import attach
+from compressors.ddp.hook import CompressionHook
 from compressors.ddp.reducer import Reducer
 
 __all__ = ["CompressionHook", "Reducer", "attach"]

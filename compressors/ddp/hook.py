@@ -1,20 +1,16 @@
-"""Attach: a compressor and a collective as the communication hook of your own DistributedDataParallel, in one call.
+"""CompressionHook: a reducer and a collective at work as the communication hook of a model in DDP.
 
-    ddp = DistributedDataParallel(model)
-    hook = attach(ddp, "group_topk:ratio=0.01", "ring")
-    for x, y in batches:
-        loss_of(ddp(x), y).backward()
-        if hook.step_ok():
-            optimizer.step()
-        optimizer.zero_grad()
-    hook.close()
-
-`examples/train_digits.py` is a whole script.
+DDP hands buckets over while backward goes on; a thread of the hook's own exchanges them in that order. A failure in the
+thread is kept for whoever waits for the step, and every open Future is completed with its own buffer: an exception in a
+Future surfaces garbled, an unset one hangs.
 """
 
 from __future__ import annotations
 
+import dataclasses
 import datetime
+import queue
+import threading
 import time
 from collections.abc import Mapping
 from typing import Any, Literal, cast
@@ -25,80 +21,41 @@ from torch.nn.parallel import DistributedDataParallel
 
 from collectives.base import Collective, Key
 from collectives.payloads.base import Payload
-from collectives.spec import build
-from collectives.transport.base import Purpose, Traffic
+from collectives.transport.base import Purpose, Traffic, wait_all
 from collectives.transport.process_group import ProcessGroupTransport
-from compressors.base import Compressor
 from compressors.ddp.bucket import Bucket
-from compressors.ddp.communication_thread import CommunicationThread, Job, Trigger
 from compressors.ddp.downlink import Downlink
 from compressors.ddp.reducer import Reducer
 from compressors.ddp.report import StepReport
 from compressors.layer import Step, layers_of
 
-# DDP closes its first bucket at this size unless it is given one for all (bucket_cap_mb).
-FIRST_BUCKET_BYTES = 1 << 20
-
 Nonfinite = Literal["skip", "raise", "zero"]
+Trigger = Literal["async", "sync"]
 
 
 class NonFiniteGradient(RuntimeError):
     """A gradient held NaN or infinity and the run asked to stop at that."""
 
 
-def attach(
-    ddp: DistributedDataParallel,
-    compressor: Compressor | str,
-    collective: Collective | str,
-    *,
-    seed: int = 0,
-    momentum: float | None = None,
-    nesterov: bool = False,
-    trigger: Trigger = "async",
-    nonfinite: Nonfinite = "skip",
-    timeout_s: float = 300.0,
-) -> CompressionHook:
-    """Let `ddp` exchange its gradients through this pair from the next `backward` on; every rank must call.
+@dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
+class _Job:
+    """One bucket on its way through the communication thread.
 
-    Args:
-        ddp: the wrapped model; has no communication hook yet.
-        compressor: with its options, or as a text: "group_topk:ratio=0.01".
-        collective: how payloads are summed; likewise.
-        seed: of the compressor's private random generators, the same on every rank.
-        momentum: coefficient for compressors that apply the momentum themselves (`momentum_correction=True`), in
-            [0, 1); the optimizer's own must then be 0.
-        nesterov: look ahead along the velocity, as the optimizer would.
-        trigger: "async" sends each bucket while backward goes on, "sync" when rank 0 saw all ranks finish backward.
-        nonfinite: what to do about NaN or infinity: "skip" the step on all ranks, "raise", or "zero" the elements.
-        timeout_s: longest wait for any one message.
-
-    Raises:
-        ValueError: "topk sends Sparse payloads: native adds ...; use collective allgather"; momentum missing or given
-            in vain; several buckets where the compressor wants one; or a hook of PyTorch's own.
-        OptionError: a text that names no component, or a wrong option.
+    Attributes:
+        future: completed with `buffer` once that holds the updates.
+        buffer: all gradients of the bucket, 1-D.
+        bucket: views of the buffer, by layer.
+        is_last: of this step.
+        arrived: when DDP handed it over, in seconds of `time.perf_counter`.
+        ready: on a GPU, when the gradients will be there.
     """
-    if isinstance(compressor, str):
-        compressor = build("compressors", Compressor, compressor)
-    if isinstance(collective, str):
-        collective = build("collectives", Collective, collective)
-    if reason := compressor.refusal(collective):
-        raise ValueError(reason)
-    if compressor.engine_hook:
-        raise ValueError(
-            f"{compressor.component_name} is PyTorch's own hook; "
-            "use ddp.register_comm_hook(*compressor.hook(ddp.process_group))"
-        )
-    _check_one_bucket(ddp, compressor)
-    _check_momentum(compressor, momentum)
-    return CompressionHook(
-        ddp,
-        Reducer(compressor, momentum=momentum or 0.0, nesterov=nesterov),
-        collective,
-        seed=seed,
-        trigger=trigger,
-        nonfinite=nonfinite,
-        timeout_s=timeout_s,
-    )
+
+    future: torch.futures.Future[torch.Tensor]
+    buffer: torch.Tensor
+    bucket: Bucket
+    is_last: bool
+    arrived: float
+    ready: torch.cuda.Event | None
 
 
 class CompressionHook:
@@ -129,7 +86,13 @@ class CompressionHook:
         self.reducer = reducer
         self._downlink = Downlink(reducer.compressor, self.layers)
         self.collective = collective.bind(self.transport, self._downlink)
-        self._thread = CommunicationThread(self._work, self.transport, trigger)
+        self._trigger = trigger
+        self._held: list[_Job] = []  # by the sync trigger, until backward ends
+        self._jobs: queue.SimpleQueue[list[_Job]] = queue.SimpleQueue()
+        self._failure: Exception | None = None
+        self._stream: torch.cuda.Stream | None = None
+        self._thread = threading.Thread(target=self._serve, name="exchange", daemon=True)
+        self._thread.start()
         # DDP inspects annotations of the hook and cannot read postponed ones; a lambda has none.
         ddp.register_comm_hook(None, lambda _, bucket: self._take(bucket))
         self._layer_of = {id(layer.weight): layer for layer in self.layers}
@@ -167,8 +130,8 @@ class CompressionHook:
     def finish_step(self) -> StepReport:
         """Return what the exchange did in the last `backward`; raises as `step_ok` does."""
         self._unfinished = False
-        if self._thread.failure is not None:
-            raise self._thread.failure
+        if self._failure is not None:
+            raise self._failure
         return self._report
 
     @property
@@ -205,7 +168,8 @@ class CompressionHook:
         The model cannot go `backward` through DDP afterwards; wrap it anew to train on.
         """
         self._closed = True
-        self._thread.close()
+        self._jobs.put([])
+        self._thread.join()
         self.collective.close()
 
     def _take(self, bucket: dist.GradBucket) -> torch.futures.Future[torch.Tensor]:  # type: ignore[name-defined]
@@ -217,8 +181,8 @@ class CompressionHook:
         future: torch.futures.Future[torch.Tensor] = torch.futures.Future(devices=[buffer.device] if on_cuda else None)
         layers = [self._layer_of[id(parameter)] for parameter in bucket.parameters()]
         gradients = [gradient.flatten() for gradient in bucket.gradients()]
-        self._thread.put(
-            Job(
+        self._held.append(
+            _Job(
                 future=future,
                 buffer=buffer,
                 bucket=Bucket(layers=layers, gradients=gradients, step=self._step),
@@ -227,6 +191,9 @@ class CompressionHook:
                 ready=torch.cuda.current_stream(buffer.device).record_event() if on_cuda else None,
             )
         )
+        if self._trigger == "async" or bucket.is_last():
+            self._jobs.put(self._held)
+            self._held = []
         return future
 
     def _begin(self) -> None:
@@ -249,8 +216,40 @@ class CompressionHook:
         self._report = StepReport(encode_s=0.0, exchange_s=0.0)
         self._saw_nonfinite = False
 
-    def _work(self, job: Job) -> None:
-        """What the communication thread does with a bucket."""
+    def _serve(self) -> None:
+        """The communication thread, until it is given nothing to do."""
+        while jobs := self._jobs.get():
+            try:
+                if self._failure is None and self._trigger == "sync":
+                    self._await_command()
+                for job in jobs:
+                    if self._failure is None:
+                        self._exchange(job)
+            except Exception as error:  # noqa: BLE001 - kept for whoever waits for the step
+                self._failure = error
+            for job in jobs:
+                job.future.set_result(job.buffer)
+
+    def _await_command(self) -> None:
+        """Every rank tells rank 0 that its backward ended; rank 0 then commands all to start."""
+        transport = self.transport
+        word = torch.zeros(1, dtype=torch.uint8, device=transport.device)
+        with transport.counted_as("control"):
+            if transport.rank == 0:
+                others = range(1, transport.world_size)
+                for source in others:
+                    transport.receive_into(word, source).wait()
+                wait_all([transport.send(word, to) for to in others])
+            else:
+                transport.send(word, 0).wait()
+                transport.receive_into(word, 0).wait()
+
+    def _exchange(self, job: _Job) -> None:
+        """Replace the bucket's gradients by the mean of what all ranks sent."""
+        if job.ready is not None:
+            self._stream = self._stream or torch.cuda.Stream(job.buffer.device)
+            torch.cuda.set_stream(self._stream)
+            self._stream.wait_event(job.ready)
         started = time.perf_counter()
         report = self._report
         self._screen(job.buffer)
@@ -296,24 +295,3 @@ def _own_group(ddp: DistributedDataParallel, device: torch.device, timeout_s: fl
         use_local_synchronization=ddp.process_group != dist.group.WORLD,
     )
     return cast(dist.ProcessGroup, group)
-
-
-def _check_one_bucket(ddp: DistributedDataParallel, compressor: Compressor) -> None:
-    nbytes = sum(p.numel() * p.element_size() for p in ddp.parameters() if p.requires_grad)
-    limit = FIRST_BUCKET_BYTES if ddp.bucket_bytes_cap_default else ddp.bucket_bytes_cap
-    if compressor.one_bucket and nbytes > limit:
-        raise ValueError(
-            f"{compressor.component_name} wants the whole model as one bucket under these options; "
-            f"wrap it with DistributedDataParallel(..., bucket_cap_mb={-(-nbytes // 2**20)})"
-        )
-
-
-def _check_momentum(compressor: Compressor, momentum: float | None) -> None:
-    name = compressor.component_name
-    if compressor.owns_momentum and (momentum is None or not 0 <= momentum < 1):
-        raise ValueError(
-            f"{name} applies the momentum itself under these options; give attach its coefficient in [0, 1), "
-            "momentum=0.9 say, and the optimizer momentum=0"
-        )
-    if not compressor.owns_momentum and momentum is not None:
-        raise ValueError(f"{name} applies no momentum under these options; leave momentum to the optimizer")

@@ -20,7 +20,8 @@ from collectives.native import Native
 from collectives.ring import Ring
 from collectives.transport.base import Transport, TransportError
 from compressors.base import Compressor
-from compressors.ddp.hook import CompressionHook, NonFiniteGradient, attach
+from compressors.ddp.attaching import attach
+from compressors.ddp.hook import CompressionHook, NonFiniteGradient
 from compressors.dgc import Dgc
 from compressors.group_topk import GroupTopK
 from compressors.none import NONE

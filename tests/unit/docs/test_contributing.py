@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import importlib.util
 import re
 import shutil
@@ -138,3 +139,19 @@ def test_every_file_that_is_named_exists() -> None:
 def test_the_commands_that_write_documents_are_the_real_ones() -> None:
     assert f"python -m {columns_doc.__name__}" in TEXT
     assert f"python -m {defaults_doc.__name__}" in TEXT
+
+
+def test_a_gradients_way_is_as_drawn_and_short() -> None:
+    (drawing,) = re.findall(r"### A gradient's way.*?```\n(.*?)```", TEXT, re.DOTALL)
+    file, stations = "", set()
+    for line in drawing.splitlines():
+        path, names = re.match(r"(\S*) +(\w+(?:, \w+)*)", line).groups()  # type: ignore[union-attr]
+        file = path or file
+        stations |= {(file, name) for name in names.split(", ")}
+    assert len(stations) <= 30
+    assert len({file for file, _ in stations}) <= 12
+    for file, name in stations:
+        nodes = ast.walk(ast.parse((ROOT / file).read_text(encoding="utf-8")))
+        functions = [node for node in nodes if isinstance(node, ast.FunctionDef) and node.name == name]
+        assert functions, f"{file} has no {name}"
+        assert all((node.end_lineno or 0) - node.lineno < 40 for node in functions), f"{name} is long"

@@ -1,0 +1,102 @@
+"""Attach: a compressor and a collective as the communication hook of your own DistributedDataParallel, in one call.
+
+    ddp = DistributedDataParallel(model)
+    hook = attach(ddp, "group_topk:ratio=0.01", "ring")
+    for x, y in batches:
+        loss_of(ddp(x), y).backward()
+        if hook.step_ok():
+            optimizer.step()
+        optimizer.zero_grad()
+    hook.close()
+
+`examples/train_digits.py` is a whole script.
+"""
+
+from __future__ import annotations
+
+from torch.nn.parallel import DistributedDataParallel
+
+from collectives.base import Collective
+from collectives.spec import build
+from compressors.base import Compressor
+from compressors.ddp.hook import CompressionHook, Nonfinite, Trigger
+from compressors.ddp.reducer import Reducer
+
+# DDP closes its first bucket at this size unless it is given one for all (bucket_cap_mb).
+FIRST_BUCKET_BYTES = 1 << 20
+
+
+def attach(
+    ddp: DistributedDataParallel,
+    compressor: Compressor | str,
+    collective: Collective | str,
+    *,
+    seed: int = 0,
+    momentum: float | None = None,
+    nesterov: bool = False,
+    trigger: Trigger = "async",
+    nonfinite: Nonfinite = "skip",
+    timeout_s: float = 300.0,
+) -> CompressionHook:
+    """Let `ddp` exchange its gradients through this pair from the next `backward` on; every rank must call.
+
+    Args:
+        ddp: the wrapped model; has no communication hook yet.
+        compressor: with its options, or as a text: "group_topk:ratio=0.01".
+        collective: how payloads are summed; likewise.
+        seed: of the compressor's private random generators, the same on every rank.
+        momentum: coefficient for compressors that apply the momentum themselves (`momentum_correction=True`), in
+            [0, 1); the optimizer's own must then be 0.
+        nesterov: look ahead along the velocity, as the optimizer would.
+        trigger: "async" sends each bucket while backward goes on, "sync" when rank 0 saw all ranks finish backward.
+        nonfinite: what to do about NaN or infinity: "skip" the step on all ranks, "raise", or "zero" the elements.
+        timeout_s: longest wait for any one message.
+
+    Raises:
+        ValueError: "topk sends Sparse payloads: native adds ...; use collective allgather"; momentum missing or given
+            in vain; several buckets where the compressor wants one; or a hook of PyTorch's own.
+        OptionError: a text that names no component, or a wrong option.
+    """
+    if isinstance(compressor, str):
+        compressor = build("compressors", Compressor, compressor)
+    if isinstance(collective, str):
+        collective = build("collectives", Collective, collective)
+    if reason := compressor.refusal(collective):
+        raise ValueError(reason)
+    if compressor.engine_hook:
+        raise ValueError(
+            f"{compressor.component_name} is PyTorch's own hook; "
+            "use ddp.register_comm_hook(*compressor.hook(ddp.process_group))"
+        )
+    _check_one_bucket(ddp, compressor)
+    _check_momentum(compressor, momentum)
+    return CompressionHook(
+        ddp,
+        Reducer(compressor, momentum=momentum or 0.0, nesterov=nesterov),
+        collective,
+        seed=seed,
+        trigger=trigger,
+        nonfinite=nonfinite,
+        timeout_s=timeout_s,
+    )
+
+
+def _check_one_bucket(ddp: DistributedDataParallel, compressor: Compressor) -> None:
+    nbytes = sum(p.numel() * p.element_size() for p in ddp.parameters() if p.requires_grad)
+    limit = FIRST_BUCKET_BYTES if ddp.bucket_bytes_cap_default else ddp.bucket_bytes_cap
+    if compressor.one_bucket and nbytes > limit:
+        raise ValueError(
+            f"{compressor.component_name} wants the whole model as one bucket under these options; "
+            f"wrap it with DistributedDataParallel(..., bucket_cap_mb={-(-nbytes // 2**20)})"
+        )
+
+
+def _check_momentum(compressor: Compressor, momentum: float | None) -> None:
+    name = compressor.component_name
+    if compressor.owns_momentum and (momentum is None or not 0 <= momentum < 1):
+        raise ValueError(
+            f"{name} applies the momentum itself under these options; give attach its coefficient in [0, 1), "
+            "momentum=0.9 say, and the optimizer momentum=0"
+        )
+    if not compressor.owns_momentum and momentum is not None:
+        raise ValueError(f"{name} applies no momentum under these options; leave momentum to the optimizer")
