@@ -7,10 +7,10 @@ import dataclasses
 from typing import cast
 
 import torch
-import torch.distributed as dist
 
 from bench.core import spec
 from bench.core.collectives_config import CollectivesConfig
+from bench.train.gather import gather_bytes
 from bench.train.overlap import support_overlap
 from collectives.payloads.base import Payload, unpack
 from collectives.payloads.dense import Dense
@@ -62,8 +62,7 @@ def make_synthetic_payloads(
     """
     tensor = synthetic_tensor(config, count, transport.rank).to(transport.device)
     own = payload_of(tensor, compressor, config, transport)
-    packed: list[bytes] = [b""] * config.world_size
-    dist.all_gather_object(packed, own.pack().cpu().numpy().tobytes())
+    packed = gather_bytes(own.pack().cpu().numpy().tobytes())
     of_all = [unpack(torch.frombuffer(bytearray(raw), dtype=torch.uint8).to(transport.device)) for raw in packed]
     return SyntheticPayloads(own=own, of_all=of_all, overlap=support_overlap(of_all))
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import itertools
 import math
 import zlib
@@ -16,7 +17,8 @@ from collectives.payloads.base import Payload
 # Positions of the model that are looked at, all ranks the same: 64 KiB of bits before compression.
 MAX_POSITIONS = 1 << 19
 
-Samples = dict[Key, bytes]
+Samples = dict[str, str]
+"""ids of a payload's layers -> where it transmits an element, as compressed bits in base64: what JSON can hold"""
 
 
 def support_overlap(payloads: Sequence[Payload]) -> float | None:
@@ -30,17 +32,14 @@ def support_overlap(payloads: Sequence[Payload]) -> float | None:
 
 
 def sample_index_sets(payloads: Mapping[Key, Payload], model_numel: int) -> Samples:
-    """One rank's part of `sampled_overlap`: where its payloads transmit an element, as compressed bits.
+    """One rank's part of `sampled_overlap`: where its payloads transmit an element.
 
     Args:
         payloads: by the layers that they belong to, none of which sends every element.
         model_numel: elements of the model, which set the share of positions that is looked at.
     """
     share = min(1.0, MAX_POSITIONS / model_numel)
-    return {
-        key: zlib.compress(np.packbits(_sample(_support(payload), share, seed=key[0]).numpy()).tobytes())
-        for key, payload in payloads.items()
-    }
+    return {str(key): _text(_sample(_support(payload), share, seed=key[0])) for key, payload in payloads.items()}
 
 
 def sampled_overlap(of_ranks: Sequence[Samples]) -> float | None:
@@ -67,8 +66,12 @@ def _sample(support: torch.Tensor, share: float, *, seed: int) -> torch.Tensor:
     return support[positions.to(support.device)].cpu()
 
 
-def _bits(compressed: bytes) -> torch.Tensor:
-    packed = np.frombuffer(zlib.decompress(compressed), dtype=np.uint8)
+def _text(bits: torch.Tensor) -> str:
+    return base64.b64encode(zlib.compress(np.packbits(bits.numpy()).tobytes())).decode()
+
+
+def _bits(text: str) -> torch.Tensor:
+    packed = np.frombuffer(zlib.decompress(base64.b64decode(text)), dtype=np.uint8)
     return torch.from_numpy(np.unpackbits(packed)).bool()
 
 

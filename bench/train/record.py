@@ -24,6 +24,7 @@ from bench.core.rows import RowWriter
 from bench.core.run_folder import RunFolder
 from bench.strategies.base import BoundStrategy
 from bench.train.clock import StepTimes, mean
+from bench.train.gather import gather_json
 from bench.train.measured import link_columns
 from bench.train.overlap import sample_index_sets, sampled_overlap
 from compressors.ddp.report import StepReport
@@ -183,9 +184,7 @@ class Recorder:
 
     def evaluation(self, state: TrainingState, snapshot: Snapshot) -> None:
         """Gather from all ranks and append a row to each file; every rank must call."""
-        own = self._own_figures(state, snapshot)
-        everyone: list[dict[str, Any]] = [{} for _ in range(dist.get_world_size())]
-        dist.all_gather_object(everyone, own)
+        everyone = gather_json(self._own_figures(state, snapshot))
         target = self.config.target_accuracy
         if target is not None and self._time_to_target_s is None and snapshot.test_accuracy >= target:
             self._time_to_target_s = snapshot.train_time_s
@@ -217,7 +216,7 @@ class Recorder:
             "skipped_steps": state.skipped_steps,
             "steps_per_s": snapshot.times.steps_per_s(),
             "train_loss": snapshot.train_loss,
-            "traffic": sent,
+            "traffic": {purpose: dataclasses.asdict(entry) for purpose, entry in sent.items()},
             "entries": self._entries,
             "staleness": self._staleness,
             "index_sets": sample_index_sets(self.strategy.exchange.last_encoded, self._numel),
@@ -261,19 +260,19 @@ class Recorder:
         """What was sent; `steps` are those of all ranks together."""
         world_size = len(everyone)
         gradient = [figures["traffic"]["gradient"] for figures in everyone]
-        mean_bytes = sum(t.nbytes for t in gradient) / steps
-        from_formula = gradient[0].from_formula
+        mean_bytes = sum(sent["nbytes"] for sent in gradient) / steps
+        from_formula = gradient[0]["from_formula"]
         dense_ring_bytes = 2 * (world_size - 1) / world_size * 4 * self._numel
         columns = {
             "payload_bytes_per_step": mean_bytes,
             "payload_bytes_max_per_step": max(
-                t.nbytes / max(1, figures["steps"]) for t, figures in zip(gradient, everyone, strict=True)
+                sent["nbytes"] / max(1, figures["steps"]) for sent, figures in zip(gradient, everyone, strict=True)
             ),
             "payload_bytes_source": "formula" if from_formula else "counted",
-            "control_bytes_per_step": sum(figures["traffic"]["control"].nbytes for figures in everyone) / steps,
+            "control_bytes_per_step": sum(figures["traffic"]["control"]["nbytes"] for figures in everyone) / steps,
             "dense_bytes_per_step": 4.0 * self._numel,
             "compression_ratio": dense_ring_bytes / mean_bytes if mean_bytes else None,
-            "messages_per_step": None if from_formula else sum(t.messages for t in gradient) / steps,
+            "messages_per_step": None if from_formula else sum(sent["messages"] for sent in gradient) / steps,
         }
         if self.config.cluster is not None:
             sent, received = zip(*(figures["wire"] for figures in everyone), strict=True)

@@ -26,6 +26,7 @@ from bench.models.base import Model
 from bench.optimizers.base import Optimizer
 from bench.strategies.base import BoundStrategy, Setup, Strategy
 from bench.train.batch_scheduling import use_batch_scheduling
+from bench.train.gather import gather_json
 from bench.train.loop import Diverged, Trainer
 from bench.train.rank import end_process, process_group, run_as_rank, set_up_device
 from bench.train.record import Recorder, weights_hash
@@ -113,16 +114,12 @@ def _result(recorder: Recorder) -> dict[str, Any]:
 def _check_same_configuration(config: RunConfig) -> None:
     if dist.get_world_size() != config.world_size:
         raise RuntimeError(f"{config.world_size} ranks were asked for, {dist.get_world_size()} came")
-    digests: list[str] = [""] * dist.get_world_size()
-    dist.all_gather_object(digests, config.digest)
-    if len(set(digests)) > 1:
+    if len(set(gather_json(config.digest))) > 1:
         raise Mismatch("the machines were given different options; give the same command on each, but for --node-rank")
 
 
 def _check_same_weights(model: torch.nn.Module) -> None:
-    hashes: list[str] = [""] * dist.get_world_size()
-    dist.all_gather_object(hashes, weights_hash(model))
-    if len(set(hashes)) > 1:
+    if len(set(gather_json(weights_hash(model)))) > 1:
         raise Mismatch(
             "ranks drew different initial weights from one seed; use the same torch version on every machine"
         )
