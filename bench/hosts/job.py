@@ -12,7 +12,6 @@ import contextlib
 import json
 import os
 import select
-import signal
 import subprocess
 import sys
 import time
@@ -51,16 +50,6 @@ class HostsJob:
         self.cluster = cluster
         self.network = network
 
-    @property
-    def pid(self) -> int:
-        """Of the process above all of the job's."""
-        return self._unshare.pid
-
-    @property
-    def returncode(self) -> int | None:
-        """The exit code as far as it was asked for, None before."""
-        return self._unshare.returncode
-
     def poll(self) -> int | None:
         """The exit code, or None while the job runs."""
         return self._unshare.poll()
@@ -72,19 +61,6 @@ class HostsJob:
             subprocess.TimeoutExpired: the job still runs after `timeout` seconds.
         """
         return self._unshare.wait(timeout)
-
-    def send_signal(self, number: int) -> None:
-        """SIGTERM and SIGINT ask every host's command to end; SIGKILL ends everything at once.
-
-        Raises:
-            ValueError: another signal, which nobody inside would get.
-        """
-        if number == signal.SIGKILL:
-            self.kill()
-        elif number in (signal.SIGTERM, signal.SIGINT):
-            self.terminate()
-        else:
-            raise ValueError(f"a job on virtual hosts takes SIGTERM, SIGINT and SIGKILL, not {number}")
 
     def terminate(self) -> None:
         """Ask every host's command to end; those that have not after 5 s are killed."""

@@ -90,7 +90,7 @@ def test_a_stopped_command_may_say_its_last_words(tmp_path: Path) -> None:
     with start_hosts(PAIR, tmp_path, shell(*last_words)) as job:
         while not all(mark.exists() for mark in ready):
             time.sleep(0.02)
-        job.send_signal(signal.SIGTERM)
+        job.terminate()
         assert job.wait(timeout=5) == 0
     assert [word.read_text(encoding="utf-8") for word in words] == ["stopped\n"] * 2
 
