@@ -1,33 +1,34 @@
-"""Who is still there: ranks answer a roll call over the rendezvous store, a connection that no message of theirs uses.
+"""Who is still there: every rank has a ping server, and one that waited in vain pings all others.
 
-A rank whose wait failed knows only whom it waited for, and that neighbour may itself be waiting. So it calls the roll:
-every rank has a thread that looks at the store once a second and answers for as long as its process runs and its link
-is up. Who does not answer is lost. If all answer, somebody is merely late, found by following who waits for whom. The
-first verdict stands, so that all ranks name the same one even when those that failed first have already left.
+It knows only whom it waited for, and that neighbour may itself be waiting. Who does not answer is lost. If all answer,
+somebody is merely late, found by following who waits for whom. In the rendezvous store ranks leave where their ping
+servers are, whom they wait for, and their verdict: the first one stands, so that all name the same rank even when those
+that failed first have already left.
 
-Where the store does not answer, or nobody on another machine, ranks ping each other directly
-(`ping.py`), which tells whose link is down. Without a store no verdict can be left for others, so a
-rank keeps its ping server open a little longer for those that fail a little later.
+The store lies on one rank's machine. Where it does not answer, no verdict can be left for others, so a rank keeps its
+ping server open a little longer for those that fail a little later.
 """
 
 from __future__ import annotations
 
-import atexit
+import contextlib
 import dataclasses
+import datetime
 import json
+import socket
 import threading
 import time
 from collections.abc import Callable, Sequence
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import torch.distributed as dist
+from torch.distributed import TCPStore  # type: ignore[attr-defined]
 from torch.distributed.distributed_c10d import PrefixStore, Store, _get_default_store
 
-from collectives.transport.ping import Address, PingServer, ping_all, start_ping_server
+from collectives.transport.ping import Address, PingServer, own_host, ping_all
 
-POLL_S = 1.0
 GRACE_S = 4.0
-"""a running rank answers within POLL_S; the rest is for a busy machine"""
+"""longest wait for a ping's answer from a busy machine; other waits are shares of it"""
 
 T = TypeVar("T")
 
@@ -50,51 +51,40 @@ class Verdict:
 
 
 class FailureDetector:
-    """One rank's part in the roll calls.
+    """One rank's part in finding out who is lost: from now on it answers pings.
 
     Args:
         store: shared by all ranks; used by nothing else through this object.
         rank: this one.
-        world_size: number of ranks.
-        ping_server: this rank's, where it has one; closed by `stop`.
-        poll_s: seconds between looks at the store.
-        grace_s: seconds within which a running rank answers.
+        host: this machine's address as others see it.
+        grace_s: longest wait for a ping's answer.
+
+    Raises:
+        OSError: the machine gives no port at that address.
     """
 
-    def __init__(
-        self,
-        store: Store,
-        rank: int,
-        world_size: int,
-        *,
-        ping_server: PingServer | None = None,
-        poll_s: float = POLL_S,
-        grace_s: float = GRACE_S,
-    ) -> None:
+    def __init__(self, store: Store, rank: int, host: str, *, grace_s: float = GRACE_S) -> None:
         self._store = PrefixStore("gradwire/failure_detector", store)
         self._rank = rank
-        self._world_size = world_size
-        self._ping_server = ping_server
-        self._poll_s = poll_s
         self._grace_s = grace_s
-        self._lock = threading.Lock()
-        self._answered = -1
-        self._ping_servers: dict[int, Address] = {}  # the others'
-        self._stopped = threading.Event()
-        self._thread = threading.Thread(target=self._answer_calls, name="failure_detector", daemon=True)
-        self._thread.start()
-        atexit.register(self.stop)  # a thread that the interpreter's end finds inside the store aborts the process
+        self._ping_server = PingServer(host)
+        self._addresses: dict[int, Address] = {}
+        self._append("ping_servers", [rank, *self._ping_server.address])
 
     def stop(self) -> None:
         """Answer no more."""
-        atexit.unregister(self.stop)
-        self._stopped.set()
-        self._thread.join(self._grace_s)
-        if self._ping_server is not None:
-            self._ping_server.close()
+        self._ping_server.close()
+
+    def meet(self, world_size: int) -> None:
+        """Learn where the others' ping servers are, while the store answers; waits for them, but not for long."""
+        if self._store.add("num_joined", 1) >= world_size:
+            self._store.set("all_joined", "")
+        with contextlib.suppress(RuntimeError):  # only some may ever join; those that have are known
+            self._store.wait(["all_joined"], datetime.timedelta(seconds=self._grace_s))
+        self._addresses = self._read_addresses()
 
     def find_lost(self, group: str, ranks: Sequence[int], waited_for: int | None) -> Verdict | None:
-        """Find out why a wait failed; takes up to about three grace periods.
+        """Find out why a wait failed; takes up to about two grace periods.
 
         Args:
             group: names the process group, which is of no use after its first failure.
@@ -104,125 +94,95 @@ class FailureDetector:
         Returns:
             None where it cannot be found out: the store is out of reach, and so are the addresses it would have given.
         """
-        found = _within(1.5 * self._grace_s, lambda: self._investigate(group, ranks, waited_for))
-        elsewhere = set(ranks) - {self._rank, *self._on_this_machine()}
-        if found is not None and not (elsewhere and elsewhere <= set(found.lost)):
-            return found
-        heard = self._ping(ranks, waited_for)
-        if found is None:
+        addresses = _within(self._grace_s / 2, lambda: self._announce(group, waited_for))
+        has_store = addresses is not None
+        self._addresses = addresses or self._addresses
+        time.sleep(self._grace_s / 4)  # others announce whom they wait for, and who is about to end has ended
+        verdict = self._ping([rank for rank in ranks if rank != self._rank], waited_for, all_joined=has_store)
+        if not has_store:
             time.sleep(self._grace_s / 2)  # those that fail a little later shall still reach this rank
-        return heard or found
+            return verdict
+        if verdict is None or verdict.is_cut_off or verdict.is_split:
+            return verdict  # this rank's own view, on which others need not agree
+        return _within(self._grace_s / 2, lambda: self._agree(group, verdict, waited_for)) or verdict
 
-    def _on_this_machine(self) -> set[int]:
-        """The other ranks on this machine, which need no link."""
-        own = self._ping_server and self._ping_server.address[0]
-        return {rank for rank, (host, _) in self._ping_servers.items() if host == own}
+    def _announce(self, group: str, waited_for: int | None) -> dict[int, Address]:
+        """Say whom this rank waits for; returns the addresses of all that have joined."""
+        self._append(f"{group}/waits", [self._rank, waited_for])
+        return self._read_addresses()
 
-    def _ping(self, ranks: Sequence[int], waited_for: int | None) -> Verdict | None:
-        """The verdict by ping servers; who has none, or none that is known, was not asked and so is not called lost."""
-        ping_servers = {rank: self._ping_servers[rank] for rank in ranks if rank in self._ping_servers}
-        answers = ping_all(ping_servers, self._grace_s)
-        missing = tuple(rank for rank in ping_servers if not answers.get(rank))
-        if missing:
-            elsewhere = ping_servers.keys() - self._on_this_machine()
-            in_reach = {ping_servers[rank][0] for rank in elsewhere & answers.keys()}
-            dark = {ping_servers[rank][0] for rank in elsewhere} if not in_reach else set()
-            return Verdict(lost=missing, is_cut_off=len(dark) > 1, is_split=len(dark) == 1)
+    def _ping(self, others: Sequence[int], waited_for: int | None, *, all_joined: bool) -> Verdict | None:
+        """The verdict by ping servers.
+
+        Args:
+            others: whom to ping.
+            waited_for: whom this rank waited for.
+            all_joined: who is not known has not joined, and counts as lost; else it only cannot be asked.
+        """
+        addresses = {rank: self._addresses[rank] for rank in others if rank in self._addresses}
+        answers = ping_all(addresses, self._grace_s)
+        lost = tuple(rank for rank in (others if all_joined else addresses) if not answers.get(rank))
+        if lost:
+            own = self._ping_server.address[0]
+            elsewhere = {rank: host for rank, (host, _) in addresses.items() if host != own}
+            dark = set() if elsewhere.keys() & answers.keys() else set(elsewhere.values())
+            return Verdict(lost=lost, is_cut_off=len(dark) > 1, is_split=len(dark) == 1)
         if waited_for in answers:
             return Verdict(late=waited_for)
-        return Verdict() if {self._rank, *answers} >= set(ranks) else None
+        return Verdict() if len(answers) == len(others) else None
 
-    def _investigate(self, group: str, ranks: Sequence[int], waited_for: int | None) -> Verdict:
-        if waited_for is not None:
-            self._store.set(f"{group}/waits/{self._rank}", str(waited_for))
-        (known,) = self._stored([f"{group}/lost"])
-        if not known:
-            missing = self._call_roll(ranks)
-            if not missing:
-                return Verdict(late=self._end_of_chain(group, ranks, waited_for))
-            known = self._store.compare_set(f"{group}/lost", "", ",".join(map(str, missing))).decode()
-        return Verdict(lost=tuple(int(rank) for rank in known.split(",")))
+    def _agree(self, group: str, verdict: Verdict, waited_for: int | None) -> Verdict:
+        """The first rank's verdict, which stands for all but the one that it calls late."""
+        if not verdict.lost:
+            verdict = Verdict(late=self._end_of_chain(group, waited_for))
+        own = "" if verdict == Verdict() else json.dumps([verdict.lost, verdict.late])
+        first = self._store.compare_set(f"{group}/verdict", "", own)
+        lost, late = json.loads(first or "[[], null]")
+        return verdict if late == self._rank else Verdict(lost=tuple(lost), late=late)
 
-    def _call_roll(self, ranks: Sequence[int]) -> list[int]:
-        """Ranks that do not answer."""
-        call = self._store.add("call", 1)
-        self._answer(call)
-        deadline = time.monotonic() + self._grace_s
-        missing = list(ranks)
-        while missing and time.monotonic() < deadline:
-            time.sleep(self._poll_s / 10)
-            answers = self._stored([f"here/{rank}" for rank in missing])
-            missing = [rank for rank, answer in zip(missing, answers, strict=True) if int(answer or -1) < call]
-        return missing
-
-    def _end_of_chain(self, group: str, ranks: Sequence[int], waited_for: int | None) -> int | None:
+    def _end_of_chain(self, group: str, waited_for: int | None) -> int | None:
         """The rank that others wait for and that waits for nobody."""
-        stored = self._stored([f"{group}/waits/{rank}" for rank in ranks])
-        waits = {rank: int(other) for rank, other in zip(ranks, stored, strict=True) if other}
-        seen: list[int] = [self._rank]
+        waits = dict(self._entries(f"{group}/waits"))
+        seen = [self._rank]
         while waited_for is not None and waited_for not in seen:
             seen.append(waited_for)
             waited_for = waits.get(waited_for)
         return seen[-1] if len(seen) > 1 else None
 
-    def _answer_calls(self) -> None:
-        """A handful of round trips per look, however many ranks there are: who looks seldom is called lost."""
-        try:
-            address = None if self._ping_server is None else self._ping_server.address
-            self._store.set(f"ping_server/{self._rank}", json.dumps(address))
-            knows_ping_servers = False
-            while not self._stopped.is_set():
-                self._answer(int(self._stored(["call"])[0] or 0))
-                knows_ping_servers = knows_ping_servers or self._learn_ping_servers()
-                self._stopped.wait(self._poll_s)
-        except RuntimeError:
-            return  # the store has gone: who asks from now on pings
+    def _read_addresses(self) -> dict[int, Address]:
+        return {rank: (host, port) for rank, host, port in self._entries("ping_servers")}
 
-    def _answer(self, call: int) -> None:
-        with self._lock:
-            if call > self._answered:
-                self._store.set(f"here/{self._rank}", str(call))
-                self._answered = call
+    def _append(self, key: str, entry: list[Any]) -> None:
+        self._store.append(key, json.dumps(entry) + "\n")  # type: ignore[attr-defined]
 
-    def _learn_ping_servers(self) -> bool:
-        """True when all ranks have said where theirs is, or that they have none."""
-        keys = [f"ping_server/{rank}" for rank in range(self._world_size)]
-        if not self._store.check(keys):
-            return False
-        addresses = [json.loads(address) for address in self._store.multi_get(keys)]
-        self._ping_servers = {
-            rank: (address[0], address[1])
-            for rank, address in enumerate(addresses)
-            if address is not None and rank != self._rank
-        }
-        return True
-
-    def _stored(self, keys: list[str]) -> list[str]:
-        """The keys' values, empty where there is none yet; two round trips where there are all."""
-        if self._store.check(keys):
-            return [value.decode() for value in self._store.multi_get(keys)]
-        if len(keys) == 1:
-            return [""]
-        half = len(keys) // 2
-        return self._stored(keys[:half]) + self._stored(keys[half:])
+    def _entries(self, key: str) -> list[list[Any]]:
+        """What ranks appended under a key to which this one has appended: one round trip, however many there are."""
+        return [json.loads(line) for line in self._store.get(key).splitlines()]
 
 
 _joined: list[tuple[Store, FailureDetector]] = []
 
 
 def failure_detector() -> FailureDetector:
-    """This process's part in the roll calls of the job that `init_process_group` made it part of."""
+    """This process's failure detector for the job that `init_process_group` made it part of.
+
+    The first call waits until all ranks have called, up to `GRACE_S`.
+    """
     store = _get_default_store()
     if not _joined or _joined[0][0] is not store:
         for _, former in _joined:
             former.stop()
-        _joined[:] = [
-            (
-                store,
-                FailureDetector(store.clone(), dist.get_rank(), dist.get_world_size(), ping_server=start_ping_server()),
-            )
-        ]
+        detector = FailureDetector(store.clone(), dist.get_rank(), own_host(_meeting_point(store)))
+        detector.meet(dist.get_world_size())
+        _joined[:] = [(store, detector)]
     return _joined[0][1]
+
+
+def _meeting_point(store: Store) -> str:
+    """The machine that all ranks can reach; each its own, as gloo does, where they meet in a file."""
+    while isinstance(store, PrefixStore):
+        store = store.underlying_store
+    return store.host if isinstance(store, TCPStore) else socket.gethostname()
 
 
 def _within(limit_s: float, ask: Callable[[], T]) -> T | None:
@@ -230,10 +190,8 @@ def _within(limit_s: float, ask: Callable[[], T]) -> T | None:
     answers: list[T] = []
 
     def run() -> None:
-        try:
+        with contextlib.suppress(RuntimeError):  # the store refuses connections: as good as no answer
             answers.append(ask())
-        except RuntimeError:
-            return  # the store refuses connections: as good as no answer
 
     thread = threading.Thread(target=run, daemon=True)
     thread.start()

@@ -7,10 +7,10 @@ connection can tell a rank whether the others are lost or it is itself cut off.
 from __future__ import annotations
 
 import contextlib
-import os
 import socket
 import threading
 from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor
 
 _ANSWER = b"."
 _RETRY_S = 0.1
@@ -56,18 +56,6 @@ class PingServer:
                 connection.sendall(_ANSWER)
 
 
-def start_ping_server() -> PingServer | None:
-    """This process's ping server; None where the job has no meeting point or the machine no port to spare.
-
-    Its address is the one that this machine uses towards the job's `MASTER_ADDR`, so the others can reach it.
-    """
-    host = _own_host()
-    try:
-        return None if host is None else PingServer(host)
-    except OSError:
-        return None  # it only serves to explain failures, so its absence is not one
-
-
 def ping_all(addresses: Mapping[int, Address], within_s: float) -> dict[int, bool]:
     """By rank, whether its process answers; ranks whose machine is out of reach are left out.
 
@@ -77,34 +65,33 @@ def ping_all(addresses: Mapping[int, Address], within_s: float) -> dict[int, boo
         addresses: where each rank's ping server is.
         within_s: longest wait for an answer.
     """
-    answers: dict[int, bool] = {}
-
-    def ping(rank: int, address: Address) -> None:
-        try:
-            with socket.create_connection(address, timeout=within_s / 2) as connection:
-                answers[rank] = False
-                answers[rank] = connection.recv(1) == _ANSWER
-        except ConnectionRefusedError:
-            answers[rank] = False
-        except OSError:
-            return  # out of reach, or silent: which is what the caller wants to know
-
-    threads = [threading.Thread(target=ping, args=item, daemon=True) for item in addresses.items()]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    return answers
+    with ThreadPoolExecutor(max(1, len(addresses))) as pool:
+        answers = list(pool.map(lambda address: _ping(address, within_s / 2), addresses.values()))
+    return {rank: answer for rank, answer in zip(addresses, answers, strict=True) if answer is not None}
 
 
-def _own_host() -> str | None:
-    master, port = os.environ.get("MASTER_ADDR"), os.environ.get("MASTER_PORT")
-    if not master or not port:
-        return None
+def _ping(address: Address, timeout_s: float) -> bool | None:
+    """Whether the process answers; None where its machine is out of reach."""
     try:
-        family, kind, _, _, address = socket.getaddrinfo(master, int(port), type=socket.SOCK_DGRAM)[0]
+        connection = socket.create_connection(address, timeout_s)
+    except ConnectionRefusedError:
+        return False
+    except OSError:
+        return None
+    with connection, contextlib.suppress(OSError):  # silence, or a connection that is reset, is no answer
+        return connection.recv(1) == _ANSWER
+    return False
+
+
+def own_host(meeting_point: str) -> str:
+    """This machine's address as others see it: that from which it reaches the host where all ranks meet.
+
+    Loopback where there is no way to it, as gloo has it: then no other machine takes part.
+    """
+    try:
+        family, kind, _, _, address = socket.getaddrinfo(meeting_point, 1, type=socket.SOCK_DGRAM)[0]
         with socket.socket(family, kind) as probe:
             probe.connect(address)  # a datagram socket: nothing is sent
             return str(probe.getsockname()[0])
     except OSError:
-        return None  # no way to the meeting point: the store's own error says so
+        return "127.0.0.1"

@@ -10,19 +10,11 @@ from typing import Any
 
 import pytest
 
-from collectives.transport.ping import PingServer, ping_all, start_ping_server
+from collectives.transport.ping import PingServer, own_host, ping_all
 
 
-@pytest.fixture
-def _with_meeting_point(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("MASTER_ADDR", "127.0.0.1")
-    monkeypatch.setenv("MASTER_PORT", "29500")
-
-
-@pytest.mark.usefixtures("_with_meeting_point")
 def test_who_runs_answers_who_is_gone_or_stopped_does_not_and_a_lost_machine_is_left_out() -> None:
-    running = start_ping_server()
-    assert running is not None
+    running = PingServer("127.0.0.1")
     with (
         socket.create_server(("127.0.0.1", 0)) as stopped,
         socket.create_server(("127.0.0.1", 0)) as gone,
@@ -67,15 +59,13 @@ def test_it_answers_again_after_the_process_ran_out_of_files(monkeypatch: pytest
     ping_server.close()
 
 
-def test_without_a_meeting_point_there_is_none(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delenv("MASTER_ADDR", raising=False)
-    assert start_ping_server() is None
+def test_a_rank_is_found_where_it_meets_the_others() -> None:
+    assert own_host("127.0.0.1") == "127.0.0.1"
 
 
-@pytest.mark.usefixtures("_with_meeting_point")
-def test_without_a_free_port_there_is_none(monkeypatch: pytest.MonkeyPatch) -> None:
-    def refuse(*_: Any, **__: Any) -> socket.socket:
-        raise OSError(errno.EADDRINUSE, "Address already in use")
+def test_a_rank_without_a_way_to_the_others_is_found_on_its_own_machine(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*_: Any, **__: Any) -> None:
+        raise socket.gaierror("Name or service not known")
 
-    monkeypatch.setattr(socket, "create_server", refuse)
-    assert start_ping_server() is None
+    monkeypatch.setattr(socket, "getaddrinfo", fail)
+    assert own_host("nowhere") == "127.0.0.1"

@@ -1,0 +1,248 @@
+"""Who is lost, late, cut off or split: what ranks find out from pings and from what others left in the store."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import pytest
+from torch.distributed import HashStore, PrefixStore, Store  # type: ignore[attr-defined]
+
+from collectives.transport import failure_detector
+from collectives.transport.failure_detector import FailureDetector, Verdict
+
+HERE = "127.0.0.1"
+
+Join = Callable[..., FailureDetector]
+"""(store, rank) -> that rank's failure detector"""
+
+
+@pytest.fixture
+def join() -> Iterator[Join]:
+    joined: list[FailureDetector] = []
+
+    def join(store: Store, rank: int) -> FailureDetector:
+        joined.append(FailureDetector(store, rank, HERE, grace_s=0.4))
+        return joined[-1]
+
+    yield join
+    for detector in joined:
+        detector.stop()
+
+
+def test_a_running_rank_answers_and_an_ended_one_does_not(join: Join) -> None:
+    store = HashStore()
+    first, second = join(store, 0), join(store, 1)
+    assert first.find_lost("g", [0, 1], 1) == Verdict(late=1)
+    second.stop()
+    assert first.find_lost("another", [0, 1], 1) == Verdict(lost=(1,))
+
+
+def test_where_all_answer_and_nobody_was_waited_for_nobody_is_late(join: Join) -> None:
+    store = HashStore()
+    first, second = join(store, 0), join(store, 1)
+    assert first.find_lost("g", [0, 1], None) == Verdict()
+    assert second.find_lost("g", [0, 1], 0) == Verdict(late=0)
+
+
+def test_the_late_rank_is_the_one_that_waits_for_nobody(join: Join) -> None:
+    store = HashStore()
+    detectors = [join(store, rank) for rank in range(4)]
+    for rank in (1, 2):
+        detectors[rank]._announce("g", rank + 1)
+    assert detectors[0].find_lost("g", [0, 1, 2, 3], 1) == Verdict(late=3)
+    assert detectors[0].find_lost("another", [0, 1, 2, 3], 1) == Verdict(late=1)
+
+
+def test_who_waits_in_a_circle_names_one_of_it(join: Join) -> None:
+    store = HashStore()
+    detectors = [join(store, rank) for rank in range(3)]
+    for rank in (1, 2):
+        detectors[rank]._announce("g", (rank + 1) % 3)
+    assert detectors[0].find_lost("g", [0, 1, 2], 1) == Verdict(late=2)
+
+
+def test_whom_others_announce_a_little_later_still_counts(join: Join, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ranks 0 and 1 fail at the same time; rank 0 is quicker to look."""
+    store = HashStore()
+    first, second, _ = [join(store, rank) for rank in range(3)]
+    monkeypatch.setattr(failure_detector.time, "sleep", lambda _: second._announce("g", 2))
+    assert first.find_lost("g", [0, 1, 2], 1) == Verdict(late=2)
+
+
+def test_the_first_verdict_stands(join: Join) -> None:
+    """Rank 0 finds rank 2 lost and leaves; rank 1 must not take rank 0 for the one that was lost."""
+    store = HashStore()
+    first, second = join(store, 0), join(store, 1)
+    assert first.find_lost("g", [0, 1, 2], 2) == Verdict(lost=(2,))
+    first.stop()
+    assert second.find_lost("g", [0, 1, 2], 0) == Verdict(lost=(2,))
+
+
+def test_who_is_late_stays_so_when_those_that_found_out_have_left(join: Join) -> None:
+    """Rank 1 finds rank 2 late and leaves; rank 0 waited for it and must not call it lost. Rank 2 sees both gone."""
+    store = HashStore()
+    first, second, late = [join(store, rank) for rank in range(3)]
+    assert second.find_lost("g", [0, 1, 2], 2) == Verdict(late=2)
+    second.stop()
+    assert first.find_lost("g", [0, 1, 2], 1) == Verdict(late=2)
+    first.stop()
+    assert late.find_lost("g", [0, 1, 2], 0) == Verdict(lost=(0, 1))
+
+
+class FarStore:
+    """A prefixed store, 20 ms away."""
+
+    def __init__(self, prefix: str, store: Store) -> None:
+        self._store = PrefixStore(prefix, store)
+
+    def __getattr__(self, name: str) -> Callable[..., Any]:
+        def call(*arguments: Any) -> Any:
+            time.sleep(0.02)
+            return getattr(self._store, name)(*arguments)
+
+        return call
+
+
+def test_round_trips_do_not_grow_with_the_number_of_ranks(join: Join, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ranks 0 to 62 wait for the next one each; a round trip per rank would take longer than finding out may."""
+    store, num_ranks = HashStore(), 64
+    detectors = [join(store, rank) for rank in range(num_ranks)]
+    for rank in range(num_ranks - 1):
+        detectors[rank]._announce("g", rank + 1)
+    monkeypatch.setattr(detectors[0], "_store", FarStore("gradwire/failure_detector", store))
+    assert detectors[0].find_lost("g", range(num_ranks), 1) == Verdict(late=num_ranks - 1)
+
+
+def test_a_rank_that_has_not_joined_is_lost_and_keeps_nobody_from_joining(join: Join) -> None:
+    store = HashStore()
+    first, second = join(store, 0), join(store, 1)
+    first.meet(3)
+    second.meet(3)
+    assert first.find_lost("g", [0, 1], 1) == Verdict(late=1)
+    assert first.find_lost("another", [0, 1, 2], 1) == Verdict(lost=(2,))
+
+
+class UnreachableStore(HashStore):
+    """What a rank sees whose link is down: a call takes forever."""
+
+    def append(self, key: str, value: str) -> None:
+        time.sleep(30)
+
+
+def test_a_rank_that_can_ask_nobody_calls_nobody_lost(join: Join, monkeypatch: pytest.MonkeyPatch) -> None:
+    first = join(HashStore(), 0)
+    monkeypatch.setattr(first, "_store", UnreachableStore())
+    started = time.monotonic()
+    assert first.find_lost("g", [0, 1, 2], 1) is None
+    assert time.monotonic() - started < 5
+
+
+class LostStore(HashStore):
+    def append(self, key: str, value: str) -> None:
+        raise RuntimeError("Connection refused")
+
+
+@pytest.fixture
+def ask(join: Join, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Verdict | None]:
+    """What rank 0 finds out, given every rank's machine (None: it has not joined) and what it hears from them."""
+
+    def ask(
+        machines: Sequence[str | None], heard: dict[int, bool], waited_for: int | None, *, has_store: bool = False
+    ) -> Verdict | None:
+        detector = join(HashStore(), 0)
+        for rank, machine in enumerate(machines[1:], start=1):
+            if machine is not None:
+                detector._append("ping_servers", [rank, machine, 1])
+        detector.meet(0)
+        monkeypatch.setattr(
+            failure_detector,
+            "ping_all",
+            lambda rung, _: {rank: answers for rank, answers in heard.items() if rank in rung},
+        )
+        if not has_store:
+            monkeypatch.setattr(detector, "_store", LostStore())
+        return detector.find_lost("g", range(len(machines)), waited_for)
+
+    return ask
+
+
+@pytest.mark.parametrize(
+    ("machines", "heard", "waited_for", "verdict"),
+    [
+        ((HERE, "b", "c"), {1: True}, 1, Verdict(lost=(2,))),
+        ((HERE, "b", "c"), {}, 1, Verdict(lost=(1, 2), is_cut_off=True)),
+        ((HERE, "b", "c"), {1: False}, 1, Verdict(lost=(1, 2))),  # b refuses, so the link works
+        ((HERE, "b"), {}, 1, Verdict(lost=(1,), is_split=True)),
+        ((HERE, "b"), {1: False}, 1, Verdict(lost=(1,))),
+        ((HERE, HERE, "b", "b"), {1: True}, 1, Verdict(lost=(2, 3), is_split=True)),
+        ((HERE, HERE, "b", "c"), {1: True}, 1, Verdict(lost=(2, 3), is_cut_off=True)),
+        ((HERE, HERE), {1: False}, 1, Verdict(lost=(1,))),
+        ((HERE, "b", "c"), {1: True, 2: True}, 2, Verdict(late=2)),
+        ((HERE, "b", "c"), {1: True, 2: True}, None, Verdict()),
+        ((HERE, "b", None), {}, 1, Verdict(lost=(1,), is_split=True)),
+        ((HERE, "b", None), {1: True}, 1, Verdict(late=1)),
+        ((HERE, "b", None), {1: True}, 2, None),
+        ((HERE, "b", None), {1: True}, None, None),
+        ((HERE, None, None), {}, 1, None),
+    ],
+)
+def test_without_the_store_pings_tell_the_lost_the_late_and_the_unknown(
+    machines: Sequence[str | None],
+    heard: dict[int, bool],
+    waited_for: int | None,
+    verdict: Verdict | None,
+    ask: Callable[..., Verdict | None],
+) -> None:
+    assert ask(machines, heard, waited_for) == verdict
+
+
+@pytest.mark.parametrize(
+    ("machines", "heard", "verdict"),
+    [
+        ((HERE, "b", "c"), {}, Verdict(lost=(1, 2), is_cut_off=True)),
+        ((HERE, "b"), {}, Verdict(lost=(1,), is_split=True)),
+        ((HERE, "b"), {1: False}, Verdict(lost=(1,))),
+        ((HERE, "b", "c"), {1: True}, Verdict(lost=(2,))),
+        ((HERE, None), {}, Verdict(lost=(1,))),
+        ((HERE, HERE), {}, Verdict(lost=(1,))),
+        ((HERE, HERE, "b"), {1: True}, Verdict(lost=(2,), is_split=True)),  # rank 1 says nothing of this machine's link
+    ],
+)
+def test_with_the_store_pings_tell_whose_link_it_is_and_who_never_joined(
+    machines: Sequence[str | None], heard: dict[int, bool], verdict: Verdict, ask: Callable[..., Verdict | None]
+) -> None:
+    assert ask(machines, heard, 1, has_store=True) == verdict
+
+
+def test_what_a_rank_that_is_cut_off_believes_does_not_stand_for_others(
+    join: Join, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store = HashStore()
+    first, second, _ = [join(store, rank) for rank in range(3)]
+    monkeypatch.setattr(failure_detector, "ping_all", lambda *_: {})
+    monkeypatch.setattr(first._ping_server, "address", ("another machine", 1))
+    assert first.find_lost("g", range(3), 1) == Verdict(lost=(1, 2), is_split=True)
+    monkeypatch.undo()
+    assert second.find_lost("g", range(3), 2) == Verdict(late=2)
+
+
+def test_without_the_store_a_rank_can_still_be_heard_by_one_that_fails_later(
+    join: Join, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Rank 1 finds rank 0 lost and would leave at once; rank 2 asks while it lingers."""
+    store = HashStore()
+    lost, first, second = [join(store, rank) for rank in range(3)]
+    for detector in (first, second):
+        detector.meet(0)
+        monkeypatch.setattr(detector, "_store", LostStore())
+    lost.stop()
+    heard: list[Verdict | None] = []
+    monkeypatch.setattr(
+        failure_detector.time,
+        "sleep",
+        lambda seconds: heard.append(second._ping([0, 1], 1, all_joined=False)) if seconds == 0.2 else None,
+    )
+    assert first.find_lost("g", range(3), 0) == Verdict(lost=(0,))
+    assert heard == [Verdict(lost=(0,))]
