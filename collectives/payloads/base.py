@@ -106,7 +106,7 @@ class Payload(abc.ABC):
     @property
     @abc.abstractmethod
     def num_entries(self) -> int:
-        """Elements that are transmitted (kept zeros included); `numel` for dense kinds."""
+        """Elements that are transmitted, kept zeros included; `numel` for dense kinds, or 0 where all are zero."""
 
     @abc.abstractmethod
     def fields(self) -> list[Field]:
@@ -148,9 +148,10 @@ class Payload(abc.ABC):
     def subtract_from_(self, dense: torch.Tensor) -> None:
         """`dense -= self`: turns a compensated gradient into the residual. Mutates `dense`, floating [numel]."""
 
-    @abc.abstractmethod
     def clear_in_(self, dense: torch.Tensor) -> None:
         """Zero `dense` [numel] (mutated) wherever this payload transmits an element: momentum masking."""
+        if self.num_entries:
+            dense.zero_()
 
     @abc.abstractmethod
     def slice(self, start: int, stop: int) -> Payload:
@@ -170,8 +171,8 @@ class Payload(abc.ABC):
         return 1
 
     def entries_between(self, borders: list[int]) -> list[int]:
-        """Number of transmitted elements in each interval borders[i]..borders[i+1]-1; dense kinds send them all."""
-        return [stop - start for start, stop in itertools.pairwise(borders)]
+        """Number of transmitted elements in each interval borders[i]..borders[i+1]-1; dense kinds send all or none."""
+        return [stop - start if self.num_entries else 0 for start, stop in itertools.pairwise(borders)]
 
     def to_dense(self) -> torch.Tensor:
         """fp32 [numel], freshly made."""

@@ -14,7 +14,6 @@ Bytes: 24 + v d (d + 1) / 2.
 from __future__ import annotations
 
 import dataclasses
-import itertools
 import math
 import struct
 from typing import Self
@@ -22,23 +21,17 @@ from typing import Self
 import torch
 from typing_extensions import override
 
-from collectives.payloads.base import HEADER_BYTES, Header, Payload
-from collectives.payloads.codec.values import divided, to_value_dtype
+from collectives.payloads.base import Header, Payload
+from collectives.payloads.codec.values import to_value_dtype
 from collectives.payloads.errors import PayloadError
 from collectives.payloads.fields import Field, Reader
-from collectives.payloads.triangle import (
-    matrix_size,
-    pack_triangle,
-    triangle_entries_before,
-    triangle_numel,
-    unpack_triangle,
-)
+from collectives.payloads.triangular import Triangular, matrix_size, pack_triangle, unpack_triangle
 
 FIXED = struct.Struct("<fI")
 
 
 @dataclasses.dataclass(eq=False)
-class CholeskyFactor(Payload):
+class CholeskyFactor(Triangular):
     """L L^T - damping I, a symmetric d x d matrix.
 
     Attributes:
@@ -51,19 +44,11 @@ class CholeskyFactor(Payload):
     """
 
     code = 8
-    addable = True
 
-    size: int
-    values: torch.Tensor
     damping: float = 0.0
 
     def __post_init__(self) -> None:
-        self.numel = self.size**2
-        if self.values.shape != (triangle_numel(self.size),):
-            raise PayloadError(
-                f"the factor of a {self.size} x {self.size} matrix has {triangle_numel(self.size)} values, "
-                f"got {list(self.values.shape)}"
-            )
+        super().__post_init__()
         if not bool(torch.isfinite(self.values).all()):
             raise PayloadError("a Cholesky factor must be finite; the matrix that it comes from was not")
         self.damping = float(torch.tensor(self.damping))
@@ -94,26 +79,6 @@ class CholeskyFactor(Payload):
         product.diagonal().sub_(self.damping)
         return product
 
-    @property
-    @override
-    def device(self) -> torch.device:
-        return self.values.device
-
-    @property
-    def num_entries(self) -> int:
-        """Elements of the triangle."""
-        return self.values.numel()
-
-    @property
-    @override
-    def nbytes(self) -> int:
-        return HEADER_BYTES + FIXED.size + self.values.numel() * self.values.element_size()
-
-    @property
-    @override
-    def alignment(self) -> int:
-        return max(1, self.numel)
-
     @override
     def fields(self) -> list[Field]:
         header = self._header(self.values.dtype, num_entries=self.num_entries)
@@ -128,28 +93,6 @@ class CholeskyFactor(Payload):
             raise PayloadError("the fixed fields of a Cholesky factor do not fit together")
         size = matrix_size(header)
         return cls(size, reader.tensor(header.num_entries, cls._dtype_in(header)), damping)
-
-    def add_to_(self, dense: torch.Tensor, *, divisor: float = 1.0) -> None:
-        """`dense += self / divisor`: the restored matrix."""
-        dense.add_(divided(self.matrix.view(-1), divisor, dense.dtype))
-
-    @override
-    def subtract_from_(self, dense: torch.Tensor) -> None:
-        dense.sub_(self.matrix.view(-1))
-
-    def clear_in_(self, dense: torch.Tensor) -> None:
-        """The factor determines every element, so everything is cleared."""
-        dense.zero_()
-
-    def entries_between(self, borders: list[int]) -> list[int]:
-        """Elements of the factor whose flat matrix position lies in each interval."""
-        below = [triangle_entries_before(border, self.size) for border in borders]
-        return [stop - start for start, stop in itertools.pairwise(below)]
-
-    @override
-    def slice(self, start: int, stop: int) -> CholeskyFactor:
-        self._check_borders(start, stop)
-        return self if stop - start == self.numel else CholeskyFactor(0, self.values[:0])
 
     def add(self, other: Payload) -> CholeskyFactor:
         """Factor of the sum by QR, with a non-negative diagonal; computed in fp32 or better, rounded once.

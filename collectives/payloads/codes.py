@@ -101,16 +101,9 @@ class Codes(Payload):
         return self.packed.device
 
     @property
-    def num_entries(self) -> int:
-        """Every element; 0 where all scales are zero."""
-        return self.numel if self.scales.numel() else 0
-
-    @property
     @override
-    def nbytes(self) -> int:
-        if not self.num_entries:
-            return HEADER_BYTES + FIXED.size
-        return self.packed_nbytes(self.numel, self.bits, self.scales.dtype, self.block_numel)
+    def num_entries(self) -> int:
+        return self.numel if self.scales.numel() else 0
 
     @property
     @override
@@ -147,15 +140,6 @@ class Codes(Payload):
     def subtract_from_(self, dense: torch.Tensor) -> None:
         for part, values in self._decoded():
             dense[part].sub_(values)
-
-    def clear_in_(self, dense: torch.Tensor) -> None:
-        """Every element is transmitted, so everything is cleared; nothing where all scales are zero."""
-        if self.num_entries:
-            dense.zero_()
-
-    def entries_between(self, borders: list[int]) -> list[int]:
-        """Every element; 0 where all scales are zero."""
-        return super().entries_between(borders) if self.num_entries else [0] * (len(borders) - 1)
 
     @override
     def slice(self, start: int, stop: int) -> Codes:

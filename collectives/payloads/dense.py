@@ -8,14 +8,15 @@ from typing import Self
 import torch
 from typing_extensions import override
 
-from collectives.payloads.base import HEADER_BYTES, Header, Payload
+from collectives.payloads.base import Header, Payload
 from collectives.payloads.codec.values import add_divided_, add_values
 from collectives.payloads.errors import PayloadError
 from collectives.payloads.fields import VALUE_DTYPES, Field, Reader
+from collectives.payloads.typed_values import TypedValues
 
 
 @dataclasses.dataclass(eq=False)
-class Dense(Payload):
+class Dense(TypedValues):
     """A tensor as it is.
 
     Integer values serve sums that must be exact (levels on a shared scale); they wrap, so choose a type that holds the
@@ -42,21 +43,6 @@ class Dense(Payload):
             )
         self.numel = self.values.numel()
 
-    @property
-    @override
-    def device(self) -> torch.device:
-        return self.values.device
-
-    @property
-    @override
-    def num_entries(self) -> int:
-        return self.numel
-
-    @property
-    @override
-    def nbytes(self) -> int:
-        return HEADER_BYTES + self.numel * self.values.element_size()
-
     @override
     def fields(self) -> list[Field]:
         return [self._header(self.values.dtype, num_entries=self.numel), self.values]
@@ -77,10 +63,6 @@ class Dense(Payload):
         dense.sub_(self.values)
 
     @override
-    def clear_in_(self, dense: torch.Tensor) -> None:
-        dense.zero_()
-
-    @override
     def slice(self, start: int, stop: int) -> Dense:
         self._check_borders(start, stop)
         return Dense(self.values[start:stop])
@@ -96,11 +78,6 @@ class Dense(Payload):
 
     def _added_onto(self, values: torch.Tensor) -> torch.Tensor:
         return add_values(values, self.values)
-
-    @property
-    @override
-    def wire(self) -> torch.Tensor:
-        return self.values
 
     @override
     def with_wire(self, wire: torch.Tensor) -> Dense:

@@ -7,18 +7,12 @@ import abc
 import torch
 from typing_extensions import override
 
-from collectives.payloads.base import Payload
 from collectives.payloads.codec.values import add_values, divided
+from collectives.payloads.typed_values import TypedValues
 
 
-class IndexedValues(Payload):
-    """Values at strictly ascending positions, zero elsewhere.
-
-    Attributes:
-        values: floating [num_entries], in the type that travels.
-    """
-
-    values: torch.Tensor
+class IndexedValues(TypedValues):
+    """Values, floating [num_entries], at strictly ascending positions; zero elsewhere."""
 
     @property
     @abc.abstractmethod
@@ -28,16 +22,6 @@ class IndexedValues(Payload):
     @abc.abstractmethod
     def to_sparse(self) -> IndexedValues:
         """The same values as a `Sparse` payload; may share memory."""
-
-    @property
-    @override
-    def device(self) -> torch.device:
-        return self.values.device
-
-    @property
-    def num_entries(self) -> int:
-        """Number of values, kept zeros included."""
-        return self.values.numel()
 
     @override
     def add_to_(self, dense: torch.Tensor, *, divisor: float = 1.0) -> None:

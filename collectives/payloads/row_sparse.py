@@ -25,17 +25,18 @@ from collectives.payloads.codec.index_sets import (
     encode_indices,
     index_set_nbytes,
 )
-from collectives.payloads.codec.values import add_values, divided, to_value_dtype
+from collectives.payloads.codec.values import add_values, divided
 from collectives.payloads.dense import Dense
 from collectives.payloads.errors import PayloadError
 from collectives.payloads.fields import Field, Reader
 from collectives.payloads.indexed_values import canonical_values
+from collectives.payloads.typed_values import TypedValues
 
 FIXED = struct.Struct("<II")
 
 
 @dataclasses.dataclass(eq=False)
-class RowSparse(Payload):
+class RowSparse(TypedValues):
     """Some rows of a matrix [num_rows, row_numel].
 
     Attributes:
@@ -80,16 +81,6 @@ class RowSparse(Payload):
     def num_rows(self) -> int:
         """Rows of the matrix."""
         return self.numel // self.row_numel
-
-    @property
-    @override
-    def device(self) -> torch.device:
-        return self.values.device
-
-    @property
-    @override
-    def num_entries(self) -> int:
-        return self.values.numel()
 
     @property
     @override
@@ -166,12 +157,8 @@ class RowSparse(Payload):
             return other.add(self)
         if not isinstance(other, RowSparse) or other.row_numel != self.row_numel:
             raise PayloadError("row-sparse payloads can be added to ones of the same row length only")
-        dtype = torch.promote_types(self.values.dtype, other.values.dtype)
-        rows, values = add_index_sets(
-            self.rows, to_value_dtype(self.values, dtype), other.rows, to_value_dtype(other.values, dtype)
-        )
-        total = RowSparse(self.numel, rows, values)
-        is_wide = total.nbytes >= HEADER_BYTES + self.numel * dtype.itemsize
+        total = RowSparse(self.numel, *add_index_sets(self.rows, self.values, other.rows, other.values))
+        is_wide = total.nbytes >= HEADER_BYTES + self.numel * total.values.element_size()
         return total.widened() if is_wide else total
 
     def _added_onto(self, values: torch.Tensor) -> torch.Tensor:

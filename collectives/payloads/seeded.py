@@ -67,18 +67,13 @@ class Seeded(IndexedValues):
     def to_sparse(self) -> Sparse:
         return Sparse(self.numel, self.positions, self.values)
 
-    @property
-    @override
-    def nbytes(self) -> int:
-        return self.packed_nbytes(self.num_entries, self.values.dtype)
-
     @override
     def fields(self) -> list[Field]:
         return [self._header(self.values.dtype, num_entries=self.num_entries) + FIXED.pack(self.seed), self.values]
 
+    @override
     @classmethod
     def from_wire(cls, header: Header, body: torch.Tensor) -> Self:
-        """Values are a view of the body where it is aligned; positions are drawn when they are needed."""
         if header.flags:
             raise PayloadError("a seeded payload has no flags")
         reader = Reader(body)
@@ -99,11 +94,6 @@ class Seeded(IndexedValues):
         if isinstance(other, Seeded) and (other.seed, other.num_entries) == (self.seed, self.num_entries):
             return self.with_wire(add_values(self.values, other.values))
         return self.to_sparse().add(other)
-
-    @property
-    @override
-    def wire(self) -> torch.Tensor:
-        return self.values
 
     def with_wire(self, wire: torch.Tensor) -> Seeded:
         """Other values at the same positions, which are not drawn again."""

@@ -23,7 +23,6 @@ from collectives.payloads.codec.index_sets import (
     encode_indices,
     index_set_nbytes,
 )
-from collectives.payloads.codec.values import to_value_dtype
 from collectives.payloads.dense import Dense
 from collectives.payloads.errors import PayloadError
 from collectives.payloads.fields import Field, Reader
@@ -133,14 +132,7 @@ class Sparse(IndexedValues):
             return other.add(self)
         if not isinstance(other, IndexedValues):
             raise PayloadError(f"Sparse and {type(other).__name__} payloads cannot be added without decoding them")
-        dtype = torch.promote_types(self.values.dtype, other.values.dtype)
-        indices, values = add_index_sets(
-            self.indices,
-            to_value_dtype(self.values, dtype),
-            other.positions,
-            to_value_dtype(other.values, dtype),
-        )
-        total = Sparse(self.numel, indices, values)
+        total = Sparse(self.numel, *add_index_sets(self.indices, self.values, other.positions, other.values))
         return total.widened() if total.is_wide else total
 
 

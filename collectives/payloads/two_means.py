@@ -69,14 +69,9 @@ class TwoMeans(Payload):
         return self.packed.device
 
     @property
-    def num_entries(self) -> int:
-        """Every element; 0 where both values are zero."""
-        return self.numel if self.packed.numel() else 0
-
-    @property
     @override
-    def nbytes(self) -> int:
-        return self.packed_nbytes(self.num_entries)
+    def num_entries(self) -> int:
+        return self.numel if self.packed.numel() else 0
 
     @property
     @override
@@ -108,15 +103,6 @@ class TwoMeans(Payload):
     def subtract_from_(self, dense: torch.Tensor) -> None:
         if self.num_entries:
             dense.sub_(self._decoded())
-
-    def clear_in_(self, dense: torch.Tensor) -> None:
-        """Every element is transmitted, so everything is cleared; nothing where both values are zero."""
-        if self.num_entries:
-            dense.zero_()
-
-    def entries_between(self, borders: list[int]) -> list[int]:
-        """Every element; 0 where both values are zero."""
-        return super().entries_between(borders) if self.num_entries else [0] * (len(borders) - 1)
 
     @override
     def slice(self, start: int, stop: int) -> TwoMeans:

@@ -113,23 +113,25 @@ def add_index_sets(
 
     Args:
         indices_a: int64 [a], strictly ascending; `indices_b` likewise.
-        values_a: floating [a] or [a, width]; `values_b` likewise, in the same type.
+        values_a: floating [a] or [a, width]; `values_b` likewise.
         indices_b: int64 [b].
         values_b: floating [b] or [b, width].
 
     Returns:
-        indices int64 [u], strictly ascending, and values [u] or [u, width]; fresh unless one side is empty.
+        indices int64 [u], strictly ascending, and values [u] or [u, width] in the wider type of both; fresh unless one
+        side is empty.
     """
+    dtype = torch.promote_types(values_a.dtype, values_b.dtype)
     if indices_a.numel() == 0:
-        return indices_b, values_b
+        return indices_b, values_b.to(dtype)
     if indices_b.numel() == 0:
-        return indices_a, values_a
+        return indices_a, values_a.to(dtype)
     indices, slots = _union(indices_a, indices_b)
-    wide = torch.promote_types(values_a.dtype, torch.float32)
+    wide = torch.promote_types(dtype, torch.float32)
     total = torch.zeros((indices.numel(), *values_a.shape[1:]), dtype=wide, device=values_a.device)
     total.index_copy_(0, slots[: indices_a.numel()], values_a.to(wide))
     total.index_add_(0, slots[indices_a.numel() :], values_b.to(wide))
-    return indices, to_value_dtype(total, values_a.dtype)
+    return indices, to_value_dtype(total, dtype)
 
 
 def _union(a: torch.Tensor, b: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
