@@ -15,7 +15,7 @@ from bench.core.compressors_config import CompressorsConfig
 from bench.train.clock import device_time
 from collectives.base import Key
 from collectives.payloads.base import Payload, unpack
-from collectives.transport.memory import MemoryWires
+from collectives.transport.alone import Alone
 from compressors.base import FP32_BYTES, Compressor
 from compressors.ddp.bucket import Bucket
 from compressors.ddp.reducer import Reducer
@@ -62,7 +62,7 @@ class Encoding:
         self._config = config
         self._compressor = cast(Compressor, spec.build("compressors", compressor))
         self._reducer = Reducer(self._compressor)
-        self._alone = MemoryWires(1).transport(0)
+        self._alone = Alone()
         self._layers = layers
         limit = math.inf if self._compressor.one_bucket else config.bucket_mb * 2**20
         self._buckets = buckets_of(layers, limit)

@@ -1,7 +1,7 @@
 """Transport: the one place where bytes leave a rank, and where they are counted.
 
-Two implementations: `process_group.py` over torch.distributed (gloo, NCCL) and `memory.py` where
-ranks are threads, for contract tests. Every operation has a bounded wait and knows its peer.
+`process_group.py` implements it over torch.distributed (gloo, NCCL), `alone.py` for a single rank. Every operation has
+a bounded wait and knows its peer.
 """
 
 from __future__ import annotations

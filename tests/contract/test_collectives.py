@@ -17,8 +17,8 @@ from collectives.rounds import in_place
 from collectives.rounds.layout import Layout
 from collectives.server import Server
 from collectives.transport.base import Pending, Receive, Send, wait_all
-from collectives.transport.memory import MemoryTransport, run_threads
 from tests.testing.collectives import COLLECTIVES, Result, check, clone, key_of, refusal
+from tests.testing.memory_transport import MemoryTransport, run_threads
 from tests.testing.payloads import make
 
 KINDS = ("dense", "sparse", "group_sparse", "row_sparse", "seeded", "codes-levels", "triangle", "cholesky", "bundle")

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from collectives.transport.base import TransportError, wait_all
-from collectives.transport.memory import MemoryTransport, MemoryWires, run_threads
+from tests.testing.memory_transport import MemoryTransport, MemoryWires, run_threads
 
 
 def test_messages_arrive_in_order_and_are_counted_by_purpose() -> None:

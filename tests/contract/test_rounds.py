@@ -15,8 +15,8 @@ from collectives.payloads.base import Payload
 from collectives.rounds.base import Piece, Round
 from collectives.rounds.layout import Layout, leaves
 from collectives.transport.base import Pending, Receive, Send
-from collectives.transport.memory import MemoryTransport, run_threads
 from tests.testing.collectives import COLLECTIVES, clone, key_of
+from tests.testing.memory_transport import MemoryTransport, run_threads
 from tests.testing.payloads import make
 
 LENGTH = 1009

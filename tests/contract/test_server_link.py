@@ -17,7 +17,7 @@ from collectives.parameter_server.server import Answer, BoundedStaleness, ClockE
 from collectives.payloads import Dense
 from collectives.payloads.base import unpack
 from collectives.payloads.errors import PayloadError
-from collectives.transport.memory import MemoryTransport, MemoryWires
+from tests.testing.memory_transport import MemoryTransport, MemoryWires
 from tests.testing.parameters import Recorded
 from tests.testing.payloads import MAKERS, make
 

@@ -16,8 +16,8 @@ from collectives.pool import Pool
 from collectives.shared_memory import cache_lines
 from collectives.shared_memory.layout import PoolMemory, region_nbytes
 from collectives.shared_memory.region import Region, reserve
-from collectives.transport.memory import MemoryTransport, run_threads
 from collectives.transport.process_group import ProcessGroupTransport
+from tests.testing.memory_transport import MemoryTransport, run_threads
 from tests.testing.ranks import run_ranks
 
 NUM_CALLS = 1000

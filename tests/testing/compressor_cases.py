@@ -11,11 +11,11 @@ import torch
 from bench.core import registry
 from collectives.allgather import Allgather
 from collectives.base import BoundCollective, Collective
-from collectives.transport.memory import MemoryTransport, MemoryWires, run_threads
 from compressors.base import Compressor
 from compressors.ddp.bucket import Bucket
 from compressors.ddp.reducer import Reducer
 from compressors.layer import Layer, Step
+from tests.testing.memory_transport import MemoryTransport, MemoryWires, run_threads
 
 T = TypeVar("T")
 

@@ -7,12 +7,12 @@ import torch
 from collectives.payloads import Dense, Sparse
 from collectives.payloads.bundle import members
 from collectives.server import Server
-from collectives.transport.memory import MemoryWires
 from compressors.algc import Algc
 from compressors.base import Compressor
 from compressors.ddp.downlink import Downlink
 from compressors.group_topk import GroupTopK
 from tests.testing.compressor_cases import gradient, layers_of_shapes, step_at
+from tests.testing.memory_transport import MemoryWires
 
 LAYERS = layers_of_shapes((100, 100), (50,), (40, 50), (300, 10))
 TOTAL = torch.cat([gradient(layer, 0, 0) for layer in (LAYERS[0], LAYERS[3], LAYERS[1], LAYERS[2])])

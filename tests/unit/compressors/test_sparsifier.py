@@ -12,7 +12,6 @@ from torch import nn
 from collectives.base import Collective
 from collectives.options import OptionError
 from collectives.payloads import Dense, Sparse
-from collectives.transport.memory import MemoryTransport
 from compressors.adaptive_topk import AdaptiveTopK
 from compressors.base import Compressor
 from compressors.ddp.reducer import Reducer
@@ -24,6 +23,7 @@ from compressors.randomk import RandomK
 from compressors.threshold import Threshold
 from compressors.topk import TopK
 from tests.testing.compressor_cases import LAYERS, alone, gradient, layers_of_shapes, on_ranks, reduce_once, step_at
+from tests.testing.memory_transport import MemoryTransport
 
 
 def step_in(epoch: int, *, index: int = 10, warmup: bool = True) -> Step:

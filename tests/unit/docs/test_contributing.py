@@ -22,10 +22,10 @@ from bench.report import columns_doc
 from collectives.base import BoundCollective
 from collectives.native import Native
 from collectives.ring import Ring
-from collectives.transport.memory import MemoryTransport
 from compressors.base import Compressor, LossyCompressor
 from compressors.ddp.reducer import Reducer
 from tests.testing.compressor_cases import alone, gradient, layers_of_shapes, on_ranks, reduce_once, step_at
+from tests.testing.memory_transport import MemoryTransport
 
 ROOT = Path(__file__).parents[3]
 TEXT = (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8")

@@ -13,7 +13,7 @@ from bench.launch.collectives import resolve
 from bench.micro import link
 from bench.micro.link import Link
 from collectives.transport.base import Transport
-from collectives.transport.memory import run_threads
+from tests.testing.memory_transport import run_threads
 
 
 def test_a_rank_knows_its_own_hosts_rates() -> None:

@@ -12,7 +12,7 @@ from bench.micro.synthetic_payloads import payload_of, synthetic_tensor
 from bench.train.overlap import support_overlap
 from collectives.payloads import Dense, GroupSparse
 from collectives.payloads.base import Payload
-from collectives.transport.memory import MemoryTransport, run_threads
+from tests.testing.memory_transport import MemoryTransport, run_threads
 
 CONFIG = CollectivesConfig(
     pairs=(("ring", "none"),), sizes="4kB", iters=1, warmup=0, rounds=1,

@@ -1,4 +1,4 @@
-"""The transport's in-memory twin: ranks are threads of one process. For contract tests and for trying a collective out.
+"""The transport's in-memory twin: ranks are threads of one process. For contract tests.
 
 It is as strict as the real one: a message is read only when the receiver has posted its buffer, so a sender that
 changes a tensor too early sends wrong data, and a send that nobody receives never completes.
