@@ -123,7 +123,6 @@ class Hierarchical(Collective):
     def expected_bytes(
         self, nbytes: int, world_size: int, rank: int, *, elementwise: bool = True, itemsize: int = 4
     ) -> float | None:
-        """What `intra` and, for leaders, `inter` send, and the total once per child in the group's binomial tree."""
         if world_size == 1:
             return 0
         if not (elementwise and self.within.carries_wires and self.between.carries_wires):

@@ -103,8 +103,7 @@ class BoundPool(BoundCollective):
 
     @override
     def close(self) -> None:
-        """Let go of the region, whose name was removed as soon as all ranks had it."""
-        self._memory = None
+        self._memory = None  # the region's name was removed as soon as all ranks had it
 
     def _sum_in_place(self, wire: torch.Tensor, op: ReduceOp) -> None:
         memory, n, rank = self._memory, self.transport.world_size, self.transport.rank

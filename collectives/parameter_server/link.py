@@ -111,8 +111,8 @@ class RemoteServer(Worker):
         self._bound = _bound(numels)
         self._sent: list[Pending] = []
 
+    @override
     def push(self, layer_id: int, payload: Payload) -> None:
-        """Returns while it travels."""
         payload.tensor_id = layer_id
         self._sent.append(self._link.send(messages.pack(payload, self._link, self._bound), SERVER))
 

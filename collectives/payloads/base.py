@@ -267,13 +267,9 @@ def balanced_borders(numel: int, num_parts: int, alignment: int = 1) -> list[int
 
     Example: 10 elements in 3 parts -> [0, 4, 7, 10]; parts may be empty.
     """
-    blocks = -(-numel // alignment)
-    quotient, remainder = divmod(blocks, num_parts)
-    counts = [quotient + (part < remainder) for part in range(num_parts)]
-    borders = [0]
-    for count in counts:
-        borders.append(min(numel, borders[-1] + count * alignment))
-    return borders
+    quotient, remainder = divmod(-(-numel // alignment), num_parts)
+    blocks_before = [part * quotient + min(part, remainder) for part in range(num_parts + 1)]
+    return [min(numel, blocks * alignment) for blocks in blocks_before]
 
 
 def borders_of_blocks(blocks: Sequence[tuple[int, int]], num_parts: int) -> list[int]:

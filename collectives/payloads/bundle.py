@@ -13,7 +13,7 @@ import dataclasses
 import itertools
 import math
 import struct
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Self
 
 import torch
@@ -85,9 +85,9 @@ class Bundle(Payload):
             parts += [*member.fields(), _padding(length)]
         return parts
 
+    @override
     @classmethod
     def from_wire(cls, header: Header, body: torch.Tensor) -> Self:
-        """Members are decoded from views of the body."""
         reader = Reader(body)
         (count,) = map(int, reader.fields(COUNT))
         if count == 0 or header.dtype or header.flags:
@@ -131,8 +131,8 @@ class Bundle(Payload):
         common = math.lcm(*(member.alignment for member in self.payloads))
         return common if all(offset % common == 0 for offset in self._offsets[:-1]) else max(1, self.numel)
 
+    @override
     def borders(self, num_parts: int) -> list[int]:
-        """Balanced borders, each moved to the nearest place at which the member there can be cut."""
         return borders_of_blocks([(member.numel, member.alignment) for member in self.payloads], num_parts)
 
     def slice(self, start: int, stop: int) -> Payload:
@@ -143,27 +143,25 @@ class Bundle(Payload):
         """
         if not 0 <= start <= stop <= self.numel:
             raise PayloadError(f"elements {start}..{stop} do not lie within the {self.numel} of this bundle")
-        first = min(bisect.bisect_right(self._offsets, start), len(self.payloads)) - 1
-        pieces: list[Payload] = []
-        for member, offset in zip(self.payloads[first:], self._offsets[first:], strict=False):
-            if offset >= stop and pieces:
-                break
-            begin, end = max(start - offset, 0), min(stop - offset, member.numel)
-            if begin < end or (start == stop and not pieces):
-                pieces.append(member if (begin, end) == (0, member.numel) else member.slice(begin, end))
+        if start == stop:
+            index = min(bisect.bisect_right(self._offsets, start), len(self.payloads)) - 1
+            inside = start - self._offsets[index]
+            return self.payloads[index].slice(inside, inside)
+        pieces = [
+            member if end - begin == member.numel else member.slice(begin, end)
+            for member, begin, end in self._between(start, stop)
+        ]
         return pieces[0] if len(pieces) == 1 else Bundle(pieces)
 
     @override
     def entries_between(self, borders: list[int]) -> list[int]:
-        counts = []
-        for start, stop in itertools.pairwise(borders):
-            counts.append(0)
-            for member, offset in zip(self.payloads, self._offsets, strict=False):
-                begin, end = max(start - offset, 0), min(stop - offset, member.numel)
-                if begin < end:
-                    whole = (begin, end) == (0, member.numel)
-                    counts[-1] += member.num_entries if whole else member.entries_between([begin, end])[0]
-        return counts
+        return [
+            sum(
+                member.num_entries if end - begin == member.numel else member.entries_between([begin, end])[0]
+                for member, begin, end in self._between(start, stop)
+            )
+            for start, stop in itertools.pairwise(borders)
+        ]
 
     def add(self, other: Payload) -> Bundle:
         """Member by member; another kind is cut at this bundle's borders first.
@@ -176,24 +174,23 @@ class Bundle(Payload):
         return Bundle([member.add(piece) for member, piece in zip(self.payloads, pieces, strict=True)])
 
     @property
+    @override
     def wire(self) -> torch.Tensor:
-        """The members' wire tensors laid end to end; a copy.
-
-        Raises:
-            PayloadError: not all members are elementwise with one type.
-        """
         if not self.elementwise:
             raise PayloadError("this bundle has no element-wise wire tensor: its members differ in kind or type")
         return torch.cat([member.wire for member in self.payloads])
 
+    @override
     def with_wire(self, wire: torch.Tensor) -> Bundle:
-        """Members with their cache_blocks of another wire tensor; views.
-
-        Raises:
-            PayloadError: not elementwise, or a wire tensor of another length.
-        """
         pieces = torch.split(wire, [member.wire.numel() for member in self.payloads])
         return Bundle([member.with_wire(piece) for member, piece in zip(self.payloads, pieces, strict=True)])
+
+    def _between(self, start: int, stop: int) -> Iterator[tuple[Payload, int, int]]:
+        """The members that have elements between, and which of their own elements those are."""
+        for member, offset in zip(self.payloads, self._offsets, strict=False):
+            begin, end = max(start - offset, 0), min(stop - offset, member.numel)
+            if begin < end:
+                yield member, begin, end
 
     def _cache_blocks(self, dense: torch.Tensor) -> list[tuple[Payload, torch.Tensor]]:
         return list(zip(self.payloads, torch.split(dense, [member.numel for member in self.payloads]), strict=True))

@@ -67,15 +67,12 @@ class Dense(TypedValues):
         self._check_borders(start, stop)
         return Dense(self.values[start:stop])
 
+    @override
     def add(self, other: Payload) -> Dense:
-        """Dense plus any addable kind; elements that the other does not transmit stay as they are.
-
-        Raises:
-            PayloadError: the two do not fit together.
-        """
         self._check_fits(other)
         return Dense(other._added_onto(self.values))
 
+    @override
     def _added_onto(self, values: torch.Tensor) -> torch.Tensor:
         return add_values(values, self.values)
 

@@ -97,8 +97,8 @@ class GroupSparse(IndexedValues):
         return self.group_size
 
     @functools.cached_property
+    @override
     def positions(self) -> torch.Tensor:
-        """Flat positions, int64 [num_entries]; computed once."""
         return self.indices + _group_starts(self.num_entries, self.group_size, self.k, self.device)
 
     @override

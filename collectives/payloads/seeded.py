@@ -59,8 +59,8 @@ class Seeded(IndexedValues):
         return HEADER_BYTES + FIXED.size + num_entries * dtype.itemsize
 
     @functools.cached_property
+    @override
     def positions(self) -> torch.Tensor:
-        """Flat positions, int64 [num_entries]; drawn once."""
         return seeded_positions(self.numel, self.num_entries, self.seed).to(self.device)
 
     @override

@@ -59,12 +59,8 @@ class Triangle(Triangular):
         size = matrix_size(header)
         return cls(size, Reader(body).tensor(header.num_entries, cls._dtype_in(header)))
 
+    @override
     def add(self, other: Payload) -> Triangle:
-        """The triangle of the sum.
-
-        Raises:
-            PayloadError: not a triangle of the same size.
-        """
         self._check_fits(other)
         if not isinstance(other, Triangle):
             raise PayloadError(f"Triangle and {type(other).__name__} payloads cannot be added without decoding them")

@@ -62,8 +62,8 @@ class Triangular(TypedValues):
     def subtract_from_(self, dense: torch.Tensor) -> None:
         dense.sub_(self.matrix.view(-1))
 
+    @override
     def entries_between(self, borders: list[int]) -> list[int]:
-        """Elements of the lower triangle whose flat matrix position lies in each interval."""
         below = [triangle_entries_before(border, self.size) for border in borders]
         return [stop - start for start, stop in itertools.pairwise(below)]
 

@@ -54,13 +54,13 @@ class UnreducedSum(Payload):
     def nbytes(self) -> int:
         return sum(term.nbytes for term in self.terms)
 
+    @override
     def fields(self) -> NoReturn:
-        """Raise PayloadError: `merged()` travels instead."""
         raise PayloadError("a sum of separate terms does not travel; send its merged() payload")
 
+    @override
     @classmethod
     def from_wire(cls, header: Header, body: torch.Tensor) -> Self:
-        """Raise PayloadError: no such payload travels."""
         raise PayloadError("a sum of separate terms does not travel")
 
     def add_to_(self, dense: torch.Tensor, *, divisor: float = 1.0) -> None:
@@ -89,8 +89,8 @@ class UnreducedSum(Payload):
         return UnreducedSum([term.slice(start, stop) for term in self.terms])
 
     @property
+    @override
     def alignment(self) -> int:
-        """Common multiple of the terms' alignments."""
         return math.lcm(*(term.alignment for term in self.terms))
 
     @override

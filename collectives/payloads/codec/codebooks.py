@@ -78,11 +78,6 @@ def codebook_numbered(number: int) -> Codebook:
     return _BY_NUMBER[number]
 
 
-def codebook_names() -> list[str]:
-    """All names, in the order in which they were registered."""
-    return list(_BY_NAME)
-
-
 _BY_NAME: dict[str, Codebook] = {}
 _BY_NUMBER: dict[int, Codebook] = {}
 
