@@ -12,7 +12,6 @@ within the group.
 from __future__ import annotations
 
 import dataclasses
-import functools
 from collections.abc import Callable, Iterable, Sequence
 from typing import Annotated
 
@@ -35,7 +34,12 @@ from collectives.transport.base import ReduceOp, Transport
 
 @dataclasses.dataclass(kw_only=True)
 class Hierarchical(Collective):
-    """Groups and their leaders."""
+    """Groups and their leaders.
+
+    Attributes:
+        within: the collective within a group.
+        between: the collective among leaders.
+    """
 
     group_size: Annotated[int, Ge(1), Doc("ranks per group; consecutive ranks, so best the ranks per machine")] = 2
     intra: Annotated[str, Doc("collective within a group")] = "ring"
@@ -43,23 +47,16 @@ class Hierarchical(Collective):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        for role, name in (("intra", self.intra), ("inter", self.inter)):
-            if name == self.component_name:
-                raise OptionError(f"hierarchical: {role}={name} is not possible: it is made of other collectives")
-            try:
-                spec.build("collectives", Collective, name)
-            except OptionError as error:
-                raise OptionError(f"hierarchical: {role}={name} is not possible: {error}") from None
+        self.within = self._part("intra", self.intra)
+        self.between = self._part("inter", self.inter)
 
-    @functools.cached_property
-    def within(self) -> Collective:
-        """The collective within a group."""
-        return spec.build("collectives", Collective, self.intra)
-
-    @functools.cached_property
-    def between(self) -> Collective:
-        """The collective among leaders."""
-        return spec.build("collectives", Collective, self.inter)
+    def _part(self, role: str, name: str) -> Collective:
+        if name == self.component_name:
+            raise OptionError(f"hierarchical: {role}={name} is not possible: it is made of other collectives")
+        try:
+            return spec.build("collectives", Collective, name)
+        except OptionError as error:
+            raise OptionError(f"hierarchical: {role}={name} is not possible: {error}") from None
 
     @override
     def bind(self, transport: Transport, downlink: Downlink | None = None) -> BoundCollective:

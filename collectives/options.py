@@ -50,11 +50,11 @@ class Options:
         cls.component_name = cls.__module__.rpartition(".")[2]
 
     def __post_init__(self) -> None:
-        adapters = adapters_of(type(self))
-        for name, adapter in adapters.items():
+        hints = hints_of(type(self))
+        for name, adapter in adapters_of(type(self)).items():
             value = getattr(self, name)
             try:
-                setattr(self, name, adapter.validate_python(_split_list(value, hints_of(type(self))[name])))
+                setattr(self, name, adapter.validate_python(_split_list(value, hints[name])))
             except pydantic.ValidationError as error:
                 detail = error.errors()[0]["msg"]
                 raise OptionError(f"{self.component_name}: {name}={value} is not possible: {detail}") from None
@@ -85,19 +85,16 @@ class Options:
     def describe_options(cls) -> list[OptionInfo]:
         """One entry per option, for ``bench list KIND --long`` and the docs."""
         hints = hints_of(cls)
-        infos = []
-        for field in dataclasses.fields(cls):
-            if field.init:
-                infos.append(
-                    OptionInfo(
-                        name=field.name,
-                        type=_type_text(hints[field.name]),
-                        default=value_text(_default(field)),
-                        range=range_text(hints[field.name]),
-                        meaning=meaning(hints[field.name]),
-                    )
-                )
-        return infos
+        return [
+            OptionInfo(
+                name=field.name,
+                type=_type_text(hints[field.name]),
+                default=value_text(_default(field)),
+                range=range_text(hints[field.name]),
+                meaning=meaning(hints[field.name]),
+            )
+            for field in _option_fields(cls)
+        ]
 
     def option_texts(self, *, only_changed: bool = False) -> dict[str, str]:
         """The options as texts that ``from_text`` reads back, sorted by name.
@@ -105,13 +102,9 @@ class Options:
         Args:
             only_changed: leave out the options that still have their default.
         """
-        texts = {}
-        for field in sorted(dataclasses.fields(self), key=lambda f: f.name):
-            if field.init:
-                value = getattr(self, field.name)
-                if not (only_changed and value_text(value) == value_text(_default(field))):
-                    texts[field.name] = value_text(value)
-        return texts
+        defaults = {field.name: value_text(_default(field)) for field in _option_fields(type(self))}
+        texts = {name: value_text(getattr(self, name)) for name in sorted(defaults)}
+        return {name: text for name, text in texts.items() if not (only_changed and text == defaults[name])}
 
 
 def did_you_mean(name: str, known: Iterable[str]) -> str:
@@ -147,10 +140,12 @@ def adapters_of(cls: type) -> dict[str, pydantic.TypeAdapter[Any]]:
     """What checks each field of a dataclass against its type and range, by name; infinities and NaN never fit."""
     if cls not in _ADAPTERS:
         hints = hints_of(cls)
-        _ADAPTERS[cls] = {
-            f.name: pydantic.TypeAdapter(hints[f.name], config=_FINITE) for f in dataclasses.fields(cls) if f.init
-        }
+        _ADAPTERS[cls] = {f.name: pydantic.TypeAdapter(hints[f.name], config=_FINITE) for f in _option_fields(cls)}
     return _ADAPTERS[cls]
+
+
+def _option_fields(cls: type) -> list[dataclasses.Field[Any]]:
+    return [field for field in dataclasses.fields(cls) if field.init]
 
 
 def _default(field: dataclasses.Field[Any]) -> Any:
@@ -192,7 +187,7 @@ def _type_text(hint: Any) -> str:
     if typing.get_origin(bare) is typing.Literal:
         return "|".join(str(choice) for choice in typing.get_args(bare))
     if typing.get_origin(bare) in (tuple, list, frozenset, set):
-        return "+".join(["list of " + _type_text(typing.get_args(bare)[0])])
+        return "list of " + _type_text(typing.get_args(bare)[0])
     alternatives = typing.get_args(bare)
     if alternatives:
         return "|".join("none" if a is type(None) else _type_text(a) for a in alternatives)
@@ -202,18 +197,18 @@ def _type_text(hint: Any) -> str:
 def range_text(hint: Any) -> str:
     """The interval in mathematical notation, e.g. ``(0, 1]``; empty when there is none."""
     _, notes = split_hint(hint)
-    low, high, left, right = "-inf", "inf", "(", ")"
+    low, high = "(-inf", "inf)"
     for note in notes:
         match note:
             case annotated_types.Gt(gt=bound):
-                low = value_text(bound)
+                low = f"({value_text(bound)}"
             case annotated_types.Ge(ge=bound):
-                low, left = value_text(bound), "["
+                low = f"[{value_text(bound)}"
             case annotated_types.Lt(lt=bound):
-                high = value_text(bound)
+                high = f"{value_text(bound)})"
             case annotated_types.Le(le=bound):
-                high, right = value_text(bound), "]"
-    return "" if (low, high) == ("-inf", "inf") else f"{left}{low}, {high}{right}"
+                high = f"{value_text(bound)}]"
+    return "" if (low, high) == ("(-inf", "inf)") else f"{low}, {high}"
 
 
 def meaning(hint: Any) -> str:

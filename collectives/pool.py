@@ -122,7 +122,7 @@ class BoundPool(BoundCollective):
             borders = balanced_borders(piece.numel(), n)
             slot[: borders[rank]] = piece[: borders[rank]]
             slot[borders[rank + 1] :] = piece[borders[rank + 1] :]
-            memory.written(slot)
+            memory.synchronize(slot)
             self.transport.ledger.book(piece.nbytes - chunk(piece).nbytes)
 
         def combine(round_: int, index: int) -> None:
@@ -130,15 +130,15 @@ class BoundPool(BoundCollective):
             terms = [chunk(memory.slot(round_, other, piece.nbytes).view(wire.dtype)) for other in range(n)]
             terms[rank] = chunk(piece)
             for term in terms:
-                memory.to_read(term)
+                memory.synchronize(term)
             result = chunk(memory.result(round_, piece.nbytes).view(wire.dtype))
             sum_wires_into_(result, terms, op)
-            memory.written(result)
+            memory.synchronize(result)
             self.transport.ledger.book(result.nbytes)
 
         def read(round_: int, index: int) -> None:
             result = memory.result(round_, pieces[index].nbytes)
-            memory.to_read(result)
+            memory.synchronize(result)
             pieces[index].copy_(result.view(wire.dtype))
 
         self._run(lambda: len(pieces), fill, combine, read)
@@ -156,7 +156,7 @@ class BoundPool(BoundCollective):
             part = piece(packed, index)
             slot = memory.slot(round_, rank, part.nbytes)
             slot.copy_(part)
-            memory.written(slot)
+            memory.synchronize(slot)
             if index == 0:
                 memory.announce(LENGTH, packed.numel())
             self.transport.ledger.book(part.nbytes)
@@ -172,7 +172,7 @@ class BoundPool(BoundCollective):
                 part = piece(buffer, index)
                 if other != rank and part.numel():
                     slot = memory.slot(round_, other, part.nbytes)
-                    memory.to_read(slot)
+                    memory.synchronize(slot)
                     part.copy_(slot)
 
         self._run(num_rounds, fill, combine, lambda round_, index: None)
@@ -230,25 +230,22 @@ class BoundPool(BoundCollective):
 
     def _map(self) -> PoolMemory:
         """Rank 0 makes the region, all map it, and its name is removed before anybody uses it."""
-        transport = self.transport
-        memory: PoolMemory | None = None
+        memory, problem = None, "pool: another rank cannot map the region; see its message"
         try:
-            if transport.rank == 0:
-                memory, offer = self._make()
-                self._tell(offer)
-            else:
-                offer = self._tell(None)
-                memory, offer = self._join(offer)
-            (num_failed,) = transport.all_reduce_scalars([float(memory is None)], "sum")
+            try:
+                memory = self._make() if self.transport.rank == 0 else self._join()
+            except OptionError as error:
+                problem = str(error)
+            (num_failed,) = self.transport.all_reduce_scalars([float(memory is None)], "sum")
         finally:
             if memory is not None:
                 memory.region.remove_name()
         if memory is None or num_failed:
-            raise OptionError(offer.get("problem", "pool: another rank cannot map the region; see its message"))
+            raise OptionError(problem)
         return memory
 
-    def _make(self) -> tuple[PoolMemory | None, dict[str, Any]]:
-        """(the region, formatted, and how to find it), or (None, the problem)."""
+    def _make(self) -> PoolMemory:
+        """The region, formatted; the others are told where it is, or why there is none."""
         n = self.transport.world_size
         try:
             helper = self._helper()
@@ -258,29 +255,30 @@ class BoundPool(BoundCollective):
                     f"pool: {path} need not show all hosts each other's stores; say coherent=true or coherent=false"
                 )
         except OptionError as error:
-            return None, {"problem": str(error)}
+            self._tell({"problem": str(error)})
+            raise
         nonce = uuid.uuid4()
         memory = PoolMemory(Region(path, nbytes), 0, n, self._slot_bytes, helper, coherent=self._is_coherent)
         memory.format(nonce.bytes)
-        return memory, {"path": str(path), "nbytes": nbytes, "nonce": nonce.hex}
+        self._tell({"path": str(path), "nbytes": nbytes, "nonce": nonce.hex})
+        return memory
 
-    def _join(self, offer: dict[str, Any]) -> tuple[PoolMemory | None, dict[str, Any]]:
-        """(the region that rank 0 offers, the offer), or (None, the problem)."""
+    def _join(self) -> PoolMemory:
+        """The region that rank 0 made."""
+        offer = self._tell(None)
         if "problem" in offer:
-            return None, offer
+            raise OptionError(offer["problem"])
         rank, n = self.transport.rank, self.transport.world_size
         try:
             region = Region(Path(offer["path"]), offer["nbytes"])
             memory = PoolMemory(region, rank, n, self._slot_bytes, self._helper(), coherent=self._is_coherent)
-            memory.check(bytes.fromhex(offer["nonce"]))
         except OSError as error:
-            problem = (
+            raise OptionError(
                 f"pool: rank {self.transport.name(rank)} cannot map {offer['path']} ({error.strerror}); all ranks "
-            )
-            return None, {"problem": problem + "must run on one machine or share one device"}
-        except OptionError as error:
-            return None, {"problem": str(error)}
-        return memory, offer
+                "must run on one machine or share one device"
+            ) from None
+        memory.check(bytes.fromhex(offer["nonce"]))
+        return memory
 
     def _tell(self, offer: dict[str, Any] | None) -> dict[str, Any]:
         """Rank 0's offer, on every rank."""

@@ -84,8 +84,8 @@ class Algc(DensitySparsifier):
             self.min_numel = chosen
 
     @property
+    @override
     def emits(self) -> frozenset[type[Payload]]:
-        """Sparse, and Dense for small layers and flushed residuals."""
         return super().emits | ({Dense} if self.flush_every or self.min_numel_of else set())
 
     @override
@@ -94,8 +94,8 @@ class Algc(DensitySparsifier):
         fitting = [start for start in sizes if layer.name.startswith(start)]
         return int(sizes[max(fitting, key=len)]) if fitting else self.min_numel
 
+    @override
     def density_for(self, layer: Layer, step: Step) -> float:
-        """The wanted density of a compressed layer at this step, in (0, 1]."""
         average = self.density(step)
         control = step.memory.get(CONTROL, layer.id)
         if control is None:

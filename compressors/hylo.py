@@ -84,8 +84,8 @@ class Hylo(SharedScale):
             raise OptionError("hylo: decode=mean_selected differs between ranks; leave it out of shared_threshold=true")
 
     @property
+    @override
     def kinds(self) -> frozenset[type[Payload]]:
-        """RowSparse; Codes, or integers on a shared scale; and Dense for what is left alone."""
         kinds: set[type[Payload]] = {RowSparse, Dense}
         return frozenset(kinds if self.shared_threshold else {*kinds, Codes})
 
@@ -165,8 +165,8 @@ class Hylo(SharedScale):
         mean = magnitudes.mean(dtype=torch.float64).mul(self.gamma).float()
         return torch.minimum(mean, magnitudes.amax()).view(1)
 
+    @override
     def rounded_scale(self, scale: torch.Tensor) -> torch.Tensor:
-        """The power of two at or below, where the option asks for it."""
         if not self.pow2_threshold:
             return scale
         mantissa, _ = torch.frexp(scale)

@@ -58,12 +58,12 @@ class PowerSgd(LossyCompressor):
         """
         return 1.0 if self.warm_start else 1 - self._rank_of(layer) / min(matrix_shape(layer))
 
+    @override
     def expected_nbytes(self, layer: Layer) -> int:
-        """Both messages of a bucket of this layer alone."""
         return 2 * HEADER_BYTES + FP32_BYTES * self.num_exchanged(layer)
 
+    @override
     def expected_bucket_nbytes(self, layers: Sequence[Layer]) -> int:
-        """Both messages."""
         rest = sum(layer.numel for layer in layers if self.leaves_dense(layer))
         factors = sum(self.num_exchanged(layer) for layer in layers if not self.leaves_dense(layer))
         num_messages = 2 if factors else 1 if rest else 0

@@ -64,8 +64,8 @@ class TernGrad(SharedScale):
     def shares_scale(self, layer: Layer) -> bool:
         return self.shared_scale
 
+    @override
     def local_scale(self, x: torch.Tensor) -> torch.Tensor:
-        """The largest magnitude after clipping, fp32 [1]."""
         return self._clipped(x).abs().amax().view(1)
 
     @override

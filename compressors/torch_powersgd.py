@@ -37,8 +37,8 @@ class TorchPowerSgd(TorchCommHook):
     def is_dense_at(self, step_index: int) -> bool:
         return step_index < self.start_step
 
+    @override
     def hook(self, process_group: dist.ProcessGroup) -> tuple[object, DDPHook]:
-        """The hook's own state object."""
         state = powersgd.PowerSGDState(
             process_group=process_group,
             matrix_approximation_rank=self.approx_rank,

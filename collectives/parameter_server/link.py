@@ -30,6 +30,7 @@ from collectives.transport.base import Pending, Transport, wait_all
 SERVER, WORKER = 0, 1  # ranks within a link
 _MAGIC = 0x5357  # "WS" on the wire; payloads start otherwise
 _NONE = -1
+_NO_CLOCK = ClockEnd(index=0, epoch=0, lr=0.0)
 _POSTED_AHEAD = 8  # more would hide no more latency, and each has room for the largest layer
 
 
@@ -49,13 +50,12 @@ class ControlMessage:
     FORM: ClassVar = struct.Struct("<HBxIIxxxxd")
 
     command: Command
-    index: int = 0
-    epoch: int = 0
-    lr: float = 0.0
+    clock_end: ClockEnd = _NO_CLOCK
 
     def pack(self) -> torch.Tensor:
         """uint8 [24]."""
-        return _bytes(self.FORM.pack(_MAGIC, self.command, self.index, self.epoch, self.lr))
+        end = self.clock_end
+        return _bytes(self.FORM.pack(_MAGIC, self.command, end.index, end.epoch, end.lr))
 
     @classmethod
     def read(cls, message: torch.Tensor) -> Self | None:
@@ -70,7 +70,8 @@ class ControlMessage:
         _, command, index, epoch, lr = cls.FORM.unpack(raw)
         if command not in set(Command):
             raise PayloadError(f"a worker sent command {command}, which does not exist")
-        return cls(Command(command), index, epoch, lr)
+        dropped = command == Command.DROP
+        return cls(Command(command), ClockEnd(index=index, epoch=epoch, lr=lr, dropped=dropped))
 
 
 class _Reply:
@@ -118,8 +119,7 @@ class RemoteServer(Worker):
 
     @override
     def end_clock(self, clock_end: ClockEnd) -> Answer:
-        command = Command.DROP if clock_end.dropped else Command.APPLY
-        return self._ask(ControlMessage(command, clock_end.index, clock_end.epoch, clock_end.lr))
+        return self._ask(ControlMessage(Command.DROP if clock_end.dropped else Command.APPLY, clock_end))
 
     @override
     def synchronize(self) -> Answer:
@@ -178,7 +178,7 @@ def serve(link: Transport, session: Session, numels: Sequence[int]) -> None:
             with link.counted_as("state"):  # replicas are made equal; it is no step's traffic
                 _reply(link, answer)
         else:
-            _reply(link, session.end_clock(_clock_end(control)))
+            _reply(link, session.end_clock(control.clock_end))
 
 
 class _Inbox:
@@ -208,10 +208,6 @@ def _reply(link: Transport, answer: Answer) -> None:
     with link.counted_as("control"):
         pendings = [link.send(_Reply.pack(answer), WORKER)]
     wait_all([*pendings, *link.post([(parameter, WORKER) for parameter in answer.parameters], [])])
-
-
-def _clock_end(control: ControlMessage) -> ClockEnd:
-    return ClockEnd(index=control.index, epoch=control.epoch, lr=control.lr, dropped=control.command is Command.DROP)
 
 
 def _num_posted(numels: Sequence[int]) -> int:

@@ -19,7 +19,7 @@ from typing_extensions import override
 
 from collectives.payloads.base import HEADER_BYTES, Header, Payload
 from collectives.payloads.codec.bits import bits_for, pack_bits, pack_mask, packed_nbytes, unpack_bits, unpack_mask
-from collectives.payloads.codec.index_sets import check_ascending
+from collectives.payloads.codec.index_sets import check_ascending, mask_at, positions_in
 from collectives.payloads.errors import PayloadError
 from collectives.payloads.fields import Field, Reader
 from collectives.payloads.indexed_values import IndexedValues, canonical_values
@@ -61,8 +61,7 @@ class GroupSparse(IndexedValues):
             raise PayloadError(
                 f"values {list(self.values.shape)} and indices {list(self.indices.shape)} must be 1-D and equally long"
             )
-        last_k = self.values.numel() - (self.num_groups - 1) * self.k
-        if self.values.numel() and not 1 <= last_k <= min(self.k, self._last_size):
+        if self.num_entries and not 1 <= self.last_k <= min(self.k, self._last_size):
             raise PayloadError(
                 f"{self.values.numel()} entries do not fill {self.num_groups} groups with {self.k} each "
                 f"(the last one with 1..{min(self.k, self._last_size)})"
@@ -112,9 +111,7 @@ class GroupSparse(IndexedValues):
         if coding == LOCAL:
             indices = pack_bits(self.indices, self._bits)
         else:
-            mask = torch.zeros(self.numel, dtype=torch.bool, device=self.device)
-            mask[self.positions] = True
-            indices = pack_mask(mask)
+            indices = pack_mask(mask_at(self.positions, self.numel))
         return [header + FIXED.pack(self.group_size, self.k), self.values, indices]
 
     @override
@@ -131,9 +128,7 @@ class GroupSparse(IndexedValues):
             indices = unpack_bits(reader.tensor(packed_nbytes(count, bits), torch.uint8), count, bits)
         elif header.flags == BITMAP:
             mask = unpack_mask(reader.tensor(packed_nbytes(header.numel, 1), torch.uint8), header.numel)
-            positions = mask.nonzero().view(-1)
-            if positions.numel() != count:
-                raise PayloadError(f"the bitmap marks {positions.numel()} entries, the header says {count}")
+            positions = positions_in(mask, count)
             indices = positions - _group_starts(count, group_size, k, positions.device)
         else:
             raise PayloadError(f"no index coding of GroupSparse has the number {header.flags}")

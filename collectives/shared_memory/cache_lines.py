@@ -53,22 +53,17 @@ void flush_lines(const void *start, size_t nbytes) {
 
 
 class CacheLines:
-    """The compiled helper."""
+    """The compiled helper.
+
+    Attributes:
+        flush: (address, nbytes): write the lines of a stretch of memory back and drop them, so that the next load comes
+            from memory.
+        fence: no load or store moves across this call.
+    """
 
     def __init__(self, library: ctypes.CDLL) -> None:
-        self._flush = library.flush_lines
-        self._flush.argtypes = [ctypes.c_void_p, ctypes.c_size_t]
-        self._flush.restype = None
-        self._fence = library.fence
-        self._fence.restype = None
-
-    def flush(self, address: int, nbytes: int) -> None:
-        """Write the lines of a stretch of memory back and drop them, so that the next load comes from memory."""
-        self._flush(address, nbytes)
-
-    def fence(self) -> None:
-        """No load or store moves across this call."""
-        self._fence()
+        self.flush = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_size_t)(("flush_lines", library))
+        self.fence = ctypes.CFUNCTYPE(None)(("fence", library))
 
 
 def stores_are_ordered() -> bool:

@@ -47,15 +47,15 @@ class PoolMemory:
         self._helper = helper
         self._coherent = coherent
         self._slots = PAGE + rounded_up(LINE * world_size, PAGE)
-        lines = self._bytes[PAGE : PAGE + LINE * world_size]
-        self._lines = lines.numpy().view(np.uint64).reshape(world_size, LINE // 8)
+        self._all_lines = self._bytes[PAGE : PAGE + LINE * world_size]
+        self._lines = self._all_lines.numpy().view(np.uint64).reshape(world_size, LINE // 8)
 
     def format(self, nonce: bytes) -> None:
         """Start afresh, whatever the region held; rank 0 only, before any other rank looks."""
         self._lines[:] = 0
         header = bytearray(_HEADER.pack(MAGIC, self.world_size, self.slot_bytes, nonce))
         self._bytes[: len(header)] = torch.frombuffer(header, dtype=torch.uint8)
-        self.written(self._bytes[: self._slots])
+        self.synchronize(self._bytes[: self._slots])
 
     def check(self, nonce: bytes) -> None:
         """Make sure that this is the memory that rank 0 formatted.
@@ -63,7 +63,7 @@ class PoolMemory:
         Raises:
             OptionError: it is another one (another machine's file of the same name).
         """
-        self.to_read(self._bytes[:PAGE])
+        self.synchronize(self._bytes[:PAGE])
         header = self._bytes[: _HEADER.size].numpy().tobytes()
         if header != _HEADER.pack(MAGIC, self.world_size, self.slot_bytes, nonce):
             raise OptionError("pool: ranks do not see the same memory; all must run on one machine or share one device")
@@ -83,13 +83,11 @@ class PoolMemory:
         if self._helper is not None:
             self._helper.fence()
         self._lines[self.rank, field] = value
-        if not self._coherent:
-            self._flush(self._lines[self.rank].ctypes.data, LINE)
+        self.synchronize(self._all_lines[LINE * self.rank : LINE * (self.rank + 1)])
 
     def behind(self, field: int, value: int) -> list[int]:
         """Ranks whose field has not reached `value` yet."""
-        if not self._coherent:
-            self._flush(self._lines.ctypes.data, self._lines.nbytes)
+        self.synchronize(self._all_lines)
         late = np.flatnonzero(self._lines[:, field] < value).tolist()
         if not late and self._helper is not None:
             self._helper.fence()
@@ -99,19 +97,11 @@ class PoolMemory:
         """The length that each rank announced; valid once all are ready."""
         return [int(length) for length in self._lines[:, LENGTH]]
 
-    def written(self, part: torch.Tensor) -> None:
-        """Call after writing `part` and before announcing it."""
+    def synchronize(self, part: torch.Tensor) -> None:
+        """Call after writing `part` and before announcing it, and before reading what another rank announced."""
         if not self._coherent:
-            self._flush(part.data_ptr(), part.nbytes)
-
-    def to_read(self, part: torch.Tensor) -> None:
-        """Call before reading `part`, which another rank wrote and announced."""
-        if not self._coherent:
-            self._flush(part.data_ptr(), part.nbytes)
-
-    def _flush(self, address: int, nbytes: int) -> None:
-        assert self._helper is not None  # the collective refuses to start without it
-        self._helper.flush(address, nbytes)
+            assert self._helper is not None  # the collective refuses to start without it
+            self._helper.flush(part.data_ptr(), part.nbytes)
 
 
 def region_nbytes(world_size: int, slot_bytes: int) -> int:

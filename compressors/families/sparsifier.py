@@ -53,7 +53,6 @@ class Sparsifier(LossyCompressor, abc.ABC):
     @property
     @override
     def emits(self) -> frozenset[type[Payload]]:
-        """The method's own kinds, and `Dense` where the policy or `dense_steps` sends everything."""
         return super().emits | ({Dense} if self.dense_steps else set())
 
     @override

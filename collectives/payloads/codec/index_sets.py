@@ -65,11 +65,11 @@ def encode_indices(indices: torch.Tensor, universe: int, coding: Coding) -> list
         case "coo":
             return [indices.to(_coo_dtype(universe))]
         case "bitmap":
-            return [pack_mask(_mask(indices, universe))]
+            return [pack_mask(mask_at(indices, universe))]
         case "elias_fano":
             low = _low_bits(count, universe)
             unary = (indices >> low) + torch.arange(count, device=indices.device)
-            unary_mask = _mask(unary, _unary_bits(count, universe, low))
+            unary_mask = mask_at(unary, _unary_bits(count, universe, low))
             return [pack_bits(indices & ((1 << low) - 1), low), pack_mask(unary_mask)]
 
 
@@ -86,12 +86,14 @@ def decode_indices(reader: Reader, count: int, universe: int, coding: Coding) ->
             dtype = _coo_dtype(universe)
             indices = reader.tensor(count, dtype).to(torch.int64) & ((1 << 8 * dtype.itemsize) - 1)
         case "bitmap":
-            indices = _positions(unpack_mask(reader.tensor(packed_nbytes(universe, 1), torch.uint8), universe), count)
+            indices = positions_in(unpack_mask(reader.tensor(packed_nbytes(universe, 1), torch.uint8), universe), count)
         case "elias_fano":
             low = _low_bits(count, universe)
             low_parts = unpack_bits(reader.tensor(packed_nbytes(count, low), torch.uint8), count, low)
             unary_bits = _unary_bits(count, universe, low)
-            unary = _positions(unpack_mask(reader.tensor(packed_nbytes(unary_bits, 1), torch.uint8), unary_bits), count)
+            unary = positions_in(
+                unpack_mask(reader.tensor(packed_nbytes(unary_bits, 1), torch.uint8), unary_bits), count
+            )
             indices = ((unary - torch.arange(count, device=unary.device)) << low) | low_parts
     check_ascending(indices, universe)
     return indices
@@ -166,14 +168,19 @@ def _unary_bits(count: int, universe: int, low: int) -> int:
     return count + ((universe - 1) >> low)
 
 
-def _mask(positions: torch.Tensor, length: int) -> torch.Tensor:
+def mask_at(positions: torch.Tensor, length: int) -> torch.Tensor:
+    """Bool [length], true at these positions."""
     mask = torch.zeros(length, dtype=torch.bool, device=positions.device)
     mask[positions] = True
     return mask
 
 
-def _positions(mask: torch.Tensor, count: int) -> torch.Tensor:
-    """Where the mask is set, int64 [count]; PayloadError where that is not `count` times."""
+def positions_in(mask: torch.Tensor, count: int) -> torch.Tensor:
+    """Where the mask is set, int64 [count].
+
+    Raises:
+        PayloadError: that is not `count` times.
+    """
     positions = mask.nonzero().view(-1)
     if positions.numel() != count:
         raise PayloadError(f"the index field marks {positions.numel()} entries, the header says {count}")
