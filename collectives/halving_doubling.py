@@ -28,7 +28,7 @@ class HalvingDoubling(Collective):
 
     @override
     def rounds(self, world_size: int, rank: int, layout: Layout) -> list[Round]:
-        p = power_below(world_size)
+        p = 1 << (world_size.bit_length() - 1)  # the largest power of two that does not exceed it
         everyone = frozenset(range(world_size))
         chunks = layout.chunks(p)
         whole = chunks[0][0], chunks[-1][1]
@@ -49,7 +49,7 @@ class HalvingDoubling(Collective):
             last.send(rank + p, *finished)
         halving: list[Round] = []
         doubling: list[Round] = []
-        for distance in falling_powers(p):
+        for distance in (p >> bit for bit in range(1, p.bit_length())):  # p/2, p/4, ..., 1
             partner = rank ^ distance
             kept, given = _half(rank, distance), _half(partner, distance)
             halve = Round(layout.itemsize)
@@ -61,16 +61,6 @@ class HalvingDoubling(Collective):
             back.receive(partner, *finished[given])
             doubling.insert(0, back)
         return [first, *halving, *doubling, last]
-
-
-def power_below(n: int) -> int:
-    """The largest power of two that does not exceed n."""
-    return 1 << (n.bit_length() - 1)
-
-
-def falling_powers(p: int) -> list[int]:
-    """p/2, p/4, ..., 1."""
-    return [1 << bit for bit in reversed(range(p.bit_length() - 1))]
 
 
 def _half(rank: int, distance: int) -> slice:

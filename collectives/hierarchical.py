@@ -148,11 +148,9 @@ class BoundHierarchical(BoundCollective):
         self._groups = options.groups(transport.world_size)
         group = self._groups[transport.rank // options.group_size]
         self._group = transport.view(group)
-        self._is_leader = transport.rank == group.start
         self._intra = options.within.bind(self._group)
-        self._inter: BoundCollective | None = None
-        if self._is_leader:
-            self._inter = options.between.bind(transport.view([ranks.start for ranks in self._groups]))
+        leaders = [ranks.start for ranks in self._groups]
+        self._inter = options.between.bind(transport.view(leaders)) if transport.rank in leaders else None
 
     @override
     def sum_like(self, payload: Payload, layout: Layout, op: ReduceOp) -> Payload:
@@ -179,7 +177,7 @@ class BoundHierarchical(BoundCollective):
             wire = total.wire
             messages.broadcast_wire_(self._group, wire, source=0)
             return total.with_wire(wire)
-        packed = messages.pack(total, self._group) if self._is_leader else None
+        packed = messages.pack(total, self._group) if self._inter is not None else None
         return unpack(messages.broadcast_bytes(self._group, packed, source=0))
 
     def _gathered(self, total: Payload, layout: Layout) -> Payload:

@@ -90,6 +90,8 @@ class BoundPool(BoundCollective):
     def __init__(self, options: Pool, transport: Transport) -> None:
         super().__init__(options, transport)
         self._round = 0
+        self._is_coherent = options.coherent is not False
+        self._slot_bytes = rounded_up(options.slot_bytes, PAGE)
         self._memory = self._map() if transport.world_size > 1 else None
 
     @override
@@ -282,23 +284,12 @@ class BoundPool(BoundCollective):
 
     def _tell(self, offer: dict[str, Any] | None) -> dict[str, Any]:
         """Rank 0's offer, on every rank."""
-        message = None
-        if offer is not None:
-            message = torch.frombuffer(bytearray(json.dumps(offer).encode()), dtype=torch.uint8)
-            message = message.to(self.transport.device)
+        text = bytearray(json.dumps(offer).encode())
+        message = None if offer is None else torch.frombuffer(text, dtype=torch.uint8).to(self.transport.device)
         with self.transport.counted_as("control"):
             told = messages.broadcast_bytes(self.transport, message, source=0)
-        received: dict[str, Any] = json.loads(told.cpu().numpy().tobytes())
-        return received
+        return dict(json.loads(told.cpu().numpy().tobytes()))
 
     def _helper(self) -> CacheLines | None:
         """What orders and flushes stores, where the processor and its caches need that."""
         return None if self._is_coherent and stores_are_ordered() else cache_lines()
-
-    @property
-    def _is_coherent(self) -> bool:
-        return self.options.coherent is not False
-
-    @property
-    def _slot_bytes(self) -> int:
-        return rounded_up(self.options.slot_bytes, PAGE)

@@ -61,11 +61,6 @@ class Shard(NamedTuple):
         """Its elements."""
         return self.place[1] - self.place[0]
 
-    def piece(self, terms: Iterable[int]) -> Piece:
-        """It as part of a message that holds these ranks' contributions."""
-        start, stop, number = self.place
-        return Piece(start, stop, frozenset(terms), number)
-
 
 @dataclasses.dataclass(kw_only=True)
 class Server(Collective):
@@ -267,7 +262,8 @@ def added(terms: Sequence[Payload], op: ReduceOp = "sum") -> Payload:
 
 
 def _pieces(shards: Sequence[Shard], terms: Iterable[int]) -> list[Piece]:
-    return [shard.piece(terms) for shard in shards]
+    """Shards as parts of a message that holds these ranks' contributions."""
+    return [Piece(start, stop, frozenset(terms), number) for _, _, (start, stop, number) in shards]
 
 
 def _others(world_size: int, rank: int) -> list[int]:

@@ -31,6 +31,7 @@ SERVER, WORKER = 0, 1  # ranks within a link
 _MAGIC = 0x5357  # "WS" on the wire; payloads start otherwise
 _NONE = -1
 _NO_CLOCK = ClockEnd(index=0, epoch=0, lr=0.0)
+_Posted = collections.deque[tuple[torch.Tensor, Pending]]
 _POSTED_AHEAD = 8  # more would hide no more latency, and each has room for the largest layer
 
 
@@ -161,9 +162,9 @@ def serve(link: Transport, session: Session, numels: Sequence[int]) -> None:
         PayloadError: it sent what no worker sends.
     """
     _check_layers(numels)
-    inbox = _Inbox(link, _num_posted(numels), _bound(numels))
+    posted: _Posted = collections.deque()
     while True:
-        message = inbox.take()
+        message = _next_message(link, posted, numels)
         control = ControlMessage.read(message)
         if control is None:
             payload = unpack(message)
@@ -171,7 +172,7 @@ def serve(link: Transport, session: Session, numels: Sequence[int]) -> None:
                 raise PayloadError(f"a worker pushed {payload.numel} elements for layer {payload.tensor_id}")
             session.push(payload.tensor_id, payload)
         elif control.command is Command.DISCONNECT:
-            inbox.close()
+            wait_all([pending for _, pending in posted])  # a process group must not end while a buffer is posted
             return
         elif control.command is Command.SYNCHRONIZE:
             answer = session.synchronize()
@@ -181,27 +182,14 @@ def serve(link: Transport, session: Session, numels: Sequence[int]) -> None:
             _reply(link, session.end_clock(control.clock_end))
 
 
-class _Inbox:
-    """Buffers posted ahead; messages are taken in the order in which they were sent."""
-
-    def __init__(self, link: Transport, num_posted: int, bound: int) -> None:
-        self._link = link
-        self._num_posted = num_posted
-        self._bound = bound
-        self._posted: collections.deque[tuple[torch.Tensor, Pending]] = collections.deque()
-
-    def take(self) -> torch.Tensor:
-        """The next message, uint8, in a buffer that may be longer."""
-        while len(self._posted) < self._num_posted:
-            buffer = torch.empty(self._bound, dtype=torch.uint8)
-            self._posted.append((buffer, self._link.receive_into(buffer, WORKER)))
-        buffer, pending = self._posted.popleft()
-        pending.wait()
-        return buffer
-
-    def close(self) -> None:
-        """Take as many messages as buffers are left; a process group must not end while one is posted."""
-        wait_all([pending for _, pending in self._posted])
+def _next_message(link: Transport, posted: _Posted, numels: Sequence[int]) -> torch.Tensor:
+    """Messages in the order in which they were sent, uint8, each in a buffer that may be longer."""
+    while len(posted) < _num_posted(numels):
+        buffer = torch.empty(_bound(numels), dtype=torch.uint8)
+        posted.append((buffer, link.receive_into(buffer, WORKER)))
+    buffer, pending = posted.popleft()
+    pending.wait()
+    return buffer
 
 
 def _reply(link: Transport, answer: Answer) -> None:

@@ -115,8 +115,7 @@ class Worker(abc.ABC):
             TransportError: a rank was lost or did not call in time.
         """
 
-    @abc.abstractmethod
-    def disconnect(self) -> None:
+    def disconnect(self) -> None:  # noqa: B027 - within a process nobody keeps anything for it
         """Say that nothing more will come."""
 
 
@@ -246,9 +245,6 @@ class Session(Worker):
     @override
     def synchronize(self) -> Answer:
         return self._server._synchronize(self)
-
-    def disconnect(self) -> None:
-        """Nothing is kept for a worker that left."""
 
 
 class BoundedStaleness(ParameterServer):

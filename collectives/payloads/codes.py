@@ -124,11 +124,8 @@ class Codes(Payload):
         book = codebook_numbered(number)
         if reserved or header.flags or header.num_entries not in (0, header.numel):
             raise PayloadError("the fixed fields of a coded payload do not fit together")
-        if header.num_entries == 0:
-            nothing = reader.tensor(0, torch.uint8)
-            return cls(header.numel, book.name, bits, nothing, reader.tensor(0, dtype), block_numel)
-        scales = reader.tensor(num_scales(header.numel, block_numel), dtype)
-        packed = reader.tensor(packed_nbytes(header.numel, bits), torch.uint8)
+        scales = reader.tensor(num_scales(header.num_entries, block_numel), dtype)
+        packed = reader.tensor(packed_nbytes(header.num_entries, bits), torch.uint8)
         return cls(header.numel, book.name, bits, packed, scales, block_numel)
 
     @override

@@ -56,11 +56,6 @@ class Reader:
         self._body = body
         self._offset = 0
 
-    @property
-    def device(self) -> torch.device:
-        """Where the body lies."""
-        return self._body.device
-
     def fields(self, layout: struct.Struct) -> tuple[int | float, ...]:
         """The next fixed fields.
 

@@ -23,7 +23,7 @@ from collectives.payloads.codec.index_sets import check_ascending, mask_at, posi
 from collectives.payloads.errors import PayloadError
 from collectives.payloads.fields import Field, Reader
 from collectives.payloads.indexed_values import IndexedValues, canonical_values
-from collectives.payloads.sparse import Sparse
+from collectives.payloads.sparse import as_sparse
 
 FIXED = struct.Struct("<II")
 LOCAL, BITMAP = 0, 1
@@ -101,10 +101,6 @@ class GroupSparse(IndexedValues):
         return self.indices + _group_starts(self.num_entries, self.group_size, self.k, self.device)
 
     @override
-    def to_sparse(self) -> Sparse:
-        return Sparse(self.numel, self.positions, self.values)
-
-    @override
     def fields(self) -> list[Field]:
         coding = BITMAP if self._bits * self.num_entries > 8 * packed_nbytes(self.numel, 1) else LOCAL
         header = self._header(self.values.dtype, num_entries=self.num_entries, flags=coding)
@@ -156,7 +152,7 @@ class GroupSparse(IndexedValues):
             PayloadError: the two do not fit together.
         """
         self._check_fits(other)
-        return self.to_sparse().add(other)
+        return as_sparse(self).add(other)
 
     @property
     def _bits(self) -> int:

@@ -19,10 +19,6 @@ class IndexedValues(TypedValues):
     def positions(self) -> torch.Tensor:
         """Flat positions, int64 [num_entries], strictly ascending."""
 
-    @abc.abstractmethod
-    def to_sparse(self) -> IndexedValues:
-        """The same values as a `Sparse` payload; may share memory."""
-
     @override
     def add_to_(self, dense: torch.Tensor, *, divisor: float = 1.0) -> None:
         dense.scatter_add_(0, self.positions, divided(self.values, divisor, dense.dtype))

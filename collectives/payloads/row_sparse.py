@@ -158,8 +158,8 @@ class RowSparse(TypedValues):
         if not isinstance(other, RowSparse) or other.row_numel != self.row_numel:
             raise PayloadError("row-sparse payloads can be added to ones of the same row length only")
         total = RowSparse(self.numel, *add_index_sets(self.rows, self.values, other.rows, other.values))
-        is_wide = total.nbytes >= HEADER_BYTES + self.numel * total.values.element_size()
-        return total.widened() if is_wide else total
+        dense_nbytes = HEADER_BYTES + self.numel * total.values.element_size()
+        return total.widened() if total.nbytes >= dense_nbytes else total
 
     def _added_onto(self, values: torch.Tensor) -> torch.Tensor:
         total = values.to(torch.promote_types(values.dtype, self.values.dtype), copy=True)

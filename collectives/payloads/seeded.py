@@ -20,7 +20,7 @@ from collectives.payloads.codec.values import add_values
 from collectives.payloads.errors import PayloadError
 from collectives.payloads.fields import Field, Reader
 from collectives.payloads.indexed_values import IndexedValues
-from collectives.payloads.sparse import Sparse
+from collectives.payloads.sparse import as_sparse
 
 FIXED = struct.Struct("<Q")
 MAX_SEED = 2**64 - 1
@@ -64,10 +64,6 @@ class Seeded(IndexedValues):
         return seeded_positions(self.numel, self.num_entries, self.seed).to(self.device)
 
     @override
-    def to_sparse(self) -> Sparse:
-        return Sparse(self.numel, self.positions, self.values)
-
-    @override
     def fields(self) -> list[Field]:
         return [self._header(self.values.dtype, num_entries=self.num_entries) + FIXED.pack(self.seed), self.values]
 
@@ -82,7 +78,7 @@ class Seeded(IndexedValues):
 
     def slice(self, start: int, stop: int) -> Payload:
         """The whole is itself; a part is `Sparse`, for its positions do not follow from the seed alone."""
-        return self if (start, stop) == (0, self.numel) else self.to_sparse().slice(start, stop)
+        return self if (start, stop) == (0, self.numel) else as_sparse(self).slice(start, stop)
 
     def add(self, other: Payload) -> Payload:
         """Values at the same positions add up; other positions give a `Sparse` union.
@@ -93,7 +89,7 @@ class Seeded(IndexedValues):
         self._check_fits(other)
         if isinstance(other, Seeded) and (other.seed, other.num_entries) == (self.seed, self.num_entries):
             return self.with_wire(add_values(self.values, other.values))
-        return self.to_sparse().add(other)
+        return as_sparse(self).add(other)
 
     def with_wire(self, wire: torch.Tensor) -> Seeded:
         """Other values at the same positions, which are not drawn again."""

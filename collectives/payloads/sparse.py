@@ -68,10 +68,6 @@ class Sparse(IndexedValues):
     def positions(self) -> torch.Tensor:
         return self.indices
 
-    @override
-    def to_sparse(self) -> Sparse:
-        return self
-
     @property
     @override
     def nbytes(self) -> int:
@@ -134,6 +130,11 @@ class Sparse(IndexedValues):
             raise PayloadError(f"Sparse and {type(other).__name__} payloads cannot be added without decoding them")
         total = Sparse(self.numel, *add_index_sets(self.indices, self.values, other.positions, other.values))
         return total.widened() if total.is_wide else total
+
+
+def as_sparse(payload: IndexedValues) -> Sparse:
+    """The same values at the same positions, as `Sparse`; shares their memory."""
+    return Sparse(payload.numel, payload.positions, payload.values)
 
 
 def _indices_first(count: int, numel: int, coding: str, dtype: torch.dtype) -> bool:

@@ -60,7 +60,7 @@ def reserve(path: Path, nbytes: int, sysfs: Path = Path("/sys")) -> tuple[Path, 
     Raises:
         OptionError: there is not enough room, or the path cannot be used.
     """
-    if is_device(path):
+    if path.is_char_device():
         return path, _device_length(path, nbytes, sysfs)
     file = path / f"gradwire-pool-{uuid.uuid4().hex}" if path.is_dir() else path
     try:
@@ -78,11 +78,6 @@ def reserve(path: Path, nbytes: int, sysfs: Path = Path("/sys")) -> tuple[Path, 
     finally:
         os.close(handle)
     return file, nbytes
-
-
-def is_device(path: Path) -> bool:
-    """Whether the path is a character device, as DAX devices are."""
-    return path.exists() and stat.S_ISCHR(path.stat().st_mode)
 
 
 def rounded_up(nbytes: int, alignment: int) -> int:

@@ -123,11 +123,6 @@ class Transport(abc.ABC):
         """What was sent, per purpose; shared with all views of this transport."""
         return self.ledger.traffic
 
-    @property
-    def purpose(self) -> Purpose:
-        """What the next message is counted for."""
-        return self.ledger.purpose
-
     @abc.abstractmethod
     def name(self, rank: int) -> int:
         """What users call this rank: its number among all ranks, not only those of this view."""

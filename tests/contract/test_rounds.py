@@ -34,7 +34,7 @@ class Recorder(MemoryTransport):
 
     def post(self, sends: Sequence[Send], receives: Sequence[Receive]) -> list[Pending]:
         for tensor, to in sends:
-            if self.purpose == "gradient":
+            if self.ledger.purpose == "gradient":
                 self.sent.setdefault(self.name(to), []).append(tensor.nbytes)
         return super().post(sends, receives)
 

@@ -80,7 +80,7 @@ def decode_indices(reader: Reader, count: int, universe: int, coding: Coding) ->
         PayloadError: cut short, not strictly ascending, or an index that is not below `universe`.
     """
     if count == 0:
-        return torch.zeros(0, dtype=torch.int64, device=reader.device)
+        return reader.tensor(0, torch.int64)
     match coding:
         case "coo":
             dtype = _coo_dtype(universe)
