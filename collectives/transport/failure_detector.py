@@ -15,6 +15,7 @@ import contextlib
 import dataclasses
 import datetime
 import json
+import os
 import socket
 import threading
 import time
@@ -179,10 +180,12 @@ def failure_detector() -> FailureDetector:
 
 
 def _meeting_point(store: Store) -> str:
-    """The machine that all ranks can reach; each its own, as gloo does, where they meet in a file."""
+    """The machine that all ranks can reach; where they meet in a file each its own, on the interface that gloo uses."""
     while isinstance(store, PrefixStore):
         store = store.underlying_store
-    return store.host if isinstance(store, TCPStore) else socket.gethostname()
+    if isinstance(store, TCPStore):
+        return store.host
+    return "localhost" if os.environ.get("GLOO_SOCKET_IFNAME") == "lo" else socket.gethostname()
 
 
 def _within(limit_s: float, ask: Callable[[], T]) -> T | None:
