@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from types import TracebackType
-from typing import Any, Self
+from typing import Any
 
 from rich import box
 from rich.console import Console
-from rich.progress import BarColumn, Progress, TaskID, TextColumn
 from rich.table import Table
 
+from bench.cli.live_line import LiveLine
 from bench.core.config import RunConfig
 from bench.core.rows import read_rows
 from bench.core.units import format_bytes, format_seconds
@@ -25,49 +24,22 @@ _PLAN_ROWS = (
 )  # fmt: skip
 
 
-class Display:
-    """One run's way through training, on stderr: a live line on a terminal, one plain line per evaluation elsewhere."""
+class Display(LiveLine):
+    """One run's way through training."""
 
     def __init__(self, config: RunConfig, position: str) -> None:
-        self._title = f"{position} {config.name} seed {config.seed}".strip()
-        self._console = Console(stderr=True)
-        self._live = self._console.is_terminal
-        self._progress = Progress(
-            TextColumn("{task.description}"),
-            BarColumn(bar_width=20),
-            TextColumn("{task.fields[text]}"),
-            console=self._console,
-            transient=True,
-            disable=not self._live,
-        )
-        self._task: TaskID | None = None
-
-    def __enter__(self) -> Self:
-        if not self._live:
-            self._console.print(f"{self._title}: starting", highlight=False, soft_wrap=True)
-        self._task = self._progress.add_task(self._title, total=None, text="starting processes")
-        return self
-
-    def __exit__(
-        self, _type: type[BaseException] | None, _error: BaseException | None, _traceback: TracebackType | None
-    ) -> None:
-        self._progress.stop()
+        super().__init__(f"{position} {config.name} seed {config.seed}".strip())
 
     def report(self, line: dict[str, Any]) -> None:
         """Show one report of rank 0."""
         if "evaluated" in line:
             row = line["evaluated"]
-            text = (
-                f"{self._title}: epoch {row['epoch']:.4g}  step {row['step']}  loss {row['train_loss']:.4f}  "
+            self.say(
+                f"{self.title}: epoch {row['epoch']:.4g}  step {row['step']}  loss {row['train_loss']:.4f}  "
                 f"accuracy {row['test_accuracy']:.2%}"
             )
-            self._console.print(text, highlight=False, soft_wrap=True)
-        elif self._live and self._task is not None:
-            # The thread that redraws starts here: after the job, which must be started by a process without threads.
-            self._progress.start()
-            self._progress.update(
-                self._task, total=line["total_steps"], completed=line["step"], text=_progress_text(line)
-            )
+        else:
+            self.update(total=line["total_steps"], completed=line["step"], text=_progress_text(line))
 
 
 def _progress_text(line: dict[str, Any]) -> str:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import datetime
 import json
 import os
@@ -12,15 +11,43 @@ from typing import Any, Self
 from bench.core.errors import UsageError
 
 
-@dataclasses.dataclass(frozen=True)
 class RunFolder:
-    """Paths inside one run's folder.
+    """Where each file of a run lies.
+
+    Args:
+        path: the folder, named ``<utc>-<name>-<digest>``.
 
     Attributes:
-        path: the folder, named ``<utc>-<name>-<digest>``.
+        run_id: the folder's name.
+        config: the configuration.
+        environment: machine, versions and checkout.
+        metrics: one row per evaluation.
+        layers: one row per layer and evaluation.
+        status: how the run ended, written last.
+        progress: one JSON object per line while the run goes on.
+        link: what was measured on the links before training (virtual hosts).
+        logs: what torchrun and the ranks printed.
+        log: what whoever started the ranks printed: torchrun, or the fork server.
+        rendezvous: where ranks on one machine meet: a folder of their own, gone when the job has ended.
+        errors: one file per rank that failed.
+        model: the trained weights, where asked for.
     """
 
-    path: Path
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.run_id = path.name
+        self.config = path / "config.json"
+        self.environment = path / "environment.json"
+        self.metrics = path / "metrics.csv"
+        self.layers = path / "layers.csv"
+        self.status = path / "status.json"
+        self.progress = path / "progress.jsonl"
+        self.link = path / "link.json"
+        self.logs = path / "logs"
+        self.log = self.logs / "torchrun.log"
+        self.rendezvous = path / "rendezvous"
+        self.errors = path / "errors"
+        self.model = path / "model.pt"
 
     @classmethod
     def create(cls, out: Path, name: str, digest: str, seed: int) -> Self:
@@ -49,71 +76,6 @@ class RunFolder:
                 folder.logs.mkdir()
                 return folder
         raise UsageError(f"{out} already holds a thousand runs of this name and second; choose another --name")
-
-    @property
-    def run_id(self) -> str:
-        """The folder's name."""
-        return self.path.name
-
-    @property
-    def config(self) -> Path:
-        """The run's configuration."""
-        return self.path / "config.json"
-
-    @property
-    def environment(self) -> Path:
-        """Machine, versions and checkout."""
-        return self.path / "environment.json"
-
-    @property
-    def metrics(self) -> Path:
-        """One row per evaluation."""
-        return self.path / "metrics.csv"
-
-    @property
-    def layers(self) -> Path:
-        """One row per layer and evaluation."""
-        return self.path / "layers.csv"
-
-    @property
-    def status(self) -> Path:
-        """How the run ended, written last."""
-        return self.path / "status.json"
-
-    @property
-    def progress(self) -> Path:
-        """One JSON object per line while the run goes on."""
-        return self.path / "progress.jsonl"
-
-    @property
-    def link(self) -> Path:
-        """What was measured on the links before training (virtual hosts)."""
-        return self.path / "link.json"
-
-    @property
-    def logs(self) -> Path:
-        """What torchrun and the ranks printed."""
-        return self.path / "logs"
-
-    @property
-    def log(self) -> Path:
-        """What whoever started the ranks printed: torchrun, or the fork server."""
-        return self.logs / "torchrun.log"
-
-    @property
-    def rendezvous(self) -> Path:
-        """Where ranks on one machine meet: a folder of their own, gone when the job has ended."""
-        return self.path / "rendezvous"
-
-    @property
-    def errors(self) -> Path:
-        """One file per rank that failed."""
-        return self.path / "errors"
-
-    @property
-    def model(self) -> Path:
-        """The trained weights, where asked for."""
-        return self.path / "model.pt"
 
     def error_of(self, rank: int) -> Path:
         """Where a failing rank says why."""

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import dataclasses
 import statistics
-from typing import Any, Self, cast
+from typing import Any, cast
 
 import torch
 
@@ -18,7 +17,7 @@ from collectives.base import Collective
 from collectives.payloads.base import Payload
 from collectives.payloads.dense import Dense
 from collectives.serial import error_bound, serial_sum
-from collectives.transport.base import Ledger, Transport
+from collectives.transport.base import Ledger, Traffic, Transport
 
 KEY = (0,)
 
@@ -34,35 +33,6 @@ class Expected:
         """Elements of a dense sum [numel] that are not as expected; NaN never is."""
         off = (values.to(self._expected.dtype) - self._expected).abs()
         return int((off > self._bound).logical_or(off.isnan()).sum())
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class Sent:
-    """What this rank has sent, for all purposes.
-
-    Attributes:
-        messages: number of messages.
-        nbytes: bytes in them.
-        hidden: some of it went through the backend's own collectives, whose messages nobody counts.
-    """
-
-    messages: int
-    nbytes: int
-    hidden: bool
-
-    @classmethod
-    def by(cls, transport: Transport) -> Self:
-        """Since the start."""
-        entries = transport.traffic.values()
-        return cls(
-            messages=sum(entry.messages for entry in entries),
-            nbytes=sum(entry.nbytes for entry in entries),
-            hidden=any(entry.from_formula for entry in entries),
-        )
-
-    def since(self, before: Sent) -> Sent:
-        """The difference."""
-        return Sent(messages=self.messages - before.messages, nbytes=self.nbytes - before.nbytes, hidden=self.hidden)
 
 
 class Summing:
@@ -100,7 +70,7 @@ class Summing:
         self._p50s: list[float] = []
         self._p95s: list[float] = []
         self._num_wrong = 0
-        self._sent = Sent.by(self._transport)
+        self._sent = _sent(self._transport)
         self._link = Link.of(config, transport.rank)
 
     def take_turn(self) -> None:
@@ -134,7 +104,7 @@ class Summing:
             "algbw_Bps": algbw,
             "busbw_Bps": bus_bandwidth(algbw, n),
             "num_wrong": self._num_wrong,
-            "messages": None if self._sent.hidden else messages,
+            "messages": None if self._sent.from_formula else messages,
             "bytes_sent": nbytes,
         } | link
 
@@ -151,12 +121,17 @@ class Summing:
         """(seconds that one sum took this rank, the sum as a dense tensor)."""
         payload = self._offer.fresh()
         self._transport.barrier()  # nobody starts before all have their payload
-        before = Sent.by(self._transport)
+        before = _sent(self._transport)
         started = device_time(self._transport.device)
         values = _dense(self._bound.sum(payload, KEY))
         seconds = device_time(self._transport.device) - started
-        self._sent = Sent.by(self._transport).since(before)
+        self._sent = _sent(self._transport).since(before)
         return seconds, values
+
+
+def _sent(transport: Transport) -> Traffic:
+    """What this rank has sent for all purposes; the backend's own collectives hide their messages."""
+    return sum(transport.traffic.values(), Traffic())
 
 
 def _dense(total: Payload) -> torch.Tensor:

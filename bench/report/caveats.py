@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 from bench.report.comparison import SAME_ACCURACY, SAME_FACTOR, Comparison, Row
@@ -68,8 +68,7 @@ def _out_of_sync(comparison: Comparison) -> Iterator[str]:
 
 
 def _other_machines(comparison: Comparison) -> Iterator[str]:
-    differing = [name for name in _MACHINE if name not in comparison.by and len(_distinct(comparison, name)) > 1]
-    if differing:
+    if differing := _differing(comparison, _MACHINE):
         yield (
             f"THE ROWS COME FROM DIFFERENT MACHINES: {_listing(comparison, differing)}; their times cannot be "
             "compared: run them on one machine, or silence this with --allow-other-machine"
@@ -77,8 +76,7 @@ def _other_machines(comparison: Comparison) -> Iterator[str]:
 
 
 def _other_work(comparison: Comparison) -> Iterator[str]:
-    differing = [name for name in _WORK if name not in comparison.by and len(_distinct(comparison, name)) > 1]
-    if differing:
+    if differing := _differing(comparison, _WORK):
         yield (
             f"the rows differ in {_listing(comparison, differing)}: an effect then mixes this with the effect of the "
             "compressor and the collective"
@@ -151,12 +149,17 @@ def _code(comparison: Comparison) -> Iterator[str]:
     dirty = [row for row in comparison.rows if True in row.configuration.distinct("git_dirty")]
     if dirty:
         yield f"{_titles(dirty)}: run from a checkout with uncommitted changes, so git_sha does not identify the code"
-    if "git_sha" not in comparison.by and len(_distinct(comparison, "git_sha")) > 1:
-        yield f"the rows come from different versions of the code: {_listing(comparison, ['git_sha'])}"
+    if differing := _differing(comparison, ("git_sha",)):
+        yield f"the rows come from different versions of the code: {_listing(comparison, differing)}"
 
 
 def _configurations(comparison: Comparison) -> list[Configuration]:
     return [row.configuration for row in comparison.rows]
+
+
+def _differing(comparison: Comparison, names: Sequence[str]) -> list[str]:
+    """Columns of these in which the rows differ though they are not compared by them."""
+    return [name for name in names if name not in comparison.by and len(_distinct(comparison, name)) > 1]
 
 
 def _distinct(comparison: Comparison, name: str) -> list[Any]:

@@ -58,16 +58,16 @@ def _cell(row: Row, text: Callable[[Row], str | None]) -> Cell:
     return Cell(text=text(row) or NOTHING, style="bold red" if row["num_wrong"] else "")
 
 
-def _bandwidth(name: str) -> Callable[[Row], str]:
-    return lambda row: f"{format_bytes(row[name])}/s"
+def _shown(name: str, text: Callable[[Any], str]) -> Callable[[Row], str | None]:
+    return lambda row: None if row[name] is None else text(row[name])
 
 
-def _ratio(name: str) -> Callable[[Row], str | None]:
-    return lambda row: None if row[name] is None else f"{format_factor(row[name])}x"
+def _bandwidth(value: float) -> str:
+    return f"{format_bytes(value)}/s"
 
 
-def _messages(row: Row) -> str | None:
-    return None if row["messages"] is None else f"{row['messages']:.4g}"
+def _ratio(value: float) -> str:
+    return f"{format_factor(value)}x"
 
 
 def _busiest(row: Row) -> str | None:
@@ -76,35 +76,23 @@ def _busiest(row: Row) -> str | None:
     return format_bytes(row["bytes_sent_max"]) if differs else None
 
 
-def _frames(row: Row) -> str | None:
-    return None if row["wire_bytes_sent"] is None else format_bytes(row["wire_bytes_sent"])
-
-
-def _of_limit(row: Row) -> str | None:
-    return None if row["of_limit"] is None else f"{row['of_limit']:.2f}"
-
-
-def _overlap(row: Row) -> str | None:
-    return None if row["overlap"] is None else f"{row['overlap']:.3f}"
-
-
 _COLUMNS: tuple[tuple[str, Any, int, Callable[[Row], str | None]], ...] = (
-    ("size", "right", 0, lambda row: format_bytes(row["size_bytes"])),
-    ("payload", "left", 0, lambda row: str(row["payload"])),
-    ("collective", "left", 0, lambda row: str(row["collective"])),
-    ("count", "right", 3, lambda row: str(row["count"])),
-    ("type", "left", 3, lambda row: str(row["dtype"])),
-    ("p50", "right", 1, lambda row: format_seconds(row["time_p50_s"])),
-    ("p95", "right", 2, lambda row: format_seconds(row["time_p95_s"])),
-    ("algbw", "right", 1, _bandwidth("algbw_Bps")),
-    ("busbw", "right", 1, _bandwidth("busbw_Bps")),
-    ("vs\nnative", "right", 1, _ratio("speedup_to_native")),
-    ("#wrong", "right", 1, lambda row: str(row["num_wrong"])),
-    ("messages", "right", 1, _messages),
-    ("sent", "right", 1, lambda row: format_bytes(row["bytes_sent"])),
-    ("frames\nsent", "right", 1, _frames),
-    ("of\nlimit", "right", 1, _of_limit),
+    ("size", "right", 0, _shown("size_bytes", format_bytes)),
+    ("payload", "left", 0, _shown("payload", str)),
+    ("collective", "left", 0, _shown("collective", str)),
+    ("count", "right", 3, _shown("count", str)),
+    ("type", "left", 3, _shown("dtype", str)),
+    ("p50", "right", 1, _shown("time_p50_s", format_seconds)),
+    ("p95", "right", 2, _shown("time_p95_s", format_seconds)),
+    ("algbw", "right", 1, _shown("algbw_Bps", _bandwidth)),
+    ("busbw", "right", 1, _shown("busbw_Bps", _bandwidth)),
+    ("vs\nnative", "right", 1, _shown("speedup_to_native", _ratio)),
+    ("#wrong", "right", 1, _shown("num_wrong", str)),
+    ("messages", "right", 1, _shown("messages", "{:.4g}".format)),
+    ("sent", "right", 1, _shown("bytes_sent", format_bytes)),
+    ("frames\nsent", "right", 1, _shown("wire_bytes_sent", format_bytes)),
+    ("of\nlimit", "right", 1, _shown("of_limit", "{:.2f}".format)),
     ("busiest\nrank", "right", 2, _busiest),
-    ("vs\nallgather", "right", 2, _ratio("bytes_to_allgather")),
-    ("overlap", "right", 2, _overlap),
+    ("vs\nallgather", "right", 2, _shown("bytes_to_allgather", _ratio)),
+    ("overlap", "right", 2, _shown("overlap", "{:.3f}".format)),
 )

@@ -205,11 +205,7 @@ class Recorder:
         self._wire_sent = self._wire_received = 0.0
 
     def _own_figures(self, state: TrainingState, snapshot: Snapshot) -> dict[str, Any]:
-        traffic = self.strategy.exchange.traffic
-        sent = {p: dataclasses.replace(t) for p, t in traffic.items()}
-        for purpose, before in self._traffic_before.items():
-            sent[purpose].nbytes -= before.nbytes
-            sent[purpose].messages -= before.messages
+        sent = {p: t.since(self._traffic_before[p]) for p, t in self.strategy.exchange.traffic.items()}
         return {
             "steps": self._steps,
             "samples": state.own_steps * self.config.batch_size,

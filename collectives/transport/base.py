@@ -43,6 +43,23 @@ class Traffic:
     seconds: float = 0.0
     from_formula: bool = False
 
+    def __add__(self, other: Traffic) -> Traffic:
+        return Traffic(
+            messages=self.messages + other.messages,
+            nbytes=self.nbytes + other.nbytes,
+            seconds=self.seconds + other.seconds,
+            from_formula=self.from_formula or other.from_formula,
+        )
+
+    def since(self, before: Traffic) -> Traffic:
+        """Return what was added after `before`; whether some of it is by formula is told of all."""
+        return Traffic(
+            messages=self.messages - before.messages,
+            nbytes=self.nbytes - before.nbytes,
+            seconds=self.seconds - before.seconds,
+            from_formula=self.from_formula,
+        )
+
 
 class Ledger:
     """One rank's traffic per purpose, and the purpose under which the next message is booked."""

@@ -65,7 +65,9 @@ class AsyncWorker:
     @property
     def traffic(self) -> Mapping[Purpose, Traffic]:
         """As the links counted, together."""
-        return {purpose: _together([link.traffic[purpose] for link in self._links]) for purpose in get_args(Purpose)}
+        return {
+            purpose: sum((link.traffic[purpose] for link in self._links), Traffic()) for purpose in get_args(Purpose)
+        }
 
     @property
     def last_encoded(self) -> Mapping[Key, Payload]:
@@ -152,11 +154,3 @@ class AsyncWorker:
         )
         self._exchange_s += time.perf_counter() - started
         return answer
-
-
-def _together(parts: Sequence[Traffic]) -> Traffic:
-    return Traffic(
-        messages=sum(part.messages for part in parts),
-        nbytes=sum(part.nbytes for part in parts),
-        seconds=sum(part.seconds for part in parts),
-    )

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import torch
 
-from bench.micro.summing import Expected, Sent
+from bench.micro.summing import Expected
 from collectives.native import Native
 from collectives.payloads import Dense
 from collectives.payloads.base import Payload
 from collectives.ring import Ring
-from collectives.transport.base import Ledger
+from collectives.transport.base import Ledger, Traffic
 
 
 def payloads() -> list[Payload]:
@@ -33,17 +33,12 @@ def test_the_backends_order_may_differ_by_its_bound() -> None:
 
 
 def test_what_was_sent_counts_every_purpose() -> None:
-    class Counting:
-        def __init__(self) -> None:
-            self.ledger = Ledger()
-            self.traffic = self.ledger.traffic
-
-    transport = Counting()
-    transport.ledger.book(100, messages=2)
-    before = Sent.by(transport)  # type: ignore[arg-type]
-    transport.ledger.book(30)
-    transport.ledger.purpose = "control"
-    transport.ledger.book(8)
-    assert Sent.by(transport).since(before) == Sent(messages=2, nbytes=38, hidden=False)  # type: ignore[arg-type]
-    transport.ledger.book(5, from_formula=True)
-    assert Sent.by(transport).hidden  # type: ignore[arg-type]
+    ledger = Ledger()
+    ledger.book(100, messages=2)
+    before = sum(ledger.traffic.values(), Traffic())
+    ledger.book(30)
+    ledger.purpose = "control"
+    ledger.book(8)
+    assert sum(ledger.traffic.values(), Traffic()).since(before) == Traffic(messages=2, nbytes=38)
+    ledger.book(5, from_formula=True)
+    assert sum(ledger.traffic.values(), Traffic()).from_formula
