@@ -53,7 +53,7 @@ def _execute(asked: CollectivesConfig, out: Path | None, as_json: bool, server: 
     from bench.cli.collectives_display import print_rows, turns_of
     from bench.launch.collectives import execute, resolve
 
-    config, left_out = resolve(asked)
+    config, left_out = server.call(resolve, asked)
     for reason in left_out:
         print(f"note: left out: {reason}", file=sys.stderr)
     turns = turns_of(config, row_writer(out, COLLECTIVES))

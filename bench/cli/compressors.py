@@ -39,7 +39,7 @@ def _execute(asked: CompressorsConfig, out: Path | None, as_json: bool, server: 
     from bench.cli.compressors_display import print_rows, turns_of
     from bench.launch.compressors import execute, resolve
 
-    config = resolve(asked)
+    config = server.call(resolve, asked)
     with turns_of(config, row_writer(out, COMPRESSORS)) as turns:
         execute(config, turns.take, server)
     print_rows(turns.rows, config, as_json=as_json)

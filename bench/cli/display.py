@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from rich import box
 from rich.console import Console
@@ -14,8 +14,10 @@ from bench.core.config import RunConfig
 from bench.core.rows import read_rows
 from bench.core.units import format_bytes, format_seconds
 from bench.hosts.cluster import Cluster
-from bench.launch.layer_plan import LayerPlan
 from bench.launch.run import Result
+
+if TYPE_CHECKING:
+    from bench.launch.layer_plan import LayerPlan  # which imports torch
 
 _PLAN_ROWS = (
     "model", "dataset", "train_size", "test_size", "optimizer", "lr", "schedule", "batch_size", "epochs", "steps",

@@ -50,28 +50,24 @@ def run(
 ) -> None:
     """Train a model in several processes with a chosen compressor x collective x optimizer, and record everything."""
     numbers = _parse_seeds(seeds) if seeds else [asked.seed]
-    if dry_run:
-        _print_plan(_resolve(asked, numbers), out, as_json)
-        return
     from bench.launch.fork_server import TRAIN, warmed_server
+    from bench.launch.resolve import place_run, prepare, resolve
 
+    place_run(asked)
+    if dry_run:
+        resolved = resolve(asked)
+        _print_plan([dataclasses.replace(resolved, seed=seed) for seed in numbers], out, as_json)
+        return
     with warmed_server(TRAIN, asked) as server:
-        _execute(_resolve(asked, numbers), out, as_json, server)
-
-
-def _resolve(asked: RunConfig, seeds: list[int]) -> list[RunConfig]:
-    from bench.launch.resolve import resolve
-
-    return [resolve(dataclasses.replace(asked, seed=seed)) for seed in seeds]
+        configs, warnings = server.call(prepare, asked, numbers)
+        _print_notes(configs[0], warnings)
+        _execute(configs, out, as_json, server)
 
 
 def _execute(configs: list[RunConfig], out: Path, as_json: bool, server: ForkServer) -> None:
     from bench.cli.display import Display, print_summary
-    from bench.launch.components import build_components, prepare_data
     from bench.launch.run import execute
 
-    _print_notes(configs[0], build_components(configs[0]).compressor.warnings())
-    prepare_data(configs[0])
     results: list[Result] = []
     for number, config in enumerate(configs, 1):
         with Display(config, f"{number}/{len(configs)}" if len(configs) > 1 else "") as display:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-from pathlib import Path
 from typing import cast
 
 import torch
@@ -79,17 +78,6 @@ def check_together(config: RunConfig, parts: Components) -> None:
             parts.optimizer.hand_over_momentum()
         except OptionError as error:
             raise UsageError(str(error)) from None
-
-
-def prepare_data(config: RunConfig) -> None:
-    """Make sure that the data set can be loaded by every rank, downloading it where it is absent.
-
-    Raises:
-        UsageError: it is absent and cannot be fetched, or it is damaged.
-    """
-    dataset = cast(Dataset, spec.build("datasets", config.filled["dataset"]))
-    if not dataset.is_present(Path(config.data_dir)):
-        dataset.prepare(Path(config.data_dir))
 
 
 def _first_legal(strategy: Strategy, compressor: Compressor) -> str:

@@ -5,20 +5,21 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any, cast
+from typing import TYPE_CHECKING, Any, cast
 
 from bench.core import registry, spec
 from bench.core.compressors_config import CompressorsConfig
 from bench.core.errors import Interrupted, RunFailed, UsageError
-from bench.datasets.base import Dataset
 from bench.launch import torchrun
-from bench.launch.devices import choose_device
 from bench.launch.failure import explain
 from bench.launch.fork_server import ForkServer
 from bench.launch.progress import ProgressReader
 from bench.launch.scratch import scratch_folder
 from bench.launch.watchdog import WatchdogTimeouts
-from compressors.base import Compressor
+
+if TYPE_CHECKING:
+    from bench.datasets.base import Dataset
+    from compressors.base import Compressor
 
 BASELINE = "none"
 
@@ -29,7 +30,9 @@ def resolve(asked: CompressorsConfig) -> CompressorsConfig:
     Raises:
         UsageError: something is unknown, out of range, or impossible here.
     """
-    dataset = cast(Dataset, spec.build("datasets", asked.dataset))
+    from bench.launch.devices import choose_device
+
+    dataset = cast("Dataset", spec.build("datasets", asked.dataset))
     config = dataclasses.replace(
         asked,
         compressors=",".join(_compressors(asked.compressors)),
@@ -86,4 +89,4 @@ def _compressors(texts: str | None) -> list[str]:
 
 
 def _build(text: str) -> Compressor:
-    return cast(Compressor, spec.build("compressors", text))
+    return cast("Compressor", spec.build("compressors", text))

@@ -1,22 +1,22 @@
-"""ForkServer: one process that imports what ranks need, once; the ranks of all of a command's jobs are forked from it.
+"""ForkServer: one process imports torch, plans a command's jobs and forks their ranks; the launcher needs no torch.
 
-Importing takes longer than a small run trains, so it begins with the command and goes on while the run is planned. The
-process serves one command and ends with it, however that ends.
+Importing takes longer than a small run trains, so it begins with the command. The process serves one command and ends
+with it, however that ends.
 """
 
 from __future__ import annotations
 
 import contextlib
-import json
+import multiprocessing
 import os
-import select
 import shutil
 import signal
 import subprocess
 import sys
-import tempfile
-from typing import IO, Any, Self
+from collections.abc import Callable
+from typing import ParamSpec, Self, TypeVar
 
+from bench.core.errors import RunFailed
 from bench.core.job_config import RanksConfig
 from bench.core.processes import die_with_parent
 from bench.core.run_folder import RunFolder
@@ -27,19 +27,15 @@ SERVER = "bench.train.fork_server"
 TRAIN = "bench.train.worker"
 SUM = "bench.micro.collectives_worker"
 ENCODE = "bench.micro.compressors_worker"
-# Where the modules are that planning a job has brought in and its ranks need too.
-COMPONENTS = (
-    "bench.models.",
-    "bench.datasets.",
-    "bench.optimizers.",
-    "bench.strategies.",
-    "compressors.",
-    "collectives.",
-)
+STDERR = 2
+P = ParamSpec("P")
+T = TypeVar("T")
+# What reading from a process that has ended raises; the second if it had something left to read.
+ENDED = (EOFError, ConnectionResetError)
 
 
 def warmed_server(module: str, asked: RanksConfig) -> ForkServer:
-    """A server that is importing already, so that this can go on while the job is planned.
+    """A server that is importing already.
 
     Args:
         module: what every rank runs.
@@ -64,9 +60,7 @@ class ForkServer:
 
     def __init__(self, module: str) -> None:
         self.module = module
-        self._threads = 0
-        self._process: subprocess.Popen[bytes] | None = None
-        self._output: IO[bytes] | None = None
+        self._process: ServerProcess | None = None
 
     def __enter__(self) -> Self:
         return self
@@ -77,19 +71,26 @@ class ForkServer:
     def warm_up(self, threads: int) -> None:
         """Begin to import, for jobs with so many threads per rank; other threads need another process later."""
         self.close()
-        self._threads = threads
-        # What goes wrong before there is a job to tell it.
-        self._output = tempfile.TemporaryFile()  # noqa: SIM115 - as long as the process
-        self._process = subprocess.Popen(
-            [sys.executable, "-m", SERVER, self.module],
-            env=os.environ | local_variables(threads),
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=self._output,
-            bufsize=0,
-            start_new_session=True,  # Ctrl-C reaches the launcher alone, which then stops the job in order
-            preexec_fn=die_with_parent,
-        )
+        self._process = ServerProcess(self.module, threads)
+
+    def call(self, function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
+        """Return what the function returns in the process that has torch; in this one where no ranks are forked.
+
+        Raises:
+            Exception: what the function raises.
+            RunFailed: the process ended instead.
+        """
+        if self._process is None:
+            return function(*args, **kwargs)
+        self._process.send((function, args, kwargs))
+        try:
+            answer = self._process.connection.recv()
+        except ENDED:
+            raise RunFailed(f"the job could not be planned: {self._process.last_words()}") from None
+        if isinstance(answer, Exception):
+            raise answer
+        result: T = answer
+        return result
 
     def start(self, folder: RunFolder, *, num_ranks: int, threads: int, device: str) -> ForkedJob:
         """Start a job; the one before it must have ended.
@@ -100,49 +101,78 @@ class ForkServer:
             threads: per rank.
             device: cpu, or cuda, which does not survive a fork: there every rank imports by itself.
         """
-        if self._process is None or self._process.poll() is not None or self._threads != threads:
+        if self._process is None or self._process.poll() is not None or self._process.threads != threads:
             self.warm_up(threads)
         assert self._process is not None
-        assert self._output is not None
         folder.rendezvous.mkdir(mode=0o700)
-        job = {
-            "folder": str(folder.path.absolute()),
-            "num_ranks": num_ranks,
-            "start_method": "fork" if device == "cpu" else "spawn",
-            "modules": [name for name in sys.modules if name.startswith(COMPONENTS)],
-        }
-        return ForkedJob(self._process, self._output, folder, job)
+        self._process.send(
+            {
+                "folder": str(folder.path.absolute()),
+                "num_ranks": num_ranks,
+                "start_method": "fork" if device == "cpu" else "spawn",
+            }
+        )
+        return ForkedJob(self._process, folder)
 
     def close(self) -> None:
         """End the process, which has nothing to lose between two jobs."""
-        if self._process is None or self._output is None:
-            return
-        self._process.kill()
-        self._process.communicate()
-        self._output.close()
-        self._process = None
+        if self._process is not None:
+            self._process.close()
+            self._process = None
+
+
+class ServerProcess(subprocess.Popen[bytes]):
+    """The process itself.
+
+    Attributes:
+        threads: of each rank.
+        connection: takes requests and gives answers, one for each.
+    """
+
+    def __init__(self, module: str, threads: int) -> None:
+        self.threads = threads
+        self.connection, far_end = multiprocessing.Pipe()
+        with far_end:
+            super().__init__(
+                [sys.executable, "-m", SERVER, module, str(far_end.fileno())],
+                pass_fds=[far_end.fileno()],
+                env=os.environ | local_variables(threads),
+                stdin=subprocess.DEVNULL,
+                stdout=STDERR,  # which the user sees, until a job has its log
+                start_new_session=True,  # Ctrl-C reaches the launcher alone, which then stops the job in order
+                preexec_fn=die_with_parent,
+            )
+
+    def send(self, request: object) -> None:
+        """Ask for something; whether the process has ended shows when it is to answer."""
+        with contextlib.suppress(BrokenPipeError):
+            self.connection.send(request)
+
+    def last_words(self) -> str:
+        """Wait for the end of the process and say how it came about."""
+        exit_code = self.wait()
+        end = f"was killed by {signal.Signals(-exit_code).name}" if exit_code < 0 else f"ended with code {exit_code}"
+        return f"the process that the ranks are forked from {end}"
+
+    def close(self) -> None:
+        """Kill it."""
+        self.kill()
+        self.wait()
+        self.connection.close()
 
 
 class ForkedJob:
     """A job under way, used like `subprocess.Popen`.
 
     Args:
-        server: the process that runs it and can run others when it has ended.
-        early_output: what the server printed before any job.
+        server: the process that was asked to run it and can run others when it has ended.
         folder: the job's folder.
-        job: what the server is asked to run.
     """
 
-    def __init__(
-        self, server: subprocess.Popen[bytes], early_output: IO[bytes], folder: RunFolder, job: dict[str, Any]
-    ) -> None:
+    def __init__(self, server: ServerProcess, folder: RunFolder) -> None:
         self.server = server
-        self._early_output = early_output
         self._folder = folder
         self._exit_code: int | None = None
-        assert server.stdin is not None
-        with contextlib.suppress(BrokenPipeError):  # it has ended, which `wait` finds
-            server.stdin.write(json.dumps(job).encode() + b"\n")
 
     def poll(self) -> int | None:
         """The exit code, or None while the job runs."""
@@ -157,12 +187,12 @@ class ForkedJob:
             subprocess.TimeoutExpired: the job still runs after `timeout` seconds.
         """
         if self._exit_code is None:
-            answers = self.server.stdout
-            assert answers is not None
-            if not select.select([answers], [], [], timeout)[0]:
+            if not self.server.connection.poll(timeout):
                 raise subprocess.TimeoutExpired(self.server.args, timeout or 0)
-            answer = answers.readline()
-            self._exit_code = int(answer) if answer else self._lost_server()
+            try:
+                self._exit_code = int(self.server.connection.recv())
+            except ENDED:
+                self._exit_code = self._lost_server()
         return self._exit_code
 
     def tidy_up(self) -> None:
@@ -170,13 +200,8 @@ class ForkedJob:
         shutil.rmtree(self._folder.rendezvous)
 
     def _lost_server(self) -> int:
-        """The server's own exit code; what it printed goes to the job's log, where failures are looked up."""
-        exit_code = self.server.wait()
-        self._early_output.seek(0)
-        said = self._early_output.read()
-        if exit_code < 0:
-            name = signal.Signals(-exit_code).name
-            said += f"the process that the ranks are forked from was killed by {name}\n".encode()
-        with contextlib.suppress(OSError), self._folder.log.open("ab") as log:  # a full disk is seen by itself
-            log.write(said)
-        return exit_code or 1
+        """The server's own exit code; how it ended goes to the job's log, where failures are looked up."""
+        said = self.server.last_words()
+        with contextlib.suppress(OSError), self._folder.log.open("a", encoding="utf-8") as log:  # a full disk is seen
+            log.write(f"{said}\n")
+        return self.server.wait() or 1

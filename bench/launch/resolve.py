@@ -1,12 +1,13 @@
-"""From what `bench run` was asked for to a complete, checked `RunConfig`.
+"""From what `bench run` was asked for to complete, checked configurations.
 
-Everything that can be refused is refused here, before any process starts; what numbers alone show, before torch is
+Everything that can be refused is refused here, before any rank starts; what numbers alone show, before torch is
 imported.
 """
 
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -17,17 +18,46 @@ from bench.core.straggler import Straggler
 from bench.launch.placement import check_machines, place
 
 
-def resolve(asked: RunConfig) -> RunConfig:
-    """The run's configuration with every default filled in.
+def prepare(asked: RunConfig, seeds: Sequence[int]) -> tuple[list[RunConfig], list[str]]:
+    """Do everything that needs torch before ranks can start; an absent data set is fetched.
+
+    Returns:
+        (a run's configuration per seed, what the user should know about this choice: one sentence each)
 
     Raises:
         UsageError: something is unknown, illegal together, or impossible here or with this data.
+    """
+    from bench.launch.components import build_components
+
+    config = resolve(asked)
+    parts = build_components(config)
+    data_dir = Path(config.data_dir)
+    if not parts.dataset.is_present(data_dir):
+        parts.dataset.prepare(data_dir)
+    return [dataclasses.replace(config, seed=seed) for seed in seeds], parts.compressor.warnings()
+
+
+def place_run(asked: RunConfig) -> RunConfig:
+    """The configuration with its ranks on hosts, as far as numbers alone say that it can be; without torch.
+
+    Raises:
+        UsageError: options that contradict each other, or a cluster that cannot be.
     """
     if asked.epochs and asked.steps:
         raise UsageError("--epochs and --steps both set the length of the run; give one of them")
     config = place(asked)
     check_machines(config)
     _check_straggler(config)
+    return config
+
+
+def resolve(asked: RunConfig) -> RunConfig:
+    """The run's configuration with every default filled in.
+
+    Raises:
+        UsageError: something is unknown, illegal together, or impossible here or with this data.
+    """
+    config = place_run(asked)
     from bench.launch.components import build_components, check_together, gradient_mb
     from bench.launch.devices import choose_device
 

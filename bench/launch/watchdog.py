@@ -12,10 +12,10 @@ from typing import Self
 
 from bench.core.job_config import RanksConfig
 from bench.hosts.supervisor import STOP_GRACE_S
-from collectives.transport.failure_detector import GRACE_S
 
-# Ranks that waited in vain take up to three grace periods to agree on whom they lost.
-FIND_OUT_S = 3 * GRACE_S
+# Ranks that waited in vain take up to three grace periods of the failure detector to agree on whom they lost. A number,
+# because the detector's module imports torch.
+FIND_OUT_S = 12.0
 # torchrun sees that a rank ended, and ends the others of its host.
 END_S = 3.0
 # After one host failed, the others get so long to find out why, and to leave their reports.

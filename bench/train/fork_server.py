@@ -1,21 +1,25 @@
-"""The process that ranks are forked from: `python -m bench.train.fork_server MODULE`, started by the launcher.
+"""The process that ranks are forked from: `python -m bench.train.fork_server MODULE CONNECTION`, by the launcher.
 
-It imports at once what MODULE's ranks will need. Then it runs the jobs that come as lines of JSON on its standard
-input, one after the other, and answers each with its exit code on its standard output. Ranks are torchrun's own process
-contexts: their logs, the order in which they are stopped and what is said of a failed one are as torchrun has them.
+It imports MODULE, which its ranks run, and then does what it is asked through the connection, one thing after the
+other: a function is called and its result or exception sent back, a job is run and its exit code sent back. Ranks are
+torchrun's own process contexts: their logs, the order in which they are stopped and what is said of a failed one are as
+torchrun has them.
 """
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import gc
 import importlib
-import json
 import os
 import signal
 import sys
+import traceback
+from collections.abc import Callable
+from multiprocessing.connection import Connection
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs, PContext, SignalException, Std, start_processes
 from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
@@ -25,8 +29,6 @@ from bench.core.run_folder import RunFolder
 from bench.train.rank import INIT_METHOD, end_process
 
 POLL_S = 0.02
-# What every rank asks for in the end: DDP and the first optimizer step bring in as much again as torch itself.
-LATE_IMPORTS = ("torch._dynamo", "pydantic.type_adapter")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -37,27 +39,35 @@ class ForkedRanks:
         folder: the job's folder.
         num_ranks: all of them are on this machine.
         start_method: fork, or spawn where the device does not survive a fork.
-        modules: what its ranks need beside the module that they run.
     """
 
     folder: str
     num_ranks: int
     start_method: Literal["fork", "spawn"]
-    modules: tuple[str, ...]
 
 
-def main(module: str) -> None:
-    """Serve jobs until the launcher closes its end of standard input."""
-    answers = os.fdopen(os.dup(sys.stdout.fileno()), "w", encoding="ascii")
-    os.dup2(sys.stderr.fileno(), sys.stdout.fileno())
+def main(module: str, connection: int) -> None:
+    """Serve until the launcher closes its end of the connection."""
     gc.disable()  # while modules come in, nothing is garbage
-    for name in (module, *LATE_IMPORTS):
-        importlib.import_module(name)
+    importlib.import_module(module)
     environment.origin_columns()  # kept for all ranks
-    gc.freeze()  # what is shared with the ranks stays shared
-    gc.enable()
-    for line in sys.stdin:
-        print(run(module, ForkedRanks(**json.loads(line))), file=answers, flush=True)
+    launcher: Connection[Any, Any] = Connection(connection)
+    with contextlib.suppress(EOFError):
+        while True:
+            match launcher.recv():
+                case dict() as job:
+                    launcher.send(run(module, ForkedRanks(**job)))
+                case function, args, kwargs:
+                    launcher.send(call(function, args, kwargs))
+
+
+def call(function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """Return what the function returns or raises."""
+    try:
+        return function(*args, **kwargs)
+    except Exception as error:  # noqa: BLE001 - raised again by the launcher
+        error.add_note(traceback.format_exc())
+        return error
 
 
 def run(module: str, job: ForkedRanks) -> int:
@@ -66,8 +76,7 @@ def run(module: str, job: ForkedRanks) -> int:
     with folder.log.open("ab") as log:
         os.dup2(log.fileno(), sys.stdout.fileno())
         os.dup2(log.fileno(), sys.stderr.fileno())
-    for name in job.modules:
-        importlib.import_module(name)
+    gc.freeze()  # what is shared with the ranks stays shared
     try:
         ranks = _start(module, folder, job)
         try:
@@ -95,6 +104,7 @@ def _start(module: str, folder: RunFolder, job: ForkedRanks) -> PContext:
 
 
 def _rank(module: str, folder: str) -> None:
+    gc.enable()
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT):
         signal.signal(number, signal.SIG_DFL)  # the server's own handlers would wait for a call into torch to return
     if exit_code := importlib.import_module(module).main(folder):
@@ -113,4 +123,4 @@ def _rank_variables(rank: int, world_size: int, store: Path) -> dict[str, str]:
 
 
 if __name__ == "__main__":
-    main(sys.argv[1])
+    main(sys.argv[1], int(sys.argv[2]))

@@ -97,6 +97,24 @@ def test_what_numbers_alone_show_is_refused_without_torch(arguments: tuple[str, 
     assert "loaded:\n" in done.stderr
 
 
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ("run", "--dataset", "digits", "--steps", "1", "--train-size", "200", "--test-size", "20"),
+        ("collectives", "--sizes", "4KiB", "--collectives", "ring", "--iters", "1", "--rounds", "1"),
+        ("compressors", "--compressors", "topk", "--model", "linear", "--repeats", "1"),
+    ],
+    ids=lambda arguments: arguments[0],
+)
+def test_a_job_is_launched_without_torch(
+    arguments: tuple[str, ...], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    out, loaded = bench(*arguments)
+    assert out
+    assert "torch" not in loaded
+
+
 def test_the_probe_would_see_torch() -> None:
     _, loaded = bench("list", "pairs")
     assert "torch" in loaded

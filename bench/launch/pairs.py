@@ -1,0 +1,82 @@
+"""Which collectives and compressors can be measured together."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, cast
+
+from bench.core import registry, spec
+from bench.core.collectives_config import Dtype
+from bench.core.errors import UsageError
+from bench.launch.old_spellings import refuse_old_spelling
+from collectives.base import Collective
+from collectives.server import Server
+from compressors.base import Compressor
+
+BASELINE = "native"
+
+Pair = tuple[str, str]
+"""(collective, compressor), as spec texts with only the options that differ from their default."""
+
+
+def legal_pairs(
+    compressors: Sequence[str], collectives: Sequence[str] | None, dtype: Dtype
+) -> tuple[list[Pair], list[str]]:
+    """(pairs that can work together, sorted by compressor; why the others of those that were named cannot).
+
+    Args:
+        compressors: spec texts.
+        collectives: spec texts; None: all there are.
+        dtype: of the tensor that is summed.
+
+    Raises:
+        UsageError: a component or option that does not exist, or one that was named and finds no partner.
+    """
+    senders = _built("compressors", compressors)
+    sums = _built("collectives", collectives if collectives is not None else _all_collectives())
+    for name, sender in senders.items():
+        _check_sender(name, cast(Compressor, sender), dtype)
+    reasons = {
+        (name, sender_name): cast(Compressor, sender).refusal(cast(Collective, collective))
+        for sender_name, sender in senders.items()
+        for name, collective in sums.items()
+    }
+    pairs = [pair for pair, reason in reasons.items() if reason is None]
+    named = [(1, name) for name in senders] + [(0, name) for name in sums if collectives is not None]
+    for part, name in named:
+        if not any(pair[part] == name for pair in pairs):
+            raise UsageError(next(reason for pair, reason in reasons.items() if pair[part] == name and reason))
+    left_out = [reason for reason in reasons.values() if reason] if collectives is not None else []
+    return pairs, left_out
+
+
+def _built(kind: str, texts: Sequence[str]) -> dict[str, Any]:
+    """Components by their short spec text, each once."""
+    components = [spec.build(kind, text) for text in texts]
+    return {spec.short_text(component): component for component in components}
+
+
+def _all_collectives() -> list[str]:
+    """The baseline first."""
+    return sorted(registry.entries("collectives"), key=lambda name: (name != BASELINE, name))
+
+
+def _check_sender(name: str, compressor: Compressor, dtype: Dtype) -> None:
+    if compressor.engine_hook or type(compressor).reduce is not Compressor.reduce:
+        raise UsageError(f"{name} needs several rounds for one sum; see what it costs with `bench run`")
+    if dtype.startswith("int") and compressor.component_name != "none":
+        raise UsageError(f"{name} compresses floating-point tensors; sum --dtype {dtype} with --compressors none")
+
+
+def check_collective(text: str, world_size: int) -> None:
+    """Refuse a collective that cannot be measured by itself.
+
+    Raises:
+        UsageError: unknown, with an option that is, or in need of a training run or of other ranks.
+    """
+    refuse_old_spelling(text)
+    collective = cast(Collective, spec.build("collectives", text))
+    if isinstance(collective, Server) and collective.downlink == "recode":
+        raise UsageError("server:downlink=recode needs the compressor of a training run; use downlink=dense or union")
+    if reason := collective.ranks_refusal(world_size):
+        raise UsageError(reason)

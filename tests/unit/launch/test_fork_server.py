@@ -1,0 +1,41 @@
+"""The process that imports torch for the launcher: what is called there, and what becomes of it when it ends."""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Iterator
+
+import pytest
+
+from bench.core.errors import RunFailed, UsageError
+from bench.core.units import parse_size
+from bench.launch.fork_server import ENCODE, ForkServer
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[ForkServer]:
+    with ForkServer(ENCODE) as server:
+        server.warm_up(1)
+        yield server
+
+
+def test_a_function_is_called_in_the_process(server: ForkServer) -> None:
+    assert server.call(os.getppid) == os.getpid()
+
+
+def test_what_the_function_raises_is_raised_here(server: ForkServer) -> None:
+    with pytest.raises(UsageError, match="nonsense"):
+        server.call(parse_size, "nonsense")
+    assert server.call(parse_size, "4KiB") == 4096  # and the next call is answered
+
+
+def test_a_process_that_ends_instead_of_answering_is_a_failure() -> None:
+    with ForkServer(ENCODE) as server:
+        server.warm_up(1)
+        with pytest.raises(RunFailed, match=r"could not be planned: .* was killed by SIGABRT"):
+            server.call(signal.raise_signal, signal.SIGABRT)
+
+
+def test_without_a_process_it_is_called_here() -> None:
+    assert ForkServer(ENCODE).call(os.getpid) == os.getpid()
