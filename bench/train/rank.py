@@ -16,6 +16,7 @@ import torch.distributed as dist
 
 from bench.core.processes import die_with_parent
 from bench.core.run_folder import RunFolder, write_json
+from bench.train.compiler import postpone_compiler
 from collectives.transport.base import TransportError
 from collectives.transport.failure_detector import failure_detector
 from collectives.transport.process_group import backend_failure
@@ -88,6 +89,7 @@ def process_group(device: torch.device, timeout_s: float) -> Iterator[None]:
         timeout=datetime.timedelta(seconds=timeout_s),
         device_id=device if own_gpu else None,
     )
+    postpone_compiler()
     failure_detector()  # from now on this rank answers when others ask who is still there
     try:
         yield
