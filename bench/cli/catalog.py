@@ -63,7 +63,8 @@ def detail(kind: str, name: str) -> Detail:
     component = registry.load(kind, name)
     return Detail(
         notes=_notes(component),
-        facts=_class_facts(component, registry.ROOMS[kind].base) | _FACTS_OF_DEFAULT.get(kind, _no_facts)(component()),
+        facts=_class_facts(component, registry.ROOMS[kind].base)
+        | (_FACTS_OF_DEFAULT[kind](component()) if kind in _FACTS_OF_DEFAULT else {}),
         options=component.describe_options(),
     )
 
@@ -130,10 +131,6 @@ def _model_facts(component: Options) -> dict[str, Any]:
     with torch.device("meta"):  # shapes only: no memory, no initialisation
         model = cast("Model", component).build(_NUM_CLASSES)
     return {"num_parameters": sum(parameter.numel() for parameter in model.parameters())}
-
-
-def _no_facts(_component: Options) -> dict[str, Any]:
-    return {}
 
 
 # What shows only in an instance, here with default options.

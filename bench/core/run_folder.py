@@ -93,6 +93,12 @@ def write_json(path: Path, value: Any) -> None:
     os.replace(temporary, path)  # noqa: PTH105 - atomic on POSIX, which is the point
 
 
+def append_json_line(path: Path, value: Any) -> None:
+    """Add one JSON object as a line of its own, for a reader that follows the file."""
+    with path.open("a", encoding="utf-8") as file:
+        file.write(json.dumps(value) + "\n")
+
+
 def read_json(path: Path) -> Any:
     """The file's content, or None where there is no complete JSON file."""
     try:

@@ -107,7 +107,7 @@ class ForkServer:
         folder.rendezvous.mkdir(mode=0o700)
         self._process.send(
             {
-                "folder": str(folder.path.absolute()),
+                "folder": RunFolder(folder.path.absolute()),
                 "num_ranks": num_ranks,
                 "start_method": "fork" if device == "cpu" else "spawn",
             }

@@ -6,32 +6,22 @@ as soon as a size is done.
 
 from __future__ import annotations
 
-import json
 import sys
-from pathlib import Path
-from typing import Any
 
 import torch.distributed as dist
 
 from bench.core.collectives_config import CollectivesConfig
 from bench.core.errors import BenchError
-from bench.core.run_folder import RunFolder
+from bench.core.run_folder import RunFolder, append_json_line
 from bench.micro.summing import Summing
 from bench.micro.synthetic_payloads import make_synthetic_payloads
+from bench.micro.turns import in_turns
 from bench.train.measured import link_columns
-from bench.train.rank import end_process, process_group, run_as_rank, set_up_device
+from bench.train.rank import end_process, process_group, rank_main, set_up_device
 from collectives.options import OptionError
 from collectives.payloads.base import PayloadError
 from collectives.transport.base import Transport, TransportError
 from collectives.transport.process_group import ProcessGroupTransport
-
-USER_ERRORS = (BenchError, OptionError, PayloadError, TransportError)
-
-
-def main(path: str) -> int:
-    """Measure what the folder's configuration says; return the exit code, 0 or 1."""
-    folder = RunFolder(Path(path))
-    return run_as_rank(folder, lambda: run(CollectivesConfig.from_json(folder.config), folder), USER_ERRORS)
 
 
 def run(config: CollectivesConfig, folder: RunFolder) -> None:
@@ -59,22 +49,21 @@ def measure(config: CollectivesConfig, size: int, folder: RunFolder, transport: 
         )
         for collective, compressor in config.pairs
     ]
-    for round_ in range(config.rounds):
-        start = round_ % len(summings)  # so that nobody always follows the same neighbour
-        for summing in [*summings[start:], *summings[:start]]:
-            summing.take_turn()
-            _report(folder, {"turn": [summing.collective, summing.compressor, config.size_bytes(size)]})
+    is_reporter = dist.get_rank() == 0
+    for _, summing in in_turns(summings, config.rounds):
+        summing.take_turn()
+        if is_reporter:
+            turn = [summing.collective, summing.compressor, config.size_bytes(size)]
+            append_json_line(folder.progress, {"turn": turn})
     shared = config.columns() | link_columns(folder)
     for summing in summings:
-        _report(folder, {"row": shared | summing.row(), "extras": summing.extras()})
+        line = {"row": shared | summing.row(), "extras": summing.extras()}
+        if is_reporter:
+            append_json_line(folder.progress, line)
         summing.close()
 
 
-def _report(folder: RunFolder, line: dict[str, Any]) -> None:
-    if dist.get_rank() == 0:
-        with folder.progress.open("a", encoding="utf-8") as file:
-            file.write(json.dumps(line) + "\n")
-
+main = rank_main(CollectivesConfig, run, (BenchError, OptionError, PayloadError, TransportError))
 
 if __name__ == "__main__":
     end_process(main(sys.argv[1]))

@@ -6,10 +6,8 @@ What to measure stands in the folder's `config.json`; what it found goes, line b
 from __future__ import annotations
 
 import datetime
-import json
 import sys
-from pathlib import Path
-from typing import Any, cast
+from typing import cast
 
 import torch
 
@@ -17,21 +15,16 @@ from bench.core import spec
 from bench.core.compressors_config import CompressorsConfig
 from bench.core.environment import origin_columns
 from bench.core.errors import BenchError
-from bench.core.run_folder import RunFolder
+from bench.core.run_folder import RunFolder, append_json_line
 from bench.datasets.base import Dataset
 from bench.micro.encoding import WARMUP_TURNS, Encoding
 from bench.micro.gradients import recorded, synthetic
+from bench.micro.turns import in_turns
 from bench.models.base import Model
-from bench.train.rank import end_process, run_as_rank, set_up_device
+from bench.train.rank import end_process, rank_main, set_up_device
 from compressors.layer import layers_of
 
 NUM_GRADIENTS = 5  # gone through again and again; residuals differ all the same
-
-
-def main(path: str) -> int:
-    """Measure what the folder's configuration says; return the exit code, 0 or 1."""
-    folder = RunFolder(Path(path))
-    return run_as_rank(folder, lambda: run(CompressorsConfig.from_json(folder.config), folder), (BenchError,))
 
 
 def run(config: CompressorsConfig, folder: RunFolder) -> None:
@@ -50,20 +43,15 @@ def run(config: CompressorsConfig, folder: RunFolder) -> None:
         gradients = [gradient.to(device) for gradient in synthetic(layers, count, config.seed)]
 
     encodings = [Encoding(config, compressor, layers) for compressor in config.compressor_specs]
-    for repeat in range(WARMUP_TURNS + config.repeats):
-        start = repeat % len(encodings)  # so that nobody always follows the same neighbour
-        for encoding in [*encodings[start:], *encodings[:start]]:
-            encoding.take_turn(gradients[repeat % count])
-            if repeat >= WARMUP_TURNS:
-                _report(folder, {"turn": encoding.name})
+    for repeat, encoding in in_turns(encodings, WARMUP_TURNS + config.repeats):
+        encoding.take_turn(gradients[repeat % count])
+        if repeat >= WARMUP_TURNS:
+            append_json_line(folder.progress, {"turn": encoding.name})
     for encoding in encodings:
-        _report(folder, {"row": config.columns() | encoding.row() | origin})
+        append_json_line(folder.progress, {"row": config.columns() | encoding.row() | origin})
 
 
-def _report(folder: RunFolder, line: dict[str, Any]) -> None:
-    with folder.progress.open("a", encoding="utf-8") as file:
-        file.write(json.dumps(line) + "\n")
-
+main = rank_main(CompressorsConfig, run, (BenchError,))
 
 if __name__ == "__main__":
     end_process(main(sys.argv[1]))

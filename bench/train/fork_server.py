@@ -9,7 +9,6 @@ torchrun has them.
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import gc
 import importlib
 import os
@@ -30,20 +29,7 @@ from bench.train.rank import INIT_METHOD, end_process
 
 POLL_S = 0.02
 
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class ForkedRanks:
-    """A job as the launcher asks for it.
-
-    Attributes:
-        folder: the job's folder.
-        num_ranks: all of them are on this machine.
-        start_method: fork, or spawn where the device does not survive a fork.
-    """
-
-    folder: str
-    num_ranks: int
-    start_method: Literal["fork", "spawn"]
+StartMethod = Literal["fork", "spawn"]
 
 
 def main(module: str, connection: int) -> None:
@@ -56,7 +42,7 @@ def main(module: str, connection: int) -> None:
         while True:
             match launcher.recv():
                 case dict() as job:
-                    launcher.send(run(module, ForkedRanks(**job)))
+                    launcher.send(run(module, **job))
                 case function, args, kwargs:
                     launcher.send(call(function, args, kwargs))
 
@@ -70,15 +56,21 @@ def call(function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, 
         return error
 
 
-def run(module: str, job: ForkedRanks) -> int:
-    """Run one job to its end; the exit code is 0 or 1."""
-    folder = RunFolder(Path(job.folder))
+def run(module: str, folder: RunFolder, num_ranks: int, start_method: StartMethod) -> int:
+    """Run one job to its end; the exit code is 0 or 1.
+
+    Args:
+        module: what every rank runs.
+        folder: the job's.
+        num_ranks: all of them are on this machine.
+        start_method: fork, or spawn where the device does not survive a fork.
+    """
     with folder.log.open("ab") as log:
         os.dup2(log.fileno(), sys.stdout.fileno())
         os.dup2(log.fileno(), sys.stderr.fileno())
     gc.freeze()  # what is shared with the ranks stays shared
     try:
-        ranks = _start(module, folder, job)
+        ranks = _start(module, folder, num_ranks, start_method)
         try:
             result = ranks.wait(period=POLL_S)
         finally:
@@ -91,15 +83,15 @@ def run(module: str, job: ForkedRanks) -> int:
     return 0
 
 
-def _start(module: str, folder: RunFolder, job: ForkedRanks) -> PContext:
+def _start(module: str, folder: RunFolder, num_ranks: int, start_method: StartMethod) -> PContext:
     store = folder.rendezvous / "store"
     return start_processes(
         name=module,
         entrypoint=_rank,
-        args=dict.fromkeys(range(job.num_ranks), (module, job.folder)),
-        envs={rank: _rank_variables(rank, job.num_ranks, store) for rank in range(job.num_ranks)},
+        args=dict.fromkeys(range(num_ranks), (module, str(folder.path))),
+        envs={rank: _rank_variables(rank, num_ranks, store) for rank in range(num_ranks)},
         logs_specs=DefaultLogsSpecs(str(folder.logs), redirects=Std.ALL),
-        start_method=job.start_method,
+        start_method=start_method,
     )
 
 

@@ -85,7 +85,7 @@ class Trainer:
         with self.recorder.counting_wire(), self.clock.running():
             while self.step < step:
                 self._train_step()
-                self.recorder.progress(self)
+                self._show_progress()
             self.strategy.synchronize()
             self._check_losses()
 
@@ -93,11 +93,6 @@ class Trainer:
     def epoch(self) -> float:
         """Epochs finished, with the fraction of the current one."""
         return self.step / self.steps_per_epoch
-
-    @property
-    def samples(self) -> int:
-        """Training samples used so far, all ranks together, to within a batch of each."""
-        return self.step * self.config.batch_size * self.config.world_size
 
     def _next_evaluation(self) -> int:
         every = self.config.eval_every * (1 if self.config.steps else self.steps_per_epoch)
@@ -118,9 +113,14 @@ class Trainer:
                     pixels = crop_and_flip(pixels, generator, flip=self.dataset.mirror)
                 yield normalise(pixels, self.dataset.mean, self.dataset.std), labels[chosen]
 
-    def recent_loss(self) -> float | None:
-        """The newest loss on this rank."""
-        return float(self._losses[-1]) if self._losses else None
+    def _show_progress(self) -> None:
+        self.recorder.progress(
+            step=self.step,
+            total_steps=self.total_steps,
+            epoch=self.epoch,
+            samples=self.step * self.config.batch_size * self.config.world_size,  # to within a batch of each rank
+            loss=lambda: float(self._losses[-1]) if self._losses else None,
+        )
 
     def _train_step(self) -> None:
         config = self.config
@@ -205,8 +205,12 @@ class Trainer:
     def _evaluate(self) -> None:
         test_loss, test_accuracy = evaluate(self.strategy.model, self.test, self.dataset, self.device)
         self.recorder.evaluation(
-            self,
             Snapshot(
+                epoch=self.epoch,
+                step=self.step,
+                is_last=self.step >= self.total_steps,
+                samples=self.own_steps * self.config.batch_size,
+                skipped_steps=self.skipped_steps,
                 train_loss=float(torch.stack(self._losses).mean()) if self._losses else None,
                 test_loss=test_loss,
                 test_accuracy=test_accuracy,

@@ -9,11 +9,13 @@ import sys
 import time
 import traceback
 from collections.abc import Callable, Iterator
-from typing import NoReturn
+from pathlib import Path
+from typing import NoReturn, TypeVar
 
 import torch
 import torch.distributed as dist
 
+from bench.core.configuration import Configuration
 from bench.core.processes import die_with_parent
 from bench.core.run_folder import RunFolder, write_json
 from bench.train.compiler import postpone_compiler
@@ -21,26 +23,34 @@ from collectives.transport.base import TransportError
 from collectives.transport.failure_detector import failure_detector
 from collectives.transport.process_group import backend_failure
 
+C = TypeVar("C", bound=Configuration)
 INIT_METHOD = "BENCH_INIT_METHOD"
 """The variable that says how ranks meet; without it as torchrun has them meet."""
 
 
-def run_as_rank(folder: RunFolder, work: Callable[[], None], user_errors: tuple[type[Exception], ...]) -> int:
-    """Do this rank's work; return its process's exit code: 0, or 1 after an error that `errors/rank-N.json` then tells.
+def rank_main(
+    configuration: type[C], work: Callable[[C, RunFolder], None], user_errors: tuple[type[Exception], ...]
+) -> Callable[[str], int]:
+    """Return a rank's main function: job folder -> exit code, 0, or 1 after an error that `errors/rank-N.json` tells.
 
     Args:
-        folder: the job's folder.
+        configuration: of the job; stands in the folder's `config.json`.
         work: everything else.
         user_errors: errors whose message is already one sentence for the user; others are shown with their type.
     """
-    die_with_parent()
-    try:
-        work()
-    except Exception as error:  # noqa: BLE001 - the launcher tells the user what the file says
-        _leave_error(folder, error, is_sentence=isinstance(error, user_errors))
-        traceback.print_exc()
-        return 1
-    return 0
+
+    def main(path: str) -> int:
+        die_with_parent()
+        folder = RunFolder(Path(path))
+        try:
+            work(configuration.from_json(folder.config), folder)
+        except Exception as error:  # noqa: BLE001 - the launcher tells the user what the file says
+            _leave_error(folder, error, is_sentence=isinstance(error, user_errors))
+            traceback.print_exc()
+            return 1
+        return 0
+
+    return main
 
 
 def end_process(exit_code: int) -> NoReturn:

@@ -10,8 +10,8 @@ import json
 import resource
 import sys
 import time
-from collections.abc import Iterator
-from typing import Any, Protocol
+from collections.abc import Callable, Iterator
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -33,43 +33,27 @@ from compressors.layer import Layer
 PROGRESS_EVERY_S = 0.25
 
 
-class TrainingState(Protocol):
-    """Where training is, as its loop knows it.
-
-    Attributes:
-        step, total_steps: optimizer steps done, and to do in all.
-        own_steps: batches that this rank used.
-        skipped_steps: steps that this rank dropped.
-    """
-
-    step: int
-    total_steps: int
-    own_steps: int
-    skipped_steps: int
-
-    @property
-    def epoch(self) -> float:
-        """Epochs finished, with the fraction of the current one."""
-
-    @property
-    def samples(self) -> int:
-        """Training samples used so far, all ranks together."""
-
-    def recent_loss(self) -> float | None:
-        """The newest loss on this rank."""
-
-
 @dataclasses.dataclass(kw_only=True)
 class Snapshot:
     """What one evaluation found on this rank.
 
     Attributes:
+        epoch: epochs finished, with the fraction of the current one.
+        step: optimizer steps done.
+        is_last: no step follows.
+        samples: that this rank used so far.
+        skipped_steps: that this rank dropped so far.
         train_loss: this rank's mean loss since the previous row; None if it made no step since.
         test_loss, test_accuracy: over the whole test set.
         train_time_s: time spent training so far.
         times: steps timed since the previous row.
     """
 
+    epoch: float
+    step: int
+    is_last: bool
+    samples: int
+    skipped_steps: int
     train_loss: float | None
     test_loss: float
     test_accuracy: float
@@ -156,42 +140,50 @@ class Recorder:
                 count.of_wanted.append(density / encoded.density_wanted)
             self._entries += encoded.num_entries
 
-    def progress(self, state: TrainingState) -> None:
-        """Tell the launcher where training is, a few times per second at most (rank 0)."""
+    def progress(
+        self, *, step: int, total_steps: int, epoch: float, samples: int, loss: Callable[[], float | None]
+    ) -> None:
+        """Tell the launcher where training is, a few times per second at most (rank 0).
+
+        Args:
+            step: optimizer steps done.
+            total_steps: to do in all.
+            epoch: epochs finished, with the fraction of the current one.
+            samples: used so far, all ranks together.
+            loss: gives the newest one on this rank; on a GPU that takes a while.
+        """
         now = time.monotonic()
-        if self._progress is None or (
-            now - self._progress_written < PROGRESS_EVERY_S and state.step < state.total_steps
-        ):
+        if self._progress is None or (now - self._progress_written < PROGRESS_EVERY_S and step < total_steps):
             return
         elapsed = now - self._progress_written if self._progress_written else None
-        speed = (state.samples - self._progress_samples) / elapsed if elapsed else None
-        steps = max(1, state.step - self._progress_step)
+        speed = (samples - self._progress_samples) / elapsed if elapsed else None
+        steps = max(1, step - self._progress_step)
         line = {
-            "step": state.step,
-            "total_steps": state.total_steps,
-            "epoch": round(state.epoch, 3),
-            "loss": state.recent_loss(),
+            "step": step,
+            "total_steps": total_steps,
+            "epoch": round(epoch, 3),
+            "loss": loss(),
             "accuracy": self.last_row.get("test_accuracy"),
             "samples_per_s": speed,
             "waiting_share": min(1.0, sum(self._recent_exposed) / elapsed)
             if elapsed and self._recent_exposed
             else None,
-            "eta_s": (state.total_steps - state.step) * elapsed / steps if elapsed else None,
+            "eta_s": (total_steps - step) * elapsed / steps if elapsed else None,
         }
         self._write_progress(line)
-        self._progress_written, self._progress_samples, self._progress_step = now, state.samples, state.step
+        self._progress_written, self._progress_samples, self._progress_step = now, samples, step
         self._recent_exposed = []
 
-    def evaluation(self, state: TrainingState, snapshot: Snapshot) -> None:
+    def evaluation(self, snapshot: Snapshot) -> None:
         """Gather from all ranks and append a row to each file; every rank must call."""
-        everyone = gather_json(self._own_figures(state, snapshot))
+        everyone = gather_json(self._own_figures(snapshot))
         target = self.config.target_accuracy
         if target is not None and self._time_to_target_s is None and snapshot.test_accuracy >= target:
             self._time_to_target_s = snapshot.train_time_s
         if self._metrics is not None and self._layers is not None:
-            row = self._fixed | self._progress_columns(state, snapshot) | self._joint_columns(everyone, snapshot)
+            row = self._fixed | self._progress_columns(snapshot) | self._joint_columns(everyone, snapshot)
             self._metrics.append(row)
-            self._layers.extend(self._layer_rows(state))
+            self._layers.extend(self._layer_rows(snapshot))
             self.last_row = row
             self._write_progress({"evaluated": {k: row[k] for k in ("epoch", "step", "train_loss", "test_accuracy")}})
         self._reset()
@@ -204,12 +196,12 @@ class Recorder:
         self._traffic_before = {p: dataclasses.replace(t) for p, t in self.strategy.exchange.traffic.items()}
         self._wire_sent = self._wire_received = 0.0
 
-    def _own_figures(self, state: TrainingState, snapshot: Snapshot) -> dict[str, Any]:
+    def _own_figures(self, snapshot: Snapshot) -> dict[str, Any]:
         sent = {p: t.since(self._traffic_before[p]) for p, t in self.strategy.exchange.traffic.items()}
         return {
             "steps": self._steps,
-            "samples": state.own_steps * self.config.batch_size,
-            "skipped_steps": state.skipped_steps,
+            "samples": snapshot.samples,
+            "skipped_steps": snapshot.skipped_steps,
             "steps_per_s": snapshot.times.steps_per_s(),
             "train_loss": snapshot.train_loss,
             "traffic": {purpose: dataclasses.asdict(entry) for purpose, entry in sent.items()},
@@ -221,11 +213,11 @@ class Recorder:
             "weights": weights_hash(self.strategy.model),
         }
 
-    def _progress_columns(self, state: TrainingState, snapshot: Snapshot) -> dict[str, Any]:
+    def _progress_columns(self, snapshot: Snapshot) -> dict[str, Any]:
         return {
-            "status": "ok" if state.step >= state.total_steps else "running",
-            "epoch": state.epoch,
-            "step": state.step,
+            "status": "ok" if snapshot.is_last else "running",
+            "epoch": snapshot.epoch,
+            "step": snapshot.step,
             "train_time_s": snapshot.train_time_s,
             "wall_time_s": time.time() - self._started,
             "test_loss": snapshot.test_loss,
@@ -277,17 +269,17 @@ class Recorder:
             columns["wire_bytes_received_per_step"] = sum(received) / self.config.ranks_per_host / steps
         return columns
 
-    def _layer_rows(self, state: TrainingState) -> list[dict[str, Any]]:
+    def _layer_rows(self, snapshot: Snapshot) -> list[dict[str, Any]]:
         norms = self.strategy.exchange.residual_norms()
-        return [self._layer_row(state, layer, norms.get(layer.id)) for layer in self.strategy.layers]
+        return [self._layer_row(snapshot, layer, norms.get(layer.id)) for layer in self.strategy.layers]
 
-    def _layer_row(self, state: TrainingState, layer: Layer, norm: float | None) -> dict[str, Any]:
+    def _layer_row(self, snapshot: Snapshot, layer: Layer, norm: float | None) -> dict[str, Any]:
         count = self._layer_counts.get(layer.id, _LayerCount())
         densities = count.densities
         return {
             "run_id": self._fixed["run_id"],
-            "epoch": state.epoch,
-            "step": state.step,
+            "epoch": snapshot.epoch,
+            "step": snapshot.step,
             "layer": layer.name,
             "kind": layer.kind,
             "numel": layer.numel,

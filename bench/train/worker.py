@@ -28,7 +28,7 @@ from bench.strategies.base import BoundStrategy, Setup, Strategy
 from bench.train.batch_scheduling import use_batch_scheduling
 from bench.train.gather import gather_json
 from bench.train.loop import Diverged, Trainer
-from bench.train.rank import end_process, process_group, run_as_rank, set_up_device
+from bench.train.rank import end_process, process_group, rank_main, set_up_device
 from bench.train.record import Recorder, weights_hash
 from bench.train.straggler import slow_down
 from collectives.base import Collective
@@ -38,12 +38,6 @@ from compressors.ddp.hook import NonFiniteGradient
 
 # Errors whose message is already one sentence for the user; anything else is shown with its type.
 USER_ERRORS = (BenchError, DatasetError, Diverged, NonFiniteGradient, TransportError)
-
-
-def main(path: str) -> int:
-    """Train as the folder's configuration says; return the exit code, 0 or 1."""
-    folder = RunFolder(Path(path))
-    return run_as_rank(folder, lambda: run(RunConfig.from_json(folder.config), folder), USER_ERRORS)
 
 
 def run(config: RunConfig, folder: RunFolder) -> None:
@@ -144,6 +138,8 @@ def _profiler(config: RunConfig, folder: RunFolder) -> Iterator[torch.profiler.p
     ) as profiler:
         yield profiler
 
+
+main = rank_main(RunConfig, run, USER_ERRORS)
 
 if __name__ == "__main__":
     end_process(main(sys.argv[1]))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collectives.payloads.base import Payload, PayloadError, unpack
 from collectives.payloads.bundle import Bundle, members
 from collectives.payloads.cholesky_factor import CholeskyFactor
 from collectives.payloads.codes import Codes
@@ -20,6 +21,8 @@ __all__ = [
     "Codes",
     "Dense",
     "GroupSparse",
+    "Payload",
+    "PayloadError",
     "RowSparse",
     "Seeded",
     "Sparse",
@@ -27,4 +30,5 @@ __all__ = [
     "TwoMeans",
     "UnreducedSum",
     "members",
+    "unpack",
 ]
