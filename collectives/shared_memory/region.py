@@ -6,15 +6,21 @@ alignment, no read or write.
 
 from __future__ import annotations
 
+import contextlib
+import errno
 import mmap
 import os
 import stat
+import sys
 import uuid
 from pathlib import Path
 
 import torch
 
 from collectives.options import OptionError
+
+# Files without a name that this process made, and the handles that keep them until every rank has mapped them.
+_nameless: dict[Path, int] = {}
 
 
 class Region:
@@ -34,23 +40,27 @@ class Region:
         self.path = path
         handle = os.open(path, os.O_RDWR)
         try:
-            self._is_device = stat.S_ISCHR(os.fstat(handle).st_mode)
+            status = os.fstat(handle)
+            self._is_device = stat.S_ISCHR(status.st_mode)
+            if not self._is_device and status.st_size < nbytes:
+                raise OSError(errno.EINVAL, "it is another file of that name")
             mapping = mmap.mmap(handle, nbytes, mmap.MAP_SHARED, mmap.PROT_READ | mmap.PROT_WRITE)
         finally:
             os.close(handle)
         self.memory = torch.frombuffer(mapping, dtype=torch.uint8)
 
     def remove_name(self) -> None:
-        """Delete the file, not the memory: nothing is left behind however the ranks end. A device stays."""
+        """Delete the file, not the memory, once every rank has mapped it. A device stays."""
         if not self._is_device:
-            self.path.unlink(missing_ok=True)
+            _remove(self.path)
 
 
 def reserve(path: Path, nbytes: int, sysfs: Path = Path("/sys")) -> tuple[Path, int]:
     """Make room for a region.
 
     Args:
-        path: a folder, in which a file is made; the name of a new file; or a DAX device.
+        path: a folder, in which a file is made, where possible one without a name, so that nothing is left behind
+            however the ranks end; the name of a new file; or a DAX device.
         nbytes: room needed.
         sysfs: where the kernel describes devices.
 
@@ -62,22 +72,40 @@ def reserve(path: Path, nbytes: int, sysfs: Path = Path("/sys")) -> tuple[Path, 
     """
     if path.is_char_device():
         return path, _device_length(path, nbytes, sysfs)
-    file = path / f"gradwire-pool-{uuid.uuid4().hex}" if path.is_dir() else path
     try:
-        handle = os.open(file, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600)
+        file = _make(path)
     except OSError as error:
         raise OptionError(f"pool: path={path} is not possible: {error.strerror}; give a folder or a new file") from None
     try:
-        os.posix_fallocate(handle, 0, nbytes)  # a full tmpfs would otherwise kill the process that touches it
+        with file.open("r+b") as opened:
+            os.posix_fallocate(opened.fileno(), 0, nbytes)  # a full tmpfs would otherwise kill who touches it
     except OSError as error:
-        file.unlink()
+        _remove(file)
         raise OptionError(
-            f"pool: {file.parent} has no room for {nbytes} bytes ({error.strerror}); choose a smaller slot_bytes or "
+            f"pool: {path} has no room for {nbytes} bytes ({error.strerror}); choose a smaller slot_bytes or "
             "another path"
         ) from None
-    finally:
-        os.close(handle)
     return file, nbytes
+
+
+def _make(path: Path) -> Path:
+    """Make an empty file, and return where all ranks of this machine find it."""
+    if path.is_dir() and sys.platform == "linux":
+        with contextlib.suppress(OSError):  # some file systems know no files without a name
+            handle = os.open(path, os.O_RDWR | os.O_TMPFILE, 0o600)
+            file = Path(f"/proc/{os.getpid()}/fd/{handle}")
+            _nameless[file] = handle
+            return file
+    file = path / f"gradwire-pool-{uuid.uuid4().hex}" if path.is_dir() else path
+    os.close(os.open(file, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600))
+    return file
+
+
+def _remove(file: Path) -> None:
+    if file in _nameless:
+        os.close(_nameless.pop(file))
+    elif not file.is_relative_to("/proc"):  # else it is the first rank's to let go of
+        file.unlink(missing_ok=True)
 
 
 def rounded_up(nbytes: int, alignment: int) -> int:

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import random
+import sys
 import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -13,7 +15,7 @@ from collectives.options import OptionError
 from collectives.payloads import Codes, Dense
 from collectives.payloads.base import Payload
 from collectives.pool import Pool
-from collectives.shared_memory import cache_lines
+from collectives.shared_memory import cache_lines, region
 from collectives.shared_memory.layout import PoolMemory, region_nbytes
 from collectives.shared_memory.region import Region, reserve
 from collectives.transport.process_group import ProcessGroupTransport
@@ -110,6 +112,36 @@ def test_processors_that_reorder_stores_need_the_helper(monkeypatch: pytest.Monk
     cache_lines.cache_lines.cache_clear()
     assert all("needs a C compiler" in said for said in refusals("/dev/shm"))
     cache_lines.cache_lines.cache_clear()
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="files without a name are Linux's")
+def test_a_region_in_a_folder_has_no_name_that_could_be_left_behind() -> None:
+    """However the ranks are killed, and whenever."""
+    names = set(Path("/dev/shm").iterdir())
+    path, nbytes = reserve(Path("/dev/shm"), 4096)
+    regions = [Region(path, nbytes) for _ in range(2)]
+    assert set(Path("/dev/shm").iterdir()) <= names
+    for mapped in regions:
+        mapped.remove_name()
+    assert not path.exists()
+    regions[0].memory[7] = 7
+    assert regions[1].memory[7] == 7
+
+
+def test_where_files_need_a_name_it_is_removed_once_all_have_the_region(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(region, "sys", SimpleNamespace(platform="darwin"))
+    path, nbytes = reserve(tmp_path, 4096)
+    assert [path] == list(tmp_path.iterdir())
+    Region(path, nbytes).remove_name()
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_another_machines_file_of_the_same_name_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("short", encoding="utf-8")
+    with pytest.raises(OSError, match="another file of that name"):
+        Region(tmp_path / "file", 4096)
 
 
 def test_another_machines_memory_is_recognised(tmp_path: Path) -> None:
