@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import datetime
 import json
-import os
 from pathlib import Path
 from typing import Any, Self
 
@@ -87,10 +86,18 @@ class RunFolder:
 
 
 def write_json(path: Path, value: Any) -> None:
-    """Write a JSON file so that a reader sees the old content or the new, never half of it."""
+    """Write a JSON file so that a reader sees the old content or the new, never half of it.
+
+    Raises:
+        OSError: the disk is full or the file cannot be written; nothing new is left.
+    """
     temporary = path.with_name(path.name + ".tmp")
-    temporary.write_text(json.dumps(value, indent=2) + "\n", encoding="utf-8")
-    os.replace(temporary, path)  # noqa: PTH105 - atomic on POSIX, which is the point
+    try:
+        temporary.write_text(json.dumps(value, indent=2) + "\n", encoding="utf-8")
+        temporary.replace(path)  # at once, which is the point
+    except OSError:
+        temporary.unlink(missing_ok=True)
+        raise
 
 
 def append_json_line(path: Path, value: Any) -> None:
