@@ -28,6 +28,14 @@ hypothesis.settings.register_profile("bench", deadline=None)
 hypothesis.settings.load_profile("bench")
 
 
+@pytest.fixture(scope="session", autouse=True)
+def _notes_of_their_own(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """A launcher that a test kills is no concern of the user's next command."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("XDG_STATE_HOME", str(tmp_path_factory.mktemp("state")))
+        yield
+
+
 @pytest.fixture(scope="module", autouse=True)
 def _nothing_left_running() -> Iterator[None]:
     """Fail the last test of a module after which child processes or threads are still there."""

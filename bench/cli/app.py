@@ -12,6 +12,7 @@ from bench.cli import collectives, compare, compressors, data, doctor, run
 from bench.cli import list as list_
 from bench.core.environment import version_of
 from bench.core.errors import BenchError
+from bench.launch.unfinished import clear_away
 
 EXIT_CODES = (
     "Exit codes: 0 ok, 1 a bug, 2 wrong usage, 3 a run failed, 4 nothing to compare, 5 a regression, 130 interrupted."
@@ -56,10 +57,11 @@ def _options(
     ] = False,
 ) -> None:
     """Options before the command."""
+    clear_away()
 
 
 def main() -> None:
-    """Entry point of the `bench` script."""
+    """Run the command that the user typed."""
     gc.set_threshold(IMPORTED_OBJECTS)
     try:
         app()

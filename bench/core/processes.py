@@ -24,6 +24,13 @@ def import_variables() -> dict[str, str]:
     return {"PYTHONSAFEPATH": "1"} | ({"PYTHONPATH": os.pathsep.join(entries)} if entries else {})
 
 
+def killed_by(who: str, number: int) -> str:
+    """Say in a sentence by which signal a process was killed."""
+    name = signal.Signals(number).name if number in set(signal.Signals) else f"signal {number}"
+    hint = "; the machine may have run out of memory" if number == signal.SIGKILL else ""
+    return f"{who} was killed by {name}{hint}"
+
+
 def die_with_parent() -> None:
     """Ask Linux to kill this process as soon as the one that started it ends, however that comes about."""
     if sys.platform == "linux":

@@ -12,16 +12,18 @@ import contextlib
 import json
 import os
 import select
+import signal
 import subprocess
 import sys
-import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import IO, Any
 
+import psutil
+
 from bench.core.errors import RunFailed, UsageError
 from bench.core.interface import WIRE_HEADERS_VARIABLE
-from bench.core.processes import import_variables
+from bench.core.processes import import_variables, killed_by
 from bench.core.run_folder import RunFolder
 from bench.hosts.cluster import Cluster
 from bench.hosts.network_report import NetworkReport
@@ -45,8 +47,11 @@ class HostsJob:
     The job dies with this object's process. Its exit code is that of the first command that failed.
     """
 
-    def __init__(self, unshare: subprocess.Popen[bytes], cluster: Cluster, network: NetworkReport) -> None:
+    def __init__(
+        self, unshare: subprocess.Popen[bytes], status: IO[bytes], cluster: Cluster, network: NetworkReport
+    ) -> None:
         self._unshare = unshare
+        self._status = status
         self.cluster = cluster
         self.network = network
 
@@ -80,6 +85,13 @@ class HostsJob:
             raise ValueError(f"there is no host {index} among {len(self.cluster.hosts)}")
         self._order(f"{'up' if up else 'down'} {index}")
 
+    def death(self) -> str | None:
+        """Say which process above all commands was killed by which signal; None if none was, or the job runs."""
+        if not self.poll():
+            return None
+        self.kill()
+        return _death(self._unshare, _message(self._status, _KILL_GRACE_S))
+
     def close(self) -> None:
         """End whatever is left, in order if it can be, and wait for it."""
         if self.poll() is None:
@@ -88,6 +100,7 @@ class HostsJob:
                 self.wait(STOP_GRACE_S + 1)
         self.kill()
         self.wait()
+        self._status.close()
 
     def __enter__(self) -> HostsJob:
         return self
@@ -136,9 +149,11 @@ def start_hosts(
     path = run_dir.resolve() / ASSIGNMENT_FILE
     path.write_text(assignment.to_json(), encoding="utf-8")
     status_out, status_in = os.pipe()
+    status = os.fdopen(status_out, "rb", buffering=0)
+    supervisor = [sys.executable, "-m", "bench.hosts.supervisor", str(path), str(status_in)]
     try:
         unshare = subprocess.Popen(
-            [*UNSHARE, sys.executable, "-m", "bench.hosts.supervisor", str(path), str(status_in)],
+            [*UNSHARE, "--kill-child=SIGUSR1", *supervisor],
             env=os.environ | import_variables() | {"PATH": search_path()},
             bufsize=0,
             stdin=subprocess.PIPE,
@@ -148,20 +163,21 @@ def start_hosts(
             start_new_session=True,  # Ctrl-C reaches the launcher alone, which then stops the job in order
         )
     except BaseException:
-        os.close(status_out)
+        status.close()
         raise
     finally:
         os.close(status_in)
     try:
-        _wait_until_ready(status_out)
+        _wait_until_ready(unshare, status)
         report = NetworkReport.read(RunFolder(run_dir))
         if report is None:
             raise RunFailed(f"the measurements of the virtual hosts are missing in {run_dir}; run it again")
     except BaseException:
         _end(unshare)
         unshare.wait()
+        status.close()
         raise
-    return HostsJob(unshare, cluster, report)
+    return HostsJob(unshare, status, cluster, report)
 
 
 def check_support(cluster: Cluster, run_dir: Path) -> None:
@@ -213,30 +229,42 @@ def _end(unshare: subprocess.Popen[bytes]) -> None:
     try:
         unshare.wait(_KILL_GRACE_S)
     except subprocess.TimeoutExpired:
-        unshare.kill()
+        for process in (*psutil.Process(unshare.pid).children(), unshare):
+            process.kill()
 
 
-def _wait_until_ready(status_out: int) -> None:
-    """Read the supervisor's one message.
+def _message(status: IO[bytes], within_s: float) -> dict[str, Any] | None:
+    """What the supervisor says next; empty if it has ended, None if it says nothing in time."""
+    readable, _, _ = select.select([status], [], [], within_s)
+    return json.loads(status.readline() or b"{}") if readable else None
+
+
+def _death(unshare: subprocess.Popen[bytes], last_message: dict[str, Any] | None) -> str | None:
+    """Say which of the two processes above was killed by which signal; None if none was."""
+    if last_message and "alone" not in last_message:
+        return None
+    exit_code = unshare.wait()
+    who = "unshare" if last_message else "the supervisor of the virtual hosts"
+    # `unshare` repeats the signal that ended the supervisor; some versions fail over SIGKILL.
+    return killed_by(who, -exit_code if exit_code < 0 else signal.SIGKILL)
+
+
+def _wait_until_ready(unshare: subprocess.Popen[bytes], status: IO[bytes]) -> None:
+    """Wait for the supervisor to be ready.
 
     Raises:
-        RunFailed: it says that it failed, or nothing at all.
+        RunFailed: it says that it failed, or was killed, or never began.
         UsageError: it found that what was asked is not possible.
     """
-    deadline = time.monotonic() + _READY_WITHIN_S
-    text = b""
-    with os.fdopen(status_out, "rb", buffering=0) as status:
-        while not text.endswith(b"\n"):  # not up to its end: `unshare` holds the pipe as long as the job runs
-            readable, _, _ = select.select([status], [], [], max(0.0, deadline - time.monotonic()))
-            if not readable:
-                raise RunFailed(f"the virtual hosts were not ready within {_READY_WITHIN_S:g} s; use fewer of them")
-            chunk = status.read(4096)
-            if not chunk:
-                break
-            text += chunk
-    if not text:
+    if not _message(status, _READY_WITHIN_S):
         raise RunFailed("the virtual hosts could not be started; the job's output says why")
-    message = json.loads(text)
+    message = _message(status, _READY_WITHIN_S)
+    if message is None:
+        raise RunFailed(f"the virtual hosts were not ready within {_READY_WITHIN_S:g} s; use fewer of them")
+    if death := _death(unshare, message):
+        raise RunFailed(death)
     if "error" in message:
         kind = UsageError if message["exit_code"] == UsageError.exit_code else RunFailed
         raise kind(message["error"])
+    if "ready" not in message:
+        raise RunFailed("the virtual hosts could not be set up; the job's output says why")

@@ -3,11 +3,13 @@
 Started by `bench.hosts.job` as ``python -m bench.hosts.supervisor PATH STATUS_FD``. It is process 1 of its process
 namespace: when it ends, however it ends, the kernel kills every other process of the job, and with the last one the
 network is gone. Its standard input is a pipe that only the launcher holds: the launcher's orders come through it
-(``stop``, ``down 2``, ``up 2``), and its end means that the launcher is dead.
+(``stop``, ``down 2``, ``up 2``), and its end means that the launcher is dead. SIGUSR1 means that `unshare` is dead.
+STATUS_FD is for what it has to say, which ends with ``ended`` or ``alone``, unless it was killed.
 """
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import json
 import os
@@ -19,9 +21,10 @@ import threading
 import time
 from collections.abc import Sequence
 from pathlib import Path
-from typing import IO, Any, Self
+from typing import Any, Self
 
 from bench.core.errors import BenchError, RunFailed
+from bench.core.processes import killed_by
 from bench.core.run_folder import RunFolder
 from bench.hosts import congestion, network_script, probe
 from bench.hosts.cluster import Cluster
@@ -30,7 +33,7 @@ from bench.hosts.slow_host import SlowHost
 # What a stopped host may use to write its last words before it is killed.
 STOP_GRACE_S = 5.0
 _POLL_S = 0.05
-_LAUNCHER_DIED = 137
+_ALONE = 137
 _NAMES = Path("/etc/hosts")
 
 
@@ -72,17 +75,27 @@ class Assignment:
 
 def main(path: str, status_fd: str) -> int:
     """Run the assignment; the exit code is that of the first command that failed, 0 if none did."""
+    status = int(status_fd)
+    os.set_inheritable(status, False)  # its end is that of this process
+    _tell(status, {"begun": True})
+    signal.signal(signal.SIGUSR1, lambda *_: _end_alone(status))
+    try:
+        return _serve(path, status)
+    finally:
+        _tell(status, {"ended": True})
+
+
+def _serve(path: str, status: int) -> int:
     orders: queue.SimpleQueue[str] = queue.SimpleQueue()
-    threading.Thread(target=_listen, args=(orders,), daemon=True).start()
+    threading.Thread(target=_listen, args=(orders, status), daemon=True).start()
     assignment = Assignment.from_json(Path(path).read_text(encoding="utf-8"))
-    with os.fdopen(int(status_fd), "w", encoding="utf-8") as status:
-        try:
-            _prepare(assignment)
-        except (BenchError, OSError) as error:
-            code = error.exit_code if isinstance(error, BenchError) else RunFailed.exit_code
-            _tell(status, {"error": str(error), "exit_code": code})
-            return code
-        _tell(status, {"ready": True})
+    try:
+        _prepare(assignment)
+    except (BenchError, OSError) as error:
+        code = error.exit_code if isinstance(error, BenchError) else RunFailed.exit_code
+        _tell(status, {"error": str(error), "exit_code": code})
+        return code
+    _tell(status, {"ready": True})
     return _Hosts(assignment, orders).run()
 
 
@@ -99,9 +112,8 @@ def _prepare(assignment: Assignment) -> None:
     probe.measure(assignment.cluster, congestion_control).write(RunFolder(assignment.run_dir))
 
 
-def _tell(status: IO[str], message: dict[str, Any]) -> None:
-    status.write(json.dumps(message) + "\n")
-    status.flush()
+def _tell(status: int, message: dict[str, Any]) -> None:
+    os.write(status, json.dumps(message).encode() + b"\n")
 
 
 def run_commands(commands: Sequence[Sequence[str]]) -> None:
@@ -117,11 +129,17 @@ def run_commands(commands: Sequence[Sequence[str]]) -> None:
             raise RunFailed(f"the virtual network could not be set up: `{' '.join(command)}` said: {said}")
 
 
-def _listen(orders: queue.SimpleQueue[str]) -> None:
+def _listen(orders: queue.SimpleQueue[str], status: int) -> None:
     """Pass on the launcher's orders; without a launcher nothing of the job may go on."""
     for line in sys.stdin:
         orders.put(line.strip())
-    os._exit(_LAUNCHER_DIED)
+    _end_alone(status)
+
+
+def _end_alone(status: int) -> None:
+    with contextlib.suppress(BrokenPipeError):  # the launcher is dead
+        _tell(status, {"alone": True})
+    os._exit(_ALONE)
 
 
 class _Hosts:
@@ -139,7 +157,7 @@ class _Hosts:
             for index, host in enumerate(assignment.cluster.hosts)
             if host.cpu_share < 1
         ]
-        self._alive = {self._start(index) for index in range(len(assignment.commands))}
+        self._alive = {self._start(index): host.name for index, host in enumerate(assignment.cluster.hosts)}
 
     def run(self) -> int:
         """Wait for all commands; return the exit code of the first one that failed."""
@@ -179,8 +197,10 @@ class _Hosts:
             if process == 0:
                 return
             if process in self._alive:
-                self._alive.remove(process)
+                host = self._alive.pop(process)
                 code = os.waitstatus_to_exitcode(status)
+                if code < 0 and self._kill_at is None:  # not by this process
+                    print(killed_by(f"torchrun on {host}", -code), flush=True)
                 if code != 0 and self._exit_code == 0:
                     self._exit_code = code if code > 0 else 128 - code
                     self._stop_at = time.monotonic() + self._assignment.grace_s

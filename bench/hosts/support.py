@@ -14,7 +14,7 @@ _SYSTEM_FOLDERS = ("/usr/local/sbin", "/usr/sbin", "/sbin")
 
 _SETTINGS = Path("/proc/sys")
 
-# A private user, network, mount and process namespace; whatever ends `unshare` ends everything inside.
+# A private user, network, mount and process namespace.
 UNSHARE = (
     "unshare",
     "--user",
@@ -23,9 +23,7 @@ UNSHARE = (
     "--mount",
     "--pid",
     "--fork",
-    "--kill-child",
     "--mount-proc",
-    "--",
 )
 
 # Each step's name is printed before it is tried, so the last one printed is the one that failed.
@@ -82,7 +80,7 @@ def netem_supported() -> tuple[bool, str]:
 def _try(script: str) -> tuple[list[str], str]:
     """(steps begun, complaint of the one that failed or an empty text)."""
     done = subprocess.run(
-        [*UNSHARE, "sh", "-c", script],
+        [*UNSHARE, "--kill-child", "sh", "-c", script],
         env=os.environ | {"PATH": search_path()},
         capture_output=True,
         text=True,

@@ -6,7 +6,7 @@ import dataclasses
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from bench.core import spec
+from bench.core import signals, spec
 from bench.core.collectives_config import CollectivesConfig
 from bench.core.errors import Interrupted, RunFailed, UsageError
 from bench.launch import torchrun
@@ -41,6 +41,7 @@ def resolve(asked: CollectivesConfig) -> tuple[CollectivesConfig, list[str]]:
     return dataclasses.replace(config, pairs=tuple(pairs), device=device), left_out
 
 
+@signals.interruptible()
 def execute(config: CollectivesConfig, on_report: Callable[[Mapping[str, Any]], None], server: ForkServer) -> None:
     """Run the sweep; returns when nothing of the job is left.
 
@@ -58,11 +59,8 @@ def execute(config: CollectivesConfig, on_report: Callable[[Mapping[str, Any]], 
     with scratch_folder("collectives") as folder:
         folder.config.write_text(config.to_json(), encoding="utf-8")
         try:
-            with torchrun.termination_as_interrupt():
-                job = torchrun.launch(config, folder, server)
-                ending = torchrun.watch(
-                    job, ProgressReader(folder.progress), WatchdogTimeouts.with_job(config), on_report
-                )
+            job = torchrun.launch(config, folder, server)
+            ending = torchrun.watch(job, ProgressReader(folder.progress), WatchdogTimeouts.with_job(config), on_report)
         except KeyboardInterrupt:
             raise Interrupted("stopped by the user; the rows so far are kept") from None
         if ending.silent_s is not None and not reports_of(folder):

@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
-from bench.core import registry, spec
+from bench.core import registry, signals, spec
 from bench.core.compressors_config import CompressorsConfig
 from bench.core.errors import Interrupted, RunFailed, UsageError
 from bench.launch import torchrun
@@ -46,6 +46,7 @@ def resolve(asked: CompressorsConfig) -> CompressorsConfig:
     return config
 
 
+@signals.interruptible()
 def execute(config: CompressorsConfig, on_report: Callable[[Mapping[str, Any]], None], server: ForkServer) -> None:
     """Measure in a process of its own, whose threads and memory are nobody else's.
 
@@ -61,10 +62,9 @@ def execute(config: CompressorsConfig, on_report: Callable[[Mapping[str, Any]], 
     with scratch_folder("compressors") as folder:
         folder.config.write_text(config.to_json(), encoding="utf-8")
         try:
-            with torchrun.termination_as_interrupt():
-                job = server.start(folder, num_ranks=1, threads=config.threads, device=config.device)
-                timeouts = WatchdogTimeouts.with_one_process(config.timeout_s)
-                ending = torchrun.watch(job, ProgressReader(folder.progress), timeouts, on_report)
+            job = server.start(folder, num_ranks=1, threads=config.threads, device=config.device)
+            timeouts = WatchdogTimeouts.with_one_process(config.timeout_s)
+            ending = torchrun.watch(job, ProgressReader(folder.progress), timeouts, on_report)
         except KeyboardInterrupt:
             raise Interrupted("stopped by the user; nothing was written") from None
         if ending.silent_s is not None:

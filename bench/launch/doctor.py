@@ -19,6 +19,7 @@ from bench.core.environment import PACKAGES, usable_cores, version_of
 from bench.core.errors import BenchError, Interrupted
 from bench.core.units import format_bytes
 from bench.launch.fork_server import TRAIN, ForkServer
+from bench.launch.unfinished import noted
 
 Level = Literal["ok", "warn", "fail"]
 
@@ -196,7 +197,8 @@ def smoke_test(data_dir: Path, server: ForkServer) -> Check:
     )
     folder = Path(tempfile.mkdtemp(prefix="bench-doctor-"))
     try:
-        result = execute(resolve(asked), folder, _show_nothing, server)
+        with noted("doctor", folder):
+            result = execute(resolve(asked), folder, _show_nothing, server)
     except BenchError as error:
         shutil.rmtree(folder)
         return Check("fail", "smoke", str(error), "mend what the other lines name")

@@ -4,21 +4,22 @@ from __future__ import annotations
 
 import re
 import shutil
-import signal
 from typing import Any
 
+from bench.core.processes import killed_by
 from bench.core.run_folder import RunFolder, read_json
 
 _ROOT_CAUSE = re.compile(r"Root Cause.*?rank\s*:\s*(\d+).*?exitcode\s*:\s*(-?\d+)", re.DOTALL)
+_KILLED_AGENT = re.compile(r"^torchrun on .* was killed by .*$", re.MULTILINE)
 _FREE_BYTES_NEEDED = 1 << 20  # a job that ended has given some back
 
 
 def explain(folder: RunFolder) -> str:
-    """One sentence: the first rank that failed by itself, a rank that was killed, or the end of torchrun's log."""
+    """One sentence: the first rank that failed by itself, who was killed, or the end of torchrun's log."""
     reports = reports_of(folder)
     own = [report for report in reports if not report["lost_a_peer"]]
     log = read_log(folder)
-    killed = _killed_rank(log)
+    killed = _killed_agent(log) or _killed_rank(log)
     if own and not (killed and _is_echo(own[0])):
         return _sentence(own[0])
     if killed:
@@ -52,15 +53,18 @@ def _is_echo(report: dict[str, Any]) -> bool:
     )
 
 
+def _killed_agent(log: str) -> str | None:
+    """On virtual hosts the supervisor sees it; ranks that end for want of their agent only follow."""
+    match = _KILLED_AGENT.search(log)
+    return match[0] if match else None
+
+
 def _killed_rank(log: str) -> str | None:
     # every host has its own agent, and those on which nobody was killed have a root cause too
     match = next((match for match in _ROOT_CAUSE.finditer(log) if int(match[2]) < 0), None)
     if match is None:
         return None
-    number = -int(match[2])
-    name = signal.Signals(number).name if number in set(signal.Signals) else f"signal {number}"
-    hint = "; the machine may have run out of memory" if number == signal.SIGKILL else ""
-    return f"rank {match[1]} was killed by {name}{hint}"
+    return killed_by(f"rank {match[1]}", -int(match[2]))
 
 
 def _last_line(log: str) -> str:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import json
 import shutil
 import sys
 import time
@@ -11,16 +10,18 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from bench.core import environment, schema
+from bench.core import environment, signals
 from bench.core.config import RunConfig
 from bench.core.errors import RunFailed, UsageError
-from bench.core.rows import RowWriter, StoreError
+from bench.core.rows import StoreError
 from bench.core.run_folder import RunFolder, read_json, write_json
 from bench.launch import torchrun
+from bench.launch.ending import record_ending
 from bench.launch.failure import explain, reports_of
 from bench.launch.fork_server import ForkServer
 from bench.launch.machine_zero import MachineZero
 from bench.launch.progress import ProgressReader
+from bench.launch.unfinished import noted
 from bench.launch.watchdog import WatchdogTimeouts
 
 
@@ -41,6 +42,7 @@ class Result:
     summary: dict[str, Any]
 
 
+@signals.interruptible()
 def execute(config: RunConfig, out: Path, on_progress: Callable[[dict[str, Any]], None], server: ForkServer) -> Result:
     """Run it; returns when nothing of the job is left, however it ended.
 
@@ -55,30 +57,35 @@ def execute(config: RunConfig, out: Path, on_progress: Callable[[dict[str, Any]]
     """
     torchrun.check_port(config)
     folder = RunFolder.create(out, config.name, config.digest, config.seed)
-    folder.config.write_text(config.to_json(), encoding="utf-8")
-    write_json(folder.environment, environment.describe(sys.argv))
+    with noted("run", folder.path):
+        return _execute(config, folder, on_progress, server)
+
+
+def _execute(
+    config: RunConfig, folder: RunFolder, on_progress: Callable[[dict[str, Any]], None], server: ForkServer
+) -> Result:
     progress = ProgressReader(folder.progress)
     machine_zero = MachineZero(config.rdzv_endpoint) if config.rdzv_endpoint and config.node_rank > 0 else None
     started = time.time()
     try:
-        with torchrun.termination_as_interrupt():
-            job = _launch(config, folder, server)
-            ending = torchrun.watch(job, progress, WatchdogTimeouts.with_job(config), on_progress, machine_zero)
+        folder.config.write_text(config.to_json(), encoding="utf-8")
+        write_json(folder.environment, environment.describe(sys.argv))
+        job = _launch(config, folder, server)
+        ending = torchrun.watch(job, progress, WatchdogTimeouts.with_job(config), on_progress, machine_zero)
     except KeyboardInterrupt:
-        return _failed(
-            config, folder, progress, started, "interrupted", "stopped by the user; the rows so far are kept"
-        )
+        server.close()  # with its ranks, if they were not watched yet
+        return _failed(config, folder, started, "interrupted", "stopped by the user; the rows so far are kept")
     except RunFailed as failure:
-        return _failed(config, folder, progress, started, "failed", str(failure))
+        return _failed(config, folder, started, "failed", str(failure))
     if ending.silent_s is not None and not reports_of(folder):
         error = (
             f"machine 0 has been gone for {ending.silent_s:g} s, and a rank here did not end by itself"
             if machine_zero
             else f"no step ended within {ending.silent_s:g} s; raise --timeout if the link is that slow"
         )
-        return _failed(config, folder, progress, started, "timeout", error)
+        return _failed(config, folder, started, "timeout", error)
     if ending.exit_code != 0:
-        return _failed(config, folder, progress, started, "failed", explain(folder))
+        return _failed(config, folder, started, "failed", explain(folder))
     summary = read_json(folder.status)
     if summary is None:  # machines other than machine 0 hold no rank 0
         summary = {"status": "ok", "error": "", "run_id": folder.run_id}
@@ -95,25 +102,10 @@ def _launch(config: RunConfig, folder: RunFolder, server: ForkServer) -> torchru
         raise
 
 
-def _failed(
-    config: RunConfig, folder: RunFolder, progress: ProgressReader, started: float, status: str, error: str
-) -> Result:
-    """Keep what there is: a last row and `status.json` say how far the run came."""
-    progress.new_lines()
-    reached = {key: progress.last.get(key) for key in ("epoch", "step")}
-    summary = {"status": status, "error": error, "run_id": folder.run_id, **reached}
-    row = {
-        **config.columns(),
-        **environment.origin_columns(),
-        **reached,
-        "run_id": folder.run_id,
-        "status": status,
-        "error": error,
-        "wall_time_s": time.time() - started,
-    }
+def _failed(config: RunConfig, folder: RunFolder, started: float, status: str, error: str) -> Result:
+    """Keep what there is."""
     try:
-        RowWriter(folder.metrics, schema.METRICS).append(row)
-        write_json(folder.status, summary)
+        summary = record_ending(config, folder, status, error, time.time() - started)
     except (OSError, StoreError):
-        error = f"{error} (this last row could not be written)"
-    return Result(status=status, error=error, folder=folder, summary=json.loads(json.dumps(summary)))
+        summary = {"status": status, "error": f"{error} (this last row could not be written)", "run_id": folder.run_id}
+    return Result(status=status, error=summary["error"], folder=folder, summary=summary)

@@ -10,6 +10,7 @@ from pathlib import Path
 
 from bench.core.errors import RunFailed
 from bench.core.run_folder import RunFolder
+from bench.launch.unfinished import noted
 
 
 @contextlib.contextmanager
@@ -23,13 +24,14 @@ def scratch_folder(command: str) -> Iterator[RunFolder]:
         RunFailed: as the block did; the message then names the folder, which is kept.
     """
     folder = RunFolder(Path(tempfile.mkdtemp(prefix=f"bench-{command}-")))
-    folder.errors.mkdir()
-    folder.logs.mkdir()
-    try:
-        yield folder
-    except RunFailed as error:
-        raise RunFailed(f"{error}; logs are in {folder.path}") from None
-    except BaseException:
+    with noted(command, folder.path):
+        try:
+            folder.errors.mkdir()
+            folder.logs.mkdir()
+            yield folder
+        except RunFailed as error:
+            raise RunFailed(f"{error}; logs are in {folder.path}") from None
+        except BaseException:
+            shutil.rmtree(folder.path)
+            raise
         shutil.rmtree(folder.path)
-        raise
-    shutil.rmtree(folder.path)

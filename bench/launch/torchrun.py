@@ -15,18 +15,16 @@ import signal
 import socket
 import subprocess
 import sys
-import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
-from types import FrameType
 from typing import Any
 
 import psutil
 
-from bench.core.errors import UsageError
+from bench.core.errors import RunFailed, UsageError
 from bench.core.job_config import RanksConfig
-from bench.core.processes import die_with_parent
+from bench.core.processes import die_with_parent, killed_by
 from bench.core.run_folder import RunFolder
 from bench.hosts.cluster import Cluster
 from bench.hosts.job import HostsJob, start_hosts, torchrun_arguments
@@ -195,6 +193,9 @@ def watch(
         timeouts: how long nothing may be heard before the job is stopped.
         on_progress: called with every report.
         machine_zero: heard of in place of rank 0's reports, where rank 0 is elsewhere.
+
+    Raises:
+        RunFailed: a process above the ranks was killed.
     """
     heard = time.monotonic()
     limit_s = timeouts.first_s
@@ -209,6 +210,8 @@ def watch(
                 heard = time.monotonic()
                 limit_s = timeouts.next_s
             if exit_code is not None:
+                if death := _death(job, exit_code):
+                    raise RunFailed(death)
                 return Ending(exit_code=exit_code)
             if time.monotonic() - heard > limit_s:
                 return Ending(exit_code=1, silent_s=limit_s)
@@ -216,6 +219,14 @@ def watch(
                 job.wait(POLL_S)
     finally:
         stop(job)
+
+
+def _death(job: Started, exit_code: int) -> str | None:
+    """Say which process above the ranks was killed by which signal; None if none was."""
+    if isinstance(job, HostsJob):
+        return job.death()
+    who = "the process that the ranks are forked from" if isinstance(job, ForkedJob) else "torchrun on this machine"
+    return killed_by(who, -exit_code) if exit_code < 0 else None
 
 
 def stop(job: Started) -> None:
@@ -246,23 +257,6 @@ def _end(above: subprocess.Popen[bytes]) -> None:
         if process.is_running():
             process.kill()
     psutil.wait_procs(below, timeout=GRACE_S)
-
-
-@contextlib.contextmanager
-def termination_as_interrupt() -> Iterator[None]:
-    """SIGTERM (a scheduler's or a shell's) ends the job as cleanly as Ctrl-C."""
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
-
-    def interrupt(_signal: int, _frame: FrameType | None) -> None:
-        raise KeyboardInterrupt
-
-    before = signal.signal(signal.SIGTERM, interrupt)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGTERM, before)
 
 
 def _rendezvous(config: RanksConfig) -> list[str]:

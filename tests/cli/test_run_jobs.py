@@ -149,7 +149,7 @@ def test_a_killed_rank_is_named(start: Starter, tmp_path: Path) -> None:
     assert not processes_of(folder)
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
 def test_an_interrupted_run_keeps_its_rows_and_leaves_nothing(
     number: signal.Signals, start: Starter, tmp_path: Path
 ) -> None:

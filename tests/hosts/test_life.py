@@ -6,6 +6,7 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -70,9 +71,60 @@ def test_the_first_failing_code_wins(tmp_path: Path) -> None:
         assert job.wait() == 7
 
 
-def test_a_command_killed_by_a_signal_counts_as_128_and_its_number(tmp_path: Path) -> None:
-    with start_hosts(PAIR, tmp_path, shell("kill -9 $$", "true")) as job:
+def test_a_command_killed_by_a_signal_counts_as_128_and_its_number_and_is_named(tmp_path: Path) -> None:
+    with (
+        (tmp_path / "log").open("wb") as log,
+        start_hosts(PAIR, tmp_path, shell("kill -9 $$", "true"), output=log) as job,
+    ):
         assert job.wait() == 137
+        assert job.death() is None
+    assert "torchrun on host0 was killed by SIGKILL" in (tmp_path / "log").read_text(encoding="utf-8")
+
+
+def test_a_command_that_the_job_itself_kills_is_not_named(tmp_path: Path) -> None:
+    with (
+        (tmp_path / "log").open("wb") as log,
+        start_hosts(PAIR, tmp_path, shell("exit 4", "exec sleep 600"), output=log, grace_s=0.1) as job,
+    ):
+        assert job.wait() == 4
+    assert (tmp_path / "log").read_text(encoding="utf-8") == ""
+
+
+ABOVE = {
+    "unshare": "unshare --user",
+    "the supervisor of the virtual hosts": f"{sys.executable} -m bench.hosts.supervisor",
+}
+
+
+@pytest.mark.parametrize("victim", ABOVE)
+def test_the_process_above_that_was_killed_is_named(tmp_path: Path, victim: str) -> None:
+    with (
+        (tmp_path / "log").open("wb") as log,
+        start_hosts(PAIR, tmp_path, shell("exec sleep 600", "exec sleep 600"), output=log) as job,
+    ):
+        assert job.death() is None
+        kill_above(tmp_path, victim)
+        assert job.wait(timeout=10) != 0
+        assert str(job.death()).startswith(f"{victim} was killed by SIGKILL")
+
+
+@pytest.mark.parametrize("victim", ABOVE)
+def test_the_process_that_was_killed_during_the_set_up_is_named(tmp_path: Path, victim: str) -> None:
+    def kill_soon() -> None:
+        while not any(line.startswith(ABOVE[victim]) for line in processes_of(tmp_path).values()):
+            time.sleep(0.005)
+        time.sleep(0.3)  # it has begun
+        kill_above(tmp_path, victim)
+
+    killer = threading.Thread(target=kill_soon)
+    killer.start()
+    with pytest.raises(RunFailed, match=f"^{victim} was killed by SIGKILL"):
+        start_hosts(PAIR, tmp_path, shell("exec sleep 600", "exec sleep 600"))
+    killer.join()
+
+
+def kill_above(run_dir: Path, victim: str) -> None:
+    os.kill(next(number for number, line in processes_of(run_dir).items() if line.startswith(ABOVE[victim])), 9)
 
 
 def test_after_a_failure_the_others_are_stopped_when_the_grace_is_over(tmp_path: Path) -> None:
@@ -117,6 +169,7 @@ def test_kill_returns_when_nothing_is_left(tmp_path: Path) -> None:
     job.kill()
     assert job.poll() is not None
     assert processes_of(tmp_path) == {}
+    job.close()
 
 
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGINT])
@@ -136,11 +189,11 @@ def test_a_launcher_killed_during_the_set_up_leaves_nothing(tmp_path: Path) -> N
     wait_for_end_of(tmp_path)
 
 
-@pytest.mark.parametrize("victim", ["unshare --user", f"{sys.executable} -m bench.hosts.supervisor"])
+@pytest.mark.parametrize("victim", ABOVE)
 def test_killing_any_process_of_the_job_ends_it_without_the_launcher(tmp_path: Path, victim: str) -> None:
     with launcher(tmp_path) as process:
         process.send_signal(signal.SIGSTOP)
-        os.kill(next(number for number, line in processes_of(tmp_path).items() if line.startswith(victim)), 9)
+        kill_above(tmp_path, victim)
         while any("tests.testing.hosts_launcher" not in line for line in processes_of(tmp_path).values()):
             time.sleep(0.02)
         process.send_signal(signal.SIGCONT)

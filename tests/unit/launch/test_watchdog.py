@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 
+from bench.core.errors import RunFailed
 from bench.hosts.supervisor import STOP_GRACE_S
 from bench.launch import machine_zero, torchrun
 from bench.launch.progress import ProgressReader
@@ -83,3 +84,11 @@ def test_machine_0_that_has_not_come_yet_is_not_missed() -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         address = taken.getsockname()
     assert not machine_zero.MachineZero(f"{address[0]}:{address[1]}").is_heard()
+
+
+def test_a_killed_torchrun_is_named(tmp_path: Path) -> None:
+    job = torchrun.start([sys.executable, "-c", "import time; time.sleep(600)"], {}, tmp_path / "log")
+    job.kill()
+    timeouts = WatchdogTimeouts(first_s=60, next_s=60)
+    with pytest.raises(RunFailed, match=r"^torchrun on this machine was killed by SIGKILL"):
+        torchrun.watch(job, ProgressReader(tmp_path / "progress"), timeouts, lambda _: None)

@@ -1,0 +1,49 @@
+"""What is kept of a run that did not end well: a last row and `status.json` say how far it came, and why it ended."""
+
+from __future__ import annotations
+
+import shutil
+from typing import Any
+
+from bench.core import environment, schema
+from bench.core.config import RunConfig
+from bench.core.rows import RowWriter
+from bench.core.run_folder import RunFolder, read_json, write_json
+from bench.launch.progress import ProgressReader
+
+
+def record_ending(
+    config: RunConfig, folder: RunFolder, status: str, error: str, wall_time_s: float | None = None
+) -> dict[str, Any]:
+    """Write the last row and `status.json`, and return what the latter holds; no process of the run may be left.
+
+    Args:
+        config: the run's.
+        folder: the run's.
+        status: failed, timeout or interrupted.
+        error: one sentence.
+        wall_time_s: from the run's start to its end, where it is known.
+
+    Raises:
+        OSError: `status.json` cannot be written.
+        StoreError: the row cannot be written.
+    """
+    shutil.rmtree(folder.rendezvous, ignore_errors=True)
+    progress = ProgressReader(folder.progress)
+    progress.new_lines()
+    reached = {key: progress.last.get(key) for key in ("epoch", "step")}
+    origin = environment.origin_columns()
+    row = {
+        **config.columns(),
+        **origin,
+        **{key: value for key, value in (read_json(folder.environment) or {}).items() if key in origin},
+        **reached,
+        "run_id": folder.run_id,
+        "status": status,
+        "error": error,
+        "wall_time_s": wall_time_s,
+    }
+    RowWriter(folder.metrics, schema.METRICS).append(row)
+    summary = {"status": status, "error": error, "run_id": folder.run_id, **reached}
+    write_json(folder.status, summary)
+    return summary

@@ -1,0 +1,116 @@
+"""A launcher that is killed, and one that is told to end before or while its job starts."""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import psutil
+import pytest
+
+from tests.testing.invoke import execute, only_run, processes_of, rows, start, status
+
+pytestmark = pytest.mark.timeout(300)
+
+RUN = ("run", "--model", "linear", "--train-size", "256", "--test-size", "64", "--batch-size", "16", "--epochs", "5000")
+SUMS = ("collectives", "--sizes", "4kB", "--collectives", "ring", "--iters", "5000", "--rounds", "1000")
+
+
+def wait_until(condition: Callable[[], object], process: subprocess.Popen[str]) -> None:
+    """Return when the condition holds; a process that ends before is a failure."""
+    deadline = time.monotonic() + 100
+    while not condition():
+        assert process.poll() is None
+        assert time.monotonic() < deadline
+        time.sleep(0.005)
+
+
+def kill(process: subprocess.Popen[str], folder: Path) -> None:
+    """Kill the launcher, and return when its ranks have ended too."""
+    process.kill()
+    process.communicate()
+    psutil.wait_procs(list(processes_of(folder)), timeout=10)
+
+
+def test_the_next_command_names_a_run_whose_launcher_was_killed_and_keeps_its_rows(tmp_path: Path) -> None:
+    process = start(*RUN, "--out", str(tmp_path / "out"), XDG_STATE_HOME=str(tmp_path / "state"))
+    wait_until(lambda: list(tmp_path.glob("out/*/metrics.csv")) and len(rows(only_run(tmp_path / "out"))) > 1, process)
+    folder = only_run(tmp_path / "out")
+    other = execute("list", "optimizers", XDG_STATE_HOME=str(tmp_path / "state"))
+    assert other.error == ""  # it is still running
+    kill(process, folder)
+    first, second = (execute("list", "optimizers", XDG_STATE_HOME=str(tmp_path / "state")) for _ in range(2))
+    assert first.error == f"note: bench was killed during an earlier run; its rows so far are kept in {folder}\n"
+    assert second.error == ""
+    *before, last = rows(folder)
+    assert {row["status"] for row in before} == {"running"}
+    assert (last["status"], last["error"], last["model"], last["host"]) == (
+        "failed", "bench was killed", "linear", before[0]["host"],
+    )  # fmt: skip
+    assert status(folder)["error"] == "bench was killed"
+    assert int(last["step"]) > 0
+    assert not (folder / "rendezvous").exists()
+    assert list((tmp_path / "state" / "gradwire" / "jobs").iterdir()) == []
+
+
+def test_the_next_command_removes_the_temporary_folder_of_a_killed_one(tmp_path: Path) -> None:
+    variables = {"XDG_STATE_HOME": str(tmp_path / "state"), "TMPDIR": str(tmp_path)}
+    process = start(*SUMS, **variables)
+    wait_until(lambda: list(tmp_path.glob("bench-collectives-*/logs/*/*/*/stdout.log")), process)
+    (folder,) = tmp_path.glob("bench-collectives-*")
+    kill(process, folder)
+    said = execute("list", "optimizers", **variables).error
+    assert said == f"note: `bench collectives` was killed earlier; its temporary folder {folder} is removed\n"
+    assert not folder.exists()
+
+
+def handles(process: subprocess.Popen[str], number: signal.Signals) -> bool:
+    """Whether the process has a handler for the signal yet."""
+    lines = Path(f"/proc/{process.pid}/status").read_text(encoding="ascii").splitlines()
+    caught = next(line for line in lines if line.startswith("SigCgt")).partition(":")[2]
+    return bool(int(caught, 16) >> (number - 1) & 1)
+
+
+@pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="the system does not show who handles what")
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
+def test_a_signal_before_anything_is_imported_is_one_sentence(number: signal.Signals, tmp_path: Path) -> None:
+    process = start(*RUN, "--out", str(tmp_path / "out"))
+    wait_until(lambda: handles(process, number), process)
+    loaded = Path(f"/proc/{process.pid}/maps").read_text(encoding="utf-8")
+    process.send_signal(number)
+    _, error = process.communicate(timeout=60)
+    assert (process.returncode, error) == (130, "bench: interrupted\n")
+    assert "pydantic" not in loaded
+    assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+def test_a_signal_while_the_ranks_start_is_an_interrupted_run_with_its_row(
+    number: signal.Signals, tmp_path: Path
+) -> None:
+    process = start(*RUN, "--out", str(tmp_path / "out"))
+    wait_until(lambda: list(tmp_path.glob("out/*/rendezvous")), process)
+    process.send_signal(number)
+    process.send_signal(signal.SIGTERM)  # as `timeout` does, which must not cut short what the first one began
+    _, error = process.communicate(timeout=60)
+    folder = only_run(tmp_path / "out")
+    assert process.returncode == 130
+    assert "bench: stopped by the user; the rows so far are kept" in error
+    assert (rows(folder)[-1]["status"], status(folder)["status"]) == ("interrupted", "interrupted")
+    assert not (folder / "rendezvous").exists()
+    assert not processes_of(folder)
+
+
+def test_a_run_that_was_started_with_nohup_outlives_the_terminal(tmp_path: Path) -> None:
+    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    try:
+        process = start(*RUN[:-2], "--steps", "5", "--out", str(tmp_path / "out"))
+    finally:
+        signal.signal(signal.SIGHUP, before)
+    wait_until(lambda: list(tmp_path.glob("out/*/rendezvous")), process)
+    process.send_signal(signal.SIGHUP)
+    _, error = process.communicate(timeout=60)
+    assert process.returncode == 0, error

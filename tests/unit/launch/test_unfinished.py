@@ -1,0 +1,65 @@
+"""Notes of jobs under way, and what becomes of those whose launcher is gone."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from bench.core.run_folder import RunFolder, write_json
+from bench.launch.unfinished import clear_away, noted
+
+
+@pytest.fixture(autouse=True)
+def notes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
+    return tmp_path / "state" / "gradwire" / "jobs"
+
+
+def leave_note(notes: Path, command: str, folder: Path) -> None:
+    """As a launcher does that is killed."""
+    notes.mkdir(parents=True)
+    (notes / "note").write_text(json.dumps({"command": command, "path": str(folder)}), encoding="utf-8")
+
+
+def test_a_job_under_way_is_left_alone_and_leaves_no_note(notes: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    folder = notes.parent
+    with noted("collectives", folder):
+        assert notes.stat().st_mode & 0o777 == 0o700
+        assert len(list(notes.iterdir())) == 1
+        clear_away()
+        assert folder.exists()
+    assert list(notes.iterdir()) == []
+    assert capsys.readouterr().err == ""
+
+
+def test_without_a_place_for_notes_the_job_goes_on(notes: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_STATE_HOME", "/dev/null")
+    with noted("run", notes):
+        pass
+    clear_away()
+
+
+def test_a_run_whose_configuration_cannot_be_read_is_named(
+    notes: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = RunFolder.create(tmp_path / "out", "test", "0123456789", 1)
+    leave_note(notes, "run", folder.path)
+    clear_away()
+    said = capsys.readouterr().err
+    assert "note: bench was killed during an earlier run; a last row that says so could not be written" in said
+    assert str(folder.path) in said
+    assert list(notes.iterdir()) == []
+
+
+@pytest.mark.parametrize("exists", [True, False], ids=["it had ended", "its folder is gone"])
+def test_of_a_run_that_needs_nothing_nothing_is_said(
+    exists: bool, notes: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    if exists:
+        write_json(RunFolder(tmp_path).status, {"status": "ok"})
+    leave_note(notes, "run", tmp_path if exists else tmp_path / "gone")
+    clear_away()
+    assert capsys.readouterr().err == ""
+    assert list(notes.iterdir()) == []
