@@ -54,33 +54,32 @@ class Pair:
     refusal: str | None
 
 
-def detail(kind: str, name: str) -> Detail:
-    """Import a component and read its notes, facts and options.
+def details(kind: str) -> dict[str, Detail]:
+    """Import every component of a kind and read its notes, facts and options, by name."""
 
-    Raises:
-        UsageError: no component of that name.
-    """
-    component = registry.load(kind, name)
-    return Detail(
-        notes=_notes(component),
-        facts=_class_facts(component, registry.ROOMS[kind].base)
-        | (_FACTS_OF_DEFAULT[kind](component()) if kind in _FACTS_OF_DEFAULT else {}),
-        options=component.describe_options(),
-    )
+    def detail(component: type[Options]) -> Detail:
+        facts = _FACTS_OF_DEFAULT[kind](component()) if kind in _FACTS_OF_DEFAULT else {}
+        return Detail(
+            notes=_notes(component),
+            facts=_class_facts(component, registry.ROOMS[kind].base) | facts,
+            options=component.describe_options(),
+        )
+
+    return registry.ask_each(kind, detail)
 
 
 def pairs() -> list[Pair]:
     """Every compressor with every collective, as their classes allow."""
-    collectives = {
-        name: cast("type[Collective]", registry.load("collectives", name)) for name in registry.entries("collectives")
-    }
-    compressors = {
-        name: cast("Compressor", registry.load("compressors", name)()) for name in registry.entries("compressors")
-    }
+    collectives = registry.ask_each("collectives", lambda component: cast("type[Collective]", component))
+
+    def refusals(component: type[Options]) -> dict[str, str | None]:
+        compressor = cast("Compressor", component())
+        return {name: compressor.refusal(collective) for name, collective in collectives.items()}
+
     return [
-        Pair(compressor=left, collective=right, refusal=compressor.refusal(collective))
-        for left, compressor in compressors.items()
-        for right, collective in collectives.items()
+        Pair(compressor=compressor, collective=collective, refusal=refusal)
+        for compressor, answers in registry.ask_each("compressors", refusals).items()
+        for collective, refusal in answers.items()
     ]
 
 

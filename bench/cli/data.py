@@ -64,7 +64,7 @@ def data(
             f"there is no action '{action}'{did_you_mean(action, ACTIONS)}; choose one of {', '.join(ACTIONS)}"
         )
     if action == "list":
-        _show(_states([name] if name else list(registry.entries("datasets")), data_dir), as_json)
+        _show([_state(_dataset(name), data_dir)] if name else _states(data_dir), as_json)
         return
     if name is None:
         raise UsageError(f"which data set? write `bench data {action} NAME`; `bench list datasets` shows the names")
@@ -77,7 +77,7 @@ def data(
             _verify(name, data_dir)
     except DatasetError as error:
         raise RunFailed(str(error)) from None  # the command was right, the network or the disk was not
-    _show(_states([name], data_dir), as_json)
+    _show([_state(_dataset(name), data_dir)], as_json)
 
 
 def _prepare(text: str, data_dir: Path) -> None:
@@ -96,22 +96,21 @@ def _verify(text: str, data_dir: Path) -> None:
     print(f"{text}: {found} can be loaded", file=sys.stderr)
 
 
-def _states(texts: list[str], data_dir: Path) -> list[dict[str, Any]]:
-    states = []
-    for text in texts:
-        dataset = _dataset(text)
-        train, test = dataset.sizes()
-        states.append(
-            {
-                "name": dataset.component_name,
-                "train_size": train,
-                "test_size": test,
-                "num_classes": dataset.num_classes,
-                "present": dataset.is_present(data_dir),
-                "status": dataset.status(data_dir),
-            }
-        )
-    return states
+def _states(data_dir: Path) -> list[dict[str, Any]]:
+    states = registry.ask_each("datasets", lambda component: _state(cast("Dataset", component()), data_dir))
+    return list(states.values())
+
+
+def _state(dataset: Dataset, data_dir: Path) -> dict[str, Any]:
+    train, test = dataset.sizes()
+    return {
+        "name": dataset.component_name,
+        "train_size": train,
+        "test_size": test,
+        "num_classes": dataset.num_classes,
+        "present": dataset.is_present(data_dir),
+        "status": dataset.status(data_dir),
+    }
 
 
 def _dataset(text: str) -> Dataset:

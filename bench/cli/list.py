@@ -66,8 +66,10 @@ def list_components(
         return
     kinds = [kind] if kind else list(registry.ROOMS)
     details = _details(kinds) if long else {}
+    for each in kinds:
+        registry.warn_of_clashes(each)
     if as_json:
-        print_json({kind: _as_json(kind, details.get(kind, {})) for kind in kinds})
+        print_json({kind: _as_json(kind, details.get(kind)) for kind in kinds})
         return
     console = stdout_console()
     for each in kinds:
@@ -79,16 +81,17 @@ def list_components(
 
 
 def _details(kinds: Sequence[str]) -> dict[str, dict[str, Detail]]:
-    from bench.cli.catalog import detail
+    from bench.cli.catalog import details
 
-    return {kind: {name: detail(kind, name) for name in registry.entries(kind)} for kind in kinds}
+    return {kind: details(kind) for kind in kinds}
 
 
-def _as_json(kind: str, details: Mapping[str, Detail]) -> list[dict[str, Any]]:
+def _as_json(kind: str, details: Mapping[str, Detail] | None) -> list[dict[str, Any]]:
+    """Without details every name; with them those components that can be imported."""
     return [
-        {"name": entry.name, "description": entry.description}
-        | (dataclasses.asdict(details[entry.name]) if entry.name in details else {})
-        for entry in registry.entries(kind).values()
+        {"name": name, "description": entry.description} | (dataclasses.asdict(details[name]) if details else {})
+        for name, entry in registry.entries(kind).items()
+        if details is None or name in details
     ]
 
 
@@ -102,9 +105,8 @@ def _print_short(console: Console, kind: str) -> None:
 
 
 def _print_long(console: Console, kind: str, details: Mapping[str, Detail]) -> None:
-    for entry in registry.entries(kind).values():
-        known = details[entry.name]
-        console.print(f"[bold cyan]{entry.name}[/]  {escape(entry.description)}")
+    for name, known in details.items():
+        console.print(f"[bold cyan]{name}[/]  {escape(registry.entries(kind)[name].description)}")
         for label, text in known.notes.items():
             console.print(f"  [dim]{label}:[/] {escape(text)}")
         if known.facts:

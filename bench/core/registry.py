@@ -3,22 +3,34 @@
 A room is a package; a component is a file in it with one top-level class that derives (directly or through a class of
 the same folder or of its `families/`) from the room's base class and is named after the file: ``group_topk.py`` holds
 ``GroupTopK``. Names and one-line descriptions are read with ``ast``, so listing and completing names costs milliseconds
-and no torch. Third parties add components by entry point (group ``bench.compressors``, ``bench.collectives``, ...).
+and no torch. Third parties add components by entry point (group ``bench.compressors``, ``bench.collectives``, ...);
+whatever goes wrong in theirs is a `PluginError`, which only who names them need mind.
 """
 
 from __future__ import annotations
 
 import ast
+import contextlib
 import dataclasses
 import functools
 import importlib
 import importlib.metadata
 import importlib.util
+import inspect
+import sys
 import threading
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import TypeVar
 
 from bench.core.errors import UsageError
 from collectives.options import Options, did_you_mean
+
+T = TypeVar("T")
+
+
+class PluginError(UsageError):
+    """A third party's component that cannot be used; the message names it and what is wrong with it."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -37,11 +49,19 @@ class Room:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Entry:
-    """A component's name, its one-line description and where its class is found (``module:Class``)."""
+    """A component.
+
+    Attributes:
+        name: as a user writes it.
+        description: one line.
+        target: where its class is found (``module:Class``).
+        provider: the package of a third party that brings it, with its version; empty for the built-in ones.
+    """
 
     name: str
     description: str
     target: str
+    provider: str = ""
 
 
 ROOMS = {
@@ -63,17 +83,18 @@ _PARSER = threading.Lock()
 @functools.cache
 def entries(kind: str) -> dict[str, Entry]:
     """All components of one kind, by name and sorted; built-in ones win over entry points of the same name."""
-    room = ROOMS[kind]
-    found = {
-        point.name: Entry(
-            name=point.name,
-            description=f"(from {point.dist.name} {point.dist.version})" if point.dist else "(entry point)",
-            target=point.value,
-        )
-        for point in importlib.metadata.entry_points(group=f"bench.{kind}")
-    }
-    found.update(_built_in(room))
+    found = {entry.name: entry for entry in _third_party(kind)} | _built_in(ROOMS[kind])
     return dict(sorted(found.items()))
+
+
+@functools.cache
+def warn_of_clashes(kind: str) -> None:
+    """Say on stderr, once, whose components cannot be chosen because another one has their name."""
+    for entry in _third_party(kind):
+        chosen = entries(kind)[entry.name]
+        if chosen != entry:
+            winner = f"that of {chosen.provider}" if chosen.provider else "the built-in one"
+            _warn(f"{ROOMS[kind].singular} '{entry.name}' of {entry.provider} is left out: {winner} has the same name")
 
 
 def load(kind: str, name: str) -> type[Options]:
@@ -81,6 +102,7 @@ def load(kind: str, name: str) -> type[Options]:
 
     Raises:
         UsageError: no component of that name (the message names the nearest one and how to list them).
+        PluginError: it is a third party's and cannot be imported, or is no component of this kind.
     """
     known = entries(kind)
     if name not in known:
@@ -88,10 +110,93 @@ def load(kind: str, name: str) -> type[Options]:
             f"there is no {ROOMS[kind].singular} '{name}'{did_you_mean(name, known)}; "
             f"`bench list {kind}` shows them all"
         )
+    warn_of_clashes(kind)
     module, _, attribute = known[name].target.partition(":")
-    component: type[Options] = getattr(importlib.import_module(module), attribute)
-    component.component_name = name  # an entry point may name a class otherwise than its file does
+    with blaming_provider(kind, name):
+        component: type[Options] = getattr(importlib.import_module(module), attribute)
+        if known[name].provider:
+            _check_class(component, ROOMS[kind])
+        component.component_name = name  # an entry point may name a class otherwise than its file does
     return component
+
+
+def ask_each(kind: str, question: Callable[[type[Options]], T]) -> dict[str, T]:
+    """What every component's class answers, by name; those of third parties that cannot are left out, with a warning.
+
+    Args:
+        kind: the room.
+        question: may raise anything where a third party's component is at fault.
+    """
+    answers = {}
+    for name in entries(kind):
+        try:
+            with blaming_provider(kind, name):
+                answers[name] = question(load(kind, name))
+        except PluginError as error:
+            _warn(f"left out: {error}")
+    return answers
+
+
+@contextlib.contextmanager
+def blaming_provider(kind: str, name: str, passing: tuple[type[Exception], ...] = ()) -> Iterator[None]:
+    """Turn whatever a third party's component raises, `SystemExit` included, into a sentence that names its package.
+
+    Args:
+        kind: the room.
+        name: the component; what a built-in one raises passes.
+        passing: errors of the user that pass as well.
+
+    Raises:
+        PluginError: it raised something else.
+    """
+    provider = entries(kind)[name].provider
+    not_blamed: tuple[type[BaseException], ...] = (KeyboardInterrupt, PluginError, *passing)
+    try:
+        yield
+    except not_blamed:
+        raise
+    except BaseException as error:
+        if not provider:
+            raise
+        reason = " ".join(f"{type(error).__name__}: {error}".split())
+        raise PluginError(
+            f"{ROOMS[kind].singular} '{name}' of {provider} cannot be used ({reason}); mend or uninstall that package"
+        ) from error
+
+
+def required_of(component: type) -> set[str]:
+    """Methods and class facts that the classes above declare and nobody has defined."""
+    facts = {
+        name
+        for parent in component.__mro__
+        for name, hint in inspect.get_annotations(parent).items()
+        if str(hint).startswith("ClassVar") and not hasattr(component, name)
+    }
+    return facts | set(getattr(component, "__abstractmethods__", ()))
+
+
+def _third_party(kind: str) -> list[Entry]:
+    points = importlib.metadata.entry_points(group=f"bench.{kind}")
+    providers = [f"{point.dist.name} {point.dist.version}" if point.dist else "an unnamed package" for point in points]
+    return [
+        Entry(name=point.name, description=f"(from {provider})", target=point.value, provider=provider)
+        for point, provider in zip(points, providers, strict=True)
+    ]
+
+
+def _check_class(component: object, room: Room) -> None:
+    """Raise TypeError where a third party's object is no complete component of the room."""
+    base = getattr(importlib.import_module(f"{room.package}.base"), room.base)
+    if not (isinstance(component, type) and issubclass(component, base)):
+        raise TypeError(f"it does not derive from {room.package}.base.{room.base}")
+    if missing := required_of(component):
+        raise TypeError(f"it does not define {', '.join(sorted(missing))}")
+    if "__dataclass_fields__" not in vars(component):
+        raise TypeError("it is not decorated with @dataclasses.dataclass(kw_only=True)")
+
+
+def _warn(sentence: str) -> None:
+    print(f"warning: {sentence}", file=sys.stderr)
 
 
 def _built_in(room: Room) -> dict[str, Entry]:

@@ -50,7 +50,8 @@ def build(kind: str, text: str) -> Options:
     spec = parse(text)
     component = registry.load(kind, spec.name)
     try:
-        return component.from_text(spec.options)
+        with registry.blaming_provider(kind, spec.name, passing=(OptionError,)):
+            return component.from_text(spec.options)
     except OptionError as error:
         raise UsageError(f"{error}; `bench list {kind} --long` shows every option with its range") from None
 

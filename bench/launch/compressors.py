@@ -76,8 +76,8 @@ def execute(config: CompressorsConfig, on_report: Callable[[Mapping[str, Any]], 
 def _compressors(texts: str | None) -> list[str]:
     """Short spec texts, each once; the baseline first where all are asked for."""
     if texts is None:
-        built = [_build(name) for name in registry.entries("compressors")]
-        names = [spec.short_text(compressor) for compressor in built if not compressor.engine_hook]
+        built = registry.ask_each("compressors", lambda component: cast("Compressor", component()))
+        names = [name for name, compressor in built.items() if not compressor.engine_hook]
         return sorted(names, key=lambda name: (name != BASELINE, name))
     chosen = {spec.short_text(compressor): compressor for compressor in map(_build, spec.split_list(texts))}
     for name, compressor in chosen.items():

@@ -20,6 +20,7 @@ from bench.core.errors import BenchError, Interrupted
 from bench.core.units import format_bytes
 from bench.launch.fork_server import TRAIN, ForkServer
 from bench.launch.unfinished import noted
+from collectives.options import Options
 
 Level = Literal["ok", "warn", "fail"]
 
@@ -160,12 +161,14 @@ def data_sets(data_dir: Path) -> Iterator[Check]:
     """Every data set, ready or not."""
     from bench.datasets.base import Dataset
 
-    for name in registry.entries("datasets"):
-        dataset = cast(Dataset, registry.load("datasets", name)())
+    def look(component: type[Options]) -> Check:
+        dataset = cast(Dataset, component())
+        name, status = f"data: {dataset.component_name}", dataset.status(data_dir)
         if dataset.is_present(data_dir):
-            yield Check("ok", f"data: {name}", dataset.status(data_dir))
-        else:
-            yield Check("warn", f"data: {name}", dataset.status(data_dir), "needed only to train on it")
+            return Check("ok", name, status)
+        return Check("warn", name, status, "needed only to train on it")
+
+    yield from registry.ask_each("datasets", look).values()
 
 
 def smoke_test(data_dir: Path, server: ForkServer) -> Check:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import importlib
 import importlib.util
 import re
 import shutil
@@ -126,6 +127,18 @@ def test_its_bytes_are_the_closed_form(example: type[Compressor]) -> None:
         for layer in LAYERS:
             payload = compressor.encode(gradient(layer, index, 0), layer, step_at(index))
             assert payload.pack().numel() == payload.nbytes == compressor.expected_nbytes(layer)
+
+
+def test_the_table_says_what_must_be_written() -> None:
+    rows = re.findall(r"^\| [a-z ]+ \| `([\w/]+)/` \| (.*) \| (.*) \|$", TEXT, re.MULTILINE)
+    assert {folder.replace("/", ".") for folder, _, _ in rows} == {room.package for room in registry.ROOMS.values()}
+    for folder, derive_from, write in rows:
+        module, _, name = re.findall(r"`([\w.]+)`", derive_from)[0].rpartition(".")
+        base = getattr(importlib.import_module(module), name)
+        always, _, sometimes = (re.findall(r"`([a-z_]+)`", part) for part in write.partition("("))
+        # methods of several rounds write `reduce` in the place of `encode`, so neither is abstract
+        assert set(always) - {"encode"} == registry.required_of(base), folder
+        assert all(hasattr(base, method) or hasattr(BoundCollective, method) for method in sometimes), folder
 
 
 def test_every_file_that_is_named_exists() -> None:
