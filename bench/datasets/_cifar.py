@@ -11,8 +11,10 @@ import dataclasses
 import errno
 import http.client
 import socket
+import sys
 import tarfile
 import urllib.error
+import urllib.parse
 import warnings
 from collections.abc import Iterator
 from pathlib import Path
@@ -21,14 +23,21 @@ from typing import Annotated, ClassVar
 import pydantic
 import torch
 from torchvision.datasets import CIFAR10
-from torchvision.datasets.utils import check_integrity, download_url
+from torchvision.datasets.utils import calculate_md5, check_integrity, download_url
 from typing_extensions import Doc, override
 
+from bench.core.files import check_regular
 from bench.datasets.base import Dataset, DatasetError, Part
 
 _WITHOUT_NETWORK = "use --dataset digits or --dataset synthetic, which need no download"
 # What `write` can raise, which names no file.
 _DISK_ERRORS = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO}
+
+
+def _checked_address(url: str) -> str:
+    """Raise ValueError where an address has brackets or a port that are none."""
+    _ = urllib.parse.urlsplit(url).port
+    return url
 
 
 @dataclasses.dataclass(kw_only=True)
@@ -47,7 +56,8 @@ class Cifar(Dataset):
     timeout_s: ClassVar[float] = 10.0
 
     url: Annotated[
-        Annotated[str, pydantic.StringConstraints(pattern=r"^https?://\S+$")] | None,
+        Annotated[str, pydantic.StringConstraints(pattern=r"^https?://\S+$"), pydantic.AfterValidator(_checked_address)]
+        | None,
         Doc("address of a mirror of the archive, for `bench data prepare` (none: the original); the checksums stay"),
     ] = None
 
@@ -58,7 +68,7 @@ class Cifar(Dataset):
     def status(self, data_dir: Path) -> str:
         """E.g. "ready in data/cifar-10-batches-py", or what is missing or damaged and how to mend it."""
         if not self._folder(data_dir).exists():
-            return f"not prepared; run {self._prepare_command}"
+            return self._wrong_archive(data_dir) or f"not prepared; run {self._prepare_command}"
         bad = self._bad_files(data_dir)
         return self._damage(bad) if bad else f"ready in {self._folder(data_dir)}"
 
@@ -70,12 +80,15 @@ class Cifar(Dataset):
         """Download (unless the archive already lies in `data_dir`), verify, and extract; nothing where all is well.
 
         Raises:
-            DatasetError: no network, a server that is silent for 10 s, a wrong checksum, or a disk problem.
+            DatasetError: no network, a server that is silent for 10 s, a wrong checksum (of an archive that lies there
+                already, which stays as it is, or of what the server sent), or a disk problem.
         """
         if self.is_present(data_dir):
             return
         try:
-            archive = self._download(data_dir)
+            archive = self._fetch(data_dir)
+            for path in filter(Path.is_file, self._bad_files(data_dir)):
+                print(f"warning: {path} has a wrong checksum and is replaced", file=sys.stderr)
             with tarfile.open(archive) as tar:
                 tar.extractall(data_dir, filter="data")
         except OSError as error:
@@ -98,8 +111,9 @@ class Cifar(Dataset):
         train_size, test_size = self.resolve_sizes(train_size, test_size)
         if not self._folder(data_dir).exists():
             raise DatasetError(
-                f"{self.component_name} is not in {data_dir}; run {self._prepare_command} where there is a network, or "
-                f"{_WITHOUT_NETWORK}"
+                self._wrong_archive(data_dir)
+                or f"{self.component_name} is not in {data_dir}; run {self._prepare_command} where there is a network, "
+                f"or {_WITHOUT_NETWORK}"
             )
         try:
             train, test = (self._read(data_dir, train=train) for train in (True, False))
@@ -107,30 +121,41 @@ class Cifar(Dataset):
             raise DatasetError(self._damage(self._bad_files(data_dir))) from error
         return train.subset(train_size), test.subset(test_size)
 
-    def _download(self, data_dir: Path) -> Path:
-        """The verified archive's path.
+    def _fetch(self, data_dir: Path) -> Path:
+        """The verified archive's path: where it lies, or is then.
 
         Raises:
             DatasetError: the network or the archive is at fault.
-            OSError: the disk is.
+            UsageError: something that is no file has its name.
+            OSError: the disk is at fault.
         """
+        path = self._archive_in(data_dir)
+        check_regular(path)
+        if problem := self._wrong_archive(data_dir):
+            raise DatasetError(problem)
+        if not path.exists():
+            self._download(data_dir, path.with_name(f"{path.name}.part")).rename(path)
+        return path
+
+    def _download(self, data_dir: Path, path: Path) -> Path:
         url = self.url or self.archive.url
-        path: Path = data_dir / self.archive.filename
         try:
             with _socket_timeout(self.timeout_s):
-                download_url(url, str(data_dir), self.archive.filename, self.archive.tgz_md5)
-        except (OSError, http.client.HTTPException, RecursionError, UnicodeError) as error:
+                download_url(url, str(data_dir), path.name, self.archive.tgz_md5)
+        except (OSError, http.client.HTTPException, RecursionError, ValueError) as error:
             if _is_disk_problem(error):
                 raise
             raise DatasetError(
                 f"{self.component_name} could not be downloaded from {url}: {self._reason(error)}; check the network "
-                f"and run {self._prepare_command}, put {self.archive.filename} into {data_dir} yourself, or "
-                f"{_WITHOUT_NETWORK}"
+                f"and run {self._prepare_command}, copy {self.archive.filename} into the folder {data_dir} from "
+                f"elsewhere, or {_WITHOUT_NETWORK}"
             ) from error
         except RuntimeError as error:  # what torchvision raises for a wrong checksum
+            checksum = calculate_md5(path)
+            path.unlink()
             raise DatasetError(
-                f"{path} has a wrong checksum, so what {url} sent is damaged or another file; delete it and run "
-                f"{self._prepare_command}, or {_WITHOUT_NETWORK}"
+                f"what {url} sent has the MD5 checksum {checksum} instead of {self.archive.tgz_md5}, so it is damaged "
+                f"or another file and was not kept; run {self._prepare_command} again, or {_WITHOUT_NETWORK}"
             ) from error
         return path
 
@@ -154,6 +179,20 @@ class Cifar(Dataset):
     @property
     def _prepare_command(self) -> str:
         return f"`bench data prepare {self.component_name}`"
+
+    def _archive_in(self, data_dir: Path) -> Path:
+        name: str = self.archive.filename
+        return data_dir / name
+
+    def _wrong_archive(self, data_dir: Path) -> str | None:
+        """What to do with an archive that lies there and is not the published one; None where there is none such."""
+        path, published = self._archive_in(data_dir), self.archive.tgz_md5
+        if not path.is_file() or (found := calculate_md5(path)) == published:
+            return None
+        return (
+            f"{path} has the MD5 checksum {found} instead of {published}, so it is damaged or another file; move it "
+            f"elsewhere and run {self._prepare_command}"
+        )
 
     def _folder(self, data_dir: Path) -> Path:
         folder: str = self.archive.base_folder

@@ -24,6 +24,7 @@ from torch.nn import functional
 from typing_extensions import Doc
 
 from bench.datasets.base import Dataset, DatasetError, Part
+from collectives.ranges import Count
 
 _SIZE = 32
 _NUM_SHAPES = 5
@@ -40,8 +41,8 @@ class Synthetic(Dataset):
     std: ClassVar[tuple[float, float, float]] = (0.141, 0.141, 0.141)
     mirror: ClassVar[bool] = True
 
-    train_size: Annotated[int, Ge(1), Doc("training samples where the run does not say how many")] = 10_000
-    test_size: Annotated[int, Ge(1), Doc("test samples where the run does not say how many")] = 2_000
+    train_size: Annotated[Count, Doc("training samples where the run does not say how many")] = 10_000
+    test_size: Annotated[Count, Doc("test samples where the run does not say how many")] = 2_000
     noise: Annotated[float, Ge(0), Le(1), Doc("noise on every pixel, as a share of white; more makes it harder")] = 0.05
 
     def sizes(self) -> tuple[int, int]:

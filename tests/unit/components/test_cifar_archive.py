@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import errno
+import functools
+import hashlib
 import http.server
 import pickletools
+import re
 import socket
 import tarfile
 import threading
@@ -133,7 +136,7 @@ def test_the_original_is_asked_where_no_mirror_is_given(monkeypatch: pytest.Monk
     with pytest.raises(DatasetError, match="is missing"):
         Cifar10().prepare(tmp_path)
     original = torchvision.datasets.CIFAR10
-    assert asked == [(original.url, str(tmp_path), original.filename, original.tgz_md5)]
+    assert asked == [(original.url, str(tmp_path), f"{original.filename}.part", original.tgz_md5)]
 
 
 def test_load_and_a_second_prepare_leave_the_network_alone(
@@ -192,26 +195,49 @@ def test_a_page_that_does_not_exist_is_named(server: Server, tmp_path: Path) -> 
 
 
 @pytest.mark.parametrize("damage", ["one bit", "cut", "connection lost"])
-def test_a_damaged_archive_is_named_and_replaced(server: Server, tmp_path: Path, damage: str) -> None:
+def test_a_damaged_download_is_told_with_its_checksum_and_not_kept(server: Server, tmp_path: Path, damage: str) -> None:
     if damage == "one bit":
         server.content = ARCHIVE[:5000] + bytes([ARCHIVE[5000] ^ 1]) + ARCHIVE[5001:]
     else:
         server.content = ARCHIVE[:5000]
         server.announced = len(ARCHIVE) if damage == "connection lost" else None
-    archive = tmp_path / SmallArchive.filename
+    sent = hashlib.md5(server.content, usedforsecurity=False).hexdigest()
     with pytest.raises(
-        DatasetError, match=rf"{archive} has a wrong checksum.*delete it and {COMMAND}, or {ALTERNATIVES}"
+        DatasetError,
+        match=rf"what {server.url} sent has the MD5 checksum {sent} instead of {SmallArchive.tgz_md5}, .*"
+        rf"{COMMAND} again, or {ALTERNATIVES}",
     ):
         SmallCifar10(url=server.url).prepare(tmp_path)
-    assert not SmallCifar10().is_present(tmp_path)
+    assert not list(tmp_path.iterdir())
 
     server.content, server.announced = ARCHIVE, None
     SmallCifar10(url=server.url).prepare(tmp_path)
     assert SmallCifar10().is_present(tmp_path)
 
 
+@pytest.mark.usefixtures("_offline")
+def test_an_archive_of_the_users_that_is_another_one_is_named_and_stays(tmp_path: Path) -> None:
+    archive = tmp_path / SmallArchive.filename
+    archive.write_bytes(b"my own")
+    found = hashlib.md5(b"my own", usedforsecurity=False).hexdigest()
+    sentence = f"{archive} has the MD5 checksum {found} instead of {SmallArchive.tgz_md5}, "
+    assert SmallCifar10().status(tmp_path).startswith(sentence)
+    for command in (SmallCifar10().prepare, functools.partial(SmallCifar10().load, seed=1)):
+        with pytest.raises(DatasetError, match=rf"^{sentence}.*move it elsewhere and {COMMAND}$"):
+            command(tmp_path)
+    assert archive.read_bytes() == b"my own"
+
+
+def test_an_archive_that_is_a_device_is_refused(tmp_path: Path) -> None:
+    (tmp_path / SmallArchive.filename).symlink_to("/dev/zero")
+    with pytest.raises(UsageError, match="is no regular file"):
+        SmallCifar10().prepare(tmp_path)
+
+
 @pytest.mark.parametrize("name", ["data_batch_3", "test_batch", "batches.meta"])
-def test_a_damaged_file_is_named_and_restored_from_the_archive(prepared: Path, name: str) -> None:
+def test_a_damaged_file_is_named_and_restored_from_the_archive(
+    prepared: Path, name: str, capsys: pytest.CaptureFixture[str]
+) -> None:
     path = prepared / "cifar-10-batches-py" / name
     path.write_bytes(FILES[name][:-1] + b"?")
     message = rf"{path} has a wrong checksum; delete it and {COMMAND}"
@@ -222,6 +248,7 @@ def test_a_damaged_file_is_named_and_restored_from_the_archive(prepared: Path, n
 
     SmallCifar10().prepare(prepared)
     assert path.read_bytes() == FILES[name]
+    assert f"warning: {path} has a wrong checksum and is replaced" in capsys.readouterr().err
 
 
 def test_missing_files_are_counted(prepared: Path) -> None:
@@ -233,7 +260,7 @@ def test_missing_files_are_counted(prepared: Path) -> None:
 
 
 def test_a_full_disk_is_told_apart_from_the_network(server: Server, tmp_path: Path) -> None:
-    (tmp_path / SmallArchive.filename).symlink_to("/dev/full")
+    (tmp_path / f"{SmallArchive.filename}.part").symlink_to("/dev/full")
     with pytest.raises(DatasetError, match=rf"could not be written to {tmp_path}: No space left on device; make room"):
         SmallCifar10(url=server.url).prepare(tmp_path)
 
@@ -310,5 +337,6 @@ def test_cifar100_is_read_by_its_fine_labels(tmp_path: Path, monkeypatch: pytest
 def test_a_mirror_is_an_option() -> None:
     mirror = "http://127.0.0.1:8000/cifar-10-python.tar.gz"
     assert spec.build("datasets", f"cifar10:url={mirror}").url == mirror  # type: ignore[attr-defined]
-    with pytest.raises(UsageError, match="url=ftp://x is not possible"):
-        spec.build("datasets", "cifar10:url=ftp://x")
+    for url in ("ftp://x", "http://[::1/x", "http://x:port/x"):
+        with pytest.raises(UsageError, match=re.escape(f"url={url} is not possible")):
+            spec.build("datasets", f"cifar10:url={url}")
