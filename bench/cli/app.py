@@ -1,17 +1,16 @@
-"""The Typer application: its commands, `--version`, and how errors become one sentence and an exit code."""
+"""The Typer application: its commands and `--version`."""
 
 from __future__ import annotations
 
 import gc
-import sys
 from typing import Annotated
 
 import typer
 
 from bench.cli import collectives, compare, compressors, data, doctor, run
 from bench.cli import list as list_
+from bench.cli.ending import one_sentence
 from bench.core.environment import version_of
-from bench.core.errors import BenchError
 from bench.launch.unfinished import clear_away
 
 EXIT_CODES = (
@@ -64,12 +63,7 @@ def main() -> None:
     """Run the command that the user typed."""
     gc.set_threshold(IMPORTED_OBJECTS)
     try:
-        app()
-    except BenchError as error:
-        print(f"bench: {error}", file=sys.stderr)
-        sys.exit(error.exit_code)
-    except KeyboardInterrupt:
-        print("bench: interrupted", file=sys.stderr)
-        sys.exit(130)
+        with one_sentence():
+            app()
     finally:
         gc.freeze()  # all of it goes with the process

@@ -155,6 +155,8 @@ def _format(chosen: Format | None, as_json: bool, out: Path | None) -> Format:
 
 def _write(table: Table, compared: Comparison, warnings: list[str], chosen: Format, out: Path | None) -> None:
     if out:
+        if out.is_fifo():
+            raise UsageError(f"{out} is a pipe, which may wait for a reader for ever; choose another --out")
         try:
             out.write_text(_text(table, compared, warnings, chosen), encoding="utf-8")
         except OSError as error:

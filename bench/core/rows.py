@@ -139,10 +139,7 @@ def _row(header: list[str], line: str, columns: tuple[Column, ...]) -> dict[str,
     cells = _cells(line)
     if len(cells) != len(header):
         raise ValueError(f"it is cut or damaged ({len(cells)} cells under {len(header)} columns)")
-    try:
-        return from_cells(dict(zip(header, cells, strict=True)), columns)
-    except OverflowError as error:  # an infinite number in an integer column
-        raise ValueError(str(error)) from None
+    return from_cells(dict(zip(header, cells, strict=True)), columns)
 
 
 def _cells(line: str) -> list[str]:

@@ -15,6 +15,9 @@ from bench.core.compressors_config import CompressorsConfig
 from bench.core.config import RunConfig
 from bench.core.configuration import Configuration
 
+# Whole numbers up to here are exact as floats, as other tools read them; of squares of the others a mean can be taken.
+_LARGEST = {int: 2**53, float: 1e100}
+
 Direction = Literal["", "higher", "lower"]
 
 
@@ -438,6 +441,11 @@ def _value(cell: str, type_: type) -> Any:
         if cell.lower() not in ("true", "false"):
             raise ValueError(f"'{cell}' is neither true nor false")
         return cell.lower() == "true"
-    if type_ is int:
-        return int(float(cell))
-    return type_(cell)
+    if type_ is str:
+        return cell
+    number = float(cell)
+    if type_ is float and not math.isfinite(number):
+        return None  # what overflowed is no measured value
+    if not abs(number) <= _LARGEST[type_]:
+        raise ValueError(f"'{cell}' is no number, or larger than anything that can be measured")
+    return type_(number)

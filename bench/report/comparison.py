@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Literal
 from bench.core.errors import UsageError
 from bench.core.schema import Column
 from bench.report import baseline as baselines
-from bench.report.columns import find_metric
+from bench.report.columns import find_column, find_metric
 from bench.report.configurations import Configuration, configurations
 from bench.report.runs import Repeat, final_states, one_per_seed
 from bench.report.statistics import Effect, Significance, difference, holm, improvement, judge
@@ -99,6 +99,7 @@ def compare(
         UsageError: an unknown column, a baseline that no row fits, or a metric that no finished run has.
     """
     column = find_metric(metric)
+    by = [find_column(name).name for name in by]
     runs, repeats = one_per_seed(final_states(rows), by)
     groups = configurations(runs, by)
     _check_measured(column, groups)

@@ -8,7 +8,6 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from bench.core.schema import METRICS, METRICS_BY_NAME
-from bench.report.columns import find_column
 from bench.report.formats import format_value
 from bench.report.statistics import Estimate, estimate
 
@@ -71,11 +70,8 @@ def configurations(runs: pd.DataFrame, by: Sequence[str]) -> list[Configuration]
         runs: one row per configuration and seed.
         by: columns to group by; empty: by ``config_id``, labelled by compressor, collective, the strategy where one is
             not the usual, and every setting that is not the same in all runs.
-
-    Raises:
-        UsageError: a column that does not exist.
     """
-    keys = [find_column(name).name for name in by] or ["config_id"]
+    keys = list(by) or ["config_id"]
     groups = [group for _, group in runs.groupby(keys, sort=False, dropna=False)]
     names = list(by) or _telling_columns(runs, groups)
     return [Configuration(label={name: plain(group[name].iloc[0]) for name in names}, runs=group) for group in groups]

@@ -11,7 +11,7 @@ from bench.report.comparison import Comparison, Row
 from bench.report.formats import format_factor, format_points
 from bench.report.statistics import CONFIDENCE, Effect
 
-_FORM = re.compile(r"(slower|accuracy):(\d+(?:\.\d+)?)(%?)")
+_FORM = re.compile(r"(slower|accuracy):([0-9]{1,9}(?:\.[0-9]+)?)(%?)")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import dataclasses
 import glob
+import os
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from bench.core.errors import NothingToCompare, UsageError
+from bench.core.files import check_regular
 from bench.core.rows import Warn, read_header, read_rows, warn_on_stderr
 from bench.core.schema import METRICS
 
@@ -43,7 +45,7 @@ def load(paths: Sequence[str | Path], *, warn: Warn = warn_on_stderr) -> pd.Data
         UsageError: a file that was named lacks a required column (the message names it).
         NothingToCompare: a path does not exist, or no path holds a readable row.
     """
-    sources = {source.path.resolve(): source for path in paths for source in _sources(str(path), warn)}
+    sources = {os.path.realpath(source.path): source for path in paths for source in _sources(str(path), warn)}
     rows = [row for source in sources.values() for row in _rows(source, warn)]
     if not rows:
         places = ", ".join(str(path) for path in paths)
@@ -66,6 +68,7 @@ def _sources(path: str, warn: Warn) -> Iterator[_Source]:
 
 
 def _rows(source: _Source, warn: Warn) -> list[dict[str, Any]]:
+    check_regular(source.path)
     try:
         header = _header(source.path)
         missing = [name for name in REQUIRED if name not in header]

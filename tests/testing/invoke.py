@@ -15,7 +15,7 @@ from typing import Any
 import psutil
 from typer.testing import CliRunner
 
-from bench.core.errors import BenchError
+from bench.cli.ending import as_told
 
 REPOSITORY = Path(__file__).parents[2]
 
@@ -34,8 +34,8 @@ def invoke(*arguments: str) -> Answer:
     from bench.cli.app import app
 
     result = CliRunner().invoke(app, list(arguments))
-    if isinstance(result.exception, BenchError):
-        return Answer(result.exception.exit_code, result.stdout, str(result.exception))
+    if result.exception is not None and (told := as_told(result.exception)):
+        return Answer(told.exit_code, result.stdout, str(told))
     if result.exception is not None and not isinstance(result.exception, SystemExit):
         raise result.exception
     return Answer(result.exit_code, result.stdout, result.stderr)

@@ -30,7 +30,7 @@ GROUPS = {
 VALUES: dict[type, st.SearchStrategy[Any]] = {
     str: st.text(min_size=1),
     int: st.integers(min_value=-(2**53), max_value=2**53),
-    float: st.floats(allow_nan=False),
+    float: st.floats(min_value=-1e100, max_value=1e100),
     bool: st.booleans(),
 }
 
@@ -104,6 +104,17 @@ def test_a_value_without_a_column_is_a_bug() -> None:
 @pytest.mark.parametrize(("column", "cell"), [("seed", "one"), ("lr", "fast"), ("augment", "maybe")])
 def test_a_cell_of_another_type_is_refused(column: str, cell: str) -> None:
     with pytest.raises(ValueError, match=cell):
+        from_cells({column: cell})
+
+
+@pytest.mark.parametrize("cell", ["inf", "-inf", "nan"])
+def test_what_overflowed_is_no_value(cell: str) -> None:
+    assert from_cells({"samples_per_s": cell}) == {"samples_per_s": None}
+
+
+@pytest.mark.parametrize(("column", "cell"), [("samples_per_s", "1e101"), ("seed", "1e17"), ("seed", "inf")])
+def test_what_nobody_can_have_measured_is_refused(column: str, cell: str) -> None:
+    with pytest.raises(ValueError, match="larger than anything that can be measured"):
         from_cells({column: cell})
 
 
