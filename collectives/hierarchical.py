@@ -15,7 +15,6 @@ import dataclasses
 from collections.abc import Callable, Iterable, Sequence
 from typing import Annotated
 
-from annotated_types import Ge
 from typing_extensions import Doc, override
 
 from collectives import spec
@@ -26,6 +25,7 @@ from collectives.payloads.base import Payload, unpack
 from collectives.payloads.bundle import Bundle, members
 from collectives.payloads.dense import Dense
 from collectives.payloads.unreduced_sum import UnreducedSum
+from collectives.ranges import Count
 from collectives.rounds.base import Message, Piece, Round
 from collectives.rounds.layout import Layout, Leaf, Stretch
 from collectives.transport import messages
@@ -41,7 +41,7 @@ class Hierarchical(Collective):
         between: the collective among leaders.
     """
 
-    group_size: Annotated[int, Ge(1), Doc("ranks per group; consecutive ranks, so best the ranks per machine")] = 2
+    group_size: Annotated[Count, Doc("ranks per group; consecutive ranks, so best the ranks per machine")] = 2
     intra: Annotated[str, Doc("collective within a group")] = "ring"
     inter: Annotated[str, Doc("collective among the groups' leaders")] = "ring"
 

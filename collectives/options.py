@@ -201,14 +201,20 @@ def range_text(hint: Any) -> str:
     for note in notes:
         match note:
             case annotated_types.Gt(gt=bound):
-                low = f"({value_text(bound)}"
+                low = f"({_bound_text(bound)}"
             case annotated_types.Ge(ge=bound):
-                low = f"[{value_text(bound)}"
+                low = f"[{_bound_text(bound)}"
             case annotated_types.Lt(lt=bound):
-                high = f"{value_text(bound)})"
+                high = f"{_bound_text(bound)})"
             case annotated_types.Le(le=bound):
-                high = f"{value_text(bound)}]"
+                high = f"{_bound_text(bound)}]"
     return "" if (low, high) == ("(-inf", "inf)") else f"{low}, {high}"
+
+
+def _bound_text(bound: Any) -> str:
+    """Powers of ten above a million as ``1e9``, whose zeros nobody counts."""
+    short = f"{bound:.0e}".replace("e+0", "e").replace("e+", "e")
+    return short if bound > 1e6 and float(short) == bound else value_text(bound)
 
 
 def meaning(hint: Any) -> str:

@@ -21,7 +21,6 @@ from collections.abc import Iterable, Sequence
 from typing import Annotated, Any, ClassVar, Literal, NamedTuple
 
 import torch
-from annotated_types import Ge
 from typing_extensions import Doc, override
 
 from collectives.base import BoundCollective, Collective, Downlink
@@ -33,6 +32,7 @@ from collectives.payloads.dense import Dense
 from collectives.payloads.indexed_values import IndexedValues
 from collectives.payloads.row_sparse import RowSparse
 from collectives.payloads.sparse import Sparse
+from collectives.ranges import Count, CountOrZero
 from collectives.rounds.base import Piece, Place, Round
 from collectives.rounds.layout import Key, Layout
 from collectives.rounds.packed import PackedPieces
@@ -72,12 +72,12 @@ class Server(Collective):
     placement: Annotated[Literal["colocated", "sharded"], Doc("one rank serves, or all of them share the layers")] = (
         "colocated"
     )
-    root: Annotated[int, Ge(0), Doc("the rank that serves when colocated")] = 0
+    root: Annotated[CountOrZero, Doc("the rank that serves when colocated")] = 0
     downlink: Annotated[
         Literal["dense", "union", "recode"],
         Doc("answer with all elements, with those that some rank sent, or encoded by the run's compressor"),
     ] = "dense"
-    split_numel: Annotated[int, Ge(1), Doc("elements beyond which all servers share a layer, when sharded")] = 1_000_000
+    split_numel: Annotated[Count, Doc("elements beyond which all servers share a layer, when sharded")] = 1_000_000
 
     @override
     def bind(self, transport: Transport, downlink: Downlink | None = None) -> BoundServer:

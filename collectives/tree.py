@@ -15,10 +15,10 @@ from __future__ import annotations
 import dataclasses
 from typing import Annotated
 
-from annotated_types import Ge
 from typing_extensions import Doc, override
 
 from collectives.base import Collective
+from collectives.ranges import Count
 from collectives.rounds.base import Piece, Round
 from collectives.rounds.layout import Layout, Stretch
 
@@ -27,7 +27,7 @@ from collectives.rounds.layout import Layout, Stretch
 class Tree(Collective):
     """A binary tree with rank 0 as its root."""
 
-    segment_bytes: Annotated[int, Ge(1), Doc("bytes of a dense payload that travel as one message")] = 4_000_000
+    segment_bytes: Annotated[Count, Doc("bytes of a dense payload that travel as one message")] = 4_000_000
 
     @override
     def rounds(self, world_size: int, rank: int, layout: Layout) -> list[Round]:

@@ -12,11 +12,11 @@ import dataclasses
 from typing import Annotated, ClassVar
 
 import torch
-from annotated_types import Ge
 from typing_extensions import Doc, override
 
 from collectives.payloads.base import Payload
 from collectives.payloads.sparse import Sparse
+from collectives.ranges import Count
 from compressors.families.sparsifier import DensitySparsifier, num_kept
 from compressors.kernels.selection import kth_largest, top_of_rows
 from compressors.layer import Layer, Step
@@ -37,7 +37,7 @@ class AdaptiveTopK(DensitySparsifier):
 
     sends: ClassVar[type[Payload]] = Sparse
 
-    refresh: Annotated[int, Ge(1), Doc("steps after which the layers' errors are measured again")] = 100
+    refresh: Annotated[Count, Doc("steps after which the layers' errors are measured again")] = 100
 
     def density_for(self, layer: Layer, step: Step) -> float:
         """The common density times the layer's factor, which is 1 until its errors were measured."""

@@ -24,6 +24,7 @@ from collectives.options import OptionError
 from collectives.payloads.base import Payload
 from collectives.payloads.dense import Dense
 from collectives.payloads.sparse import Sparse
+from collectives.ranges import Count, CountOrZero, Positive, PositiveOrZero
 from compressors.families.sparsifier import DensitySparsifier, num_kept
 from compressors.kernels.blocks import root_mean_square
 from compressors.kernels.selection import kth_largest, positions_of, top_of_rows
@@ -54,7 +55,7 @@ class Algc(DensitySparsifier):
 
     sends: ClassVar[type[Payload]] = Sparse
 
-    min_numel: Annotated[int, Ge(0), Doc("layers of at most this many elements are sent in fp32")] = DEFAULT_MIN_NUMEL
+    min_numel: Annotated[CountOrZero, Doc("layers of at most this many elements are sent in fp32")] = DEFAULT_MIN_NUMEL
     min_numel_of: Annotated[
         tuple[str, ...],
         Doc("the same for layers whose names start so, as conv1:4096+fc:1024; the longest start that fits decides"),
@@ -63,12 +64,12 @@ class Algc(DensitySparsifier):
     max_ratio: Annotated[float, Gt(0), Le(1), Doc("largest density of a layer once warm-up is over")] = 0.25
     gain: Annotated[float, Ge(0), Lt(0.25), Doc("exponent with which the threshold follows the density")] = 0.05
     ema: Annotated[float, Ge(0), Lt(1), Doc("weight of the past in a layer's mean root mean square")] = 0.9
-    refresh: Annotated[int, Ge(1), Doc("steps after which the threshold is made exact again")] = 100
+    refresh: Annotated[Count, Doc("steps after which the threshold is made exact again")] = 100
     threshold: Annotated[Literal["track", "exact"], Doc("exact is top-k with the layer's density")] = "track"
-    flush_every: Annotated[int, Ge(0), Doc("steps after which residuals are sent in full; 0: never")] = 0
-    link_bps: Annotated[float, Ge(0), Doc("choose min_numel for a link of this speed; 0: as given")] = 0.0
-    compress_s: Annotated[float, Ge(0), Doc("for link_bps: fixed seconds to compress a layer")] = 3e-4
-    compress_per_s: Annotated[float, Gt(0), Doc("for link_bps: elements compressed per second")] = 3e8
+    flush_every: Annotated[CountOrZero, Doc("steps after which residuals are sent in full; 0: never")] = 0
+    link_bps: Annotated[PositiveOrZero, Doc("choose min_numel for a link of this speed; 0: as given")] = 0.0
+    compress_s: Annotated[PositiveOrZero, Doc("for link_bps: fixed seconds to compress a layer")] = 3e-4
+    compress_per_s: Annotated[Positive, Doc("for link_bps: elements compressed per second")] = 3e8
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -11,7 +11,6 @@ from collections.abc import Callable, Sequence
 from typing import Annotated, ClassVar, Literal
 
 import torch
-from annotated_types import Ge
 from typing_extensions import Doc, override
 
 from collectives.base import Collective
@@ -19,6 +18,7 @@ from collectives.options import Options
 from collectives.payloads.base import HEADER_BYTES, Payload
 from collectives.payloads.bundle import Bundle
 from collectives.payloads.dense import Dense
+from collectives.ranges import CountOrZero
 from collectives.transport.base import Transport
 from compressors.layer import Kind, Layer, Step, end_to_end
 
@@ -218,7 +218,7 @@ class LossyCompressor(Compressor):
     """A compressor that may keep what it did not send, and leave chosen layers alone."""
 
     error_feedback: Annotated[bool, Doc("add what was not sent to the next gradient")] = False
-    min_numel: Annotated[int, Ge(0), Doc("layers of at most this many elements are sent in fp32")] = 0
+    min_numel: Annotated[CountOrZero, Doc("layers of at most this many elements are sent in fp32")] = 0
     skip: Annotated[
         tuple[Kind, ...], Doc("kinds of layers sent in fp32, joined by +: conv, linear, norm, bias, other")
     ] = ()

@@ -12,11 +12,12 @@ import math
 from typing import Annotated, ClassVar
 
 import torch
-from annotated_types import Ge, Gt, Le
+from annotated_types import Gt, Le
 from typing_extensions import Doc, override
 
 from collectives.payloads.base import Payload
 from collectives.payloads.sparse import Sparse
+from collectives.ranges import PositiveOrZero
 from compressors.families.sparsifier import DensitySparsifier, num_kept
 from compressors.kernels.random import seed_for
 from compressors.kernels.selection import positions_of, top_of_rows
@@ -46,7 +47,7 @@ class Dgc(DensitySparsifier):
     ] = True
     sample_ratio: Annotated[float, Gt(0), Le(1), Doc("share of a layer that the threshold is estimated from")] = 0.01
     clip_norm: Annotated[
-        float, Ge(0), Doc("clip each layer's own gradient to this L2 norm / sqrt(world_size); 0: do not")
+        PositiveOrZero, Doc("clip each layer's own gradient to this L2 norm / sqrt(world_size); 0: do not")
     ] = 0.0
 
     @override

@@ -12,13 +12,13 @@ import dataclasses
 from typing import Annotated, Any, ClassVar, Literal, Self
 
 import torch
-from annotated_types import Ge
 from typing_extensions import Doc, override
 
 from collectives.options import OptionError, value_text
 from collectives.payloads.base import Payload
 from collectives.payloads.codec.values import to_value_dtype
 from collectives.payloads.group_sparse import GroupSparse
+from collectives.ranges import Count
 from compressors.base import Granularity
 from compressors.families.sparsifier import DensitySparsifier, num_kept
 from compressors.kernels.selection import select_groups
@@ -56,7 +56,7 @@ class GroupTopK(DensitySparsifier):
     sends: ClassVar[type[Payload]] = GroupSparse
     granularity: ClassVar[Granularity] = "bucket"
 
-    group_size: Annotated[int, Ge(1), Doc("elements per group")] = 1024
+    group_size: Annotated[Count, Doc("elements per group")] = 1024
     preset: Annotated[Preset, Doc("patent or recommended: fixes several options at once")] = "none"
 
     def __new__(cls, **given: Any) -> Self:

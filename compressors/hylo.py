@@ -24,6 +24,7 @@ from collectives.payloads.codec.values import to_value_dtype
 from collectives.payloads.codes import Codes
 from collectives.payloads.dense import Dense
 from collectives.payloads.row_sparse import RowSparse
+from collectives.ranges import CountOrZero, PositiveOrZero
 from compressors.families.shared_scale import SharedScale
 from compressors.families.sparsifier import num_kept
 from compressors.kernels.random import generator_for
@@ -55,14 +56,14 @@ class Hylo(SharedScale):
     combine: ClassVar[Literal["max", "mean"]] = "mean"
 
     error_feedback: Annotated[bool, Doc("add what was not sent to the next gradient")] = True
-    min_numel: Annotated[int, Ge(0), Doc("layers of at most this many elements are sent in fp32")] = 16384
+    min_numel: Annotated[CountOrZero, Doc("layers of at most this many elements are sent in fp32")] = 16384
     exponent: Annotated[float, Ge(0), Le(4), Doc("how fast a convolution's rate falls with its size")] = 0.5
     min_rate: Annotated[float, Gt(0), Le(1), Doc("least share of the filters of a convolution")] = 0.05
     importance: Annotated[Importance, Doc("score of a filter; taylor is sum|weight * gradient|")] = "l1"
     value_dtype: Annotated[ValueDtype, Doc("type of the filters' values on the wire")] = "fp32"
-    max_age: Annotated[int, Ge(0), Doc("send a filter that waited this many steps, whatever its score; 0: never")] = 0
+    max_age: Annotated[CountOrZero, Doc("send a filter that waited this many steps, whatever its score; 0: never")] = 0
     gamma: Annotated[float, Gt(0), Le(1), Doc("threshold / mean magnitude of a fully connected layer")] = 1.0
-    threshold: Annotated[float, Ge(0), Doc("fixed threshold in units of the gradient; 0: adaptive")] = 0.0
+    threshold: Annotated[PositiveOrZero, Doc("fixed threshold in units of the gradient; 0: adaptive")] = 0.0
     pow2_threshold: Annotated[bool, Doc("round the threshold down to a power of two: residuals are then exact")] = False
     decode: Annotated[
         Literal["auto", "threshold", "mean_selected"],

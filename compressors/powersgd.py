@@ -13,10 +13,10 @@ from collections.abc import Sequence
 from typing import Annotated, ClassVar
 
 import torch
-from annotated_types import Ge, Gt
 from typing_extensions import Doc, override
 
 from collectives.payloads.base import HEADER_BYTES
+from collectives.ranges import Count, CountOrZero, Positive
 from compressors.base import FP32_BYTES, Average, Given, LossyCompressor
 from compressors.kernels.random import generator_for
 from compressors.layer import Layer, Step
@@ -37,10 +37,10 @@ class PowerSgd(LossyCompressor):
 
     several_rounds: ClassVar[bool] = True
 
-    approx_rank: Annotated[int, Ge(1), Doc("r, columns of the two thin matrices")] = 2
-    min_compression_rate: Annotated[float, Gt(0), Doc("compress where n m / (r (n + m)) exceeds this")] = 2.0
+    approx_rank: Annotated[Count, Doc("r, columns of the two thin matrices")] = 2
+    min_compression_rate: Annotated[Positive, Doc("compress where n m / (r (n + m)) exceeds this")] = 2.0
     warm_start: Annotated[bool, Doc("go on from the last step's Q; else draw it anew")] = True
-    dense_steps: Annotated[int, Ge(0), Doc("first optimizer steps in which everything is sent")] = 0
+    dense_steps: Annotated[CountOrZero, Doc("first optimizer steps in which everything is sent")] = 0
     error_feedback: Annotated[bool, Doc("add what was not sent to the next gradient")] = True
 
     def leaves_dense(self, layer: Layer) -> bool:

@@ -14,13 +14,13 @@ import math
 from typing import Annotated, ClassVar, Literal
 
 import torch
-from annotated_types import Ge
 from typing_extensions import Doc, override
 
 from collectives.options import OptionError
 from collectives.payloads.base import Payload
 from collectives.payloads.codes import Codes
 from collectives.payloads.dense import Dense
+from collectives.ranges import PositiveOrZero
 from compressors.families.shared_scale import SharedScale
 from compressors.kernels.blocks import root_mean_square
 from compressors.kernels.random import uniform_like
@@ -43,7 +43,9 @@ class TernGrad(SharedScale):
     biased: ClassVar[bool] = False
     combine: ClassVar[Literal["max", "mean"]] = "max"
 
-    clip_sigmas: Annotated[float, Ge(0), Doc("clip at this multiple of the layer's root mean square; 0: do not")] = 2.5
+    clip_sigmas: Annotated[PositiveOrZero, Doc("clip at this multiple of the layer's root mean square; 0: do not")] = (
+        2.5
+    )
     shared_scale: Annotated[bool, Doc("one scale for all ranks: sums are integers and may ride a ring")] = False
 
     def __post_init__(self) -> None:

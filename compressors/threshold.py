@@ -10,11 +10,11 @@ import dataclasses
 from typing import Annotated, ClassVar, Literal
 
 import torch
-from annotated_types import Gt
 from typing_extensions import Doc, override
 
 from collectives.payloads.base import Payload
 from collectives.payloads.sparse import Sparse
+from collectives.ranges import Positive
 from compressors.families.sparsifier import Sparsifier
 from compressors.kernels.blocks import root_mean_square
 from compressors.kernels.selection import positions_of
@@ -33,7 +33,7 @@ class Threshold(Sparsifier):
 
     sends: ClassVar[type[Payload]] = Sparse
 
-    threshold: Annotated[float, Gt(0), Doc("smallest magnitude that is sent")] = 0.5
+    threshold: Annotated[Positive, Doc("smallest magnitude that is sent")] = 0.5
     unit: Annotated[
         Literal["absolute", "max", "rms"], Doc("what the threshold is a multiple of: 1, max|x|, rms(x)")
     ] = "max"

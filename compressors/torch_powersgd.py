@@ -9,10 +9,11 @@ import dataclasses
 from typing import Annotated
 
 import torch.distributed as dist
-from annotated_types import Ge, Gt
+from annotated_types import Ge, Le
 from torch.distributed.algorithms.ddp_comm_hooks import powerSGD_hook as powersgd
 from typing_extensions import Doc, override
 
+from collectives.ranges import MOST, Count, CountOrZero, Positive
 from compressors.base import FP32_BYTES
 from compressors.families.torch_comm_hook import DDPHook, TorchCommHook
 from compressors.layer import Layer
@@ -26,12 +27,12 @@ class TorchPowerSgd(TorchCommHook):
     4 m before start_step.
     """
 
-    approx_rank: Annotated[int, Ge(1), Doc("columns of the two thin matrices")] = 2
-    min_compression_rate: Annotated[float, Gt(0), Doc("compress where n k / (r (n + k)) exceeds this")] = 2.0
+    approx_rank: Annotated[Count, Doc("columns of the two thin matrices")] = 2
+    min_compression_rate: Annotated[Positive, Doc("compress where n k / (r (n + k)) exceeds this")] = 2.0
     warm_start: Annotated[bool, Doc("go on from the last step's factors; else draw them anew")] = True
     error_feedback: Annotated[bool, Doc("add what was not sent to the next gradient")] = True
-    start_step: Annotated[int, Ge(2), Doc("first step that is compressed")] = 2
-    seed: Annotated[int, Ge(0), Doc("of the random start")] = 0
+    start_step: Annotated[int, Ge(2), Le(MOST), Doc("first step that is compressed")] = 2
+    seed: Annotated[CountOrZero, Doc("of the random start")] = 0
 
     @override
     def is_dense_at(self, step_index: int) -> bool:

@@ -12,11 +12,11 @@ import dataclasses
 from typing import Annotated, ClassVar
 
 import torch
-from annotated_types import Gt
 from typing_extensions import Doc, override
 
 from collectives.payloads.base import Payload
 from collectives.payloads.codes import Codes
+from collectives.ranges import Positive
 from compressors.base import LossyCompressor
 from compressors.kernels.ternary import ternary_levels, ternary_payload
 from compressors.layer import Layer, Step
@@ -35,7 +35,7 @@ class TwoBit(LossyCompressor):
 
     sends: ClassVar[type[Payload]] = Codes
 
-    threshold: Annotated[float, Gt(0), Doc("t, in units of the gradient")] = 0.015625
+    threshold: Annotated[Positive, Doc("t, in units of the gradient")] = 0.015625
     error_feedback: Annotated[bool, Doc("add what was not sent to the next gradient")] = True
 
     @override

@@ -11,7 +11,7 @@ from rich.markup import escape
 
 from bench.cli.console import print_json, stdout_console
 from bench.core.errors import RunFailed
-from bench.core.job_config import DATA_DIR
+from bench.core.job_config import DATA_DIR, MAX_RANKS
 
 COLOURS = {"ok": "green", "warn": "yellow", "fail": "red"}
 EXAMPLES = """[bold]Examples[/bold]
@@ -24,7 +24,7 @@ EXAMPLES = """[bold]Examples[/bold]
 
 
 def doctor(
-    world_size: Annotated[int, typer.Option(min=1, help="Ranks that you want to run here.")] = 2,
+    world_size: Annotated[int, typer.Option(min=1, max=MAX_RANKS, help="Ranks that you want to run here.")] = 2,
     out: Annotated[Path, typer.Option(help="Where results shall go.")] = Path("results/runs"),
     data_dir: Annotated[Path, typer.Option(help="Where data sets lie.")] = Path(DATA_DIR),
     smoke: Annotated[bool, typer.Option(help="Train a few steps on two real ranks.")] = True,

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from bench.launch.fork_server import ForkServer
     from bench.launch.run import Result
 
+MOST_SEEDS = 1000
 EXAMPLES = """[bold]Examples[/bold]
 
   bench run --dataset digits --epochs 5
@@ -123,11 +124,13 @@ def _print_plan(configs: list[RunConfig], out: Path, as_json: bool) -> None:
 def _parse_seeds(text: str) -> list[int]:
     seeds: list[int] = []
     for item in text.split(","):
-        match = re.fullmatch(r"\s*(\d+)(?:-(\d+))?\s*", item)
+        match = re.fullmatch(r"\s*([0-9]{1,18})(?:-([0-9]{1,18}))?\s*", item)
         if not match:
             raise UsageError(f"--seeds {text} is not a list of seeds; write 1,2,3 or 1-5")
-        first, last = int(match[1]), int(match[2] or match[1])
-        seeds += range(first, last + 1)
+        named = range(int(match[1]), int(match[2] or match[1]) + 1)
+        if len(seeds) + len(named) > MOST_SEEDS:
+            raise UsageError(f"--seeds {text} names more than {MOST_SEEDS} runs; give fewer seeds")
+        seeds += named
     if not seeds or len(set(seeds)) != len(seeds):
         raise UsageError(f"--seeds {text} names no seed, or one of them twice; each seed is one run")
     return seeds

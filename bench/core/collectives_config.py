@@ -11,6 +11,7 @@ from typing_extensions import Doc
 from bench.core.configuration import NOT_RECORDED, Flag
 from bench.core.job_config import MEASUREMENT, OUTPUT, PROCESSES, VIRTUAL_HOSTS, RanksConfig
 from bench.core.units import parse_sizes
+from collectives.ranges import Count, CountOrZero
 
 WHAT = "What to sum"
 Dtype = Literal["fp32", "fp16", "bf16", "int8", "int32"]
@@ -42,9 +43,9 @@ class CollectivesConfig(RanksConfig):
     overlap: Annotated[
         float, Ge(0), Le(1), Doc("share of positions at which all ranks have the same magnitude"), Flag(WHAT)
     ] = 0.0
-    iters: Annotated[int, Ge(1), Doc("timed sums in one round"), Flag(MEASUREMENT)] = 20
-    warmup: Annotated[int, Ge(0), Doc("untimed sums before them"), Flag(MEASUREMENT)] = 3
-    rounds: Annotated[int, Ge(1), Doc("rounds in which all take turns; medians over rounds"), Flag(MEASUREMENT)] = 5
+    iters: Annotated[Count, Doc("timed sums in one round"), Flag(MEASUREMENT)] = 20
+    warmup: Annotated[CountOrZero, Doc("untimed sums before them"), Flag(MEASUREMENT)] = 3
+    rounds: Annotated[Count, Doc("rounds in which all take turns; medians over rounds"), Flag(MEASUREMENT)] = 5
     pairs: Annotated[
         tuple[tuple[str, str], ...], Doc("(collective, compressor) as spec texts that work together"), NOT_RECORDED
     ] = ()

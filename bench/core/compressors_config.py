@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 from typing import Annotated, ClassVar, Literal
 
-from annotated_types import Ge
 from typing_extensions import Doc
 
 from bench.core import spec
@@ -20,6 +19,7 @@ from bench.core.job_config import (
     JobConfig,
     Threads,
 )
+from collectives.ranges import Count
 
 WHAT = "What to encode"
 
@@ -48,7 +48,7 @@ class CompressorsConfig(JobConfig):
         Flag(WHAT, room="datasets"),
     ] = "digits"
     data_dir: Annotated[DataDir, Flag(WHAT)] = DATA_DIR
-    repeats: Annotated[int, Ge(1), Doc("timed turns of each compressor; they alternate"), Flag(MEASUREMENT)] = 9
+    repeats: Annotated[Count, Doc("timed turns of each compressor; they alternate"), Flag(MEASUREMENT)] = 9
     bucket_mb: Annotated[BucketMb, Flag(MEASUREMENT)] = 25.0
     threads: Annotated[Threads, Flag(PROCESSES)] = 1
 

@@ -6,7 +6,7 @@ import dataclasses
 import re
 from typing import Annotated, Any, ClassVar, Literal
 
-from annotated_types import Ge, Gt, Le
+from annotated_types import Ge, Le
 from typing_extensions import Doc
 
 from bench.core.configuration import NOT_GIVEN, NOT_RECORDED, Flag, Form, Recorded, short_digest
@@ -24,6 +24,7 @@ from bench.core.job_config import (
 )
 from bench.core.lr_scaling import LrScaling
 from bench.core.straggler import Straggler
+from collectives.ranges import MOST, Count, CountOrZero, Positive, PositiveOrZero
 
 WHAT = "What to train"
 COMMUNICATION = "Communication"
@@ -58,18 +59,22 @@ class RunConfig(RanksConfig):
     model: Annotated[str, Doc("network that is trained"), Flag(WHAT, room="models")] = "small_cnn"
     dataset: Annotated[str, Doc("data set"), Flag(WHAT, room="datasets")] = "digits"
     optimizer: Annotated[str, Doc("optimizer"), Flag(WHAT, room="optimizers")] = "sgd"
-    batch_size: Annotated[int, Ge(1), Doc("samples per rank and step"), Flag(WHAT)] = 32
+    batch_size: Annotated[Count, Doc("samples per rank and step"), Flag(WHAT)] = 32
     epochs: Annotated[
-        int | None, Ge(1), Doc("length in epochs"), Flag(WHAT, chosen=f"{DEFAULT_EPOCHS} without --steps")
+        int | None, Ge(1), Le(MOST), Doc("length in epochs"), Flag(WHAT, chosen=f"{DEFAULT_EPOCHS} without --steps")
     ] = None
-    steps: Annotated[int | None, Ge(1), Doc("length in steps instead; starts at full compression"), Flag(WHAT)] = None
-    lr: Annotated[
-        float, Gt(0), Doc("peak learning rate, before lr_scaling"), Flag(WHAT, chosen="the optimizer's own")
-    ] = NOT_GIVEN
+    steps: Annotated[
+        int | None, Ge(1), Le(MOST), Doc("length in steps instead; starts at full compression"), Flag(WHAT)
+    ] = None
+    lr: Annotated[Positive, Doc("peak learning rate, before lr_scaling"), Flag(WHAT, chosen="the optimizer's own")] = (
+        NOT_GIVEN
+    )
     schedule: Annotated[
         Literal["constant", "cosine", "step"], Doc("lr over time: constant, cosine or step"), Flag(WHAT)
     ] = "cosine"
-    warmup_epochs: Annotated[float, Ge(0), Doc("epochs over which the learning rate rises from zero"), Flag(WHAT)] = 0.0
+    warmup_epochs: Annotated[PositiveOrZero, Doc("epochs over which the learning rate rises from zero"), Flag(WHAT)] = (
+        0.0
+    )
     lr_scaling: Annotated[
         str,
         Doc("how lr follows the ranks: none, linear (times ranks), linear:base=N (times ranks / N: lr suits N)"),
@@ -78,10 +83,8 @@ class RunConfig(RanksConfig):
     ] = "none"
     augment: Annotated[bool, Doc("random crop and flip"), Flag(WHAT)] = True
     amp: Annotated[Literal["none", "bf16"], Doc("autocast: none or bf16"), Flag(WHAT)] = "none"
-    train_size: Annotated[int, Ge(1), Doc("training samples used, all ranks together"), Flag(WHAT, chosen="all")] = (
-        NOT_GIVEN
-    )
-    test_size: Annotated[int, Ge(1), Doc("test samples used"), Flag(WHAT, chosen="all")] = NOT_GIVEN
+    train_size: Annotated[Count, Doc("training samples used, all ranks together"), Flag(WHAT, chosen="all")] = NOT_GIVEN
+    test_size: Annotated[Count, Doc("test samples used"), Flag(WHAT, chosen="all")] = NOT_GIVEN
     data_dir: Annotated[DataDir, Flag(WHAT)] = DATA_DIR
     partition: Annotated[Literal["iid"], Doc("how training samples are dealt to ranks")] = "iid"
 
@@ -124,14 +127,13 @@ class RunConfig(RanksConfig):
         Flag(MEASUREMENT),
     ] = None
     eval_every: Annotated[
-        int,
-        Ge(0),
+        CountOrZero,
         Doc("epochs between evaluations, or steps with --steps; 0: only at the end"),
         Flag(MEASUREMENT, chosen="1, with --steps 0"),
     ] = NOT_GIVEN
-    warmup_steps: Annotated[int, Ge(0), Doc("first steps that are trained but not timed"), Flag(MEASUREMENT)] = 3
+    warmup_steps: Annotated[CountOrZero, Doc("first steps that are trained but not timed"), Flag(MEASUREMENT)] = 3
     profile: Annotated[
-        int, Ge(0), Doc("record N steps as a Chrome trace on every rank"), Flag(MEASUREMENT), NOT_RECORDED
+        CountOrZero, Doc("record N steps as a Chrome trace on every rank"), Flag(MEASUREMENT), NOT_RECORDED
     ] = 0
 
     name: Annotated[

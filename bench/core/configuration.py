@@ -1,6 +1,6 @@
 """Configuration: what a command was asked for, each option declared once as an annotated field.
 
-``batch_size: Annotated[int, Ge(1), Doc("samples per rank and step"), Flag(WHAT)] = 32`` says all there is to say of an
+``batch_size: Annotated[Count, Doc("samples per rank and step"), Flag(WHAT)] = 32`` says all there is to say of an
 option. The command line, the check of its value, the JSON that crosses to the ranks, the columns of the CSV, what
 identifies an experiment and the README's table follow from it. A field without a `Flag` is filled in by the program.
 """

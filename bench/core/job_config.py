@@ -5,10 +5,11 @@ from __future__ import annotations
 import dataclasses
 from typing import Annotated, Any, Literal
 
-from annotated_types import Ge
+from annotated_types import Ge, Le, Lt
 from typing_extensions import Doc
 
-from bench.core.configuration import NOT_GIVEN, NOT_RECORDED, Configuration, Flag, Recorded
+from bench.core.configuration import NOT_GIVEN, NOT_RECORDED, Configuration, Flag, Form, Recorded
+from bench.core.endpoint import Endpoint
 
 MEASUREMENT = "Measurement"
 PROCESSES = "Processes"
@@ -17,9 +18,16 @@ VIRTUAL_HOSTS = "Virtual hosts"
 OUTPUT = "Output"
 
 DEFAULT_WORLD_SIZE = 2
+MAX_RANKS = 4096
+# What tells one run's random numbers from another's are 32 bits.
+MAX_SEED = 2**32 - 1
+# Ten days: polls count milliseconds in 31 bits.
+MAX_TIMEOUT_S = 864_000
 
-Threads = Annotated[int, Ge(1), Doc("threads per rank for tensor operations")]
-BucketMb = Annotated[float, Ge(0.001), Doc("DDP's bucket size in MiB"), Recorded(unit="MiB")]
+RankCount = Annotated[int, Ge(1), Le(MAX_RANKS)]
+
+Threads = Annotated[int, Ge(1), Le(1024), Doc("threads per rank for tensor operations")]
+BucketMb = Annotated[float, Ge(0.001), Le(1e6), Doc("DDP's bucket size in MiB"), Recorded(unit="MiB")]
 DataDir = Annotated[str, Doc("where data sets lie"), NOT_RECORDED]
 DATA_DIR = "data"
 LinkWord = Annotated[str | None, Flag(VIRTUAL_HOSTS), NOT_RECORDED]
@@ -30,13 +38,14 @@ LinkWord = Annotated[str | None, Flag(VIRTUAL_HOSTS), NOT_RECORDED]
 class JobConfig(Configuration):
     """A job of one process or more."""
 
-    seed: Annotated[int, Ge(0), Doc("seed of everything random"), Flag(MEASUREMENT)] = 1
+    seed: Annotated[int, Ge(0), Le(MAX_SEED), Doc("seed of everything random"), Flag(MEASUREMENT)] = 1
     device: Annotated[
         Literal["auto", "cpu", "cuda"], Doc("where tensors lie; auto: cuda where torch sees enough"), Flag(PROCESSES)
     ] = "auto"
     timeout_s: Annotated[
         float,
         Ge(1),
+        Le(MAX_TIMEOUT_S),
         Doc("seconds that one step (or sum, or turn) may take; then ranks find out who is late, and the job ends"),
         Flag(PROCESSES, name="--timeout"),
         NOT_RECORDED,
@@ -48,20 +57,25 @@ class RanksConfig(JobConfig):
     """A job of several ranks: how many, on which machines or virtual hosts, with which links."""
 
     world_size: Annotated[
-        int,
-        Ge(1),
+        RankCount,
         Doc("ranks of the whole job"),
         Flag(PROCESSES, chosen=f"{DEFAULT_WORLD_SIZE}, or those of the virtual hosts"),
     ] = NOT_GIVEN
     threads: Annotated[Threads, Flag(PROCESSES, chosen="cores / ranks")] = NOT_GIVEN
-    nnodes: Annotated[int, Ge(1), Doc("machines; give the same command on each"), Flag(MACHINES), NOT_RECORDED] = 1
-    node_rank: Annotated[int, Ge(0), Doc("this machine, from 0"), Flag(MACHINES), NOT_RECORDED] = 0
-    rdzv_endpoint: Annotated[str | None, Doc("HOST:PORT of machine 0"), Flag(MACHINES), NOT_RECORDED] = None
+    nnodes: Annotated[RankCount, Doc("machines; give the same command on each"), Flag(MACHINES), NOT_RECORDED] = 1
+    node_rank: Annotated[int, Ge(0), Lt(MAX_RANKS), Doc("this machine, from 0"), Flag(MACHINES), NOT_RECORDED] = 0
+    rdzv_endpoint: Annotated[
+        str | None, Doc("HOST:PORT of machine 0"), Flag(MACHINES), NOT_RECORDED, Form(Endpoint.parse)
+    ] = None
     hosts: Annotated[
-        int | None, Ge(1), Doc("virtual hosts on this machine; in rows without them, machines"), Flag(VIRTUAL_HOSTS)
+        int | None,
+        Ge(1),
+        Le(MAX_RANKS),
+        Doc("virtual hosts on this machine; in rows without them, machines"),
+        Flag(VIRTUAL_HOSTS),
     ] = None
     ranks_per_host: Annotated[
-        int, Ge(1), Doc("ranks on each host"), Flag(VIRTUAL_HOSTS, chosen="1 on a virtual host")
+        RankCount, Doc("ranks on each host"), Flag(VIRTUAL_HOSTS, chosen="1 on a virtual host")
     ] = NOT_GIVEN
     network: Annotated[LinkWord, Doc("a named network: adsl, 4g, wifi, 1gbe or 10gbe")] = None
     bandwidth: Annotated[LinkWord, Doc("rate of each link, up and down: 100mbit")] = None

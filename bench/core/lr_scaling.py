@@ -11,7 +11,7 @@ from typing import Self
 
 from bench.core.errors import UsageError
 
-_FORM = re.compile(r"\s*linear\s*(?::\s*base\s*=\s*(\d+)\s*)?")
+_FORM = re.compile(r"\s*linear\s*(?::\s*base\s*=\s*([0-9]{1,9})\s*)?")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

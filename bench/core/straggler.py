@@ -9,7 +9,8 @@ from typing import Self
 
 from bench.core.errors import UsageError
 
-_FORM = re.compile(r"\s*rank\s*=\s*(\d+)\s*,\s*slowdown\s*=\s*([0-9.eE+]+)\s*")
+_FORM = re.compile(r"\s*rank\s*=\s*([0-9]{1,9})\s*,\s*slowdown\s*=\s*([0-9.eE+]+)\s*")
+MAX_SLOWDOWN = 1e6
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -29,13 +30,13 @@ class Straggler:
         """Read ``rank=1,slowdown=3``.
 
         Raises:
-            UsageError: the text is not of that form, or the slowdown is below 1.
+            UsageError: the text is not of that form, or the slowdown is out of range.
         """
         match = _FORM.fullmatch(text)
         slowdown = _number(match[2]) if match else math.nan
-        if not match or not 1 <= slowdown < math.inf:
+        if not match or not 1 <= slowdown <= MAX_SLOWDOWN:
             raise UsageError(
-                f"--straggler {text} is not possible; write rank=1,slowdown=3, with a slowdown of 1 or more"
+                f"--straggler {text} is not possible; write rank=1,slowdown=3, with a slowdown of 1 to {MAX_SLOWDOWN:g}"
             )
         return cls(rank=int(match[1]), slowdown=slowdown)
 

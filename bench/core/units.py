@@ -4,12 +4,17 @@ from __future__ import annotations
 
 import math
 import re
+from collections.abc import Mapping
 
 from bench.core.errors import UsageError
 
+MAX_RATE_BPS = 1e12
+MAX_SIZE_BYTES = 1e12
+MAX_DURATION_S = 86_400.0
+
 _BYTE_STEPS = ((1e9, "GB"), (1e6, "MB"), (1e3, "kB"))
 _TIME_STEPS = ((1.0, "s"), (1e-3, "ms"), (1e-6, "us"))
-_NUMBER = r"\s*(\d*\.?\d+(?:e-?\d{1,2})?)\s*"
+_NUMBER = r"\s*([0-9]*\.?[0-9]+(?:e-?[0-9]{1,2})?)\s*"
 _RATE = re.compile(_NUMBER + r"([kmg]?)(?:bit|bps|bit/s)\s*", re.IGNORECASE)
 _SIZE = re.compile(_NUMBER + r"((?:[kmg]i?)?)b?\s*", re.IGNORECASE)
 _DURATION = re.compile(_NUMBER + r"(us|ms|s|m|h)\s*", re.IGNORECASE)
@@ -59,24 +64,24 @@ def parse_rate(text: str) -> float:
     """``100mbit`` or ``1gbit`` -> bits per second, as ``tc`` writes rates.
 
     Raises:
-        UsageError: the text is not a rate.
+        UsageError: the text is not a rate above 0, or it is more than `MAX_RATE_BPS`.
     """
-    match = _RATE.fullmatch(text)
-    if not match or float(match[1]) <= 0:
-        raise UsageError(f"'{text}' is not a bandwidth; write it like 100mbit, 1gbit or 800kbit")
-    return float(match[1]) * _PREFIX[match[2].lower()]
+    rate = _quantity(text, _RATE, _PREFIX, MAX_RATE_BPS)
+    if not rate:
+        raise UsageError(f"'{text}' is not a bandwidth; write it like 100mbit, 1gbit or 800kbit, up to 1000gbit")
+    return rate
 
 
 def parse_size(text: str) -> int:
     """``10MB`` -> 10 000 000, ``1MiB`` -> 1 048 576, ``512`` -> 512 bytes.
 
     Raises:
-        UsageError: the text is not a size.
+        UsageError: the text is not a size, or it is more than `MAX_SIZE_BYTES`.
     """
-    match = _SIZE.fullmatch(text)
-    if not match:
-        raise UsageError(f"'{text}' is not a size; write it like 10kB, 1MiB or 4096")
-    return int(float(match[1]) * (_PREFIX | _BINARY)[match[2].lower()])
+    size = _quantity(text, _SIZE, _PREFIX | _BINARY, MAX_SIZE_BYTES)
+    if size is None:
+        raise UsageError(f"'{text}' is not a size; write it like 10kB, 1MiB or 4096, up to 1000GB")
+    return int(size)
 
 
 def parse_sizes(text: str) -> list[int]:
@@ -101,9 +106,16 @@ def parse_duration(text: str) -> float:
     """``20ms`` -> 0.02 seconds.
 
     Raises:
-        UsageError: the text is not a duration.
+        UsageError: the text is not a duration, or it is more than `MAX_DURATION_S`.
     """
-    match = _DURATION.fullmatch(text)
-    if not match:
-        raise UsageError(f"'{text}' is not a duration; write it like 20ms, 1.5s or 10m")
-    return float(match[1]) * _SECONDS[match[2].lower()]
+    duration = _quantity(text, _DURATION, _SECONDS, MAX_DURATION_S)
+    if duration is None:
+        raise UsageError(f"'{text}' is not a duration; write it like 20ms, 1.5s or 10m, up to 24h")
+    return duration
+
+
+def _quantity(text: str, form: re.Pattern[str], factors: Mapping[str, float], most: float) -> float | None:
+    """The number in a text times the factor of its unit; None where it has another form or exceeds `most`."""
+    match = form.fullmatch(text)
+    value = float(match[1]) * factors[match[2].lower()] if match else math.inf
+    return value if value <= most else None

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import math
 import re
 from collections.abc import Iterable, Mapping
 from typing import Any, Self
@@ -11,7 +10,7 @@ from typing import Any, Self
 from bench.core.configuration import short_digest
 from bench.core.errors import UsageError
 from bench.core.interface import WireHeaders
-from bench.core.units import format_rate, format_seconds
+from bench.core.units import MAX_RATE_BPS, format_rate, format_seconds
 
 # One /24 network, the first and the last address left out.
 MAX_HOSTS = 254
@@ -52,8 +51,10 @@ class HostLink:
         if not _NAME.fullmatch(self.name):
             raise UsageError(f"'{self.name}' is not a host's name; use letters, digits, dots and dashes, at most 63")
         for direction, rate in (("uplink", self.uplink_bps), ("downlink", self.downlink_bps)):
-            if rate is not None and not (math.isfinite(rate) and rate >= _MIN_RATE_BPS):
-                raise UsageError(f"{self.name}: {direction} of {rate:g} bit/s is too slow; give at least 100kbit")
+            if rate is not None and not (_MIN_RATE_BPS <= rate <= MAX_RATE_BPS):
+                raise UsageError(
+                    f"{self.name}: {direction} of {rate:g} bit/s is not possible; give 100kbit to 1000gbit"
+                )
         if not 0 <= self.latency_s <= 10:
             raise UsageError(f"{self.name}: a latency of {self.latency_s:g} s is not possible; give 0 to 10 s")
         if not 0 <= self.jitter_s <= self.latency_s:
@@ -91,6 +92,16 @@ class HostLink:
         return ", ".join(parts)
 
 
+def check_number_of_hosts(number: int) -> None:
+    """Refuse what cannot be addressed, before a host of it is made.
+
+    Raises:
+        UsageError: too few or too many.
+    """
+    if not 2 <= number <= MAX_HOSTS:
+        raise UsageError(f"{number} virtual hosts are not possible; give 2 to {MAX_HOSTS}")
+
+
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Cluster:
     """The virtual hosts of one run, in rank order: host 0 holds ranks 0 to `ranks_per_host` - 1, and so on.
@@ -103,8 +114,7 @@ class Cluster:
     ranks_per_host: int = 1
 
     def __post_init__(self) -> None:
-        if not 2 <= len(self.hosts) <= MAX_HOSTS:
-            raise UsageError(f"{len(self.hosts)} virtual hosts are not possible; give 2 to {MAX_HOSTS}")
+        check_number_of_hosts(len(self.hosts))
         if self.ranks_per_host < 1:
             raise UsageError(f"{self.ranks_per_host} ranks per host are not possible; give at least 1")
         names = [host.name for host in self.hosts]
@@ -115,6 +125,7 @@ class Cluster:
     @classmethod
     def uniform(cls, num_hosts: int, *, ranks_per_host: int = 1, link: HostLink | None = None) -> Self:
         """Equal hosts ``host0``, ``host1``, ... that all have the given link (without one: not limited)."""
+        check_number_of_hosts(num_hosts)
         link = link or HostLink(name="host")
         hosts = tuple(dataclasses.replace(link, name=f"host{index}") for index in range(num_hosts))
         return cls(hosts=hosts, ranks_per_host=ranks_per_host)

@@ -13,9 +13,10 @@ from pathlib import Path
 from typing import Any
 
 from bench.core.errors import UsageError
+from bench.core.files import check_regular
 from bench.core.job_config import RanksConfig
 from bench.core.units import parse_duration, parse_rate
-from bench.hosts.cluster import Cluster, HostLink
+from bench.hosts.cluster import MAX_HOSTS, Cluster, HostLink
 from collectives.options import did_you_mean
 
 
@@ -100,11 +101,12 @@ def cluster_from_toml(path: Path) -> Cluster:
     Raises:
         UsageError: the file cannot be read, has an unknown key or a value that is out of range.
     """
+    check_regular(path)
     try:
         content = tomllib.loads(path.read_text(encoding="utf-8"))
     except OSError as error:
         raise UsageError(f"the cluster file {path} cannot be read: {error.strerror}") from None
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+    except (ValueError, RecursionError) as error:  # not TOML, not UTF-8, a number without end, nested without end
         raise UsageError(f"{path} is not TOML: {error}") from None
     _refuse_unknown(content, _FILE_KEYS, where=str(path))
     tables = content.get("host", [])
@@ -120,6 +122,8 @@ def cluster_from_toml(path: Path) -> Cluster:
 def _hosts_of_table(table: Mapping[str, Any], *, first_index: int, where: str) -> list[HostLink]:
     _refuse_unknown(table, _HOST_KEYS, where=where.removesuffix(": "))
     count = _integer(table.get("count", 1), where=f"{where}count")
+    if first_index + count > MAX_HOSTS:
+        raise UsageError(f"{where}count={count} makes more than {MAX_HOSTS} virtual hosts; give fewer")
     name = table.get("name", f"host{first_index}")
     if not (isinstance(name, str) and name.strip()):
         raise UsageError(f'{where}name={name!r} is not a name; write it like name = "edge"')

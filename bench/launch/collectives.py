@@ -6,9 +6,12 @@ import dataclasses
 from collections.abc import Callable, Mapping
 from typing import Any
 
+import psutil
+
 from bench.core import signals, spec
 from bench.core.collectives_config import CollectivesConfig
 from bench.core.errors import Interrupted, RunFailed, UsageError
+from bench.core.units import format_bytes
 from bench.launch import torchrun
 from bench.launch.failure import explain, reports_of
 from bench.launch.fork_server import ForkServer
@@ -30,6 +33,7 @@ def resolve(asked: CollectivesConfig) -> tuple[CollectivesConfig, list[str]]:
     for size in config.sizes_bytes:
         if not config.count(size):
             raise UsageError(f"{size} bytes hold no {config.dtype} element; give larger --sizes")
+    _check_memory(config)
     from bench.launch.devices import choose_device
     from bench.launch.pairs import check_collective, legal_pairs
 
@@ -67,3 +71,14 @@ def execute(config: CollectivesConfig, on_report: Callable[[Mapping[str, Any]], 
             raise RunFailed(f"no turn ended within {ending.silent_s:g} s; raise --timeout or lower --iters")
         if ending.exit_code != 0:
             raise RunFailed(explain(folder))
+
+
+def _check_memory(config: CollectivesConfig) -> None:
+    """Every rank on this machine holds a tensor and its sum."""
+    memory = psutil.virtual_memory().total
+    largest, ranks = max(config.sizes_bytes), config.world_size // config.nnodes
+    if 2 * largest * ranks > memory:
+        raise UsageError(
+            f"{format_bytes(largest)} on each of {ranks} ranks, and their sums, do not fit into this machine's memory "
+            f"of {format_bytes(memory)}; give smaller --sizes"
+        )

@@ -5,6 +5,8 @@ from __future__ import annotations
 import socket
 import time
 
+from bench.core.endpoint import Endpoint
+
 ASK_EVERY_S = 5.0
 ANSWER_WITHIN_S = 2.0
 
@@ -17,8 +19,8 @@ class MachineZero:
     """
 
     def __init__(self, endpoint: str) -> None:
-        host, _, port = endpoint.rpartition(":")
-        self._address = (host.strip("[]"), int(port))
+        zero = Endpoint.parse(endpoint)
+        self._address = (zero.host, zero.port)
         self._asked = -ASK_EVERY_S
 
     def is_heard(self) -> bool:

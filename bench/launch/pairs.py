@@ -58,7 +58,8 @@ def _built(kind: str, texts: Sequence[str]) -> dict[str, Any]:
 
 def _all_collectives() -> list[str]:
     """The baseline first."""
-    return sorted(registry.entries("collectives"), key=lambda name: (name != BASELINE, name))
+    usable = registry.ask_each("collectives", lambda component: component())
+    return sorted(usable, key=lambda name: (name != BASELINE, name))
 
 
 def _check_sender(name: str, compressor: Compressor, dtype: Dtype) -> None:

@@ -22,6 +22,7 @@ from typing import Any
 
 import psutil
 
+from bench.core.endpoint import Endpoint
 from bench.core.errors import RunFailed, UsageError
 from bench.core.job_config import RanksConfig
 from bench.core.processes import die_with_parent, killed_by
@@ -145,19 +146,15 @@ def check_port(config: RanksConfig) -> None:
     """Machine 0 must be able to listen where the others will look for it.
 
     Raises:
-        UsageError: the port is taken, or the endpoint is malformed.
+        UsageError: the port is taken.
     """
-    if config.rdzv_endpoint is None:
+    if config.rdzv_endpoint is None or config.node_rank != 0:
         return
-    host, _, port = config.rdzv_endpoint.rpartition(":")
-    if not host or not port.isdigit() or not 0 < int(port) < 65536:
-        raise UsageError(f"--rdzv-endpoint {config.rdzv_endpoint} is not HOST:PORT with a port from 1 to 65535")
-    if config.node_rank != 0:
-        return
+    port = Endpoint.parse(config.rdzv_endpoint).port
     with socket.socket() as probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
-            probe.bind(("", int(port)))
+            probe.bind(("", port))
         except OSError as error:
             raise UsageError(
                 f"port {port} of --rdzv-endpoint cannot be used ({error.strerror}); choose another one"

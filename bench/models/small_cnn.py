@@ -11,7 +11,7 @@ from __future__ import annotations
 import dataclasses
 from typing import Annotated
 
-from annotated_types import Ge
+from annotated_types import Ge, Le
 from torch import nn
 from typing_extensions import Doc
 
@@ -22,8 +22,10 @@ from bench.models.base import Model
 class SmallCnn(Model):
     """193 178 parameters for ten classes, 3.5 million multiplications per image."""
 
-    width: Annotated[int, Ge(1), Doc("channels of the first convolution; the last two have four times as many")] = 16
-    hidden: Annotated[int, Ge(1), Doc("units of the fully connected layer before the output")] = 128
+    width: Annotated[
+        int, Ge(1), Le(4096), Doc("channels of the first convolution; the last two have four times as many")
+    ] = 16
+    hidden: Annotated[int, Ge(1), Le(65536), Doc("units of the fully connected layer before the output")] = 128
 
     def build(self, num_classes: int) -> nn.Module:
         """Resolutions 32, 16, 8, 4; torch's default initialisation, which suits normalised layers."""

@@ -5,10 +5,11 @@ from __future__ import annotations
 import dataclasses
 from typing import Annotated, ClassVar
 
-from annotated_types import Ge, Gt, Lt
+from annotated_types import Ge, Lt
 from typing_extensions import Doc
 
 from bench.optimizers.base import Optimizer
+from collectives.ranges import Positive
 
 
 @dataclasses.dataclass(kw_only=True)
@@ -19,4 +20,4 @@ class MomentOptimizer(Optimizer):
 
     beta1: Annotated[float, Ge(0), Lt(1), Doc("decay rate of the mean of gradients")] = 0.9
     beta2: Annotated[float, Ge(0), Lt(1), Doc("decay rate of the mean of squared gradients")] = 0.999
-    eps: Annotated[float, Gt(0), Doc("added to the root of the second moment before dividing by it")] = 1e-8
+    eps: Annotated[Positive, Doc("added to the root of the second moment before dividing by it")] = 1e-8

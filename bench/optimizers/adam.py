@@ -10,17 +10,17 @@ from collections.abc import Iterable
 from typing import Annotated
 
 import torch
-from annotated_types import Ge
 from typing_extensions import Doc, override
 
 from bench.optimizers._moments import MomentOptimizer
+from collectives.ranges import PositiveOrZero
 
 
 @dataclasses.dataclass(kw_only=True)
 class Adam(MomentOptimizer):
     """torch.optim.Adam."""
 
-    weight_decay: Annotated[float, Ge(0), Doc("L2 penalty, added to the gradient")] = 0.0
+    weight_decay: Annotated[PositiveOrZero, Doc("L2 penalty, added to the gradient")] = 0.0
 
     @override
     def build(self, parameters: Iterable[torch.nn.Parameter], lr: float) -> torch.optim.Optimizer:

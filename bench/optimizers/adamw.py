@@ -10,17 +10,17 @@ from collections.abc import Iterable
 from typing import Annotated
 
 import torch
-from annotated_types import Ge
 from typing_extensions import Doc, override
 
 from bench.optimizers._moments import MomentOptimizer
+from collectives.ranges import PositiveOrZero
 
 
 @dataclasses.dataclass(kw_only=True)
 class AdamW(MomentOptimizer):
     """torch.optim.AdamW."""
 
-    weight_decay: Annotated[float, Ge(0), Doc("share of the weight removed per step, times lr")] = 0.01
+    weight_decay: Annotated[PositiveOrZero, Doc("share of the weight removed per step, times lr")] = 0.01
 
     @override
     def build(self, parameters: Iterable[torch.nn.Parameter], lr: float) -> torch.optim.Optimizer:

@@ -16,6 +16,7 @@ from typing_extensions import Doc, override
 
 from bench.optimizers.base import HandedOver, Optimizer
 from collectives.options import OptionError
+from collectives.ranges import PositiveOrZero
 
 
 @dataclasses.dataclass(kw_only=True)
@@ -30,7 +31,7 @@ class Sgd(Optimizer):
 
     momentum: Annotated[float, Ge(0), Lt(1), Doc("share of the last velocity that is kept")] = 0.9
     nesterov: Annotated[bool, Doc("look ahead along the velocity before stepping")] = False
-    weight_decay: Annotated[float, Ge(0), Doc("L2 penalty, added to the gradient")] = 0.0
+    weight_decay: Annotated[PositiveOrZero, Doc("L2 penalty, added to the gradient")] = 0.0
 
     def __post_init__(self) -> None:
         super().__post_init__()

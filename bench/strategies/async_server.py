@@ -15,7 +15,6 @@ from __future__ import annotations
 import dataclasses
 from typing import Annotated, Literal
 
-from annotated_types import Ge
 from typing_extensions import Doc, override
 
 from bench.core.config import RunConfig
@@ -25,6 +24,7 @@ from bench.strategies.parameter_server.training import AsyncTraining
 from collectives.base import Collective
 from collectives.options import OptionError
 from collectives.parameter_server.server import BoundedStaleness, OnArrival, ParameterServer
+from collectives.ranges import CountOrZero
 from compressors.base import Compressor
 
 
@@ -40,8 +40,8 @@ class AsyncServer(Strategy):
         Literal["ssp", "asp"],
         Doc("ssp: parameters at most `staleness` steps old; asp: each push applied on arrival"),
     ] = "ssp"
-    staleness: Annotated[int, Ge(0), Doc("steps by which parameters may lag behind with mode=ssp")] = 0
-    root: Annotated[int, Ge(0), Doc("the rank that serves")] = 0
+    staleness: Annotated[CountOrZero, Doc("steps by which parameters may lag behind with mode=ssp")] = 0
+    root: Annotated[CountOrZero, Doc("the rank that serves")] = 0
 
     def __post_init__(self) -> None:
         super().__post_init__()

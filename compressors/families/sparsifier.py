@@ -11,7 +11,7 @@ import dataclasses
 from typing import Annotated
 
 import torch
-from annotated_types import Ge, Gt, Le
+from annotated_types import Gt, Le
 from typing_extensions import Doc, override
 
 from collectives.options import OptionError
@@ -19,6 +19,7 @@ from collectives.payloads.base import Payload
 from collectives.payloads.codec.values import to_value_dtype
 from collectives.payloads.dense import Dense
 from collectives.payloads.sparse import Sparse
+from collectives.ranges import CountOrZero
 from compressors.base import LossyCompressor
 from compressors.kernels.value_types import TORCH_DTYPES, ValueDtype, roundoff
 from compressors.layer import Layer, Step
@@ -34,7 +35,7 @@ class Sparsifier(LossyCompressor, abc.ABC):
 
     value_dtype: Annotated[ValueDtype, Doc("type of the values on the wire")] = "fp16"
     error_feedback: Annotated[bool, Doc("add what was not sent to the next gradient")] = True
-    dense_steps: Annotated[int, Ge(0), Doc("first optimizer steps in which everything is sent, in fp32")] = 0
+    dense_steps: Annotated[CountOrZero, Doc("first optimizer steps in which everything is sent, in fp32")] = 0
     momentum_correction: Annotated[
         bool,
         Doc("apply the optimizer's momentum before selection, cleared where sent (the optimizer's own is then off)"),
@@ -76,7 +77,7 @@ class DensitySparsifier(Sparsifier):
     """A sparsifier that is told how many entries to keep."""
 
     ratio: Annotated[float, Gt(0), Le(1), Doc("kept entries / entries")] = 0.01
-    warmup_epochs: Annotated[int, Ge(0), Doc("epochs in which the density falls as 0.25^(epoch+1) down to ratio")] = 4
+    warmup_epochs: Annotated[CountOrZero, Doc("epochs in which the density falls as 0.25^(epoch+1) down to ratio")] = 4
 
     def density(self, step: Step) -> float:
         """Return the share of the entries to keep at this step, in (0, 1]."""

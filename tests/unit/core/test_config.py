@@ -40,7 +40,12 @@ NO_IDENTITY = {
     "cluster",
 }
 FIELDS = {option.name: option for option in RunConfig.options()}
-TEXTS = {"straggler": "rank=1,slowdown=3", "lr_scaling": "linear:base=2"}  # texts that have a form
+# texts that have a form
+TEXTS = {
+    "straggler": "rank=1,slowdown=3",
+    "lr_scaling": "linear:base=2",
+    "rdzv_endpoint": "host0:29500",
+}
 
 
 def other(option: Option) -> Any:

@@ -1,0 +1,172 @@
+"""Every number that a user can give has two ends, and what lies beyond them is refused before anything is built."""
+
+from __future__ import annotations
+
+import math
+import typing
+from typing import Any
+
+import pydantic
+import pytest
+import typer
+from annotated_types import Ge, Gt, Le, Lt
+
+from bench.cli.app import app
+from bench.core import registry
+from bench.core.collectives_config import CollectivesConfig
+from bench.core.compressors_config import CompressorsConfig
+from bench.core.config import RunConfig
+from bench.core.configuration import Configuration
+from bench.core.errors import UsageError
+from bench.core.straggler import Straggler
+from bench.core.units import parse_duration, parse_rate, parse_size
+from bench.report.gates import Gate
+from collectives.options import OptionError, Options, adapters_of, hints_of, split_hint
+from tests.testing.invoke import invoke
+
+CONFIGURATIONS: list[type[Configuration]] = [RunConfig, CollectivesConfig, CompressorsConfig]
+IMPOSSIBLE = ["inf", "-inf", "nan", "1e999", "9" * 30, "-" + "9" * 30, "9" * 5000]
+
+
+def _is_number(hint: Any) -> bool:
+    bare, _ = split_hint(hint)
+    alternatives = () if typing.get_origin(bare) is typing.Literal else typing.get_args(bare)
+    return bare in (int, float) or any(map(_is_number, alternatives))
+
+
+def _numbers(cls: type) -> list[str]:
+    return [name for name in adapters_of(cls) if _is_number(hints_of(cls)[name])]
+
+
+def _bounds(hint: Any) -> tuple[float, float]:
+    """The ends that a declaration names; infinite where it does not."""
+    low, high = -math.inf, math.inf
+    for note in split_hint(hint)[1]:
+        match note:
+            case Gt(gt=bound) | Ge(ge=bound):
+                low = typing.cast(float, bound)
+            case Lt(lt=bound) | Le(le=bound):
+                high = typing.cast(float, bound)
+    return low, high
+
+
+OF_CONFIGURATIONS = [
+    (cls, option.name)
+    for cls in CONFIGURATIONS
+    for option in cls.options()
+    if option.flag and option.name in _numbers(cls)
+]
+OF_COMPONENTS = [
+    (component, name)
+    for kind in registry.ROOMS
+    for component in (registry.load(kind, name) for name in registry.entries(kind))
+    for name in _numbers(component)
+]
+DECLARED: list[tuple[type, str]] = [*OF_CONFIGURATIONS, *OF_COMPONENTS]
+
+
+def test_there_are_numbers() -> None:
+    assert len(OF_CONFIGURATIONS) > 30
+    assert len(OF_COMPONENTS) > 60
+
+
+@pytest.mark.parametrize(("cls", "name"), DECLARED, ids=[f"{cls.__name__}-{name}" for cls, name in DECLARED])
+def test_it_has_two_finite_ends_and_takes_nothing_beyond(cls: type, name: str) -> None:
+    low, high = _bounds(hints_of(cls)[name])
+    assert math.isfinite(low), "say the smallest with Ge or Gt"
+    assert math.isfinite(high), "say the largest with Le or Lt"
+    for value in (*IMPOSSIBLE, math.inf, math.nan, 10 * abs(low) + 10 * abs(high) + 1):
+        with pytest.raises(pydantic.ValidationError):
+            adapters_of(cls)[name].validate_python(value)
+
+
+@pytest.mark.parametrize("value", IMPOSSIBLE)
+@pytest.mark.parametrize(("component", "name"), OF_COMPONENTS[::7])
+def test_a_component_refuses_it_in_one_sentence(component: type[Options], name: str, value: str) -> None:
+    with pytest.raises(OptionError, match=f"{name}=.* is not possible"):
+        component.from_text({name: value})
+
+
+def _options_of_commands() -> list[tuple[str, str]]:
+    """(command, flag) of every option that Typer reads as a number."""
+    commands: dict[str, Any] = getattr(typer.main.get_command(app), "commands")  # noqa: B009 - typed by vendored Click
+    return [
+        (name, parameter.opts[0])
+        for name, command in commands.items()
+        for parameter in command.params
+        if parameter.type_descriptor.annotation in (int, float)
+    ]
+
+
+@pytest.mark.parametrize(("command", "flag"), _options_of_commands())
+def test_a_command_refuses_it(command: str, flag: str) -> None:
+    for value in IMPOSSIBLE:
+        answer = invoke(command, flag, value)
+        assert answer.code == 2, value
+        assert flag in answer.error
+
+
+def test_every_declared_option_is_among_those_of_the_commands() -> None:
+    commands = {RunConfig: "run", CollectivesConfig: "collectives", CompressorsConfig: "compressors"}
+    declared = {(commands[cls], option.flag_name) for cls in commands for option in cls.options() if option.flag}
+    numbers = {
+        (commands[cls], option.flag_name) for cls, name in OF_CONFIGURATIONS for option in cls.options()
+        if option.name == name
+    }  # fmt: skip
+    assert numbers == declared & set(_options_of_commands())
+
+
+@pytest.mark.parametrize(
+    ("parse", "texts"),
+    [
+        (parse_rate, ["99999gbit", "1e99gbit", "9" * 400 + "bit"]),
+        (parse_size, ["1e30GB", "9" * 400, "9" * 5000, "1001GB"]),
+        (parse_duration, ["1e99h", "25h", "9" * 400 + "s"]),
+        (Straggler.parse, ["rank=1,slowdown=1e300", f"rank={'9' * 5000},slowdown=2", "rank=1,slowdown=1e999"]),
+        (Gate.parse, [f"accuracy:{'9' * 400}", f"slower:{'9' * 5000}%"]),
+    ],
+    ids=["rate", "size", "duration", "straggler", "gate"],
+)
+def test_a_number_in_a_text_has_an_end_too(parse: Any, texts: list[str]) -> None:
+    for text in texts:
+        with pytest.raises(UsageError):
+            parse(text)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "sentence"),
+    [
+        (["--seeds", "1-100000000000"], "names more than 1000 runs"),
+        (["--seeds", "9" * 5000], "is not a list of seeds"),
+        (["--hosts", "1000000000000"], "--hosts 1000000000000 is not possible"),
+        (["--hosts", "255"], "255 virtual hosts are not possible"),
+        (["--lr-scaling", "linear:base=" + "9" * 5000], "write none, linear or linear:base=4"),
+        (["--rdzv-endpoint", "nonsense"], "is not HOST:PORT"),
+        (["--rdzv-endpoint", "localhost:²²"], "is not HOST:PORT"),
+        (["--rdzv-endpoint", "localhost:65536"], "is not HOST:PORT"),
+        (["--rdzv-endpoint", ":1"], "is not HOST:PORT"),
+    ],
+)
+def test_a_dry_run_refuses_what_a_run_would(arguments: list[str], sentence: str) -> None:
+    answer = invoke("run", "--dry-run", *arguments)
+    assert answer.code == 2
+    assert sentence in answer.error
+    assert "\n" not in answer.error
+
+
+def test_hosts_of_a_file_are_counted_before_they_are_made(tmp_path: Any) -> None:
+    (tmp_path / "many.toml").write_text("[[host]]\ncount = 100000000000\n", encoding="utf-8")
+    answer = invoke("run", "--dry-run", "--cluster", str(tmp_path / "many.toml"))
+    assert answer.code == 2
+    assert "makes more than 254 virtual hosts" in answer.error
+
+
+def test_tensors_that_fit_into_no_memory_are_refused() -> None:
+    answer = invoke("collectives", "--sizes", "1000GB", "--world-size", "4096", "--collectives", "native")
+    assert answer.code == 2
+    assert "do not fit into this machine's memory" in answer.error
+
+
+def test_the_ends_are_shown_short() -> None:
+    (option,) = (option for option in RunConfig.options() if option.name == "steps")
+    assert option.range == "[1, 1e9]"
