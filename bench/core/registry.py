@@ -87,14 +87,15 @@ def entries(kind: str) -> dict[str, Entry]:
     return dict(sorted(found.items()))
 
 
-@functools.cache
 def warn_of_clashes(kind: str) -> None:
-    """Say on stderr, once, whose components cannot be chosen because another one has their name."""
+    """Say on stderr whose components cannot be chosen because another one has their name."""
     for entry in _third_party(kind):
         chosen = entries(kind)[entry.name]
         if chosen != entry:
             winner = f"that of {chosen.provider}" if chosen.provider else "the built-in one"
-            _warn(f"{ROOMS[kind].singular} '{entry.name}' of {entry.provider} is left out: {winner} has the same name")
+            warn_once(
+                f"{ROOMS[kind].singular} '{entry.name}' of {entry.provider} is left out: {winner} has the same name"
+            )
 
 
 def load(kind: str, name: str) -> type[Options]:
@@ -133,7 +134,7 @@ def ask_each(kind: str, question: Callable[[type[Options]], T]) -> dict[str, T]:
             with blaming_provider(kind, name):
                 answers[name] = question(load(kind, name))
         except PluginError as error:
-            _warn(f"left out: {error}")
+            warn_once(f"left out: {error}")
     return answers
 
 
@@ -176,12 +177,28 @@ def required_of(component: type) -> set[str]:
 
 
 def _third_party(kind: str) -> list[Entry]:
-    points = importlib.metadata.entry_points(group=f"bench.{kind}")
+    points = _entry_points(f"bench.{kind}")
     providers = [f"{point.dist.name} {point.dist.version}" if point.dist else "an unnamed package" for point in points]
     return [
         Entry(name=point.name, description=f"(from {provider})", target=point.value, provider=provider)
         for point, provider in zip(points, providers, strict=True)
     ]
+
+
+def _entry_points(group: str) -> list[importlib.metadata.EntryPoint]:
+    """Those of all packages whose list of them can be read."""
+    try:
+        return list(importlib.metadata.entry_points(group=group))
+    except (TypeError, ValueError):  # which package it is, only a slower search tells
+        return [p for package in importlib.metadata.distributions() for p in _readable(package) if p.group == group]
+
+
+def _readable(package: importlib.metadata.Distribution) -> list[importlib.metadata.EntryPoint]:
+    try:
+        return list(package.entry_points)
+    except (TypeError, ValueError) as error:
+        warn_once(f"the entry points of {package.name} cannot be read ({error}); mend or uninstall that package")
+        return []
 
 
 def _check_class(component: object, room: Room) -> None:
@@ -195,7 +212,9 @@ def _check_class(component: object, room: Room) -> None:
         raise TypeError("it is not decorated with @dataclasses.dataclass(kw_only=True)")
 
 
-def _warn(sentence: str) -> None:
+@functools.cache
+def warn_once(sentence: str) -> None:
+    """Say it on stderr, where it was not said before."""
     print(f"warning: {sentence}", file=sys.stderr)
 
 

@@ -52,9 +52,7 @@ class HostLink:
             raise UsageError(f"'{self.name}' is not a host's name; use letters, digits, dots and dashes, at most 63")
         for direction, rate in (("uplink", self.uplink_bps), ("downlink", self.downlink_bps)):
             if rate is not None and not (_MIN_RATE_BPS <= rate <= MAX_RATE_BPS):
-                raise UsageError(
-                    f"{self.name}: {direction} of {rate:g} bit/s is not possible; give 100kbit to 1000gbit"
-                )
+                raise UsageError(f"{self.name}: {direction} of {rate:g} bit/s is not possible; give 100kbit to 100gbit")
         if not 0 <= self.latency_s <= 10:
             raise UsageError(f"{self.name}: a latency of {self.latency_s:g} s is not possible; give 0 to 10 s")
         if not 0 <= self.jitter_s <= self.latency_s:

@@ -105,8 +105,8 @@ def improvement(baseline: Sequence[float], candidate: Sequence[float], *, higher
     effect = difference(*(logs if higher_is_better else logs[::-1]))
     if effect is None:
         return None
-    low, high = (None if bound is None else math.exp(bound) for bound in (effect.low, effect.high))
-    return Effect(value=math.exp(effect.value), low=low, high=high, p=effect.p)
+    low, high = (None if bound is None else _factor(bound) for bound in (effect.low, effect.high))
+    return Effect(value=_factor(effect.value), low=low, high=high, p=effect.p)
 
 
 def holm(p_values: Sequence[float | None]) -> list[float | None]:
@@ -159,6 +159,11 @@ def seeds_needed(effect: Effect, *, half_width: float, n: int) -> int | None:
         return FEWEST_SEEDS
     spread = (effect.high - effect.low) / 2.0 / _half_width_per_sd(n)
     return next((m for m in range(n + 1, MOST_SEEDS + 1) if spread * _half_width_per_sd(m) <= half_width), None)
+
+
+def _factor(logarithm: float) -> float:
+    """The factor of which this is the logarithm; 1e100 for all that are larger, which no float might hold."""
+    return math.exp(min(logarithm, math.log(1e100)))
 
 
 def _half_width_per_sd(n: int) -> float:

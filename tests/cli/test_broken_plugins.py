@@ -11,6 +11,7 @@ import pytest
 from bench.core import registry
 from tests.testing import broken_plugins
 from tests.testing.invoke import execute, invoke
+from tests.testing.plugins import install_entry_points
 
 PLAN = ("run", "--model", "linear", "--steps", "2", "--dry-run")
 
@@ -23,10 +24,10 @@ def _installed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None
 
 
 def _fresh_registry() -> Iterator[None]:
-    for cached in (registry.entries, registry.warn_of_clashes):
+    for cached in (registry.entries, registry.warn_once):
         cached.cache_clear()
     yield
-    for cached in (registry.entries, registry.warn_of_clashes):
+    for cached in (registry.entries, registry.warn_once):
         cached.cache_clear()
 
 
@@ -79,6 +80,19 @@ def test_a_clash_with_a_built_in_name_is_said_once(command: tuple[str, ...]) -> 
     assert answer.code == 0
     sentence = "warning: compressor 'fp16' of broken 1.0 is left out: the built-in one has the same name"
     assert answer.error.count(sentence) == 1
+
+
+@pytest.mark.parametrize("text", ["[bench.compressors]\ngarbage\n", "\udcff"])
+def test_entry_points_that_cannot_be_read_are_said(
+    text: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest
+) -> None:
+    request.getfixturevalue("_installed")
+    install_entry_points(tmp_path, "garbled", {})
+    (tmp_path / "garbled-1.0.dist-info/entry_points.txt").write_text(text, encoding="utf-8", errors="surrogateescape")
+    answer = invoke("list", "--json")
+    assert answer.code == 0
+    assert answer.error.count("warning: the entry points of garbled cannot be read (") == 1
+    assert "b_import" in answer.out
 
 
 @pytest.mark.usefixtures("_installed")

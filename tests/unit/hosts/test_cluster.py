@@ -111,7 +111,7 @@ def test_describe_is_short_for_equal_hosts_and_complete_for_others(tmp_path: Pat
         ({"bandwidth": "100mbit"}, "--hosts N"),
         ({"hosts": 2, "bandwidth": "100mbit", "uplink": "1mbit"}, "sets both directions"),
         ({"hosts": 2, "bandwidth": "fast"}, "is not a bandwidth"),
-        ({"hosts": 2, "bandwidth": "1kbit"}, "give 100kbit to 1000gbit"),
+        ({"hosts": 2, "bandwidth": "1kbit"}, "give 100kbit to 100gbit"),
         ({"hosts": 2, "network": "wify"}, "did you mean 'wifi'"),
         ({"hosts": 2, "jitter": "1ms"}, "needs a latency at least as large"),
         ({"hosts": 2, "loss": "100%"}, "loss of 1 is not possible"),

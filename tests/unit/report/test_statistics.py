@@ -126,3 +126,10 @@ def test_seeds_needed_for_a_narrower_interval() -> None:
     assert seeds_needed(Effect(value=1.0, low=0.99, high=1.01, p=0.9), half_width=0.05, n=3) == 4
     assert seeds_needed(Effect(value=1.0, low=None, high=None, p=None), half_width=0.05, n=1) == 3
     assert seeds_needed(Effect(value=1.0, low=0.1, high=1.9, p=0.9), half_width=0.01, n=3) is None
+
+
+def test_an_interval_that_no_float_holds_ends_at_a_finite_factor() -> None:
+    effect = improvement([1e-99, 1e99], [1.0, 2.0], higher_is_better=True)
+    assert effect is not None
+    assert effect.high == pytest.approx(1e100)
+    assert effect.low == 0.0
