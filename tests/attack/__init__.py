@@ -1,1 +1,1 @@
-"""Attacks that anyone can repeat; each is a program with a seed, and what it finds becomes a test of its own."""
+"""The attack, `make attack`: kills, starves and feeds nonsense to every part, by chance from a seed, and counts."""
