@@ -7,7 +7,7 @@ BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo demo-network test lint format clean
+.PHONY: help setup demo demo-network test attack lint format clean
 
 help: ## show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -22,6 +22,9 @@ demo-network: $(READY) ## the same on four virtual hosts with a 100 Mbit/s link 
 
 test: lint ## check style, types and layers, then run all tests
 	@$(BIN)/python -m pytest -q --numprocesses 3 --dist loadgroup
+
+attack: $(READY) ## kill, starve and feed nonsense to every part for under half an hour (SEED=n)
+	@$(BIN)/python -m tests.attack --seed $(or $(SEED),1)
 
 lint: $(READY) ## check style, types and layers
 	@$(BIN)/ruff check --quiet .

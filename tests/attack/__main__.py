@@ -1,4 +1,4 @@
-"""`python -m tests.attack [--seed N] [--minutes M] [--only PART]`: exit code 1 where anything failed."""
+"""`python -m tests.attack [--seed N] [--minutes M] [--only PART] [--tries N]`: exit code 1 where anything failed."""
 
 from __future__ import annotations
 
@@ -8,14 +8,16 @@ import sys
 import time
 from collections.abc import Callable
 
-from tests.attack import kills, payloads, sockets
+from tests.attack import inputs, kills, payloads, plugins, sockets
 from tests.attack.tally import Tally
 
 # Each part: how often at the most, and its share of the time.
 PARTS: dict[str, tuple[Callable[[random.Random, Tally, int], None], int, float]] = {
-    "payloads": (payloads.attack, 100, 0.1),
-    "sockets": (sockets.attack, 9, 0.25),
-    "kills": (kills.attack, 60, 0.5),
+    "payloads": (payloads.attack, 100, 0.08),
+    "inputs": (inputs.attack, 1000, 0.3),
+    "plugins": (plugins.attack, 40, 0.08),
+    "sockets": (sockets.attack, 9, 0.16),
+    "kills": (kills.attack, 60, 0.38),
 }
 
 
@@ -23,15 +25,16 @@ def main() -> int:
     """Run the parts one after the other."""
     parser = argparse.ArgumentParser(prog="attack", description=__doc__)
     parser.add_argument("--seed", type=int, default=1, help="what is drawn by chance")
-    parser.add_argument("--minutes", type=float, default=25.0, help="longest time for all parts")
+    parser.add_argument("--minutes", type=float, default=27.0, help="longest time for all parts")
     parser.add_argument("--only", choices=PARTS, help="one part alone")
+    parser.add_argument("--tries", type=int, help="of each part, in place of its own number")
     options = parser.parse_args()
     tallies = []
     for name, (attack, tries, share) in PARTS.items():
         if options.only in (None, name):
             minutes = options.minutes * (1 if options.only else share)
             tally = Tally(name, until=time.monotonic() + 60 * minutes)
-            attack(random.Random(f"{options.seed} {name}"), tally, tries)
+            attack(random.Random(f"{options.seed} {name}"), tally, options.tries or tries)
             print(tally, flush=True)
             tallies.append(tally)
     num_failures = sum(len(tally.failures) for tally in tallies)

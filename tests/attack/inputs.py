@@ -1,4 +1,4 @@
-"""Bad command lines and files for every command, from a grammar and a seed: ``python -m tests.attack.inputs --seed 1``.
+"""Bad command lines and files for every command, from a grammar.
 
 Commands and their options are those that Typer knows, so that a new one is attacked without a word here. A case fails
 that ends in a traceback, hangs, or leaves with a code that the README does not allow its command. Cases are forked from
@@ -7,8 +7,6 @@ a process that has imported everything; every fiftieth is a process of its own.
 
 from __future__ import annotations
 
-import argparse
-import collections
 import dataclasses
 import io
 import os
@@ -28,6 +26,7 @@ import typer
 
 from bench.cli.app import app, main
 from bench.core import registry
+from tests.attack.tally import Tally
 from tests.testing.fake_rows import fake_seeds, topk_seeds
 from tests.testing.invoke import REPOSITORY
 
@@ -93,8 +92,8 @@ class Case:
 class Grammar:
     """Makes cases; the same seed makes the same ones."""
 
-    def __init__(self, seed: int, folder: Path) -> None:
-        self._random = random.Random(seed)
+    def __init__(self, rng: random.Random, folder: Path) -> None:
+        self._random = rng
         self._commands: dict[str, Any] = vars(typer.main.get_command(app))["commands"]
         self._names = [name for kind in registry.ROOMS for name in registry.entries(kind) if "cifar" not in name]
         self._table = _good_csv(folder)
@@ -279,35 +278,23 @@ def _output(case: Case, file: int) -> int:
     return file if case.output == "file" else os.open(case.output, os.O_WRONLY)
 
 
-def attack(seed: int, num_cases: int) -> int:
-    """Run the cases and print what came of them; the number of failures."""
+def attack(rng: random.Random, tally: Tally, tries: int) -> None:
+    """Run cases one after the other.
+
+    Args:
+        rng: what to type.
+        tally: gets one count per case.
+        tries: number of cases.
+    """
     for kind in registry.ROOMS:
         registry.ask_each(kind, lambda component: component)  # what every case would import
-    failures = 0
-    counts: collections.Counter[str] = collections.Counter()
     with tempfile.TemporaryDirectory(prefix="bench-attack-") as name:
         folder = Path(name)
         lay_out(folder)
-        grammar = Grammar(seed, folder)
-        for number in range(num_cases):
+        grammar = Grammar(rng, folder)
+        for number in range(tries):
+            if not tally.has_time():
+                return
             case = grammar.case()
             code, problem = run(case, folder, in_own_process=number % REAL_PROCESS_EVERY == REAL_PROCESS_EVERY - 1)
-            counts[f"{case.command}: {code}"] += 1
-            if problem:
-                failures += 1
-                print(f"case {number} of seed {seed}: {case} {problem}", flush=True)
-    listed = ", ".join(f"{count} x {ending}" for ending, count in sorted(counts.items()))
-    print(f"inputs: seed {seed}, {num_cases} cases, {failures} failures (command: exit code: {listed})")
-    return failures
-
-
-def _main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--seed", type=int, default=1)
-    parser.add_argument("--cases", type=int, default=1000)
-    asked = parser.parse_args()
-    sys.exit(attack(asked.seed, asked.cases) > 0)
-
-
-if __name__ == "__main__":
-    _main()
+            tally.count(f"{case.command} exit {code}", problem and f"case {number}: {case} {problem}")

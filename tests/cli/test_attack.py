@@ -1,0 +1,28 @@
+"""A short slice of the attack, always the same; `make attack` runs all of it."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+
+from tests.testing.invoke import REPOSITORY
+
+# `payloads` has tests of its own, and the other parts take too long here.
+SLICES = {"inputs": 40, "plugins": 3, "sockets": 1, "kills": 2}
+
+
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize(("part", "tries"), SLICES.items())
+def test_a_slice_of_it_finds_nothing(part: str, tries: int) -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", "tests.attack", "--only", part, "--tries", str(tries), "--seed", "12", "--minutes", "4"],
+        cwd=REPOSITORY,
+        capture_output=True,
+        text=True,
+        timeout=290,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "seed 12: 0 failures" in done.stdout
