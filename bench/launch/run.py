@@ -78,12 +78,7 @@ def _execute(
     except RunFailed as failure:
         return _failed(config, folder, started, "failed", str(failure))
     if ending.silent_s is not None and not reports_of(folder):
-        error = (
-            f"machine 0 has been gone for {ending.silent_s:g} s, and a rank here did not end by itself"
-            if machine_zero
-            else f"no step ended within {ending.silent_s:g} s; raise --timeout if the link is that slow"
-        )
-        return _failed(config, folder, started, "timeout", error)
+        return _failed(config, folder, started, "timeout", _silence(config, ending))
     if ending.exit_code != 0:
         return _failed(config, folder, started, "failed", explain(folder))
     summary = read_json(folder.status)
@@ -91,6 +86,19 @@ def _execute(
         summary = {"status": "ok", "error": "", "run_id": folder.run_id}
         write_json(folder.status, summary)
     return Result(status="ok", error="", folder=folder, summary=summary)
+
+
+def _silence(config: RunConfig, ending: torchrun.Ending) -> str:
+    """What a job that was stopped for its silence did not do."""
+    within = f"within {ending.silent_s:g} s"
+    if config.nnodes > 1 and not ending.was_heard:
+        return (
+            f"the {config.nnodes} machines did not meet at {config.rdzv_endpoint} {within}; give the same command on "
+            "each of them, or raise --timeout"
+        )
+    if config.node_rank > 0:
+        return f"machine 0 has been gone for {ending.silent_s:g} s, and a rank here did not end by itself"
+    return f"no step ended {within}; raise --timeout if the link is that slow"
 
 
 def _launch(config: RunConfig, folder: RunFolder, server: ForkServer) -> torchrun.Started:

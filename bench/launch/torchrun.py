@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import math
 import os
 import shlex
 import signal
@@ -48,10 +49,12 @@ class Ending:
     Attributes:
         exit_code: torchrun's; 1 where the job was stopped.
         silent_s: it was stopped because nothing was heard of it for so many seconds; None: it ended by itself.
+        was_heard: there was a report, or an answer of machine 0.
     """
 
     exit_code: int
     silent_s: float | None = None
+    was_heard: bool = True
 
 
 def launch(config: RanksConfig, folder: RunFolder, server: ForkServer) -> Started:
@@ -195,23 +198,22 @@ def watch(
         RunFailed: a process above the ranks was killed.
     """
     heard = time.monotonic()
-    limit_s = timeouts.first_s
+    was_heard = False
     try:
         while True:
             exit_code = job.poll()
-            for line in progress.new_lines():
-                heard = time.monotonic()
-                limit_s = timeouts.next_s
+            lines = progress.new_lines()
+            for line in lines:
                 on_progress(line)
-            if machine_zero is not None and machine_zero.is_heard():
-                heard = time.monotonic()
-                limit_s = timeouts.next_s
+            if lines or (machine_zero is not None and machine_zero.is_heard()):
+                heard, was_heard = time.monotonic(), True
             if exit_code is not None:
                 if death := _death(job, exit_code):
                     raise RunFailed(death)
                 return Ending(exit_code=exit_code)
+            limit_s = timeouts.next_s if was_heard else timeouts.first_s
             if time.monotonic() - heard > limit_s:
-                return Ending(exit_code=1, silent_s=limit_s)
+                return Ending(exit_code=1, silent_s=limit_s, was_heard=was_heard)
             with contextlib.suppress(subprocess.TimeoutExpired):
                 job.wait(POLL_S)
     finally:
@@ -258,11 +260,24 @@ def _end(above: subprocess.Popen[bytes]) -> None:
 
 def _rendezvous(config: RanksConfig) -> list[str]:
     if config.nnodes == 1:
-        # Port 0: torchrun takes a free one, so two runs on one machine never meet.
-        return ["--rdzv-backend=c10d", "--rdzv-endpoint=localhost:0", "--local-addr=localhost"]
+        # Static, for torchrun's other rendezvous reads pickles that anybody can write; a free port of the moment, so
+        # that two runs on one machine do not meet.
+        return ["--master-addr=127.0.0.1", f"--master-port={_free_port()}"]
     host, _, port = (config.rdzv_endpoint or "").rpartition(":")
     # A static rendezvous keeps rank = machine, so machine 0 holds rank 0 and writes the results.
-    return [f"--node-rank={config.node_rank}", f"--master-addr={host}", f"--master-port={port}"]
+    return [
+        f"--node-rank={config.node_rank}",
+        f"--master-addr={host}",
+        f"--master-port={port}",
+        # The launcher gives up first, in words that a user can read.
+        f"--rdzv-conf=timeout={math.ceil(2 * WatchdogTimeouts.with_job(config).first_s)}",
+    ]
+
+
+def _free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
 
 
 def _descendants(pid: int) -> list[psutil.Process]:

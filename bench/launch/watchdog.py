@@ -7,7 +7,6 @@ launcher steps in only after all that they, and whoever ends them, may take.
 from __future__ import annotations
 
 import dataclasses
-import math
 from typing import Self
 
 from bench.core.job_config import RanksConfig
@@ -29,7 +28,7 @@ class WatchdogTimeouts:
     """Seconds of silence after which a job is stopped.
 
     Attributes:
-        first_s: before its first report, or machine 0's first answer.
+        first_s: before its first report, or machine 0's first answer; several machines have so long to come.
         next_s: after any later one.
     """
 
@@ -42,8 +41,6 @@ class WatchdogTimeouts:
         if job.world_size == 1:
             return cls.with_one_process(job.timeout_s)
         next_s = job.timeout_s + FIND_OUT_S + END_S
-        if job.node_rank > 0:  # before machine 0 is first heard of, torchrun waits for it, and gives up by itself
-            return cls(first_s=math.inf, next_s=next_s)
         if job.cluster is not None:  # a host that hangs is stopped a while after another one failed
             next_s += HOSTS_GRACE_S + STOP_GRACE_S
         return cls(first_s=max(next_s, START_S), next_s=next_s)

@@ -39,6 +39,28 @@ def test_a_silent_run_is_explained(
     assert (result.status, result.error) == (ending, sentence)
 
 
+@pytest.mark.parametrize(
+    ("node_rank", "was_heard", "sentence"),
+    [
+        (0, False, "the 2 machines did not meet at h:29500 within 7 s; give the same command on each of them, or raise "
+         "--timeout"),
+        (1, False, "the 2 machines did not meet at h:29500 within 7 s; give the same command on each of them, or raise "
+         "--timeout"),
+        (0, True, "no step ended within 7 s; raise --timeout if the link is that slow"),
+        (1, True, "machine 0 has been gone for 7 s, and a rank here did not end by itself"),
+    ],
+)  # fmt: skip
+def test_machines_that_do_not_meet_or_lose_each_other_say_so(
+    node_rank: int, was_heard: bool, sentence: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(torchrun, "check_port", lambda _: None)
+    monkeypatch.setattr(torchrun, "launch", lambda *_: None)
+    monkeypatch.setattr(torchrun, "watch", lambda *_: Ending(exit_code=1, silent_s=7.0, was_heard=was_heard))
+    config = make_config(nnodes=2, node_rank=node_rank, rdzv_endpoint="h:29500")
+    result = run.execute(config, tmp_path, lambda _: None, ForkServer(TRAIN))
+    assert (result.status, result.error) == ("timeout", sentence)
+
+
 def refuse_with(error: Exception, monkeypatch: pytest.MonkeyPatch) -> None:
     def launch(*_: object) -> None:
         raise error
