@@ -69,21 +69,14 @@ class HostsJob:
 
     def terminate(self) -> None:
         """Ask every host's command to end; those that have not after 5 s are killed."""
-        self._order("stop")
+        orders = self._unshare.stdin
+        if self.poll() is None and orders is not None and not orders.closed:
+            with contextlib.suppress(BrokenPipeError):  # it ended meanwhile
+                orders.write(b"stop\n")
 
     def kill(self) -> None:
         """End everything at once; returns when nothing is left, or after 2 s."""
         _end(self._unshare)
-
-    def set_link(self, index: int, *, up: bool) -> None:
-        """Cut a host off from all others, or join it again: for tests of what a run does then.
-
-        Raises:
-            ValueError: there is no such host.
-        """
-        if not 0 <= index < len(self.cluster.hosts):
-            raise ValueError(f"there is no host {index} among {len(self.cluster.hosts)}")
-        self._order(f"{'up' if up else 'down'} {index}")
 
     def death(self) -> str | None:
         """Say which process above all commands was killed by which signal; None if none was, or the job runs."""
@@ -107,12 +100,6 @@ class HostsJob:
 
     def __exit__(self, *_: object) -> None:
         self.close()
-
-    def _order(self, order: str) -> None:
-        orders = self._unshare.stdin
-        if self.poll() is None and orders is not None and not orders.closed:
-            with contextlib.suppress(BrokenPipeError):  # it ended meanwhile
-                orders.write(f"{order}\n".encode())
 
 
 def start_hosts(

@@ -49,11 +49,6 @@ def name_lines(cluster: Cluster) -> str:
     return "".join(f"\n{prefix}{address} {name}" for prefix in ("", "::ffff:") for address, name in named) + "\n"
 
 
-def link_commands(index: int, *, up: bool) -> list[list[str]]:
-    """Commands that cut a host off, or join it again."""
-    return [["ip", "-n", namespace(index), "link", "set", INTERFACE, "up" if up else "down"]]
-
-
 def _host_commands(cluster: Cluster, index: int) -> list[list[str]]:
     host, name, far_end = cluster.hosts[index], namespace(index), port(index)
     on_host = ["ip", "-n", name]

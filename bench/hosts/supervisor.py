@@ -2,8 +2,8 @@
 
 Started by `bench.hosts.job` as ``python -m bench.hosts.supervisor PATH STATUS_FD``. It is process 1 of its process
 namespace: when it ends, however it ends, the kernel kills every other process of the job, and with the last one the
-network is gone. Its standard input is a pipe that only the launcher holds: the launcher's orders come through it
-(``stop``, ``down 2``, ``up 2``), and its end means that the launcher is dead. SIGUSR1 means that `unshare` is dead.
+network is gone. Its standard input is a pipe that only the launcher holds: a line asks it to stop all hosts, and its
+end means that the launcher is dead. SIGUSR1 means that `unshare` is dead.
 STATUS_FD is for what it has to say, which ends with ``ended`` or ``alone``, unless it was killed.
 """
 
@@ -13,7 +13,6 @@ import contextlib
 import dataclasses
 import json
 import os
-import queue
 import signal
 import subprocess
 import sys
@@ -86,8 +85,8 @@ def main(path: str, status_fd: str) -> int:
 
 
 def _serve(path: str, status: int) -> int:
-    orders: queue.SimpleQueue[str] = queue.SimpleQueue()
-    threading.Thread(target=_listen, args=(orders, status), daemon=True).start()
+    asked_to_stop = threading.Event()
+    threading.Thread(target=_listen, args=(asked_to_stop, status), daemon=True).start()
     assignment = Assignment.from_json(Path(path).read_text(encoding="utf-8"))
     try:
         _prepare(assignment)
@@ -96,7 +95,7 @@ def _serve(path: str, status: int) -> int:
         _tell(status, {"error": str(error), "exit_code": code})
         return code
     _tell(status, {"ready": True})
-    return _Hosts(assignment, orders).run()
+    return _Hosts(assignment, asked_to_stop).run()
 
 
 def _prepare(assignment: Assignment) -> None:
@@ -129,10 +128,10 @@ def run_commands(commands: Sequence[Sequence[str]]) -> None:
             raise RunFailed(f"the virtual network could not be set up: `{' '.join(command)}` said: {said}")
 
 
-def _listen(orders: queue.SimpleQueue[str], status: int) -> None:
-    """Pass on the launcher's orders; without a launcher nothing of the job may go on."""
-    for line in sys.stdin:
-        orders.put(line.strip())
+def _listen(asked_to_stop: threading.Event, status: int) -> None:
+    """Hear the launcher ask for the end; without a launcher nothing of the job may go on."""
+    for _ in sys.stdin:
+        asked_to_stop.set()
     _end_alone(status)
 
 
@@ -145,13 +144,13 @@ def _end_alone(status: int) -> None:
 class _Hosts:
     """The running commands, one per host."""
 
-    def __init__(self, assignment: Assignment, orders: queue.SimpleQueue[str]) -> None:
+    def __init__(self, assignment: Assignment, asked_to_stop: threading.Event) -> None:
         self._assignment = assignment
-        self._orders = orders
+        self._asked_to_stop = asked_to_stop
         self._exit_code = 0
         self._kill_at: float | None = None
         self._stop_at: float | None = None
-        signal.signal(signal.SIGTERM, lambda *_: orders.put("stop"))
+        signal.signal(signal.SIGTERM, lambda *_: asked_to_stop.set())
         self._slowed = [
             SlowHost(network_script.namespace(index), host.cpu_share)
             for index, host in enumerate(assignment.cluster.hosts)
@@ -162,11 +161,11 @@ class _Hosts:
     def run(self) -> int:
         """Wait for all commands; return the exit code of the first one that failed."""
         while self._alive:
-            try:
-                self._obey(self._orders.get(timeout=_POLL_S))
-            except queue.Empty:
-                self._reap()
-                self._keep_deadlines()
+            if self._asked_to_stop.wait(_POLL_S):
+                self._asked_to_stop.clear()
+                self._stop()
+            self._reap()
+            self._keep_deadlines()
         return self._exit_code
 
     def _start(self, index: int) -> int:
@@ -180,15 +179,6 @@ class _Hosts:
             setsigmask=[],
             setsigdef=[signal.SIGINT, signal.SIGTERM, signal.SIGPIPE],
         )
-
-    def _obey(self, order: str) -> None:
-        word, _, number = order.partition(" ")
-        if word == "stop":
-            self._stop()
-        elif word in ("up", "down"):
-            run_commands(network_script.link_commands(int(number), up=word == "up"))
-        else:
-            raise ValueError(f"unknown order {order!r}")
 
     def _reap(self) -> None:
         """Collect ended processes; as process 1, also those whose parent ended before them."""

@@ -8,16 +8,14 @@ from typing import Any
 
 import psutil
 
-from bench.core import signals, spec
+from bench.core import spec
 from bench.core.collectives_config import CollectivesConfig
-from bench.core.errors import Interrupted, RunFailed, UsageError
+from bench.core.errors import UsageError
 from bench.core.units import format_bytes
 from bench.launch import torchrun
-from bench.launch.failure import explain, reports_of
 from bench.launch.fork_server import ForkServer
+from bench.launch.measurement import measure
 from bench.launch.placement import place
-from bench.launch.progress import ProgressReader
-from bench.launch.scratch import scratch_folder
 from bench.launch.watchdog import WatchdogTimeouts
 
 
@@ -45,7 +43,6 @@ def resolve(asked: CollectivesConfig) -> tuple[CollectivesConfig, list[str]]:
     return dataclasses.replace(config, pairs=tuple(pairs), device=device), left_out
 
 
-@signals.interruptible()
 def execute(config: CollectivesConfig, on_report: Callable[[Mapping[str, Any]], None], server: ForkServer) -> None:
     """Run the sweep; returns when nothing of the job is left.
 
@@ -60,17 +57,8 @@ def execute(config: CollectivesConfig, on_report: Callable[[Mapping[str, Any]], 
         RunFailed: a rank failed or hung, or the network could not be set up; the logs are kept and named.
         Interrupted: the user stopped it.
     """
-    with scratch_folder("collectives") as folder:
-        folder.config.write_text(config.to_json(), encoding="utf-8")
-        try:
-            job = torchrun.launch(config, folder, server)
-            ending = torchrun.watch(job, ProgressReader(folder.progress), WatchdogTimeouts.with_job(config), on_report)
-        except KeyboardInterrupt:
-            raise Interrupted("stopped by the user; the rows so far are kept") from None
-        if ending.silent_s is not None and not reports_of(folder):
-            raise RunFailed(f"no turn ended within {ending.silent_s:g} s; raise --timeout or lower --iters")
-        if ending.exit_code != 0:
-            raise RunFailed(explain(folder))
+    timeouts = WatchdogTimeouts.with_job(config)
+    measure("collectives", config, lambda folder: torchrun.launch(config, folder, server), timeouts, on_report)
 
 
 def _check_memory(config: CollectivesConfig) -> None:

@@ -7,14 +7,11 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
-from bench.core import registry, signals, spec
+from bench.core import registry, spec
 from bench.core.compressors_config import CompressorsConfig
-from bench.core.errors import Interrupted, RunFailed, UsageError
-from bench.launch import torchrun
-from bench.launch.failure import explain
+from bench.core.errors import UsageError
 from bench.launch.fork_server import ForkServer
-from bench.launch.progress import ProgressReader
-from bench.launch.scratch import scratch_folder
+from bench.launch.measurement import measure
 from bench.launch.watchdog import WatchdogTimeouts
 
 if TYPE_CHECKING:
@@ -46,7 +43,6 @@ def resolve(asked: CompressorsConfig) -> CompressorsConfig:
     return config
 
 
-@signals.interruptible()
 def execute(config: CompressorsConfig, on_report: Callable[[Mapping[str, Any]], None], server: ForkServer) -> None:
     """Measure in a process of its own, whose threads and memory are nobody else's.
 
@@ -59,18 +55,13 @@ def execute(config: CompressorsConfig, on_report: Callable[[Mapping[str, Any]], 
         RunFailed: the process failed or hung; its log is kept and named.
         Interrupted: the user stopped it.
     """
-    with scratch_folder("compressors") as folder:
-        folder.config.write_text(config.to_json(), encoding="utf-8")
-        try:
-            job = server.start(folder, num_ranks=1, threads=config.threads, device=config.device)
-            timeouts = WatchdogTimeouts.with_one_process(config.timeout_s)
-            ending = torchrun.watch(job, ProgressReader(folder.progress), timeouts, on_report)
-        except KeyboardInterrupt:
-            raise Interrupted("stopped by the user; nothing was written") from None
-        if ending.silent_s is not None:
-            raise RunFailed(f"no turn ended within {ending.silent_s:g} s; raise --timeout")
-        if ending.exit_code != 0:
-            raise RunFailed(explain(folder))
+    measure(
+        "compressors",
+        config,
+        lambda folder: server.start(folder, num_ranks=1, threads=config.threads, device=config.device),
+        WatchdogTimeouts.with_one_process(config.timeout_s),
+        on_report,
+    )
 
 
 def _compressors(texts: str | None) -> list[str]:

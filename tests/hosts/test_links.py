@@ -12,6 +12,7 @@ import pytest
 from bench.hosts.cluster import Cluster, HostLink
 from bench.hosts.job import HostsJob, start_hosts
 from bench.hosts.network_report import NetworkReport
+from tests.testing.links import set_link
 
 # Another process may take the processor away for the few milliseconds of a measurement; a wrong rate stays wrong.
 ATTEMPTS = 4
@@ -108,11 +109,11 @@ def test_a_link_goes_down_and_comes_back(tmp_path: Path) -> None:
     scripts = ([sys.executable, "-c", PINGS, str(log)], [sys.executable, "-c", ANSWERS, str(tmp_path)])
     with start_hosts(cluster, tmp_path, lambda index: (scripts[index], {})) as job:
         wait_for(job, log, "answered")
-        job.set_link(1, up=False)
+        set_link(job, 1, up=False)
         wait_for(job, log, "lost")
         wait_for(job, log, "lost")
         assert set(log.read_text(encoding="ascii").split()[-2:]) == {"lost"}
-        job.set_link(1, up=True)
+        set_link(job, 1, up=True)
         wait_for(job, log, "answered")
 
 

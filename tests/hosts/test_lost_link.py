@@ -19,6 +19,7 @@ from bench.launch.resolve import resolve
 from bench.launch.run import Result
 from tests.hosts.conftest import processes_of
 from tests.testing.invoke import rows
+from tests.testing.links import set_link
 
 NUM_HOSTS = 4
 
@@ -71,7 +72,7 @@ def test_all_others_name_the_lost_host_and_it_knows_itself_cut_off(
     host: int, options: dict[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def cut(job: HostsJob) -> None:
-        job.set_link(host, up=False)
+        set_link(job, host, up=False)
 
     result = run_and_disturb(cut, tmp_path, monkeypatch, **options)
     assert result.status == "failed"
@@ -90,7 +91,7 @@ def test_all_others_name_the_lost_host_and_it_knows_itself_cut_off(
 @pytest.mark.parametrize("host", [0, 1])
 def test_of_two_hosts_neither_is_blamed(host: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def cut(job: HostsJob) -> None:
-        job.set_link(host, up=False)
+        set_link(job, host, up=False)
 
     result = run_and_disturb(cut, tmp_path, monkeypatch, num_hosts=2, collective="ring")
     split = "cannot reach each other; the link of either may be down"

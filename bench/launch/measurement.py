@@ -1,0 +1,49 @@
+"""A measurement in a job of its own, from its start to its end: what `bench collectives` and `compressors` share."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from bench.core import signals
+from bench.core.errors import Interrupted, RunFailed
+from bench.core.job_config import JobConfig
+from bench.core.run_folder import RunFolder
+from bench.launch import torchrun
+from bench.launch.failure import explain, reports_of
+from bench.launch.progress import ProgressReader
+from bench.launch.scratch import scratch_folder
+from bench.launch.watchdog import WatchdogTimeouts
+
+
+@signals.interruptible()
+def measure(
+    command: str,
+    config: JobConfig,
+    start: Callable[[RunFolder], torchrun.Started],
+    timeouts: WatchdogTimeouts,
+    on_report: Callable[[Mapping[str, Any]], None],
+) -> None:
+    """Run the job; returns when nothing of it is left.
+
+    Args:
+        command: its name.
+        config: complete.
+        start: starts the job in its folder.
+        timeouts: how long it may be silent.
+        on_report: called with what rank 0 says, as it says it.
+
+    Raises:
+        RunFailed: a process failed or hung; the logs are kept and named.
+        Interrupted: the user stopped it.
+    """
+    with scratch_folder(command) as folder:
+        folder.config.write_text(config.to_json(), encoding="utf-8")
+        try:
+            ending = torchrun.watch(start(folder), ProgressReader(folder.progress), timeouts, on_report)
+        except KeyboardInterrupt:
+            raise Interrupted("stopped by the user; the rows so far are kept") from None
+        if ending.silent_s is not None and not reports_of(folder):
+            raise RunFailed(f"no turn ended within {ending.silent_s:g} s; raise --timeout")
+        if ending.exit_code != 0:
+            raise RunFailed(explain(folder))

@@ -1,0 +1,20 @@
+"""The links of virtual hosts under test: cut by what runs in the same private namespaces."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+
+import psutil
+
+from bench.hosts.job import HostsJob
+from bench.hosts.network_script import INTERFACE, namespace
+from bench.hosts.support import search_path
+
+
+def set_link(job: HostsJob, index: int, *, up: bool) -> None:
+    """Cut a host off from all others, or join it again."""
+    (supervisor,) = psutil.Process(job._unshare.pid).children()
+    enter = ["nsenter", f"--target={supervisor.pid}", "--user", "--net", "--mount", "--preserve-credentials", "--"]
+    command = ["ip", "-n", namespace(index), "link", "set", INTERFACE, "up" if up else "down"]
+    subprocess.run([*enter, *command], env=os.environ | {"PATH": search_path()}, check=True)
