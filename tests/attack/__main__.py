@@ -13,11 +13,11 @@ from tests.attack.tally import Tally
 
 # Each part: how often at the most, and its share of the time.
 PARTS: dict[str, tuple[Callable[[random.Random, Tally, int], None], int, float]] = {
-    "payloads": (payloads.attack, 100, 0.08),
-    "inputs": (inputs.attack, 1000, 0.3),
-    "plugins": (plugins.attack, 40, 0.08),
-    "sockets": (sockets.attack, 9, 0.16),
-    "kills": (kills.attack, 60, 0.38),
+    "payloads": (payloads.attack, 100, 0.05),
+    "inputs": (inputs.attack, 1000, 0.38),
+    "plugins": (plugins.attack, 40, 0.07),
+    "sockets": (sockets.attack, 9, 0.15),
+    "kills": (kills.attack, 60, 0.35),
 }
 
 
@@ -25,7 +25,7 @@ def main() -> int:
     """Run the parts one after the other."""
     parser = argparse.ArgumentParser(prog="attack", description=__doc__)
     parser.add_argument("--seed", type=int, default=1, help="what is drawn by chance")
-    parser.add_argument("--minutes", type=float, default=27.0, help="longest time for all parts")
+    parser.add_argument("--minutes", type=float, default=25.0, help="longest time for all parts")
     parser.add_argument("--only", choices=PARTS, help="one part alone")
     parser.add_argument("--tries", type=int, help="of each part, in place of its own number")
     options = parser.parse_args()
