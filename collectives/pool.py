@@ -24,13 +24,13 @@ from pathlib import Path
 from typing import Annotated, Any, ClassVar
 
 import torch
+from annotated_types import Ge, Le
 from typing_extensions import Doc, override
 
 from collectives.base import BoundCollective, Collective, Downlink
 from collectives.options import OptionError
 from collectives.payloads.base import Payload, balanced_borders, unpack
 from collectives.payloads.unreduced_sum import UnreducedSum
-from collectives.ranges import Count
 from collectives.rounds.layout import Layout
 from collectives.shared_memory.cache_lines import CacheLines, cache_lines, stores_are_ordered
 from collectives.shared_memory.layout import DONE, LENGTH, PAGE, READY, PoolMemory, region_nbytes
@@ -48,9 +48,9 @@ class Pool(Collective):
     """One mapped region of memory."""
 
     path: Annotated[str, Doc("folder for the region's file, a new file's name, or a DAX device")] = "/dev/shm"
-    slot_bytes: Annotated[Count, Doc("bytes that a rank hands out at a time; the region holds 2 (n+1) of them")] = (
-        4_194_304
-    )
+    slot_bytes: Annotated[
+        int, Ge(1), Le(2**40), Doc("bytes that a rank hands out at a time; the region holds 2 (n+1) of them")
+    ] = 4_194_304
     coherent: Annotated[
         bool | None,
         Doc("caches of all ranks see each other's stores; false flushes lines; none: true, but a DAX device must say"),
@@ -240,7 +240,7 @@ class BoundPool(BoundCollective):
                 problem = str(error)
             (num_failed,) = self.transport.all_reduce_scalars([float(memory is None)], "sum")
         finally:
-            if memory is not None:
+            if memory is not None and self.transport.rank == 0:
                 memory.region.remove_name()
         if memory is None or num_failed:
             raise OptionError(problem)

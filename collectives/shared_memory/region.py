@@ -50,7 +50,7 @@ class Region:
         self.memory = torch.frombuffer(mapping, dtype=torch.uint8)
 
     def remove_name(self) -> None:
-        """Delete the file, not the memory, once every rank has mapped it. A device stays."""
+        """Delete the file, not the memory; for who made it, once every rank has mapped it. A device stays."""
         if not self._is_device:
             _remove(self.path)
 
@@ -104,7 +104,7 @@ def _make(path: Path) -> Path:
 def _remove(file: Path) -> None:
     if file in _nameless:
         os.close(_nameless.pop(file))
-    elif not file.is_relative_to("/proc"):  # else it is the first rank's to let go of
+    else:
         file.unlink(missing_ok=True)
 
 

@@ -195,7 +195,9 @@ def test_a_hang_ends_at_the_timeout_and_the_rank_is_named(tmp_path: Path) -> Non
 
 
 def test_divergence_stops_the_run_and_names_the_step(tmp_path: Path) -> None:
-    answer = execute(*SMALL, "--epochs", "5", "--lr", "1e38", "--out", str(tmp_path / "out"))
+    answer = execute(
+        *SMALL, "--epochs", "5", "--lr", "1e12", "--optimizer", "sgd:weight_decay=1", "--out", str(tmp_path / "out")
+    )
     assert answer.code == 3
     assert "at step" in answer.error
     assert "try a lower --lr" in answer.error
