@@ -68,8 +68,6 @@ def _execute(
     machine_zero = MachineZero(config.rdzv_endpoint) if config.rdzv_endpoint and config.node_rank > 0 else None
     started = time.time()
     try:
-        folder.config.write_text(config.to_json(), encoding="utf-8")
-        write_json(folder.environment, environment.describe(sys.argv))
         job = _launch(config, folder, server)
         ending = torchrun.watch(job, progress, WatchdogTimeouts.with_job(config), on_progress, machine_zero)
     except KeyboardInterrupt:
@@ -102,10 +100,12 @@ def _silence(config: RunConfig, ending: torchrun.Ending) -> str:
 
 
 def _launch(config: RunConfig, folder: RunFolder, server: ForkServer) -> torchrun.Started:
-    """A run that is refused was none: nothing is left of it."""
+    """A run that is refused, or finds no room to begin, was none: nothing is left of it."""
     try:
+        folder.config.write_text(config.to_json(), encoding="utf-8")
+        write_json(folder.environment, environment.describe(sys.argv))
         return torchrun.launch(config, folder, server)
-    except UsageError:
+    except (UsageError, OSError):
         shutil.rmtree(folder.path)
         raise
 

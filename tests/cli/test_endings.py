@@ -136,7 +136,7 @@ def test_a_working_directory_that_is_gone(command: str, folder: Path) -> None:
 def test_a_disk_that_is_full_before_the_run_starts(folder: Path) -> None:
     """A file system of one page, in a name space of our own."""
     full = "mkdir full && mount -t tmpfs -o size=4k,nr_inodes=20 none full && head -c 4096 /dev/zero >full/x"
-    line = f"{full}; cd {folder}; bench run --model linear --steps 1 --out full/runs"
+    line = f"{full}; cd {folder}; bench run --model linear --steps 1 --out full/runs; code=$?; ls -R full; exit $code"
     unshared = shell(f"unshare --map-root-user --mount bash -c {shlex.quote(line)}", folder)
     if "unshare failed" in unshared.error or "mount:" in unshared.error:
         pytest.skip(unshared.error)
@@ -144,6 +144,7 @@ def test_a_disk_that_is_full_before_the_run_starts(folder: Path) -> None:
     assert unshared.error.splitlines()[1:] == [
         "bench: the output cannot be written: No space left on device; make room and try again"
     ]
+    assert unshared.out.split() == ["full:", "runs", "x", "full/runs:"]  # nothing of the run
 
 
 def test_a_bug_keeps_its_traceback(tmp_path: Path) -> None:
