@@ -46,10 +46,10 @@ def _write_into_store(host: str, port: int, pickled: bytes) -> None:
         store = dist.TCPStore(
             host, port, is_master=False, wait_for_workers=False, timeout=datetime.timedelta(seconds=3)
         )
-        for key in ("torch.rendezvous.none", "torch.rendezvous.", "/", "none", "rank/0", "0", "default_pg/0//0"):
-            for value in (base64.b64encode(pickled), pickled):
-                store.set(key, value)
-                store.set(f"rendezvous/{key}", value)
+        for key in ("torch.rendezvous.none", "torch.rendezvous."):  # where torchrun's c10d rendezvous reads pickles
+            store.set(key, base64.b64encode(pickled))
+        for key in ("none", "rank/0", "0", "default_pg/0//0", "rendezvous/0", "torchelastic/agent/0"):
+            store.set(key, pickled)
 
 
 if __name__ == "__main__":
