@@ -39,10 +39,17 @@ def noted(command: str, folder: Path) -> AbstractContextManager[object]:
 
 def clear_away() -> None:
     """Name, on stderr, every job whose launcher was killed, and clear away what it left."""
-    for path in sorted(_notes().glob("*")):
+    try:
+        paths = sorted(_notes().glob("*"))
+    except RuntimeError:  # this user has no home, and so no notes
+        return
+    for path in paths:
         with contextlib.suppress(FileNotFoundError), path.open("rb") as note:  # its job may end meanwhile
             if _is_left(path, note.fileno()) and (text := note.read()):
-                _clear_away(**json.loads(text))
+                if job := _job_in(text):
+                    _clear_away(*job)
+                else:
+                    print(f"note: {path} tells of no job and is removed", file=sys.stderr)
                 path.unlink()
 
 
@@ -52,6 +59,15 @@ def _is_left(path: Path, note: int) -> bool:
     except OSError:  # its launcher lives, or another command is at it
         return False
     return path.exists()
+
+
+def _job_in(text: bytes) -> tuple[str, str] | None:
+    """The (command, folder) that a note tells of; None where it is damaged."""
+    try:
+        told = json.loads(text)
+        return str(told["command"]), str(told["path"])
+    except (ValueError, TypeError, KeyError):
+        return None
 
 
 def _clear_away(command: str, path: str) -> None:

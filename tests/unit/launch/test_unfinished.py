@@ -63,3 +63,23 @@ def test_of_a_run_that_needs_nothing_nothing_is_said(
     clear_away()
     assert capsys.readouterr().err == ""
     assert list(notes.iterdir()) == []
+
+
+@pytest.mark.parametrize("text", ['{"command": "run", "pa', "[]", "{}", "\udcff"])
+def test_a_note_that_tells_of_no_job_is_removed(text: str, notes: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    notes.mkdir(parents=True, exist_ok=True)
+    (notes / "damaged").write_text(text, encoding="utf-8", errors="surrogateescape")
+    clear_away()
+    assert "tells of no job and is removed" in capsys.readouterr().err
+    assert list(notes.iterdir()) == []
+
+
+def test_a_user_without_a_home_has_no_notes(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    def no_home() -> Path:
+        raise RuntimeError("Could not determine home directory.")
+
+    monkeypatch.delenv("XDG_STATE_HOME", raising=False)
+    monkeypatch.setattr(Path, "home", no_home)
+    clear_away()
+    with noted("run", tmp_path):
+        pass
