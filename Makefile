@@ -7,7 +7,7 @@ BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo demo-network test attack lint format clean
+.PHONY: help setup demo demo-network test bench-ci bless attack lint format clean
 
 help: ## show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -22,6 +22,12 @@ demo-network: $(READY) ## the same on four virtual hosts with a 100 Mbit/s link 
 
 test: lint ## check style, types and layers, then run all tests
 	@$(BIN)/python -m pytest -q --numprocesses 3 --dist loadgroup
+
+bench-ci: $(READY) ## a few short runs, compared with results/reference/ci.csv: bytes and accuracy must repeat (1 minute)
+	@$(BIN)/python benchmarks/ci.py
+
+bless: $(READY) ## what these runs measure now becomes results/reference/ci.csv
+	@$(BIN)/python benchmarks/ci.py --bless
 
 attack: $(READY) ## kill, starve and feed nonsense to every part for under half an hour (SEED=n)
 	@$(BIN)/python -m tests.attack --seed $(or $(SEED),1)

@@ -22,5 +22,5 @@ for seeds in 1,2 3; do
     done
 done
 
-bench compare "$out"
+bench compare "$out" --baseline none
 echo "every run's rows, logs and configuration: $out"

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from bench.cli import collectives, compare, compressors, data, doctor, run
+from bench.cli import collectives, compare, compressors, data, doctor, place, plot, report, run, sweep, tune
 from bench.cli import list as list_
 from bench.cli.ending import one_sentence
 from bench.core.environment import version_of
@@ -32,9 +32,14 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 app.command("run", epilog=run.EXAMPLES)(run.run)
+app.command("sweep", epilog=sweep.EXAMPLES)(sweep.sweep)
+app.command("tune", epilog=tune.EXAMPLES)(tune.tune)
 app.command("compare", epilog=compare.EXAMPLES)(compare.compare)
+app.command("plot", epilog=plot.EXAMPLES)(plot.plot)
+app.command("report", epilog=report.EXAMPLES)(report.report)
 app.command("collectives", epilog=collectives.EXAMPLES)(collectives.collectives)
 app.command("compressors", epilog=compressors.EXAMPLES)(compressors.compressors)
+app.command("place", epilog=place.EXAMPLES)(place.place)
 app.command("list", epilog=list_.EXAMPLES)(list_.list_components)
 app.command("data", epilog=data.EXAMPLES)(data.data)
 app.command("doctor", epilog=doctor.EXAMPLES)(doctor.doctor)

@@ -42,9 +42,10 @@ EXAMPLES = """[bold]Examples[/bold]
 @takes(CollectivesConfig)
 def collectives(asked: CollectivesConfig, out: RowFile = None, as_json: AsJson = False) -> None:
     """Sum tensors in real processes, collective beside collective: times, bandwidths, messages, bytes, correctness."""
-    from bench.launch.fork_server import SUM, warmed_server
+    from bench.launch.fork_server import SUM, ForkServer
 
-    with warmed_server(SUM, asked) as server:
+    with ForkServer(SUM) as server:
+        server.warm_up_for(asked)
         rows = _execute(asked, out, as_json, server)
     _check(rows)
 

@@ -2,43 +2,43 @@
 
 from __future__ import annotations
 
-import sys
+from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from bench.core.errors import NothingToCompare, Regression, UsageError
+from bench.cli.compare_output import Format, choose_format, warn, write
+from bench.core.errors import NothingToCompare, Regression
 
 if TYPE_CHECKING:
-    from bench.report.comparison import Comparison
-    from bench.report.tables import Table
-
-Format = Literal["rich", "markdown", "csv", "json"]
+    from bench.report.gates import GateResult
+    from bench.report.store import Row
 
 MEANING = "Meaning"
+INPUT = "Input"
 OUTPUT = "Output"
 GATES = "Gates"
 EXAMPLES = """[bold]Examples[/bold]
 
   bench compare
 
-  bench compare results/runs/2026*-demo-* --baseline bf16
+  bench compare results/runs/2026*-demo-* --baseline none --where dataset=digits
 
-  bench compare old.csv results/runs --by git_sha --metric step_time_s
+  bench compare old.csv results/runs --by git_sha --metric step_time_s --columns step
 
-  bench compare --metric time_to_target_s --out table.md
+  bench compare --target 0.9,best-1 --sort test_accuracy --out table.tex
 
-  bench compare --fail-on slower:5% --fail-on accuracy:1"""
+  bench compare --fail-on slower:5% --fail-on accuracy:-0.5 --fail-on bytes:+1%"""
 
 DEFAULT_PATH = Path("results/runs")
-_SUFFIXES: dict[str, Format] = {".md": "markdown", ".csv": "csv", ".json": "json"}
 
 
 def _complete_metric(incomplete: str) -> list[tuple[str, str]]:
     from bench.core.schema import METRICS
+    from bench.report.columns import BYTES_TO_TARGET
 
-    return [(c.name, c.meaning) for c in METRICS if c.better and c.name.startswith(incomplete)]
+    return [(c.name, c.meaning) for c in (*METRICS, BYTES_TO_TARGET) if c.better and c.name.startswith(incomplete)]
 
 
 def _complete_column(incomplete: str) -> list[tuple[str, str]]:
@@ -47,76 +47,151 @@ def _complete_column(incomplete: str) -> list[tuple[str, str]]:
     return [(c.name, c.meaning) for c in METRICS if c.name.startswith(incomplete)]
 
 
+Paths = Annotated[
+    list[Path] | None,
+    typer.Argument(
+        help=f"Run folders, folders of runs, CSV files, or quoted patterns of these (default: {DEFAULT_PATH}).",
+        metavar="PATHS",
+        show_default=False,
+    ),
+]
+Baseline = Annotated[
+    str | None,
+    typer.Option(
+        help="Row that the others are compared with: a compressor, COMPRESSOR+COLLECTIVE, or a run's name "
+        "(default: none, on native; for speeds bf16 where there is such a row).",
+        metavar="SPEC",
+        show_default=False,
+        rich_help_panel=MEANING,
+    ),
+]
+Metric = Annotated[
+    str | None,
+    typer.Option(
+        help="Column that the verdict is about, or bytes_to_target (default: samples_per_s, with --target "
+        "time_to_target_s).",
+        metavar="COLUMN",
+        show_default=False,
+        autocompletion=_complete_metric,
+        rich_help_panel=MEANING,
+    ),
+]
+TargetAccuracies = Annotated[
+    list[str] | None,
+    typer.Option(
+        help="Accuracies to reach, separated by commas: 0.9, or best-1 for one point below the baseline's mean final "
+        "accuracy (default: the --target-accuracy of each run).",
+        metavar="TARGETS",
+        show_default=False,
+        rich_help_panel=MEANING,
+    ),
+]
+By = Annotated[
+    list[str] | None,
+    typer.Option(
+        help="Group by these columns, separated by commas (default: everything but the seed).",
+        metavar="COLUMNS",
+        show_default=False,
+        autocompletion=_complete_column,
+        rich_help_panel=MEANING,
+    ),
+]
+Where = Annotated[
+    list[str] | None,
+    typer.Option(
+        help="Only runs with these values: 'dataset=digits,world_size=4'; a component's bare name fits any options.",
+        metavar="COLUMN=VALUE",
+        show_default=False,
+        rich_help_panel=INPUT,
+    ),
+]
+KeepGoing = Annotated[
+    bool,
+    typer.Option(
+        "--keep-going",
+        help="Leave out, with a warning, paths that do not exist and files that are not ours or cannot be read.",
+        rich_help_panel=INPUT,
+    ),
+]
+AllowOtherMachine = Annotated[
+    bool,
+    typer.Option(
+        "--allow-other-machine",
+        help="Say nothing where rows come from different machines or versions.",
+        rich_help_panel=INPUT,
+    ),
+]
+Sort = Annotated[
+    str | None,
+    typer.Option(
+        help="Order the rows by this column, the best first (default: as they appear).",
+        metavar="COLUMN",
+        show_default=False,
+        autocompletion=_complete_column,
+        rich_help_panel=OUTPUT,
+    ),
+]
+Columns = Annotated[
+    list[str] | None,
+    typer.Option(
+        help="Show these columns too, separated by commas; step: where a step goes.",
+        metavar="COLUMNS",
+        show_default=False,
+        autocompletion=_complete_metric,
+        rich_help_panel=OUTPUT,
+    ),
+]
+AsFormat = Annotated[
+    Format | None,
+    typer.Option(
+        "--format",
+        help="How to write the table (default: rich, or the suffix of --out); CSV and JSON hold raw numbers "
+        "in seconds, bytes and shares.",
+        show_default=False,
+        rich_help_panel=OUTPUT,
+    ),
+]
+AsJson = Annotated[bool, typer.Option("--json", help="Short for --format json.", rich_help_panel=OUTPUT)]
+Out = Annotated[
+    Path | None,
+    typer.Option(help="Write the table to this file instead.", metavar="FILE", rich_help_panel=OUTPUT),
+]
+FailOn = Annotated[
+    list[str] | None,
+    typer.Option(
+        help="Exit with code 5 if a row is worse than the baseline by more than this: slower:5% (of the metric) or "
+        "accuracy:-0.5 (percentage points), both significantly, or bytes:+1% (payload per step). May be repeated, or "
+        "separated by commas.",
+        metavar="GATE",
+        rich_help_panel=GATES,
+    ),
+]
+Reference = Annotated[
+    Path | None,
+    typer.Option(
+        help="Exit with code 5 if bytes or accuracy of a run are not those of the run with its name and seed here.",
+        metavar="FILE",
+        rich_help_panel=GATES,
+    ),
+]
+
+
 def compare(
-    paths: Annotated[
-        list[Path] | None,
-        typer.Argument(
-            help=f"Run folders, folders of runs, CSV files, or quoted patterns of these (default: {DEFAULT_PATH}).",
-            metavar="PATHS",
-            show_default=False,
-        ),
-    ] = None,
-    baseline: Annotated[
-        str | None,
-        typer.Option(
-            help="Row that the others are compared with: a compressor, COMPRESSOR+COLLECTIVE, or a run's name "
-            "(default: none, on native).",
-            metavar="SPEC",
-            show_default=False,
-            rich_help_panel=MEANING,
-        ),
-    ] = None,
-    metric: Annotated[
-        str,
-        typer.Option(
-            help="Column that the verdict is about.",
-            metavar="COLUMN",
-            autocompletion=_complete_metric,
-            rich_help_panel=MEANING,
-        ),
-    ] = "samples_per_s",
-    by: Annotated[
-        list[str] | None,
-        typer.Option(
-            help="Group by these columns, separated by commas (default: everything but the seed).",
-            metavar="COLUMNS",
-            show_default=False,
-            autocompletion=_complete_column,
-            rich_help_panel=MEANING,
-        ),
-    ] = None,
-    allow_other_machine: Annotated[
-        bool,
-        typer.Option(
-            "--allow-other-machine",
-            help="Do not warn when rows come from different machines.",
-            rich_help_panel=MEANING,
-        ),
-    ] = False,
-    as_format: Annotated[
-        Format | None,
-        typer.Option(
-            "--format",
-            help="How to write the table (default: rich, or the suffix of --out); CSV and JSON hold raw numbers "
-            "in seconds, bytes and shares.",
-            show_default=False,
-            rich_help_panel=OUTPUT,
-        ),
-    ] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Short for --format json.", rich_help_panel=OUTPUT)] = False,
-    out: Annotated[
-        Path | None,
-        typer.Option(help="Write the table to this file instead.", metavar="FILE", rich_help_panel=OUTPUT),
-    ] = None,
-    fail_on: Annotated[
-        list[str] | None,
-        typer.Option(
-            help="Exit with code 5 if a row is significantly worse than the baseline by more than this: "
-            "slower:5% (of the metric) or accuracy:1 (percentage points). May be repeated.",
-            metavar="GATE",
-            rich_help_panel=GATES,
-        ),
-    ] = None,
+    paths: Paths = None,
+    baseline: Baseline = None,
+    metric: Metric = None,
+    target: TargetAccuracies = None,
+    by: By = None,
+    where: Where = None,
+    keep_going: KeepGoing = False,
+    allow_other_machine: AllowOtherMachine = False,
+    sort: Sort = None,
+    columns: Columns = None,
+    as_format: AsFormat = None,
+    as_json: AsJson = False,
+    out: Out = None,
+    fail_on: FailOn = None,
+    reference: Reference = None,
 ) -> None:
     """Put runs side by side: one row per configuration, against a baseline.
 
@@ -124,76 +199,47 @@ def compare(
 
     Faster or slower means significant and beyond 5%; with a single seed the verdict is always unclear.
     """
-    from bench.report import caveats, comparison, comparison_table, gates, store
+    from bench.report import caveats, comparison, comparison_table, gates, selection, store
+    from bench.report.columns import find_numbers
 
-    chosen_format = _format(as_format, as_json, out)
-    limits = [gates.Gate.parse(text) for text in fail_on or []]
-    columns = [name.strip() for text in by or [] for name in text.split(",")]
-
-    rows = store.load(paths or [DEFAULT_PATH], warn=_warn)
-    compared = comparison.compare(rows, baseline=baseline, metric=metric, by=columns)
-    warnings = caveats.caveats(compared, allow_other_machine=allow_other_machine)
-    judged = gates.check(compared, limits)
-    warnings += judged.undecided
-
-    _write(comparison_table.comparison_table(compared), compared, warnings, chosen_format, out)
-    for sentence in warnings:
-        _warn(sentence)
+    chosen_format = choose_format(as_format, as_json, out)
+    # An option takes one text, so of `--fail-on A B` the second arrives among the paths.
+    further = [path for path in paths or [] if fail_on and gates.is_gate(str(path))]
+    limits = [gates.Gate.parse(text) for text in [*_parts(fail_on), *map(str, further)]]
+    extra = find_numbers(_parts(columns))
+    conditions = [condition for text in where or [] for condition in selection.parse_conditions(text)]
+    given = [path for path in paths or [] if path not in further]
+    rows = store.read(given or [DEFAULT_PATH], keep_going=keep_going, warn=warn)
+    compared = comparison.compare(
+        rows,
+        baseline=baseline,
+        metric=metric or ("time_to_target_s" if target else "samples_per_s"),
+        by=_parts(by),
+        where=conditions,
+        targets=_parts(target),
+        sort=sort,
+    )
+    judged = gates.check(compared, limits) + _held_against(reference, rows)
+    cautions = [] if allow_other_machine else caveats.cautions(compared)
+    table = comparison_table.comparison_table(compared, extra=extra, cautions=cautions)
+    write(table, compared, [*caveats.caveats(compared), *judged.undecided], chosen_format, out)
     if judged.crossed:
         raise Regression("; ".join(judged.crossed))
     if judged.unmeasured:
         raise NothingToCompare("; ".join(judged.unmeasured))
 
 
-def _format(chosen: Format | None, as_json: bool, out: Path | None) -> Format:
-    if as_json and chosen not in (None, "json"):
-        raise UsageError(f"--json and --format {chosen} contradict each other; give one of them")
-    if as_json:
-        return "json"
-    return chosen or _SUFFIXES.get(out.suffix.lower() if out else "", "rich")
+def _held_against(reference: Path | None, rows: Sequence[Row]) -> GateResult:
+    from bench.report.gates import GateResult
+    from bench.report.reference import check_reference
+    from bench.report.runs import collect_runs
+    from bench.report.store import read
+
+    if reference is None:
+        return GateResult()
+    return check_reference(collect_runs(rows), collect_runs(read([reference], warn=warn)))
 
 
-def _write(table: Table, compared: Comparison, warnings: list[str], chosen: Format, out: Path | None) -> None:
-    if out:
-        if out.is_fifo():
-            raise UsageError(f"{out} is a pipe, which may wait for a reader for ever; choose another --out")
-        try:
-            out.write_text(_text(table, compared, warnings, chosen), encoding="utf-8")
-        except OSError as error:
-            raise UsageError(f"cannot write {out}: {error.strerror or error}; choose another --out") from None
-        typer.echo(f"wrote {out}", err=True)
-    elif chosen == "rich":
-        from bench.cli.console import stdout_console
-        from bench.report.tables import print_rich
-
-        print_rich(table, stdout_console())
-    else:
-        typer.echo(_text(table, compared, warnings, chosen), nl=False)
-    sys.stdout.flush()  # the warnings on stderr belong beneath the table
-
-
-def _text(table: Table, compared: Comparison, warnings: list[str], chosen: Format) -> str:
-    from bench.report import comparison_table, tables
-
-    match chosen:
-        case "csv":
-            return tables.to_csv(table)
-        case "json":
-            return tables.to_json(
-                table,
-                metric=compared.metric.name,
-                baseline=compared.baseline.title,
-                settings=comparison_table.shared_settings(compared),
-                warnings=warnings,
-            )
-        case "markdown":
-            return "\n".join([tables.to_markdown(table), *(f"- warning: {sentence}" for sentence in warnings), ""])
-        case "rich":
-            return tables.to_text(table)
-
-
-def _warn(sentence: str) -> None:
-    from rich.console import Console
-    from rich.text import Text
-
-    Console(stderr=True).print(Text(f"warning: {sentence}", style="yellow"), soft_wrap=True)
+def _parts(texts: Iterable[str] | None) -> list[str]:
+    """What a repeated option names, each time separated by commas."""
+    return [part.strip() for text in texts or [] for part in text.split(",")]

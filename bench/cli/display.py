@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
@@ -29,9 +30,6 @@ _PLAN_ROWS = (
 class Display(LiveLine):
     """One run's way through training."""
 
-    def __init__(self, config: RunConfig, position: str) -> None:
-        super().__init__(f"{position} {config.name} seed {config.seed}".strip())
-
     def report(self, line: dict[str, Any]) -> None:
         """Show one report of rank 0."""
         if "evaluated" in line:
@@ -57,6 +55,14 @@ def _progress_text(line: dict[str, Any]) -> str:
     if line["eta_s"] is not None:
         parts.append(f"{format_seconds(line['eta_s'])} left")
     return "  ".join(parts)
+
+
+def print_notes(config: RunConfig, warnings: list[str]) -> None:
+    """What the user should know of a configuration before it is run, on stderr."""
+    for sentence in warnings:
+        print(f"note: {sentence}", file=sys.stderr)
+    if config.steps and "warmup_epochs=" in config.filled["compressor"]:
+        print(f"note: --steps {config.steps} starts at full compression, without warm-up", file=sys.stderr)
 
 
 def print_plan(configs: list[RunConfig]) -> None:

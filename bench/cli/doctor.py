@@ -30,7 +30,7 @@ def doctor(
     smoke: Annotated[bool, typer.Option(help="Train a few steps on two real ranks.")] = True,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON on stdout.")] = False,
 ) -> None:
-    """Check versions, backends, cores, data, disk and permissions, and train a few steps on two ranks."""
+    """Check versions, backends, cores, memory, data, disk and permissions, and train a few steps on two ranks."""
     from bench.launch.doctor import examine
 
     console = stdout_console()

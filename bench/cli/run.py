@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import re
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -13,14 +12,14 @@ import typer
 
 from bench.cli.options import AsJson, takes
 from bench.core.config import RunConfig
-from bench.core.errors import Interrupted, RunFailed, UsageError
+from bench.core.errors import Interrupted, RunFailed
 from bench.core.job_config import MEASUREMENT, OUTPUT
+from bench.core.seeds import parse_seeds
 
 if TYPE_CHECKING:
     from bench.launch.fork_server import ForkServer
     from bench.launch.run import Result
 
-MOST_SEEDS = 1000
 EXAMPLES = """[bold]Examples[/bold]
 
   bench run --dataset digits --epochs 5
@@ -50,8 +49,9 @@ def run(
     as_json: AsJson = False,
 ) -> None:
     """Train a model in several processes with a chosen compressor x collective x optimizer, and record everything."""
-    numbers = _parse_seeds(seeds) if seeds else [asked.seed]
-    from bench.launch.fork_server import TRAIN, warmed_server
+    numbers = parse_seeds(seeds) if seeds else [asked.seed]
+    from bench.cli.display import print_notes
+    from bench.launch.fork_server import TRAIN, ForkServer
     from bench.launch.resolve import place_run, prepare, resolve
 
     place_run(asked)
@@ -59,9 +59,10 @@ def run(
         resolved = resolve(asked)
         _print_plan([dataclasses.replace(resolved, seed=seed) for seed in numbers], out, as_json)
         return
-    with warmed_server(TRAIN, asked) as server:
+    with ForkServer(TRAIN) as server:
+        server.warm_up_for(asked)
         configs, warnings = server.call(prepare, asked, numbers)
-        _print_notes(configs[0], warnings)
+        print_notes(configs[0], warnings)
         _execute(configs, out, as_json, server)
 
 
@@ -71,7 +72,8 @@ def _execute(configs: list[RunConfig], out: Path, as_json: bool, server: ForkSer
 
     results: list[Result] = []
     for number, config in enumerate(configs, 1):
-        with Display(config, f"{number}/{len(configs)}" if len(configs) > 1 else "") as display:
+        position = f"{number}/{len(configs)} " if len(configs) > 1 else ""
+        with Display(f"{position}{config.name} seed {config.seed}") as display:
             results.append(execute(config, out, display.report, server))
         if results[-1].status != "ok":
             break
@@ -82,13 +84,6 @@ def _execute(configs: list[RunConfig], out: Path, as_json: bool, server: ForkSer
     _raise_failure(results[-1])
 
 
-def _print_notes(config: RunConfig, warnings: list[str]) -> None:
-    for sentence in warnings:
-        print(f"note: {sentence}", file=sys.stderr)
-    if config.steps and "warmup_epochs=" in config.filled["compressor"]:
-        print(f"note: --steps {config.steps} starts at full compression, without warm-up", file=sys.stderr)
-
-
 def _raise_failure(last: Result) -> None:
     if last.status == "interrupted":
         raise Interrupted(f"{last.error} in {last.folder.path}")
@@ -97,7 +92,7 @@ def _raise_failure(last: Result) -> None:
 
 
 def _print_plan(configs: list[RunConfig], out: Path, as_json: bool) -> None:
-    from bench.cli.display import print_layers, print_plan
+    from bench.cli.display import print_layers, print_notes, print_plan
     from bench.core.run_folder import RunFolder
     from bench.launch import torchrun
     from bench.launch.layer_plan import plan_layers
@@ -118,19 +113,4 @@ def _print_plan(configs: list[RunConfig], out: Path, as_json: bool) -> None:
         print_plan(configs)
         print_layers(layers)
         print(*lines, sep="\n")
-    _print_notes(config, layers.warnings)
-
-
-def _parse_seeds(text: str) -> list[int]:
-    seeds: list[int] = []
-    for item in text.split(","):
-        match = re.fullmatch(r"\s*([0-9]{1,18})(?:-([0-9]{1,18}))?\s*", item)
-        if not match:
-            raise UsageError(f"--seeds {text} is not a list of seeds; write 1,2,3 or 1-5")
-        named = range(int(match[1]), int(match[2] or match[1]) + 1)
-        if len(seeds) + len(named) > MOST_SEEDS:
-            raise UsageError(f"--seeds {text} names more than {MOST_SEEDS} runs; give fewer seeds")
-        seeds += named
-    if not seeds or len(set(seeds)) != len(seeds):
-        raise UsageError(f"--seeds {text} names no seed, or one of them twice; each seed is one run")
-    return seeds
+    print_notes(config, layers.warnings)

@@ -85,6 +85,12 @@ class RunConfig(RanksConfig):
     amp: Annotated[Literal["none", "bf16"], Doc("autocast: none or bf16"), Flag(WHAT)] = "none"
     train_size: Annotated[Count, Doc("training samples used, all ranks together"), Flag(WHAT, chosen="all")] = NOT_GIVEN
     test_size: Annotated[Count, Doc("test samples used"), Flag(WHAT, chosen="all")] = NOT_GIVEN
+    holdout_size: Annotated[
+        CountOrZero,
+        Doc("of the training samples, so many are held out and evaluated on in the test set's place: for tuning"),
+        Flag(WHAT),
+        Recorded(absent=0),
+    ] = 0
     data_dir: Annotated[DataDir, Flag(WHAT)] = DATA_DIR
     partition: Annotated[Literal["iid"], Doc("how training samples are dealt to ranks")] = "iid"
 
@@ -107,7 +113,7 @@ class RunConfig(RanksConfig):
         Flag(COMMUNICATION),
     ] = "async"
     bucket_mb: Annotated[
-        BucketMb, Flag(COMMUNICATION, chosen="a quarter of the model, from 1 to 25; async_server has none")
+        BucketMb, Flag(COMMUNICATION, chosen="a quarter of the model, from 1 to 25; none without DDP")
     ] = NOT_GIVEN
     nonfinite: Annotated[
         Literal["skip", "raise", "zero"],
@@ -132,6 +138,12 @@ class RunConfig(RanksConfig):
         Flag(MEASUREMENT, chosen="1, with --steps 0"),
     ] = NOT_GIVEN
     warmup_steps: Annotated[CountOrZero, Doc("first steps that are trained but not timed"), Flag(MEASUREMENT)] = 3
+    rates_tried: Annotated[
+        CountOrZero,
+        Doc("learning rates, or settings, that were tried on held-out samples to choose this one; 0: it is not tuned"),
+        Flag(MEASUREMENT),
+        Recorded(identity=False, absent=0),
+    ] = 0
     profile: Annotated[
         CountOrZero, Doc("record N steps as a Chrome trace on every rank"), Flag(MEASUREMENT), NOT_RECORDED
     ] = 0
@@ -146,6 +158,19 @@ class RunConfig(RanksConfig):
     save_model: Annotated[bool, Doc("keep the trained weights"), Flag(OUTPUT, name="--save-model"), NOT_RECORDED] = (
         False
     )
+    replicas: Annotated[
+        int,
+        Ge(1),
+        Doc("mini-batches per step: the ranks, or the copies of the network that their devices hold"),
+        Recorded(identity=False),
+    ] = NOT_GIVEN
+    devices: Annotated[dict[str, Any] | None, Doc("the devices, as `Topology.to_dict`"), NOT_RECORDED] = None
+    track: Annotated[
+        Literal["none", "tensorboard", "mlflow"],
+        Doc("where every row's numbers go beside metrics.csv: none, tensorboard or mlflow, both on this machine"),
+        Flag(OUTPUT),
+        NOT_RECORDED,
+    ] = "none"
     filled: Annotated[
         dict[str, str],
         Doc("the components' texts with every option, by field; short texts are for people"),
@@ -154,7 +179,8 @@ class RunConfig(RanksConfig):
 
     def identity(self) -> dict[str, Any]:
         """What identifies the experiment, components with every option."""
-        return super().identity() | self.filled
+        of_devices = {"devices": self.devices} if self.devices else {}
+        return super().identity() | self.filled | of_devices
 
     @property
     def digest(self) -> str:

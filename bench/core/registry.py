@@ -176,6 +176,7 @@ def required_of(component: type) -> set[str]:
     return facts | set(getattr(component, "__abstractmethods__", ()))
 
 
+@functools.cache  # looking through all packages takes a tenth of a second of each rank, forked ones have it done
 def _third_party(kind: str) -> list[Entry]:
     points = _entry_points(f"bench.{kind}")
     providers = [f"{point.dist.name} {point.dist.version}" if point.dist else "an unnamed package" for point in points]

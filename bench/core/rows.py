@@ -7,15 +7,18 @@ line (the machine went down, the disk was full) never takes its neighbours along
 from __future__ import annotations
 
 import csv
+import functools
 import io
+import itertools
+import operator
 import os
 import sys
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, BinaryIO
 
 from bench.core.errors import RunFailed
-from bench.core.schema import METRICS, Column, from_cells, to_cells
+from bench.core.schema import METRICS, Column, from_cell, to_cells
 
 Warn = Callable[[str], None]
 
@@ -90,21 +93,26 @@ class RowWriter:
         return '"\n' if torn.count(b'"') % 2 else "\n"  # an open quote would swallow the rows that follow
 
 
-def read_header(path: Path) -> list[str]:
-    """Names of the columns of a CSV file; empty where the file is.
+class MissingColumns(ValueError):
+    """A file lacks columns without which its rows say nothing.
 
-    Raises:
-        OSError: the file cannot be read.
-        ValueError: its first line is not a line of a CSV file.
+    Attributes:
+        names: what it lacks.
     """
-    lines = _lines(path)
-    return _cells(lines[0]) if lines else []
+
+    def __init__(self, names: Sequence[str]) -> None:
+        super().__init__(f"it has no column {', '.join(names)}")
+        self.names = names
 
 
 def read_rows(
-    path: Path, columns: tuple[Column, ...] = METRICS, *, warn: Warn = warn_on_stderr
+    path: Path,
+    columns: tuple[Column, ...] = METRICS,
+    *,
+    required: tuple[str, ...] = (),
+    warn: Warn = warn_on_stderr,
 ) -> list[dict[str, Any]]:
-    """The rows of a CSV file, as far as they can be read.
+    """The rows of a CSV file, as far as they can be read; none of an empty file.
 
     Columns that the schema does not know are left out, columns that the file lacks are missing in the rows, empty
     cells are None.
@@ -112,34 +120,96 @@ def read_rows(
     Args:
         path: a file that ``RowWriter`` or any other CSV writer made (no line breaks inside cells).
         columns: the schema of the rows.
-        warn: told one sentence for every line that is skipped because it is cut or a cell is unreadable; by default
-            the sentence goes to stderr.
+        required: columns that every row must fill.
+        warn: told one sentence for every line that is skipped because it is cut, a cell is unreadable or one that is
+            required is empty; by default the sentence goes to stderr.
 
     Raises:
         OSError: the file cannot be read.
-        ValueError: its first line is not a line of a CSV file.
+        MissingColumns: the file lacks required columns; of a file that is no CSV file at all, all of them.
     """
     lines = _lines(path)
     if not lines:
         return []
-    header = _cells(lines[0])
+    reader = _reader(lines[0], columns, required)
     rows = []
     for number, line in enumerate(lines[1:], start=2):
         if line:
             try:
-                rows.append(_row(header, line, columns))
+                rows.append(reader.read(line))
             except ValueError as error:
                 warn(f"{path} line {number} is skipped: {error}")
     return rows
 
 
-def _row(header: list[str], line: str, columns: tuple[Column, ...]) -> dict[str, Any]:
-    if not line.endswith("\n"):
-        raise ValueError("it is cut (the line has no end)")
-    cells = _cells(line)
-    if len(cells) != len(header):
-        raise ValueError(f"it is cut or damaged ({len(cells)} cells under {len(header)} columns)")
-    return from_cells(dict(zip(header, cells, strict=True)), columns)
+@functools.cache
+def _reader(header: str, columns: tuple[Column, ...], required: tuple[str, ...]) -> RowReader:
+    return RowReader(_header(header), columns, required)
+
+
+def _header(line: str) -> list[str]:
+    try:
+        return _cells(line)
+    except ValueError:
+        return []  # a foreign file like any other: it has none of the columns
+
+
+class _Values(dict[str, Any]):
+    """Cell -> value of one column; a text that comes again, as most do, is checked and converted once."""
+
+    def __init__(self, column: Column) -> None:
+        self._column = column
+
+    def __missing__(self, cell: str) -> Any:
+        value = self[cell] = from_cell(cell, self._column.type)
+        return value
+
+
+@functools.cache
+def _values_of(column: Column) -> _Values:
+    return _Values(column)
+
+
+class RowReader:
+    """Turns lines under one header into rows.
+
+    Args:
+        header: names of the cells.
+        columns: the schema of the rows; cells of other names are left out.
+        required: columns that every row must fill.
+
+    Raises:
+        MissingColumns: the header lacks some of these.
+    """
+
+    def __init__(self, header: list[str], columns: tuple[Column, ...], required: Sequence[str] = ()) -> None:
+        if missing := [name for name in required if name not in header]:
+            raise MissingColumns(missing)
+        self._required = required
+        by_name = {column.name: column for column in columns}
+        self._empty = dict.fromkeys(name for name in header if name in by_name)
+        self._num_cells = len(header)
+        self._known = [name in by_name for name in header]
+        self._names = [name for name in header if name in by_name]
+        self._values = [_values_of(by_name[name]) for name in self._names]
+
+    def read(self, line: str) -> dict[str, Any]:
+        """One row.
+
+        Raises:
+            ValueError: the line is cut or damaged, a cell does not hold its column's type, or a required one is empty.
+        """
+        if not line.endswith("\n"):
+            raise ValueError("it is cut (the line has no end)")
+        cells = _cells(line)
+        if len(cells) != self._num_cells:
+            raise ValueError(f"it is cut or damaged ({len(cells)} cells under {self._num_cells} columns)")
+        known = itertools.compress(cells, self._known)
+        row = self._empty.copy()
+        row.update(zip(self._names, map(operator.getitem, self._values, known), strict=True))
+        if empty := [name for name in self._required if row[name] is None]:
+            raise ValueError(f"{', '.join(empty)} is empty")
+        return row
 
 
 def _cells(line: str) -> list[str]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import datetime
 import json
+import re
 from pathlib import Path
 from typing import Any, Self
 
@@ -14,7 +15,7 @@ class RunFolder:
     """Where each file of a run lies.
 
     Args:
-        path: the folder, named ``<utc>-<name>-<digest>``.
+        path: the folder, named ``<utc>-<name>-s<seed>-<digest>``.
 
     Attributes:
         run_id: the folder's name.
@@ -22,6 +23,7 @@ class RunFolder:
         environment: machine, versions and checkout.
         metrics: one row per evaluation.
         layers: one row per layer and evaluation.
+        links: one row per pair of processes between which activations go, and evaluation.
         status: how the run ended, written last.
         progress: one JSON object per line while the run goes on.
         link: what was measured on the links before training (virtual hosts).
@@ -39,6 +41,7 @@ class RunFolder:
         self.environment = path / "environment.json"
         self.metrics = path / "metrics.csv"
         self.layers = path / "layers.csv"
+        self.links = path / "links.csv"
         self.status = path / "status.json"
         self.progress = path / "progress.jsonl"
         self.link = path / "link.json"
@@ -75,6 +78,12 @@ class RunFolder:
                 folder.logs.mkdir()
                 return folder
         raise UsageError(f"{out} already holds a thousand runs of this name and second; choose another --name")
+
+    @property
+    def digest(self) -> str:
+        """The run's digest, as the folder is named after it; empty for a folder that is no run's."""
+        match = re.fullmatch(r".+-s[0-9]+-([0-9a-f]{10})(-[0-9]+)?", self.run_id)
+        return match[1] if match else ""
 
     def error_of(self, rank: int) -> Path:
         """Where a failing rank says why."""

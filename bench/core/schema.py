@@ -21,9 +21,9 @@ _LARGEST = {int: 2**53, float: 1e100}
 Direction = Literal["", "higher", "lower"]
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclasses.dataclass(frozen=True, eq=False)
 class Column:
-    """One column of a CSV file.
+    """One column of a CSV file; each is declared once, so that it equals only itself.
 
     Attributes:
         name: the column's heading; the same word is the JSON key and the dataclass field.
@@ -133,10 +133,21 @@ METRICS: tuple[Column, ...] = (
     _speed("encode_s", "compressing and decompressing, mean per step (overlaps with backward)"),
     _speed("exchange_s", "the exchange's busy time, encoding included, mean per step (overlaps with backward)"),
     _speed("exposed_s", "what a step waited for after backward's own work had ended, mean per step"),
+    _speed(
+        "cpu_s_per_step",
+        "CPU time of a rank per timed step, its exchange thread included, mean over ranks; other work on the machine "
+        "changes it less than the wall clock",
+    ),
     _wire("payload_bytes_per_step", "gradient bytes sent per rank and step, mean over ranks"),
     _wire("payload_bytes_max_per_step", "the same for the busiest rank"),
     _column("wire", "payload_bytes_source", str, "counted, or formula where the backend hides the wire"),
     _wire("control_bytes_per_step", "bytes of flags, sizes and commands sent per rank and step", fixed=False),
+    _wire("state_bytes_per_step", "bytes of an optimizer's state sent per rank and step: factors of kfac", absent=0.0),
+    _wire(
+        "activation_bytes_per_step",
+        "bytes of activations and their gradients sent from device to device, per replica and step",
+        absent=0.0,
+    ),
     _wire("dense_bytes_per_step", "bytes of one dense fp32 gradient", better=""),
     _wire(
         "compression_ratio",
@@ -199,6 +210,20 @@ METRICS: tuple[Column, ...] = (
     _column("health", "staleness_max", float, "the same, maximum", fixed=False),
     _column(
         "health",
+        "factor_fallbacks",
+        int,
+        "factors that were sent in another form than asked for, or factored with more damping, so far (empty: no kfac)",
+        better="lower",
+    ),
+    _column(
+        "health",
+        "factor_updates_skipped",
+        int,
+        "updates of the factors that were left out because one was not finite, so far (empty: no kfac)",
+        better="lower",
+    ),
+    _column(
+        "health",
         "peak_rss_bytes",
         int,
         "largest resident memory of any rank",
@@ -221,9 +246,9 @@ LAYERS: tuple[Column, ...] = (
     _identity("layer", str, "the parameter's name"),
     _column("layer", "kind", str, "conv, linear, norm, bias or other"),
     _column("layer", "numel", int, "number of elements"),
-    _column("layer", "payload", str, "kind of payload that carried it"),
+    _column("layer", "payload", str, "kind of payload that carried it; of several messages in a step, joined by +"),
     _column("layer", "payload_bytes", float, "encoded bytes per step, mean since the previous row", unit="bytes"),
-    _column("layer", "density_min", float, "smallest share of entries sent in a step, since the previous row"),
+    _column("layer", "density_min", float, "smallest share of entries sent in a message, since the previous row"),
     _column("layer", "density_mean", float, "mean share of entries sent"),
     _column("layer", "density_max", float, "largest share of entries sent"),
     _column(
@@ -249,6 +274,22 @@ LAYERS: tuple[Column, ...] = (
         unit="s",
         better="lower",
         fixed=False,
+    ),
+)
+
+LINKS: tuple[Column, ...] = (
+    _identity("run_id", str, "the run's folder name", fixed=False),
+    _identity("epoch", float, "epochs finished at this evaluation"),
+    _identity("step", int, "optimizer steps done at this evaluation"),
+    _identity("source", str, "who sent: the host or a device"),
+    _identity("to", str, "to whom"),
+    _column(
+        "wire",
+        "activation_bytes",
+        float,
+        "bytes of mini-batches, activations and their gradients per step, mean since the previous row",
+        unit="bytes",
+        better="lower",
     ),
 )
 
@@ -415,26 +456,12 @@ def to_cells(values: Mapping[str, Any], columns: tuple[Column, ...] = METRICS) -
     return {column.name: _cell(values.get(column.name)) for column in columns}
 
 
-def from_cells(cells: Mapping[str, str], columns: tuple[Column, ...] = METRICS) -> dict[str, Any]:
-    """The inverse of ``to_cells``; empty cells become None, unknown columns are left out.
+def from_cell(cell: str, type_: type) -> Any:
+    """The value of a cell of this type, None where it is empty.
 
     Raises:
-        ValueError: a cell does not hold its column's type.
+        ValueError: the cell does not hold the type.
     """
-    return {
-        column.name: _value(cells[column.name], column.type) for column in columns if cells.get(column.name) is not None
-    }
-
-
-def _cell(value: Any) -> str:
-    if value is None or (isinstance(value, float) and math.isnan(value)):
-        return ""
-    if isinstance(value, bool):
-        return "true" if value else "false"
-    return repr(value) if isinstance(value, float) else str(value)
-
-
-def _value(cell: str, type_: type) -> Any:
     if cell == "":
         return None
     if type_ is bool:
@@ -449,3 +476,11 @@ def _value(cell: str, type_: type) -> Any:
     if not abs(number) <= _LARGEST[type_]:
         raise ValueError(f"'{cell}' is no number, or larger than anything that can be measured")
     return type_(number)
+
+
+def _cell(value: Any) -> str:
+    if value is None or (isinstance(value, float) and math.isnan(value)):
+        return ""
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    return repr(value) if isinstance(value, float) else str(value)

@@ -15,6 +15,8 @@ MAX_DURATION_S = 86_400.0
 
 _BYTE_STEPS = ((1e9, "GB"), (1e6, "MB"), (1e3, "kB"))
 _TIME_STEPS = ((1.0, "s"), (1e-3, "ms"), (1e-6, "us"))
+_RATE_STEPS = ((1e9, "Gbit/s"), (1e6, "Mbit/s"), (1e3, "kbit/s"))
+_STEPS = {"bytes": _BYTE_STEPS, "s": _TIME_STEPS, "bit/s": _RATE_STEPS}
 _NUMBER = r"\s*([0-9]*\.?[0-9]+(?:e-?[0-9]{1,2})?)\s*"
 _RATE = re.compile(_NUMBER + r"([kmg]?)(?:bit|bps|bit/s)\s*", re.IGNORECASE)
 _SIZE = re.compile(_NUMBER + r"((?:[kmg]i?)?)b?\s*", re.IGNORECASE)
@@ -50,10 +52,15 @@ def format_rate(bits_per_s: float) -> str:
     """``1e8`` -> ``100 Mbit/s``."""
     if not math.isfinite(bits_per_s):
         return "-"
-    for factor, unit in ((1e9, "Gbit/s"), (1e6, "Mbit/s"), (1e3, "kbit/s")):
+    for factor, unit in _RATE_STEPS:
         if bits_per_s >= factor:
             return f"{_three_digits(bits_per_s / factor)} {unit}"
     return f"{bits_per_s:.0f} bit/s"
+
+
+def scale_of(unit: str, largest: float) -> tuple[float, str]:
+    """The factor and the prefixed unit in which numbers up to ``largest`` read best: bytes, 3e7 -> 1e6, "MB"."""
+    return next((step for step in _STEPS.get(unit, ()) if largest >= step[0]), (1.0, unit))
 
 
 def _three_digits(value: float) -> str:

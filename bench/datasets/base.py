@@ -40,14 +40,28 @@ class Part:
         Args:
             size: 1 to `len(self)`.
         """
-        if size == len(self):
-            return self
+        return self if size == len(self) else self._at(self._order()[:size])
+
+    def split(self, size: int) -> tuple[Part, Part]:
+        """(the other samples, `subset(size)`); no sample is in both.
+
+        Args:
+            size: 1 to `len(self)` - 1.
+        """
+        order = self._order()
+        return self._at(order[size:]), self._at(order[:size])
+
+    def _order(self) -> torch.Tensor:
+        """int64 indices, any prefix of which holds an equal share of each class."""
         # A class's i-th of n samples stands at (i + 1/2) / n: any prefix of that order holds an equal share of each.
         place = torch.empty(len(self), dtype=torch.float64)
         for label in range(int(self.labels.max()) + 1):
             members = (self.labels == label).nonzero().flatten()
             place[members] = (torch.arange(len(members), dtype=torch.float64) + 0.5) / len(members)
-        chosen = place.argsort(stable=True)[:size].sort().values
+        return place.argsort(stable=True)
+
+    def _at(self, indices: torch.Tensor) -> Part:
+        chosen = indices.sort().values
         return Part(images=self.images[chosen], labels=self.labels[chosen])
 
 

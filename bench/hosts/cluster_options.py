@@ -7,14 +7,13 @@ All three use the same words: `bandwidth` (both directions), `uplink`, `downlink
 from __future__ import annotations
 
 import dataclasses
-import tomllib
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from bench.core.errors import UsageError
-from bench.core.files import check_regular
 from bench.core.job_config import RanksConfig
+from bench.core.toml_files import read_toml, refuse_unknown, tables, whole_number
 from bench.core.units import parse_duration, parse_rate
 from bench.hosts.cluster import MAX_HOSTS, Cluster, HostLink
 from collectives.options import did_you_mean
@@ -101,27 +100,18 @@ def cluster_from_toml(path: Path) -> Cluster:
     Raises:
         UsageError: the file cannot be read, has an unknown key or a value that is out of range.
     """
-    check_regular(path)
-    try:
-        content = tomllib.loads(path.read_text(encoding="utf-8"))
-    except OSError as error:
-        raise UsageError(f"the cluster file {path} cannot be read: {error.strerror}") from None
-    except (ValueError, RecursionError) as error:  # not TOML, not UTF-8, a number without end, nested without end
-        raise UsageError(f"{path} is not TOML: {error}") from None
-    _refuse_unknown(content, _FILE_KEYS, where=str(path))
-    tables = content.get("host", [])
-    if not (isinstance(tables, list) and all(isinstance(table, dict) for table in tables)):
-        raise UsageError(f"{path}: write each host as its own table under the heading [[host]]")
+    content = read_toml(path, "cluster file")
+    refuse_unknown(content, _FILE_KEYS, where=str(path))
     hosts: list[HostLink] = []
-    for number, table in enumerate(tables, start=1):
+    for number, table in enumerate(tables(content, "host", where=str(path)), start=1):
         hosts += _hosts_of_table(table, first_index=len(hosts), where=f"{path}, host {number}: ")
-    ranks = _integer(content.get("ranks_per_host", 1), where=f"{path}: ranks_per_host")
+    ranks = whole_number(content.get("ranks_per_host", 1), where=f"{path}: ranks_per_host")
     return Cluster(hosts=tuple(hosts), ranks_per_host=ranks)
 
 
 def _hosts_of_table(table: Mapping[str, Any], *, first_index: int, where: str) -> list[HostLink]:
-    _refuse_unknown(table, _HOST_KEYS, where=where.removesuffix(": "))
-    count = _integer(table.get("count", 1), where=f"{where}count")
+    refuse_unknown(table, _HOST_KEYS, where=where.removesuffix(": "))
+    count = whole_number(table.get("count", 1), where=f"{where}count")
     if first_index + count > MAX_HOSTS:
         raise UsageError(f"{where}count={count} makes more than {MAX_HOSTS} virtual hosts; give fewer")
     name = table.get("name", f"host{first_index}")
@@ -186,16 +176,3 @@ def _parse_share(value: object) -> float:
     except ValueError:
         raise UsageError(f"'{value}' is not a share; write it like 1% or 0.01") from None
     raise UsageError(f"'{value}' is not a share; write it like 1% or 0.01")
-
-
-def _integer(value: object, *, where: str) -> int:
-    if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-        raise UsageError(f"{where}={value!r} is not possible; give a whole number of at least 1")
-    return value
-
-
-def _refuse_unknown(table: Mapping[str, Any], known: Iterable[str], *, where: str) -> None:
-    known = tuple(known)
-    for key in table:
-        if key not in known:
-            raise UsageError(f"{where}: there is no '{key}'{did_you_mean(key, known)}; known are {', '.join(known)}")

@@ -6,6 +6,7 @@ import dataclasses
 from typing import cast
 
 import torch
+from torch import nn
 
 from bench.core import spec
 from bench.core.config import RunConfig
@@ -53,10 +54,15 @@ def build_components(config: RunConfig) -> Components:
     )
 
 
+def model_without_values(parts: Components) -> nn.Module:
+    """The network on the meta device: shapes and types, no memory."""
+    with torch.device("meta"):
+        return parts.model.build(parts.dataset.num_classes)
+
+
 def gradient_mb(parts: Components) -> float:
     """Size of the model's gradient in fp32, MiB to four digits."""
-    with torch.device("meta"):
-        model = parts.model.build(parts.dataset.num_classes)
+    model = model_without_values(parts)
     return float(f"{4 * sum(p.numel() for p in model.parameters() if p.requires_grad) / 2**20:.4g}")
 
 
@@ -67,12 +73,14 @@ def check_together(config: RunConfig, parts: Components) -> None:
         UsageError: they cannot.
     """
     reason = (
-        parts.strategy.refusal(config, parts.compressor, parts.collective)
+        parts.strategy.refusal(config, parts.compressor, parts.collective, parts.optimizer)
         or parts.compressor.refusal(parts.collective)
-        or parts.collective.ranks_refusal(config.world_size)
+        or parts.optimizer.refusal(parts.compressor, parts.collective)
+        or parts.collective.ranks_refusal(config.replicas)
     )
     if reason:
         raise UsageError(reason)
+    parts.strategy.examine(config, model_without_values(parts))
     if parts.compressor.owns_momentum:
         try:
             parts.optimizer.hand_over_momentum()

@@ -20,12 +20,14 @@ from bench.core.errors import BenchError, Interrupted
 from bench.core.units import format_bytes
 from bench.launch.fork_server import TRAIN, ForkServer
 from bench.launch.unfinished import noted
-from collectives.options import Options
+from collectives.options import OptionError, Options
 
 Level = Literal["ok", "warn", "fail"]
 
 LITTLE_DISK_BYTES = 1_000_000_000
 NO_DISK_BYTES = 20_000_000
+LITTLE_SHARED_BYTES = 100_000_000
+SHARED_FOLDER = Path("/dev/shm")
 BUSY_SHARE = 0.5
 SMOKE_RANKS = 2
 SMOKE_STEPS = 3
@@ -73,7 +75,10 @@ def examine(*, world_size: int, out: Path, data_dir: Path, smoke: bool) -> Itera
         yield namespaces()
         torch = backends()
         yield torch
-        if torch.level != "fail":  # data sets and training cannot be looked at without it
+        if torch.level != "fail":  # what follows cannot be looked at without it
+            yield shared_memory(SHARED_FOLDER)
+            yield dax(Path("/sys"))
+            yield cache_lines()
             yield from data_sets(data_dir)
             if smoke:
                 yield smoke_test(data_dir, server)
@@ -155,6 +160,42 @@ def backends() -> Check:
     if not torch.cuda.is_available():
         return Check("ok", "backends", f"{names}; no GPU, so ranks compute on the CPU")
     return Check("ok", "backends", f"{names}; {torch.cuda.device_count()} x {torch.cuda.get_device_name(0)}")
+
+
+def shared_memory(folder: Path) -> Check:
+    """Ranks of this machine can map memory together."""
+    fix = "needed only for the collective pool; give it another place with pool:path=FOLDER"
+    if not os.access(folder, os.W_OK):
+        return Check("warn", "shared memory", f"{folder} is no folder that can be written", fix)
+    free = shutil.disk_usage(folder).free
+    finding = f"{format_bytes(free)} free in {folder}"
+    if free < LITTLE_SHARED_BYTES:
+        return Check("warn", "shared memory", finding, fix)
+    return Check("ok", "shared memory", finding)
+
+
+def dax(sysfs: Path) -> Check:
+    """Memory that a device brings, CXL's for one, which the collective pool can map."""
+    from collectives.shared_memory.dax import dax_devices
+
+    found = ", ".join(
+        f"{device.path} of {format_bytes(device.nbytes)} in units of {device.alignment // 1024} KiB"
+        for device in dax_devices(sysfs)
+    )
+    return Check("ok", "DAX", found or "no DAX device")
+
+
+def cache_lines() -> Check:
+    """Memory whose ranks do not see each other's stores can be used all the same."""
+    from collectives.shared_memory.cache_lines import cache_lines, stores_are_ordered
+
+    order = "stores are seen in order" if stores_are_ordered() else "stores need fences"
+    try:
+        cache_lines()
+    except (OptionError, OSError) as error:
+        needed = "only for pool:coherent=false" if stores_are_ordered() else "for the collective pool"
+        return Check("warn", "cache lines", f"{order}; {error}", f"needed {needed}")
+    return Check("ok", "cache lines", f"{order}, and the helper that flushes them is built")
 
 
 def data_sets(data_dir: Path) -> Iterator[Check]:

@@ -1,4 +1,4 @@
-"""ForkServer: one process imports torch, plans a command's jobs and forks their ranks; the launcher needs no torch.
+"""ForkServer: a process imports torch, plans a command's jobs and forks their ranks; the launcher needs no torch.
 
 Importing takes longer than a small run trains, so it begins with the command. The process serves one command and ends
 with it, however that ends.
@@ -34,25 +34,10 @@ T = TypeVar("T")
 ENDED = (EOFError, ConnectionResetError)
 
 
-def warmed_server(module: str, asked: RanksConfig) -> ForkServer:
-    """A server that is importing already.
-
-    Args:
-        module: what every rank runs.
-        asked: where the user wants the ranks; those on virtual hosts or several machines are not forked.
-
-    Raises:
-        UsageError: options that contradict each other, or a cluster that cannot be.
-    """
-    server = ForkServer(module)
-    placed = place(asked)
-    if placed.nnodes == 1 and placed.cluster is None:
-        server.warm_up(placed.threads)
-    return server
-
-
 class ForkServer:
     """Starts the jobs of one command on this machine, one after the other; a context that leaves no process behind.
+
+    Jobs whose ranks have equally many threads are forked from one process.
 
     Args:
         module: what every rank runs.
@@ -60,7 +45,7 @@ class ForkServer:
 
     def __init__(self, module: str) -> None:
         self.module = module
-        self._process: ServerProcess | None = None
+        self._processes: dict[int, ServerProcess] = {}
 
     def __enter__(self) -> Self:
         return self
@@ -69,9 +54,20 @@ class ForkServer:
         self.close()
 
     def warm_up(self, threads: int) -> None:
-        """Begin to import, for jobs with so many threads per rank; other threads need another process later."""
-        self.close()
-        self._process = ServerProcess(self.module, threads)
+        """Begin to import, for jobs with so many threads per rank."""
+        if threads in self._processes:
+            self._processes[threads].close()
+        self._processes[threads] = ServerProcess(self.module, threads)
+
+    def warm_up_for(self, asked: RanksConfig) -> None:
+        """Begin to import for a job, unless its ranks are not forked: on virtual hosts, or on several machines.
+
+        Raises:
+            UsageError: options that contradict each other, or a cluster that cannot be.
+        """
+        placed = place(asked)
+        if placed.nnodes == 1 and placed.cluster is None:
+            self.warm_up(placed.threads)
 
     def call(self, function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
         """Return what the function returns in the process that has torch; in this one where no ranks are forked.
@@ -80,13 +76,14 @@ class ForkServer:
             Exception: what the function raises.
             RunFailed: the process ended instead.
         """
-        if self._process is None:
+        if not self._processes:
             return function(*args, **kwargs)
-        self._process.send((function, args, kwargs))
+        process = next(iter(self._processes.values()))
+        process.send((function, args, kwargs))
         try:
-            answer = self._process.connection.recv()
+            answer = process.connection.recv()
         except ENDED:
-            raise RunFailed(f"the job could not be planned: {self._process.last_words()}") from None
+            raise RunFailed(f"the job could not be planned: {process.last_words()}") from None
         if isinstance(answer, Exception):
             raise answer
         result: T = answer
@@ -101,36 +98,37 @@ class ForkServer:
             threads: per rank.
             device: cpu, or cuda, which does not survive a fork: there every rank imports by itself.
         """
-        if self._process is None or self._process.poll() is not None or self._process.threads != threads:
+        if threads not in self._processes or self._processes[threads].poll() is not None:
             self.warm_up(threads)
-        assert self._process is not None
+        process = self._processes[threads]
         folder.rendezvous.mkdir(mode=0o700)
-        self._process.send(
+        process.send(
             {
                 "folder": RunFolder(folder.path.absolute()),
                 "num_ranks": num_ranks,
                 "start_method": "fork" if device == "cpu" else "spawn",
             }
         )
-        return ForkedJob(self._process, folder)
+        return ForkedJob(process, folder)
 
     def close(self) -> None:
-        """End the process, which has nothing to lose between two jobs."""
-        if self._process is not None:
-            self._process.close()
-            self._process = None
+        """End the processes, which have nothing to lose between two jobs."""
+        while self._processes:
+            self._processes.popitem()[1].close()
 
 
 class ServerProcess(subprocess.Popen[bytes]):
-    """The process itself.
+    """One of its processes.
+
+    Args:
+        module: what every rank runs.
+        threads: of each rank.
 
     Attributes:
-        threads: of each rank.
         connection: takes requests and gives answers, one for each.
     """
 
     def __init__(self, module: str, threads: int) -> None:
-        self.threads = threads
         self.connection, far_end = multiprocessing.Pipe()
         with far_end:
             super().__init__(

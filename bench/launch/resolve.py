@@ -7,6 +7,7 @@ imported.
 from __future__ import annotations
 
 import dataclasses
+import importlib.util
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -15,6 +16,8 @@ from bench.core import spec
 from bench.core.config import DEFAULT_EPOCHS, RunConfig
 from bench.core.errors import UsageError
 from bench.core.straggler import Straggler
+from bench.core.topology import Topology
+from bench.costs.catalog import Catalog, folders
 from bench.launch.placement import check_machines, place
 
 
@@ -27,14 +30,38 @@ def prepare(asked: RunConfig, seeds: Sequence[int]) -> tuple[list[RunConfig], li
     Raises:
         UsageError: something is unknown, illegal together, or impossible here or with this data.
     """
-    from bench.launch.components import build_components
-
     config = resolve(asked)
+    return [dataclasses.replace(config, seed=seed) for seed in seeds], make_ready(config)
+
+
+def make_ready(config: RunConfig) -> list[str]:
+    """Fetch the data set of a complete configuration where it is absent.
+
+    Returns:
+        what the user should know about this choice: one sentence each
+
+    Raises:
+        UsageError: the model is impossible for the strategy.
+    """
+    from bench.launch.components import build_components, model_without_values
+
     parts = build_components(config)
     data_dir = Path(config.data_dir)
     if not parts.dataset.is_present(data_dir):
         parts.dataset.prepare(data_dir)
-    return [dataclasses.replace(config, seed=seed) for seed in seeds], parts.compressor.warnings()
+    return parts.compressor.warnings() + parts.strategy.examine(config, model_without_values(parts))
+
+
+def resolve_each(asked: Sequence[RunConfig]) -> list[RunConfig | UsageError]:
+    """What `resolve` returns for each of them, or the reason why it is refused."""
+    return [_resolved_or_refused(config) for config in asked]
+
+
+def _resolved_or_refused(asked: RunConfig) -> RunConfig | UsageError:
+    try:
+        return resolve(asked)
+    except UsageError as refusal:
+        return refusal
 
 
 def place_run(asked: RunConfig) -> RunConfig:
@@ -45,9 +72,12 @@ def place_run(asked: RunConfig) -> RunConfig:
     """
     if asked.epochs and asked.steps:
         raise UsageError("--epochs and --steps both set the length of the run; give one of them")
+    if asked.track != "none" and importlib.util.find_spec(asked.track) is None:
+        raise UsageError(
+            f"--track {asked.track} needs a package that is not installed; try: pip install 'gradwire[{asked.track}]'"
+        )
     config = place(asked)
     check_machines(config)
-    _check_straggler(config)
     return config
 
 
@@ -62,8 +92,18 @@ def resolve(asked: RunConfig) -> RunConfig:
     from bench.launch.devices import choose_device
 
     parts = build_components(config)
+    config = place_run(parts.strategy.complete(asked))
+    _check_straggler(config)
+    config = config.choose(replicas=config.world_size)
+    if config.devices is not None:
+        Catalog.read(folders(None)).check(Topology.from_dict(config.devices))
     train_size, test_size = parts.dataset.resolve_sizes(config.train_size, config.test_size)
-    _check_shards(config.batch_size, config.world_size, train_size, test_size)
+    if config.holdout_size >= train_size:
+        raise UsageError(
+            f"--holdout-size {config.holdout_size} leaves nothing of {train_size} training samples; lower it"
+        )
+    evaluated = config.holdout_size or test_size
+    _check_shards(config.batch_size, config.replicas, train_size - config.holdout_size, evaluated)
     chosen = vars(parts)
     short: dict[str, Any] = {name: spec.short_text(component) for name, component in chosen.items()}
     config = dataclasses.replace(
@@ -79,7 +119,7 @@ def resolve(asked: RunConfig) -> RunConfig:
         epochs=None if config.steps else DEFAULT_EPOCHS,
         eval_every=0 if config.steps else 1,
         lr=parts.optimizer.default_lr,
-        bucket_mb=parts.strategy.default_bucket_mb(gradient_mb(parts)),
+        bucket_mb=parts.strategy.default_bucket_mb(gradient_mb(parts), parts.optimizer),
     )
     check_together(config, parts)
     return config
@@ -92,15 +132,15 @@ def _check_straggler(config: RunConfig) -> None:
         )
 
 
-def _check_shards(batch_size: int, world_size: int, train_size: int, test_size: int) -> None:
-    smallest = train_size // world_size
+def _check_shards(batch_size: int, replicas: int, train_size: int, test_size: int) -> None:
+    smallest = train_size // replicas
     for part, size in (("training", train_size), ("test", test_size)):
-        if size < world_size:
-            raise UsageError(f"{size} {part} samples cannot be divided over {world_size} ranks; lower --world-size")
+        if size < replicas:
+            raise UsageError(f"{size} {part} samples cannot be divided over {replicas} ranks; lower --world-size")
     if smallest < batch_size:
         raise UsageError(
             f"--batch-size {batch_size} is larger than a rank's shard of {smallest} samples "
-            f"({train_size} over {world_size} ranks); lower --batch-size or --world-size"
+            f"({train_size} over {replicas} ranks); lower --batch-size or --world-size"
         )
 
 

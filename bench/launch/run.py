@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import re
 import shutil
 import sys
 import time
@@ -13,8 +14,10 @@ from typing import Any
 from bench.core import environment, signals
 from bench.core.config import RunConfig
 from bench.core.errors import RunFailed, UsageError
+from bench.core.locks import locked
 from bench.core.rows import StoreError
 from bench.core.run_folder import RunFolder, read_json, write_json
+from bench.core.topology import Topology
 from bench.launch import torchrun
 from bench.launch.ending import record_ending
 from bench.launch.failure import explain, reports_of
@@ -57,7 +60,7 @@ def execute(config: RunConfig, out: Path, on_progress: Callable[[dict[str, Any]]
     """
     torchrun.check_port(config)
     folder = RunFolder.create(out, config.name, config.digest, config.seed)
-    with noted("run", folder.path):
+    with noted("run", folder.path), locked(folder.path):
         return _execute(config, folder, on_progress, server)
 
 
@@ -78,7 +81,7 @@ def _execute(
     if ending.silent_s is not None and not reports_of(folder):
         return _failed(config, folder, started, "timeout", _silence(config, ending))
     if ending.exit_code != 0:
-        return _failed(config, folder, started, "failed", explain(folder))
+        return _failed(config, folder, started, "failed", _with_names(config, explain(folder)))
     summary = read_json(folder.status)
     if summary is None:  # machines other than machine 0 hold no rank 0
         summary = {"status": "ok", "error": "", "run_id": folder.run_id}
@@ -97,6 +100,12 @@ def _silence(config: RunConfig, ending: torchrun.Ending) -> str:
     if config.node_rank > 0:
         return f"machine 0 has been gone for {ending.silent_s:g} s, and a rank here did not end by itself"
     return f"no step ended {within}; raise --timeout if the link is that slow"
+
+
+def _with_names(config: RunConfig, sentence: str) -> str:
+    """Devices are known by their names."""
+    names = Topology.from_dict(config.devices).rank_names() if config.devices else {}
+    return re.sub(r"\brank (\d+)\b", lambda found: names.get(int(found[1]), found[0]), sentence)
 
 
 def _launch(config: RunConfig, folder: RunFolder, server: ForkServer) -> torchrun.Started:

@@ -86,7 +86,7 @@ def _record_death(folder: RunFolder) -> str:
     from bench.launch.ending import record_ending
 
     try:
-        record_ending(RunConfig.from_json(folder.config), folder, "failed", "bench was killed")
+        record_ending(RunConfig.from_json(folder.config), folder, "interrupted", "bench was killed")
     except (OSError, BenchError) as error:
         return f"a last row that says so could not be written ({error})"
     return "its rows so far are kept"

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import abc
 import dataclasses
+import hashlib
+from collections.abc import Iterable
 
+import torch
 from torch import nn
 
 from collectives.options import Options
@@ -25,3 +28,11 @@ class Model(Options, abc.ABC):
 
         Draws from torch's global generator: the caller has seeded it, so that every rank builds the same weights.
         """
+
+
+def weights_hash(parameters: Iterable[torch.Tensor]) -> str:
+    """A hash over the bits of all parameters: equal on two ranks exactly if the parameters are."""
+    digest = hashlib.blake2b(digest_size=16)
+    for parameter in parameters:
+        digest.update(parameter.detach().cpu().contiguous().view(torch.uint8).numpy().data)
+    return digest.hexdigest()

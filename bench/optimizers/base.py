@@ -1,4 +1,10 @@
-"""What an optimizer component is: options and one method that builds the torch optimizer."""
+"""What an optimizer component is: options and one method that builds the torch optimizer.
+
+Most optimizers step on gradients that are equal on all ranks. One that `exchanges` something by itself (moments,
+factors) is given a `Channel` for it and sends inside its own `step`, which the strategy calls on every rank in every
+step that is not skipped. One that `keeps_gradients` moreover wants this rank's own gradient: the strategy then sends
+none.
+"""
 
 from __future__ import annotations
 
@@ -8,8 +14,12 @@ from collections.abc import Iterable
 from typing import ClassVar
 
 import torch
+from torch import nn
 
+from collectives.base import Collective
 from collectives.options import OptionError, Options
+from compressors.base import Compressor
+from compressors.ddp.channel import Channel
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -36,6 +46,30 @@ class Optimizer(Options, abc.ABC):
     """
 
     default_lr: ClassVar[float]
+
+    @property
+    def exchanges(self) -> bool:
+        """Whether the optimizer sends something by itself in every step, and so needs a channel."""
+        return self.keeps_gradients
+
+    @property
+    def keeps_gradients(self) -> bool:
+        """Whether every rank keeps its own gradient, because the optimizer exchanges something in its place."""
+        return False
+
+    def refusal(self, compressor: Compressor, collective: Collective) -> str | None:
+        """Return why this optimizer cannot work with this pair and what would work; None where it can."""
+        return None
+
+    def bind(self, model: nn.Module, lr: float, channel: Channel | None = None) -> torch.optim.Optimizer:
+        """The torch optimizer of a model's parameters; every rank must call.
+
+        Args:
+            model: the bare network.
+            lr: the learning rate before any schedule.
+            channel: for what the optimizer exchanges; None where it exchanges nothing.
+        """
+        return self.build(model.parameters(), lr)
 
     def hand_over_momentum(self) -> HandedOver:
         """This optimizer without its momentum, for a compressor that applies momentum before selection.

@@ -19,13 +19,16 @@ _MATCHES: tuple[Callable[[Configuration, str], bool], ...] = (
 )
 
 
-def choose(rows: Sequence[Configuration], wanted: str | None) -> tuple[Configuration, str | None]:
+def choose(
+    rows: Sequence[Configuration], wanted: str | None, defaults: Sequence[str] = ("none",)
+) -> tuple[Configuration, str | None]:
     """The baseline of a comparison.
 
     Args:
         rows: the configurations, in order of appearance; at least one.
         wanted: a compressor, ``compressor+collective``, a run's name or a label's value; an exact spec wins over a
-            component's bare name. None: the row without compression.
+            component's bare name. None: the first of the defaults that there is.
+        defaults: compressors to compare with where nothing is wanted, the preferred one first.
 
     Returns:
         The baseline, and a sentence where several rows fit (of these, collective ``native`` wins, else the first).
@@ -34,8 +37,10 @@ def choose(rows: Sequence[Configuration], wanted: str | None) -> tuple[Configura
         UsageError: no row fits (the message lists the rows).
     """
     if wanted is None:
-        dense = [row for row in rows if row.distinct("compressor") == ["none"]]
-        return _first_native(dense) if dense else rows[0], None
+        for compressor in defaults:
+            if dense := [row for row in rows if row.distinct("compressor") == [compressor]]:
+                return _first_native(dense), None
+        return rows[0], None
     for matches in _MATCHES:
         fitting = [row for row in rows if matches(row, wanted)]
         if fitting:
@@ -55,5 +60,4 @@ def _bare(spec: str) -> str:
 
 
 def _specs(row: Configuration) -> set[tuple[str, str]]:
-    pairs = row.runs[["compressor", "collective"]].drop_duplicates()
-    return {(compressor, collective) for compressor, collective in pairs.itertuples(index=False)}
+    return {(run["compressor"], run["collective"]) for run in row.runs}

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator, Sequence
 from typing import Any
 
+from bench.report import targets
 from bench.report.comparison import SAME_ACCURACY, SAME_FACTOR, Comparison, Row
-from bench.report.configurations import SETTINGS, Configuration, plain
+from bench.report.configurations import SETTINGS, Configuration
 from bench.report.formats import format_value
 from bench.report.statistics import FEWEST_SEEDS, MOST_SEEDS, Effect, seeds_needed
+from bench.report.targets import Target
 
 # Columns that make times of two rows incomparable, and columns that make them answer different questions.
 _MACHINE = ("host", "cpu", "torch_version", "threads", "device")
@@ -17,39 +18,47 @@ _WORK = ("model", "dataset", "train_size", "test_size", "batch_size", "target_ac
 _LISTED = 3
 
 
-def caveats(comparison: Comparison, *, allow_other_machine: bool = False) -> list[str]:
-    """Everything that weakens a comparison, the gravest first.
+def cautions(comparison: Comparison) -> list[str]:
+    """What must be known before looking at a number: rows of different machines or versions."""
+    sentences = []
+    if differing := _differing(comparison, _MACHINE):
+        sentences.append(
+            f"THE ROWS COME FROM DIFFERENT MACHINES OR VERSIONS: {_listing(comparison, differing)}; their times cannot "
+            "be compared: run them on one machine, or silence this with --allow-other-machine"
+        )
+    if differing := _differing(comparison, ("git_sha",)):
+        sentences.append(f"the rows come from different versions of the code: {_listing(comparison, differing)}")
+    return sentences
 
-    Args:
-        comparison: the rows beside their baseline.
-        allow_other_machine: say nothing about rows of different machines; the user knows.
-    """
-    sentences = [*_failures(comparison), *_out_of_sync(comparison)]
-    if not allow_other_machine:
-        sentences += _other_machines(comparison)
+
+def caveats(comparison: Comparison) -> list[str]:
+    """Everything else that weakens a comparison, the gravest first."""
     return [
-        *sentences,
+        *_failures(comparison),
+        *_out_of_sync(comparison),
         *_other_work(comparison),
         *_mixtures(comparison),
         *_missed(comparison),
+        *_fallbacks(comparison),
         *_too_few(comparison),
+        *_noisy_clock(comparison),
         *_repeats(comparison),
-        *_code(comparison),
+        *_dirty(comparison),
         *([comparison.ambiguity] if comparison.ambiguity else []),
     ]
 
 
 def _failures(comparison: Comparison) -> Iterator[str]:
     for row in comparison.rows:
-        runs = row.configuration.runs
-        for _, run in runs[~runs["status"].eq("ok")].iterrows():
-            reason = plain(run["error"]) or (
-                "it is still running, or was killed" if run["status"] == "running" else "no reason is recorded"
-            )
-            yield (
-                f"{row.configuration.title}: seed {run['seed']} {_ended(run['status'])} and does not count: "
-                f"{reason} ({run['run_id']})"
-            )
+        for run in row.configuration.runs:
+            if not run.ended_well:
+                reason = run["error"] or (
+                    "it is still running, or was killed" if run["status"] == "running" else "no reason is recorded"
+                )
+                yield (
+                    f"{row.configuration.title}: seed {run['seed']} {_ended(run['status'])} and does not count: "
+                    f"{reason} ({run['run_id']})"
+                )
 
 
 def _ended(status: str) -> str:
@@ -58,21 +67,12 @@ def _ended(status: str) -> str:
 
 def _out_of_sync(comparison: Comparison) -> Iterator[str]:
     for configuration in _configurations(comparison):
-        wrong = configuration.runs[configuration.runs["replicas_in_sync"].eq(False)]
-        if len(wrong):
-            seeds = ", ".join(str(seed) for seed in wrong["seed"])
+        if wrong := [run for run in configuration.runs if run.in_sync is False]:
+            seeds = ", ".join(str(run["seed"]) for run in wrong)
             yield (
                 f"{configuration.title}: the ranks ended with different parameters (seeds: {seeds}); "
                 "its accuracy is that of one replica, and the run is not data-parallel training"
             )
-
-
-def _other_machines(comparison: Comparison) -> Iterator[str]:
-    if differing := _differing(comparison, _MACHINE):
-        yield (
-            f"THE ROWS COME FROM DIFFERENT MACHINES: {_listing(comparison, differing)}; their times cannot be "
-            "compared: run them on one machine, or silence this with --allow-other-machine"
-        )
 
 
 def _other_work(comparison: Comparison) -> Iterator[str]:
@@ -94,20 +94,55 @@ def _mixtures(comparison: Comparison) -> Iterator[str]:
 
 
 def _missed(comparison: Comparison) -> Iterator[str]:
-    missing = [configuration for configuration in _configurations(comparison) if configuration.num_missed]
-    if missing:
-        counts = [f"{each.title} ({each.num_missed} of {len(each.ok)} seeds)" for each in missing]
+    metric = comparison.metric.name if comparison.is_to_target else targets.TIME
+    for target in comparison.targets:
+        counts = []
+        for configuration in _configurations(comparison):
+            seeds = targets.needs(configuration, metric, target)
+            if missed := len(seeds) - targets.num_reached(seeds):
+                counts.append(f"{configuration.title} ({missed} of {len(seeds)} seeds)")
+        if counts:
+            accuracy = "the target accuracy" if target.accuracy is None else target.title
+            yield (
+                f"{accuracy} was missed by {'; '.join(counts)}: a seed that missed it counts with all that it spent, "
+                "so that its mean is a lower bound; more epochs would tell more"
+            )
+        if once := [each for each in _configurations(comparison) if _evaluated_once(each, metric, target)]:
+            yield (
+                f"{_names(once)}: one evaluation per run, so what was needed until {target.title} is known no better "
+                "than the run's end; run with --eval-every"
+            )
+
+
+def _evaluated_once(configuration: Configuration, metric: str, target: Target) -> bool:
+    """A target was reached at the only evaluation there is, though perhaps long before."""
+    found_by_run = target.accuracy is None and metric == targets.TIME
+    reached = targets.num_reached(targets.needs(configuration, metric, target))
+    return not found_by_run and reached > 0 and all(len(run.rows) == 1 for run in configuration.ok)
+
+
+def _fallbacks(comparison: Comparison) -> Iterator[str]:
+    if fell_back := [each for each in _configurations(comparison) if any(each.values("factor_fallbacks"))]:
         yield (
-            f"the target accuracy was missed by {'; '.join(counts)}: a mean time to target covers only the seeds that "
-            "reached it"
+            f"{_names(fell_back)}: some factors of K-FAC were sent in another form than asked for, or factored with "
+            "more damping (factor_fallbacks), so this is not quite the method named"
+        )
+
+
+def _noisy_clock(comparison: Comparison) -> Iterator[str]:
+    if noisy := [row for row in comparison.candidates if row.only_wall_clock_is_noisy]:
+        verdicts = "; ".join(f"{row.configuration.title} ({row.cpu.verdict})" for row in noisy)
+        yield (
+            f"only the wall clock is noisy, CPU time per step allows a verdict: {verdicts}; something else was using "
+            "the machine or the network: repeat these runs on an idle one"
         )
 
 
 def _too_few(comparison: Comparison) -> Iterator[str]:
-    few = [row for row in comparison.rows if len(row.configuration.ok) == 1]
+    few = [each for each in _configurations(comparison) if len(each.ok) == 1]
     if few:
         yield (
-            f"{_titles(few)}: one seed says nothing about noise, so every verdict on it is unclear; "
+            f"{_names(few)}: one seed says nothing about noise, so every verdict on it is unclear; "
             f"next: run at least {FEWEST_SEEDS} seeds of each row"
         )
     advice = [text for row in comparison.candidates if row.verdict == "unclear" for text in _advice(comparison, row)]
@@ -127,17 +162,16 @@ def _advice(comparison: Comparison, row: Row) -> Iterator[str]:
 
 def _judged(comparison: Comparison, row: Row) -> tuple[Effect | None, float]:
     """The effect behind a row's verdict, and the half width of its interval that would allow one."""
-    if row.effects is None:
-        return None, math.nan
+    effect = row.gain.effect
     if comparison.metric.name == "test_accuracy":
-        return row.effects.accuracy, SAME_ACCURACY[1]
-    gain = row.effects.gain
-    return gain, (SAME_FACTOR[1] - 1.0) * (gain.value if gain else 1.0)
+        return effect, SAME_ACCURACY[1]
+    return effect, (SAME_FACTOR[1] - 1.0) * (effect.value if effect else 1.0)
 
 
 def _repeats(comparison: Comparison) -> Iterator[str]:
     if comparison.repeats:
-        seeds = [f"{each.compressor} + {each.collective} seed {each.seed}" for each in comparison.repeats]
+        runs = [each.counted for each in comparison.repeats]
+        seeds = [f"{run['compressor']} + {run['collective']} seed {run['seed']}" for run in runs]
         more = f" and {len(seeds) - _LISTED} more" if len(seeds) > _LISTED else ""
         yield (
             f"run more than once: {', '.join(seeds[:_LISTED])}{more}; only the newest ok run of each counts, since "
@@ -145,12 +179,9 @@ def _repeats(comparison: Comparison) -> Iterator[str]:
         )
 
 
-def _code(comparison: Comparison) -> Iterator[str]:
-    dirty = [row for row in comparison.rows if True in row.configuration.distinct("git_dirty")]
-    if dirty:
-        yield f"{_titles(dirty)}: run from a checkout with uncommitted changes, so git_sha does not identify the code"
-    if differing := _differing(comparison, ("git_sha",)):
-        yield f"the rows come from different versions of the code: {_listing(comparison, differing)}"
+def _dirty(comparison: Comparison) -> Iterator[str]:
+    if dirty := [each for each in _configurations(comparison) if True in each.distinct("git_dirty")]:
+        yield f"{_names(dirty)}: run from a checkout with uncommitted changes, so git_sha does not identify the code"
 
 
 def _configurations(comparison: Comparison) -> list[Configuration]:
@@ -173,5 +204,5 @@ def _listing(comparison: Comparison, names: list[str]) -> str:
     )
 
 
-def _titles(rows: list[Row]) -> str:
-    return "; ".join(row.configuration.title for row in rows)
+def _names(configurations: Sequence[Configuration]) -> str:
+    return "; ".join(configuration.title for configuration in configurations)

@@ -2,8 +2,26 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
+
 from bench.core.errors import UsageError
 from bench.core.schema import METRICS_BY_NAME, Column
+
+BYTES_TO_TARGET = Column(
+    name="bytes_to_target",
+    group="quality",
+    type=float,
+    unit="bytes",
+    better="lower",
+    deterministic=True,
+    meaning="bytes of gradients and optimizer state that a rank sent until the target; derived, in no file",
+)
+
+COLUMNS_BY_NAME: Mapping[str, Column] = {**METRICS_BY_NAME, BYTES_TO_TARGET.name: BYTES_TO_TARGET}
+"""What can be shown: the columns of metrics.csv and what follows from them."""
+
+STEP = ("forward_backward_s", "encode_s", "exchange_s", "exposed_s")
+"""Where a step goes."""
 
 
 def find_column(name: str) -> Column:
@@ -27,7 +45,24 @@ def find_metric(name: str) -> Column:
     Raises:
         UsageError: there is no such column, or it has no direction.
     """
-    column = find_column(name)
+    column = COLUMNS_BY_NAME.get(name) or find_column(name)
     if not column.better:
         raise UsageError(f"{name} cannot be compared: neither more nor less of it is better; try samples_per_s")
     return column
+
+
+def find_numbers(names: Sequence[str]) -> list[str]:
+    """The columns of which a mean can be shown; ``step`` stands for where a step goes.
+
+    Raises:
+        UsageError: there is no such column, or it holds no numbers.
+    """
+    found: list[str] = []
+    for name in names:
+        if name == "step":
+            found += STEP
+        elif name == BYTES_TO_TARGET.name or find_column(name).type in (int, float):
+            found.append(name)
+        else:
+            raise UsageError(f"{name} holds no numbers, so it has no mean to show; --by {name} groups by it")
+    return found

@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 from pathlib import Path
 
-from bench.core.schema import COLLECTIVES, COMPRESSORS, LAYERS, METRICS, Column
+from bench.core.schema import COLLECTIVES, COMPRESSORS, LAYERS, LINKS, METRICS, Column
 
 README = Path("results/README.md")
 
@@ -17,6 +17,7 @@ _TEMPLATE = """\
 | Folder | What it holds |
 | :--- | :--- |
 | `results/runs/` | The default output of `bench run`: one new folder per run, never committed. |
+| `results/plots/` | The default output of `bench plot`: one file per kind of picture, never committed. |
 | `results/reference/` | Committed CSV files behind the figures in the documentation, with the machine they come from. |
 
 ## A run's folder
@@ -66,6 +67,11 @@ print(last.groupby(["compressor", "collective"])[["test_accuracy", "samples_per_
 ## layers.csv
 
 {layers}
+## links.csv
+
+What went from process to process where layers lie on several devices; only such runs have the file.
+
+{links}
 ## CSV of bench collectives --out
 
 One row per collective, payload and size, as nccl-tests counts; `bench collectives` appends, so files of several calls
@@ -84,6 +90,7 @@ def document() -> str:
     return _TEMPLATE.format(
         metrics=_sections(METRICS),
         layers=_sections(LAYERS),
+        links=_sections(LINKS),
         collectives=_sections(COLLECTIVES),
         compressors=_sections(COMPRESSORS),
     )

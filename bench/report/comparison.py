@@ -7,52 +7,76 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Literal
+from typing import Literal
 
 from bench.core.errors import UsageError
 from bench.core.schema import Column
 from bench.report import baseline as baselines
 from bench.report.columns import find_column, find_metric
 from bench.report.configurations import Configuration, configurations
-from bench.report.runs import Repeat, final_states, one_per_seed
+from bench.report.runs import Repeat, collect_runs, one_per_seed
+from bench.report.selection import Condition, in_order_of, select
 from bench.report.statistics import Effect, Significance, difference, holm, improvement, judge
-
-if TYPE_CHECKING:
-    import pandas as pd
+from bench.report.store import Row as Evaluation
+from bench.report.targets import TO_TARGET, Need, Target, common_budget, find_target, gain, needs, num_reached
 
 SAME_FACTOR = (1 / 1.05, 1.05)
 """Factors that make no practical difference."""
 SAME_ACCURACY = (-0.01, 0.01)
 """Differences of accuracy, as shares, that make no practical difference."""
 
+DENSE_FP32 = ("none",)
+DENSE = ("bf16", "torch_bf16", *DENSE_FP32)
+"""What speed is compared with where nothing else is asked for: 16 bits cost nothing, so fp32 would flatter the rest."""
+
+CPU = "cpu_s_per_step"
+_OF_A_STEP = ("samples_per_s", "step_time_s", "step_time_p95_s")
+
 Verdict = Literal["baseline", "faster", "slower", "better", "worse", "higher", "lower", "same", "unclear", "failed"]
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Effects:
-    """Everything that a candidate is judged by; an effect is None where a side has no value.
+class Finding:
+    """What one quantity of a candidate says against the baseline.
 
     Attributes:
-        gain: factor by which the candidate is better in the chosen metric.
-        gain_p: its p-value, adjusted (Holm) for the number of candidates.
-        accuracy: difference of test accuracy, as a share.
-        accuracy_p: likewise.
+        effect: a factor by which the candidate is better, or a difference of accuracy as a share; None where a side
+            has no value.
+        p: the effect's p-value, adjusted for the number of candidates and targets.
+        verdict: what may be said.
     """
 
-    gain: Effect | None
-    gain_p: float | None
-    accuracy: Effect | None
-    accuracy_p: float | None
+    effect: Effect | None = None
+    p: float | None = None
+    verdict: Verdict
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Row:
-    """One configuration and how it stands against the baseline (``effects`` is None for the baseline itself)."""
+    """One configuration and how it stands against the baseline.
+
+    Attributes:
+        gain: in the metric of the comparison.
+        accuracy: in test accuracy.
+        cpu: in CPU time per step, which other work on the machine changes less; for speeds of a step only.
+        further: in the metric again, for every target after the first.
+    """
 
     configuration: Configuration
-    effects: Effects | None
-    verdict: Verdict
-    accuracy_verdict: Verdict
+    gain: Finding
+    accuracy: Finding
+    cpu: Finding
+    further: list[Finding]
+
+    @property
+    def verdict(self) -> Verdict:
+        """On the metric of the comparison."""
+        return self.gain.verdict
+
+    @property
+    def only_wall_clock_is_noisy(self) -> bool:
+        """The wall clock allows no verdict, but CPU time does."""
+        return self.verdict == "unclear" and self.cpu.effect is not None and self.cpu.verdict != "unclear"
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -62,13 +86,15 @@ class Comparison:
     Attributes:
         metric: the column that the verdict is about.
         by: the columns grouped by; empty for ``config_id``.
-        rows: the baseline first, then the candidates in order of appearance.
+        targets: accuracies to reach, the verdict is about the first; at least one.
+        rows: the baseline first, then the candidates.
         repeats: seeds that were run more than once.
         ambiguity: what to say where ``--baseline`` fits several rows.
     """
 
     metric: Column
     by: tuple[str, ...]
+    targets: list[Target]
     rows: list[Row]
     repeats: list[Repeat]
     ambiguity: str | None
@@ -83,99 +109,158 @@ class Comparison:
         """All rows but the baseline."""
         return self.rows[1:]
 
+    @property
+    def is_about_speed(self) -> bool:
+        """The verdict reads faster or slower."""
+        return _is_speed(self.metric)
+
+    @property
+    def is_to_target(self) -> bool:
+        """The metric is what a run needs until its target."""
+        return self.metric.name in TO_TARGET
+
 
 def compare(
-    rows: pd.DataFrame, *, baseline: str | None = None, metric: str = "samples_per_s", by: Sequence[str] = ()
+    rows: Sequence[Evaluation],
+    *,
+    baseline: str | None = None,
+    metric: str = "samples_per_s",
+    by: Sequence[str] = (),
+    where: Sequence[Condition] = (),
+    targets: Sequence[str] = (),
+    sort: str | None = None,
 ) -> Comparison:
     """Compare every configuration with one baseline.
 
     Args:
-        rows: what ``store.load`` returns; not changed.
-        baseline: what names the baseline (``baseline.choose``); None: the row without compression.
+        rows: what ``store.read`` returns; not changed.
+        baseline: what names the baseline (``baseline.choose``); None: the row without compression, of speeds the one in
+            bf16 if there is one.
         metric: the column that the verdict is about.
         by: columns to group by instead of ``config_id``.
+        where: what the runs must be.
+        targets: accuracies to reach (``targets.find_target``); none: the one that each run was given.
+        sort: column by which the candidates are put in order, the best first; None: in order of appearance.
 
     Raises:
-        UsageError: an unknown column, a baseline that no row fits, or a metric that no finished run has.
+        UsageError: an unknown column, a baseline or condition that nothing fits, or a metric that no finished run has.
     """
     column = find_metric(metric)
     by = [find_column(name).name for name in by]
-    runs, repeats = one_per_seed(final_states(rows), by)
+    runs, repeats = one_per_seed(select(collect_runs(rows), where), by)
     groups = configurations(runs, by)
-    _check_measured(column, groups)
-    chosen, ambiguity = baselines.choose(groups, baseline)
+    chosen, ambiguity = baselines.choose(groups, baseline, DENSE if _is_speed(column) else DENSE_FP32)
+    to_reach = [find_target(text, chosen) for text in targets] or [Target()]
+    _check_measured(column, groups, to_reach[0])
     candidates = [group for group in groups if group is not chosen]
     return Comparison(
         metric=column,
         by=tuple(by),
-        rows=[
-            Row(
-                configuration=chosen,
-                effects=None,
-                verdict="baseline" if len(chosen.ok) else "failed",
-                accuracy_verdict="baseline" if len(chosen.ok) else "failed",
-            ),
-            *(
-                _row(group, effects, column)
-                for group, effects in zip(candidates, _effects(chosen, candidates, column), strict=True)
-            ),
-        ],
+        targets=to_reach,
+        rows=[_baseline_row(chosen), *_rows(chosen, in_order_of(sort, candidates), column, to_reach)],
         repeats=repeats,
         ambiguity=ambiguity,
     )
 
 
-def _check_measured(metric: Column, groups: Sequence[Configuration]) -> None:
-    finished = [group for group in groups if len(group.ok)]
-    all_missed = metric.name == "time_to_target_s" and any(group.num_missed for group in finished)
-    if finished and not all_missed and not any(group.values(metric.name) for group in finished):
+def _check_measured(metric: Column, groups: Sequence[Configuration], target: Target) -> None:
+    finished = [group for group in groups if group.ok]
+    if metric.name in TO_TARGET:
+        measured = any(needs(group, metric.name, target) for group in finished)
+    else:
+        measured = any(group.values(metric.name) for group in finished)
+    if finished and not measured:
         raise UsageError(f"no finished run has a value in {metric.name}; choose another --metric")
 
 
-def _effects(baseline: Configuration, candidates: Sequence[Configuration], metric: Column) -> list[Effects]:
-    gains = [_gain(baseline, candidate, metric) for candidate in candidates]
-    accuracies = [
-        difference(baseline.values("test_accuracy"), candidate.values("test_accuracy")) for candidate in candidates
-    ]
+def _baseline_row(baseline: Configuration) -> Row:
+    finding = Finding(verdict="baseline" if baseline.ok else "failed")
+    return Row(configuration=baseline, gain=finding, accuracy=finding, cpu=finding, further=[])
+
+
+def _rows(
+    baseline: Configuration, candidates: Sequence[Configuration], metric: Column, to_reach: Sequence[Target]
+) -> list[Row]:
+    first, *others = to_reach
+    accuracy = _accuracy_findings(baseline, candidates)
+    gains = accuracy if metric.name == "test_accuracy" else _gains(baseline, candidates, metric, first, len(to_reach))
+    further = [_gains(baseline, candidates, metric, target, len(to_reach)) for target in others]
+    cpu = _cpu_findings(baseline, candidates, metric)
     return [
-        Effects(gain=gain, gain_p=gain_p, accuracy=accuracy, accuracy_p=accuracy_p)
-        for gain, gain_p, accuracy, accuracy_p in zip(
-            gains,
-            holm([gain.p if gain else None for gain in gains]),
-            accuracies,
-            holm([accuracy.p if accuracy else None for accuracy in accuracies]),
-            strict=True,
+        Row(
+            configuration=candidate,
+            gain=gains[i],
+            accuracy=accuracy[i],
+            cpu=cpu[i],
+            further=[findings[i] for findings in further],
         )
+        for i, candidate in enumerate(candidates)
     ]
 
 
-def _gain(baseline: Configuration, candidate: Configuration, metric: Column) -> Effect | None:
-    if metric.name == "time_to_target_s" and (baseline.num_missed or candidate.num_missed):
-        return None  # a mean over the seeds that reached the target would reward missing it
-    higher = metric.better == "higher"
-    return improvement(baseline.values(metric.name), candidate.values(metric.name), higher_is_better=higher)
+def _accuracy_findings(baseline: Configuration, candidates: Sequence[Configuration]) -> list[Finding]:
+    known = baseline.values("test_accuracy")
+    effects = [difference(known, candidate.values("test_accuracy")) for candidate in candidates]
+    return _findings(candidates, effects, same=SAME_ACCURACY, words=("higher", "lower"))
 
 
-def _row(candidate: Configuration, effects: Effects, metric: Column) -> Row:
-    if not len(candidate.ok):
-        return Row(configuration=candidate, effects=effects, verdict="failed", accuracy_verdict="failed")
-    better, worse = _words(metric)
-    accuracy_verdict = _say(effects.accuracy, effects.accuracy_p, SAME_ACCURACY, "higher", "lower")
-    return Row(
-        configuration=candidate,
-        effects=effects,
-        verdict=accuracy_verdict
-        if metric.name == "test_accuracy"
-        else _say(effects.gain, effects.gain_p, SAME_FACTOR, better, worse),
-        accuracy_verdict=accuracy_verdict,
-    )
+def _cpu_findings(baseline: Configuration, candidates: Sequence[Configuration], metric: Column) -> list[Finding]:
+    known = baseline.values(CPU) if metric.name in _OF_A_STEP else []
+    effects = [improvement(known, candidate.values(CPU), higher_is_better=False) for candidate in candidates]
+    return _findings(candidates, effects, same=SAME_FACTOR, words=("faster", "slower"))
 
 
-def _words(metric: Column) -> tuple[Verdict, Verdict]:
-    return ("faster", "slower") if metric.unit in ("s", "samples/s") else ("better", "worse")
+def _gains(
+    baseline: Configuration, candidates: Sequence[Configuration], metric: Column, target: Target, tables: int
+) -> list[Finding]:
+    words: tuple[Verdict, Verdict] = ("faster", "slower") if _is_speed(metric) else ("better", "worse")
+    if metric.name not in TO_TARGET:
+        known, higher = baseline.values(metric.name), metric.better == "higher"
+        effects = [improvement(known, each.values(metric.name), higher_is_better=higher) for each in candidates]
+        return _findings(candidates, effects, same=SAME_FACTOR, words=words)
+    theirs = needs(baseline, metric.name, target)
+    ours = [needs(candidate, metric.name, target) for candidate in candidates]
+    effects = [gain(theirs, each) for each in ours]
+    findings = _findings(candidates, effects, same=SAME_FACTOR, words=words, tables=tables)
+    return [
+        dataclasses.replace(finding, verdict="unclear") if _misses_forbid(finding.verdict, theirs, each) else finding
+        for finding, each in zip(findings, ours, strict=True)
+    ]
 
 
-def _say(effect: Effect | None, p: float | None, same: tuple[float, float], above: Verdict, below: Verdict) -> Verdict:
+def _misses_forbid(verdict: Verdict, theirs: Sequence[Need], ours: Sequence[Need]) -> bool:
+    """Whether a verdict would praise a side for its misses.
+
+    The better side may only have had the smaller budget, if it reached the target less often; and what looks the same
+    up to the common budget is not, if one side needs more than that more often.
+    """
+    if verdict == "same":
+        budget = common_budget(theirs, ours)
+        return num_reached(theirs, budget) * len(ours) != num_reached(ours, budget) * len(theirs)
+    more_often = num_reached(ours) * len(theirs) - num_reached(theirs) * len(ours)
+    return (verdict in ("faster", "better") and more_often < 0) or (verdict in ("slower", "worse") and more_often > 0)
+
+
+def _findings(
+    candidates: Sequence[Configuration],
+    effects: Sequence[Effect | None],
+    *,
+    same: tuple[float, float],
+    words: tuple[Verdict, Verdict],
+    tables: int = 1,
+) -> list[Finding]:
+    p_values = holm([effect.p if effect else None for effect in effects], tables=tables)
+    return [
+        Finding(effect=effect, p=p, verdict=_say(effect, p, same, words) if candidate.ok else "failed")
+        for candidate, effect, p in zip(candidates, effects, p_values, strict=True)
+    ]
+
+
+def _say(effect: Effect | None, p: float | None, same: tuple[float, float], words: tuple[Verdict, Verdict]) -> Verdict:
     said: Significance = judge(effect, same=same, p=p) if effect else "unclear"
-    words: dict[Significance, Verdict] = {"above": above, "below": below, "same": "same", "unclear": "unclear"}
-    return words[said]
+    verdicts: dict[Significance, Verdict] = {"above": words[0], "below": words[1], "same": "same", "unclear": "unclear"}
+    return verdicts[said]
+
+
+def _is_speed(metric: Column) -> bool:
+    return metric.unit in ("s", "samples/s")

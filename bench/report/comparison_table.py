@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from bench.report.comparison import Comparison, Row, Verdict
+from bench.report import targets
+from bench.report.comparison import Comparison, Finding, Row, Verdict
 from bench.report.configurations import Configuration
 from bench.report.formats import (
     NOTHING,
@@ -15,28 +16,34 @@ from bench.report.formats import (
     format_points,
     format_value,
 )
-from bench.report.statistics import Effect
+from bench.report.statistics import Effect, Estimate
 from bench.report.tables import Cell, Column, Raw, Table
+from bench.report.targets import Target
 
 _HEADINGS = {
     "samples_per_s": "samples/s",
     "test_accuracy": "accuracy, %",
-    "time_to_target_s": "time to\ntarget",
     "payload_bytes_per_step": "payload\nper step",
-    "compression_ratio": "compression",
+    "compression_ratio": "compression\nvs fp32",
     "wire_bytes_per_step": "wire bytes\nper step",
     "step_time_s": "step\ntime",
+    "cpu_s_per_step": "CPU time\nper step",
+    "forward_backward_s": "forward and\nbackward",
+    "encode_s": "encode\nper step",
+    "exchange_s": "exchange\nper step",
     "exposed_s": "exposed\nper step",
 }
 # Shown as plain means after the columns of the verdict, unless one of them is the metric itself.
 _MEANS = (
-    "time_to_target_s",
+    targets.TIME,
     "payload_bytes_per_step",
     "compression_ratio",
     "wire_bytes_per_step",
     "step_time_s",
+    "cpu_s_per_step",
     "exposed_s",
 )
+_FIRST_MEANS = (targets.TIME, targets.BYTES, "payload_bytes_per_step")
 _STYLES: dict[Verdict, str] = {
     "baseline": "dim",
     "faster": "green",
@@ -51,22 +58,37 @@ _STYLES: dict[Verdict, str] = {
 _SHARED = ("dataset", "model", "optimizer", "lr", "world_size", "batch_size", "epochs", "steps", "hosts", "uplink_bps")
 
 
-def comparison_table(comparison: Comparison) -> Table:
-    """One row per configuration, the baseline first."""
-    parts = [_cells(comparison, row) for row in comparison.rows]
+def comparison_table(comparison: Comparison, *, extra: Sequence[str] = (), cautions: Sequence[str] = ()) -> Table:
+    """One row per configuration, the baseline first.
+
+    Args:
+        comparison: what to show.
+        extra: columns to show as plain means besides the usual ones.
+        cautions: what a reader must know before looking at a number.
+    """
+    parts = [_cells(comparison, row, extra) for row in comparison.rows]
     columns = [column for column, _ in parts[0]]
     rows = [[cell for _, cell in part] for part in parts]
-    estimated = any(cell.text.startswith("~") for row in rows for cell in row)
     return Table(
         title=_title(comparison),
         subtitle=" ".join(f"{name}={value}" for name, value in shared_settings(comparison).items()),
+        cautions=cautions,
         columns=columns,
         rows=rows,
-        notes=[
-            "[low, high]: 95 % interval over seeds; ±: standard deviation over seeds"
-            + ("; ~: by formula or estimated, not counted" if estimated else "")
-        ],
+        notes=_notes(comparison, [cell for row in rows for cell in row]),
     )
+
+
+def _notes(comparison: Comparison, cells: Sequence[Cell]) -> list[str]:
+    notes = ["[low, high]: 95 % interval over seeds; ±: standard deviation over seeds"]
+    if any(cell.text.startswith("~") for cell in cells):
+        notes[0] += "; ~: by formula or estimated, not counted"
+    if any(cell.text.startswith("≥") for cell in cells):
+        notes.append(
+            "≥ (reached/seeds): a seed that missed the target counts with all that it spent; two rows are compared up "
+            "to the smallest budget of any seed of either"
+        )
+    return [*notes, *(target.meaning for target in comparison.targets if target.meaning)]
 
 
 def shared_settings(comparison: Comparison) -> dict[str, str]:
@@ -80,38 +102,74 @@ def shared_settings(comparison: Comparison) -> dict[str, str]:
 
 
 def _title(comparison: Comparison) -> str:
-    metric = comparison.metric
-    heading = _heading(metric.name).replace("\n", " ")
-    if metric.name == "test_accuracy":
+    heading = _heading(comparison.metric.name, comparison.targets[0]).replace("\n", " ")
+    if comparison.metric.name == "test_accuracy":
         return f"{heading}: baseline {comparison.baseline.title} -> each row"
-    better = "faster" if _is_speed(comparison) else "better"
+    better = "faster" if comparison.is_about_speed else "better"
     return f"{heading}: baseline {comparison.baseline.title} -> each row (above 1x is {better})"
 
 
-def _cells(comparison: Comparison, row: Row) -> list[tuple[Column, Cell]]:
-    configuration, metric = row.configuration, comparison.metric.name
+def _cells(comparison: Comparison, row: Row, extra: Sequence[str]) -> list[tuple[Column, Cell]]:
+    configuration = row.configuration
     named = [
         (Column(heading=name, align="left", priority=0), Cell(text=format_value(name, value), raw={name: value}))
         for name, value in configuration.label.items()
     ]
-    judged = [(Column(heading="seeds"), _seeds_cell(configuration, comparison.by))]
+    return [
+        *named,
+        (Column(heading="seeds"), _seeds_cell(configuration, comparison.by)),
+        *_judged_cells(comparison, row),
+        *_cells_of_further_targets(comparison, row),
+        *_mean_cells(comparison, configuration, extra),
+        (Column(heading="rates\ntried", priority=3), _rates_cell(configuration)),
+        (Column(heading="in sync", priority=2), _sync_cell(configuration)),
+    ]
+
+
+def _judged_cells(comparison: Comparison, row: Row) -> list[tuple[Column, Cell]]:
+    metric, target = comparison.metric.name, comparison.targets[0]
+    cells = []
     if metric != "test_accuracy":
-        judged.append((_mean_column(metric, "\n[95% CI]", 2), _mean_cell(configuration, metric, interval=True)))
-        judged.append((_gain_column(comparison), _gain_cell(row)))
-    judged += [
+        heading = f"{_heading(metric, target)}\n[95% CI]"
+        cells.append((Column(heading=heading, priority=2), _value_cell(row.configuration, metric, target, True)))
+        cells.append((Column(heading=_gain_heading(comparison)), _gain_cell(row)))
+    return [
+        *cells,
         (Column(heading="verdict", align="left"), _verdict_cell(comparison, row)),
-        (Column(heading="accuracy\n% ± sd"), _accuracy_cell(configuration)),
+        (Column(heading="accuracy\n% ± sd"), _accuracy_cell(row.configuration)),
         (Column(heading="accuracy vs baseline\npoints [95% CI]", priority=3), _accuracy_difference_cell(row)),
     ]
-    if metric != "samples_per_s":
-        samples = _mean_cell(configuration, "samples_per_s", interval=True)
-        judged.append((_mean_column("samples_per_s", "\n[95% CI]", 4), samples))
-    means = [
-        (_mean_column(name, "", 3 if name in _MEANS[:2] else 4), _mean_cell(configuration, name))
-        for name in _MEANS
-        if name != metric
-    ]
-    return [*named, *judged, *means, (Column(heading="in sync", priority=2), _sync_cell(configuration))]
+
+
+def _cells_of_further_targets(comparison: Comparison, row: Row) -> list[tuple[Column, Cell]]:
+    if not comparison.is_to_target:
+        return []
+    metric, cells = comparison.metric.name, []
+    for i, target in enumerate(comparison.targets[1:]):
+        needed = Column(heading=_heading(metric, target), priority=2)
+        cells.append((needed, _value_cell(row.configuration, metric, target)))
+        finding = row.further[i] if row.further else None
+        gain = Column(heading=f"{_gain_heading(comparison)} to {target.title}", priority=2)
+        cells.append((gain, _further_cell(finding, target)))
+    return cells
+
+
+def _mean_cells(
+    comparison: Comparison, configuration: Configuration, extra: Sequence[str]
+) -> list[tuple[Column, Cell]]:
+    target = comparison.targets[0]
+    asked = [targets.BYTES] if target.accuracy is not None else []
+    shown = dict.fromkeys([*_MEANS, *asked, *extra])
+    cells = []
+    if comparison.metric.name != "samples_per_s":
+        heading = f"{_heading('samples_per_s', target)}\n[95% CI]"
+        cells.append((Column(heading=heading, priority=4), _value_cell(configuration, "samples_per_s", target, True)))
+    for name in shown:
+        if name not in (comparison.metric.name, "samples_per_s"):
+            priority = 3 if name in (*_FIRST_MEANS, *extra) else 4
+            column = Column(heading=_heading(name, target), priority=priority)
+            cells.append((column, _value_cell(configuration, name, target)))
+    return cells
 
 
 def _seeds_cell(configuration: Configuration, by: Sequence[str]) -> Cell:
@@ -124,31 +182,53 @@ def _seeds_cell(configuration: Configuration, by: Sequence[str]) -> Cell:
     )
 
 
-def _mean_column(name: str, suffix: str, priority: int) -> Column:
-    return Column(heading=_heading(name) + suffix, priority=priority)
-
-
-def _mean_cell(configuration: Configuration, name: str, *, interval: bool = False) -> Cell:
+def _value_cell(configuration: Configuration, name: str, target: Target, interval: bool = False) -> Cell:
+    """The mean of a column over seeds, with its interval where asked for."""
+    if name in targets.TO_TARGET:
+        return _need_cell(configuration, name, target, interval)
     known = configuration.estimate(name)
-    text = NOTHING
-    raw: dict[str, Raw] = {name: known.mean if known else None}
-    if known:
-        text = _mark(configuration, name) + _value(name, known.mean)
-    if interval:
-        low, high = (known.low, known.high) if known else (None, None)
-        low = None if low is None else max(low, 0.0)  # what is compared by a factor is never negative
-        raw |= {f"{name}_low": low, f"{name}_high": high}
-        text = format_interval(
-            text, *(None if bound is None else format_bound(name, bound, text) for bound in (low, high))
-        )
-    if name == "time_to_target_s":
-        raw["num_missed"] = configuration.num_missed
-        if configuration.num_missed:
-            num_reached = len(configuration.ok) - configuration.num_missed
-            text = f"{text} ({num_reached}/{len(configuration.ok)})" if known else "miss"
+    raw = _estimate_raw(name, known, interval)
     if name == "payload_bytes_per_step":
         raw["payload_bytes_source"] = "+".join(configuration.distinct("payload_bytes_source")) or None
+    return Cell(text=_estimate_text(name, known, interval, _mark(configuration, name)), raw=raw)
+
+
+def _need_cell(configuration: Configuration, name: str, target: Target, interval: bool) -> Cell:
+    """What the seeds needed until a target, and how many reached it where not all did."""
+    seeds = targets.needs(configuration, name, target)
+    reached = targets.num_reached(seeds)
+    known = targets.mean_need(seeds)
+    suffix = "" if target.accuracy is None else f"_{target.accuracy:g}"
+    raw = _estimate_raw(f"{name}{suffix}", known, interval)
+    raw |= {f"num_reached{suffix}": reached if seeds else None, f"num_missed{suffix}": len(seeds) - reached}
+    text = _estimate_text(name, known, interval, "" if reached == len(seeds) else "≥")
+    if reached < len(seeds):
+        text = f"{text if known else 'miss'} ({reached}/{len(seeds)})"
     return Cell(text=text, raw=raw)
+
+
+def _estimate_raw(name: str, known: Estimate | None, interval: bool) -> dict[str, Raw]:
+    raw: dict[str, Raw] = {name: known.mean if known else None}
+    if interval:
+        raw |= {
+            f"{name}_low": _not_negative(known.low if known else None),
+            f"{name}_high": known.high if known else None,
+        }
+    return raw
+
+
+def _estimate_text(name: str, known: Estimate | None, interval: bool, mark: str) -> str:
+    if known is None:
+        return NOTHING
+    text = mark + _value(name, known.mean)
+    if not interval:
+        return text
+    bounds = (_not_negative(known.low), known.high)
+    return format_interval(text, *(None if bound is None else format_bound(name, bound, text) for bound in bounds))
+
+
+def _not_negative(bound: float | None) -> float | None:
+    return None if bound is None else max(bound, 0.0)  # what is compared by a factor is never negative
 
 
 def _mark(configuration: Configuration, name: str) -> str:
@@ -158,28 +238,57 @@ def _mark(configuration: Configuration, name: str) -> str:
     return "~" if formula or estimated else ""
 
 
-def _gain_column(comparison: Comparison) -> Column:
-    return Column(heading="speed-up\n[95% CI]" if _is_speed(comparison) else "improvement\n[95% CI]")
+def _gain_heading(comparison: Comparison) -> str:
+    compressors = comparison.baseline.distinct("compressor")
+    baseline = compressors[0].partition(":")[0] if len(compressors) == 1 else "baseline"
+    return f"{'speed-up' if comparison.is_about_speed else 'improvement'}\nvs {baseline} [95% CI]"
 
 
 def _gain_cell(row: Row) -> Cell:
-    effect = row.effects.gain if row.effects else None
-    raw = {**_effect_raw("gain", effect), "gain_p_adjusted": row.effects.gain_p if row.effects else None}
-    if row.effects is None:
+    finding = row.gain
+    raw = {**_effect_raw("gain", finding.effect), "gain_p_adjusted": finding.p}
+    if finding.verdict == "baseline":
         return Cell(text="1.00x", raw=raw, style="dim")
+    return Cell(text=_factor_text(finding.effect), raw=raw)
+
+
+def _further_cell(finding: Finding | None, target: Target) -> Cell:
+    effect = finding.effect if finding else None
+    suffix = f"_{target.accuracy:g}"
+    raw = {
+        **_effect_raw(f"gain{suffix}", effect),
+        f"gain_p_adjusted{suffix}": finding.p if finding else None,
+        f"verdict{suffix}": finding.verdict if finding else "baseline",
+    }
+    if finding is None:
+        return Cell(text="1.00x", raw=raw, style="dim")
+    text = finding.verdict if effect is None else f"{_factor_text(effect)} {finding.verdict}"
+    return Cell(text=text, raw=raw, style=_STYLES.get(finding.verdict, ""))
+
+
+def _factor_text(effect: Effect | None) -> str:
     if effect is None:
-        return Cell(raw=raw)
+        return NOTHING
     low, high = (None if bound is None else format_factor(bound) for bound in (effect.low, effect.high))
-    return Cell(text=format_interval(f"{format_factor(effect.value)}x", low, high), raw=raw)
+    return format_interval(f"{format_factor(effect.value)}x", low, high)
 
 
 def _verdict_cell(comparison: Comparison, row: Row) -> Cell:
     text: str = row.verdict
-    if row.verdict == "unclear" and min(len(row.configuration.ok), len(comparison.baseline.ok)) == 1:
-        text = "unclear, n=1"
-    elif row.verdict == "unclear" and comparison.metric.name == "time_to_target_s" and row.configuration.num_missed:
-        text = "unclear, miss"
-    return Cell(text=text, raw={"verdict": row.verdict}, style=_STYLES.get(row.verdict, ""))
+    if row.verdict == "unclear":
+        if min(len(row.configuration.ok), len(comparison.baseline.ok)) == 1:
+            text = "unclear, n=1"
+        elif comparison.is_to_target and (_any_missed(comparison, row.configuration)):
+            text = "unclear, miss"
+        elif row.only_wall_clock_is_noisy:
+            text = f"unclear, CPU {row.cpu.verdict}"
+    raw: dict[str, Raw] = {"verdict": row.verdict, "cpu_verdict": row.cpu.verdict if row.cpu.effect else None}
+    return Cell(text=text, raw=raw, style=_STYLES.get(row.verdict, ""))
+
+
+def _any_missed(comparison: Comparison, configuration: Configuration) -> bool:
+    seeds = targets.needs(configuration, comparison.metric.name, comparison.targets[0])
+    return targets.num_reached(seeds) < len(seeds)
 
 
 def _accuracy_cell(configuration: Configuration) -> Cell:
@@ -195,21 +304,27 @@ def _accuracy_cell(configuration: Configuration) -> Cell:
 
 
 def _accuracy_difference_cell(row: Row) -> Cell:
-    effect = row.effects.accuracy if row.effects else None
+    effect = row.accuracy.effect
     raw = {
         **_effect_raw("accuracy_difference", effect),
-        "accuracy_p_adjusted": row.effects.accuracy_p if row.effects else None,
-        "accuracy_verdict": row.accuracy_verdict,
+        "accuracy_p_adjusted": row.accuracy.p,
+        "accuracy_verdict": row.accuracy.verdict,
     }
     if effect is None:
         return Cell(raw=raw)
     low, high = (None if bound is None else format_points(bound) for bound in (effect.low, effect.high))
-    text = f"{format_interval(format_points(effect.value), low, high)} {row.accuracy_verdict}"
-    return Cell(text=text, raw=raw, style=_STYLES.get(row.accuracy_verdict, ""))
+    text = f"{format_interval(format_points(effect.value), low, high)} {row.accuracy.verdict}"
+    return Cell(text=text, raw=raw, style=_STYLES.get(row.accuracy.verdict, ""))
+
+
+def _rates_cell(configuration: Configuration) -> Cell:
+    """How many learning rates were tried to find this one: the tuning budget behind the result."""
+    known = configuration.distinct("rates_tried")
+    return Cell(text="/".join(map(str, known)) or NOTHING, raw={"rates_tried": known[0] if len(known) == 1 else None})
 
 
 def _sync_cell(configuration: Configuration) -> Cell:
-    known = configuration.distinct("replicas_in_sync")
+    known = [run.in_sync for run in configuration.runs if run.in_sync is not None]
     if not known:
         return Cell(raw={"replicas_in_sync": None})
     return Cell(
@@ -225,11 +340,9 @@ def _effect_raw(name: str, effect: Effect | None) -> dict[str, Raw]:
     }
 
 
-def _is_speed(comparison: Comparison) -> bool:
-    return comparison.metric.unit in ("s", "samples/s")
-
-
-def _heading(name: str) -> str:
+def _heading(name: str, target: Target) -> str:
+    if name in targets.TO_TARGET:
+        return f"{'time' if name == targets.TIME else 'bytes'} to\n{target.title}"
     return _HEADINGS.get(name, name)
 
 

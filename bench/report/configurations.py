@@ -3,20 +3,18 @@
 from __future__ import annotations
 
 import dataclasses
-import math
+import functools
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from bench.core.schema import METRICS, METRICS_BY_NAME
 from bench.report.formats import format_value
+from bench.report.runs import Run
 from bench.report.statistics import Estimate, estimate
-
-if TYPE_CHECKING:
-    import pandas as pd
 
 _ALWAYS = ["compressor", "collective"]
 _SPECS = [*_ALWAYS, "strategy"]
-_NO_SETTING = {"run_id", "digest", "config_id", "name", "seed"}
+_NO_SETTING = {"run_id", "digest", "config_id", "name", "seed", "rates_tried"}
 SETTINGS = [column.name for column in METRICS if column.group == "identity" and column.name not in _NO_SETTING]
 """Columns that say how a run was set up, the seed and labels apart."""
 
@@ -27,11 +25,11 @@ class Configuration:
 
     Attributes:
         label: the columns that tell it from the others, with their values.
-        runs: one row per seed (``runs.one_per_seed``).
+        runs: one per seed (``runs.one_per_seed``).
     """
 
     label: dict[str, Any]
-    runs: pd.DataFrame
+    runs: list[Run]
 
     @property
     def title(self) -> str:
@@ -40,19 +38,14 @@ class Configuration:
         others = [f"{name}={format_value(name, value)}" for name, value in self.label.items() if name not in _SPECS]
         return ", ".join([specs, *others] if specs else others)
 
-    @property
-    def ok(self) -> pd.DataFrame:
+    @functools.cached_property
+    def ok(self) -> list[Run]:
         """The runs that ended well: the only ones whose figures count."""
-        return self.runs[self.runs["status"].eq("ok")]
-
-    @property
-    def num_missed(self) -> int:
-        """Runs that ended well without reaching the target accuracy they had."""
-        return int((self.ok["target_accuracy"].notna() & self.ok["time_to_target_s"].isna()).sum())
+        return [run for run in self.runs if run.ended_well]
 
     def values(self, column: str) -> list[float]:
         """The known values of a column, one per seed that ended well."""
-        return [float(value) for value in self.ok[column].dropna()]
+        return [float(value) for value in (run[column] for run in self.ok) if value is not None]
 
     def estimate(self, column: str) -> Estimate | None:
         """Mean over seeds with its interval, None where no seed has a value."""
@@ -60,39 +53,32 @@ class Configuration:
 
     def distinct(self, column: str) -> list[Any]:
         """The known values of a column over all runs, each once, in order of appearance."""
-        return [plain(value) for value in self.runs[column].dropna().unique()]
+        return [value for value in dict.fromkeys(run[column] for run in self.runs) if value is not None]
 
 
-def configurations(runs: pd.DataFrame, by: Sequence[str]) -> list[Configuration]:
+def configurations(runs: Sequence[Run], by: Sequence[str]) -> list[Configuration]:
     """Group runs into the rows of a comparison, in order of appearance.
 
     Args:
-        runs: one row per configuration and seed.
+        runs: one per configuration and seed.
         by: columns to group by; empty: by ``config_id``, labelled by compressor, collective, the strategy where one is
             not the usual, and every setting that is not the same in all runs.
     """
-    keys = list(by) or ["config_id"]
-    groups = [group for _, group in runs.groupby(keys, sort=False, dropna=False)]
-    names = list(by) or _telling_columns(runs, groups)
-    return [Configuration(label={name: plain(group[name].iloc[0]) for name in names}, runs=group) for group in groups]
+    groups: dict[tuple[Any, ...], list[Run]] = {}
+    for run in runs:
+        groups.setdefault(tuple(run[key] for key in by or ["config_id"]), []).append(run)
+    names = list(by) or _telling_columns(runs, list(groups.values()))
+    return [Configuration(label={name: group[0][name] for name in names}, runs=group) for group in groups.values()]
 
 
-def _telling_columns(runs: pd.DataFrame, groups: Sequence[pd.DataFrame]) -> list[str]:
+def _telling_columns(runs: Sequence[Run], groups: Sequence[list[Run]]) -> list[str]:
     """Columns that tell the groups apart; what no setting shows (a hidden default), the name or the digest does."""
-    always = _SPECS if runs["strategy"].dropna().ne(METRICS_BY_NAME["strategy"].absent).any() else _ALWAYS
-    names = always + [name for name in SETTINGS if name not in always and runs[name].nunique(dropna=False) > 1]
+    unusual = {run["strategy"] for run in runs} - {METRICS_BY_NAME["strategy"].absent, None}
+    always = _SPECS if unusual else _ALWAYS
+    names = always + [name for name in SETTINGS if name not in always and len({run[name] for run in runs}) > 1]
     for last_resort in ("name", "config_id"):
-        if len({tuple(str(plain(group[name].iloc[0])) for name in names) for group in groups}) == len(groups):
+        if len({tuple(group[0][name] for name in names) for group in groups}) == len(groups):
             break
-        if runs[last_resort].nunique(dropna=False) > 1:
+        if len({run[last_resort] for run in runs}) > 1:
             names.append(last_resort)
     return names
-
-
-def plain(value: Any) -> Any:
-    """A cell of a data frame as a plain Python value; None for every way pandas writes "nothing"."""
-    import pandas as pd
-
-    if value is None or value is pd.NA or (isinstance(value, float) and math.isnan(value)):
-        return None
-    return value.item() if hasattr(value, "item") else value

@@ -5,8 +5,8 @@ from __future__ import annotations
 import math
 from typing import Any
 
-from bench.core.schema import METRICS_BY_NAME
 from bench.core.units import format_bytes, format_rate, format_seconds
+from bench.report.columns import COLUMNS_BY_NAME
 
 NOTHING = "-"
 _SHA_DIGITS = 10  # enough to tell commits apart
@@ -21,7 +21,7 @@ def format_value(column: str, value: Any) -> str:
     if isinstance(value, bool):
         return "true" if value else "false"
     if isinstance(value, (int, float)):
-        known = METRICS_BY_NAME.get(column)
+        known = COLUMNS_BY_NAME.get(column)
         return _BY_UNIT.get(known.unit if known else "", format_number)(value)
     return str(value)[:_SHA_DIGITS] if column == "git_sha" else str(value)
 

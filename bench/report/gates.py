@@ -9,9 +9,11 @@ from typing import Literal
 from bench.core.errors import UsageError
 from bench.report.comparison import Comparison, Row
 from bench.report.formats import format_factor, format_points
-from bench.report.statistics import CONFIDENCE, Effect
+from bench.report.statistics import CONFIDENCE, Effect, improvement
 
-_FORM = re.compile(r"(slower|accuracy):([0-9]{1,9}(?:\.[0-9]+)?)(%?)")
+Kind = Literal["slower", "accuracy", "bytes"]
+
+_FORM = re.compile(r"(?:(slower):\+?|(accuracy):-?|(bytes):\+?)([0-9]{1,9}(?:\.[0-9]+)?)(%?)")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -19,26 +21,35 @@ class Gate:
     """One limit.
 
     Attributes:
-        kind: ``slower``: worse in the metric of the comparison; ``accuracy``: lower test accuracy.
-        limit: the loss that is still allowed, as a share: of the baseline's metric, or of the test set.
+        kind: ``slower``: worse in the metric of the comparison; ``accuracy``: lower test accuracy; ``bytes``: more
+            payload bytes per step.
+        limit: the loss that is still allowed, as a share: of the baseline's figure, or of the test set.
         text: as the user wrote it.
     """
 
-    kind: Literal["slower", "accuracy"]
+    kind: Kind
     limit: float
     text: str
 
     @classmethod
     def parse(cls, text: str) -> Gate:
-        """Read ``slower:5%`` (per cent of the metric) or ``accuracy:1`` (percentage points).
+        """Read ``slower:5%`` or ``bytes:+1%`` (per cent) or ``accuracy:-0.5`` (percentage points).
 
         Raises:
-            UsageError: the text is neither.
+            UsageError: the text is none of these.
         """
         match = _FORM.fullmatch(text.strip())
-        if not match or (match[1] == "slower" and not 0 <= float(match[2]) < 100):
-            raise UsageError(f"'{text}' is not a gate; write slower:5% (per cent) or accuracy:1 (percentage points)")
-        return cls(kind="slower" if match[1] == "slower" else "accuracy", limit=float(match[2]) / 100.0, text=text)
+        if not match or (match[1] and float(match[4]) >= 100) or (match[2] and match[5]):
+            raise UsageError(
+                f"'{text}' is not a gate; write slower:5% or bytes:+1% (per cent), or accuracy:-0.5 (percentage points)"
+            )
+        kind: Kind = "slower" if match[1] else "accuracy" if match[2] else "bytes"
+        return cls(kind=kind, limit=float(match[4]) / 100.0, text=text)
+
+
+def is_gate(text: str) -> bool:
+    """Whether this reads as a gate."""
+    return _FORM.fullmatch(text) is not None
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -51,44 +62,69 @@ class GateResult:
         unmeasured: nothing to judge by: a row or the baseline has no finished run or no value.
     """
 
-    crossed: list[str]
-    undecided: list[str]
-    unmeasured: list[str]
+    crossed: list[str] = dataclasses.field(default_factory=list)
+    undecided: list[str] = dataclasses.field(default_factory=list)
+    unmeasured: list[str] = dataclasses.field(default_factory=list)
+
+    def __add__(self, other: GateResult) -> GateResult:
+        """What both found."""
+        return GateResult(
+            crossed=self.crossed + other.crossed,
+            undecided=self.undecided + other.undecided,
+            unmeasured=self.unmeasured + other.unmeasured,
+        )
 
 
 def check(comparison: Comparison, gates: list[Gate]) -> GateResult:
-    """Hold every candidate against every gate; a loss counts only if it is significant (Holm-adjusted)."""
-    result = GateResult(crossed=[], undecided=[], unmeasured=[])
+    """Hold every candidate against every gate; a loss of time or accuracy counts only if it is significant.
+
+    Raises:
+        UsageError: a gate on speed, where the comparison is of accuracies.
+    """
+    result = GateResult()
     for gate in gates:
+        if gate.kind == "slower" and comparison.metric.name == "test_accuracy":
+            raise UsageError(f"{gate.text} needs a factor, but --metric is test_accuracy; write accuracy:0.5 instead")
         for row in comparison.candidates:
-            effect, p = _effect(gate, row)
+            effect, certain = _effect(gate, comparison, row)
             title = f"{comparison.baseline.title} -> {row.configuration.title}"
             if effect is None:
                 result.unmeasured.append(f"{title}: {gate.text} cannot be judged, a side has no measured value")
             elif _loss(gate, effect) > gate.limit:
-                if p is not None and p < 1.0 - CONFIDENCE:
-                    result.crossed.append(f"{title}: {_finding(gate, effect)} crosses {gate.text}")
+                if certain:
+                    result.crossed.append(f"{title}: {_text(gate, effect)} crosses {gate.text}")
                 else:
                     result.undecided.append(
-                        f"{title}: {_finding(gate, effect)} is beyond {gate.text}, but not significant with these "
+                        f"{title}: {_text(gate, effect)} is beyond {gate.text}, but not significant with these "
                         "seeds, so the gate holds; run more seeds"
                     )
     return result
 
 
-def _effect(gate: Gate, row: Row) -> tuple[Effect | None, float | None]:
-    if row.effects is None:
-        return None, None
-    if gate.kind == "slower":
-        return row.effects.gain, row.effects.gain_p
-    return row.effects.accuracy, row.effects.accuracy_p
+def _effect(gate: Gate, comparison: Comparison, row: Row) -> tuple[Effect | None, bool]:
+    """What the gate looks at, and whether it is more than noise: bytes are counted, Holm's p decides on the others."""
+    if gate.kind == "bytes":
+        sides = [each.values("payload_bytes_per_step") for each in (comparison.baseline, row.configuration)]
+        return improvement(*sides, higher_is_better=False), True
+    finding = row.gain if gate.kind == "slower" else row.accuracy
+    return finding.effect, finding.p is not None and finding.p < 1.0 - CONFIDENCE
 
 
 def _loss(gate: Gate, effect: Effect) -> float:
-    return 1.0 - effect.value if gate.kind == "slower" else -effect.value
+    match gate.kind:
+        case "slower":
+            return 1.0 - effect.value
+        case "accuracy":
+            return -effect.value
+        case "bytes":
+            return 1.0 / effect.value - 1.0
 
 
-def _finding(gate: Gate, effect: Effect) -> str:
-    if gate.kind == "slower":
-        return f"{format_factor(effect.value)}x"
-    return f"{format_points(effect.value)} points of accuracy"
+def _text(gate: Gate, effect: Effect) -> str:
+    match gate.kind:
+        case "slower":
+            return f"{format_factor(effect.value)}x"
+        case "accuracy":
+            return f"{format_points(effect.value)} points of accuracy"
+        case "bytes":
+            return f"{_loss(gate, effect):+.1%} bytes per step"

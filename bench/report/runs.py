@@ -3,13 +3,49 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from typing import Any
 
-if TYPE_CHECKING:
-    import pandas as pd
+from bench.core.schema import METRICS
+from bench.report.store import Row
 
-_RUN = ["run_id", "config_id", "seed"]
+_MEASURED = [column.name for column in METRICS if column.group not in ("identity", "origin")]
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Run:
+    """One run: ``run["samples_per_s"]`` is what is known of a column at its end.
+
+    Attributes:
+        rows: its evaluations in the order of the file, at least one.
+    """
+
+    rows: list[Row]
+
+    def __getitem__(self, column: str) -> Any:
+        """The last known value of a column."""
+        return self.last_known[column]
+
+    @functools.cached_property
+    def last_known(self) -> Row:
+        """By column: a row written after a failure knows nothing of speed, an early one alone of the time to target."""
+        known = dict(self.rows[-1])
+        for column in _MEASURED:
+            if known[column] is None:
+                known[column] = next((row[column] for row in reversed(self.rows) if row[column] is not None), None)
+        return known
+
+    @property
+    def ended_well(self) -> bool:
+        """Its figures count."""
+        return bool(self["status"] == "ok")
+
+    @property
+    def in_sync(self) -> bool | None:
+        """The ranks had equal parameters at every evaluation; None: not known."""
+        known = [row["replicas_in_sync"] for row in self.rows if row["replicas_in_sync"] is not None]
+        return all(known) if known else None
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -17,57 +53,39 @@ class Repeat:
     """A seed that was run more than once in one configuration.
 
     Attributes:
-        counted: run_id of the run that stands for the seed.
-        superseded: run_ids of the others.
+        counted: the run that stands for the seed.
+        superseded: the others.
     """
 
-    compressor: str
-    collective: str
-    seed: int
-    counted: str
-    superseded: list[str]
+    counted: Run
+    superseded: list[Run]
 
 
-def final_states(rows: pd.DataFrame) -> pd.DataFrame:
-    """One row per run: its last status, and the last known value of every other column.
-
-    A row written after a failure knows nothing of speed, and time_to_target_s may stand in the row that reached the
-    target only: hence the last known value rather than the last row. ``replicas_in_sync`` is false if any row says so.
-
-    Args:
-        rows: what ``store.load`` returns; not changed.
-    """
-    groups = rows.groupby(_RUN, sort=False)
-    states = groups.last().reset_index()
-    in_sync = groups["replicas_in_sync"].min().reset_index(drop=True)
-    return states.assign(replicas_in_sync=in_sync)[list(rows.columns)]
+def collect_runs(rows: Sequence[Row]) -> list[Run]:
+    """The runs that the rows belong to, in order of appearance."""
+    runs: dict[tuple[Any, ...], list[Row]] = {}
+    for row in rows:
+        runs.setdefault((row["run_id"], row["config_id"], row["seed"]), []).append(row)
+    return [Run(rows=evaluations) for evaluations in runs.values()]
 
 
-def one_per_seed(runs: pd.DataFrame, keys: Sequence[str]) -> tuple[pd.DataFrame, list[Repeat]]:
+def one_per_seed(runs: Sequence[Run], keys: Sequence[str]) -> tuple[list[Run], list[Repeat]]:
     """For each configuration and seed the newest run that is ok, or the newest one if none is.
 
     Args:
-        runs: what ``final_states`` returns; not changed.
+        runs: any runs.
         keys: columns that the comparison groups by; runs that differ in one of them never stand for each other.
 
     Returns:
         The runs that count, in the order given, and what they supersede.
     """
-    best_last = runs.assign(_ok=runs["status"].eq("ok")).sort_values(
-        ["_ok", "started_at"], kind="stable", na_position="first"
-    )
+    alike: dict[tuple[Any, ...], list[Run]] = {}
+    for run in runs:
+        alike.setdefault(tuple(run[key] for key in (*keys, "config_id", "seed")), []).append(run)
     counted, repeats = [], []
-    for _, same in best_last.groupby(list(dict.fromkeys([*keys, "config_id", "seed"])), sort=False, dropna=False):
-        counted.append(same.index[-1])
-        if len(same) > 1:
-            newest = same.iloc[-1]
-            repeats.append(
-                Repeat(
-                    compressor=newest["compressor"],
-                    collective=newest["collective"],
-                    seed=int(newest["seed"]),
-                    counted=newest["run_id"],
-                    superseded=list(same["run_id"].iloc[:-1]),
-                )
-            )
-    return runs.loc[sorted(counted)], repeats
+    for same in alike.values():
+        *others, newest = sorted(same, key=lambda run: (run.ended_well, run["started_at"] or ""))
+        counted.append(newest)
+        if others:
+            repeats.append(Repeat(counted=newest, superseded=others))
+    return counted, repeats

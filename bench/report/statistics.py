@@ -12,9 +12,10 @@ from __future__ import annotations
 
 import dataclasses
 import math
-import statistics
 from collections.abc import Sequence
 from typing import Literal
+
+from bench.report.student import two_sided_p, two_sided_quantile
 
 CONFIDENCE = 0.95
 FEWEST_SEEDS = 3  # below this an interval is too wide to say anything
@@ -47,7 +48,7 @@ class Effect:
 
     Attributes:
         value: a factor or a difference.
-        low, high: its 95 % Welch interval, None where a side has one value.
+        low, high: its 95 % interval, None where a side has one value.
         p: two-sided probability of an effect at least this large if there were none, None likewise.
     """
 
@@ -62,39 +63,62 @@ def estimate(values: Sequence[float]) -> Estimate | None:
     n = len(values)
     if n == 0:
         return None
-    mean = statistics.mean(values)
+    mean, variance = _mean_and_variance(values)
     if n == 1:
         return Estimate(mean=mean, sd=None, low=None, high=None, n=1)
-    sd = statistics.stdev(values)
+    sd = math.sqrt(variance)
     half = _t_quantile(n - 1) * sd / math.sqrt(n)
     return Estimate(mean=mean, sd=sd, low=mean - half, high=mean + half, n=n)
 
 
-def difference(baseline: Sequence[float], candidate: Sequence[float]) -> Effect | None:
-    """Candidate's mean minus the baseline's, with Welch's interval; None where a side has no value."""
+def difference(baseline: Sequence[float], candidate: Sequence[float], *, paired: bool = False) -> Effect | None:
+    """Candidate's mean minus the baseline's.
+
+    Args:
+        baseline: one value per seed.
+        candidate: likewise.
+        paired: values at the same place belong to the same seed, and what both sides share drops out (Student's
+            interval of the differences); without, Welch's.
+
+    Returns:
+        None where a side has no value.
+    """
     if not baseline or not candidate:
         return None
-    value = statistics.mean(candidate) - statistics.mean(baseline)
+    value = _mean_and_variance(candidate)[0] - _mean_and_variance(baseline)[0]
     if len(baseline) < 2 or len(candidate) < 2:
         return Effect(value=value, low=None, high=None, p=None)
-    baseline_variance = statistics.variance(baseline) / len(baseline)
-    candidate_variance = statistics.variance(candidate) / len(candidate)
-    variance = baseline_variance + candidate_variance
+    variance, degrees = _of_pairs(baseline, candidate) if paired else _of_welch(baseline, candidate)
     if variance == 0.0:  # counted figures repeat exactly: what differs, differs for certain
         return Effect(value=value, low=value, high=value, p=1.0 if value == 0.0 else 0.0)
-    share = baseline_variance / variance
-    degrees = 1.0 / (share**2 / (len(baseline) - 1) + (1.0 - share) ** 2 / (len(candidate) - 1))
     half = _t_quantile(degrees) * math.sqrt(variance)
-    return Effect(
-        value=value, low=value - half, high=value + half, p=_two_sided_p(value / math.sqrt(variance), degrees)
-    )
+    return Effect(value=value, low=value - half, high=value + half, p=two_sided_p(value / math.sqrt(variance), degrees))
 
 
-def improvement(baseline: Sequence[float], candidate: Sequence[float], *, higher_is_better: bool) -> Effect | None:
+def _of_pairs(baseline: Sequence[float], candidate: Sequence[float]) -> tuple[float, float]:
+    """Variance of the mean difference, and its degrees of freedom."""
+    differences = [mine - theirs for theirs, mine in zip(baseline, candidate, strict=True)]
+    return _mean_and_variance(differences)[1] / len(differences), len(differences) - 1
+
+
+def _of_welch(baseline: Sequence[float], candidate: Sequence[float]) -> tuple[float, float]:
+    """Variance of the difference of two means, and its degrees of freedom; 0 of them where the variance is 0."""
+    parts = [_mean_and_variance(values)[1] / len(values) for values in (baseline, candidate)]
+    variance = sum(parts)
+    if variance == 0.0:
+        return 0.0, 0.0
+    shares = [part / variance for part in parts]
+    sizes = (len(baseline), len(candidate))
+    return variance, 1.0 / sum(share**2 / (n - 1) for share, n in zip(shares, sizes, strict=True))
+
+
+def improvement(
+    baseline: Sequence[float], candidate: Sequence[float], *, higher_is_better: bool, paired: bool = False
+) -> Effect | None:
     """By which factor the candidate is better than the baseline: above 1 is better, whichever way the metric points.
 
-    The factor is the ratio of geometric means; its interval is Welch's on the logarithms, so that baseline and
-    candidate exchanged give exactly the inverse.
+    The factor is the ratio of geometric means; its interval is that of ``difference`` on the logarithms, so that
+    baseline and candidate exchanged give exactly the inverse.
 
     Returns:
         None where a side has no value or a value is not positive (no ratio exists).
@@ -102,23 +126,25 @@ def improvement(baseline: Sequence[float], candidate: Sequence[float], *, higher
     if min((*baseline, *candidate), default=0.0) <= 0.0:
         return None
     logs = [[math.log(value) for value in values] for values in (baseline, candidate)]
-    effect = difference(*(logs if higher_is_better else logs[::-1]))
+    effect = difference(*(logs if higher_is_better else logs[::-1]), paired=paired)
     if effect is None:
         return None
     low, high = (None if bound is None else _factor(bound) for bound in (effect.low, effect.high))
     return Effect(value=_factor(effect.value), low=low, high=high, p=effect.p)
 
 
-def holm(p_values: Sequence[float | None]) -> list[float | None]:
+def holm(p_values: Sequence[float | None], *, tables: int = 1) -> list[float | None]:
     """Holm's adjustment: the p-values to use where several candidates are tested against one baseline.
 
-    None (not testable) stays None and does not count.
+    Args:
+        p_values: one per candidate; None (not testable) stays None and does not count.
+        tables: how often candidates are tested, each time by something else (Bonferroni).
     """
     order = sorted((p, index) for index, p in enumerate(p_values) if p is not None)
     adjusted: list[float | None] = [None] * len(p_values)
     worst = 0.0
     for rank, (p, index) in enumerate(order):
-        worst = max(worst, min(1.0, p * (len(order) - rank)))
+        worst = max(worst, min(1.0, p * (len(order) - rank) * tables))
         adjusted[index] = worst
     return adjusted
 
@@ -161,6 +187,14 @@ def seeds_needed(effect: Effect, *, half_width: float, n: int) -> int | None:
     return next((m for m in range(n + 1, MOST_SEEDS + 1) if spread * _half_width_per_sd(m) <= half_width), None)
 
 
+def _mean_and_variance(values: Sequence[float]) -> tuple[float, float]:
+    """The mean, and the sample variance, which is 0 for one value; values that are all equal have no rounding error."""
+    if min(values) == max(values):
+        return values[0], 0.0
+    mean = math.fsum(values) / len(values)
+    return mean, math.fsum((value - mean) ** 2 for value in values) / (len(values) - 1)
+
+
 def _factor(logarithm: float) -> float:
     """The factor of which this is the logarithm; 1e100 for all that are larger, which no float might hold."""
     return math.exp(min(logarithm, math.log(1e100)))
@@ -172,12 +206,4 @@ def _half_width_per_sd(n: int) -> float:
 
 
 def _t_quantile(degrees: float) -> float:
-    from scipy.special import stdtrit
-
-    return float(stdtrit(degrees, (1.0 + CONFIDENCE) / 2.0))
-
-
-def _two_sided_p(t: float, degrees: float) -> float:
-    from scipy.special import stdtr
-
-    return float(2.0 * stdtr(degrees, -abs(t)))
+    return two_sided_quantile(1.0 - CONFIDENCE, degrees)

@@ -1,25 +1,31 @@
-"""Store: finding result files and reading them into one table, whatever state they are in."""
+"""Store: finding result files and reading their rows, whatever state they are in."""
 
 from __future__ import annotations
 
 import dataclasses
 import glob
-import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
-from bench.core.errors import NothingToCompare, UsageError
+from bench.core.errors import BenchError, NothingToCompare, UsageError
 from bench.core.files import check_regular
-from bench.core.rows import Warn, read_header, read_rows, warn_on_stderr
-from bench.core.schema import METRICS
+from bench.core.rows import MissingColumns, Warn, read_rows, warn_on_stderr
+from bench.core.schema import LAYERS, METRICS, Column
 
 if TYPE_CHECKING:
     import pandas as pd
 
+T = TypeVar("T")
+Found = TypeVar("Found")
+
+Row = dict[str, Any]
+"""Column -> value; None: not measured, or it does not apply."""
+
 REQUIRED = ("run_id", "config_id", "seed", "compressor", "collective", "status")
 """Columns without which a row cannot be told apart from others; every other column may be missing."""
 
+_ABSENT = {column.name: column.absent for column in METRICS}
 # Types that can be empty: an int or bool column with a hole must not turn into floats or objects.
 _DTYPES = {int: "Int64", float: "float64", bool: "boolean", str: "object"}
 
@@ -30,27 +36,76 @@ class _Source:
     chosen: bool  # the user named this very file, rather than a folder above it
 
 
-def load(paths: Sequence[str | Path], *, warn: Warn = warn_on_stderr) -> pd.DataFrame:
+def read(paths: Sequence[str | Path], *, keep_going: bool = False, warn: Warn = warn_on_stderr) -> list[Row]:
     """All readable rows below the given paths, in the order of the files, each row once.
 
     Args:
         paths: run folders, folders of run folders, CSV files, or glob patterns of these.
+        keep_going: leave out, with a warning, what would otherwise be an error: a path that does not exist, a file that
+            was named and is none of ours or cannot be read.
         warn: told one sentence for everything that was left out; by default it goes to stderr.
 
     Returns:
-        One row per CSV row, with every column of the schema (missing ones empty, or what the schema says that they
-        mean) in the schema's order and types.
+        One per CSV row, with every column of the schema (missing ones None, or what the schema says that they mean).
 
     Raises:
         UsageError: a file that was named lacks a required column (the message names it).
-        NothingToCompare: a path does not exist, or no path holds a readable row.
+        NothingToCompare: a path does not exist, a file cannot be read, or no path holds a readable row.
     """
-    sources = {os.path.realpath(source.path): source for path in paths for source in _sources(str(path), warn)}
-    rows = [row for source in sources.values() for row in _rows(source, warn)]
+    sources = _all_sources(paths, keep_going, warn)
+    # A run folder beside a file that collects several runs gives the same rows twice.
+    rows = {tuple(row.values()): row for row in _each(_rows, sources, keep_going, warn)}
     if not rows:
         places = ", ".join(str(path) for path in paths)
         raise NothingToCompare(f"there is no readable row in {places}; `bench run` writes rows to results/runs")
-    return _frame(rows)
+    return list(rows.values())
+
+
+def read_layers(paths: Sequence[str | Path], *, warn: Warn = warn_on_stderr) -> list[Row]:
+    """The rows of every layers.csv beside the files that ``read`` reads; none where there is no such file.
+
+    Args:
+        paths: what ``read`` takes.
+        warn: told one sentence for every line that is left out.
+    """
+    return [row for file in beside(paths, "layers.csv") for row in read_rows(file, LAYERS, warn=warn)]
+
+
+def beside(paths: Sequence[str | Path], name: str) -> list[Path]:
+    """The files of this name in the folders whose metrics ``read`` reads, in the same order."""
+    folders = dict.fromkeys(source.path.parent for source in _all_sources(paths, False, lambda sentence: None))
+    return [folder / name for folder in folders if (folder / name).is_file()]
+
+
+def to_frame(rows: Sequence[Row], schema: Sequence[Column] = METRICS) -> pd.DataFrame:
+    """Rows as a data frame, its columns in the schema's order and types."""
+    import pandas as pd
+
+    return pd.DataFrame(
+        {
+            column.name: pd.Series([row.get(column.name) for row in rows], dtype=_DTYPES[column.type])
+            for column in schema
+        }
+    )
+
+
+def _each(
+    function: Callable[[T, Warn], Iterable[Found]], things: Iterable[T], keep_going: bool, warn: Warn
+) -> Iterator[Found]:
+    """All that the function finds in all things; with ``keep_going`` a thing that is an error is a warning."""
+    for thing in things:
+        try:
+            yield from function(thing, warn)
+        except BenchError as error:
+            if not keep_going:
+                raise
+            warn(f"{error}; it is left out")
+
+
+def _all_sources(paths: Sequence[str | Path], keep_going: bool, warn: Warn) -> list[_Source]:
+    """Each file once, though several paths may lead to it."""
+    found = _each(_sources, map(str, paths), keep_going, warn)
+    return list({source.path.absolute(): source for source in found}.values())
 
 
 def _sources(path: str, warn: Warn) -> Iterator[_Source]:
@@ -67,44 +122,20 @@ def _sources(path: str, warn: Warn) -> Iterator[_Source]:
             yield _Source(path=match, chosen=True)
 
 
-def _rows(source: _Source, warn: Warn) -> list[dict[str, Any]]:
+def _rows(source: _Source, warn: Warn) -> list[Row]:
     check_regular(source.path)
     try:
-        header = _header(source.path)
-        missing = [name for name in REQUIRED if name not in header]
-        if not missing:
-            return [row for row in read_rows(source.path, warn=warn) if _is_complete(row, source.path, warn)]
+        rows = read_rows(source.path, required=REQUIRED, warn=warn)
     except OSError as error:
         raise NothingToCompare(f"{source.path} cannot be read: {error.strerror or error}") from None
-    if header and source.chosen:
-        raise UsageError(
-            f"{source.path} is not a metrics file of bench, it has no column {', '.join(missing)}; "
-            "give a run folder or its metrics.csv"
-        )
-    warn(f"{source.path} is left out: it {'has no column ' + ', '.join(missing) if header else 'is empty'}")
-    return []
-
-
-def _header(path: Path) -> list[str]:
-    try:
-        return read_header(path)
-    except ValueError:
-        return ["(not a CSV file)"]  # a foreign file like any other: none of the required columns
-
-
-def _is_complete(row: dict[str, Any], path: Path, warn: Warn) -> bool:
-    empty = [name for name in REQUIRED if row[name] is None]
-    if empty:
-        warn(f"{path}: a row of run {row['run_id'] or '(unnamed)'} is skipped: {', '.join(empty)} is empty")
-    return not empty
-
-
-def _frame(rows: list[dict[str, Any]]) -> pd.DataFrame:
-    import pandas as pd
-
-    columns = {
-        column.name: pd.Series([row.get(column.name, column.absent) for row in rows], dtype=_DTYPES[column.type])
-        for column in METRICS
-    }
-    # A run folder beside a file that collects several runs gives the same rows twice.
-    return pd.DataFrame(columns).drop_duplicates(ignore_index=True)
+    except MissingColumns as error:
+        if source.chosen:
+            raise UsageError(
+                f"{source.path} is not a metrics file of bench, {error}; give a run folder or its metrics.csv"
+            ) from None
+        warn(f"{source.path} is left out: {error}")
+        return []
+    if not rows:
+        warn(f"{source.path} is left out: it is empty, or no row of it can be read")
+        return []
+    return rows if all(name in rows[0] for name in _ABSENT) else [_ABSENT | row for row in rows]

@@ -1,7 +1,7 @@
-"""Tables: one model, written for the terminal, as Markdown, as CSV or as JSON.
+"""Tables: one model, written for the terminal, as Markdown, LaTeX, CSV or JSON.
 
-A cell has a text for people and raw numbers for programs; the terminal and Markdown show the texts, CSV and JSON the
-raw numbers in base units (seconds, bytes, shares).
+A cell has a text for people and raw numbers for programs; the terminal, Markdown and LaTeX show the texts, CSV and JSON
+the raw numbers in base units (seconds, bytes, shares).
 """
 
 from __future__ import annotations
@@ -9,6 +9,7 @@ from __future__ import annotations
 import csv
 import dataclasses
 import io
+import itertools
 import json
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -17,8 +18,15 @@ from typing import TYPE_CHECKING, Literal
 from bench.report.formats import NOTHING
 
 if TYPE_CHECKING:
-    import rich.table
     from rich.console import Console
+    from rich.text import Text
+
+_GAP = "  "  # between columns
+_LATEX = str.maketrans(
+    {sign: f"\\{sign}" for sign in "&%$#_{}"}
+    | {"\\": r"\textbackslash{}", "~": r"\textasciitilde{}", "^": r"\textasciicircum{}", "<": "$<$", ">": "$>$"}
+    | {"≥": r"$\geq$", "±": r"$\pm$"}
+)
 
 Raw = str | int | float | bool | None
 
@@ -56,10 +64,18 @@ class Cell:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Table:
-    """A table with a title (what is shown), a subtitle (what all rows share) and notes (how to read it)."""
+    """A table with what stands above and below it.
+
+    Attributes:
+        title: what is shown.
+        subtitle: what all rows share.
+        cautions: what must be known before looking at a number.
+        notes: how to read it.
+    """
 
     title: str
     subtitle: str = ""
+    cautions: Sequence[str] = ()
     columns: Sequence[Column]
     rows: Sequence[Sequence[Cell]]
     notes: Sequence[str] = ()
@@ -90,12 +106,43 @@ def to_json(table: Table, **more: object) -> str:
 def to_markdown(table: Table) -> str:
     """Texts as a Markdown table, with title and notes around it."""
     shown = table.without_empty_columns()
-    lines = [f"**{shown.title}**", *([f"\n{shown.subtitle}"] if shown.subtitle else []), ""]
+    lines = [f"**{shown.title}**", *([f"\n{shown.subtitle}"] if shown.subtitle else [])]
+    lines += [*(f"\n**Caution:** {caution}" for caution in shown.cautions), ""]
     lines.append(_markdown_row(column.heading for column in shown.columns))
     lines.append(_markdown_row("---:" if column.align == "right" else ":---" for column in shown.columns))
     lines += [_markdown_row(cell.text for cell in row) for row in shown.rows]
     lines += [f"\n{note}" for note in shown.notes]
     return "\n".join(lines) + "\n"
+
+
+def to_latex(table: Table) -> str:
+    """Texts as a LaTeX table for the package booktabs."""
+    shown = table.without_empty_columns()
+    above = [shown.title, shown.subtitle, *(f"Caution: {caution}" for caution in shown.cautions)]
+    return "\n".join(
+        [
+            r"\begin{table}",
+            rf"\caption{{{_latex('. '.join(filter(None, above)))}}}",
+            rf"\begin{{tabular}}{{{''.join(column.align[0] for column in shown.columns)}}}",
+            r"\toprule",
+            _latex_row(column.heading for column in shown.columns),
+            r"\midrule",
+            *(_latex_row(cell.text for cell in row) for row in shown.rows),
+            r"\bottomrule",
+            r"\end{tabular}",
+            *(rf"\par {_latex(note)}" for note in shown.notes),
+            r"\end{table}",
+            "",
+        ]
+    )
+
+
+def _latex_row(cells: Iterable[str]) -> str:
+    return " & ".join(map(_latex, cells)) + r" \\"
+
+
+def _latex(text: str) -> str:
+    return text.replace("\n", " ").translate(_LATEX)
 
 
 def to_text(table: Table, width: int = 120) -> str:
@@ -119,49 +166,62 @@ def print_rich(table: Table, console: Console) -> None:
     console.print(Text(shown.title, style="bold"))
     if shown.subtitle:
         console.print(Text(shown.subtitle, style="dim"))
-    for block in _blocks(shown, console):
+    for caution in shown.cautions:
+        console.print(Text(f"caution: {caution}", style="yellow"))
+    for block in _blocks(shown, console.width):
         console.print()
-        console.print(block)
+        # What is laid out already is not broken again; in one piece, since rich takes its time for every piece.
+        console.print(block, soft_wrap=True)
     if shown.notes:
         console.print()
     for note in shown.notes:
         console.print(Text(note, style="dim"))
 
 
-def _blocks(table: Table, console: Console) -> Iterator[rich.table.Table]:
+def _blocks(table: Table, width: int) -> Iterator[Text]:
     names = [i for i, column in enumerate(table.columns) if column.priority == 0]
-    table = _with_short_names(table, names, console.width)
+    table = _with_short_names(table, names, width)
+    widths = [max(len(line) for line in _column_lines(table, i)) for i in range(len(table.columns))]
     block: list[int] = []
     for i in sorted(set(range(len(table.columns))) - set(names), key=lambda i: (table.columns[i].priority, i)):
         # A block has at least one column, whatever its width, so that every column finds a place.
-        if block and _width(_block(table, [*names, *block, i]), console) > console.width:
-            yield _block(table, [*names, *sorted(block)])
+        if block and sum(widths[j] + len(_GAP) for j in [*names, *block, i]) - len(_GAP) > width:
+            yield _block(table, [*names, *sorted(block)], widths)
             block = []
         block.append(i)
-    yield _block(table, [*names, *sorted(block)])
+    yield _block(table, [*names, *sorted(block)], widths)
 
 
-def _block(table: Table, indices: Sequence[int]) -> rich.table.Table:
-    import rich.box
-    import rich.table
+def _column_lines(table: Table, index: int) -> Iterator[str]:
+    yield from table.columns[index].heading.split("\n")
+    for row in table.rows:
+        yield from row[index].text.split("\n")
+
+
+def _block(table: Table, indices: Sequence[int], widths: Sequence[int]) -> Text:
+    """The columns with these indices side by side."""
     from rich.text import Text
 
-    block = rich.table.Table(box=rich.box.SIMPLE_HEAD, show_edge=False, pad_edge=False, padding=(0, 1, 0, 0))
-    height = max(table.columns[i].heading.count("\n") for i in indices)
-    for i in indices:
-        column = table.columns[i]
-        down = "\n" * (height - column.heading.count("\n"))
-        block.add_column(Text(down + column.heading), justify=column.align, overflow="fold")
+    columns = [table.columns[i] for i in indices]
+    height = max(column.heading.count("\n") for column in columns)
+    headings = [Cell(text="\n" * (height - c.heading.count("\n")) + c.heading, style="bold") for c in columns]
+    shown_widths = [widths[i] for i in indices]
+    text = Text()
+    _append_row(text, headings, columns, shown_widths)
+    text.append("─" * (sum(shown_widths) + len(_GAP) * (len(columns) - 1)) + "\n")
     for row in table.rows:
-        block.add_row(*(Text(row[i].text, style=row[i].style) for i in indices))
-    return block
+        _append_row(text, [row[i] for i in indices], columns, shown_widths)
+    text.rstrip()
+    return text
 
 
-def _width(block: rich.table.Table, console: Console) -> int:
-    from rich.measure import Measurement
-
-    unlimited = console.options.update(width=10_000)
-    return Measurement.get(console, unlimited, block).maximum
+def _append_row(text: Text, cells: Sequence[Cell], columns: Sequence[Column], widths: Sequence[int]) -> None:
+    lines = [cell.text.split("\n") for cell in cells]
+    for line in itertools.zip_longest(*lines, fillvalue=""):
+        for part, cell, column, width in zip(line, cells, columns, widths, strict=True):
+            text.append(part.ljust(width) if column.align == "left" else part.rjust(width), style=cell.style)
+            text.append(_GAP)
+        text.append("\n")
 
 
 def _with_short_names(table: Table, names: Sequence[int], width: int) -> Table:
@@ -184,13 +244,13 @@ def _with_short_names(table: Table, names: Sequence[int], width: int) -> Table:
 
 
 def _broken(spec: str, width: int) -> str:
-    """``name:a=1,b=2`` on several lines of at most ``width`` characters, as far as its commas and its colon allow."""
+    """``name:a=1,b=2`` on lines of at most ``width`` characters, at its commas and its colon as far as these allow."""
     lines = [""]
     for part in spec.replace(",", ",\0").replace(":", ":\0").split("\0"):
         if lines[-1] and len(lines[-1] + part) > width:
             lines.append(" ")
         lines[-1] += part
-    return "\n".join(lines)
+    return "\n".join(line[i : i + width] for line in lines for i in range(0, len(line), width))
 
 
 def _records(table: Table) -> list[dict[str, Raw]]:

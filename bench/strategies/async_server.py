@@ -18,6 +18,7 @@ from typing import Annotated, Literal
 from typing_extensions import Doc, override
 
 from bench.core.config import RunConfig
+from bench.optimizers.base import Optimizer
 from bench.strategies.base import BoundStrategy, Setup, Strategy
 from bench.strategies.parameter_server.parameters import ServerParameters
 from bench.strategies.parameter_server.training import AsyncTraining
@@ -55,7 +56,9 @@ class AsyncServer(Strategy):
         return ("server",)
 
     @override
-    def refusal(self, config: RunConfig, compressor: Compressor, collective: Collective) -> str | None:
+    def refusal(
+        self, config: RunConfig, compressor: Compressor, collective: Collective, optimizer: Optimizer
+    ) -> str | None:
         name, method = self.component_name, compressor.component_name
         is_server = collective.component_name == "server" and not collective.option_texts(only_changed=True)
         obstacles = (
@@ -89,6 +92,11 @@ class AsyncServer(Strategy):
                 compressor.one_bucket,
                 f"{method} wants the whole model as one message under these options, and {name} sends every layer by "
                 "itself; use --strategy ddp or other options",
+            ),
+            (
+                optimizer.exchanges,
+                f"{optimizer.component_name} exchanges something between all ranks in every step, and with {name} only "
+                "the server steps; use --strategy ddp",
             ),
         )
         return next((sentence for applies, sentence in obstacles if applies), None)

@@ -6,12 +6,12 @@ and returns the object that the training loop drives. There the strategy decides
 
 - how the model is wrapped (`wrapped`: DistributedDataParallel, the bare network, one of several stages),
 - what is exchanged and when (`exchange`: gradients in every backward, parameters every few steps, moments),
-- who steps the optimizer (`update`: this rank, a server, an optimizer that exchanges by itself).
+- who steps the optimizer (`update`: this rank, a server), and what it exchanges by itself meanwhile.
 
 One step, as the loop makes it:
 
     strategy.start_step(step, lr)
-    loss_of(strategy.wrapped(x), y).backward()
+    strategy.backward(strategy.forward(x, y))
     outcome = strategy.finish_step()
     num_steps = strategy.update(outcome)
 
@@ -23,10 +23,11 @@ from __future__ import annotations
 
 import abc
 import dataclasses
-from collections.abc import Mapping
-from typing import Protocol
+from collections.abc import Mapping, Sequence
+from typing import Any, Protocol
 
 import torch
+import torch.distributed as dist
 from torch import nn
 
 from bench.core.config import RunConfig
@@ -36,6 +37,7 @@ from collectives.options import Options
 from collectives.payloads.base import Payload
 from collectives.transport.base import Purpose, Traffic
 from compressors.base import Compressor
+from compressors.ddp.channel import Channel, own_transport
 from compressors.ddp.reducer import Reducer
 from compressors.ddp.report import StepReport
 from compressors.layer import Layer, Step, layers_of
@@ -67,6 +69,11 @@ class Setup:
         reducer = Reducer(self.compressor, momentum=handed_over.coefficient, nesterov=handed_over.nesterov)
         return reducer, handed_over.optimizer
 
+    def open_channel(self) -> Channel:
+        """The run's pair over a process group of its own, for what the optimizer exchanges; every rank must call."""
+        transport = own_transport(self.device, self.config.timeout_s)
+        return Channel(layers_of(self.model), Reducer(self.compressor), self.collective, transport)
+
 
 @dataclasses.dataclass(kw_only=True)
 class Strategy(Options, abc.ABC):
@@ -76,23 +83,72 @@ class Strategy(Options, abc.ABC):
         """Where the user names no collective: the first of these that takes what the compressor emits."""
         return compressor.default_collectives
 
-    def default_bucket_mb(self, model_mb: float) -> float | None:
+    def default_bucket_mb(self, model_mb: float, optimizer: Optimizer) -> float | None:
         """Where the user names no bucket size: MiB, for a model whose gradient has so many; None without buckets."""
         return None
 
+    def complete(self, asked: RunConfig) -> RunConfig:
+        """The run with what this strategy decides about its processes; called before anything is chosen.
+
+        Raises:
+            UsageError: what was asked for contradicts that.
+        """
+        return asked
+
     @abc.abstractmethod
-    def refusal(self, config: RunConfig, compressor: Compressor, collective: Collective) -> str | None:
+    def refusal(
+        self, config: RunConfig, compressor: Compressor, collective: Collective, optimizer: Optimizer
+    ) -> str | None:
         """Why this strategy cannot make this run and what would work, one sentence; None where it can.
 
         Args:
             config: the run, complete.
             compressor: as the run names it.
             collective: likewise, or the default.
+            optimizer: as the run names it.
         """
 
+    def examine(self, config: RunConfig, model: nn.Module) -> list[str]:
+        """What the user should know about this network under this strategy, one sentence each.
+
+        Args:
+            config: the run, complete.
+            model: on the meta device, without values.
+
+        Raises:
+            UsageError: this strategy cannot train it.
+        """
+        return []
+
     @abc.abstractmethod
-    def bind(self, setup: Setup) -> BoundStrategy:
-        """The object that trains; every rank must call."""
+    def bind(self, setup: Setup) -> BoundStrategy | Follower:
+        """The object that trains, or that follows one that does; every rank must call."""
+
+
+class Follower(abc.ABC):
+    """A process that computes for one that runs the training loop."""
+
+    @abc.abstractmethod
+    def follow(self) -> None:
+        """Do what the other one says, until it says that all is done."""
+
+    @abc.abstractmethod
+    def close(self) -> None:
+        """Release wires and memory; every rank must call."""
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class LinkBytes:
+    """What one process sent to another of mini-batches, activations and their gradients.
+
+    Attributes:
+        source, to: names of both.
+        nbytes: headers included.
+    """
+
+    source: str
+    to: str
+    nbytes: int
 
 
 class Exchange(Protocol):
@@ -124,17 +180,34 @@ class BoundStrategy(abc.ABC):
         wrapped: what is called with a batch: the model, as the strategy needs it wrapped.
         layers: the model's trainable parameters.
         exchange: what moves messages.
+        loop: the ranks that run the training loop; None: all.
     """
 
-    def __init__(self, model: nn.Module, wrapped: nn.Module, exchange: Exchange) -> None:
+    def __init__(
+        self, model: nn.Module, wrapped: nn.Module, exchange: Exchange, loop: dist.ProcessGroup | None = None
+    ) -> None:
         self.model = model
         self.wrapped = wrapped
         self.layers: list[Layer] = layers_of(model)
         self.exchange = exchange
+        self.loop = loop
+
+    @property
+    def dealt(self) -> Sequence[int]:
+        """Which of a step's `config.replicas` mini-batches this process loads, laid end to end."""
+        return (dist.get_rank(),)
 
     @abc.abstractmethod
     def start_step(self, step: Step, lr: float) -> None:
         """Call before the forward pass, with the learning rate of this step's update."""
+
+    def forward(self, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        """The loss of what this process loaded, for `backward`."""
+        return nn.functional.cross_entropy(self.wrapped(x), y)
+
+    def backward(self, loss: torch.Tensor) -> None:
+        """Compute the gradients; what they are exchanged with may start meanwhile."""
+        loss.backward()
 
     def finish_step(self) -> StepReport:
         """Call after `backward`: whether a gradient was not finite, and what the exchange did."""
@@ -144,6 +217,9 @@ class BoundStrategy(abc.ABC):
     def update(self, outcome: StepReport) -> int:
         """Give the parameters their next values (unless the step is skipped) and clear the gradients.
 
+        Args:
+            outcome: of `finish_step`; what the optimizer exchanges by itself is added to it.
+
         Returns:
             Optimizer steps done so far, in which `world_size` batches count as one, whoever of the ranks made them.
         """
@@ -151,6 +227,17 @@ class BoundStrategy(abc.ABC):
     @abc.abstractmethod
     def synchronize(self) -> None:
         """Wait until what all ranks did is applied everywhere; ranks then hold equal parameters. Every rank calls."""
+
+    def members(self, figures: list[dict[str, Any]]) -> list[dict[str, Any]]:
+        """What each of those who exchange did since the last row, from what the loop's ranks did: the same, mostly."""
+        return figures
+
+    def dismiss(self) -> None:  # noqa: B027 - most have no followers
+        """Let followers end: no step and no evaluation comes any more."""
+
+    def link_bytes(self) -> list[LinkBytes]:
+        """What went from process to process since the last call, where layers lie on several."""
+        return []
 
     def close(self) -> None:
         """Release threads, wires and memory; every rank must call."""

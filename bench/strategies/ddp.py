@@ -7,14 +7,19 @@ from __future__ import annotations
 
 import dataclasses
 
+from torch import nn
 from typing_extensions import override
 
 from bench.core.config import RunConfig
+from bench.optimizers.base import Optimizer
 from bench.strategies.base import BoundStrategy, Setup, Strategy
 from bench.strategies.data_parallel.ddp_exchange import DdpExchange
+from bench.strategies.data_parallel.kept_gradients import KeptGradients
 from bench.strategies.data_parallel.replicas import GradientExchange, Replicas, wrap
+from bench.strategies.data_parallel.with_optimizer import WithOptimizer
 from collectives.base import Collective
 from compressors.base import Compressor
+from compressors.ddp.channel import Channel
 from compressors.ddp.hook import CompressionHook
 
 # A bucket that no model fills: one bucket for all layers.
@@ -25,39 +30,57 @@ WHOLE_MODEL_MB = 2.0**20
 class Ddp(Strategy):
     """Compressor and collective together are DDP's communication hook.
 
-    `none` on `native` with the async trigger is DDP itself, with no hook of ours; so are PyTorch's own hooks.
+    `none` on `native` with the async trigger is DDP itself, with no hook of ours; so are PyTorch's own hooks. For
+    an optimizer that exchanges something in the gradients' place there is no DDP: the network stays bare.
     """
 
     @override
-    def default_bucket_mb(self, model_mb: float) -> float:
+    def default_bucket_mb(self, model_mb: float, optimizer: Optimizer) -> float | None:
         """Four, so that the first ones travel while backward goes on; below 1 MiB they cost more than they hide."""
-        return min(25.0, max(1.0, model_mb / 4))
+        return None if optimizer.keeps_gradients else min(25.0, max(1.0, model_mb / 4))
 
     @override
-    def refusal(self, config: RunConfig, compressor: Compressor, collective: Collective) -> str | None:
+    def refusal(
+        self, config: RunConfig, compressor: Compressor, collective: Collective, optimizer: Optimizer
+    ) -> str | None:
         if compressor.engine_hook and config.trigger == "sync":
             return f"{compressor.component_name} starts its own sends; leave --trigger at async"
+        if compressor.engine_hook and optimizer.keeps_gradients:
+            return (
+                f"{compressor.component_name} is PyTorch's own communication hook of gradients, and "
+                f"{optimizer.component_name} exchanges something in their place; use another compressor"
+            )
+        if config.bucket_mb is not None and optimizer.keeps_gradients:
+            return f"--bucket-mb has no meaning with {optimizer.component_name}, which sends no gradients; leave it out"
         return None
 
     @override
     def bind(self, setup: Setup) -> BoundStrategy:
+        channel = setup.open_channel() if setup.optimizer.exchanges else None
+        wrapped, gradients, optimizer = self._gradients(setup, channel)
+        exchange = gradients if channel is None else WithOptimizer(gradients, channel)
+        return Replicas(setup.model, wrapped, exchange, optimizer.bind(setup.model, setup.config.lr, channel), channel)
+
+    def _gradients(self, setup: Setup, channel: Channel | None) -> tuple[nn.Module, GradientExchange, Optimizer]:
+        """(the model as it is called, what becomes of its gradients, the optimizer that is left)."""
         config, compressor = setup.config, setup.compressor
+        if channel is not None and setup.optimizer.keeps_gradients:
+            kept = KeptGradients(setup.model, channel, trigger=config.trigger, nonfinite=config.nonfinite)
+            return setup.model, kept, setup.optimizer
         reducer, optimizer = setup.make_reducer()
         ddp = wrap(setup.model, setup.device, WHOLE_MODEL_MB if compressor.one_bucket else config.bucket_mb)
-        exchange: GradientExchange
         if compressor.engine_hook or is_plain(compressor, setup.collective, config.trigger):
-            exchange = DdpExchange(ddp, compressor, nonfinite=config.nonfinite)
-        else:
-            exchange = CompressionHook(
-                ddp,
-                reducer,
-                setup.collective,
-                seed=config.seed,
-                trigger=config.trigger,
-                nonfinite=config.nonfinite,
-                timeout_s=config.timeout_s,
-            )
-        return Replicas(setup.model, ddp, exchange, optimizer.build(setup.model.parameters(), config.lr))
+            return ddp, DdpExchange(ddp, compressor, nonfinite=config.nonfinite), optimizer
+        hook = CompressionHook(
+            ddp,
+            reducer,
+            setup.collective,
+            seed=config.seed,
+            trigger=config.trigger,
+            nonfinite=config.nonfinite,
+            timeout_s=config.timeout_s,
+        )
+        return ddp, hook, optimizer
 
 
 def is_plain(compressor: Compressor, collective: Collective, trigger: str) -> bool:

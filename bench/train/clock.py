@@ -43,12 +43,14 @@ class StepTime:
 
     Attributes:
         total_s: the whole step, batch preparation included.
+        cpu_s: CPU time of the process meanwhile, all threads together.
         forward_backward_s: forward and backward without `exposed_s`.
         encode_s, exchange_s: busy time of the exchange, beside backward; None where the engine hides it.
         exposed_s: what the step waited for after backward's own work had ended; None where the engine did not say.
     """
 
     total_s: float
+    cpu_s: float
     forward_backward_s: float
     encode_s: float | None
     exchange_s: float | None
@@ -64,6 +66,10 @@ class StepTimes:
     def steps_per_s(self) -> float | None:
         """How fast this rank goes; None where no step was timed."""
         return len(self.steps) / sum(step.total_s for step in self.steps) if self.steps else None
+
+    def cpu_s_per_step(self) -> float | None:
+        """This rank's CPU time; None where no step was timed."""
+        return mean([step.cpu_s for step in self.steps])
 
     def columns(self) -> dict[str, float | None]:
         """The `speed` columns that are times; all None where no step was timed."""

@@ -9,19 +9,19 @@ import torch
 import torch.distributed as dist
 
 
-def gather_json(own: Any) -> list[Any]:
-    """Return every rank's value, made of what JSON knows, in rank order; every rank must call."""
-    return [json.loads(text) for text in gather_bytes(json.dumps(own).encode())]
+def gather_json(own: Any, group: dist.ProcessGroup | None = None) -> list[Any]:
+    """Return the value of every rank of the group, made of what JSON knows, in rank order; all of them must call."""
+    return [json.loads(text) for text in gather_bytes(json.dumps(own).encode(), group)]
 
 
-def gather_bytes(own: bytes) -> list[bytes]:
-    """Return every rank's bytes, in rank order; every rank must call."""
+def gather_bytes(own: bytes, group: dist.ProcessGroup | None = None) -> list[bytes]:
+    """Return the bytes of every rank of the group, in rank order; all of them must call."""
     device = torch.device("cuda" if dist.get_backend() == "nccl" else "cpu")
     length = torch.tensor([len(own)], device=device)
-    lengths = [torch.empty_like(length) for _ in range(dist.get_world_size())]
-    dist.all_gather(lengths, length)
+    lengths = [torch.empty_like(length) for _ in range(dist.get_world_size(group))]
+    dist.all_gather(lengths, length, group=group)
     padded = torch.zeros(int(max(lengths)), dtype=torch.uint8, device=device)
     padded[: len(own)] = torch.frombuffer(bytearray(own), dtype=torch.uint8)
     everyone = [torch.empty_like(padded) for _ in lengths]
-    dist.all_gather(everyone, padded)
+    dist.all_gather(everyone, padded, group=group)
     return [bytes(raw[: int(size)].cpu().numpy()) for raw, size in zip(everyone, lengths, strict=True)]

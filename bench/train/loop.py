@@ -9,7 +9,6 @@ from collections.abc import Iterator
 
 import torch
 import torch.distributed as dist
-from torch import nn
 
 from bench.core.config import RunConfig
 from bench.datasets.augment import crop_and_flip, normalise
@@ -55,13 +54,12 @@ class Trainer:
 
     def __post_init__(self) -> None:
         config = self.config
-        self.steps_per_epoch = shards.steps_per_epoch(len(self.train), config.world_size, config.batch_size)
+        self.steps_per_epoch = shards.steps_per_epoch(len(self.train), config.replicas, config.batch_size)
         self.total_steps = config.steps or self.steps_per_epoch * (config.epochs or 0)
-        self.shard = shards.shard(len(self.train), dist.get_rank(), config.world_size, config.seed)
         self._batches = self._make_batches()
         self.clock = TrainingClock(self.device)
         self.times = StepTimes()
-        self.step = 0  # optimizer steps of the run, in each of which `world_size` batches are used
+        self.step = 0  # optimizer steps of the run, in each of which `replicas` batches are used
         self.own_steps = 0  # batches that this rank used; the same, unless ranks go at their own speed
         self.skipped_steps = 0
         self._skips_in_a_row = 0
@@ -99,13 +97,22 @@ class Trainer:
         return min(self.total_steps, self.step + every) if every else self.total_steps
 
     def _make_batches(self) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
-        """Batches without end, epoch after epoch: fp32 [batch, 3, 32, 32] and int64 [batch], on the device."""
-        rank, config = dist.get_rank(), self.config
+        """Batches without end: those dealt to this process, fp32 [dealt x batch, 3, 32, 32] and int64 alike."""
+        sources = [self._batches_of(rank) for rank in self.strategy.dealt]
+        if len(sources) == 1:
+            yield from sources[0]
+        for parts in zip(*sources, strict=True):
+            yield torch.cat([x for x, _ in parts]), torch.cat([y for _, y in parts])
+
+    def _batches_of(self, rank: int) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
+        """A rank's batches without end, epoch after epoch: fp32 [batch, 3, 32, 32] and int64 [batch], on the device."""
+        config = self.config
+        shard = shards.shard(len(self.train), rank, config.replicas, config.seed)
         images, labels = self.train.images.to(self.device), self.train.labels.to(self.device)
         for epoch in itertools.count():
             generator = shards.augmentation_generator(config.seed, rank, epoch)
             for indices in shards.batches(
-                self.shard, config.batch_size, self.steps_per_epoch, seed=config.seed, rank=rank, epoch=epoch
+                shard, config.batch_size, self.steps_per_epoch, seed=config.seed, rank=rank, epoch=epoch
             ):
                 chosen = indices.to(self.device)
                 pixels = images[chosen]
@@ -118,31 +125,31 @@ class Trainer:
             step=self.step,
             total_steps=self.total_steps,
             epoch=self.epoch,
-            samples=self.step * self.config.batch_size * self.config.world_size,  # to within a batch of each rank
+            samples=self.step * self.config.batch_size * self.config.replicas,  # to within a batch of each rank
             loss=lambda: float(self._losses[-1]) if self._losses else None,
         )
 
     def _train_step(self) -> None:
         config = self.config
-        started = time.perf_counter()
+        started, cpu_started = time.perf_counter(), time.process_time()
         x, y = next(self._batches)
         self.strategy.start_step(
             Step(
                 index=self.own_steps,
                 epoch=self.step // self.steps_per_epoch,
                 rank=dist.get_rank(),
-                world_size=config.world_size,
+                world_size=config.replicas,
                 seed=config.seed,
                 warmup=config.steps is None,
             ),
             learning_rate(config, self.step, self.total_steps, self.steps_per_epoch),
         )
         with torch.autocast(self.device.type, torch.bfloat16, enabled=config.amp == "bf16"):
-            loss = nn.functional.cross_entropy(self.strategy.wrapped(x), y)
+            loss = self.strategy.forward(x, y)
         self._remember_loss(loss.detach())
-        loss.backward()
+        self.strategy.backward(loss)
         outcome = self.strategy.finish_step()
-        backward_ended = time.perf_counter()
+        forward_backward_s = time.perf_counter() - started - (outcome.exposed_s or 0.0)
         self._look_at(outcome)
         self.step = self.strategy.update(outcome)
         self.own_steps += 1
@@ -150,7 +157,7 @@ class Trainer:
             torch.cuda.synchronize(self.device)
         if self.profiler is not None:
             self.profiler.step()
-        self._account(outcome, started, backward_ended)
+        self._account(outcome, started, cpu_started, forward_backward_s)
 
     def _look_at(self, outcome: StepReport) -> None:
         """Count skipped steps, and stop at one or at too many in a row, as the configuration says."""
@@ -167,17 +174,17 @@ class Trainer:
                 "training has diverged: try a lower --lr"
             )
 
-    def _account(self, outcome: StepReport, started: float, backward_ended: float) -> None:
+    def _account(self, outcome: StepReport, started: float, cpu_started: float, forward_backward_s: float) -> None:
         self.recorder.count(outcome)
         if self.own_steps > self.config.warmup_steps:
-            exposed = outcome.exposed_s
             self.times.steps.append(
                 StepTime(
                     total_s=time.perf_counter() - started,
-                    forward_backward_s=backward_ended - started - (exposed or 0.0),
+                    cpu_s=time.process_time() - cpu_started,
+                    forward_backward_s=forward_backward_s,
                     encode_s=outcome.encode_s,
                     exchange_s=outcome.exchange_s,
-                    exposed_s=exposed,
+                    exposed_s=outcome.exposed_s,
                 )
             )
 
@@ -203,13 +210,15 @@ class Trainer:
         self._unchecked = 0
 
     def _evaluate(self) -> None:
-        test_loss, test_accuracy = evaluate(self.strategy.model, self.test, self.dataset, self.device)
+        test_loss, test_accuracy = evaluate(
+            self.strategy.model, self.test, self.dataset, self.device, self.strategy.loop
+        )
         self.recorder.evaluation(
             Snapshot(
                 epoch=self.epoch,
                 step=self.step,
                 is_last=self.step >= self.total_steps,
-                samples=self.own_steps * self.config.batch_size,
+                samples=self.own_steps * self.config.batch_size * len(self.strategy.dealt),
                 skipped_steps=self.skipped_steps,
                 train_loss=float(torch.stack(self._losses).mean()) if self._losses else None,
                 test_loss=test_loss,

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import datetime
-import hashlib
 import json
 import resource
 import sys
@@ -13,24 +12,27 @@ import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
-import torch
 import torch.distributed as dist
-from torch import nn
 
 from bench.core import environment, schema
 from bench.core.config import RunConfig
 from bench.core.interface import interface_bytes
 from bench.core.rows import RowWriter
 from bench.core.run_folder import RunFolder
+from bench.models.base import weights_hash
 from bench.strategies.base import BoundStrategy
 from bench.train.clock import StepTimes, mean
 from bench.train.gather import gather_json
 from bench.train.measured import link_columns
 from bench.train.overlap import sample_index_sets, sampled_overlap
-from compressors.ddp.report import StepReport
+from bench.train.trackers import open_tracker
+from collectives.transport.base import Purpose
+from compressors.ddp.report import StepReport, add_counts
 from compressors.layer import Layer
 
 PROGRESS_EVERY_S = 0.25
+
+_BESIDE_GRADIENTS: tuple[Purpose, ...] = ("control", "state", "activation")
 
 
 @dataclasses.dataclass(kw_only=True)
@@ -83,6 +85,7 @@ class Recorder:
     def __init__(self, config: RunConfig, folder: RunFolder, strategy: BoundStrategy, started_at: float) -> None:
         self.config = config
         self.strategy = strategy
+        self._folder = folder
         self.is_writer = dist.get_rank() == 0
         self._started = started_at
         self._fixed = {
@@ -94,12 +97,15 @@ class Recorder:
         }
         self._metrics = RowWriter(folder.metrics, schema.METRICS) if self.is_writer else None
         self._layers = RowWriter(folder.layers, schema.LAYERS) if self.is_writer else None
+        self._tracker = open_tracker(config, folder) if self.is_writer else None
         self._progress = folder.progress.open("a", encoding="utf-8") if self.is_writer else None
         self._progress_written = 0.0
         self._progress_samples = 0
         self._progress_step = 0
         self._numel = sum(layer.numel for layer in strategy.layers)
         self._time_to_target_s: float | None = None
+        self._factor_fallbacks: int | None = None
+        self._factor_updates_skipped: int | None = None
         self._recent_exposed: list[float] = []
         self.last_row: dict[str, Any] = {}
         self._reset()
@@ -126,11 +132,15 @@ class Recorder:
         self._steps += 1
         if outcome.exposed_s is not None:
             self._recent_exposed.append(outcome.exposed_s)
+        self._factor_fallbacks = add_counts(self._factor_fallbacks, outcome.factor_fallbacks)
+        self._factor_updates_skipped = add_counts(self._factor_updates_skipped, outcome.factor_updates_skipped)
         if outcome.staleness is not None:
             self._staleness.append(outcome.staleness)
+        kinds: dict[int, dict[str, None]] = {}
         for encoded in outcome.encoded:
             count = self._layer_counts.setdefault(encoded.layer.id, _LayerCount())
-            count.payload = encoded.payload
+            kinds.setdefault(encoded.layer.id, {})[encoded.payload] = None
+            count.payload = "+".join(kinds[encoded.layer.id])
             count.nbytes += encoded.nbytes
             count.seconds += encoded.seconds
             density = encoded.num_entries / max(1, encoded.layer.numel)
@@ -176,7 +186,7 @@ class Recorder:
 
     def evaluation(self, snapshot: Snapshot) -> None:
         """Gather from all ranks and append a row to each file; every rank must call."""
-        everyone = gather_json(self._own_figures(snapshot))
+        everyone = self.strategy.members(gather_json(self._own_figures(snapshot), self.strategy.loop))
         target = self.config.target_accuracy
         if target is not None and self._time_to_target_s is None and snapshot.test_accuracy >= target:
             self._time_to_target_s = snapshot.train_time_s
@@ -184,6 +194,11 @@ class Recorder:
             row = self._fixed | self._progress_columns(snapshot) | self._joint_columns(everyone, snapshot)
             self._metrics.append(row)
             self._layers.extend(self._layer_rows(snapshot))
+            self._write_links(snapshot)
+            if self._tracker is not None:
+                self._tracker.row(row)
+                if snapshot.is_last:
+                    self._tracker.close()
             self.last_row = row
             self._write_progress({"evaluated": {k: row[k] for k in ("epoch", "step", "train_loss", "test_accuracy")}})
         self._reset()
@@ -203,6 +218,7 @@ class Recorder:
             "samples": snapshot.samples,
             "skipped_steps": snapshot.skipped_steps,
             "steps_per_s": snapshot.times.steps_per_s(),
+            "cpu_s_per_step": snapshot.times.cpu_s_per_step(),
             "train_loss": snapshot.train_loss,
             "traffic": {purpose: dataclasses.asdict(entry) for purpose, entry in sent.items()},
             "entries": self._entries,
@@ -210,7 +226,7 @@ class Recorder:
             "index_sets": sample_index_sets(self.strategy.exchange.last_encoded, self._numel),
             "wire": (self._wire_sent, self._wire_received),
             "peak_rss_bytes": _peak_rss_bytes(),
-            "weights": weights_hash(self.strategy.model),
+            "weights": weights_hash(self.strategy.model.parameters()),
         }
 
     def _progress_columns(self, snapshot: Snapshot) -> dict[str, Any]:
@@ -234,6 +250,7 @@ class Recorder:
             "train_loss": mean([figures["train_loss"] for figures in everyone]),
             **snapshot.times.columns(),
             "samples_per_s": sum(speeds) * self.config.batch_size if speeds else None,
+            "cpu_s_per_step": mean([figures["cpu_s_per_step"] for figures in everyone]),
             **self._wire_columns(everyone, steps),
             "effective_density": sum(figures["entries"] for figures in everyone) / steps / self._numel,
             "support_overlap": sampled_overlap([figures["index_sets"] for figures in everyone]),
@@ -241,6 +258,8 @@ class Recorder:
             "skipped_steps": max(figures["skipped_steps"] for figures in everyone),
             "staleness_mean": mean([float(versions) for versions in staleness]),
             "staleness_max": max(staleness, default=None),
+            "factor_fallbacks": self._factor_fallbacks,  # as on every rank
+            "factor_updates_skipped": self._factor_updates_skipped,
             "peak_rss_bytes": max(figures["peak_rss_bytes"] for figures in everyone),
         }
 
@@ -257,7 +276,7 @@ class Recorder:
                 sent["nbytes"] / max(1, figures["steps"]) for sent, figures in zip(gradient, everyone, strict=True)
             ),
             "payload_bytes_source": "formula" if from_formula else "counted",
-            "control_bytes_per_step": sum(figures["traffic"]["control"]["nbytes"] for figures in everyone) / steps,
+            **{f"{purpose}_bytes_per_step": _sent_bytes(everyone, purpose) / steps for purpose in _BESIDE_GRADIENTS},
             "dense_bytes_per_step": 4.0 * self._numel,
             "compression_ratio": dense_ring_bytes / mean_bytes if mean_bytes else None,
             "messages_per_step": None if from_formula else sum(sent["messages"] for sent in gradient) / steps,
@@ -295,18 +314,31 @@ class Recorder:
             "encode_s": count.seconds / max(1, self._steps),
         }
 
+    def _write_links(self, snapshot: Snapshot) -> None:
+        """A row for every pair of processes between which activations went."""
+        rows = [
+            {
+                "run_id": self._fixed["run_id"],
+                "epoch": snapshot.epoch,
+                "step": snapshot.step,
+                "source": link.source,
+                "to": link.to,
+                "activation_bytes": link.nbytes / max(1, self._steps),
+            }
+            for link in self.strategy.link_bytes()
+        ]
+        if rows:
+            RowWriter(self._folder.links, schema.LINKS).extend(rows)
+
     def _write_progress(self, line: dict[str, Any]) -> None:
         if self._progress is not None:
             self._progress.write(json.dumps(line) + "\n")
             self._progress.flush()
 
 
-def weights_hash(model: nn.Module) -> str:
-    """A hash over the bits of all parameters: equal on two ranks exactly if the parameters are."""
-    digest = hashlib.blake2b(digest_size=16)
-    for parameter in model.parameters():
-        digest.update(parameter.detach().cpu().contiguous().view(torch.uint8).numpy().data)
-    return digest.hexdigest()
+def _sent_bytes(everyone: list[dict[str, Any]], purpose: Purpose) -> int:
+    """What all ranks together sent for one purpose."""
+    return sum(figures["traffic"].get(purpose, {}).get("nbytes", 0) for figures in everyone)
 
 
 def _peak_rss_bytes() -> int:

@@ -13,7 +13,7 @@ from bench.core.lr_scaling import LrScaling
 
 def learning_rate(config: RunConfig, step: int, total_steps: int, steps_per_epoch: int) -> float:
     """The learning rate of optimizer step `step` (from 0)."""
-    peak = config.lr * LrScaling.parse(config.lr_scaling).factor(config.world_size)
+    peak = config.lr * LrScaling.parse(config.lr_scaling).factor(config.replicas)
     warmup_steps = config.warmup_epochs * steps_per_epoch
     if step < warmup_steps:
         return peak * (step + 1) / math.ceil(warmup_steps)

@@ -21,15 +21,15 @@ from bench.core.config import RunConfig
 from bench.core.errors import BenchError
 from bench.core.run_folder import RunFolder, write_json
 from bench.core.straggler import Straggler
-from bench.datasets.base import Dataset, DatasetError
-from bench.models.base import Model
+from bench.datasets.base import Dataset, DatasetError, Part
+from bench.models.base import Model, weights_hash
 from bench.optimizers.base import Optimizer
-from bench.strategies.base import BoundStrategy, Setup, Strategy
+from bench.strategies.base import BoundStrategy, Follower, Setup, Strategy
 from bench.train.batch_scheduling import use_batch_scheduling
 from bench.train.gather import gather_json
 from bench.train.loop import Diverged, Trainer
 from bench.train.rank import end_process, process_group, rank_main, set_up_device
-from bench.train.record import Recorder, weights_hash
+from bench.train.record import Recorder
 from bench.train.straggler import slow_down
 from collectives.base import Collective
 from collectives.transport.base import TransportError
@@ -49,36 +49,58 @@ def run(config: RunConfig, folder: RunFolder) -> None:
     with process_group(device, config.timeout_s):
         _check_same_configuration(config)
         dataset = cast(Dataset, spec.build("datasets", config.filled["dataset"]))
-        train, test = dataset.load(
-            Path(config.data_dir), seed=config.seed, train_size=config.train_size, test_size=config.test_size
-        )
         torch.manual_seed(config.seed)  # every rank draws the same weights
         model = cast(Model, spec.build("models", config.filled["model"])).build(dataset.num_classes).to(device)
         _check_same_weights(model)
-        if config.straggler and (straggler := Straggler.parse(config.straggler)).rank == dist.get_rank():
-            slow_down(model, straggler.slowdown)
         strategy = _bind(config, model, device)
-        recorder = Recorder(config, folder, strategy, started_at)
-        with _profiler(config, folder) as profiler:
-            trainer = Trainer(
-                config=config,
-                strategy=strategy,
-                dataset=dataset,
-                train=train,
-                test=test,
-                recorder=recorder,
-                device=device,
-                profiler=profiler,
-            )
-            trainer.run()
-        if dist.get_rank() == 0:
-            if config.save_model:
-                torch.save(model.state_dict(), folder.model)
-            write_json(folder.status, {"status": "ok", "error": "", "run_id": folder.run_id, **_result(recorder)})
+        if isinstance(strategy, Follower):
+            strategy.follow()
+        else:
+            if config.straggler and (straggler := Straggler.parse(config.straggler)).rank == dist.get_rank():
+                slow_down(model, straggler.slowdown)
+            recorder = Recorder(config, folder, strategy, started_at)
+            _train(config, folder, strategy, recorder, dataset, device)
         _close(strategy)
 
 
-def _bind(config: RunConfig, model: torch.nn.Module, device: torch.device) -> BoundStrategy:
+def _train(
+    config: RunConfig,
+    folder: RunFolder,
+    strategy: BoundStrategy,
+    recorder: Recorder,
+    dataset: Dataset,
+    device: torch.device,
+) -> None:
+    """Run the training loop; rank 0 then says how it ended."""
+    train, test = parts_of(config, dataset)
+    with _profiler(config, folder) as profiler:
+        trainer = Trainer(
+            config=config,
+            strategy=strategy,
+            dataset=dataset,
+            train=train,
+            test=test,
+            recorder=recorder,
+            device=device,
+            profiler=profiler,
+        )
+        trainer.run()
+    strategy.dismiss()
+    if dist.get_rank() == 0:
+        if config.save_model:
+            torch.save(strategy.model.state_dict(), folder.model)
+        write_json(folder.status, {"status": "ok", "error": "", "run_id": folder.run_id, **_result(recorder)})
+
+
+def parts_of(config: RunConfig, dataset: Dataset) -> tuple[Part, Part]:
+    """(what is trained on, what is evaluated on): the test set, or a part held out of the training set."""
+    train, test = dataset.load(
+        Path(config.data_dir), seed=config.seed, train_size=config.train_size, test_size=config.test_size
+    )
+    return train.split(config.holdout_size) if config.holdout_size else (train, test)
+
+
+def _bind(config: RunConfig, model: torch.nn.Module, device: torch.device) -> BoundStrategy | Follower:
     """The run's strategy at work on this rank; every rank must call."""
     strategy = cast(Strategy, spec.build("strategies", config.filled["strategy"]))
     return strategy.bind(
@@ -93,7 +115,7 @@ def _bind(config: RunConfig, model: torch.nn.Module, device: torch.device) -> Bo
     )
 
 
-def _close(strategy: BoundStrategy) -> None:
+def _close(strategy: BoundStrategy | Follower) -> None:
     """Ranks leave together: a backend that is torn down while a peer still talks aborts that peer."""
     dist.barrier()
     strategy.close()
@@ -101,7 +123,16 @@ def _close(strategy: BoundStrategy) -> None:
 
 
 def _result(recorder: Recorder) -> dict[str, Any]:
-    keys = ("epoch", "step", "test_accuracy", "train_time_s", "samples_per_s", "time_to_target_s", "replicas_in_sync")
+    keys = (
+        "epoch",
+        "step",
+        "test_accuracy",
+        "train_time_s",
+        "wall_time_s",
+        "samples_per_s",
+        "time_to_target_s",
+        "replicas_in_sync",
+    )
     return {key: recorder.last_row.get(key) for key in keys}
 
 
@@ -113,7 +144,7 @@ def _check_same_configuration(config: RunConfig) -> None:
 
 
 def _check_same_weights(model: torch.nn.Module) -> None:
-    if len(set(gather_json(weights_hash(model)))) > 1:
+    if len(set(gather_json(weights_hash(model.parameters())))) > 1:
         raise Mismatch(
             "ranks drew different initial weights from one seed; use the same torch version on every machine"
         )

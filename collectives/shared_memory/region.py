@@ -1,8 +1,4 @@
-"""A region of memory that several ranks map: a file on /dev/shm, a plain file, or a DAX device.
-
-Source: the kernel's documentation of device-dax: only shared mappings, base and length multiples of the device's
-alignment, no read or write.
-"""
+"""A region of memory that several ranks map: a file on /dev/shm, a plain file, or a stretch of a DAX device."""
 
 from __future__ import annotations
 
@@ -13,11 +9,14 @@ import os
 import stat
 import sys
 import uuid
+import weakref
 from pathlib import Path
+from typing import NamedTuple
 
 import torch
 
 from collectives.options import OptionError
+from collectives.shared_memory.dax import SYSFS, claim, dax_device
 
 # Files without a name that this process made, and the handles that keep them until every rank has mapped them.
 _nameless: dict[Path, int] = {}
@@ -31,20 +30,28 @@ class Region:
         memory: uint8 [nbytes], shared with every process that maps the same path.
     """
 
-    def __init__(self, path: Path, nbytes: int) -> None:
+    def __init__(self, path: Path, nbytes: int, offset: int = 0, claim: int | None = None) -> None:
         """Map an existing file or device.
+
+        Args:
+            path: the file or device.
+            nbytes: length of the region.
+            offset: where in it the region begins.
+            claim: a handle to close when the region is gone.
 
         Raises:
             OSError: it cannot be opened or mapped.
         """
         self.path = path
+        if claim is not None:
+            weakref.finalize(self, os.close, claim)
         handle = os.open(path, os.O_RDWR)
         try:
             status = os.fstat(handle)
             self._is_device = stat.S_ISCHR(status.st_mode)
             if not self._is_device and status.st_size < nbytes:
                 raise OSError(errno.EINVAL, "it is another file of that name")
-            mapping = mmap.mmap(handle, nbytes, mmap.MAP_SHARED, mmap.PROT_READ | mmap.PROT_WRITE)
+            mapping = mmap.mmap(handle, nbytes, mmap.MAP_SHARED, mmap.PROT_READ | mmap.PROT_WRITE, offset=offset)
         finally:
             os.close(handle)
         self.memory = torch.frombuffer(mapping, dtype=torch.uint8)
@@ -55,23 +62,33 @@ class Region:
             _remove(self.path)
 
 
-def reserve(path: Path, nbytes: int, sysfs: Path = Path("/sys")) -> tuple[Path, int]:
+class Extent(NamedTuple):
+    """Room for a region, to be mapped by `Region(*extent)`."""
+
+    path: Path
+    nbytes: int
+    offset: int = 0
+    claim: int | None = None
+
+
+def reserve(path: Path, nbytes: int, smaller: str, sysfs: Path = SYSFS) -> Extent:
     """Make room for a region.
 
     Args:
         path: a folder, in which a file is made, where possible one without a name, so that nothing is left behind
             however the ranks end; the name of a new file; or a DAX device.
         nbytes: room needed.
+        smaller: what the user chooses smaller if there is not so much.
         sysfs: where the kernel describes devices.
 
     Returns:
-        The file or device to map, and the length to map it with.
+        What to map.
 
     Raises:
         OptionError: there is not enough room, or the path cannot be used.
     """
     if path.is_char_device():
-        return path, _device_length(path, nbytes, sysfs)
+        return _on_device(path, nbytes, smaller, sysfs)
     try:
         file = _make(path)
     except OSError as error:
@@ -82,10 +99,9 @@ def reserve(path: Path, nbytes: int, sysfs: Path = Path("/sys")) -> tuple[Path, 
     except OSError as error:
         _remove(file)
         raise OptionError(
-            f"pool: {path} has no room for {nbytes} bytes ({error.strerror}); choose a smaller slot_bytes or "
-            "another path"
+            f"pool: {path} has no room for {nbytes} bytes ({error.strerror}); choose {smaller} or another path"
         ) from None
-    return file, nbytes
+    return Extent(file, nbytes)
 
 
 def _make(path: Path) -> Path:
@@ -113,15 +129,18 @@ def rounded_up(nbytes: int, alignment: int) -> int:
     return -(-nbytes // alignment) * alignment
 
 
-def _device_length(path: Path, nbytes: int, sysfs: Path) -> int:
-    facts = sysfs / "bus" / "dax" / "devices" / path.name
+def _on_device(path: Path, nbytes: int, smaller: str, sysfs: Path) -> Extent:
+    device = dax_device(path, sysfs)
+    if device is None:
+        raise OptionError(f"pool: path={path} is a device, but no DAX device that the kernel describes")
+    length = rounded_up(nbytes, device.alignment)
     try:
-        size, alignment = (int((facts / name).read_text()) for name in ("size", "align"))
-    except (OSError, ValueError):
-        raise OptionError(f"pool: path={path} is a device, but no DAX device that the kernel describes") from None
-    length = rounded_up(nbytes, alignment)
-    if length > size:
+        claimed = claim(device, length)
+    except OSError as error:
+        raise OptionError(f"pool: path={path} is not possible: {error.strerror}") from None
+    if claimed is None:
         raise OptionError(
-            f"pool: {path} holds {size} bytes and {length} are needed; choose a smaller slot_bytes or fewer ranks"
+            f"pool: {path} has no room for {length} bytes: it holds {device.nbytes} bytes, less what other regions of "
+            f"this host take; choose {smaller} or fewer ranks"
         )
-    return length
+    return Extent(path, length, *claimed)

@@ -1,7 +1,7 @@
 """Transport: the one place where bytes leave a rank, and where they are counted.
 
-`process_group.py` implements it over torch.distributed (gloo, NCCL), `alone.py` for a single rank. Every operation has
-a bounded wait and knows its peer.
+`process_group.py` implements it over torch.distributed (gloo, NCCL), `shared_memory.py` through memory that all ranks
+map, `alone.py` for a single rank. Every operation has a bounded wait and knows its peer.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from typing import Literal, get_args
 
 import torch
 
-Purpose = Literal["gradient", "control", "state"]
+Purpose = Literal["gradient", "control", "state", "activation"]
 ReduceOp = Literal["sum", "max"]
 
 

@@ -19,7 +19,8 @@ from torch.nn.parallel import DistributedDataParallel
 from collectives.base import Collective
 from collectives.spec import build
 from compressors.base import Compressor
-from compressors.ddp.hook import CompressionHook, Nonfinite, Trigger
+from compressors.ddp.channel import Nonfinite, Trigger
+from compressors.ddp.hook import CompressionHook
 from compressors.ddp.reducer import Reducer
 
 # DDP closes its first bucket at this size unless it is given one for all (bucket_cap_mb).

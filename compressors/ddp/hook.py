@@ -8,29 +8,22 @@ Future surfaces garbled, an unset one hangs.
 from __future__ import annotations
 
 import dataclasses
-import datetime
 import queue
 import threading
 import time
-from collections.abc import Mapping
-from typing import Any, Literal, cast
+from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
+from typing_extensions import override
 
-from collectives.base import Collective, Key
-from collectives.payloads.base import Payload
-from collectives.transport.base import Purpose, Traffic, wait_all
-from collectives.transport.process_group import ProcessGroupTransport
+from collectives.base import Collective
 from compressors.ddp.bucket import Bucket
-from compressors.ddp.downlink import Downlink
+from compressors.ddp.channel import Channel, Nonfinite, Trigger, await_command, own_transport, zero_nonfinite_
 from compressors.ddp.reducer import Reducer
 from compressors.ddp.report import StepReport
 from compressors.layer import Step, layers_of
-
-Nonfinite = Literal["skip", "raise", "zero"]
-Trigger = Literal["async", "sync"]
 
 
 class NonFiniteGradient(RuntimeError):
@@ -58,8 +51,8 @@ class _Job:
     ready: torch.cuda.Event | None
 
 
-class CompressionHook:
-    """A pair at work as a model's communication hook; made by `attach`.
+class CompressionHook(Channel):
+    """A pair at work as a model's communication hook; made by `attach`. A channel that DDP hands buckets to.
 
     After the last bucket the ranks agree whether all gradients were finite, and what the reducer and the collective
     propose is accepted or dropped on all of them alike.
@@ -80,12 +73,8 @@ class CompressionHook:
         nonfinite: Nonfinite,
         timeout_s: float,
     ) -> None:
-        self.layers = layers_of(ddp.module)
-        device = next(ddp.parameters()).device
-        self.transport = ProcessGroupTransport(_own_group(ddp, device, timeout_s), device, timeout_s=timeout_s)
-        self.reducer = reducer
-        self._downlink = Downlink(reducer.compressor, self.layers)
-        self.collective = collective.bind(self.transport, self._downlink)
+        transport = own_transport(next(ddp.parameters()).device, timeout_s, ddp.process_group)
+        super().__init__(layers_of(ddp.module), reducer, collective, transport)
         self._trigger = trigger
         self._held: list[_Job] = []  # by the sync trigger, until backward ends
         self._jobs: queue.SimpleQueue[list[_Job]] = queue.SimpleQueue()
@@ -101,10 +90,8 @@ class CompressionHook:
         self._index = 0
         self._epoch: int | None = None
         self._announced: Step | None = None
-        self._step = self._downlink.step
         self._unfinished = False
         self._closed = False
-        self._report = StepReport()
         self._saw_nonfinite = False
 
     def set_epoch(self, epoch: int) -> None:
@@ -134,33 +121,14 @@ class CompressionHook:
             raise self._failure
         return self._report
 
-    @property
-    def traffic(self) -> Mapping[Purpose, Traffic]:
-        """Messages and bytes that this rank has sent so far, per purpose."""
-        return self.transport.traffic
-
-    @property
-    def last_encoded(self) -> Mapping[Key, Payload]:
-        """What this rank encoded in its last step, by the ids of the layers in it; see `Reducer`."""
-        return self.reducer.last_encoded
-
-    def residual_norms(self) -> dict[int, float]:
-        """Return the L2 norm of what each layer has not sent yet, by layer id."""
-        return self.reducer.residual_norms()
-
+    @override
     def state_dict(self) -> dict[str, Any]:
-        """Return all that training needs to go on bit for bit; differs between ranks, so save one per rank."""
-        return {
-            "step": self._index,
-            "reducer": self.reducer.state_dict(),
-            "collective": self.collective.state_dict(),
-        }
+        return {"step": self._index, **super().state_dict()}
 
+    @override
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Replace everything by what `state_dict` gave."""
         self._index = state["step"]
-        self.reducer.load_state_dict(state["reducer"])
-        self.collective.load_state_dict(state["collective"])
+        super().load_state_dict(state)
 
     def close(self) -> None:
         """Stop the communication thread and release what the collective holds; every rank must call.
@@ -170,7 +138,7 @@ class CompressionHook:
         self._closed = True
         self._jobs.put([])
         self._thread.join()
-        self.collective.close()
+        super().close()
 
     def _take(self, bucket: dist.GradBucket) -> torch.futures.Future[torch.Tensor]:  # type: ignore[name-defined]
         """DDP's hook; runs in autograd's thread and only hands the bucket over."""
@@ -203,17 +171,19 @@ class CompressionHook:
         if self._unfinished:  # else a lost rank or a gradient that is not finite would pass unseen
             raise RuntimeError("step_ok() was not called after the last backward(); call it after each")
         self._unfinished = True
-        self._step = self._downlink.step = self._announced or Step(
-            index=self._index,
-            epoch=self._epoch or 0,
-            rank=self.transport.rank,
-            world_size=self.transport.world_size,
-            seed=self._seed,
-            warmup=self._epoch is not None,
+        self._begin_step(
+            self._announced
+            or Step(
+                index=self._index,
+                epoch=self._epoch or 0,
+                rank=self.transport.rank,
+                world_size=self.transport.world_size,
+                seed=self._seed,
+                warmup=self._epoch is not None,
+            )
         )
         self._announced = None
         self._index += 1
-        self._report = StepReport(encode_s=0.0, exchange_s=0.0)
         self._saw_nonfinite = False
 
     def _serve(self) -> None:
@@ -221,7 +191,7 @@ class CompressionHook:
         while jobs := self._jobs.get():
             try:
                 if self._failure is None and self._trigger == "sync":
-                    self._await_command()
+                    await_command(self.transport)
                 for job in jobs:
                     if self._failure is None:
                         self._exchange(job)
@@ -229,20 +199,6 @@ class CompressionHook:
                 self._failure = error
             for job in jobs:
                 job.future.set_result(job.buffer)
-
-    def _await_command(self) -> None:
-        """Every rank tells rank 0 that its backward ended; rank 0 then commands all to start."""
-        transport = self.transport
-        word = torch.zeros(1, dtype=torch.uint8, device=transport.device)
-        with transport.counted_as("control"):
-            if transport.rank == 0:
-                others = range(1, transport.world_size)
-                for source in others:
-                    transport.receive_into(word, source).wait()
-                wait_all([transport.send(word, to) for to in others])
-            else:
-                transport.send(word, 0).wait()
-                transport.receive_into(word, 0).wait()
 
     def _exchange(self, job: _Job) -> None:
         """Replace the bucket's gradients by the mean of what all ranks sent."""
@@ -263,35 +219,15 @@ class CompressionHook:
 
     def _screen(self, buffer: torch.Tensor) -> None:
         """Keep NaN and infinity away from the compressor: residuals would never recover."""
-        if bool(torch.isfinite(buffer.sum())) or bool(torch.isfinite(buffer).all()):
-            return
-        if self._nonfinite == "zero":
-            torch.nan_to_num_(buffer, nan=0.0, posinf=0.0, neginf=0.0)
-        else:
-            self._saw_nonfinite = True
-            buffer.zero_()
+        self._saw_nonfinite |= zero_nonfinite_(buffer, self._nonfinite)
 
     def _conclude(self) -> None:
         """Accept the step on all ranks, or drop it on all of them."""
         if self._nonfinite != "zero":
-            (worst,) = self.transport.all_reduce_scalars([float(self._saw_nonfinite)], "max")
-            self._report.skipped = bool(worst)
-        for part in (self.reducer, self.collective):
-            if self._report.skipped:
-                part.drop()
-            else:
-                part.commit()
+            self._report.skipped = self.on_any_rank(self._saw_nonfinite)
+        if self._report.skipped:
+            self.drop()
+        else:
+            self.commit()
         if self._report.skipped and self._nonfinite == "raise":
             raise NonFiniteGradient(f"a gradient was not finite at step {self._step.index}")
-
-
-def _own_group(ddp: DistributedDataParallel, device: torch.device, timeout_s: float) -> dist.ProcessGroup:
-    """A group of the same ranks for the communication thread: two threads on one gloo group corrupt sums silently."""
-    backends = dict(item.split(":") for item in dist.get_backend_config(ddp.process_group).split(","))
-    group = dist.new_group(
-        dist.get_process_group_ranks(ddp.process_group),
-        timeout=datetime.timedelta(seconds=timeout_s),
-        backend=backends[device.type],
-        use_local_synchronization=ddp.process_group != dist.group.WORLD,
-    )
-    return cast(dist.ProcessGroup, group)

@@ -14,6 +14,7 @@ from typer.testing import CliRunner
 
 from bench.cli.compare import EXAMPLES, compare
 from bench.core.errors import BenchError, NothingToCompare, Regression, UsageError
+from bench.core.rows import RowWriter
 from tests.testing.fake_rows import fake_row, fake_seeds, topk_seeds, write_run, write_runs
 from tests.testing.invoke import Answer
 
@@ -38,12 +39,12 @@ def runs(tmp_path: Path) -> Path:
 
 
 def test_the_table_goes_to_stdout_and_warnings_to_stderr(runs: Path) -> None:
-    write_run(runs / "dirty", fake_row(compressor="bf16", git_dirty=True))
+    write_run(runs / "dirty", fake_row(compressor="int8", git_dirty=True))
     answer = bench_compare(runs)
     assert answer.code == 0
     assert "topk:ratio=0.01  allgather   3/3 ok  1577 [1495, 1659]  1.31x [1.25, 1.37]" in answer.out
     assert "warning" not in answer.out
-    assert "warning: bf16 + native: run from a checkout with uncommitted changes" in answer.error
+    assert "warning: int8 + native: run from a checkout with uncommitted changes" in answer.error
 
 
 def test_results_runs_is_the_default(runs: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -66,12 +67,12 @@ def test_csv_holds_raw_numbers(runs: Path) -> None:
 
 
 def test_json_is_one_document_with_its_warnings(runs: Path) -> None:
-    write_run(runs / "odd", fake_row(compressor="bf16", replicas_in_sync=False))
+    write_run(runs / "odd", fake_row(compressor="int8", replicas_in_sync=False))
     document = json.loads(bench_compare(runs, "--json").out)
     assert document["baseline"] == "none + native"
     assert document["metric"] == "samples_per_s"
     assert document["settings"]["dataset"] == "digits"
-    assert [row["compressor"] for row in document["rows"]] == ["none", "bf16", "topk:ratio=0.01"]
+    assert [row["compressor"] for row in document["rows"]] == ["none", "int8", "topk:ratio=0.01"]
     assert any("different parameters" in sentence for sentence in document["warnings"])
 
 
@@ -105,6 +106,99 @@ def test_options_that_contradict_or_cannot_be_met(runs: Path) -> None:
     assert bench_compare(runs, "--format", "xml").code == 2
 
 
+def test_the_rows_the_columns_and_their_order_can_be_chosen(runs: Path) -> None:
+    write_runs(
+        runs / "more",
+        fake_seeds([1.0, 2.0], dataset="synthetic", config_id="b", encode_s=0.004, forward_backward_s=0.02),
+    )
+    answer = bench_compare(runs, "--where", "dataset=synthetic", "--columns", "step", "--format", "csv")
+    (row,) = csv.DictReader(io.StringIO(answer.out))
+    assert (row["encode_s"], row["forward_backward_s"], row["num_seeds"]) == ("0.004", "0.02", "2")
+    listed = csv.DictReader(io.StringIO(bench_compare(runs, "--sort", "samples_per_s", "--format", "csv").out))
+    assert [row["compressor"] for row in listed] == ["none", "topk:ratio=0.01", "none"]
+    with pytest.raises(UsageError, match="host holds no numbers"):
+        bench_compare(runs, "--columns", "host")
+
+
+def test_targets_are_what_the_verdict_is_about(runs: Path) -> None:
+    timed = write_runs(runs.parent / "timed", [row | {"train_time_s": 10.0 + row["seed"]} for row in [*DENSE, *TOPK]])
+    answer = bench_compare(timed, "--target", "0.9,best-1", "--format", "csv")
+    dense, _ = csv.DictReader(io.StringIO(answer.out))
+    assert (dense["num_reached_0.9"], dense["num_missed_0.9"]) == ("3", "0")
+    assert dense["num_reached_0.968"] == "3"
+
+
+def test_latex_is_written_with_its_signs_escaped(runs: Path, tmp_path: Path) -> None:
+    bench_compare(runs, "--out", tmp_path / "table.tex")
+    text = (tmp_path / "table.tex").read_text()
+    assert r"topk:ratio=0.01 & allgather & 3/3 ok & 1577 [1495, 1659] & 1.31x [1.25, 1.37] & faster" in text
+    assert r"\toprule" in text
+    assert r"accuracy \% $\pm$ sd" in text
+
+
+def test_other_machines_are_named_above_the_table(runs: Path) -> None:
+    write_run(runs / "other", fake_row(compressor="int8", host="laptop"))
+    answer = bench_compare(runs)
+    assert answer.out.index("caution: THE ROWS COME FROM DIFFERENT MACHINES") < answer.out.index("verdict")
+    assert "MACHINES" in bench_compare(runs, "--format", "csv").error
+    assert "MACHINES" in " ".join(json.loads(bench_compare(runs, "--json").out)["warnings"])
+    assert "MACHINES" not in bench_compare(runs, "--allow-other-machine").out
+
+
+def test_what_cannot_be_read_is_left_out_when_asked(runs: Path, tmp_path: Path) -> None:
+    (tmp_path / "foreign.csv").write_text("a,b\n1,2\n")
+    (tmp_path / "empty.csv").touch()
+    given = [runs, tmp_path / "foreign.csv", tmp_path / "empty.csv", tmp_path / "absent"]
+    with pytest.raises(UsageError, match=r"foreign\.csv is not a metrics file"):
+        bench_compare(*given[:-1])
+    with pytest.raises(NothingToCompare, match="absent does not exist"):
+        bench_compare(*given)
+    answer = bench_compare(*given, "--keep-going")
+    assert answer.code == 0
+    for name in ("foreign.csv", "empty.csv", "absent"):
+        assert f"{name} " in answer.error
+    assert "3/3 ok" in answer.out
+
+
+def test_runs_are_held_against_a_reference(runs: Path, tmp_path: Path) -> None:
+    reference = tmp_path / "ci.csv"
+    names = {"name": "ci"}
+    changed = write_runs(tmp_path / "changed", fake_seeds([1.0, 2.0], **names, payload_bytes_per_step=1_020_000.0))
+    RowWriter(reference).extend(fake_seeds([1204.0, 1190.0], **names))
+    same = write_runs(tmp_path / "same", fake_seeds([5.0, 6.0], **names))
+    assert bench_compare(same, "--reference", reference).code == 0
+    with pytest.raises(Regression, match=r"ci seed 1: payload_bytes_per_step was 1000000\.0 and is 1020000\.0 \(\+2"):
+        bench_compare(changed, "--reference", reference)
+    with pytest.raises(NothingToCompare, match="demo seed 1 is not in the reference"):
+        bench_compare(runs, "--reference", reference)
+
+
+REFERENCE = Path(__file__).parents[2] / "results" / "reference" / "ci.csv"
+
+
+@pytest.mark.parametrize(
+    ("column", "factor", "said"),
+    [
+        ("payload_bytes_per_step", 1.02, r"payload_bytes_per_step was .*\(\+2\.0%\)"),
+        ("test_accuracy", 0.99, "test_accuracy"),
+    ],
+)
+def test_the_committed_reference_notices_what_changes(tmp_path: Path, column: str, factor: float, said: str) -> None:
+    with REFERENCE.open(encoding="utf-8", newline="") as file:
+        rows = list(csv.DictReader(file))
+    gate = ("--metric", "test_accuracy", "--reference", REFERENCE)
+    assert bench_compare(REFERENCE, *gate).code == 0
+    for number, row in enumerate(rows):
+        changed = [each | {column: repr(float(each[column]) * factor)} if each is row else each for each in rows]
+        path = tmp_path / f"{number}.csv"
+        with path.open("w", encoding="utf-8", newline="") as file:
+            writer = csv.DictWriter(file, rows[0])
+            writer.writeheader()
+            writer.writerows(changed)
+        with pytest.raises(Regression, match=f"{row['name']} seed {row['seed']}: {said}"):
+            bench_compare(path, *gate)
+
+
 def test_grouping_takes_commas_and_repeats(runs: Path) -> None:
     joined = bench_compare(runs, "--by", "compressor,collective", "--format", "csv").out
     assert joined == bench_compare(runs, "--by", "compressor", "--by", "collective", "--format", "csv").out
@@ -120,7 +214,13 @@ def test_a_crossed_gate_is_exit_code_5_after_the_table(runs: Path) -> None:
 
 
 def test_a_gate_that_holds_is_exit_code_0(runs: Path) -> None:
-    assert bench_compare(runs, "--fail-on", "slower:5%", "--fail-on", "accuracy:1").code == 0
+    assert bench_compare(runs, "--fail-on", "slower:5%,accuracy:-2", "--fail-on", "bytes:+1%").code == 0
+
+
+def test_several_gates_may_follow_one_option(runs: Path) -> None:
+    assert bench_compare(runs, "--fail-on", "slower:5%", "accuracy:-0.5", "bytes:+1%").code == 0
+    with pytest.raises(Regression, match=r"crosses bytes:\+1%"):
+        bench_compare(runs, "--baseline", "topk", "--fail-on", "accuracy:-5", "bytes:+1%")
 
 
 def test_a_gate_within_the_noise_is_a_warning(tmp_path: Path) -> None:
@@ -186,12 +286,13 @@ def test_help_is_quick_and_needs_neither_torch_nor_pandas() -> None:
     assert time.perf_counter() - started < 5.0  # far below a second on an idle machine
 
 
-def test_comparing_needs_no_torch(runs: Path) -> None:
+def test_comparing_needs_nothing_that_takes_long_to_import(runs: Path) -> None:
     program = (
         "import sys\n"
         "from pathlib import Path\n"
         "from bench.cli.compare import compare\n"
         "compare([Path(sys.argv[1])])\n"
-        "sys.exit('imported torch' if 'torch' in sys.modules else 0)\n"
+        "heavy = {'torch', 'pandas', 'numpy', 'scipy', 'matplotlib'} & set(sys.modules)\n"
+        "sys.exit(f'imported: {heavy}' if heavy else 0)\n"
     )
     subprocess.run([sys.executable, "-c", program, str(runs)], check=True, stdout=subprocess.PIPE)

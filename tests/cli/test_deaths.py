@@ -48,7 +48,7 @@ def test_the_next_command_names_a_run_whose_launcher_was_killed_and_keeps_its_ro
     *before, last = rows(folder)
     assert {row["status"] for row in before} == {"running"}
     assert (last["status"], last["error"], last["model"], last["host"]) == (
-        "failed", "bench was killed", "linear", before[0]["host"],
+        "interrupted", "bench was killed", "linear", before[0]["host"],
     )  # fmt: skip
     assert status(folder)["error"] == "bench was killed"
     assert int(last["step"]) > 0

@@ -14,6 +14,7 @@ from bench.core.errors import UsageError
 from bench.hosts import support
 from bench.launch import doctor
 from bench.launch.fork_server import TRAIN, ForkServer
+from collectives.shared_memory import cache_lines
 from tests.testing.invoke import invoke
 
 DiskUsage = namedtuple("DiskUsage", ["total", "used", "free"])
@@ -69,6 +70,42 @@ def test_disk(free: float, level: str, tmp_path: Path, monkeypatch: pytest.Monke
     check = doctor.disk(tmp_path)
     assert check.level == level
     assert bool(check.fix) == (level != "ok")
+
+
+@pytest.mark.parametrize(("free", "level"), [(5e9, "ok"), (64e6, "warn")])
+def test_shared_memory(free: float, level: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("shutil.disk_usage", lambda _path: DiskUsage(0, 0, free))
+    check = doctor.shared_memory(tmp_path)
+    assert check.level == level
+    assert f"free in {tmp_path}" in check.finding
+    assert bool(check.fix) == (level != "ok")
+    assert doctor.shared_memory(tmp_path / "absent").level == "warn"
+
+
+def test_dax_devices_are_told_with_their_alignment(tmp_path: Path) -> None:
+    assert doctor.dax(tmp_path).finding == "no DAX device"
+    for name, alignment in (("dax1.0", 1 << 30), ("dax0.0", 2 << 20), ("damaged", 0)):
+        facts = tmp_path / "bus" / "dax" / "devices" / name
+        facts.mkdir(parents=True)
+        (facts / "size").write_text(f"{16 * 10**9}\n")
+        if alignment:
+            (facts / "align").write_text(f"{alignment}\n")
+    assert doctor.dax(tmp_path).finding == (
+        "/dev/dax0.0 of 16 GB in units of 2048 KiB, /dev/dax1.0 of 16 GB in units of 1048576 KiB"
+    )
+
+
+@pytest.mark.parametrize(("machine", "order"), [("x86_64", "are seen in order"), ("riscv64", "need fences")])
+def test_flushing_without_a_compiler(machine: str, order: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert doctor.cache_lines().level == "ok"
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    monkeypatch.setattr("shutil.which", lambda name: None)
+    monkeypatch.setattr("platform.machine", lambda: machine)
+    cache_lines.cache_lines.cache_clear()
+    check = doctor.cache_lines()
+    cache_lines.cache_lines.cache_clear()
+    assert check.level == "warn"
+    assert f"stores {order}; pool: flushing" in check.finding
 
 
 @pytest.mark.parametrize(("busy", "level"), [(0.9, "ok"), (1.1, "warn")])

@@ -149,8 +149,8 @@ def test_a_disk_that_is_full_before_the_run_starts(folder: Path) -> None:
 
 def test_a_bug_keeps_its_traceback(tmp_path: Path) -> None:
     (tmp_path / "sitecustomize.py").write_text(
-        "import bench.report.store as s\ndef load(*a, **k): raise FileNotFoundError(2, 'No such file', 'internal')\n"
-        "s.load = load\n",
+        "import bench.report.store as s\ndef read(*a, **k): raise FileNotFoundError(2, 'No such file', 'internal')\n"
+        "s.read = read\n",
         encoding="utf-8",
     )
     answer = execute("compare", cwd=tmp_path, PYTHONPATH=str(tmp_path))

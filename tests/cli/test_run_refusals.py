@@ -21,6 +21,7 @@ REFUSALS = [
     (["--batch-size", "5000"], "--batch-size 5000 is larger than a rank's shard"),
     (["--world-size", "2000"], "lower --world-size"),
     (["--train-size", "100000"], "ask for 1 to 1347"),
+    (["--holdout-size", "1347"], "--holdout-size 1347 leaves nothing of 1347 training samples"),
     (["--epochs", "1", "--steps", "1"], "give one of them"),
     (["--lr", "nan"], "--lr nan is not possible"),
     (["--lr-scaling", "cubic"], "write none, linear or linear:base=4"),

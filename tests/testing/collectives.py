@@ -26,6 +26,7 @@ TEXTS = [
     "hierarchical:group_size=3,intra=pool",
     "pool:slot_bytes=4096",
     "pool:slot_bytes=65536,coherent=false",
+    "pool:slot_bytes=4096,regions=3",
 ]
 COLLECTIVES: dict[str, Callable[[], Collective]] = {
     text: functools.partial(spec.build, "collectives", Collective, text) for text in TEXTS

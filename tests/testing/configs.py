@@ -28,6 +28,7 @@ def make_config(**changes: Any) -> RunConfig:
         "train_size": 64,
         "test_size": 32,
         "world_size": 2,
+        "replicas": 2,
         "hosts": 1,
         "ranks_per_host": 2,
         "threads": 1,

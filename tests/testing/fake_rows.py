@@ -6,8 +6,6 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-import pandas as pd
-
 from bench.core.rows import RowWriter
 from bench.report import store
 
@@ -101,9 +99,9 @@ def write_runs(folder: Path, rows: Sequence[dict[str, Any]]) -> Path:
     return folder
 
 
-def frame(tmp_path: Path, rows: Sequence[dict[str, Any]]) -> pd.DataFrame:
-    """The rows as `store.load` gives them."""
+def stored(tmp_path: Path, rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+    """The rows as `store.read` gives them."""
     path = tmp_path / "rows.csv"
     path.unlink(missing_ok=True)
     RowWriter(path).extend(rows)
-    return store.load([path])
+    return store.read([path])

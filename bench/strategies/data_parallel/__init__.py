@@ -1,1 +1,1 @@
-"""Replicas of one model that apply equal updates, and the two ways in which DDP exchanges gradients for them."""
+"""Replicas of one model that apply equal updates, and what becomes of their gradients: DDP sends them, or nobody."""

@@ -12,7 +12,7 @@ from collectives.base import Key
 from collectives.payloads.base import Payload
 from collectives.transport.base import Purpose, Traffic
 from compressors.base import Compressor
-from compressors.ddp.hook import Nonfinite
+from compressors.ddp.channel import Nonfinite
 from compressors.ddp.report import EncodedLayer, StepReport
 from compressors.families.torch_comm_hook import TorchCommHook
 from compressors.layer import Layer, Step, layers_of
@@ -44,7 +44,7 @@ class DdpExchange:
     @property
     def traffic(self) -> Mapping[Purpose, Traffic]:
         """Gradient bytes by the ring all-reduce's formula, since the backend hides the wire."""
-        return {"gradient": self._gradient, "control": Traffic()}
+        return {"gradient": self._gradient, "control": Traffic(), "state": Traffic()}
 
     @property
     def last_encoded(self) -> Mapping[Key, Payload]:

@@ -10,6 +10,7 @@ from torch.nn.parallel import DistributedDataParallel
 from typing_extensions import override
 
 from bench.strategies.base import BoundStrategy, Exchange
+from compressors.ddp.channel import Channel
 from compressors.ddp.report import StepReport
 from compressors.layer import Step
 
@@ -27,20 +28,21 @@ def wrap(model: nn.Module, device: torch.device, bucket_mb: float) -> Distribute
 
 
 class GradientExchange(Exchange, Protocol):
-    """Replaces the gradients in DDP's buckets by what the ranks' sum stands for."""
+    """What becomes of the gradients of a backward."""
 
     def start_step(self, step: Step) -> None:
         """Tell where training is; call before `backward`."""
 
 
 class Replicas(BoundStrategy):
-    """DDP, its exchange, and an optimizer on every rank.
+    """The network, what becomes of its gradients, and an optimizer on every rank.
 
     Args:
         model: the bare network.
-        ddp: DDP around it.
-        exchange: what sums its gradients.
+        wrapped: what is called: DDP around it, or the same where no gradient is sent.
+        exchange: what sums its gradients, and counts what the optimizer sends.
         optimizer: over the model's parameters.
+        channel: for what the optimizer exchanges in its `step`; None where it exchanges nothing.
     """
 
     exchange: GradientExchange
@@ -48,12 +50,14 @@ class Replicas(BoundStrategy):
     def __init__(
         self,
         model: nn.Module,
-        ddp: DistributedDataParallel,
+        wrapped: nn.Module,
         exchange: GradientExchange,
         optimizer: torch.optim.Optimizer,
+        channel: Channel | None = None,
     ) -> None:
-        super().__init__(model, ddp, exchange)
+        super().__init__(model, wrapped, exchange)
         self.optimizer = optimizer
+        self._channel = channel
         self._num_steps = 0
 
     @override
@@ -66,6 +70,8 @@ class Replicas(BoundStrategy):
     def update(self, outcome: StepReport) -> int:
         if not outcome.skipped:
             self.optimizer.step()
+            if self._channel is not None:
+                outcome.add(self._channel.finish_step())
         self.optimizer.zero_grad()  # without old gradients, DDP copies the next ones into its buckets instead of adding
         self._num_steps += 1
         return self._num_steps

@@ -15,7 +15,7 @@ from collectives.parameter_server.server import Answer, ClockEnd, Worker
 from collectives.payloads.base import Payload
 from collectives.transport.base import Purpose, Traffic, Transport
 from compressors.ddp.bucket import Bucket
-from compressors.ddp.hook import Nonfinite
+from compressors.ddp.channel import Nonfinite
 from compressors.ddp.reducer import Reducer
 from compressors.ddp.report import EncodedLayer, StepReport
 from compressors.layer import Layer, Step

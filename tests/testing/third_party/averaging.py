@@ -25,7 +25,7 @@ class Averaging(Strategy):
 
     every: Annotated[int, Ge(1), Doc("steps between two means")] = 2
 
-    def refusal(self, config, compressor, collective):
+    def refusal(self, config, compressor, collective, optimizer):
         if compressor.component_name != "none":
             return "averaging sends parameters as they are; use --compressor none"
         return None

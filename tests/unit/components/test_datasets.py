@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
 from pathlib import Path
 from typing import cast
@@ -14,6 +15,8 @@ from sklearn.datasets import load_digits
 from bench.core import registry, spec
 from bench.core.errors import UsageError
 from bench.datasets.base import Dataset, DatasetError, Part
+from bench.train.worker import parts_of
+from tests.testing.configs import make_config
 
 NOWHERE = Path(__file__) / "nowhere"  # nothing lies below a file
 BUILT_IN = ("digits", "synthetic")
@@ -165,3 +168,24 @@ def test_sizes_are_known_without_loading() -> None:
 def test_bad_options_are_usage_errors(text: str, message: str) -> None:
     with pytest.raises(UsageError, match=message):
         build(text)
+
+
+@pytest.mark.parametrize("size", [1, 33, 99])
+def test_a_split_is_a_subset_and_all_the_others(size: int) -> None:
+    part = unbalanced_part()
+    rest, held_out = part.split(size)
+    expected = part.subset(size)
+    assert torch.equal(held_out.images, expected.images)
+    assert torch.equal(held_out.labels, expected.labels)
+    numbers = [each.images[:, 0, 0, 0].tolist() for each in (rest, held_out)]
+    assert sorted(numbers[0] + numbers[1]) == part.images[:, 0, 0, 0].tolist()
+    assert numbers[0] == sorted(numbers[0])
+
+
+def test_a_held_out_part_takes_the_test_sets_place(tmp_path: Path) -> None:
+    config = make_config(train_size=1000, test_size=100, holdout_size=200, data_dir=str(tmp_path))
+    train, held_out = parts_of(config, build("digits"))
+    of_training, test = build("digits").load(tmp_path, seed=1, train_size=1000, test_size=100)
+    assert (len(train), len(held_out)) == (800, 200)
+    assert torch.equal(held_out.images, of_training.subset(200).images)
+    assert len(parts_of(dataclasses.replace(config, holdout_size=0), build("digits"))[1]) == len(test)

@@ -62,6 +62,24 @@ def test_adam_follows_its_formula(name: str, decays: tuple[float, float]) -> Non
     assert stepped(text, [1, 2], lr=0.1) == pytest.approx(adam_by_hand(*decays), rel=1e-9)
 
 
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        # Gradients 1 and 2, lr 0.1. Sums of squares 1 and 5; the rate is divided by 1, then by 1 + 0.5.
+        ("adagrad:lr_decay=0.5,eps=0.001", 1 - 0.1 * 1 / 1.001 - 0.1 / 1.5 * 2 / (5**0.5 + 0.001)),
+        # Means of squares 0.5 and 2.25.
+        ("rmsprop:alpha=0.5,eps=0.001", 1 - 0.1 * (1 / (0.5**0.5 + 0.001) + 2 / (2.25**0.5 + 0.001))),
+        # Means of gradients 0.5 and 1.25, so variances 0.25 and 0.6875; the second velocity keeps half of the first.
+        (
+            "rmsprop:alpha=0.5,eps=0.001,centered=true,momentum=0.5",
+            1 - 0.1 * (1.5 * 1 / (0.25**0.5 + 0.001) + 2 / (0.6875**0.5 + 0.001)),
+        ),
+    ],
+)
+def test_adagrad_and_rmsprop_follow_their_formulas(text: str, expected: float) -> None:
+    assert stepped(text, [1, 2], lr=0.1) == pytest.approx(expected, rel=1e-12)
+
+
 @pytest.mark.parametrize("name", registry.entries("optimizers"))
 def test_every_optimizer_moves_all_parameters_from_its_default_rate(name: str) -> None:
     optimizer = build(name)
@@ -92,7 +110,7 @@ def test_sgd_hands_its_momentum_over_and_goes_on_as_before(nesterov: bool) -> No
     assert after[0].item() < 0.85  # (1 - 0.1 * 0.01)^50 = 0.951 if decay kept no velocity
 
 
-@pytest.mark.parametrize("name", ["adam", "adamw"])
+@pytest.mark.parametrize("name", ["adagrad", "adam", "adamw", "adabelief", "kfac", "max_adabelief", "rmsprop"])
 def test_optimizers_without_momentum_refuse_to_hand_it_over(name: str) -> None:
     with pytest.raises(OptionError, match="has no momentum to hand over"):
         build(name).hand_over_momentum()
@@ -110,6 +128,19 @@ def test_optimizers_without_momentum_refuse_to_hand_it_over(name: str) -> None:
         ("adam:eps=0", "adam: eps=0 is not possible"),
         ("adamw:beta2=1.5", "adamw: beta2=1.5 is not possible"),
         ("adamw:weight_decay=nan", "adamw: weight_decay=nan is not possible"),
+        ("adagrad:eps=0", "adagrad: eps=0 is not possible"),
+        ("rmsprop:alpha=1", "rmsprop: alpha=1 is not possible"),
+        ("adabelief:beta1=0", "adabelief: beta1=0 is not possible: Input should be greater than 0"),
+        ("max_adabelief:beta1=0", "max_adabelief: beta1=0 is not possible: Input should be greater than 0"),
+        (
+            "max_adabelief:mode=gradient,reduce=sum",
+            "mode=gradient exchanges no moments; leave reduce and recursion out",
+        ),
+        (
+            "max_adabelief:recursion=merged,reduce=sum",
+            "would multiply the maximum by the number of ranks in every step",
+        ),
+        ("max_adabelief:recursion=merged,max_of=previous", "max_of=previous keeps no maximum for recursion=merged"),
         ("adan", "there is no optimizer 'adan' .did you mean 'adam'"),
     ],
 )

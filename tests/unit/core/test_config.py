@@ -22,6 +22,7 @@ from tests.testing.configs import COMPONENTS, make_config
 # Labels, places, what only observes a run, and words of which other fields hold the numbers.
 NO_IDENTITY = {
     "name",
+    "rates_tried",
     "data_dir",
     "nnodes",
     "node_rank",
@@ -38,6 +39,8 @@ NO_IDENTITY = {
     "loss",
     "cluster_file",
     "cluster",
+    "replicas",
+    "track",
 }
 FIELDS = {option.name: option for option in RunConfig.options()}
 # texts that have a form
@@ -53,7 +56,7 @@ def other(option: Option) -> Any:
     now = getattr(make_config(), option.name)
     if typing.get_origin(option.type) is typing.Literal:
         return next(choice for choice in typing.get_args(option.type) if choice != now)
-    if option.name == "cluster":
+    if option.name in ("cluster", "devices"):
         return {"hosts": []}
     if option.cell_type is bool:
         return not now

@@ -17,6 +17,7 @@ from tests.testing.invoke import invoke
 
 ROOT = Path(__file__).parents[3]
 TEXT = (ROOT / "README.md").read_text(encoding="utf-8")
+OTHERS = ("sweep", "tune", "compare", "list", "data", "doctor", "place")
 
 
 def commands(verb: str) -> list[str]:
@@ -56,13 +57,13 @@ def test_every_run_command_is_accepted(line: str, tmp_path: Path) -> None:
     assert answer.code == 0, answer.error
 
 
-@pytest.mark.parametrize("line", [*commands("compare"), *commands("list"), *commands("data"), *commands("doctor")])
+@pytest.mark.parametrize("line", [line for verb in OTHERS for line in commands(verb)])
 def test_every_other_command_knows_its_options(line: str) -> None:
     assert invoke(*shlex.split(line)[1:], "--help").code == 0
 
 
 def test_the_readme_shows_commands_of_every_kind() -> None:
-    assert all(commands(verb) for verb in ("run", "compare", "list", "data", "doctor"))
+    assert all(commands(verb) for verb in ("run", *OTHERS))
     assert len(commands("run")) >= 5
 
 

@@ -38,6 +38,11 @@ REFUSALS: list[tuple[dict[str, Any], str]] = [
     ),
     ({"collective": "server:staleness=4"}, "write `bench run --strategy async_server:staleness=4`"),
     ({"compressor": "torch_fp16", "trigger": "sync"}, "torch_fp16 starts its own sends"),
+    ({"strategy": ASP, "optimizer": "max_adabelief"}, "max_adabelief exchanges something between all ranks in every"),
+    ({"compressor": "torch_fp16", "optimizer": "max_adabelief"}, "exchanges something in their place; use another"),
+    ({"bucket_mb": 1.0, "optimizer": "max_adabelief"}, "--bucket-mb has no meaning with max_adabelief, which sends no"),
+    ({"compressor": "dgc", "optimizer": "max_adabelief"}, "max_adabelief has no momentum to hand over"),
+    ({"collective": "allgather", "optimizer": "max_adabelief:reduce=s_max"}, "use collective ring or reduce=mean"),
 ]
 TAKEN: list[dict[str, Any]] = [
     {"strategy": ASP},
@@ -45,6 +50,8 @@ TAKEN: list[dict[str, Any]] = [
     {"strategy": ASP, "collective": "server", "compressor": "topk"},
     {"strategy": ASP, "compressor": "terngrad"},
     {"strategy": ASP, "compressor": "hylo"},
+    {"strategy": ASP, "optimizer": "max_adabelief:mode=gradient"},
+    {"strategy": ASP, "optimizer": "adabelief"},
     {"strategy": "ddp", "collective": "server", "trigger": "sync", "bucket_mb": 1.0, "compressor": "powersgd"},
 ]
 
@@ -78,6 +85,7 @@ def test_a_gpu_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize(
     ("choice", "bucket_mb"),
     [
+        ({"model": "resnet18", "dataset": "synthetic", "optimizer": "max_adabelief"}, None),
         ({"model": "small_cnn"}, 1.0),
         ({"model": "resnet18", "dataset": "synthetic"}, 10.66),
         ({"model": "resnet50", "dataset": "synthetic"}, 22.45),

@@ -2,8 +2,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from bench.report.runs import final_states, one_per_seed
-from tests.testing.fake_rows import fake_row, frame
+from bench.report.runs import collect_runs, one_per_seed
+from tests.testing.fake_rows import fake_row, stored
 
 
 def test_a_run_ends_with_its_last_status_and_the_last_known_value_of_each_column(tmp_path: Path) -> None:
@@ -15,13 +15,11 @@ def test_a_run_ends_with_its_last_status_and_the_last_known_value_of_each_column
         fake_row(run_id="b", seed=2, step=1, replicas_in_sync=None),
         fake_row(run_id="a", status="failed", error="rank 1 died", step=3, test_accuracy=0.8, time_to_target_s=None),
     ]
-    states = final_states(frame(tmp_path, rows)).set_index("run_id")
-    assert list(states.index) == ["a", "b"]
-    last = states.loc["a"]
-    assert (last["status"], last["error"], last["step"]) == ("failed", "rank 1 died", 3)
-    assert (last["test_accuracy"], last["time_to_target_s"]) == (0.8, 3.0)
-    assert not last["replicas_in_sync"]
-    assert states["replicas_in_sync"].isna().to_list() == [False, True]
+    a, b = collect_runs(stored(tmp_path, rows))
+    assert (a["run_id"], a["status"], a["error"], a["step"]) == ("a", "failed", "rank 1 died", 3)
+    assert (a["test_accuracy"], a["time_to_target_s"]) == (0.8, 3.0)
+    assert (a.ended_well, b.ended_well) == (False, True)
+    assert (a.in_sync, b.in_sync) == (False, None)
 
 
 def test_the_newest_ok_run_stands_for_a_seed(tmp_path: Path) -> None:
@@ -31,14 +29,15 @@ def test_the_newest_ok_run_stands_for_a_seed(tmp_path: Path) -> None:
         fake_row(run_id="newest-failed", started_at="2026-03-09", status="failed"),
         fake_row(run_id="only", seed=2, status="failed"),
     ]
-    runs, repeats = one_per_seed(final_states(frame(tmp_path, rows)), ["config_id"])
-    assert runs["run_id"].to_list() == ["new", "only"]
+    runs, repeats = one_per_seed(collect_runs(stored(tmp_path, rows)), ["config_id"])
+    assert [run["run_id"] for run in runs] == ["new", "only"]
     (repeat,) = repeats
-    assert (repeat.counted, repeat.seed, set(repeat.superseded)) == ("new", 1, {"old", "newest-failed"})
+    assert (repeat.counted["run_id"], repeat.counted["seed"]) == ("new", 1)
+    assert {run["run_id"] for run in repeat.superseded} == {"old", "newest-failed"}
 
 
 def test_runs_in_different_groups_never_stand_for_each_other(tmp_path: Path) -> None:
     rows = [fake_row(run_id="a", git_sha="aaa"), fake_row(run_id="b", git_sha="bbb")]
-    runs, repeats = one_per_seed(final_states(frame(tmp_path, rows)), ["git_sha"])
-    assert runs["run_id"].to_list() == ["a", "b"]
+    runs, repeats = one_per_seed(collect_runs(stored(tmp_path, rows)), ["git_sha"])
+    assert [run["run_id"] for run in runs] == ["a", "b"]
     assert repeats == []

@@ -1,15 +1,22 @@
 from __future__ import annotations
 
 import csv
+from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
+import pandas as pd
 import pytest
 
 from bench.core.errors import NothingToCompare, UsageError
 from bench.core.schema import METRICS
-from bench.report.store import load
+from bench.report.store import read, to_frame
 from tests.testing.fake_rows import fake_row, fake_seeds, topk_seeds, write_run, write_runs
 from tests.testing.invoke import invoke
+
+
+def load(paths: Sequence[Path], **options: Any) -> pd.DataFrame:
+    return to_frame(read(paths, **options))
 
 
 def test_a_run_folder_a_folder_of_runs_a_file_and_a_pattern_give_the_same_rows(tmp_path: Path) -> None:
@@ -88,7 +95,7 @@ def test_a_row_without_its_seed_is_skipped_with_a_warning(tmp_path: Path) -> Non
     folder = write_run(tmp_path / "a", fake_row(run_id="r1", seed=None), fake_row(run_id="r2"))
     warnings: list[str] = []
     assert load([folder], warn=warnings.append)["run_id"].to_list() == ["r2"]
-    assert "a row of run r1 is skipped: seed is empty" in warnings[0]
+    assert "metrics.csv line 2 is skipped: seed is empty" in warnings[0]
 
 
 @pytest.mark.parametrize("content", ["a,b\n1,2\n", "\x00\x01\x02" * 50, '"' + "x" * 200_000])
@@ -110,6 +117,20 @@ def test_a_path_that_does_not_exist_is_named(tmp_path: Path) -> None:
         load([tmp_path / "a", tmp_path / "absent"])
     with pytest.raises(NothingToCompare, match="does not exist"):
         load([tmp_path / "nothing-*"])
+
+
+def test_with_keep_going_every_bad_file_and_line_is_named_and_the_rest_is_read(tmp_path: Path) -> None:
+    cut = write_run(tmp_path / "cut", fake_row(run_id="r1"), fake_row(run_id="r2")) / "metrics.csv"
+    cut.write_bytes(cut.read_bytes()[:-30])
+    (tmp_path / "foreign.csv").write_text("a,b\n1,2\n")
+    warnings: list[str] = []
+    given = [tmp_path / "absent", tmp_path / "foreign.csv", cut]
+    rows = read(given, keep_going=True, warn=warnings.append)
+    assert [row["run_id"] for row in rows] == ["r1"]
+    absent, foreign, torn = warnings
+    assert "absent does not exist" in absent
+    assert "foreign.csv is not a metrics file" in foreign
+    assert f"{cut} line 3 is skipped: it is cut" in torn
 
 
 def test_nothing_readable_is_nothing_to_compare(tmp_path: Path) -> None:

@@ -40,7 +40,7 @@ def test_warmup_rises_linearly_and_reaches_the_peak() -> None:
 
 def test_linear_scaling_is_linear_in_the_number_of_ranks() -> None:
     config = make_config(schedule="constant", lr=0.1, lr_scaling="linear")
-    based = dataclasses.replace(config, lr_scaling="linear:base=8", world_size=4)
+    based = dataclasses.replace(config, lr_scaling="linear:base=8", replicas=4)
     assert learning_rate(based, 0, 10, 10) == pytest.approx(0.05)
-    rates = [learning_rate(dataclasses.replace(config, world_size=n), 0, 100, 10) for n in (1, 2, 4)]
+    rates = [learning_rate(dataclasses.replace(config, replicas=n), 0, 100, 10) for n in (1, 2, 4)]
     assert rates == pytest.approx([0.1, 0.2, 0.4])

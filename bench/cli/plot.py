@@ -1,0 +1,97 @@
+"""`bench plot`: runs as pictures for print and screen."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Literal
+
+import typer
+
+from bench.cli.compare import DEFAULT_PATH, Paths
+from bench.cli.compare_output import warn
+from bench.core.errors import UsageError
+from bench.report.plots.kinds import KINDS, Kind
+from bench.report.plots.picture import SUFFIXES, save
+from bench.report.plots.results import NotDrawable, Results
+
+EXAMPLES = """[bold]Examples[/bold]
+
+  bench plot all
+
+  bench plot accuracy-time 'results/runs/2026*' --out curves.pdf
+
+  bench plot bandwidth sweep/ --baseline bf16 --out break_even.png"""
+
+ALL = "all"
+DEFAULT_OUT = Path("results/plots")
+_LIST = "\n\n".join(f"  {name}: {kind.shows}" for name, kind in KINDS.items())
+
+
+def _complete_kind(incomplete: str) -> list[tuple[str, str]]:
+    words = {name: kind.shows for name, kind in KINDS.items()} | {ALL: "every kind that the rows allow"}
+    return [(name, shows) for name, shows in words.items() if name.startswith(incomplete)]
+
+
+def plot(
+    kind: Annotated[
+        str, typer.Argument(help="What to draw.", metavar="KIND", autocompletion=_complete_kind, show_default=False)
+    ],
+    paths: Paths = None,
+    baseline: Annotated[
+        str | None,
+        typer.Option(
+            help="Row that a speed-up is over: a compressor, COMPRESSOR+COLLECTIVE, or a run's name (default: bf16, "
+            "else none).",
+            metavar="SPEC",
+            show_default=False,
+        ),
+    ] = None,
+    out: Annotated[
+        Path, typer.Option(help="A file (.png, .svg or .pdf), or a folder for files named after the kinds.")
+    ] = DEFAULT_OUT,
+    as_format: Annotated[
+        Literal["png", "svg", "pdf"], typer.Option("--format", help="What is written into a folder.")
+    ] = "svg",
+) -> None:
+    """Draw runs: one KIND of picture, or `all` that the rows allow."""
+    from bench.report import store
+
+    chosen = _chosen(kind)
+    is_file = out.suffix.lower() in SUFFIXES
+    if is_file and kind == ALL:
+        raise UsageError(f"--out {out} is one file; give a folder for all kinds, or one kind")
+    paths = paths or [DEFAULT_PATH]
+    results = Results(rows=store.read(paths, warn=warn), layers=store.read_layers(paths, warn=warn), baseline=baseline)
+    if not is_file:
+        _make_folder(out)
+    for each in chosen:
+        try:
+            picture = each.draw(results)
+        except NotDrawable as error:
+            if kind != ALL:
+                raise
+            warn(f"{each.name} is left out: {error}")
+        else:
+            file = out if is_file else out / f"{each.name}.{as_format}"
+            save(picture, file)
+            typer.echo(f"wrote {file}", err=True)
+
+
+def _chosen(kind: str) -> list[Kind]:
+    if kind == ALL:
+        return list(KINDS.values())
+    if kind not in KINDS:
+        from collectives.options import did_you_mean  # brings pydantic along: only where it is needed
+
+        raise UsageError(f"there is no picture '{kind}'{did_you_mean(kind, KINDS)}; choose {', '.join(KINDS)} or {ALL}")
+    return [KINDS[kind]]
+
+
+def _make_folder(folder: Path) -> None:
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise UsageError(f"cannot make the folder {folder}: {error.strerror or error}; choose another --out") from None
+
+
+plot.__doc__ = f"{plot.__doc__}\n\n{_LIST}"

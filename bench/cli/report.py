@@ -1,0 +1,58 @@
+"""`bench report`: runs as one HTML file."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from bench.cli.compare import DEFAULT_PATH, Paths
+from bench.cli.compare_output import warn
+from bench.core.errors import UsageError
+
+EXAMPLES = """[bold]Examples[/bold]
+
+  bench report
+
+  bench report sweep/ --baseline bf16 --out sweep.html"""
+
+DEFAULT_OUT = Path("results/report.html")
+
+
+def report(
+    paths: Paths = None,
+    baseline: Annotated[
+        str | None,
+        typer.Option(
+            help="Row that the others are compared with: a compressor, COMPRESSOR+COLLECTIVE, or a run's name "
+            "(default: none, on native; for speeds bf16 where there is such a row).",
+            metavar="SPEC",
+            show_default=False,
+        ),
+    ] = None,
+    out: Annotated[Path, typer.Option(help="The HTML file.", metavar="FILE")] = DEFAULT_OUT,
+) -> None:
+    """Write one HTML file: the question, the verdict, tables, pictures, caveats, machines and commands.
+
+    It needs no network, and can be printed.
+    """
+    from bench.report import store
+    from bench.report.page.page import page, to_html
+    from bench.report.plots.results import Results
+
+    paths = paths or [DEFAULT_PATH]
+    left_out: list[str] = []
+    results = Results(
+        rows=store.read(paths, warn=left_out.append),
+        layers=store.read_layers(paths, warn=left_out.append),
+        baseline=baseline,
+    )
+    content = page(results, store.beside(paths, "environment.json"), left_out)
+    try:
+        out.write_text(to_html(content), encoding="utf-8")
+    except OSError as error:
+        raise UsageError(f"cannot write {out}: {error.strerror or error}; choose another --out") from None
+    typer.echo(f"wrote {out}", err=True)
+    for sentence in content.caveats:
+        warn(sentence)

@@ -1,0 +1,111 @@
+"""What a sweep shows: its plan, each run on its way, and what has become of all of them."""
+
+from __future__ import annotations
+
+import sys
+from typing import Any
+
+from rich import box
+from rich.table import Table
+
+from bench.cli.console import print_json, stdout_console
+from bench.cli.display import Display, print_notes
+from bench.core.config import RunConfig
+from bench.core.errors import Interrupted
+from bench.core.units import format_seconds
+from bench.launch.fork_server import ForkServer
+from bench.launch.resolve import make_ready
+from bench.launch.run import Result, execute
+from bench.launch.sweeps.agenda import Agenda
+from bench.launch.sweeps.file import table_text
+from bench.launch.sweeps.missing_runs import run_missing
+
+
+def say_plan(agenda: Agenda, configs: list[RunConfig]) -> None:
+    """How many runs there are, how many are done, and how long the others will take, on stderr."""
+    seconds = agenda.estimate().total_s(configs)
+    time = f"about {format_seconds(seconds)}" if seconds is not None else "for how long is not known yet"
+    failed = len(agenda.that_are("failed"))
+    parts = [
+        f"{len(agenda.runs)} runs of {len({run.config.config_id for run in agenda.runs})} configurations",
+        f"{len(agenda.that_are('done'))} done",
+        *([f"{failed} failed (--retry-failed runs them again)"] if failed else []),
+        f"{len(configs)} to do now" + (f", {time}" if configs else ""),
+    ]
+    print("; ".join(parts), file=sys.stderr)
+
+
+def print_agenda(agenda: Agenda, *, as_json: bool) -> None:
+    """One row per configuration on stdout, with how far its runs have come; as JSON one entry per run."""
+    if as_json:
+        print_json(agenda.as_data())
+        return
+    table = Table(box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0), pad_edge=False)
+    table.add_column("configuration")
+    for heading in ("runs", "done", "failed"):
+        table.add_column(heading, justify="right")
+    for runs in _by_configuration(agenda):
+        states = [agenda.progress(run) for run in runs]
+        counts = (len(runs), states.count("done"), states.count("failed"))
+        table.add_row(table_text(runs[0].settings) or runs[0].config.name, *map(str, counts))
+    stdout_console().print(table)
+
+
+def _by_configuration(agenda: Agenda) -> list[list[Any]]:
+    """The runs of each configuration, sorted as the settings are written."""
+    groups: dict[str, list[Any]] = {}
+    for run in agenda.runs:
+        groups.setdefault(run.config.config_id, []).append(run)
+    return sorted(groups.values(), key=lambda runs: table_text(runs[0].settings))
+
+
+class SweepProgress:
+    """Does the runs of a sweep that are to be done, and shows how far it has come.
+
+    Args:
+        agenda: the sweep.
+        configs: those of its runs that are to be done.
+        server: starts the ranks.
+    """
+
+    def __init__(self, agenda: Agenda, configs: list[RunConfig], server: ForkServer) -> None:
+        self._agenda = agenda
+        self._configs = configs
+        self._server = server
+        self._titles = {run.config.digest: table_text(run.settings) for run in agenda.runs}
+        self._estimate = agenda.estimate()
+
+    def run_all(self) -> Agenda:
+        """Do them and return the agenda afterwards.
+
+        Raises:
+            Interrupted: the user stopped a run.
+            UsageError: results cannot be written, or virtual hosts are not possible here.
+        """
+        for configuration in {config.config_id: config for config in self._configs}.values():
+            print_notes(configuration, self._server.call(make_ready, configuration))
+        run_missing(self._configs, self._agenda.out, self._agenda.past, self._train)
+        return Agenda.look_up(self._agenda.runs, self._agenda.out)
+
+    def _train(self, config: RunConfig) -> None:
+        number = self._configs.index(config) + 1
+        what = self._titles[config.digest] or config.name
+        with Display(f"{number}/{len(self._configs)} {what}, seed {config.seed}") as display:
+
+            def report(line: dict[str, Any]) -> None:
+                if "evaluated" not in line:
+                    display.report(line)
+
+            result = execute(config, self._agenda.out, report, self._server)
+            self._estimate.learn(config, result.summary.get("wall_time_s"))
+            left_s = self._estimate.total_s(self._configs[number:])
+            left = f"; about {format_seconds(left_s)} left" if left_s else ""
+            display.say(f"{display.title}: {_outcome(result)}{left}")
+        if result.status == "interrupted":
+            raise Interrupted("stopped by the user; the same command goes on where it was")
+
+
+def _outcome(result: Result) -> str:
+    if result.status != "ok":
+        return f"{result.status}: {result.error}"
+    return f"accuracy {result.summary['test_accuracy']:.2%} in {format_seconds(result.summary['wall_time_s'])}"

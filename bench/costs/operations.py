@@ -1,0 +1,136 @@
+"""What each operation of a traced network computes and moves, from shapes alone: nothing is computed.
+
+Matrix products and convolutions are counted by torch.utils.flop_counter; every other operation counts one flop per
+element of its largest tensor. Memory is read and written once per tensor; a view moves nothing.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import torch
+from torch import fx, nn
+from torch.utils.flop_counter import FlopCounterMode
+from typing_extensions import override
+
+from bench.core.errors import UsageError
+from bench.strategies.placement.operations import Work, work_of
+from bench.strategies.placement.tracing import parameters_of
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Operation:
+    """One node of the graph.
+
+    Attributes:
+        name: the node's.
+        kind: the module's class, or the name of the function or method.
+        work: which kind of work that is.
+        flops: of the forward pass.
+        nbytes: what the forward pass reads from and writes to memory; 0 of inputs and views, which take no time.
+        value_nbytes: length of its result.
+        parameters: bytes of each trained parameter that it reads, by name.
+        inputs: the operations whose results it reads.
+        is_input: it is data, which the host deals.
+        trains: a gradient of its result is needed.
+        gradients: how many gradients the backward pass makes here: of the inputs together, and of the parameters
+            together. Each costs about as much as the forward pass.
+    """
+
+    name: str
+    kind: str
+    work: Work
+    flops: float
+    nbytes: int
+    value_nbytes: int
+    parameters: Mapping[str, int]
+    inputs: tuple[str, ...]
+    is_input: bool
+    trains: bool
+    gradients: int
+
+
+def operations_of(traced: fx.GraphModule, *inputs: torch.Tensor) -> list[Operation]:
+    """Return the network's operations, in the order in which they run.
+
+    Args:
+        traced: the network, on the meta device, as `inputs` are.
+        inputs: one mini-batch.
+
+    Raises:
+        UsageError: what it does depends on the input's values.
+    """
+    recorder = _Recorder(traced)
+    try:
+        recorder.run(*inputs)
+    except Exception as error:  # noqa: BLE001 - the network's own code runs on stand-ins, which may do anything
+        reason = (str(error).strip() or type(error).__name__).splitlines()[0].rstrip(".")
+        raise UsageError(
+            f"what the model computes cannot be told from shapes ({reason}); use a model whose operations do not "
+            "depend on values"
+        ) from None
+    return recorder.operations
+
+
+class _Recorder(fx.Interpreter):
+    """Runs every node on stand-ins, and notes what it would have done."""
+
+    def __init__(self, traced: fx.GraphModule) -> None:
+        super().__init__(traced)
+        self.operations: list[Operation] = []
+        self._traced = traced
+        self._trains: dict[str, bool] = {}
+
+    @override
+    def run_node(self, n: fx.Node) -> Any:
+        arguments = [self.env[node] for node in n.all_input_nodes]
+        with FlopCounterMode(display=False) as counter:
+            value = super().run_node(n)
+        if n.op != "output":
+            self.operations.append(self._operation(n, arguments, value, counter.get_total_flops()))
+        return value
+
+    def _operation(self, node: fx.Node, arguments: list[Any], value: Any, counted_flops: int) -> Operation:
+        results = list(_tensors(value))
+        parameters = {name: self._nbytes_of_parameter(name) for name in parameters_of(node, self._traced)}
+        flows = any(self._trains[producer.name] for producer in node.all_input_nodes)
+        trains = (flows or bool(parameters)) and any(result.is_floating_point() for result in results)
+        self._trains[node.name] = trains
+        made = [result for result in results if result._base is None and all(result is not a for a in arguments)]
+        is_computed = bool(made) and node.op.startswith("call_")
+        touched = [*_tensors(arguments), *results, *self._state(node)] if is_computed else []
+        return Operation(
+            name=node.name,
+            kind=self._kind(node),
+            work=work_of(node, self._traced),
+            flops=counted_flops or max((tensor.numel() for tensor in touched), default=0),
+            nbytes=sum(tensor.nbytes for tensor in touched),
+            value_nbytes=sum(result.nbytes for result in results),
+            parameters=parameters,
+            inputs=tuple(producer.name for producer in node.all_input_nodes),
+            is_input=node.op == "placeholder",
+            trains=trains,
+            gradients=trains * flows + trains * bool(parameters) if is_computed else 0,
+        )
+
+    def _kind(self, node: fx.Node) -> str:
+        if node.op == "call_module":
+            return type(self._traced.get_submodule(str(node.target))).__name__
+        return getattr(node.target, "__name__", str(node.target))
+
+    def _state(self, node: fx.Node) -> list[torch.Tensor]:
+        module = self._traced.get_submodule(str(node.target)) if node.op == "call_module" else nn.Module()
+        return [*module.parameters(), *module.buffers()]
+
+    def _nbytes_of_parameter(self, name: str) -> int:
+        return self._traced.get_parameter(name).nbytes
+
+
+def _tensors(value: Any) -> Iterator[torch.Tensor]:
+    if isinstance(value, torch.Tensor):
+        yield value
+    elif isinstance(value, tuple | list):
+        for part in value:
+            yield from _tensors(part)

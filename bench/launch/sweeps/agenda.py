@@ -1,0 +1,75 @@
+"""The agenda of a sweep: which of its runs are done, which failed, and which are to be done now."""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+from typing import Any, Literal, Self
+
+from bench.core.config import RunConfig
+from bench.launch.sweeps.estimate import Estimate
+from bench.launch.sweeps.past_runs import PastRun, by_digest, past_runs
+from bench.launch.sweeps.plan import PlannedRun
+
+Progress = Literal["missing", "failed", "done"]
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Agenda:
+    """A sweep's runs beside what lies in its folder.
+
+    Attributes:
+        runs: all of the sweep, in order.
+        out: where runs lie.
+        past: what lay there when this was looked up, by digest.
+    """
+
+    runs: list[PlannedRun]
+    out: Path
+    past: dict[str, PastRun]
+
+    @classmethod
+    def look_up(cls, runs: list[PlannedRun], out: Path) -> Self:
+        """What there is of the runs now."""
+        return cls(runs=runs, out=out, past=by_digest(past_runs(out)))
+
+    def progress(self, run: PlannedRun) -> Progress:
+        """How far a run has come; what is torn is missing."""
+        past = self.past.get(run.config.digest)
+        return "missing" if past is None or past.state == "torn" else past.state
+
+    def that_are(self, progress: Progress) -> list[PlannedRun]:
+        """The runs that have come so far, in order."""
+        return [run for run in self.runs if self.progress(run) == progress]
+
+    def to_do(self, *, retry_failed: bool, limit: int | None = None) -> list[RunConfig]:
+        """What is to be done now.
+
+        Args:
+            retry_failed: what failed is among it.
+            limit: at most so many; None: all.
+        """
+        wanted = ("missing", "failed") if retry_failed else ("missing",)
+        return [run.config for run in self.runs if self.progress(run) in wanted][:limit]
+
+    def estimate(self) -> Estimate:
+        """What the runs that are done say of how long runs take."""
+        estimate = Estimate()
+        for run in self.that_are("done"):
+            estimate.learn(run.config, self.past[run.config.digest].summary.get("wall_time_s"))
+        return estimate
+
+    def as_data(self) -> list[dict[str, Any]]:
+        """One entry per run, for programs."""
+        return [
+            {
+                "index": index,
+                "settings": run.settings,
+                "seed": run.config.seed,
+                "digest": run.config.digest,
+                "config_id": run.config.config_id,
+                "status": self.progress(run),
+                "folder": str(self.past[run.config.digest].folder.path) if self.progress(run) != "missing" else None,
+            }
+            for index, run in enumerate(self.runs)
+        ]

@@ -1,0 +1,54 @@
+"""The runs that lie in a folder: which are done, which failed, and which were cut short and left torn."""
+
+from __future__ import annotations
+
+import dataclasses
+import shutil
+import sys
+from pathlib import Path
+from typing import Any, Literal
+
+from bench.core.locks import locked
+from bench.core.run_folder import RunFolder, read_json
+
+State = Literal["torn", "failed", "done"]
+_STATES: dict[str, State] = {"ok": "done", "failed": "failed", "timeout": "failed"}
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class PastRun:
+    """A run that was begun.
+
+    Attributes:
+        folder: where it lies.
+        summary: what `status.json` holds; empty where there is none.
+    """
+
+    folder: RunFolder
+    summary: dict[str, Any]
+
+    @property
+    def state(self) -> State:
+        """Done or failed; torn: it was interrupted, killed, or is still under way."""
+        return _STATES.get(self.summary.get("status", ""), "torn")
+
+
+def past_runs(out: Path, digest: str = "") -> list[PastRun]:
+    """The runs in a folder, of one digest or of all: torn ones first, then failed ones, from old to new."""
+    folders = [RunFolder(path) for path in sorted(out.glob(f"*-s*-{digest}*")) if path.is_dir()]
+    runs = [PastRun(folder=folder, summary=read_json(folder.status) or {}) for folder in folders if folder.digest]
+    return sorted(runs, key=lambda run: ("torn", "failed", "done").index(run.state))
+
+
+def by_digest(runs: list[PastRun]) -> dict[str, PastRun]:
+    """The run that stands for each digest: the newest one that is done, else that failed, else that is torn."""
+    return {run.folder.digest: run for run in runs}
+
+
+def remove_torn(out: Path, digest: str) -> None:
+    """Remove what was begun of a run and left, and say so on stderr; what is still under way stays."""
+    for run in past_runs(out, digest):
+        with locked(run.folder.path) as is_left:
+            if is_left and run.state == "torn":
+                shutil.rmtree(run.folder.path)
+                print(f"note: {run.folder.path} was cut short; it is removed and run again", file=sys.stderr)

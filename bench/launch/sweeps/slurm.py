@@ -1,0 +1,38 @@
+"""The line that hands a sweep to Slurm: one array, each element of which is one run."""
+
+from __future__ import annotations
+
+import itertools
+import shlex
+from collections.abc import Iterable
+from pathlib import Path
+
+from bench.core.config import RunConfig
+from bench.launch.sweeps.agenda import Agenda
+
+
+def sbatch_line(file: Path, agenda: Agenda, configs: list[RunConfig]) -> str:
+    """The line for these runs of the agenda; each element asks for as many cores as the largest of them uses."""
+    wanted = {config.digest for config in configs}
+    indices = [index for index, run in enumerate(agenda.runs) if run.config.digest in wanted]
+    cores = max(config.world_size * config.threads for config in configs)
+    element = shlex.join(["bench", "sweep", str(file.absolute()), "--out", str(agenda.out.absolute())])
+    return shlex.join(
+        [
+            "sbatch",
+            f"--job-name={file.stem}",
+            f"--array={_ranges(indices)}",
+            "--ntasks=1",
+            f"--cpus-per-task={cores}",
+            f"--wrap={element} --only $SLURM_ARRAY_TASK_ID",
+        ]
+    )
+
+
+def _ranges(indices: Iterable[int]) -> str:
+    """``[0, 1, 2, 5]`` -> ``0-2,5``."""
+    texts = []
+    for _, group in itertools.groupby(enumerate(indices), key=lambda pair: pair[1] - pair[0]):
+        members = [index for _, index in group]
+        texts.append(f"{members[0]}-{members[-1]}" if len(members) > 1 else str(members[0]))
+    return ",".join(texts)

@@ -1,0 +1,132 @@
+"""K-FAC: gradients times the inverse of an approximate curvature, in front of any other optimizer.
+
+The curvature of a linear or convolution layer is taken as a Kronecker product of two small symmetric matrices, the
+second moments A of its inputs and G of its output gradients; other parameters pass through as they are. The factors
+are what ranks exchange besides gradients: half of each suffices, and one Cholesky factorisation serves all ranks.
+
+Source: Martens, Grosse 2015 (linear) and Grosse, Martens 2016 (convolution); formulas and defaults of kfac-pytorch
+(Pauloski et al. 2021).
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterable
+from typing import Annotated, ClassVar, Literal, cast
+
+import torch
+from annotated_types import Ge, Gt, Le, Lt
+from torch import nn
+from typing_extensions import Doc, override
+
+from bench.core import spec
+from bench.core.errors import UsageError
+from bench.optimizers.base import Optimizer
+from bench.optimizers.kronecker.exchange import MomentExchange
+from bench.optimizers.kronecker.layer import MomentCapture
+from bench.optimizers.kronecker.preconditioner import Preconditioner
+from collectives.base import Collective
+from collectives.options import OptionError, Options
+from collectives.payloads import CholeskyFactor, Dense, Payload, Triangle
+from collectives.payloads.symmetric import Form
+from collectives.ranges import Count, Positive
+from collectives.server import Server
+from compressors.base import Compressor
+from compressors.ddp.channel import Channel
+
+_DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
+_KINDS: dict[Form, type[Payload]] = {"triangle": Triangle, "cholesky": CholeskyFactor, "dense": Dense}
+
+
+@dataclasses.dataclass(kw_only=True)
+class Kfac(Optimizer):
+    """Bytes, per update and factor of d rows in v bytes each: v d (d + 1) / 2 summed, and again the broadcast factor.
+
+    `transfer=cholesky` sends 24 + v d (d + 1) / 2 to everybody, `transfer=dense` sums v d^2; both factor on all ranks.
+
+    Raises:
+        OptionError: "kfac: inner=kfac is not possible: ...", or a collective that there is not.
+
+    Attributes:
+        stepping: the optimizer behind it.
+        summing: the collective for the factors; None: the run's own.
+    """
+
+    default_lr: ClassVar[float] = 0.02
+
+    inner: Annotated[str, Doc("optimizer that steps on the preconditioned gradients; give --lr to suit it")] = "sgd"
+    update_every: Annotated[Count, Doc("steps between updates of the factors")] = 10
+    damping: Annotated[Positive, Doc("added to the diagonal of both factors")] = 0.003
+    decay: Annotated[float, Ge(0), Lt(1), Doc("share of the running averages that an update keeps")] = 0.95
+    kl_clip: Annotated[
+        float | None, Gt(0), Le(1e12), Doc("bound of lr^2 gradient * preconditioned gradient; none: unbounded")
+    ] = 0.001
+    transfer: Annotated[
+        Form,
+        Doc(
+            "how factors travel: as triangles, each sum factored by one rank; as each rank's own Cholesky factor; whole"
+        ),
+    ] = "triangle"
+    precision: Annotated[Literal["fp32", "bf16", "fp16"], Doc("values of factors as they travel")] = "fp32"
+    collective: Annotated[str | None, Doc("what sums the factors; none: the run's own")] = None
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self.stepping = cast(Optimizer, self._part("optimizers", "inner", self.inner))
+        self.summing: Collective | None = None
+        if self.collective is not None:
+            self.summing = cast(Collective, self._part("collectives", "collective", self.collective))
+        if self.stepping.exchanges:
+            raise OptionError(
+                f"{self.component_name}: inner={self.inner} is not possible: it exchanges something by itself; "
+                "use sgd, adam or another that does not"
+            )
+
+    def _part(self, room: str, option: str, text: str) -> Options:
+        if text.partition(":")[0] == self.component_name:  # it would be built without end
+            raise OptionError(f"{self.component_name}: {option}={text} is not possible: it stands before another")
+        try:
+            return spec.build(room, text)
+        except UsageError as error:
+            raise OptionError(f"{self.component_name}: {option}={text} is not possible: {error}") from None
+
+    @property
+    @override
+    def exchanges(self) -> bool:
+        return True
+
+    def refusal(self, compressor: Compressor, collective: Collective) -> str | None:
+        """Return why the factors cannot be summed as asked and what would work; None where they can."""
+        summing, kind = self.summing or collective, _KINDS[self.transfer]
+        reason = summing.refusal(kind)
+        if isinstance(summing, Server) and summing.downlink == "recode" and not kind.elementwise:
+            reason = f"server:downlink=recode encodes gradients anew, not {kind.__name__} payloads"
+        if reason is None:
+            return None
+        return (
+            f"{self.component_name}: transfer={self.transfer} is not possible: {reason}; add collective=allgather to it"
+        )
+
+    def build(self, parameters: Iterable[torch.nn.Parameter], lr: float) -> torch.optim.Optimizer:
+        """The optimizer behind it: parameters by themselves have no inputs and outputs to take factors of."""
+        return self.stepping.build(parameters, lr)
+
+    @override
+    def bind(self, model: nn.Module, lr: float, channel: Channel | None = None) -> torch.optim.Optimizer:
+        assert channel is not None  # it exchanges
+        preconditioner = Preconditioner(
+            MomentCapture(model),
+            MomentExchange(
+                channel,
+                channel.bind(self.summing or channel.collective.options),
+                self.transfer,
+                _DTYPES[self.precision],
+            ),
+            update_every=self.update_every,
+            damping=self.damping,
+            decay=self.decay,
+            kl_clip=self.kl_clip,
+        )
+        optimizer = self.stepping.bind(model, lr)
+        optimizer.register_step_pre_hook(lambda step, *_: preconditioner.precondition_(step.param_groups[0]["lr"]))
+        return optimizer

@@ -1,0 +1,103 @@
+"""The preconditioner: gradients of a model's layers become G^-1 gradient A^-1, before any optimizer sees them.
+
+Source: kfac-pytorch (kfac/layers/base.py, inverse.py and base_preconditioner.py; Pauloski et al. 2021): running
+averages start at the identity, both factors are damped alike, and a step whose predicted change of the model's output
+(lr^2 times the sum of gradient times preconditioned gradient) exceeds `kl_clip` is shortened to it.
+Differs: Cholesky solves in place of inverses.
+"""
+
+from __future__ import annotations
+
+import math
+
+import torch
+
+from bench.optimizers.kronecker.exchange import MomentExchange
+from bench.optimizers.kronecker.layer import MomentCapture
+
+
+class Preconditioner:
+    """Keeps the running averages of a model's factors; changes its gradients in place.
+
+    Args:
+        capture: of the model's layers.
+        exchange: among the ranks.
+        update_every: steps between two updates of the factors.
+        damping: added to the diagonal of both factors.
+        decay: share of the running averages that an update keeps.
+        kl_clip: bound of a step's predicted change; None: no bound.
+    """
+
+    def __init__(
+        self,
+        capture: MomentCapture,
+        exchange: MomentExchange,
+        *,
+        update_every: int,
+        damping: float,
+        decay: float,
+        kl_clip: float | None,
+    ) -> None:
+        self._capture = capture
+        self._exchange = exchange
+        self._update_every = update_every
+        self._damping = damping
+        self._decay = decay
+        self._kl_clip = kl_clip
+        self._averages = [
+            torch.eye(size, device=layer.module.weight.device) for layer in capture.layers for size in layer.sizes
+        ]
+        self._factors: list[torch.Tensor] = []
+        self._steps = 0
+        capture.wanted = True
+
+    @torch.no_grad()
+    def precondition_(self, lr: float) -> None:
+        """Replace the gradients by preconditioned ones; every rank must call, and only in steps that are made.
+
+        Args:
+            lr: with which the optimizer will take the step.
+        """
+        if self._capture.wanted and self._averages:
+            self._update()
+        self._steps += 1
+        self._capture.wanted = self._steps % self._update_every == 0
+        if not self._factors:
+            return
+        layers = self._capture.layers
+        gradients = [layer.gradient for layer in layers]
+        changed = [
+            preconditioned(gradient, *self._factors[2 * index : 2 * index + 2])
+            for index, gradient in enumerate(gradients)
+        ]
+        scale = 1.0 if self._kl_clip is None else kl_scale(gradients, changed, lr, self._kl_clip)
+        for layer, matrix in zip(layers, changed, strict=True):
+            layer.replace_gradient(matrix * scale)
+
+    def _update(self) -> None:
+        """Take this step's moments into the averages and factor these anew, unless a moment is not finite."""
+        means = self._exchange.mean(self._capture.moments())
+        if means is None:
+            return
+        for average, mean in zip(self._averages, means, strict=True):
+            average.mul_(self._decay).add_(mean, alpha=1 - self._decay)
+        self._factors = self._exchange.factors(self._averages, self._damping)
+
+
+def preconditioned(gradient: torch.Tensor, of_inputs: torch.Tensor, of_outputs: torch.Tensor) -> torch.Tensor:
+    """G^-1 gradient A^-1 for a gradient [out, in].
+
+    Args:
+        gradient: a layer's.
+        of_inputs: L [in, in] with L L^T = A.
+        of_outputs: L [out, out] with L L^T = G.
+    """
+    half = torch.cholesky_solve(gradient, of_outputs)
+    return torch.cholesky_solve(half.T, of_inputs).T
+
+
+def kl_scale(gradients: list[torch.Tensor], changed: list[torch.Tensor], lr: float, bound: float) -> float:
+    """The factor, at most 1, for preconditioned gradients that keeps lr^2 sum(gradient * changed) within the bound."""
+    products = [(gradient * matrix).sum() for gradient, matrix in zip(gradients, changed, strict=True)]
+    change = lr**2 * abs(float(torch.stack(products).sum()))
+    return min(1.0, math.sqrt(bound / change)) if change else 1.0

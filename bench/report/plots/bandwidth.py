@@ -1,0 +1,95 @@
+"""Speed-up over the baseline against the link's bandwidth, and the bandwidth at which it breaks even."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Sequence
+
+from bench.report import baseline as baselines
+from bench.report.comparison import DENSE
+from bench.report.configurations import Configuration
+from bench.report.formats import format_value
+from bench.report.plots import style
+from bench.report.plots.picture import Picture
+from bench.report.plots.results import NotDrawable, Results
+from bench.report.statistics import Effect, improvement
+
+_ROOM = 1.6  # above and below the points; intervals of two seeds would need all of the paper
+
+Gains = list[tuple[float, Effect]]
+"""Bandwidth in bit/s and the speed-up there, the slowest link first."""
+
+
+def draw(results: Results) -> Picture:
+    """One curve per configuration, its break-even points beside its name and on the line of no speed-up."""
+    groups = results.across("uplink_bps", "downlink_bps")
+    bandwidths = sorted({value for group in groups for value in group.values("uplink_bps")})
+    if len(groups) < 2 or len(bandwidths) < 2:
+        raise NotDrawable(
+            "speed-up against bandwidth needs two configurations over two links that differ in uplink_bps: "
+            "`bench run --hosts 2 --bandwidth RATE`"
+        )
+    baseline, _ = baselines.choose(groups, results.baseline, DENSE)
+    gains = {group.title: _gains(baseline, group) for group in groups if group is not baseline}
+    gains = {title: each for title, each in gains.items() if each}
+    if not gains:
+        raise NotDrawable(f"speed-up against bandwidth needs links on which both {baseline.title} and another ran")
+    figure, (axes,) = style.new_figure()
+    axes.axhline(1.0, color=style.INK, linewidth=0.9)
+    curves, words = {}, []
+    for index, (title, each) in enumerate(gains.items(), start=1):
+        at = break_even([(bandwidth, effect.value) for bandwidth, effect in each])
+        even = " and ".join(format_value("uplink_bps", bandwidth) for bandwidth in at)
+        curve = axes.errorbar(
+            [bandwidth for bandwidth, _ in each],
+            [effect.value for _, effect in each],
+            yerr=_whiskers(each),
+            **style.line(index),
+            elinewidth=0.8,
+            capsize=2,
+        )
+        axes.plot(
+            at, [1.0] * len(at), linestyle="", marker="o", markersize=9, fillstyle="none", color=style.color(index)
+        )
+        curves[f"{title} ({f'breaks even at {even}' if at else 'no break-even point here'})"] = curve
+        words.append(f"{title} {each[0][1].value:.2f}x to {each[-1][1].value:.2f}x, {even or 'no break-even'}")
+    axes.set_xscale("log")
+    axes.set_title(f"Speed-up over {style.wrapped(baseline.title, 60)}")
+    axes.set_xticks(bandwidths)
+    style.name_axis(axes, "x", "bandwidth of the link", "uplink_bps")
+    values = [effect.value for each in gains.values() for _, effect in each]
+    axes.set_yscale("log")
+    axes.set_ylim(min(*values, 1.0) / _ROOM, max(*values, 1.0) * _ROOM)
+    style.factor_ticks(axes)
+    axes.set_ylabel("speed-up in samples per second (factor)")
+    style.legend(figure, curves)
+    return Picture(figure=figure, alt=f"Curves of speed-up, slowest to fastest link: {'; '.join(words)}.")
+
+
+def break_even(points: Sequence[tuple[float, float]]) -> list[float]:
+    """Bandwidths at which the speed-up is 1, on straight lines between logarithms of neighbouring points."""
+    crossings = []
+    for (left, gain_left), (right, gain_right) in itertools.pairwise(points):
+        above, below = math.log(gain_left), math.log(gain_right)
+        if above * below < 0.0:
+            crossings.append(left * (right / left) ** (above / (above - below)))
+    return crossings + [bandwidth for bandwidth, gain in points if gain == 1.0]
+
+
+def _gains(baseline: Configuration, group: Configuration) -> Gains:
+    gains = []
+    for bandwidth in sorted(set(group.values("uplink_bps"))):
+        ours, theirs = (
+            [run["samples_per_s"] for run in each.ok if run["uplink_bps"] == bandwidth and run["samples_per_s"]]
+            for each in (group, baseline)
+        )
+        if effect := improvement(theirs, ours, higher_is_better=True):
+            gains.append((bandwidth, effect))
+    return gains
+
+
+def _whiskers(gains: Gains) -> list[list[float]]:
+    """How far each interval reaches below and above its value."""
+    bounds = [(effect.value, effect.low or effect.value, effect.high or effect.value) for _, effect in gains]
+    return [[value - low for value, low, _ in bounds], [high - value for value, _, high in bounds]]

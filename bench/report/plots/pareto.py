@@ -1,0 +1,80 @@
+"""Accuracy, time and bytes at the end of training, and which configurations no other one beats in all three."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+
+from bench.report.configurations import Configuration
+from bench.report.plots import style
+from bench.report.plots.picture import Picture
+from bench.report.plots.results import NotDrawable, Results
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Point:
+    """One configuration: mean, lowest and highest over seeds of each of the three."""
+
+    title: str
+    accuracy: tuple[float, float, float]
+    time: tuple[float, float, float]
+    bytes: tuple[float, float, float]
+
+    def beats(self, other: Point) -> bool:
+        """At least as good in everything and better in something."""
+        ours = (-self.accuracy[0], self.time[0], self.bytes[0])
+        theirs = (-other.accuracy[0], other.time[0], other.bytes[0])
+        return ours != theirs and all(a <= b for a, b in zip(ours, theirs, strict=True))
+
+
+def draw(results: Results) -> Picture:
+    """Accuracy against time and against bytes; filled markers are on the front of all three."""
+    points = [point for each in results.configurations if (point := _point(results, each))]
+    if len(points) < 2:
+        raise NotDrawable(
+            "the Pareto front needs two configurations with values in test_accuracy, train_time_s and "
+            "payload_bytes_per_step"
+        )
+    front = pareto_front(points)
+    figure, panels = style.new_figure(columns=2, sharey=True)
+    drawn = {}
+    for axes, name, what, column in (
+        (panels[0], "time", "training time", "train_time_s"),
+        (panels[1], "bytes", "bytes sent per rank", "payload_bytes_per_step"),
+    ):
+        for index, point in enumerate(points):
+            x, y = getattr(point, name), point.accuracy
+            drawn[point.title] = axes.errorbar(
+                x[0],
+                y[0],
+                xerr=[[x[0] - x[1]], [x[2] - x[0]]],
+                yerr=[[y[0] - y[1]], [y[2] - y[0]]],
+                **style.marker(index),
+                markerfacecolor=style.color(index) if point in front else "white",
+                markersize=7,
+                linestyle="",
+                elinewidth=0.8,
+            )
+        style.name_axis(axes, "x", what, column, log=True)
+    panels[0].set_title("Accuracy, time and bytes at the end")
+    style.name_axis(panels[0], "y", "test accuracy", "test_accuracy")
+    style.legend(figure, drawn)
+    titles = "; ".join(point.title for point in front)
+    return Picture(figure=figure, alt=f"Points of accuracy against time and bytes. On the Pareto front: {titles}.")
+
+
+def pareto_front(points: Sequence[Point]) -> list[Point]:
+    """The points that no other one beats."""
+    return [point for point in points if not any(other.beats(point) for other in points)]
+
+
+def _point(results: Results, configuration: Configuration) -> Point | None:
+    ends = results.evaluations(configuration).groupby("run_id").last()
+    ends = ends.dropna(subset=["test_accuracy", "train_time_s", "bytes_sent"])
+    if not len(ends):
+        return None
+    accuracy, time, sent = (
+        (float(ends[name].mean()), float(ends[name].min()), float(ends[name].max()))
+        for name in ("test_accuracy", "train_time_s", "bytes_sent")
+    )
+    return Point(title=configuration.title, accuracy=accuracy, time=time, bytes=sent)

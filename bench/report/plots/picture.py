@@ -1,0 +1,57 @@
+"""Picture: a figure with the text for those who cannot see it, and the files and pages that hold it."""
+
+from __future__ import annotations
+
+import dataclasses
+import html
+import io
+import re
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from bench.core.errors import UsageError
+from bench.report.plots import style
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+# No date, and no version of matplotlib: equal rows give equal files.
+_UNDATED: dict[str, dict[str, Any]] = {
+    "png": {"Software": None},
+    "svg": {"Date": None, "Creator": None, "Format": None, "Type": None},
+    "pdf": {"CreationDate": None, "Creator": None, "Producer": None},
+}
+_DESCRIPTION = {"png": "Description", "svg": "Description", "pdf": "Subject"}
+SUFFIXES = tuple(f".{name}" for name in _UNDATED)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Picture:
+    """A figure and what it shows, in words and numbers."""
+
+    figure: Figure
+    alt: str
+
+
+def save(picture: Picture, path: Path) -> None:
+    """Write a picture as PNG, SVG or PDF, by the path's suffix; the text goes into the file as its description.
+
+    Raises:
+        UsageError: the file cannot be written.
+    """
+    form = path.suffix.lower().removeprefix(".")
+    try:
+        with style.applied():
+            picture.figure.savefig(path, format=form, metadata=_UNDATED[form] | {_DESCRIPTION[form]: picture.alt})
+    except OSError as error:
+        raise UsageError(f"cannot write {path}: {error.strerror or error}; choose another --out") from None
+
+
+def inline_svg(picture: Picture, name: str) -> str:
+    """The ``svg`` element, to stand in a page beside others: named by its text, every id in it begins with ``name``."""
+    buffer = io.StringIO()
+    with style.applied():
+        picture.figure.savefig(buffer, format="svg", metadata=_UNDATED["svg"], transparent=True)
+    svg = re.sub(r"<!--.*?-->", "", buffer.getvalue(), flags=re.DOTALL)
+    element = re.sub(r'(\bid="|href="#|url\(#)', rf"\g<1>{name}-", svg[svg.index("<svg") :])
+    return element.replace("<svg", f'<svg role="img" aria-label="{html.escape(picture.alt)}"', 1)

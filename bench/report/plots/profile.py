@@ -1,0 +1,74 @@
+"""Performance profile: on which share of workloads a method is at most so many times slower than the best one.
+
+Source: E. D. Dolan and J. J. More, "Benchmarking optimization software with performance profiles", Mathematical
+Programming 91 (2002). A workload is what is trained, on what, with one seed; a missed target is within no factor.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING
+
+from bench.report.plots import style
+from bench.report.plots.picture import Picture
+from bench.report.plots.results import NotDrawable, Results, last_known
+from bench.report.workloads import WORKLOAD
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+
+def draw(results: Results) -> Picture:
+    """One rising curve per method; the higher, the more workloads it does nearly as fast as the best."""
+    factors = slow_downs(_times(results))
+    figure, (axes,) = style.new_figure()
+    finite = factors.to_numpy()[~factors.isin([math.inf]).to_numpy()]
+    last = max(1.1, float(finite.max()) * 1.05)
+    curves, words = {}, []
+    for index, (title, values) in enumerate(factors.items()):
+        reached = sorted(value for value in values if value < math.inf)
+        shares = [(count + 1) / len(values) for count in range(len(reached))]
+        (curves[str(title)],) = axes.plot(
+            [1.0, *reached, last],
+            [0.0, *shares, shares[-1] if shares else 0.0],
+            drawstyle="steps-post",
+            **style.line(index),
+        )
+        words.append(f"{title} is the fastest on {(values == 1.0).mean():.0%}")
+    axes.set_title(f"Performance profile over {len(factors)} workloads")
+    style.name_axis(axes, "x", "time to target / that of the fastest method (factor)", None, log=True)
+    axes.set_ylim(-0.02, 1.04)
+    style.name_axis(axes, "y", "workloads within this factor", "test_accuracy")
+    style.legend(figure, curves)
+    return Picture(figure=figure, alt=f"Performance profile. Of {len(factors)} workloads, {'; '.join(words)}.")
+
+
+def slow_downs(times: pd.DataFrame) -> pd.DataFrame:
+    """Per workload (row) and method (column) the time over the best one's; infinite where the target was missed.
+
+    Args:
+        times: seconds to target, infinite where it was missed. Rows in which every method missed tell nothing and go.
+    """
+    best = times.min(axis=1)
+    return times[best < math.inf].div(best[best < math.inf], axis=0)
+
+
+def _times(results: Results) -> pd.DataFrame:
+    """Seconds to target: a row per workload and seed, a column per method; workloads that all methods did."""
+    import pandas as pd
+
+    columns = {}
+    for group in results.across(*WORKLOAD):
+        runs = last_known(group).dropna(subset=["target_accuracy"])
+        if len(runs):
+            done = runs[list(WORKLOAD)].astype(str).apply(tuple, axis=1)
+            seconds = runs["time_to_target_s"].fillna(math.inf)
+            columns[group.title] = seconds.set_axis(pd.MultiIndex.from_arrays([done, runs["seed"]]))
+    times = pd.DataFrame(columns).dropna()
+    workloads = {workload for workload, _ in times.index}
+    if times.shape[1] < 2 or len(workloads) < 2 or not (times < math.inf).to_numpy().any():
+        raise NotDrawable(
+            "a performance profile needs two methods that ran with --target-accuracy on the same two workloads "
+            "(models, data sets, links, ...)"
+        )
+    return times

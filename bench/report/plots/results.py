@@ -1,0 +1,77 @@
+"""Results: rows as pictures need them, grouped and labelled as `bench compare` does."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from typing import TYPE_CHECKING, Any
+
+from bench.core.errors import NothingToCompare
+from bench.report.configurations import SETTINGS, Configuration, configurations
+from bench.report.runs import Run, collect_runs, one_per_seed
+from bench.report.store import Row, to_frame
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+
+class NotDrawable(NothingToCompare):
+    """The rows lack what a picture shows; the sentence says what."""
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Results:
+    """What pictures are drawn from.
+
+    Attributes:
+        rows: what ``store.read`` returns.
+        layers: what ``store.read_layers`` returns.
+        baseline: what names the baseline of a speed-up (``baseline.choose``); None: the one that
+            `bench compare` takes for speeds.
+    """
+
+    rows: list[Row]
+    layers: list[Row]
+    baseline: str | None = None
+
+    @functools.cached_property
+    def configurations(self) -> list[Configuration]:
+        """The configurations with at least one run that ended well, in order of appearance."""
+        return [group for group in configurations(self._runs, ()) if group.ok]
+
+    def across(self, *varied: str) -> list[Configuration]:
+        """Configurations whose runs may differ in the columns that a picture has on an axis, besides the seed."""
+        kept = [name for name in SETTINGS if name not in varied]
+        alike: dict[tuple[Any, ...], list[Run]] = {}
+        for run in self._runs:
+            alike.setdefault(tuple(run[name] for name in kept), []).append(run)
+        hidden = dict.fromkeys((*varied, "name"))
+        labelled = [
+            Run(rows=[run.last_known | hidden | {"config_id": str(number)}])
+            for number, runs in enumerate(alike.values())
+            for run in runs
+        ]
+        labels = [group.label for group in configurations(labelled, ())]
+        groups = [Configuration(label=label, runs=runs) for label, runs in zip(labels, alike.values(), strict=True)]
+        return [group for group in groups if group.ok]
+
+    def evaluations(self, configuration: Configuration) -> pd.DataFrame:
+        """The rows of a configuration's runs that ended well, with ``bytes_sent``: per rank, since the start.
+
+        A row counts for the steps since the previous one, so all rows of a run must be there.
+        """
+        ours = to_frame([row for run in configuration.ok for row in run.rows]).sort_values("step", kind="stable")
+        steps = ours["step"].astype(float)
+        new_steps = steps.groupby(ours["run_id"]).diff().fillna(steps)
+        per_step = ours["payload_bytes_per_step"] + ours["state_bytes_per_step"].fillna(0.0)
+        return ours.assign(step=steps, bytes_sent=(new_steps * per_step).groupby(ours["run_id"]).cumsum())
+
+    @functools.cached_property
+    def _runs(self) -> list[Run]:
+        runs, _ = one_per_seed(collect_runs(self.rows), ())
+        return runs
+
+
+def last_known(configuration: Configuration) -> pd.DataFrame:
+    """One row for every run that ended well: the last known value of each column."""
+    return to_frame([run.last_known for run in configuration.ok])

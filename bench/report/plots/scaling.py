@@ -1,0 +1,49 @@
+"""Samples per second against the number of ranks."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from bench.report.configurations import Configuration
+from bench.report.plots import style
+from bench.report.plots.picture import Picture
+from bench.report.plots.results import NotDrawable, Results, last_known
+
+
+def draw(results: Results) -> Picture:
+    """One curve per configuration, and the line on which twice the ranks do twice the work."""
+    groups = results.across("world_size", "hosts", "ranks_per_host", "replicas", "threads")
+    curves = {group.title: _curve(group) for group in groups}
+    curves = {title: curve for title, curve in curves.items() if len(curve) > 1}
+    if not curves:
+        raise NotDrawable("scaling needs a configuration that ran with two values of --world-size")
+    figure, (axes,) = style.new_figure()
+    drawn: dict[str, Any] = {}
+    words = []
+    for index, (title, curve) in enumerate(curves.items()):
+        sizes, means = list(curve), [sum(speeds) / len(speeds) for speeds in curve.values()]
+        spread = [
+            [mean - min(speeds) for mean, speeds in zip(means, curve.values(), strict=True)],
+            [max(speeds) - mean for mean, speeds in zip(means, curve.values(), strict=True)],
+        ]
+        drawn[title] = axes.errorbar(sizes, means, yerr=spread, **style.line(index), elinewidth=0.8, capsize=2)
+        words.append(f"{title} {means[-1] / means[0]:.2f}x from {sizes[0]:.0f} to {sizes[-1]:.0f} ranks")
+        if index == 0:
+            ideal = [means[0] * size / sizes[0] for size in sizes]
+            (line,) = axes.plot(sizes, ideal, color=style.GREY, linewidth=0.9)
+    drawn[f"in proportion to the ranks, from {next(iter(curves))}"] = line
+    axes.set_xscale("log", base=2)
+    axes.set_xticks(sorted({size for curve in curves.values() for size in curve}))
+    axes.set_title("Scaling")
+    style.name_axis(axes, "x", "ranks", "world_size")
+    axes.set_ylim(bottom=0.0)
+    style.name_axis(axes, "y", "speed", "samples_per_s")
+    style.legend(figure, drawn)
+    return Picture(figure=figure, alt=f"Curves of samples per second against ranks: {'; '.join(words)}.")
+
+
+def _curve(group: Configuration) -> dict[float, list[float]]:
+    """World size -> samples per second of every seed."""
+    known = last_known(group).dropna(subset=["world_size", "samples_per_s"])
+    sizes = sorted(known["world_size"].astype(float).unique().tolist())
+    return {size: known.loc[known["world_size"] == size, "samples_per_s"].tolist() for size in sizes}

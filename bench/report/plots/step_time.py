@@ -1,0 +1,92 @@
+"""Where a step's time goes: what it is made of, and the exchange that runs beside it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from bench.report.configurations import Configuration
+from bench.report.formats import format_value
+from bench.report.plots import style
+from bench.report.plots.picture import Picture
+from bench.report.plots.results import NotDrawable, Results, last_known
+
+_BAR = 0.38
+_NAME_WIDTH = 34  # characters beside the bars
+_LINE_IN = 0.15
+# Hatches tell the parts apart where colours cannot.
+_OF_STEP: dict[str, dict[str, Any]] = {
+    "forward and backward": {"color": "#56b4e9", "hatch": ""},
+    "exposed exchange": {"color": "#d55e00", "hatch": "////"},
+    "optimizer and rest": {"color": "#d9d9d9", "hatch": "...."},
+}
+_BESIDE: dict[str, dict[str, Any]] = {
+    "busy encoding": {"color": "#e69f00", "hatch": "\\\\\\\\"},
+    "busy exchanging": {"color": "#f0e442", "hatch": "xxxx"},
+}
+
+
+def draw(results: Results) -> Picture:
+    """Two bars per configuration: the step as the rank sees it, and below it what the exchange was busy with."""
+    shown = [each for each in results.configurations if each.values("forward_backward_s")]
+    if not shown:
+        raise NotDrawable("a step's time needs a finished run with values in forward_backward_s")
+    names = [style.wrapped(each.title, _NAME_WIDTH) for each in shown]
+    most_lines = max(name.count("\n") + 1 for name in names)
+    figure, (axes,) = style.new_figure(height=0.9 + len(shown) * max(0.55, 0.1 + _LINE_IN * most_lines))
+    bars: dict[str, object] = {}
+    longest = 0.0
+    for position, configuration in enumerate(shown):
+        for offset, parts, looks in (
+            (-_BAR / 2, step_parts(configuration), _OF_STEP),
+            (_BAR / 2, exchange_parts(configuration), _BESIDE),
+        ):
+            left = 0.0
+            for name, seconds in parts.items():
+                bar = axes.barh(
+                    position + offset,
+                    seconds,
+                    _BAR,
+                    left=left,
+                    label=name,
+                    edgecolor="white",
+                    linewidth=0.4,
+                    **looks[name],
+                )
+                bars.setdefault(name, bar)
+                left += seconds
+            longest = max(longest, left)
+    axes.set_yticks(range(len(shown)), names)
+    axes.invert_yaxis()
+    axes.set_xlim(0.0, longest * 1.03)
+    axes.grid(visible=False, axis="y")
+    axes.set_title("Where a step's time goes")
+    style.name_axis(axes, "x", "time per step, mean over seeds", "step_time_s")
+    style.legend(figure, bars)
+    return Picture(figure=figure, alt=f"Stacked bars of a step's time. {'; '.join(map(_in_words, shown))}.")
+
+
+def step_parts(configuration: Configuration) -> dict[str, float]:
+    """Seconds of a mean step; the rest is what a rank's samples per second leave unexplained."""
+    runs = last_known(configuration)
+    step = runs["batch_size"].astype(float) * runs["world_size"].astype(float) / runs["samples_per_s"]
+    computing, exposed = runs["forward_backward_s"], runs["exposed_s"].fillna(0.0)
+    rest = (step - computing - exposed).clip(lower=0.0).fillna(0.0)
+    return {name: float(part.mean()) for name, part in zip(_OF_STEP, (computing, exposed, rest), strict=True)}
+
+
+def exchange_parts(configuration: Configuration) -> dict[str, float]:
+    """Seconds per step in which the exchange was busy, encoding apart; nothing where the backend hides them."""
+    runs = last_known(configuration).dropna(subset=["encode_s", "exchange_s"])
+    if not len(runs):
+        return {}
+    encoding = runs["encode_s"]
+    return {
+        name: float(part.mean())
+        for name, part in zip(_BESIDE, (encoding, (runs["exchange_s"] - encoding).clip(lower=0.0)), strict=True)
+    }
+
+
+def _in_words(configuration: Configuration) -> str:
+    parts = step_parts(configuration) | exchange_parts(configuration)
+    times = ", ".join(f"{name} {format_value('step_time_s', seconds)}" for name, seconds in parts.items())
+    return f"{configuration.title}: {times}"

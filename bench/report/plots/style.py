@@ -1,0 +1,156 @@
+"""Style: what all pictures share, so that they can be read in print, in grey and by colour-blind people.
+
+Source: M. Okabe and K. Ito, "Color Universal Design" (2008): eight colours that all kinds of colour vision tell apart.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import textwrap
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any, Literal
+
+from bench.core.schema import METRICS_BY_NAME
+from bench.core.units import scale_of
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+INK = "#1a1a1a"
+GREY = "#8c8c8c"
+PALETTE = ("#1a1a1a", "#d55e00", "#0072b2", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#f0e442")
+"""Okabe and Ito's colours, the darkest first: yellow, which is faint on paper, comes last."""
+
+# Five line styles and seven markers beside eight colours: 280 curves before any combination comes again.
+_LINES: tuple[Any, ...] = ("-", (0, (5, 1.5)), (0, (1.2, 1.2)), (0, (6, 1.5, 1.2, 1.5)), (0, (3, 1, 1, 1, 1, 1)))
+_MARKERS = ("o", "s", "^", "D", "v", "P", "X")
+
+_WIDTH_IN = 6.5  # the text width of A4 and letter paper
+_WRAP = 88  # characters of 8 points in that width
+_LEGEND_LINE_IN = 0.17
+_WIDE_RANGE = 20.0
+_COUNTS = ("epoch", "step")
+
+_SETTINGS: dict[str, Any] = {
+    "axes.axisbelow": True,
+    "axes.edgecolor": INK,
+    "axes.grid": True,
+    "axes.labelcolor": INK,
+    "axes.spines.right": False,
+    "axes.spines.top": False,
+    "axes.titlelocation": "left",
+    "axes.titlesize": 9,
+    "figure.constrained_layout.use": True,
+    "font.size": 9,
+    "grid.color": "#d9d9d9",
+    "grid.linewidth": 0.6,
+    "legend.fontsize": 8,
+    "legend.frameon": False,
+    "legend.handlelength": 3.2,
+    "lines.linewidth": 1.5,
+    "lines.markersize": 4.5,
+    "pdf.fonttype": 42,
+    "savefig.dpi": 200,
+    "svg.hashsalt": "bench",
+    "text.color": INK,
+    "text.parse_math": False,
+    "xtick.color": INK,
+    "ytick.color": INK,
+}
+
+
+def applied() -> contextlib.AbstractContextManager[None]:
+    """Within it pictures are drawn and saved in this style, whatever a user's own matplotlibrc says."""
+    import matplotlib.style
+
+    return matplotlib.style.context(["default", _SETTINGS])
+
+
+def new_figure(*, height: float = 3.4, rows: int = 1, columns: int = 1, **more: Any) -> tuple[Figure, list[Axes]]:
+    """A figure of the text's width, and its axes row by row.
+
+    Args:
+        height: inches without the legend, which makes room for itself.
+        rows: of axes.
+        columns: of axes.
+        more: what ``Figure.subplots`` takes.
+    """
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(_WIDTH_IN, height))
+    return figure, list(figure.subplots(rows, columns, squeeze=False, **more).flat)
+
+
+def line(index: int) -> dict[str, Any]:
+    """Colour, line style and marker of the curve with this index."""
+    return {"linestyle": _LINES[index % len(_LINES)], **marker(index)}
+
+
+def marker(index: int) -> dict[str, Any]:
+    """Colour and marker of the point with this index."""
+    return {"color": color(index), "marker": _MARKERS[index % len(_MARKERS)]}
+
+
+def color(index: int) -> str:
+    """The colour with this index."""
+    return PALETTE[index % len(PALETTE)]
+
+
+def wrapped(text: str, width: int) -> str:
+    """The text on several lines of at most this many characters."""
+    return textwrap.fill(text, width)
+
+
+def legend(figure: Figure, entries: Mapping[str, Any]) -> None:
+    """Name the curves, below all axes, in as many columns as their names allow; the figure grows by its height."""
+    names = [wrapped(name, _WRAP) for name in entries]
+    columns = max(1, min(3, _WRAP // (max(map(len, names)) + 7)))
+    figure.legend(list(entries.values()), names, loc="outside lower left", ncols=columns)
+    lines = sum(name.count("\n") + 1 for name in names[::columns])
+    figure.set_figheight(figure.get_figheight() + lines * _LEGEND_LINE_IN)
+
+
+def name_axis(axes: Axes, which: Literal["x", "y"], what: str, column: str | None, *, log: bool = False) -> None:
+    """Label an axis with what it shows and the unit of a column, prefixed as the largest number wants it.
+
+    To be called when everything is drawn, since ticks are written in that unit.
+
+    Args:
+        axes: the axes.
+        which: which of their two.
+        what: what it shows, in words.
+        column: the column of metrics.csv whose unit the numbers have; None for a factor, which has none.
+        log: the axis is logarithmic where the numbers span a wide range.
+    """
+    limits, set_scale, set_label = (
+        (axes.get_xlim, axes.set_xscale, axes.set_xlabel)
+        if which == "x"
+        else (axes.get_ylim, axes.set_yscale, axes.set_ylabel)
+    )
+    low, high = (axes.dataLim.intervalx if which == "x" else axes.dataLim.intervaly).tolist()
+    if log and low > 0.0 and high / low > _WIDE_RANGE:
+        set_scale("log")
+    unit = METRICS_BY_NAME[column].unit if column else ""
+    factor, unit = (0.01, "%") if column == "test_accuracy" else scale_of(unit, limits()[1])
+    if column in _COUNTS:
+        axes.locator_params(which, integer=True)
+    write_ticks(axes, which, factor)
+    set_label(f"{what} ({unit})" if unit else what)
+
+
+def factor_ticks(axes: Axes) -> None:
+    """Write the ticks of a logarithmic y axis of factors: 0.5, 1, 2, 5 and so on."""
+    from matplotlib.ticker import LogLocator
+
+    axes.yaxis.set_major_locator(LogLocator(subs=(1.0, 2.0, 5.0)))
+    write_ticks(axes, "y")
+
+
+def write_ticks(axes: Axes, which: Literal["x", "y"], factor: float = 1.0) -> None:
+    """Write an axis's ticks as plain numbers, in units of ``factor``."""
+    from matplotlib.ticker import FuncFormatter, NullFormatter
+
+    axis = axes.xaxis if which == "x" else axes.yaxis
+    axis.set_major_formatter(FuncFormatter(lambda value, _: f"{value / factor:.6g}"))
+    axis.set_minor_formatter(NullFormatter())

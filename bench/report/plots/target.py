@@ -1,0 +1,72 @@
+"""Steps to the target accuracy: the share of seeds that have reached it; a seed that missed it is censored.
+
+Source: E. L. Kaplan and P. Meier, "Nonparametric estimation from incomplete observations", Journal of the American
+Statistical Association 53 (1958).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+from bench.report.plots import style
+from bench.report.plots.picture import Picture
+from bench.report.plots.results import NotDrawable, Results
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+_SHIFT = 0.008  # of the height: curves that coincide lie beside each other
+
+
+def draw(results: Results) -> Picture:
+    """One rising curve per configuration, a mark where a seed's training ended without reaching its target."""
+    seeds = {each.title: steps_to_target(results.evaluations(each)) for each in results.configurations}
+    seeds = {title: each for title, each in seeds.items() if each}
+    if not seeds:
+        raise NotDrawable("steps to target need a finished run with --target-accuracy")
+    figure, (axes,) = style.new_figure()
+    last = float(max(row["step"] or 0 for row in results.rows))
+    curves, counts = {}, []
+    for index, (title, each) in enumerate(seeds.items()):
+        reached = share_reached(each)
+        shift = index * _SHIFT
+        steps = [0.0, *reached.quantiles, last]
+        shares = [shift, *(1.0 - reached.probabilities + shift), 1.0 - reached.probabilities[-1] + shift]
+        (curves[title],) = axes.plot(steps, shares, drawstyle="steps-post", **style.line(index) | {"marker": ""})
+        missed = [step for step, hit in each if not hit]
+        axes.plot(
+            missed,
+            1.0 - reached.evaluate(missed) + shift,
+            linestyle="",
+            marker="|",
+            markersize=11,
+            color=style.color(index),
+        )
+        counts.append(f"{title} {len(each) - len(missed)} of {len(each)}")
+    axes.set_title("Steps to the target accuracy")
+    style.name_axis(axes, "x", "optimizer steps", "step")
+    axes.set_ylim(-0.02, 1.04 + len(seeds) * _SHIFT)
+    axes.set_yticks([0.0, 0.25, 0.5, 0.75, 1.0])
+    style.name_axis(axes, "y", "seeds that reached the target", "test_accuracy")
+    style.legend(figure, curves)
+    return Picture(figure=figure, alt=f"Kaplan-Meier curves. Seeds that reached the target: {'; '.join(counts)}.")
+
+
+def steps_to_target(evaluations: pd.DataFrame) -> list[tuple[float, bool]]:
+    """For each seed with a target: the step that reached it and True, or its last step and False."""
+    seeds = []
+    for _, rows in evaluations.groupby("run_id", sort=False):
+        if rows["target_accuracy"].notna().any():
+            reached = rows.loc[rows["time_to_target_s"].notna(), "step"]
+            seeds.append((float(reached.min() if len(reached) else rows["step"].max()), len(reached) > 0))
+    return seeds
+
+
+def share_reached(seeds: Sequence[tuple[float, bool]]) -> Any:
+    """Kaplan and Meier's estimate of the share that has not reached the target yet, as a function of the step."""
+    from scipy import stats
+
+    steps = [step for step, _ in seeds]
+    missed = [not hit for _, hit in seeds]
+    return stats.ecdf(stats.CensoredData.right_censored(steps, missed)).sf

@@ -1,0 +1,90 @@
+"""Selection: which runs take part in a comparison (``--where``), and in which order its rows stand (``--sort``)."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from typing import Any
+
+from bench.core.errors import NothingToCompare, UsageError
+from bench.core.schema import METRICS_BY_NAME, from_cell
+from bench.report.columns import find_column
+from bench.report.configurations import Configuration
+from bench.report.formats import format_value
+from bench.report.runs import Run
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Condition:
+    """A column must have a value; a component's bare name stands for it with any options."""
+
+    column: str
+    value: Any
+
+    def holds(self, run: Run) -> bool:
+        """Whether the run fulfils it."""
+        found = run[self.column]
+        return bool(found == self.value) or (isinstance(found, str) and found.partition(":")[0] == self.value)
+
+
+def parse_conditions(text: str) -> list[Condition]:
+    """Read ``dataset=digits,compressor=topk:ratio=0.01,skip=norm``: what names no column belongs to the value before.
+
+    Raises:
+        UsageError: a part names no column, or its value does not fit the column.
+    """
+    parts: list[str] = []
+    for part in text.split(","):
+        if parts and ":" in parts[-1] and part.partition("=")[0].strip() not in METRICS_BY_NAME:
+            parts[-1] += f",{part}"
+        else:
+            parts.append(part)
+    return [_condition(part) for part in parts]
+
+
+def _condition(text: str) -> Condition:
+    name, equals, value = (part.strip() for part in text.partition("="))
+    if not equals:
+        raise UsageError(f"'{text}' is no condition; write --where COLUMN=VALUE, as dataset=digits")
+    column = find_column(name)
+    try:
+        return Condition(column=column.name, value=from_cell(value, column.type))
+    except ValueError as error:
+        raise UsageError(f"--where {text}: {error}") from None
+
+
+def select(runs: Sequence[Run], conditions: Sequence[Condition]) -> list[Run]:
+    """The runs that fulfil every condition.
+
+    Raises:
+        NothingToCompare: a condition leaves none (the message says which values there are).
+    """
+    kept = list(runs)
+    for condition in conditions:
+        found = dict.fromkeys(run[condition.column] for run in kept)
+        kept = [run for run in kept if condition.holds(run)]
+        if not kept:
+            listing = ", ".join(format_value(condition.column, value) for value in found)
+            raise NothingToCompare(
+                f"no run has {condition.column} {format_value(condition.column, condition.value)}; there are: {listing}"
+            )
+    return kept
+
+
+def in_order_of(name: str | None, candidates: Sequence[Configuration]) -> list[Configuration]:
+    """The candidates by a column, the best first, or in rising order where none is best; what lacks it comes last.
+
+    Raises:
+        UsageError: there is no such column.
+    """
+    if name is None:
+        return list(candidates)
+    column = find_column(name)
+    sign = -1.0 if column.better == "higher" else 1.0
+
+    def place(candidate: Configuration) -> tuple[bool, Any]:
+        mean = candidate.estimate(name) if column.better else None
+        value = sign * mean.mean if mean else next(iter(candidate.distinct(name)), None)
+        return value is None, value
+
+    return sorted(candidates, key=place)

@@ -1,0 +1,210 @@
+"""Device: a process that holds a part of one replica, computes when the host says so, and sums with its peers.
+
+Its states, and what leads from one to the next:
+
+    idle -load-> loaded -batch-> compute -> done [-reduce->] reduce -> updated -> wait -batch-> compute ...
+
+With the async trigger it goes from done to reduce by itself, with the sync trigger when the host saw all devices done
+and says so. From reduce to updated it goes when the host knows from all devices whether the step must be left out.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import time
+from collections.abc import Mapping
+from typing import Any, Literal
+
+import torch
+from torch import nn
+
+from bench.core.config import RunConfig
+from bench.core.straggler import Straggler
+from bench.models.base import weights_hash
+from bench.optimizers.base import Optimizer
+from bench.strategies.base import Follower
+from bench.strategies.devices.commands import HOST_RANK, hear, receive_all_, send_all, tell
+from bench.strategies.devices.stage import Stage
+from bench.strategies.devices.tensors import receive_tensor
+from collectives.pool import BoundPool
+from collectives.transport.base import Transport
+from compressors.ddp.channel import Channel, zero_nonfinite_
+from compressors.ddp.hook import NonFiniteGradient
+from compressors.ddp.report import StepReport
+from compressors.layer import Step
+
+State = Literal["idle", "loaded", "compute", "done", "reduce", "updated", "wait"]
+
+_NEXT: Mapping[State, tuple[State, ...]] = {
+    "idle": ("loaded",),
+    "loaded": ("compute",),
+    "compute": ("done",),
+    "done": ("reduce",),
+    "reduce": ("updated",),
+    "updated": ("wait",),
+    "wait": ("compute",),
+}
+
+
+class DeviceProcess(Follower):
+    """One device.
+
+    Args:
+        config: of the run.
+        stage: its part of a replica.
+        replica: which replica.
+        channel: to the devices that hold the same part of other replicas.
+        transport: between all processes.
+        optimizer: of the parameters that lie here.
+    """
+
+    def __init__(
+        self,
+        config: RunConfig,
+        stage: Stage,
+        replica: int,
+        channel: Channel,
+        transport: Transport,
+        optimizer: Optimizer,
+    ) -> None:
+        self.state: State = "idle"
+        self._config = config
+        self._stage = stage
+        self._replica = replica
+        self._channel = channel
+        self._transport = transport
+        self._parameters = list(stage.parameters().values())
+        self._buffers = list(stage.buffers().values())
+        self._keeps_gradients = optimizer.keeps_gradients
+        self._optimizer = (
+            optimizer.bind(nn.ParameterList(self._parameters), config.lr, channel) if self._parameters else None
+        )
+        straggler = Straggler.parse(config.straggler) if config.straggler else None
+        self._slowdown = straggler.slowdown if straggler and straggler.rank == transport.rank else 1.0
+        self._exchanges = channel.transport.world_size > 1 and bool(self._parameters)
+        self._in_pool = self._gradients_in_pool() if self._exchanges and not self._keeps_gradients else None
+
+    def follow(self) -> None:
+        """Do what the host says until it says stop.
+
+        Raises:
+            TransportError: a process was lost.
+            NonFiniteGradient: a gradient was not finite, and the run asked to stop at that.
+        """
+        while (told := hear(self._transport, HOST_RANK))["command"] != "stop":
+            match told["command"]:
+                case "load":
+                    receive_all_(self._transport, HOST_RANK, [*self._parameters, *self._buffers])
+                    self._enter("loaded")
+                case "batch":
+                    self._train(Step(rank=self._replica, world_size=self._config.replicas, **told["step"]), told["lr"])
+                case "report":
+                    self._report()
+
+    def close(self) -> None:
+        """Release what the collective holds; every device must call."""
+        self._channel.close()
+
+    def _enter(self, state: State) -> None:
+        if state not in _NEXT[self.state]:
+            raise RuntimeError(f"a device that is in state {self.state} cannot go to {state}")
+        self.state = state
+
+    def _train(self, step: Step, lr: float) -> None:
+        self._enter("compute")
+        self._channel.start_step(step)
+        self._compute()
+        self._enter("done")
+        computed = time.perf_counter()
+        if self._config.trigger == "sync":
+            tell(self._transport, HOST_RANK, {"done": step.index})
+            hear(self._transport, HOST_RANK)
+        self._enter("reduce")
+        outcome = self._reduce(step)
+        self._enter("updated")
+        if self._optimizer is not None:
+            self._update(outcome, lr)
+        tell(self._transport, HOST_RANK, self._outcome(outcome, time.perf_counter() - computed))
+        self._enter("wait")
+
+    def _compute(self) -> None:
+        """Forward and backward; the loss goes to the host on the way."""
+        device = self._stage.device
+        x = receive_tensor(self._transport, HOST_RANK, device)[0] if self._stage.takes_input else None
+        y = receive_tensor(self._transport, HOST_RANK, device)[0] if self._stage.makes_result else None
+
+        def loss_of(logits: torch.Tensor) -> torch.Tensor:
+            assert y is not None
+            return nn.functional.cross_entropy(logits, y)
+
+        started, waited_before = time.perf_counter(), self._transport.traffic["activation"].seconds
+        loss = self._stage.forward(x, loss_of)
+        if loss is not None:
+            tell(self._transport, HOST_RANK, {"loss": float(loss)})
+        self._stage.backward()
+        waited = self._transport.traffic["activation"].seconds - waited_before
+        time.sleep((self._slowdown - 1) * max(0.0, time.perf_counter() - started - waited))
+
+    def _reduce(self, step: Step) -> StepReport:
+        """Give every parameter the mean gradient over replicas, or none where the step must be left out."""
+        gradients = [self._gradient(parameter) for parameter in self._parameters]
+        seen = [zero_nonfinite_(gradient, self._config.nonfinite) for gradient in gradients]
+        if self._in_pool is not None:
+            self._channel.average_(self._in_pool)
+        elif self._exchanges and not self._keeps_gradients:
+            self._channel.mean_(gradients)
+        tell(self._transport, HOST_RANK, {"nonfinite": any(seen)})
+        skipped = hear(self._transport, HOST_RANK)["skip"]
+        if skipped:
+            self._channel.drop()
+            if self._config.nonfinite == "raise":
+                raise NonFiniteGradient(f"a gradient was not finite at step {step.index}")
+        return StepReport(skipped=skipped, encode_s=0.0, exchange_s=0.0)
+
+    def _update(self, outcome: StepReport, lr: float) -> None:
+        assert self._optimizer is not None
+        for group in self._optimizer.param_groups:
+            group["lr"] = lr
+        if not outcome.skipped:
+            self._optimizer.step()
+            outcome.add(self._channel.finish_step())
+        self._optimizer.zero_grad(set_to_none=self._in_pool is None)
+
+    def _gradients_in_pool(self) -> torch.Tensor | None:
+        """Memory for all gradients that other devices read where it lies; None where they are sent in another form."""
+        pool, compressor = self._channel.collective, self._channel.reducer.compressor
+        if not isinstance(pool, BoundPool) or compressor.component_name != "none":
+            return None
+        flat = pool.buffer(sum(parameter.numel() for parameter in self._parameters))
+        parts = flat.split([parameter.numel() for parameter in self._parameters])
+        for parameter, part in zip(self._parameters, parts, strict=True):
+            parameter.grad = part.view_as(parameter)
+        return flat
+
+    def _gradient(self, parameter: nn.Parameter) -> torch.Tensor:
+        if parameter.grad is None:
+            parameter.grad = torch.zeros_like(parameter)
+        return parameter.grad
+
+    def _outcome(self, outcome: StepReport, exposed_s: float) -> dict[str, Any]:
+        encoded = [vars(part) | {"layer": part.layer.id} for part in outcome.encoded if self._replica == 0]
+        return {
+            "encode_s": outcome.encode_s or 0.0,
+            "exchange_s": outcome.exchange_s or 0.0,
+            "exposed_s": exposed_s,
+            "encoded": encoded,
+        }
+
+    def _report(self) -> None:
+        """Send what the host records and evaluates, and take the running statistics that it averaged."""
+        figures = {
+            "traffic": {purpose: dataclasses.asdict(t) for purpose, t in self._transport.traffic.items()},
+            "links": dict(self._stage.sent_bytes),
+            "residual_norms": self._channel.residual_norms(),
+            "weights": weights_hash(self._parameters),
+        }
+        tell(self._transport, HOST_RANK, figures)
+        if self._replica == 0:
+            send_all(self._transport, HOST_RANK, list(self._parameters))
+        send_all(self._transport, HOST_RANK, self._buffers)
+        receive_all_(self._transport, HOST_RANK, self._buffers)

@@ -1,0 +1,272 @@
+"""Host: the process that loads the model onto its devices, deals mini-batches, commands, and hears what was done."""
+
+from __future__ import annotations
+
+import dataclasses
+import statistics
+from collections.abc import Mapping, Sequence
+from typing import Any, get_args
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from typing_extensions import override
+
+from bench.core.config import RunConfig
+from bench.strategies.base import BoundStrategy, LinkBytes
+from bench.strategies.devices.commands import HOST_RANK, hear, receive_all_, send_all, tell
+from bench.strategies.devices.host_sum import serve_sum
+from bench.strategies.devices.plan import Plan
+from bench.strategies.devices.stage import Stage
+from bench.strategies.devices.tensors import send_tensor
+from collectives.base import Key
+from collectives.payloads.base import Payload
+from collectives.transport.base import Purpose, Traffic, Transport, wait_all
+from compressors.ddp.report import EncodedLayer, StepReport
+from compressors.layer import Layer, Step, layers_of
+
+
+class HostTraining(BoundStrategy):
+    """The training loop's side of `placed`: the network's parameters lie on the devices, and here a copy.
+
+    Args:
+        config: of the run.
+        model: the bare network; brought up to date by `synchronize`.
+        plan: who is who.
+        stages: by rank, the part of the network that each device has, as a description of what lies there.
+        transport: between all processes.
+        loop: the host alone.
+    """
+
+    def __init__(
+        self,
+        config: RunConfig,
+        model: nn.Module,
+        plan: Plan,
+        stages: Mapping[int, Stage],
+        transport: Transport,
+        loop: dist.ProcessGroup,
+    ) -> None:
+        self.devices = Devices(config, plan, stages, transport, layers_of(model))
+        super().__init__(model, model, self.devices, loop)
+        self._plan = plan
+        self._config = config
+        self._num_steps = 0
+        self._step: dict[str, Any] = {}
+        self._lr = 0.0
+        self.devices.load()
+
+    @property
+    @override
+    def dealt(self) -> Sequence[int]:
+        return range(self._plan.num_replicas)
+
+    @override
+    def start_step(self, step: Step, lr: float) -> None:
+        self._step = {"index": step.index, "epoch": step.epoch, "seed": step.seed, "warmup": step.warmup}
+        self._lr = lr
+
+    @override
+    def forward(self, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        """Deal one mini-batch to each replica; the mean of their losses. The devices go on with backward meanwhile."""
+        size = self._config.batch_size
+        return self.devices.train(self._step, self._lr, x.split(size), y.split(size))
+
+    @override
+    def backward(self, loss: torch.Tensor) -> None:
+        """The devices are at it."""
+
+    @override
+    def update(self, outcome: StepReport) -> int:
+        self._num_steps += 1
+        return self._num_steps
+
+    @override
+    def synchronize(self) -> None:
+        self.devices.collect()
+
+    @override
+    def members(self, figures: list[dict[str, Any]]) -> list[dict[str, Any]]:
+        """One entry per replica: what its devices sent, together."""
+        (own,) = figures
+        share = {"samples": own["samples"] // len(self.dealt)}
+        return [own | share | replica for replica in self.devices.figures()]
+
+    @override
+    def dismiss(self) -> None:
+        self.devices.stop()
+
+    @override
+    def link_bytes(self) -> list[LinkBytes]:
+        return self.devices.link_bytes()
+
+
+class Devices:
+    """All devices as the host sees them; what they exchange."""
+
+    def __init__(
+        self,
+        config: RunConfig,
+        plan: Plan,
+        stages: Mapping[int, Stage],
+        transport: Transport,
+        layers: Sequence[Layer],
+    ) -> None:
+        self._config = config
+        self._plan = plan
+        self._stages = stages
+        self._transport = transport
+        self._names = {
+            rank: device.name
+            for ranks, pool in zip(plan.ranks, plan.pools, strict=True)
+            for rank, device in zip(ranks, pool, strict=True)
+        }
+        self._layers = {layer.id: layer for layer in layers}
+        self._reports: dict[int, dict[str, Any]] = {}
+        self._counted: dict[int, dict[Purpose, Traffic]] = {rank: _nothing() for rank in self._names}
+        self._links_counted: dict[tuple[int, int], int] = {}
+        self._dealt_bytes: dict[int, int] = dict.fromkeys(self._names, 0)
+
+    @property
+    def traffic(self) -> Mapping[Purpose, Traffic]:
+        """What the host itself sent; `figures` has what the devices did."""
+        return self._transport.traffic
+
+    @property
+    def last_encoded(self) -> Mapping[Key, Payload]:
+        """The host encodes nothing."""
+        return {}
+
+    def residual_norms(self) -> dict[int, float]:
+        """Of the first replica, as of the last `collect`."""
+        return {
+            int(layer): norm
+            for rank in self._plan.ranks[0]
+            for layer, norm in self._reports.get(rank, {}).get("residual_norms", {}).items()
+        }
+
+    def load(self) -> None:
+        """Bring the network's state onto every device."""
+        for rank, stage in self._stages.items():
+            tell(self._transport, rank, {"command": "load"})
+            send_all(self._transport, rank, [*stage.parameters().values(), *stage.buffers().values()])
+
+    def train(
+        self, step: Mapping[str, Any], lr: float, inputs: Sequence[torch.Tensor], labels: Sequence[torch.Tensor]
+    ) -> torch.Tensor:
+        """Start a step on every replica, each with a mini-batch of its own; returns the mean loss."""
+        for rank in self._plan.device_ranks:
+            tell(self._transport, rank, {"command": "batch", "step": dict(step), "lr": lr})
+        for ranks, x, y in zip(self._plan.ranks, inputs, labels, strict=True):
+            for rank in ranks:
+                if self._stages[rank].takes_input:
+                    self._deal(x, rank)
+                if self._stages[rank].makes_result:
+                    self._deal(y, rank)
+        makers = [rank for rank in self._plan.device_ranks if self._stages[rank].makes_result]
+        return torch.tensor([hear(self._transport, rank)["loss"] for rank in makers]).mean()
+
+    def finish_step(self) -> StepReport:
+        """Wait until every device has updated what lies there; with the sync trigger, command the exchange."""
+        ranks = self._plan.device_ranks
+        if self._config.trigger == "sync":
+            for rank in ranks:
+                hear(self._transport, rank)
+            for rank in ranks:
+                tell(self._transport, rank, {"command": "reduce"})
+        skip = any(told["nonfinite"] for told in self._hear_all())
+        for rank in ranks:
+            tell(self._transport, rank, {"skip": skip})
+        outcomes = self._hear_all()
+        return StepReport(
+            skipped=skip,
+            encode_s=max(outcome["encode_s"] for outcome in outcomes),
+            exchange_s=max(outcome["exchange_s"] for outcome in outcomes),
+            exposed_s=statistics.mean(outcome["exposed_s"] for outcome in outcomes),
+            encoded=[
+                EncodedLayer(**(part | {"layer": self._layers[part["layer"]]}))
+                for outcome in outcomes
+                for part in outcome["encoded"]
+            ],
+        )
+
+    def _hear_all(self) -> list[dict[str, Any]]:
+        """What every device tells next, beside asking for sums: those are added on the way.
+
+        One part of the network after the other, so no device may wait for another part's sums before it has told.
+        """
+        heard: list[dict[str, Any]] = []
+        for index in range(len(self._plan.ranks[0])):
+            ranks = self._plan.peers(index)
+            while "sum" in (told := [hear(self._transport, rank) for rank in ranks])[0]:
+                serve_sum(self._transport, ranks, told)
+            heard += told
+        return heard
+
+    def collect(self) -> None:
+        """Take the first replica's parameters and the mean of all replicas' running statistics, which they take too."""
+        for rank in self._plan.device_ranks:
+            tell(self._transport, rank, {"command": "report"})
+        for index, first in enumerate(self._plan.ranks[0]):
+            stage = self._stages[first]
+            buffers = list(stage.buffers().values())
+            sums = [torch.zeros_like(buffer) for buffer in buffers]
+            for rank in self._plan.peers(index):
+                self._reports[rank] = hear(self._transport, rank)
+                if rank == first:
+                    receive_all_(self._transport, rank, list(stage.parameters().values()))
+                receive_all_(self._transport, rank, buffers)
+                for total, buffer in zip(sums, buffers, strict=True):
+                    total += buffer
+            for total, buffer in zip(sums, buffers, strict=True):
+                if buffer.is_floating_point():
+                    buffer.copy_(total / self._plan.num_replicas)
+            for rank in self._plan.peers(index):
+                send_all(self._transport, rank, buffers)
+
+    def figures(self) -> list[dict[str, Any]]:
+        """What each replica sent between the last two `collect`s, and a hash of its parameters; counts each once."""
+        return [self._figures_of(ranks) for ranks in self._plan.ranks]
+
+    def _figures_of(self, ranks: Sequence[int]) -> dict[str, Any]:
+        sent = _nothing()
+        for rank in ranks:
+            now = {purpose: Traffic(**entry) for purpose, entry in self._reports[rank]["traffic"].items()}
+            for purpose in sent:
+                sent[purpose] += now[purpose].since(self._counted[rank][purpose])
+            self._counted[rank] = now
+        return {
+            "traffic": {purpose: dataclasses.asdict(entry) for purpose, entry in sent.items()},
+            "weights": "".join(self._reports[rank]["weights"] for rank in ranks),
+        }
+
+    def link_bytes(self) -> list[LinkBytes]:
+        """Bytes of mini-batches, activations and their gradients since the last call, by who sent them to whom."""
+        totals = {(HOST_RANK, rank): nbytes for rank, nbytes in self._dealt_bytes.items() if nbytes}
+        for rank, report in self._reports.items():
+            totals |= {(rank, int(to)): nbytes for to, nbytes in report["links"].items()}
+        names = {HOST_RANK: "host"} | self._names
+        rows = [
+            LinkBytes(source=names[source], to=names[to], nbytes=nbytes - self._links_counted.get((source, to), 0))
+            for (source, to), nbytes in sorted(totals.items())
+        ]
+        self._links_counted = totals
+        return rows
+
+    def stop(self) -> None:
+        """Let every device end."""
+        for rank in self._plan.device_ranks:
+            tell(self._transport, rank, {"command": "stop"})
+
+    def close(self) -> None:
+        """The memory goes with the process."""
+
+    def _deal(self, tensor: torch.Tensor, rank: int) -> None:
+        with self._transport.counted_as("activation"):
+            pendings, nbytes = send_tensor(self._transport, tensor, rank)
+            wait_all(pendings)
+        self._dealt_bytes[rank] += nbytes
+
+
+def _nothing() -> dict[Purpose, Traffic]:
+    return {purpose: Traffic() for purpose in get_args(Purpose)}

@@ -1,0 +1,73 @@
+"""Plan: which process is which device, and which devices together hold one replica of the network."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Literal
+
+from torch import nn
+
+from bench.core.topology import Device, Topology
+from bench.strategies.devices.commands import HOST_RANK
+from bench.strategies.devices.stage import Route
+from bench.strategies.placement.assignment import ActivationPolicy, Assignment, assign
+from bench.strategies.placement.tracing import trace
+
+Split = Literal["type", "data", "both"]
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Plan:
+    """Rank 0 is the host; the devices follow in the order of the topology.
+
+    Attributes:
+        pools: the devices of each replica; those at one index hold the same part of it.
+        ranks: of these devices, likewise.
+    """
+
+    pools: tuple[tuple[Device, ...], ...]
+    ranks: tuple[tuple[int, ...], ...]
+
+    @classmethod
+    def of(cls, topology: Topology, by: Split) -> Plan:
+        """One replica over all devices by type, one on each device by data, or one over each pool of roles."""
+        devices = topology.devices
+        match by:
+            case "type":
+                pools = [devices]
+            case "data":
+                pools = [(device,) for device in devices]
+            case "both":
+                pools = topology.pools()
+        rank_of = {device.name: rank for rank, device in enumerate(devices, start=HOST_RANK + 1)}
+        return cls(pools=tuple(pools), ranks=tuple(tuple(rank_of[device.name] for device in pool) for pool in pools))
+
+    @property
+    def num_replicas(self) -> int:
+        """Mini-batches per step."""
+        return len(self.pools)
+
+    @property
+    def device_ranks(self) -> list[int]:
+        """Every rank but the host's."""
+        return sorted(rank for ranks in self.ranks for rank in ranks)
+
+    def place(self, rank: int) -> tuple[int, int]:
+        """(replica, index within its pool) of a device."""
+        return next((r, ranks.index(rank)) for r, ranks in enumerate(self.ranks) if rank in ranks)
+
+    def peers(self, index: int) -> list[int]:
+        """Ranks of the devices that hold the same part, one in every replica."""
+        return [ranks[index] for ranks in self.ranks]
+
+    def assign(self, model: nn.Module, activations: ActivationPolicy) -> tuple[Assignment, list[Route]]:
+        """Where every operation runs, by name on the first replica and as a route for each.
+
+        Raises:
+            UsageError: the model cannot be traced.
+        """
+        traced = trace(model)
+        assignment = assign(traced, self.pools[0], activations)
+        index_of = {device.name: index for index, device in enumerate(self.pools[0])}
+        device_of = {node: index_of[name] for node, name in assignment.device_of.items()}
+        return assignment, [Route(traced=traced, device_of=device_of, ranks=ranks) for ranks in self.ranks]

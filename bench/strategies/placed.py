@@ -1,0 +1,202 @@
+"""Placed: a host and its devices, each a process, around one pool of memory; layers go to devices by type.
+
+The host loads the model onto the devices, deals mini-batches, and commands. Activations and their gradients go from
+device to device through memory that all of them map, without passing the host. With by=type one replica lies on all
+devices, each operation on a device of the role that suits it; with by=data every device holds a replica; with by=both
+every pool of roles does.
+
+Source: a patent on a heterogeneous training system around CXL (2022-11): roles by layer type in paragraphs 39-42, the
+host's part in 45-51, triggers in 58-59.
+Differs: roles are processes on the CPU, and the pool is this machine's shared memory; nothing of CXL is measured.
+`bench place` says what real links would make of it.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+from typing import Annotated, Literal, cast
+
+import torch.distributed as dist
+from torch import nn
+from typing_extensions import Doc, override
+
+from bench.core import spec
+from bench.core.config import RunConfig
+from bench.core.errors import UsageError
+from bench.core.straggler import Straggler
+from bench.core.topology import Topology
+from bench.optimizers.base import Optimizer
+from bench.strategies.base import BoundStrategy, Follower, Setup, Strategy
+from bench.strategies.devices.commands import HOST_RANK
+from bench.strategies.devices.device import DeviceProcess
+from bench.strategies.devices.host import HostTraining
+from bench.strategies.devices.host_sum import HostSum
+from bench.strategies.devices.plan import Plan, Split
+from bench.strategies.devices.stage import Stage
+from bench.strategies.placement.assignment import ActivationPolicy
+from bench.strategies.placement.checks import check_values
+from collectives.base import Collective
+from collectives.transport.shared_memory import SharedMemoryTransport
+from compressors.base import Compressor
+from compressors.ddp.channel import Channel, own_transport
+from compressors.layer import layers_of
+
+# Activations of a mini-batch of common size go as one piece.
+RING_BYTES = 2**22
+
+
+@dataclasses.dataclass(kw_only=True)
+class Placed(Strategy):
+    """A host process and device processes of the roles gpu, fpga, asic, dpu and cpu.
+
+    Bytes: activations by the edges of the network that cross devices, once forward per device that uses a value and
+    once back per operation that does; gradients as the collective has it, among the devices that hold the same part.
+
+    """
+
+    by: Annotated[
+        Split, Doc("type: one replica over all devices; data: one on each device; both: one over each pool of roles")
+    ] = "type"
+    devices: Annotated[str | None, Doc("device file (TOML): host, devices, links")] = None
+    activations: Annotated[
+        ActivationPolicy,
+        Doc("role that runs activations: asic, dpu, or both in turns; producer: each stays where its input is made"),
+    ] = "asic"
+    merge: Annotated[
+        Literal["devices", "host"], Doc("who adds the replicas' gradients: the devices by --collective, or the host")
+    ] = "devices"
+
+    @override
+    def default_collectives(self, compressor: Compressor) -> tuple[str, ...]:
+        return ("pool",)
+
+    @override
+    def complete(self, asked: RunConfig) -> RunConfig:
+        """One process for the host and one for every device of the file."""
+        if self.devices is None:
+            raise UsageError(
+                f"{self.component_name} needs a device file; write {self.component_name}:devices=examples/cxl.toml"
+            )
+        topology = Topology.read(Path(self.devices))
+        for device in topology.devices:
+            if device.torch_device != "cpu":
+                raise UsageError(
+                    f"{self.devices}: {device.name} asks for the torch device '{device.torch_device}', and "
+                    f"{self.component_name} computes on the CPU only; leave torch_device out"
+                )
+        plan = Plan.of(topology, self.by)
+        num_processes = 1 + len(topology.devices)
+        if asked.world_size not in (None, num_processes):
+            raise UsageError(
+                f"--world-size {asked.world_size} contradicts {self.devices}, which makes {num_processes} processes "
+                "with the host; leave it out"
+            )
+        return dataclasses.replace(
+            asked, world_size=num_processes, replicas=plan.num_replicas, devices=topology.to_dict()
+        )
+
+    @override
+    def refusal(
+        self, config: RunConfig, compressor: Compressor, collective: Collective, optimizer: Optimizer
+    ) -> str | None:
+        name, method = self.component_name, compressor.component_name
+        obstacles = (
+            *self._settings_in_the_way(config),
+            (
+                config.replicas == 1 and spec.short_text(collective) != "pool",
+                f"one replica has nobody to sum with; leave out --collective {config.collective}",
+            ),
+            (
+                collective.component_name == "native",
+                f"{name} sums through memory, which no backend's own all-reduce does; use --collective pool or ring",
+            ),
+            (
+                self.merge == "host" and spec.short_text(collective) != "pool",
+                f"{name}:merge=host adds at the host and by no collective; leave out --collective {config.collective}",
+            ),
+            (
+                self.merge == "host" and config.replicas == 1,
+                "one replica has nobody to sum gradients with; leave out merge=host",
+            ),
+            (
+                self.by == "data" and self.activations != "asic",
+                f"by=data runs the whole network on every device; leave out activations={self.activations}",
+            ),
+            (
+                compressor.engine_hook,
+                f"{method} is PyTorch's own communication hook, which works inside DDP; use --strategy ddp",
+            ),
+            (
+                config.replicas == 1 and method != "none",
+                f"one replica has nobody to sum gradients with, so {method} would compress nothing; use by=data or "
+                "by=both with several pools",
+            ),
+            (
+                optimizer.exchanges and not optimizer.keeps_gradients,
+                f"{optimizer.component_name} watches whole layers, which {name} takes apart; use --strategy ddp",
+            ),
+        )
+        return next((sentence for applies, sentence in obstacles if applies), None)
+
+    def _settings_in_the_way(self, config: RunConfig) -> tuple[tuple[bool, str], ...]:
+        """(whether it is, what to do about it) for options of the run that mean nothing here."""
+        name = self.component_name
+        return (
+            (
+                config.cluster is not None or config.nnodes > 1,
+                f"{name} joins processes of one machine by its memory; leave out virtual hosts and --nnodes",
+            ),
+            (
+                config.device != "cpu",
+                f"{name} computes in processes on the CPU; add --device cpu",
+            ),
+            (
+                config.bucket_mb is not None,
+                f"--bucket-mb has no meaning with {name}, which sums a device's part as one message; leave it out",
+            ),
+            (config.amp != "none", f"{name} computes in fp32; leave out --amp {config.amp}"),
+            (config.profile > 0, f"{name} computes in device processes, which --profile does not see; leave it out"),
+            (
+                config.straggler is not None and Straggler.parse(config.straggler).rank == HOST_RANK,
+                f"rank {HOST_RANK} is the host, which computes nothing; name a device's rank with --straggler",
+            ),
+        )
+
+    @override
+    def examine(self, config: RunConfig, model: nn.Module) -> list[str]:
+        """What does not run where its type asks for.
+
+        Raises:
+            UsageError: the model cannot be traced, or hands on what is no tensor.
+        """
+        plan = Plan.of(Topology.from_dict(config.devices or {}), self.by)
+        assignment, routes = plan.assign(model, self.activations)
+        check_values(routes[0].traced)
+        return list(assignment.notes)
+
+    @override
+    def bind(self, setup: Setup) -> BoundStrategy | Follower:
+        config = setup.config
+        plan = Plan.of(Topology.from_dict(config.devices or {}), self.by)
+        _, routes = plan.assign(setup.model, self.activations)
+        transport = SharedMemoryTransport.open(own_transport(setup.device, config.timeout_s), ring_bytes=RING_BYTES)
+        loop = cast(dist.ProcessGroup, dist.new_group([HOST_RANK]))  # every rank must call
+        if dist.get_rank() == HOST_RANK:
+            stages = {
+                rank: Stage(route, index, transport, setup.device)
+                for route in routes
+                for index, rank in enumerate(route.ranks)
+            }
+            return HostTraining(config, setup.model, plan, stages, transport, loop)
+        replica, index = plan.place(dist.get_rank())
+        stage = Stage(routes[replica], index, transport, setup.device)
+        layer_of = {id(layer.weight): layer for layer in layers_of(setup.model)}
+        reducer, optimizer = setup.make_reducer()
+        channel = Channel(
+            [layer_of[id(parameter)] for parameter in stage.parameters().values()],
+            reducer,
+            HostSum.over(transport) if self.merge == "host" else setup.collective,
+            transport.view(plan.peers(index)),
+        )
+        return DeviceProcess(config, stage, replica, channel, transport, optimizer)

@@ -1,0 +1,80 @@
+"""Trackers: the numbers of every row also where TensorBoard or MLflow shows them, if the user asks for it.
+
+Both write beside the run's own files, on this machine; nothing is sent anywhere.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, Protocol
+
+from bench.core import schema
+from bench.core.config import RunConfig
+from bench.core.run_folder import RunFolder
+
+_NUMBERS = [
+    column.name
+    for column in schema.METRICS
+    if column.type in (int, float) and column.group not in ("identity", "origin")
+]
+
+
+class Tracker(Protocol):
+    """Where rows also go."""
+
+    def row(self, row: Mapping[str, Any]) -> None:
+        """Show one row of `metrics.csv`."""
+
+    def close(self) -> None:
+        """The run ended well."""
+
+
+def open_tracker(config: RunConfig, folder: RunFolder) -> Tracker | None:
+    """Return the tracker that the run asks for; only the rank that writes rows calls."""
+    match config.track:
+        case "tensorboard":
+            return _TensorBoard(folder)
+        case "mlflow":
+            return _MLflow(config, folder)
+        case _:
+            return None
+
+
+class _TensorBoard:
+    def __init__(self, folder: RunFolder) -> None:
+        from torch.utils.tensorboard import SummaryWriter
+
+        self._writer = SummaryWriter(str(folder.path / "tensorboard"))
+
+    def row(self, row: Mapping[str, Any]) -> None:
+        for name, value in _numbers(row).items():
+            self._writer.add_scalar(name, value, row["step"], walltime=None)
+        self._writer.flush()
+
+    def close(self) -> None:
+        self._writer.close()
+
+
+class _MLflow:
+    def __init__(self, config: RunConfig, folder: RunFolder) -> None:
+        from mlflow import MlflowClient
+
+        self._client = MlflowClient(tracking_uri=f"sqlite:///{folder.path.parent.absolute() / 'mlflow.db'}")
+        found = self._client.get_experiment_by_name("gradwire")
+        experiment = found.experiment_id if found else self._client.create_experiment("gradwire")
+        self._run: str = self._client.create_run(experiment, run_name=folder.run_id).info.run_id
+        for name, value in config.columns().items():
+            if value is not None:
+                self._client.log_param(self._run, name, value)
+
+    def row(self, row: Mapping[str, Any]) -> None:
+        for name, value in _numbers(row).items():
+            self._client.log_metric(self._run, name, value, step=row["step"])
+
+    def close(self) -> None:
+        self._client.set_terminated(self._run)
+
+
+def _numbers(row: Mapping[str, Any]) -> dict[str, float]:
+    """The row's measured numbers."""
+    return {name: float(row[name]) for name in _NUMBERS if row.get(name) is not None}

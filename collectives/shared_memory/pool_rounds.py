@@ -1,0 +1,157 @@
+"""The rounds of the pool: all ranks fill their slots, each adds or reads what is its own, all read the result."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+
+from collectives.payloads.base import balanced_borders
+from collectives.shared_memory.layout import DONE, LENGTH, READY, PoolMemory
+from collectives.shared_memory.memory import LINE
+from collectives.shared_memory.patience import Patience
+from collectives.transport.arithmetic import sum_wires_into_
+from collectives.transport.base import ReduceOp, Transport
+
+
+class PoolRounds:
+    """One rank's part in all rounds over one memory.
+
+    A rank announces that it has filled its slot (READY), and that it has read all slots and written its chunk of the
+    result (DONE). It fills the next slot before all are DONE, so that one is in the other set; the same one again it
+    fills after it saw that all are DONE with it. It reads a result after having announced the next READY, so the next
+    result is in the other set; the same one again is written after all announced the READY after that, which they do
+    after reading. A sum of one piece fills nothing ahead: the next READY follows its reading, and one set is enough.
+
+    Args:
+        memory: the slots.
+        transport: its ranks.
+    """
+
+    def __init__(self, memory: PoolMemory, transport: Transport) -> None:
+        self.memory = memory
+        self._transport = transport
+        self._round = 0
+
+    def sum_(self, wire: torch.Tensor, op: ReduceOp) -> None:
+        """Put the sum over ranks, in rank order, in the place of `wire`, which may be this rank's slot itself."""
+        memory, n, rank = self.memory, self._transport.world_size, self._transport.rank
+        ledger = self._transport.ledger
+        pieces = wire.split(memory.slot_bytes // wire.element_size())
+        lies_in_slot = wire.data_ptr() == memory.slot(0, rank, 1).data_ptr()
+        if not wire.numel():
+            return
+
+        def fill(round_: int, index: int) -> None:
+            piece = pieces[index]
+            own = lines_of(piece, rank, n)
+            slot = memory.slot(round_, rank, piece.nbytes).view(wire.dtype)
+            if lies_in_slot:
+                ledger.book(piece.nbytes)
+            else:
+                slot[: own.start] = piece[: own.start]
+                slot[own.stop :] = piece[own.stop :]
+                ledger.book(piece.nbytes - piece[own].nbytes)
+            memory.synchronize(slot)
+
+        def combine(round_: int, index: int) -> None:
+            piece = pieces[index]
+            own = lines_of(piece, rank, n)
+            terms = [memory.slot(round_, other, piece.nbytes).view(wire.dtype)[own] for other in range(n)]
+            terms[rank] = piece[own]
+            for term in terms:
+                memory.synchronize(term)
+            result = memory.result(round_, piece.nbytes).view(wire.dtype)[own]
+            sum_wires_into_(result, terms, op)
+            memory.synchronize(result)
+            ledger.book(result.nbytes)
+
+        def read(round_: int, index: int) -> None:
+            piece = pieces[index]
+            result = memory.result(round_, piece.nbytes)
+            memory.synchronize(result)
+            piece.copy_(result.view(wire.dtype))
+            if lies_in_slot:
+                ledger.book(piece.nbytes)
+
+        self._run(lambda: len(pieces), fill, combine, read)
+
+    def gather(self, packed: torch.Tensor) -> list[torch.Tensor]:
+        """Return every rank's packed payload, in rank order."""
+        memory, rank = self.memory, self._transport.rank
+        buffers: list[torch.Tensor] = []
+
+        def piece(buffer: torch.Tensor, index: int) -> torch.Tensor:
+            return buffer[index * memory.slot_bytes : (index + 1) * memory.slot_bytes]
+
+        def fill(round_: int, index: int) -> None:
+            part = piece(packed, index)
+            slot = memory.slot(round_, rank, part.nbytes)
+            slot.copy_(part)
+            memory.synchronize(slot)
+            if index == 0:
+                memory.announce(LENGTH, packed.numel())
+            self._transport.ledger.book(part.nbytes)
+
+        def num_rounds() -> int:
+            lengths = memory.lengths()
+            buffers.extend(torch.empty(length, dtype=torch.uint8) for length in lengths)
+            buffers[rank] = packed
+            return -(-max(lengths) // memory.slot_bytes)
+
+        def combine(round_: int, index: int) -> None:
+            for other, buffer in enumerate(buffers):
+                part = piece(buffer, index)
+                if other != rank and part.numel():
+                    slot = memory.slot(round_, other, part.nbytes)
+                    memory.synchronize(slot)
+                    part.copy_(slot)
+
+        self._run(num_rounds, fill, combine, lambda round_, index: None)
+        return buffers
+
+    def _run(
+        self,
+        num_rounds: Callable[[], int],
+        fill: Callable[[int, int], None],
+        combine: Callable[[int, int], None],
+        read: Callable[[int, int], None],
+    ) -> None:
+        """All rounds of one sum; each callback gets the round's number and the piece's."""
+        with self._transport.ledger.timed():
+            fill(self._round + 1, 0)
+            self.memory.announce(READY, self._round + 1)
+            self._await(READY, self._round + 1)
+            count = num_rounds()
+            for index in range(count):
+                self._round += 1
+                self._await(READY, self._round)
+                combine(self._round, index)
+                self.memory.announce(DONE, self._round)
+                if index + 1 < count:
+                    fill(self._round + 1, index + 1)
+                    self.memory.announce(READY, self._round + 1)
+                self._await(DONE, self._round)
+                read(self._round, index)
+
+    def _await(self, field: int, value: int) -> None:
+        """Wait until every rank has announced `value`.
+
+        Raises:
+            TransportError: some did not in time.
+        """
+        patience = Patience(self._transport.timeout_s)
+        while late := self.memory.behind(field, value):
+            if not patience.pause():
+                raise self._transport.timeout_error(late[0])
+
+
+def lines_of(tensor: torch.Tensor, rank: int, world_size: int) -> slice:
+    """Return the elements that `rank` adds: whole lines, of which none may have two writers.
+
+    A cache that others do not see writes a line back as a whole, with what it holds of the other writer's part.
+    """
+    per_line = LINE // tensor.element_size()
+    borders = balanced_borders(-(-tensor.numel() // per_line), world_size)
+    first, last = (min(border * per_line, tensor.numel()) for border in borders[rank : rank + 2])
+    return slice(first, last)

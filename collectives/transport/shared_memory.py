@@ -1,0 +1,173 @@
+"""The transport through memory that all ranks map: processes of one machine, or hosts around one CXL memory pool.
+
+Each ordered pair of ranks has a channel, a ring of bytes of its own. There are no locks, no atomic operations beyond
+aligned stores, and no thread: a message moves while its rank posts or waits, and whoever waits for one moves all that
+are under way, so that a circle of ranks that send each other long messages goes round. What fits into the ring is sent
+at once; of a longer message the rest goes when its sender waits.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Sequence
+from pathlib import Path
+
+import torch
+from typing_extensions import override
+
+from collectives.payloads.base import balanced_borders
+from collectives.shared_memory.channel import Incoming, Message, Outgoing
+from collectives.shared_memory.memory import PAGE, SharedMemory, map_together
+from collectives.shared_memory.patience import Patience
+from collectives.shared_memory.region import rounded_up
+from collectives.transport.arithmetic import sum_wires_into_
+from collectives.transport.base import Ledger, Pending, Receive, ReduceOp, Send, Transport, TransportError, wait_all
+
+RING_BYTES = 2**20
+
+
+class SharedMemoryTransport(Transport):
+    """Messages between ranks that map one region, each from one thread; `open` makes one."""
+
+    @override
+    def __init__(self, channels: Channels, members: Sequence[int], ledger: Ledger) -> None:
+        self._channels = channels
+        self._members = list(members)
+        self.rank = self._members.index(channels.opener.rank)
+        self.world_size = len(self._members)
+        self.device = torch.device("cpu")
+        self.timeout_s = channels.opener.timeout_s
+        self.ledger = ledger
+
+    @classmethod
+    def open(
+        cls,
+        transport: Transport,
+        path: str | Path = "/dev/shm",
+        *,
+        ring_bytes: int = RING_BYTES,
+        coherent: bool | None = None,
+    ) -> SharedMemoryTransport:
+        """Return one among the ranks of another transport, over which it also finds out who is lost; all must call.
+
+        Args:
+            transport: the ranks, their names and the longest wait.
+            path: folder for the region's file, a new file's name, or a DAX device.
+            ring_bytes: what a rank can have under way to another; the region holds one ring per ordered pair.
+            coherent: ranks see each other's stores without flushing; None: they do, but a device must say.
+
+        Raises:
+            OptionError: on all ranks: no room, no such path, or memory that is not coherent and no way to flush it.
+        """
+        return cls(Channels(transport, Path(path), ring_bytes, coherent), range(transport.world_size), Ledger())
+
+    @override
+    def name(self, rank: int) -> int:
+        return self._channels.opener.name(self._members[rank])
+
+    @override
+    def timeout_error(self, rank: int) -> TransportError:
+        return self._channels.opener.timeout_error(self._members[rank])
+
+    @override
+    def post(self, sends: Sequence[Send], receives: Sequence[Receive]) -> list[Pending]:
+        for tensor, _ in sends:
+            self.ledger.book(tensor.nbytes)
+        return self._start(sends, receives)
+
+    @override
+    def all_reduce_(self, tensor: torch.Tensor, op: ReduceOp = "sum") -> None:
+        """Each rank adds its own part of all ranks' tensors, in rank order, and sends it to all."""
+        n = self.world_size
+        if n == 1:
+            return
+        self.ledger.book(round(2 * (n - 1) / n * tensor.nbytes), from_formula=True)
+        flat = tensor.view(-1)
+        parts = [flat[start:end] for start, end in itertools.pairwise(balanced_borders(flat.numel(), n))]
+        own = parts[self.rank]
+        terms = [own.clone() for _ in range(n)]
+        others = [rank for rank in range(n) if rank != self.rank]
+        wait_all(self._start([(parts[rank], rank) for rank in others], [(terms[rank], rank) for rank in others]))
+        sum_wires_into_(own, terms, op)
+        wait_all(self._start([(own, rank) for rank in others], [(parts[rank], rank) for rank in others]))
+
+    @override
+    def view(self, ranks: Sequence[int]) -> SharedMemoryTransport:
+        return SharedMemoryTransport(self._channels, [self._members[rank] for rank in ranks], self.ledger)
+
+    def _start(self, sends: Sequence[Send], receives: Sequence[Receive]) -> list[Pending]:
+        with self.ledger.timed():
+            pendings: list[Pending] = []
+            for tensor, source in receives:
+                message = Message(tensor)
+                self._channels.incoming[self._members[source]].add(message)
+                pendings.append(_Pending(self, message, source))
+            for tensor, to in sends:
+                message = Message(tensor)
+                self._channels.outgoing[self._members[to]].add(message)
+                pendings.append(_Pending(self, message, to))
+            self._channels.advance()
+            return pendings
+
+    def _wait(self, message: Message, peer: int) -> None:
+        patience = Patience(self.timeout_s)
+        with self.ledger.timed():
+            while not message.is_done:
+                if self._channels.advance():
+                    patience.renew()
+                elif not patience.pause():
+                    raise self.timeout_error(peer)
+
+
+class Channels:
+    """One rank's ends of the channels from and to all others; shared by all views of a transport.
+
+    Args:
+        opener: the transport whose ranks they connect; all must call.
+        path: where the region is to be.
+        ring_bytes: length of a ring.
+        coherent: ranks see each other's stores without flushing.
+
+    Attributes:
+        incoming: from each other rank.
+        outgoing: to each other rank.
+    """
+
+    def __init__(self, opener: Transport, path: Path, ring_bytes: int, coherent: bool | None) -> None:
+        self.opener = opener
+        self.incoming: dict[int, Incoming] = {}
+        self.outgoing: dict[int, Outgoing] = {}
+        if opener.world_size == 1:
+            return
+        pairs = list(itertools.permutations(range(opener.world_size), 2))
+        ring_bytes = rounded_up(ring_bytes, PAGE)
+        memory = map_together(
+            opener, path, 2 * len(pairs), ring_bytes * len(pairs), coherent=coherent, smaller="smaller rings"
+        )
+        for index, pair in enumerate(pairs):
+            self._connect(memory, memory.data[ring_bytes * index :][:ring_bytes], 2 * index, *pair)
+
+    def _connect(self, memory: SharedMemory, ring: torch.Tensor, line: int, source: int, to: int) -> None:
+        if source == self.opener.rank:
+            self.outgoing[to] = Outgoing(memory, ring, line, line + 1, self.opener.name(to))
+        elif to == self.opener.rank:
+            self.incoming[source] = Incoming(memory, ring, line + 1, line, self.opener.name(source))
+
+    def advance(self) -> bool:
+        """Let pass what can pass now, to all and from all; return whether anything did."""
+        ends = (*self.outgoing.values(), *self.incoming.values())
+        return sum(end.advance() for end in ends) > 0
+
+
+class _Pending(Pending):
+    """A message and whom it waits for."""
+
+    def __init__(self, transport: SharedMemoryTransport, message: Message, peer: int) -> None:
+        self._transport = transport
+        self._message = message
+        self._peer = peer
+
+    @override
+    def wait(self) -> None:
+        if not self._message.is_done:
+            self._transport._wait(self._message, self._peer)

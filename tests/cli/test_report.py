@@ -1,0 +1,51 @@
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from tests.testing.fake_results import fake_run
+from tests.testing.fake_rows import fake_row, write_run
+from tests.testing.invoke import invoke
+
+
+def test_one_file_holds_everything(tmp_path: Path) -> None:
+    folder = write_run(tmp_path / "runs" / "dense", *fake_run([0.5, 0.95]))
+    (folder / "environment.json").write_text(json.dumps({"command": ["bench", "run", "--seeds", "1-3"]}))
+    write_run(tmp_path / "runs" / "topk", *fake_run([0.5, 0.95], compressor="topk", git_dirty=True))
+    out = tmp_path / "report.html"
+    answer = invoke("report", str(tmp_path / "runs"), "--out", str(out))
+    assert answer.code == 0, answer.error
+    assert "warning: topk + native: run from a checkout with uncommitted changes" in answer.error
+    text = out.read_text(encoding="utf-8")
+    assert "bench run --seeds 1-3" in text
+    assert "topk + native: run from a checkout with uncommitted changes" in text
+    assert text.count("<svg") >= 4
+
+
+def test_what_could_not_be_read_is_a_caveat(tmp_path: Path) -> None:
+    write_run(tmp_path / "runs" / "dense", *fake_run([0.5, 0.95]))
+    with (tmp_path / "runs" / "dense" / "metrics.csv").open("a") as file:
+        file.write("torn")
+    out = tmp_path / "report.html"
+    assert invoke("report", str(tmp_path / "runs"), "--out", str(out)).code == 0
+    assert "metrics.csv line 4 is skipped: it is cut" in out.read_text(encoding="utf-8")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "sentence"),
+    [
+        (("nowhere",), 4, "nowhere does not exist"),
+        (("--out", "nowhere/report.html"), 2, "cannot write nowhere/report.html"),
+        (("--baseline", "sign"), 2, "no row fits --baseline sign"),
+    ],
+)
+def test_what_cannot_be_is_refused_in_a_sentence(
+    arguments: tuple[str, ...], code: int, sentence: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    write_run(tmp_path / "results" / "runs" / "a", fake_row())
+    answer = invoke("report", *arguments)
+    assert answer.code == code
+    assert sentence in answer.error

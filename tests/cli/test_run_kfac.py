@@ -1,0 +1,68 @@
+"""Real jobs with K-FAC: ranks stay equal, what the factors cost is recorded, and both ways of sending them train."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from bench.optimizers.kronecker.exchange import owned
+from collectives.payloads.bundle import Bundle
+from tests.testing.invoke import execute, invoke, only_run, rows
+
+WORLD_SIZE, STEPS, EVERY = 2, 8, 3
+UPDATES = 3  # at steps 0, 3 and 6
+# small_cnn with width 2 and 4 hidden units: inputs and outputs of each layer, biases in the fully connected ones.
+SIZES = [27, 2, 18, 4, 36, 8, 72, 8, 129, 4, 5, 10]
+HALVES = [size * (size + 1) // 2 for size in SIZES]
+
+
+def run(out: Path, optimizer: str) -> dict[str, str]:
+    answer = execute(
+        "run", "--model", "small_cnn:width=2,hidden=4", "--optimizer", optimizer, "--steps", str(STEPS),
+        "--train-size", "64", "--test-size", "32", "--batch-size", "8", "--threads", "1", "--out", str(out),
+    )  # fmt: skip
+    assert answer.code == 0, answer.error
+    (row,) = rows(only_run(out))
+    assert row["replicas_in_sync"] == "true"
+    assert row["factor_updates_skipped"] == "0"
+    return row
+
+
+@pytest.mark.timeout(240)
+def test_factors_travel_as_triangles_and_as_cholesky_factors(tmp_path: Path) -> None:
+    triangle = run(tmp_path / "triangle", f"kfac:update_every={EVERY}")
+    cholesky = run(tmp_path / "cholesky", f"kfac:update_every={EVERY},transfer=cholesky,collective=allgather")
+    assert triangle["factor_fallbacks"] == cholesky["factor_fallbacks"] == "0"
+    assert float(triangle["train_loss"]) == pytest.approx(float(cholesky["train_loss"]), rel=1e-3)
+    shares = [Bundle.packed_nbytes([24 + 4 * HALVES[index] for index in share]) for share in owned(SIZES, WORLD_SIZE)]
+    per_rank = 4 * sum(HALVES) + sum(shares) / WORLD_SIZE  # 2 (n - 1) / n of all triangles, and a share of the tree
+    assert float(triangle["state_bytes_per_step"]) == pytest.approx(UPDATES * per_rank / STEPS)
+    everything = Bundle.packed_nbytes([24 + 4 * half for half in HALVES])
+    assert float(cholesky["state_bytes_per_step"]) == pytest.approx(UPDATES * everything / STEPS)
+    assert triangle["payload_bytes_per_step"] == cholesky["payload_bytes_per_step"]
+
+
+def test_without_factors_their_columns_are_empty(tmp_path: Path) -> None:
+    answer = execute(
+        "run", "--model", "linear", "--steps", "2", "--train-size", "64", "--test-size", "32", "--batch-size", "8",
+        "--threads", "1", "--out", str(tmp_path),
+    )  # fmt: skip
+    assert answer.code == 0, answer.error
+    (row,) = rows(only_run(tmp_path))
+    assert (row["state_bytes_per_step"], row["factor_fallbacks"], row["factor_updates_skipped"]) == ("0.0", "", "")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "sentence"),
+    [
+        (["--optimizer", "kfac:transfer=cholesky"], "add collective=allgather to it"),
+        (["--optimizer", "kfac:inner=kfac"], "kfac: inner=kfac is not possible"),
+        (["--optimizer", "kfac", "--strategy", "async_server"], "kfac exchanges something between all ranks"),
+        (["--optimizer", "kfac", "--compressor", "dgc"], "kfac has no momentum to hand over"),
+    ],
+)
+def test_what_cannot_be_is_refused_in_one_sentence(arguments: list[str], sentence: str) -> None:
+    answer = invoke("run", *arguments)
+    assert answer.code == 2
+    assert sentence in " ".join(answer.error.split())

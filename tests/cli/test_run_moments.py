@@ -1,0 +1,46 @@
+"""A real job whose optimizer exchanges moments, beside one that averages gradients."""
+
+from __future__ import annotations
+
+import csv
+from pathlib import Path
+
+import pytest
+
+from tests.testing.invoke import execute, only_run, rows
+
+
+def train(out: Path, optimizer: str, *more: str) -> dict[str, str]:
+    """The last row of a run on two ranks."""
+    answer = execute(
+        "run", "--model", "linear", "--train-size", "320", "--test-size", "64", "--batch-size", "16", "--epochs", "2",
+        "--collective", "ring", "--optimizer", optimizer, "--threads", "1", "--out", str(out), *more,
+    )  # fmt: skip
+    assert answer.code == 0, answer.error
+    return rows(only_run(out))[-1]
+
+
+@pytest.mark.timeout(240)
+def test_two_exchanges_per_step_are_counted(tmp_path: Path) -> None:
+    moments = train(tmp_path / "moments", "max_adabelief")
+    gradient = train(tmp_path / "gradient", "max_adabelief:mode=gradient")
+    for row in (moments, gradient):
+        assert row["replicas_in_sync"] == "true"
+        assert row["payload_bytes_source"] == "counted"
+        assert float(row["test_accuracy"]) > 0.5
+        assert float(row["exchange_s"]) >= float(row["encode_s"]) > 0
+    assert float(moments["payload_bytes_per_step"]) == 2 * float(gradient["payload_bytes_per_step"])
+    assert float(moments["effective_density"]) == 2 * float(gradient["effective_density"]) == 2
+
+
+@pytest.mark.timeout(240)
+def test_compressed_means_and_whole_maxima_share_a_row(tmp_path: Path) -> None:
+    row = train(tmp_path, "max_adabelief", "--compressor", "topk:ratio=0.01,value_dtype=fp32", "--trigger", "sync")
+    assert row["replicas_in_sync"] == "true"
+    with (only_run(tmp_path) / "layers.csv").open(encoding="utf-8") as file:
+        layer = list(csv.DictReader(file))[-2]
+    numel = int(layer["numel"])
+    assert layer["payload"] == "Sparse+Dense"
+    assert 4 * numel < float(layer["payload_bytes"]) < 5 * numel
+    assert (float(layer["density_max"]), float(layer["density_of_wanted_max"])) == (1.0, pytest.approx(1.0, rel=0.1))
+    assert float(layer["residual_norm"]) > 0

@@ -1,0 +1,156 @@
+"""Real jobs of a host and its device processes, beside jobs of equal replicas; what is refused before any starts."""
+
+from __future__ import annotations
+
+import signal
+import time
+from pathlib import Path
+
+import psutil
+import pytest
+import torch
+
+from bench.launch.fork_server import ForkServer
+from tests.testing.devices import CXL, device_file
+from tests.testing.invoke import execute, invoke, only_run, processes_of, rows, start
+
+SMALL = (
+    "--train-size", "320", "--test-size", "64", "--batch-size", "8", "--steps", "12", "--eval-every", "6",
+    "--threads", "1", "--save-model",
+)  # fmt: skip
+
+
+def train(out: Path, *options: str) -> list[dict[str, str]]:
+    """The rows of a run."""
+    answer = execute("run", *SMALL, *options, "--out", str(out))
+    assert answer.code == 0, answer.error
+    return rows(only_run(out))
+
+
+def weights(out: Path) -> dict[str, torch.Tensor]:
+    """What a run has trained."""
+    state: dict[str, torch.Tensor] = torch.load(only_run(out) / "model.pt", weights_only=True)
+    return state
+
+
+def assert_same_weights(ours: Path, theirs: Path) -> None:
+    """Parameters and running statistics are equal bit for bit."""
+    expected = weights(theirs)
+    assert weights(ours).keys() == expected.keys()
+    for name, tensor in weights(ours).items():
+        assert torch.equal(tensor, expected[name]), name
+
+
+@pytest.mark.timeout(300)
+def test_layers_on_four_devices_train_as_one_process_does(tmp_path: Path) -> None:
+    alone = train(tmp_path / "alone", "--world-size", "1")
+    placed = train(tmp_path / "placed", "--strategy", f"placed:devices={CXL},activations=turns")
+    assert_same_weights(tmp_path / "placed", tmp_path / "alone")
+    for name in ("samples", "train_loss", "test_loss", "test_accuracy"):
+        assert [row[name] for row in placed] == [row[name] for row in alone], name
+    assert {row["replicas_in_sync"] for row in placed} == {"true"}
+    assert {(row["world_size"], row["replicas"]) for row in placed} == {("5", "1")}
+    links = rows(only_run(tmp_path / "placed"), "links.csv")
+    last = {(row["source"], row["to"]): float(row["activation_bytes"]) for row in links if row["step"] == "12"}
+    assert set(last) == {
+        ("host", "fpga0"), ("host", "gpu0"), ("fpga0", "asic0"), ("asic0", "fpga0"), ("fpga0", "dpu0"),
+        ("dpu0", "fpga0"), ("dpu0", "gpu0"), ("gpu0", "dpu0"), ("gpu0", "asic0"), ("asic0", "gpu0"),
+    }  # fmt: skip
+    between_devices = sum(nbytes for (source, _), nbytes in last.items() if source != "host")
+    assert between_devices == float(placed[-1]["activation_bytes_per_step"])
+    assert last["host", "fpga0"] == 64 + 4 * 8 * 3 * 32 * 32
+
+
+@pytest.mark.timeout(400)
+def test_replicas_on_devices_train_as_ranks_on_the_pool_do(tmp_path: Path) -> None:
+    ranks = train(tmp_path / "ddp", "--world-size", "2", "--collective", "pool")[-1]
+    two = device_file(tmp_path, gpu=2)
+    four = device_file(tmp_path, gpu=2, fpga=2)
+    for name, options in {
+        "async": (f"by=data,devices={two}", "--trigger", "async"),
+        "sync": (f"by=data,devices={two}", "--trigger", "sync"),
+        "pools": (f"by=both,devices={four}", "--trigger", "async"),
+        "pools, host": (f"by=both,merge=host,devices={four}", "--trigger", "async"),
+    }.items():
+        strategy, *more = options
+        row = train(tmp_path / name, "--strategy", f"placed:{strategy}", *more)[-1]
+        assert_same_weights(tmp_path / name, tmp_path / "ddp")
+        assert (row["replicas_in_sync"], row["replicas"], row["samples"]) == ("true", "2", ranks["samples"])
+        assert float(row["train_loss"]) == pytest.approx(float(ranks["train_loss"]))
+        assert float(row["test_loss"]) == pytest.approx(float(ranks["test_loss"]))
+
+
+@pytest.mark.timeout(200)
+def test_a_killed_device_is_named_and_leaves_nothing(tmp_path: Path) -> None:
+    process = start(
+        "run", "--model", "linear", "--train-size", "320", "--test-size", "64", "--batch-size", "8", "--epochs", "5000",
+        "--strategy", f"placed:by=data,devices={device_file(tmp_path, gpu=2)}", "--timeout", "20",
+        "--out", str(tmp_path / "out"),
+    )  # fmt: skip
+    deadline = time.monotonic() + 100
+    while not (list(tmp_path.glob("out/*/metrics.csv")) and len(rows(only_run(tmp_path / "out"))) > 1):
+        assert process.poll() is None
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+    folder = only_run(tmp_path / "out")
+    (victim,) = (p for p in processes_of(folder) if has_open(p, "/2/stdout.log") and not has_open(p, "/1/stdout.log"))
+    victim.send_signal(signal.SIGKILL)
+    _, error = process.communicate(timeout=60)
+    assert process.returncode == 3
+    assert "device gpu1 (rank 2) was killed by SIGKILL" in error
+    assert rows(folder)[-1]["status"] == "failed"
+    assert not processes_of(folder)
+
+
+def has_open(process: psutil.Process, part: str) -> bool:
+    """Whether a process holds a file open whose path has such a part."""
+    return any(part in file.path for file in process.open_files())
+
+
+@pytest.fixture
+def _no_process(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ForkServer, "warm_up", lambda _server, _threads: None)
+
+
+@pytest.mark.usefixtures("_no_process")
+@pytest.mark.parametrize(
+    ("options", "sentence"),
+    [
+        (["placed"], "placed needs a device file; write placed:devices=examples/cxl.toml"),
+        (["placed:devices=UNKNOWN"], "the catalogue has no link 'cxl9x16'"),
+        (["placed:devices=ON_CUDA"], "gpu0 asks for the torch device 'cuda:0', and placed computes on the CPU only"),
+        (["placed:devices=nowhere.toml"], "the device file nowhere.toml cannot be read"),
+        ([f"placed:devices={CXL},by=layer"], "by=layer is not possible"),
+        ([f"placed:devices={CXL}", "--world-size", "3"], "--world-size 3 contradicts"),
+        ([f"placed:devices={CXL}", "--hosts", "5"], "leave out virtual hosts"),
+        ([f"placed:by=data,devices={CXL}", "--collective", "native"], "use --collective pool or ring"),
+        ([f"placed:devices={CXL}", "--collective", "ring"], "one replica has nobody to sum with; leave out"),
+        ([f"placed:devices={CXL}", "--compressor", "topk"], "topk would compress nothing"),
+        ([f"placed:devices={CXL}", "--optimizer", "kfac"], "kfac watches whole layers"),
+        ([f"placed:devices={CXL}", "--straggler", "rank=0,slowdown=2"], "rank 0 is the host, which computes nothing"),
+        ([f"placed:by=data,devices={CXL}", "--collective", "server:root=4"], "root=4 is none of the 4 ranks"),
+        ([f"placed:devices={CXL},merge=host", "--collective", "ring"], "leave out --collective ring"),
+        ([f"placed:devices={CXL},merge=host"], "leave out merge=host"),
+        ([f"placed:by=data,activations=dpu,devices={CXL}"], "leave out activations=dpu"),
+    ],
+)
+def test_what_placed_refuses_is_one_sentence(options: list[str], sentence: str, tmp_path: Path) -> None:
+    unknown = tmp_path / "unknown.toml"
+    unknown.write_text('[[device]]\nrole = "gpu"\nlink = "cxl9x16"\n', encoding="utf-8")
+    on_cuda = tmp_path / "cuda.toml"
+    on_cuda.write_text('[[device]]\nrole = "gpu"\ntorch_device = "cuda:0"\nlink = "cxl2x16"\n', encoding="utf-8")
+    options = [option.replace("UNKNOWN", str(unknown)).replace("ON_CUDA", str(on_cuda)) for option in options]
+    answer = invoke("run", "--device", "cpu", "--strategy", *options, "--out", str(tmp_path / "out"))
+    assert (answer.code, sentence in answer.error) == (2, True), answer.error
+    assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.timeout(200)
+def test_an_optimizer_that_exchanges_moments_does_so_among_devices(tmp_path: Path) -> None:
+    options = ("--optimizer", "max_adabelief", "--collective", "ring")
+    (*_, row) = train(
+        tmp_path / "placed", *options, "--strategy", f"placed:by=data,devices={device_file(tmp_path, gpu=2)}"
+    )
+    (*_, expected) = train(tmp_path / "ddp", *options, "--world-size", "2")
+    assert_same_weights(tmp_path / "placed", tmp_path / "ddp")
+    assert row["payload_bytes_per_step"] == expected["payload_bytes_per_step"]

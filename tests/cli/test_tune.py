@@ -1,0 +1,59 @@
+"""`bench tune` with real runs: what it writes is a sweep, and what is done is not done again."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from tests.testing.invoke import execute, invoke, rows
+
+pytestmark = pytest.mark.timeout(300)
+
+TUNE = (
+    "tune", "--model", "linear", "--train-size", "256", "--test-size", "64", "--batch-size", "16", "--epochs", "1",
+    "--holdout-size", "64", "--compressors", "none,topk:ratio=0.1", "--rates", "0.1,0.01,0.0001", "--seeds", "1-2",
+)  # fmt: skip
+
+
+def test_tuned_then_swept(tmp_path: Path) -> None:
+    tuned, swept = tmp_path / "tune", tmp_path / "sweep"
+    first = execute(*TUNE, "--out", str(tuned))
+    assert first.code == 0, first.error
+    lines = [line for line in first.out.splitlines() if line.startswith("bench run ")]
+    assert len(lines) == 2
+    assert all("--rates-tried 3 --seeds 1,2" in line and "holdout" not in line for line in lines)
+    runs = [rows(path.parent)[-1] for path in tuned.glob("*/metrics.csv")]
+    assert {(row["seed"], row["holdout_size"], row["rates_tried"]) for row in runs} == {("100", "64", "0")}
+    assert len(runs) == 6
+
+    again = execute(*TUNE, "--out", str(tuned), "--json")
+    assert "6 done; 0 to do now" in again.error
+    chosen = {each["settings"]["compressor"]: each for each in json.loads(again.out)}
+    for compressor, each in chosen.items():
+        accuracies = {float(row["lr"]): float(row["test_accuracy"]) for row in runs if row["compressor"] == compressor}
+        assert accuracies[each["best"]["lr"]] == max(accuracies.values())
+
+    assert execute("sweep", str(tuned / "tuned.toml"), "--out", str(swept)).code == 0
+    finals = [rows(path.parent)[-1] for path in swept.glob("*/metrics.csv")]
+    assert {(row["holdout_size"], row["rates_tried"]) for row in finals} == {("0", "3")}
+    assert {(row["compressor"], float(row["lr"]), row["seed"]) for row in finals} == {
+        (compressor, each["best"]["lr"], seed) for compressor, each in chosen.items() for seed in ("1", "2")
+    }
+
+
+@pytest.mark.parametrize(
+    ("arguments", "sentence"),
+    [
+        (("--rates", "0.1"), "the command line holds nothing out, and tuning sees no test set; give --holdout-size"),
+        (("--holdout-size", "9"), "the command line tunes nothing; give --rates 0.01,0.02,0.05 or lists under [tune]"),
+        (("--rates", "a"), "--rates a is not a list of numbers; write 0.01,0.02,0.05"),
+        (("--compressor", "topk", "--compressors", "none"), "--compressor and --compressors contradict each other"),
+        (("x.toml", "--lr", "0.1"), "x.toml says what is run; write there what the other options say"),
+    ],
+)
+def test_refusals(arguments: tuple[str, ...], sentence: str) -> None:
+    answer = invoke("tune", *arguments)
+    assert answer.code == 2
+    assert sentence in answer.error

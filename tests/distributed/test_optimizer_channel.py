@@ -1,0 +1,89 @@
+"""An optimizer that exchanges something beside the gradients, under DDP and its hook, on real gloo ranks."""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+from typing import Any, ClassVar
+
+import pytest
+import torch
+from torch import nn
+from typing_extensions import override
+
+from bench.core.config import RunConfig
+from bench.optimizers.base import Optimizer
+from bench.strategies.base import Setup
+from bench.strategies.ddp import Ddp
+from collectives.base import Collective
+from collectives.native import Native
+from collectives.ring import Ring
+from compressors.ddp.channel import Channel
+from compressors.layer import Step
+from compressors.none import NONE
+from tests.testing.ranks import run_ranks
+
+STEPS, NUMEL = 3, 55
+
+
+@dataclasses.dataclass(kw_only=True)
+class WithNorms(Optimizer):
+    """Plain descent that learns the largest norm of each layer's gradient beside it."""
+
+    default_lr: ClassVar[float] = 0.1
+
+    @property
+    @override
+    def exchanges(self) -> bool:
+        return True
+
+    @override
+    def build(self, parameters: Any, lr: float) -> torch.optim.Optimizer:
+        return torch.optim.SGD(parameters, lr=lr)
+
+    @override
+    def bind(self, model: nn.Module, lr: float, channel: Channel | None = None) -> torch.optim.Optimizer:
+        assert channel is not None
+        optimizer = self.build(model.parameters(), lr)
+
+        def exchange(*_: object) -> None:
+            channel.combine_([torch.full((4,), float(channel.transport.rank)) for _ in channel.layers], "max")
+
+        optimizer.register_step_pre_hook(exchange)
+        return optimizer
+
+
+def train(rank: int, collective: Collective) -> tuple[list[float], dict[str, Any]]:
+    torch.manual_seed(3)
+    config = RunConfig(lr=0.1, bucket_mb=1.0, world_size=2, timeout_s=30.0)
+    model = nn.Linear(10, 5)
+    setup = Setup(
+        config=config, model=model, compressor=NONE(), collective=collective, optimizer=WithNorms(),
+        device=torch.device("cpu"),
+    )  # fmt: skip
+    strategy = Ddp().bind(setup)
+    for index in range(STEPS):
+        strategy.start_step(Step(index=index, epoch=0, rank=rank, world_size=2, seed=1), 0.1)
+        x = torch.randn(4, 10, generator=torch.Generator().manual_seed(10 * index + rank))
+        strategy.wrapped(x).square().mean().backward()
+        outcome = strategy.finish_step()
+        own = len(outcome.encoded)
+        strategy.update(outcome)
+    figures = {
+        "gradient": strategy.exchange.traffic["gradient"].nbytes,
+        "from_formula": strategy.exchange.traffic["gradient"].from_formula,
+        "encoded": (own, len(outcome.encoded)),
+    }
+    strategy.close()
+    return torch.cat([p.detach().flatten() for p in model.parameters()]).tolist(), figures
+
+
+@pytest.mark.parametrize("collective", [Ring(), Native()], ids=["hook", "ddp"])
+def test_both_exchanges_are_counted_and_ranks_stay_equal(collective: Collective, tmp_path: Path) -> None:
+    (first, figures), (second, _) = run_ranks(train, 2, tmp_path, args=[collective])
+    assert first == second
+    assert figures == {
+        "gradient": STEPS * (4 * NUMEL + 2 * 4 * 4),  # 2 (n-1)/n of the gradient, and of four numbers per layer
+        "from_formula": isinstance(collective, Native),
+        "encoded": (2, 4),
+    }

@@ -1,0 +1,28 @@
+"""Device files for tests."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from bench.core.topology import Device, Topology
+
+REPOSITORY = Path(__file__).parents[2]
+CXL = REPOSITORY / "examples" / "cxl.toml"
+
+
+def device_file(folder: Path, **counts: int) -> Path:
+    """A file with so many devices of each role, each on a link to the host."""
+    path = folder / f"{'-'.join(f'{role}{count}' for role, count in counts.items())}.toml"
+    tables = [f'[[device]]\nrole = "{role}"\ncount = {count}\nlink = "cxl2x16"\n' for role, count in counts.items()]
+    path.write_text("\n".join(tables), encoding="utf-8")
+    return path
+
+
+def pool_of(*roles: str) -> tuple[Device, ...]:
+    """One device of each of these roles."""
+    return tuple(Device(name=f"{role}0", role=role, kind=role) for role in roles)  # type: ignore[arg-type]
+
+
+def shipped() -> Topology:
+    """The device file that the examples hold."""
+    return Topology.read(CXL)

@@ -1,0 +1,192 @@
+"""Symmetric matrices as payloads: what restores exactly, what to rounding, what cannot go as asked."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from collectives.payloads import CholeskyFactor, Dense, PayloadError, Triangle, unpack
+from collectives.payloads.symmetric import (
+    EncodedMatrix,
+    Fallback,
+    Form,
+    cholesky,
+    encode_symmetric,
+    positive_factor,
+    relative_damping,
+)
+
+SIZES = (1, 2, 17, 64, 200)
+
+
+def spd(size: int, condition: float = 100.0, seed: int = 0) -> torch.Tensor:
+    """fp64 [size, size] with eigenvalues from 1 / condition to 1."""
+    generator = torch.Generator().manual_seed(seed)
+    basis: torch.Tensor = torch.linalg.qr(torch.randn(size, size, generator=generator, dtype=torch.float64)).Q
+    matrix = basis * torch.logspace(0, -torch.tensor(condition).log10(), size, dtype=torch.float64) @ basis.T
+    return (matrix + matrix.T) / 2
+
+
+def restored(encoded: EncodedMatrix, size: int) -> torch.Tensor:
+    """What a receiver of the bytes makes of them."""
+    return unpack(encoded.payload.pack()).to_dense().view(size, size)
+
+
+@pytest.mark.parametrize("size", SIZES)
+@pytest.mark.parametrize("damping", [0.0, 0.01])
+def test_a_factor_restores_its_matrix_to_rounding(size: int, damping: float) -> None:
+    matrix = spd(size).float()
+    encoded = encode_symmetric(matrix, "cholesky", damping=damping)
+    assert isinstance(encoded.payload, CholeskyFactor)
+    assert encoded.fallback is Fallback.NONE
+    error = (restored(encoded, size) - matrix).norm() / matrix.norm()
+    assert error <= 10 * size * 2.0**-24
+
+
+@pytest.mark.parametrize("size", SIZES)
+def test_a_triangle_is_exact_and_adds_up(size: int) -> None:
+    a, b = spd(size, seed=1).float(), spd(size, seed=2).float()
+    first, second = encode_symmetric(a, "triangle"), encode_symmetric(b, "triangle")
+    assert torch.equal(restored(first, size), a)
+    assert torch.equal(first.payload.wire + second.payload.wire, encode_symmetric(a + b, "triangle").payload.wire)
+
+
+@pytest.mark.parametrize("form", ["cholesky", "triangle"])
+def test_a_matrix_that_is_not_symmetric_goes_whole_and_says_so(form: Form) -> None:
+    matrix = spd(8).float()
+    matrix[0, 5] += 1e-4
+    encoded = encode_symmetric(matrix, form, damping=1.0)
+    assert isinstance(encoded.payload, Dense)
+    assert encoded.fallback is Fallback.DENSE
+    assert torch.equal(restored(encoded, 8), matrix)
+    matrix[0, 5] = matrix[5, 0] * (1 + 2.0**-23)  # rounding is no asymmetry
+    assert encode_symmetric(matrix, form).fallback is Fallback.NONE
+
+
+def test_an_indefinite_matrix_goes_as_a_triangle_and_says_so() -> None:
+    matrix = torch.diag(torch.tensor([1.0, -1.0]))
+    encoded = encode_symmetric(matrix, "cholesky", damping=1e-4)
+    assert isinstance(encoded.payload, Triangle)
+    assert encoded.fallback is Fallback.TRIANGLE
+    assert torch.equal(restored(encoded, 2), matrix)
+
+
+def test_damping_grows_tenfold_three_times() -> None:
+    """Its lowest eigenvalue is -0.05: 0.001, 0.01 do not lift it above zero, 0.1 does."""
+    matrix = torch.diag(torch.tensor([1.0, -0.05]))
+    encoded = encode_symmetric(matrix, "cholesky", damping=0.001)
+    assert isinstance(encoded.payload, CholeskyFactor)
+    assert encoded.fallback is Fallback.DAMPING
+    assert encoded.payload.damping == pytest.approx(0.1)
+    torch.testing.assert_close(restored(encoded, 2), matrix)
+    assert encode_symmetric(matrix, "cholesky", damping=0.00006).fallback is Fallback.DAMPING
+    assert encode_symmetric(matrix, "cholesky", damping=0.00004).fallback is Fallback.TRIANGLE
+
+
+def test_singular_matrices_need_damping() -> None:
+    vector = torch.tensor([1.0, 2.0, 3.0])
+    matrix = torch.outer(vector, vector)
+    assert encode_symmetric(matrix, "cholesky").fallback is Fallback.TRIANGLE
+    encoded = encode_symmetric(matrix, "cholesky", damping=relative_damping(matrix))
+    assert encoded.fallback is Fallback.NONE
+    torch.testing.assert_close(restored(encoded, 3), matrix, rtol=1e-5, atol=1e-5)
+
+
+def test_zeros_are_restored_exactly() -> None:
+    zeros = torch.zeros(3, 3)
+    encoded = encode_symmetric(zeros, "cholesky", damping=relative_damping(zeros))
+    assert encoded.fallback is Fallback.NONE
+    assert torch.equal(restored(encoded, 3), zeros)
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf")])
+@pytest.mark.parametrize("form", ["cholesky", "triangle", "dense"])
+def test_what_is_not_finite_is_refused(form: Form, value: float) -> None:
+    with pytest.raises(PayloadError, match="must be finite"):
+        encode_symmetric(torch.full((2, 2), value), form)
+
+
+def test_what_is_not_square_is_refused() -> None:
+    with pytest.raises(PayloadError, match="only square matrices"):
+        encode_symmetric(torch.ones(2, 3), "triangle")
+
+
+@pytest.mark.parametrize("form", ["cholesky", "triangle", "dense"])
+def test_no_elements_and_one_element(form: Form) -> None:
+    empty = encode_symmetric(torch.empty(0, 0), form)
+    assert (empty.fallback, restored(empty, 0).shape) == (Fallback.NONE, (0, 0))
+    one = encode_symmetric(torch.tensor([[4.0]]), form)
+    assert (one.fallback, restored(one, 1).item()) == (Fallback.NONE, 4)
+    if isinstance(one.payload, CholeskyFactor):
+        assert one.payload.factor.item() == 2
+
+
+@pytest.mark.parametrize("size", SIZES)
+@pytest.mark.parametrize(("dtype", "width"), [(torch.float32, 4), (torch.float16, 2), (torch.bfloat16, 2)])
+def test_bytes_are_half_of_the_whole_and_headers(size: int, dtype: torch.dtype, width: int) -> None:
+    matrix, triangle = spd(size).float(), width * size * (size + 1) // 2
+    lengths = {
+        form: encode_symmetric(matrix, form, dtype=dtype, damping=0.1).payload.pack().numel()
+        for form in ("cholesky", "triangle", "dense")
+    }
+    assert lengths == {"cholesky": 24 + triangle, "triangle": 16 + triangle, "dense": 16 + width * size**2}
+
+
+def test_sums_of_factors_are_not_factors_of_sums() -> None:
+    """Why factors cannot ride on an all-reduce that adds elements."""
+    a, b = spd(64, seed=1), spd(64, seed=2)
+    left, right = cholesky(a, 0.0), cholesky(b, 0.0)
+    assert left is not None
+    assert right is not None
+    wrong = (left + right) @ (left + right).T
+    assert (wrong - (a + b)).norm() / (a + b).norm() > 0.1
+    merged = CholeskyFactor.from_factor(left).add(CholeskyFactor.from_factor(right))
+    assert isinstance(merged, CholeskyFactor)
+    torch.testing.assert_close(merged.matrix, a + b, rtol=1e-12, atol=1e-12)
+
+
+@pytest.mark.parametrize(("dtype", "condition"), [(torch.float16, 1e6), (torch.bfloat16, 1e4)])
+def test_in_sixteen_bits_a_factor_stays_semi_definite_and_a_triangle_does_not(
+    dtype: torch.dtype, condition: float
+) -> None:
+    """A factor is taken of the matrix in full precision and rounded; L L^T is what its receiver has."""
+    matrix = spd(64, condition)
+    factor = encode_symmetric(matrix, "cholesky", dtype=dtype)
+    triangle = encode_symmetric(matrix, "triangle", dtype=dtype)
+    assert factor.fallback is triangle.fallback is Fallback.NONE
+    assert isinstance(factor.payload, CholeskyFactor)
+    of_factor = factor.payload.factor.double()
+    assert torch.linalg.eigvalsh(of_factor @ of_factor.T).min() >= -1e-15
+    assert torch.linalg.eigvalsh(restored(triangle, 64).double()).min() < -1e-5
+
+
+def test_what_elimination_in_fp32_loses_is_factored_in_fp64() -> None:
+    """[[p, 1], [1, 1 / p rounded up]] is positive definite by less than fp32 sees."""
+    candidates = [torch.tensor([[float(p), 1.0], [1.0, 1 / p]]) for p in range(2, 40)]
+    definite = [matrix for matrix in candidates if torch.linalg.det(matrix.double()) > 0]
+    lost = [matrix for matrix in definite if int(torch.linalg.cholesky_ex(matrix)[1])]
+    assert lost
+    assert all(encode_symmetric(matrix, "cholesky").fallback is Fallback.NONE for matrix in lost)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
+def test_solving_with_a_received_factor_equals_solving_with_ones_own(dtype: torch.dtype) -> None:
+    matrix, right = spd(64).float(), torch.randn(64, 5, generator=torch.Generator().manual_seed(0))
+    payload = encode_symmetric(matrix, "cholesky", dtype=dtype, damping=0.003).payload
+    received = unpack(payload.pack())
+    assert isinstance(payload, CholeskyFactor)
+    assert isinstance(received, CholeskyFactor)
+    assert torch.equal(torch.cholesky_solve(right, received.factor), torch.cholesky_solve(right, payload.factor))
+    if dtype is torch.float32:
+        expected = torch.linalg.solve(matrix.double() + 0.003 * torch.eye(64), right.double())
+        torch.testing.assert_close(
+            torch.cholesky_solve(right, received.factor).double(), expected, rtol=1e-4, atol=1e-4
+        )
+
+
+def test_a_positive_factor_raises_low_eigenvalues_only() -> None:
+    basis = torch.linalg.qr(torch.randn(3, 3, generator=torch.Generator().manual_seed(0), dtype=torch.float64)).Q
+    factor = positive_factor(basis @ torch.diag(torch.tensor([2.0, 0.1, -1.0]).double()) @ basis.T, floor=0.5)
+    assert torch.equal(factor, factor.tril())
+    expected = basis @ torch.diag(torch.tensor([2.0, 0.5, 0.5]).double()) @ basis.T
+    torch.testing.assert_close(factor @ factor.T, expected)

@@ -1,0 +1,160 @@
+"""Channel: what an optimizer sends by itself goes through compressor and collective, and is counted."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from bench.core import registry, spec
+from collectives.base import Collective
+from compressors.ddp.channel import Channel, zero_nonfinite_
+from compressors.ddp.reducer import Reducer
+from compressors.none import NONE
+from compressors.topk import TopK
+from tests.testing.compressor_cases import layers_of_shapes, step_at
+from tests.testing.memory_transport import MemoryTransport, run_threads
+
+LAYERS = layers_of_shapes((3, 4), (5,), (1,))
+COLLECTIVES = [*sorted(set(registry.entries("collectives")) - {"hierarchical", "pool"}), "server:placement=sharded"]
+
+
+def channel_on(transport: MemoryTransport, collective: str = "ring", *, topk: bool = False) -> Channel:
+    compressor = TopK(ratio=0.1, value_dtype="fp32", skip=()) if topk else NONE()
+    built = spec.build("collectives", collective)
+    assert isinstance(built, Collective)
+    channel = Channel(LAYERS, Reducer(compressor), built, transport)
+    channel.start_step(step_at(0, transport.rank, transport.world_size))
+    return channel
+
+
+def tensors_of(rank: int) -> list[torch.Tensor]:
+    """Integers, so that sums are exact."""
+    generator = torch.Generator().manual_seed(rank)
+    return [torch.randint(-8, 9, layer.shape, generator=generator).float() for layer in LAYERS]
+
+
+@pytest.mark.parametrize(
+    ("collective", "op"),
+    [(c, op) for c in COLLECTIVES for op in ("sum", "mean", "max") if (c, op) != ("allgather", "max")],
+)
+def test_tensors_are_combined_whole(collective: str, op: str) -> None:
+    def combined(transport: MemoryTransport) -> list[torch.Tensor]:
+        tensors = tensors_of(transport.rank)
+        channel_on(transport, collective, topk=True).combine_(tensors, op)  # type: ignore[arg-type]
+        return tensors
+
+    for number, results in enumerate(zip(*run_threads(combined, 4), strict=True)):
+        stack = torch.stack([tensors_of(rank)[number] for rank in range(4)])
+        expected = stack.amax(0) if op == "max" else stack.sum(0) / (4 if op == "mean" else 1)
+        assert all(torch.equal(result, expected) for result in results)
+
+
+@pytest.mark.parametrize("collective", ["ring", "server:placement=sharded", "server:downlink=recode"])
+def test_tensors_of_other_shapes_than_the_layers_pass_as_well(collective: str) -> None:
+    def summed(transport: MemoryTransport) -> list[torch.Tensor]:
+        tensors = [torch.full((4, 4), float(transport.rank)), torch.full((7,), 2.0, dtype=torch.float32)]
+        channel_on(transport, collective).combine_(tensors, "sum", LAYERS[:2])
+        return tensors
+
+    for first, second in run_threads(summed, 3):
+        assert torch.equal(first, torch.full((4, 4), 3.0))
+        assert torch.equal(second, torch.full((7,), 6.0))
+
+
+def test_a_maximum_is_taken_as_it_is_with_every_way_to_answer() -> None:
+    """What must stay dense and above 0 is not encoded anew by a server either."""
+
+    def combined(transport: MemoryTransport) -> tuple[list[torch.Tensor], int]:
+        channel = channel_on(transport, "server:downlink=recode", topk=True)
+        tensors = [tensor.abs() + 1 for tensor in tensors_of(transport.rank)]
+        channel.combine_(tensors, "sum")
+        return tensors, channel.traffic["gradient"].nbytes
+
+    for tensors, _ in run_threads(combined, 2):
+        for number, tensor in enumerate(tensors):
+            assert torch.equal(tensor, sum(tensors_of(rank)[number].abs() + 1 for rank in range(2)))
+
+
+def test_what_was_not_sent_waits_until_the_step_is_accepted() -> None:
+    def exchange(transport: MemoryTransport) -> None:
+        channel = channel_on(transport, "allgather", topk=True)
+        sent = [torch.zeros(layer.shape) for layer in LAYERS]
+
+        def send(values: list[torch.Tensor]) -> list[torch.Tensor]:
+            channel.mean_(values)
+            return values
+
+        first = send(tensors_of(transport.rank))
+        channel.drop()
+        channel.commit()
+        assert channel.residual_norms() == {}
+        again = send(tensors_of(transport.rank))
+        assert all(torch.equal(a, b) for a, b in zip(first, again, strict=True))
+        channel.finish_step()
+        assert max(channel.residual_norms().values()) > 0
+        for update, total in zip(again, sent, strict=True):
+            total += update
+        for _ in range(LAYERS[0].numel):
+            for update, total in zip(send([torch.zeros(layer.shape) for layer in LAYERS]), sent, strict=True):
+                total += update
+            channel.finish_step()
+        for number, total in enumerate(sent):
+            mean = sum(tensors_of(rank)[number] for rank in range(2)) / 2
+            assert torch.equal(total, mean)
+        assert max(channel.residual_norms().values()) == 0
+
+    run_threads(exchange, 2)
+
+
+def test_both_messages_of_a_step_are_reported_and_counted() -> None:
+    def exchange(transport: MemoryTransport) -> None:
+        channel = channel_on(transport)
+        channel.mean_(tensors_of(transport.rank))
+        once = channel.traffic["gradient"].nbytes
+        channel.combine_(tensors_of(transport.rank), "sum")
+        assert once == 4 * sum(layer.numel for layer in LAYERS)  # 2 (n-1)/n of the tensor
+        assert channel.traffic["gradient"].nbytes == 2 * once
+        report = channel.finish_step()
+        assert [part.layer.id for part in report.encoded] == [0, 1, 2, 0, 1, 2]
+        assert report.exchange_s is not None
+        assert report.exchange_s > 0
+        assert report.exposed_s == report.exchange_s
+        channel.start_step(step_at(1, transport.rank, 2))
+        assert channel.finish_step().encoded == []
+
+    run_threads(exchange, 2)
+
+
+def test_its_state_goes_on_where_it_was_saved() -> None:
+    def exchange(transport: MemoryTransport) -> None:
+        channel, restored = (channel_on(transport, "allgather", topk=True) for _ in range(2))
+        channel.mean_(tensors_of(transport.rank))
+        channel.finish_step()
+        restored.load_state_dict(channel.state_dict())
+        results = []
+        for each in (channel, restored):
+            tensors = tensors_of(transport.rank + 5)
+            each.mean_(tensors)
+            results.append(tensors)
+        assert all(torch.equal(a, b) for a, b in zip(*results, strict=True))
+
+    run_threads(exchange, 2)
+
+
+def test_one_rank_that_objects_is_heard_by_all() -> None:
+    assert run_threads(lambda transport: channel_on(transport).on_any_rank(transport.rank == 1), 3) == [True] * 3
+    assert run_threads(lambda transport: channel_on(transport).on_any_rank(False), 3) == [False] * 3
+
+
+@pytest.mark.parametrize(
+    ("nonfinite", "left", "leave_out"),
+    [("skip", [0.0, 0.0], True), ("raise", [0.0, 0.0], True), ("zero", [1.0, 0.0], False)],
+)
+def test_nothing_that_is_not_finite_gets_through(nonfinite: str, left: list[float], leave_out: bool) -> None:
+    for bad in (float("nan"), float("inf"), float("-inf")):
+        tensor = torch.tensor([1.0, bad])
+        assert zero_nonfinite_(tensor, nonfinite) is leave_out  # type: ignore[arg-type]
+        assert tensor.tolist() == left
+    sound = torch.tensor([3e38, 3e38])  # whose sum overflows
+    assert zero_nonfinite_(sound, nonfinite) is False  # type: ignore[arg-type]
+    assert sound.tolist() == torch.tensor([3e38, 3e38]).tolist()

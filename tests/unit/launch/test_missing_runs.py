@@ -1,0 +1,144 @@
+"""Runs in a folder: what counts as done, and that each missing run is done once."""
+
+from __future__ import annotations
+
+import threading
+import time
+from pathlib import Path
+
+import pytest
+
+from bench.core.config import RunConfig
+from bench.core.errors import UsageError
+from bench.core.locks import locked
+from bench.core.run_folder import RunFolder, write_json
+from bench.launch.sweeps.missing_runs import run_missing
+from bench.launch.sweeps.past_runs import PastRun, by_digest, past_runs
+from tests.testing.configs import make_config
+
+CONFIGS = [make_config(seed=seed) for seed in (1, 2, 3)]
+
+
+def begin(out: Path, config: RunConfig, status: str | None = None) -> RunFolder:
+    folder = RunFolder.create(out, config.name, config.digest, config.seed)
+    if status:
+        write_json(folder.status, {"status": status, "error": ""})
+    return folder
+
+
+class Training:
+    """Stands for training; remembers what was trained."""
+
+    def __init__(self, out: Path, status: str = "ok") -> None:
+        self.out, self.status = out, status
+        self.trained: list[int] = []
+
+    def __call__(self, config: RunConfig) -> None:
+        self.trained.append(config.seed)
+        time.sleep(0.02)
+        begin(self.out, config, self.status)
+
+
+def seen(out: Path) -> dict[str, PastRun]:
+    return by_digest(past_runs(out))
+
+
+@pytest.mark.parametrize(
+    ("status", "state"),
+    [("ok", "done"), ("failed", "failed"), ("timeout", "failed"), ("interrupted", "torn"), (None, "torn")],
+)
+def test_states(status: str | None, state: str, tmp_path: Path) -> None:
+    begin(tmp_path, CONFIGS[0], status)
+    assert [run.state for run in past_runs(tmp_path, CONFIGS[0].digest)] == [state]
+    assert past_runs(tmp_path, CONFIGS[1].digest) == []
+
+
+def test_a_run_that_is_done_stands_for_its_digest_and_foreign_folders_for_none(tmp_path: Path) -> None:
+    done = begin(tmp_path, CONFIGS[0], "ok")
+    begin(tmp_path, CONFIGS[0], "failed")
+    begin(tmp_path, CONFIGS[0])
+    (tmp_path / "notes-s1-of-mine").mkdir()
+    assert {digest: run.folder.path for digest, run in seen(tmp_path).items()} == {CONFIGS[0].digest: done.path}
+
+
+def test_what_is_missing_is_done_and_what_is_torn_is_removed(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    torn = begin(tmp_path, CONFIGS[1])
+    torn.metrics.touch()
+    training = Training(tmp_path)
+    run_missing(CONFIGS, tmp_path, seen(tmp_path), training)
+    assert training.trained == [1, 2, 3]
+    assert not torn.metrics.exists()  # the folder of the new run may have the same name
+    assert f"{torn.path} was cut short" in capsys.readouterr().err
+    assert {run.state for run in past_runs(tmp_path)} == {"done"}
+
+
+def test_what_is_still_under_way_is_not_removed(tmp_path: Path) -> None:
+    under_way = begin(tmp_path, CONFIGS[0])
+    with locked(under_way.path):
+        run_missing(CONFIGS, tmp_path, seen(tmp_path), Training(tmp_path))
+    assert under_way.path.exists()
+
+
+def test_what_somebody_else_has_done_since_is_not_done_again(tmp_path: Path) -> None:
+    before = seen(tmp_path)
+    begin(tmp_path, CONFIGS[0], "ok")
+    begin(tmp_path, CONFIGS[1], "failed")
+    training = Training(tmp_path)
+    run_missing(CONFIGS, tmp_path, before, training)
+    assert training.trained == [3]
+
+
+def test_what_was_under_way_and_has_ended_since_is_not_done_again(tmp_path: Path) -> None:
+    under_way = begin(tmp_path, CONFIGS[0])
+    before = seen(tmp_path)
+    write_json(under_way.status, {"status": "ok", "error": ""})
+    training = Training(tmp_path)
+    run_missing(CONFIGS[:1], tmp_path, before, training)
+    assert training.trained == []
+
+
+def test_a_failed_run_is_tried_again_once(tmp_path: Path) -> None:
+    begin(tmp_path, CONFIGS[0], "failed")
+    before = seen(tmp_path)
+    training = Training(tmp_path, status="failed")
+    for _ in range(2):  # the second one is a sweep that was started at the same time
+        run_missing(CONFIGS[:1], tmp_path, before, training)
+    assert training.trained == [1]
+
+
+def test_two_at_once_do_nothing_twice_and_end_when_all_is_done(tmp_path: Path) -> None:
+    configs = [make_config(seed=seed) for seed in range(12)]
+    trainings = [Training(tmp_path), Training(tmp_path)]
+    left: list[int] = []
+
+    def work(training: Training) -> None:
+        run_missing(configs, tmp_path, {}, training)
+        left.append(len(configs) - len(seen(tmp_path)))
+
+    threads = [threading.Thread(target=work, args=(training,)) for training in trainings]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert sorted(trainings[0].trained + trainings[1].trained) == list(range(12))
+    assert all(training.trained for training in trainings)
+    assert left == [0, 0]
+
+
+def test_the_lock_of_one_that_ended_is_free(tmp_path: Path) -> None:
+    def broken(config: RunConfig) -> None:
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        run_missing(CONFIGS, tmp_path, {}, broken)
+    training = Training(tmp_path)
+    run_missing(CONFIGS, tmp_path, {}, training)
+    assert training.trained == [1, 2, 3]
+
+
+def test_a_place_that_cannot_be_written_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    with pytest.raises(UsageError, match=r"cannot write results to .*; choose another folder with --out"):
+        run_missing(CONFIGS, tmp_path / "file", {}, Training(tmp_path))

@@ -1,0 +1,109 @@
+"""The plan of a sweep: every run once and complete, in an order of its own; refusals all at once."""
+
+from __future__ import annotations
+
+from collections import Counter
+from pathlib import Path
+
+import pytest
+from typing_extensions import override
+
+from bench.core.errors import UsageError
+from bench.launch.fork_server import TRAIN, ForkServer
+from bench.launch.sweeps.agenda import Agenda
+from bench.launch.sweeps.estimate import Estimate
+from bench.launch.sweeps.file import SweepFile
+from bench.launch.sweeps.plan import PlannedRun, plan_runs
+from bench.launch.sweeps.slurm import sbatch_line
+from tests.testing.configs import make_config
+
+SWEEP = SweepFile(
+    where="grid.toml",
+    base={"model": "linear", "train_size": 64, "test_size": 32, "batch_size": 8},
+    seeds=[5, 2],
+    matrix={"compressor": ["none", "fp16", "topk", "sign"], "world_size": [1, 2]},
+)
+
+
+class Here(ForkServer):
+    """Calls functions in this process."""
+
+    @override
+    def warm_up(self, threads: int) -> None:
+        pass
+
+
+def plan(sweep: SweepFile) -> list[PlannedRun]:
+    return plan_runs(sweep, Here(TRAIN))
+
+
+def test_seeds_are_outermost_and_equal_ranks_lie_together() -> None:
+    configs = [run.config for run in plan(SWEEP)]
+    assert [config.seed for config in configs] == [5] * 8 + [2] * 8
+    assert [config.world_size for config in configs] == ([1] * 4 + [2] * 4) * 2
+    assert len({config.digest for config in configs}) == 16
+
+
+def test_configurations_are_shuffled_anew_for_each_seed_and_always_alike() -> None:
+    configs = [run.config for run in plan(SWEEP)]
+    orders = [tuple(config.compressor for config in configs[start : start + 4]) for start in (0, 4, 8, 12)]
+    assert orders[:2] != orders[2:]
+    assert [run.config for run in plan(SWEEP)] == configs
+
+
+def test_runs_are_complete_and_know_their_settings() -> None:
+    first = plan(SWEEP)[0]
+    assert first.settings == {"compressor": first.config.compressor, "world_size": 1}
+    assert first.config.lr is not None
+    assert first.config.filled
+
+
+def test_what_two_configurations_have_in_common_is_run_once() -> None:
+    sweep = SweepFile(where="", base=SWEEP.base, include=[{}, {"lr": 0.02}, {"compressor": "none"}])
+    assert Counter(run.config.lr for run in plan(sweep)) == {0.02: 1}
+
+
+def test_every_refusal_is_named_with_what_makes_it_before_anything_starts() -> None:
+    sweep = SweepFile(
+        where="grid.toml",
+        base=SWEEP.base,
+        matrix={"compressor": ["none", "topkk"], "batch_size": [8, 0]},
+        include=[{"compressor": "topk", "collective": "native"}],
+    )
+    with pytest.raises(UsageError) as refusal:
+        plan(sweep)
+    first, *reasons = str(refusal.value).splitlines()
+    assert first == "grid.toml asks for what is not possible, so nothing was started:"
+    assert len(reasons) == 3
+    assert reasons[0].startswith("  batch_size = 0: --batch-size 0 is not possible: ")
+    assert reasons[1].startswith("  compressor = topkk, batch_size = 8: there is no compressor 'topkk' (did you mean")
+    assert reasons[2].startswith("  compressor = topk, collective = native: ")
+
+
+def test_what_the_base_makes_impossible_is_named_so() -> None:
+    with pytest.raises(UsageError, match=r"\n  \[base\]: --lr -1"):
+        plan(SweepFile(where="", base={"lr": -1}, matrix={"compressor": ["none", "topk"]}))
+
+
+def test_the_line_for_slurm_has_one_element_per_run_that_is_to_be_done(tmp_path: Path) -> None:
+    runs = plan(SWEEP)
+    todo = [runs[index].config for index in (0, 1, 2, 5, 15)]
+    line = sbatch_line(Path("/x/grid.toml"), Agenda(runs=runs, out=tmp_path, past={}), todo)
+    cores = max(config.world_size * config.threads for config in todo)
+    assert line == (
+        f"sbatch --job-name=grid --array=0-2,5,15 --ntasks=1 --cpus-per-task={cores} "
+        f"'--wrap=bench sweep /x/grid.toml --out {tmp_path} --only $SLURM_ARRAY_TASK_ID'"
+    )
+
+
+def test_an_estimate_takes_the_same_configuration_else_the_mean_of_all() -> None:
+    estimate = Estimate()
+    known, other = make_config(lr=0.1), make_config(lr=0.2)
+    assert estimate.total_s([known]) is None
+    estimate.learn(known, 10.0)
+    estimate.learn(make_config(lr=0.1, seed=2), 20.0)
+    estimate.learn(other, 40.0)
+    estimate.learn(other, None)
+    unknown = make_config(lr=0.3)
+    assert estimate.total_s([known, other, unknown]) == pytest.approx(15 + 40 + 70 / 3)
+    assert estimate.total_s([]) == 0

@@ -1,0 +1,99 @@
+"""Tuning: what is tried, what is chosen of it, and the file that says so."""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from bench.core.errors import RunFailed, UsageError
+from bench.core.run_folder import RunFolder
+from bench.launch.sweeps.agenda import Agenda
+from bench.launch.sweeps.file import SweepFile, read_sweep
+from bench.launch.sweeps.past_runs import PastRun
+from bench.launch.sweeps.plan import PlannedRun
+from bench.launch.sweeps.tuning import choose, tuned_file, tuning_sweep
+from bench.launch.sweeps.written import run_arguments
+from tests.testing.configs import make_config
+
+ASKED = SweepFile(
+    where="methods.toml",
+    base={"epochs": 2, "holdout_size": 100, "augment": False, "timeout_s": 20.0},
+    seeds=[1, 2],
+    matrix={"compressor": ["none", "topk:ratio=0.01"]},
+    tune={"lr": [0.1, 0.2, 0.3]},
+)
+
+
+def ended(accuracies: dict[tuple[str, float], float | None], asked: SweepFile = ASKED) -> Agenda:
+    """The agenda of the tuning of `asked`, after runs that ended so; None: failed."""
+    runs, past = [], {}
+    for settings in tuning_sweep(asked, 100).configurations():
+        config = make_config(compressor=settings["compressor"], lr=settings["lr"], filled={})
+        accuracy = accuracies[settings["compressor"], settings["lr"]]
+        summary: dict[str, Any] = {"status": "ok", "test_accuracy": accuracy}
+        if accuracy is None:
+            summary = {"status": "failed", "error": "a gradient was not finite"}
+        runs.append(PlannedRun(settings=settings, config=config))
+        past[config.digest] = PastRun(folder=RunFolder(Path("x")), summary=summary)
+    return Agenda(runs=runs[::-1], out=Path(), past=past)
+
+
+DENSE = {("none", 0.1): 0.5, ("none", 0.2): 0.9, ("none", 0.3): 0.9}
+SPARSE = {("topk:ratio=0.01", 0.1): 0.6, ("topk:ratio=0.01", 0.2): None, ("topk:ratio=0.01", 0.3): None}
+
+
+def test_every_setting_of_every_configuration_is_tried_with_a_seed_of_its_own() -> None:
+    sweep = tuning_sweep(ASKED, 100)
+    assert sweep.seeds == [100]
+    assert sweep.base["holdout_size"] == 100
+    assert sweep.configurations() == [
+        {"compressor": compressor, "lr": lr} for compressor in ("none", "topk:ratio=0.01") for lr in (0.1, 0.2, 0.3)
+    ]
+
+
+def test_the_first_of_the_best_is_chosen_and_failures_count_as_tried() -> None:
+    dense, sparse = choose(ASKED, ended(DENSE | SPARSE))
+    assert (dense.best, dense.accuracy, dense.rates_tried, dense.at_the_end) == ({"lr": 0.2}, 0.9, 3, [])
+    assert (sparse.best, sparse.accuracy, sparse.rates_tried, sparse.at_the_end) == ({"lr": 0.1}, 0.6, 3, ["lr"])
+
+
+def test_a_configuration_that_failed_with_every_setting_has_no_best() -> None:
+    accuracies = DENSE | dict.fromkeys(SPARSE)
+    with pytest.raises(RunFailed, match=r"topk:ratio=0.01 failed with every setting, first with: a gradient was not"):
+        choose(ASKED, ended(accuracies))
+
+
+def test_the_written_file_is_a_sweep_on_the_test_set(tmp_path: Path) -> None:
+    path = tmp_path / "tuned.toml"
+    path.write_text(tuned_file(ASKED, choose(ASKED, ended(DENSE | SPARSE)), 100), encoding="utf-8")
+    sweep = read_sweep(path)
+    assert sweep.base == {"epochs": 2, "augment": False, "timeout_s": 20.0}
+    assert sweep.seeds == [1, 2]
+    assert sweep.configurations() == [
+        {"compressor": "none", "lr": 0.2, "rates_tried": 3},
+        {"compressor": "topk:ratio=0.01", "lr": 0.1, "rates_tried": 3},
+    ]
+
+
+def test_arguments_of_run() -> None:
+    options = {"augment": False, "save_model": True, "timeout_s": 20.0, "lr": 0.1, "seeds": "1,2"}
+    assert " ".join(run_arguments(options)) == "--no-augment --save-model --timeout 20.0 --lr 0.1 --seeds 1,2"
+
+
+@pytest.mark.parametrize(
+    ("changes", "sentence"),
+    [
+        ({"tune": {}}, r"methods.toml tunes nothing; give --rates"),
+        ({"base": {"epochs": 2}}, "holds nothing out, and tuning sees no test set; give --holdout-size"),
+        ({"seeds": [99, 100]}, "--tuning-seed 100 is a seed of the runs that follow as well"),
+        ({"matrix": {"epochs": [1, 2]}, "base": {"holdout_size": 9}}, "epochs cannot be a setting of single"),
+        ({"include": [{"lr": 0.4}]}, "lr cannot be a setting of single"),
+        ({"base": {"holdout_size": 9, "lr": 0.1}}, "lr cannot be a setting of single"),
+    ],
+)
+def test_what_would_not_be_fair_is_refused(changes: dict[str, Any], sentence: str) -> None:
+    with pytest.raises(UsageError, match=sentence):
+        tuning_sweep(dataclasses.replace(ASKED, **changes), 100)

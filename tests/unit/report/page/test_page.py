@@ -1,0 +1,178 @@
+from __future__ import annotations
+
+import html.parser
+import itertools
+import json
+import re
+from pathlib import Path
+
+import pytest
+
+from bench.core.errors import UsageError
+from bench.report.page.page import page, to_html
+from tests.testing.fake_results import everything, fake_run, results
+from tests.testing.fake_rows import fake_row, fake_seeds, topk_seeds
+
+HOSTILE = "</style><script>alert('x')</script>\" onload=\"x&amp;"
+VOID = {"meta", "br", "img", "link", "input", "hr"}
+
+
+class Elements(html.parser.HTMLParser):
+    """Every element of a page with its attributes; an end tag must close the element that is open."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__()
+        self.found: list[tuple[str, dict[str, str | None]]] = []
+        self.open: list[str] = []
+        self.feed(text)
+        self.close()
+        assert self.open == []
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        assert len(dict(attrs)) == len(attrs), f"an attribute twice in {tag}"
+        self.found.append((tag, dict(attrs)))
+        if tag not in VOID:
+            self.open.append(tag)
+
+    def handle_startendtag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.found.append((tag, dict(attrs)))
+
+    def handle_endtag(self, tag: str) -> None:
+        assert self.open.pop() == tag
+
+    def named(self, *tags: str) -> list[dict[str, str | None]]:
+        return [attributes for tag, attributes in self.found if tag in tags]
+
+
+@pytest.fixture
+def full(tmp_path: Path) -> str:
+    return to_html(page(results(tmp_path, *everything()), [], []))
+
+
+def test_the_page_needs_nothing_from_elsewhere(full: str) -> None:
+    elements = Elements(full)
+    references = [
+        value
+        for _, attributes in elements.found
+        for name, value in attributes.items()
+        if name in ("src", "href", "xlink:href", "action", "data", "poster", "srcset")
+    ]
+    assert references
+    assert all(value and value.startswith(("#", "data:image/png;base64,")) for value in references)
+    assert all(target.startswith("#") for target in re.findall(r"url\((.)", full))
+    assert not elements.named("script", "link", "iframe", "object", "embed", "base")
+    assert "@import" not in full
+
+
+def test_every_picture_has_its_text_and_a_caption(full: str) -> None:
+    elements = Elements(full)
+    pictures = elements.named("svg")
+    assert len(pictures) == 10
+    assert all(svg["role"] == "img" and "topk:ratio=0.01" in str(svg["aria-label"]) for svg in pictures)
+    assert len(elements.named("figcaption")) == 10
+
+
+def test_the_page_is_well_formed_and_its_headings_in_order(full: str) -> None:
+    elements = Elements(full)
+    ids = [attributes["id"] for _, attributes in elements.found if "id" in attributes]
+    assert len(set(ids)) == len(ids)
+    levels = [int(tag[1]) for tag, _ in elements.found if re.fullmatch("h[1-6]", tag)]
+    assert levels[0] == 1
+    assert all(after <= before + 1 for before, after in itertools.pairwise(levels))
+    assert levels.count(1) == 1
+    assert all(cell.get("scope") in ("row", "col") for cell in elements.named("th"))
+    assert len(elements.named("caption")) == len(elements.named("table"))
+
+
+@pytest.mark.parametrize("column", ["compressor", "collective", "name", "host", "cpu", "error", "git_sha", "model"])
+def test_texts_from_files_are_escaped(column: str, tmp_path: Path) -> None:
+    rows = [*fake_run([0.5, 0.95]), *fake_run([0.5, 0.95], **{"compressor": "topk", column: HOSTILE})]
+    rows.append(fake_row(**{"compressor": "sign", "seed": 2, "status": "failed", "error": HOSTILE, column: HOSTILE}))
+    text = to_html(page(results(tmp_path, rows), [], [HOSTILE]))
+    assert not Elements(text).named("script")
+    assert "<script" not in text
+    assert not [name for _, attributes in Elements(text).found for name in attributes if name == "onload"]
+    assert "&lt;script&gt;" in text
+
+
+def test_environments_say_versions_and_commands(tmp_path: Path) -> None:
+    file, broken, foreign = (tmp_path / name for name in ("good.json", "broken.json", "foreign.json"))
+    command = ["/somewhere/bench", "run", "--name", "two words <b>"]
+    file.write_text(json.dumps({"command": command, "python": "3.11.7", "packages": {"torch": "2.14.1"}}))
+    broken.write_text("{")
+    foreign.write_text("[1]")
+    content = page(results(tmp_path, fake_run([0.95])), [file, file, broken, foreign], [])
+    assert content.commands == ["bench run --name 'two words <b>'"]
+    assert content.versions == ["unknown system, Python 3.11.7, torch 2.14.1"]
+    assert [sentence for sentence in content.caveats if "broken.json is left out" in sentence]
+    assert [sentence for sentence in content.caveats if "foreign.json is left out: it holds no environment" in sentence]
+    assert "--name &#39;two words &lt;b&gt;&#39;" in to_html(content)
+
+
+def test_each_link_is_judged_by_itself(tmp_path: Path) -> None:
+    rows = [
+        *fake_seeds([100, 101, 102], uplink_bps=1e7, target_accuracy=None, config_id="dense, slow"),
+        *topk_seeds([300, 301, 302], uplink_bps=1e7, target_accuracy=None, config_id="topk, slow"),
+        *fake_seeds([1000, 1010, 1020], uplink_bps=1e9, target_accuracy=None, config_id="dense, fast"),
+        *topk_seeds([600, 610, 620], uplink_bps=1e9, target_accuracy=None, config_id="topk, fast"),
+    ]
+    content = page(results(tmp_path, rows), [], [])
+    assert [(part.label, part.answer) for part in content.parts] == [
+        (
+            "uplink_bps=10 Mbit/s",
+            "Yes: topk:ratio=0.01 + allgather is faster than none + native, and not less accurate.",
+        ),
+        ("uplink_bps=1 Gbit/s", "No: no row is faster than none + native."),
+    ]
+    assert "over links of 10 Mbit/s and 1 Gbit/s" in content.question
+
+
+@pytest.mark.parametrize(
+    ("candidate", "answer"),
+    [
+        ({"samples_per_s": [300, 301, 302], "accuracy": [0.80, 0.81, 0.80]}, "Perhaps: .* but less accurate, or"),
+        ({"samples_per_s": [300]}, "These runs do not say whether .* is faster than none [+] native[.]"),
+        ({"samples_per_s": [100, 101, 102]}, "No: no row is faster"),
+        ({"samples_per_s": [300], "status": "failed"}, "No: no row is faster"),
+    ],
+)
+def test_the_verdict_is_the_comparisons(candidate: dict[str, object], answer: str, tmp_path: Path) -> None:
+    rows = [
+        *fake_seeds([100, 101, 102], target_accuracy=None),
+        *topk_seeds(**{"target_accuracy": None, **candidate}),  # type: ignore[arg-type]
+    ]
+    (part,) = page(results(tmp_path, rows), [], []).parts
+    assert re.match(answer, part.answer)
+
+
+def test_the_evidence_names_factor_and_points(tmp_path: Path) -> None:
+    rows = [
+        *fake_seeds([100, 101, 102], [0.97, 0.98, 0.975], target_accuracy=None),
+        *topk_seeds([300, 301, 302], [0.90, 0.91, 0.905], target_accuracy=None),
+        *topk_seeds([300], compressor="sign", target_accuracy=None, status="failed"),
+    ]
+    (part,) = page(results(tmp_path, rows), [], []).parts
+    assert part.evidence == [
+        "topk:ratio=0.01 + allgather: faster, 2.98x [2.92x, 3.05x]; accuracy lower, -7.0 [-8.1, -5.9] percentage "
+        "points.",
+        "sign + allgather: no run ended well.",
+    ]
+
+
+def test_a_single_configuration_is_compared_with_nothing(tmp_path: Path) -> None:
+    (part,) = page(results(tmp_path, fake_run([0.95])), [], []).parts
+    assert part.answer == "There is only none + native, and nothing to compare it with."
+
+
+def test_runs_too_short_to_time_are_judged_by_accuracy(tmp_path: Path) -> None:
+    rows = [
+        fake_row(compressor=name, target_accuracy=None, time_to_target_s=None, samples_per_s=None)
+        for name in ("none", "topk")
+    ]
+    (part,) = page(results(tmp_path, rows), [], []).parts
+    assert part.answer == "These runs do not say whether topk + native is more accurate than none + native."
+
+
+def test_a_baseline_that_no_row_fits_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="no row fits --baseline sign"):
+        page(results(tmp_path, fake_run([0.95]), baseline="sign"), [], [])

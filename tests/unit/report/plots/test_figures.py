@@ -1,0 +1,140 @@
+"""The numbers behind the pictures, against numbers worked by hand."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+import pytest
+
+from bench.report.plots import accuracy, bandwidth, pareto, profile, scaling, step_time, target
+from tests.testing.fake_results import everything, fake_run, results
+
+
+def test_a_band_holds_all_seeds(tmp_path: Path) -> None:
+    shown = results(tmp_path, [*fake_run([0.5, 0.9], seed=1), *fake_run([0.7, 0.8], seed=2)])
+    (axes,) = accuracy.against_epochs(shown).figure.axes
+    np.testing.assert_allclose(axes.lines[0].get_xydata(), [[1.0, 0.6], [2.0, 0.85]])
+    corners = axes.collections[0].get_paths()[0].vertices
+    assert (corners[:, 1].min(), corners[:, 1].max()) == (0.5, 0.9)
+
+
+def test_a_mean_covers_all_seeds_or_is_not_drawn(tmp_path: Path) -> None:
+    shown = results(tmp_path, [*fake_run([0.5, 0.9, 0.95], seed=1, epochs=3), *fake_run([0.7, 0.8], seed=2, epochs=3)])
+    (axes,) = accuracy.against_epochs(shown).figure.axes
+    np.testing.assert_allclose(axes.lines[0].get_xdata(), [1.0, 2.0])
+
+
+def test_bytes_add_up_over_the_steps_between_evaluations(tmp_path: Path) -> None:
+    rows = fake_run([0.5, 0.9], payload_bytes_per_step=100.0, state_bytes_per_step=20.0)
+    rows[1]["payload_bytes_per_step"] = 50.0
+    (axes,) = accuracy.against_bytes(results(tmp_path, rows)).figure.axes
+    np.testing.assert_allclose(axes.lines[0].get_xdata(), [10 * 120.0, 10 * 120.0 + 10 * 70.0])
+
+
+def test_misses_are_censored() -> None:
+    # Kaplan-Meier by hand: at 10 one of four (3/4 left), at 20 one of three (3/4 x 2/3 = 1/2 left), then a miss at 20,
+    # at 40 the last one (nothing left).
+    reached = target.share_reached([(10.0, True), (20.0, True), (20.0, False), (40.0, True)])
+    np.testing.assert_allclose(reached.evaluate([9.0, 10.0, 20.0, 39.0, 40.0]), [1.0, 0.75, 0.5, 0.5, 0.0])
+
+
+def test_a_miss_counts_until_its_last_step(tmp_path: Path) -> None:
+    rows = [*fake_run([0.5, 0.95, 0.96], seed=1), *fake_run([0.5, 0.6, 0.7], seed=2)]
+    shown = results(tmp_path, rows)
+    (configuration,) = shown.configurations
+    assert target.steps_to_target(shown.evaluations(configuration)) == [(20.0, True), (30.0, False)]
+    picture = target.draw(shown)
+    assert "1 of 2" in picture.alt
+    curve, mark = picture.figure.axes[0].lines
+    np.testing.assert_allclose(curve.get_ydata()[[0, 1, -1]], [0.0, 0.5, 0.5])
+    np.testing.assert_allclose(mark.get_xydata(), [[30.0, 0.5]])
+
+
+def test_all_seeds_may_miss(tmp_path: Path) -> None:
+    picture = target.draw(results(tmp_path, fake_run([0.5, 0.6])))
+    np.testing.assert_allclose(picture.figure.axes[0].lines[0].get_ydata(), 0.0)
+
+
+def test_break_even_lies_on_a_straight_line_between_logarithms() -> None:
+    # 4x at 10 Mbit/s, 1/2 at 1000 Mbit/s: logarithms 2 and -1, so two thirds of the way, which is 10 x 100^(2/3).
+    assert bandwidth.break_even([(1e7, 4.0), (1e9, 0.5)]) == [pytest.approx(1e7 * 100 ** (2 / 3))]
+
+
+@pytest.mark.parametrize(
+    ("points", "crossings"),
+    [([(1e7, 2.0), (1e8, 1.5)], []), ([(1e7, 2.0), (1e8, 1.0), (1e9, 0.5)], [1e8]), ([(1e7, 1.0), (1e8, 3.0)], [1e7])],
+)
+def test_break_even_points_are_only_those_measured_or_enclosed(
+    points: list[tuple[float, float]], crossings: list[float]
+) -> None:
+    assert bandwidth.break_even(points) == crossings
+
+
+def test_speed_up_is_over_the_baseline_on_the_same_link(tmp_path: Path) -> None:
+    rows, _ = everything()
+    two_ranks = [row for row in rows if row["world_size"] == 2]
+    picture = bandwidth.draw(results(tmp_path, two_ranks))
+    assert "2.00x to 0.50x, 31.6 Mbit/s" in picture.alt
+    turned = bandwidth.draw(results(tmp_path, two_ranks, baseline="topk"))
+    assert "0.50x to 2.00x, 31.6 Mbit/s" in turned.alt
+
+
+def test_a_point_is_on_the_front_unless_one_beats_it_in_everything() -> None:
+    def point(title: str, accuracy: float, seconds: float, sent: float) -> pareto.Point:
+        accuracies, times, numbers = ((value,) * 3 for value in (accuracy, seconds, sent))
+        return pareto.Point(title=title, accuracy=accuracies, time=times, bytes=numbers)
+
+    points = [
+        point("dense", 0.97, 10.0, 100.0),
+        point("fast", 0.95, 5.0, 50.0),
+        point("worse than fast", 0.95, 6.0, 50.0),
+        point("few bytes", 0.90, 20.0, 1.0),
+        point("equal to fast", 0.95, 5.0, 50.0),
+    ]
+    assert [each.title for each in pareto.pareto_front(points)] == ["dense", "fast", "few bytes", "equal to fast"]
+
+
+def test_what_a_step_is_made_of_adds_up_to_it(tmp_path: Path) -> None:
+    rows = fake_run([0.95], batch_size=32, world_size=2, samples_per_s=1280.0)
+    (configuration,) = results(tmp_path, rows).configurations
+    assert list(step_time.step_parts(configuration).values()) == pytest.approx([0.03, 0.01, 64 / 1280 - 0.04])
+    assert list(step_time.exchange_parts(configuration).values()) == pytest.approx([0.002, 0.010])
+
+
+def test_a_hidden_exchange_has_no_bar(tmp_path: Path) -> None:
+    (configuration,) = results(tmp_path, fake_run([0.95], encode_s=None, exchange_s=None)).configurations
+    assert step_time.exchange_parts(configuration) == {}
+
+
+def test_scaling_is_within_one_configuration(tmp_path: Path) -> None:
+    rows = [row for row in everything()[0] if row["uplink_bps"] == 1e8]
+    picture = scaling.draw(results(tmp_path, rows))
+    assert picture.alt.count("2.00x from 2 to 4 ranks") == 2
+
+
+def test_a_profile_counts_a_miss_as_infinitely_slow() -> None:
+    times = pd.DataFrame({"a": [10.0, 30.0, math.inf], "b": [20.0, 20.0, math.inf]})
+    factors = profile.slow_downs(times)
+    np.testing.assert_allclose(factors, [[1.0, 2.0], [1.5, 1.0]])
+    half = profile.slow_downs(pd.DataFrame({"a": [10.0], "b": [math.inf]}))
+    assert half["b"].tolist() == [math.inf]
+
+
+def test_a_profile_counts_the_seeds_that_missed(tmp_path: Path) -> None:
+    words = profile.draw(results(tmp_path, everything()[0])).alt
+    assert (
+        "Of 8 workloads, none + native is the fastest on 100%; topk:ratio=0.01 + allgather is the fastest on 50%"
+        in words
+    )
+
+
+def test_a_workload_that_one_method_lacks_is_left_out(tmp_path: Path) -> None:
+    rows = [
+        row
+        for row in everything()[0]
+        if not (row["compressor"] == "none" and row["world_size"] == 4 and row["uplink_bps"] == 1e8)
+    ]
+    assert "Of 6 workloads" in profile.draw(results(tmp_path, rows)).alt

@@ -1,0 +1,60 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from bench.core.errors import NothingToCompare, UsageError
+from bench.report.comparison import compare
+from bench.report.runs import collect_runs
+from bench.report.selection import Condition, parse_conditions, select
+from tests.testing.fake_rows import fake_row, fake_seeds, stored, topk_seeds
+
+
+def test_conditions_are_typed_and_options_of_a_component_stay_together() -> None:
+    assert parse_conditions("dataset=digits, world_size=4,compressor=topk:ratio=0.01,skip=norm+bias,lr=0.1") == [
+        Condition(column="dataset", value="digits"),
+        Condition(column="world_size", value=4),
+        Condition(column="compressor", value="topk:ratio=0.01,skip=norm+bias"),
+        Condition(column="lr", value=0.1),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("text", "sentence"),
+    [
+        ("dataset", "is no condition; write --where COLUMN=VALUE"),
+        ("datset=digits", "no column 'datset' .did you mean 'dataset'"),
+        ("dataset=digits,word_size=4", "no column 'word_size'"),
+        ("world_size=many", "--where world_size=many: "),
+    ],
+)
+def test_bad_conditions_are_refused(text: str, sentence: str) -> None:
+    with pytest.raises(UsageError, match=sentence):
+        parse_conditions(text)
+
+
+def test_only_what_fits_takes_part_and_a_bare_name_fits_any_options(tmp_path: Path) -> None:
+    rows = [fake_row(run_id="a"), fake_row(run_id="b", compressor="topk:ratio=0.01"), fake_row(run_id="c", seed=2)]
+    runs = collect_runs(stored(tmp_path, rows))
+    assert [run["run_id"] for run in select(runs, parse_conditions("compressor=topk"))] == ["b"]
+    assert [run["run_id"] for run in select(runs, parse_conditions("seed=1,compressor=none"))] == ["a"]
+    with pytest.raises(NothingToCompare, match="no run has seed 7; there are: 1, 2"):
+        select(runs, parse_conditions("seed=7"))
+
+
+def test_rows_are_put_in_order_the_best_first_and_the_unknown_last(tmp_path: Path) -> None:
+    rows = [
+        *fake_seeds([100.0, 101.0]),
+        *topk_seeds([90.0, 91.0], compressor="sign", lr=0.3),
+        *topk_seeds([120.0, 121.0], compressor="topk", lr=0.2),
+        *(row | {"samples_per_s": None} for row in topk_seeds([1.0, 2.0], compressor="qsgd", lr=None)),
+    ]
+    for sort, expected in (
+        ("samples_per_s", ["topk", "sign", "qsgd"]),
+        ("lr", ["topk", "sign", "qsgd"]),
+        ("compressor", ["qsgd", "sign", "topk"]),
+        (None, ["sign", "topk", "qsgd"]),
+    ):
+        comparison = compare(stored(tmp_path, rows), metric="step_time_s", sort=sort)
+        assert [row.configuration.label["compressor"] for row in comparison.candidates] == expected

@@ -1,0 +1,170 @@
+"""A host and its devices as threads: what a step does, and that a step that must be left out changes nothing."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from bench.core.config import RunConfig
+from bench.core.topology import Topology
+from bench.models.linear import Linear
+from bench.optimizers.sgd import Sgd
+from bench.strategies.devices.device import DeviceProcess
+from bench.strategies.devices.host import Devices, HostTraining
+from bench.strategies.devices.host_sum import HostSum
+from bench.strategies.devices.plan import Plan
+from bench.strategies.devices.stage import Stage
+from collectives.base import Collective
+from collectives.ring import Ring
+from compressors.base import Compressor
+from compressors.ddp.channel import Channel
+from compressors.ddp.reducer import Reducer
+from compressors.layer import Step, layers_of
+from compressors.none import NONE
+from compressors.topk import TopK
+from tests.testing.configs import make_config
+from tests.testing.devices import device_file
+from tests.testing.memory_transport import MemoryTransport, run_threads
+
+BATCH = 4
+CPU = torch.device("cpu")
+
+
+def make() -> nn.Module:
+    torch.manual_seed(3)
+    return Linear().build(10)
+
+
+def train(
+    config: RunConfig,
+    plan: Plan,
+    steps: Callable[[HostTraining], list[bool]],
+    compressor: Compressor,
+    merge: str,
+    host_type: type[HostTraining] = HostTraining,
+) -> tuple[list[bool], nn.Module, list[str]]:
+    """(what `steps` returned, the model after it, the devices' states at the end)."""
+    models = [make() for _ in range(3)]
+    placed = [plan.assign(model, "asic")[1] for model in models]
+    states = ["", ""]
+
+    def work(transport: MemoryTransport) -> list[bool]:
+        model, routes = models[transport.rank], placed[transport.rank]
+        if transport.rank == 0:
+            stages = {rank: Stage(route, 0, transport, CPU) for route in routes for rank in route.ranks}
+            host = host_type(config, model, plan, stages, transport, None)
+            outcomes = steps(host)
+            host.synchronize()
+            host.dismiss()
+            return outcomes
+        replica, index = plan.place(transport.rank)
+        collective: Collective = HostSum.over(transport) if merge == "host" else Ring()
+        channel = Channel(layers_of(model), Reducer(compressor), collective, transport.view(plan.peers(index)))
+        stage = Stage(routes[replica], index, transport, CPU)
+        device = DeviceProcess(config, stage, replica, channel, transport, Sgd(momentum=0.9))
+        device.follow()
+        states[replica] = device.state
+        return []
+
+    outcomes, *_ = run_threads(work, 3)
+    return outcomes, models[0], states
+
+
+@pytest.fixture
+def plan(tmp_path_factory: pytest.TempPathFactory) -> Plan:
+    return Plan.of(Topology.read(device_file(tmp_path_factory.mktemp("devices"), gpu=2)), "data")
+
+
+def one_step(host: HostTraining, index: int, *, spoilt: bool = False) -> bool:
+    generator = torch.Generator().manual_seed(index)
+    x = torch.randn(2 * BATCH, 3, 32, 32, generator=generator)
+    if spoilt:
+        x[BATCH] = torch.nan  # on the second replica alone
+    host.start_step(Step(index=index, epoch=0, rank=0, world_size=2, seed=1, warmup=False), 0.1)
+    loss = host.forward(x, torch.randint(0, 10, (2 * BATCH,), generator=generator))
+    host.backward(loss)
+    outcome = host.finish_step()
+    host.update(outcome)
+    return outcome.skipped
+
+
+def expected_after(steps: list[int]) -> nn.Module:
+    """The model trained by one process on both mini-batches of these steps."""
+    model = make()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+    for index in steps:
+        generator = torch.Generator().manual_seed(index)
+        x = torch.randn(2 * BATCH, 3, 32, 32, generator=generator)
+        y = torch.randint(0, 10, (2 * BATCH,), generator=generator)
+        nn.functional.cross_entropy(model(x), y).backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    return model
+
+
+@pytest.mark.parametrize("trigger", ["async", "sync"])
+@pytest.mark.parametrize("merge", ["devices", "host"])
+def test_a_step_is_one_of_the_mean_gradient(plan: Plan, trigger: str, merge: str) -> None:
+    config = make_config(batch_size=BATCH, trigger=trigger)
+    skipped, model, states = train(
+        config, plan, lambda host: [one_step(host, index) for index in range(3)], NONE(), merge
+    )
+    assert skipped == [False] * 3
+    assert states == ["wait", "wait"]
+    for ours, theirs in zip(model.parameters(), expected_after([0, 1, 2]).parameters(), strict=True):
+        torch.testing.assert_close(ours, theirs)
+
+
+def test_a_gradient_that_is_not_finite_on_one_device_leaves_the_step_out_on_all(plan: Plan) -> None:
+    config = make_config(batch_size=BATCH)
+    steps = [False, True, False]
+
+    def spoilt_once(host: HostTraining) -> list[bool]:
+        return [one_step(host, index, spoilt=spoilt) for index, spoilt in enumerate(steps)]
+
+    skipped, model, _ = train(config, plan, spoilt_once, NONE(), "devices")
+    assert skipped == steps
+    for ours, theirs in zip(model.parameters(), expected_after([0, 2]).parameters(), strict=True):
+        torch.testing.assert_close(ours, theirs)
+
+
+def test_residuals_are_dropped_with_the_step(plan: Plan) -> None:
+    """With error feedback, a dropped step must not leave its mark on what is sent later."""
+    config, compressor = make_config(batch_size=BATCH), TopK(ratio=0.1, min_numel=0)
+    runs = [
+        train(config, plan, lambda host: [one_step(host, i, spoilt=i == 2) for i in range(4)], compressor, "devices"),
+        train(config, plan, lambda host: [one_step(host, i) for i in (0, 1, 3)], compressor, "devices"),
+    ]
+    for ours, theirs in zip(*(model.parameters() for _, model, _ in runs), strict=True):
+        assert torch.equal(ours, theirs)
+
+
+def test_a_run_may_ask_to_stop_at_such_a_gradient(plan: Plan) -> None:
+    config = dataclasses.replace(make_config(batch_size=BATCH), nonfinite="raise")
+    with pytest.raises(RuntimeError, match="a gradient was not finite at step 0"):
+        train(config, plan, lambda host: [one_step(host, 0, spoilt=True)], NONE(), "devices")
+
+
+def test_a_device_computes_nothing_before_its_part_of_the_model_is_loaded(plan: Plan) -> None:
+    class Forgetful(HostTraining):
+        """A host that deals before it loads."""
+
+        def __init__(self, *arguments: Any) -> None:
+            with pytest.MonkeyPatch.context() as patch:
+                patch.setattr(Devices, "load", lambda _devices: None)
+                super().__init__(*arguments)
+
+    with pytest.raises(RuntimeError, match="a device that is in state idle cannot go to compute"):
+        train(
+            make_config(batch_size=BATCH),
+            plan,
+            lambda host: [one_step(host, 0)],
+            NONE(),
+            "devices",
+            host_type=Forgetful,
+        )
