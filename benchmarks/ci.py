@@ -1,0 +1,57 @@
+"""The gate that continuous integration holds: a few short runs, their table, and what must repeat against a reference.
+
+    python benchmarks/ci.py            # exit code 5 if bytes per step or accuracy changed (make bench-ci)
+    python benchmarks/ci.py --bless    # what is measured now becomes the reference (make bless)
+
+The compressors send as many bytes whatever the gradient, so that bytes must repeat on any machine.
+"""
+
+from __future__ import annotations
+
+import argparse
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+from bench.core.rows import RowWriter
+from bench.core.schema import METRICS
+from bench.report.runs import collect_runs
+from bench.report.store import read
+
+REFERENCE = Path("results/reference/ci.csv")
+COMPRESSORS = ("none", "bf16", "topk", "group_topk", "powersgd", "qsgd")
+RECIPE = ("--dataset", "digits", "--steps", "40", "--seeds", "1", "--threads", "1")
+
+# Not what is measured with a clock: a reference whose every line changes at each renewal tells reviewers nothing.
+KEPT = [column.name for column in METRICS if column.deterministic or column.name in ("run_id", "status", "cpu")]
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--bless", action="store_true", help=f"write {REFERENCE} instead of comparing with it")
+    blessing = parser.parse_args().bless
+    with tempfile.TemporaryDirectory() as folder:
+        for compressor in COMPRESSORS:
+            bench("run", *RECIPE, "--compressor", compressor, "--name", f"ci-{compressor}", "--out", folder, check=True)
+        if blessing:
+            write_reference(folder)
+            return 0
+        return bench("compare", folder, "--baseline", "none", "--reference", str(REFERENCE), check=False)
+
+
+def bench(*arguments: str, check: bool) -> int:
+    """Exit code of the command."""
+    return subprocess.run([sys.executable, "-m", "bench", *arguments], check=check).returncode
+
+
+def write_reference(folder: str) -> None:
+    """One row per run, in the order of the names."""
+    runs = sorted(collect_runs(read([folder])), key=lambda run: (run["name"], run["seed"]))
+    REFERENCE.unlink(missing_ok=True)
+    RowWriter(REFERENCE).extend({name: run[name] for name in KEPT} for run in runs)
+    print(f"wrote {REFERENCE}; look at the difference before you commit it")
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,72 @@
+"""What a step of Max-AdaBelief costs beside torch's foreach AMSGrad, the exchange excluded.
+
+    python benchmarks/optimizer_step.py [--turns 30] [--model resnet18]
+
+One thread; both step on the same gradients, in turns; the median of the ratios of neighbouring turns is printed.
+"""
+
+from __future__ import annotations
+
+import argparse
+import statistics
+import time
+
+import torch
+
+from bench.core import registry
+from bench.models.base import Model
+from bench.optimizers._belief import Belief
+from bench.optimizers.adabelief import AdaBelief
+from bench.optimizers.max_adabelief import MaxAdaBelief
+
+
+def parameters_of(model: str) -> list[torch.nn.Parameter]:
+    """A model's parameters, with gradients."""
+    torch.manual_seed(0)
+    component = registry.load("models", model)()
+    assert isinstance(component, Model)
+    parameters = list(component.build(10).parameters())
+    for parameter in parameters:
+        parameter.grad = torch.randn_like(parameter)
+    return parameters
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--turns", type=int, default=30)
+    parser.add_argument("--model", default="resnet18")
+    options = parser.parse_args()
+    torch.set_num_threads(1)
+    amsgrad = torch.optim.Adam(parameters_of(options.model), lr=1e-3, amsgrad=True, foreach=True)
+    contenders: dict[str, torch.optim.Optimizer] = {
+        "adabelief": AdaBelief().build(parameters_of(options.model), 1e-3),
+        "max_adabelief in moments": Belief(
+            parameters_of(options.model), 1e-3, MaxAdaBelief().rule, exchange=lambda means, maxima: None
+        ),
+        "max_adabelief": MaxAdaBelief().build(parameters_of(options.model), 1e-3),
+        "max_adabelief:max_of=previous": MaxAdaBelief(max_of="previous").build(parameters_of(options.model), 1e-3),
+        "max_adabelief:max_over=corrected": MaxAdaBelief(max_over="corrected").build(
+            parameters_of(options.model), 1e-3
+        ),
+    }
+
+    def seconds(optimizer: torch.optim.Optimizer) -> float:
+        started = time.perf_counter()
+        optimizer.step()
+        return time.perf_counter() - started
+
+    for optimizer in (amsgrad, *contenders.values()):
+        optimizer.step()  # makes its state
+    ratios: dict[str, list[float]] = {name: [] for name in contenders}
+    baseline = []
+    for _ in range(options.turns):
+        for name, optimizer in contenders.items():
+            baseline.append(seconds(amsgrad))
+            ratios[name].append(seconds(optimizer) / baseline[-1])
+    print(f"torch's foreach AMSGrad: {1e3 * statistics.median(baseline):.1f} ms per step of {options.model}")
+    for name, values in ratios.items():
+        print(f"{name}: {statistics.median(values):.2f} of that")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,46 @@
+"""What it costs that the host commands the exchange: step times of `placed` with either trigger, in turns.
+
+One replica on each of two devices, `--trigger sync` (the host waits for all, then commands) and `async` (a device
+starts when it is ready), with equal devices and with one that is three times as slow. The last row of every run goes to
+one CSV; the figures are medians over repeats.
+
+    python benchmarks/triggers.py --out results/reference/triggers.csv [--repeats 5]
+"""
+
+from __future__ import annotations
+
+import argparse
+import itertools
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+import pandas as pd
+
+DEVICES = '[[device]]\nrole = "gpu"\ncount = 2\nlink = "cxl2x16"\n'
+RUN = ["run", "--train-size", "1280", "--test-size", "64", "--batch-size", "16", "--steps", "40", "--threads", "1"]
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--out", type=Path, required=True, help="CSV of the last rows")
+    parser.add_argument("--repeats", type=int, default=5)
+    asked = parser.parse_args()
+    with tempfile.TemporaryDirectory() as folder:
+        devices = Path(folder) / "two.toml"
+        devices.write_text(DEVICES, encoding="utf-8")
+        for _, slow, trigger in itertools.product(range(asked.repeats), (False, True), ("sync", "async")):
+            straggler = ["--straggler", "rank=2,slowdown=3"] if slow else []
+            strategy = f"placed:by=data,devices={devices}"
+            options = [*RUN, *straggler, "--strategy", strategy, "--trigger", trigger, "--out", f"{folder}/runs"]
+            subprocess.run([sys.executable, "-m", "bench", *options], check=True, capture_output=True)
+        rows = pd.concat(pd.read_csv(path).tail(1) for path in sorted(Path(folder).glob("runs/*/metrics.csv")))
+    rows["strategy"] = "placed:by=data,devices=two gpus"  # the file is gone
+    rows.to_csv(asked.out, index=False)
+    rows["straggler"] = rows.straggler.fillna("none")
+    print(rows.groupby(["straggler", "trigger"])[["step_time_s", "exposed_s", "exchange_s"]].median().to_string())
+
+
+if __name__ == "__main__":
+    main()
