@@ -110,17 +110,27 @@ def test_the_process_above_that_was_killed_is_named(tmp_path: Path, victim: str)
 
 
 @pytest.mark.parametrize("victim", ABOVE)
-def test_the_process_that_was_killed_during_the_set_up_is_named(tmp_path: Path, victim: str) -> None:
-    def kill_soon() -> None:
-        while not any(line.startswith(ABOVE[victim]) for line in processes_of(tmp_path).values()):
+def test_the_process_that_was_killed_during_the_set_up_is_named(
+    tmp_path: Path, victim: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    begun = tmp_path / "begun"
+    tools = tmp_path / "tools"
+    tools.mkdir()
+    # The first `ip` of the set-up never ends, so the kill comes in the middle of it, however fast the machine is.
+    (tools / "ip").write_text(f"#!/bin/sh\ntouch {begun}\nexec sleep 600\n", encoding="utf-8")
+    (tools / "ip").chmod(0o755)
+
+    def kill_once_begun() -> None:
+        while not begun.exists():
             time.sleep(0.005)
-        time.sleep(0.3)  # it has begun
         kill_above(tmp_path, victim)
 
-    killer = threading.Thread(target=kill_soon)
-    killer.start()
-    with pytest.raises(RunFailed, match=f"^{victim} was killed by SIGKILL"):
-        start_hosts(PAIR, tmp_path, shell("exec sleep 600", "exec sleep 600"))
+    killer = threading.Thread(target=kill_once_begun)
+    with monkeypatch.context() as during_set_up:
+        during_set_up.setenv("PATH", str(tools), prepend=os.pathsep)
+        killer.start()
+        with pytest.raises(RunFailed, match=f"^{victim} was killed by SIGKILL"):
+            start_hosts(PAIR, tmp_path, shell("exec sleep 600", "exec sleep 600"))
     killer.join()
 
 
