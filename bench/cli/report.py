@@ -35,7 +35,7 @@ def report(
 ) -> None:
     """Write one HTML file: the question, the verdict, tables, pictures, caveats, machines and commands.
 
-    It needs no network, and can be printed.
+    The verdict is printed as well. The file needs no network, and is fit for paper.
     """
     from bench.report import store
     from bench.report.page.page import page, to_html
@@ -53,6 +53,9 @@ def report(
         out.write_text(to_html(content), encoding="utf-8")
     except OSError as error:
         raise UsageError(f"cannot write {out}: {error.strerror or error}; choose another --out") from None
+    typer.echo(content.question)
+    for part in content.parts:
+        typer.echo(f"{part.label}: {part.answer}" if part.label else part.answer)
     typer.echo(f"wrote {out}", err=True)
     for sentence in content.caveats:
         warn(sentence)

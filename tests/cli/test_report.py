@@ -19,6 +19,10 @@ def test_one_file_holds_everything(tmp_path: Path) -> None:
     assert answer.code == 0, answer.error
     assert "warning: topk + native: run from a checkout with uncommitted changes" in answer.error
     text = out.read_text(encoding="utf-8")
+    question, verdict = answer.out.splitlines()
+    assert question.endswith("without losing accuracy?")
+    assert question in text
+    assert verdict in text
     assert "bench run --seeds 1-3" in text
     assert "topk + native: run from a checkout with uncommitted changes" in text
     assert text.count("<svg") >= 4
