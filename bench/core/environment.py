@@ -30,6 +30,7 @@ def cpu_model() -> str:
     return platform.processor() or platform.machine()
 
 
+@functools.cache
 def version_of(package: str) -> str:
     """The installed version, or an empty text."""
     try:

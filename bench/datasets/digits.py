@@ -9,6 +9,7 @@ split into training and test part is ours.
 from __future__ import annotations
 
 import dataclasses
+import functools
 import importlib.util
 from pathlib import Path
 from typing import ClassVar
@@ -45,12 +46,19 @@ class Digits(Dataset):
             DatasetError: more samples asked for than there are.
         """
         train_size, test_size = self.resolve_sizes(train_size, test_size)
-        pixels, labels = _source()
-        images = _enlarge(pixels)
-        is_test = _every_fourth(labels)
-        train = Part(images=images[~is_test], labels=labels[~is_test])
-        test = Part(images=images[is_test], labels=labels[is_test])
+        train, test = _parts()
         return train.subset(train_size), test.subset(test_size)
+
+
+@functools.cache
+def _parts() -> tuple[Part, Part]:
+    """All 1797 images, read once in a process."""
+    pixels, labels = _source()
+    images = _enlarge(pixels)
+    is_test = _every_fourth(labels)
+    train = Part(images=images[~is_test], labels=labels[~is_test])
+    test = Part(images=images[is_test], labels=labels[is_test])
+    return train, test
 
 
 def _source() -> tuple[torch.Tensor, torch.Tensor]:

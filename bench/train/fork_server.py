@@ -1,9 +1,9 @@
 """The process that ranks are forked from: `python -m bench.train.fork_server MODULE CONNECTION`, by the launcher.
 
 It imports MODULE, which its ranks run, and then does what it is asked through the connection, one thing after the
-other: a function is called and its result or exception sent back, a job is run and its exit code sent back. Ranks are
-torchrun's own process contexts: their logs, the order in which they are stopped and what is said of a failed one are as
-torchrun has them.
+other: a function is called and its result or exception sent back, a job is run and its exit code sent back. What
+MODULE's `prepare` loads, where it has one, all ranks share. Ranks are torchrun's own process contexts: their logs, the
+order in which they are stopped and what is said of a failed one are as torchrun has them.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any, Literal
 
+import torch
 from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs, PContext, SignalException, Std, start_processes
 from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
 
@@ -36,6 +37,7 @@ def main(module: str, connection: int) -> None:
     """Serve until the launcher closes its end of the connection."""
     gc.disable()  # while modules come in, nothing is garbage
     importlib.import_module(module)
+    torch.set_num_threads(1)  # a fork leaves all other threads behind
     environment.origin_columns()  # kept for all ranks
     launcher: Connection[Any, Any] = Connection(connection)
     with contextlib.suppress(EOFError):
@@ -68,8 +70,10 @@ def run(module: str, folder: RunFolder, num_ranks: int, start_method: StartMetho
     with folder.log.open("ab") as log:
         os.dup2(log.fileno(), sys.stdout.fileno())
         os.dup2(log.fileno(), sys.stderr.fileno())
-    gc.freeze()  # what is shared with the ranks stays shared
     try:
+        if start_method == "fork":
+            _prepare(module, folder)
+        gc.freeze()  # what is shared with the ranks stays shared
         ranks = _start(module, folder, num_ranks, start_method)
         try:
             result = ranks.wait(period=POLL_S)
@@ -81,6 +85,16 @@ def run(module: str, folder: RunFolder, num_ranks: int, start_method: StartMetho
         print(ChildFailedError(module, result.failures), file=sys.stderr)
         return 1
     return 0
+
+
+def _prepare(module: str, folder: RunFolder) -> None:
+    prepare = getattr(importlib.import_module(module), "prepare", lambda _: None)
+    try:
+        prepare(str(folder.path))
+    except SignalException:
+        raise
+    except Exception:  # noqa: BLE001 - every rank meets it again, and says so as a rank does
+        traceback.print_exc()
 
 
 def _start(module: str, folder: RunFolder, num_ranks: int, start_method: StartMethod) -> PContext:

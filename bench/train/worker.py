@@ -7,6 +7,7 @@ the launcher.
 from __future__ import annotations
 
 import contextlib
+import functools
 import sys
 import time
 from collections.abc import Iterator
@@ -72,7 +73,7 @@ def _train(
     device: torch.device,
 ) -> None:
     """Run the training loop; rank 0 then says how it ended."""
-    train, test = parts_of(config, dataset)
+    train, test = parts_of(config)
     with _profiler(config, folder) as profiler:
         trainer = Trainer(
             config=config,
@@ -92,12 +93,29 @@ def _train(
         write_json(folder.status, {"status": "ok", "error": "", "run_id": folder.run_id, **_result(recorder)})
 
 
-def parts_of(config: RunConfig, dataset: Dataset) -> tuple[Part, Part]:
+def prepare(path: str) -> None:
+    """Load a run's data into the process that its ranks are forked from: they share one copy, as do runs alike in it.
+
+    Raises:
+        Exception: what a rank that loads them raises.
+    """
+    parts_of(RunConfig.from_json(RunFolder(Path(path)).config))
+
+
+def parts_of(config: RunConfig) -> tuple[Part, Part]:
     """(what is trained on, what is evaluated on): the test set, or a part held out of the training set."""
-    train, test = dataset.load(
-        Path(config.data_dir), seed=config.seed, train_size=config.train_size, test_size=config.test_size
+    train, test = _load(
+        config.filled["dataset"], config.data_dir, config.seed, train_size=config.train_size, test_size=config.test_size
     )
     return train.split(config.holdout_size) if config.holdout_size else (train, test)
+
+
+@functools.lru_cache(maxsize=1)
+def _load(
+    dataset: str, data_dir: str, seed: int, *, train_size: int | None, test_size: int | None
+) -> tuple[Part, Part]:
+    component = cast(Dataset, spec.build("datasets", dataset))
+    return component.load(Path(data_dir), seed=seed, train_size=train_size, test_size=test_size)
 
 
 def _bind(config: RunConfig, model: torch.nn.Module, device: torch.device) -> BoundStrategy | Follower:

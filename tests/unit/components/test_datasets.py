@@ -14,8 +14,10 @@ from sklearn.datasets import load_digits
 
 from bench.core import registry, spec
 from bench.core.errors import UsageError
+from bench.core.run_folder import RunFolder
 from bench.datasets.base import Dataset, DatasetError, Part
-from bench.train.worker import parts_of
+from bench.datasets.digits import Digits
+from bench.train.worker import parts_of, prepare
 from tests.testing.configs import make_config
 
 NOWHERE = Path(__file__) / "nowhere"  # nothing lies below a file
@@ -182,10 +184,18 @@ def test_a_split_is_a_subset_and_all_the_others(size: int) -> None:
     assert numbers[0] == sorted(numbers[0])
 
 
+def test_what_is_prepared_for_a_run_is_not_loaded_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    config = make_config(train_size=1000, data_dir=str(tmp_path))
+    RunFolder(tmp_path).config.write_text(config.to_json(), encoding="utf-8")
+    prepare(str(tmp_path))
+    monkeypatch.delattr(Digits, "load")
+    assert len(parts_of(config)[0]) == 1000
+
+
 def test_a_held_out_part_takes_the_test_sets_place(tmp_path: Path) -> None:
     config = make_config(train_size=1000, test_size=100, holdout_size=200, data_dir=str(tmp_path))
-    train, held_out = parts_of(config, build("digits"))
+    train, held_out = parts_of(config)
     of_training, test = build("digits").load(tmp_path, seed=1, train_size=1000, test_size=100)
     assert (len(train), len(held_out)) == (800, 200)
     assert torch.equal(held_out.images, of_training.subset(200).images)
-    assert len(parts_of(dataclasses.replace(config, holdout_size=0), build("digits"))[1]) == len(test)
+    assert len(parts_of(dataclasses.replace(config, holdout_size=0))[1]) == len(test)

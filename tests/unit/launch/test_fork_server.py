@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
 from bench.core.errors import RunFailed, UsageError
+from bench.core.run_folder import RunFolder
 from bench.core.units import parse_size
 from bench.launch.fork_server import ENCODE, ForkServer
+from bench.train import fork_server
+from tests.testing import prepared_ranks
 
 
 @pytest.fixture(scope="module")
@@ -39,3 +44,21 @@ def test_a_process_that_ends_instead_of_answering_is_a_failure() -> None:
 
 def test_without_a_process_it_is_called_here() -> None:
     assert ForkServer(ENCODE).call(os.getpid) == os.getpid()
+
+
+def test_what_a_module_prepares_is_there_for_all_ranks_and_its_failure_is_theirs_to_meet(
+    server: ForkServer, tmp_path: Path
+) -> None:
+    told = []
+    for name in ("sound", "damaged"):
+        folder = RunFolder.create(tmp_path, name, "digest", 1)
+        folder.rendezvous.mkdir()
+        (folder.path / name).touch()
+        exit_code = server.call(
+            fork_server.run, prepared_ranks.__name__, folder=folder, num_ranks=2, start_method="fork"
+        )
+        assert exit_code == 0
+        told += [json.loads((folder.path / f"rank-{rank}.json").read_text(encoding="utf-8")) for rank in range(2)]
+    parent = server.call(os.getpid)
+    assert told == [[parent, parent]] * 4  # the second job prepared nothing of its own
+    assert "ValueError: the data are damaged" in folder.log.read_text(encoding="utf-8")
