@@ -23,7 +23,7 @@ demo-network: $(READY) ## the same on four virtual hosts with a 100 Mbit/s link 
 test: lint ## check style, types and layers, then run all tests
 	@$(BIN)/python -m pytest -q --numprocesses 3 --dist loadgroup
 
-bench-ci: $(READY) ## a few short runs, compared with results/reference/ci.csv: bytes and accuracy must repeat (1 minute)
+bench-ci: $(READY) ## a few short runs, compared with results/reference/ci.csv: bytes and accuracy must repeat (20 s)
 	@$(BIN)/python benchmarks/ci.py
 
 bless: $(READY) ## what these runs measure now becomes results/reference/ci.csv
