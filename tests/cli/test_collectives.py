@@ -33,6 +33,7 @@ REFUSALS = [
 QUICK = ("collectives", "--iters", "2", "--rounds", "2", "--warmup", "1", "--threads", "1", "--device", "cpu")
 
 
+@pytest.mark.usefixtures("planned_here")
 @pytest.mark.parametrize(("arguments", "sentence"), REFUSALS, ids=[" ".join(a) for a, _ in REFUSALS])
 def test_refusal(arguments: list[str], sentence: str) -> None:
     answer = invoke("collectives", "--device", "cpu", *arguments)
@@ -41,6 +42,7 @@ def test_refusal(arguments: list[str], sentence: str) -> None:
     assert "\n" not in answer.error
 
 
+@pytest.mark.usefixtures("planned_here")
 @pytest.mark.parametrize(
     "option", ["--world-size=1", "--iters=0", "--rounds=0", "--overlap=1.5", "--overlap=nan", "--dtype=fp8"]
 )
@@ -50,6 +52,7 @@ def test_out_of_range(option: str) -> None:
     assert option.partition("=")[0] in answer.error
 
 
+@pytest.mark.usefixtures("planned_here")
 def test_a_file_with_other_columns_is_not_appended_to(tmp_path: Path) -> None:
     out = tmp_path / "metrics.csv"
     out.write_text("run_id,seed\na,1\n", encoding="utf-8")

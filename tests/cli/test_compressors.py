@@ -70,6 +70,7 @@ def test_both_calls_are_in_the_file_with_their_origin(measured: tuple[dict[str, 
     assert all(0 < row["cosine"] <= 1 + 1e-12 for row in rows)
 
 
+@pytest.mark.usefixtures("planned_here")
 @pytest.mark.parametrize(
     ("arguments", "sentence"),
     [

@@ -47,6 +47,7 @@ def shell(line: str, folder: Path, **variables: str) -> Answer:
     return Answer(done.returncode, done.stdout, done.stderr)
 
 
+@pytest.mark.usefixtures("planned_here")
 @pytest.mark.parametrize(
     ("line", "code", "sentence"),
     [

@@ -53,6 +53,7 @@ def test_without_factors_their_columns_are_empty(tmp_path: Path) -> None:
     assert (row["state_bytes_per_step"], row["factor_fallbacks"], row["factor_updates_skipped"]) == ("0.0", "", "")
 
 
+@pytest.mark.usefixtures("planned_here")
 @pytest.mark.parametrize(
     ("arguments", "sentence"),
     [

@@ -10,7 +10,6 @@ import psutil
 import pytest
 import torch
 
-from bench.launch.fork_server import ForkServer
 from tests.testing.devices import CXL, device_file
 from tests.testing.invoke import execute, invoke, only_run, processes_of, rows, start
 
@@ -107,12 +106,7 @@ def has_open(process: psutil.Process, part: str) -> bool:
     return any(part in file.path for file in process.open_files())
 
 
-@pytest.fixture
-def _no_process(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(ForkServer, "warm_up", lambda _server, _threads: None)
-
-
-@pytest.mark.usefixtures("_no_process")
+@pytest.mark.usefixtures("planned_here")
 @pytest.mark.parametrize(
     ("options", "sentence"),
     [

@@ -7,8 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from bench.launch.fork_server import ForkServer
 from tests.testing.invoke import invoke
+
+pytestmark = pytest.mark.usefixtures("planned_here")
 
 REFUSALS = [
     (["--compressor", "topkk"], "there is no compressor 'topkk' (did you mean 'topk'?)"),
@@ -33,12 +34,6 @@ REFUSALS = [
     (["--node-rank", "1"], "--node-rank 1 does not exist"),
     (["--nnodes", "2", "--rdzv-endpoint", "nowhere"], "is not HOST:PORT"),
 ]
-
-
-@pytest.fixture(autouse=True)
-def _no_process(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What would be refused in a process of its own is refused in this one, which has imported torch already."""
-    monkeypatch.setattr(ForkServer, "warm_up", lambda _server, _threads: None)
 
 
 @pytest.mark.parametrize(("arguments", "sentence"), REFUSALS, ids=[" ".join(a) for a, _ in REFUSALS])

@@ -129,6 +129,7 @@ def test_limits_and_single_runs_and_plans(file: Path, tmp_path: Path) -> None:
     assert len(finished(out)) == 2
 
 
+@pytest.mark.usefixtures("planned_here")
 def test_a_run_that_is_not_in_the_plan_is_refused(file: Path, tmp_path: Path) -> None:
     answer = invoke("sweep", str(file), "--out", str(tmp_path), "--only", "4")
     assert (answer.code, answer.error) == (2, "--only 4 is none of the 4 runs; they count from 0")
