@@ -2,6 +2,8 @@
 
     python benchmarks/ci.py            # exit code 5 if bytes per step or accuracy changed (make bench-ci)
     python benchmarks/ci.py --bless    # what is measured now becomes the reference (make bless)
+
+What is run stands in ci.toml.
 """
 
 from __future__ import annotations
