@@ -15,6 +15,8 @@ from bench.core.schema import COMPRESSORS
 from bench.launch import compressors, fork_server
 from tests.testing.invoke import Answer, invoke
 
+pytestmark = pytest.mark.xdist_group("bench compressors")  # two calls measure for all tests
+
 CHOSEN = "none,topk:ratio=0.1,value_dtype=fp32,sign,powersgd"
 
 

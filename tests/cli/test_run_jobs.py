@@ -55,26 +55,50 @@ def ranks_of(folder: Path) -> list[psutil.Process]:
     return [logs[file] for file in sorted(logs) if file.endswith("/stdout.log")]
 
 
-@pytest.mark.parametrize(
-    "pair",
-    [
-        ("none", "native", "async", 2),
-        ("none", "ring", "async", 3),
-        ("bf16", "native", "sync", 2),
-        ("group_topk:ratio=0.05", "ring", "async", 3),
-        ("topk:ratio=0.05", "allgather", "async", 1),
-        ("topk:ratio=0.05", "server:downlink=recode", "sync", 4),
-    ],
-    ids=str,
+PAIRS = {
+    "dense": ("none", "native", "async", 2),
+    "dense-ring": ("none", "ring", "async", 3),
+    "bf16": ("bf16", "native", "sync", 2),
+    "group_topk": ("group_topk:ratio=0.05", "ring", "async", 3),
+    "alone": ("topk:ratio=0.05", "allgather", "async", 1),
+    "server": ("topk:ratio=0.05", "server:downlink=recode", "sync", 4),
+}
+SWEEP = """
+[base]
+model = "linear"
+train-size = 256
+test-size = 64
+batch-size = 16
+lr = 0.005
+epochs = 3
+""" + "".join(
+    f"""
+[[include]]
+name = "{name}"
+compressor = "{compressor}"
+collective = "{collective}"
+trigger = "{trigger}"
+world-size = {world_size}
+"""
+    for name, (compressor, collective, trigger, world_size) in PAIRS.items()
 )
-def test_a_run_trains_and_records(pair: tuple[str, str, str, int], tmp_path: Path) -> None:
-    compressor, collective, trigger, world_size = pair
-    answer = execute(
-        *SMALL, "--epochs", "3", "--compressor", compressor, "--collective", collective, "--trigger", trigger,
-        "--world-size", str(world_size), "--out", str(tmp_path / "out"),
-    )  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Where the runs of all pairs lie, done by one process."""
+    folder = tmp_path_factory.mktemp("pairs")
+    (folder / "pairs.toml").write_text(SWEEP, encoding="utf-8")
+    answer = execute("sweep", str(folder / "pairs.toml"), "--out", str(folder / "out"))
     assert answer.code == 0, answer.error
-    folder = only_run(tmp_path / "out")
+    return folder / "out"
+
+
+@pytest.mark.xdist_group("pairs")
+@pytest.mark.parametrize("name", PAIRS)
+def test_a_run_trains_and_records(name: str, trained: Path) -> None:
+    compressor, _, _, world_size = PAIRS[name]
+    (folder,) = trained.glob(f"*-{name}-s1-*")
     first, _, last = rows(folder)
     assert list(first) == [column.name for column in METRICS]
     assert (first["status"], last["status"]) == ("running", "ok")
@@ -88,7 +112,6 @@ def test_a_run_trains_and_records(pair: tuple[str, str, str, int], tmp_path: Pat
     assert status(folder)["status"] == "ok"
     layers = rows(folder, "layers.csv")
     assert {row["layer"] for row in layers} == {row["layer"] for row in layers[: len(layers) // 2]}
-    assert str(folder) in answer.out
 
 
 def test_the_density_window_of_algc_is_seen_in_training(tmp_path: Path) -> None:
@@ -118,7 +141,9 @@ def test_one_seed_gives_the_same_numbers_twice(tmp_path: Path) -> None:
             "--out", str(tmp_path / attempt),
         )  # fmt: skip
         assert answer.code == 0, answer.error
-        found.append([{name: row[name] for name in columns} for row in rows(only_run(tmp_path / attempt))])
+        folder = only_run(tmp_path / attempt)
+        assert str(folder) in answer.out
+        found.append([{name: row[name] for name in columns} for row in rows(folder)])
     assert found[0] == found[1]
 
 

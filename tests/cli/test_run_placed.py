@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import signal
 import time
 from pathlib import Path
@@ -26,9 +27,9 @@ def train(out: Path, *options: str) -> list[dict[str, str]]:
     return rows(only_run(out))
 
 
-def weights(out: Path) -> dict[str, torch.Tensor]:
+def weights(run: Path) -> dict[str, torch.Tensor]:
     """What a run has trained."""
-    state: dict[str, torch.Tensor] = torch.load(only_run(out) / "model.pt", weights_only=True)
+    state: dict[str, torch.Tensor] = torch.load(run / "model.pt", weights_only=True)
     return state
 
 
@@ -44,7 +45,7 @@ def assert_same_weights(ours: Path, theirs: Path) -> None:
 def test_layers_on_four_devices_train_as_one_process_does(tmp_path: Path) -> None:
     alone = train(tmp_path / "alone", "--world-size", "1")
     placed = train(tmp_path / "placed", "--strategy", f"placed:devices={CXL},activations=turns")
-    assert_same_weights(tmp_path / "placed", tmp_path / "alone")
+    assert_same_weights(only_run(tmp_path / "placed"), only_run(tmp_path / "alone"))
     for name in ("samples", "train_loss", "test_loss", "test_accuracy"):
         assert [row[name] for row in placed] == [row[name] for row in alone], name
     assert {row["replicas_in_sync"] for row in placed} == {"true"}
@@ -60,20 +61,47 @@ def test_layers_on_four_devices_train_as_one_process_does(tmp_path: Path) -> Non
     assert last["host", "fpga0"] == 64 + 4 * 8 * 3 * 32 * 32
 
 
+REPLICAS = """
+[base]
+train-size = 320
+test-size = 64
+batch-size = 8
+steps = 12
+eval-every = 6
+threads = 1
+save-model = true
+[[include]]
+name = "ranks"
+world-size = 2
+collective = "pool"
+[[include]]
+name = "async"
+strategy = "placed:by=data,devices=TWO"
+[[include]]
+name = "sync"
+strategy = "placed:by=data,devices=TWO"
+trigger = "sync"
+[[include]]
+name = "pools"
+strategy = "placed:by=both,devices=FOUR"
+[[include]]
+name = "pools-host"
+strategy = "placed:by=both,merge=host,devices=FOUR"
+"""
+
+
 @pytest.mark.timeout(400)
 def test_replicas_on_devices_train_as_ranks_on_the_pool_do(tmp_path: Path) -> None:
-    ranks = train(tmp_path / "ddp", "--world-size", "2", "--collective", "pool")[-1]
-    two = device_file(tmp_path, gpu=2)
-    four = device_file(tmp_path, gpu=2, fpga=2)
-    for name, options in {
-        "async": (f"by=data,devices={two}", "--trigger", "async"),
-        "sync": (f"by=data,devices={two}", "--trigger", "sync"),
-        "pools": (f"by=both,devices={four}", "--trigger", "async"),
-        "pools, host": (f"by=both,merge=host,devices={four}", "--trigger", "async"),
-    }.items():
-        strategy, *more = options
-        row = train(tmp_path / name, "--strategy", f"placed:{strategy}", *more)[-1]
-        assert_same_weights(tmp_path / name, tmp_path / "ddp")
+    devices = {"TWO": device_file(tmp_path, gpu=2), "FOUR": device_file(tmp_path, gpu=2, fpga=2)}
+    file = tmp_path / "replicas.toml"
+    file.write_text(re.sub("|".join(devices), lambda word: str(devices[word[0]]), REPLICAS), encoding="utf-8")
+    answer = execute("sweep", str(file), "--out", str(tmp_path / "out"))
+    assert answer.code == 0, answer.error
+    folders = {name: next(tmp_path.glob(f"out/*-{name}-s1-*")) for name in re.findall('name = "(.*)"', REPLICAS)}
+    ranks = rows(folders["ranks"])[-1]
+    for name in ("async", "sync", "pools", "pools-host"):
+        row = rows(folders[name])[-1]
+        assert_same_weights(folders[name], folders["ranks"])
         assert (row["replicas_in_sync"], row["replicas"], row["samples"]) == ("true", "2", ranks["samples"])
         assert float(row["train_loss"]) == pytest.approx(float(ranks["train_loss"]))
         assert float(row["test_loss"]) == pytest.approx(float(ranks["test_loss"]))
@@ -146,5 +174,5 @@ def test_an_optimizer_that_exchanges_moments_does_so_among_devices(tmp_path: Pat
         tmp_path / "placed", *options, "--strategy", f"placed:by=data,devices={device_file(tmp_path, gpu=2)}"
     )
     (*_, expected) = train(tmp_path / "ddp", *options, "--world-size", "2")
-    assert_same_weights(tmp_path / "placed", tmp_path / "ddp")
+    assert_same_weights(only_run(tmp_path / "placed"), only_run(tmp_path / "ddp"))
     assert row["payload_bytes_per_step"] == expected["payload_bytes_per_step"]

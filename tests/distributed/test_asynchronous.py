@@ -22,6 +22,8 @@ from compressors.layer import Step
 from tests.testing.configs import make_config
 from tests.testing.ranks import run_ranks
 
+pytestmark = pytest.mark.xdist_group("asynchronous")  # its ranks train once for all tests
+
 WORLD_SIZE = 3
 STEPS = 5
 LR = 0.05

@@ -29,6 +29,8 @@ from compressors.topk import TopK
 from compressors.torch_fp16 import TorchFp16
 from tests.testing.ranks import run_ranks
 
+pytestmark = pytest.mark.xdist_group("ddp hook")  # its ranks play once for all tests
+
 LR = 0.1
 
 
