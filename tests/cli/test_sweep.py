@@ -58,6 +58,11 @@ def sweep(file: Path, out: Path, *more: str) -> Answer:
     return execute("sweep", str(file), "--out", str(out), *more, XDG_STATE_HOME=str(out.parent / "state"))
 
 
+def plan(file: Path, out: Path, *more: str) -> Answer:
+    """A sweep that has nothing to run."""
+    return invoke("sweep", str(file), "--out", str(out), *more)
+
+
 def test_killed_and_continued_it_ends_with_the_rows_of_an_undisturbed_one(file: Path, tmp_path: Path) -> None:
     undisturbed, killed = tmp_path / "undisturbed", tmp_path / "killed"
     assert sweep(file, undisturbed).code == 0
@@ -85,6 +90,7 @@ def test_two_at_once_run_nothing_twice(file: Path, tmp_path: Path) -> None:
     assert len(finished(out)) == 4
 
 
+@pytest.mark.usefixtures("planned_here")
 def test_a_failure_is_a_row_and_the_others_are_run_and_it_is_tried_again_when_asked(file: Path, tmp_path: Path) -> None:
     out = tmp_path / "out"
     file.write_text(
@@ -102,10 +108,11 @@ def test_a_failure_is_a_row_and_the_others_are_run_and_it_is_tried_again_when_as
         """,
         encoding="utf-8",
     )
-    first, second, third = sweep(file, out), sweep(file, out), sweep(file, out, "--retry-failed")
+    first, second, third = sweep(file, out), plan(file, out), sweep(file, out, "--retry-failed")
     assert [answer.code for answer in (first, second, third)] == [3, 3, 3]
     assert "1 of 3 runs failed, one of them with: " in first.error
-    assert "2 done; 1 failed (--retry-failed runs them again); 0 to do now" in second.error
+    assert first.error.splitlines()[-1] == f"bench: {second.error}"
+    assert "2 done; 1 failed (--retry-failed runs them again); 0 to do now" in plan(file, out, "--dry-run").error
     assert "1 to do now" in third.error
     statuses = [json.loads((folder / "status.json").read_text(encoding="utf-8")) for folder in finished(out)]
     assert sorted(status["status"] for status in statuses) == ["failed", "failed", "ok", "ok"]
@@ -113,23 +120,24 @@ def test_a_failure_is_a_row_and_the_others_are_run_and_it_is_tried_again_when_as
     assert rows(failed)[-1]["error"] in first.error
 
 
+@pytest.mark.usefixtures("planned_here")
 def test_limits_and_single_runs_and_plans(file: Path, tmp_path: Path) -> None:
     out = tmp_path / "out"
     assert "4 runs of 2 configurations; 0 done; 4 to do now, for how long is not known yet" in (
-        sweep(file, out, "--dry-run").error
+        plan(file, out, "--dry-run").error
     )
     assert not out.exists()
     assert sweep(file, out, "--only", "2", "--json").code == 0
     assert sweep(file, out, "--limit", "1").code == 0
-    plan = sweep(file, out, "--dry-run", "--json")
-    assert [run["status"] for run in json.loads(plan.out)] == ["done", "missing", "done", "missing"]
-    assert "2 done; 2 to do now, about " in plan.error
-    line = sweep(file, out, "--slurm").out
+    rest = plan(file, out, "--dry-run", "--json")
+    assert [run["status"] for run in json.loads(rest.out)] == ["done", "missing", "done", "missing"]
+    assert "2 done; 2 to do now, about " in rest.error
+    line = plan(file, out, "--slurm").out
     assert " --array=1,3 " in line
     assert len(finished(out)) == 2
 
 
 @pytest.mark.usefixtures("planned_here")
 def test_a_run_that_is_not_in_the_plan_is_refused(file: Path, tmp_path: Path) -> None:
-    answer = invoke("sweep", str(file), "--out", str(tmp_path), "--only", "4")
+    answer = plan(file, tmp_path, "--only", "4")
     assert (answer.code, answer.error) == (2, "--only 4 is none of the 4 runs; they count from 0")
