@@ -121,7 +121,7 @@ def _cells(comparison: Comparison, row: Row, extra: Sequence[str]) -> list[tuple
         *_judged_cells(comparison, row),
         *_cells_of_further_targets(comparison, row),
         *_mean_cells(comparison, configuration, extra),
-        (Column(heading="rates\ntried", priority=3), _rates_cell(configuration)),
+        *_tuning_cells(comparison, configuration),
         (Column(heading="in sync", priority=2), _sync_cell(configuration)),
     ]
 
@@ -317,10 +317,13 @@ def _accuracy_difference_cell(row: Row) -> Cell:
     return Cell(text=text, raw=raw, style=_STYLES.get(row.accuracy.verdict, ""))
 
 
-def _rates_cell(configuration: Configuration) -> Cell:
-    """How many learning rates were tried to find this one: the tuning budget behind the result."""
+def _tuning_cells(comparison: Comparison, configuration: Configuration) -> list[tuple[Column, Cell]]:
+    """How many learning rates were tried to find this one: the tuning budget behind the result, where any row has one."""
+    if not any(tried for row in comparison.rows for tried in row.configuration.distinct("rates_tried")):
+        return []
     known = configuration.distinct("rates_tried")
-    return Cell(text="/".join(map(str, known)) or NOTHING, raw={"rates_tried": known[0] if len(known) == 1 else None})
+    raw: dict[str, Raw] = {"rates_tried": known[0] if len(known) == 1 else None}
+    return [(Column(heading="rates\ntried", priority=3), Cell(text="/".join(map(str, known)) or NOTHING, raw=raw))]
 
 
 def _sync_cell(configuration: Configuration) -> Cell:

@@ -65,7 +65,6 @@ def test_the_cells_of_a_row(tmp_path: Path) -> None:
         "step time": "50 ms",
         "CPU time per step": "-",
         "exposed per step": "1 ms",
-        "rates tried": "-",
         "in sync": "yes",
     }
     assert cells(compared(tmp_path, [*DENSE, *TOPK]), 0)["payload per step"] == "~1 MB"  # by formula, not counted
@@ -233,6 +232,8 @@ def test_the_tuning_budget_stands_beside_the_result(tmp_path: Path) -> None:
     tuned = topk_seeds([1577.0, 1544.0, 1610.0], rates_tried=6)
     comparison = compared(tmp_path, [*fake_seeds([1204.0, 1190.0, 1221.0], rates_tried=3), *tuned])
     assert [cells(comparison, row)["rates tried"] for row in (0, 1)] == ["3", "6"]
+    untuned = compared(tmp_path, [*fake_seeds([1204.0, 1190.0], rates_tried=0), *topk_seeds([1577.0, 1544.0])])
+    assert "rates tried" not in cells(untuned, 0)
     assert comparison.rows[1].configuration.title == "topk:ratio=0.01 + allgather"  # no setting that tells them apart
 
 
