@@ -12,7 +12,7 @@ from bench.cli.compare_output import Format, choose_format, warn, write
 from bench.core.errors import NothingToCompare, Regression
 
 if TYPE_CHECKING:
-    from bench.report.gates import GateResult
+    from bench.report.gates import Gate, GateResult
     from bench.report.store import Row
 
 MEANING = "Meaning"
@@ -203,30 +203,28 @@ def compare(
     from bench.report.columns import find_numbers
 
     chosen_format = choose_format(as_format, as_json, out)
-    # An option takes one text, so of `--fail-on A B` the second arrives among the paths.
-    further = [path for path in paths or [] if fail_on and gates.is_gate(str(path))]
-    limits = [gates.Gate.parse(text) for text in [*_parts(fail_on), *map(str, further)]]
+    given, limits = _paths_and_gates(paths or [], _parts(fail_on))
     extra = find_numbers(_parts(columns))
     conditions = [condition for text in where or [] for condition in selection.parse_conditions(text)]
-    given = [path for path in paths or [] if path not in further]
     rows = store.read(given or [DEFAULT_PATH], keep_going=keep_going, warn=warn)
+    metric = metric or ("time_to_target_s" if target else "samples_per_s")
     compared = comparison.compare(
-        rows,
-        baseline=baseline,
-        metric=metric or ("time_to_target_s" if target else "samples_per_s"),
-        by=_parts(by),
-        where=conditions,
-        targets=_parts(target),
-        sort=sort,
+        rows, baseline=baseline, metric=metric, by=_parts(by), where=conditions, targets=_parts(target), sort=sort
     )
     judged = gates.check(compared, limits) + _held_against(reference, rows)
     cautions = [] if allow_other_machine else caveats.cautions(compared)
     table = comparison_table.comparison_table(compared, extra=extra, cautions=cautions)
     write(table, compared, [*caveats.caveats(compared), *judged.undecided], chosen_format, out)
-    if judged.crossed:
-        raise Regression("; ".join(judged.crossed))
-    if judged.unmeasured:
-        raise NothingToCompare("; ".join(judged.unmeasured))
+    _raise_crossed(judged)
+
+
+def _paths_and_gates(paths: list[Path], fail_on: list[str]) -> tuple[list[Path], list[Gate]]:
+    """What is read, and what fails; an option takes one text, so of `--fail-on A B` the second is among the paths."""
+    from bench.report.gates import Gate, is_gate
+
+    further = [path for path in paths if fail_on and is_gate(str(path))]
+    gates = [Gate.parse(text) for text in [*fail_on, *map(str, further)]]
+    return [path for path in paths if path not in further], gates
 
 
 def _held_against(reference: Path | None, rows: Sequence[Row]) -> GateResult:
@@ -238,6 +236,13 @@ def _held_against(reference: Path | None, rows: Sequence[Row]) -> GateResult:
     if reference is None:
         return GateResult()
     return check_reference(collect_runs(rows), collect_runs(read([reference], warn=warn)))
+
+
+def _raise_crossed(judged: GateResult) -> None:
+    if judged.crossed:
+        raise Regression("; ".join(judged.crossed))
+    if judged.unmeasured:
+        raise NothingToCompare("; ".join(judged.unmeasured))
 
 
 def _parts(texts: Iterable[str] | None) -> list[str]:

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from bench.cli.compare import DEFAULT_PATH, Paths
+from bench.cli.compare import DEFAULT_PATH, Baseline, Paths
 from bench.cli.compare_output import warn
 from bench.core.errors import UsageError
 
@@ -22,15 +22,7 @@ DEFAULT_OUT = Path("results/report.html")
 
 def report(
     paths: Paths = None,
-    baseline: Annotated[
-        str | None,
-        typer.Option(
-            help="Row that the others are compared with: a compressor, COMPRESSOR+COLLECTIVE, or a run's name "
-            "(default: none, on native; for speeds bf16 where there is such a row).",
-            metavar="SPEC",
-            show_default=False,
-        ),
-    ] = None,
+    baseline: Baseline = None,
     out: Annotated[Path, typer.Option(help="The HTML file.", metavar="FILE")] = DEFAULT_OUT,
 ) -> None:
     """Write one HTML file: the question, the verdict, tables, pictures, caveats, machines and commands.

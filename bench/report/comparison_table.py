@@ -318,7 +318,7 @@ def _accuracy_difference_cell(row: Row) -> Cell:
 
 
 def _tuning_cells(comparison: Comparison, configuration: Configuration) -> list[tuple[Column, Cell]]:
-    """How many learning rates were tried to find this one: the tuning budget behind the result, where any row has one."""
+    """How many learning rates were tried to find this one: what a result cost in tuning, where anything was tuned."""
     if not any(tried for row in comparison.rows for tried in row.configuration.distinct("rates_tried")):
         return []
     known = configuration.distinct("rates_tried")
