@@ -37,7 +37,7 @@ class Results:
     @functools.cached_property
     def configurations(self) -> list[Configuration]:
         """The configurations with at least one run that ended well, in order of appearance."""
-        return [group for group in configurations(self._runs, ()) if group.ok]
+        return shortly_labelled([group for group in configurations(self._runs, ()) if group.ok])
 
     def across(self, *varied: str) -> list[Configuration]:
         """Configurations whose runs may differ in the columns that a picture has on an axis, besides the seed."""
@@ -53,7 +53,7 @@ class Results:
         ]
         labels = [group.label for group in configurations(labelled, ())]
         groups = [Configuration(label=label, runs=runs) for label, runs in zip(labels, alike.values(), strict=True)]
-        return [group for group in groups if group.ok]
+        return shortly_labelled([group for group in groups if group.ok])
 
     def evaluations(self, configuration: Configuration) -> pd.DataFrame:
         """The rows of a configuration's runs that ended well, with ``bytes_sent``: per rank, since the start.
@@ -70,6 +70,23 @@ class Results:
     def _runs(self) -> list[Run]:
         runs, _ = one_per_seed(collect_runs(self.rows), ())
         return runs
+
+
+def shortly_labelled(groups: list[Configuration]) -> list[Configuration]:
+    """The groups, their labels fit for a legend: without what all share, and what an earlier column says as well.
+
+    The compressor always stays, and a single group keeps its whole label.
+    """
+    if len(groups) < 2:
+        return groups
+    columns: dict[tuple[Any, ...], str] = {}
+    for name in groups[0].label:
+        values = tuple(group.label[name] for group in groups)
+        if name == "compressor" or len(set(values)) > 1:
+            columns.setdefault(values, name)
+    return [
+        dataclasses.replace(group, label={name: group.label[name] for name in columns.values()}) for group in groups
+    ]
 
 
 def last_known(configuration: Configuration) -> pd.DataFrame:

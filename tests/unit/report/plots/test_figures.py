@@ -9,8 +9,21 @@ import numpy as np
 import pandas as pd
 import pytest
 
+from bench.report.configurations import Configuration
 from bench.report.plots import accuracy, bandwidth, pareto, profile, scaling, step_time, target
+from bench.report.plots.results import shortly_labelled
 from tests.testing.fake_results import everything, fake_run, results
+
+
+def test_a_legend_says_what_tells_the_series_apart_and_says_it_once() -> None:
+    labels = [
+        {"compressor": compressor, "collective": "ring", "uplink_bps": link, "downlink_bps": link, "latency_s": latency}
+        for compressor, link, latency in (("none", 1e7, 0.0), ("none", 1e8, 0.0), ("topk", 1e8, 0.01))
+    ]
+    groups = shortly_labelled([Configuration(label=label, runs=[]) for label in labels])
+    assert list(groups[0].label) == ["compressor", "uplink_bps", "latency_s"]
+    alone = Configuration(label=labels[0], runs=[])
+    assert shortly_labelled([alone]) == [alone]
 
 
 def test_a_band_holds_all_seeds(tmp_path: Path) -> None:
