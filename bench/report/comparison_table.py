@@ -86,7 +86,8 @@ def _notes(comparison: Comparison, cells: Sequence[Cell]) -> list[str]:
     if any(cell.text.startswith("≥") for cell in cells):
         notes.append(
             "≥ (reached/seeds): a seed that missed the target counts with all that it spent; two rows are compared up "
-            "to the smallest budget of any seed of either"
+            "to the smallest budget of any seed of either, and where most seeds of a row need more than that, its "
+            "interval is too narrow: at 5 seeds it holds the truth in 91 of 100 cases"
         )
     return [*notes, *(target.meaning for target in comparison.targets if target.meaning)]
 
