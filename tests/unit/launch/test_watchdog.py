@@ -66,10 +66,16 @@ def test_another_machine_is_stopped_only_after_machine_0_has_gone(
 ) -> None:
     monkeypatch.setattr(machine_zero, "ASK_EVERY_S", 0.05)
     meeting_point = socket.create_server(("127.0.0.1", 0))
-    leaves = threading.Timer(1.0, meeting_point.close)
+    zero = machine_zero.MachineZero(f"127.0.0.1:{meeting_point.getsockname()[1]}")
+
+    def leave_after_a_few_answers() -> None:
+        for _ in range(5):
+            meeting_point.accept()[0].close()
+        meeting_point.close()
+
+    leaves = threading.Thread(target=leave_after_a_few_answers)
     leaves.start()
     job = torchrun.start([sys.executable, "-c", "import time; time.sleep(600)"], {}, tmp_path / "log")
-    zero = machine_zero.MachineZero(f"127.0.0.1:{meeting_point.getsockname()[1]}")
     timeouts = WatchdogTimeouts(first_s=math.inf, next_s=0.5)
     ending = torchrun.watch(job, ProgressReader(tmp_path / "progress"), timeouts, lambda _: None, zero)
     assert ending.silent_s == 0.5
