@@ -5,6 +5,8 @@ VENV := .venv
 BIN := $(VENV)/bin
 # Exists when the environment is complete; every target that needs the environment depends on it.
 READY := $(VENV)/.ready
+# Native loops, compiled along with the installation.
+LOOPS := collectives/kernels/build.py collectives/kernels/native/* collectives/payloads/codec/native/* compressors/kernels/native/*
 
 .DEFAULT_GOAL := help
 .PHONY: help setup demo demo-network test bench-ci bless attack lint format clean
@@ -46,7 +48,7 @@ clean: ## remove the environment, caches and build outputs; results and data sta
 	rm -rf $(VENV) build dist *.egg-info .mypy_cache .pytest_cache .ruff_cache .hypothesis .benchmarks
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
-$(READY): pyproject.toml constraints.txt
+$(READY): pyproject.toml constraints.txt setup.py $(wildcard $(LOOPS))
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
 		{ echo "$(PYTHON) is missing or older than 3.11; name another one with PYTHON=" >&2; exit 1; }
 	@echo "installing into $(VENV); PyTorch is large, so the first time takes some minutes"

@@ -18,7 +18,7 @@ from collectives.payloads.base import Payload
 from collectives.payloads.sparse import Sparse
 from collectives.ranges import Count
 from compressors.families.sparsifier import DensitySparsifier, num_kept
-from compressors.kernels.selection import kth_largest, top_of_rows
+from compressors.kernels.selection import kth_largest, top_k
 from compressors.layer import Layer, Step
 from compressors.state import Memory
 
@@ -50,7 +50,7 @@ class AdaptiveTopK(DensitySparsifier):
         if step.memory.get(CURVES, layer.id) is None or step.index % self.refresh == 0:
             step.memory.propose(CURVES, layer.id, _error_curve(magnitudes, self.density(step)))
         k = num_kept(self.density_for(layer, step), x.numel())
-        indices = top_of_rows(magnitudes.view(1, -1), k)
+        indices = top_k(x, k)
         return self._sparse(x, indices, step)
 
     def contraction_bound(self, layer: Layer) -> float:

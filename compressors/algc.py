@@ -27,7 +27,7 @@ from collectives.payloads.sparse import Sparse
 from collectives.ranges import Count, CountOrZero, Positive, PositiveOrZero
 from compressors.families.sparsifier import DensitySparsifier, num_kept
 from compressors.kernels.blocks import root_mean_square
-from compressors.kernels.selection import kth_largest, positions_of, top_of_rows
+from compressors.kernels.selection import kth_largest, reaching, top_k
 from compressors.kernels.value_types import TORCH_DTYPES
 from compressors.layer import Layer, Step
 from compressors.state import Memory
@@ -35,6 +35,7 @@ from compressors.state import Memory
 DEFAULT_MIN_NUMEL = 8192
 CONTROL = "control"  # per layer: threshold, mean root mean square, elements
 WINDOW = 2.0  # a density may be off by this factor before the exact threshold is sought
+SMALLEST = 2.0**-149  # of the positive fp32 numbers
 
 
 @dataclasses.dataclass(kw_only=True)
@@ -131,7 +132,7 @@ class Algc(DensitySparsifier):
         if tracked == 0 or step.index % self.refresh == 0:
             threshold, indices = self._exact(magnitudes, wanted)
         else:
-            threshold, indices = tracked, positions_of(magnitudes >= tracked)
+            threshold, indices = tracked, reaching(magnitudes, tracked)
             if not wanted / WINDOW <= indices.numel() / layer.numel <= wanted * WINDOW:
                 threshold, indices = self._exact(magnitudes, wanted)
         reached = max(indices.numel(), 1) / layer.numel
@@ -146,11 +147,11 @@ class Algc(DensitySparsifier):
         Where it is zero, more than that share of the entries are zeros, and the others are sent.
         """
         numel = magnitudes.numel()
-        threshold = float(kth_largest(magnitudes, num_kept(wanted, numel)))
-        indices = positions_of(magnitudes >= threshold if threshold > 0 else magnitudes > 0)
+        threshold = kth_largest(magnitudes, num_kept(wanted, numel))
+        indices = reaching(magnitudes, max(threshold, SMALLEST))
         most = math.floor(WINDOW * wanted * numel) + 1
         if indices.numel() > most:
-            indices = top_of_rows(magnitudes.view(1, -1), most)
+            indices = top_k(magnitudes, most)
         return threshold, indices
 
     def _worthwhile_numel(self) -> int:

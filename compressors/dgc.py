@@ -20,7 +20,7 @@ from collectives.payloads.sparse import Sparse
 from collectives.ranges import PositiveOrZero
 from compressors.families.sparsifier import DensitySparsifier, num_kept
 from compressors.kernels.random import seed_for
-from compressors.kernels.selection import positions_of, top_of_rows
+from compressors.kernels.selection import reaching, top_k
 from compressors.layer import Layer, Step
 
 LOWER_BOUND = 0.8  # of the wanted number of entries; below it the threshold is lowered by the same factor
@@ -75,14 +75,14 @@ class Dgc(DensitySparsifier):
         sample = self._sample(magnitudes, k, layer, step)
         num_above = max(1, math.ceil(sample.numel() * k / magnitudes.numel()))
         threshold = float(sample.topk(num_above).values[-1])
-        candidates = positions_of(magnitudes >= threshold)
+        candidates = reaching(magnitudes, threshold)
         for _ in range(MAX_ROUNDS):
             if candidates.numel() >= LOWER_BOUND * k:
                 break
             threshold *= LOWER_BOUND
-            candidates = positions_of(magnitudes >= threshold)
+            candidates = reaching(magnitudes, threshold)
         if candidates.numel() > k:
-            candidates = candidates[top_of_rows(magnitudes[candidates].view(1, -1), k)]
+            candidates = candidates[top_k(magnitudes[candidates], k)]
         return candidates
 
     def _sample(self, magnitudes: torch.Tensor, k: int, layer: Layer, step: Step) -> torch.Tensor:

@@ -28,7 +28,7 @@ from collectives.ranges import CountOrZero, PositiveOrZero
 from compressors.families.shared_scale import SharedScale
 from compressors.families.sparsifier import num_kept
 from compressors.kernels.random import generator_for
-from compressors.kernels.selection import top_of_rows
+from compressors.kernels.selection import top_k
 from compressors.kernels.ternary import ternary_levels, ternary_payload
 from compressors.kernels.value_types import TORCH_DTYPES, ValueDtype, roundoff
 from compressors.layer import Layer, Step
@@ -203,7 +203,7 @@ class Hylo(SharedScale):
         ages = step.memory.get("ages", layer.id)
         if self.max_age and ages is not None:
             scores = torch.where(ages >= self.max_age, torch.inf, scores)
-        chosen = top_of_rows(scores.view(1, -1), self._num_filters_kept(layer))
+        chosen = top_k(scores, self._num_filters_kept(layer))
         if self.max_age:
             ages = torch.zeros_like(scores) if ages is None else ages
             step.memory.propose("ages", layer.id, (ages + 1).index_fill_(0, chosen, 0))

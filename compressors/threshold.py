@@ -17,7 +17,7 @@ from collectives.payloads.sparse import Sparse
 from collectives.ranges import Positive
 from compressors.families.sparsifier import Sparsifier
 from compressors.kernels.blocks import root_mean_square
-from compressors.kernels.selection import positions_of
+from compressors.kernels.selection import reaching
 from compressors.layer import Layer, Step
 
 
@@ -41,7 +41,7 @@ class Threshold(Sparsifier):
     @override
     def encode(self, x: torch.Tensor, layer: Layer, step: Step) -> Payload:
         magnitudes = x.abs()
-        indices = positions_of(magnitudes >= self._level(magnitudes))
+        indices = reaching(x, self._level(magnitudes))
         return self._sparse(x, indices, step)
 
     def contraction_bound(self, layer: Layer) -> float:

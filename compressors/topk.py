@@ -14,7 +14,7 @@ from typing_extensions import override
 from collectives.payloads.base import Payload
 from collectives.payloads.sparse import Sparse
 from compressors.families.sparsifier import DensitySparsifier, num_kept
-from compressors.kernels.selection import top_of_rows
+from compressors.kernels.selection import top_k
 from compressors.kernels.value_types import TORCH_DTYPES
 from compressors.layer import Layer, Step
 
@@ -34,7 +34,7 @@ class TopK(DensitySparsifier):
 
     @override
     def encode(self, x: torch.Tensor, layer: Layer, step: Step) -> Payload:
-        indices = top_of_rows(x.abs().view(1, -1), num_kept(self.density(step), x.numel()))
+        indices = top_k(x, num_kept(self.density(step), x.numel()))
         return self._sparse(x, indices, step)
 
     def contraction_bound(self, layer: Layer) -> float:

@@ -28,6 +28,16 @@ hypothesis.settings.register_profile("bench", deadline=None)
 hypothesis.settings.load_profile("bench")
 
 
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--cases", type=int, default=200, help="random inputs per native loop")
+
+
+@pytest.fixture
+def cases(request: pytest.FixtureRequest) -> range:
+    """Seeds of the random inputs that a native loop is held against the reference path with."""
+    return range(request.config.getoption("--cases"))
+
+
 @pytest.fixture(scope="session", autouse=True)
 def _notes_of_their_own(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     """A launcher that a test kills is no concern of the user's next command."""

@@ -8,8 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from compressors.families.sparsifier import num_kept
-from compressors.kernels import selection
-from compressors.kernels.selection import kth_largest, positions_of, select_groups, top_of_rows
+from compressors.kernels.selection import kth_largest, reaching, select_groups, top_k
 
 
 def reference(x: torch.Tensor, group_size: int, k: int, k_last: int) -> list[int]:
@@ -37,19 +36,12 @@ def test_groups(numel: int, group_size: int, ratio: float, distinct: int, seed: 
     assert select_groups(x, group_size, k, k_last).tolist() == reference(x, group_size, k, k_last)
 
 
-def test_chunks_join_without_a_seam(monkeypatch: pytest.MonkeyPatch) -> None:
-    x = torch.randn(10_000, generator=torch.Generator().manual_seed(0))
-    expected = reference(x, 64, 3, 1)
-    monkeypatch.setattr(selection, "_CHUNK_NUMEL", 640)
-    assert select_groups(x, 64, 3, 1).tolist() == expected
-
-
 @pytest.mark.parametrize("k", [1, 10, 100, 2500, 9999, 10_000])
 def test_one_long_row(k: int) -> None:
     x = torch.randn(10_000, generator=torch.Generator().manual_seed(k)).abs()
     x[::7] = 1.0
     order = torch.sort(x, descending=True, stable=True)
-    assert top_of_rows(x.view(1, -1), k).tolist() == sorted(order.indices[:k].tolist())
+    assert top_k(x, k).tolist() == sorted(order.indices[:k].tolist())
     assert kth_largest(x, k) == order.values[k - 1]
 
 
@@ -62,8 +54,8 @@ def test_nan_costs_correctness_but_never_the_count() -> None:
 
 @pytest.mark.parametrize("numel", [0, 1, 7, 8, 9, 64, 1001])
 def test_positions(numel: int) -> None:
-    mask = torch.rand(numel, generator=torch.Generator().manual_seed(numel)) < 0.2
-    assert torch.equal(positions_of(mask), mask.nonzero().view(-1))
+    x = torch.rand(numel, generator=torch.Generator().manual_seed(numel)) - 0.5
+    assert torch.equal(reaching(x, 0.4), (x.abs() >= 0.4).nonzero().view(-1))
 
 
 def test_kept_entries_are_rounded_half_up() -> None:

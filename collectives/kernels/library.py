@@ -1,0 +1,112 @@
+"""Which library of native loops serves here, if any. Imports no torch.
+
+GRADWIRE_KERNELS=reference in the environment turns them off: the same numbers from plain torch and numpy, slowly.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import dataclasses
+import functools
+import os
+import platform
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Literal
+
+from collectives.kernels.build import HERE, NOT_BUILT, TARGETS, digest, library_name, sources
+from collectives.options import OptionError
+
+VARIABLE = "GRADWIRE_KERNELS"
+CPU_INFO = Path("/proc/cpuinfo")
+AVX2 = frozenset({"avx2", "bmi1", "bmi2", "f16c", "fma", "abm", "movbe"})
+AVX512 = AVX2 | frozenset({"avx512f", "avx512bw", "avx512cd", "avx512dq", "avx512vl"})
+NEEDS = {"x86_64_v3": AVX2, "x86_64_v4": AVX512}
+"""processor of `TARGETS` -> what it can do beyond the first one, by the kernel's names"""
+
+Kernels = Literal["native", "reference"]
+
+_reference_only = False
+
+
+@dataclasses.dataclass(frozen=True)
+class Library:
+    """What was found.
+
+    Attributes:
+        handle: the loaded library; None where the reference path serves.
+        finding: which one, or why none, for people.
+    """
+
+    handle: ctypes.CDLL | None
+    finding: str
+
+
+def kernels_in_use() -> Kernels:
+    """What serves on CPUs.
+
+    Raises:
+        OptionError: "GRADWIRE_KERNELS=fast: ...".
+    """
+    return "native" if library() is not None else "reference"
+
+
+def library() -> ctypes.CDLL | None:
+    """The library of native loops; None where the reference path serves."""
+    return None if _reference_only else found().handle
+
+
+@functools.cache
+def found() -> Library:
+    """Look for a library that this processor can run; done once.
+
+    Raises:
+        OptionError: the environment asks for what there is not.
+    """
+    wanted = os.environ.get(VARIABLE, "native")
+    if wanted not in ("native", "reference"):
+        raise OptionError(f"{VARIABLE}={wanted}: set it to native or reference, or leave it out")
+    if wanted == "reference":
+        return Library(None, f"{VARIABLE}=reference")
+    return load(HERE)
+
+
+def load(folder: Path) -> Library:
+    """The library in `folder` that suits this processor best."""
+    flags = cpu_flags()
+    suitable = [name for name in TARGETS.get(platform.machine(), ()) if NEEDS.get(name, frozenset()) <= flags]
+    path = folder / library_name(suitable[-1] if suitable else "none")
+    if not path.exists():
+        note = folder / NOT_BUILT
+        reason = note.read_text(encoding="utf-8").strip() if note.exists() else "they have not been built"
+        return Library(None, reason)
+    try:
+        handle = ctypes.CDLL(str(path))
+    except OSError as error:
+        return Library(None, f"the library cannot be loaded: {error}")
+    handle.sources_digest.restype = ctypes.c_char_p
+    files = sources()
+    if files and handle.sources_digest().decode() != digest(files):
+        return Library(None, "they were built from other sources than those beside them")
+    return Library(handle, f"compiled for {suitable[-1]}")
+
+
+def cpu_flags() -> frozenset[str]:
+    """What processor and system can do, by the kernel's names; empty where it does not say."""
+    try:
+        lines = CPU_INFO.read_text(encoding="utf-8", errors="replace").splitlines()
+    except OSError:
+        return frozenset()
+    return next((frozenset(line.split()) for line in lines if line.startswith("flags")), frozenset())
+
+
+@contextlib.contextmanager
+def reference_path() -> Iterator[None]:
+    """Within, the reference path serves in all threads: for tests and benchmarks."""
+    global _reference_only
+    before, _reference_only = _reference_only, True
+    try:
+        yield
+    finally:
+        _reference_only = before

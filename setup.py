@@ -1,0 +1,59 @@
+"""Builds the native loops along with the package; everything else stands in pyproject.toml.
+
+Where they cannot be compiled the installation goes on without them: `bench doctor` says why.
+"""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import ClassVar
+
+from setuptools import Command, setup
+from setuptools.command.bdist_wheel import bdist_wheel
+from setuptools.command.build import build
+
+sys.path.insert(0, str(Path(__file__).parent))
+from collectives.kernels import build as loops
+
+
+class BuildLoops(Command):
+    """Compiles into the build folder, or for an editable installation beside the loader."""
+
+    user_options: ClassVar[list[str]] = []
+    editable_mode = False
+
+    def initialize_options(self) -> None:
+        self.build_lib = ""
+
+    def finalize_options(self) -> None:
+        self.set_undefined_options("build_py", ("build_lib", "build_lib"))
+
+    def run(self) -> None:
+        folder = loops.HERE if self.editable_mode else Path(self.build_lib, "collectives", "kernels")
+        if reason := loops.build_or_say_why(folder):
+            self.warn(f"no native loops, the reference path will serve: {reason}")
+
+    def get_source_files(self) -> list[str]:
+        return [str(path.relative_to(loops.ROOT)) for path in loops.sources()]
+
+    def get_outputs(self) -> list[str]:
+        return []
+
+    def get_output_mapping(self) -> dict[str, str]:
+        return {}
+
+
+class PlatformWheel(bdist_wheel):
+    """The libraries fit one kind of machine, and every version of Python, for they know nothing of it."""
+
+    def finalize_options(self) -> None:
+        super().finalize_options()
+        self.root_is_pure = False
+
+    def get_tag(self) -> tuple[str, str, str]:
+        return "py3", "none", super().get_tag()[2]
+
+
+build.sub_commands.append(("build_loops", None))
+setup(cmdclass={"build_loops": BuildLoops, "bdist_wheel": PlatformWheel})
