@@ -18,7 +18,8 @@ from collectives.payloads.base import Payload
 from collectives.payloads.sparse import Sparse
 from collectives.ranges import Count
 from compressors.families.sparsifier import DensitySparsifier, num_kept
-from compressors.kernels.selection import kth_largest, top_k
+from compressors.kernels.magnitudes import sum_of_squares
+from compressors.kernels.selection import top_k
 from compressors.layer import Layer, Step
 from compressors.state import Memory
 
@@ -46,9 +47,8 @@ class AdaptiveTopK(DensitySparsifier):
 
     @override
     def encode(self, x: torch.Tensor, layer: Layer, step: Step) -> Payload:
-        magnitudes = x.abs()
         if step.memory.get(CURVES, layer.id) is None or step.index % self.refresh == 0:
-            step.memory.propose(CURVES, layer.id, _error_curve(magnitudes, self.density(step)))
+            step.memory.propose(CURVES, layer.id, _error_curve(x, self.density(step)))
         k = num_kept(self.density_for(layer, step), x.numel())
         indices = top_k(x, k)
         return self._sparse(x, indices, step)
@@ -101,12 +101,11 @@ def choose_factors(curves: torch.Tensor) -> list[float]:
     return [FACTORS[index] for index in picked.tolist()]
 
 
-def _error_curve(magnitudes: torch.Tensor, ratio: float) -> torch.Tensor:
+def _error_curve(x: torch.Tensor, ratio: float) -> torch.Tensor:
     """Squared error of top-k at each ratio of the grid, then the number of elements: fp64 [len(FACTORS) + 1]."""
-    numel = magnitudes.numel()
+    numel = x.numel()
     counts = [num_kept(min(1.0, ratio * factor), numel) for factor in FACTORS]
-    smallest = kth_largest(magnitudes, counts[-1])
-    largest = magnitudes[magnitudes >= smallest].double().square().sort(descending=True).values[: counts[-1]]
-    total = magnitudes.double().square().sum()
+    largest = x[top_k(x, counts[-1])].double().square().sort(descending=True).values
+    total = largest.new_tensor(sum_of_squares(x))
     kept = largest.cumsum(0)[torch.tensor(counts) - 1]
     return torch.cat([(total - kept).clamp(min=0), total.new_tensor([float(numel)])])

@@ -26,8 +26,8 @@ from collectives.payloads.dense import Dense
 from collectives.payloads.sparse import Sparse
 from collectives.ranges import Count, CountOrZero, Positive, PositiveOrZero
 from compressors.families.sparsifier import DensitySparsifier, num_kept
-from compressors.kernels.blocks import root_mean_square
-from compressors.kernels.selection import kth_largest, reaching, top_k
+from compressors.kernels.magnitudes import largest_magnitude, root_mean_square
+from compressors.kernels.selection import count_reaching, kth_largest, reaching, top_k
 from compressors.kernels.value_types import TORCH_DTYPES
 from compressors.layer import Layer, Step
 from compressors.state import Memory
@@ -109,10 +109,9 @@ class Algc(DensitySparsifier):
     def encode(self, x: torch.Tensor, layer: Layer, step: Step) -> Payload:
         if self.flush_every and step.index % self.flush_every == self.flush_every - 1:
             return Dense(x.clone())
-        magnitudes = x.abs()
-        if not magnitudes.any():
+        if largest_magnitude(x) == 0:
             return Sparse(x.numel(), torch.empty(0, dtype=torch.int64, device=x.device), x[:0])
-        indices = self._select(magnitudes, layer, step)
+        indices = self._select(x, layer, step)
         return self._sparse(x, indices, step)
 
     def contraction_bound(self, layer: Layer) -> float:
@@ -123,36 +122,34 @@ class Algc(DensitySparsifier):
     def expected_nbytes(self, layer: Layer) -> int | None:
         return None
 
-    def _select(self, magnitudes: torch.Tensor, layer: Layer, step: Step) -> torch.Tensor:
+    def _select(self, x: torch.Tensor, layer: Layer, step: Step) -> torch.Tensor:
         """Positions of the entries to send, ascending; proposes the next threshold and mean root mean square."""
         control = step.memory.get(CONTROL, layer.id)
         wanted = self.density_for(layer, step)
-        rms = root_mean_square(magnitudes)
+        rms = root_mean_square(x)
         tracked = 0.0 if control is None or self.threshold == "exact" else float(control[0])
         if tracked == 0 or step.index % self.refresh == 0:
-            threshold, indices = self._exact(magnitudes, wanted)
+            threshold, indices = self._exact(x, wanted)
         else:
-            threshold, indices = tracked, reaching(magnitudes, tracked)
+            threshold, indices = tracked, reaching(x, tracked)
             if not wanted / WINDOW <= indices.numel() / layer.numel <= wanted * WINDOW:
-                threshold, indices = self._exact(magnitudes, wanted)
+                threshold, indices = self._exact(x, wanted)
         reached = max(indices.numel(), 1) / layer.numel
         following = threshold * min(max((reached / wanted) ** self.gain, 0.5), 2.0)
         mean = rms if control is None else self.ema * float(control[1]) + (1 - self.ema) * rms
         step.memory.propose(CONTROL, layer.id, torch.tensor([following, mean, layer.numel], dtype=torch.float64))
         return indices
 
-    def _exact(self, magnitudes: torch.Tensor, wanted: float) -> tuple[float, torch.Tensor]:
+    def _exact(self, x: torch.Tensor, wanted: float) -> tuple[float, torch.Tensor]:
         """The (1 - wanted)-quantile, and who reaches it; of many equal entries only as many as the window allows.
 
         Where it is zero, more than that share of the entries are zeros, and the others are sent.
         """
-        numel = magnitudes.numel()
-        threshold = kth_largest(magnitudes, num_kept(wanted, numel))
-        indices = reaching(magnitudes, max(threshold, SMALLEST))
+        numel = x.numel()
+        threshold = kth_largest(x, num_kept(wanted, numel))
         most = math.floor(WINDOW * wanted * numel) + 1
-        if indices.numel() > most:
-            indices = top_k(magnitudes, most)
-        return threshold, indices
+        reached = max(threshold, SMALLEST)
+        return threshold, top_k(x, most) if count_reaching(x, reached) > most else reaching(x, reached)
 
     def _worthwhile_numel(self) -> int:
         """Size from which compressing a layer takes less time than it saves on the link.

@@ -20,7 +20,7 @@ from collectives.payloads.sparse import Sparse
 from collectives.ranges import PositiveOrZero
 from compressors.families.sparsifier import DensitySparsifier, num_kept
 from compressors.kernels.random import seed_for
-from compressors.kernels.selection import reaching, top_k
+from compressors.kernels.selection import count_reaching, kth_largest, reaching, top_k
 from compressors.layer import Layer, Step
 
 LOWER_BOUND = 0.8  # of the wanted number of entries; below it the threshold is lowered by the same factor
@@ -52,8 +52,7 @@ class Dgc(DensitySparsifier):
 
     @override
     def encode(self, x: torch.Tensor, layer: Layer, step: Step) -> Payload:
-        magnitudes = x.abs()
-        indices = self._select(magnitudes, num_kept(self.density(step), x.numel()), layer, step)
+        indices = self._select(x, num_kept(self.density(step), x.numel()), layer, step)
         return self._sparse(x, indices, step)
 
     @override
@@ -68,27 +67,24 @@ class Dgc(DensitySparsifier):
     def expected_nbytes(self, layer: Layer) -> int | None:
         return None
 
-    def _select(self, magnitudes: torch.Tensor, k: int, layer: Layer, step: Step) -> torch.Tensor:
+    def _select(self, x: torch.Tensor, k: int, layer: Layer, step: Step) -> torch.Tensor:
         """Positions of at most k entries, ascending: all above a threshold, or the largest k where those are more."""
-        if k == magnitudes.numel():
-            return torch.arange(k, device=magnitudes.device)
-        sample = self._sample(magnitudes, k, layer, step)
-        num_above = max(1, math.ceil(sample.numel() * k / magnitudes.numel()))
-        threshold = float(sample.topk(num_above).values[-1])
-        candidates = reaching(magnitudes, threshold)
+        if k == x.numel():
+            return torch.arange(k, device=x.device)
+        sample = self._sample(x, k, layer, step)
+        threshold = kth_largest(sample, max(1, math.ceil(sample.numel() * k / x.numel())))
+        count = count_reaching(x, threshold)
         for _ in range(MAX_ROUNDS):
-            if candidates.numel() >= LOWER_BOUND * k:
+            if count >= LOWER_BOUND * k:
                 break
             threshold *= LOWER_BOUND
-            candidates = reaching(magnitudes, threshold)
-        if candidates.numel() > k:
-            candidates = candidates[top_k(magnitudes[candidates], k)]
-        return candidates
+            count = count_reaching(x, threshold)
+        return top_k(x, k) if count > k else reaching(x, threshold)
 
-    def _sample(self, magnitudes: torch.Tensor, k: int, layer: Layer, step: Step) -> torch.Tensor:
-        """Every stride-th magnitude from a random start; all of them where a share would hold too few large ones."""
+    def _sample(self, x: torch.Tensor, k: int, layer: Layer, step: Step) -> torch.Tensor:
+        """Every stride-th entry from a random start; all of them where a share would hold too few large ones."""
         stride = int(1 / self.sample_ratio)
         if k < MIN_SAMPLED * stride:
-            return magnitudes
+            return x
         start = seed_for(layer, step, per_rank=True) % stride
-        return magnitudes[start::stride]
+        return x[start::stride].contiguous()

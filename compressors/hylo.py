@@ -27,8 +27,9 @@ from collectives.payloads.row_sparse import RowSparse
 from collectives.ranges import CountOrZero, PositiveOrZero
 from compressors.families.shared_scale import SharedScale
 from compressors.families.sparsifier import num_kept
+from compressors.kernels.magnitudes import largest_magnitude, sum_of_magnitudes
 from compressors.kernels.random import generator_for
-from compressors.kernels.selection import top_k
+from compressors.kernels.selection import count_reaching, top_k
 from compressors.kernels.ternary import ternary_levels, ternary_payload
 from compressors.kernels.value_types import TORCH_DTYPES, ValueDtype, roundoff
 from compressors.layer import Layer, Step
@@ -116,8 +117,8 @@ class Hylo(SharedScale):
         threshold = self.rounded_scale(self.local_scale(x))
         levels = ternary_levels(x, threshold)
         if self._sends_mean:
-            sent = levels != 0
-            threshold = (x.abs() * sent).sum(dtype=torch.float64).div(sent.sum().clamp(min=1)).float().view(1)
+            level = float(threshold)
+            threshold = x.new_tensor([sum_of_magnitudes(x, level) / max(count_reaching(x, level), 1)])
         return ternary_payload(levels, threshold)
 
     def contraction_bound(self, layer: Layer) -> float:
@@ -162,9 +163,8 @@ class Hylo(SharedScale):
         """The threshold that suits `x`: gamma * mean|x|, at most max|x| (a rounded mean may exceed it); fp32 [1]."""
         if self.threshold:
             return x.new_full((1,), self.threshold)
-        magnitudes = x.abs()
-        mean = magnitudes.mean(dtype=torch.float64).mul(self.gamma).float()
-        return torch.minimum(mean, magnitudes.amax()).view(1)
+        mean = x.new_tensor([sum_of_magnitudes(x) / x.numel() * self.gamma])
+        return mean.clamp_(max=largest_magnitude(x))
 
     @override
     def rounded_scale(self, scale: torch.Tensor) -> torch.Tensor:

@@ -22,7 +22,7 @@ from collectives.payloads.codes import Codes
 from collectives.payloads.dense import Dense
 from collectives.ranges import PositiveOrZero
 from compressors.families.shared_scale import SharedScale
-from compressors.kernels.blocks import root_mean_square
+from compressors.kernels.magnitudes import root_mean_square
 from compressors.kernels.random import uniform_like
 from compressors.kernels.ternary import ternary_payload
 from compressors.layer import Layer, Step

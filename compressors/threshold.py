@@ -16,7 +16,7 @@ from collectives.payloads.base import Payload
 from collectives.payloads.sparse import Sparse
 from collectives.ranges import Positive
 from compressors.families.sparsifier import Sparsifier
-from compressors.kernels.blocks import root_mean_square
+from compressors.kernels.magnitudes import largest_magnitude, root_mean_square
 from compressors.kernels.selection import reaching
 from compressors.layer import Layer, Step
 
@@ -40,9 +40,7 @@ class Threshold(Sparsifier):
 
     @override
     def encode(self, x: torch.Tensor, layer: Layer, step: Step) -> Payload:
-        magnitudes = x.abs()
-        indices = reaching(x, self._level(magnitudes))
-        return self._sparse(x, indices, step)
+        return self._sparse(x, reaching(x, self._level(x)), step)
 
     def contraction_bound(self, layer: Layer) -> float:
         """1 - 1 / m, for a relative threshold always lets the largest entry through; 1 for an absolute one."""
@@ -52,10 +50,10 @@ class Threshold(Sparsifier):
     def expected_nbytes(self, layer: Layer) -> int | None:
         return None
 
-    def _level(self, magnitudes: torch.Tensor) -> float:
+    def _level(self, x: torch.Tensor) -> float:
         """The magnitude to reach; a relative one is at most the largest, or a flat gradient would never be sent."""
         if self.unit == "absolute":
             return self.threshold
-        largest = float(magnitudes.amax())
-        unit = largest if self.unit == "max" else root_mean_square(magnitudes)
+        largest = largest_magnitude(x)
+        unit = largest if self.unit == "max" else root_mean_square(x)
         return min(self.threshold * unit, largest)

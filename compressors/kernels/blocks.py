@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import math
-
 import torch
 
 
@@ -25,11 +23,6 @@ def block_norms(x: torch.Tensor, block_numel: int) -> torch.Tensor:
     relative = divided_by_block(x, maxima, block_numel)
     norms = maxima * torch.cat([part.norm(dim=1) for part in per_block(relative, block_numel)])
     return norms.clamp_(max=torch.finfo(norms.dtype).max)
-
-
-def root_mean_square(x: torch.Tensor) -> float:
-    """The root mean square of all elements; squares neither overflow nor vanish."""
-    return float(torch.linalg.vector_norm(x, dtype=torch.float64)) / math.sqrt(x.numel())
 
 
 def divided_by_block(x: torch.Tensor, scales: torch.Tensor, block_numel: int) -> torch.Tensor:

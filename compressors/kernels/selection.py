@@ -8,12 +8,17 @@ from __future__ import annotations
 import torch
 
 from collectives.kernels.loop import Int, Loop, array
+from compressors.kernels.magnitudes import magnitude_bits, magnitudes
 
 LONGEST_GROUP = 16384
 """entries of a group that the native loop takes"""
+SPARE_CANDIDATES = 4096
 
-_FLOATS, _POSITIONS = array(torch.float32), array(torch.int64)
+_FLOATS, _BITS, _POSITIONS = array(torch.float32), array(torch.int32), array(torch.int64)
 _SELECT_GROUPS = Loop("select_groups", _FLOATS, Int, Int, Int, Int, _POSITIONS)
+_TOP_K = Loop("top_k", _FLOATS, Int, Int, _POSITIONS, Int, _POSITIONS, _BITS)
+_COUNT_REACHING = Loop("count_reaching", _FLOATS, Int, Int, returns=Int)
+_FIND_REACHING = Loop("find_reaching", _FLOATS, Int, Int, _POSITIONS)
 
 
 def select_groups(x: torch.Tensor, group_size: int, k: int, k_last: int) -> torch.Tensor:
@@ -33,20 +38,15 @@ def select_groups(x: torch.Tensor, group_size: int, k: int, k_last: int) -> torc
         selected = torch.empty(num_groups * k + (k_last if rest else 0), dtype=torch.int64)
         _SELECT_GROUPS(x, x.numel(), group_size, k, k_last, selected)
         return selected
+    if group_size > LONGEST_GROUP:
+        parts = [top_k(group, k if len(group) == group_size else k_last) for group in x.split(group_size)]
+        starts = range(0, x.numel(), group_size)
+        return torch.cat([part + start for part, start in zip(parts, starts, strict=True)]) if parts else _none(x)
     whole = x.numel() - rest
     parts = [_top_of_rows(x[:whole].view(num_groups, group_size), k)] if num_groups else []
     if rest:
         parts.append(_top_of_rows(x[whole:].view(1, rest), k_last) + whole)
-    return torch.cat(parts) if parts else torch.empty(0, dtype=torch.int64, device=x.device)
-
-
-def _top_of_rows(rows: torch.Tensor, k: int) -> torch.Tensor:
-    """Flat positions of the k largest |entries| of every row of fp32 [num_rows, num_columns], ascending."""
-    magnitudes = _magnitudes(rows)
-    smallest = magnitudes.topk(k, dim=1).values[:, -1:]
-    above, tied = magnitudes > smallest, magnitudes == smallest
-    room = k - above.sum(dim=1, keepdim=True)
-    return (above | (tied & (tied.cumsum(dim=1) <= room))).view(-1).nonzero().view(-1)
+    return torch.cat(parts) if parts else _none(x)
 
 
 def top_k(x: torch.Tensor, k: int) -> torch.Tensor:
@@ -57,13 +57,26 @@ def top_k(x: torch.Tensor, k: int) -> torch.Tensor:
         k: 0 <= k <= numel.
     """
     if k == 0:
-        return torch.empty(0, dtype=torch.int64, device=x.device)
+        return _none(x)
+    if _TOP_K.serves(x):
+        most = min(x.numel(), 2 * k + SPARE_CANDIDATES)
+        selected, candidates = torch.empty(k, dtype=torch.int64), torch.empty(most, dtype=torch.int64)
+        scratch = torch.empty(max(most, x.numel() // 64), dtype=torch.int32)
+        _TOP_K(x, x.numel(), k, selected, most, candidates, scratch)
+        return selected
     return _top_of_rows(x.view(1, -1), k)
 
 
 def kth_largest(x: torch.Tensor, k: int) -> float:
     """The k-th largest |x|, 1 <= k <= numel, of fp32 [numel]."""
-    return float(_magnitudes(x).topk(k).values[-1])
+    return float(magnitudes(x[top_k(x, k)]).amin())
+
+
+def count_reaching(x: torch.Tensor, level: float) -> int:
+    """How many |x| >= level; as in `reaching`."""
+    if _COUNT_REACHING.serves(x):
+        return int(_COUNT_REACHING(x, x.numel(), magnitude_bits(level)))
+    return int((magnitudes(x).view(torch.int32) >= magnitude_bits(level)).sum())
 
 
 def reaching(x: torch.Tensor, level: float) -> torch.Tensor:
@@ -71,10 +84,23 @@ def reaching(x: torch.Tensor, level: float) -> torch.Tensor:
 
     Args:
         x: fp32 [numel], contiguous.
-        level: a number, rounded to fp32.
+        level: rounded to fp32; NaN counts as infinite.
     """
-    return (_magnitudes(x) >= level).nonzero().view(-1)
+    if _FIND_REACHING.serves(x):
+        positions = torch.empty(count_reaching(x, level), dtype=torch.int64)
+        _FIND_REACHING(x, x.numel(), magnitude_bits(level), positions)
+        return positions
+    return (magnitudes(x).view(torch.int32) >= magnitude_bits(level)).nonzero().view(-1)
 
 
-def _magnitudes(x: torch.Tensor) -> torch.Tensor:
-    return x.abs().nan_to_num_(nan=torch.inf, posinf=torch.inf)
+def _top_of_rows(rows: torch.Tensor, k: int) -> torch.Tensor:
+    """Flat positions of the k largest |entries| of every row of fp32 [num_rows, num_columns], ascending."""
+    sizes = magnitudes(rows)
+    smallest = sizes.topk(k, dim=1).values[:, -1:]
+    above, tied = sizes > smallest, sizes == smallest
+    room = k - above.sum(dim=1, keepdim=True)
+    return (above | (tied & (tied.cumsum(dim=1) <= room))).view(-1).nonzero().view(-1)
+
+
+def _none(x: torch.Tensor) -> torch.Tensor:
+    return torch.empty(0, dtype=torch.int64, device=x.device)

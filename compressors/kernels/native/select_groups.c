@@ -5,56 +5,78 @@
 #include "magnitude.h"
 
 #define LONGEST_GROUP 16384
-#define LANES_PER_KEPT 6
+#define FEW_LANES 32
+#define MANY_LANES 192
+#define LANES_PER_KEPT 3
 
-static int32_t lower_bound(const int32_t *magnitudes, int64_t size, int64_t k) {
-    int32_t maxima[LONGEST_GROUP];
-    int64_t lanes = (LANES_PER_KEPT * k + 15) / 16 * 16;
-    if (2 * lanes > size)
-        return bound_reached_by(k, magnitudes, size);
-    __builtin_memcpy(maxima, magnitudes, lanes * sizeof *maxima);
-    for (int64_t start = lanes; start < size; start += lanes) {
-        int64_t width = size - start < lanes ? size - start : lanes;
-        for (int64_t lane = 0; lane < width; lane++) {
-            int32_t other = magnitudes[start + lane];
+/* A bound that at least k of the elements reach, and few more. */
+static inline __attribute__((always_inline)) int32_t bound_by_lanes(const int32_t *x, int64_t size, int64_t k,
+                                                                    const int lanes) {
+    int32_t maxima[MANY_LANES] = {0};
+    for (int64_t start = 0; start + lanes <= size; start += lanes)
+        for (int lane = 0; lane < lanes; lane++) {
+            int32_t other = x[start + lane] & 0x7fffffff;
             maxima[lane] = other > maxima[lane] ? other : maxima[lane];
         }
+    int32_t least = INFINITE;
+    for (int lane = 0; lane < lanes; lane++) {
+        maxima[lane] = maxima[lane] < INFINITE ? maxima[lane] : INFINITE;
+        least = maxima[lane] < least ? maxima[lane] : least;
     }
-    return bound_reached_by(k, maxima, lanes);
+    return bound_reached_by(k, 1, maxima, lanes, least);
 }
 
-/* Ascending positions of those that reach the bound; returns how many. */
-static int64_t find_reaching(const int32_t *magnitudes, int64_t size, int32_t bound, int32_t *positions) {
-    uint8_t reaches[LONGEST_GROUP + 8];
+static int32_t bound_by_all(const int32_t *x, int64_t size, int64_t k) {
+    int32_t magnitudes[LONGEST_GROUP];
     for (int64_t i = 0; i < size; i++)
-        reaches[i] = magnitudes[i] >= bound;
-    __builtin_memset(reaches + size, 0, 8);
-    int64_t count = 0;
-    for (int64_t start = 0; start < size; start += 8) {
-        uint64_t eight;
-        __builtin_memcpy(&eight, reaches + start, 8);
-        for (; eight; eight &= eight - 1)
-            positions[count++] = (int32_t)(start + (__builtin_ctzll(eight) >> 3));
-    }
+        magnitudes[i] = magnitude(x[i]);
+    return bound_reached_by(k, 0, magnitudes, size, 0);
+}
+
+/* Ascending positions of those that reach the bound; returns how many. All masks come first: comparing is then one
+   steady loop, and only this reading of the masks branches on data. */
+static int64_t find_in_group(const int32_t *x, int64_t size, int32_t bound, int32_t *positions) {
+    uint64_t masks[LONGEST_GROUP / 64];
+    int64_t num_masks = 0, count = 0;
+    for (int64_t start = 0; start < size; start += 64)
+        masks[num_masks++] = reaching_of_64(x + start, size - start, bound);
+    for (int64_t i = 0; i < num_masks; i++)
+        for (uint64_t mask = masks[i]; mask; mask &= mask - 1)
+            positions[count++] = (int32_t)(64 * i + __builtin_ctzll(mask));
     return count;
 }
 
-static void select_group(const int32_t *x, int64_t size, int64_t k, int64_t start, int64_t *selected) {
-    int32_t magnitudes[LONGEST_GROUP], positions[LONGEST_GROUP], candidates[LONGEST_GROUP];
-    for (int64_t i = 0; i < size; i++)
-        magnitudes[i] = magnitude(x[i]);
-    int64_t count = find_reaching(magnitudes, size, lower_bound(magnitudes, size, k), positions);
+/* Leave the k largest of `count` > k candidates, the first among equals, in `positions`. */
+static void keep_largest(const int32_t *x, int64_t k, int32_t bound, int32_t *positions, int64_t count) {
+    int32_t candidates[LONGEST_GROUP];
     for (int64_t i = 0; i < count; i++)
-        candidates[i] = magnitudes[positions[i]];
-    int32_t smallest = count > k ? bound_reached_by(k, candidates, count) : 0;
-    int64_t room = k;
+        candidates[i] = magnitude(x[positions[i]]);
+    int32_t smallest = bound_reached_by(k, 0, candidates, count, bound);
+    int64_t room = k, kept = 0;
     for (int64_t i = 0; i < count; i++)
         room -= candidates[i] > smallest;
     for (int64_t i = 0; i < count; i++) {
         int tied = candidates[i] == smallest;
-        if (candidates[i] > smallest || (tied && room-- > 0))
-            *selected++ = start + positions[i];
+        int keeps = candidates[i] > smallest || (tied && room > 0);
+        room -= tied;
+        positions[kept] = positions[i];
+        kept += keeps;
     }
+}
+
+static void select_group(const int32_t *x, int64_t size, int64_t k, int64_t start, int64_t *selected) {
+    int32_t bound, positions[LONGEST_GROUP];
+    if (LANES_PER_KEPT * k <= FEW_LANES && 2 * FEW_LANES <= size)
+        bound = bound_by_lanes(x, size, k, FEW_LANES);
+    else if (LANES_PER_KEPT * k <= MANY_LANES && 2 * MANY_LANES <= size)
+        bound = bound_by_lanes(x, size, k, MANY_LANES);
+    else
+        bound = bound_by_all(x, size, k);
+    int64_t count = find_in_group(x, size, bound, positions);
+    if (count > k)
+        keep_largest(x, k, bound, positions, count);
+    for (int64_t i = 0; i < k; i++)
+        selected[i] = start + positions[i];
 }
 
 /* x: fp32 [numel]; selected: [k per whole group, k_last in a shorter last one]; group_size at most LONGEST_GROUP. */

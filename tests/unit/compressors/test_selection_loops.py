@@ -1,24 +1,75 @@
-"""The native loops of selection choose what the reference path chooses."""
+"""The native loops of selection give what the reference path gives, to the last bit."""
 
 from __future__ import annotations
 
+import math
+from collections.abc import Callable
+
+import pytest
 import torch
 
 from collectives.kernels.library import reference_path
 from compressors.families.sparsifier import num_kept
-from compressors.kernels.selection import select_groups
+from compressors.kernels import magnitudes, selection
 from tests.testing.hard_numbers import hard_numbers
 from tests.testing.loops import needs_loops
 
 pytestmark = needs_loops
 
+Loop = Callable[[torch.Tensor, int], torch.Tensor | float]
 
-def test_the_largest_of_groups_are_the_same(cases: range) -> None:
+
+def groups(x: torch.Tensor, seed: int) -> torch.Tensor:
+    size = [1, 2, 7, 64, 100, 256, 1024, 4096][seed % 8]
+    ratio = [0.001, 0.01, 0.0625, 0.25, 1.0][seed % 5]
+    return selection.select_groups(x, size, num_kept(ratio, size), num_kept(ratio, x.numel() % size))
+
+
+def level_in(x: torch.Tensor, seed: int) -> float:
+    """A number that separates some entries from others, or an extreme one."""
+    special = [0.0, -1.0, 1e-45, 3e38, 1e300, math.inf, math.nan]
+    return abs(float(x[seed % x.numel()])) if seed % 3 and x.numel() else special[seed % 7]
+
+
+LOOPS: dict[str, Loop] = {
+    "select_groups": groups,
+    "top_k": lambda x, seed: selection.top_k(x, [0, 1, x.numel() // 100, x.numel() // 3, x.numel()][seed % 5]),
+    "count_reaching": lambda x, seed: selection.count_reaching(x, level_in(x, seed)),
+    "reaching": lambda x, seed: selection.reaching(x, level_in(x, seed)),
+    "largest_magnitude": lambda x, seed: magnitudes.largest_magnitude(x),
+    "sum_of_squares": lambda x, seed: magnitudes.sum_of_squares(x),
+    "sum_of_magnitudes": lambda x, seed: magnitudes.sum_of_magnitudes(x, level_in(x, seed)),
+}
+
+
+def same(a: torch.Tensor | float, b: torch.Tensor | float) -> bool:
+    if isinstance(a, torch.Tensor) and isinstance(b, torch.Tensor):
+        return torch.equal(a, b)
+    return a == b or (a != a and b != b)
+
+
+@pytest.mark.parametrize("name", LOOPS)
+def test_a_loop_gives_what_the_reference_gives(name: str, cases: range) -> None:
     for seed in cases:
         x = hard_numbers(seed)
-        group_size = [1, 2, 7, 64, 100, 256, 1024, 4096][seed % 8]
-        ratio = [0.001, 0.01, 0.0625, 0.25, 1.0][seed % 5]
-        kept = num_kept(ratio, group_size), num_kept(ratio, x.numel() % group_size)
         with reference_path():
-            expected = select_groups(x, group_size, *kept)
-        assert torch.equal(select_groups(x, group_size, *kept), expected), seed
+            expected = LOOPS[name](x, seed)
+        assert same(LOOPS[name](x, seed), expected), f"seed {seed}"
+
+
+@pytest.mark.parametrize(
+    "x",
+    [
+        torch.randn(300_000, generator=torch.Generator().manual_seed(1)),
+        torch.randn(300_000, generator=torch.Generator().manual_seed(2)).round(),
+        torch.randn(300_000, generator=torch.Generator().manual_seed(3)) * (torch.arange(300_000) % 1000 == 3),
+        torch.randn(300_000, generator=torch.Generator().manual_seed(4)) * (torch.arange(300_000) % 1024 < 16),
+        torch.zeros(300_000),
+    ],
+    ids=["normal", "tied", "sample of zeros", "sample of all", "zeros"],
+)
+def test_a_sample_that_misleads_changes_nothing(x: torch.Tensor) -> None:
+    with reference_path():
+        expected = selection.top_k(x, 3000), magnitudes.sum_of_squares(x)
+    assert torch.equal(selection.top_k(x, 3000), expected[0])
+    assert magnitudes.sum_of_squares(x) == expected[1]

@@ -1,0 +1,16 @@
+/* Which elements' magnitudes reach a bound: how many, and where. The bound is a magnitude, at most INFINITE. */
+#include "magnitude.h"
+
+int64_t count_reaching(const int32_t *x, int64_t numel, int32_t bound) {
+    int64_t count = 0;
+    for (int64_t i = 0; i < numel; i++)
+        count += (x[i] & 0x7fffffff) >= bound;
+    return count;
+}
+
+/* positions: int64 [as many as count_reaching says], ascending. */
+void find_reaching(const int32_t *x, int64_t numel, int32_t bound, int64_t *positions) {
+    for (int64_t start = 0; start < numel; start += 64)
+        for (uint64_t mask = reaching_of_64(x + start, numel - start, bound); mask; mask &= mask - 1)
+            *positions++ = start + __builtin_ctzll(mask);
+}
