@@ -9,7 +9,7 @@ READY := $(VENV)/.ready
 LOOPS := collectives/kernels/build.py collectives/kernels/native/* collectives/payloads/codec/native/* compressors/kernels/native/*
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo demo-network test bench-ci bless attack lint format clean
+.PHONY: help setup demo demo-network test exhaustive sanitize bench-ci bless attack lint format clean
 
 help: ## show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -24,6 +24,12 @@ demo-network: $(READY) ## the same on four virtual hosts with a 100 Mbit/s link 
 
 test: lint ## check style, types and layers, then run all tests
 	@$(BIN)/python -m pytest -q --numprocesses 3 --dist loadgroup
+
+exhaustive: $(READY) ## hold every native loop against the reference path with 10 000 random inputs
+	@$(BIN)/python -m pytest -q -m loops --cases 10000 --timeout 0 --numprocesses 2 tests/unit/compressors tests/unit/collectives
+
+sanitize: $(READY) ## the same tests under the address and undefined-behaviour sanitizers (needs cc)
+	@$(BIN)/python -m tests.sanitize
 
 bench-ci: $(READY) ## a few short runs, compared with results/reference/ci.csv: bytes and accuracy must repeat (20 s)
 	@$(BIN)/python benchmarks/ci.py

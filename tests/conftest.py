@@ -6,6 +6,7 @@ import os
 import signal
 import threading
 from collections.abc import Iterator
+from pathlib import Path
 
 # Before anything imports torch or typer, which read these once.
 os.environ |= {
@@ -23,6 +24,8 @@ import hypothesis
 import psutil
 import pytest
 
+from collectives.kernels import library
+
 # A busy machine must not turn a slow example into a failure.
 hypothesis.settings.register_profile("bench", deadline=None)
 hypothesis.settings.load_profile("bench")
@@ -30,6 +33,14 @@ hypothesis.settings.load_profile("bench")
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--cases", type=int, default=200, help="random inputs per native loop")
+    parser.addoption("--loops", type=Path, help="folder of the native loops to test, instead of those in use")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    if folder := config.getoption("--loops"):
+        other = library.load(folder)
+        assert other.handle is not None, other.finding
+        library.found = lambda: other
 
 
 @pytest.fixture

@@ -11,6 +11,10 @@ import subprocess
 from pathlib import Path
 from typing import Any
 
+from bench.core.errors import UsageError
+from collectives.kernels.library import Kernels, kernels_in_use
+from collectives.options import OptionError
+
 PACKAGES = ("gradwire", "torch", "torchvision", "typer", "rich", "pandas", "scipy", "scikit-learn", "pydantic")
 
 
@@ -52,6 +56,18 @@ def checkout() -> tuple[str, bool | None]:
         return "", None
 
 
+def kernels() -> Kernels:
+    """What loops over elements on CPUs.
+
+    Raises:
+        UsageError: the environment asks for what there is not.
+    """
+    try:
+        return kernels_in_use()
+    except OptionError as error:
+        raise UsageError(str(error)) from None
+
+
 def origin_columns() -> dict[str, Any]:
     """The `origin` columns of `metrics.csv`, all but `started_at`."""
     sha, dirty = checkout()
@@ -59,6 +75,7 @@ def origin_columns() -> dict[str, Any]:
         "host": socket.gethostname(),
         "cpu": f"{cpu_model()} ({usable_cores()} cores)",
         "torch_version": version_of("torch"),
+        "kernels": kernels(),
         "git_sha": sha,
         "git_dirty": dirty,
     }
@@ -79,7 +96,7 @@ def describe(command: list[str]) -> dict[str, Any]:
         "variables": {
             key: value
             for key, value in sorted(os.environ.items())
-            if key.startswith(("OMP_", "MKL_", "GLOO_", "NCCL_", "CUDA_VISIBLE", "TORCH"))
+            if key.startswith(("OMP_", "MKL_", "GLOO_", "NCCL_", "CUDA_VISIBLE", "TORCH", "GRADWIRE_"))
         },
     }
 

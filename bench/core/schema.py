@@ -234,6 +234,13 @@ METRICS: tuple[Column, ...] = (
     _column("origin", "host", str, "machine name", fixed=False),
     _column("origin", "cpu", str, "processor model and number of usable cores", fixed=False),
     _column("origin", "torch_version", str, "version of torch"),
+    _column(
+        "origin",
+        "kernels",
+        str,
+        "native: compressors' loops over elements in C; reference: in torch and numpy, with the same results",
+        absent="reference",
+    ),
     _column("origin", "git_sha", str, "commit of the tool's checkout, where there is one"),
     _column("origin", "git_dirty", bool, "that checkout had uncommitted changes"),
     _column("origin", "started_at", str, "start of the run, UTC", fixed=False),

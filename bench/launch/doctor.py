@@ -14,12 +14,13 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Literal, cast
 
-from bench.core import registry
+from bench.core import environment, registry
 from bench.core.environment import PACKAGES, usable_cores, version_of
 from bench.core.errors import BenchError, Interrupted
 from bench.core.units import format_bytes
 from bench.launch.fork_server import TRAIN, ForkServer
 from bench.launch.unfinished import noted
+from collectives.kernels import library
 from collectives.options import OptionError, Options
 
 Level = Literal["ok", "warn", "fail"]
@@ -68,6 +69,7 @@ def examine(*, world_size: int, out: Path, data_dir: Path, smoke: bool) -> Itera
         if smoke:
             server.warm_up(SMOKE_THREADS)
         yield versions()
+        yield kernels()
         yield cores(world_size)
         yield load()
         yield results_folder(out)
@@ -92,6 +94,15 @@ def versions() -> Check:
         return Check("fail", "versions", f"not installed: {', '.join(missing)}", "run `make setup` in the checkout")
     listed = ", ".join(f"{package} {version}" for package, version in found.items())
     return Check("ok", "versions", f"Python {platform.python_version()}, {listed}")
+
+
+def kernels() -> Check:
+    """Compressors loop over elements in C."""
+    if environment.kernels() == "native":
+        return Check("ok", "kernels", f"native loops, {library.found().finding}")
+    finding = f"the reference path serves, with the same numbers and many times slower: {library.found().finding}"
+    fix = f"unset {library.VARIABLE}" if library.VARIABLE in os.environ else "run `make setup` in the checkout"
+    return Check("warn", "kernels", finding, fix)
 
 
 def cores(world_size: int) -> Check:

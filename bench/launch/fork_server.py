@@ -16,6 +16,7 @@ import sys
 from collections.abc import Callable
 from typing import ParamSpec, Self, TypeVar
 
+from bench.core import environment
 from bench.core.errors import RunFailed
 from bench.core.job_config import RanksConfig
 from bench.core.processes import die_with_parent
@@ -44,6 +45,7 @@ class ForkServer:
     """
 
     def __init__(self, module: str) -> None:
+        environment.kernels()  # what the environment asks for is refused here, not by a rank
         self.module = module
         self._processes: dict[int, ServerProcess] = {}
 

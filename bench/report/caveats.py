@@ -13,7 +13,7 @@ from bench.report.statistics import FEWEST_SEEDS, MOST_SEEDS, Effect, seeds_need
 from bench.report.targets import Target
 
 # Columns that make times of two rows incomparable, and columns that make them answer different questions.
-_MACHINE = ("host", "cpu", "torch_version", "threads", "device")
+_MACHINE = ("host", "cpu", "torch_version", "kernels", "threads", "device")
 _WORK = ("model", "dataset", "train_size", "test_size", "batch_size", "target_accuracy")
 _LISTED = 3
 

@@ -74,9 +74,8 @@ def found() -> Library:
 
 def load(folder: Path) -> Library:
     """The library in `folder` that suits this processor best."""
-    flags = cpu_flags()
-    suitable = [name for name in TARGETS.get(platform.machine(), ()) if NEEDS.get(name, frozenset()) <= flags]
-    path = folder / library_name(suitable[-1] if suitable else "none")
+    best = suitable_processors()[-1:]
+    path = folder / library_name(best[0] if best else "none")
     if not path.exists():
         note = folder / NOT_BUILT
         reason = note.read_text(encoding="utf-8").strip() if note.exists() else "they have not been built"
@@ -89,7 +88,13 @@ def load(folder: Path) -> Library:
     files = sources()
     if files and handle.sources_digest().decode() != digest(files):
         return Library(None, "they were built from other sources than those beside them")
-    return Library(handle, f"compiled for {suitable[-1]}")
+    return Library(handle, f"compiled for {best[0]}")
+
+
+def suitable_processors() -> list[str]:
+    """The processors of `TARGETS` whose code this one runs, the most able last."""
+    flags = cpu_flags()
+    return [name for name in TARGETS.get(platform.machine(), ()) if NEEDS.get(name, frozenset()) <= flags]
 
 
 def cpu_flags() -> frozenset[str]:

@@ -49,6 +49,7 @@ def fake_row(**values: Any) -> dict[str, Any]:
         "host": "lab-3",
         "cpu": "Example CPU, 2 cores",
         "torch_version": "2.14.1",
+        "kernels": "native",
         "git_sha": "1a2b3c4",
         "git_dirty": False,
         "started_at": "2026-03-01T10:00:00Z",

@@ -15,7 +15,7 @@ from bench.report.runs import collect_runs
 from bench.report.store import Row
 from bench.report.tables import Cell, Column, Table
 
-_MACHINE = ("host", "cpu", "device", "threads", "torch_version", "git_sha", "git_dirty")
+_MACHINE = ("host", "cpu", "device", "threads", "torch_version", "kernels", "git_sha", "git_dirty")
 
 
 def machines(rows: Sequence[Row]) -> Table:

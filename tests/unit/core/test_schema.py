@@ -25,7 +25,7 @@ GROUPS = {
     "dense_bytes_per_step compression_ratio wire_bytes_per_step wire_bytes_received_per_step messages_per_step "
     "effective_density support_overlap measured_bandwidth_bps measured_rtt_s",
     "health": "replicas_in_sync skipped_steps staleness_mean staleness_max peak_rss_bytes",
-    "origin": "host cpu torch_version git_sha git_dirty started_at",
+    "origin": "host cpu torch_version kernels git_sha git_dirty started_at",
 }
 VALUES: dict[type, st.SearchStrategy[Any]] = {
     str: st.text(min_size=1),

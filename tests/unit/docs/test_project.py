@@ -14,7 +14,22 @@ ROOT = Path(__file__).parents[3]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
 REQUIREMENTS = [*PROJECT["dependencies"], *PROJECT["optional-dependencies"]["dev"]]
 MAKEFILE = (ROOT / "Makefile").read_text(encoding="utf-8")
-PROMISED = {"help", "setup", "demo", "demo-network", "test", "bench-ci", "bless", "attack", "lint", "format", "clean"}
+PROMISED = {
+    "help",
+    "setup",
+    "demo",
+    "demo-network",
+    "test",
+    "exhaustive",
+    "sanitize",
+    "bench-ci",
+    "bless",
+    "attack",
+} | {
+    "lint",
+    "format",
+    "clean",
+}
 
 
 def pins() -> dict[str, str]:

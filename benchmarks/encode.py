@@ -1,0 +1,176 @@
+"""What encoding costs, in units of `r += g`: every compressor, with native loops and on the reference path.
+
+Encoding is everything that a training step pays for before it sends: the residual is added, the entries are chosen or
+rounded, the payload is packed, and the rest is left in the residual, on buffers that stay between steps. Beside it are
+torch's own calls for the same choice, and the floor `r += g`. All take turns on one thread; a figure is the median over
+rounds, and the ratio is that of the medians:
+
+    python benchmarks/encode.py [NAME ...] [--numel 11000000] [--rounds 15] [--out results/reference/encode.csv]
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import csv
+import datetime
+import os
+import statistics
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import torch
+from rich.console import Console
+from rich.table import Table
+
+from bench.core.environment import origin_columns
+from collectives.kernels.library import kernels_in_use, reference_path
+from collectives.spec import build, component_names
+from collectives.transport.alone import Alone
+from compressors.base import Compressor
+from compressors.ddp.bucket import Bucket
+from compressors.ddp.reducer import Reducer
+from compressors.layer import Layer, Step
+
+FLOOR = "r += g"
+GROUP_SIZE = 1024
+RATIO = 0.01
+OPTIONS = {  # one percent, at full compression from the first step
+    "group_topk": f"ratio={RATIO},group_size={GROUP_SIZE},warmup_epochs=0",
+    "topk": f"ratio={RATIO},warmup_epochs=0",
+    "randomk": f"ratio={RATIO},warmup_epochs=0",
+    "adaptive_topk": f"ratio={RATIO},warmup_epochs=0",
+    "algc": f"ratio={RATIO},warmup_epochs=0",
+    "dgc": "warmup_epochs=0",
+}
+PATHS = ("native", "reference")
+
+Way = Callable[[torch.Tensor], float]
+"""a gradient -> the seconds that a way took with it"""
+
+
+class Encoder:
+    """A compressor as a training step runs it: from the gradient to the packed message."""
+
+    def __init__(self, compressor: Compressor, numel: int) -> None:
+        self.reducer = Reducer(compressor, momentum=0.9)
+        side = next(side for side in range(int(numel**0.5), 0, -1) if numel % side == 0)
+        shape = (numel // side, side)
+        self.layer = Layer(id=0, name="gradient", shape=shape, kind="linear", numel=numel, position=0.5)
+        self.index = 0
+
+    def __call__(self, gradient: torch.Tensor) -> float:
+        step = Step(index=self.index, epoch=0, rank=0, world_size=1, seed=1)
+        bucket = Bucket(layers=[self.layer], gradients=[gradient], step=step)
+        started = time.perf_counter()
+        message = self.reducer.message(bucket, Alone())
+        assert message is not None
+        message.pack()
+        seconds = time.perf_counter() - started
+        self.reducer.commit()
+        self.index += 1
+        return seconds
+
+
+def on(path: str, way: Way) -> Way:
+    """A way, run with native loops or without."""
+
+    def run(gradient: torch.Tensor) -> float:
+        with reference_path() if path == "reference" else contextlib.nullcontext():
+            return way(gradient)
+
+    return run
+
+
+def timed(work: Callable[[torch.Tensor], object]) -> Way:
+    """The seconds that a plain call takes."""
+
+    def run(x: torch.Tensor) -> float:
+        started = time.perf_counter()
+        work(x)
+        return time.perf_counter() - started
+
+    return run
+
+
+def gradients_like_training(numel: int, count: int) -> list[torch.Tensor]:
+    """Heavy-tailed noise around a mean that stays, fp32 [numel] each."""
+    generator = torch.Generator().manual_seed(1)
+    mean = torch.randn(numel, generator=generator)
+    noises = (torch.randn(numel, generator=generator) for _ in range(count))
+    return [0.3 * mean + noise * noise.abs() for noise in noises]
+
+
+def ways_of(names: list[str], numel: int) -> dict[tuple[str, str], Way]:
+    """What is measured: (compressor or call, path) -> way."""
+    whole = numel - numel % GROUP_SIZE
+    residual = torch.zeros(numel)
+    ways: dict[tuple[str, str], Way] = {
+        (FLOOR, ""): timed(residual.add_),
+        ("top-k of groups", "torch"): timed(lambda x: x[:whole].view(-1, GROUP_SIZE).abs().topk(10)),
+        ("top-k", "torch"): timed(lambda x: x.abs().topk(int(RATIO * numel))),
+        ("to fp16", "torch"): timed(lambda x: x.half()),
+        ("sign", "torch"): timed(torch.sign),
+    }
+    for name in names:
+        for path in PATHS if kernels_in_use() == "native" else PATHS[1:]:
+            spec = f"{name}:{OPTIONS[name]}" if name in OPTIONS else name
+            compressor = build("compressors", Compressor, spec)
+            ways[name, path] = on(path, Encoder(compressor, numel))
+    return ways
+
+
+def measure(ways: dict[tuple[str, str], Way], numel: int, rounds: int) -> dict[tuple[str, str], float]:
+    """Median seconds of each way."""
+    gradients = gradients_like_training(numel, 3)
+    seconds: dict[tuple[str, str], list[float]] = {key: [] for key in ways}
+    for number in range(-2, rounds):  # the first rounds fill allocators and the residual's buffers
+        for key, way in ways.items():
+            taken = way(gradients[number % len(gradients)])
+            if number >= 0:
+                seconds[key].append(taken)
+    return {key: statistics.median(values) for key, values in seconds.items()}
+
+
+def encoders() -> list[str]:
+    """The compressors that encode by themselves, in one round."""
+    built = {name: build("compressors", Compressor, name) for name in component_names("compressors", Compressor)}
+    return [name for name, made in built.items() if not made.several_rounds and not made.engine_hook]
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("names", nargs="*", metavar="NAME")
+    parser.add_argument("--numel", type=int, default=11_000_000)
+    parser.add_argument("--rounds", type=int, default=15)
+    parser.add_argument("--out", type=Path)
+    options = parser.parse_args()
+    torch.set_num_threads(1)
+    load = os.getloadavg()[0]
+    medians = measure(ways_of(options.names or encoders(), options.numel), options.numel, options.rounds)
+    floor = medians[FLOOR, ""]
+    table = Table("what", "path", "ms", f"{FLOOR} times", title=f"{options.numel:,} elements, load {load:.1f}")
+    origin = {
+        **origin_columns(),
+        "started_at": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
+        "load": load,
+        "numel": options.numel,
+        "rounds": options.rounds,
+    }
+    rows = []
+    for (name, path), seconds in medians.items():
+        table.add_row(name, path, f"{seconds * 1e3:.2f}", f"{seconds / floor:.2f}")
+        rows.append({"name": name, "path": path, "seconds": seconds, "of_floor": seconds / floor, **origin})
+    Console().print(table)
+    if options.out:
+        with options.out.open("w", newline="", encoding="utf-8") as file:
+            writer = csv.DictWriter(file, fieldnames=list(rows[0]))
+            writer.writeheader()
+            writer.writerows(rows)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
