@@ -144,6 +144,16 @@ class Payload(abc.ABC):
             divisor: applied to the values before they are added.
         """
 
+    def add_all_to_(self, others: Sequence[Payload], dense: torch.Tensor, *, divisor: float) -> bool:
+        """`dense += (self + others) / divisor` in one pass; False, and nothing done, where the kind has no such way.
+
+        Args:
+            others: added behind this one, in their order, in fp32; at least one.
+            dense: floating [numel], mutated.
+            divisor: of the sum.
+        """
+        return False
+
     @abc.abstractmethod
     def subtract_from_(self, dense: torch.Tensor) -> None:
         """`dense -= self`: turns a compensated gradient into the residual. Mutates `dense`, floating [numel]."""

@@ -12,17 +12,16 @@ from __future__ import annotations
 import dataclasses
 import math
 import struct
-from collections.abc import Iterator
-from typing import Self
+from collections.abc import Sequence
+from typing import Self, cast
 
 import torch
 from typing_extensions import override
 
 from collectives.payloads.base import HEADER_BYTES, Header, Payload
 from collectives.payloads.codec.bits import pack_bits, packed_nbytes, unpack_bits
-from collectives.payloads.codec.cache_blocks import Stretch, cache_blocks
+from collectives.payloads.codec.code_sums import add_codes_
 from collectives.payloads.codec.codebooks import Codebook, codebook_named, codebook_numbered
-from collectives.payloads.codec.values import divided
 from collectives.payloads.errors import PayloadError
 from collectives.payloads.fields import FLOAT_DTYPES, Field, Reader
 
@@ -130,13 +129,18 @@ class Codes(Payload):
 
     @override
     def add_to_(self, dense: torch.Tensor, *, divisor: float = 1.0) -> None:
-        for part, values in self._decoded():
-            dense[part].add_(divided(values, divisor, dense.dtype))
+        self._add([self], dense, divisor=divisor)
 
     @override
     def subtract_from_(self, dense: torch.Tensor) -> None:
-        for part, values in self._decoded():
-            dense[part].sub_(values)
+        self._add([self], dense, sign=-1.0)
+
+    @override
+    def add_all_to_(self, others: Sequence[Payload], dense: torch.Tensor, *, divisor: float) -> bool:
+        if not all(isinstance(other, Codes) and other._meaning == self._meaning for other in others):
+            return False
+        self._add([self, *cast("Sequence[Codes]", others)], dense, divisor=divisor)
+        return True
 
     @override
     def slice(self, start: int, stop: int) -> Codes:
@@ -153,19 +157,18 @@ class Codes(Payload):
     def _book(self) -> Codebook:
         return codebook_named(self.codebook)
 
-    def _decoded(self) -> Iterator[tuple[Stretch, torch.Tensor]]:
-        """Where each stretch lies and its values in fp32; bytes are looked up, 8 / bits values at a time."""
-        table = self._book.byte_table(self.bits, self.device).squeeze(1)
-        scales = self.scales.float()
-        for part in cache_blocks(self.num_entries, self.device, multiple_of=self.alignment):
-            packed = self.packed[part.start * self.bits // 8 : packed_nbytes(part.stop, self.bits)]
-            values = table.index_select(0, packed.to(torch.int32)).view(-1)[: part.stop - part.start]
-            if self.block_numel:
-                here = scales[part.start // self.block_numel : -(-part.stop // self.block_numel)]
-                values *= here.repeat_interleave(min(self.block_numel, values.numel()))[: values.numel()]
-            else:
-                values *= scales
-            yield part, values
+    @property
+    def _meaning(self) -> tuple[str, int, int]:
+        """What codes must share to be read with one table and one layout of scales."""
+        return self.codebook, self.bits, self.block_numel
+
+    def _add(self, payloads: Sequence[Codes], dense: torch.Tensor, *, divisor: float = 1.0, sign: float = 1.0) -> None:
+        """Add what these stand for, all coded like this one."""
+        terms = [(payload.packed, payload.scales) for payload in payloads if payload.num_entries]
+        if terms:
+            table = self._book.byte_table(self.bits, self.device)
+            block_numel = self.block_numel or self.numel
+            add_codes_(dense, terms, table, block_numel=block_numel, divisor=divisor, sign=sign)
 
 
 def num_scales(numel: int, block_numel: int) -> int:

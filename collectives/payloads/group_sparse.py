@@ -17,9 +17,10 @@ from typing import Self
 import torch
 from typing_extensions import override
 
+from collectives.kernels.loop import Int, Loop, array
 from collectives.payloads.base import HEADER_BYTES, Header, Payload
-from collectives.payloads.codec.bits import bits_for, pack_bits, pack_mask, packed_nbytes, unpack_bits, unpack_mask
-from collectives.payloads.codec.index_sets import check_ascending, mask_at, positions_in
+from collectives.payloads.codec.bits import bits_for, pack_bits, packed_nbytes, unpack_bits
+from collectives.payloads.codec.index_sets import bitmap_of, check_ascending, positions_in
 from collectives.payloads.errors import PayloadError
 from collectives.payloads.fields import Field, Reader
 from collectives.payloads.indexed_values import IndexedValues, canonical_values
@@ -27,6 +28,8 @@ from collectives.payloads.sparse import as_sparse
 
 FIXED = struct.Struct("<II")
 LOCAL, BITMAP = 0, 1
+
+_ADD_GROUP_STARTS = Loop("add_group_starts", array(torch.int64), Int, Int, Int, returns=Int)
 
 
 @dataclasses.dataclass(eq=False)
@@ -98,7 +101,7 @@ class GroupSparse(IndexedValues):
     @functools.cached_property
     @override
     def positions(self) -> torch.Tensor:
-        return self.indices + _group_starts(self.num_entries, self.group_size, self.k, self.device)
+        return _positions(self.indices.to(torch.int64), self.group_size, self.k)
 
     @override
     def fields(self) -> list[Field]:
@@ -107,7 +110,7 @@ class GroupSparse(IndexedValues):
         if coding == LOCAL:
             indices = pack_bits(self.indices, self._bits)
         else:
-            indices = pack_mask(mask_at(self.positions, self.numel))
+            indices = bitmap_of(self.positions, self.numel)
         return [header + FIXED.pack(self.group_size, self.k), self.values, indices]
 
     @override
@@ -123,15 +126,11 @@ class GroupSparse(IndexedValues):
             bits = bits_for(min(group_size, header.numel))
             indices = unpack_bits(reader.tensor(packed_nbytes(count, bits), torch.uint8), count, bits)
         elif header.flags == BITMAP:
-            mask = unpack_mask(reader.tensor(packed_nbytes(header.numel, 1), torch.uint8), header.numel)
-            positions = positions_in(mask, count)
+            bitmap = reader.tensor(packed_nbytes(header.numel, 1), torch.uint8)
+            positions = positions_in(bitmap, header.numel, count)
             indices = positions - _group_starts(count, group_size, k, positions.device)
         else:
             raise PayloadError(f"no index coding of GroupSparse has the number {header.flags}")
-        if count:
-            smallest, largest = indices.aminmax()
-            if smallest < 0 or largest >= group_size:
-                raise PayloadError(f"an index lies outside its group of {group_size}")
         payload = cls(header.numel, group_size, k, values, indices)
         check_ascending(payload.positions, header.numel)
         return payload
@@ -162,6 +161,23 @@ class GroupSparse(IndexedValues):
     def _last_size(self) -> int:
         """Elements of the last group."""
         return self.numel - (self.num_groups - 1) * self.group_size if self.numel else 0
+
+
+def _positions(indices: torch.Tensor, group_size: int, k: int) -> torch.Tensor:
+    """Positions, int64 [count], of int64 indices [count] within their groups.
+
+    Raises:
+        PayloadError: an index lies outside its group.
+    """
+    if _ADD_GROUP_STARTS.serves(indices):
+        positions = indices.clone()
+        is_inside = _ADD_GROUP_STARTS(positions, len(positions), group_size, k)
+    else:
+        positions = indices + _group_starts(len(indices), group_size, k, indices.device)
+        is_inside = ((indices >= 0) & (indices < group_size)).all()
+    if not is_inside:
+        raise PayloadError(f"an index lies outside its group of {group_size}")
+    return positions
 
 
 def _group_starts(count: int, group_size: int, k: int, device: torch.device) -> torch.Tensor:

@@ -7,8 +7,18 @@ import abc
 import torch
 from typing_extensions import override
 
+from collectives.kernels.loop import Float, Int, Loop, array
 from collectives.payloads.codec.values import add_values, divided
 from collectives.payloads.typed_values import TypedValues
+
+_ADD_AT = {
+    dtype: Loop(name, array(dtype), array(torch.int64), Int, Float, array(torch.float32), Int, returns=Int)
+    for dtype, name in (
+        (torch.float32, "add_fp32_at"),
+        (torch.float16, "add_fp16_at"),
+        (torch.bfloat16, "add_bf16_at"),
+    )
+}
 
 
 class IndexedValues(TypedValues):
@@ -21,11 +31,19 @@ class IndexedValues(TypedValues):
 
     @override
     def add_to_(self, dense: torch.Tensor, *, divisor: float = 1.0) -> None:
-        dense.scatter_add_(0, self.positions, divided(self.values, divisor, dense.dtype))
+        self._add_at(dense, divisor)
 
     @override
     def subtract_from_(self, dense: torch.Tensor) -> None:
-        dense.scatter_add_(0, self.positions, self.values.to(dense.dtype).neg())
+        self._add_at(dense, -1.0)
+
+    def _add_at(self, dense: torch.Tensor, divisor: float) -> None:
+        positions, values = self.positions, self.values
+        loop = _ADD_AT.get(values.dtype)
+        if loop is None or dense.dtype != torch.float32 or not loop.serves(dense, values):
+            dense.scatter_add_(0, positions, divided(values, divisor, dense.dtype))
+        elif not loop(values.contiguous(), positions, values.numel(), divisor, dense, dense.numel()):
+            raise IndexError(f"a position lies outside the {dense.numel()} elements")
 
     @override
     def clear_in_(self, dense: torch.Tensor) -> None:

@@ -16,6 +16,7 @@ import torch
 from typing_extensions import override
 
 from collectives.payloads.base import HEADER_BYTES, Header, Payload
+from collectives.payloads.codec.positions import seeded_positions
 from collectives.payloads.codec.values import add_values
 from collectives.payloads.errors import PayloadError
 from collectives.payloads.fields import Field, Reader
@@ -97,28 +98,3 @@ class Seeded(IndexedValues):
         if "positions" in self.__dict__ and wire.device == self.device:
             payload.__dict__["positions"] = self.positions
         return payload
-
-
-def seeded_positions(numel: int, count: int, seed: int) -> torch.Tensor:
-    """A uniformly random set of positions, the same on every machine.
-
-    Drawn with a private generator on the CPU, so that ranks on different devices agree and the global generator is
-    untouched.
-
-    Args:
-        numel: number of elements to draw from.
-        count: positions to draw, 0..numel.
-        seed: 0..2^64 - 1.
-
-    Returns:
-        int64 [count] on the CPU, strictly ascending.
-    """
-    generator = torch.Generator().manual_seed(seed)
-    if count * 4 > numel:
-        return torch.randperm(numel, generator=generator)[:count].sort().values
-    positions = torch.zeros(0, dtype=torch.int64)
-    while positions.numel() < count:  # a few collisions: draw again until there are enough, then drop a random few
-        draws = torch.randint(numel, (count + count // 4 + 8,), generator=generator)
-        positions = torch.cat([positions, draws]).unique()
-    kept = torch.randperm(positions.numel(), generator=generator)[:count]
-    return positions[kept].sort().values

@@ -17,8 +17,9 @@ import torch
 from typing_extensions import override
 
 from collectives.payloads.base import HEADER_BYTES, Header, Payload
-from collectives.payloads.codec.bits import pack_mask, packed_nbytes, unpack_mask
-from collectives.payloads.codec.values import divided
+from collectives.payloads.codec.bits import pack_bits, packed_nbytes
+from collectives.payloads.codec.code_sums import add_codes_
+from collectives.payloads.codec.codebooks import SIGN
 from collectives.payloads.errors import PayloadError
 from collectives.payloads.fields import Field, Reader
 
@@ -56,7 +57,7 @@ class TwoMeans(Payload):
     @classmethod
     def from_mask(cls, is_high: torch.Tensor, low: float, high: float) -> Self:
         """Pack bits: bool [numel], true where the value is `high`."""
-        return cls(is_high.numel(), low, high, pack_mask(is_high))
+        return cls(is_high.numel(), low, high, pack_bits(is_high, 1))
 
     @staticmethod
     def packed_nbytes(numel: int) -> int:
@@ -96,13 +97,11 @@ class TwoMeans(Payload):
 
     @override
     def add_to_(self, dense: torch.Tensor, *, divisor: float = 1.0) -> None:
-        if self.num_entries:
-            dense.add_(divided(self._decoded(), divisor, dense.dtype))
+        self._add(dense, divisor=divisor)
 
     @override
     def subtract_from_(self, dense: torch.Tensor) -> None:
-        if self.num_entries:
-            dense.sub_(self._decoded())
+        self._add(dense, sign=-1.0)
 
     @override
     def slice(self, start: int, stop: int) -> TwoMeans:
@@ -111,7 +110,9 @@ class TwoMeans(Payload):
             return TwoMeans(0, 0.0, 0.0, self.packed[:0])
         return TwoMeans(stop - start, self.low, self.high, self.packed[start // 8 : packed_nbytes(stop, 1)])
 
-    def _decoded(self) -> torch.Tensor:
-        """fp32 [numel], freshly made."""
-        is_high = unpack_mask(self.packed, self.numel)
-        return torch.where(is_high, self.high, self.low)
+    def _add(self, dense: torch.Tensor, *, divisor: float = 1.0, sign: float = 1.0) -> None:
+        if self.num_entries:
+            is_high = SIGN.byte_table(1, self.device) > 0
+            table = torch.where(is_high, self.high, self.low)
+            unit = torch.ones(1, device=self.device)
+            add_codes_(dense, [(self.packed, unit)], table, block_numel=self.numel, divisor=divisor, sign=sign)

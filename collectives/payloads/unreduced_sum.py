@@ -65,6 +65,9 @@ class UnreducedSum(Payload):
 
     def add_to_(self, dense: torch.Tensor, *, divisor: float = 1.0) -> None:
         """`dense += (term 0 + term 1 + ...) / divisor`: the terms are added in rank order in fp32, then divided."""
+        first, *others = self.terms
+        if others and first.add_all_to_(others, dense, divisor=divisor):
+            return
         if dense.dtype == torch.float32 and math.frexp(divisor)[0] == 0.5:
             for term in self.terms:  # dividing by a power of two is exact, so it may as well come first
                 term.add_to_(dense, divisor=divisor)

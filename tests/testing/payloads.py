@@ -11,7 +11,7 @@ import torch
 from collectives.payloads import Bundle, CholeskyFactor, Codes, Dense, GroupSparse, RowSparse, Seeded, Sparse, Triangle
 from collectives.payloads.base import Payload
 from collectives.payloads.codec.codebooks import codebook_named
-from collectives.payloads.seeded import seeded_positions
+from collectives.payloads.codec.positions import seeded_positions
 from collectives.payloads.two_means import TwoMeans
 
 LENGTHS = (0, 1, 2, 3, 7, 8, 9, 63, 1023, 1024, 1025)

@@ -17,13 +17,19 @@ from typing import Literal
 import numpy as np
 import torch
 
-from collectives.payloads.codec.bits import pack_bits, pack_mask, packed_nbytes, unpack_bits, unpack_mask
+from collectives.kernels.loop import Int, Loop, array
+from collectives.payloads.codec.bits import pack_bits, packed_nbytes, unpack_bits
 from collectives.payloads.codec.values import to_value_dtype
 from collectives.payloads.errors import PayloadError
 from collectives.payloads.fields import Field, Reader
 
 Coding = Literal["coo", "bitmap", "elias_fano"]
 CODINGS: tuple[Coding, ...] = ("coo", "bitmap", "elias_fano")
+
+_BYTES, _LONGS = array(torch.uint8), array(torch.int64)
+_MARK = Loop("mark_bits", _LONGS, Int, Int, Int, _BYTES)
+_FIND = Loop("find_bits", _BYTES, Int, Int, Int, Int, _LONGS, returns=Int)
+_ASCENDS = Loop("ascends", _LONGS, Int, Int, returns=Int)
 
 
 def coding_nbytes(coding: Coding, count: int, universe: int) -> int:
@@ -65,12 +71,11 @@ def encode_indices(indices: torch.Tensor, universe: int, coding: Coding) -> list
         case "coo":
             return [indices.to(_coo_dtype(universe))]
         case "bitmap":
-            return [pack_mask(mask_at(indices, universe))]
+            return [bitmap_of(indices, universe)]
         case "elias_fano":
             low = _low_bits(count, universe)
-            unary = (indices >> low) + torch.arange(count, device=indices.device)
-            unary_mask = mask_at(unary, _unary_bits(count, universe, low))
-            return [pack_bits(indices & ((1 << low) - 1), low), pack_mask(unary_mask)]
+            unary = bitmap_of(indices, _unary_bits(count, universe, low), shift=low, per_index=1)
+            return [pack_bits(indices, low), unary]
 
 
 def decode_indices(reader: Reader, count: int, universe: int, coding: Coding) -> torch.Tensor:
@@ -86,15 +91,13 @@ def decode_indices(reader: Reader, count: int, universe: int, coding: Coding) ->
             dtype = _coo_dtype(universe)
             indices = reader.tensor(count, dtype).to(torch.int64) & ((1 << 8 * dtype.itemsize) - 1)
         case "bitmap":
-            indices = positions_in(unpack_mask(reader.tensor(packed_nbytes(universe, 1), torch.uint8), universe), count)
+            indices = positions_in(reader.tensor(packed_nbytes(universe, 1), torch.uint8), universe, count)
         case "elias_fano":
             low = _low_bits(count, universe)
             low_parts = unpack_bits(reader.tensor(packed_nbytes(count, low), torch.uint8), count, low)
-            unary_bits = _unary_bits(count, universe, low)
-            unary = positions_in(
-                unpack_mask(reader.tensor(packed_nbytes(unary_bits, 1), torch.uint8), unary_bits), count
-            )
-            indices = ((unary - torch.arange(count, device=unary.device)) << low) | low_parts
+            num_bits = _unary_bits(count, universe, low)
+            unary = reader.tensor(packed_nbytes(num_bits, 1), torch.uint8)
+            indices = positions_in(unary, num_bits, count, shift=low, per_index=1, low_parts=low_parts)
     check_ascending(indices, universe)
     return indices
 
@@ -103,8 +106,11 @@ def check_ascending(indices: torch.Tensor, universe: int) -> None:
     """Raise PayloadError unless int64 `indices` ascend strictly within 0..universe-1."""
     if indices.numel() == 0:
         return
-    ascending = (indices[1:] > indices[:-1]).view(torch.uint8)  # torch is slow at all() of bools
-    if indices[0] < 0 or indices[-1] >= universe or (len(ascending) and not ascending.amin()):
+    if _ASCENDS.serves(indices):
+        ascends = _ASCENDS(indices.contiguous(), indices.numel(), universe)
+    else:
+        ascends = indices[0] >= 0 and indices[-1] < universe and (indices[1:] > indices[:-1]).all()
+    if not ascends:
         raise PayloadError(f"indices must ascend strictly within 0..{universe - 1}")
 
 
@@ -168,20 +174,57 @@ def _unary_bits(count: int, universe: int, low: int) -> int:
     return count + ((universe - 1) >> low)
 
 
-def mask_at(positions: torch.Tensor, length: int) -> torch.Tensor:
-    """Bool [length], true at these positions."""
-    mask = torch.zeros(length, dtype=torch.bool, device=positions.device)
-    mask[positions] = True
-    return mask
+def bitmap_of(positions: torch.Tensor, num_bits: int, *, shift: int = 0, per_index: int = 0) -> torch.Tensor:
+    """A bitmap with bit (positions[i] >> shift) + i * per_index set for every i.
+
+    Args:
+        positions: int64 [count], ascending.
+        num_bits: bits of the bitmap, more than the largest.
+        shift: low bits that are left out.
+        per_index: 1 lays the high parts in unary, 0 the positions as they are.
+
+    Returns:
+        uint8 [ceil(num_bits / 8)].
+    """
+    if _MARK.serves(positions):
+        packed = torch.zeros(packed_nbytes(num_bits, 1), dtype=torch.uint8)
+        _MARK(positions.contiguous(), positions.numel(), shift, per_index, packed)
+        return packed
+    mask = torch.zeros(num_bits, dtype=torch.bool, device=positions.device)
+    mask[(positions >> shift) + per_index * torch.arange(positions.numel(), device=positions.device)] = True
+    return pack_bits(mask, 1)
 
 
-def positions_in(mask: torch.Tensor, count: int) -> torch.Tensor:
-    """Where the mask is set, int64 [count].
+def positions_in(
+    packed: torch.Tensor,
+    num_bits: int,
+    count: int,
+    *,
+    shift: int = 0,
+    per_index: int = 0,
+    low_parts: torch.Tensor | None = None,
+) -> torch.Tensor:
+    """The inverse of `bitmap_of`, int64 [count].
+
+    Args:
+        packed: uint8 [ceil(num_bits / 8)].
+        num_bits: as it was packed.
+        count: bits that are set.
+        shift: as it was packed.
+        per_index: as it was packed.
+        low_parts: int64 [count], what was left out; may be overwritten.
 
     Raises:
-        PayloadError: that is not `count` times.
+        PayloadError: another number of bits is set.
     """
-    positions = mask.nonzero().view(-1)
-    if positions.numel() != count:
-        raise PayloadError(f"the index field marks {positions.numel()} entries, the header says {count}")
+    positions = torch.zeros(count, dtype=torch.int64, device=packed.device) if low_parts is None else low_parts
+    if _FIND.serves(packed):
+        found = _FIND(packed, num_bits, count, shift, per_index, positions)
+    else:
+        bits = unpack_bits(packed, num_bits, 1).nonzero().view(-1)
+        found = bits.numel()
+        high = bits[:count] - per_index * torch.arange(min(found, count), device=packed.device)
+        positions = positions[:found] | (high << shift)
+    if found != count:
+        raise PayloadError(f"the index field marks {found} entries, the header says {count}")
     return positions

@@ -6,7 +6,18 @@ import math
 
 import torch
 
+from collectives.kernels.loop import Float, Int, Loop, array
 from collectives.payloads.codec.cache_blocks import cache_blocks
+
+_FLOATS = array(torch.float32)
+_ROUND = {
+    dtype: Loop(name, _FLOATS, Int, Float, array(dtype))
+    for dtype, name in ((torch.float16, "round_to_fp16"), (torch.bfloat16, "round_to_bf16"))
+}
+_SUM = {
+    dtype: Loop(name, array(dtype), array(dtype), Int, Float, array(dtype))
+    for dtype, name in ((torch.float16, "sum_fp16"), (torch.bfloat16, "sum_bf16"))
+}
 
 
 def to_value_dtype(x: torch.Tensor, dtype: torch.dtype, world_size: int = 1) -> torch.Tensor:
@@ -24,6 +35,10 @@ def to_value_dtype(x: torch.Tensor, dtype: torch.dtype, world_size: int = 1) -> 
     if dtype not in (torch.float16, torch.bfloat16) or (x.dtype == dtype and world_size == 1):
         return x.to(dtype)
     limit = sum_limit(dtype, world_size) if dtype is torch.float16 else torch.finfo(dtype).max
+    if x.dtype == torch.float32 and x.is_contiguous() and _ROUND[dtype].serves(x):
+        rounded = torch.empty(x.shape, dtype=dtype)
+        _ROUND[dtype](x, x.numel(), limit, rounded)
+        return rounded
     return x.clamp(-limit, limit).to(dtype)
 
 
@@ -49,6 +64,10 @@ def add_values(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
     """The sum in the wider of both types: 16-bit floats are rounded once, fp16 saturates, integers wrap."""
     dtype = torch.promote_types(a.dtype, b.dtype)
     if dtype in (torch.float16, torch.bfloat16):
+        if a.dtype == b.dtype and a.shape == b.shape and _SUM[dtype].serves(a, b):
+            total = torch.empty(a.shape, dtype=dtype)
+            _SUM[dtype](a.contiguous(), b.contiguous(), a.numel(), torch.finfo(dtype).max, total)
+            return total
         return to_value_dtype(a.float() + b.float(), dtype)
     return a + b
 

@@ -1,0 +1,50 @@
+/* 16-bit floats and fp32: exact one way; the other way to nearest, ties to even, with a limit to what may come out. */
+#ifndef FLOATS_H
+#define FLOATS_H
+
+#include <stdint.h>
+
+static inline uint32_t bits_of(float x) {
+    uint32_t bits;
+    __builtin_memcpy(&bits, &x, sizeof bits);
+    return bits;
+}
+
+static inline float float_of(uint32_t bits) {
+    float x;
+    __builtin_memcpy(&x, &bits, sizeof x);
+    return x;
+}
+
+static inline float from_bf16(uint16_t half) {
+    return float_of((uint32_t)half << 16);
+}
+
+/* The exponent is 112 too small, also that of a subnormal number, which the multiplication makes normal. */
+static inline float from_fp16(uint16_t half) {
+    uint32_t magnitude = (uint32_t)(half & 0x7fff) << 13, sign = (uint32_t)(half & 0x8000) << 16;
+    uint32_t finite = bits_of(float_of(magnitude) * 0x1p112f);
+    return float_of(sign | (magnitude >= 0x0f800000 ? magnitude | 0x7f800000 : finite));
+}
+
+/* Within +-limit; NaN stays NaN. */
+static inline float limited(float x, float limit) {
+    x = x > limit ? limit : x;
+    return x < -limit ? -limit : x;
+}
+
+static inline uint16_t to_bf16(float x) {
+    uint32_t bits = bits_of(x);
+    return (uint16_t)(x == x ? (bits + 0x7fff + (bits >> 16 & 1)) >> 16 : 0x7fc0);
+}
+
+/* Adding 0.5 pushes a subnormal half to the low end of the mantissa, rounded by the addition. */
+static inline uint16_t to_fp16(float x) {
+    uint32_t sign = bits_of(x) & 0x80000000, magnitude = bits_of(x) ^ sign;
+    uint32_t subnormal = bits_of(float_of(magnitude) + 0.5f) - 0x3f000000;
+    uint32_t normal = (magnitude - 0x38000000 + 0xfff + (magnitude >> 13 & 1)) >> 13;
+    uint32_t rounded = magnitude < 0x38800000 ? subnormal : normal;
+    return (uint16_t)((x == x ? rounded : 0x7e00) | sign >> 16);
+}
+
+#endif

@@ -1,0 +1,50 @@
+/* Ascending positions from and to bitmaps, and what must be true of those that were received. */
+#include <stdint.h>
+
+/* Sets bit (positions[i] >> shift) + i * per_index of `packed`, zeros at first: a bitmap of the positions, or with
+   per_index = 1 their high parts in unary. */
+void mark_bits(const int64_t *positions, int64_t count, int64_t shift, int64_t per_index, uint8_t *packed) {
+    for (int64_t i = 0; i < count; i++) {
+        int64_t bit = (positions[i] >> shift) + i * per_index;
+        packed[bit >> 3] |= (uint8_t)(1 << (bit & 7));
+    }
+}
+
+/* The inverse, for the first `count` bits set: (bit - i * per_index) << shift joins what is in positions[i], the low
+   parts. Returns how many bits are set. */
+int64_t find_bits(
+    const uint8_t *packed, int64_t num_bits, int64_t count, int64_t shift, int64_t per_index, int64_t *positions) {
+    int64_t found = 0, nbytes = (num_bits + 7) / 8;
+    for (int64_t byte = 0; byte < nbytes; byte += 8) {
+        uint64_t left = 0;
+        if (nbytes - byte >= 8)
+            __builtin_memcpy(&left, packed + byte, 8);
+        else
+            __builtin_memcpy(&left, packed + byte, (uint64_t)(nbytes - byte));
+        if (num_bits - 8 * byte < 64)
+            left &= (1ull << (num_bits - 8 * byte)) - 1;
+        for (; left; left &= left - 1, found++)
+            if (found < count)
+                positions[found] |= (8 * byte + __builtin_ctzll(left) - found * per_index) << shift;
+    }
+    return found;
+}
+
+/* Whether they ascend strictly within 0..universe-1. */
+int64_t ascends(const int64_t *positions, int64_t count, int64_t universe) {
+    int64_t bad = 0;
+    for (int64_t i = 1; i < count; i++)
+        bad |= positions[i] <= positions[i - 1];
+    return !count || (!bad && positions[0] >= 0 && positions[count - 1] < universe);
+}
+
+/* positions[i] += group_size * (i / k), indices within groups before. Returns whether all lay within their group. */
+int64_t add_group_starts(int64_t *positions, int64_t count, int64_t group_size, int64_t k) {
+    int64_t outside = 0;
+    for (int64_t first = 0, start = 0; first < count; first += k, start += group_size)
+        for (int64_t i = first; i < first + k && i < count; i++) {
+            outside |= positions[i] < 0 || positions[i] >= group_size;
+            positions[i] += start;
+        }
+    return !outside;
+}

@@ -1,0 +1,33 @@
+/* Positions drawn without replacement: the first `count` distinct ones that a key's random numbers name. */
+#include "philox.h"
+
+/* `marks` [ceil(numel / 64)], zeros at first, has a bit for every element; afterwards those of the drawn are set. */
+static void draw(uint32_t numel, int64_t count, uint64_t key, uint64_t *marks) {
+    if (!count)
+        return;
+    uint32_t unfair = (uint32_t)((1ull << 32) % numel); /* so many of 2^32 numbers are too many to be shared out */
+    uint32_t numbers[STRETCH];
+    for (int64_t stretch = 0; count; stretch++) {
+        random_stretch(key, stretch, numbers);
+        for (int i = 0; i < STRETCH && count; i++) {
+            uint64_t product = (uint64_t)numbers[i] * numel;
+            uint64_t position = product >> 32, bit = 1ull << (position & 63);
+            uint64_t is_new = ((uint32_t)product >= unfair) & !(marks[position >> 6] & bit);
+            marks[position >> 6] |= is_new << (position & 63);
+            count -= (int64_t)is_new;
+        }
+    }
+}
+
+/* Writes `count` ascending positions below `numel`; where more than half are asked for, those not drawn. */
+void draw_positions(int64_t numel, int64_t count, uint64_t key, uint64_t *marks, int64_t *positions) {
+    int others = count > numel / 2;
+    draw((uint32_t)numel, others ? numel - count : count, key, marks);
+    for (int64_t start = 0; start < numel; start += 64) {
+        uint64_t left = marks[start / 64];
+        if (others)
+            left = ~left & (numel - start < 64 ? (1ull << (numel - start)) - 1 : ~0ull);
+        for (; left; left &= left - 1)
+            *positions++ = start + __builtin_ctzll(left);
+    }
+}

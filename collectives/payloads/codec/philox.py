@@ -1,0 +1,53 @@
+"""Counter-based random numbers: every number is a function of a key and its place, on every device and in any order.
+
+Source: Philox4x32-10, Salmon et al. 2011, "Parallel random numbers: as easy as 1, 2, 3" (SC11), section 4.3.
+"""
+
+from __future__ import annotations
+
+import torch
+
+STRETCH = 64
+COUNTERS = 16
+ROUNDS = 10
+MULTIPLIERS = 0xD2511F53, 0xCD9E8D57
+KEY_STEPS = 0x9E3779B9, 0xBB67AE85
+WORD = 2**32 - 1
+
+Words = tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]
+
+
+def philox4x32(counter: Words, key: tuple[int, int]) -> Words:
+    """Four random words for every counter.
+
+    Args:
+        counter: int64 of any shape, the four words of each counter, 0..2^32 - 1.
+        key: its two words.
+
+    Returns:
+        int64 of that shape, 0..2^32 - 1.
+    """
+    c0, c1, c2, c3 = counter
+    for number in range(ROUNDS):
+        k0, k1 = ((word + number * step) & WORD for word, step in zip(key, KEY_STEPS, strict=True))
+        product_0, product_2 = c0 * MULTIPLIERS[0], c2 * MULTIPLIERS[1]  # 64 bits that may wrap into the sign
+        c0, c1 = (product_2 >> 32) & WORD ^ c1 ^ k0, product_2 & WORD
+        c2, c3 = (product_0 >> 32) & WORD ^ c3 ^ k1, product_0 & WORD
+    return c0, c1, c2, c3
+
+
+def random_words(key: int, count: int, device: torch.device) -> torch.Tensor:
+    """The first `count` numbers of a key: int64 [count], 0..2^32 - 1.
+
+    Number i is word i % 64 // 16 of the counter 16 * (i // 64) + i % 16, so that 64 numbers in a row come from 16
+    neighbouring counters, a word of each after the other.
+
+    Args:
+        key: 0..2^64 - 1.
+        count: how many.
+        device: where to.
+    """
+    counters = torch.arange(-(-count // STRETCH) * COUNTERS, device=device).view(-1, COUNTERS)
+    zeros = torch.zeros_like(counters)
+    words = philox4x32((counters & WORD, counters >> 32, zeros, zeros), (key & WORD, key >> 32))
+    return torch.stack(words, dim=1).view(-1)[:count]

@@ -1,0 +1,55 @@
+"""Positions that a seed gives: drawn without replacement, the same on every machine."""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+
+from collectives.kernels.loop import Int, Loop, array
+from collectives.payloads.codec.philox import random_words
+
+SPARSEST = 256
+"""elements per position up to which a bit for every element is worth its memory"""
+
+_LONGS = array(torch.int64)
+_DRAW = Loop("draw_positions", Int, Int, Int, _LONGS, _LONGS)
+
+
+def seeded_positions(numel: int, count: int, seed: int) -> torch.Tensor:
+    """A uniformly random set of positions: of the seed's numbers, the first `count` that name different elements.
+
+    Number w names element w * numel // 2^32; numbers of which there are too many to be shared out evenly are left out.
+    Where more than half of all are asked for, the others are drawn.
+
+    Args:
+        numel: number of elements to draw from, at most 2^32 - 1.
+        count: positions to draw, 0..numel.
+        seed: 0..2^64 - 1.
+
+    Returns:
+        int64 [count] on the CPU, strictly ascending.
+    """
+    drawn = min(count, numel - count)
+    if _DRAW.serves() and numel <= SPARSEST * drawn:
+        marks, positions = torch.zeros(-(-numel // 64), dtype=torch.int64), torch.empty(count, dtype=torch.int64)
+        _DRAW(numel, count, seed, marks, positions)
+        return positions
+    positions = _first_distinct(numel, drawn, seed)
+    if drawn == count:
+        return positions
+    others = torch.ones(numel, dtype=torch.bool)
+    others[positions] = False
+    return others.nonzero().view(-1)
+
+
+def _first_distinct(numel: int, count: int, seed: int) -> torch.Tensor:
+    """The first `count` different elements that the seed's numbers name, ascending."""
+    num_words = count + count // 4 + 8
+    while True:
+        products = random_words(seed, num_words, torch.device("cpu")).numpy().astype(np.uint64) * np.uint64(numel)
+        fair = products[products & np.uint64(2**32 - 1) >= 2**32 % max(1, numel)]
+        elements, first_named = np.unique(fair >> np.uint64(32), return_index=True)
+        if len(elements) >= count:
+            is_early = first_named.argsort(kind="stable").argsort(kind="stable") < count
+            return torch.from_numpy(elements[is_early].astype(np.int64))
+        num_words *= 2

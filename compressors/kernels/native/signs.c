@@ -1,0 +1,53 @@
+/* One bit per element, set where it is not negative, and the sums that say what a bit stands for. */
+#include "packing.h"
+#include "sums.h"
+
+static inline int64_t smaller(int64_t a, int64_t b) {
+    return a < b ? a : b;
+}
+
+/* Bits of a sum's stretch, of which `count` elements are there; NaN is not set. Returns how many are. */
+static inline int64_t pack_signs(const float *x, int64_t count, uint8_t *packed) {
+    int64_t num_set = 0;
+    for (int64_t start = 0; start < count; start += STRETCH) {
+        uint8_t flags[STRETCH] = {0};
+        uint64_t bits;
+        int64_t width = smaller(STRETCH, count - start);
+        if (width == STRETCH)
+            for (int64_t i = 0; i < STRETCH; i++)
+                flags[i] = x[start + i] >= 0;
+        else
+            for (int64_t i = 0; i < width; i++)
+                flags[i] = x[start + i] >= 0;
+        pack_flags(flags, (uint8_t *)&bits);
+        num_set += __builtin_popcountll(bits);
+        write_bytes((uint8_t *)&bits, width, 1, packed + start / 8);
+    }
+    return num_set;
+}
+
+/* `scratch` [ceil(numel / 1024)] is overwritten. Returns the sum of magnitudes. */
+double signs_and_magnitude(const float *x, int64_t numel, double *scratch, uint8_t *packed) {
+    int64_t count = 0;
+    for (int64_t start = 0; start < numel; start += SUM_STRETCH) {
+        int64_t width = smaller(SUM_STRETCH, numel - start);
+        scratch[count++] = stretch_sum(x + start, width, magnitude_term, __builtin_inff());
+        pack_signs(x + start, width, packed + start / 8);
+    }
+    return folded_sum(scratch, count);
+}
+
+/* `positive` and `negative` [1 + ceil(numel / 1024)] hold the sums of such elements in front afterwards; NaN counts as
+   negative. Returns how many bits are set. */
+int64_t signs_and_sums(const float *x, int64_t numel, double *positive, double *negative, uint8_t *packed) {
+    int64_t count = 0, num_set = 0;
+    for (int64_t start = 0; start < numel; start += SUM_STRETCH) {
+        int64_t width = smaller(SUM_STRETCH, numel - start);
+        positive[count] = stretch_sum(x + start, width, positive_term, 0);
+        negative[count++] = stretch_sum(x + start, width, negative_term, 0);
+        num_set += pack_signs(x + start, width, packed + start / 8);
+    }
+    positive[0] = folded_sum(positive, count);
+    negative[0] = folded_sum(negative, count);
+    return num_set;
+}
