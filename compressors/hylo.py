@@ -28,9 +28,9 @@ from collectives.ranges import CountOrZero, PositiveOrZero
 from compressors.families.shared_scale import SharedScale
 from compressors.families.sparsifier import num_kept
 from compressors.kernels.magnitudes import largest_magnitude, sum_of_magnitudes
-from compressors.kernels.random import generator_for
+from compressors.kernels.random import seed_for, uniform_numbers
 from compressors.kernels.selection import count_reaching, top_k
-from compressors.kernels.ternary import ternary_levels, ternary_payload
+from compressors.kernels.ternary import CODES, LEVELS, ternary, ternary_payload
 from compressors.kernels.value_types import TORCH_DTYPES, ValueDtype, roundoff
 from compressors.layer import Layer, Step
 
@@ -113,13 +113,13 @@ class Hylo(SharedScale):
             return self._encode_filters(x, layer, step)
         if self.shared_threshold:
             agreed = step.memory.scales[layer.id]
-            return self.shared_payload(ternary_levels(x, agreed) if agreed else torch.zeros_like(x), step)
+            return self.shared_payload(ternary(x, agreed, LEVELS) if agreed else torch.zeros_like(x), step)
         threshold = self.rounded_scale(self.local_scale(x))
-        levels = ternary_levels(x, threshold)
+        level = float(threshold)
+        codes = ternary(x, level, CODES)
         if self._sends_mean:
-            level = float(threshold)
             threshold = x.new_tensor([sum_of_magnitudes(x, level) / max(count_reaching(x, level), 1)])
-        return ternary_payload(levels, threshold)
+        return ternary_payload(codes, x.numel(), threshold)
 
     def contraction_bound(self, layer: Layer) -> float:
         """1 - share of the squares that is sent at least.
@@ -220,8 +220,7 @@ class Hylo(SharedScale):
                 norms: torch.Tensor = torch.linalg.vector_norm(filters, dim=(0, 2), dtype=torch.float64)
                 return norms.float()
             case "random":
-                generator = generator_for(layer, step, x.device, per_rank=True)
-                return torch.rand(filters.shape[1], generator=generator, device=x.device)
+                return uniform_numbers(seed_for(layer, step, per_rank=True), filters.shape[1], x.device)
             case "taylor":
                 if layer.weight is None:
                     raise ValueError(f"hylo: importance=taylor needs the weight of {layer.name}")

@@ -15,8 +15,9 @@ from typing_extensions import Doc, override
 from collectives.payloads.base import Payload
 from collectives.payloads.codes import Codes
 from compressors.base import Granularity, LossyCompressor
-from compressors.kernels.blocks import block_maxima, divided_by_block
-from compressors.kernels.random import uniform_like
+from compressors.kernels.blocks import block_maxima
+from compressors.kernels.levels import pack_levels
+from compressors.kernels.random import seed_for
 from compressors.layer import Layer, Step
 
 LEVELS = 127
@@ -40,15 +41,9 @@ class Int8(LossyCompressor):
     @override
     def encode(self, x: torch.Tensor, layer: Layer, step: Step) -> Codes:
         scales = block_maxima(x, self.block_numel).div_(LEVELS)
-        levels = divided_by_block(x, scales, self.block_numel)
-        if self.rounding == "stochastic":
-            levels.add_(uniform_like(x, layer, step)).floor_()
-        else:
-            levels.round_()
-        levels.clamp_(-LEVELS, LEVELS)  # a denormal scale has few bits, and the quotient may overshoot
-        return Codes.from_codes(
-            levels.to(torch.int8), codebook="levels", bits=8, scales=scales, block_numel=self.block_numel
-        )
+        key = seed_for(layer, step, per_rank=True) if self.rounding == "stochastic" else None
+        packed = pack_levels(x, scales, self.block_numel, bits=8, key=key)
+        return Codes(x.numel(), "levels", 8, packed, scales, self.block_numel)
 
     def contraction_bound(self, layer: Layer) -> float:
         """In blocks of n, n / (4 * 127^2): an element is off by at most half a level, at random in the mean square."""

@@ -16,12 +16,10 @@ from typing_extensions import Doc, override
 
 from collectives.payloads.codes import Codes
 from compressors.families.stochastic_quantizer import StochasticQuantizer
-from compressors.kernels.blocks import block_maxima, divided_by_block
-from compressors.kernels.random import generator_for
+from compressors.kernels.blocks import block_maxima
+from compressors.kernels.powers import pack_powers
+from compressors.kernels.random import seed_for
 from compressors.layer import Layer, Step
-
-MANTISSA_BITS = 23  # of fp32
-EXPONENT_OF_ONE = 127  # how fp32 writes 2^0
 
 
 @dataclasses.dataclass(kw_only=True)
@@ -55,36 +53,5 @@ class Natural(StochasticQuantizer):
             maxima
         )  # maximum = mantissa * 2^exponent, so the quotient is a power of two, exactly
         scales = torch.where(maxima > 0, maxima / mantissas, 0).clamp_(max=2.0**127)
-        relative = divided_by_block(x, scales, self.block_numel).clamp_(-1, 1)
-        return Codes.from_codes(
-            self._codes(relative, generator_for(layer, step, x.device, per_rank=True)),
-            codebook="natural",
-            bits=self.bits,
-            scales=scales.mul_(self.shrinkage),
-            block_numel=self.block_numel,
-        )
-
-    def _codes(self, relative: torch.Tensor, generator: torch.Generator) -> torch.Tensor:
-        """Codes of values in [-1, 1]: 0 is zero, j is 2^(1-j), and half the range is added where negative.
-
-        A random number added to the mantissa's bits carries into the exponent with the probability that is wanted.
-        """
-        bits = relative.view(torch.int32)
-        magnitudes = bits & 0x7FFFFFFF
-        chance = torch.randint(
-            1 << MANTISSA_BITS, bits.shape, generator=generator, dtype=torch.int32, device=bits.device
-        )
-        smallest = EXPONENT_OF_ONE + 1 - self.num_exponents  # the last exponent that a code can name
-        below = magnitudes < smallest << MANTISSA_BITS
-        if below.any():
-            share = relative.abs() * (
-                2.0 ** (MANTISSA_BITS + self.num_exponents - 1)
-            )  # of the smallest power, in chances
-            magnitudes = torch.where(
-                below, torch.where(chance < share, smallest, smallest - 1) << MANTISSA_BITS, magnitudes
-            )
-            chance.masked_fill_(below, 0)
-        exponents = (magnitudes + chance) >> MANTISSA_BITS
-        codes = exponents.sub_(EXPONENT_OF_ONE + 1).neg_().to(torch.uint8)
-        codes.masked_fill_(codes > self.num_exponents, 0)
-        return codes + (bits < 0).to(torch.uint8) * (codes > 0) * (self.num_exponents + 1)
+        packed = pack_powers(x, scales, self.block_numel, bits=self.bits, key=seed_for(layer, step, per_rank=True))
+        return Codes(x.numel(), "natural", self.bits, packed, scales.mul_(self.shrinkage), self.block_numel)

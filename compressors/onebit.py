@@ -16,6 +16,7 @@ from typing_extensions import Doc, override
 from collectives.payloads.base import Payload
 from collectives.payloads.two_means import TwoMeans
 from compressors.base import LossyCompressor
+from compressors.kernels.signs import signs_and_sums
 from compressors.layer import Layer, Step
 
 
@@ -41,11 +42,9 @@ class OneBit(LossyCompressor):
 
     @override
     def encode(self, x: torch.Tensor, layer: Layer, step: Step) -> TwoMeans:
-        is_positive = x >= 0
-        num_positive = int(is_positive.count_nonzero())
-        high = x.clamp(min=0).sum(dtype=torch.float64) / max(1, num_positive)
-        low = x.clamp(max=0).sum(dtype=torch.float64) / max(1, x.numel() - num_positive)
-        return TwoMeans.from_mask(is_positive, float(low), float(high))
+        packed, num_positive, above, below = signs_and_sums(x)
+        low, high = below / max(1, x.numel() - num_positive), above / max(1, num_positive)
+        return TwoMeans(x.numel(), low, high, packed)
 
     def contraction_bound(self, layer: Layer) -> float:
         """1 - 1 / m, as one mean magnitude for both signs gives; two means are never worse."""

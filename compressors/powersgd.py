@@ -9,6 +9,7 @@ multiplied and orthogonalised as a batch, each by itself.
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Sequence
 from typing import Annotated, ClassVar
 
@@ -18,7 +19,7 @@ from typing_extensions import Doc, override
 from collectives.payloads.base import HEADER_BYTES
 from collectives.ranges import Count, CountOrZero, Positive
 from compressors.base import FP32_BYTES, Average, Given, LossyCompressor
-from compressors.kernels.random import generator_for
+from compressors.kernels.random import seed_for, uniform_numbers
 from compressors.layer import Layer, Step
 
 LAST_Q = "last_q"
@@ -107,15 +108,15 @@ class PowerSgd(LossyCompressor):
         return batches
 
     def _start(self, layer: Layer, step: Step, device: torch.device) -> torch.Tensor:
-        """Q to begin with, fp32 [m, r]: the last step's, or standard normal numbers that all ranks share.
+        """Q to begin with, fp32 [m, r]: the last step's, or numbers in [-1, 1) that all ranks share.
 
         A column that became zero finds nothing by itself, and is drawn anew.
         """
         last = step.memory.get(LAST_Q, layer.id) if self.warm_start else None
         if last is not None and last.any(0).all():
             return last.to(device)
-        generator = generator_for(layer, step, torch.device("cpu"), per_rank=False)
-        drawn = torch.randn(matrix_shape(layer)[1], self._rank_of(layer), generator=generator).to(device)
+        shape = matrix_shape(layer)[1], self._rank_of(layer)
+        drawn = 2 * uniform_numbers(seed_for(layer, step, per_rank=False), math.prod(shape), device).view(shape) - 1
         return drawn if last is None else torch.where(last.to(device).any(0), last.to(device), drawn)
 
     def _rank_of(self, layer: Layer) -> int:

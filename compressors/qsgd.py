@@ -15,8 +15,9 @@ from typing_extensions import Doc, override
 
 from collectives.payloads.codes import Codes
 from compressors.families.stochastic_quantizer import StochasticQuantizer
-from compressors.kernels.blocks import block_maxima, block_norms, divided_by_block
-from compressors.kernels.random import uniform_like
+from compressors.kernels.blocks import block_maxima, block_norms
+from compressors.kernels.levels import pack_levels
+from compressors.kernels.random import seed_for
 from compressors.layer import Layer, Step
 
 
@@ -49,12 +50,7 @@ class Qsgd(StochasticQuantizer):
     def encode(self, x: torch.Tensor, layer: Layer, step: Step) -> Codes:
         measure = block_norms if self.norm == "l2" else block_maxima
         norms = measure(x, self.block_numel)
-        levels = divided_by_block(x, norms, self.block_numel).mul_(self.num_levels)
-        levels.add_(uniform_like(x, layer, step)).floor_().clamp_(-self.num_levels, self.num_levels)
-        return Codes.from_codes(
-            levels.to(torch.int8),
-            codebook="levels",
-            bits=self.bits,
-            scales=norms.mul_(self.shrinkage / self.num_levels),
-            block_numel=self.block_numel,
-        )
+        key = seed_for(layer, step, per_rank=True)
+        packed = pack_levels(x, norms, self.block_numel, bits=self.bits, multiplier=self.num_levels, key=key)
+        scales = norms.mul_(self.shrinkage / self.num_levels)
+        return Codes(x.numel(), "levels", self.bits, packed, scales, self.block_numel)

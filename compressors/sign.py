@@ -16,6 +16,7 @@ from collectives.options import OptionError
 from collectives.payloads.base import Payload
 from collectives.payloads.codes import Codes
 from compressors.base import LossyCompressor
+from compressors.kernels.signs import signs_and_magnitude
 from compressors.layer import Layer, Step
 
 
@@ -57,8 +58,9 @@ class Sign(LossyCompressor):
 
     @override
     def encode(self, x: torch.Tensor, layer: Layer, step: Step) -> Codes:
-        scale = x.abs().mean(dtype=torch.float64).float().view(1) if self.mode == "scaled" else x.new_ones(1)
-        return Codes.from_codes(x >= 0, codebook="sign", bits=1, scales=scale)
+        packed, magnitude = signs_and_magnitude(x)
+        scale = magnitude / x.numel() if self.mode == "scaled" else 1.0
+        return Codes(x.numel(), "sign", 1, packed, x.new_tensor([scale]))
 
     def finish(self, total: Payload, layer: Layer, step: Step, out: torch.Tensor) -> None:
         """The mean; or the sign of the sum, 0 where the vote is even."""

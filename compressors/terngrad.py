@@ -22,9 +22,9 @@ from collectives.payloads.codes import Codes
 from collectives.payloads.dense import Dense
 from collectives.ranges import PositiveOrZero
 from compressors.families.shared_scale import SharedScale
-from compressors.kernels.magnitudes import root_mean_square
-from compressors.kernels.random import uniform_like
-from compressors.kernels.ternary import ternary_payload
+from compressors.kernels.magnitudes import largest_magnitude, root_mean_square, sum_of_limited, sum_of_squares
+from compressors.kernels.random import seed_for
+from compressors.kernels.ternary import CODES, LEVELS, random_ternary, ternary_payload
 from compressors.layer import Layer, Step
 
 
@@ -68,19 +68,19 @@ class TernGrad(SharedScale):
 
     @override
     def local_scale(self, x: torch.Tensor) -> torch.Tensor:
-        return self._clipped(x).abs().amax().view(1)
+        return x.new_tensor([min(largest_magnitude(x), self._limit(x))])
 
     @override
     def encode(self, x: torch.Tensor, layer: Layer, step: Step) -> Payload:
-        x = self._clipped(x)
+        limit, key = self._limit(x), seed_for(layer, step, per_rank=True)
         if self.shared_scale:
-            return self.shared_payload(self._levels(x, step.memory.scales[layer.id], layer, step), step)
-        scale = x.abs().amax().view(1)
-        levels = self._levels(x, float(scale), layer, step)
-        if self.error_feedback and scale > 0:
-            relative = x / scale
-            scale = scale * (relative.square().sum() / relative.abs().sum())  # the expectation times 1 / (1 + variance)
-        return ternary_payload(levels, scale)
+            levels = random_ternary(x, step.memory.scales[layer.id], key, LEVELS, limit=limit)
+            return self.shared_payload(levels, step)
+        scale = min(largest_magnitude(x), limit)
+        codes = random_ternary(x, scale, key, CODES, limit=limit)
+        if self.error_feedback and scale > 0:  # the expectation times 1 / (1 + variance)
+            scale = sum_of_squares(x, limit) / sum_of_limited(x, limit)
+        return ternary_payload(codes, x.numel(), x.new_tensor([scale]))
 
     def contraction_bound(self, layer: Layer) -> float | None:
         """In expectation w - 1, for s |x|_1 <= w |x|^2 with w = (sqrt(m) + 1) / 2; with error feedback 1 - 1 / w.
@@ -104,13 +104,6 @@ class TernGrad(SharedScale):
     def expected_nbytes(self, layer: Layer) -> int:
         return self.shared_nbytes(layer) if self.shared_scale else Codes.packed_nbytes(layer.numel, 2)
 
-    def _clipped(self, x: torch.Tensor) -> torch.Tensor:
-        if not self.clip_sigmas:
-            return x
-        limit = self.clip_sigmas * root_mean_square(x)
-        return x.clamp(-limit, limit)
-
-    def _levels(self, x: torch.Tensor, scale: float, layer: Layer, step: Step) -> torch.Tensor:
-        """The sign of `x` with probability |x| / scale, else 0: int8 [numel]."""
-        chosen = uniform_like(x, layer, step).mul_(scale) < x.abs()
-        return x.sign().to(torch.int8).mul_(chosen)
+    def _limit(self, x: torch.Tensor) -> float:
+        """The magnitude at which `x` is clipped, of fp32 precision."""
+        return float(torch.tensor(self.clip_sigmas * root_mean_square(x))) if self.clip_sigmas else math.inf

@@ -18,7 +18,7 @@ from collectives.payloads.base import Payload
 from collectives.payloads.codes import Codes
 from collectives.ranges import Positive
 from compressors.base import LossyCompressor
-from compressors.kernels.ternary import ternary_levels, ternary_payload
+from compressors.kernels.ternary import CODES, ternary, ternary_payload
 from compressors.layer import Layer, Step
 
 
@@ -47,8 +47,8 @@ class TwoBit(LossyCompressor):
 
     @override
     def encode(self, x: torch.Tensor, layer: Layer, step: Step) -> Codes:
-        threshold = torch.full((1,), self.threshold, device=x.device)
-        return ternary_payload(ternary_levels(x, threshold), threshold)
+        threshold = x.new_tensor([self.threshold])
+        return ternary_payload(ternary(x, float(threshold), CODES), x.numel(), threshold)
 
     def contraction_bound(self, layer: Layer) -> float:
         """1: an element that is sent moves by t <= |x| towards 0, and of a layer below t nothing is sent."""

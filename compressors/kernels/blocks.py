@@ -4,37 +4,46 @@ from __future__ import annotations
 
 import torch
 
+from collectives.kernels.loop import Int, Loop, array
+from compressors.kernels.magnitudes import folded_sum
 
-def per_block(x: torch.Tensor, block_numel: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """Views of `x`: the whole blocks [num_blocks, block_numel], and the short last one [1, rest] or [0, 0]."""
-    whole = x.numel() // block_numel * block_numel
-    rest = x[whole:]
-    return x[:whole].view(-1, block_numel), rest.view(1, -1) if rest.numel() else rest.view(0, 0)
+_FLOATS, _INTS, _DOUBLES = array(torch.float32), array(torch.int32), array(torch.float64)
+_MAXIMA = Loop("block_maxima", _INTS, Int, Int, _INTS)
+_SQUARES = Loop("block_squares", _FLOATS, Int, Int, _DOUBLES)
 
 
 def block_maxima(x: torch.Tensor, block_numel: int) -> torch.Tensor:
-    """Largest magnitude of every block: fp32 [ceil(numel / block_numel)]."""
-    return torch.cat([part.abs().amax(1) if part.numel() else part.new_empty(0) for part in per_block(x, block_numel)])
+    """Largest magnitude of every block, NaN above all: fp32 [ceil(numel / block_numel)]."""
+    bits = x.contiguous().view(torch.int32)
+    if _MAXIMA.serves(x):
+        maxima = torch.empty(-(-x.numel() // block_numel), dtype=torch.int32)
+        _MAXIMA(bits, x.numel(), block_numel, maxima)
+    else:
+        maxima = _per_block(bits & 0x7FFFFFFF, block_numel).amax(1)
+    return maxima.view(torch.float32)
 
 
 def block_norms(x: torch.Tensor, block_numel: int) -> torch.Tensor:
     """L2 norm of every block: fp32 [ceil(numel / block_numel)]; squares neither overflow nor vanish."""
-    maxima = block_maxima(x, block_numel)
-    relative = divided_by_block(x, maxima, block_numel)
-    norms = maxima * torch.cat([part.norm(dim=1) for part in per_block(relative, block_numel)])
-    return norms.clamp_(max=torch.finfo(norms.dtype).max)
+    if _SQUARES.serves(x):
+        squares = torch.empty(-(-x.numel() // block_numel), dtype=torch.float64)
+        _SQUARES(x.contiguous(), x.numel(), block_numel, squares)
+    else:
+        squares = folded_sum(_per_block(x.double().square(), block_numel))
+    return squares.sqrt_().clamp_(max=torch.finfo(torch.float32).max).float()
 
 
-def divided_by_block(x: torch.Tensor, scales: torch.Tensor, block_numel: int) -> torch.Tensor:
-    """Every element over its block's scale, freshly made: fp32 [numel]; as it is where the scale is 0."""
-    divisors = torch.where(scales > 0, scales, 1)
-    out = torch.empty_like(x)
-    num_whole = x.numel() // block_numel
-    for part, quotient, divisor in zip(
-        per_block(x, block_numel),
-        per_block(out, block_numel),
-        (divisors[:num_whole], divisors[num_whole:]),
-        strict=True,
-    ):
-        torch.div(part, divisor.unsqueeze(1), out=quotient)
-    return out
+def relative_to_blocks(x: torch.Tensor, scales: torch.Tensor, block_numel: int) -> torch.Tensor:
+    """Every element over its block's scale, freshly made: fp32 [numel]."""
+    return x / scales.repeat_interleave(min(block_numel, x.numel()))[: x.numel()]
+
+
+def divisors(scales: torch.Tensor) -> torch.Tensor:
+    """The scales, fp32 [num_blocks], with 1 where they are 0 or NaN, for nothing is divided by those."""
+    return torch.where(scales > 0, scales, 1)
+
+
+def _per_block(x: torch.Tensor, block_numel: int) -> torch.Tensor:
+    """A block per row, the last one filled up with zeros: [num_blocks, min(block_numel, numel)]."""
+    width = max(1, min(block_numel, x.numel()))
+    return torch.nn.functional.pad(x, (0, -x.numel() % width)).view(-1, width)

@@ -1,8 +1,4 @@
-"""Magnitudes, and sums over them in an order of their own, which is the same wherever they are computed.
-
-Sums are in fp64, over blocks of 64 rows of 1024 elements: in a block a sum per lane, row after row, then the upper half
-of the lanes onto the lower until one is left; then the blocks' sums, one after the other.
-"""
+"""Magnitudes, and sums over them in fp64 in an order of their own, which is the same wherever they are computed."""
 
 from __future__ import annotations
 
@@ -12,11 +8,12 @@ import torch
 
 from collectives.kernels.loop import Double, Float, Int, Loop, array
 
-ROWS, LANES = 64, 1024
+STRETCH = 1024
 
 _FLOATS = array(torch.float32)
-_SUM_OF_SQUARES = Loop("sum_of_squares", _FLOATS, Int, returns=Double)
-_SUM_OF_MAGNITUDES = Loop("sum_of_magnitudes", _FLOATS, Int, Int, returns=Double)
+_SUM_OF_SQUARES = Loop("sum_of_squares", _FLOATS, Int, Float, returns=Double)
+_SUM_OF_LIMITED = Loop("sum_of_limited", _FLOATS, Int, Float, returns=Double)
+_SUM_OF_REACHING = Loop("sum_of_reaching", _FLOATS, Int, Float, returns=Double)
 _LARGEST = Loop("largest_magnitude", _FLOATS, Int, returns=Float)
 
 
@@ -37,19 +34,33 @@ def largest_magnitude(x: torch.Tensor) -> float:
     return float(magnitudes(x).amax()) if x.numel() else 0.0
 
 
-def sum_of_squares(x: torch.Tensor) -> float:
-    """The sum of squares of fp32 [numel], in fp64: it neither overflows nor vanishes."""
+def limited(x: torch.Tensor, limit: float) -> torch.Tensor:
+    """min(|x|, limit), NaN as it is, for a limit >= 0: fp32 of the same shape, freshly made."""
+    most = x.new_tensor(limit)
+    return torch.where(x.abs() > most, most, x.abs())
+
+
+def sum_of_squares(x: torch.Tensor, limit: float = math.inf) -> float:
+    """The sum of min(|x|, limit)^2 of fp32 [numel], in fp64: it neither overflows nor vanishes."""
     if _SUM_OF_SQUARES.serves(x):
-        return float(_SUM_OF_SQUARES(x, x.numel()))
-    return _sum_in_blocks(x.double().square())
+        return float(_SUM_OF_SQUARES(x, x.numel(), limit))
+    return float(folded_sum(limited(x, limit).double().square()))
+
+
+def sum_of_limited(x: torch.Tensor, limit: float) -> float:
+    """The sum of min(|x|, limit) of fp32 [numel], in fp64."""
+    if _SUM_OF_LIMITED.serves(x):
+        return float(_SUM_OF_LIMITED(x, x.numel(), limit))
+    return float(folded_sum(limited(x, limit).double()))
 
 
 def sum_of_magnitudes(x: torch.Tensor, level: float = 0.0) -> float:
     """The sum of those |x| that reach `level`, of fp32 [numel], in fp64."""
-    if _SUM_OF_MAGNITUDES.serves(x):
-        return float(_SUM_OF_MAGNITUDES(x, x.numel(), magnitude_bits(level)))
-    reaches = magnitudes(x).view(torch.int32) >= magnitude_bits(level)
-    return _sum_in_blocks(x.abs().double().masked_fill_(~reaches, 0.0))
+    bound = magnitude_bits(level)
+    if _SUM_OF_REACHING.serves(x):
+        return float(_SUM_OF_REACHING(x, x.numel(), float(torch.tensor(bound, dtype=torch.int32).view(torch.float32))))
+    reaches = magnitudes(x).view(torch.int32) >= bound
+    return float(folded_sum(x.abs().double().masked_fill_(~reaches, 0.0)))
 
 
 def root_mean_square(x: torch.Tensor) -> float:
@@ -57,18 +68,16 @@ def root_mean_square(x: torch.Tensor) -> float:
     return math.sqrt(sum_of_squares(x) / x.numel())
 
 
-def _sum_in_blocks(terms: torch.Tensor) -> float:
-    """The sum of fp64 [numel], all >= 0 or NaN, in the order that the module's docstring gives."""
-    num_blocks = -(-terms.numel() // (ROWS * LANES))
-    padded = terms.new_zeros(num_blocks, ROWS, LANES)
-    padded.view(-1)[: terms.numel()] = terms
-    lanes = padded.new_zeros(num_blocks, LANES)
-    for row in range(ROWS):
-        lanes += padded[:, row]
-    while lanes.shape[1] > 1:
-        lower, upper = lanes.chunk(2, dim=1)
-        lanes = lower + upper
-    total = 0.0
-    for block in lanes.view(-1).tolist():
-        total += block
-    return total
+def folded_sum(terms: torch.Tensor) -> torch.Tensor:
+    """Sums along the last dimension of fp64 [..., n], none of whose terms is -0.0: fp64 [...].
+
+    Stretches of 1024 terms, the last one filled up with zeros, are folded in half, the upper half onto the lower, until
+    one is left; then the sums of the stretches likewise.
+    """
+    while terms.shape[-1] > 1:
+        terms = torch.nn.functional.pad(terms, (0, -terms.shape[-1] % STRETCH)).unflatten(-1, (-1, STRETCH))
+        while terms.shape[-1] > 1:
+            lower, upper = terms.chunk(2, dim=-1)
+            terms = lower + upper
+        terms = terms.squeeze(-1)
+    return terms.sum(-1)  # of one or none

@@ -1,6 +1,7 @@
-"""Private random numbers: a function of seed, step, layer and, where ranks must differ, rank.
+"""Private random numbers: a function of seed, step, layer, place and, where ranks must differ, rank.
 
-The global generator is never touched: augmentation and dropout stay what they are without compression.
+They are counted, not drawn: each is the same on every device, whatever else is drawn in whichever order. The global
+generator is never touched: augmentation and dropout stay what they are without compression.
 """
 
 from __future__ import annotations
@@ -10,21 +11,16 @@ import struct
 
 import torch
 
+from collectives.payloads.codec.philox import random_words
 from compressors.layer import Layer, Step
 
 
 def seed_for(layer: Layer, step: Step, *, per_rank: bool) -> int:
-    """A 63-bit seed, unrelated for any two layers, steps or (where asked for) ranks, and the same on every machine."""
+    """A 63-bit key, unrelated for any two layers, steps or (where asked for) ranks, and the same on every machine."""
     fields = struct.pack("<QQQQ", step.seed % 2**64, step.index, layer.id, step.rank + 1 if per_rank else 0)
     return int.from_bytes(hashlib.blake2b(fields, digest_size=8).digest(), "little") >> 1
 
 
-def generator_for(layer: Layer, step: Step, device: torch.device, *, per_rank: bool) -> torch.Generator:
-    """A generator on `device`, seeded by `seed_for`."""
-    return torch.Generator(device).manual_seed(seed_for(layer, step, per_rank=per_rank))
-
-
-def uniform_like(x: torch.Tensor, layer: Layer, step: Step) -> torch.Tensor:
-    """Numbers in [0, 1) of the shape of `x`, different on every rank, fp32."""
-    generator = generator_for(layer, step, x.device, per_rank=True)
-    return torch.rand(x.shape, generator=generator, device=x.device)
+def uniform_numbers(key: int, count: int, device: torch.device) -> torch.Tensor:
+    """Numbers in [0, 1), multiples of 2^-24: fp32 [count]."""
+    return (random_words(key, count, device) >> 8).float() * 2.0**-24

@@ -1,4 +1,4 @@
-"""Three values per element: -1, 0, +1 times a threshold, two bits each, four to a byte with the first on top.
+"""Three values per element: -1, 0, +1 times a scale, as bytes, or two bits each, four to a byte with the first on top.
 
 Source: MXNet's two-bit gradient compression (Apache MXNet, src/kvstore/gradient_compression-inl.h): 11 is +, 10 is -,
 00 is nothing sent; 01 never occurs.
@@ -6,26 +6,79 @@ Source: MXNet's two-bit gradient compression (Apache MXNet, src/kvstore/gradient
 
 from __future__ import annotations
 
+import math
+
 import torch
 
+from collectives.kernels.loop import Float, Int, Loop, array
+from collectives.payloads.codec.bits import pack_bits, packed_nbytes
 from collectives.payloads.codes import Codes
+from compressors.kernels.magnitudes import limited
+from compressors.kernels.random import uniform_numbers
+
+LEVELS, CODES = 8, 2
+"""bits per element: levels of -1, 0 and +1 as int8, or codes"""
+
+_FLOATS, _BYTES = array(torch.float32), array(torch.uint8)
+_TERNARY = Loop("pack_ternary", _FLOATS, Int, Float, Int, _BYTES)
+_RANDOM = Loop("pack_random_ternary", _FLOATS, Int, Float, Float, Int, Int, _BYTES)
 
 
-def ternary_levels(x: torch.Tensor, threshold: torch.Tensor | float) -> torch.Tensor:
-    """+1 where x >= threshold, -1 where x <= -threshold, else 0: int8 [numel]. `threshold` > 0."""
-    return (x >= threshold).to(torch.int8).sub_((x <= -threshold).to(torch.int8))
-
-
-def ternary_payload(levels: torch.Tensor, value: torch.Tensor) -> Codes:
-    """Levels of -1, 0 and +1 as codes.
+def ternary(x: torch.Tensor, threshold: float, bits: int) -> torch.Tensor:
+    """+1 where x >= threshold, -1 where x <= -threshold, else 0.
 
     Args:
-        levels: int8 [numel].
+        x: fp32 [numel]; NaN becomes 0.
+        threshold: rounded to fp32; > 0.
+        bits: LEVELS for int8 [numel], CODES for uint8 [ceil(numel / 4)].
+    """
+    if _TERNARY.serves(x):
+        out = torch.empty(packed_nbytes(x.numel(), bits), dtype=torch.uint8)
+        _TERNARY(x.contiguous(), x.numel(), threshold, bits, out)
+        return _as(bits, out)
+    levels = (x >= threshold).to(torch.int8) - (x <= -threshold).to(torch.int8)
+    return levels if bits == LEVELS else _codes_of(levels)
+
+
+def random_ternary(x: torch.Tensor, scale: float, key: int, bits: int, *, limit: float = math.inf) -> torch.Tensor:
+    """The sign of `x` with probability min(|x|, limit) / scale, else 0, by the random numbers of a key.
+
+    Args:
+        x: fp32 [numel]; NaN becomes 0.
+        scale: of fp32 precision, >= 0.
+        key: of the random numbers.
+        bits: as above.
+        limit: of fp32 precision.
+    """
+    if _RANDOM.serves(x):
+        out = torch.empty(packed_nbytes(x.numel(), bits), dtype=torch.uint8)
+        _RANDOM(x.contiguous(), x.numel(), limit, scale, key, bits, out)
+        return _as(bits, out)
+    is_chosen = uniform_numbers(key, x.numel(), x.device) * scale < limited(x, limit)
+    levels = ((x > 0).to(torch.int8) - (x < 0).to(torch.int8)) * is_chosen
+    return levels if bits == LEVELS else _codes_of(levels)
+
+
+def ternary_payload(codes: torch.Tensor, numel: int, value: torch.Tensor) -> Codes:
+    """Packed codes as a payload.
+
+    Args:
+        codes: uint8 [ceil(numel / 4)].
+        numel: elements.
         value: fp32 [1], what a level of one stands for.
     """
-    return Codes.from_codes((levels != 0).to(torch.uint8) * 2 + (levels > 0), codebook="ternary", bits=2, scales=value)
+    return Codes(numel, "ternary", CODES, codes, value)
 
 
 def level_dtype(world_size: int) -> torch.dtype:
     """An integer type that holds the sum of `world_size` levels, and that backends can add."""
     return torch.int8 if world_size <= 127 else torch.int32
+
+
+def _as(bits: int, out: torch.Tensor) -> torch.Tensor:
+    return out.view(torch.int8) if bits == LEVELS else out
+
+
+def _codes_of(levels: torch.Tensor) -> torch.Tensor:
+    """Codes, packed: uint8 [ceil(numel / 4)] from int8 [numel]."""
+    return pack_bits((levels != 0) * 2 + (levels > 0), CODES, first="high")

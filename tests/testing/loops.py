@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+import torch
 
 from collectives.kernels import library
 
@@ -10,3 +11,14 @@ needs_loops = [
     pytest.mark.loops,
     pytest.mark.skipif(library.library() is None, reason=f"no native loops: {library.found().finding}"),
 ]
+
+_BITS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
+
+
+def same(a: torch.Tensor | float, b: torch.Tensor | float) -> bool:
+    """Whether all bits agree, where the bits of a NaN, which no standard fixes, do not count."""
+    a, b = (value if isinstance(value, torch.Tensor) else torch.tensor(value, dtype=torch.float64) for value in (a, b))
+    if a.dtype != b.dtype or a.shape != b.shape or not torch.equal(a.isnan(), b.isnan()):
+        return False
+    bits = _BITS[a.element_size()]
+    return torch.equal(a.contiguous().view(bits)[~a.isnan()], b.contiguous().view(bits)[~b.isnan()])

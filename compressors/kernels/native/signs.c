@@ -26,28 +26,28 @@ static inline int64_t pack_signs(const float *x, int64_t count, uint8_t *packed)
     return num_set;
 }
 
-/* `scratch` [ceil(numel / 1024)] is overwritten. Returns the sum of magnitudes. */
-double signs_and_magnitude(const float *x, int64_t numel, double *scratch, uint8_t *packed) {
-    int64_t count = 0;
+/* Returns the sum of magnitudes. */
+double signs_and_magnitude(const float *x, int64_t numel, uint8_t *packed) {
+    struct folding waiting = {.counts = {0}};
     for (int64_t start = 0; start < numel; start += SUM_STRETCH) {
         int64_t width = smaller(SUM_STRETCH, numel - start);
-        scratch[count++] = stretch_sum(x + start, width, magnitude_term, __builtin_inff());
+        add_sum(&waiting, stretch_sum(x + start, width, limited_term, __builtin_inff()));
         pack_signs(x + start, width, packed + start / 8);
     }
-    return folded_sum(scratch, count);
+    return finished(&waiting);
 }
 
-/* `positive` and `negative` [1 + ceil(numel / 1024)] hold the sums of such elements in front afterwards; NaN counts as
-   negative. Returns how many bits are set. */
-int64_t signs_and_sums(const float *x, int64_t numel, double *positive, double *negative, uint8_t *packed) {
-    int64_t count = 0, num_set = 0;
+/* Returns how many bits are set; `sums`: of the elements whose bits are, and of the others. NaN's is not. */
+int64_t signs_and_sums(const float *x, int64_t numel, uint8_t *packed, double *sums) {
+    struct folding positive = {.counts = {0}}, negative = {.counts = {0}};
+    int64_t num_set = 0;
     for (int64_t start = 0; start < numel; start += SUM_STRETCH) {
         int64_t width = smaller(SUM_STRETCH, numel - start);
-        positive[count] = stretch_sum(x + start, width, positive_term, 0);
-        negative[count++] = stretch_sum(x + start, width, negative_term, 0);
+        add_sum(&positive, stretch_sum(x + start, width, positive_term, 0));
+        add_sum(&negative, stretch_sum(x + start, width, negative_term, 0));
         num_set += pack_signs(x + start, width, packed + start / 8);
     }
-    positive[0] = folded_sum(positive, count);
-    negative[0] = folded_sum(negative, count);
+    sums[0] = finished(&positive);
+    sums[1] = finished(&negative);
     return num_set;
 }

@@ -5,30 +5,44 @@
 #ifndef SUMS_H
 #define SUMS_H
 
-#include <stdint.h>
+#include "magnitude.h"
 
 #define SUM_STRETCH 1024
 #define EIGHTH (SUM_STRETCH / 8)
+#define LEVELS 4 /* 1024^4 terms */
 
-typedef double (*sum_term)(float x, float limit);
+/* What an element adds to a sum; each takes its parameter from it what it will. */
+typedef double (*sum_term)(float x, float parameter);
 
-static inline double magnitude_term(float x, float limit) {
+static inline int32_t magnitude_bits(float x) {
+    int32_t bits;
+    __builtin_memcpy(&bits, &x, sizeof bits);
+    return bits & 0x7fffffff;
+}
+
+/* |x| where it reaches a level. */
+static inline double reaching_term(float x, float level) {
+    return magnitude_bits(x) >= magnitude_bits(level) ? __builtin_fabsf(x) : 0;
+}
+
+/* |x| up to a limit. */
+static inline double limited_term(float x, float limit) {
     float magnitude = __builtin_fabsf(x);
     return magnitude > limit ? limit : magnitude;
 }
 
 static inline double square_term(float x, float limit) {
-    double magnitude = magnitude_term(x, limit);
+    double magnitude = limited_term(x, limit);
     return magnitude * magnitude;
 }
 
-static inline double positive_term(float x, float limit) {
-    (void)limit;
+static inline double positive_term(float x, float unused) {
+    (void)unused;
     return x >= 0 ? x : 0;
 }
 
-static inline double negative_term(float x, float limit) {
-    (void)limit;
+static inline double negative_term(float x, float unused) {
+    (void)unused;
     return x >= 0 ? 0 : x;
 }
 
@@ -42,7 +56,7 @@ static inline double folded(double *terms, int64_t width) {
 
 /* The terms of 0 <= count <= SUM_STRETCH elements; the first three folds happen in registers. */
 static inline __attribute__((always_inline)) double stretch_sum(
-    const float *x, int64_t count, sum_term term, float limit) {
+    const float *x, int64_t count, sum_term term, float parameter) {
     float padded[SUM_STRETCH];
     double terms[EIGHTH];
     int64_t width = EIGHTH;
@@ -57,25 +71,55 @@ static inline __attribute__((always_inline)) double stretch_sum(
     for (int64_t i = 0; i < eighth; i++) {
         double t[8];
         for (int64_t j = 0; j < 8; j++)
-            t[j] = term(x[i + j * eighth], limit);
+            t[j] = term(x[i + j * eighth], parameter);
         terms[i] = ((t[0] + t[4]) + (t[2] + t[6])) + ((t[1] + t[5]) + (t[3] + t[7]));
     }
     return folded(terms, eighth);
 }
 
-/* The sum of the sums of stretches, folded in place; 0 of none. */
-static inline double folded_sum(double *sums, int64_t count) {
-    while (count > 1) {
-        int64_t stretches = 0;
-        for (int64_t start = 0; start < count; start += SUM_STRETCH) {
-            double terms[SUM_STRETCH] = {0};
-            int64_t width = count - start < SUM_STRETCH ? count - start : SUM_STRETCH;
-            __builtin_memcpy(terms, sums + start, (uint64_t)width * sizeof *sums);
-            sums[stretches++] = folded(terms, SUM_STRETCH);
-        }
-        count = stretches;
+/* Sums that wait to be folded: of stretches, of 1024 of these, and so on. */
+struct folding {
+    int64_t counts[LEVELS];
+    double sums[LEVELS][SUM_STRETCH];
+};
+
+static inline void add_sum(struct folding *waiting, double sum) {
+    for (int level = 0; level < LEVELS; level++) {
+        double *sums = waiting->sums[level];
+        sums[waiting->counts[level]++] = sum;
+        if (waiting->counts[level] < SUM_STRETCH)
+            return;
+        sum = folded(sums, SUM_STRETCH);
+        waiting->counts[level] = 0;
     }
-    return count ? sums[0] : 0;
+}
+
+/* The sum of all; 0 of none. */
+static inline double finished(struct folding *waiting) {
+    double sum = 0;
+    for (int level = 0; level < LEVELS; level++) {
+        double *sums = waiting->sums[level];
+        int64_t count = waiting->counts[level];
+        if (level)
+            sums[count++] = sum;
+        __builtin_memset(sums + count, 0, (uint64_t)(SUM_STRETCH - count) * sizeof *sums);
+        sum = folded(sums, SUM_STRETCH);
+    }
+    return sum;
+}
+
+/* The sum of the terms of any number of elements. */
+static inline __attribute__((always_inline)) double sum_of(
+    const float *x, int64_t numel, sum_term term, float parameter) {
+    struct folding waiting;
+    if (numel <= SUM_STRETCH)
+        return stretch_sum(x, numel, term, parameter);
+    __builtin_memset(waiting.counts, 0, sizeof waiting.counts);
+    for (int64_t start = 0; start < numel; start += SUM_STRETCH) {
+        int64_t width = numel - start < SUM_STRETCH ? numel - start : SUM_STRETCH;
+        add_sum(&waiting, stretch_sum(x + start, width, term, parameter));
+    }
+    return finished(&waiting);
 }
 
 #endif

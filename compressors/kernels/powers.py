@@ -1,0 +1,53 @@
+"""Elements as signed powers of two relative to their block's scale."""
+
+from __future__ import annotations
+
+import torch
+
+from collectives.kernels.loop import Int, Loop, array
+from collectives.payloads.codec.bits import pack_bits, packed_nbytes
+from collectives.payloads.codec.philox import random_words
+from compressors.kernels.blocks import divisors, relative_to_blocks
+
+MANTISSA_BITS = 23  # of fp32
+EXPONENT_OF_ONE = 127  # how fp32 writes 2^0
+
+_FLOATS = array(torch.float32)
+_PACK = Loop("pack_powers", _FLOATS, Int, _FLOATS, Int, Int, Int, array(torch.uint8))
+
+
+def pack_powers(x: torch.Tensor, scales: torch.Tensor, block_numel: int, *, bits: int, key: int) -> torch.Tensor:
+    """Codes of x / scale, rounded to a power of two without bias by the random numbers of a key.
+
+    A random number added to the mantissa's bits carries into the exponent with the probability that is wanted. What
+    lies below the smallest power that a code can name becomes it, or zero.
+
+    Args:
+        x: fp32 [numel]; NaN becomes 0.
+        scales: fp32 [ceil(numel / block_numel)], powers of two at or above the magnitudes of their blocks, or 0.
+        block_numel: elements per scale.
+        bits: of a code, 4 or 8.
+        key: of the random numbers.
+
+    Returns:
+        uint8 [ceil(numel * bits / 8)], as the codebook "natural" reads them.
+    """
+    if _PACK.serves(x, scales):
+        packed = torch.empty(packed_nbytes(x.numel(), bits), dtype=torch.uint8)
+        _PACK(x.contiguous(), x.numel(), divisors(scales), block_numel, key, bits, packed)
+        return packed
+    relative = relative_to_blocks(x, divisors(scales), block_numel).clamp_(-1, 1).nan_to_num_(nan=0.0)
+    num_exponents = (1 << (bits - 1)) - 1
+    smallest = EXPONENT_OF_ONE + 1 - num_exponents
+    chance = (random_words(key, x.numel(), x.device) >> (32 - MANTISSA_BITS)).to(torch.int32)
+    magnitude = relative.abs().view(torch.int32)
+    share = relative.abs() * 2.0 ** (num_exponents - 1) * 2.0**MANTISSA_BITS  # of the smallest power, in chances
+    exponent = torch.where(
+        magnitude < smallest << MANTISSA_BITS,
+        torch.where(chance < share, smallest, smallest - 1),
+        (magnitude + chance) >> MANTISSA_BITS,
+    )
+    codes = EXPONENT_OF_ONE + 1 - exponent
+    codes = torch.where(codes > num_exponents, 0, codes)
+    is_negative = (relative.view(torch.int32) < 0) & (codes > 0)
+    return pack_bits(codes + is_negative * (num_exponents + 1), bits)

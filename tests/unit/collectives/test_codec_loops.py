@@ -1,0 +1,126 @@
+"""The native loops of packing, unpacking and adding give what the reference path gives, to the last bit."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+import torch
+
+from collectives.kernels.library import reference_path
+from collectives.payloads.base import Payload, unpack
+from collectives.payloads.codec.bits import pack_bits, unpack_bits
+from collectives.payloads.codec.codebooks import LEVELS, NATURAL, SIGN, TERNARY
+from collectives.payloads.codec.index_sets import CODINGS, decode_indices, encode_indices
+from collectives.payloads.codec.positions import seeded_positions
+from collectives.payloads.codec.values import add_values, to_value_dtype
+from collectives.payloads.codes import Codes, num_scales
+from collectives.payloads.fields import Reader, as_bytes
+from collectives.payloads.group_sparse import GroupSparse
+from collectives.payloads.sparse import Sparse
+from collectives.payloads.two_means import TwoMeans
+from collectives.payloads.unreduced_sum import UnreducedSum
+from tests.testing.hard_numbers import hard_numbers
+from tests.testing.loops import needs_loops, same
+
+pytestmark = needs_loops
+
+HALVES = torch.float16, torch.bfloat16
+DTYPES = *HALVES, torch.float32
+CODED = [(SIGN, 1), (TERNARY, 2), (LEVELS, 2), (LEVELS, 4), (LEVELS, 8), (NATURAL, 4), (NATURAL, 8)]
+
+
+def generator(seed: int) -> torch.Generator:
+    return torch.Generator().manual_seed(seed)
+
+
+def bits(x: torch.Tensor, seed: int) -> list[torch.Tensor]:
+    width = seed % 33
+    codes = x.contiguous().view(torch.int32).to(torch.int64)
+    packed = pack_bits(codes, width)
+    return [packed, unpack_bits(packed, x.numel(), width)]
+
+
+def index_sets(x: torch.Tensor, seed: int) -> list[torch.Tensor]:
+    universe = x.numel() * [1, 2, 50, 300, 2**18][seed % 5] + 1
+    indices = seeded_positions(universe, x.numel() // 2, seed)
+    results = []
+    for coding in CODINGS if universe < 2**20 else ("coo", "elias_fano"):
+        fields = encode_indices(indices, universe, coding)  # type: ignore[arg-type]
+        packed = [as_bytes(field) for field in fields if isinstance(field, torch.Tensor)]
+        body = torch.cat([*packed, torch.empty(0, dtype=torch.uint8)])
+        results += [body, decode_indices(Reader(body), indices.numel(), universe, coding)]  # type: ignore[arg-type]
+    return results
+
+
+def coded(numel: int, seed: int) -> Codes:
+    book, width = CODED[seed % len(CODED)]
+    block_numel = [0, 1, 8, 100, 4096, 5000][seed % 6]
+    packed = torch.randint(256, (-(-numel * width // 8),), generator=generator(seed)).to(torch.uint8)
+    scales = torch.randn(num_scales(numel, block_numel), generator=generator(seed))
+    return Codes(numel, book.name, width, packed, scales.to(DTYPES[seed % 3]), block_numel)
+
+
+def added(payload: Payload, x: torch.Tensor, seed: int) -> list[torch.Tensor]:
+    plus, minus = x.clone(), x.clone()
+    payload.add_to_(plus, divisor=[1, 2, 3, 0.5][seed % 4])
+    payload.subtract_from_(minus)
+    return [plus, minus]
+
+
+def sums_of_codes(x: torch.Tensor, seed: int) -> list[torch.Tensor]:
+    other = coded(x.numel(), seed)
+    other.packed = other.packed.flip(0)
+    return added(coded(x.numel(), seed), x, seed) + added(UnreducedSum([coded(x.numel(), seed), other]), x, seed)[:1]
+
+
+def two_means(x: torch.Tensor, seed: int) -> list[torch.Tensor]:
+    return added(TwoMeans.from_mask(torch.rand(x.numel(), generator=generator(seed)) < 0.5, -0.1, 0.3), x, seed)
+
+
+def values_of(x: torch.Tensor, seed: int) -> torch.Tensor:
+    return to_value_dtype(x, DTYPES[seed % 3])
+
+
+def sparse(x: torch.Tensor, seed: int) -> list[torch.Tensor]:
+    kept = seeded_positions(x.numel(), x.numel() // 10, seed)
+    payload = unpack(Sparse(x.numel(), kept, values_of(x[kept], seed)).pack())
+    return added(payload, x, seed)
+
+
+def group_sparse(x: torch.Tensor, seed: int) -> list[torch.Tensor]:
+    size = [8, 100, 1024][seed % 3]
+    num_groups, k = -(-x.numel() // size), 1 + seed % 3
+    indices = torch.rand(num_groups, size, generator=generator(seed)).argsort(1)[:, :k].sort(1).values.view(-1)
+    if num_groups:
+        indices[-k:] = 0
+        indices = indices[: 1 - k or None]
+    payload = GroupSparse(x.numel(), size, k, torch.ones(indices.numel()).to(DTYPES[seed % 3]) / 3, indices)
+    return added(unpack(payload.pack()), x, seed)
+
+
+def sixteen_bits(x: torch.Tensor, seed: int) -> list[torch.Tensor]:
+    rounded = [to_value_dtype(x, dtype, 1 + seed % 3) for dtype in HALVES]
+    return [*rounded, *(add_values(half, half.flip(0)) for half in rounded)]
+
+
+LOOPS: dict[str, Callable[[torch.Tensor, int], list[torch.Tensor]]] = {
+    "bits": bits,
+    "index sets": index_sets,
+    "codes": sums_of_codes,
+    "two means": two_means,
+    "sparse": sparse,
+    "group sparse": group_sparse,
+    "sixteen bits": sixteen_bits,
+    "positions": lambda x, seed: [seeded_positions(x.numel(), seed * 31 % (x.numel() + 1), seed)],
+}
+
+
+@pytest.mark.parametrize("name", LOOPS)
+def test_a_loop_gives_what_the_reference_gives(name: str, cases: range) -> None:
+    for seed in cases:
+        x = hard_numbers(seed)
+        with reference_path():
+            expected = LOOPS[name](x, seed)
+        for mine, theirs in zip(LOOPS[name](x, seed), expected, strict=True):
+            assert same(mine, theirs), f"seed {seed}"

@@ -1,0 +1,75 @@
+"""The native loops of quantisation give what the reference path gives, to the last bit."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import pytest
+import torch
+
+from collectives.kernels.library import reference_path
+from compressors.kernels import blocks, levels, powers, signs, ternary
+from tests.testing.hard_numbers import hard_numbers
+from tests.testing.loops import needs_loops, same
+
+pytestmark = needs_loops
+
+Result = Sequence[torch.Tensor | float]
+
+BLOCKS = [1, 3, 8, 64, 100, 512, 2048, 1 << 20]
+
+
+def block_of(seed: int) -> int:
+    return BLOCKS[seed % len(BLOCKS)]
+
+
+def packed_levels(x: torch.Tensor, seed: int) -> Result:
+    bits = [2, 4, 8][seed % 3]
+    norms = (blocks.block_norms if seed % 2 else blocks.block_maxima)(x, block_of(seed))
+    key = None if seed % 5 == 0 else 2**62 + seed
+    return [levels.pack_levels(x, norms, block_of(seed), bits=bits, multiplier=(1 << (bits - 1)) - 1, key=key)]
+
+
+def packed_powers(x: torch.Tensor, seed: int) -> Result:
+    maxima = blocks.block_maxima(x, block_of(seed))
+    scales = torch.where(maxima.isfinite(), 2.0 ** torch.frexp(maxima).exponent.clamp(-126, 127).float(), 0.0)
+    return [powers.pack_powers(x, scales, block_of(seed), bits=[4, 8][seed % 2], key=seed)]
+
+
+def level_of(x: torch.Tensor, seed: int) -> float:
+    """A magnitude that occurs, or an extreme one."""
+    return abs(float(x[seed % x.numel()])) if seed % 3 and x.numel() else [1e-45, 0.5, 3e38, torch.inf][seed % 4]
+
+
+def randomly_ternary(x: torch.Tensor, seed: int) -> Result:
+    limit, bits = (torch.inf if seed % 2 else level_of(x, seed + 1)), [ternary.LEVELS, ternary.CODES][seed % 2]
+    return [ternary.random_ternary(x, level_of(x, seed), seed, bits, limit=limit)]
+
+
+LOOPS: dict[str, Callable[[torch.Tensor, int], Result]] = {
+    "block_maxima": lambda x, seed: [blocks.block_maxima(x, block_of(seed))],
+    "block_norms": lambda x, seed: [blocks.block_norms(x, block_of(seed))],
+    "pack_levels": packed_levels,
+    "pack_powers": packed_powers,
+    "ternary": lambda x, seed: [ternary.ternary(x, level_of(x, seed), [ternary.LEVELS, ternary.CODES][seed % 2])],
+    "random_ternary": randomly_ternary,
+    "signs_and_magnitude": lambda x, _: signs.signs_and_magnitude(x),
+    "signs_and_sums": lambda x, _: signs.signs_and_sums(x),
+}
+
+
+@pytest.mark.parametrize("name", LOOPS)
+def test_a_loop_gives_what_the_reference_gives(name: str, cases: range) -> None:
+    for seed in cases:
+        x = hard_numbers(seed)
+        with reference_path():
+            expected = LOOPS[name](x, seed)
+        for mine, theirs in zip(LOOPS[name](x, seed), expected, strict=True):
+            assert same(mine, theirs), f"seed {seed}"
+
+
+def test_long_sums_are_folded_over_several_levels() -> None:
+    x = torch.randn(1024 * 1024 * 2 + 5, generator=torch.Generator().manual_seed(1))
+    with reference_path():
+        expected = *signs.signs_and_magnitude(x)[1:], *signs.signs_and_sums(x)[1:]
+    assert (*signs.signs_and_magnitude(x)[1:], *signs.signs_and_sums(x)[1:]) == expected
