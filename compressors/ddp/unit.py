@@ -12,6 +12,7 @@ from collectives.base import Key
 from collectives.payloads.base import Payload
 from compressors.base import Compressor
 from compressors.ddp.report import EncodedLayer
+from compressors.kernels.add import add
 from compressors.layer import Layer, Step, end_to_end
 
 
@@ -55,7 +56,7 @@ class Unit:
             if base is None:
                 out[start:stop].copy_(gradient)
             else:
-                torch.add(gradient, base[start:stop], alpha=factor, out=out[start:stop])
+                add(gradient, base[start:stop], factor=factor, out=out[start:stop])
 
     def scatter_to_gradients(self, update: torch.Tensor) -> None:
         """Copy an update, floating [numel], into the gradients."""

@@ -60,6 +60,8 @@ static inline __attribute__((always_inline)) double stretch_sum(
     float padded[SUM_STRETCH];
     double terms[EIGHTH];
     int64_t width = EIGHTH;
+    if (!count)
+        return 0;
     while (width < count)
         width *= 2;
     if (count < width) {

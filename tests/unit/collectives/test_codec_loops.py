@@ -43,7 +43,7 @@ def bits(x: torch.Tensor, seed: int) -> list[torch.Tensor]:
 
 def index_sets(x: torch.Tensor, seed: int) -> list[torch.Tensor]:
     universe = x.numel() * [1, 2, 50, 300, 2**18][seed % 5] + 1
-    indices = seeded_positions(universe, x.numel() // 2, seed)
+    indices = torch.randint(universe, (x.numel() // 2,), generator=generator(seed)).unique()
     results = []
     for coding in CODINGS if universe < 2**20 else ("coo", "elias_fano"):
         fields = encode_indices(indices, universe, coding)  # type: ignore[arg-type]

@@ -13,8 +13,14 @@
 typedef uint32_t philox_words __attribute__((vector_size(4 * COUNTERS)));
 typedef uint64_t philox_wide __attribute__((vector_size(8 * COUNTERS))); /* a word in the low half of every lane */
 
-/* Numbers 64 * stretch .. 64 * stretch + 63. The attribute lets the widest registers be used, which halves the time. */
-__attribute__((min_vector_width(512))) static inline void random_stretch(uint64_t key, int64_t stretch, uint32_t *numbers) {
+#ifdef __clang__
+#define WIDEST_REGISTERS __attribute__((min_vector_width(512))) /* where there are any; half the time */
+#else
+#define WIDEST_REGISTERS
+#endif
+
+/* Numbers 64 * stretch .. 64 * stretch + 63. */
+WIDEST_REGISTERS static inline void random_stretch(uint64_t key, int64_t stretch, uint32_t *numbers) {
     const uint64_t low = 0xffffffff;
     uint32_t key_0 = (uint32_t)key, key_1 = (uint32_t)(key >> 32);
     philox_wide c[4] = {{0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15}};
