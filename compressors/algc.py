@@ -26,8 +26,8 @@ from collectives.payloads.dense import Dense
 from collectives.payloads.sparse import Sparse
 from collectives.ranges import Count, CountOrZero, Positive, PositiveOrZero
 from compressors.families.sparsifier import DensitySparsifier, num_kept
-from compressors.kernels.magnitudes import largest_magnitude, root_mean_square
-from compressors.kernels.selection import count_reaching, kth_largest, reaching, top_k
+from compressors.kernels.magnitudes import magnitudes, root_mean_square
+from compressors.kernels.selection import count_reaching, reaching, top_k
 from compressors.kernels.value_types import TORCH_DTYPES
 from compressors.layer import Layer, Step
 from compressors.state import Memory
@@ -109,10 +109,10 @@ class Algc(DensitySparsifier):
     def encode(self, x: torch.Tensor, layer: Layer, step: Step) -> Payload:
         if self.flush_every and step.index % self.flush_every == self.flush_every - 1:
             return Dense(x.clone())
-        if largest_magnitude(x) == 0:
+        rms = root_mean_square(x)
+        if rms == 0:
             return Sparse(x.numel(), torch.empty(0, dtype=torch.int64, device=x.device), x[:0])
-        indices = self._select(x, layer, step)
-        return self._sparse(x, indices, step)
+        return self._sparse(x, self._select(x, rms, layer, step), step)
 
     def contraction_bound(self, layer: Layer) -> float:
         """1 - density for the least density that the window allows."""
@@ -122,11 +122,10 @@ class Algc(DensitySparsifier):
     def expected_nbytes(self, layer: Layer) -> int | None:
         return None
 
-    def _select(self, x: torch.Tensor, layer: Layer, step: Step) -> torch.Tensor:
+    def _select(self, x: torch.Tensor, rms: float, layer: Layer, step: Step) -> torch.Tensor:
         """Positions of the entries to send, ascending; proposes the next threshold and mean root mean square."""
         control = step.memory.get(CONTROL, layer.id)
         wanted = self.density_for(layer, step)
-        rms = root_mean_square(x)
         tracked = 0.0 if control is None or self.threshold == "exact" else float(control[0])
         if tracked == 0 or step.index % self.refresh == 0:
             threshold, indices = self._exact(x, wanted)
@@ -145,11 +144,13 @@ class Algc(DensitySparsifier):
 
         Where it is zero, more than that share of the entries are zeros, and the others are sent.
         """
-        numel = x.numel()
-        threshold = kth_largest(x, num_kept(wanted, numel))
-        most = math.floor(WINDOW * wanted * numel) + 1
-        reached = max(threshold, SMALLEST)
-        return threshold, top_k(x, most) if count_reaching(x, reached) > most else reaching(x, reached)
+        indices = top_k(x, num_kept(wanted, x.numel()))
+        threshold = float(magnitudes(x.index_select(0, indices)).amin())
+        level = max(threshold, SMALLEST)
+        count, most = count_reaching(x, level), math.floor(WINDOW * wanted * x.numel()) + 1
+        if count == len(indices):
+            return threshold, indices
+        return threshold, top_k(x, most) if count > most else reaching(x, level)
 
     def _worthwhile_numel(self) -> int:
         """Size from which compressing a layer takes less time than it saves on the link.

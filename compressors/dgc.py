@@ -20,7 +20,7 @@ from collectives.payloads.sparse import Sparse
 from collectives.ranges import PositiveOrZero
 from compressors.families.sparsifier import DensitySparsifier, num_kept
 from compressors.kernels.random import seed_for
-from compressors.kernels.selection import count_reaching, kth_largest, reaching, top_k
+from compressors.kernels.selection import kth_largest, reaching, top_k
 from compressors.layer import Layer, Step
 
 LOWER_BOUND = 0.8  # of the wanted number of entries; below it the threshold is lowered by the same factor
@@ -73,13 +73,15 @@ class Dgc(DensitySparsifier):
             return torch.arange(k, device=x.device)
         sample = self._sample(x, k, layer, step)
         threshold = kth_largest(sample, max(1, math.ceil(sample.numel() * k / x.numel())))
-        count = count_reaching(x, threshold)
+        candidates = reaching(x, threshold)
         for _ in range(MAX_ROUNDS):
-            if count >= LOWER_BOUND * k:
+            if len(candidates) >= LOWER_BOUND * k:
                 break
             threshold *= LOWER_BOUND
-            count = count_reaching(x, threshold)
-        return top_k(x, k) if count > k else reaching(x, threshold)
+            candidates = reaching(x, threshold)
+        if len(candidates) > k:
+            candidates = candidates[top_k(x.index_select(0, candidates), k)]
+        return candidates
 
     def _sample(self, x: torch.Tensor, k: int, layer: Layer, step: Step) -> torch.Tensor:
         """Every stride-th entry from a random start; all of them where a share would hold too few large ones."""

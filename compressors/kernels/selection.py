@@ -12,13 +12,14 @@ from compressors.kernels.magnitudes import magnitude_bits, magnitudes
 
 LONGEST_GROUP = 16384
 """entries of a group that the native loop takes"""
-SPARE_CANDIDATES = 4096
+FEW, SPARE = 16, 4096
+"""memory for one entry in so many, and for some more, is at hand before it is known how many there are"""
 
 _FLOATS, _BITS, _POSITIONS = array(torch.float32), array(torch.int32), array(torch.int64)
 _SELECT_GROUPS = Loop("select_groups", _FLOATS, Int, Int, Int, Int, _POSITIONS)
 _TOP_K = Loop("top_k", _FLOATS, Int, Int, _POSITIONS, Int, _POSITIONS, _BITS)
 _COUNT_REACHING = Loop("count_reaching", _FLOATS, Int, Int, returns=Int)
-_FIND_REACHING = Loop("find_reaching", _FLOATS, Int, Int, _POSITIONS)
+_FIND_REACHING = Loop("find_reaching", _FLOATS, Int, Int, Int, _POSITIONS, returns=Int)
 
 
 def select_groups(x: torch.Tensor, group_size: int, k: int, k_last: int) -> torch.Tensor:
@@ -59,7 +60,7 @@ def top_k(x: torch.Tensor, k: int) -> torch.Tensor:
     if k == 0:
         return _none(x)
     if _TOP_K.serves(x):
-        most = min(x.numel(), 2 * k + SPARE_CANDIDATES)
+        most = min(x.numel(), 2 * k + SPARE)
         selected, candidates = torch.empty(k, dtype=torch.int64), torch.empty(most, dtype=torch.int64)
         scratch = torch.empty(max(most, x.numel() // 64), dtype=torch.int32)
         _TOP_K(x, x.numel(), k, selected, most, candidates, scratch)
@@ -69,7 +70,7 @@ def top_k(x: torch.Tensor, k: int) -> torch.Tensor:
 
 def kth_largest(x: torch.Tensor, k: int) -> float:
     """The k-th largest |x|, 1 <= k <= numel, of fp32 [numel]."""
-    return float(magnitudes(x[top_k(x, k)]).amin())
+    return float(magnitudes(x.index_select(0, top_k(x, k))).amin())
 
 
 def count_reaching(x: torch.Tensor, level: float) -> int:
@@ -87,9 +88,13 @@ def reaching(x: torch.Tensor, level: float) -> torch.Tensor:
         level: rounded to fp32; NaN counts as infinite.
     """
     if _FIND_REACHING.serves(x):
-        positions = torch.empty(count_reaching(x, level), dtype=torch.int64)
-        _FIND_REACHING(x, x.numel(), magnitude_bits(level), positions)
-        return positions
+        bound, room = magnitude_bits(level), x.numel() // FEW + SPARE
+        positions = torch.empty(room, dtype=torch.int64)
+        count = _FIND_REACHING(x, x.numel(), bound, room, positions)
+        if count > room:
+            positions = torch.empty(count, dtype=torch.int64)
+            _FIND_REACHING(x, x.numel(), bound, count, positions)
+        return positions[:count]
     return (magnitudes(x).view(torch.int32) >= magnitude_bits(level)).nonzero().view(-1)
 
 
