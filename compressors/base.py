@@ -135,6 +135,20 @@ class Compressor(Options, abc.ABC):
         """
         raise TypeError(f"{self.component_name} takes several rounds between the ranks; call reduce")
 
+    def encode_sum(
+        self, gradients: Sequence[torch.Tensor], residual: torch.Tensor, left: torch.Tensor, layer: Layer, step: Step
+    ) -> Payload | None:
+        """Do in one pass what the sum of gradient and residual, `encode` and `subtract_` do in three; None: it cannot.
+
+        Args:
+            gradients: fp32 and contiguous; laid end to end they are [layer.numel].
+            residual: fp32 [layer.numel].
+            left: fp32 [layer.numel], overwritten with what is not sent; shares no memory with the others.
+            layer: as in `encode`.
+            step: where training is.
+        """
+        return None
+
     def reduce(
         self, compressed: Given, rest: Sequence[torch.Tensor], step: Step, average: Average
     ) -> list[torch.Tensor]:

@@ -9,6 +9,7 @@ so that encoding and sending overlap with backward; indices count within their g
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Sequence
 from typing import Annotated, Any, ClassVar, Literal, Self
 
 import torch
@@ -21,7 +22,7 @@ from collectives.payloads.group_sparse import GroupSparse
 from collectives.ranges import Count
 from compressors.base import Granularity
 from compressors.families.sparsifier import DensitySparsifier, num_kept
-from compressors.kernels.selection import select_groups
+from compressors.kernels.selection import select_groups, send_groups
 from compressors.kernels.value_types import TORCH_DTYPES
 from compressors.layer import Layer, Step
 
@@ -103,6 +104,15 @@ class GroupTopK(DensitySparsifier):
         positions = select_groups(x, self.group_size, k, last_k)
         values = to_value_dtype(x.index_select(0, positions), TORCH_DTYPES[self.value_dtype], step.world_size)
         return GroupSparse(x.numel(), self.group_size, k, values, positions.remainder(self.group_size))
+
+    @override
+    def encode_sum(
+        self, gradients: Sequence[torch.Tensor], residual: torch.Tensor, left: torch.Tensor, layer: Layer, step: Step
+    ) -> Payload:
+        k, last_k = self._kept(self.density(step), layer.numel)
+        groups, dtype = (self.group_size, k, last_k), TORCH_DTYPES[self.value_dtype]
+        values, indices = send_groups(gradients, residual, left, groups, dtype, step.world_size)
+        return GroupSparse(layer.numel, self.group_size, k, values, indices)
 
     def contraction_bound(self, layer: Layer) -> float:
         """1 - k / group_size, or what the short last group gives where that is more."""

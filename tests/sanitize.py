@@ -22,7 +22,16 @@ CASES = 300
 def compile_into(folder: Path) -> None:
     """Every C file, into the library that the loader will look for."""
     files = sources()
-    command = ["cc", "-std=c11", *SANITIZERS, "-ffp-contract=off", "-shared", "-fPIC", f'-DSOURCES="{digest(files)}"']
+    command = [
+        "cc",
+        "-std=c11",
+        *SANITIZERS,
+        "-ffp-contract=off",
+        "-fno-strict-aliasing",
+        "-shared",
+        "-fPIC",
+        f'-DSOURCES="{digest(files)}"',
+    ]
     command += ["-o", str(folder / library_name(suitable_processors()[-1]))]
     subprocess.run([*command, *(str(path) for path in files if path.suffix == ".c")], check=True)
 

@@ -20,7 +20,7 @@ from pathlib import Path
 HERE = Path(__file__).parent
 ROOT = HERE.parents[1]
 FOLDERS = ("collectives/kernels/native", "collectives/payloads/codec/native", "compressors/kernels/native")
-FLAGS = ("-std=c11", "-O3", "-ffp-contract=off", "-fno-math-errno", "-fno-sanitize=undefined")
+FLAGS = ("-std=c11", "-O3", "-ffp-contract=off", "-fno-strict-aliasing", "-fno-math-errno", "-fno-sanitize=undefined")
 LINKED = ("-shared", "-fPIC", "-nostdlib", "-s")
 TARGETS = {
     "x86_64": ("x86_64", "x86_64_v3", "x86_64_v4"),

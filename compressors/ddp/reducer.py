@@ -29,6 +29,7 @@ from compressors.ddp.bucket import Bucket
 from compressors.ddp.layer_store import LayerStore
 from compressors.ddp.report import EncodedLayer
 from compressors.ddp.unit import Unit, cut
+from compressors.kernels.add import add
 from compressors.layer import Step
 from compressors.state import Memory, copies
 
@@ -137,10 +138,10 @@ class Reducer:
     def _message(self, units: Sequence[Unit], bucket: Bucket, transport: Transport | None) -> Payload:
         """Compensate, agree with the other ranks on what the method shares, and encode."""
         started = time.perf_counter()
-        inputs = [self._compensated(unit, bucket.step) for unit in units]
+        inputs = [None if self._takes_sum(unit) else self._compensated(unit, bucket.step) for unit in units]
         bucket.encode_s += time.perf_counter() - started
         if transport is not None:
-            given = [(unit.layer, x) for unit, x in zip(units, inputs, strict=True) if not unit.dense]
+            given = [(unit.layer, x) for unit, x in zip(units, inputs, strict=True) if x is not None and not unit.dense]
             self.compressor.agree(given, bucket.step, transport)
         return self._encode(units, inputs, bucket)
 
@@ -164,7 +165,7 @@ class Reducer:
         if residual is None:
             x.copy_(velocity)
         else:
-            torch.add(velocity, residual, out=x)
+            add(velocity, residual, out=x)
         if self._nesterov:
             unit.add_gradient(x, out=x)
         return x
@@ -176,15 +177,36 @@ class Reducer:
         unit.add_gradient(old, factor=1.0 if self._nesterov else self._momentum, out=velocity)
         return velocity.mul_(self._momentum) if self._nesterov else velocity
 
-    def _encode(self, units: Sequence[Unit], inputs: Sequence[torch.Tensor], bucket: Bucket) -> Payload:
-        """This rank's message; each input of a compressed unit becomes its proposed residual."""
+    def _takes_sum(self, unit: Unit) -> bool:
+        """Whether the compressor may add the residual itself: nothing is to be known of the sum before it encodes."""
+        compressor = self.compressor
+        return (
+            type(compressor).encode_sum is not Compressor.encode_sum
+            and compressor.keeps_residual
+            and not (unit.dense or compressor.owns_momentum or compressor.needs_all_ranks)
+            and self._residuals.accepted(unit) is not None
+            and all(gradient.dtype == torch.float32 and gradient.is_contiguous() for gradient in unit.gradients)
+        )
+
+    def _encode_sum(self, unit: Unit, step: Step) -> Payload | None:
+        """Gradient and residual added and encoded in one pass, which leaves the proposed residual."""
+        residual = self._residuals.accepted(unit)
+        assert residual is not None
+        left = self._residuals.propose(unit)
+        return self.compressor.encode_sum(unit.gradients, residual, left, unit.layer, step)
+
+    def _encode(self, units: Sequence[Unit], inputs: Sequence[torch.Tensor | None], bucket: Bucket) -> Payload:
+        """This rank's message; each input becomes its proposed residual; None: it is yet to be summed."""
         compressor, payloads = self.compressor, []
         for unit, x in zip(units, inputs, strict=True):
             started = time.perf_counter()
-            payload = Dense(x) if unit.dense else compressor.encode(x, unit.layer, bucket.step)
-            if not unit.dense:
-                if compressor.keeps_residual:
+            payload = self._encode_sum(unit, bucket.step) if x is None else None
+            if payload is None:
+                x = self._compensated(unit, bucket.step) if x is None else x
+                payload = Dense(x) if unit.dense else compressor.encode(x, unit.layer, bucket.step)
+                if compressor.keeps_residual and not unit.dense:
                     compressor.subtract_(x, payload, unit.layer, bucket.step)
+            if not unit.dense:
                 if compressor.owns_momentum and isinstance(payload, IndexedValues):
                     self._velocities.proposed(unit).index_fill_(0, payload.positions[payload.values != 0], 0)
                 if payload.num_entries < unit.layer.numel:

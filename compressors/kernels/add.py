@@ -1,29 +1,25 @@
-"""The residual added to the gradient: the one addition that every compressor pays for."""
+"""Sums of what a rank keeps from step to step, in one pass over memory."""
 
 from __future__ import annotations
 
 import torch
 
-from collectives.kernels.loop import Int, Loop, array
-
-LARGE_NUMEL = 1 << 22
-"""from here on a sum is written past the caches, which would not hold it until it is read"""
+from collectives.kernels.loop import Float, Int, Loop, array
 
 _FLOATS = array(torch.float32)
-_ADD = Loop("add_past_cache", _FLOATS, _FLOATS, Int, _FLOATS)
+_ADD_SCALED = Loop("add_scaled", _FLOATS, Float, _FLOATS, Int, _FLOATS)
 
 
 def add(a: torch.Tensor, b: torch.Tensor, *, factor: float = 1.0, out: torch.Tensor) -> None:
-    """`out = a + factor * b`.
+    """Write a + factor * b, the product rounded before it is added.
 
     Args:
-        a: floating [numel].
-        b: fp32 [numel].
-        factor: of `b`.
-        out: fp32 [numel], overwritten; may be `b`.
+        a: floating, 1-D.
+        b: fp32, as long.
+        factor: rounded to fp32.
+        out: fp32, as long, overwritten; may be `a` or `b`.
     """
-    is_plain = factor == 1.0 and a.dtype == torch.float32 and out.data_ptr() != b.data_ptr()
-    if is_plain and a.numel() >= LARGE_NUMEL and a.is_contiguous() and _ADD.serves(a, b, out):
-        _ADD(a, b, a.numel(), out)
+    if a.dtype == torch.float32 and a.is_contiguous() and _ADD_SCALED.serves(a, b):
+        _ADD_SCALED(a, factor, b, len(out), out)
     else:
-        torch.add(a, b, alpha=factor, out=out)
+        torch.add(a, b if factor == 1 else b * factor, out=out)

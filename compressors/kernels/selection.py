@@ -5,19 +5,37 @@ Of equal magnitudes the first wins; NaN counts as infinite. Positions ascend.
 
 from __future__ import annotations
 
+import itertools
+from collections.abc import Sequence
+
 import torch
 
-from collectives.kernels.loop import Int, Loop, array
+from collectives.kernels.loop import Float, Int, Loop, array
+from collectives.payloads.codec.values import to_value_dtype, value_limit
 from compressors.kernels.magnitudes import magnitude_bits, magnitudes
 
 LONGEST_GROUP = 16384
 """entries of a group that the native loop takes"""
+TYPES = (torch.float32, torch.float16, torch.bfloat16)
+"""that values travel in, by the native loop's numbers"""
 FEW, SPARE = 16, 4096
 """memory for one entry in so many, and for some more, is at hand before it is known how many there are"""
 
 _FLOATS, _BITS, _POSITIONS = array(torch.float32), array(torch.int32), array(torch.int64)
 _SELECT_GROUPS = Loop("select_groups", _FLOATS, Int, Int, Int, Int, _POSITIONS)
 _TOP_K = Loop("top_k", _FLOATS, Int, Int, _POSITIONS, Int, _POSITIONS, _BITS)
+_SEND_GROUPS = {
+    dtype: Loop(
+        "send_groups",
+        _POSITIONS,
+        _POSITIONS,
+        *[_FLOATS, Int, Int, Int, Int, Int, Float],
+        array(dtype),
+        _POSITIONS,
+        _FLOATS,
+    )
+    for dtype in TYPES
+}
 _COUNT_REACHING = Loop("count_reaching", _FLOATS, Int, Int, returns=Int)
 _FIND_REACHING = Loop("find_reaching", _FLOATS, Int, Int, Int, _POSITIONS, returns=Int)
 
@@ -48,6 +66,45 @@ def select_groups(x: torch.Tensor, group_size: int, k: int, k_last: int) -> torc
     if rest:
         parts.append(_top_of_rows(x[whole:].view(1, rest), k_last) + whole)
     return torch.cat(parts) if parts else _none(x)
+
+
+def send_groups(
+    gradients: Sequence[torch.Tensor],
+    residual: torch.Tensor,
+    left: torch.Tensor,
+    groups: tuple[int, int, int],
+    dtype: torch.dtype,
+    world_size: int,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Of x = gradients + residual the k largest per group, in the type they travel in; the rest goes to `left`.
+
+    Args:
+        gradients: fp32 and contiguous; laid end to end they are [numel].
+        residual: fp32 [numel].
+        left: fp32 [numel], overwritten with x minus the values; shares no memory with the others.
+        groups: group_size, k and k_last of `select_groups`.
+        dtype: of `TYPES`.
+        world_size: as in `to_value_dtype`.
+
+    Returns:
+        values [as `select_groups` gives positions], -0.0 as +0.0; and for each its index in its group, int64.
+    """
+    group_size, k, k_last = groups
+    numel, loop = len(left), _SEND_GROUPS[dtype]
+    if group_size <= LONGEST_GROUP and loop.serves(left):
+        addresses = torch.tensor([gradient.data_ptr() for gradient in gradients])
+        borders = torch.tensor([0, *itertools.accumulate(map(len, gradients))])
+        num_groups, rest = divmod(numel, group_size)
+        num_sent = num_groups * k + (k_last if rest else 0)
+        values, indices = torch.empty(num_sent, dtype=dtype), torch.empty(num_sent, dtype=torch.int64)
+        limit = value_limit(dtype, world_size)
+        loop(addresses, borders, residual, numel, *groups, TYPES.index(dtype), limit, values, indices, left)
+        return values, indices
+    torch.add(torch.cat(list(gradients)), residual, out=left)
+    positions = select_groups(left, *groups)
+    values = to_value_dtype(left.index_select(0, positions), dtype, world_size) + 0
+    left.scatter_add_(0, positions, values.float().neg())
+    return values, positions.remainder(group_size)
 
 
 def top_k(x: torch.Tensor, k: int) -> torch.Tensor:

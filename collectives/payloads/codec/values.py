@@ -34,12 +34,21 @@ def to_value_dtype(x: torch.Tensor, dtype: torch.dtype, world_size: int = 1) -> 
     """
     if dtype not in (torch.float16, torch.bfloat16) or (x.dtype == dtype and world_size == 1):
         return x.to(dtype)
-    limit = sum_limit(dtype, world_size) if dtype is torch.float16 else torch.finfo(dtype).max
+    limit = value_limit(dtype, world_size)
     if x.dtype == torch.float32 and x.is_contiguous() and _ROUND[dtype].serves(x):
         rounded = torch.empty(x.shape, dtype=dtype)
         _ROUND[dtype](x, x.numel(), limit, rounded)
         return rounded
     return x.clamp(-limit, limit).to(dtype)
+
+
+def value_limit(dtype: torch.dtype, world_size: int) -> float:
+    """The largest magnitude that travels in this type: in fp16, where sums overflow, as `sum_limit` says.
+
+    Raises:
+        ValueError: fp16 cannot hold a sum over so many ranks.
+    """
+    return sum_limit(dtype, world_size) if dtype is torch.float16 else torch.finfo(dtype).max
 
 
 def sum_limit(dtype: torch.dtype, world_size: int) -> float:

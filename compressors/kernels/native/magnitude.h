@@ -50,16 +50,14 @@ static inline int32_t bound_reached_by(int64_t k, int64_t slack, const int32_t *
     int32_t reached = low, missed = largest + 1;
     while (missed - reached > 1) {
         int32_t middle = reached + (missed - reached) / 2;
-        int64_t count = 0;
+        int32_t count = 0;
         for (int64_t i = 0; i < n; i++)
             count += magnitudes[i] >= middle;
-        if (count < k) {
-            missed = middle;
-        } else {
-            reached = middle;
-            if (count <= k + slack)
-                break;
-        }
+        int enough = count >= k; /* as likely as not: selected, not branched on */
+        reached = enough ? middle : reached;
+        missed = enough ? missed : middle;
+        if (enough & (count <= k + slack))
+            break;
     }
     return reached;
 }

@@ -2,12 +2,17 @@
 
    The maxima of several times k interleaved lanes give a bound that k entries reach and few more; the exact choice is
    made among those few. */
+#include "../../../collectives/payloads/codec/native/floats.h"
 #include "magnitude.h"
+#include "past_cache.h"
 
 #define LONGEST_GROUP 16384
 #define FEW_LANES 32
 #define MANY_LANES 192
 #define LANES_PER_KEPT 3
+#define FEW 16
+
+enum { FP32, FP16, BF16 }; /* the types that travel */
 
 /* A bound that at least k of the elements reach, and few more. */
 static inline __attribute__((always_inline)) int32_t bound_by_lanes(const int32_t *x, int64_t size, int64_t k,
@@ -46,6 +51,21 @@ static int64_t find_in_group(const int32_t *x, int64_t size, int32_t bound, int3
     return count;
 }
 
+/* `keep_largest` for at most FEW candidates: an entry is kept where fewer than k are better, which is known without a
+   branch. The key of an entry is its magnitude, and of equal ones the earlier is larger. */
+static void keep_largest_of_few(const int32_t *x, int64_t k, int32_t *positions, int64_t count) {
+    int64_t keys[FEW], kept = 0;
+    for (int64_t i = 0; i < FEW; i++)
+        keys[i] = i < count ? (int64_t)magnitude(x[positions[i]]) << 32 | (LONGEST_GROUP - positions[i]) : -1;
+    for (int64_t i = 0; i < count; i++) {
+        int64_t better = 0;
+        for (int64_t j = 0; j < FEW; j++)
+            better += keys[j] > keys[i];
+        positions[kept] = positions[i];
+        kept += better < k;
+    }
+}
+
 /* Leave the k largest of `count` > k candidates, the first among equals, in `positions`. */
 static void keep_largest(const int32_t *x, int64_t k, int32_t bound, int32_t *positions, int64_t count) {
     int32_t candidates[LONGEST_GROUP];
@@ -64,8 +84,9 @@ static void keep_largest(const int32_t *x, int64_t k, int32_t bound, int32_t *po
     }
 }
 
-static void select_group(const int32_t *x, int64_t size, int64_t k, int64_t start, int64_t *selected) {
-    int32_t bound, positions[LONGEST_GROUP];
+/* Ascending positions within the group of its k largest: int32 [LONGEST_GROUP], of which k count. */
+static void choose(const int32_t *x, int64_t size, int64_t k, int32_t *positions) {
+    int32_t bound;
     if (LANES_PER_KEPT * k <= FEW_LANES && 2 * FEW_LANES <= size)
         bound = bound_by_lanes(x, size, k, FEW_LANES);
     else if (LANES_PER_KEPT * k <= MANY_LANES && 2 * MANY_LANES <= size)
@@ -73,17 +94,79 @@ static void select_group(const int32_t *x, int64_t size, int64_t k, int64_t star
     else
         bound = bound_by_all(x, size, k);
     int64_t count = find_in_group(x, size, bound, positions);
-    if (count > k)
+    if (count > k && count <= FEW)
+        keep_largest_of_few(x, k, positions, count);
+    else if (count > k)
         keep_largest(x, k, bound, positions, count);
-    for (int64_t i = 0; i < k; i++)
-        selected[i] = start + positions[i];
 }
 
 /* x: fp32 [numel]; selected: [k per whole group, k_last in a shorter last one]; group_size at most LONGEST_GROUP. */
 void select_groups(const int32_t *x, int64_t numel, int64_t group_size, int64_t k, int64_t k_last, int64_t *selected) {
-    int64_t start = 0;
-    for (; numel - start >= group_size; start += group_size, selected += k)
-        select_group(x + start, group_size, k, start, selected);
-    if (start < numel)
-        select_group(x + start, numel - start, k_last, start, selected);
+    int32_t positions[LONGEST_GROUP];
+    for (int64_t start = 0; start < numel; start += group_size) {
+        int whole = numel - start >= group_size;
+        int64_t kept = whole ? k : k_last;
+        choose(x + start, whole ? group_size : numel - start, kept, positions);
+        for (int64_t i = 0; i < kept; i++)
+            *selected++ = start + positions[i];
+    }
+}
+
+/* Where a gradient in several pieces of memory is read next. */
+struct reader {
+    const float *const *parts;
+    const int64_t *borders; /* of the parts, laid end to end */
+    int64_t part;
+};
+
+static void read_sum(struct reader *from, const float *residual, int64_t start, int64_t size, float *sum) {
+    for (int64_t done = 0; done < size;) {
+        while (from->borders[from->part + 1] <= start + done)
+            from->part++;
+        int64_t left = from->borders[from->part + 1] - start - done;
+        int64_t length = left < size - done ? left : size - done;
+        const float *gradient = from->parts[from->part] + (start + done - from->borders[from->part]);
+        for (int64_t i = 0; i < length; i++)
+            sum[done + i] = gradient[i] + residual[start + done + i];
+        done += length;
+    }
+}
+
+/* Rounds to the type that travels; returns what arrives, 0 for -0. */
+static float put_value(float x, int type, float limit, void *values, int64_t at) {
+    float arrives = x + 0.0f;
+    if (type == FP32) {
+        ((float *)values)[at] = arrives;
+        return arrives;
+    }
+    uint16_t half = type == FP16 ? to_fp16(limited(x, limit)) : to_bf16(limited(x, limit));
+    if (half == 0x8000)
+        half = 0;
+    ((uint16_t *)values)[at] = half;
+    return type == FP16 ? from_fp16(half) : from_bf16(half);
+}
+
+/* x = gradient + residual, of which the k largest per group are sent and the rest stays: one pass over memory.
+
+   gradient: parts laid end to end; borders: int64 [parts + 1]; residual and left: fp32 [numel]. Of what is selected,
+   values: [as selected] in the type that travels, within +-limit; indices: int64, within the group. */
+void send_groups(const float *const *parts, const int64_t *borders, const float *residual, int64_t numel,
+                 int64_t group_size, int64_t k, int64_t k_last, int type, float limit, void *values, int64_t *indices,
+                 float *left) {
+    struct reader gradient = {parts, borders, 0};
+    int32_t positions[LONGEST_GROUP];
+    _Alignas(64) float x[LONGEST_GROUP];
+    int64_t sent = 0;
+    for (int64_t start = 0; start < numel; start += group_size) {
+        int whole = numel - start >= group_size;
+        int64_t size = whole ? group_size : numel - start, kept = whole ? k : k_last;
+        read_sum(&gradient, residual, start, size, x);
+        choose((const int32_t *)x, size, kept, positions);
+        for (int64_t i = 0; i < kept; i++, sent++) {
+            indices[sent] = positions[i];
+            x[positions[i]] -= put_value(x[positions[i]], type, limit, values, sent);
+        }
+        copy_past_cache(x, size, left + start);
+    }
+    finish_past_cache();
 }

@@ -11,6 +11,7 @@ import torch
 from collectives.kernels.library import reference_path
 from compressors.families.sparsifier import num_kept
 from compressors.kernels import magnitudes, selection
+from compressors.kernels.add import add
 from tests.testing.hard_numbers import hard_numbers
 from tests.testing.loops import needs_loops
 
@@ -31,8 +32,29 @@ def level_in(x: torch.Tensor, seed: int) -> float:
     return abs(float(x[seed % x.numel()])) if seed % 3 and x.numel() else special[seed % 7]
 
 
+def sent(x: torch.Tensor, seed: int) -> torch.Tensor:
+    """Values as numbers, indices and what is left, one after the other; gradients lie in several places."""
+    numel = x.numel()
+    residual, left = hard_numbers(seed + 1, numel) if seed % 2 else x.flip(0), torch.empty(numel)
+    residual = torch.cat([residual, x])[:numel]
+    borders = sorted(seed * factor % (numel + 1) for factor in (7919, 104_729, 0))
+    gradients = x.tensor_split(borders)
+    size = [1, 2, 7, 64, 100, 256, 1024, 4096][seed % 8]
+    groups = size, num_kept(0.01 if seed % 3 else 0.25, size), num_kept(0.01 if seed % 3 else 0.25, numel % size)
+    values, indices = selection.send_groups(gradients, residual, left, groups, selection.TYPES[seed % 3], 1 + seed % 5)
+    return torch.cat([values.double(), indices.double(), left.double()])
+
+
+def added(x: torch.Tensor, seed: int) -> torch.Tensor:
+    out = torch.empty_like(x)
+    add(x, x.flip(0), factor=[1.0, 0.9, -0.5][seed % 3], out=out)
+    return out
+
+
 LOOPS: dict[str, Loop] = {
     "select_groups": groups,
+    "send_groups": sent,
+    "add_scaled": added,
     "top_k": lambda x, seed: selection.top_k(x, [0, 1, x.numel() // 100, x.numel() // 3, x.numel()][seed % 5]),
     "count_reaching": lambda x, seed: selection.count_reaching(x, level_in(x, seed)),
     "reaching": lambda x, seed: selection.reaching(x, level_in(x, seed)),
@@ -44,9 +66,14 @@ LOOPS: dict[str, Loop] = {
 }
 
 
+def bits_of(x: torch.Tensor) -> torch.Tensor:
+    """The bytes of a tensor, of which a NaN has the same wherever it was made."""
+    return torch.where(x.isnan(), torch.nan, x).view(torch.uint8) if x.is_floating_point() else x
+
+
 def same(a: torch.Tensor | float, b: torch.Tensor | float) -> bool:
     if isinstance(a, torch.Tensor) and isinstance(b, torch.Tensor):
-        return torch.equal(a, b)
+        return torch.equal(bits_of(a), bits_of(b))
     return a == b or (a != a and b != b)
 
 
