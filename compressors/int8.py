@@ -42,7 +42,8 @@ class Int8(LossyCompressor):
     def encode(self, x: torch.Tensor, layer: Layer, step: Step) -> Codes:
         scales = block_maxima(x, self.block_numel).div_(LEVELS)
         key = seed_for(layer, step, per_rank=True) if self.rounding == "stochastic" else None
-        packed = pack_levels(x, scales, self.block_numel, bits=8, key=key)
+        packed = Codes.room(x.numel(), 8, x.device, block_numel=self.block_numel)
+        pack_levels(x, scales, self.block_numel, bits=8, key=key, out=packed)
         return Codes(x.numel(), "levels", 8, packed, scales, self.block_numel)
 
     def contraction_bound(self, layer: Layer) -> float:

@@ -53,5 +53,7 @@ class Natural(StochasticQuantizer):
             maxima
         )  # maximum = mantissa * 2^exponent, so the quotient is a power of two, exactly
         scales = torch.where(maxima > 0, maxima / mantissas, 0).clamp_(max=2.0**127)
-        packed = pack_powers(x, scales, self.block_numel, bits=self.bits, key=seed_for(layer, step, per_rank=True))
+        packed = Codes.room(x.numel(), self.bits, x.device, block_numel=self.block_numel)
+        key = seed_for(layer, step, per_rank=True)
+        pack_powers(x, scales, self.block_numel, bits=self.bits, key=key, out=packed)
         return Codes(x.numel(), "natural", self.bits, packed, scales.mul_(self.shrinkage), self.block_numel)

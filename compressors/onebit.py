@@ -42,7 +42,8 @@ class OneBit(LossyCompressor):
 
     @override
     def encode(self, x: torch.Tensor, layer: Layer, step: Step) -> TwoMeans:
-        packed, num_positive, above, below = signs_and_sums(x)
+        packed = TwoMeans.room(x.numel(), x.device)
+        num_positive, above, below = signs_and_sums(x, packed)
         low, high = below / max(1, x.numel() - num_positive), above / max(1, num_positive)
         return TwoMeans(x.numel(), low, high, packed)
 

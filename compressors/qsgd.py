@@ -51,6 +51,7 @@ class Qsgd(StochasticQuantizer):
         measure = block_norms if self.norm == "l2" else block_maxima
         norms = measure(x, self.block_numel)
         key = seed_for(layer, step, per_rank=True)
-        packed = pack_levels(x, norms, self.block_numel, bits=self.bits, multiplier=self.num_levels, key=key)
+        packed = Codes.room(x.numel(), self.bits, x.device, block_numel=self.block_numel)
+        pack_levels(x, norms, self.block_numel, bits=self.bits, multiplier=self.num_levels, key=key, out=packed)
         scales = norms.mul_(self.shrinkage / self.num_levels)
         return Codes(x.numel(), "levels", self.bits, packed, scales, self.block_numel)

@@ -58,7 +58,8 @@ class Sign(LossyCompressor):
 
     @override
     def encode(self, x: torch.Tensor, layer: Layer, step: Step) -> Codes:
-        packed, magnitude = signs_and_magnitude(x)
+        packed = Codes.room(x.numel(), 1, x.device)
+        magnitude = signs_and_magnitude(x, packed)
         scale = magnitude / x.numel() if self.mode == "scaled" else 1.0
         return Codes(x.numel(), "sign", 1, packed, x.new_tensor([scale]))
 

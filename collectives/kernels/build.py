@@ -21,6 +21,7 @@ HERE = Path(__file__).parent
 ROOT = HERE.parents[1]
 FOLDERS = ("collectives/kernels/native", "collectives/payloads/codec/native", "compressors/kernels/native")
 FLAGS = ("-std=c11", "-O3", "-ffp-contract=off", "-fno-strict-aliasing", "-fno-math-errno", "-fno-sanitize=undefined")
+FLAGS_OF = {"x86_64_v4": ("-mprefer-vector-width=512",)}  # random numbers and sums take half the time
 LINKED = ("-shared", "-fPIC", "-nostdlib", "-s")
 TARGETS = {
     "x86_64": ("x86_64", "x86_64_v3", "x86_64_v4"),
@@ -83,7 +84,15 @@ def _compile(processor: str, cache: Path) -> Path:
     library = cache / library_name(processor)
     files = sources()
     command = [sys.executable, "-m", "ziglang", "cc", "-target", f"{platform.machine()}-linux-gnu"]
-    command += [f"-mcpu={processor}", *FLAGS, *LINKED, f'-DSOURCES="{digest(files)}"', "-o", str(library)]
+    command += [
+        f"-mcpu={processor}",
+        *FLAGS,
+        *FLAGS_OF.get(processor, ()),
+        *LINKED,
+        f'-DSOURCES="{digest(files)}"',
+        "-o",
+        str(library),
+    ]
     command += [str(path) for path in files if path.suffix == ".c"]
     environment = os.environ | {"ZIG_GLOBAL_CACHE_DIR": str(cache / "zig"), "ZIG_LOCAL_CACHE_DIR": str(cache / "zig")}
     try:

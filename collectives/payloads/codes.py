@@ -23,7 +23,7 @@ from collectives.payloads.codec.bits import pack_bits, packed_nbytes, unpack_bit
 from collectives.payloads.codec.code_sums import add_codes_
 from collectives.payloads.codec.codebooks import Codebook, codebook_named, codebook_numbered
 from collectives.payloads.errors import PayloadError
-from collectives.payloads.fields import FLOAT_DTYPES, Field, Reader
+from collectives.payloads.fields import FLOAT_DTYPES, Field, Reader, with_room
 
 FIXED = struct.Struct("<IBBH")
 
@@ -82,6 +82,14 @@ class Codes(Payload):
         """
         packed = pack_bits(codes, bits, first=codebook_named(codebook).first)
         return cls(codes.numel(), codebook, bits, packed, scales, block_numel)
+
+    @staticmethod
+    def room(
+        numel: int, bits: int, device: torch.device, scale_dtype: torch.dtype = torch.float32, block_numel: int = 0
+    ) -> torch.Tensor:
+        """Memory for packed codes, uint8 [ceil(numel * bits / 8)], that a message is made around without a copy."""
+        before = HEADER_BYTES + FIXED.size + num_scales(numel, block_numel) * scale_dtype.itemsize
+        return with_room(before, packed_nbytes(numel, bits), torch.uint8, device)
 
     @staticmethod
     def packed_nbytes(numel: int, bits: int, scale_dtype: torch.dtype = torch.float32, block_numel: int = 0) -> int:

@@ -8,10 +8,10 @@ from typing import Self
 import torch
 from typing_extensions import override
 
-from collectives.payloads.base import Header, Payload
+from collectives.payloads.base import HEADER_BYTES, Header, Payload
 from collectives.payloads.codec.values import add_divided_, add_values
 from collectives.payloads.errors import PayloadError
-from collectives.payloads.fields import VALUE_DTYPES, Field, Reader
+from collectives.payloads.fields import VALUE_DTYPES, Field, Reader, with_room
 from collectives.payloads.typed_values import TypedValues
 
 
@@ -42,6 +42,11 @@ class Dense(TypedValues):
                 f"a payload holds 1-D values, got {self.values.dim()} dimensions; flatten the tensor first"
             )
         self.numel = self.values.numel()
+
+    @staticmethod
+    def room(numel: int, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
+        """Memory for values, `dtype` [numel], that a message is made around without a copy."""
+        return with_room(HEADER_BYTES, numel, dtype, device)
 
     @override
     def fields(self) -> list[Field]:

@@ -30,9 +30,23 @@ def field_nbytes(field: Field) -> int:
     return len(field) if isinstance(field, bytes) else field.numel() * field.element_size()
 
 
+def with_room(nbytes_before: int, count: int, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
+    """A last field to be filled, `dtype` [count], in memory that has room for exactly the fields before it.
+
+    `lay_out` then writes those into the room, and the long field is not copied.
+    """
+    memory = torch.empty(nbytes_before + count * dtype.itemsize, dtype=torch.uint8, device=device)
+    return memory[nbytes_before:].view(dtype)
+
+
 def lay_out(fields: Sequence[Field], device: torch.device) -> torch.Tensor:
-    """uint8 [sum of lengths] on `device`: the fields end to end, each copied once."""
-    out = torch.empty(sum(map(field_nbytes, fields)), dtype=torch.uint8, device=device)
+    """uint8 [sum of lengths] on `device`: the fields end to end, each copied once, but a last one `with_room` not."""
+    nbytes = sum(map(field_nbytes, fields))
+    out = _memory_around(fields[-1], nbytes)
+    if out is None:
+        out = torch.empty(nbytes, dtype=torch.uint8, device=device)
+    else:
+        fields = fields[:-1]
     offset = 0
     for field in fields:
         stop = offset + field_nbytes(field)
@@ -41,6 +55,15 @@ def lay_out(fields: Sequence[Field], device: torch.device) -> torch.Tensor:
             out[offset:stop] = raw
         offset = stop
     return out
+
+
+def _memory_around(last: Field, nbytes: int) -> torch.Tensor | None:
+    """All the memory of a last field, uint8 [nbytes], where it ends with that field and is as long as all fields."""
+    if isinstance(last, bytes) or not last.is_contiguous() or last.untyped_storage().nbytes() != nbytes:
+        return None
+    if (last.storage_offset() + last.numel()) * last.element_size() != nbytes:
+        return None
+    return torch.empty(0, dtype=torch.uint8, device=last.device).set_(last.untyped_storage())
 
 
 def as_bytes(tensor: torch.Tensor) -> torch.Tensor:

@@ -21,7 +21,7 @@ from collectives.payloads.codec.bits import pack_bits, packed_nbytes
 from collectives.payloads.codec.code_sums import add_codes_
 from collectives.payloads.codec.codebooks import SIGN
 from collectives.payloads.errors import PayloadError
-from collectives.payloads.fields import Field, Reader
+from collectives.payloads.fields import Field, Reader, with_room
 
 FIXED = struct.Struct("<ff")
 
@@ -58,6 +58,11 @@ class TwoMeans(Payload):
     def from_mask(cls, is_high: torch.Tensor, low: float, high: float) -> Self:
         """Pack bits: bool [numel], true where the value is `high`."""
         return cls(is_high.numel(), low, high, pack_bits(is_high, 1))
+
+    @staticmethod
+    def room(numel: int, device: torch.device) -> torch.Tensor:
+        """Memory for the bits, uint8 [ceil(numel / 8)], that a message is made around without a copy."""
+        return with_room(HEADER_BYTES + FIXED.size, packed_nbytes(numel, 1), torch.uint8, device)
 
     @staticmethod
     def packed_nbytes(numel: int) -> int:

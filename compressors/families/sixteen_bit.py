@@ -27,7 +27,8 @@ class SixteenBit(LossyCompressor):
 
     @override
     def encode(self, x: torch.Tensor, layer: Layer, step: Step) -> Dense:
-        return Dense(to_value_dtype(x, self.dtype, step.world_size))
+        out = Dense.room(x.numel(), self.dtype, x.device)
+        return Dense(to_value_dtype(x, self.dtype, step.world_size, out=out))
 
     def contraction_bound(self, layer: Layer) -> float:
         """SixteenBit a unit in the last place, squared."""

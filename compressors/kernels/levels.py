@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 
 from collectives.kernels.loop import Float, Int, Loop, array
-from collectives.payloads.codec.bits import pack_bits, packed_nbytes
+from collectives.payloads.codec.bits import pack_bits
 from compressors.kernels.blocks import divisors, relative_to_blocks
 from compressors.kernels.random import uniform_numbers
 
@@ -21,8 +21,9 @@ def pack_levels(
     bits: int,
     multiplier: int = 1,
     key: int | None = None,
-) -> torch.Tensor:
-    """The levels x / scale * multiplier, rounded to the nearest, or without bias by the random numbers of a key.
+    out: torch.Tensor,
+) -> None:
+    """Write the levels x / scale * multiplier, rounded to the nearest, or without bias by the random numbers of a key.
 
     Args:
         x: fp32 [numel]; NaN becomes level 0.
@@ -32,20 +33,17 @@ def pack_levels(
             quotient may overshoot.
         multiplier: levels per scale.
         key: of the random numbers; None rounds to the nearest, ties to even.
-
-    Returns:
-        uint8 [ceil(numel * bits / 8)], two's complement, as the codebook "levels" reads them.
+        out: uint8 [ceil(numel * bits / 8)], overwritten: two's complement, as the codebook "levels" reads it.
     """
     most = (1 << (bits - 1)) - 1
     if _PACK.serves(x, scales):
-        packed = torch.empty(packed_nbytes(x.numel(), bits), dtype=torch.uint8)
         _PACK(
             x.contiguous(), x.numel(), divisors(scales), block_numel, multiplier, most, key is not None, key or 0, bits,
-            packed,
+            out,
         )  # fmt: skip
-        return packed
+        return
     levels = relative_to_blocks(x, divisors(scales), block_numel) * multiplier
     if key is not None:
         levels += uniform_numbers(key, x.numel(), x.device)
     levels = levels.clamp_(-most, most).nan_to_num_(nan=0.0)
-    return pack_bits((levels.round_() if key is None else levels.floor_()).to(torch.int8), bits)
+    out.copy_(pack_bits((levels.round_() if key is None else levels.floor_()).to(torch.int8), bits))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 
 from collectives.kernels.loop import Int, Loop, array
-from collectives.payloads.codec.bits import pack_bits, packed_nbytes
+from collectives.payloads.codec.bits import pack_bits
 from collectives.payloads.codec.philox import random_words
 from compressors.kernels.blocks import divisors, relative_to_blocks
 
@@ -16,8 +16,10 @@ _FLOATS = array(torch.float32)
 _PACK = Loop("pack_powers", _FLOATS, Int, _FLOATS, Int, Int, Int, array(torch.uint8))
 
 
-def pack_powers(x: torch.Tensor, scales: torch.Tensor, block_numel: int, *, bits: int, key: int) -> torch.Tensor:
-    """Codes of x / scale, rounded to a power of two without bias by the random numbers of a key.
+def pack_powers(
+    x: torch.Tensor, scales: torch.Tensor, block_numel: int, *, bits: int, key: int, out: torch.Tensor
+) -> None:
+    """Write codes of x / scale, rounded to a power of two without bias by the random numbers of a key.
 
     A random number added to the mantissa's bits carries into the exponent with the probability that is wanted. What
     lies below the smallest power that a code can name becomes it, or zero.
@@ -28,14 +30,11 @@ def pack_powers(x: torch.Tensor, scales: torch.Tensor, block_numel: int, *, bits
         block_numel: elements per scale.
         bits: of a code, 4 or 8.
         key: of the random numbers.
-
-    Returns:
-        uint8 [ceil(numel * bits / 8)], as the codebook "natural" reads them.
+        out: uint8 [ceil(numel * bits / 8)], overwritten, as the codebook "natural" reads it.
     """
     if _PACK.serves(x, scales):
-        packed = torch.empty(packed_nbytes(x.numel(), bits), dtype=torch.uint8)
-        _PACK(x.contiguous(), x.numel(), divisors(scales), block_numel, key, bits, packed)
-        return packed
+        _PACK(x.contiguous(), x.numel(), divisors(scales), block_numel, key, bits, out)
+        return
     relative = relative_to_blocks(x, divisors(scales), block_numel).clamp_(-1, 1).nan_to_num_(nan=0.0)
     num_exponents = (1 << (bits - 1)) - 1
     smallest = EXPONENT_OF_ONE + 1 - num_exponents
@@ -50,4 +49,4 @@ def pack_powers(x: torch.Tensor, scales: torch.Tensor, block_numel: int, *, bits
     codes = EXPONENT_OF_ONE + 1 - exponent
     codes = torch.where(codes > num_exponents, 0, codes)
     is_negative = (relative.view(torch.int32) < 0) & (codes > 0)
-    return pack_bits(codes + is_negative * (num_exponents + 1), bits)
+    out.copy_(pack_bits(codes + is_negative * (num_exponents + 1), bits))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 
 from collectives.kernels.loop import Double, Int, Loop, array
-from collectives.payloads.codec.bits import pack_bits, packed_nbytes
+from collectives.payloads.codec.bits import pack_bits
 from compressors.kernels.magnitudes import folded_sum, sum_of_magnitudes
 
 _FLOATS, _BYTES = array(torch.float32), array(torch.uint8)
@@ -13,20 +13,21 @@ _WITH_MAGNITUDE = Loop("signs_and_magnitude", _FLOATS, Int, _BYTES, returns=Doub
 _WITH_SUMS = Loop("signs_and_sums", _FLOATS, Int, _BYTES, array(torch.float64), returns=Int)
 
 
-def signs_and_magnitude(x: torch.Tensor) -> tuple[torch.Tensor, float]:
-    """The bits of fp32 [numel], uint8 [ceil(numel / 8)], and the sum of magnitudes in fp64; NaN counts as negative."""
+def signs_and_magnitude(x: torch.Tensor, out: torch.Tensor) -> float:
+    """Write the bits of fp32 [numel] to uint8 [ceil(numel / 8)]; the sum of magnitudes in fp64. NaN is negative."""
     if _WITH_MAGNITUDE.serves(x):
-        packed = torch.empty(packed_nbytes(x.numel(), 1), dtype=torch.uint8)
-        return packed, float(_WITH_MAGNITUDE(x.contiguous(), x.numel(), packed))
-    return pack_bits(x >= 0, 1), sum_of_magnitudes(x)
+        return float(_WITH_MAGNITUDE(x.contiguous(), x.numel(), out))
+    out.copy_(pack_bits(x >= 0, 1))
+    return sum_of_magnitudes(x)
 
 
-def signs_and_sums(x: torch.Tensor) -> tuple[torch.Tensor, int, float, float]:
-    """The bits, how many are set, and the sums in fp64 of the elements whose bits are set and of the others."""
+def signs_and_sums(x: torch.Tensor, out: torch.Tensor) -> tuple[int, float, float]:
+    """Write the bits as above; how many are set, and the sums in fp64 of those elements and of the others."""
     if _WITH_SUMS.serves(x):
-        packed, sums = torch.empty(packed_nbytes(x.numel(), 1), dtype=torch.uint8), torch.empty(2, dtype=torch.float64)
-        num_set = _WITH_SUMS(x.contiguous(), x.numel(), packed, sums)
-        return packed, num_set, float(sums[0]), float(sums[1])
+        sums = torch.empty(2, dtype=torch.float64)
+        num_set = _WITH_SUMS(x.contiguous(), x.numel(), out, sums)
+        return num_set, float(sums[0]), float(sums[1])
     is_set = x >= 0
     above, below = (folded_sum(torch.where(where, x, 0.0).double()) for where in (is_set, ~is_set))
-    return pack_bits(is_set, 1), int(is_set.sum()), float(above), float(below)
+    out.copy_(pack_bits(is_set, 1))
+    return int(is_set.sum()), float(above), float(below)

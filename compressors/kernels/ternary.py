@@ -11,7 +11,7 @@ import math
 import torch
 
 from collectives.kernels.loop import Float, Int, Loop, array
-from collectives.payloads.codec.bits import pack_bits, packed_nbytes
+from collectives.payloads.codec.bits import pack_bits
 from collectives.payloads.codes import Codes
 from compressors.kernels.magnitudes import limited
 from compressors.kernels.random import uniform_numbers
@@ -33,7 +33,7 @@ def ternary(x: torch.Tensor, threshold: float, bits: int) -> torch.Tensor:
         bits: LEVELS for int8 [numel], CODES for uint8 [ceil(numel / 4)].
     """
     if _TERNARY.serves(x):
-        out = torch.empty(packed_nbytes(x.numel(), bits), dtype=torch.uint8)
+        out = _room(x, bits)
         _TERNARY(x.contiguous(), x.numel(), threshold, bits, out)
         return _as(bits, out)
     levels = (x >= threshold).to(torch.int8) - (x <= -threshold).to(torch.int8)
@@ -51,7 +51,7 @@ def random_ternary(x: torch.Tensor, scale: float, key: int, bits: int, *, limit:
         limit: of fp32 precision.
     """
     if _RANDOM.serves(x):
-        out = torch.empty(packed_nbytes(x.numel(), bits), dtype=torch.uint8)
+        out = _room(x, bits)
         _RANDOM(x.contiguous(), x.numel(), limit, scale, key, bits, out)
         return _as(bits, out)
     is_chosen = uniform_numbers(key, x.numel(), x.device) * scale < limited(x, limit)
@@ -73,6 +73,10 @@ def ternary_payload(codes: torch.Tensor, numel: int, value: torch.Tensor) -> Cod
 def level_dtype(world_size: int) -> torch.dtype:
     """An integer type that holds the sum of `world_size` levels, and that backends can add."""
     return torch.int8 if world_size <= 127 else torch.int32
+
+
+def _room(x: torch.Tensor, bits: int) -> torch.Tensor:
+    return torch.empty(x.numel(), dtype=torch.uint8) if bits == LEVELS else Codes.room(x.numel(), bits, x.device)
 
 
 def _as(bits: int, out: torch.Tensor) -> torch.Tensor:

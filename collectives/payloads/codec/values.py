@@ -20,7 +20,9 @@ _SUM = {
 }
 
 
-def to_value_dtype(x: torch.Tensor, dtype: torch.dtype, world_size: int = 1) -> torch.Tensor:
+def to_value_dtype(
+    x: torch.Tensor, dtype: torch.dtype, world_size: int = 1, *, out: torch.Tensor | None = None
+) -> torch.Tensor:
     """Round to the type that travels; what lies beyond its range becomes its largest value, NaN stays NaN.
 
     Args:
@@ -28,18 +30,20 @@ def to_value_dtype(x: torch.Tensor, dtype: torch.dtype, world_size: int = 1) -> 
         dtype: the value type.
         world_size: for fp16, values are kept so small that the sum over this many ranks cannot overflow, whatever the
             order of additions.
+        out: where the result goes, of its type and shape.
 
     Raises:
         ValueError: fp16 cannot hold a sum over so many ranks.
     """
     if dtype not in (torch.float16, torch.bfloat16) or (x.dtype == dtype and world_size == 1):
-        return x.to(dtype)
+        return x.to(dtype) if out is None else out.copy_(x)
     limit = value_limit(dtype, world_size)
     if x.dtype == torch.float32 and x.is_contiguous() and _ROUND[dtype].serves(x):
-        rounded = torch.empty(x.shape, dtype=dtype)
-        _ROUND[dtype](x, x.numel(), limit, rounded)
-        return rounded
-    return x.clamp(-limit, limit).to(dtype)
+        out = torch.empty(x.shape, dtype=dtype) if out is None else out
+        _ROUND[dtype](x, x.numel(), limit, out)
+        return out
+    rounded = x.clamp(-limit, limit).to(dtype)
+    return rounded if out is None else out.copy_(rounded)
 
 
 def value_limit(dtype: torch.dtype, world_size: int) -> float:

@@ -6,17 +6,6 @@
 
 #define STRETCH 64
 
-/* Bit i is set where flag i, 0 or 1, is. */
-static inline void pack_flags(const uint8_t *flags, uint8_t *packed) {
-    for (int64_t i = 0; i < STRETCH / 8; i++) {
-        uint64_t eight;
-        __builtin_memcpy(&eight, flags + 8 * i, 8);
-        eight |= eight >> 7;
-        eight |= eight >> 14;
-        packed[i] = (uint8_t)(eight | eight >> 28);
-    }
-}
-
 /* Four codes of 0..3 to a byte, the first on top. */
 static inline void pack_pairs_high(const uint8_t *codes, uint8_t *packed) {
     uint32_t words[STRETCH / 4];
@@ -51,8 +40,6 @@ static inline void pack_low(const uint8_t *codes, int64_t bits, uint8_t *packed)
 static inline void write_bytes(const uint8_t *bytes, int64_t width, int64_t bits, uint8_t *packed) {
     if (width < STRETCH)
         __builtin_memcpy(packed, bytes, (uint64_t)(width * bits + 7) / 8);
-    else if (bits == 1)
-        __builtin_memcpy(packed, bytes, STRETCH / 8);
     else if (bits == 2)
         __builtin_memcpy(packed, bytes, STRETCH / 4);
     else if (bits == 4)

@@ -7,18 +7,40 @@ static inline int64_t smaller(int64_t a, int64_t b) {
     return a < b ? a : b;
 }
 
+/* Declares add_bytes_N: sum += the N values of each of `count` bytes, times a scale. */
+#define ADD_BYTES(N)                                                                                                   \
+    static inline void add_bytes_##N(                                                                                  \
+        const uint8_t *packed, int64_t count, const float *table, float scale, float *sum) {                           \
+        typedef float row __attribute__((vector_size(4 * N)));                                                         \
+        for (int64_t i = 0; i < count; i++) {                                                                          \
+            row values, before;                                                                                        \
+            __builtin_memcpy(&values, table + N * packed[i], sizeof values);                                           \
+            __builtin_memcpy(&before, sum + N * i, sizeof before);                                                     \
+            before += values * scale;                                                                                  \
+            __builtin_memcpy(sum + N * i, &before, sizeof before);                                                     \
+        }                                                                                                              \
+    }
+
+ADD_BYTES(1)
+ADD_BYTES(2)
+ADD_BYTES(4)
+ADD_BYTES(8)
+
 /* sum[i - start] += table[code i] * scale for start <= i < stop; `per_byte` codes in a byte. */
-static inline __attribute__((always_inline)) void add_block(
+static inline void add_block(
     const uint8_t *packed, const float *table, float scale, int64_t per_byte, int64_t start, int64_t stop, float *sum) {
     int64_t i = start;
     for (; i < stop && i % per_byte; i++)
         sum[i - start] += table[packed[i / per_byte] * per_byte + i % per_byte] * scale;
-    for (; i + per_byte <= stop; i += per_byte) {
-        const float *values = table + packed[i / per_byte] * per_byte;
-        for (int64_t j = 0; j < per_byte; j++)
-            sum[i - start + j] += values[j] * scale;
+    int64_t count = (stop - i) / per_byte;
+    const uint8_t *bytes = packed + i / per_byte;
+    switch (per_byte) {
+    case 1: add_bytes_1(bytes, count, table, scale, sum + i - start); break;
+    case 2: add_bytes_2(bytes, count, table, scale, sum + i - start); break;
+    case 4: add_bytes_4(bytes, count, table, scale, sum + i - start); break;
+    default: add_bytes_8(bytes, count, table, scale, sum + i - start);
     }
-    for (; i < stop; i++)
+    for (i += count * per_byte; i < stop; i++)
         sum[i - start] += table[packed[i / per_byte] * per_byte + i % per_byte] * scale;
 }
 
@@ -28,12 +50,7 @@ static void add_stretch(
     for (int64_t i = start, end; i < stop; i = end) {
         end = smaller(stop, (i / block_numel + 1) * block_numel);
         float scale = sign * scales[i / block_numel];
-        switch (per_byte) {
-        case 1: add_block(packed, table, scale, 1, i, end, sum + i - start); break;
-        case 2: add_block(packed, table, scale, 2, i, end, sum + i - start); break;
-        case 4: add_block(packed, table, scale, 4, i, end, sum + i - start); break;
-        default: add_block(packed, table, scale, 8, i, end, sum + i - start);
-        }
+        add_block(packed, table, scale, per_byte, i, end, sum + i - start);
     }
 }
 
