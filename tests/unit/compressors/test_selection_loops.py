@@ -55,7 +55,9 @@ LOOPS: dict[str, Loop] = {
     "select_groups": groups,
     "send_groups": sent,
     "add_scaled": added,
-    "top_k": lambda x, seed: selection.top_k(x, [0, 1, x.numel() // 100, x.numel() // 3, x.numel()][seed % 5]),
+    "top_k": lambda x, seed: selection.top_k(
+        x, [0, min(1, x.numel()), x.numel() // 100, x.numel() // 3, x.numel()][seed % 5]
+    ),
     "count_reaching": lambda x, seed: selection.count_reaching(x, level_in(x, seed)),
     "reaching": lambda x, seed: selection.reaching(x, level_in(x, seed)),
     "largest_magnitude": lambda x, seed: magnitudes.largest_magnitude(x),
