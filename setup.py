@@ -24,13 +24,16 @@ class BuildLoops(Command):
     editable_mode = False
 
     def initialize_options(self) -> None:
-        self.build_lib = ""
+        self.build_lib: str | None = None
 
     def finalize_options(self) -> None:
         self.set_undefined_options("build_py", ("build_lib", "build_lib"))
 
     def run(self) -> None:
-        folder = loops.HERE if self.editable_mode else Path(self.build_lib, "collectives", "kernels")
+        folder = loops.HERE
+        if not self.editable_mode:
+            assert self.build_lib is not None
+            folder = Path(self.build_lib, "collectives", "kernels")
         if reason := loops.build_or_say_why(folder):
             self.warn(f"no native loops, the reference path will serve: {reason}")
 

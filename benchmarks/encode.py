@@ -124,7 +124,7 @@ def ways_of(names: list[str], numel: int) -> dict[tuple[str, str], Way]:
 
 def measure(ways: dict[tuple[str, str], Way], numel: int, rounds: int) -> dict[tuple[str, str], float]:
     """Median seconds of each way."""
-    gradients = gradients_like_training(numel, 3)
+    gradients = gradients_like_training(numel, 6)
     seconds: dict[tuple[str, str], list[float]] = {key: [] for key in ways}
     for number in range(-2, rounds):  # the first rounds fill allocators and the residual's buffers
         for key, way in ways.items():
