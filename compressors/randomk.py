@@ -7,6 +7,7 @@ Source: Stich, Cordonnier, Jaggi 2018 (arXiv:1809.07599), with error feedback; s
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Sequence
 from typing import Annotated, ClassVar
 
 import torch
@@ -19,6 +20,7 @@ from collectives.payloads.codec.values import to_value_dtype
 from collectives.payloads.seeded import Seeded
 from compressors.families.sparsifier import DensitySparsifier, num_kept
 from compressors.kernels.random import seed_for
+from compressors.kernels.sending import send_at
 from compressors.kernels.value_types import TORCH_DTYPES, roundoff
 from compressors.layer import Layer, Step
 
@@ -60,14 +62,25 @@ class RandomK(DensitySparsifier):
         return sentences
 
     @override
+    def encode_sum(
+        self, gradients: Sequence[torch.Tensor], residual: torch.Tensor, left: torch.Tensor, layer: Layer, step: Step
+    ) -> Payload:
+        blank = self._blank(layer.numel, left.device, layer, step)
+        dtype = TORCH_DTYPES[self.value_dtype]
+        return blank.with_wire(send_at(gradients, residual, left, blank.positions, dtype, step.world_size))
+
+    @override
     def encode(self, x: torch.Tensor, layer: Layer, step: Step) -> Payload:
-        k = num_kept(self.density(step), x.numel())
-        seed = seed_for(layer, step, per_rank=False)
-        blank = Seeded(x.numel(), seed, x.new_empty(k))
+        blank = self._blank(x.numel(), x.device, layer, step)
         values = x[blank.positions]
         if self.scaled:
-            values.mul_(x.numel() / k)
+            values.mul_(x.numel() / values.numel())
         return blank.with_wire(to_value_dtype(values, TORCH_DTYPES[self.value_dtype], step.world_size))
+
+    def _blank(self, numel: int, device: torch.device, layer: Layer, step: Step) -> Seeded:
+        """This step's positions, which all ranks share; its values are still to be filled in."""
+        k = num_kept(self.density(step), numel)
+        return Seeded(numel, seed_for(layer, step, per_rank=False), torch.empty(k, device=device))
 
     def contraction_bound(self, layer: Layer) -> float:
         """1 - k / m, or m / k - 1 where scaled; both in expectation."""

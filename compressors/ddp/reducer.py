@@ -158,7 +158,7 @@ class Reducer:
             return unit.flat()
         residual = self._residuals.accepted(unit) if keeps_residual else None
         device = unit.gradients[0].device
-        x = self._residuals.propose(unit) if keeps_residual else torch.empty(unit.layer.numel, device=device)
+        x = self._residuals.propose(unit) if keeps_residual else Dense.room(unit.layer.numel, torch.float32, device)
         if velocity is None:
             unit.add_gradient(residual, out=x)
             return x

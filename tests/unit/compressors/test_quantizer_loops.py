@@ -8,7 +8,8 @@ import pytest
 import torch
 
 from collectives.kernels.library import reference_path
-from compressors.kernels import blocks, levels, powers, signs, ternary
+from collectives.payloads.codec.positions import seeded_positions
+from compressors.kernels import blocks, levels, powers, sending, signs, ternary
 from tests.testing.hard_numbers import hard_numbers
 from tests.testing.loops import needs_loops, same
 
@@ -57,11 +58,19 @@ def randomly_ternary(x: torch.Tensor, seed: int) -> Result:
     return [ternary.random_ternary(x, level_of(x, seed), seed, bits, limit=limit)]
 
 
+def sent(x: torch.Tensor, seed: int) -> Result:
+    border, left = seed * 31 % (x.numel() + 1), torch.empty_like(x)
+    gradients, residual = [x[:border], x[border:]], x.flip(0)
+    positions = seeded_positions(x.numel(), x.numel() // 7, seed)
+    return [sending.send_at(gradients, residual, left, positions, sending.KINDS[seed % 3], 1 + seed % 4), left]
+
+
 LOOPS: dict[str, Callable[[torch.Tensor, int], Result]] = {
     "block_maxima": lambda x, seed: [blocks.block_maxima(x, block_of(seed))],
     "block_norms": lambda x, seed: [blocks.block_norms(x, block_of(seed))],
     "pack_levels": packed_levels,
     "pack_powers": packed_powers,
+    "send_at": sent,
     "ternary": lambda x, seed: [ternary.ternary(x, level_of(x, seed), [ternary.LEVELS, ternary.CODES][seed % 2])],
     "random_ternary": randomly_ternary,
     "signs_and_magnitude": lambda x, _: with_bits(signs.signs_and_magnitude, x),

@@ -9,10 +9,11 @@ static void draw(uint32_t numel, int64_t count, uint64_t key, uint64_t *marks) {
     uint32_t numbers[STRETCH];
     for (int64_t stretch = 0; count; stretch++) {
         random_stretch(key, stretch, numbers);
+        for (int i = 0; i < STRETCH; i++)
+            __builtin_prefetch(marks + ((uint64_t)numbers[i] * numel >> 38), 1);
         for (int i = 0; i < STRETCH && count; i++) {
-            uint64_t product = (uint64_t)numbers[i] * numel;
-            uint64_t position = product >> 32, bit = 1ull << (position & 63);
-            uint64_t is_new = ((uint32_t)product >= unfair) & !(marks[position >> 6] & bit);
+            uint64_t product = (uint64_t)numbers[i] * numel, position = product >> 32;
+            uint64_t is_new = ((uint32_t)product >= unfair) & ~(marks[position >> 6] >> (position & 63));
             marks[position >> 6] |= is_new << (position & 63);
             count -= (int64_t)is_new;
         }
