@@ -42,7 +42,7 @@ def with_room(nbytes_before: int, count: int, dtype: torch.dtype, device: torch.
 def lay_out(fields: Sequence[Field], device: torch.device) -> torch.Tensor:
     """uint8 [sum of lengths] on `device`: the fields end to end, each copied once, but a last one `with_room` not."""
     nbytes = sum(map(field_nbytes, fields))
-    out = _memory_around(fields[-1], nbytes)
+    out = _memory_around(fields[-1], nbytes) if fields else None
     if out is None:
         out = torch.empty(nbytes, dtype=torch.uint8, device=device)
     else:
