@@ -27,7 +27,7 @@ from collectives.payloads.row_sparse import RowSparse
 from collectives.ranges import CountOrZero, PositiveOrZero
 from compressors.families.shared_scale import SharedScale
 from compressors.families.sparsifier import num_kept
-from compressors.kernels.magnitudes import largest_magnitude, sum_of_magnitudes
+from compressors.kernels.magnitudes import magnitudes_and_largest, sum_of_magnitudes
 from compressors.kernels.random import seed_for, uniform_numbers
 from compressors.kernels.selection import count_reaching, top_k
 from compressors.kernels.ternary import CODES, LEVELS, ternary, ternary_payload
@@ -163,8 +163,8 @@ class Hylo(SharedScale):
         """The threshold that suits `x`: gamma * mean|x|, at most max|x| (a rounded mean may exceed it); fp32 [1]."""
         if self.threshold:
             return x.new_full((1,), self.threshold)
-        mean = x.new_tensor([sum_of_magnitudes(x) / x.numel() * self.gamma])
-        return mean.clamp_(max=largest_magnitude(x))
+        total, largest = magnitudes_and_largest(x)
+        return x.new_tensor([total / x.numel() * self.gamma]).clamp_(max=largest)
 
     @override
     def rounded_scale(self, scale: torch.Tensor) -> torch.Tensor:

@@ -22,7 +22,7 @@ from collectives.payloads.codes import Codes
 from collectives.payloads.dense import Dense
 from collectives.ranges import PositiveOrZero
 from compressors.families.shared_scale import SharedScale
-from compressors.kernels.magnitudes import largest_magnitude, root_mean_square, sum_of_limited, sum_of_squares
+from compressors.kernels.magnitudes import squares_and_largest, sum_of_limited, sum_of_squares
 from compressors.kernels.random import seed_for
 from compressors.kernels.ternary import CODES, LEVELS, random_ternary, ternary_payload
 from compressors.layer import Layer, Step
@@ -68,15 +68,16 @@ class TernGrad(SharedScale):
 
     @override
     def local_scale(self, x: torch.Tensor) -> torch.Tensor:
-        return x.new_tensor([min(largest_magnitude(x), self._limit(x))])
+        return x.new_tensor([min(self._limit_and_largest(x))])
 
     @override
     def encode(self, x: torch.Tensor, layer: Layer, step: Step) -> Payload:
-        limit, key = self._limit(x), seed_for(layer, step, per_rank=True)
+        limit, largest = self._limit_and_largest(x)
+        key = seed_for(layer, step, per_rank=True)
         if self.shared_scale:
             levels = random_ternary(x, step.memory.scales[layer.id], key, LEVELS, limit=limit)
             return self.shared_payload(levels, step)
-        scale = min(largest_magnitude(x), limit)
+        scale = min(limit, largest)
         codes = random_ternary(x, scale, key, CODES, limit=limit)
         if self.error_feedback and scale > 0:  # the expectation times 1 / (1 + variance)
             scale = sum_of_squares(x, limit) / sum_of_limited(x, limit)
@@ -104,6 +105,8 @@ class TernGrad(SharedScale):
     def expected_nbytes(self, layer: Layer) -> int:
         return self.shared_nbytes(layer) if self.shared_scale else Codes.packed_nbytes(layer.numel, 2)
 
-    def _limit(self, x: torch.Tensor) -> float:
-        """The magnitude at which `x` is clipped, of fp32 precision."""
-        return float(torch.tensor(self.clip_sigmas * root_mean_square(x))) if self.clip_sigmas else math.inf
+    def _limit_and_largest(self, x: torch.Tensor) -> tuple[float, float]:
+        """The magnitude at which `x` is clipped, and its largest; both of fp32 precision."""
+        squares, largest = squares_and_largest(x)
+        root_mean_square = math.sqrt(squares / x.numel())
+        return float(torch.tensor(self.clip_sigmas * root_mean_square)) if self.clip_sigmas else math.inf, largest

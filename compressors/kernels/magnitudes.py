@@ -15,6 +15,8 @@ _SUM_OF_SQUARES = Loop("sum_of_squares", _FLOATS, Int, Float, returns=Double)
 _SUM_OF_LIMITED = Loop("sum_of_limited", _FLOATS, Int, Float, returns=Double)
 _SUM_OF_REACHING = Loop("sum_of_reaching", _FLOATS, Int, Float, returns=Double)
 _LARGEST = Loop("largest_magnitude", _FLOATS, Int, returns=Float)
+_MAGNITUDES_AND_LARGEST = Loop("magnitudes_and_largest", _FLOATS, Int, _FLOATS, returns=Double)
+_SQUARES_AND_LARGEST = Loop("squares_and_largest", _FLOATS, Int, _FLOATS, returns=Double)
 
 
 def magnitudes(x: torch.Tensor) -> torch.Tensor:
@@ -61,6 +63,22 @@ def sum_of_magnitudes(x: torch.Tensor, level: float = 0.0) -> float:
         return float(_SUM_OF_REACHING(x, x.numel(), float(torch.tensor(bound, dtype=torch.int32).view(torch.float32))))
     reaches = magnitudes(x).view(torch.int32) >= bound
     return float(folded_sum(x.abs().double().masked_fill_(~reaches, 0.0)))
+
+
+def magnitudes_and_largest(x: torch.Tensor) -> tuple[float, float]:
+    """`sum_of_magnitudes` and `largest_magnitude` in one pass."""
+    if _MAGNITUDES_AND_LARGEST.serves(x):
+        largest = torch.empty(1)
+        return float(_MAGNITUDES_AND_LARGEST(x, x.numel(), largest)), float(largest)
+    return sum_of_magnitudes(x), largest_magnitude(x)
+
+
+def squares_and_largest(x: torch.Tensor) -> tuple[float, float]:
+    """`sum_of_squares` and `largest_magnitude` in one pass."""
+    if _SQUARES_AND_LARGEST.serves(x):
+        largest = torch.empty(1)
+        return float(_SQUARES_AND_LARGEST(x, x.numel(), largest)), float(largest)
+    return sum_of_squares(x), largest_magnitude(x)
 
 
 def root_mean_square(x: torch.Tensor) -> float:

@@ -16,15 +16,41 @@ double sum_of_reaching(const float *x, int64_t numel, float level) {
     return sum_of(x, numel, reaching_term, level);
 }
 
-/* As magnitudes are: NaN counts as infinite; 0 of nothing. */
-float largest_magnitude(const int32_t *x, int64_t numel) {
-    int32_t largest = 0;
+/* The largest magnitude's bits, or `largest`. */
+static inline int32_t larger(const float *x, int64_t numel, int32_t largest) {
     for (int64_t i = 0; i < numel; i++) {
-        int32_t other = x[i] & 0x7fffffff;
+        int32_t other = magnitude_bits(x[i]);
         largest = other > largest ? other : largest;
     }
-    largest = magnitude(largest);
+    return largest;
+}
+
+/* As magnitudes are: NaN counts as infinite; 0 of nothing. */
+float largest_magnitude(const float *x, int64_t numel) {
+    int32_t largest = magnitude(larger(x, numel, 0));
     float value;
     __builtin_memcpy(&value, &largest, sizeof value);
     return value;
+}
+
+static inline __attribute__((always_inline)) double sum_and_largest(
+    const float *x, int64_t numel, sum_term term, float *out) {
+    struct folding waiting = {.counts = {0}};
+    int32_t largest = 0;
+    for (int64_t start = 0; start < numel; start += SUM_STRETCH) {
+        int64_t width = numel - start < SUM_STRETCH ? numel - start : SUM_STRETCH;
+        largest = larger(x + start, width, largest);
+        add_sum(&waiting, stretch_sum(x + start, width, term, __builtin_inff()));
+    }
+    largest = magnitude(largest);
+    __builtin_memcpy(out, &largest, sizeof *out);
+    return finished(&waiting);
+}
+
+double magnitudes_and_largest(const float *x, int64_t numel, float *largest) {
+    return sum_and_largest(x, numel, limited_term, largest);
+}
+
+double squares_and_largest(const float *x, int64_t numel, float *largest) {
+    return sum_and_largest(x, numel, square_term, largest);
 }

@@ -62,6 +62,8 @@ LOOPS: dict[str, Loop] = {
     "reaching": lambda x, seed: selection.reaching(x, level_in(x, seed)),
     "largest_magnitude": lambda x, seed: magnitudes.largest_magnitude(x),
     "sum_of_squares": lambda x, seed: magnitudes.sum_of_squares(x),
+    "magnitudes_and_largest": lambda x, seed: torch.tensor(magnitudes.magnitudes_and_largest(x), dtype=torch.float64),
+    "squares_and_largest": lambda x, seed: torch.tensor(magnitudes.squares_and_largest(x), dtype=torch.float64),
     "sum_of_limited": lambda x, seed: magnitudes.sum_of_limited(x, max(0, level_in(x, seed))),
     "limited squares": lambda x, seed: magnitudes.sum_of_squares(x, max(0, level_in(x, seed))),
     "sum_of_magnitudes": lambda x, seed: magnitudes.sum_of_magnitudes(x, level_in(x, seed)),
