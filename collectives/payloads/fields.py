@@ -24,6 +24,9 @@ FLOAT_DTYPES = VALUE_DTYPES[:4]
 
 Field = bytes | torch.Tensor
 
+MEMORY = "memory_of_the_message"
+"""attribute of a tensor that was made by `with_room`"""
+
 
 def field_nbytes(field: Field) -> int:
     """Bytes that a field takes on the wire."""
@@ -33,20 +36,23 @@ def field_nbytes(field: Field) -> int:
 def with_room(nbytes_before: int, count: int, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
     """A last field to be filled, `dtype` [count], in memory that has room for exactly the fields before it.
 
-    `lay_out` then writes those into the room, and the long field is not copied.
+    `lay_out` then writes those into the room, and the long field is not copied. Views of it are copied as any field is:
+    other payloads may be made of them, which must not write here.
     """
     memory = torch.empty(nbytes_before + count * dtype.itemsize, dtype=torch.uint8, device=device)
-    return memory[nbytes_before:].view(dtype)
+    field = memory[nbytes_before:].view(dtype)
+    setattr(field, MEMORY, memory)
+    return field
 
 
 def lay_out(fields: Sequence[Field], device: torch.device) -> torch.Tensor:
     """uint8 [sum of lengths] on `device`: the fields end to end, each copied once, but a last one `with_room` not."""
     nbytes = sum(map(field_nbytes, fields))
-    out = _memory_around(fields[-1], nbytes) if fields else None
-    if out is None:
-        out = torch.empty(nbytes, dtype=torch.uint8, device=device)
-    else:
+    out = getattr(fields[-1], MEMORY, None) if fields else None
+    if out is not None and out.numel() == nbytes:
         fields = fields[:-1]
+    else:
+        out = torch.empty(nbytes, dtype=torch.uint8, device=device)
     offset = 0
     for field in fields:
         stop = offset + field_nbytes(field)
@@ -55,15 +61,6 @@ def lay_out(fields: Sequence[Field], device: torch.device) -> torch.Tensor:
             out[offset:stop] = raw
         offset = stop
     return out
-
-
-def _memory_around(last: Field, nbytes: int) -> torch.Tensor | None:
-    """All the memory of a last field, uint8 [nbytes], where it ends with that field and is as long as all fields."""
-    if isinstance(last, bytes) or not last.is_contiguous() or last.untyped_storage().nbytes() != nbytes:
-        return None
-    if (last.storage_offset() + last.numel()) * last.element_size() != nbytes:
-        return None
-    return torch.empty(0, dtype=torch.uint8, device=last.device).set_(last.untyped_storage())
 
 
 def as_bytes(tensor: torch.Tensor) -> torch.Tensor:

@@ -33,3 +33,11 @@ def test_a_part_of_a_payload_with_room_is_copied() -> None:
     part = Dense(values).slice(10, 20)
     assert unpack(part.pack()).to_dense().tolist() == list(range(10, 20))
     assert values.tolist() == list(range(20))
+
+
+def test_what_was_received_is_packed_into_memory_of_its_own() -> None:
+    """The buffer may be the sender's, or serve another payload."""
+    received = Dense(torch.arange(20)).pack()
+    packed = unpack(received).pack()
+    assert torch.equal(packed, received)
+    assert packed.data_ptr() != received.data_ptr()

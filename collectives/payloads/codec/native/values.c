@@ -1,6 +1,8 @@
 /* Values in the type they travel in: rounded to it, added in it, put where they belong. */
 #include "floats.h"
 
+#define AHEAD 32 /* entries: so long does memory take to answer */
+
 void round_to_bf16(const float *x, int64_t count, float limit, uint16_t *out) {
     for (int64_t i = 0; i < count; i++)
         out[i] = to_bf16(limited(x[i], limit));
@@ -36,8 +38,11 @@ static inline __attribute__((always_inline)) int64_t add_values_at(
         outside |= positions[i] < 0 || positions[i] >= numel;
     if (outside)
         return 0;
-    for (int64_t i = 0; i < count; i++)
+    for (int64_t i = 0; i < count; i++) {
+        if (i + AHEAD < count)
+            __builtin_prefetch(dense + positions[i + AHEAD], 1);
         dense[positions[i]] += value_at(values, i, bf16, nbytes) / divisor;
+    }
     return 1;
 }
 
