@@ -1,0 +1,102 @@
+"""Whose CPU time an exchange takes: that of named functions, each without the named ones that it calls, per thread.
+
+The functions of two versions of the exchange are named side by side; what a version lacks is passed over.
+"""
+
+from __future__ import annotations
+
+import collections
+import functools
+import importlib
+import threading
+import time
+from collections.abc import Callable
+from typing import Any
+
+PARTS = {
+    "copy in": ("compressors.ddp.reducer:Reducer._compensated", "compressors.ddp.hook:CompressionHook._screen"),
+    "encode": (
+        "compressors.ddp.reducer:Reducer._encode",
+        "compressors.ddp.reducer:Reducer._encode_unit",
+        "compressors.powersgd:PowerSgd.reduce",
+    ),
+    "pack": ("collectives.transport.messages:pack",),
+    "send": ("collectives.transport.process_group:ProcessGroupTransport.post",),
+    "wait": ("collectives.transport.process_group:_Message.wait",),
+    "unpack and add": (
+        "collectives.rounds.packed:PackedPieces._receive",
+        "collectives.payloads.unreduced_sum:UnreducedSum.add_to_",
+    ),
+    "write out": (
+        "compressors.ddp.reducer:Reducer._finish",
+        "compressors.ddp.reducer:Reducer.finish_bucket",
+        "compressors.ddp.unit:Unit.scatter_to_gradients",
+    ),
+}
+"""Part -> functions as "module:name"."""
+
+REST = "rest of the exchange thread"
+BACKWARD = "the thread of backward"
+OTHER = "other threads (gloo's)"
+ALL = (*PARTS, REST, BACKWARD, OTHER)
+
+
+class CpuByPart:
+    """CPU seconds by part since the last `start`, from the threads' own clocks; made before the functions are used."""
+
+    def __init__(self) -> None:
+        self._seconds: collections.Counter[str] = collections.Counter()
+        self._open = threading.local()
+        self._exchange_thread: int | None = None
+        for part, names in PARTS.items():
+            for name in names:
+                self._wrap(part, name)
+
+    def start(self) -> None:
+        self._seconds.clear()
+        self._before = self._clocks()
+
+    def stop(self) -> dict[str, float]:
+        """Seconds of every part; the last three hold what no named function did."""
+        process, backward, exchange = (now - then for now, then in zip(self._clocks(), self._before, strict=True))
+        named = sum(self._seconds.values())
+        rest = exchange - named if self._exchange_thread is not None else 0.0
+        others = {REST: rest, BACKWARD: backward, OTHER: process - backward - exchange}
+        return {part: self._seconds[part] for part in PARTS} | others
+
+    def _clocks(self) -> tuple[float, float, float]:
+        exchange = 0.0
+        if self._exchange_thread is not None:
+            exchange = time.clock_gettime(time.pthread_getcpuclockid(self._exchange_thread))
+        return time.process_time(), time.thread_time(), exchange
+
+    def watch(self, thread_name: str = "exchange") -> None:
+        """Find the newest thread of this name: the one whose CPU is shared out by part."""
+        found = [thread.ident for thread in threading.enumerate() if thread.name == thread_name]
+        self._exchange_thread = found[-1] if found else None
+
+    def _wrap(self, part: str, name: str) -> None:
+        module_name, _, path = name.partition(":")
+        *owners, function_name = path.split(".")
+        owner: Any = importlib.import_module(module_name)
+        for step in owners:
+            owner = getattr(owner, step, None)
+        function = vars(owner).get(function_name) if owner is not None else None
+        if function is not None:
+            setattr(owner, function_name, self._timed(part, function))
+
+    def _timed(self, part: str, function: Callable[..., Any]) -> Callable[..., Any]:
+        @functools.wraps(function)
+        def timed(*args: Any, **kwargs: Any) -> Any:
+            if threading.get_ident() != self._exchange_thread:
+                return function(*args, **kwargs)
+            around, self._open.inside = getattr(self._open, "inside", 0.0), 0.0
+            started = time.thread_time()
+            try:
+                return function(*args, **kwargs)
+            finally:
+                whole = time.thread_time() - started
+                self._seconds[part] += whole - self._open.inside
+                self._open.inside = around + whole
+
+        return timed
