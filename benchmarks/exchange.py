@@ -10,8 +10,8 @@ rank's seconds and of the mean CPU seconds of a rank.
     python benchmarks/exchange.py --powersgd                      # beside the formula of its authors' package
     python benchmarks/exchange.py --break-even [--against CHECKOUT]  # two hosts with a core each: where bf16 is faster
 
-`link_ms` is what the busiest host's frames need on the link; `of_link` is how much of the exchange that fills. The mode's
-table is printed, and its rows replace those of the same mode in `--csv`.
+`link_ms` is what the busiest host's frames need on the link; `of_link` how much of the exchange that fills; `ratio` the
+median over turns of the time beside the first way's. The table's rows replace those of the same mode in `--csv`.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ import argparse
 import contextlib
 import csv
 import dataclasses
+import itertools
 import json
 import math
 import os
@@ -74,9 +75,12 @@ def scenes(options: argparse.Namespace) -> list[Scene]:
         return [
             Scene(mode="break-even", hosts=2, rate_bps=rate, groups=groups, own_core=True) for rate in BREAK_EVEN_RATES
         ]
+    ways = tuple(options.ways or (GROUP_TOPK, "usual", BF16))
+    links = ((4, 100e6), (2, 1e9))
     return [
-        Scene(mode="exchange", hosts=4, rate_bps=100e6, groups=((*(options.ways or (GROUP_TOPK,)), "usual", BF16),)),
-        Scene(mode="exchange", hosts=2, rate_bps=1e9, groups=((*(options.ways or (GROUP_TOPK,)), BF16),)),
+        Scene(mode="exchange", hosts=hosts, rate_bps=rate, groups=(ways,))
+        for hosts, rate in links
+        if options.hosts in (None, hosts)
     ]
 
 
@@ -105,7 +109,8 @@ def main() -> int:
     mode.add_argument("--powersgd", action="store_true", help="PowerSGD beside the formula of its authors' package")
     mode.add_argument("--break-even", action="store_true", help="the link rate above which dense bf16 is faster")
     parser.add_argument("--against", type=Path, help="another checkout of this project, say of the commit before")
-    parser.add_argument("--ways", nargs="+", help="COMPRESSOR+COLLECTIVE in place of the mode's own")
+    parser.add_argument("--ways", nargs="+", help="COMPRESSOR+COLLECTIVE, usual, nothing, 'bf16 by gloo': these alone")
+    parser.add_argument("--hosts", type=int, choices=(2, 4), help="of both clusters only that of so many hosts")
     parser.add_argument("--turns", type=int, default=15)
     parser.add_argument("--per-turn", type=int, default=2, help="exchanges in a turn")
     parser.add_argument("--csv", type=Path, help=f"write the rows there, {RESULTS.relative_to(ROOT)} say")
@@ -153,7 +158,13 @@ def run_scene(scene: Scene, checkouts: dict[str, Path], options: argparse.Namesp
         job = start_hosts(cluster, folder, command)
         if code := job.wait():
             raise SystemExit(f"a host failed with exit code {code}")
-        return [json.loads(line) for line in (folder / "rows.jsonl").read_text().splitlines()]
+        rows = [json.loads(line) for line in (folder / "rows.jsonl").read_text().splitlines()]
+    first: list[float] = []
+    for row in rows:  # in the order of the groups, whose first way the others are set beside
+        if (row["way"], row["checkout"]) in ((group[0], "now") for group in scene.groups):
+            first = row["seconds"]
+        row["ratio"] = statistics.median(own / base for own, base in zip(row.pop("seconds"), first, strict=True))
+    return rows
 
 
 class Worker:
@@ -348,6 +359,7 @@ class Subject:
             "rate_bps": plan["rate_bps"],
             "way": self.way.name,
             "checkout": self.way.checkout,
+            "seconds": slowest.tolist(),
             "ms": 1e3 * seconds,
             "ms_min": 1e3 * float(slowest.min()),
             "ms_max": 1e3 * float(slowest.max()),
@@ -367,16 +379,14 @@ def print_table(rows: list[dict[str, Any]]) -> None:
     from rich.table import Table
 
     parts = [name for name in rows[0] if name.startswith("cpu_ms ")]
-    table = Table("hosts", "link", "way", "ms", "of the first", "link ms", "CPU ms", *(p.removeprefix("cpu_ms ") for p in parts))
-    first: dict[tuple[Any, ...], float] = {}
+    table = Table(
+        "hosts", "link", "way", "ms", "ratio", "link ms", "CPU ms", *(p.removeprefix("cpu_ms ") for p in parts)
+    )
     for row in rows:
-        scene = (row["hosts"], row["rate_bps"])
-        base = first.setdefault(scene, row["ms"])
         label = row["way"] + ("" if row["checkout"] == "now" else f" ({row['checkout']})")
-        table.add_row(
-            str(row["hosts"]), f"{row['rate_bps'] / 1e6:g} Mbit/s", label, f"{row['ms']:.1f}", f"{row['ms'] / base:.2f}",
-            f"{row['link_ms']:.1f}", f"{row['cpu_ms']:.1f}", *(f"{row[part]:.1f}" for part in parts),
-        )  # fmt: skip
+        figures = [f"{row[name]:.1f}" for name in ("link_ms", "cpu_ms", *parts)]
+        rate = f"{row['rate_bps'] / 1e6:g} Mbit/s"
+        table.add_row(str(row["hosts"]), rate, label, f"{row['ms']:.1f}", f"{row['ratio']:.2f}", *figures)
     Console(width=200).print(table)
 
 
@@ -389,7 +399,7 @@ def print_break_even(rows: list[dict[str, Any]]) -> None:
     found: dict[str, dict[str, str]] = {}
     for name, checkout in {(row["way"], row["checkout"]): None for row in rows if row["way"] != BF16}:
         own = [row for row in rows if (row["way"], row["checkout"]) == (name, checkout)]
-        found.setdefault(name, {})[checkout] = break_even([(row["rate_bps"], row["ms"] / row["bf16_ms"]) for row in own])
+        found.setdefault(name, {})[checkout] = break_even([(row["rate_bps"], row["ratio"]) for row in own])
     for name, by_checkout in found.items():
         table.add_row(name, *(by_checkout.get(column.header, "") for column in table.columns[1:]))
     Console(width=120).print(table)
@@ -400,7 +410,7 @@ def break_even(points: list[tuple[float, float]]) -> str:
     points = sorted(points)
     if points[0][1] >= 1:
         return f"below {points[0][0] / 1e6:g} Mbit/s"
-    for (low, a), (high, b) in zip(points, points[1:]):
+    for (low, a), (high, b) in itertools.pairwise(points):
         if a < 1 <= b:
             share = -math.log(a) / (math.log(b) - math.log(a))
             return f"{math.exp(math.log(low) + share * (math.log(high) - math.log(low))) / 1e6:.0f} Mbit/s"

@@ -1,4 +1,4 @@
-"""Ways to exchange one gradient, each behind DistributedDataParallel: this project's, and what it is measured against."""
+"""Ways to exchange one gradient, behind DistributedDataParallel: this project's, and others to measure it against."""
 
 from __future__ import annotations
 

@@ -13,7 +13,7 @@ from typing import ClassVar
 
 from typing_extensions import override
 
-from collectives.base import BoundCollective, Collective, Downlink
+from collectives.base import BoundCollective, Collective, Downlink, PendingSum
 from collectives.payloads.base import Payload, PayloadError
 from collectives.payloads.unreduced_sum import UnreducedSum
 from collectives.rounds.base import Piece, Round
@@ -59,9 +59,21 @@ class BoundAllgather(BoundCollective):
 
     @override
     def sum_like(self, payload: Payload, layout: Layout, op: ReduceOp) -> Payload:
+        return BoundAllgather.start_like(self, payload, layout, op).finish()
+
+    @override
+    def start_like(self, payload: Payload, layout: Layout, op: ReduceOp) -> PendingSum:
         if op == "max":
             raise PayloadError("allgather leaves a sum of terms, which has no maximum; use collective native or ring")
-        return UnreducedSum(self.gather(payload, layout))
+        pieces = PackedPieces(self.transport, payload, layout)
+        (round_,) = Allgather().rounds(self.transport.world_size, self.transport.rank, layout)
+        incoming = pieces.post(round_)
+
+        def finish() -> Payload:
+            pieces.apply(round_, incoming)
+            return UnreducedSum(pieces.terms((0, layout.numel, 0)))
+
+        return PendingSum(wait=incoming.wait, finish=finish)
 
     def gather(self, payload: Payload, layout: Layout) -> list[Payload]:
         """Every rank's payload, none of them longer than the layout, in rank order; every rank must call."""

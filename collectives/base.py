@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import abc
 import dataclasses
-from typing import Any, ClassVar, Protocol
+from collections.abc import Callable
+from typing import Any, ClassVar, Protocol, Self
 
 import torch
 
@@ -21,7 +22,7 @@ from collectives.rounds.packed import PackedPieces
 from collectives.transport import messages
 from collectives.transport.base import ReduceOp, Transport
 
-__all__ = ["BoundCollective", "Collective", "Downlink", "Key"]
+__all__ = ["BoundCollective", "Collective", "Downlink", "Key", "PendingSum"]
 
 
 class Downlink(Protocol):
@@ -129,6 +130,24 @@ class Collective(Options, abc.ABC):
         return sum(round_.nbytes(message) for round_ in rounds for message in round_.sends)
 
 
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class PendingSum:
+    """A sum under way.
+
+    Attributes:
+        wait: blocks until nothing is to come from other ranks; `finish` does so too.
+        finish: does what is left, which sends nothing, and returns the sum; to be called once.
+    """
+
+    wait: Callable[[], object]
+    finish: Callable[[], Payload]
+
+    @classmethod
+    def done(cls, total: Payload) -> Self:
+        """A sum that is there."""
+        return cls(wait=lambda: None, finish=lambda: total)
+
+
 class BoundCollective:
     """A collective at work. All ranks call with payloads of one kind and length, in the same order.
 
@@ -157,6 +176,13 @@ class BoundCollective:
             TransportError: a rank was lost, or did not answer in time.
             PayloadError: this kind cannot ride here.
         """
+        return self.start(payload, key, op).finish()
+
+    def start(self, payload: Payload, key: Key, op: ReduceOp = "sum") -> PendingSum:
+        """Begin a `sum`, and return while its messages are under way where all of them leave at its beginning.
+
+        Several sums may be under way: all ranks start them in the same order and finish them in any.
+        """
         for leaf in leaves(payload):
             if reason := self.options.refusal(type(leaf)):
                 raise PayloadError(reason)
@@ -165,12 +191,22 @@ class BoundCollective:
                     f"a maximum over ranks needs element-wise payloads, and {type(leaf).__name__} is not one"
                 )
         if self.transport.world_size == 1:
-            return payload
+            return PendingSum.done(payload)
         layout = Layout.of(payload, key)
         groups = layout.by_type() if self.options.carries_wires else []
         if len(groups) > 1:
-            return self._sum_by_type(leaves(payload), groups, key, op)
-        return self.sum_like(payload, layout, op)
+            return self._start_by_type(leaves(payload), groups, key, op)
+        return self.start_like(payload, layout, op)
+
+    def start_like(self, payload: Payload, layout: Layout, op: ReduceOp) -> PendingSum:
+        """`start` for what `sum_like` takes; all is done at once where messages depend on what came before them."""
+        return PendingSum.done(self.sum_like(payload, layout, op))
+
+    def __init_subclass__(cls, **kwargs: Any) -> None:
+        """A class that says anew how it sums does not inherit how that was begun."""
+        super().__init_subclass__(**kwargs)
+        if "sum_like" in cls.__dict__ and "start_like" not in cls.__dict__:
+            cls.start_like = BoundCollective.start_like  # type: ignore[method-assign]
 
     def sum_like(self, payload: Payload, layout: Layout, op: ReduceOp) -> Payload:
         """`sum` for two ranks or more and payloads that may ride here.
@@ -191,16 +227,20 @@ class BoundCollective:
         run_in_place(self.transport, wire, rounds, op, self._scratch)
         return payload.with_wire(wire)
 
-    def _sum_by_type(
+    def _start_by_type(
         self, payloads: tuple[Payload, ...], groups: list[tuple[int, ...]], key: Key, op: ReduceOp
-    ) -> Payload:
+    ) -> PendingSum:
         """Element-wise payloads of several types: those of one type travel together."""
-        totals = list(payloads)
-        for indices in groups:
-            total = self.sum(Bundle([payloads[index] for index in indices]), key, op)
-            for index, leaf in zip(indices, leaves(total), strict=True):
-                totals[index] = leaf
-        return Bundle(totals)
+        sums = [self.start(Bundle([payloads[index] for index in indices]), key, op) for indices in groups]
+
+        def finish() -> Payload:
+            totals = list(payloads)
+            for indices, sum_ in zip(groups, sums, strict=True):
+                for index, leaf in zip(indices, leaves(sum_.finish()), strict=True):
+                    totals[index] = leaf
+            return Bundle(totals)
+
+        return PendingSum(wait=lambda: [sum_.wait() for sum_ in sums], finish=finish)
 
     def broadcast(self, payload: Payload | None, src: int, key: Key) -> Payload:
         """`payload` of rank `src`, on every rank; the others pass None. Every rank must call.

@@ -12,10 +12,10 @@ import dataclasses
 import torch
 from typing_extensions import override
 
-from collectives.base import BoundCollective, Collective, Downlink
+from collectives.base import BoundCollective, Collective, Downlink, PendingSum
 from collectives.payloads.base import Payload, PayloadError
 from collectives.rounds.layout import Layout
-from collectives.transport.base import ReduceOp, Transport
+from collectives.transport.base import Done, ReduceOp, Transport
 
 
 @dataclasses.dataclass(kw_only=True)
@@ -53,12 +53,20 @@ class BoundNative(BoundCollective):
 
     @override
     def sum_like(self, payload: Payload, layout: Layout, op: ReduceOp) -> Payload:
+        return BoundNative.start_like(self, payload, layout, op).finish()
+
+    @override
+    def start_like(self, payload: Payload, layout: Layout, op: ReduceOp) -> PendingSum:
         wire = payload.wire
         if wire.dtype == torch.int16:
             raise PayloadError("native cannot add 16-bit integers; use 8- or 32-bit ones, or collective ring")
-        if wire.numel():
-            self.transport.all_reduce_(wire, op)
-        if wire.dtype in (torch.float16, torch.bfloat16):
-            limit = torch.finfo(wire.dtype).max
-            wire.clamp_(-limit, limit)  # the backend overflows where the other collectives saturate
-        return payload.with_wire(wire)
+        pending = self.transport.start_all_reduce_(wire, op) if wire.numel() else Done()
+
+        def finish() -> Payload:
+            pending.wait()
+            if wire.dtype in (torch.float16, torch.bfloat16):
+                limit = torch.finfo(wire.dtype).max
+                wire.clamp_(-limit, limit)  # the backend overflows where the other collectives saturate
+            return payload.with_wire(wire)
+
+        return PendingSum(wait=pending.wait, finish=finish)

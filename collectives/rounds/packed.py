@@ -11,7 +11,7 @@ from collectives.payloads.bundle import Bundle, members
 from collectives.rounds.base import Message, Piece, Place, Round
 from collectives.rounds.layout import Layout
 from collectives.transport import messages
-from collectives.transport.base import Transport
+from collectives.transport.base import Incoming, Transport
 
 
 class PackedPieces:
@@ -56,11 +56,18 @@ class PackedPieces:
     def run(self, rounds: Iterable[Round]) -> None:
         """Carry out rounds of packed payloads."""
         for round_ in rounds:
-            sends = [(self._pack(message), message.peer) for message in round_.sends]
-            receives = [(self._bound(message), message.peer) for message in round_.receives]
-            buffers = self._transport.send_receive(sends, receives)
-            for message, buffer in zip(round_.receives, buffers, strict=True):
-                self._receive(message, buffer)
+            self.apply(round_, self.post(round_))
+
+    def post(self, round_: Round) -> Incoming:
+        """Start the messages of a round."""
+        sends = [(self._pack(message), message.peer) for message in round_.sends]
+        receives = [(self._bound(message), message.peer) for message in round_.receives]
+        return self._transport.send_receive(sends, receives)
+
+    def apply(self, round_: Round, incoming: Incoming) -> None:
+        """Wait for the messages of a round, and do with each what the round says."""
+        for message, buffer in zip(round_.receives, incoming.wait(), strict=True):
+            self._receive(message, buffer)
 
     def _bound(self, message: Message) -> int:
         return messages.bound_nbytes(message.numel, self._num_leaves)

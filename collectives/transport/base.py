@@ -107,6 +107,31 @@ class Pending(abc.ABC):
         """
 
 
+class Done(Pending):
+    """What was done before anybody waited."""
+
+    def wait(self) -> None:
+        """Return at once."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Incoming:
+    """Messages under way in both directions, and where they arrive.
+
+    Attributes:
+        buffers: uint8, one per message received.
+        pendings: of all messages, sent ones included.
+    """
+
+    buffers: list[torch.Tensor]
+    pendings: list[Pending]
+
+    def wait(self) -> list[torch.Tensor]:
+        """Return the buffers, filled."""
+        wait_all(self.pendings)
+        return self.buffers
+
+
 Send = tuple[torch.Tensor, int]
 """(contiguous tensor, to)"""
 Receive = tuple[torch.Tensor, int]
@@ -172,8 +197,8 @@ class Transport(abc.ABC):
         Where the peers' posts mirror each other, no order of waiting can block; tensors must hold at least one element.
         """
 
-    def send_receive(self, sends: Sequence[Send], receives: Sequence[tuple[int, int]]) -> list[torch.Tensor]:
-        """Messages whose length only the sender knows, all under way at once; returns when all are done.
+    def send_receive(self, sends: Sequence[Send], receives: Sequence[tuple[int, int]]) -> Incoming:
+        """Start messages whose length only the sender knows, all at once.
 
         Args:
             sends: (uint8 1-D message, to).
@@ -183,12 +208,17 @@ class Transport(abc.ABC):
             One uint8 buffer per receive, at least as long as its message, whose own header tells where it ends.
         """
         buffers = [torch.empty(bound, dtype=torch.uint8, device=self.device) for bound, _ in receives]
-        wait_all(self.post(sends, [(buffer, source) for buffer, (_, source) in zip(buffers, receives, strict=True)]))
-        return buffers
+        incoming = [(buffer, source) for buffer, (_, source) in zip(buffers, receives, strict=True)]
+        return Incoming(buffers, self.post(sends, incoming))
 
     @abc.abstractmethod
     def all_reduce_(self, tensor: torch.Tensor, op: ReduceOp = "sum") -> None:
         """The backend's own all-reduce in place; every rank must call. Bytes are counted by the ring's formula."""
+
+    def start_all_reduce_(self, tensor: torch.Tensor, op: ReduceOp = "sum") -> Pending:
+        """`all_reduce_` under way, where the backend can; several may be, started in one order on all ranks."""
+        self.all_reduce_(tensor, op)
+        return Done()
 
     def all_reduce_scalars(self, values: Sequence[float], op: ReduceOp = "max") -> list[float]:
         """Flags and shared scalars, combined in float64 in rank order; counted as control. Every rank must call.

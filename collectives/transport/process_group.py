@@ -19,7 +19,18 @@ import torch.distributed as dist
 from torch.distributed.distributed_c10d import PrefixStore, _get_default_store
 from typing_extensions import override
 
-from collectives.transport.base import Ledger, Pending, Receive, ReduceOp, Send, Transport, TransportError, wait_all
+from collectives.transport.base import (
+    Done,
+    Incoming,
+    Ledger,
+    Pending,
+    Receive,
+    ReduceOp,
+    Send,
+    Transport,
+    TransportError,
+    wait_all,
+)
 from collectives.transport.failure_detector import failure_detector
 
 _OPS = {"sum": dist.ReduceOp.SUM, "max": dist.ReduceOp.MAX}
@@ -78,7 +89,7 @@ class ProcessGroupTransport(Transport):
             ]
 
     @override
-    def send_receive(self, sends: Sequence[Send], receives: Sequence[tuple[int, int]]) -> list[torch.Tensor]:
+    def send_receive(self, sends: Sequence[Send], receives: Sequence[tuple[int, int]]) -> Incoming:
         """On NCCL the lengths travel first."""
         if not self.in_step:
             return super().send_receive(sends, receives)
@@ -92,19 +103,23 @@ class ProcessGroupTransport(Transport):
                 )
             )
         buffers = [torch.empty(int(length), dtype=torch.uint8, device=self.device) for length in incoming]
-        wait_all(self.post(sends, [(buffer, source) for buffer, (_, source) in zip(buffers, receives, strict=True)]))
-        return buffers
+        incoming_messages = [(buffer, source) for buffer, (_, source) in zip(buffers, receives, strict=True)]
+        return Incoming(buffers, self.post(sends, incoming_messages))
 
     @override
     def all_reduce_(self, tensor: torch.Tensor, op: ReduceOp = "sum") -> None:
+        self.start_all_reduce_(tensor, op).wait()
+
+    @override
+    def start_all_reduce_(self, tensor: torch.Tensor, op: ReduceOp = "sum") -> Pending:
         if self.world_size == 1:
-            return
+            return Done()
         with self.ledger.timed():
             nbytes = tensor.numel() * tensor.element_size()
             self.ledger.book(round(2 * (self.world_size - 1) / self.world_size * nbytes), from_formula=True)
             options = dist.AllreduceOptions()
             options.reduceOp = _OPS[op]
-            self._wait_for_all(self._backend().allreduce([tensor], options))
+            return _AllReduce(self, self._backend().allreduce([tensor], options))
 
     @override
     def view(self, ranks: Sequence[int]) -> ProcessGroupTransport:
@@ -206,6 +221,18 @@ def backend_failure(error: RuntimeError) -> TransportError | None:
     if not isinstance(error, dist.DistBackendError) and "gloo" not in str(error):
         return None
     return ProcessGroupTransport()._lost(None, str(error))
+
+
+class _AllReduce(Pending):
+    """The backend's own all-reduce."""
+
+    def __init__(self, transport: ProcessGroupTransport, work: dist.Work) -> None:
+        self._transport = transport
+        self._work = work
+
+    def wait(self) -> None:
+        with self._transport.ledger.timed():
+            self._transport._wait_for_all(self._work)
 
 
 class _Message(Pending):

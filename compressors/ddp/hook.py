@@ -7,10 +7,13 @@ Future surfaces garbled, an unset one hangs.
 
 from __future__ import annotations
 
+import collections
 import dataclasses
+import functools
 import queue
 import threading
 import time
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -21,7 +24,7 @@ from typing_extensions import override
 from collectives.base import Collective
 from compressors.ddp.bucket import Bucket
 from compressors.ddp.channel import Channel, Nonfinite, Trigger, await_command, own_transport, zero_nonfinite_
-from compressors.ddp.reducer import Reducer
+from compressors.ddp.reducer import DONE, PendingReduction, Reducer
 from compressors.ddp.report import StepReport
 from compressors.layer import Step, layers_of
 
@@ -30,7 +33,7 @@ class NonFiniteGradient(RuntimeError):
     """A gradient held NaN or infinity and the run asked to stop at that."""
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
+@dataclasses.dataclass(kw_only=True, eq=False)
 class _Job:
     """One bucket on its way through the communication thread.
 
@@ -41,6 +44,7 @@ class _Job:
         is_last: of this step.
         arrived: when DDP handed it over, in seconds of `time.perf_counter`.
         ready: on a GPU, when the gradients will be there.
+        pending: the exchange, once it is under way.
     """
 
     future: torch.futures.Future[torch.Tensor]
@@ -49,6 +53,7 @@ class _Job:
     is_last: bool
     arrived: float
     ready: torch.cuda.Event | None
+    pending: PendingReduction = DONE
 
 
 class CompressionHook(Channel):
@@ -187,35 +192,61 @@ class CompressionHook(Channel):
         self._saw_nonfinite = False
 
     def _serve(self) -> None:
-        """The communication thread, until it is given nothing to do."""
-        while jobs := self._jobs.get():
-            try:
-                if self._failure is None and self._trigger == "sync":
-                    await_command(self.transport)
-                for job in jobs:
-                    if self._failure is None:
-                        self._exchange(job)
-            except Exception as error:  # noqa: BLE001 - kept for whoever waits for the step
-                self._failure = error
-            for job in jobs:
-                job.future.set_result(job.buffer)
+        """The communication thread, until it is given nothing to do.
 
-    def _exchange(self, job: _Job) -> None:
-        """Replace the bucket's gradients by the mean of what all ranks sent."""
+        A bucket that waits to be sent comes before one that waits to be decoded, so that the link does not idle.
+        """
+        under_way: collections.deque[_Job] = collections.deque()
+        closing = False
+        while under_way or not closing:
+            if under_way and self._jobs.empty():
+                self._attempt(under_way[0].pending.wait)
+            if under_way and self._jobs.empty():  # nothing was handed over meanwhile
+                self._land(under_way.popleft())
+            else:
+                jobs = self._jobs.get()
+                self._launch(jobs)
+                under_way += jobs
+                closing = not jobs
+
+    def _launch(self, jobs: list[_Job]) -> None:
+        """Encode buckets and send them off."""
+        if jobs and self._trigger == "sync":
+            self._attempt(lambda: await_command(self.transport))
+        for job in jobs:
+            self._attempt(functools.partial(self._start, job))
+
+    def _land(self, job: _Job) -> None:
+        """Hand a bucket back, with the mean of what all ranks sent unless something failed."""
+        self._attempt(functools.partial(self._finish, job))
+        job.future.set_result(job.buffer)
+
+    def _attempt(self, work: Callable[[], object]) -> None:
+        """Do a part of the exchange unless one has failed; a failure is kept for whoever waits for the step."""
+        if self._failure is not None:
+            return
+        started = time.perf_counter()
+        try:
+            work()
+        except Exception as error:  # noqa: BLE001 - kept for whoever waits for the step
+            self._failure = error
+        self._report.exchange_s = (self._report.exchange_s or 0.0) + time.perf_counter() - started
+
+    def _start(self, job: _Job) -> None:
         if job.ready is not None:
             self._stream = self._stream or torch.cuda.Stream(job.buffer.device)
             torch.cuda.set_stream(self._stream)
             self._stream.wait_event(job.ready)
-        started = time.perf_counter()
-        report = self._report
         self._screen(job.buffer)
-        self.reducer.reduce(job.bucket, self.collective.sum, self.transport)
-        report.encoded += job.bucket.encoded
+        job.pending = self.reducer.start(job.bucket, self.collective.start, self.transport)
+
+    def _finish(self, job: _Job) -> None:
+        job.pending.finish()
+        self._report.encoded += job.bucket.encoded
+        self._report.encode_s = (self._report.encode_s or 0.0) + job.bucket.encode_s
         if job.is_last:
             self._conclude()
-            report.exposed_s = time.perf_counter() - job.arrived
-        report.encode_s = (report.encode_s or 0.0) + job.bucket.encode_s
-        report.exchange_s = (report.exchange_s or 0.0) + time.perf_counter() - started
+            self._report.exposed_s = time.perf_counter() - job.arrived
 
     def _screen(self, buffer: torch.Tensor) -> None:
         """Keep NaN and infinity away from the compressor: residuals would never recover."""

@@ -18,7 +18,7 @@ from typing import Any
 
 import torch
 
-from collectives.base import Key
+from collectives.base import Key, PendingSum
 from collectives.payloads.base import Payload
 from collectives.payloads.bundle import Bundle, members
 from collectives.payloads.dense import Dense
@@ -35,6 +35,24 @@ from compressors.state import Memory, copies
 
 SumPayloads = Callable[[Payload, Key], Payload]
 """(this rank's message, ids of the layers inside) -> the sum over ranks"""
+StartSum = Callable[[Payload, Key], PendingSum]
+"""the same, under way"""
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class PendingReduction:
+    """A bucket's exchange under way.
+
+    Attributes:
+        wait: blocks until nothing is to come from other ranks.
+        finish: does so too, and replaces the bucket's gradients; sends nothing; to be called once.
+    """
+
+    wait: Callable[[], object]
+    finish: Callable[[], None]
+
+
+DONE = PendingReduction(wait=lambda: None, finish=lambda: None)
 
 
 class Reducer:
@@ -77,13 +95,24 @@ class Reducer:
         Raises:
             TransportError: a rank was lost, or did not answer in time.
         """
+        self.start(bucket, lambda payload, key: PendingSum.done(sum_payloads(payload, key)), transport).finish()
+
+    def start(self, bucket: Bucket, start_sum: StartSum, transport: Transport) -> PendingReduction:
+        """Begin `reduce`: what this rank sends is on its way when it returns, so that the next bucket can be encoded.
+
+        A compressor of several rounds does everything at once. Args and errors as of `reduce`, with
+        `BoundCollective.start` for `start_sum`.
+        """
         units = self._units(bucket)
         if self.compressor.several_rounds:
-            self._reduce_in_rounds(units, bucket, sum_payloads)
-        elif units:
-            # A collective that keeps something per layer needs the ids in the order in which the message holds them.
-            key = tuple(layer.id for unit in units for layer in unit.layers)
-            self._finish(units, sum_payloads(self._message(units, bucket, transport), key), bucket)
+            self._reduce_in_rounds(units, bucket, lambda payload, key: start_sum(payload, key).finish())
+            return DONE
+        if not units:
+            return DONE
+        # A collective that keeps something per layer needs the ids in the order in which the message holds them.
+        key = tuple(layer.id for unit in units for layer in unit.layers)
+        pending = start_sum(self._message(units, bucket, transport), key)
+        return PendingReduction(wait=pending.wait, finish=lambda: self._finish(units, pending.finish(), bucket))
 
     def message(self, bucket: Bucket, transport: Transport | None = None) -> Payload | None:
         """Return the first half of `reduce`, for who adds messages elsewhere; None for a bucket without elements.

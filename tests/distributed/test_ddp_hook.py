@@ -15,7 +15,7 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 from collectives.allgather import Allgather, BoundAllgather
-from collectives.base import Downlink
+from collectives.base import Downlink, PendingSum
 from collectives.native import Native
 from collectives.ring import Ring
 from collectives.transport.base import Transport, TransportError
@@ -219,6 +219,23 @@ def accumulated(rank: int) -> torch.Tensor:
     return torch.cat([cast(torch.Tensor, p.grad).flatten() for p in ddp.parameters()])
 
 
+def ahead(rank: int) -> list[str]:
+    """What is started and finished in a step of several buckets that are all there."""
+    ddp = wrapped(bucket_cap_mb=3e-4)
+    hook = attach(ddp, "topk:ratio=0.1", "allgather", trigger="sync")
+    start, events = hook.collective.start, []
+
+    def watched(*args: Any) -> PendingSum:
+        events.append("start")
+        pending = start(*args)
+        return dataclasses.replace(pending, finish=lambda: (events.append("finish"), pending.finish())[1])
+
+    hook.collective.start = watched  # type: ignore[method-assign]
+    train(ddp, hook, range(2))  # DDP's first step is one bucket
+    hook.close()
+    return events[2:]
+
+
 SCENES: dict[str, Callable[[int], Any]] = {
     scene.__name__: scene
     for scene in (
@@ -232,6 +249,7 @@ SCENES: dict[str, Callable[[int], Any]] = {
         forgotten,
         closed,
         accumulated,
+        ahead,
     )
 }
 
@@ -268,6 +286,11 @@ def test_compressed_ranks_stay_equal_and_every_byte_is_counted(played: list[dict
     dense_nbytes = 4 * first["weights"].numel() * 4  # fp32, in 4 steps of a ring of two
     assert 0 < first["nbytes"] < dense_nbytes / 4
     assert all(norm > 0 for norm in first["residuals"].values())
+
+
+def test_the_next_bucket_is_sent_before_the_first_is_decoded(played: list[dict[str, Any]]) -> None:
+    for rank in played:
+        assert rank["ahead"] == ["start", "start", "finish", "finish"]
 
 
 def test_a_saved_state_goes_on_bit_for_bit(played: list[dict[str, Any]]) -> None:
