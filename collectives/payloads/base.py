@@ -154,6 +154,15 @@ class Payload(abc.ABC):
         """
         return False
 
+    def write_to(self, parts: Sequence[torch.Tensor], *, divisor: float) -> bool:
+        """`parts`, laid end to end, become self / divisor in one pass; False, and nothing done, where that has no way.
+
+        Args:
+            parts: floating, 1-D, as many elements together as this payload stands for; overwritten.
+            divisor: of the values.
+        """
+        return False
+
     @abc.abstractmethod
     def subtract_from_(self, dense: torch.Tensor) -> None:
         """`dense -= self`: turns a compensated gradient into the residual. Mutates `dense`, floating [numel]."""

@@ -15,6 +15,8 @@ from collectives.payloads.base import Header, Payload
 from collectives.payloads.codec.values import add_divided_
 from collectives.payloads.dense import Dense
 from collectives.payloads.errors import PayloadError
+from collectives.payloads.indexed_values import IndexedValues
+from collectives.payloads.written_sum import write_sum_
 
 
 @dataclasses.dataclass(eq=False)
@@ -76,6 +78,11 @@ class UnreducedSum(Payload):
             dense.div_(divisor)
         else:
             add_divided_(dense, self.to_dense(), divisor)
+
+    @override
+    def write_to(self, parts: Sequence[torch.Tensor], *, divisor: float) -> bool:
+        terms = [term for term in self.terms if isinstance(term, IndexedValues)]
+        return len(terms) == len(self.terms) and write_sum_(terms, parts, divisor=divisor)
 
     @override
     def subtract_from_(self, dense: torch.Tensor) -> None:

@@ -254,7 +254,10 @@ class Reducer:
         numels = [unit.layer.numel for unit in units]
         if units and (self._scratch.numel() < max(numels) or self._scratch.device != units[0].gradients[0].device):
             self._scratch = torch.empty(max(numels), device=units[0].gradients[0].device)
+        averages = type(self.compressor).finish is Compressor.finish
         for unit, part in zip(units, members(total, numels), strict=True):
+            if (unit.dense or averages) and part.write_to(unit.gradients, divisor=bucket.step.world_size):
+                continue
             alone = len(unit.gradients) == 1
             out = unit.gradients[0] if alone else self._scratch[: unit.layer.numel]
             if unit.dense:

@@ -1,0 +1,49 @@
+/* A sum of sparse terms written once: a block of the result stays in the cache while all terms add to it. */
+#include "floats.h"
+
+enum { BLOCK = 8192 };
+
+static inline __attribute__((always_inline)) float wide(const void *values, int64_t i, int64_t kind) {
+    if (kind == 0)
+        return ((const float *)values)[i];
+    uint16_t half = ((const uint16_t *)values)[i];
+    return kind == 1 ? from_fp16(half) : from_bf16(half);
+}
+
+static inline __attribute__((always_inline)) void add_term(
+    const void *values, int64_t kind, const int64_t *positions, int64_t count, int64_t *next, int64_t start,
+    int64_t stop, float divisor, float *block) {
+    int64_t i = *next;
+    for (; i < count && positions[i] >= start && positions[i] < stop; i++)
+        block[positions[i] - start] += wide(values, i, kind) / divisor;
+    *next = i;
+}
+
+/* Elements start..start+numel-1 of (term 0 + term 1 + ...) / divisor, from each term's entry `next`, which moves on.
+ * kinds: 0 fp32, 1 fp16, 2 bf16. divide_first: every value before it is added; else the sum. Positions ascend; an entry
+ * that does not lie within stops its term. */
+void write_sum(
+    const int64_t *values, const int64_t *kinds, const int64_t *positions, const int64_t *counts, int64_t *next,
+    int64_t num_terms, int64_t start, float divisor, int64_t divide_first, float *out, int64_t numel) {
+    float each = divide_first ? divisor : 1.0f;
+    for (int64_t from = 0; from < numel; from += BLOCK) {
+        int64_t length = numel - from < BLOCK ? numel - from : BLOCK;
+        float *block = out + from;
+        int64_t first = start + from;
+        for (int64_t i = 0; i < length; i++)
+            block[i] = 0.0f;
+        for (int64_t t = 0; t < num_terms; t++) {
+            const void *held = (const void *)values[t];
+            const int64_t *places = (const int64_t *)positions[t];
+            if (kinds[t] == 0)
+                add_term(held, 0, places, counts[t], next + t, first, first + length, each, block);
+            else if (kinds[t] == 1)
+                add_term(held, 1, places, counts[t], next + t, first, first + length, each, block);
+            else
+                add_term(held, 2, places, counts[t], next + t, first, first + length, each, block);
+        }
+        if (!divide_first)
+            for (int64_t i = 0; i < length; i++)
+                block[i] /= divisor;
+    }
+}

@@ -1,0 +1,51 @@
+"""A sum of values at positions, written once into tensors laid end to end, such as the layers of a bucket."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import torch
+
+from collectives.kernels.loop import Float, Int, Loop, array
+from collectives.payloads.indexed_values import IndexedValues
+
+_LONGS, _FLOATS = array(torch.int64), array(torch.float32)
+_WRITE = Loop("write_sum", _LONGS, _LONGS, _LONGS, _LONGS, _LONGS, Int, Int, Float, Int, _FLOATS, Int)
+_KINDS = {torch.float32: 0, torch.float16: 1, torch.bfloat16: 2}
+
+
+def write_sum_(terms: Sequence[IndexedValues], parts: Sequence[torch.Tensor], *, divisor: float) -> bool:
+    """`parts`, laid end to end, become (term 0 + term 1 + ...) / divisor: the bits of `UnreducedSum.add_to_` on zeros.
+
+    Args:
+        terms: of one length, at least one.
+        parts: 1-D, as many elements together as a term; overwritten.
+        divisor: of the sum.
+
+    Returns:
+        False, and nothing done, where no native loop serves these tensors.
+
+    Raises:
+        IndexError: positions do not ascend within the terms' length.
+    """
+    tensors = [*parts, *(term.values for term in terms)]
+    if any(part.dtype != torch.float32 or not part.is_contiguous() for part in parts):
+        return False
+    if any(term.values.dtype not in _KINDS for term in terms) or not _WRITE.serves(*tensors):
+        return False
+    values, positions = [term.values.contiguous() for term in terms], [term.positions for term in terms]
+    kinds = torch.tensor([_KINDS[held.dtype] for held in values])
+    at_values, at_positions = (torch.tensor([t.data_ptr() for t in tensors]) for tensors in (values, positions))
+    counts, following = torch.tensor([held.numel() for held in values]), torch.zeros(len(values), dtype=torch.int64)
+    divide_first = math.frexp(divisor)[0] == 0.5  # by a power of two, which is exact
+    start = 0
+    for part in parts:
+        _WRITE(
+            at_values, kinds, at_positions, counts, following, len(terms), start, divisor, divide_first, part,
+            part.numel(),
+        )  # fmt: skip
+        start += part.numel()
+    if not torch.equal(following, counts):
+        raise IndexError(f"positions do not ascend within the {start} elements")
+    return True

@@ -1,0 +1,59 @@
+"""Sums written once: the bits of adding term by term to zeros, wherever the result is cut."""
+
+from __future__ import annotations
+
+import itertools
+
+import pytest
+import torch
+
+from collectives.payloads.sparse import Sparse
+from collectives.payloads.unreduced_sum import UnreducedSum
+from collectives.payloads.written_sum import write_sum_
+from tests.testing.hard_numbers import hard_numbers
+from tests.testing.loops import needs_loops
+
+DTYPES = (torch.float32, torch.float16, torch.bfloat16)
+
+
+def term(numel: int, seed: int, dtype: torch.dtype) -> Sparse:
+    generator = torch.Generator().manual_seed(seed)
+    values = hard_numbers(seed, most=numel)[:numel].clamp(-6e4, 6e4).to(dtype)
+    positions = torch.randperm(numel, generator=generator)[: values.numel()].sort().values
+    return Sparse(numel, positions, values)
+
+
+def cuts(numel: int, seed: int) -> list[int]:
+    generator = torch.Generator().manual_seed(seed)
+    borders = [0, *torch.randint(0, numel + 1, (seed % 5,), generator=generator).sort().values.tolist(), numel]
+    return [stop - start for start, stop in itertools.pairwise(borders)]
+
+
+@needs_loops
+@pytest.mark.parametrize("seed", range(200))
+def test_it_has_the_bits_of_adding_term_by_term(seed: int) -> None:
+    numel, num_terms = (1, 300, 8192, 20_011)[seed % 4], 1 + seed % 5
+    terms = [term(numel, 1000 * seed + number, DTYPES[(seed + number) % 3]) for number in range(num_terms)]
+    total, expected = UnreducedSum(terms), torch.zeros(numel)
+    total.add_to_(expected, divisor=num_terms)
+    written = torch.full((numel,), torch.nan)
+    assert total.write_to(written.split(cuts(numel, seed)), divisor=num_terms)
+    assert torch.equal(written.nan_to_num(nan=7e30), expected.nan_to_num(nan=7e30))
+    assert torch.equal(written.signbit(), expected.signbit()) or bool(expected.isnan().any())
+
+
+@needs_loops
+def test_positions_that_do_not_ascend_are_an_error_and_nothing_outside_is_written() -> None:
+    around = torch.zeros(30)
+    payload = term(10, 1, torch.float32)
+    payload.indices, payload.values = torch.tensor([3, 2, 12]), torch.ones(3)
+    with pytest.raises(IndexError, match="ascend"):
+        write_sum_([payload], [around[10:20]], divisor=1)
+    assert not around[:10].any()
+    assert not around[20:].any()
+
+
+def test_other_types_and_layouts_are_left_to_others() -> None:
+    payload = term(10, 1, torch.float32)
+    assert not write_sum_([payload], [torch.zeros(10, dtype=torch.float64)], divisor=1)
+    assert not write_sum_([payload], [torch.zeros(20)[::2]], divisor=1)
