@@ -68,7 +68,7 @@ def scenes(options: argparse.Namespace) -> list[Scene]:
     if options.step:
         return [Scene(mode="step", hosts=4, rate_bps=100e6, groups=(("nothing", GROUP_TOPK),), whole_step=True)]
     if options.powersgd:
-        ours = ("powersgd+native", "powersgd:one_factor=true+native", "powersgd of its authors")
+        ours = ("powersgd+native", "powersgd:alternate=true+native", "powersgd of its authors")
         return [Scene(mode="powersgd", hosts=2, rate_bps=1e9, groups=(ours,))]
     if options.break_even:
         groups = tuple((BF16, way) for way in options.ways or all_pairs())
@@ -234,7 +234,7 @@ class Worker:
 
     def _checkouts_of(self, name: str) -> list[str]:
         """Only this project's own ways differ between its checkouts."""
-        return list(self.plan["checkouts"]) if "+" in name and "one_factor" not in name else ["now"]
+        return list(self.plan["checkouts"]) if "+" in name and "alternate" not in name else ["now"]
 
     def _in_turn(self, what: str, work: Any, *, mine: bool) -> None:
         """Work while all others wait for it; a process that fails lets the others' wait end."""

@@ -150,20 +150,29 @@ class Compressor(Options, abc.ABC):
         return None
 
     def reduce(
-        self, compressed: Given, rest: Sequence[torch.Tensor], step: Step, average: Average
+        self,
+        compressed: Given,
+        rest: Sequence[torch.Tensor],
+        step: Step,
+        average: Average,
+        updates: Sequence[torch.Tensor],
     ) -> list[torch.Tensor]:
-        """Return the updates of all tensors, in their order, fp32: for methods of several rounds; every rank must call.
+        """Write the updates of compressed layers: for methods of several rounds; every rank must call.
 
         Args:
             compressed: the layers that the policy does not leave dense.
             rest: what the policy sends as it is, fp32 and 1-D.
             step: where training is.
             average: sends a tensor in one message.
+            updates: of the compressed layers, floating, 1-D and contiguous; overwritten.
+
+        Returns:
+            The updates of `rest`, fp32.
         """
         raise TypeError(f"{self.component_name} takes one round; call encode")
 
-    def num_exchanged(self, layer: Layer) -> int:
-        """Return how many fp32 numbers `reduce` sends for a compressed layer, over all rounds."""
+    def num_exchanged(self, layer: Layer, step: Step) -> int:
+        """Return how many fp32 numbers `reduce` sends for a compressed layer at this step, over all rounds."""
         raise TypeError(f"{self.component_name} takes one round; ask its payload")
 
     def agree(self, given: Given, step: Step, transport: Transport) -> None:

@@ -3,7 +3,7 @@
 Source: Vogels, Karimireddy, Jaggi 2019 (arXiv:1905.13727), algorithms 1 and 2; the residual is the compensated
 gradient less the common reconstruction, as in the paper's code and in PyTorch's hook.
 Differs: state belongs to parameters, not to buckets, so the engine may regroup them; matrices of one shape are
-multiplied and orthogonalised as a batch, each by itself.
+orthogonalised as a batch, each by itself. Factors are kept as rows, so that a product runs along rows of the gradient.
 """
 
 from __future__ import annotations
@@ -11,18 +11,19 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections.abc import Sequence
-from typing import Annotated, ClassVar
+from typing import Annotated, ClassVar, Literal
 
 import torch
 from typing_extensions import Doc, override
 
+from collectives.options import OptionError
 from collectives.payloads.base import HEADER_BYTES
 from collectives.ranges import Count, CountOrZero, Positive
 from compressors.base import FP32_BYTES, Average, Given, LossyCompressor
 from compressors.kernels.random import seed_for, uniform_numbers
 from compressors.layer import Layer, Step
 
-LAST_Q = "last_q"
+Factor = Literal["last_p", "last_q"]
 
 
 @dataclasses.dataclass(kw_only=True)
@@ -30,10 +31,14 @@ class PowerSgd(LossyCompressor):
     """A gradient [n, m] becomes P [n, r] and Q [m, r], r = approx_rank; the rest is sent in fp32.
 
     Two messages per bucket: all P and what is not compressed, then all Q. Both are plain sums, so any collective
-        carries them.
+    carries them. `alternate` sends P at even steps and Q at odd ones, each found from the other as it was sent last:
+    one message, half the bytes and one product less, but the factors follow the gradient half as fast.
 
     Bytes: 16 + 4 (sum of r n + elements not compressed) + 16 + 4 (sum of r m) for a bucket; the second message only
-    where something is compressed.
+    where something is compressed. With `alternate` one message, without the factor whose turn it is not.
+
+    Raises:
+        OptionError: "powersgd: alternate=true needs warm_start=true".
     """
 
     several_rounds: ClassVar[bool] = True
@@ -41,14 +46,24 @@ class PowerSgd(LossyCompressor):
     approx_rank: Annotated[Count, Doc("r, columns of the two thin matrices")] = 2
     min_compression_rate: Annotated[Positive, Doc("compress where n m / (r (n + m)) exceeds this")] = 2.0
     warm_start: Annotated[bool, Doc("go on from the last step's Q; else draw it anew")] = True
+    alternate: Annotated[bool, Doc("send one of P and Q per step, in turns, instead of both")] = False
     dense_steps: Annotated[CountOrZero, Doc("first optimizer steps in which everything is sent")] = 0
     error_feedback: Annotated[bool, Doc("add what was not sent to the next gradient")] = True
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.alternate and not self.warm_start:
+            raise OptionError(
+                "powersgd: alternate=true needs warm_start=true, for each factor is found from the other one of the "
+                "step before"
+            )
 
     def leaves_dense(self, layer: Layer) -> bool:
         """What the policy names, and what two thin matrices would not shrink enough."""
         if super().leaves_dense(layer) or len(layer.shape) < 2 or layer.numel == 0:
             return True
-        return self.num_exchanged(layer) * self.min_compression_rate >= layer.numel
+        share = 0.5 if self.alternate else 1.0
+        return share * self._num_both(layer) * self.min_compression_rate >= layer.numel
 
     def contraction_bound(self, layer: Layer) -> float:
         """1 - r / min(n, m) in expectation where Q is drawn anew; 1 where a gradient may lie across the last Q.
@@ -60,13 +75,15 @@ class PowerSgd(LossyCompressor):
         return 1.0 if self.warm_start else 1 - self._rank_of(layer) / min(matrix_shape(layer))
 
     @override
-    def expected_nbytes(self, layer: Layer) -> int:
-        return 2 * HEADER_BYTES + FP32_BYTES * self.num_exchanged(layer)
+    def expected_nbytes(self, layer: Layer) -> int | None:
+        return None if self.alternate else 2 * HEADER_BYTES + FP32_BYTES * self._num_both(layer)
 
     @override
-    def expected_bucket_nbytes(self, layers: Sequence[Layer]) -> int:
+    def expected_bucket_nbytes(self, layers: Sequence[Layer]) -> int | None:
         rest = sum(layer.numel for layer in layers if self.leaves_dense(layer))
-        factors = sum(self.num_exchanged(layer) for layer in layers if not self.leaves_dense(layer))
+        factors = sum(self._num_both(layer) for layer in layers if not self.leaves_dense(layer))
+        if self.alternate and factors:
+            return None
         num_messages = 2 if factors else 1 if rest else 0
         return num_messages * HEADER_BYTES + FP32_BYTES * (factors + rest)
 
@@ -76,47 +93,61 @@ class PowerSgd(LossyCompressor):
 
     @override
     def reduce(
-        self, compressed: Given, rest: Sequence[torch.Tensor], step: Step, average: Average
+        self,
+        compressed: Given,
+        rest: Sequence[torch.Tensor],
+        step: Step,
+        average: Average,
+        updates: Sequence[torch.Tensor],
     ) -> list[torch.Tensor]:
-        """Two rounds: all P and the rest, then all Q."""
-        batches = self._batches(compressed, step)
-        first = _averaged([batch.x @ batch.q for batch in batches] + list(rest), average)
-        ps = [torch.linalg.qr(p).Q for p in first[: len(batches)]]
-        qs = _averaged([batch.x.mT @ p for batch, p in zip(batches, ps, strict=True)], average)
-        updates: dict[int, torch.Tensor] = {}
+        """Two rounds: all P and the rest, then all Q; or one, of the factor whose turn it is and the rest."""
+        batches = _by_shape(compressed, updates)
+        known: Factor = "last_p" if self.alternate and step.index % 2 else "last_q"
+        before = [_orthonormal(self._last(batch, known, step)) for batch in batches]
+        found = _averaged(
+            [batch.times(rows, known) for batch, rows in zip(batches, before, strict=True)] + list(rest), average
+        )
+        factors, means = found[: len(batches)], found[len(batches) :]
+        ps, qs = (before, factors) if known == "last_p" else (factors, before)
+        if not self.alternate:
+            ps = [_orthonormal(p) for p in ps]
+            qs = _averaged([batch.times(p, "last_p") for batch, p in zip(batches, ps, strict=True)], average)
         for batch, p, q in zip(batches, ps, qs, strict=True):
-            for layer, last_q, update in zip(batch.layers, q, p @ q.mT, strict=True):
-                updates[layer.id] = update.reshape(-1)
-                if self.warm_start:
-                    step.memory.propose(LAST_Q, layer.id, last_q.clone())
-        return [updates[layer.id] for layer, _ in compressed] + first[len(batches) :]
+            batch.write_products(p, q)
+            if self.warm_start and (known == "last_p" or not self.alternate):
+                batch.keep(q, "last_q", step)
+            elif self.warm_start:
+                batch.keep(p, "last_p", step)
+        return means
 
     @override
-    def num_exchanged(self, layer: Layer) -> int:
+    def num_exchanged(self, layer: Layer, step: Step) -> int:
+        if not self.alternate:
+            return self._num_both(layer)
+        return self._rank_of(layer) * matrix_shape(layer)[step.index % 2]
+
+    def _num_both(self, layer: Layer) -> int:
         return self._rank_of(layer) * sum(matrix_shape(layer))
 
-    def _batches(self, compressed: Given, step: Step) -> list[_Batch]:
-        """The layers by shape, with an orthonormal Q each."""
-        by_shape: dict[tuple[int, int], list[tuple[Layer, torch.Tensor]]] = {}
-        for layer, x in compressed:
-            by_shape.setdefault(matrix_shape(layer), []).append((layer, x))
-        batches = []
-        for shape, members in by_shape.items():
-            qs = torch.stack([self._start(layer, step, x.device) for layer, x in members])
-            xs = torch.stack([x.view(shape) for _, x in members])
-            batches.append(_Batch(layers=[layer for layer, _ in members], x=xs, q=torch.linalg.qr(qs).Q))
-        return batches
+    def _last(self, batch: _Batch, factor: Factor, step: Step) -> torch.Tensor:
+        """The factors to begin with, as rows: fp32 [num, r, n or m]."""
+        return torch.stack([self._start(layer, step, batch.device, factor).mT for layer in batch.layers])
 
     def _start(self, layer: Layer, step: Step, device: torch.device) -> torch.Tensor:
         """Q to begin with, fp32 [m, r]: the last step's, or numbers in [-1, 1) that all ranks share.
+    def _start(self, layer: Layer, step: Step, device: torch.device, factor: Factor = "last_q") -> torch.Tensor:
+        """A factor to begin with, fp32 [n or m, r]: the last one, or standard normal numbers that all ranks share.
 
         A column that became zero finds nothing by itself, and is drawn anew.
         """
-        last = step.memory.get(LAST_Q, layer.id) if self.warm_start else None
+        last = step.memory.get(factor, layer.id) if self.warm_start else None
         if last is not None and last.any(0).all():
             return last.to(device)
         shape = matrix_shape(layer)[1], self._rank_of(layer)
         drawn = 2 * uniform_numbers(seed_for(layer, step, per_rank=False), math.prod(shape), device).view(shape) - 1
+        generator = generator_for(layer, step, torch.device("cpu"), per_rank=False)
+        length = matrix_shape(layer)[factor == "last_q"]
+        drawn = torch.randn(length, self._rank_of(layer), generator=generator).to(device)
         return drawn if last is None else torch.where(last.to(device).any(0), last.to(device), drawn)
 
     def _rank_of(self, layer: Layer) -> int:
@@ -134,13 +165,57 @@ class _Batch:
 
     Attributes:
         layers: one per matrix.
-        x: their gradients, fp32 [num, n, m].
-        q: fp32 [num, m, r], orthonormal columns.
+        xs: their gradients, fp32 [n, m] each.
+        updates: where their updates go, floating [n, m] each.
     """
 
     layers: list[Layer]
-    x: torch.Tensor
-    q: torch.Tensor
+    xs: list[torch.Tensor]
+    updates: list[torch.Tensor]
+
+    @property
+    def device(self) -> torch.device:
+        return self.xs[0].device
+
+    def times(self, rows: torch.Tensor, factor: Factor) -> torch.Tensor:
+        """The other factors: of P as rows [num, r, n] all Q as rows [num, r, m], or of Q all P.
+
+        A GPU multiplies them as a batch; on a CPU laying the matrices side by side would cost as much as the products.
+        """
+        xs = self.xs if factor == "last_p" else [x.mT for x in self.xs]
+        if rows.is_cuda:
+            return rows @ torch.stack(xs)
+        return torch.stack([row @ x for row, x in zip(rows, xs, strict=True)])
+
+    def write_products(self, p: torch.Tensor, q: torch.Tensor) -> None:
+        """Every update becomes its P^T Q, of rows [num, r, n] and [num, r, m]."""
+        for left, right, update in zip(p, q, self.updates, strict=True):
+            if update.dtype == left.dtype:
+                torch.mm(left.mT, right, out=update)
+            else:
+                update.copy_(left.mT @ right)
+
+    def keep(self, rows: torch.Tensor, factor: Factor, step: Step) -> None:
+        """Remember a factor for the next step."""
+        for layer, row in zip(self.layers, rows, strict=True):
+            step.memory.propose(factor, layer.id, row.mT.contiguous())
+
+
+def _by_shape(compressed: Given, updates: Sequence[torch.Tensor]) -> list[_Batch]:
+    batches: dict[tuple[int, int], _Batch] = {}
+    for (layer, x), update in zip(compressed, updates, strict=True):
+        shape = matrix_shape(layer)
+        batch = batches.setdefault(shape, _Batch(layers=[], xs=[], updates=[]))
+        batch.layers.append(layer)
+        batch.xs.append(x.view(shape))
+        batch.updates.append(update.view(shape))
+    return list(batches.values())
+
+
+def _orthonormal(rows: torch.Tensor) -> torch.Tensor:
+    """Orthonormal rows that span the same spaces, [num, r, length], contiguous."""
+    columns: torch.Tensor = torch.linalg.qr(rows.mT).Q
+    return columns.mT.contiguous()
 
 
 def _averaged(tensors: list[torch.Tensor], average: Average) -> list[torch.Tensor]:

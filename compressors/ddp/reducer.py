@@ -286,15 +286,17 @@ class Reducer:
         inputs = [self._compensated(unit, bucket.step) for unit in units]
         compressed = [(unit.layer, x) for unit, x in zip(units, inputs, strict=True) if not unit.dense]
         rest = [x for unit, x in zip(units, inputs, strict=True) if unit.dense]
-        updates = self.compressor.reduce(compressed, rest, bucket.step, average)
-        for unit, x, update in zip(units, inputs, updates, strict=True):
-            if self.compressor.keeps_residual and not unit.dense:
+        updates = [unit.gradients[0] for unit in units if not unit.dense]  # layers by themselves, first
+        means = self.compressor.reduce(compressed, rest, bucket.step, average, updates)
+        if self.compressor.keeps_residual:
+            for (_, x), update in zip(compressed, updates, strict=True):
                 x.sub_(update)
-            unit.scatter_to_gradients(update)
+        for unit, mean in zip(units[len(updates) :], means, strict=True):
+            unit.scatter_to_gradients(mean)
         bucket.encode_s += time.perf_counter() - started - waited_s
         numel = sum(unit.layer.numel for unit in units)
         for layer, dense in ((layer, unit.dense) for unit in units for layer in unit.layers):
-            num_entries = layer.numel if dense else self.compressor.num_exchanged(layer)
+            num_entries = layer.numel if dense else self.compressor.num_exchanged(layer, bucket.step)
             nbytes, seconds = FP32_BYTES * num_entries, bucket.encode_s * layer.numel / numel
             bucket.encoded.append(
                 EncodedLayer(layer=layer, payload="Dense", nbytes=nbytes, num_entries=num_entries, seconds=seconds)

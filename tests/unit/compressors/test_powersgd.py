@@ -12,6 +12,7 @@ import torch
 import torch.distributed as dist
 from torch.distributed.algorithms.ddp_comm_hooks.powerSGD_hook import PowerSGDState, powerSGD_hook
 
+from collectives.options import OptionError
 from compressors.ddp.reducer import Reducer
 from compressors.layer import Layer
 from compressors.powersgd import PowerSgd
@@ -129,6 +130,31 @@ def test_zeros_and_then_a_gradient() -> None:
     assert bool(torch.isfinite(update).all())
 
 
+def test_alternating_it_sends_one_factor_per_step_by_the_papers_formula() -> None:
+    layer = layers_of_shapes((40, 30))[0]
+    compressor = PowerSgd(approx_rank=2, alternate=True)
+    reducer, collective = Reducer(compressor), alone()
+    residual, q = torch.zeros(40, 30), compressor._start(layer, step_at(0), torch.device("cpu"))
+    for index in range(6):
+        g = gradient(layer, index, 0)
+        (update,), _ = reduce_once(reducer, collective, [layer], [g], step_at(index))
+        x = g.view(40, 30) + residual
+        if index % 2 == 0:
+            q = torch.linalg.qr(q).Q
+            p = x @ q
+        else:
+            p = torch.linalg.qr(p).Q
+            q = x.T @ p
+        residual = x - p @ q.T
+        torch.testing.assert_close(update.view(40, 30), p @ q.T, rtol=1e-4, atol=1e-5)
+        assert compressor.num_exchanged(layer, step_at(index)) == 2 * (40, 30)[index % 2]
+
+
+def test_alternating_without_a_warm_start_is_refused() -> None:
+    with pytest.raises(OptionError, match="alternate=true needs warm_start=true"):
+        PowerSgd(alternate=True, warm_start=False)
+
+
 def test_residuals_differ_by_rank_and_their_mean_is_what_the_update_lacks() -> None:
     layers = layers_of_shapes((24, 20), (20,))
 
@@ -152,3 +178,4 @@ def test_what_would_not_shrink_is_left_alone() -> None:
         assert compressor.leaves_dense(layers_of_shapes(shape, kinds=("other",))[0]) is dense
     assert compressor.expected_bucket_nbytes(layers_of_shapes((64, 64), (64,))) == 32 + 4 * (2 * 128 + 64)
     assert compressor.expected_bucket_nbytes(layers_of_shapes((64,))) == 16 + 256
+    assert not PowerSgd(alternate=True).leaves_dense(layers_of_shapes((8, 8), kinds=("other",))[0])
