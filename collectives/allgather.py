@@ -66,7 +66,7 @@ class BoundAllgather(BoundCollective):
         if op == "max":
             raise PayloadError("allgather leaves a sum of terms, which has no maximum; use collective native or ring")
         pieces = PackedPieces(self.transport, payload, layout)
-        (round_,) = Allgather().rounds(self.transport.world_size, self.transport.rank, layout)
+        (round_,) = self.rounds_of(layout)
         incoming = pieces.post(round_)
 
         def finish() -> Payload:
@@ -78,5 +78,5 @@ class BoundAllgather(BoundCollective):
     def gather(self, payload: Payload, layout: Layout) -> list[Payload]:
         """Every rank's payload, none of them longer than the layout, in rank order; every rank must call."""
         pieces = PackedPieces(self.transport, payload, layout)
-        pieces.run(Allgather().rounds(self.transport.world_size, self.transport.rank, layout))
+        pieces.run(self.rounds_of(layout))
         return pieces.terms((0, layout.numel, 0))

@@ -216,9 +216,7 @@ class BoundCollective:
             layout: the same on all ranks; says where to cut and how long messages can be.
             op: "max" for elementwise payloads only.
         """
-        if layout not in self._rounds:
-            self._rounds[layout] = self.options.rounds(self.transport.world_size, self.transport.rank, layout) or []
-        rounds = self._rounds[layout]
+        rounds = self.rounds_of(layout)
         if layout.itemsize is None:
             pieces = PackedPieces(self.transport, payload, layout)
             pieces.run(rounds)
@@ -226,6 +224,12 @@ class BoundCollective:
         wire = payload.wire
         run_in_place(self.transport, wire, rounds, op, self._scratch)
         return payload.with_wire(wire)
+
+    def rounds_of(self, layout: Layout) -> list[Round]:
+        """What this rank sends and receives in one sum."""
+        if layout not in self._rounds:
+            self._rounds[layout] = self.options.rounds(self.transport.world_size, self.transport.rank, layout) or []
+        return self._rounds[layout]
 
     def _start_by_type(
         self, payloads: tuple[Payload, ...], groups: list[tuple[int, ...]], key: Key, op: ReduceOp

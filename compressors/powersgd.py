@@ -133,21 +133,16 @@ class PowerSgd(LossyCompressor):
         """The factors to begin with, as rows: fp32 [num, r, n or m]."""
         return torch.stack([self._start(layer, step, batch.device, factor).mT for layer in batch.layers])
 
-    def _start(self, layer: Layer, step: Step, device: torch.device) -> torch.Tensor:
-        """Q to begin with, fp32 [m, r]: the last step's, or numbers in [-1, 1) that all ranks share.
     def _start(self, layer: Layer, step: Step, device: torch.device, factor: Factor = "last_q") -> torch.Tensor:
-        """A factor to begin with, fp32 [n or m, r]: the last one, or standard normal numbers that all ranks share.
+        """A factor to begin with, fp32 [n or m, r]: the last one, or numbers in [-1, 1) that all ranks share.
 
         A column that became zero finds nothing by itself, and is drawn anew.
         """
         last = step.memory.get(factor, layer.id) if self.warm_start else None
         if last is not None and last.any(0).all():
             return last.to(device)
-        shape = matrix_shape(layer)[1], self._rank_of(layer)
+        shape = matrix_shape(layer)[factor == "last_q"], self._rank_of(layer)
         drawn = 2 * uniform_numbers(seed_for(layer, step, per_rank=False), math.prod(shape), device).view(shape) - 1
-        generator = generator_for(layer, step, torch.device("cpu"), per_rank=False)
-        length = matrix_shape(layer)[factor == "last_q"]
-        drawn = torch.randn(length, self._rank_of(layer), generator=generator).to(device)
         return drawn if last is None else torch.where(last.to(device).any(0), last.to(device), drawn)
 
     def _rank_of(self, layer: Layer) -> int:

@@ -10,8 +10,8 @@ import torch
 from collectives.kernels.loop import Float, Int, Loop, array
 from collectives.payloads.indexed_values import IndexedValues
 
-_LONGS, _FLOATS = array(torch.int64), array(torch.float32)
-_WRITE = Loop("write_sum", _LONGS, _LONGS, _LONGS, _LONGS, _LONGS, Int, Int, Float, Int, _FLOATS, Int)
+_LONGS = array(torch.int64)
+_WRITE = Loop("write_sum", _LONGS, _LONGS, _LONGS, _LONGS, _LONGS, Int, Float, Int, _LONGS, _LONGS, Int)
 _KINDS = {torch.float32: 0, torch.float16: 1, torch.bfloat16: 2}
 
 
@@ -36,16 +36,20 @@ def write_sum_(terms: Sequence[IndexedValues], parts: Sequence[torch.Tensor], *,
         return False
     values, positions = [term.values.contiguous() for term in terms], [term.positions for term in terms]
     kinds = torch.tensor([_KINDS[held.dtype] for held in values])
-    at_values, at_positions = (torch.tensor([t.data_ptr() for t in tensors]) for tensors in (values, positions))
-    counts, following = torch.tensor([held.numel() for held in values]), torch.zeros(len(values), dtype=torch.int64)
+    counts, following = _numels(values), torch.zeros(len(values), dtype=torch.int64)
     divide_first = math.frexp(divisor)[0] == 0.5  # by a power of two, which is exact
-    start = 0
-    for part in parts:
-        _WRITE(
-            at_values, kinds, at_positions, counts, following, len(terms), start, divisor, divide_first, part,
-            part.numel(),
-        )  # fmt: skip
-        start += part.numel()
+    _WRITE(
+        _addresses(values), kinds, _addresses(positions), counts, following, len(terms), divisor, divide_first,
+        _addresses(parts), _numels(parts), len(parts),
+    )  # fmt: skip
     if not torch.equal(following, counts):
-        raise IndexError(f"positions do not ascend within the {start} elements")
+        raise IndexError(f"positions do not ascend within the {sum(part.numel() for part in parts)} elements")
     return True
+
+
+def _addresses(tensors: Sequence[torch.Tensor]) -> torch.Tensor:
+    return torch.tensor([tensor.data_ptr() for tensor in tensors])
+
+
+def _numels(tensors: Sequence[torch.Tensor]) -> torch.Tensor:
+    return torch.tensor([tensor.numel() for tensor in tensors])
