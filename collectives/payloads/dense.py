@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Sequence
 from typing import Self
 
 import torch
 from typing_extensions import override
 
 from collectives.payloads.base import HEADER_BYTES, Header, Payload
+from collectives.payloads.codec.cache_blocks import cache_blocks
 from collectives.payloads.codec.values import add_divided_, add_values
 from collectives.payloads.errors import PayloadError
 from collectives.payloads.fields import VALUE_DTYPES, Field, Reader, with_room
@@ -62,6 +64,19 @@ class Dense(TypedValues):
     @override
     def add_to_(self, dense: torch.Tensor, *, divisor: float = 1.0) -> None:
         add_divided_(dense, self.values, divisor)
+
+    @override
+    def write_to(self, parts: Sequence[torch.Tensor], *, divisor: float) -> bool:
+        """Into fp32, from floating values of any type: converted, divided and written in one go."""
+        if not self.values.is_floating_point() or any(part.dtype != torch.float32 for part in parts):
+            return False
+        for part, values in zip(parts, self.values.split([part.numel() for part in parts]), strict=True):
+            if values.dtype == torch.float32:
+                torch.div(values, divisor, out=part)
+                continue
+            for block in cache_blocks(part.numel(), part.device):
+                part[block].copy_(values[block]).div_(divisor)
+        return True
 
     @override
     def subtract_from_(self, dense: torch.Tensor) -> None:

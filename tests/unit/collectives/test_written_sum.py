@@ -7,6 +7,7 @@ import itertools
 import pytest
 import torch
 
+from collectives.payloads.dense import Dense
 from collectives.payloads.sparse import Sparse
 from collectives.payloads.unreduced_sum import UnreducedSum
 from collectives.payloads.written_sum import write_sum_
@@ -40,6 +41,16 @@ def test_it_has_the_bits_of_adding_term_by_term(seed: int) -> None:
     written = torch.full((numel,), torch.nan)
     assert total.write_to(written.split(cuts(numel, seed)), divisor=num_terms)
     assert same(written, expected)
+
+
+@pytest.mark.parametrize("dtype", [*DTYPES, torch.float64])
+@pytest.mark.parametrize("divisor", [1, 3, 4])
+def test_a_dense_sum_is_written_as_it_would_be_added_to_zeros(dtype: torch.dtype, divisor: int) -> None:
+    total, expected = Dense(hard_numbers(7).to(dtype)), torch.zeros(hard_numbers(7).numel())
+    total.add_to_(expected, divisor=divisor)
+    written = torch.full_like(expected, torch.nan)
+    assert total.write_to(written.split(cuts(total.numel, 4)), divisor=divisor)
+    assert same(written + 0, expected + 0)
 
 
 def test_positions_that_do_not_ascend_are_an_error_and_nothing_outside_is_written() -> None:
