@@ -20,6 +20,7 @@ import argparse
 import contextlib
 import csv
 import dataclasses
+import gc
 import itertools
 import json
 import math
@@ -86,10 +87,10 @@ def scenes(options: argparse.Namespace) -> list[Scene]:
 
 def all_pairs() -> list[str]:
     """Every compressor on the collective that it rides by default."""
-    from bench.core import spec
+    from bench.core import registry, spec
 
     pairs = []
-    for name in spec.names("compressors"):
+    for name in registry.entries("compressors"):
         compressor = spec.build("compressors", name)
         if compressor.engine_hook or name == "none":
             continue
@@ -122,14 +123,14 @@ def main() -> int:
     rows: list[dict[str, Any]] = []
     for scene in scenes(options):
         rows += run_scene(scene, checkouts, options)
+        if options.csv:
+            write_rows(options.csv, rows)
     from bench.core.environment import origin_columns
 
     print("machine:", ", ".join(f"{name} {value}" for name, value in origin_columns().items()))
     print_table(rows)
     if options.break_even:
         print_break_even(rows)
-    if options.csv:
-        write_rows(options.csv, rows)
     return 0
 
 
@@ -197,10 +198,12 @@ class Worker:
 
         torch.set_num_threads(1)
         if self.plan["own_core"]:
-            os.sched_setaffinity(0, {sorted(os.sched_getaffinity(0))[self.host % os.cpu_count()]})
+            cores = sorted(os.sched_getaffinity(0))
+            os.sched_setaffinity(0, {cores[self.host % len(cores)]})
         number = list(self.plan["checkouts"]).index(self.checkout)
+        self.holds_store = (self.host, number) == (0, 0)
         self._conductor = dist.TCPStore(
-            self.plan["address"], CONDUCTOR_PORT, is_master=(self.host, number) == (0, 0), wait_for_workers=False,
+            self.plan["address"], CONDUCTOR_PORT, is_master=self.holds_store, wait_for_workers=False,
             timeout=timedelta(seconds=600),
         )  # fmt: skip
         self._parts = CpuByPart()
@@ -211,7 +214,7 @@ class Worker:
         self._turn = 0
         for group in self.plan["groups"]:
             self._run_group(group)
-        self._in_turn("end", lambda: None, mine=number == 0)
+        self._leave()
         dist.destroy_process_group()
         return 0
 
@@ -231,6 +234,8 @@ class Worker:
         for way in ways:
             mine = way.checkout == self.checkout
             self._in_turn(way.label, lambda way=way: self._report(subjects[way]), mine=mine)
+        subjects.clear()
+        gc.collect()  # a hook and its model hold each other
 
     def _checkouts_of(self, name: str) -> list[str]:
         """Only this project's own ways differ between its checkouts."""
@@ -245,6 +250,14 @@ class Worker:
             if self._conductor.add(f"{key} count", 1) == self.plan["hosts"]:
                 self._conductor.set(key, "done")
         self._conductor.wait([key])
+
+    def _leave(self) -> None:
+        """The process that holds the store goes last."""
+        num_others = self.plan["hosts"] * len(self.plan["checkouts"]) - 1
+        if self.holds_store:
+            self._conductor.wait(["left"])
+        elif self._conductor.add("leaving", 1) == num_others:
+            self._conductor.set("left", "all")
 
     def _report(self, subject: Subject) -> None:
         row = subject.row(self.plan)

@@ -11,6 +11,8 @@ from torch import nn
 from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
 from torch.nn.parallel import DistributedDataParallel
 
+from collectives.spec import build
+from compressors.base import Compressor
 from compressors.ddp.attaching import attach
 
 USUAL_RATIO = 0.01
@@ -48,7 +50,8 @@ class Ours:
     """A compressor and a collective of this project, or of another checkout of it."""
 
     def __init__(self, ddp: DistributedDataParallel, compressor: str, collective: str) -> None:
-        self.hook = attach(ddp, compressor, collective)
+        chosen = build("compressors", Compressor, compressor)
+        self.hook = attach(ddp, chosen, collective, momentum=0.9 if chosen.owns_momentum else None)
 
     def finish(self) -> None:
         assert self.hook.step_ok()
