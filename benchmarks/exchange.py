@@ -42,7 +42,7 @@ GROUP_TOPK, BF16 = "group_topk+allgather", "bf16 by gloo"
 BREAK_EVEN_RATES = (100e6, 300e6, 1e9, 3e9, 10e9)
 CONDUCTOR_PORT, FIRST_PORT = 29600, 29700
 GRADIENT_SETS = 2
-IMAGES = 32
+IMAGES = 4
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
