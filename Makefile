@@ -9,7 +9,7 @@ READY := $(VENV)/.ready
 LOOPS := collectives/kernels/build.py collectives/kernels/native/* collectives/payloads/codec/native/* compressors/kernels/native/*
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo demo-network test exhaustive sanitize bench-ci bless attack lint format clean
+.PHONY: help setup demo demo-network test exhaustive sanitize bench-ci bless attack resume-sweep lint format clean
 
 help: ## show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -39,6 +39,9 @@ bless: $(READY) ## what these runs measure now becomes results/reference/ci.csv
 
 attack: $(READY) ## kill, starve and feed nonsense to every part for under half an hour (SEED=n)
 	@$(BIN)/python -m tests.attack --seed $(or $(SEED),1)
+
+resume-sweep: $(READY) ## stop and resume 40 runs by chance, for up to an hour (SEED=n)
+	@$(BIN)/python -m tests.attack --seed $(or $(SEED),1) --only resumes --minutes 60
 
 lint: $(READY) ## check style, types and layers
 	@$(BIN)/ruff check --quiet .

@@ -6,7 +6,7 @@ Source: torch.distributed.algorithms.ddp_comm_hooks.powerSGD_hook.
 from __future__ import annotations
 
 import dataclasses
-from typing import Annotated
+from typing import Annotated, Any
 
 import torch.distributed as dist
 from annotated_types import Ge, Le
@@ -17,6 +17,9 @@ from collectives.ranges import MOST, Count, CountOrZero, Positive
 from compressors.base import FP32_BYTES
 from compressors.families.torch_comm_hook import DDPHook, TorchCommHook
 from compressors.layer import Layer
+
+# What the hook keeps by bucket, and how many steps it has seen.
+_KEPT = ("error_dict", "p_memory_dict", "q_memory_dict", "iter")
 
 
 @dataclasses.dataclass(kw_only=True)
@@ -52,6 +55,17 @@ class TorchPowerSgd(TorchCommHook):
             batch_tensors_with_same_shape=True,
         )
         return state, powersgd.powerSGD_hook
+
+    @override
+    def state_of(self, state: Any) -> dict[str, Any]:
+        _, words, *rest = state.rng.get_state()
+        return {name: getattr(state, name) for name in _KEPT} | {"rng": [words.tolist(), *rest]}
+
+    @override
+    def restore(self, state: Any, saved: dict[str, Any]) -> None:
+        for name in _KEPT:
+            setattr(state, name, saved[name])
+        state.rng.set_state(("MT19937", *saved["rng"]))
 
     def expected_nbytes(self, layer: Layer) -> int:
         """Both factors, or the layer as it is where they would not shrink it enough."""

@@ -11,6 +11,7 @@ import typing
 from pathlib import Path
 from typing import Any, Literal
 
+import typer
 from typer.models import OptionInfo
 
 from bench.cli.run import run
@@ -41,8 +42,9 @@ def document(text: str) -> str:
 def _options() -> typing.Iterator[tuple[inspect.Parameter, Any, OptionInfo]]:
     """(parameter, its bare type, what Typer was told) of every option."""
     for parameter in inspect.signature(run).parameters.values():
-        bare, info = typing.get_args(parameter.annotation)
-        yield parameter, bare, info
+        if parameter.annotation is not typer.Context:
+            bare, info = typing.get_args(parameter.annotation)
+            yield parameter, bare, info
 
 
 def _row(parameter: inspect.Parameter, type_: Any, info: OptionInfo) -> str:

@@ -39,7 +39,7 @@ def takes(
             options = configuration(**{parameter.name: given.pop(parameter.name) for parameter in declared})
             function(options, **given)  # type: ignore[call-arg]
 
-        parameters = sorted([*declared, *own], key=lambda parameter: configuration.panels.index(_panel(parameter)))
+        parameters = sorted([*declared, *own], key=lambda parameter: _place(parameter, configuration))
         command.__doc__ = function.__doc__
         command.__signature__ = inspect.Signature(  # type: ignore[attr-defined]
             [parameter.replace(kind=inspect.Parameter.KEYWORD_ONLY) for parameter in parameters]
@@ -80,6 +80,8 @@ def _parameter(option: Option) -> inspect.Parameter:
     )
 
 
-def _panel(parameter: inspect.Parameter) -> str:
-    panel: str = parameter.annotation.__metadata__[0].rich_help_panel
-    return panel
+def _place(parameter: inspect.Parameter, configuration: type[Configuration]) -> int:
+    """Where it stands in the help; what the command line was is no option and shows nowhere."""
+    if parameter.annotation is typer.Context:
+        return -1
+    return configuration.panels.index(parameter.annotation.__metadata__[0].rich_help_panel)

@@ -12,8 +12,9 @@ import typer
 
 from bench.cli.options import AsJson, takes
 from bench.core.config import RunConfig
-from bench.core.errors import Interrupted, RunFailed
+from bench.core.errors import Interrupted, RunFailed, UsageError
 from bench.core.job_config import MEASUREMENT, OUTPUT
+from bench.core.run_folder import RunFolder
 from bench.core.seeds import parse_seeds
 
 if TYPE_CHECKING:
@@ -32,16 +33,27 @@ EXAMPLES = """[bold]Examples[/bold]
 
 Components are written name:key=value,key=value; `bench list compressors --long` shows every option."""
 
+_BESIDE_RESUME = ("resume", "as_json")
+
 
 @takes(RunConfig)
 def run(
     asked: RunConfig,
+    context: typer.Context,
     seeds: Annotated[
         str | None, typer.Option(help="Several runs, one per seed: 1,2,3 or 1-5.", rich_help_panel=MEASUREMENT)
     ] = None,
     out: Annotated[Path, typer.Option(help="Folder in which a new run folder is made.", rich_help_panel=OUTPUT)] = Path(
         "results/runs"
     ),
+    resume: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="RUN_FOLDER",
+            help="Go on with this run from its last checkpoint; it is what its configuration says, and nothing else.",
+            rich_help_panel=OUTPUT,
+        ),
+    ] = None,
     dry_run: Annotated[
         bool,
         typer.Option("--dry-run", help="Print the plan and the torchrun line, run nothing.", rich_help_panel=OUTPUT),
@@ -49,6 +61,10 @@ def run(
     as_json: AsJson = False,
 ) -> None:
     """Train a model in several processes with a chosen compressor x collective x optimizer, and record everything."""
+    if resume is not None:
+        _check_alone(context)
+        _resume(resume, as_json)
+        return
     numbers = parse_seeds(seeds) if seeds else [asked.seed]
     from bench.cli.display import print_notes
     from bench.launch.fork_server import TRAIN, ForkServer
@@ -64,6 +80,32 @@ def run(
         configs, warnings = server.call(prepare, asked, numbers)
         print_notes(configs[0], warnings)
         _execute(configs, out, as_json, server)
+
+
+def _check_alone(context: typer.Context) -> None:
+    """Refuse what else was given beside --resume."""
+    sources = {name: context.get_parameter_source(name) for name in context.params if name not in _BESIDE_RESUME}
+    if given := [name for name, source in sources.items() if source is not None and source.name != "DEFAULT"]:
+        flags = {option.name: option.flag_name for option in RunConfig.options()}
+        named = ", ".join(flags.get(name, f"--{name.replace('_', '-')}") for name in given)
+        raise UsageError(f"--resume takes everything from the run's own configuration; leave out {named}")
+
+
+def _resume(path: Path, as_json: bool) -> None:
+    from bench.cli.display import Display, print_summary
+    from bench.launch.fork_server import TRAIN, ForkServer
+    from bench.launch.resuming import configuration_of
+    from bench.launch.run import resume
+
+    folder = RunFolder(path)
+    config = configuration_of(folder)
+    with ForkServer(TRAIN) as server, Display(f"{config.name} seed {config.seed}, resumed") as display:
+        result = resume(folder, display.report, server)
+    if as_json:
+        print(json.dumps([result.summary | {"folder": str(result.folder.path)}], indent=2))
+    else:
+        print_summary([config], [result])
+    _raise_failure(result)
 
 
 def _execute(configs: list[RunConfig], out: Path, as_json: bool, server: ForkServer) -> None:
@@ -85,10 +127,15 @@ def _execute(configs: list[RunConfig], out: Path, as_json: bool, server: ForkSer
 
 
 def _raise_failure(last: Result) -> None:
+    if last.status == "ok":
+        return
+    from bench.launch.resuming import last_step
+
+    step, path = last_step(last.folder), last.folder.path
+    advice = f"; to go on from step {step}: bench run --resume {path}" if step is not None else ""
     if last.status == "interrupted":
-        raise Interrupted(f"{last.error} in {last.folder.path}")
-    if last.status != "ok":
-        raise RunFailed(f"{last.error}; rows and logs so far are in {last.folder.path}")
+        raise Interrupted(f"{last.error} in {path}{advice}")
+    raise RunFailed(f"{last.error}; rows and logs so far are in {path}{advice}")
 
 
 def _print_plan(configs: list[RunConfig], out: Path, as_json: bool) -> None:

@@ -60,6 +60,12 @@ class RunConfig(RanksConfig):
     dataset: Annotated[str, Doc("data set"), Flag(WHAT, room="datasets")] = "digits"
     optimizer: Annotated[str, Doc("optimizer"), Flag(WHAT, room="optimizers")] = "sgd"
     batch_size: Annotated[Count, Doc("samples per rank and step"), Flag(WHAT)] = 32
+    accumulate: Annotated[
+        Count,
+        Doc("batches whose gradients a rank adds up before they are exchanged and a step is made"),
+        Flag(WHAT),
+        Recorded(absent=1),
+    ] = 1
     epochs: Annotated[
         int | None, Ge(1), Le(MOST), Doc("length in epochs"), Flag(WHAT, chosen=f"{DEFAULT_EPOCHS} without --steps")
     ] = None
@@ -155,6 +161,18 @@ class RunConfig(RanksConfig):
         Recorded(identity=False),
         Form(folder_part),
     ] = NOT_GIVEN
+    checkpoint_every: Annotated[
+        CountOrZero,
+        Doc("epochs between checkpoints, or steps with --steps, from which --resume goes on; 0: none"),
+        Flag(OUTPUT),
+        NOT_RECORDED,
+    ] = 0
+    max_restarts: Annotated[
+        CountOrZero,
+        Doc("times that the job is started again from its last checkpoint after a rank or machine was lost"),
+        Flag(PROCESSES),
+        NOT_RECORDED,
+    ] = 0
     save_model: Annotated[bool, Doc("keep the trained weights"), Flag(OUTPUT, name="--save-model"), NOT_RECORDED] = (
         False
     )
@@ -180,7 +198,15 @@ class RunConfig(RanksConfig):
     def identity(self) -> dict[str, Any]:
         """What identifies the experiment, components with every option."""
         of_devices = {"devices": self.devices} if self.devices else {}
-        return super().identity() | self.filled | of_devices
+        identity = super().identity() | self.filled | of_devices
+        if self.accumulate == 1:
+            del identity["accumulate"]  # the experiment is the one it was before there was this option
+        return identity
+
+    @property
+    def samples_per_step(self) -> int:
+        """Training samples that one replica uses in a step."""
+        return self.batch_size * self.accumulate
 
     @property
     def digest(self) -> str:

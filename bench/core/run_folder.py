@@ -32,6 +32,8 @@ class RunFolder:
         rendezvous: where ranks on one machine meet: a folder of their own, gone when the job has ended.
         errors: one file per rank that failed.
         model: the trained weights, where asked for.
+        checkpoints: what training goes on from, one folder per checkpoint.
+        resume: how often the run went on from a checkpoint; there once it did.
     """
 
     def __init__(self, path: Path) -> None:
@@ -50,6 +52,8 @@ class RunFolder:
         self.rendezvous = path / "rendezvous"
         self.errors = path / "errors"
         self.model = path / "model.pt"
+        self.checkpoints = path / "checkpoints"
+        self.resume = path / "resume.json"
 
     @classmethod
     def create(cls, out: Path, name: str, digest: str, seed: int) -> Self:

@@ -90,6 +90,14 @@ METRICS: tuple[Column, ...] = (
     _column("progress", "error", str, "the failure in one sentence, empty when ok", fixed=False),
     _column("progress", "epoch", float, "epochs finished, with the fraction of the current one"),
     _column("progress", "step", int, "optimizer steps done"),
+    _column(
+        "progress",
+        "resumes",
+        int,
+        "times that the run had gone on from a checkpoint, or begun again after a loss, before this row",
+        fixed=False,
+        absent=0,
+    ),
     _column("progress", "samples", int, "training samples used so far, all ranks together"),
     _column(
         "progress",

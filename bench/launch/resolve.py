@@ -72,6 +72,10 @@ def place_run(asked: RunConfig) -> RunConfig:
     """
     if asked.epochs and asked.steps:
         raise UsageError("--epochs and --steps both set the length of the run; give one of them")
+    if asked.max_restarts and not asked.checkpoint_every:
+        raise UsageError(
+            f"--max-restarts {asked.max_restarts} has nothing to go on from without checkpoints; add --checkpoint-every"
+        )
     if asked.track != "none" and importlib.util.find_spec(asked.track) is None:
         raise UsageError(
             f"--track {asked.track} needs a package that is not installed; try: pip install 'gradwire[{asked.track}]'"
@@ -103,7 +107,7 @@ def resolve(asked: RunConfig) -> RunConfig:
             f"--holdout-size {config.holdout_size} leaves nothing of {train_size} training samples; lower it"
         )
     evaluated = config.holdout_size or test_size
-    _check_shards(config.batch_size, config.replicas, train_size - config.holdout_size, evaluated)
+    _check_shards(config, train_size - config.holdout_size, evaluated)
     chosen = vars(parts)
     short: dict[str, Any] = {name: spec.short_text(component) for name, component in chosen.items()}
     config = dataclasses.replace(
@@ -132,14 +136,16 @@ def _check_straggler(config: RunConfig) -> None:
         )
 
 
-def _check_shards(batch_size: int, replicas: int, train_size: int, test_size: int) -> None:
+def _check_shards(config: RunConfig, train_size: int, test_size: int) -> None:
+    replicas = config.replicas
     smallest = train_size // replicas
     for part, size in (("training", train_size), ("test", test_size)):
         if size < replicas:
             raise UsageError(f"{size} {part} samples cannot be divided over {replicas} ranks; lower --world-size")
-    if smallest < batch_size:
+    if smallest < config.samples_per_step:
+        times = f" times --accumulate {config.accumulate}" if config.accumulate > 1 else ""
         raise UsageError(
-            f"--batch-size {batch_size} is larger than a rank's shard of {smallest} samples "
+            f"--batch-size {config.batch_size}{times} is larger than a rank's shard of {smallest} samples "
             f"({train_size} over {replicas} ranks); lower --batch-size or --world-size"
         )
 

@@ -24,8 +24,11 @@ from bench.launch.failure import explain, reports_of
 from bench.launch.fork_server import ForkServer
 from bench.launch.machine_zero import MachineZero
 from bench.launch.progress import ProgressReader
+from bench.launch.resuming import configuration_of, prepare_folder
 from bench.launch.unfinished import noted
 from bench.launch.watchdog import WatchdogTimeouts
+
+Launch = Callable[[RunConfig, RunFolder, ForkServer], torchrun.Started]
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -46,6 +49,28 @@ class Result:
 
 
 @signals.interruptible()
+def resume(folder: RunFolder, on_progress: Callable[[dict[str, Any]], None], server: ForkServer) -> Result:
+    """Go on with a run that was stopped, from its last checkpoint; else as `execute`.
+
+    Args:
+        folder: the run's; `resuming.configuration_of` has found that it can go on.
+        on_progress: called with every report of rank 0.
+        server: starts the ranks; made with `fork_server.TRAIN`.
+
+    Raises:
+        UsageError: it cannot go on, or another command is at it.
+    """
+    with locked(folder.path) as is_held:
+        if not is_held:
+            raise UsageError(f"{folder.path} is still under way; wait for its end")
+        config = configuration_of(folder)
+        torchrun.check_port(config)
+        with noted("run", folder.path):
+            prepare_folder(folder)
+            return _watched(config, folder, on_progress, server, _start_again)
+
+
+@signals.interruptible()
 def execute(config: RunConfig, out: Path, on_progress: Callable[[dict[str, Any]], None], server: ForkServer) -> Result:
     """Run it; returns when nothing of the job is left, however it ended.
 
@@ -61,32 +86,57 @@ def execute(config: RunConfig, out: Path, on_progress: Callable[[dict[str, Any]]
     torchrun.check_port(config)
     folder = RunFolder.create(out, config.name, config.digest, config.seed)
     with noted("run", folder.path), locked(folder.path):
-        return _execute(config, folder, on_progress, server)
+        return _watched(config, folder, on_progress, server, _launch)
+
+
+def _watched(
+    config: RunConfig,
+    folder: RunFolder,
+    on_progress: Callable[[dict[str, Any]], None],
+    server: ForkServer,
+    launch: Launch,
+) -> Result:
+    """Start the job and see it to its end; where it lost a process, start it again as often as it may."""
+    result, was_lost = _execute(config, folder, on_progress, server, launch)
+    for attempt in range(1, config.max_restarts + 1):
+        if not was_lost:
+            break
+        print(f"note: {result.error}; start {attempt} of {config.max_restarts} again", file=sys.stderr)
+        prepare_folder(folder)
+        result, was_lost = _execute(config, folder, on_progress, server, _start_again)
+    return result
 
 
 def _execute(
-    config: RunConfig, folder: RunFolder, on_progress: Callable[[dict[str, Any]], None], server: ForkServer
-) -> Result:
+    config: RunConfig,
+    folder: RunFolder,
+    on_progress: Callable[[dict[str, Any]], None],
+    server: ForkServer,
+    launch: Launch,
+) -> tuple[Result, bool]:
+    """(how the job ended, whether that was because a process was lost)."""
     progress = ProgressReader(folder.progress)
     machine_zero = MachineZero(config.rdzv_endpoint) if config.rdzv_endpoint and config.node_rank > 0 else None
     started = time.time()
+    job: torchrun.Started | None = None
     try:
-        job = _launch(config, folder, server)
+        job = launch(config, folder, server)
         ending = torchrun.watch(job, progress, WatchdogTimeouts.with_job(config), on_progress, machine_zero)
     except KeyboardInterrupt:
         server.close()  # with its ranks, if they were not watched yet
-        return _failed(config, folder, started, "interrupted", "stopped by the user; the rows so far are kept")
+        return _failed(config, folder, started, "interrupted", "stopped by the user; the rows so far are kept"), False
     except RunFailed as failure:
-        return _failed(config, folder, started, "failed", str(failure))
+        return _failed(config, folder, started, "failed", str(failure)), job is not None
     if ending.silent_s is not None and not reports_of(folder):
-        return _failed(config, folder, started, "timeout", _silence(config, ending))
+        return _failed(config, folder, started, "timeout", _silence(config, ending)), True
     if ending.exit_code != 0:
-        return _failed(config, folder, started, "failed", _with_names(config, explain(folder)))
+        was_lost = all(report["lost_a_peer"] for report in reports_of(folder))
+        return _failed(config, folder, started, "failed", _with_names(config, explain(folder))), was_lost
     summary = read_json(folder.status)
     if summary is None:  # machines other than machine 0 hold no rank 0
         summary = {"status": "ok", "error": "", "run_id": folder.run_id}
         write_json(folder.status, summary)
-    return Result(status="ok", error="", folder=folder, summary=summary)
+    return Result(status="ok", error="", folder=folder, summary=summary), False
 
 
 def _silence(config: RunConfig, ending: torchrun.Ending) -> str:
@@ -117,6 +167,10 @@ def _launch(config: RunConfig, folder: RunFolder, server: ForkServer) -> torchru
     except (UsageError, OSError):
         shutil.rmtree(folder.path)
         raise
+
+
+def _start_again(config: RunConfig, folder: RunFolder, server: ForkServer) -> torchrun.Started:
+    return torchrun.launch(config, folder, server)
 
 
 def _failed(config: RunConfig, folder: RunFolder, started: float, status: str, error: str) -> Result:

@@ -129,4 +129,8 @@ class Kfac(Optimizer):
         )
         optimizer = self.stepping.bind(model, lr)
         optimizer.register_step_pre_hook(lambda step, *_: preconditioner.precondition_(step.param_groups[0]["lr"]))
+        optimizer.register_state_dict_post_hook(lambda _, state: state | {"factors": preconditioner.state_dict()})
+        optimizer.register_load_state_dict_pre_hook(
+            lambda _, state: preconditioner.load_state_dict(state["factors"])  # and nothing else is to be loaded
+        )
         return optimizer

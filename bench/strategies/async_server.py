@@ -80,6 +80,10 @@ class AsyncServer(Strategy):
                 f"--bucket-mb has no meaning with {name}, which sends every layer by itself; leave it out",
             ),
             (
+                config.accumulate > 1,
+                f"{name} pushes every gradient as soon as it is there; leave out --accumulate, or use --strategy ddp",
+            ),
+            (
                 compressor.engine_hook,
                 f"{method} is PyTorch's own communication hook, which works inside DDP; use --strategy ddp",
             ),

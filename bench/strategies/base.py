@@ -15,15 +15,17 @@ One step, as the loop makes it:
     outcome = strategy.finish_step()
     num_steps = strategy.update(outcome)
 
-`strategy.synchronize()` comes before every evaluation and `strategy.close()` at the end. Nothing else is known of a
-strategy: a new one is a new file.
+`strategy.synchronize()` comes before every evaluation, `strategy.state_dict()` at every checkpoint, and
+`strategy.close()` at the end. Nothing else is known of a strategy: a new one is a new file.
 """
 
 from __future__ import annotations
 
 import abc
+import contextlib
 import dataclasses
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
 from typing import Any, Protocol
 
 import torch
@@ -41,6 +43,9 @@ from compressors.ddp.channel import Channel, own_transport
 from compressors.ddp.reducer import Reducer
 from compressors.ddp.report import StepReport
 from compressors.layer import Layer, Step, layers_of
+
+SaveState = Callable[[int, dict[str, Any]], None]
+"""(optimizer steps done, this rank's state): keeps it; every rank must call"""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -129,8 +134,16 @@ class Follower(abc.ABC):
     """A process that computes for one that runs the training loop."""
 
     @abc.abstractmethod
-    def follow(self) -> None:
-        """Do what the other one says, until it says that all is done."""
+    def follow(self, save: SaveState) -> None:
+        """Do what the other one says, until it says that all is done.
+
+        Args:
+            save: keeps this process's state when the other one makes a checkpoint.
+        """
+
+    @abc.abstractmethod
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Go on from what `follow` saved; call before it."""
 
     @abc.abstractmethod
     def close(self) -> None:
@@ -167,6 +180,12 @@ class Exchange(Protocol):
 
     def finish_step(self) -> StepReport:
         """What was done in this step; call after `backward`. Raises what failed meanwhile."""
+
+    def state_dict(self) -> dict[str, Any]:
+        """What this rank keeps from step to step, between two steps."""
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """The inverse of `state_dict`."""
 
     def close(self) -> None:
         """Release threads, wires and memory; every rank must call."""
@@ -209,6 +228,10 @@ class BoundStrategy(abc.ABC):
         """Compute the gradients; what they are exchanged with may start meanwhile."""
         loss.backward()
 
+    def accumulating(self) -> AbstractContextManager[object]:
+        """Keep the gradients of a forward and backward inside to this process, to be added to by the next ones."""
+        return contextlib.nullcontext()
+
     def finish_step(self) -> StepReport:
         """Call after `backward`: whether a gradient was not finite, and what the exchange did."""
         return self.exchange.finish_step()
@@ -227,6 +250,24 @@ class BoundStrategy(abc.ABC):
     @abc.abstractmethod
     def synchronize(self) -> None:
         """Wait until what all ranks did is applied everywhere; ranks then hold equal parameters. Every rank calls."""
+
+    def state_dict(self) -> dict[str, Any]:
+        """All that this rank needs to go on bit for bit, between two steps; every rank must call.
+
+        What it holds may change with the next step.
+        """
+        return {"model": self.model.state_dict(), "exchange": self.exchange.state_dict()}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Go on from what `state_dict` gave in another process of this rank; every rank must call."""
+        self.model.load_state_dict(state["model"])
+        self.exchange.load_state_dict(state["exchange"])
+
+    def rehearse(self, step: Step, x: torch.Tensor, y: torch.Tensor) -> None:  # noqa: B027 - most are ready at once
+        """Do what a new process does in its first step alone; `load_state_dict` then replaces all that it changed.
+
+        Every rank must call, with any mini-batch.
+        """
 
     def members(self, figures: list[dict[str, Any]]) -> list[dict[str, Any]]:
         """What each of those who exchange did since the last row, from what the loop's ranks did: the same, mostly."""

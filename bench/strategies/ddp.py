@@ -50,6 +50,11 @@ class Ddp(Strategy):
                 f"{compressor.component_name} is PyTorch's own communication hook of gradients, and "
                 f"{optimizer.component_name} exchanges something in their place; use another compressor"
             )
+        if config.accumulate > 1 and optimizer.exchanges and not optimizer.keeps_gradients:
+            return (
+                f"{optimizer.component_name} takes its factors from one batch's forward and backward, and --accumulate "
+                f"{config.accumulate} makes a step of several; leave one of them out"
+            )
         if config.bucket_mb is not None and optimizer.keeps_gradients:
             return f"--bucket-mb has no meaning with {optimizer.component_name}, which sends no gradients; leave it out"
         return None

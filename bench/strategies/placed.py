@@ -155,6 +155,10 @@ class Placed(Strategy):
                 config.bucket_mb is not None,
                 f"--bucket-mb has no meaning with {name}, which sums a device's part as one message; leave it out",
             ),
+            (
+                config.accumulate > 1,
+                f"{name} makes a step of every batch; leave out --accumulate, or use --strategy ddp",
+            ),
             (config.amp != "none", f"{name} computes in fp32; leave out --amp {config.amp}"),
             (config.profile > 0, f"{name} computes in device processes, which --profile does not see; leave it out"),
             (

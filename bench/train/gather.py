@@ -16,7 +16,7 @@ def gather_json(own: Any, group: dist.ProcessGroup | None = None) -> list[Any]:
 
 def gather_bytes(own: bytes, group: dist.ProcessGroup | None = None) -> list[bytes]:
     """Return the bytes of every rank of the group, in rank order; all of them must call."""
-    device = torch.device("cuda" if dist.get_backend() == "nccl" else "cpu")
+    device = torch.device("cuda" if dist.get_backend(group) == "nccl" else "cpu")
     length = torch.tensor([len(own)], device=device)
     lengths = [torch.empty_like(length) for _ in range(dist.get_world_size(group))]
     dist.all_gather(lengths, length, group=group)

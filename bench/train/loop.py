@@ -3,18 +3,17 @@
 from __future__ import annotations
 
 import dataclasses
-import itertools
 import time
-from collections.abc import Iterator
+from typing import Any
 
 import torch
 import torch.distributed as dist
 
 from bench.core.config import RunConfig
-from bench.datasets.augment import crop_and_flip, normalise
 from bench.datasets.base import Dataset, Part
-from bench.strategies.base import BoundStrategy
+from bench.strategies.base import BoundStrategy, SaveState
 from bench.train import shards
+from bench.train.batches import Batches
 from bench.train.clock import StepTime, StepTimes, TrainingClock
 from bench.train.evaluate import evaluate
 from bench.train.record import Recorder, Snapshot
@@ -26,6 +25,10 @@ from compressors.layer import Step
 MAX_SKIPS_IN_A_ROW = 10
 # Reading a loss from a GPU waits for it, so losses are looked at once in so many steps there.
 LOSS_CHECK_EVERY = {"cpu": 1, "cuda": 20}
+# What the loop counts, by its attributes' names.
+_COUNTS = (
+    "step", "own_steps", "skipped_steps", "_skips_in_a_row", "_num_losses", "_evaluate_at", "_checkpoint_at",
+)  # fmt: skip
 
 
 class Diverged(RuntimeError):
@@ -41,6 +44,7 @@ class Trainer:
         dataset, train, test: the data, whole on every rank.
         recorder: writes rows and progress (on rank 0).
         profiler: records a Chrome trace, where asked for.
+        save: keeps this rank's state at a checkpoint; None: there are none.
     """
 
     config: RunConfig
@@ -51,17 +55,21 @@ class Trainer:
     recorder: Recorder
     device: torch.device
     profiler: torch.profiler.profile | None = None
+    save: SaveState | None = None
 
     def __post_init__(self) -> None:
         config = self.config
-        self.steps_per_epoch = shards.steps_per_epoch(len(self.train), config.replicas, config.batch_size)
+        self.steps_per_epoch = shards.steps_per_epoch(len(self.train), config.replicas, config.samples_per_step)
         self.total_steps = config.steps or self.steps_per_epoch * (config.epochs or 0)
-        self._batches = self._make_batches()
+        self._batches = [Batches(config, self.dataset, self.train, rank, self.device) for rank in self.strategy.dealt]
         self.clock = TrainingClock(self.device)
         self.times = StepTimes()
         self.step = 0  # optimizer steps of the run, in each of which `replicas` batches are used
         self.own_steps = 0  # batches that this rank used; the same, unless ranks go at their own speed
         self.skipped_steps = 0
+        self._resumed_at = 0  # own steps that another process made
+        self._evaluate_at = self._due(config.eval_every)
+        self._checkpoint_at = self._due(config.checkpoint_every)
         self._skips_in_a_row = 0
         self._losses: list[torch.Tensor] = []
         self._num_losses = 0
@@ -75,8 +83,13 @@ class Trainer:
             TransportError: a rank was lost.
         """
         while self.step < self.total_steps:
-            self.train_until(self._next_evaluation())
-            self._evaluate()
+            self.train_until(min(self._evaluate_at, self._checkpoint_at))
+            if self.step >= self._evaluate_at:
+                self._evaluate()
+                self._evaluate_at = self._due(self.config.eval_every)
+            if self.step >= self._checkpoint_at and self.step < self.total_steps:
+                self._checkpoint_at = self._due(self.config.checkpoint_every)
+                self._checkpoint()
 
     def train_until(self, step: int) -> None:
         """Train until so many optimizer steps are done, on the training clock."""
@@ -84,7 +97,8 @@ class Trainer:
             while self.step < step:
                 self._train_step()
                 self._show_progress()
-            self.strategy.synchronize()
+            if self.step >= self._evaluate_at:
+                self.strategy.synchronize()
             self._check_losses()
 
     @property
@@ -92,62 +106,84 @@ class Trainer:
         """Epochs finished, with the fraction of the current one."""
         return self.step / self.steps_per_epoch
 
-    def _next_evaluation(self) -> int:
-        every = self.config.eval_every * (1 if self.config.steps else self.steps_per_epoch)
+    def resume(self, state: dict[str, Any]) -> None:
+        """Go on from what was saved by another process of this rank; every rank must call, before `run`."""
+        x, y = self._next_batch()  # any will do
+        with self._autocast():
+            self.strategy.rehearse(self._step_now(), x, y)
+        self.strategy.load_state_dict(state["strategy"])
+        self.recorder.load_state_dict(state["recorder"])
+        for batches, saved in zip(self._batches, state["batches"], strict=True):
+            batches.load_state_dict(saved)
+        for name in _COUNTS:
+            setattr(self, name, state["counts"][name])
+        self._losses = list(state["losses"].unbind())
+        self.times = StepTimes(steps=[StepTime(**seconds) for seconds in state["times"]])
+        self.clock.elapsed_s = state["train_time_s"]
+        self._resumed_at = self.own_steps
+        torch.set_rng_state(state["generator"])
+        if self.device.type == "cuda":
+            torch.cuda.set_rng_state(state["device_generator"], self.device)
+
+    def _checkpoint(self) -> None:
+        assert self.save is not None
+        on_cuda = self.device.type == "cuda"
+        state = {
+            "strategy": self.strategy.state_dict(),
+            "recorder": self.recorder.state_dict(),
+            "batches": [batches.state_dict() for batches in self._batches],
+            "counts": {name: getattr(self, name) for name in _COUNTS},
+            "losses": torch.stack(self._losses) if self._losses else torch.empty(0),
+            "times": [vars(seconds) for seconds in self.times.steps],
+            "train_time_s": self.clock.elapsed_s,
+            "generator": torch.get_rng_state(),
+            "device_generator": torch.cuda.get_rng_state(self.device) if on_cuda else None,
+        }
+        self.save(self.step, state)
+
+    def _due(self, every: int) -> int:
+        """The step at which something is due next that is done every so many epochs, or steps; 0: at the end."""
+        every *= 1 if self.config.steps else self.steps_per_epoch
         return min(self.total_steps, self.step + every) if every else self.total_steps
 
-    def _make_batches(self) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
-        """Batches without end: those dealt to this process, fp32 [dealt x batch, 3, 32, 32] and int64 alike."""
-        sources = [self._batches_of(rank) for rank in self.strategy.dealt]
-        if len(sources) == 1:
-            yield from sources[0]
-        for parts in zip(*sources, strict=True):
-            yield torch.cat([x for x, _ in parts]), torch.cat([y for _, y in parts])
-
-    def _batches_of(self, rank: int) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
-        """A rank's batches without end, epoch after epoch: fp32 [batch, 3, 32, 32] and int64 [batch], on the device."""
-        config = self.config
-        shard = shards.shard(len(self.train), rank, config.replicas, config.seed)
-        images, labels = self.train.images.to(self.device), self.train.labels.to(self.device)
-        for epoch in itertools.count():
-            generator = shards.augmentation_generator(config.seed, rank, epoch)
-            for indices in shards.batches(
-                shard, config.batch_size, self.steps_per_epoch, seed=config.seed, rank=rank, epoch=epoch
-            ):
-                chosen = indices.to(self.device)
-                pixels = images[chosen]
-                if config.augment:
-                    pixels = crop_and_flip(pixels, generator, flip=self.dataset.mirror)
-                yield normalise(pixels, self.dataset.mean, self.dataset.std), labels[chosen]
+    def _next_batch(self) -> tuple[torch.Tensor, torch.Tensor]:
+        """What is dealt to this process in a step, end to end: fp32 [dealt x batch, 3, 32, 32] and int64 alike."""
+        parts = [next(batches) for batches in self._batches]
+        if len(parts) == 1:
+            return parts[0]
+        return torch.cat([x for x, _ in parts]), torch.cat([y for _, y in parts])
 
     def _show_progress(self) -> None:
         self.recorder.progress(
             step=self.step,
             total_steps=self.total_steps,
             epoch=self.epoch,
-            samples=self.step * self.config.batch_size * self.config.replicas,  # to within a batch of each rank
+            samples=self.step * self.config.samples_per_step * self.config.replicas,  # to within a batch of each rank
             loss=lambda: float(self._losses[-1]) if self._losses else None,
         )
+
+    def _step_now(self) -> Step:
+        config = self.config
+        return Step(
+            index=self.own_steps,
+            epoch=self.step // self.steps_per_epoch,
+            rank=dist.get_rank(),
+            world_size=config.replicas,
+            seed=config.seed,
+            warmup=config.steps is None,
+        )
+
+    def _autocast(self) -> torch.autocast:
+        return torch.autocast(self.device.type, torch.bfloat16, enabled=self.config.amp == "bf16")
 
     def _train_step(self) -> None:
         config = self.config
         started, cpu_started = time.perf_counter(), time.process_time()
-        x, y = next(self._batches)
+        x, y = self._next_batch()
         self.strategy.start_step(
-            Step(
-                index=self.own_steps,
-                epoch=self.step // self.steps_per_epoch,
-                rank=dist.get_rank(),
-                world_size=config.replicas,
-                seed=config.seed,
-                warmup=config.steps is None,
-            ),
-            learning_rate(config, self.step, self.total_steps, self.steps_per_epoch),
+            self._step_now(), learning_rate(config, self.step, self.total_steps, self.steps_per_epoch)
         )
-        with torch.autocast(self.device.type, torch.bfloat16, enabled=config.amp == "bf16"):
-            loss = self.strategy.forward(x, y)
-        self._remember_loss(loss.detach())
-        self.strategy.backward(loss)
+        self._forward_backward(x, y)
         outcome = self.strategy.finish_step()
         forward_backward_s = time.perf_counter() - started - (outcome.exposed_s or 0.0)
         self._look_at(outcome)
@@ -158,6 +194,28 @@ class Trainer:
         if self.profiler is not None:
             self.profiler.step()
         self._account(outcome, started, cpu_started, forward_backward_s)
+
+    def _forward_backward(self, x: torch.Tensor, y: torch.Tensor) -> None:
+        """Compute the gradients of a step, batch after batch; what is exchanged starts with the last one."""
+        num_batches = self.config.accumulate
+        *earlier, last = zip(x.chunk(num_batches), y.chunk(num_batches), strict=True)
+        losses = []
+        for batch in earlier:
+            with self.strategy.accumulating():
+                loss = self._forward(*batch)
+                self.strategy.backward(loss / num_batches)
+            losses.append(loss.detach())
+        loss = self._forward(*last)
+        if not earlier:
+            self._remember_loss(loss.detach())
+            self.strategy.backward(loss)
+            return
+        self._remember_loss(torch.stack([*losses, loss.detach()]).mean())
+        self.strategy.backward(loss / num_batches)
+
+    def _forward(self, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        with self._autocast():
+            return self.strategy.forward(x, y)
 
     def _look_at(self, outcome: StepReport) -> None:
         """Count skipped steps, and stop at one or at too many in a row, as the configuration says."""
@@ -176,7 +234,7 @@ class Trainer:
 
     def _account(self, outcome: StepReport, started: float, cpu_started: float, forward_backward_s: float) -> None:
         self.recorder.count(outcome)
-        if self.own_steps > self.config.warmup_steps:
+        if self.own_steps - self._resumed_at > self.config.warmup_steps:
             self.times.steps.append(
                 StepTime(
                     total_s=time.perf_counter() - started,
@@ -218,7 +276,7 @@ class Trainer:
                 epoch=self.epoch,
                 step=self.step,
                 is_last=self.step >= self.total_steps,
-                samples=self.own_steps * self.config.batch_size * len(self.strategy.dealt),
+                samples=self.own_steps * self.config.samples_per_step * len(self.strategy.dealt),
                 skipped_steps=self.skipped_steps,
                 train_loss=float(torch.stack(self._losses).mean()) if self._losses else None,
                 test_loss=test_loss,

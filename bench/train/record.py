@@ -21,17 +21,23 @@ from bench.core.rows import RowWriter
 from bench.core.run_folder import RunFolder
 from bench.models.base import weights_hash
 from bench.strategies.base import BoundStrategy
+from bench.train.checkpoint import resumes_of
 from bench.train.clock import StepTimes, mean
 from bench.train.gather import gather_json
 from bench.train.measured import link_columns
 from bench.train.overlap import sample_index_sets, sampled_overlap
 from bench.train.trackers import open_tracker
-from collectives.transport.base import Purpose
+from collectives.transport.base import Purpose, Traffic
 from compressors.ddp.report import StepReport, add_counts
 from compressors.layer import Layer
 
 PROGRESS_EVERY_S = 0.25
 
+# What is counted and known, by attributes' names.
+_COUNTS = (
+    "_steps", "_entries", "_staleness", "_wire_sent", "_wire_received", "_time_to_target_s", "_factor_fallbacks",
+    "_factor_updates_skipped", "last_row",
+)  # fmt: skip
 _BESIDE_GRADIENTS: tuple[Purpose, ...] = ("control", "state", "activation")
 
 
@@ -93,6 +99,7 @@ class Recorder:
             "run_id": folder.run_id,
             **environment.origin_columns(),
             "started_at": datetime.datetime.fromtimestamp(started_at, datetime.UTC).isoformat(timespec="seconds"),
+            "resumes": resumes_of(folder),
             **link_columns(folder),
         }
         self._metrics = RowWriter(folder.metrics, schema.METRICS) if self.is_writer else None
@@ -109,6 +116,27 @@ class Recorder:
         self._recent_exposed: list[float] = []
         self.last_row: dict[str, Any] = {}
         self._reset()
+
+    def state_dict(self) -> dict[str, Any]:
+        """What was counted since the previous row, and what the next one needs of those before."""
+        return {
+            "counts": {name: getattr(self, name) for name in _COUNTS},
+            "layers": {layer_id: dataclasses.asdict(count) for layer_id, count in self._layer_counts.items()},
+            "traffic": {purpose: dataclasses.asdict(sent) for purpose, sent in self._sent().items()},
+            "wall_time_s": time.time() - self._started,
+            "started_at": self._fixed["started_at"],
+        }
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Go on from what `state_dict` gave in another process, as if that had sent here what it sent there."""
+        for name, value in state["counts"].items():
+            setattr(self, name, value)
+        self._layer_counts |= {layer_id: _LayerCount(**count) for layer_id, count in state["layers"].items()}
+        saved = {purpose: Traffic(**sent) for purpose, sent in state["traffic"].items()}
+        now = self.strategy.exchange.traffic
+        self._traffic_before = {purpose: entry.since(saved[purpose]) for purpose, entry in now.items()}
+        self._started = time.time() - state["wall_time_s"]
+        self._fixed["started_at"] = state["started_at"]
 
     @contextlib.contextmanager
     def counting_wire(self) -> Iterator[None]:
@@ -211,8 +239,12 @@ class Recorder:
         self._traffic_before = {p: dataclasses.replace(t) for p, t in self.strategy.exchange.traffic.items()}
         self._wire_sent = self._wire_received = 0.0
 
+    def _sent(self) -> dict[Purpose, Traffic]:
+        """What this rank sent since the previous row."""
+        return {p: t.since(self._traffic_before[p]) for p, t in self.strategy.exchange.traffic.items()}
+
     def _own_figures(self, snapshot: Snapshot) -> dict[str, Any]:
-        sent = {p: t.since(self._traffic_before[p]) for p, t in self.strategy.exchange.traffic.items()}
+        sent = self._sent()
         return {
             "steps": self._steps,
             "samples": snapshot.samples,
@@ -249,7 +281,7 @@ class Recorder:
             "samples": sum(figures["samples"] for figures in everyone),
             "train_loss": mean([figures["train_loss"] for figures in everyone]),
             **snapshot.times.columns(),
-            "samples_per_s": sum(speeds) * self.config.batch_size if speeds else None,
+            "samples_per_s": sum(speeds) * self.config.samples_per_step if speeds else None,
             "cpu_s_per_step": mean([figures["cpu_s_per_step"] for figures in everyone]),
             **self._wire_columns(everyone, steps),
             "effective_density": sum(figures["entries"] for figures in everyone) / steps / self._numel,

@@ -25,9 +25,14 @@ def batches(
     indices: torch.Tensor, batch_size: int, num_steps: int, *, seed: int, rank: int, epoch: int
 ) -> Iterator[torch.Tensor]:
     """`num_steps` batches of sample indices, int64 [batch_size], from the shard reshuffled for this epoch."""
-    order = indices[torch.randperm(len(indices), generator=_generator(seed, rank + 1, epoch + 1))]
+    shuffled = order(indices, seed=seed, rank=rank, epoch=epoch)
     for step in range(num_steps):
-        yield order[step * batch_size : (step + 1) * batch_size]
+        yield shuffled[step * batch_size : (step + 1) * batch_size]
+
+
+def order(indices: torch.Tensor, *, seed: int, rank: int, epoch: int) -> torch.Tensor:
+    """The rank's shard, int64 sample indices, reshuffled for this epoch."""
+    return indices[torch.randperm(len(indices), generator=_generator(seed, rank + 1, epoch + 1))]
 
 
 def evaluation_part(num_samples: int, rank: int, world_size: int) -> slice:

@@ -27,6 +27,7 @@ from bench.models.base import Model, weights_hash
 from bench.optimizers.base import Optimizer
 from bench.strategies.base import BoundStrategy, Follower, Setup, Strategy
 from bench.train.batch_scheduling import use_batch_scheduling
+from bench.train.checkpoint import Checkpointer
 from bench.train.gather import gather_json
 from bench.train.loop import Diverged, Trainer
 from bench.train.rank import end_process, process_group, rank_main, set_up_device
@@ -54,13 +55,18 @@ def run(config: RunConfig, folder: RunFolder) -> None:
         model = cast(Model, spec.build("models", config.filled["model"])).build(dataset.num_classes).to(device)
         _check_same_weights(model)
         strategy = _bind(config, model, device)
+        checkpointer = Checkpointer(config, folder)
+        restored = checkpointer.restore(device)
         if isinstance(strategy, Follower):
-            strategy.follow()
+            if restored is not None:
+                strategy.load_state_dict(restored)
+            strategy.follow(checkpointer.save)
         else:
             if config.straggler and (straggler := Straggler.parse(config.straggler)).rank == dist.get_rank():
                 slow_down(model, straggler.slowdown)
             recorder = Recorder(config, folder, strategy, started_at)
-            _train(config, folder, strategy, recorder, dataset, device)
+            _train(config, folder, strategy, recorder, dataset, device, checkpointer, restored)
+        checkpointer.wait()
         _close(strategy)
 
 
@@ -71,8 +77,10 @@ def _train(
     recorder: Recorder,
     dataset: Dataset,
     device: torch.device,
+    checkpointer: Checkpointer,
+    restored: dict[str, Any] | None,
 ) -> None:
-    """Run the training loop; rank 0 then says how it ended."""
+    """Run the training loop, from where it was; rank 0 then says how it ended."""
     train, test = parts_of(config)
     with _profiler(config, folder) as profiler:
         trainer = Trainer(
@@ -84,9 +92,13 @@ def _train(
             recorder=recorder,
             device=device,
             profiler=profiler,
+            save=checkpointer.save,
         )
+        if restored is not None:
+            trainer.resume(restored)
         trainer.run()
     strategy.dismiss()
+    checkpointer.wait()
     if dist.get_rank() == 0:
         if config.save_model:
             torch.save(strategy.model.state_dict(), folder.model)

@@ -16,7 +16,7 @@ import abc
 import dataclasses
 import threading
 from collections.abc import Callable, Sequence
-from typing import Protocol
+from typing import Any, Protocol
 
 import torch
 from typing_extensions import override
@@ -145,6 +145,17 @@ class ParameterServer(abc.ABC):
         """The place of one worker; call once for each before any of them works."""
         session = self._sessions[rank] = Session(self, rank)
         return session
+
+    def state_dict(self) -> dict[str, Any]:
+        """The version and every worker's clock; nothing may be under way, as after `synchronize`."""
+        return {"version": self.version, "clocks": {rank: s.clock for rank, s in self._sessions.items()}}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Go on from what `state_dict` gave; call before any worker works. The parameters are not among it."""
+        self.version = state["version"]
+        for rank, session in self._sessions.items():
+            session.clock, session.version = state["clocks"][rank], self.version
+        self._packed = (-1, [])
 
     def fail(self, error: BaseException) -> None:
         """Nothing can go on: every worker that waits or calls from now on gets this error."""

@@ -14,7 +14,8 @@ import queue
 import threading
 import time
 from collections.abc import Callable
-from typing import Any
+from contextlib import AbstractContextManager
+from typing import Any, cast
 
 import torch
 import torch.distributed as dist
@@ -80,6 +81,7 @@ class CompressionHook(Channel):
     ) -> None:
         transport = own_transport(next(ddp.parameters()).device, timeout_s, ddp.process_group)
         super().__init__(layers_of(ddp.module), reducer, collective, transport)
+        self._ddp = ddp
         self._trigger = trigger
         self._held: list[_Job] = []  # by the sync trigger, until backward ends
         self._jobs: queue.SimpleQueue[list[_Job]] = queue.SimpleQueue()
@@ -109,6 +111,14 @@ class CompressionHook(Channel):
     def start_step(self, step: Step) -> None:
         """Tell where the next `backward` is in training, instead of having the steps counted."""
         self._announced = step
+
+    def no_sync(self) -> AbstractContextManager[None]:
+        """Accumulate: what goes forward and `backward` inside adds to the gradients, and nothing is sent.
+
+        The first `backward` outside compresses and exchanges the sum, once; residuals are touched there alone, and
+        `step_ok` is asked after it and not inside.
+        """
+        return cast("AbstractContextManager[None]", self._ddp.no_sync())
 
     def step_ok(self) -> bool:
         """Whether to call `optimizer.step()`; ask after every `backward`. False: a rank's gradient was not finite.

@@ -45,3 +45,10 @@ class TorchCommHook(Compressor):
     @abc.abstractmethod
     def hook(self, process_group: dist.ProcessGroup) -> tuple[object, DDPHook]:
         """State and hook for `DistributedDataParallel.register_comm_hook`; every rank must call."""
+
+    def state_of(self, state: Any) -> dict[str, Any]:
+        """What the hook's state holds from step to step; most hold nothing."""
+        return {}
+
+    def restore(self, state: Any, saved: dict[str, Any]) -> None:
+        """Put what `state_of` gave into a new state."""

@@ -8,16 +8,17 @@ import sys
 import time
 from collections.abc import Callable
 
-from tests.attack import inputs, kills, payloads, plugins, sockets
+from tests.attack import inputs, kills, payloads, plugins, resumes, sockets
 from tests.attack.tally import Tally
 
 # Each part: how often at the most, and its share of the time.
 PARTS: dict[str, tuple[Callable[[random.Random, Tally, int], None], int, float]] = {
     "payloads": (payloads.attack, 100, 0.05),
-    "inputs": (inputs.attack, 1000, 0.38),
+    "inputs": (inputs.attack, 1000, 0.28),
     "plugins": (plugins.attack, 40, 0.07),
     "sockets": (sockets.attack, 9, 0.15),
-    "kills": (kills.attack, 60, 0.35),
+    "kills": (kills.attack, 60, 0.25),
+    "resumes": (resumes.attack, 40, 0.2),
 }
 
 

@@ -211,12 +211,39 @@ def accumulated(rank: int) -> torch.Tensor:
     """Two batches per step, exchanged once."""
     ddp = wrapped()
     hook = attach(ddp, NONE(), Ring())
-    with ddp.no_sync():
+    with hook.no_sync():
         loss_of(ddp, rank, 0).backward()
     loss_of(ddp, rank, 1).backward()
     assert hook.step_ok()
     hook.close()
-    return torch.cat([cast(torch.Tensor, p.grad).flatten() for p in ddp.parameters()])
+    return gradients(ddp)
+
+
+def gradients(model: nn.Module) -> torch.Tensor:
+    return torch.cat([cast(torch.Tensor, p.grad).flatten() for p in model.parameters()])
+
+
+def telescoped(rank: int) -> dict[str, torch.Tensor]:
+    """What was sent, what still waits, and all gradients, of three steps of two batches each on weights at rest."""
+    ddp, alone = wrapped(), network()
+    hook = attach(ddp, TopK(ratio=0.1, error_feedback=True), Allgather())
+    sent = torch.zeros_like(weights(ddp))
+    for step in range(0, 6, 2):
+        with hook.no_sync():
+            loss_of(ddp, rank, step).backward()
+        loss_of(ddp, rank, step + 1).backward()
+        assert hook.step_ok()
+        sent += gradients(ddp)
+        ddp.zero_grad()
+    for step in range(6):
+        loss_of(alone, rank, step).backward()
+    waiting = hook.state_dict()["reducer"]["residuals"]
+    hook.close()
+    return {
+        "sent": sent,
+        "waiting": torch.cat([waiting[layer.id] for layer in hook.layers]),
+        "all": gradients(alone),
+    }
 
 
 def ahead(rank: int) -> list[str]:
@@ -250,6 +277,7 @@ SCENES: dict[str, Callable[[int], Any]] = {
         closed,
         accumulated,
         ahead,
+        telescoped,
     )
 }
 
@@ -335,6 +363,15 @@ def test_gradients_accumulate_under_no_sync(played: list[dict[str, Any]]) -> Non
     sum(loss_of(model, rank, step) / 2 for rank in range(2) for step in range(2)).backward()  # type: ignore[union-attr]
     expected = torch.cat([cast(torch.Tensor, p.grad).flatten() for p in model.parameters()])
     torch.testing.assert_close(played[0]["accumulated"], expected)
+
+
+def test_what_was_sent_and_what_waits_are_all_gradients_that_accumulated(
+    played: list[dict[str, Any]],
+) -> None:
+    first, second = (answer["telescoped"] for answer in played)
+    assert first["waiting"].count_nonzero() > 0
+    everything = (first["all"] + second["all"]) / 2
+    torch.testing.assert_close(first["sent"] + (first["waiting"] + second["waiting"]) / 2, everything)
 
 
 def leave_early(rank: int) -> int | None:

@@ -8,13 +8,17 @@ from pathlib import Path
 SOURCE = '''
 """Components that misbehave on purpose."""
 import dataclasses
+import os
+import signal
 import time
+from pathlib import Path
 
 import torch
 
 from collectives.payloads.dense import Dense
 from collectives.native import BoundNative, Native
 from compressors.fp16 import Fp16
+from compressors.group_topk import GroupTopK
 
 
 @dataclasses.dataclass(kw_only=True)
@@ -43,6 +47,18 @@ class Hanging(Fp16):
     def encode(self, x, layer, step):
         if (step.rank, step.index) == (1, 3):
             time.sleep(3600)
+        return super().encode(x, layer, step)
+
+
+@dataclasses.dataclass(kw_only=True)
+class Mortal(GroupTopK):
+    """Rank 1 is killed at step 7, unless the file that MORTAL names says that it was before."""
+
+    def encode(self, x, layer, step):
+        was_killed = Path(os.environ["MORTAL"])
+        if (step.rank, step.index) == (1, 7) and not was_killed.exists():
+            was_killed.touch()
+            os.kill(os.getpid(), signal.SIGKILL)
         return super().encode(x, layer, step)
 
 
@@ -77,7 +93,7 @@ class BoundBreaking(BoundNative):
         return super().sum_like(payload, layout, op)
 '''
 ENTRY_POINTS = {
-    "bench.compressors": {name: f"misbehaving:{name.title()}" for name in ("raising", "sleepy", "hanging")},
+    "bench.compressors": {name: f"misbehaving:{name.title()}" for name in ("raising", "sleepy", "hanging", "mortal")},
     "bench.collectives": {name: f"misbehaving:{name.title()}" for name in ("losing", "breaking")},
 }
 

@@ -9,6 +9,7 @@ Differs: Cholesky solves in place of inverses.
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import torch
 
@@ -73,6 +74,18 @@ class Preconditioner:
         scale = 1.0 if self._kl_clip is None else kl_scale(gradients, changed, lr, self._kl_clip)
         for layer, matrix in zip(layers, changed, strict=True):
             layer.replace_gradient(matrix * scale)
+
+    def state_dict(self) -> dict[str, Any]:
+        """The running averages, their factors, and the steps so far; equal on all ranks."""
+        return {"averages": self._averages, "factors": self._factors, "steps": self._steps}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Go on from copies of what `state_dict` gave."""
+        for average, saved in zip(self._averages, state["averages"], strict=True):
+            average.copy_(saved)
+        self._factors = [factor.clone() for factor in state["factors"]]
+        self._steps = state["steps"]
+        self._capture.wanted = self._steps % self._update_every == 0
 
     def _update(self) -> None:
         """Take this step's moments into the averages and factor these anew, unless a moment is not finite."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -35,8 +36,10 @@ class DdpExchange:
         self._layers = layers_of(ddp.module)
         self._ddp._set_ddp_runtime_logging_sample_rate(1)
         self._torch_hook = compressor if isinstance(compressor, TorchCommHook) else None
+        self._torch_state: object = None
         if self._torch_hook is not None:
-            ddp.register_comm_hook(*self._torch_hook.hook(ddp.process_group))
+            self._torch_state, torch_hook = self._torch_hook.hook(ddp.process_group)
+            ddp.register_comm_hook(self._torch_state, torch_hook)
         self._gradient = Traffic(from_formula=True)
         self._nonfinite = nonfinite
         self._step_index = 0
@@ -65,6 +68,15 @@ class DdpExchange:
         encoded = [self._encoded(layer) for layer in self._layers]
         self._gradient.nbytes += round(2 * (world_size - 1) / world_size * sum(part.nbytes for part in encoded))
         return StepReport(skipped=self._is_skipped(), exposed_s=self._exposed_s(), encoded=encoded)
+
+    def state_dict(self) -> dict[str, Any]:
+        """What PyTorch's hook keeps; DDP by itself keeps nothing."""
+        return {} if self._torch_hook is None else self._torch_hook.state_of(self._torch_state)
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """The inverse of `state_dict`."""
+        if self._torch_hook is not None:
+            self._torch_hook.restore(self._torch_state, state)
 
     def close(self) -> None:
         """DDP holds nothing that outlives it."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping
+from typing import Any
 
 from torch import nn
 
@@ -58,6 +59,13 @@ class KeptGradients:
         skipped = self._nonfinite != "zero" and self._channel.on_any_rank(saw_nonfinite)
         seconds = time.perf_counter() - started
         return StepReport(skipped=skipped, encode_s=0.0, exchange_s=seconds, exposed_s=seconds)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Nothing outlives a step."""
+        return {}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Likewise."""
 
     def close(self) -> None:
         """Nothing outlives a step."""

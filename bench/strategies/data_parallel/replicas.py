@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Protocol
+from contextlib import AbstractContextManager
+from typing import Any, Protocol
 
 import torch
 from torch import nn
@@ -67,6 +68,12 @@ class Replicas(BoundStrategy):
         self.exchange.start_step(step)
 
     @override
+    def accumulating(self) -> AbstractContextManager[object]:
+        if isinstance(self.wrapped, DistributedDataParallel):
+            return self.wrapped.no_sync()
+        return super().accumulating()
+
+    @override
     def update(self, outcome: StepReport) -> int:
         if not outcome.skipped:
             self.optimizer.step()
@@ -79,3 +86,22 @@ class Replicas(BoundStrategy):
     @override
     def synchronize(self) -> None:
         """Replicas are equal after every step."""
+
+    @override
+    def state_dict(self) -> dict[str, Any]:
+        return {**super().state_dict(), "optimizer": self.optimizer.state_dict(), "num_steps": self._num_steps}
+
+    @override
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        super().load_state_dict(state)
+        self.optimizer.load_state_dict(state["optimizer"])
+        self._num_steps = state["num_steps"]
+
+    @override
+    def rehearse(self, step: Step, x: torch.Tensor, y: torch.Tensor) -> None:
+        """DDP regroups its buckets after the first backward, and sums are rounded as they lie in buckets."""
+        if isinstance(self.wrapped, DistributedDataParallel):
+            self.exchange.start_step(step)
+            self.backward(self.forward(x, y))
+            self.finish_step()
+            self.optimizer.zero_grad()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import get_args
+from typing import Any, get_args
 
 from bench.strategies.data_parallel.replicas import GradientExchange
 from collectives.base import Key
@@ -49,6 +49,15 @@ class WithOptimizer:
     def finish_step(self) -> StepReport:
         """What became of the gradients."""
         return self._gradients.finish_step()
+
+    def state_dict(self) -> dict[str, Any]:
+        """What both keep from step to step."""
+        return {"gradients": self._gradients.state_dict(), "optimizer": self._channel.state_dict()}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """The inverse of `state_dict`."""
+        self._gradients.load_state_dict(state["gradients"])
+        self._channel.load_state_dict(state["optimizer"])
 
     def close(self) -> None:
         """Release what both hold; every rank must call."""

@@ -10,7 +10,7 @@ import torch
 
 from collectives.transport.base import Pending, Transport, TransportError, wait_all
 
-Command = Literal["load", "batch", "reduce", "report", "stop"]
+Command = Literal["load", "batch", "reduce", "report", "checkpoint", "stop"]
 HOST_RANK = 0
 
 _LENGTH = struct.Struct("<Q")

@@ -17,17 +17,18 @@ from typing import Any, Literal
 
 import torch
 from torch import nn
+from typing_extensions import override
 
 from bench.core.config import RunConfig
 from bench.core.straggler import Straggler
 from bench.models.base import weights_hash
 from bench.optimizers.base import Optimizer
-from bench.strategies.base import Follower
+from bench.strategies.base import Follower, SaveState
 from bench.strategies.devices.commands import HOST_RANK, hear, receive_all_, send_all, tell
 from bench.strategies.devices.stage import Stage
 from bench.strategies.devices.tensors import receive_tensor
 from collectives.pool import BoundPool
-from collectives.transport.base import Transport
+from collectives.transport.base import Traffic, Transport
 from compressors.ddp.channel import Channel, zero_nonfinite_
 from compressors.ddp.hook import NonFiniteGradient
 from compressors.ddp.report import StepReport
@@ -82,9 +83,12 @@ class DeviceProcess(Follower):
         straggler = Straggler.parse(config.straggler) if config.straggler else None
         self._slowdown = straggler.slowdown if straggler and straggler.rank == transport.rank else 1.0
         self._exchanges = channel.transport.world_size > 1 and bool(self._parameters)
+        self._restored: dict[str, Any] | None = None
+        self._num_steps = 0
         self._in_pool = self._gradients_in_pool() if self._exchanges and not self._keeps_gradients else None
 
-    def follow(self) -> None:
+    @override
+    def follow(self, save: SaveState) -> None:
         """Do what the host says until it says stop.
 
         Raises:
@@ -95,15 +99,51 @@ class DeviceProcess(Follower):
             match told["command"]:
                 case "load":
                     receive_all_(self._transport, HOST_RANK, [*self._parameters, *self._buffers])
+                    self._restore()
                     self._enter("loaded")
+                case "checkpoint":
+                    save(self._num_steps, self._state_dict())
                 case "batch":
                     self._train(Step(rank=self._replica, world_size=self._config.replicas, **told["step"]), told["lr"])
                 case "report":
                     self._report()
 
+    @override
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """It counts once the host has loaded the model onto the devices, which it begins with."""
+        self._restored = state
+
+    @override
     def close(self) -> None:
         """Release what the collective holds; every device must call."""
         self._channel.close()
+
+    def _state_dict(self) -> dict[str, Any]:
+        return {
+            "parameters": self._parameters,
+            "buffers": self._buffers,
+            "optimizer": self._optimizer.state_dict() if self._optimizer is not None else {},
+            "channel": self._channel.state_dict(),
+            "num_steps": self._num_steps,
+            "traffic": {purpose: dataclasses.asdict(t) for purpose, t in self._transport.traffic.items()},
+            "links": dict(self._stage.sent_bytes),
+        }
+
+    @torch.no_grad()
+    def _restore(self) -> None:
+        """Take the place of a process that made a checkpoint, with what it had sent until then."""
+        if self._restored is None:
+            return
+        state, self._restored = self._restored, None
+        for own, saved in ((self._parameters, state["parameters"]), (self._buffers, state["buffers"])):
+            for tensor, value in zip(own, saved, strict=True):
+                tensor.copy_(value)
+        if self._optimizer is not None:
+            self._optimizer.load_state_dict(state["optimizer"])
+        self._channel.load_state_dict(state["channel"])
+        self._num_steps = state["num_steps"]
+        self._transport.traffic.update({purpose: Traffic(**entry) for purpose, entry in state["traffic"].items()})
+        self._stage.sent_bytes.update(state["links"])
 
     def _enter(self, state: State) -> None:
         if state not in _NEXT[self.state]:
@@ -125,6 +165,7 @@ class DeviceProcess(Follower):
         if self._optimizer is not None:
             self._update(outcome, lr)
         tell(self._transport, HOST_RANK, self._outcome(outcome, time.perf_counter() - computed))
+        self._num_steps += 1
         self._enter("wait")
 
     def _compute(self) -> None:

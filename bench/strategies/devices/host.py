@@ -86,6 +86,16 @@ class HostTraining(BoundStrategy):
         self.devices.collect()
 
     @override
+    def state_dict(self) -> dict[str, Any]:
+        """What the host counted; every device saves what lies there, and the model here is but a copy."""
+        return {"devices": self.devices.state_dict(), "num_steps": self._num_steps}
+
+    @override
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.devices.load_state_dict(state["devices"])
+        self._num_steps = state["num_steps"]
+
+    @override
     def members(self, figures: list[dict[str, Any]]) -> list[dict[str, Any]]:
         """One entry per replica: what its devices sent, together."""
         (own,) = figures
@@ -202,6 +212,31 @@ class Devices:
                 serve_sum(self._transport, ranks, told)
             heard += told
         return heard
+
+    def state_dict(self) -> dict[str, Any]:
+        """Let every device save its state; returns what is known of all of them here."""
+        for rank in self._plan.device_ranks:
+            tell(self._transport, rank, {"command": "checkpoint"})
+        counted = {
+            rank: {purpose: dataclasses.asdict(entry) for purpose, entry in traffic.items()}
+            for rank, traffic in self._counted.items()
+        }
+        return {
+            "reports": self._reports,
+            "counted": counted,
+            "links_counted": self._links_counted,
+            "dealt_bytes": self._dealt_bytes,
+        }
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """The inverse of `state_dict`; devices restore themselves."""
+        self._reports = state["reports"]
+        self._counted = {
+            rank: {purpose: Traffic(**entry) for purpose, entry in traffic.items()}
+            for rank, traffic in state["counted"].items()
+        }
+        self._links_counted = state["links_counted"]
+        self._dealt_bytes = state["dealt_bytes"]
 
     def collect(self) -> None:
         """Take the first replica's parameters and the mean of all replicas' running statistics, which they take too."""

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import copy
 import dataclasses
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 from torch import nn
@@ -74,6 +76,17 @@ class ServerParameters:
         for group in self._optimizer.param_groups:
             group["lr"] = first.clock_end.lr * (num_terms / self._world_size)
         self._optimizer.step()
+
+    def state_dict(self) -> dict[str, Any]:
+        """The parameters and what the update rule keeps, in memory of its own."""
+        return copy.deepcopy({"weights": self._weights, "optimizer": self._optimizer.state_dict()})
+
+    @torch.no_grad()
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """The inverse of `state_dict`."""
+        for weight, saved in zip(self._weights, state["weights"], strict=True):
+            weight.copy_(saved)
+        self._optimizer.load_state_dict(state["optimizer"])
 
     def packed(self) -> list[torch.Tensor]:
         """As `Parameters` says."""

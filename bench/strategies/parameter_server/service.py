@@ -37,13 +37,17 @@ class Service:
         links: one per other worker.
         numels: elements of every layer, by its id.
         own_rank: the worker of this process, which uses `own_session` directly.
+
+    Attributes:
+        server: as given.
+        own_session: of this process's worker.
     """
 
     def __init__(
         self, server: ParameterServer, links: Mapping[int, Transport], numels: Sequence[int], *, own_rank: int
     ) -> None:
-        self._server = server
         self._numels = numels
+        self.server = server
         sessions = {rank: server.join(rank) for rank in range(server.world_size)}
         self.own_session = sessions[own_rank]
         self._threads = [
@@ -64,4 +68,4 @@ class Service:
         try:
             serve(link, session, self._numels)
         except Exception as error:  # noqa: BLE001 - re-raised in every worker, this process's own included
-            self._server.fail(error)
+            self.server.fail(error)

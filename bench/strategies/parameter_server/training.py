@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -52,6 +53,7 @@ class AsyncTraining(BoundStrategy):
                 world_size=config.world_size,
                 seed=config.seed,
             )
+            self._parameters = parameters
             server = make_server(parameters, config.world_size, config.timeout_s)
             self._service = Service(server, links, numels, own_rank=root)
             server_side: Worker = self._service.own_session
@@ -75,6 +77,24 @@ class AsyncTraining(BoundStrategy):
     @override
     def synchronize(self) -> None:
         self._take(self.exchange.synchronize())
+
+    @override
+    def state_dict(self) -> dict[str, Any]:
+        """Everything pushed so far is applied before, and nobody pushes on until all have theirs."""
+        self.synchronize()
+        state = super().state_dict()
+        if self._service is not None:
+            state["server"] = self._service.server.state_dict() | {"parameters": self._parameters.state_dict()}
+        dist.barrier()
+        return state
+
+    @override
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        super().load_state_dict(state)
+        if self._service is not None:
+            self._service.server.load_state_dict(state["server"])
+            self._parameters.load_state_dict(state["server"]["parameters"])
+        dist.barrier()  # nobody pushes before
 
     @override
     def close(self) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from typing import TypeVar, cast, get_args
+from typing import Any, TypeVar, cast, get_args
 
 import torch
 from torch import nn
@@ -101,6 +101,14 @@ class AsyncWorker:
     def synchronize(self) -> Answer:
         """As `Worker.synchronize`."""
         return self._in_thread(self._server.synchronize)
+
+    def state_dict(self) -> dict[str, Any]:
+        """What this worker keeps from step to step; the server's state is not among it."""
+        return self.reducer.state_dict()
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """The inverse of `state_dict`."""
+        self.reducer.load_state_dict(state)
 
     def close(self) -> None:
         """Leave the server and end the thread."""

@@ -30,6 +30,8 @@ NO_IDENTITY = {
     "timeout_s",
     "profile",
     "save_model",
+    "checkpoint_every",
+    "max_restarts",
     "network",
     "bandwidth",
     "uplink",

@@ -25,6 +25,7 @@ PROMISED = {
     "bench-ci",
     "bless",
     "attack",
+    "resume-sweep",
 } | {
     "lint",
     "format",

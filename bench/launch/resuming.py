@@ -1,0 +1,63 @@
+"""Runs that go on where they stopped: which can, and how a folder is made ready for it."""
+
+from __future__ import annotations
+
+import contextlib
+import shutil
+from pathlib import Path
+
+from bench.core.checkpoints import Checkpoints
+from bench.core.config import RunConfig
+from bench.core.errors import UsageError
+from bench.core.run_folder import RunFolder, read_json, write_json
+
+
+def configuration_of(folder: RunFolder) -> RunConfig:
+    """The configuration of a run that can go on from its last checkpoint.
+
+    Raises:
+        UsageError: it cannot, and what to do.
+    """
+    path = folder.path
+    if not folder.config.is_file():
+        raise UsageError(f"{path} is no run folder (it holds no config.json); give one below results/runs")
+    if (read_json(folder.status) or {}).get("status") == "ok":
+        raise UsageError(f"{path} came to its end; there is nothing to go on with")
+    try:
+        config = RunConfig.from_json(folder.config)
+    except UsageError as error:
+        raise UsageError(f"{error}; go on with the version that began the run, or begin it anew") from None
+    checkpoints = Checkpoints(folder)
+    if not (steps := checkpoints.steps()):
+        advice = "begin the run anew" + ("" if config.checkpoint_every else " with --checkpoint-every")
+        raise UsageError(f"{path} holds no checkpoint; {advice}")
+    checkpoints.check(steps[0], config)
+    return config
+
+
+def last_step(folder: RunFolder) -> int | None:
+    """The step from which a run can go on; None where it cannot, or has come to its end."""
+    with contextlib.suppress(UsageError):
+        configuration_of(folder)
+        return Checkpoints(folder).steps()[0]
+    return None
+
+
+def prepare_folder(folder: RunFolder) -> None:
+    """Put away what a job that ended has left, and count that another one goes on; no process may be left of it."""
+    told = read_json(folder.resume) or {"resumes": 0}
+    attempt = told["resumes"] + 1
+    write_json(folder.resume, {"resumes": attempt})
+    for path in (folder.status, folder.progress):
+        path.unlink(missing_ok=True)
+    for left in (folder.errors, folder.rendezvous):
+        shutil.rmtree(left, ignore_errors=True)
+    folder.errors.mkdir()
+    _put_away(folder.logs, attempt)
+    folder.logs.mkdir()
+
+
+def _put_away(logs: Path, attempt: int) -> None:
+    """The logs of the job before become a folder of their own beside the new ones."""
+    if logs.exists():
+        logs.replace(logs.with_name(f"logs-before-{attempt}"))

@@ -1,0 +1,159 @@
+"""Checkpoints of one rank: its state is copied in memory, and written by a thread while training goes on."""
+
+from __future__ import annotations
+
+import datetime
+import os
+import threading
+import zlib
+from typing import Any, cast
+
+import torch
+import torch.distributed as dist
+
+from bench.core.checkpoints import Checkpoints, FileFacts, Manifest, cut_rows, row_bytes
+from bench.core.config import RunConfig
+from bench.core.errors import RunFailed
+from bench.core.run_folder import RunFolder, read_json
+from bench.train.gather import gather_json
+from compressors.ddp.packed_state import PackedState, StateError, unpack_state
+
+
+class CheckpointFailed(RunFailed):
+    """A checkpoint could not be written or read; one sentence for the user."""
+
+
+class Checkpointer:
+    """Writes a rank's part of the run's checkpoints; every rank must make one, and call the same methods.
+
+    Args:
+        config: of the run.
+        folder: of the run on this machine.
+    """
+
+    def __init__(self, config: RunConfig, folder: RunFolder) -> None:
+        self._config = config
+        self._folder = folder
+        self._checkpoints = Checkpoints(folder)
+        self._rank = dist.get_rank()
+        # On virtual hosts all ranks share a folder; machines have one each.
+        self._completes = (int(os.environ["LOCAL_RANK"]) if config.nnodes > 1 else self._rank) == 0
+        self._group: dist.ProcessGroup | None = None  # the thread's own
+        if config.checkpoint_every:
+            timeout = datetime.timedelta(seconds=config.timeout_s)
+            self._group = cast(dist.ProcessGroup, dist.new_group(backend="gloo", timeout=timeout))
+        self._thread: threading.Thread | None = None
+        self._failure: Exception | None = None
+        self._last_step: int | None = None
+
+    def save(self, step: int, state: dict[str, Any]) -> None:
+        """Begin a checkpoint; returns when the state is copied, and the checkpoint before it written.
+
+        Args:
+            step: optimizer steps done.
+            state: of this rank.
+
+        Raises:
+            CheckpointFailed: the one before could not be written.
+        """
+        self.wait()
+        packed = PackedState(state, copy=True)
+        rows = row_bytes(self._folder)
+        self._thread = threading.Thread(target=self._write, args=(step, packed, rows), name="checkpoint", daemon=True)
+        self._thread.start()
+
+    def wait(self) -> None:
+        """Return when nothing is being written any more.
+
+        Raises:
+            CheckpointFailed: the last one could not be written.
+        """
+        if self._thread is not None:
+            self._thread.join()
+            self._thread = None
+        if self._failure is not None:
+            raise self._failure
+
+    def _write(self, step: int, packed: PackedState, rows: dict[str, int]) -> None:
+        try:
+            self._complete(step, self._write_own(step, packed), rows)
+        except Exception as error:  # noqa: BLE001 - raised by the next call
+            self._failure = error
+
+    def _write_own(self, step: int, packed: PackedState) -> FileFacts | OSError:
+        try:
+            return self._checkpoints.write(step, self._rank, packed.parts())
+        except OSError as error:
+            return error
+
+    def _complete(self, step: int, own: FileFacts | OSError, rows: dict[str, int]) -> None:
+        """Make a checkpoint of what all ranks have written, and remove the one before."""
+        told = str(own.strerror or own) if isinstance(own, OSError) else vars(own)
+        everyone = gather_json([self._config.node_rank, told], self._group)
+        for rank, (_, what) in enumerate(everyone):
+            if isinstance(what, str):
+                self._checkpoints.discard(step)
+                raise CheckpointFailed(self._sentence(step, rank, what))
+        if self._completes:
+            own_node = self._config.node_rank
+            here = {rank: FileFacts(**facts) for rank, (node, facts) in enumerate(everyone) if node == own_node}
+            self._checkpoints.complete(
+                Manifest(
+                    digest=self._config.digest,
+                    run_id=self._folder.run_id,
+                    step=step,
+                    world_size=len(everyone),
+                    files=here,
+                    rows=rows,
+                )
+            )
+        gather_json(None, self._group)  # all machines have it
+        if self._completes:
+            self._checkpoints.prune(keep=step)
+        self._last_step = step
+
+    def _sentence(self, step: int, rank: int, why: str) -> str:
+        kept = f"the one of step {self._last_step} is kept" if self._last_step is not None else "there is none before"
+        return (
+            f"rank {rank} could not write the checkpoint of step {step} ({why}); {kept}: make room and go on with "
+            f"bench run --resume {self._folder.path}"
+        )
+
+    def restore(self, device: torch.device) -> dict[str, Any] | None:
+        """This rank's state in the newest checkpoint that all ranks have, if the run goes on; None: it begins.
+
+        Rows that were written after the checkpoint are removed.
+
+        Raises:
+            CheckpointFailed: the file is damaged.
+        """
+        if read_json(self._folder.resume) is None:
+            return None
+        having = [set(steps) for steps in gather_json(self._checkpoints.steps())]
+        step = max(set.intersection(*having), default=None)
+        manifest = None if step is None else self._checkpoints.manifest(step)
+        if self._rank == 0:
+            cut_rows(self._folder, manifest.rows if manifest else {})
+        dist.barrier()
+        if manifest is None:
+            return None
+        self._last_step = manifest.step
+        return self._read(manifest, device)
+
+    def _read(self, manifest: Manifest, device: torch.device) -> dict[str, Any]:
+        file = self._checkpoints.file(manifest.step, self._rank)
+        advice = "put it back from a copy, or begin the run anew"
+        try:
+            packed = torch.from_file(str(file), size=file.stat().st_size, dtype=torch.uint8)
+            if zlib.crc32(packed.numpy().data) != manifest.files[self._rank].crc32:
+                raise CheckpointFailed(f"{file} is damaged: its checksum is not the manifest's; {advice}")
+            state: dict[str, Any] = unpack_state(packed, device)
+        except (OSError, RuntimeError, StateError, KeyError) as error:
+            raise CheckpointFailed(f"{file} cannot be read ({error}); {advice}") from None
+        return state
+
+
+def resumes_of(folder: RunFolder) -> int:
+    """How often the run went on from a checkpoint."""
+    told = read_json(folder.resume)
+    return int(told["resumes"]) if told else 0

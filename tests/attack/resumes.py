@@ -1,0 +1,209 @@
+"""Resumes: runs are stopped at a moment drawn by chance, in one of many ways, and go on until they end.
+
+Their rows are then those of the run that nobody stopped, in every column that repeats, and from the first checkpoint on
+there was a good one at every moment.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import csv
+import random
+import shutil
+import signal
+import subprocess
+import tempfile
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+import psutil
+
+from bench.core.checkpoints import Checkpoints
+from bench.core.config import RunConfig
+from bench.core.errors import BenchError
+from bench.core.run_folder import RunFolder, read_json
+from bench.core.schema import LAYERS, METRICS, Column
+from tests.attack.job import ENDS_WITHIN_S
+from tests.attack.tally import Tally
+from tests.testing.invoke import REPOSITORY, processes_of, start
+
+SMALL = (
+    "run", "--model", "small_cnn", "--train-size", "384", "--test-size", "64", "--batch-size", "8", "--steps", "60",
+    "--eval-every", "13", "--checkpoint-every", "7", "--timeout", "30", "--threads", "1",
+)  # fmt: skip
+METHODS: dict[str, tuple[str, ...]] = {
+    "topk": ("--compressor", "topk:ratio=0.05,error_feedback=true", "--collective", "allgather"),
+    "group_topk": (
+        "--compressor", "group_topk:ratio=0.05", "--collective", "ring", "--world-size", "3", "--bucket-mb", "0.05",
+    ),
+    "powersgd": ("--compressor", "powersgd"),
+    "algc": ("--compressor", "algc:min_numel=100", "--collective", "server:downlink=recode"),
+    "dgc": ("--compressor", "dgc", "--collective", "allgather"),
+    "hylo": ("--compressor", "hylo", "--collective", "allgather"),
+    "adaptive_topk": ("--compressor", "adaptive_topk", "--collective", "allgather"),
+    "torch_powersgd": ("--compressor", "torch_powersgd"),
+    "max_adabelief": ("--optimizer", "max_adabelief", "--compressor", "topk:ratio=0.1", "--collective", "allgather"),
+    "kfac": ("--optimizer", "kfac:update_every=5", "--collective", "ring"),
+    "adam": ("--optimizer", "adam", "--compressor", "onebit"),
+    "accumulate": ("--accumulate", "2", "--compressor", "topk:ratio=0.05", "--collective", "allgather"),
+    "placed": ("--strategy", f"placed:by=type,devices={REPOSITORY / 'examples' / 'cxl.toml'}"),
+    "placed replicas": (
+        "--strategy", f"placed:by=data,devices={REPOSITORY / 'examples' / 'cxl.toml'}", "--compressor",
+        "topk:ratio=0.1,error_feedback=true",
+    ),
+    "async_server": ("--strategy", "async_server", "--compressor", "topk:ratio=0.1,error_feedback=true"),
+}  # fmt: skip
+WAYS = ("rank", "launcher", "fork server", "Ctrl-C", "full disk")
+LATEST_S = 12.0
+MOST_STOPS = 3
+ROOM = 40_000
+LOOKS = 50
+_POLL_S = 0.02
+
+
+def attack(rng: random.Random, tally: Tally, tries: int) -> None:
+    """Stop runs and let them go on.
+
+    Args:
+        rng: which, when and how.
+        tally: gets one count per run.
+        tries: number of runs.
+    """
+    with tempfile.TemporaryDirectory(prefix="bench-attack-") as folder:
+        undisturbed = {}
+        names = rng.sample(sorted(METHODS), len(METHODS))
+        for index in range(tries):
+            if not tally.has_time():
+                return
+            name = names[index % len(names)]
+            if name not in undisturbed:
+                whole = _Run(Path(folder) / f"{name} undisturbed", name)
+                if problem := whole.go_on():
+                    tally.count("nothing", f"{problem} [{name}]")
+                    continue
+                undisturbed[name] = whole.rows()
+            run = _Run(Path(folder) / f"{name} {index}", name)
+            ways = [rng.choice(WAYS) for _ in range(rng.randrange(1, MOST_STOPS + 1))]
+            failure = _failure(rng, run, ways, undisturbed[name])
+            tally.count(", ".join(sorted(set(ways))), failure and f"{failure} [{name}: {ways}]")
+            shutil.rmtree(run.folder, ignore_errors=True)
+
+
+def _failure(rng: random.Random, run: _Run, ways: list[str], expected: object) -> str | None:
+    """What went wrong; None where the run ended as if nobody had stopped it."""
+    for way in ways:
+        problem = run.go_on(way, rng.uniform(2.0, LATEST_S))
+        if problem:
+            return problem
+    problem = run.go_on()
+    return problem or (None if run.rows() == expected else "the rows differ from the undisturbed run's")
+
+
+class _Run:
+    """A run in a folder of its own, which is begun, stopped and resumed.
+
+    Args:
+        folder: there is none yet; holds everything of the run.
+        method: one of `METHODS`.
+    """
+
+    def __init__(self, folder: Path, method: str) -> None:
+        folder.mkdir()
+        self.folder = folder
+        self._arguments = [*SMALL, *METHODS[method], "--out", str(folder / "out")]
+        self._variables = {"XDG_STATE_HOME": str(folder / "state")}
+        self._had_checkpoint = False
+        self._was_without = 0
+
+    def rows(self) -> list[list[dict[str, str]]]:
+        """What repeats of all rows."""
+        run = self._run()
+        assert run is not None
+        return [_repeating(run.metrics, METRICS), _repeating(run.layers, LAYERS)]
+
+    def go_on(self, way: str = "", after_s: float = ENDS_WITHIN_S) -> str | None:
+        """Begin, or resume, and see it to its end; what went wrong.
+
+        Args:
+            way: how to stop it, if it has not ended before.
+            after_s: when.
+        """
+        if self._ended_well():
+            return None
+        process = self._start()
+        until, end = time.monotonic() + after_s, time.monotonic() + ENDS_WITHIN_S
+        while process.poll() is None and time.monotonic() < end:
+            if way and time.monotonic() > until:
+                self._strike(process, way)
+                way = ""
+            if not self._has_good_checkpoint():
+                process.kill()
+                return "there was no good checkpoint any more"
+            time.sleep(_POLL_S)
+        process.kill()
+        _, error = process.communicate()
+        if (run := self._run()) is not None:
+            psutil.wait_procs(list(processes_of(run.path)), timeout=10)
+        return self._verdict(process.returncode, error, was_stopped=not way and until < end)
+
+    def _verdict(self, code: int, error: str, *, was_stopped: bool) -> str | None:
+        if "Traceback" in error:
+            return error[-600:]
+        if code == 0 or (was_stopped and code in (3, 130, -signal.SIGKILL)):
+            return None
+        return f"exit code {code}: {error[-600:]}"
+
+    def _start(self) -> subprocess.Popen[str]:
+        """A run that was stopped before its first checkpoint begins anew."""
+        run = self._run()
+        if run is not None and self._had_checkpoint:
+            return start("run", "--resume", str(run.path), **self._variables)
+        shutil.rmtree(self.folder / "out", ignore_errors=True)
+        return start(*self._arguments, **self._variables)
+
+    def _strike(self, process: subprocess.Popen[str], way: str) -> None:
+        run = self._run()
+        working = processes_of(run.path) if run is not None else {}
+        ranks = [each for each, files in working.items() if any(file.endswith("/stdout.log") for file in files)]
+        with contextlib.suppress(psutil.NoSuchProcess):
+            if way == "Ctrl-C":
+                process.send_signal(signal.SIGINT)
+            elif way == "launcher" or not ranks:
+                process.kill()
+            elif way == "rank":
+                ranks[-1].kill()
+            elif way == "fork server":
+                psutil.Process(ranks[0].ppid()).kill()
+            else:
+                for rank in ranks:  # the next file that is longer ends in the middle
+                    rank.rlimit(psutil.RLIMIT_FSIZE, (ROOM, ROOM))
+
+    def _has_good_checkpoint(self) -> bool:
+        """Whether there is one, or was none yet; looked at again where one may just have given way to the next."""
+        run = self._run()
+        if run is None:
+            return True
+        checkpoints = Checkpoints(run)
+        try:
+            config = RunConfig.from_json(run.config)
+            checkpoints.check(checkpoints.steps()[0], config)
+        except (BenchError, OSError, IndexError):
+            self._was_without += self._had_checkpoint
+            return self._was_without < LOOKS
+        self._had_checkpoint, self._was_without = True, 0
+        return True
+
+    def _run(self) -> RunFolder | None:
+        found = list((self.folder / "out").glob("*-s1-*"))
+        return RunFolder(found[0]) if found else None
+
+    def _ended_well(self) -> bool:
+        run = self._run()
+        return run is not None and (read_json(run.status) or {}).get("status") == "ok"
+
+
+def _repeating(path: Path, columns: Sequence[Column]) -> list[dict[str, str]]:
+    names = [column.name for column in columns if column.deterministic]
+    with path.open(encoding="utf-8", newline="") as file:
+        return [{name: row[name] for name in names} for row in csv.DictReader(file)]
