@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -13,6 +14,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from bench.cli.console import print_json, stdout_console
+from bench.cli.list_runs import list_runs
 from bench.core import registry
 from bench.core.errors import UsageError
 from collectives.options import did_you_mean
@@ -21,6 +23,7 @@ if TYPE_CHECKING:
     from bench.cli.catalog import Detail, Pair
 
 PAIRS = "pairs"
+RUNS = "runs"
 KINDS = {
     "compressors": "How a gradient becomes a payload",
     "collectives": "How ranks sum payloads",
@@ -29,6 +32,7 @@ KINDS = {
     "models": "What is trained",
     "datasets": "What it is trained on",
     PAIRS: "Which compressor works on which collective",
+    RUNS: "Which runs there are, and which can go on where they stopped",
 }
 EXAMPLES = """[bold]Examples[/bold]
 
@@ -36,7 +40,9 @@ EXAMPLES = """[bold]Examples[/bold]
 
   bench list compressors --long
 
-  bench list pairs --json"""
+  bench list pairs --json
+
+  bench list runs --out results/runs"""
 
 
 def _complete_kind(incomplete: str) -> list[tuple[str, str]]:
@@ -57,10 +63,18 @@ def list_components(
         typer.Option("--long", "-l", help="Every option with type, default, range and meaning; reasons of refusals."),
     ] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON on stdout.")] = False,
+    out: Annotated[
+        Path | None, typer.Option(help="Folder of runs, for `bench list runs`.", show_default="results/runs")
+    ] = None,
 ) -> None:
-    """Show the components there are, their options, and which pairs work together."""
+    """Show the components there are, their options, which pairs work together, and which runs can go on."""
     if kind is not None and kind not in KINDS:
         raise UsageError(f"there is no kind '{kind}'{did_you_mean(kind, KINDS)}; choose one of {', '.join(KINDS)}")
+    if kind == RUNS:
+        list_runs(out or Path("results/runs"), as_json=as_json)
+        return
+    if out is not None:
+        raise UsageError(f"--out names a folder of runs; write bench list {RUNS} --out {out}")
     if kind == PAIRS:
         _list_pairs(long=long, as_json=as_json)
         return

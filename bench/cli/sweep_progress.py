@@ -12,10 +12,11 @@ from bench.cli.console import print_json, stdout_console
 from bench.cli.display import Display, print_notes
 from bench.core.config import RunConfig
 from bench.core.errors import Interrupted
+from bench.core.run_folder import RunFolder
 from bench.core.units import format_seconds
 from bench.launch.fork_server import ForkServer
 from bench.launch.resolve import make_ready
-from bench.launch.run import Result, execute
+from bench.launch.run import Result, execute, resume
 from bench.launch.sweeps.agenda import Agenda
 from bench.launch.sweeps.file import table_text
 from bench.launch.sweeps.missing_runs import run_missing
@@ -87,7 +88,7 @@ class SweepProgress:
         run_missing(self._configs, self._agenda.out, self._agenda.past, self._train)
         return Agenda.look_up(self._agenda.runs, self._agenda.out)
 
-    def _train(self, config: RunConfig) -> None:
+    def _train(self, config: RunConfig, begun: RunFolder | None) -> None:
         number = self._configs.index(config) + 1
         what = self._titles[config.digest] or config.name
         with Display(f"{number}/{len(self._configs)} {what}, seed {config.seed}") as display:
@@ -96,7 +97,10 @@ class SweepProgress:
                 if "evaluated" not in line:
                     display.report(line)
 
-            result = execute(config, self._agenda.out, report, self._server)
+            if begun is None:
+                result = execute(config, self._agenda.out, report, self._server)
+            else:
+                result = resume(begun, report, self._server)
             self._estimate.learn(config, result.summary.get("wall_time_s"))
             left_s = self._estimate.total_s(self._configs[number:])
             left = f"; about {format_seconds(left_s)} left" if left_s else ""

@@ -60,6 +60,8 @@ MOST_STOPS = 3
 ROOM = 40_000
 LOOKS = 50
 _POLL_S = 0.02
+Rows = list[list[dict[str, str]]]
+"""of metrics.csv and of layers.csv"""
 
 
 def attack(rng: random.Random, tally: Tally, tries: int) -> None:
@@ -90,14 +92,25 @@ def attack(rng: random.Random, tally: Tally, tries: int) -> None:
             shutil.rmtree(run.folder, ignore_errors=True)
 
 
-def _failure(rng: random.Random, run: _Run, ways: list[str], expected: object) -> str | None:
+def _failure(rng: random.Random, run: _Run, ways: list[str], expected: Rows) -> str | None:
     """What went wrong; None where the run ended as if nobody had stopped it."""
     for way in ways:
         problem = run.go_on(way, rng.uniform(2.0, LATEST_S))
         if problem:
             return problem
-    problem = run.go_on()
-    return problem or (None if run.rows() == expected else "the rows differ from the undisturbed run's")
+    return run.go_on() or _difference(run.rows(), expected)
+
+
+def _difference(rows: Rows, expected: Rows) -> str | None:
+    """Where rows are not those of the undisturbed run."""
+    for found, wanted in zip(rows, expected, strict=True):
+        if len(found) != len(wanted):
+            return f"{len(found)} rows in place of {len(wanted)}"
+        for number, (row, other) in enumerate(zip(found, wanted, strict=True)):
+            if row != other:
+                cells = {name: (row[name], other[name]) for name in row if row[name] != other[name]}
+                return f"row {number} is not the undisturbed run's: {cells}"
+    return None
 
 
 class _Run:
@@ -116,7 +129,7 @@ class _Run:
         self._had_checkpoint = False
         self._was_without = 0
 
-    def rows(self) -> list[list[dict[str, str]]]:
+    def rows(self) -> Rows:
         """What repeats of all rows."""
         run = self._run()
         assert run is not None
@@ -133,10 +146,11 @@ class _Run:
             return None
         process = self._start()
         until, end = time.monotonic() + after_s, time.monotonic() + ENDS_WITHIN_S
+        was_stopped = False
         while process.poll() is None and time.monotonic() < end:
-            if way and time.monotonic() > until:
+            if way and not was_stopped and time.monotonic() > until:
                 self._strike(process, way)
-                way = ""
+                was_stopped = True
             if not self._has_good_checkpoint():
                 process.kill()
                 return "there was no good checkpoint any more"
@@ -145,7 +159,7 @@ class _Run:
         _, error = process.communicate()
         if (run := self._run()) is not None:
             psutil.wait_procs(list(processes_of(run.path)), timeout=10)
-        return self._verdict(process.returncode, error, was_stopped=not way and until < end)
+        return self._verdict(process.returncode, error, was_stopped=was_stopped)
 
     def _verdict(self, code: int, error: str, *, was_stopped: bool) -> str | None:
         if "Traceback" in error:
@@ -204,6 +218,7 @@ class _Run:
 
 
 def _repeating(path: Path, columns: Sequence[Column]) -> list[dict[str, str]]:
-    names = [column.name for column in columns if column.deterministic]
+    # The checkout that the rows name may change meanwhile.
+    names = [column.name for column in columns if column.deterministic and column.group != "origin"]
     with path.open(encoding="utf-8", newline="") as file:
         return [{name: row[name] for name in names} for row in csv.DictReader(file)]

@@ -22,7 +22,7 @@ RUN = (
 
 
 def repeating(folder: Path, name: str, columns: tuple[Column, ...]) -> list[dict[str, str]]:
-    names = [column.name for column in columns if column.deterministic]
+    names = [column.name for column in columns if column.deterministic and column.group != "origin"]
     return [{name: row[name] for name in names} for row in rows(folder, name)]
 
 
@@ -45,3 +45,17 @@ def test_a_run_that_lost_a_rank_goes_on_from_its_checkpoint_as_if_it_had_not(tmp
     assert [row["resumes"] for row in rows(folder)][1:] == ["1", "1"]
     assert status(folder)["status"] == "ok"
     assert "came to its end" in invoke("run", "--resume", str(folder)).error
+
+
+@pytest.mark.parametrize(
+    ("arguments", "sentence"),
+    [
+        (("--epochs", "3"), "leave out --epochs"),
+        (("--timeout", "300", "--seeds", "1,2"), "leave out --timeout, --seeds"),
+        ((), "is no run folder (it holds no config.json); give one below results/runs"),
+    ],
+)
+def test_a_resumed_run_takes_nothing_else(arguments: tuple[str, ...], sentence: str, tmp_path: Path) -> None:
+    answer = invoke("run", "--resume", str(tmp_path), *arguments)
+    assert answer.code == 2
+    assert sentence in answer.error

@@ -11,13 +11,17 @@ from pathlib import Path
 from bench.core.config import RunConfig
 from bench.core.errors import UsageError
 from bench.core.locks import locked
-from bench.launch.sweeps.past_runs import PastRun, by_digest, past_runs, remove_torn
+from bench.core.run_folder import RunFolder
+from bench.launch.sweeps.past_runs import PastRun, by_digest, past_runs, take_up_torn
 
 _LOCKS = ".locks"
 
 
 def run_missing(
-    configs: Iterable[RunConfig], out: Path, seen: Mapping[str, PastRun], train: Callable[[RunConfig], None]
+    configs: Iterable[RunConfig],
+    out: Path,
+    seen: Mapping[str, PastRun],
+    train: Callable[[RunConfig, RunFolder | None], None],
 ) -> None:
     """Do the runs that are missing, in order; those that another sweep is at are waited for at the end.
 
@@ -25,7 +29,7 @@ def run_missing(
         configs: the runs; each is missing in `seen`, or it failed and is to be done again.
         out: where runs lie.
         seen: the runs that lay there when this was decided, by digest.
-        train: does one run; what it raises ends all of this.
+        train: does one run, or goes on with the one in the folder; what it raises ends all of this.
 
     Raises:
         UsageError: `out` cannot be written.
@@ -37,8 +41,7 @@ def run_missing(
         lock.touch()
         with locked(lock, wait=wait) as is_held:
             if is_held and _is_missing(out, config.digest, seen):
-                remove_torn(out, config.digest)
-                train(config)
+                train(config, take_up_torn(out, config.digest))
         return is_held
 
     elsewhere = [config for config in configs if not is_settled(config, wait=False)]

@@ -10,6 +10,7 @@ from typing import Any, Literal
 
 from bench.core.locks import locked
 from bench.core.run_folder import RunFolder, read_json
+from bench.launch.resuming import last_step
 
 State = Literal["torn", "failed", "done"]
 _STATES: dict[str, State] = {"ok": "done", "failed": "failed", "timeout": "failed"}
@@ -45,10 +46,21 @@ def by_digest(runs: list[PastRun]) -> dict[str, PastRun]:
     return {run.folder.digest: run for run in runs}
 
 
-def remove_torn(out: Path, digest: str) -> None:
-    """Remove what was begun of a run and left, and say so on stderr; what is still under way stays."""
-    for run in past_runs(out, digest):
+def take_up_torn(out: Path, digest: str) -> RunFolder | None:
+    """The newest run that was begun, left, and can go on from a checkpoint; None where there is none.
+
+    The others that were left are removed; what is still under way stays. Either is said on stderr.
+    """
+    found: RunFolder | None = None
+    for run in reversed(past_runs(out, digest)):
         with locked(run.folder.path) as is_left:
-            if is_left and run.state == "torn":
+            if not is_left or run.state != "torn":
+                continue
+            step = None if found else last_step(run.folder)
+            if step is not None:
+                found = run.folder
+                print(f"note: {found.path} was cut short; it goes on from step {step}", file=sys.stderr)
+            else:
                 shutil.rmtree(run.folder.path)
                 print(f"note: {run.folder.path} was cut short; it is removed and run again", file=sys.stderr)
+    return found

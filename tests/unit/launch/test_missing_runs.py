@@ -14,6 +14,7 @@ from bench.core.locks import locked
 from bench.core.run_folder import RunFolder, write_json
 from bench.launch.sweeps.missing_runs import run_missing
 from bench.launch.sweeps.past_runs import PastRun, by_digest, past_runs
+from tests.testing.checkpoints import add_checkpoint
 from tests.testing.configs import make_config
 
 CONFIGS = [make_config(seed=seed) for seed in (1, 2, 3)]
@@ -32,9 +33,11 @@ class Training:
     def __init__(self, out: Path, status: str = "ok") -> None:
         self.out, self.status = out, status
         self.trained: list[int] = []
+        self.begun: list[Path | None] = []
 
-    def __call__(self, config: RunConfig) -> None:
+    def __call__(self, config: RunConfig, begun: RunFolder | None) -> None:
         self.trained.append(config.seed)
+        self.begun.append(begun and begun.path)
         time.sleep(0.02)
         begin(self.out, config, self.status)
 
@@ -72,6 +75,19 @@ def test_what_is_missing_is_done_and_what_is_torn_is_removed(
     assert not torn.metrics.exists()  # the folder of the new run may have the same name
     assert f"{torn.path} was cut short" in capsys.readouterr().err
     assert {run.state for run in past_runs(tmp_path)} == {"done"}
+
+
+def test_a_torn_run_with_a_checkpoint_goes_on_and_an_older_one_is_removed(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    older, newer = begin(tmp_path, CONFIGS[1]), begin(tmp_path, CONFIGS[1], "interrupted")
+    for folder in (older, newer):
+        add_checkpoint(folder, CONFIGS[1], step=7)
+    training = Training(tmp_path)
+    run_missing(CONFIGS, tmp_path, seen(tmp_path), training)
+    assert training.begun == [None, newer.path, None]
+    assert not older.config.exists()
+    assert f"{newer.path} was cut short; it goes on from step 7" in capsys.readouterr().err
 
 
 def test_what_is_still_under_way_is_not_removed(tmp_path: Path) -> None:
@@ -128,7 +144,7 @@ def test_two_at_once_do_nothing_twice_and_end_when_all_is_done(tmp_path: Path) -
 
 
 def test_the_lock_of_one_that_ended_is_free(tmp_path: Path) -> None:
-    def broken(config: RunConfig) -> None:
+    def broken(config: RunConfig, begun: RunFolder | None) -> None:
         raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):

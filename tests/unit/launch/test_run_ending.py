@@ -7,10 +7,12 @@ from typing import Any
 
 import pytest
 
+from bench.core.config import RunConfig
 from bench.core.errors import RunFailed, UsageError
-from bench.core.run_folder import RunFolder, write_json
+from bench.core.run_folder import RunFolder, read_json, write_json
 from bench.launch import run, torchrun
 from bench.launch.fork_server import TRAIN, ForkServer
+from bench.launch.resolve import place_run
 from bench.launch.torchrun import Ending
 from tests.testing.configs import make_config
 from tests.testing.invoke import rows, status
@@ -81,3 +83,46 @@ def test_a_network_that_fails_is_a_failed_run_with_its_row(tmp_path: Path, monke
     assert (result.status, result.error) == ("failed", "tc said no")
     assert rows(result.folder.path)[-1]["error"] == "tc said no"
     assert status(result.folder.path)["status"] == "failed"
+
+
+OWN_ERROR = {"rank": 1, "time": 1.0, "message": "ValueError: broken", "lost_a_peer": False}
+
+
+@pytest.mark.parametrize(
+    ("report", "max_restarts", "num_losses", "ending"),
+    [
+        (REPORT, 2, 2, ("ok", [0, 1, 2])),
+        (None, 2, 2, ("ok", [0, 1, 2])),
+        (REPORT, 1, 2, ("failed", [0, 1])),
+        (REPORT, 0, 1, ("failed", [0])),
+        (OWN_ERROR, 2, 1, ("failed", [0])),
+    ],
+    ids=["a rank knew", "nobody knew", "too often", "not asked for", "an error of its own"],
+)
+def test_a_job_that_lost_a_rank_is_started_again_as_often_as_it_may(
+    report: dict[str, Any] | None,
+    max_restarts: int,
+    num_losses: int,
+    ending: tuple[str, list[int]],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    started: list[int] = []
+
+    def launch(_config: object, folder: RunFolder, _server: object) -> None:
+        assert not list(folder.errors.iterdir())
+        assert not folder.status.exists()
+        started.append((read_json(folder.resume) or {"resumes": 0})["resumes"])
+        if len(started) <= num_losses and report:
+            write_json(folder.error_of(0), report)
+
+    monkeypatch.setattr(torchrun, "launch", launch)
+    monkeypatch.setattr(torchrun, "watch", lambda *_: Ending(exit_code=int(len(started) <= num_losses)))
+    config = make_config(checkpoint_every=1, max_restarts=max_restarts)
+    result = run.execute(config, tmp_path, lambda _: None, ForkServer(TRAIN))
+    assert (result.status, started) == ending
+
+
+def test_restarts_without_checkpoints_are_refused() -> None:
+    with pytest.raises(UsageError, match="--max-restarts 2 has nothing to go on from without checkpoints; add"):
+        place_run(RunConfig(max_restarts=2))

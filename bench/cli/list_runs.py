@@ -1,0 +1,50 @@
+"""`bench list runs`: which runs lie in a folder, how far they came, and which can go on where they stopped."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from rich import box
+from rich.table import Table
+
+from bench.cli.console import print_json, stdout_console
+from bench.core.errors import NothingToCompare
+from bench.core.locks import locked
+from bench.core.run_folder import RunFolder, read_json
+from bench.launch.resuming import last_step
+
+
+def list_runs(out: Path, *, as_json: bool) -> None:
+    """One row per run, oldest first; as JSON one entry per run.
+
+    Raises:
+        NothingToCompare: there is no run.
+    """
+    folders = [RunFolder(config.parent) for config in sorted(out.glob("*/config.json"))]
+    if not folders:
+        raise NothingToCompare(f"there is no run in {out}; `bench run` makes one, and --out names another folder")
+    runs = [_told(folder) for folder in folders]
+    if as_json:
+        print_json({"runs": runs})
+        return
+    table = Table(box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0), pad_edge=False)
+    for heading in ("run", "status", "step", "goes on from"):
+        table.add_column(heading, justify="left" if heading in ("run", "status") else "right", overflow="fold")
+    for run in runs:
+        table.add_row(*("" if run[name] is None else str(run[name]) for name in ("run", "status", "step", "resumable")))
+    stdout_console().print(table)
+    if any(run["resumable"] is not None for run in runs):
+        stdout_console().print(f"[dim]bench run --resume {out}/RUN goes on with one of them[/dim]")
+
+
+def _told(folder: RunFolder) -> dict[str, Any]:
+    """What is known of a run: its status is `running` while it is under way, and `killed` where nobody wrote one."""
+    with locked(folder.path) as is_left:
+        summary = (read_json(folder.status) or {}) if is_left else {"status": "running"}
+        return {
+            "run": folder.run_id,
+            "status": summary.get("status", "killed"),
+            "step": summary.get("step"),
+            "resumable": last_step(folder) if is_left else None,
+        }

@@ -1,0 +1,17 @@
+"""A checkpoint that holds nothing to train on with."""
+
+from __future__ import annotations
+
+from bench.core.checkpoints import Checkpoints, Manifest
+from bench.core.config import RunConfig
+from bench.core.run_folder import RunFolder
+
+
+def add_checkpoint(folder: RunFolder, config: RunConfig, step: int) -> None:
+    """Lay it into a run's folder, with the configuration that it is of."""
+    folder.config.write_text(config.to_json())
+    checkpoints = Checkpoints(folder)
+    files = {0: checkpoints.write(step, 0, [memoryview(b"state")])}
+    checkpoints.complete(
+        Manifest(digest=config.digest, run_id=folder.run_id, step=step, world_size=1, files=files, rows={})
+    )
