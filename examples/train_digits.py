@@ -1,18 +1,22 @@
 """Your own training script, its gradients compressed: handwritten digits on several processes.
 
     torchrun --nproc-per-node 2 examples/train_digits.py --compressor group_topk
+    torchrun --nproc-per-node 2 examples/train_digits.py --checkpoint checkpoints/digits   # goes on where it stopped
 
-Only the five lines marked with (*) differ from plain DistributedDataParallel.
+Only the lines marked with (*) differ from plain DistributedDataParallel.
 """
 
 from __future__ import annotations
 
 import argparse
+from pathlib import Path
 
 import torch
 import torch.distributed as dist
+import torch.distributed.checkpoint as dcp
 from sklearn.datasets import load_digits
 from torch import nn
+from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_dict
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader, DistributedSampler, TensorDataset
 
@@ -20,6 +24,8 @@ from collectives.allgather import Allgather
 from collectives.native import Native
 from collectives.ring import Ring
 from compressors.ddp import attach
+from compressors.ddp.hook import CompressionHook
+from compressors.ddp.packed_state import pack_state, unpack_state
 from compressors.group_topk import GroupTopK
 from compressors.int8 import Int8
 from compressors.none import NONE
@@ -54,8 +60,10 @@ def main() -> None:
     hook = attach(model, compressor, collective, seed=options.seed, momentum=momentum)  # (*)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.0 if compressor.owns_momentum else MOMENTUM)
 
-    num_steps = 0
-    for epoch in range(options.epochs):
+    num_steps = first_epoch = 0
+    if options.checkpoint and any(options.checkpoint.glob("epoch-*/.metadata")):
+        first_epoch = load(options.checkpoint, model, optimizer, hook)
+    for epoch in range(first_epoch, options.epochs):
         sampler.set_epoch(epoch)
         hook.set_epoch(epoch)  # (*) the density warms up over the first epochs
         for x, y in loader:
@@ -67,6 +75,8 @@ def main() -> None:
                 optimizer.step()
             optimizer.zero_grad()
             num_steps += 1
+        if options.checkpoint:
+            save(options.checkpoint, epoch + 1, model, optimizer, hook)
 
     accuracy = accuracy_of(model.module, test)
     sent = hook.traffic["gradient"].nbytes  # (*)
@@ -85,8 +95,29 @@ def parse_options() -> argparse.Namespace:
     parser.add_argument("--compressor", choices=PAIRS, default="group_topk")
     parser.add_argument("--epochs", type=int, default=20)
     parser.add_argument("--steps", type=int, help="stop after so many steps")
+    parser.add_argument("--checkpoint", type=Path, help="folder to go on from, and to save in after every epoch")
     parser.add_argument("--seed", type=int, default=1)
     return parser.parse_args()
+
+
+def save(folder: Path, epoch: int, model: nn.Module, optimizer: torch.optim.Optimizer, hook: CompressionHook) -> None:
+    """Save what is equal on all ranks once, and every rank's own state of the hook under a name of its own."""
+    weights, moments = get_state_dict(model, optimizer)
+    state = {"model": weights, "optimizer": moments, f"hook-{dist.get_rank()}": pack_state(hook.state_dict())}  # (*)
+    dcp.save(state, checkpoint_id=folder / f"epoch-{epoch:04d}")
+
+
+def load(folder: Path, model: nn.Module, optimizer: torch.optim.Optimizer, hook: CompressionHook) -> int:
+    """Go on from the last whole checkpoint; returns how many epochs were finished."""
+    last = max(path.parent for path in folder.glob("epoch-*/.metadata"))
+    name = f"hook-{dist.get_rank()}"
+    size = dcp.FileSystemReader(last).read_metadata().state_dict_metadata[name].size  # (*) of tensors that it may load
+    weights, moments = get_state_dict(model, optimizer)
+    state = {"model": weights, "optimizer": moments, name: torch.empty(size, dtype=torch.uint8)}  # (*)
+    dcp.load(state, checkpoint_id=last)
+    set_state_dict(model, optimizer, model_state_dict=weights, optim_state_dict=moments)
+    hook.load_state_dict(unpack_state(state[name]))  # (*)
+    return int(last.name.removeprefix("epoch-"))
 
 
 def digits() -> tuple[TensorDataset, TensorDataset]:

@@ -172,12 +172,20 @@ class Checkpoints:
         _sync_folder(self._folder.path)
         return FileFacts(nbytes=nbytes, crc32=crc32)
 
-    def prune(self, keep: int) -> None:
-        """Remove all but the checkpoint after so many steps, whole or not; what cannot be removed stays."""
-        for path in self._path.glob("step-*"):
-            if path != self.at(keep):
+    def prune(self, before: int) -> None:
+        """Remove the checkpoints before the one after so many steps; other ranks may be writing the next meanwhile."""
+        self._remove(path for path in self._path.glob("step-*") if path.name < self.at(before).name)
+
+    def prune_others(self, step: int) -> None:
+        """Remove all checkpoints but one, whole or not; nobody may be writing."""
+        self._remove(path for path in self._path.glob("step-*") if path != self.at(step))
+
+    def _remove(self, paths: Iterable[Path]) -> None:
+        """What cannot be removed stays."""
+        for path in list(paths):
+            with contextlib.suppress(OSError):
                 (path / _MANIFEST).unlink(missing_ok=True)  # first, or half of one would pass for whole
-                shutil.rmtree(path, ignore_errors=True)
+            shutil.rmtree(path, ignore_errors=True)
 
     def discard(self, step: int) -> None:
         """Remove what was written of a checkpoint that was not completed."""

@@ -109,7 +109,7 @@ class Checkpointer:
             )
         gather_json(None, self._group)  # all machines have it
         if self._completes:
-            self._checkpoints.prune(keep=step)
+            self._checkpoints.prune(before=step)
         self._last_step = step
 
     def _sentence(self, step: int, rank: int, why: str) -> str:
@@ -134,6 +134,8 @@ class Checkpointer:
         manifest = None if step is None else self._checkpoints.manifest(step)
         if self._rank == 0:
             cut_rows(self._folder, manifest.rows if manifest else {})
+        if self._completes and manifest is not None:
+            self._checkpoints.prune_others(manifest.step)
         dist.barrier()
         if manifest is None:
             return None

@@ -2,12 +2,20 @@
 
 from __future__ import annotations
 
+import importlib.util
 import re
 import subprocess
 import sys
 from pathlib import Path
+from types import ModuleType
 
 import pytest
+import torch
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+
+from compressors.ddp import attach
+from tests.testing.ranks import run_ranks
 
 SCRIPT = Path(__file__).parents[2] / "examples" / "train_digits.py"
 SAID = re.compile(r"(\w+) on (\w+): accuracy ([\d.]+)% after 6 steps; each rank sent ([\d,]+) bytes per step")
@@ -30,3 +38,44 @@ def test_the_example_trains_under_torchrun(compressor: str, collective: str) -> 
     (said,) = SAID.findall(done.stdout)
     assert said[:2] == (compressor, collective)
     assert 0 < int(said[3].replace(",", "")) < 605_224 / 2
+
+
+def example() -> ModuleType:
+    spec = importlib.util.spec_from_file_location("train_digits", SCRIPT)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def trained(rank: int, folder: str, stop_at: int | None) -> torch.Tensor:
+    """The weights after six steps; with `stop_at` all objects are made anew after so many, from a checkpoint."""
+    script = example()
+    for start, stop in [(0, 6)] if stop_at is None else [(0, stop_at), (stop_at, 6)]:
+        torch.manual_seed(1 + start)  # a new process draws other weights, which the checkpoint replaces
+        model = DistributedDataParallel(nn.Linear(8, 4))
+        compressor = "topk:ratio=0.2,momentum_correction=true"
+        hook = attach(model, compressor, "allgather", momentum=0.9)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        if start:
+            assert script.load(Path(folder), model, optimizer, hook) == start
+        for step in range(start, stop):
+            x = torch.randn(16, 8, generator=torch.Generator().manual_seed(10 * step + rank))
+            model(x).square().mean().backward()
+            assert hook.step_ok()
+            optimizer.step()
+            optimizer.zero_grad()
+        if stop < 6:
+            script.save(Path(folder), stop, model, optimizer, hook)
+        hook.close()
+    return torch.cat([parameter.detach().flatten() for parameter in model.parameters()])
+
+
+def both(rank: int, folder: str) -> tuple[torch.Tensor, torch.Tensor]:
+    return trained(rank, folder, None), trained(rank, folder, 4)
+
+
+def test_what_its_checkpoint_goes_on_with_is_bit_for_bit_what_would_have_come(tmp_path: Path) -> None:
+    for whole, resumed in run_ranks(both, 2, tmp_path, args=(str(tmp_path / "checkpoints"),)):
+        assert torch.equal(whole, resumed)

@@ -51,7 +51,10 @@ def test_there_is_a_checkpoint_once_its_manifest_is_written_and_the_last_one_is_
     assert manifest.files[1].nbytes == checkpoints.file(9, 1).stat().st_size == 6
     make(folder, config, 10)
     assert checkpoints.steps() == [10, 9]
-    checkpoints.prune(keep=10)
+    checkpoints.write(11, 1, [memoryview(b"x")])  # by a rank that is ahead
+    checkpoints.prune(before=10)
+    assert sorted(path.name for path in folder.checkpoints.iterdir()) == ["step-000000010", "step-000000011"]
+    checkpoints.prune_others(10)
     assert [path.name for path in folder.checkpoints.iterdir()] == ["step-000000010"]
 
 
