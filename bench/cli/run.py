@@ -6,7 +6,7 @@ import dataclasses
 import json
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
@@ -14,6 +14,7 @@ from bench.cli.options import AsJson, takes
 from bench.core.config import RunConfig
 from bench.core.errors import Interrupted, RunFailed, UsageError
 from bench.core.job_config import MEASUREMENT, OUTPUT
+from bench.core.locks import locked
 from bench.core.run_folder import RunFolder
 from bench.core.seeds import parse_seeds
 
@@ -33,7 +34,7 @@ EXAMPLES = """[bold]Examples[/bold]
 
 Components are written name:key=value,key=value; `bench list compressors --long` shows every option."""
 
-_BESIDE_RESUME = ("resume", "as_json")
+_BESIDE_RESUME = ("resume", "as_json", "world_size", "resume_residuals")
 
 
 @takes(RunConfig)
@@ -54,6 +55,13 @@ def run(
             rich_help_panel=OUTPUT,
         ),
     ] = None,
+    resume_residuals: Annotated[
+        Literal["sum", "drop"] | None,
+        typer.Option(
+            help="With --resume and another --world-size: sum shares out what those before had not sent, or drop it.",
+            rich_help_panel=OUTPUT,
+        ),
+    ] = None,
     dry_run: Annotated[
         bool,
         typer.Option("--dry-run", help="Print the plan and the torchrun line, run nothing.", rich_help_panel=OUTPUT),
@@ -63,8 +71,10 @@ def run(
     """Train a model in several processes with a chosen compressor x collective x optimizer, and record everything."""
     if resume is not None:
         _check_alone(context)
-        _resume(resume, as_json)
+        _resume(resume, asked.world_size, resume_residuals, as_json)
         return
+    if resume_residuals is not None:
+        raise UsageError("--resume-residuals is for a run that goes on with other ranks; add --resume and --world-size")
     numbers = parse_seeds(seeds) if seeds else [asked.seed]
     from bench.cli.display import print_notes
     from bench.launch.fork_server import TRAIN, ForkServer
@@ -91,21 +101,44 @@ def _check_alone(context: typer.Context) -> None:
         raise UsageError(f"--resume takes everything from the run's own configuration; leave out {named}")
 
 
-def _resume(path: Path, as_json: bool) -> None:
+def _resume(path: Path, world_size: int | None, waiting: str | None, as_json: bool) -> None:
     from bench.cli.display import Display, print_summary
     from bench.launch.fork_server import TRAIN, ForkServer
-    from bench.launch.resuming import configuration_of
+    from bench.launch.resolve import with_ranks
+    from bench.launch.resuming import change_ranks, configuration_of
     from bench.launch.run import resume
 
     folder = RunFolder(path)
     config = configuration_of(folder)
-    with ForkServer(TRAIN) as server, Display(f"{config.name} seed {config.seed}, resumed") as display:
-        result = resume(folder, display.report, server)
+    _check_waiting(folder, config.world_size, world_size, waiting)
+    with ForkServer(TRAIN) as server:
+        if world_size is not None and waiting is not None:
+            server.warm_up(config.threads)
+            config = server.call(with_ranks, config, world_size)
+            with locked(path) as is_held:
+                if is_held:  # else what follows says so
+                    change_ranks(folder, config, waiting)
+        with Display(f"{config.name} seed {config.seed}, resumed") as display:
+            result = resume(folder, display.report, server)
     if as_json:
         print(json.dumps([result.summary | {"folder": str(result.folder.path)}], indent=2))
     else:
         print_summary([config], [result])
     _raise_failure(result)
+
+
+def _check_waiting(folder: RunFolder, before: int, now: int | None, waiting: str | None) -> None:
+    """What waits to be sent differs between ranks; where their number changes, the user says what becomes of it."""
+    is_other = now not in (None, before)
+    if is_other and waiting is None:
+        raise UsageError(
+            f"{folder.path} had {before} ranks, each with something that it had not sent; add --resume-residuals sum "
+            "to share that out or drop to drop it, or leave out --world-size"
+        )
+    if waiting is not None and not is_other:
+        raise UsageError(
+            f"--resume-residuals is for another number of ranks than the {before} of the run; give --world-size"
+        )
 
 
 def _execute(configs: list[RunConfig], out: Path, as_json: bool, server: ForkServer) -> None:

@@ -19,7 +19,7 @@ from typing import BinaryIO, Self
 from bench.core.config import RunConfig
 from bench.core.environment import version_of
 from bench.core.errors import UsageError
-from bench.core.run_folder import RunFolder
+from bench.core.run_folder import RunFolder, read_json
 
 FORMAT = 1
 _MANIFEST = "manifest.json"
@@ -128,11 +128,14 @@ class Checkpoints:
     def check(self, step: int, config: RunConfig) -> Manifest:
         """The manifest, if the run can go on from this checkpoint as far as can be seen without reading all of it.
 
+        It is of this configuration, or of the one that the run had until its number of ranks was changed.
+
         Raises:
             UsageError: it cannot.
         """
         manifest, path = self.manifest(step), self.at(step)
-        if (manifest.digest, manifest.run_id) != (config.digest, self._folder.run_id):
+        digests = (config.digest, (read_json(self._folder.resume) or {}).get("digest_before"))
+        if manifest.digest not in digests or manifest.run_id != self._folder.run_id:
             raise UsageError(
                 f"{path} belongs to run {manifest.run_id} ({manifest.digest}), and the configuration here is "
                 f"{config.digest}; put the run's own config.json and checkpoints back, or begin the run anew"

@@ -129,6 +129,33 @@ def resolve(asked: RunConfig) -> RunConfig:
     return config
 
 
+def with_ranks(config: RunConfig, world_size: int) -> RunConfig:
+    """The configuration of a run that goes on with another number of ranks.
+
+    Raises:
+        UsageError: it cannot.
+    """
+    from bench.launch.components import build_components, check_together
+    from collectives.server import Server
+
+    parts = build_components(config)
+    sharded = isinstance(parts.collective, Server) and parts.collective.placement == "sharded"
+    obstacles = (
+        (config.cluster is not None or config.nnodes > 1, "the run's hosts are part of its configuration"),
+        (parts.strategy.component_name != "ddp", f"{parts.strategy.component_name} gives every rank a task of its own"),
+        (parts.compressor.engine_hook, f"{parts.compressor.component_name} keeps its state in PyTorch's own hook"),
+        (parts.optimizer.keeps_gradients, f"{parts.optimizer.component_name} keeps moments of its own on every rank"),
+        (sharded, f"{config.collective} keeps a part of every layer on each rank"),
+    )
+    if reason := next((reason for applies, reason in obstacles if applies), None):
+        raise UsageError(f"{reason}, which ranks that are new or gone have no part in; leave out --world-size")
+    changed = dataclasses.replace(config, world_size=world_size, replicas=world_size, ranks_per_host=world_size)
+    _check_straggler(changed)
+    _check_shards(changed, changed.train_size - changed.holdout_size, changed.holdout_size or changed.test_size)
+    check_together(changed, parts)
+    return changed
+
+
 def _check_straggler(config: RunConfig) -> None:
     if config.straggler and Straggler.parse(config.straggler).rank >= config.world_size:
         raise UsageError(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import shutil
 from pathlib import Path
 
@@ -35,6 +36,23 @@ def configuration_of(folder: RunFolder) -> RunConfig:
     return config
 
 
+def change_ranks(folder: RunFolder, config: RunConfig, waiting: str) -> None:
+    """Let the run go on with the number of ranks of a configuration; the one that it had is kept beside it.
+
+    Args:
+        folder: the run's.
+        config: from `resolve.with_ranks`.
+        waiting: sum or drop: what becomes of what the ranks have not sent yet.
+    """
+    checkpoints = Checkpoints(folder)
+    manifest = checkpoints.manifest(checkpoints.steps()[0])
+    told = read_json(folder.resume) or {"resumes": 0}
+    write_json(folder.resume, told | {"waiting": waiting, "digest_before": manifest.digest})
+    before = folder.config.with_name(f"config-before-{told['resumes'] + 1}.json")
+    before.write_text(folder.config.read_text(encoding="utf-8"), encoding="utf-8")
+    write_json(folder.config, dataclasses.asdict(config))
+
+
 def last_step(folder: RunFolder) -> int | None:
     """The step from which a run can go on; None where it cannot, or has come to its end."""
     with contextlib.suppress(UsageError):
@@ -47,7 +65,7 @@ def prepare_folder(folder: RunFolder) -> None:
     """Put away what a job that ended has left, and count that another one goes on; no process may be left of it."""
     told = read_json(folder.resume) or {"resumes": 0}
     attempt = told["resumes"] + 1
-    write_json(folder.resume, {"resumes": attempt})
+    write_json(folder.resume, told | {"resumes": attempt})
     for path in (folder.status, folder.progress):
         path.unlink(missing_ok=True)
     for left in (folder.errors, folder.rendezvous):

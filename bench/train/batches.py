@@ -33,14 +33,15 @@ class Batches:
         self._size = config.samples_per_step
         self._per_epoch = shards.steps_per_epoch(len(train), config.replicas, self._size)
         self._used = 0
+        self._rest: tuple[int, int, torch.Tensor] | None = None  # (epoch, first batch, samples) dealt within an epoch
         self._begin_epoch()
 
     def __next__(self) -> tuple[torch.Tensor, torch.Tensor]:
         """The next one: fp32 [size, 3, 32, 32] and int64 [size], on the device."""
         position = self._used % self._per_epoch
-        if self._used and position == 0:
-            self._begin_epoch()
         self._used += 1
+        if position == 0:
+            self._begin_epoch()
         chosen = self._order[position * self._size : (position + 1) * self._size].to(self._device)
         pixels = self._images[chosen]
         if self._config.augment:
@@ -48,17 +49,31 @@ class Batches:
         return normalise(pixels, self._dataset.mean, self._dataset.std), self._labels[chosen]
 
     def state_dict(self) -> dict[str, Any]:
-        """Batches used, and the generator's state."""
-        return {"used": self._used, "generator": self._generator.get_state()}
+        """Batches used, the generator's state, and samples that were dealt anew within an epoch."""
+        rest = None if self._rest is None else list(self._rest)
+        return {"used": self._used, "generator": self._generator.get_state(), "rest": rest}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """The inverse of `state_dict`."""
-        self._used = max(0, state["used"] - 1)  # the epoch of the last one used, which may be its end
+        self._used, rest = state["used"], state["rest"]
+        self._rest = None if rest is None else tuple(rest)
         self._begin_epoch()
-        self._used = state["used"]
         self._generator.set_state(state["generator"])
 
+    @property
+    def epoch(self) -> int:
+        """The epoch of the last batch, from 0."""
+        return max(0, self._used - 1) // self._per_epoch
+
+    def unused(self) -> torch.Tensor:
+        """Indices of the samples of the shard that were not used in this epoch; int64, none after its last batch."""
+        position = self._used - self.epoch * self._per_epoch
+        return self._order[: 0 if position == self._per_epoch else None][position * self._size :]
+
     def _begin_epoch(self) -> None:
-        config, epoch = self._config, self._used // self._per_epoch
-        self._order = shards.order(self._shard, seed=config.seed, rank=self._rank, epoch=epoch)
-        self._generator = shards.augmentation_generator(config.seed, self._rank, epoch)
+        seed, epoch = self._config.seed, self.epoch
+        self._order = shards.order(self._shard, seed=seed, rank=self._rank, epoch=epoch)
+        self._generator = shards.augmentation_generator(seed, self._rank, epoch)
+        if self._rest is not None and self._rest[0] == epoch:
+            _, first, samples = self._rest
+            self._order = torch.cat([samples.new_zeros(first * self._size), samples])  # nobody looks before the first

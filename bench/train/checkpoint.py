@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import datetime
 import os
 import threading
@@ -16,11 +17,25 @@ from bench.core.config import RunConfig
 from bench.core.errors import RunFailed
 from bench.core.run_folder import RunFolder, read_json
 from bench.train.gather import gather_json
+from bench.train.resizing import Waiting
 from compressors.ddp.packed_state import PackedState, StateError, unpack_state
 
 
 class CheckpointFailed(RunFailed):
     """A checkpoint could not be written or read; one sentence for the user."""
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Restored:
+    """What a checkpoint gives a rank that goes on.
+
+    Attributes:
+        states: its own; where there are other ranks now than there were then, those of all ranks of then.
+        waiting: in that case, what becomes of what waits to be sent; else None.
+    """
+
+    states: list[dict[str, Any]]
+    waiting: Waiting | None
 
 
 class Checkpointer:
@@ -119,15 +134,16 @@ class Checkpointer:
             f"bench run --resume {self._folder.path}"
         )
 
-    def restore(self, device: torch.device) -> dict[str, Any] | None:
-        """This rank's state in the newest checkpoint that all ranks have, if the run goes on; None: it begins.
+    def restore(self, device: torch.device) -> Restored | None:
+        """What the newest checkpoint that all ranks have gives to this one, if the run goes on; None: it begins.
 
         Rows that were written after the checkpoint are removed.
 
         Raises:
             CheckpointFailed: the file is damaged.
         """
-        if read_json(self._folder.resume) is None:
+        told = read_json(self._folder.resume)
+        if told is None:
             return None
         having = [set(steps) for steps in gather_json(self._checkpoints.steps())]
         step = max(set.intersection(*having), default=None)
@@ -140,14 +156,17 @@ class Checkpointer:
         if manifest is None:
             return None
         self._last_step = manifest.step
-        return self._read(manifest, device)
+        if manifest.world_size == self._config.world_size:
+            return Restored(states=[self._read(manifest, self._rank, device)], waiting=None)
+        states = [self._read(manifest, rank, device) for rank in range(manifest.world_size)]
+        return Restored(states=states, waiting=told["waiting"])
 
-    def _read(self, manifest: Manifest, device: torch.device) -> dict[str, Any]:
-        file = self._checkpoints.file(manifest.step, self._rank)
+    def _read(self, manifest: Manifest, rank: int, device: torch.device) -> dict[str, Any]:
+        file = self._checkpoints.file(manifest.step, rank)
         advice = "put it back from a copy, or begin the run anew"
         try:
             packed = torch.from_file(str(file), size=file.stat().st_size, dtype=torch.uint8)
-            if zlib.crc32(packed.numpy().data) != manifest.files[self._rank].crc32:
+            if zlib.crc32(packed.numpy().data) != manifest.files[rank].crc32:
                 raise CheckpointFailed(f"{file} is damaged: its checksum is not the manifest's; {advice}")
             state: dict[str, Any] = unpack_state(packed, device)
         except (OSError, RuntimeError, StateError, KeyError) as error:

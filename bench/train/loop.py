@@ -115,8 +115,11 @@ class Trainer:
         self.recorder.load_state_dict(state["recorder"])
         for batches, saved in zip(self._batches, state["batches"], strict=True):
             batches.load_state_dict(saved)
-        for name in _COUNTS:
-            setattr(self, name, state["counts"][name])
+        for name, value in state["counts"].items():
+            setattr(self, name, value)
+        if "_evaluate_at" not in state["counts"]:  # with other ranks, an epoch has another number of steps
+            self._evaluate_at = self._next_multiple(self.config.eval_every)
+            self._checkpoint_at = self._next_multiple(self.config.checkpoint_every)
         self._losses = list(state["losses"].unbind())
         self.times = StepTimes(steps=[StepTime(**seconds) for seconds in state["times"]])
         self.clock.elapsed_s = state["train_time_s"]
@@ -143,8 +146,18 @@ class Trainer:
 
     def _due(self, every: int) -> int:
         """The step at which something is due next that is done every so many epochs, or steps; 0: at the end."""
-        every *= 1 if self.config.steps else self.steps_per_epoch
+        every *= self._unit
         return min(self.total_steps, self.step + every) if every else self.total_steps
+
+    def _next_multiple(self, every: int) -> int:
+        """Likewise, at the end of an epoch, or at a multiple of so many steps."""
+        every *= self._unit
+        return min(self.total_steps, (self.step // every + 1) * every) if every else self.total_steps
+
+    @property
+    def _unit(self) -> int:
+        """Steps in what the length of the run is counted in."""
+        return 1 if self.config.steps else self.steps_per_epoch
 
     def _next_batch(self) -> tuple[torch.Tensor, torch.Tensor]:
         """What is dealt to this process in a step, end to end: fp32 [dealt x batch, 3, 32, 32] and int64 alike."""

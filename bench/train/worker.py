@@ -27,11 +27,12 @@ from bench.models.base import Model, weights_hash
 from bench.optimizers.base import Optimizer
 from bench.strategies.base import BoundStrategy, Follower, Setup, Strategy
 from bench.train.batch_scheduling import use_batch_scheduling
-from bench.train.checkpoint import Checkpointer
+from bench.train.checkpoint import Checkpointer, Restored
 from bench.train.gather import gather_json
 from bench.train.loop import Diverged, Trainer
 from bench.train.rank import end_process, process_group, rank_main, set_up_device
 from bench.train.record import Recorder
+from bench.train.resizing import resized
 from bench.train.straggler import slow_down
 from collectives.base import Collective
 from collectives.transport.base import TransportError
@@ -59,7 +60,7 @@ def run(config: RunConfig, folder: RunFolder) -> None:
         restored = checkpointer.restore(device)
         if isinstance(strategy, Follower):
             if restored is not None:
-                strategy.load_state_dict(restored)
+                strategy.load_state_dict(restored.states[0])
             strategy.follow(checkpointer.save)
         else:
             if config.straggler and (straggler := Straggler.parse(config.straggler)).rank == dist.get_rank():
@@ -78,7 +79,7 @@ def _train(
     dataset: Dataset,
     device: torch.device,
     checkpointer: Checkpointer,
-    restored: dict[str, Any] | None,
+    restored: Restored | None,
 ) -> None:
     """Run the training loop, from where it was; rank 0 then says how it ended."""
     train, test = parts_of(config)
@@ -95,7 +96,7 @@ def _train(
             save=checkpointer.save,
         )
         if restored is not None:
-            trainer.resume(restored)
+            trainer.resume(_state_of(restored, config, dataset, train))
         trainer.run()
     strategy.dismiss()
     checkpointer.wait()
@@ -112,6 +113,13 @@ def prepare(path: str) -> None:
         Exception: what a rank that loads them raises.
     """
     parts_of(RunConfig.from_json(RunFolder(Path(path)).config))
+
+
+def _state_of(restored: Restored, config: RunConfig, dataset: Dataset, train: Part) -> dict[str, Any]:
+    """This rank's state, also where there are other ranks now."""
+    if restored.waiting is None:
+        return restored.states[0]
+    return resized(restored.states, config, dist.get_rank(), restored.waiting, dataset, train)
 
 
 def parts_of(config: RunConfig) -> tuple[Part, Part]:

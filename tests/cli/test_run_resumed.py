@@ -4,10 +4,18 @@ from __future__ import annotations
 
 import re
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from bench.core.config import RunConfig
+from bench.core.errors import UsageError
+from bench.core.run_folder import RunFolder
 from bench.core.schema import LAYERS, METRICS, Column
+from bench.launch.resolve import with_ranks
+from bench.launch.resuming import change_ranks, configuration_of, prepare_folder
+from tests.testing.checkpoints import add_checkpoint
+from tests.testing.configs import make_config
 from tests.testing.invoke import execute, invoke, only_run, rows, status
 from tests.testing.plugins import install
 
@@ -59,3 +67,49 @@ def test_a_resumed_run_takes_nothing_else(arguments: tuple[str, ...], sentence: 
     answer = invoke("run", "--resume", str(tmp_path), *arguments)
     assert answer.code == 2
     assert sentence in answer.error
+
+
+@pytest.mark.parametrize(
+    ("arguments", "sentence"),
+    [
+        (("--world-size", "3"), "had 2 ranks, each with something that it had not sent; add --resume-residuals sum to"),
+        (("--resume-residuals", "sum"), "is for another number of ranks than the 2 of the run; give --world-size"),
+        (("--world-size", "2", "--resume-residuals", "drop"), "is for another number of ranks than the 2 of the run"),
+    ],
+)
+def test_another_number_of_ranks_must_say_what_becomes_of_what_waits(
+    arguments: tuple[str, ...], sentence: str, tmp_path: Path
+) -> None:
+    config = make_config(checkpoint_every=1)
+    folder = RunFolder.create(tmp_path, "test", config.digest, 1)
+    add_checkpoint(folder, config, step=1)
+    answer = invoke("run", "--resume", str(folder.path), *arguments)
+    assert answer.code == 2
+    assert sentence in answer.error
+
+
+def test_other_ranks_go_on_with_a_configuration_of_their_own(tmp_path: Path) -> None:
+    config = make_config(checkpoint_every=1, batch_size=16)
+    folder = RunFolder.create(tmp_path, "test", config.digest, 1)
+    add_checkpoint(folder, config, step=1)
+    changed = with_ranks(config, 3)
+    assert (changed.world_size, changed.replicas) == (3, 3)
+    change_ranks(folder, changed, "sum")
+    prepare_folder(folder)
+    assert configuration_of(folder) == changed  # though the checkpoint is still that of two ranks
+    assert RunConfig.from_json(folder.path / "config-before-1.json") == config
+
+
+@pytest.mark.parametrize(
+    ("changes", "sentence"),
+    [
+        ({"strategy": "async_server", "collective": "server"}, "async_server gives every rank a task of its own"),
+        ({"optimizer": "max_adabelief"}, "max_adabelief keeps moments of its own on every rank"),
+        ({"compressor": "torch_powersgd"}, "torch_powersgd keeps its state in PyTorch's own hook"),
+        ({"collective": "server:placement=sharded"}, "server:placement=sharded keeps a part of every layer on each"),
+        ({"batch_size": 30}, "--batch-size 30 is larger than a rank's shard of 21 samples"),
+    ],
+)
+def test_what_other_ranks_could_not_go_on_with_is_refused(changes: dict[str, Any], sentence: str) -> None:
+    with pytest.raises(UsageError, match=re.escape(sentence)):
+        with_ranks(make_config(**changes), 3)

@@ -29,6 +29,13 @@ def state_of(rank: int, step: int) -> dict[str, Any]:
     return {"residual": torch.full((3,), 10.0 * rank + step), "rank": rank}
 
 
+def told(folder: RunFolder, rank: int) -> None:
+    """The run is to go on, and rank 0 has done what it does after a checkpoint."""
+    if rank == 0:
+        write_json(folder.resume, {"resumes": 1})
+    dist.barrier()
+
+
 def saving(rank: int, path: str) -> dict[str, Any]:
     """Two checkpoints; rank 1 finds no room for the third."""
     folder = folder_at(path)
@@ -50,15 +57,15 @@ def saving(rank: int, path: str) -> dict[str, Any]:
     may_write.set()
     checkpointer.save(2, state_of(rank, 2))
     checkpointer.wait()
-    write_json(folder.resume, {"resumes": 1})
-    dist.barrier()  # rank 0 has pruned
+    told(folder, rank)
     after = Checkpoints(folder).steps()
     checkpointer.save(3, state_of(rank, 3))
     with pytest.raises(CheckpointFailed) as failure:
         checkpointer.wait()
     restored = checkpointer.restore(torch.device("cpu"))
     assert restored is not None
-    return {"before": before, "after": after, "failure": str(failure.value), "residual": restored["residual"].tolist()}
+    (state,) = restored.states
+    return {"before": before, "after": after, "failure": str(failure.value), "residual": state["residual"].tolist()}
 
 
 def damaged(rank: int, path: str) -> str:
@@ -70,7 +77,7 @@ def damaged(rank: int, path: str) -> str:
     if rank == 1:
         file = Checkpoints(folder).file(1, 1)
         file.write_bytes(file.read_bytes()[:-1] + b"\xff")
-    write_json(folder.resume, {"resumes": 1})
+    told(folder, rank)
     try:
         checkpointer.restore(torch.device("cpu"))
     except CheckpointFailed as refusal:

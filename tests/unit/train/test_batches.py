@@ -10,6 +10,7 @@ import torch
 from bench.core import spec
 from bench.datasets.base import Part
 from bench.train.batches import Batches
+from bench.train.resizing import resized
 from tests.testing.configs import make_config
 
 DATASET = spec.build("datasets", "digits")
@@ -44,3 +45,49 @@ def test_accumulated_batches_are_those_of_one_larger_batch() -> None:
         (x, y), (again, labels) = next(small), next(large)
         assert torch.equal(x, again)
         assert torch.equal(y, labels)
+
+
+@pytest.mark.parametrize("used", [1, 2, 3, 4, 5])
+@pytest.mark.parametrize("world_size", [1, 2, 3])
+def test_other_ranks_go_on_without_a_sample_that_was_used_in_the_epoch(world_size: int, used: int) -> None:
+    """Two ranks of five batches per epoch become more, or fewer."""
+    before, states = [], []
+    for rank in range(2):
+        old = Batches(make_config(batch_size=4, augment=False), DATASET, TRAIN, rank, torch.device("cpu"))
+        before += [label for _ in range(used) for label in next(old)[1].tolist()]
+        states.append({"batches": [old.state_dict()], "counts": {"step": used}, "strategy": {"exchange": {}}})
+    config = make_config(batch_size=4, augment=False, replicas=world_size, world_size=world_size)
+    per_epoch = 40 // world_size // 4
+    after, places = [], []
+    for rank in range(world_size):
+        state = resized(states, config, rank, "sum", DATASET, TRAIN)  # type: ignore[arg-type]
+        new = Batches(config, DATASET, TRAIN, rank, torch.device("cpu"))  # type: ignore[arg-type]
+        new.load_state_dict(state["batches"][0])
+        new.load_state_dict(new.state_dict())  # a checkpoint within the epoch
+        places.append(state["counts"]["step"])
+        left = per_epoch - state["counts"]["step"] % per_epoch if state["counts"]["step"] % per_epoch else 0
+        after += [label for _ in range(left) for label in next(new)[1].tolist()]
+        assert len(next(new)[1]) == 4  # of the next epoch, in which all samples are dealt
+    assert len(set(places)) == 1
+    assert len({*before, *after}) == len(before) + len(after) > 40 - 4 * world_size
+
+
+def test_what_waits_to_be_sent_is_applied_by_other_ranks_as_it_would_have_been() -> None:
+    """A step applies the mean over ranks; a server keeps sums."""
+    states = []
+    for rank in range(2):
+        reducer = {"residuals": {0: torch.tensor([4.0 + 2 * rank, 1.0])}, "velocities": {}, "memory": {"q": {0: rank}}}
+        kept = {((0,), 0): torch.tensor([6.0, 0.0])} if rank == 0 else {}
+        hook = {"step": 3, "reducer": reducer, "collective": {"residuals": kept, "downlink": {}}}
+        old = batches()
+        next(old)
+        states.append({"batches": [old.state_dict()], "counts": {}, "strategy": {"exchange": hook}})
+    config = make_config(batch_size=4, replicas=3, world_size=3)
+    for waiting, mean, served in (("sum", 5.0, 2.0 * 3 + 3.0), ("drop", 0.0, 0.0)):
+        new = [resized(states, config, rank, waiting, DATASET, TRAIN) for rank in range(3)]  # type: ignore[arg-type]
+        exchanges = [state["strategy"]["exchange"] for state in new]
+        zero = torch.zeros(2)
+        residuals = [exchange["reducer"]["residuals"].get(0, zero) for exchange in exchanges]
+        assert float(torch.stack(residuals).mean(dim=0)[0]) == mean
+        assert float(exchanges[0]["collective"]["residuals"].get(((0,), 0), zero)[0]) == served
+        assert [exchange["reducer"]["memory"]["q"][0] for exchange in exchanges] == [0, 1, 0]

@@ -1,0 +1,106 @@
+"""Going on with another number of ranks: what the old ranks kept becomes what each new one keeps.
+
+What is equal on all ranks is taken as it is. What waits to be sent is shared out anew: a step applies the mean over
+ranks of what they send, so if each new rank gets the mean over the old ones, as much is applied in the end as would
+have been. The samples of the epoch that no rank has used are dealt anew.
+
+Steps are counted as if the run had always had so many ranks: an epoch has another number of steps now, and learning
+rates, warm-ups and evaluations follow the epochs.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from typing import Any, Literal
+
+import torch
+
+from bench.core.config import RunConfig
+from bench.datasets.base import Dataset, Part
+from bench.train import shards
+from bench.train.batches import Batches
+
+Waiting = Literal["sum", "drop"]
+State = dict[str, Any]
+
+
+def resized(
+    states: Sequence[State], config: RunConfig, rank: int, waiting: Waiting, dataset: Dataset, train: Part
+) -> State:
+    """The state with which a new rank goes on.
+
+    Args:
+        states: of the old ranks, as the training loop saved them.
+        config: of the run from now on.
+        rank: the new one.
+        waiting: what becomes of what waits to be sent: shared out, or dropped.
+        dataset: the run's.
+        train: what is trained on.
+    """
+    state = states[rank % len(states)]
+    batches = _dealt_anew([each["batches"][0] for each in states], config, rank, dataset, train)
+    counts = {name: value for name, value in state["counts"].items() if not name.endswith("_at")}
+    strategy = state["strategy"] | {
+        "exchange": _exchange([each["strategy"]["exchange"] for each in states], rank, config.world_size, waiting)
+    }
+    if config.steps is None:
+        counts |= {"step": batches["used"], "own_steps": batches["used"]}
+        strategy["num_steps"] = batches["used"]
+    return state | {"strategy": strategy, "counts": counts, "batches": [batches]}
+
+
+def _exchange(parts: Sequence[State], rank: int, world_size: int, waiting: Waiting) -> State:
+    """Of a channel, or of the gradients' one and the optimizer's."""
+    own = parts[rank % len(parts)]
+    if "gradients" in own:
+        return {name: _exchange([part[name] for part in parts], rank, world_size, waiting) for name in own}
+    if "reducer" not in own:  # DDP itself, which keeps nothing
+        return own
+    reducer = own["reducer"] | {
+        name: _means([part["reducer"][name] for part in parts]) if waiting == "sum" else {}
+        for name in ("residuals", "velocities")
+    }
+    return own | {
+        "reducer": reducer,
+        "collective": _server([part["collective"] for part in parts], world_size, waiting),
+    }
+
+
+def _means(by_rank: Sequence[dict[int, torch.Tensor]]) -> dict[int, torch.Tensor]:
+    """The mean over ranks of each layer's tensor."""
+    keys = {key: None for tensors in by_rank for key in tensors}
+    return {
+        key: torch.stack([tensors[key] for tensors in by_rank if key in tensors]).sum(dim=0) / len(by_rank)
+        for key in keys
+    }
+
+
+def _server(parts: Sequence[State], world_size: int, waiting: Waiting) -> State:
+    """A server keeps sums over ranks, and one of them serves: every new rank knows what it knew."""
+    serving = next((part for part in parts if part.get("residuals")), parts[0])
+    if not serving:
+        return serving
+    scale = world_size / len(parts)
+    kept = {key: residual * scale for key, residual in serving["residuals"].items()} if waiting == "sum" else {}
+    return serving | {"residuals": kept}
+
+
+def _dealt_anew(saved: Sequence[State], config: RunConfig, rank: int, dataset: Dataset, train: Part) -> State:
+    """Where a new rank is in its batches, and which samples are left to it of this epoch."""
+    before = dataclasses.replace(config, replicas=len(saved))
+    rest = []
+    for old_rank, state in enumerate(saved):
+        batches = Batches(before, dataset, train, old_rank, torch.device("cpu"))
+        batches.load_state_dict(state)
+        rest.append(batches.unused())
+    unused = shards.order(torch.cat(rest), seed=config.seed, rank=len(saved), epoch=batches.epoch)
+    num_left = len(unused) // config.replicas // config.samples_per_step
+    per_epoch = shards.steps_per_epoch(len(train), config.replicas, config.samples_per_step)
+    used = (batches.epoch + 1) * per_epoch - num_left
+    generator = shards.augmentation_generator(config.seed, rank, batches.epoch)
+    return {
+        "used": used,
+        "generator": generator.get_state(),
+        "rest": [batches.epoch, used % per_epoch, unused[rank :: config.replicas]] if num_left else None,
+    }
