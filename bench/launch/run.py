@@ -101,7 +101,7 @@ def _watched(
     for attempt in range(1, config.max_restarts + 1):
         if not was_lost:
             break
-        print(f"note: {result.error}; start {attempt} of {config.max_restarts} again", file=sys.stderr)
+        print(f"note: {result.error}; it goes on, restart {attempt} of {config.max_restarts}", file=sys.stderr)
         prepare_folder(folder)
         result, was_lost = _execute(config, folder, on_progress, server, _start_again)
     return result

@@ -1,0 +1,86 @@
+"""What a checkpoint of ResNet-18 costs beside writing as many bytes with dd, in turns.
+
+Weights, momentum and residuals of two ranks, a file each. Training waits for the copy in memory alone. Medians.
+
+    python benchmarks/checkpoint_cost.py [--turns 9] [--folder ON_THE_DISK_IN_QUESTION]
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import statistics
+import subprocess
+import tempfile
+import time
+from pathlib import Path
+
+import torch
+
+from bench.core.checkpoints import Checkpoints, FileFacts, Manifest
+from bench.core.run_folder import RunFolder
+from bench.core.spec import build
+from compressors.ddp.packed_state import PackedState
+
+RANKS = 2
+
+
+def main() -> None:
+    """Print seconds and their ratios, medians over the turns."""
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("--turns", type=int, default=9)
+    parser.add_argument("--folder", type=Path, help="on the disk in question; a temporary one where none is named")
+    options = parser.parse_args()
+    state = state_of_a_rank()
+    copies, writes, plain = [], [], []
+    with tempfile.TemporaryDirectory(dir=options.folder) as path:
+        folder = RunFolder(Path(path))
+        for turn in range(1, options.turns + 1):
+            started = time.perf_counter()
+            packed = PackedState(state, copy=True)
+            copies.append(time.perf_counter() - started)
+            writes.append(seconds_to_write(folder, turn, packed))
+            nbytes = sum(part.nbytes for part in packed.parts())
+            plain.append(seconds_of_dd(folder.path, nbytes))
+    ratio = statistics.median(write / other for write, other in zip(writes, plain, strict=True))
+    print(f"{nbytes / 2**20:.0f} MiB per rank, {RANKS} files, {options.turns} turns: copy in memory "
+          f"{statistics.median(copies):.3f} s, checkpoint {statistics.median(writes):.3f} s, dd "
+          f"{statistics.median(plain):.3f} s; checkpoint / dd {ratio:.2f}")  # fmt: skip
+
+
+def state_of_a_rank() -> dict[str, object]:
+    """As the training loop would save it with SGD's momentum and top-k's residuals."""
+    model = build("models", "resnet18").build(10)  # type: ignore[attr-defined]
+    weights = model.state_dict()
+    parameters = dict(model.named_parameters())
+    return {
+        "model": weights,
+        "momentum": {name: torch.randn_like(parameter) for name, parameter in parameters.items()},
+        "residuals": {name: torch.randn_like(parameter) for name, parameter in parameters.items()},
+    }
+
+
+def seconds_to_write(folder: RunFolder, step: int, packed: PackedState) -> float:
+    """A whole checkpoint, until the one before is removed."""
+    checkpoints = Checkpoints(folder)
+    started = time.perf_counter()
+    files: dict[int, FileFacts] = {rank: checkpoints.write(step, rank, packed.parts()) for rank in range(RANKS)}
+    checkpoints.complete(Manifest(digest="", run_id="", step=step, world_size=RANKS, files=files, rows={}))
+    checkpoints.prune(before=step)
+    return time.perf_counter() - started
+
+
+def seconds_of_dd(folder: Path, nbytes: int) -> float:
+    """The same bytes in as many files."""
+    source = folder / "source"
+    if not source.exists():
+        source.write_bytes(os.urandom(nbytes))
+    started = time.perf_counter()
+    for rank in range(RANKS):
+        line = ["dd", f"if={source}", f"of={folder / f'dd-{rank}'}", "bs=4M", "conv=fdatasync", "status=none"]
+        subprocess.run(line, check=True)
+    return time.perf_counter() - started
+
+
+if __name__ == "__main__":
+    main()
