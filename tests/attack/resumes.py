@@ -24,6 +24,7 @@ from bench.core.config import RunConfig
 from bench.core.errors import BenchError
 from bench.core.run_folder import RunFolder, read_json
 from bench.core.schema import LAYERS, METRICS, Column
+from bench.hosts.support import hosts_supported
 from tests.attack.job import ENDS_WITHIN_S
 from tests.attack.tally import Tally
 from tests.testing.invoke import REPOSITORY, processes_of, start
@@ -54,6 +55,8 @@ METHODS: dict[str, tuple[str, ...]] = {
     ),
     "async_server": ("--strategy", "async_server", "--compressor", "topk:ratio=0.1,error_feedback=true"),
 }  # fmt: skip
+if hosts_supported()[0]:
+    METHODS["virtual hosts"] = ("--hosts", "2", "--bandwidth", "200mbit", "--compressor", "topk:ratio=0.05")
 WAYS = ("rank", "launcher", "fork server", "Ctrl-C", "full disk")
 LATEST_S = 12.0
 MOST_STOPS = 3
