@@ -40,9 +40,9 @@ class IndexedValues(TypedValues):
     def _add_at(self, dense: torch.Tensor, divisor: float) -> None:
         positions, values = self.positions, self.values
         loop = _ADD_AT.get(values.dtype)
-        if loop is None or dense.dtype != torch.float32 or not loop.serves(dense, values):
+        if loop is None or dense.dtype != torch.float32 or not (dense.is_contiguous() and loop.serves(dense, values)):
             dense.scatter_add_(0, positions, divided(values, divisor, dense.dtype))
-        elif not loop(values.contiguous(), positions, values.numel(), divisor, dense, dense.numel()):
+        elif not loop(values.contiguous(), positions.contiguous(), values.numel(), divisor, dense, dense.numel()):
             raise IndexError(f"a position lies outside the {dense.numel()} elements")
 
     @override

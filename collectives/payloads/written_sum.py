@@ -34,7 +34,8 @@ def write_sum_(terms: Sequence[IndexedValues], parts: Sequence[torch.Tensor], *,
         return False
     if any(term.values.dtype not in _KINDS for term in terms) or not _WRITE.serves(*tensors):
         return False
-    values, positions = [term.values.contiguous() for term in terms], [term.positions for term in terms]
+    values = [term.values.contiguous() for term in terms]
+    positions = [term.positions.contiguous() for term in terms]
     kinds = torch.tensor([_KINDS[held.dtype] for held in values])
     counts, following = _numels(values), torch.zeros(len(values), dtype=torch.int64)
     divide_first = math.frexp(divisor)[0] == 0.5  # by a power of two, which is exact

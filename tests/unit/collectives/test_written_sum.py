@@ -53,6 +53,17 @@ def test_a_dense_sum_is_written_as_it_would_be_added_to_zeros(dtype: torch.dtype
     assert same(written + 0, expected + 0)
 
 
+def test_every_second_entry_of_a_tensor_is_read_as_one_of_its_own_memory_is() -> None:
+    positions, values = torch.tensor([1, 9, 3, 9, 5, 9, 7, 9])[::2], torch.tensor([1.0, 9, 2, 9, 3, 9, 4, 9])[::2]
+    strided, expected = Sparse(8, positions, values), torch.tensor([0.0, 1, 0, 2, 0, 3, 0, 4])
+    written, column = torch.empty(8), torch.zeros(8, 2)
+    assert UnreducedSum([strided, strided]).write_to([written], divisor=2)
+    strided.add_to_(column[:, 1])
+    assert torch.equal(written, expected)
+    assert torch.equal(strided.to_dense(), expected)
+    assert torch.equal(column[:, 1], expected)
+
+
 def test_positions_that_do_not_ascend_are_an_error_and_nothing_outside_is_written() -> None:
     around = torch.zeros(30)
     payload = term(10, 1, torch.float32)
