@@ -9,6 +9,7 @@ import torch
 
 from collectives.kernels.loop import Float, Int, Loop, array
 from collectives.payloads.codec.values import divided
+from collectives.payloads.errors import PayloadError
 
 Term = tuple[torch.Tensor, torch.Tensor]
 """packed codes, uint8 [ceil(numel * bits / 8)], and scales, floating [ceil(numel / block_numel)]"""
@@ -35,9 +36,16 @@ def add_codes_(
         block_numel: elements per scale, at least 1.
         divisor: of the sum.
         sign: 1 or -1.
+
+    Raises:
+        PayloadError: `dense` is longer than the codes.
     """
     parts = [(packed.contiguous(), scales.float().contiguous()) for packed, scales in terms]
-    if dense.dtype == torch.float32 and dense.is_contiguous() and _ADD.serves(dense):
+    held = min(min(len(packed) * table.shape[1], len(scales) * block_numel) for packed, scales in parts)
+    if dense.numel() > held:
+        raise PayloadError(f"codes of {held} elements cannot be added to {dense.numel()}")
+    tensors = [tensor for part in parts for tensor in part]
+    if dense.dtype == torch.float32 and dense.is_contiguous() and _ADD.serves(dense, *tensors):
         codes, scales = (torch.tensor([part.data_ptr() for part in kind]) for kind in zip(*parts, strict=True))
         _ADD(codes, scales, len(parts), table, table.shape[1], block_numel, sign, divisor, dense, dense.numel())
         return

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from collectives.kernels.library import reference_path
-from collectives.payloads.base import Payload, unpack
+from collectives.payloads.base import Payload, PayloadError, unpack
 from collectives.payloads.codec.bits import pack_bits, unpack_bits
 from collectives.payloads.codec.codebooks import LEVELS, NATURAL, SIGN, TERNARY
 from collectives.payloads.codec.index_sets import CODINGS, decode_indices, encode_indices
@@ -114,6 +114,19 @@ LOOPS: dict[str, Callable[[torch.Tensor, int], list[torch.Tensor]]] = {
     "sixteen bits": sixteen_bits,
     "positions": lambda x, seed: [seeded_positions(x.numel(), seed * 31 % (x.numel() + 1), seed)],
 }
+
+
+@pytest.mark.parametrize(
+    "payload",
+    [
+        Codes(8, "sign", 1, torch.zeros(1, dtype=torch.uint8), torch.ones(1)),
+        Codes(8, "levels", 8, torch.zeros(8, dtype=torch.uint8), torch.ones(2), 4),
+        TwoMeans(8, -1.0, 1.0, torch.zeros(1, dtype=torch.uint8)),
+    ],
+)
+def test_codes_are_not_read_beyond_their_end(payload: Payload) -> None:
+    with pytest.raises(PayloadError, match="8 elements cannot be added to 64"):
+        payload.add_to_(torch.zeros(64))
 
 
 @pytest.mark.parametrize("name", LOOPS)
