@@ -27,7 +27,7 @@ Coding = Literal["coo", "bitmap", "elias_fano"]
 CODINGS: tuple[Coding, ...] = ("coo", "bitmap", "elias_fano")
 
 _BYTES, _LONGS = array(torch.uint8), array(torch.int64)
-_MARK = Loop("mark_bits", _LONGS, Int, Int, Int, _BYTES)
+_MARK = Loop("mark_bits", _LONGS, Int, Int, Int, Int, _BYTES, returns=Int)
 _FIND = Loop("find_bits", _BYTES, Int, Int, Int, Int, _LONGS, returns=Int)
 _ASCENDS = Loop("ascends", _LONGS, Int, Int, returns=Int)
 
@@ -185,10 +185,14 @@ def bitmap_of(positions: torch.Tensor, num_bits: int, *, shift: int = 0, per_ind
 
     Returns:
         uint8 [ceil(num_bits / 8)].
+
+    Raises:
+        IndexError: a bit lies outside.
     """
     if _MARK.serves(positions):
         packed = torch.zeros(packed_nbytes(num_bits, 1), dtype=torch.uint8)
-        _MARK(positions.contiguous(), positions.numel(), shift, per_index, packed)
+        if not _MARK(positions.contiguous(), positions.numel(), shift, per_index, num_bits, packed):
+            raise IndexError(f"a position lies outside the {num_bits} bits of its bitmap")
         return packed
     mask = torch.zeros(num_bits, dtype=torch.bool, device=positions.device)
     mask[(positions >> shift) + per_index * torch.arange(positions.numel(), device=positions.device)] = True

@@ -11,7 +11,7 @@ from collectives.kernels.library import reference_path
 from collectives.payloads.base import Payload, PayloadError, unpack
 from collectives.payloads.codec.bits import pack_bits, unpack_bits
 from collectives.payloads.codec.codebooks import LEVELS, NATURAL, SIGN, TERNARY
-from collectives.payloads.codec.index_sets import CODINGS, decode_indices, encode_indices
+from collectives.payloads.codec.index_sets import CODINGS, cheapest_coding, decode_indices, encode_indices
 from collectives.payloads.codec.positions import seeded_positions
 from collectives.payloads.codec.values import add_values, to_value_dtype
 from collectives.payloads.codes import Codes, num_scales
@@ -127,6 +127,16 @@ LOOPS: dict[str, Callable[[torch.Tensor, int], list[torch.Tensor]]] = {
 def test_codes_are_not_read_beyond_their_end(payload: Payload) -> None:
     with pytest.raises(PayloadError, match="8 elements cannot be added to 64"):
         payload.add_to_(torch.zeros(64))
+
+
+@pytest.mark.parametrize("outside", [2**45, 64, -(2**45)])
+@pytest.mark.parametrize("numel", [64, 63, 2**20])
+def test_no_bit_is_set_outside_of_a_bitmap(numel: int, outside: int) -> None:
+    indices = torch.tensor([*range(1, 14), outside if outside < 64 else outside - 64 + numel])
+    payload = Sparse(numel, indices, torch.ones(14))
+    assert cheapest_coding(14, numel) in ("bitmap", "elias_fano")
+    with pytest.raises(IndexError, match="outside the .* bits"):
+        payload.pack()
 
 
 @pytest.mark.parametrize("name", LOOPS)

@@ -2,12 +2,18 @@
 #include <stdint.h>
 
 /* Sets bit (positions[i] >> shift) + i * per_index of `packed`, zeros at first: a bitmap of the positions, or with
-   per_index = 1 their high parts in unary. */
-void mark_bits(const int64_t *positions, int64_t count, int64_t shift, int64_t per_index, uint8_t *packed) {
+   per_index = 1 their high parts in unary. Returns whether all bits lay within `num_bits`; others are left out. */
+int64_t mark_bits(
+    const int64_t *positions, int64_t count, int64_t shift, int64_t per_index, int64_t num_bits, uint8_t *packed) {
+    int64_t outside = 0;
     for (int64_t i = 0; i < count; i++) {
         int64_t bit = (positions[i] >> shift) + i * per_index;
-        packed[bit >> 3] |= (uint8_t)(1 << (bit & 7));
+        if (bit < 0 || bit >= num_bits)
+            outside = 1;
+        else
+            packed[bit >> 3] |= (uint8_t)(1 << (bit & 7));
     }
+    return !outside;
 }
 
 /* The inverse, for the first `count` bits set: (bit - i * per_index) << shift joins what is in positions[i], the low
