@@ -23,10 +23,20 @@ class LayerStore:
         self._sizes: dict[int, int] = {}
 
     def accepted(self, unit: Unit) -> torch.Tensor | None:
-        """Return the unit's fp32 tensor as of the last `commit`, 1-D, not to be changed; None before the first."""
+        """Return the unit's fp32 tensor as of the last `commit`, 1-D, not to be changed; None before the first.
+
+        Raises:
+            ValueError: what was loaded is of another model.
+        """
         if unit.key not in self._accepted:
             self._regroup(unit)
-        return self._accepted.get(unit.key)
+        accepted = self._accepted.get(unit.key)
+        if accepted is not None and accepted.numel() != unit.layer.numel:  # the loops that add it do not look
+            raise ValueError(
+                f"the state that was loaded has {accepted.numel()} elements for layer {unit.layer.name}, which has "
+                f"{unit.layer.numel}: it is of another model"
+            )
+        return accepted
 
     def propose(self, unit: Unit) -> torch.Tensor:
         """Return an fp32 tensor of undefined contents, for the caller to fill; `commit` makes it the accepted one."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pytest
 import torch
 
 from compressors.ddp.layer_store import LayerStore
@@ -113,3 +114,11 @@ def test_what_derives_from_a_memory_is_made_once_between_two_commits() -> None:
     assert memory.derived("total", total) == 5
     memory.load_state_dict({})
     assert memory.derived("total", total) == 0
+
+
+@pytest.mark.parametrize("ids", [(0,), (0, 2)])
+def test_the_state_of_another_model_is_refused(ids: tuple[int, ...]) -> None:
+    store = LayerStore()
+    store.load({0: torch.ones(2), 2: torch.ones(3)})
+    with pytest.raises(ValueError, match="layer0.* it is of another model"):
+        store.accepted(unit_of(*ids))
