@@ -135,7 +135,7 @@ def test_no_bit_is_set_outside_of_a_bitmap(numel: int, outside: int) -> None:
     indices = torch.tensor([*range(1, 14), outside if outside < 64 else outside - 64 + numel])
     payload = Sparse(numel, indices, torch.ones(14))
     assert cheapest_coding(14, numel) in ("bitmap", "elias_fano")
-    with pytest.raises(IndexError, match="outside the .* bits"):
+    with pytest.raises(IndexError, match=r"outside the .* bits"):
         payload.pack()
 
 

@@ -18,6 +18,7 @@ NUM_MUTATIONS = 20_000
 NUM_BATCHES = 10
 
 
+@pytest.mark.loops
 @pytest.mark.parametrize("batch", range(NUM_BATCHES))
 def test_every_mutation_decodes_validly_or_raises_the_one_error(batch: int) -> None:
     rng = random.Random(batch)

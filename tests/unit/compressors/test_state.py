@@ -120,5 +120,5 @@ def test_what_derives_from_a_memory_is_made_once_between_two_commits() -> None:
 def test_the_state_of_another_model_is_refused(ids: tuple[int, ...]) -> None:
     store = LayerStore()
     store.load({0: torch.ones(2), 2: torch.ones(3)})
-    with pytest.raises(ValueError, match="layer0.* it is of another model"):
+    with pytest.raises(ValueError, match=r"layer0.* it is of another model"):
         store.accepted(unit_of(*ids))
