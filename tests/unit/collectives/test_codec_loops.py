@@ -139,6 +139,17 @@ def test_no_bit_is_set_outside_of_a_bitmap(numel: int, outside: int) -> None:
         payload.pack()
 
 
+def test_every_half_is_read_as_it_is_also_where_subnormal_floats_are_flushed_to_zero() -> None:
+    halves = torch.arange(-(2**15), 2**15).to(torch.int16).view(torch.float16)
+    expected = halves.float() + 0  # what a sparse payload holds has no -0
+    payload = Sparse(halves.numel(), torch.arange(halves.numel()), halves)
+    torch.set_flush_denormal(True)
+    try:
+        assert same(payload.to_dense(), expected)
+    finally:
+        torch.set_flush_denormal(False)
+
+
 @pytest.mark.parametrize("name", LOOPS)
 def test_a_loop_gives_what_the_reference_gives(name: str, cases: range) -> None:
     for seed in cases:

@@ -20,10 +20,12 @@ static inline float from_bf16(uint16_t half) {
     return float_of((uint32_t)half << 16);
 }
 
-/* The exponent is 112 too small, also that of a subnormal number, which the multiplication makes normal. */
+/* The exponent is 112 too small. A subnormal half becomes the mantissa of a number that is 2^-14 too large: as a float
+   it would be subnormal too, and where a process flushes those to zero it would be lost. */
 static inline float from_fp16(uint16_t half) {
     uint32_t magnitude = (uint32_t)(half & 0x7fff) << 13, sign = (uint32_t)(half & 0x8000) << 16;
-    uint32_t finite = bits_of(float_of(magnitude) * 0x1p112f);
+    uint32_t subnormal = bits_of(float_of(magnitude + 0x38800000) - 0x1p-14f);
+    uint32_t finite = magnitude < 0x00800000 ? subnormal : magnitude + 0x38000000;
     return float_of(sign | (magnitude >= 0x0f800000 ? magnitude | 0x7f800000 : finite));
 }
 
