@@ -13,6 +13,7 @@ from bench.core.compressors_config import CompressorsConfig
 from bench.core.rows import read_rows
 from bench.core.schema import COMPRESSORS
 from bench.launch import compressors, fork_server
+from tests.testing import silent_worker
 from tests.testing.invoke import Answer, invoke
 
 pytestmark = pytest.mark.xdist_group("bench compressors")  # two calls measure for all tests
@@ -103,7 +104,8 @@ def test_a_process_that_fails_is_a_failed_run_and_its_log_is_kept(
 
 def test_a_process_that_says_nothing_is_stopped(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
-    answer = measure("--timeout", "1", "--model", "resnet18")
+    monkeypatch.setattr(fork_server, "ENCODE", silent_worker.__name__)
+    answer = measure("--timeout", "1")
     assert answer.code == 3
     assert "no turn ended within 1 s" in answer.error
 
