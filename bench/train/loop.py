@@ -108,7 +108,7 @@ class Trainer:
 
     def resume(self, state: dict[str, Any]) -> None:
         """Go on from what was saved by another process of this rank; every rank must call, before `run`."""
-        x, y = self._next_batch()  # any will do
+        x, y = (part.chunk(self.config.accumulate)[0] for part in self._next_batch())  # any will do, as large as others
         with self._autocast():
             self.strategy.rehearse(self._step_now(), x, y)
         self.strategy.load_state_dict(state["strategy"])
