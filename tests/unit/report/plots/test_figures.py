@@ -117,6 +117,12 @@ def test_what_a_step_is_made_of_adds_up_to_it(tmp_path: Path) -> None:
     assert list(step_time.exchange_parts(configuration).values()) == pytest.approx([0.002, 0.010])
 
 
+def test_a_step_of_several_batches_is_as_long_as_all_of_them(tmp_path: Path) -> None:
+    rows = fake_run([0.95], batch_size=32, accumulate=4, world_size=2, samples_per_s=1280.0)
+    (configuration,) = results(tmp_path, rows).configurations
+    assert sum(step_time.step_parts(configuration).values()) == pytest.approx(4 * 64 / 1280)
+
+
 def test_a_hidden_exchange_has_no_bar(tmp_path: Path) -> None:
     (configuration,) = results(tmp_path, fake_run([0.95], encode_s=None, exchange_s=None)).configurations
     assert step_time.exchange_parts(configuration) == {}
