@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import re
 import shutil
@@ -136,6 +137,7 @@ def _execute(
     if summary is None:  # machines other than machine 0 hold no rank 0
         summary = {"status": "ok", "error": "", "run_id": folder.run_id}
         write_json(folder.status, summary)
+    shutil.rmtree(folder.checkpoints, ignore_errors=True)  # nothing goes on from them any more
     return Result(status="ok", error="", folder=folder, summary=summary), False
 
 
@@ -170,7 +172,13 @@ def _launch(config: RunConfig, folder: RunFolder, server: ForkServer) -> torchru
 
 
 def _start_again(config: RunConfig, folder: RunFolder, server: ForkServer) -> torchrun.Started:
-    return torchrun.launch(config, folder, server)
+    """A run that is refused now is what it was: one that was cut short."""
+    try:
+        return torchrun.launch(config, folder, server)
+    except (UsageError, OSError) as refusal:
+        with contextlib.suppress(OSError, StoreError):  # the refusal says more
+            record_ending(config, folder, "interrupted", str(refusal))
+        raise
 
 
 def _failed(config: RunConfig, folder: RunFolder, started: float, status: str, error: str) -> Result:

@@ -199,7 +199,7 @@ class _Run:
     def _has_good_checkpoint(self) -> bool:
         """Whether there is one, or was none yet; looked at again where one may just have given way to the next."""
         run = self._run()
-        if run is None:
+        if run is None or (read_json(run.status) or {}).get("status") == "ok":
             return True
         checkpoints = Checkpoints(run)
         try:

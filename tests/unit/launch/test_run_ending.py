@@ -14,6 +14,7 @@ from bench.launch import run, torchrun
 from bench.launch.fork_server import TRAIN, ForkServer
 from bench.launch.resolve import place_run
 from bench.launch.torchrun import Ending
+from tests.testing.checkpoints import add_checkpoint
 from tests.testing.configs import make_config
 from tests.testing.invoke import rows, status
 
@@ -121,6 +122,19 @@ def test_a_job_that_lost_a_rank_is_started_again_as_often_as_it_may(
     config = make_config(checkpoint_every=1, max_restarts=max_restarts)
     result = run.execute(config, tmp_path, lambda _: None, ForkServer(TRAIN))
     assert (result.status, started) == ending
+
+
+def test_a_run_that_cannot_go_on_here_is_still_one_that_was_cut_short(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = make_config(checkpoint_every=1)
+    folder = RunFolder.create(tmp_path, "test", config.digest, 1)
+    add_checkpoint(folder, config, step=1)
+    write_json(folder.status, {"status": "interrupted", "step": 3})
+    refuse_with(UsageError("no netem here"), monkeypatch)
+    with pytest.raises(UsageError, match="no netem here"):
+        run.resume(folder, lambda _: None, ForkServer(TRAIN))
+    assert (status(folder.path)["status"], status(folder.path)["error"]) == ("interrupted", "no netem here")
 
 
 def test_restarts_without_checkpoints_are_refused() -> None:
