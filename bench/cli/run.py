@@ -105,17 +105,18 @@ def _resume(path: Path, world_size: int | None, waiting: str | None, as_json: bo
     from bench.cli.display import Display, print_summary
     from bench.launch.fork_server import TRAIN, ForkServer
     from bench.launch.resolve import with_ranks
-    from bench.launch.resuming import change_ranks, configuration_of
+    from bench.launch.resuming import change_ranks, check_left, configuration_of
     from bench.launch.run import resume
 
-    folder = RunFolder(path)
+    folder = RunFolder(path.resolve())  # a run is known by its folder's name, which `.` and links do not tell
+    check_left(folder)
     config = configuration_of(folder)
     _check_waiting(folder, config.world_size, world_size, waiting)
     with ForkServer(TRAIN) as server:
         if world_size is not None and waiting is not None:
             server.warm_up(config.threads)
             config = server.call(with_ranks, config, world_size)
-            with locked(path) as is_held:
+            with locked(folder.path) as is_held:
                 if is_held:  # else what follows says so
                     change_ranks(folder, config, waiting)
         with Display(f"{config.name} seed {config.seed}, resumed") as display:

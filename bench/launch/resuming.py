@@ -10,7 +10,20 @@ from pathlib import Path
 from bench.core.checkpoints import Checkpoints
 from bench.core.config import RunConfig
 from bench.core.errors import UsageError
+from bench.core.locks import locked
 from bench.core.run_folder import RunFolder, read_json, write_json
+
+
+def check_left(folder: RunFolder) -> None:
+    """See that nobody is at the run; what its folder holds says nothing before its end.
+
+    Raises:
+        UsageError: somebody is.
+    """
+    if folder.path.is_dir():
+        with locked(folder.path) as is_held:
+            if not is_held:
+                raise UsageError(f"{folder.path} is still under way; wait for its end")
 
 
 def configuration_of(folder: RunFolder) -> RunConfig:

@@ -10,6 +10,7 @@ import pytest
 
 from bench.core.config import RunConfig
 from bench.core.errors import UsageError
+from bench.core.locks import locked
 from bench.core.run_folder import RunFolder
 from bench.core.schema import LAYERS, METRICS, Column
 from bench.launch.resolve import with_ranks
@@ -52,6 +53,7 @@ def test_a_run_that_lost_a_rank_goes_on_from_its_checkpoint_as_if_it_had_not(tmp
         assert repeating(folder, name, columns) == repeating(other, name, columns)
     assert [row["resumes"] for row in rows(folder)][1:] == ["1", "1"]
     assert status(folder)["status"] == "ok"
+    assert not (folder / "checkpoints").exists()  # nothing goes on from them any more
     assert "came to its end" in invoke("run", "--resume", str(folder)).error
 
 
@@ -86,6 +88,28 @@ def test_another_number_of_ranks_must_say_what_becomes_of_what_waits(
     answer = invoke("run", "--resume", str(folder.path), *arguments)
     assert answer.code == 2
     assert sentence in answer.error
+
+
+@pytest.mark.parametrize("through", ["the working directory", "a link"])
+def test_a_run_is_known_by_its_folder_whichever_way_leads_there(
+    through: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = make_config(checkpoint_every=1)
+    folder = RunFolder.create(tmp_path, "test", config.digest, 1)
+    add_checkpoint(folder, config, step=1)
+    (tmp_path / "latest").symlink_to(folder.path)
+    monkeypatch.chdir(folder.path)
+    path = "." if through == "the working directory" else str(tmp_path / "latest")
+    assert "had 2 ranks" in invoke("run", "--resume", path, "--world-size", "3").error
+
+
+def test_a_run_that_is_under_way_is_not_said_to_have_no_checkpoint(tmp_path: Path) -> None:
+    folder = RunFolder.create(tmp_path, "test", make_config().digest, 1)
+    folder.config.write_text(make_config(checkpoint_every=1).to_json())
+    with locked(folder.path):
+        answer = invoke("run", "--resume", str(folder.path))
+    assert (answer.code, answer.error) == (2, f"{folder.path} is still under way; wait for its end")
+    assert "holds no checkpoint; begin the run anew" in invoke("run", "--resume", str(folder.path)).error
 
 
 def test_other_ranks_go_on_with_a_configuration_of_their_own(tmp_path: Path) -> None:
