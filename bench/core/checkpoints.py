@@ -191,8 +191,8 @@ class Checkpoints:
             shutil.rmtree(path, ignore_errors=True)
 
     def discard(self, step: int) -> None:
-        """Remove what was written of a checkpoint that was not completed."""
-        shutil.rmtree(self.at(step), ignore_errors=True)
+        """Remove what was written of a checkpoint that was not completed everywhere."""
+        self._remove([self.at(step)])
 
 
 def cut_rows(folder: RunFolder, rows: dict[str, int]) -> None:

@@ -105,57 +105,91 @@ class Checkpointer:
         """Make a checkpoint of what all ranks have written, and remove the one before."""
         told = str(own.strerror or own) if isinstance(own, OSError) else vars(own)
         everyone = gather_json([self._config.node_rank, told], self._group)
-        for rank, (_, what) in enumerate(everyone):
-            if isinstance(what, str):
-                self._checkpoints.discard(step)
-                raise CheckpointFailed(self._sentence(step, rank, what))
-        if self._completes:
-            own_node = self._config.node_rank
-            here = {rank: FileFacts(**facts) for rank, (node, facts) in enumerate(everyone) if node == own_node}
-            self._checkpoints.complete(
-                Manifest(
-                    digest=self._config.digest,
-                    run_id=self._folder.run_id,
-                    step=step,
-                    world_size=len(everyone),
-                    files=here,
-                    rows=rows,
-                )
-            )
-        gather_json(None, self._group)  # all machines have it
+        self._give_up(step, [what if isinstance(what, str) else None for _, what in everyone])
+        own_node = self._config.node_rank
+        here = {rank: FileFacts(**facts) for rank, (node, facts) in enumerate(everyone) if node == own_node}
+        manifest = Manifest(
+            digest=self._config.digest,
+            run_id=self._folder.run_id,
+            step=step,
+            world_size=len(everyone),
+            files=here,
+            rows=rows,
+        )
+        self._give_up(step, gather_json(self._write_manifest(manifest), self._group))  # else all machines have it
         if self._completes:
             self._checkpoints.prune(before=step)
         self._last_step = step
 
+    def _write_manifest(self, manifest: Manifest) -> str | None:
+        """Why it could not be written, on the rank that writes it."""
+        try:
+            if self._completes:
+                self._checkpoints.complete(manifest)
+        except OSError as error:
+            return str(error.strerror or error)
+        return None
+
+    def _give_up(self, step: int, problems: list[str | None]) -> None:
+        """Remove the checkpoint if a rank, in the order of which they come, had a problem with it.
+
+        Raises:
+            CheckpointFailed: one had.
+        """
+        for rank, why in enumerate(problems):
+            if why is not None:
+                self._checkpoints.discard(step)
+                raise CheckpointFailed(self._sentence(step, rank, why))
+
     def _sentence(self, step: int, rank: int, why: str) -> str:
-        kept = f"the one of step {self._last_step} is kept" if self._last_step is not None else "there is none before"
-        return (
-            f"rank {rank} could not write the checkpoint of step {step} ({why}); {kept}: make room and go on with "
-            f"bench run --resume {self._folder.path}"
-        )
+        if self._last_step is None:
+            advice = "there is none before: make room and begin the run anew"
+        else:
+            path = self._folder.path
+            advice = f"the one of step {self._last_step} is kept: make room and go on with bench run --resume {path}"
+        return f"rank {rank} could not write the checkpoint of step {step} ({why}); {advice}"
 
     def restore(self, device: torch.device) -> Restored | None:
         """What the newest checkpoint that all ranks have gives to this one, if the run goes on; None: it begins.
 
-        Rows that were written after the checkpoint are removed.
+        Once every rank has read its part, rows that were written after the checkpoint are removed.
 
         Raises:
-            CheckpointFailed: the file is damaged.
+            CheckpointFailed: a file is damaged, or only some of the machines go on.
         """
         told = read_json(self._folder.resume)
-        if told is None:
+        having = gather_json(None if told is None else self._checkpoints.steps())
+        if all(steps is None for steps in having):
             return None
-        having = [set(steps) for steps in gather_json(self._checkpoints.steps())]
-        step = max(set.intersection(*having), default=None)
+        if None in having and any(having):
+            raise CheckpointFailed(
+                f"rank {having.index(None)} begins the run, and others go on from a checkpoint; give --resume on every "
+                "machine, or begin anew on every one"
+            )
+        step = max(set.intersection(*(set(steps or ()) for steps in having)), default=None)
         manifest = None if step is None else self._checkpoints.manifest(step)
-        if self._rank == 0:
+        restored = None if manifest is None else self._read_together(manifest, told, device)
+        if self._completes:
             cut_rows(self._folder, manifest.rows if manifest else {})
-        if self._completes and manifest is not None:
-            self._checkpoints.prune_others(manifest.step)
+            if manifest is not None:
+                self._checkpoints.prune_others(manifest.step)
         dist.barrier()
-        if manifest is None:
-            return None
-        self._last_step = manifest.step
+        self._last_step = step
+        return restored
+
+    def _read_together(self, manifest: Manifest, told: dict[str, Any], device: torch.device) -> Restored:
+        """What this rank needs of a checkpoint, if every rank can read what it needs."""
+        restored, problem = None, None
+        try:
+            restored = self._read_needed(manifest, told, device)
+        except CheckpointFailed as failure:
+            problem = str(failure)
+        if problems := [each for each in gather_json(problem) if each is not None]:
+            raise CheckpointFailed(problems[0])
+        assert restored is not None
+        return restored
+
+    def _read_needed(self, manifest: Manifest, told: dict[str, Any], device: torch.device) -> Restored:
         if manifest.world_size == self._config.world_size:
             return Restored(states=[self._read(manifest, self._rank, device)], waiting=None)
         states = [self._read(manifest, rank, device) for rank in range(manifest.world_size)]

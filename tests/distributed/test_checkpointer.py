@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import os
 import threading
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -68,21 +69,72 @@ def saving(rank: int, path: str) -> dict[str, Any]:
     return {"before": before, "after": after, "failure": str(failure.value), "residual": state["residual"].tolist()}
 
 
-def damaged(rank: int, path: str) -> str:
-    """Rank 1's file changes after it was written."""
+def refusal_of(action: Callable[[], object]) -> str:
+    try:
+        action()
+    except CheckpointFailed as refusal:
+        return str(refusal)
+    return ""
+
+
+def damaged(rank: int, path: str) -> dict[str, Any]:
+    """Rank 1's file of step 2 changes after it was written; that of step 1 was not removed yet, and rows came later."""
     folder = folder_at(path)
     checkpointer = Checkpointer(make_config(checkpoint_every=1), folder)
     checkpointer.save(1, state_of(rank, 1))
     checkpointer.wait()
+    Checkpoints.prune = lambda *_, **__: None  # type: ignore[method-assign] # in this process alone
+    checkpointer.save(2, state_of(rank, 2))
+    checkpointer.wait()
     if rank == 1:
-        file = Checkpoints(folder).file(1, 1)
+        file = Checkpoints(folder).file(2, 1)
         file.write_bytes(file.read_bytes()[:-1] + b"\xff")
+        folder.metrics.write_text("step\n2\n")
     told(folder, rank)
-    try:
-        checkpointer.restore(torch.device("cpu"))
-    except CheckpointFailed as refusal:
-        return str(refusal)
-    return ""
+    refusal = refusal_of(lambda: checkpointer.restore(torch.device("cpu")))
+    return {"refusal": refusal, "steps": Checkpoints(folder).steps(), "rows": folder.metrics.read_text()}
+
+
+def without_room_for_the_manifest(rank: int, path: str) -> list[str]:
+    """The ranks' own files find room; first there is no checkpoint before, then there is one."""
+    folder = folder_at(path)
+    checkpointer = Checkpointer(make_config(checkpoint_every=1), folder)
+    complete = Checkpoints.complete
+
+    def full(*_: object) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    def save(step: int) -> str:
+        checkpointer.save(step, state_of(rank, step))
+        return refusal_of(checkpointer.wait)
+
+    Checkpoints.complete = full  # type: ignore[method-assign] # in this process alone
+    first = save(1)
+    Checkpoints.complete = complete  # type: ignore[method-assign]
+    checkpointer = Checkpointer(make_config(checkpoint_every=1), folder)
+    save(2)
+    Checkpoints.complete = full  # type: ignore[method-assign]
+    return [first, save(3)]
+
+
+def machines(rank: int, path: str) -> dict[str, Any]:
+    """Each rank is a machine with a folder of its own; the second one's run is begun anew, then it goes on as well."""
+    os.environ["LOCAL_RANK"] = "0"
+    folder = folder_at(f"{path}-{rank}")
+    checkpointer = Checkpointer(make_config(checkpoint_every=1, nnodes=2, node_rank=rank), folder)
+    if rank == 0:
+        write_json(folder.resume, {"resumes": 1})
+        folder.metrics.write_text("step\n1\n")
+    without_checkpoint = checkpointer.restore(torch.device("cpu"))
+    rows = folder.metrics.read_text() if rank == 0 else ""
+    checkpointer.save(1, state_of(rank, 1))
+    checkpointer.wait()
+    refusal = refusal_of(lambda: checkpointer.restore(torch.device("cpu")))
+    write_json(folder.resume, {"resumes": 1})
+    folder.metrics.write_text("this machine's launcher wrote how the run ended\n")
+    restored = checkpointer.restore(torch.device("cpu"))
+    assert restored is not None
+    return {"first": without_checkpoint, "rows": rows, "refusal": refusal, "after": folder.metrics.read_text()}
 
 
 def test_a_checkpoint_is_there_once_all_have_written_and_a_full_disk_keeps_the_one_before(tmp_path: Path) -> None:
@@ -95,8 +147,31 @@ def test_a_checkpoint_is_there_once_all_have_written_and_a_full_disk_keeps_the_o
         assert answer["residual"] == [10.0 * rank + 2] * 3
 
 
-def test_a_file_that_has_changed_is_refused_by_its_rank(tmp_path: Path) -> None:
-    first, second = run_ranks(damaged, 2, tmp_path, args=(str(tmp_path / "run"),))
-    assert first == ""
-    assert second.endswith("rank-1.state is damaged: its checksum is not the manifest's; put it back from a copy, or "
-                           "begin the run anew")  # fmt: skip
+def test_a_file_that_has_changed_is_refused_and_nothing_that_was_written_is_lost(tmp_path: Path) -> None:
+    for answer in run_ranks(damaged, 2, tmp_path, args=(str(tmp_path / "run"),)):
+        assert answer["refusal"].endswith(
+            "rank-1.state is damaged: its checksum is not the manifest's; put it back from a copy, or begin the "
+            "run anew"
+        )
+        assert (answer["steps"], answer["rows"]) == ([2, 1], "step\n2\n")
+
+
+def test_a_manifest_that_finds_no_room_is_told_to_all_with_what_there_is_to_go_on_from(tmp_path: Path) -> None:
+    path = tmp_path / "run"
+    for first, later in run_ranks(without_room_for_the_manifest, 2, tmp_path, args=(str(path),)):
+        told = "rank 0 could not write the checkpoint of step {} (No space left on device); "
+        assert first == f"{told.format(1)}there is none before: make room and begin the run anew"
+        assert later == (
+            f"{told.format(3)}the one of step 2 is kept: make room and go on with bench run --resume {path}"
+        )
+    assert [step.name for step in RunFolder(path).checkpoints.iterdir()] == ["step-000000002"]
+
+
+def test_a_machine_that_begins_anew_beside_one_that_goes_on_is_no_riddle(tmp_path: Path) -> None:
+    for rank, answer in enumerate(run_ranks(machines, 2, tmp_path, args=(str(tmp_path / "run"),))):
+        assert (answer["first"], answer["rows"]) == (None, "")  # nobody had a checkpoint
+        assert answer["refusal"] == (
+            "rank 1 begins the run, and others go on from a checkpoint; give --resume on every machine, or begin anew "
+            "on every one"
+        )
+        assert answer["after"] == "", rank
