@@ -39,6 +39,7 @@ def record_ending(
         **{key: value for key, value in (read_json(folder.environment) or {}).items() if key in origin},
         **reached,
         "run_id": folder.run_id,
+        "resumes": (read_json(folder.resume) or {"resumes": 0})["resumes"],
         "status": status,
         "error": error,
         "wall_time_s": wall_time_s,

@@ -135,6 +135,7 @@ def test_a_run_that_cannot_go_on_here_is_still_one_that_was_cut_short(
     with pytest.raises(UsageError, match="no netem here"):
         run.resume(folder, lambda _: None, ForkServer(TRAIN))
     assert (status(folder.path)["status"], status(folder.path)["error"]) == ("interrupted", "no netem here")
+    assert [row["resumes"] for row in rows(folder.path)] == ["1"]
 
 
 def test_restarts_without_checkpoints_are_refused() -> None:
