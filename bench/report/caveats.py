@@ -14,7 +14,7 @@ from bench.report.targets import Target
 
 # Columns that make times of two rows incomparable, and columns that make them answer different questions.
 _MACHINE = ("host", "cpu", "torch_version", "kernels", "threads", "device")
-_WORK = ("model", "dataset", "train_size", "test_size", "batch_size", "target_accuracy")
+_WORK = ("model", "dataset", "train_size", "test_size", "batch_size", "accumulate", "target_accuracy")
 _LISTED = 3
 
 
