@@ -31,7 +31,8 @@ _TEMPLATE = """\
 | `metrics.csv` | One row per evaluation, and always one at the end, also for a run that failed. |
 | `layers.csv` | One row per layer and evaluation: what was sent for it. |
 | `status.json` | How the run ended; written last. |
-| `checkpoints/`, `resume.json` | The last checkpoint: a file per rank and a manifest; how often it was used. |
+| `checkpoints/` | The last checkpoint, until the run has come to its end: a file per rank and a manifest. |
+| `resume.json` | How often the run has gone on from a checkpoint. |
 | `progress.jsonl` | What the progress display reads while the run goes on. |
 | `link.json` | What was measured on the links before training (virtual hosts only). |
 | `logs/`, `errors/` | What torchrun and every rank printed; why a rank failed. |
