@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterable, Sequence
+
 import pytest
 import torch
 
 from collectives.kernels import library
+from tests.testing.hard_numbers import hard_numbers
 
 needs_loops = [
     pytest.mark.loops,
@@ -22,3 +25,20 @@ def same(a: torch.Tensor | float, b: torch.Tensor | float) -> bool:
         return False
     bits = _BITS[a.element_size()]
     return torch.equal(a.contiguous().view(bits)[~a.isnan()], b.contiguous().view(bits)[~b.isnan()])
+
+
+def assert_gives_what_the_reference_gives(
+    computed: Callable[[torch.Tensor, int], Sequence[torch.Tensor | float]], cases: Iterable[int]
+) -> None:
+    """Compute results of hard numbers by native loops and by the reference path; every bit must agree.
+
+    Args:
+        computed: fp32 [numel] and the case's number -> results.
+        cases: numbers of the cases.
+    """
+    for seed in cases:
+        x = hard_numbers(seed)
+        with library.reference_path():
+            expected = computed(x, seed)
+        for mine, theirs in zip(computed(x, seed), expected, strict=True):
+            assert same(mine, theirs), f"case {seed}"

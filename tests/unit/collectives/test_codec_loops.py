@@ -7,7 +7,6 @@ from collections.abc import Callable
 import pytest
 import torch
 
-from collectives.kernels.library import reference_path
 from collectives.payloads.base import Payload, PayloadError, unpack
 from collectives.payloads.codec.bits import pack_bits, unpack_bits
 from collectives.payloads.codec.codebooks import LEVELS, NATURAL, SIGN, TERNARY
@@ -20,8 +19,7 @@ from collectives.payloads.group_sparse import GroupSparse
 from collectives.payloads.sparse import Sparse
 from collectives.payloads.two_means import TwoMeans
 from collectives.payloads.unreduced_sum import UnreducedSum
-from tests.testing.hard_numbers import hard_numbers
-from tests.testing.loops import needs_loops, same
+from tests.testing.loops import assert_gives_what_the_reference_gives, needs_loops, same
 
 pytestmark = needs_loops
 
@@ -152,9 +150,4 @@ def test_every_half_is_read_as_it_is_also_where_subnormal_floats_are_flushed_to_
 
 @pytest.mark.parametrize("name", LOOPS)
 def test_a_loop_gives_what_the_reference_gives(name: str, cases: range) -> None:
-    for seed in cases:
-        x = hard_numbers(seed)
-        with reference_path():
-            expected = LOOPS[name](x, seed)
-        for mine, theirs in zip(LOOPS[name](x, seed), expected, strict=True):
-            assert same(mine, theirs), f"seed {seed}"
+    assert_gives_what_the_reference_gives(LOOPS[name], cases)

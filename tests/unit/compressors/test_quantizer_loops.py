@@ -10,8 +10,7 @@ import torch
 from collectives.kernels.library import reference_path
 from collectives.payloads.codec.positions import seeded_positions
 from compressors.kernels import blocks, levels, powers, sending, signs, ternary
-from tests.testing.hard_numbers import hard_numbers
-from tests.testing.loops import needs_loops, same
+from tests.testing.loops import assert_gives_what_the_reference_gives, needs_loops
 
 pytestmark = needs_loops
 
@@ -80,12 +79,7 @@ LOOPS: dict[str, Callable[[torch.Tensor, int], Result]] = {
 
 @pytest.mark.parametrize("name", LOOPS)
 def test_a_loop_gives_what_the_reference_gives(name: str, cases: range) -> None:
-    for seed in cases:
-        x = hard_numbers(seed)
-        with reference_path():
-            expected = LOOPS[name](x, seed)
-        for mine, theirs in zip(LOOPS[name](x, seed), expected, strict=True):
-            assert same(mine, theirs), f"seed {seed}"
+    assert_gives_what_the_reference_gives(LOOPS[name], cases)
 
 
 def test_long_sums_are_folded_over_several_levels() -> None:

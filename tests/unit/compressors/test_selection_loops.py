@@ -13,7 +13,7 @@ from compressors.families.sparsifier import num_kept
 from compressors.kernels import magnitudes, selection
 from compressors.kernels.add import add
 from tests.testing.hard_numbers import hard_numbers
-from tests.testing.loops import needs_loops
+from tests.testing.loops import assert_gives_what_the_reference_gives, needs_loops
 
 pytestmark = needs_loops
 
@@ -70,24 +70,9 @@ LOOPS: dict[str, Loop] = {
 }
 
 
-def bits_of(x: torch.Tensor) -> torch.Tensor:
-    """The bytes of a tensor, of which a NaN has the same wherever it was made."""
-    return torch.where(x.isnan(), torch.nan, x).view(torch.uint8) if x.is_floating_point() else x
-
-
-def same(a: torch.Tensor | float, b: torch.Tensor | float) -> bool:
-    if isinstance(a, torch.Tensor) and isinstance(b, torch.Tensor):
-        return torch.equal(bits_of(a), bits_of(b))
-    return a == b or (a != a and b != b)
-
-
 @pytest.mark.parametrize("name", LOOPS)
 def test_a_loop_gives_what_the_reference_gives(name: str, cases: range) -> None:
-    for seed in cases:
-        x = hard_numbers(seed)
-        with reference_path():
-            expected = LOOPS[name](x, seed)
-        assert same(LOOPS[name](x, seed), expected), f"seed {seed}"
+    assert_gives_what_the_reference_gives(lambda x, seed: [LOOPS[name](x, seed)], cases)
 
 
 @pytest.mark.parametrize(
