@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import datetime
 import json
+import os
 import re
 from pathlib import Path
 from typing import Any, Self
@@ -99,14 +100,17 @@ class RunFolder:
 
 
 def write_json(path: Path, value: Any) -> None:
-    """Write a JSON file so that a reader sees the old content or the new, never half of it.
+    """Write a JSON file so that a reader sees the old content or the new, never half of it; it is on the disk then.
 
     Raises:
         OSError: the disk is full or the file cannot be written; nothing new is left.
     """
     temporary = path.with_name(path.name + ".tmp")
     try:
-        temporary.write_text(json.dumps(value, indent=2) + "\n", encoding="utf-8")
+        with temporary.open("w", encoding="utf-8") as file:
+            file.write(json.dumps(value, indent=2) + "\n")
+            file.flush()
+            os.fsync(file.fileno())
         temporary.replace(path)  # at once, which is the point
     except OSError:
         temporary.unlink(missing_ok=True)

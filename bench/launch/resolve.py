@@ -49,7 +49,19 @@ def make_ready(config: RunConfig) -> list[str]:
     data_dir = Path(config.data_dir)
     if not parts.dataset.is_present(data_dir):
         parts.dataset.prepare(data_dir)
-    return parts.compressor.warnings() + parts.strategy.examine(config, model_without_values(parts))
+    of_strategy = parts.strategy.examine(config, model_without_values(parts))
+    return parts.compressor.warnings() + of_strategy + _checkpoint_warnings(config)
+
+
+def _checkpoint_warnings(config: RunConfig) -> list[str]:
+    """Whether a run that asks for checkpoints ends before the first of them."""
+    length, unit = (config.steps, "steps") if config.steps else (config.epochs, "epochs")
+    if not config.checkpoint_every or length is None or config.checkpoint_every < length:
+        return []
+    return [
+        f"--checkpoint-every {config.checkpoint_every} makes no checkpoint in a run of {length} {unit}; lower it if "
+        "the run is to be able to go on after a stop"
+    ]
 
 
 def resolve_each(asked: Sequence[RunConfig]) -> list[RunConfig | UsageError]:

@@ -163,7 +163,7 @@ def _with_names(config: RunConfig, sentence: str) -> str:
 def _launch(config: RunConfig, folder: RunFolder, server: ForkServer) -> torchrun.Started:
     """A run that is refused, or finds no room to begin, was none: nothing is left of it."""
     try:
-        folder.config.write_text(config.to_json(), encoding="utf-8")
+        write_json(folder.config, dataclasses.asdict(config))
         write_json(folder.environment, environment.describe(sys.argv))
         return torchrun.launch(config, folder, server)
     except (UsageError, OSError):

@@ -30,10 +30,12 @@ class Restored:
     """What a checkpoint gives a rank that goes on.
 
     Attributes:
+        step: after which it was made.
         states: its own; where there are other ranks now than there were then, those of all ranks of then.
         waiting: in that case, what becomes of what waits to be sent; else None.
     """
 
+    step: int
     states: list[dict[str, Any]]
     waiting: Waiting | None
 
@@ -191,9 +193,9 @@ class Checkpointer:
 
     def _read_needed(self, manifest: Manifest, told: dict[str, Any], device: torch.device) -> Restored:
         if manifest.world_size == self._config.world_size:
-            return Restored(states=[self._read(manifest, self._rank, device)], waiting=None)
+            return Restored(step=manifest.step, states=[self._read(manifest, self._rank, device)], waiting=None)
         states = [self._read(manifest, rank, device) for rank in range(manifest.world_size)]
-        return Restored(states=states, waiting=told["waiting"])
+        return Restored(step=manifest.step, states=states, waiting=told["waiting"])
 
     def _read(self, manifest: Manifest, rank: int, device: torch.device) -> dict[str, Any]:
         file = self._checkpoints.file(manifest.step, rank)

@@ -85,10 +85,16 @@ class Recorder:
     """Collects on every rank, writes on rank 0.
 
     Args:
+        config: of the run.
+        folder: of the run.
         strategy: whose traffic and residuals are recorded.
+        started_at: when the process began, in seconds of `time.time`.
+        after: the step from which training goes on.
     """
 
-    def __init__(self, config: RunConfig, folder: RunFolder, strategy: BoundStrategy, started_at: float) -> None:
+    def __init__(
+        self, config: RunConfig, folder: RunFolder, strategy: BoundStrategy, started_at: float, after: int = 0
+    ) -> None:
         self.config = config
         self.strategy = strategy
         self._folder = folder
@@ -104,7 +110,7 @@ class Recorder:
         }
         self._metrics = RowWriter(folder.metrics, schema.METRICS) if self.is_writer else None
         self._layers = RowWriter(folder.layers, schema.LAYERS) if self.is_writer else None
-        self._tracker = open_tracker(config, folder) if self.is_writer else None
+        self._tracker = open_tracker(config, folder, after) if self.is_writer else None
         self._progress = folder.progress.open("a", encoding="utf-8") if self.is_writer else None
         self._progress_written = 0.0
         self._progress_samples = 0

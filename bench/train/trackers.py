@@ -29,22 +29,28 @@ class Tracker(Protocol):
         """The run ended well."""
 
 
-def open_tracker(config: RunConfig, folder: RunFolder) -> Tracker | None:
-    """Return the tracker that the run asks for; only the rank that writes rows calls."""
+def open_tracker(config: RunConfig, folder: RunFolder, step: int = 0) -> Tracker | None:
+    """Return the tracker that the run asks for; only the rank that writes rows calls.
+
+    Args:
+        config: of the run.
+        folder: of the run.
+        step: from which it goes on; what was shown of later ones is replaced, or stays where it cannot be.
+    """
     match config.track:
         case "tensorboard":
-            return _TensorBoard(folder)
+            return _TensorBoard(folder, step)
         case "mlflow":
-            return _MLflow(config, folder)
+            return _MLflow(config, folder, step)
         case _:
             return None
 
 
 class _TensorBoard:
-    def __init__(self, folder: RunFolder) -> None:
+    def __init__(self, folder: RunFolder, step: int) -> None:
         from torch.utils.tensorboard import SummaryWriter
 
-        self._writer = SummaryWriter(str(folder.path / "tensorboard"))
+        self._writer = SummaryWriter(str(folder.path / "tensorboard"), purge_step=step + 1 if step else None)
 
     def row(self, row: Mapping[str, Any]) -> None:
         for name, value in _numbers(row).items():
@@ -56,18 +62,27 @@ class _TensorBoard:
 
 
 class _MLflow:
-    def __init__(self, config: RunConfig, folder: RunFolder) -> None:
+    def __init__(self, config: RunConfig, folder: RunFolder, step: int) -> None:
         from mlflow import MlflowClient
 
         self._client = MlflowClient(tracking_uri=f"sqlite:///{folder.path.parent.absolute() / 'mlflow.db'}")
         found = self._client.get_experiment_by_name("gradwire")
         experiment = found.experiment_id if found else self._client.create_experiment("gradwire")
-        self._run: str = self._client.create_run(experiment, run_name=folder.run_id).info.run_id
+        begun = self._client.search_runs([experiment], f"attributes.run_name = '{folder.run_id}'") if step else []
+        self._run: str = begun[0].info.run_id if begun else self._begin(experiment, config, folder)
+        shown = self._client.get_metric_history(self._run, "step") if begun else []
+        self._shown_until = max((metric.step for metric in shown), default=0)
+
+    def _begin(self, experiment: str, config: RunConfig, folder: RunFolder) -> str:
+        run: str = self._client.create_run(experiment, run_name=folder.run_id).info.run_id
         for name, value in config.columns().items():
             if value is not None:
-                self._client.log_param(self._run, name, value)
+                self._client.log_param(run, name, value)
+        return run
 
     def row(self, row: Mapping[str, Any]) -> None:
+        if row["step"] <= self._shown_until:
+            return  # shown before the run was stopped; MLflow takes nothing back
         for name, value in _numbers(row).items():
             self._client.log_metric(self._run, name, value, step=row["step"])
 

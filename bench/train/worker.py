@@ -65,7 +65,7 @@ def run(config: RunConfig, folder: RunFolder) -> None:
         else:
             if config.straggler and (straggler := Straggler.parse(config.straggler)).rank == dist.get_rank():
                 slow_down(model, straggler.slowdown)
-            recorder = Recorder(config, folder, strategy, started_at)
+            recorder = Recorder(config, folder, strategy, started_at, after=restored.step if restored else 0)
             _train(config, folder, strategy, recorder, dataset, device, checkpointer, restored)
         checkpointer.wait()
         _close(strategy)

@@ -12,7 +12,7 @@ from bench.core.config import RunConfig
 from bench.core.errors import UsageError
 from bench.core.locks import locked
 from bench.core.run_folder import RunFolder
-from bench.launch.sweeps.past_runs import PastRun, by_digest, past_runs, take_up_torn
+from bench.launch.sweeps.past_runs import PastRun, by_digest, past_runs, take_up
 
 _LOCKS = ".locks"
 
@@ -41,7 +41,7 @@ def run_missing(
         lock.touch()
         with locked(lock, wait=wait) as is_held:
             if is_held and _is_missing(out, config.digest, seen):
-                train(config, take_up_torn(out, config.digest))
+                train(config, take_up(out, config.digest))
         return is_held
 
     elsewhere = [config for config in configs if not is_settled(config, wait=False)]

@@ -46,21 +46,23 @@ def by_digest(runs: list[PastRun]) -> dict[str, PastRun]:
     return {run.folder.digest: run for run in runs}
 
 
-def take_up_torn(out: Path, digest: str) -> RunFolder | None:
-    """The newest run that was begun, left, and can go on from a checkpoint; None where there is none.
+def take_up(out: Path, digest: str) -> RunFolder | None:
+    """The newest run that was cut short or failed, and can go on from a checkpoint; None where there is none.
 
-    The others that were left are removed; what is still under way stays. Either is said on stderr.
+    Others that were cut short are removed, others that failed stay, as does what is still under way; what becomes of a
+    run is said on stderr.
     """
     found: RunFolder | None = None
-    for run in reversed(past_runs(out, digest)):
+    for run in sorted(past_runs(out, digest), key=lambda run: run.folder.run_id, reverse=True):
         with locked(run.folder.path) as is_left:
-            if not is_left or run.state != "torn":
+            if not is_left or run.state == "done":
                 continue
             step = None if found else last_step(run.folder)
             if step is not None:
                 found = run.folder
-                print(f"note: {found.path} was cut short; it goes on from step {step}", file=sys.stderr)
-            else:
+                ended = "failed" if run.state == "failed" else "was cut short"
+                print(f"note: {found.path} {ended}; it goes on from step {step}", file=sys.stderr)
+            elif run.state == "torn":
                 shutil.rmtree(run.folder.path)
                 print(f"note: {run.folder.path} was cut short; it is removed and run again", file=sys.stderr)
     return found

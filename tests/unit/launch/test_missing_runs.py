@@ -77,6 +77,20 @@ def test_what_is_missing_is_done_and_what_is_torn_is_removed(
     assert {run.state for run in past_runs(tmp_path)} == {"done"}
 
 
+def test_a_run_that_failed_goes_on_from_its_checkpoint_when_it_is_done_again(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    config = make_config(checkpoint_every=1)
+    torn, failed = begin(tmp_path, config), begin(tmp_path, config, "failed")
+    add_checkpoint(failed, config, step=7)
+    torn.metrics.touch()
+    training = Training(tmp_path)
+    run_missing([config], tmp_path, seen(tmp_path), training)
+    assert training.begun == [failed.path]
+    assert f"{failed.path} failed; it goes on from step 7" in capsys.readouterr().err
+    assert not torn.metrics.exists()  # the folder of another run may have the same name
+
+
 def test_a_torn_run_with_a_checkpoint_goes_on_and_an_older_one_is_removed(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -12,7 +12,7 @@ from bench.core.errors import RunFailed, UsageError
 from bench.core.run_folder import RunFolder, read_json, write_json
 from bench.launch import run, torchrun
 from bench.launch.fork_server import TRAIN, ForkServer
-from bench.launch.resolve import place_run
+from bench.launch.resolve import make_ready, place_run, resolve
 from bench.launch.torchrun import Ending
 from tests.testing.checkpoints import add_checkpoint
 from tests.testing.configs import make_config
@@ -141,3 +141,10 @@ def test_a_run_that_cannot_go_on_here_is_still_one_that_was_cut_short(
 def test_restarts_without_checkpoints_are_refused() -> None:
     with pytest.raises(UsageError, match="--max-restarts 2 has nothing to go on from without checkpoints; add"):
         place_run(RunConfig(max_restarts=2))
+
+
+@pytest.mark.parametrize(("length", "warned"), [({"steps": 7}, True), ({"epochs": 7}, True), ({"epochs": 8}, False)])
+def test_checkpoints_that_never_come_are_told_of(length: dict[str, int], warned: bool) -> None:
+    config = resolve(RunConfig(dataset="digits", checkpoint_every=7, **length))
+    sentence = "--checkpoint-every 7 makes no checkpoint in a run of 7"
+    assert any(sentence in note for note in make_ready(config)) == warned

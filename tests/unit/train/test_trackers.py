@@ -59,6 +59,34 @@ def test_mlflow_has_the_run_with_its_options_in_a_local_store(folder: RunFolder)
     assert [(metric.step, metric.value) for metric in history] == [(5, 0.5), (9, 0.75)]
 
 
+def show(track: str, folder: RunFolder, rows: list[dict[str, Any]], after: int = 0) -> None:
+    tracker = open_tracker(make_config(track=track), folder, after)
+    assert tracker is not None
+    for row in rows:
+        tracker.row(row)
+    tracker.close()
+
+
+def test_a_run_that_goes_on_from_a_checkpoint_shows_each_step_once_in_tensorboard(folder: RunFolder) -> None:
+    accumulator = pytest.importorskip("tensorboard.backend.event_processing.event_accumulator")
+    show("tensorboard", folder, ROWS)
+    show("tensorboard", folder, ROWS[1:], after=7)
+    events = accumulator.EventAccumulator(str(folder.path / "tensorboard"))
+    events.Reload()
+    assert [(event.step, event.value) for event in events.Scalars("test_accuracy")] == [(5, 0.5), (9, 0.75)]
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # of its own libraries
+def test_a_run_that_goes_on_from_a_checkpoint_is_one_run_in_mlflow(folder: RunFolder) -> None:
+    mlflow = pytest.importorskip("mlflow")
+    show("mlflow", folder, ROWS)
+    show("mlflow", folder, [*ROWS[1:], ROWS[1] | {"step": 12}], after=7)
+    client = mlflow.MlflowClient(tracking_uri=f"sqlite:///{folder.path.parent / 'mlflow.db'}")
+    (run,) = client.search_runs([client.get_experiment_by_name("gradwire").experiment_id])
+    history = client.get_metric_history(run.info.run_id, "test_accuracy")
+    assert [metric.step for metric in history] == [5, 9, 12]
+
+
 def test_a_tracker_that_is_not_installed_is_refused_before_anything_starts(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("importlib.util.find_spec", lambda _name: None)
     with pytest.raises(UsageError, match=r"try: pip install 'gradwire\[mlflow\]'"):
