@@ -149,7 +149,7 @@ class Checkpointer:
         else:
             path = self._folder.path
             advice = f"the one of step {self._last_step} is kept: make room and go on with bench run --resume {path}"
-        return f"rank {rank} could not write the checkpoint of step {step} ({why}); {advice}"
+        return f"the checkpoint of step {step} could not be written on rank {rank} ({why}); {advice}"
 
     def restore(self, device: torch.device) -> Restored | None:
         """What the newest checkpoint that all ranks have gives to this one, if the run goes on; None: it begins.

@@ -142,7 +142,7 @@ def test_a_checkpoint_is_there_once_all_have_written_and_a_full_disk_keeps_the_o
     for rank, answer in enumerate(answers):
         assert (answer["before"], answer["after"]) == ([], [2])
         assert answer["failure"].startswith(
-            "rank 1 could not write the checkpoint of step 3 (No space left on device); the one of step 2 is kept: "
+            "the checkpoint of step 3 could not be written on rank 1 (No space left on device); the one of step 2 is kept: "
         )
         assert answer["residual"] == [10.0 * rank + 2] * 3
 
@@ -159,7 +159,7 @@ def test_a_file_that_has_changed_is_refused_and_nothing_that_was_written_is_lost
 def test_a_manifest_that_finds_no_room_is_told_to_all_with_what_there_is_to_go_on_from(tmp_path: Path) -> None:
     path = tmp_path / "run"
     for first, later in run_ranks(without_room_for_the_manifest, 2, tmp_path, args=(str(path),)):
-        told = "rank 0 could not write the checkpoint of step {} (No space left on device); "
+        told = "the checkpoint of step {} could not be written on rank 0 (No space left on device); "
         assert first == f"{told.format(1)}there is none before: make room and begin the run anew"
         assert later == (
             f"{told.format(3)}the one of step 2 is kept: make room and go on with bench run --resume {path}"
