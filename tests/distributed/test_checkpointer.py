@@ -142,7 +142,8 @@ def test_a_checkpoint_is_there_once_all_have_written_and_a_full_disk_keeps_the_o
     for rank, answer in enumerate(answers):
         assert (answer["before"], answer["after"]) == ([], [2])
         assert answer["failure"].startswith(
-            "the checkpoint of step 3 could not be written on rank 1 (No space left on device); the one of step 2 is kept: "
+            "the checkpoint of step 3 could not be written on rank 1 (No space left on device); the one of step 2 "
+            "is kept: "
         )
         assert answer["residual"] == [10.0 * rank + 2] * 3
 
