@@ -9,7 +9,7 @@ READY := $(VENV)/.ready
 LOOPS := collectives/kernels/build.py collectives/kernels/native/* collectives/payloads/codec/native/* compressors/kernels/native/*
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo demo-network test exhaustive sanitize bench-ci bless attack resume-sweep lint format clean
+.PHONY: help setup demo demo-network test exhaustive sanitize triton bench-ci bless attack resume-sweep lint format clean
 
 help: ## show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -30,6 +30,11 @@ exhaustive: $(READY) ## hold every native loop against the reference path with 1
 
 sanitize: $(READY) ## the same tests under the address and undefined-behaviour sanitizers (needs cc)
 	@$(BIN)/python -m tests.sanitize
+
+triton: $(READY) ## hold the kernels for GPUs against the reference path: on a GPU, or by Triton's interpreter; and compile them
+	@$(BIN)/python -c 'import triton' 2>/dev/null || $(BIN)/python -m pip install --quiet -c constraints.txt triton
+	@$(BIN)/python -m pytest -q -m triton --cases 4000 --timeout 0 --numprocesses 2 tests/unit/compressors/test_triton.py
+	@$(BIN)/python -m tests.compile_kernels
 
 bench-ci: $(READY) ## a few short runs, compared with results/reference/ci.csv: bytes and accuracy must repeat (20 s)
 	@$(BIN)/python benchmarks/ci.py

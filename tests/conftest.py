@@ -16,6 +16,8 @@ os.environ |= {
     "_TYPER_FORCE_DISABLE_TERMINAL": "1",  # some CI services make typer believe in a terminal
 }
 os.environ.pop("FORCE_COLOR", None)
+if not Path("/dev/nvidia0").exists():
+    os.environ["TRITON_INTERPRET"] = "1"  # Triton's kernels run on the CPU, slowly
 # A shell that runs the tests in the background has them ignore Ctrl-C, and every program that they start would too.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)

@@ -56,39 +56,40 @@ def checkout() -> tuple[str, bool | None]:
         return "", None
 
 
-def kernels() -> Kernels:
-    """What loops over elements on CPUs.
+def kernels(device: str = "cpu") -> Kernels:
+    """What loops over elements on "cpu" or "cuda".
 
     Raises:
         UsageError: the environment asks for what there is not.
     """
     try:
-        return kernels_in_use()
+        return kernels_in_use(device)
     except OptionError as error:
         raise UsageError(str(error)) from None
 
 
-def origin_columns() -> dict[str, Any]:
-    """The `origin` columns of `metrics.csv`, all but `started_at`."""
+def origin_columns(device: str = "cpu") -> dict[str, Any]:
+    """The `origin` columns of `metrics.csv`, all but `started_at`, of ranks on "cpu" or "cuda"."""
     sha, dirty = checkout()
     return {
         "host": socket.gethostname(),
         "cpu": f"{cpu_model()} ({usable_cores()} cores)",
         "torch_version": version_of("torch"),
-        "kernels": kernels(),
+        "kernels": kernels(device),
         "git_sha": sha,
         "git_dirty": dirty,
     }
 
 
-def describe(command: list[str]) -> dict[str, Any]:
+def describe(command: list[str], device: str) -> dict[str, Any]:
     """All that `environment.json` holds.
 
     Args:
         command: the command line that started the run.
+        device: "cpu" or "cuda".
     """
     return {
-        **origin_columns(),
+        **origin_columns(device),
         "command": command,
         "python": platform.python_version(),
         "system": platform.platform(),

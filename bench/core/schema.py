@@ -246,7 +246,7 @@ METRICS: tuple[Column, ...] = (
         "origin",
         "kernels",
         str,
-        "native: compressors' loops over elements in C; reference: in torch and numpy, with the same results",
+        "loops over elements: native, in C; triton, on GPUs; reference, in torch and numpy; all with the same results",
         absent="reference",
     ),
     _column("origin", "git_sha", str, "commit of the tool's checkout, where there is one"),

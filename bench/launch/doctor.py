@@ -97,10 +97,13 @@ def versions() -> Check:
 
 
 def kernels() -> Check:
-    """Compressors loop over elements in C."""
+    """Compressors loop over elements in C, and on GPUs in Triton."""
+    reason, missing = library.found().finding, library.triton_missing()
+    on_gpus = f"the reference path: {missing}" if missing else f"Triton {environment.version_of('triton')}"
     if environment.kernels() == "native":
-        return Check("ok", "kernels", f"native loops, {library.found().finding}")
-    finding = f"the reference path serves, with the same numbers and many times slower: {library.found().finding}"
+        return Check("ok", "kernels", f"native loops, {reason}; on GPUs {on_gpus}")
+    finding = f"the reference path serves, with the same numbers and many times slower: {reason}"
+    finding += "" if missing == reason else f"; on GPUs {on_gpus}"
     fix = f"unset {library.VARIABLE}" if library.VARIABLE in os.environ else "run `make setup` in the checkout"
     return Check("warn", "kernels", finding, fix)
 

@@ -32,7 +32,7 @@ def record_ending(
     progress = ProgressReader(folder.progress)
     progress.new_lines()
     reached = {key: progress.last.get(key) for key in ("epoch", "step")}
-    origin = environment.origin_columns()
+    origin = environment.origin_columns(config.device)
     row = {
         **config.columns(),
         **origin,

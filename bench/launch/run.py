@@ -164,7 +164,7 @@ def _launch(config: RunConfig, folder: RunFolder, server: ForkServer) -> torchru
     """A run that is refused, or finds no room to begin, was none: nothing is left of it."""
     try:
         write_json(folder.config, dataclasses.asdict(config))
-        write_json(folder.environment, environment.describe(sys.argv))
+        write_json(folder.environment, environment.describe(sys.argv, config.device))
         return torchrun.launch(config, folder, server)
     except (UsageError, OSError):
         shutil.rmtree(folder.path)

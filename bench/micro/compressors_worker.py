@@ -30,7 +30,7 @@ NUM_GRADIENTS = 5  # gone through again and again; residuals differ all the same
 def run(config: CompressorsConfig, folder: RunFolder) -> None:
     """All compressors in turns, then a row for each."""
     started_at = datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
-    origin = origin_columns() | {"started_at": started_at}
+    origin = origin_columns(config.device) | {"started_at": started_at}
     device = set_up_device(config.device, config.threads)
     torch.manual_seed(config.seed)
     dataset = cast(Dataset, spec.build("datasets", config.dataset))

@@ -103,7 +103,7 @@ class Recorder:
         self._fixed = {
             **config.columns(),
             "run_id": folder.run_id,
-            **environment.origin_columns(),
+            **environment.origin_columns(config.device),
             "started_at": datetime.datetime.fromtimestamp(started_at, datetime.UTC).isoformat(timespec="seconds"),
             "resumes": resumes_of(folder),
             **link_columns(folder),

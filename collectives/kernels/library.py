@@ -9,8 +9,10 @@ import contextlib
 import ctypes
 import dataclasses
 import functools
+import importlib.util
 import os
 import platform
+import shutil
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Literal
@@ -25,9 +27,9 @@ AVX512 = AVX2 | frozenset({"avx512f", "avx512bw", "avx512cd", "avx512dq", "avx51
 NEEDS = {"x86_64_v3": AVX2, "x86_64_v4": AVX512}
 """processor of `TARGETS` -> what it can do beyond the first one, by the kernel's names"""
 
-Kernels = Literal["native", "reference"]
+Kernels = Literal["native", "triton", "reference"]
 
-_reference_only = False
+_forced: Kernels | None = None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -43,18 +45,22 @@ class Library:
     finding: str
 
 
-def kernels_in_use() -> Kernels:
-    """What serves on CPUs.
+def kernels_in_use(device: str = "cpu") -> Kernels:
+    """What serves on a kind of device, by torch's name.
 
     Raises:
         OptionError: "GRADWIRE_KERNELS=fast: ...".
     """
-    return "native" if library() is not None else "reference"
+    if _forced is not None:
+        return _forced
+    if device == "cuda":
+        return "reference" if triton_missing() else "triton"
+    return "native" if device == "cpu" and library() is not None else "reference"
 
 
 def library() -> ctypes.CDLL | None:
     """The library of native loops; None where the reference path serves."""
-    return None if _reference_only else found().handle
+    return found().handle if _forced is None else None
 
 
 @functools.cache
@@ -64,10 +70,7 @@ def found() -> Library:
     Raises:
         OptionError: the environment asks for what there is not.
     """
-    wanted = os.environ.get(VARIABLE, "native")
-    if wanted not in ("native", "reference"):
-        raise OptionError(f"{VARIABLE}={wanted}: set it to native or reference, or leave it out")
-    if wanted == "reference":
+    if _wanted() == "reference":
         return Library(None, f"{VARIABLE}=reference")
     return load(HERE)
 
@@ -91,6 +94,13 @@ def load(folder: Path) -> Library:
     return Library(handle, f"compiled for {best[0]}")
 
 
+def _wanted() -> str:
+    wanted = os.environ.get(VARIABLE, "native")
+    if wanted not in ("native", "reference"):
+        raise OptionError(f"{VARIABLE}={wanted}: set it to native or reference, or leave it out")
+    return wanted
+
+
 def suitable_processors() -> list[str]:
     """The processors of `TARGETS` whose code this one runs, the most able last."""
     flags = cpu_flags()
@@ -106,12 +116,36 @@ def cpu_flags() -> frozenset[str]:
     return next((frozenset(line.split()) for line in lines if line.startswith("flags")), frozenset())
 
 
+@functools.cache
+def triton_missing() -> str:
+    """Why Triton does not serve on GPUs; empty where it does.
+
+    Raises:
+        OptionError: the environment asks for what there is not.
+    """
+    if _wanted() == "reference":
+        return f"{VARIABLE}=reference"
+    if importlib.util.find_spec("triton") is None:
+        return "this torch brings no Triton"
+    if not ("CC" in os.environ or shutil.which("gcc") or shutil.which("clang")):
+        return "Triton needs gcc or clang, and there is none"
+    return ""
+
+
 @contextlib.contextmanager
-def reference_path() -> Iterator[None]:
-    """Within, the reference path serves in all threads: for tests and benchmarks."""
-    global _reference_only
-    before, _reference_only = _reference_only, True
+def serving(kernels: Literal["triton", "reference"]) -> Iterator[None]:
+    """Within, these serve on all devices and in all threads: for tests and benchmarks.
+
+    On CPUs Triton needs its interpreter: TRITON_INTERPRET=1 in the environment before it is imported.
+    """
+    global _forced
+    before, _forced = _forced, kernels
     try:
         yield
     finally:
-        _reference_only = before
+        _forced = before
+
+
+def reference_path() -> contextlib.AbstractContextManager[None]:
+    """Within, the reference path serves."""
+    return serving("reference")

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import torch
 
+from collectives.kernels.gpu import also_on_gpus
 from collectives.kernels.loop import Float, Int, Loop, array
 
 _FLOATS = array(torch.float32)
 _ADD_SCALED = Loop("add_scaled", _FLOATS, Float, _FLOATS, Int, _FLOATS)
 
 
+@also_on_gpus
 def add(a: torch.Tensor, b: torch.Tensor, *, factor: float = 1.0, out: torch.Tensor) -> None:
     """Write a + factor * b, the product rounded before it is added.
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import torch
 
+from collectives.kernels.gpu import also_on_gpus
 from collectives.kernels.loop import Int, Loop, array
 from compressors.kernels.magnitudes import folded_sum
 
@@ -12,6 +13,7 @@ _MAXIMA = Loop("block_maxima", _INTS, Int, Int, _INTS)
 _SQUARES = Loop("block_squares", _FLOATS, Int, Int, _DOUBLES)
 
 
+@also_on_gpus
 def block_maxima(x: torch.Tensor, block_numel: int) -> torch.Tensor:
     """Largest magnitude of every block, NaN above all: fp32 [ceil(numel / block_numel)]."""
     bits = x.contiguous().view(torch.int32)
@@ -23,14 +25,19 @@ def block_maxima(x: torch.Tensor, block_numel: int) -> torch.Tensor:
     return maxima.view(torch.float32)
 
 
-def block_norms(x: torch.Tensor, block_numel: int) -> torch.Tensor:
-    """L2 norm of every block: fp32 [ceil(numel / block_numel)]; squares neither overflow nor vanish."""
+@also_on_gpus
+def block_squares(x: torch.Tensor, block_numel: int) -> torch.Tensor:
+    """The sum of every block's squares: fp64 [ceil(numel / block_numel)]; they neither overflow nor vanish."""
     if _SQUARES.serves(x):
         squares = torch.empty(-(-x.numel() // block_numel), dtype=torch.float64)
         _SQUARES(x.contiguous(), x.numel(), block_numel, squares)
-    else:
-        squares = folded_sum(_per_block(x.double().square(), block_numel))
-    return squares.sqrt_().clamp_(max=torch.finfo(torch.float32).max).float()
+        return squares
+    return folded_sum(_per_block(x.double().square(), block_numel))
+
+
+def block_norms(x: torch.Tensor, block_numel: int) -> torch.Tensor:
+    """L2 norm of every block: fp32 [ceil(numel / block_numel)]."""
+    return block_squares(x, block_numel).sqrt_().clamp_(max=torch.finfo(torch.float32).max).float()
 
 
 def relative_to_blocks(x: torch.Tensor, scales: torch.Tensor, block_numel: int) -> torch.Tensor:

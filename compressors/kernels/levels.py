@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import torch
 
+from collectives.kernels.gpu import also_on_gpus
 from collectives.kernels.loop import Float, Int, Loop, array
 from collectives.payloads.codec.bits import pack_bits
 from compressors.kernels.blocks import divisors, relative_to_blocks
@@ -13,6 +14,7 @@ _FLOATS = array(torch.float32)
 _PACK = Loop("pack_levels", _FLOATS, Int, _FLOATS, Int, Float, Float, Int, Int, Int, array(torch.uint8))
 
 
+@also_on_gpus
 def pack_levels(
     x: torch.Tensor,
     scales: torch.Tensor,

@@ -6,6 +6,7 @@ import math
 
 import torch
 
+from collectives.kernels.gpu import also_on_gpus
 from collectives.kernels.loop import Double, Float, Int, Loop, array
 
 STRETCH = 1024
@@ -29,6 +30,7 @@ def magnitude_bits(level: float) -> int:
     return int(magnitudes(torch.tensor([level if not level < 0 else 0.0])).view(torch.int32))
 
 
+@also_on_gpus
 def largest_magnitude(x: torch.Tensor) -> float:
     """The largest |x| of fp32 [numel], 0 of none; NaN counts as infinite."""
     if _LARGEST.serves(x):
@@ -42,6 +44,7 @@ def limited(x: torch.Tensor, limit: float) -> torch.Tensor:
     return torch.where(x.abs() > most, most, x.abs())
 
 
+@also_on_gpus
 def sum_of_squares(x: torch.Tensor, limit: float = math.inf) -> float:
     """The sum of min(|x|, limit)^2 of fp32 [numel], in fp64: it neither overflows nor vanishes."""
     if _SUM_OF_SQUARES.serves(x):
@@ -49,6 +52,7 @@ def sum_of_squares(x: torch.Tensor, limit: float = math.inf) -> float:
     return float(folded_sum(limited(x, limit).double().square()))
 
 
+@also_on_gpus
 def sum_of_limited(x: torch.Tensor, limit: float) -> float:
     """The sum of min(|x|, limit) of fp32 [numel], in fp64."""
     if _SUM_OF_LIMITED.serves(x):
@@ -56,6 +60,7 @@ def sum_of_limited(x: torch.Tensor, limit: float) -> float:
     return float(folded_sum(limited(x, limit).double()))
 
 
+@also_on_gpus
 def sum_of_magnitudes(x: torch.Tensor, level: float = 0.0) -> float:
     """The sum of those |x| that reach `level`, of fp32 [numel], in fp64."""
     bound = magnitude_bits(level)
@@ -65,6 +70,7 @@ def sum_of_magnitudes(x: torch.Tensor, level: float = 0.0) -> float:
     return float(folded_sum(x.abs().double().masked_fill_(~reaches, 0.0)))
 
 
+@also_on_gpus
 def magnitudes_and_largest(x: torch.Tensor) -> tuple[float, float]:
     """`sum_of_magnitudes` and `largest_magnitude` in one pass."""
     if _MAGNITUDES_AND_LARGEST.serves(x):
@@ -73,6 +79,7 @@ def magnitudes_and_largest(x: torch.Tensor) -> tuple[float, float]:
     return sum_of_magnitudes(x), largest_magnitude(x)
 
 
+@also_on_gpus
 def squares_and_largest(x: torch.Tensor) -> tuple[float, float]:
     """`sum_of_squares` and `largest_magnitude` in one pass."""
     if _SQUARES_AND_LARGEST.serves(x):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import torch
 
+from collectives.kernels.gpu import also_on_gpus
 from collectives.kernels.loop import Int, Loop, array
 from collectives.payloads.codec.bits import pack_bits
 from collectives.payloads.codec.philox import random_words
@@ -16,6 +17,7 @@ _FLOATS = array(torch.float32)
 _PACK = Loop("pack_powers", _FLOATS, Int, _FLOATS, Int, Int, Int, array(torch.uint8))
 
 
+@also_on_gpus
 def pack_powers(
     x: torch.Tensor, scales: torch.Tensor, block_numel: int, *, bits: int, key: int, out: torch.Tensor
 ) -> None:

@@ -11,6 +11,7 @@ import struct
 
 import torch
 
+from collectives.kernels.gpu import also_on_gpus
 from collectives.payloads.codec.philox import random_words
 from compressors.layer import Layer, Step
 
@@ -21,6 +22,7 @@ def seed_for(layer: Layer, step: Step, *, per_rank: bool) -> int:
     return int.from_bytes(hashlib.blake2b(fields, digest_size=8).digest(), "little") >> 1
 
 
+@also_on_gpus
 def uniform_numbers(key: int, count: int, device: torch.device) -> torch.Tensor:
     """Numbers in [0, 1), multiples of 2^-24: fp32 [count]."""
     return (random_words(key, count, device) >> 8).float() * 2.0**-24

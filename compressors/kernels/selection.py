@@ -10,12 +10,13 @@ from collections.abc import Sequence
 
 import torch
 
+from collectives.kernels.gpu import also_on_gpus
 from collectives.kernels.loop import Float, Int, Loop, array
 from collectives.payloads.codec.values import to_value_dtype, value_limit
 from compressors.kernels.magnitudes import magnitude_bits, magnitudes
 
 LONGEST_GROUP = 16384
-"""entries of a group that the native loop takes"""
+"""entries of a group that one pass takes"""
 TYPES = (torch.float32, torch.float16, torch.bfloat16)
 """that values travel in, by the native loop's numbers"""
 FEW, SPARE = 16, 4096
@@ -52,15 +53,21 @@ def select_groups(x: torch.Tensor, group_size: int, k: int, k_last: int) -> torc
     Returns:
         int64 [k * (numel // group_size) + k_last].
     """
+    if group_size <= LONGEST_GROUP:
+        return select_short_groups(x, group_size, k, k_last)
+    parts = [top_k(group, k if len(group) == group_size else k_last) for group in x.split(group_size)]
+    starts = range(0, x.numel(), group_size)
+    return torch.cat([part + start for part, start in zip(parts, starts, strict=True)]) if parts else _none(x)
+
+
+@also_on_gpus
+def select_short_groups(x: torch.Tensor, group_size: int, k: int, k_last: int) -> torch.Tensor:
+    """`select_groups` for groups of at most LONGEST_GROUP."""
     num_groups, rest = divmod(x.numel(), group_size)
-    if group_size <= LONGEST_GROUP and _SELECT_GROUPS.serves(x):
+    if _SELECT_GROUPS.serves(x):
         selected = torch.empty(num_groups * k + (k_last if rest else 0), dtype=torch.int64)
         _SELECT_GROUPS(x, x.numel(), group_size, k, k_last, selected)
         return selected
-    if group_size > LONGEST_GROUP:
-        parts = [top_k(group, k if len(group) == group_size else k_last) for group in x.split(group_size)]
-        starts = range(0, x.numel(), group_size)
-        return torch.cat([part + start for part, start in zip(parts, starts, strict=True)]) if parts else _none(x)
     whole = x.numel() - rest
     parts = [_top_of_rows(x[:whole].view(num_groups, group_size), k)] if num_groups else []
     if rest:
@@ -107,6 +114,7 @@ def send_groups(
     return values, positions.remainder(group_size)
 
 
+@also_on_gpus
 def top_k(x: torch.Tensor, k: int) -> torch.Tensor:
     """Positions of the k largest |x|, ascending: int64 [k].
 
@@ -130,6 +138,7 @@ def kth_largest(x: torch.Tensor, k: int) -> float:
     return float(magnitudes(x.index_select(0, top_k(x, k))).amin())
 
 
+@also_on_gpus
 def count_reaching(x: torch.Tensor, level: float) -> int:
     """How many |x| >= level; as in `reaching`."""
     if _COUNT_REACHING.serves(x):
@@ -137,6 +146,7 @@ def count_reaching(x: torch.Tensor, level: float) -> int:
     return int((magnitudes(x).view(torch.int32) >= magnitude_bits(level)).sum())
 
 
+@also_on_gpus
 def reaching(x: torch.Tensor, level: float) -> torch.Tensor:
     """Positions of |x| >= level, ascending, int64.
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import torch
 
+from collectives.kernels.gpu import also_on_gpus
 from collectives.kernels.loop import Double, Int, Loop, array
 from collectives.payloads.codec.bits import pack_bits
 from compressors.kernels.magnitudes import folded_sum, sum_of_magnitudes
@@ -13,6 +14,7 @@ _WITH_MAGNITUDE = Loop("signs_and_magnitude", _FLOATS, Int, _BYTES, returns=Doub
 _WITH_SUMS = Loop("signs_and_sums", _FLOATS, Int, _BYTES, array(torch.float64), returns=Int)
 
 
+@also_on_gpus
 def signs_and_magnitude(x: torch.Tensor, out: torch.Tensor) -> float:
     """Write the bits of fp32 [numel] to uint8 [ceil(numel / 8)]; the sum of magnitudes in fp64. NaN is negative."""
     if _WITH_MAGNITUDE.serves(x):
@@ -21,6 +23,7 @@ def signs_and_magnitude(x: torch.Tensor, out: torch.Tensor) -> float:
     return sum_of_magnitudes(x)
 
 
+@also_on_gpus
 def signs_and_sums(x: torch.Tensor, out: torch.Tensor) -> tuple[int, float, float]:
     """Write the bits as above; how many are set, and the sums in fp64 of those elements and of the others."""
     if _WITH_SUMS.serves(x):

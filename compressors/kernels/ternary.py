@@ -10,6 +10,7 @@ import math
 
 import torch
 
+from collectives.kernels.gpu import also_on_gpus
 from collectives.kernels.loop import Float, Int, Loop, array
 from collectives.payloads.codec.bits import pack_bits
 from collectives.payloads.codes import Codes
@@ -24,6 +25,7 @@ _TERNARY = Loop("pack_ternary", _FLOATS, Int, Float, Int, _BYTES)
 _RANDOM = Loop("pack_random_ternary", _FLOATS, Int, Float, Float, Int, Int, _BYTES)
 
 
+@also_on_gpus
 def ternary(x: torch.Tensor, threshold: float, bits: int) -> torch.Tensor:
     """+1 where x >= threshold, -1 where x <= -threshold, else 0.
 
@@ -40,6 +42,7 @@ def ternary(x: torch.Tensor, threshold: float, bits: int) -> torch.Tensor:
     return levels if bits == LEVELS else _codes_of(levels)
 
 
+@also_on_gpus
 def random_ternary(x: torch.Tensor, scale: float, key: int, bits: int, *, limit: float = math.inf) -> torch.Tensor:
     """The sign of `x` with probability min(|x|, limit) / scale, else 0, by the random numbers of a key.
 

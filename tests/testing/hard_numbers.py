@@ -8,7 +8,7 @@ SPECIAL = torch.tensor([0.0, -0.0, torch.nan, -torch.nan, torch.inf, -torch.inf,
 MOST = 5000
 
 
-def hard_numbers(seed: int, most: int = MOST) -> torch.Tensor:
+def hard_numbers(seed: int, most: int = MOST, *, device: torch.device | str = "cpu") -> torch.Tensor:
     """fp32 [0..most], a view that starts anywhere in its memory; its kind and length are drawn from `seed`."""
     generator = torch.Generator().manual_seed(seed)
 
@@ -32,4 +32,4 @@ def hard_numbers(seed: int, most: int = MOST) -> torch.Tensor:
         x[places] = SPECIAL[torch.randint(len(SPECIAL), places.shape, generator=generator)]
     if kind == 4:  # as a merged copy of itself, so that every magnitude occurs twice
         x[len(x) // 2 :] = -x[: len(x) - len(x) // 2]
-    return x[offset:]
+    return x.to(device)[offset:]

@@ -1,9 +1,14 @@
-"""The tests that hold native loops against the reference path are marked `loops`, and skipped where there are none."""
+"""The tests that hold native loops, or Triton's kernels, against the reference path; skipped where there are none.
+
+Triton's kernels run on a GPU, or by its interpreter where TRITON_INTERPRET=1 is in the environment.
+"""
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterable, Sequence
 
+import numpy as np
 import pytest
 import torch
 
@@ -14,6 +19,15 @@ needs_loops = [
     pytest.mark.loops,
     pytest.mark.skipif(library.library() is None, reason=f"no native loops: {library.found().finding}"),
 ]
+
+Computed = Callable[[torch.Tensor, int], Sequence[torch.Tensor | float]]
+"""fp32 [numel] and the case's number -> results"""
+
+DEVICE = "cpu" if os.environ.get("TRITON_INTERPRET") == "1" else "cuda"
+"""where Triton's kernels run"""
+NO_TRITON = library.triton_missing() or ("" if DEVICE == "cpu" or torch.cuda.is_available() else "torch sees no GPU")
+
+needs_triton = [pytest.mark.triton, pytest.mark.skipif(bool(NO_TRITON), reason=NO_TRITON or "there is one")]
 
 _BITS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
@@ -27,13 +41,11 @@ def same(a: torch.Tensor | float, b: torch.Tensor | float) -> bool:
     return torch.equal(a.contiguous().view(bits)[~a.isnan()], b.contiguous().view(bits)[~b.isnan()])
 
 
-def assert_gives_what_the_reference_gives(
-    computed: Callable[[torch.Tensor, int], Sequence[torch.Tensor | float]], cases: Iterable[int]
-) -> None:
+def assert_gives_what_the_reference_gives(computed: Computed, cases: Iterable[int]) -> None:
     """Compute results of hard numbers by native loops and by the reference path; every bit must agree.
 
     Args:
-        computed: fp32 [numel] and the case's number -> results.
+        computed: what is computed.
         cases: numbers of the cases.
     """
     for seed in cases:
@@ -42,3 +54,14 @@ def assert_gives_what_the_reference_gives(
             expected = computed(x, seed)
         for mine, theirs in zip(computed(x, seed), expected, strict=True):
             assert same(mine, theirs), f"case {seed}"
+
+
+def assert_triton_gives_what_the_reference_gives(computed: Computed, cases: Iterable[int]) -> None:
+    """The same for Triton's kernels, on a GPU or by the interpreter, and the reference path on the CPU."""
+    for seed in cases:
+        with library.reference_path():
+            expected = computed(hard_numbers(seed), seed)
+        with library.serving("triton"), np.errstate(all="ignore"):
+            results = computed(hard_numbers(seed, device=DEVICE), seed)
+        for mine, theirs in zip(results, expected, strict=True):
+            assert same(mine.cpu() if isinstance(mine, torch.Tensor) else mine, theirs), f"case {seed}"

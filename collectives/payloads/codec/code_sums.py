@@ -7,6 +7,7 @@ from collections.abc import Sequence
 
 import torch
 
+from collectives.kernels.gpu import also_on_gpus
 from collectives.kernels.loop import Float, Int, Loop, array
 from collectives.payloads.codec.values import divided
 from collectives.payloads.errors import PayloadError
@@ -44,12 +45,26 @@ def add_codes_(
     held = min(min(len(packed) * table.shape[1], len(scales) * block_numel) for packed, scales in parts)
     if dense.numel() > held:
         raise PayloadError(f"codes of {held} elements cannot be added to {dense.numel()}")
-    tensors = [tensor for part in parts for tensor in part]
-    if dense.dtype == torch.float32 and dense.is_contiguous() and _ADD.serves(dense, *tensors):
-        codes, scales = (torch.tensor([part.data_ptr() for part in kind]) for kind in zip(*parts, strict=True))
-        _ADD(codes, scales, len(parts), table, table.shape[1], block_numel, sign, divisor, dense, dense.numel())
+    add = add_codes_to_floats_ if dense.dtype == torch.float32 and dense.is_contiguous() else _add_decoded
+    add(dense, parts, table, block_numel, divisor, sign)
+
+
+@also_on_gpus
+def add_codes_to_floats_(
+    dense: torch.Tensor, terms: Sequence[Term], table: torch.Tensor, block_numel: int, divisor: float, sign: float
+) -> None:
+    """`add_codes_` for fp32 that is contiguous, as all of the terms."""
+    if not _ADD.serves(dense, *(tensor for term in terms for tensor in term)):
+        _add_decoded(dense, terms, table, block_numel, divisor, sign)
         return
-    values = [_decoded(packed, scales, table, block_numel, dense.numel()) for packed, scales in parts]
+    codes, scales = (torch.tensor([part.data_ptr() for part in kind]) for kind in zip(*terms, strict=True))
+    _ADD(codes, scales, len(terms), table, table.shape[1], block_numel, sign, divisor, dense, dense.numel())
+
+
+def _add_decoded(
+    dense: torch.Tensor, terms: Sequence[Term], table: torch.Tensor, block_numel: int, divisor: float, sign: float
+) -> None:
+    values = [_decoded(packed, scales, table, block_numel, dense.numel()) for packed, scales in terms]
     total = values[0] if len(values) == 1 else functools.reduce(torch.add, values, torch.zeros_like(values[0]))
     dense.add_(divided(total, sign * divisor, dense.dtype))
 

@@ -7,6 +7,8 @@ from __future__ import annotations
 
 import torch
 
+from collectives.kernels.gpu import also_on_gpus
+
 STRETCH = 64
 COUNTERS = 16
 ROUNDS = 10
@@ -36,6 +38,7 @@ def philox4x32(counter: Words, key: tuple[int, int]) -> Words:
     return c0, c1, c2, c3
 
 
+@also_on_gpus
 def random_words(key: int, count: int, device: torch.device) -> torch.Tensor:
     """The first `count` numbers of a key: int64 [count], 0..2^32 - 1.
 

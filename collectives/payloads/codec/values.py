@@ -6,6 +6,7 @@ import math
 
 import torch
 
+from collectives.kernels.gpu import also_on_gpus
 from collectives.kernels.loop import Float, Int, Loop, array
 from collectives.payloads.codec.cache_blocks import cache_blocks
 
@@ -38,12 +39,22 @@ def to_value_dtype(
     if dtype not in (torch.float16, torch.bfloat16) or (x.dtype == dtype and world_size == 1):
         return x.to(dtype) if out is None else out.copy_(x)
     limit = value_limit(dtype, world_size)
-    if x.dtype == torch.float32 and x.is_contiguous() and _ROUND[dtype].serves(x):
-        out = torch.empty(x.shape, dtype=dtype) if out is None else out
-        _ROUND[dtype](x, x.numel(), limit, out)
-        return out
-    rounded = x.clamp(-limit, limit).to(dtype)
-    return rounded if out is None else out.copy_(rounded)
+    out = torch.empty(x.shape, dtype=dtype, device=x.device) if out is None else out
+    if x.dtype == torch.float32 and x.is_contiguous() and out.is_contiguous():
+        round_values(x, limit, out)
+    else:
+        out.copy_(x.clamp(-limit, limit))
+    return out
+
+
+@also_on_gpus
+def round_values(x: torch.Tensor, limit: float, out: torch.Tensor) -> None:
+    """Round fp32 within +-limit to 16 bits; both are contiguous and of one shape."""
+    loop = _ROUND[out.dtype]
+    if loop.serves(x):
+        loop(x, x.numel(), limit, out)
+    else:
+        out.copy_(x.clamp(-limit, limit))
 
 
 def value_limit(dtype: torch.dtype, world_size: int) -> float:
@@ -77,12 +88,22 @@ def add_values(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
     """The sum in the wider of both types: 16-bit floats are rounded once, fp16 saturates, integers wrap."""
     dtype = torch.promote_types(a.dtype, b.dtype)
     if dtype in (torch.float16, torch.bfloat16):
-        if a.dtype == b.dtype and a.shape == b.shape and _SUM[dtype].serves(a, b):
-            total = torch.empty(a.shape, dtype=dtype)
-            _SUM[dtype](a.contiguous(), b.contiguous(), a.numel(), torch.finfo(dtype).max, total)
-            return total
-        return to_value_dtype(a.float() + b.float(), dtype)
+        if a.dtype != b.dtype or a.shape != b.shape:
+            return to_value_dtype(a.float() + b.float(), dtype)
+        total = torch.empty(a.shape, dtype=dtype, device=a.device)
+        sum_values(a.contiguous(), b.contiguous(), torch.finfo(dtype).max, total)
+        return total
     return a + b
+
+
+@also_on_gpus
+def sum_values(a: torch.Tensor, b: torch.Tensor, limit: float, out: torch.Tensor) -> None:
+    """Write the sum of 16-bit floats within +-limit; all are contiguous, of one type and shape."""
+    loop = _SUM[out.dtype]
+    if loop.serves(a, b):
+        loop(a, b, a.numel(), limit, out)
+    else:
+        to_value_dtype(a.float() + b.float(), out.dtype, out=out)
 
 
 def divided(values: torch.Tensor, divisor: float, dtype: torch.dtype) -> torch.Tensor:

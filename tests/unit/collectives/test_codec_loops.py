@@ -41,22 +41,24 @@ def bits(x: torch.Tensor, seed: int) -> list[torch.Tensor]:
 
 def index_sets(x: torch.Tensor, seed: int) -> list[torch.Tensor]:
     universe = x.numel() * [1, 2, 50, 300, 2**18][seed % 5] + 1
-    indices = torch.randint(universe, (x.numel() // 2,), generator=generator(seed)).unique()
+    indices = torch.randint(universe, (x.numel() // 2,), generator=generator(seed)).unique().to(x.device)
     results = []
     for coding in CODINGS if universe < 2**20 else ("coo", "elias_fano"):
         fields = encode_indices(indices, universe, coding)  # type: ignore[arg-type]
         packed = [as_bytes(field) for field in fields if isinstance(field, torch.Tensor)]
-        body = torch.cat([*packed, torch.empty(0, dtype=torch.uint8)])
+        body = torch.cat([*packed, torch.empty(0, dtype=torch.uint8, device=x.device)])
         results += [body, decode_indices(Reader(body), indices.numel(), universe, coding)]  # type: ignore[arg-type]
     return results
 
 
-def coded(numel: int, seed: int) -> Codes:
+def coded(like: torch.Tensor, seed: int) -> Codes:
+    numel = like.numel()
     book, width = CODED[seed % len(CODED)]
     block_numel = [0, 1, 8, 100, 4096, 5000][seed % 6]
     packed = torch.randint(256, (-(-numel * width // 8),), generator=generator(seed)).to(torch.uint8)
     scales = torch.randn(num_scales(numel, block_numel), generator=generator(seed))
-    return Codes(numel, book.name, width, packed, scales.to(DTYPES[seed % 3]), block_numel)
+    scales = scales.to(like.device, DTYPES[seed % 3])
+    return Codes(numel, book.name, width, packed.to(like.device), scales, block_numel)
 
 
 def added(payload: Payload, x: torch.Tensor, seed: int) -> list[torch.Tensor]:
@@ -67,13 +69,14 @@ def added(payload: Payload, x: torch.Tensor, seed: int) -> list[torch.Tensor]:
 
 
 def sums_of_codes(x: torch.Tensor, seed: int) -> list[torch.Tensor]:
-    other = coded(x.numel(), seed)
+    other = coded(x, seed)
     other.packed = other.packed.flip(0)
-    return added(coded(x.numel(), seed), x, seed) + added(UnreducedSum([coded(x.numel(), seed), other]), x, seed)[:1]
+    return added(coded(x, seed), x, seed) + added(UnreducedSum([coded(x, seed), other]), x, seed)[:1]
 
 
 def two_means(x: torch.Tensor, seed: int) -> list[torch.Tensor]:
-    return added(TwoMeans.from_mask(torch.rand(x.numel(), generator=generator(seed)) < 0.5, -0.1, 0.3), x, seed)
+    mask = torch.rand(x.numel(), generator=generator(seed)) < 0.5
+    return added(TwoMeans.from_mask(mask.to(x.device), -0.1, 0.3), x, seed)
 
 
 def values_of(x: torch.Tensor, seed: int) -> torch.Tensor:
@@ -81,7 +84,7 @@ def values_of(x: torch.Tensor, seed: int) -> torch.Tensor:
 
 
 def sparse(x: torch.Tensor, seed: int) -> list[torch.Tensor]:
-    kept = seeded_positions(x.numel(), x.numel() // 10, seed)
+    kept = seeded_positions(x.numel(), x.numel() // 10, seed).to(x.device)
     payload = unpack(Sparse(x.numel(), kept, values_of(x[kept], seed)).pack())
     return added(payload, x, seed)
 
@@ -93,7 +96,8 @@ def group_sparse(x: torch.Tensor, seed: int) -> list[torch.Tensor]:
     if num_groups:
         indices[-k:] = 0
         indices = indices[: 1 - k or None]
-    payload = GroupSparse(x.numel(), size, k, torch.ones(indices.numel()).to(DTYPES[seed % 3]) / 3, indices)
+    values = torch.ones(indices.numel(), dtype=DTYPES[seed % 3], device=x.device) / 3
+    payload = GroupSparse(x.numel(), size, k, values, indices.to(x.device))
     return added(unpack(payload.pack()), x, seed)
 
 

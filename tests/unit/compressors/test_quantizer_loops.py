@@ -27,7 +27,7 @@ def packed_levels(x: torch.Tensor, seed: int) -> Result:
     bits = [2, 4, 8][seed % 3]
     norms = (blocks.block_norms if seed % 2 else blocks.block_maxima)(x, block_of(seed))
     key = None if seed % 5 == 0 else 2**62 + seed
-    packed = torch.empty(-(-x.numel() * bits // 8), dtype=torch.uint8)
+    packed = torch.empty(-(-x.numel() * bits // 8), dtype=torch.uint8, device=x.device)
     levels.pack_levels(x, norms, block_of(seed), bits=bits, multiplier=(1 << (bits - 1)) - 1, key=key, out=packed)
     return [packed]
 
@@ -36,13 +36,13 @@ def packed_powers(x: torch.Tensor, seed: int) -> Result:
     maxima = blocks.block_maxima(x, block_of(seed))
     scales = torch.where(maxima.isfinite(), 2.0 ** torch.frexp(maxima).exponent.clamp(-126, 127).float(), 0.0)
     bits = [4, 8][seed % 2]
-    packed = torch.empty(-(-x.numel() * bits // 8), dtype=torch.uint8)
+    packed = torch.empty(-(-x.numel() * bits // 8), dtype=torch.uint8, device=x.device)
     powers.pack_powers(x, scales, block_of(seed), bits=bits, key=seed, out=packed)
     return [packed]
 
 
 def with_bits(write: Callable[[torch.Tensor, torch.Tensor], float | tuple[float, ...]], x: torch.Tensor) -> Result:
-    packed = torch.empty(-(-x.numel() // 8), dtype=torch.uint8)
+    packed = torch.empty(-(-x.numel() // 8), dtype=torch.uint8, device=x.device)
     said = write(x, packed)
     return [packed, *(said if isinstance(said, tuple) else (said,))]
 
@@ -60,7 +60,7 @@ def randomly_ternary(x: torch.Tensor, seed: int) -> Result:
 def sent(x: torch.Tensor, seed: int) -> Result:
     border, left = seed * 31 % (x.numel() + 1), torch.empty_like(x)
     gradients, residual = [x[:border], x[border:]], x.flip(0)
-    positions = seeded_positions(x.numel(), x.numel() // 7, seed)
+    positions = seeded_positions(x.numel(), x.numel() // 7, seed).to(x.device)
     return [sending.send_at(gradients, residual, left, positions, sending.KINDS[seed % 3], 1 + seed % 4), left]
 
 

@@ -35,7 +35,8 @@ def level_in(x: torch.Tensor, seed: int) -> float:
 def sent(x: torch.Tensor, seed: int) -> torch.Tensor:
     """Values as numbers, indices and what is left, one after the other; gradients lie in several places."""
     numel = x.numel()
-    residual, left = hard_numbers(seed + 1, numel) if seed % 2 else x.flip(0), torch.empty(numel)
+    residual = hard_numbers(seed + 1, numel, device=x.device) if seed % 2 else x.flip(0)
+    left = torch.empty_like(x)
     residual = torch.cat([residual, x])[:numel]
     borders = sorted(seed * factor % (numel + 1) for factor in (7919, 104_729, 0))
     gradients = x.tensor_split(borders)

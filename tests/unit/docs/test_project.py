@@ -22,6 +22,7 @@ PROMISED = {
     "test",
     "exhaustive",
     "sanitize",
+    "triton",
     "bench-ci",
     "bless",
     "attack",

@@ -1,0 +1,59 @@
+"""Counter-based random numbers: the same ones, in registers or in memory."""
+
+import torch
+import triton
+import triton.language as tl
+
+from collectives.kernels.gpu import launch
+
+TILE = 4096
+
+
+def random_words(key: int, count: int, device: torch.device) -> torch.Tensor:
+    """int64 [count]."""
+    words = torch.empty(count, dtype=torch.int64, device=device)
+    launch(_write_words, triton.cdiv(count, TILE), words, count, key, TILE=TILE)
+    return words
+
+
+@triton.jit(do_not_specialize=["key"])
+def _write_words(out, count, key, TILE: tl.constexpr):
+    first = tl.program_id(0).to(tl.int64) * TILE
+    places = first + tl.arange(0, TILE)
+    tl.store(out + places, random_tile(key, first, TILE).to(tl.int64), mask=places < count)
+
+
+@triton.jit
+def random_tile(key, first, TILE: tl.constexpr):
+    """Numbers first .. first + TILE - 1 of a key: uint32 [TILE]; both are multiples of 64."""
+    counters = first // 4 + tl.arange(0, TILE // 4)
+    c0 = counters.to(tl.uint32)
+    c1 = (counters >> 32).to(tl.uint32)
+    c2 = tl.zeros_like(c0)
+    c3 = tl.zeros_like(c0)
+    key_0 = (tl.zeros_like(counters) + key).to(tl.uint32)
+    key_1 = ((tl.zeros_like(counters) + key) >> 32).to(tl.uint32)
+    multiplier_0 = tl.full((TILE // 4,), 0xD2511F53, tl.uint32)
+    multiplier_1 = tl.full((TILE // 4,), 0xCD9E8D57, tl.uint32)
+    step_0 = tl.full((TILE // 4,), 0x9E3779B9, tl.uint32)
+    step_1 = tl.full((TILE // 4,), 0xBB67AE85, tl.uint32)
+    for _ in tl.static_range(10):
+        low_0 = c0 * multiplier_0
+        high_0 = tl.umulhi(c0, multiplier_0)
+        low_2 = c2 * multiplier_1
+        high_2 = tl.umulhi(c2, multiplier_1)
+        c0 = high_2 ^ c1 ^ key_0
+        c1 = low_2
+        c2 = high_0 ^ c3 ^ key_1
+        c3 = low_0
+        key_0 += step_0
+        key_1 += step_1
+    words = tl.join(tl.join(c0, c2), tl.join(c1, c3))  # of each counter [2, 2], the word's number in binary
+    by_stretch = tl.reshape(words, (TILE // 64, 16, 2, 2))
+    return tl.reshape(tl.permute(by_stretch, (0, 2, 3, 1)), (TILE,))
+
+
+@triton.jit
+def uniform_tile(key, first, TILE: tl.constexpr):
+    """The same numbers in [0, 1), multiples of 2^-24: fp32 [TILE]."""
+    return (random_tile(key, first, TILE) >> 8).to(tl.float32) * 5.9604644775390625e-08

@@ -1,0 +1,62 @@
+"""Values in the 16-bit type they travel in."""
+
+import torch
+import triton
+import triton.language as tl
+
+from collectives.kernels.gpu import launch
+
+TILE = 4096
+
+
+def round_values(x: torch.Tensor, limit: float, out: torch.Tensor) -> None:
+    """Rounded once."""
+    launch(
+        _round, triton.cdiv(x.numel(), TILE), x, out.view(torch.int16), x.numel(), limit,
+        IS_FP16=out.dtype == torch.float16, TILE=TILE,
+    )  # fmt: skip
+
+
+def sum_values(a: torch.Tensor, b: torch.Tensor, limit: float, out: torch.Tensor) -> None:
+    """Added in fp32, rounded once."""
+    launch(
+        _sum, triton.cdiv(a.numel(), TILE), a.view(torch.int16), b.view(torch.int16), out.view(torch.int16),
+        a.numel(), limit, IS_FP16=out.dtype == torch.float16, TILE=TILE,
+    )  # fmt: skip
+
+
+@triton.jit
+def _round(x, out, numel, limit, IS_FP16: tl.constexpr, TILE: tl.constexpr):
+    places = tl.program_id(0).to(tl.int64) * TILE + tl.arange(0, TILE)
+    inside = places < numel
+    tl.store(out + places, _to_half(tl.load(x + places, mask=inside), limit, IS_FP16), mask=inside)
+
+
+@triton.jit
+def _sum(a, b, out, numel, limit, IS_FP16: tl.constexpr, TILE: tl.constexpr):
+    places = tl.program_id(0).to(tl.int64) * TILE + tl.arange(0, TILE)
+    inside = places < numel
+    total = _from_half(tl.load(a + places, mask=inside), IS_FP16) + _from_half(
+        tl.load(b + places, mask=inside), IS_FP16
+    )
+    tl.store(out + places, _to_half(total, limit, IS_FP16), mask=inside)
+
+
+@triton.jit
+def _to_half(x, limit, IS_FP16: tl.constexpr):
+    """The bits of fp32 within +-limit in the narrower type, to the nearest, ties to even; NaN stays NaN."""
+    most = tl.zeros_like(x) + limit
+    x = tl.where(x > most, most, x)
+    x = tl.where(x < -most, -most, x)
+    if IS_FP16:
+        return x.to(tl.float16).to(tl.int16, bitcast=True)
+    bits = x.to(tl.uint32, bitcast=True)
+    return tl.where(x == x, (bits + 0x7FFF + ((bits >> 16) & 1)) >> 16, 0x7FC0).to(tl.int16)
+
+
+@triton.jit
+def _from_half(half, IS_FP16: tl.constexpr):
+    """fp32, exactly."""
+    if IS_FP16:
+        return half.to(tl.float16, bitcast=True).to(tl.float32)
+    return (half.to(tl.int32) << 16).to(tl.float32, bitcast=True)

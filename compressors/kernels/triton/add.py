@@ -1,0 +1,24 @@
+"""Sums of what a rank keeps from step to step."""
+
+import torch
+import triton
+import triton.language as tl
+
+from collectives.kernels.gpu import launch
+
+TILE = 4096
+
+
+def add(a: torch.Tensor, b: torch.Tensor, *, factor: float = 1.0, out: torch.Tensor) -> None:
+    """Write a + factor * b, the product rounded before it is added."""
+    launch(
+        _add_scaled, triton.cdiv(out.numel(), TILE), a.contiguous(), b.contiguous(), out, out.numel(), factor, TILE=TILE
+    )
+
+
+@triton.jit
+def _add_scaled(a, b, out, numel, factor, TILE: tl.constexpr):
+    places = tl.program_id(0).to(tl.int64) * TILE + tl.arange(0, TILE)
+    inside = places < numel
+    product = tl.load(b + places, mask=inside) * tl.cast(factor, tl.float32)
+    tl.store(out + places, tl.load(a + places, mask=inside).to(tl.float32) + product, mask=inside)

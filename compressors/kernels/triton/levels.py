@@ -1,0 +1,51 @@
+"""Elements as integer multiples of their block's scale."""
+
+import torch
+import triton
+import triton.language as tl
+
+from collectives.kernels.gpu import launch
+from collectives.payloads.codec.triton.philox import uniform_tile
+from compressors.kernels.blocks import divisors
+from compressors.kernels.triton.tiles import pack_tile, relative_tile, store_bytes
+
+TILE = 2048
+
+
+def pack_levels(
+    x: torch.Tensor,
+    scales: torch.Tensor,
+    block_numel: int,
+    *,
+    bits: int,
+    multiplier: int = 1,
+    key: int | None = None,
+    out: torch.Tensor,
+) -> None:
+    """Rounded to the nearest, or at random by the numbers of a key."""
+    launch(
+        _pack_levels, triton.cdiv(x.numel(), TILE),
+        x.contiguous(), divisors(scales), out, x.numel(), block_numel, float(multiplier), key or 0,
+        AT_RANDOM=key is not None, BITS=bits, TILE=TILE,
+    )  # fmt: skip
+
+
+@triton.jit(do_not_specialize=["key"])
+def _pack_levels(
+    x, divisors, out, numel, block_numel, multiplier, key,
+    AT_RANDOM: tl.constexpr, BITS: tl.constexpr, TILE: tl.constexpr,
+):  # fmt: skip
+    first = tl.program_id(0).to(tl.int64) * TILE
+    MOST: tl.constexpr = (1 << (BITS - 1)) - 1
+    levels = relative_tile(x, divisors, numel, block_numel, first, TILE) * multiplier
+    if AT_RANDOM:
+        levels += uniform_tile(key, first, TILE)
+    levels = tl.where(levels == levels, levels, 0.0)
+    levels = tl.where(levels > MOST, MOST * 1.0, levels)
+    levels = tl.where(levels < -MOST, MOST * -1.0, levels)
+    if AT_RANDOM:
+        towards_zero = levels.to(tl.int32)
+        rounded = towards_zero - (towards_zero.to(tl.float32) > levels).to(tl.int32)
+    else:
+        rounded = (levels + 12582912.0 - 12582912.0).to(tl.int32)  # 1.5 * 2^23: to the nearest, ties to even
+    store_bytes(out, pack_tile(rounded, BITS, False, TILE), numel, BITS, TILE)

@@ -1,0 +1,24 @@
+"""Private random numbers."""
+
+import torch
+import triton
+import triton.language as tl
+
+from collectives.kernels.gpu import launch
+from collectives.payloads.codec.triton.philox import uniform_tile
+
+TILE = 4096
+
+
+def uniform_numbers(key: int, count: int, device: torch.device) -> torch.Tensor:
+    """fp32 [count]."""
+    numbers = torch.empty(count, device=device)
+    launch(_write_numbers, triton.cdiv(count, TILE), numbers, count, key, TILE=TILE)
+    return numbers
+
+
+@triton.jit(do_not_specialize=["key"])
+def _write_numbers(out, count, key, TILE: tl.constexpr):
+    first = tl.program_id(0).to(tl.int64) * TILE
+    places = first + tl.arange(0, TILE)
+    tl.store(out + places, uniform_tile(key, first, TILE), mask=places < count)

@@ -1,0 +1,123 @@
+"""Which entries to send, by magnitude, for groups and for levels.
+
+Of a short row the k-th largest magnitude is found bit by bit, in registers; of a whole tensor by `radix`. What reaches
+it is written in order: programs count what they will write, and a running sum of the counts says where.
+"""
+
+import torch
+import triton
+import triton.language as tl
+
+from collectives.kernels.gpu import launch
+from compressors.kernels.magnitudes import magnitude_bits
+from compressors.kernels.triton.radix import kth_largest_bits
+from compressors.kernels.triton.tiles import finite_magnitude_bits
+
+LONGEST_GROUP = 16384
+TILE = 2048
+
+
+def select_short_groups(x: torch.Tensor, group_size: int, k: int, k_last: int) -> torch.Tensor:
+    """Groups of up to LONGEST_GROUP."""
+    num_whole, rest = divmod(x.numel(), group_size)
+    num_groups = num_whole + (rest > 0)
+    selected = x.new_empty(num_whole * k + (k_last if rest else 0), dtype=torch.int64)
+    width = triton.next_power_of_2(group_size)
+    rows = max(1, TILE // width)
+    launch(
+        _select_groups, triton.cdiv(num_groups, rows), x, selected, x.numel(), group_size, k, k_last, num_whole,
+        WIDTH=width, ROWS=rows, num_warps=4 if width <= TILE else 8,
+    )  # fmt: skip
+    return selected
+
+
+def top_k(x: torch.Tensor, k: int) -> torch.Tensor:
+    """Of all entries."""
+    selected = x.new_empty(k, dtype=torch.int64)
+    if k:
+        bound, room = kth_largest_bits(x, k)
+        _write(x, bound, room, _counts(x, bound), selected)
+    return selected
+
+
+def count_reaching(x: torch.Tensor, level: float) -> int:
+    """How many reach the level."""
+    return int(_counts(x, _below(x, level))[0].sum())
+
+
+def reaching(x: torch.Tensor, level: float) -> torch.Tensor:
+    """Those that reach the level."""
+    bound = _below(x, level)
+    counts = _counts(x, bound)
+    selected = x.new_empty(int(counts[0].sum()), dtype=torch.int64)
+    _write(x, bound, torch.zeros_like(bound), counts, selected)
+    return selected
+
+
+def _below(x: torch.Tensor, level: float) -> torch.Tensor:
+    """What magnitudes that reach the level exceed: their bits, int32 [1]."""
+    return torch.full((1,), magnitude_bits(level) - 1, dtype=torch.int32, device=x.device)
+
+
+def _counts(x: torch.Tensor, bound: torch.Tensor) -> torch.Tensor:
+    """How many magnitudes of each program are above the bound, and how many equal it: int64 [2, num_programs]."""
+    num_programs = triton.cdiv(x.numel(), TILE)
+    counts = torch.empty(2, num_programs, dtype=torch.int64, device=x.device)
+    launch(_count, num_programs, x, bound, counts, x.numel(), num_programs, TILE=TILE)
+    return counts
+
+
+def _write(
+    x: torch.Tensor, bound: torch.Tensor, room: torch.Tensor, counts: torch.Tensor, selected: torch.Tensor
+) -> None:
+    """Positions of all above the bound, and of the first `room` that equal it."""
+    starts = counts.cumsum(1) - counts
+    launch(_write_selected, counts.shape[1], x, bound, room, starts, selected, x.numel(), counts.shape[1], TILE=TILE)
+
+
+@triton.jit
+def _select_groups(x, selected, numel, group_size, k, k_last, num_whole, WIDTH: tl.constexpr, ROWS: tl.constexpr):
+    group = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)
+    column = tl.arange(0, WIDTH)
+    places = (group * group_size)[:, None] + column[None, :]
+    inside = (column < group_size)[None, :] & (places < numel)
+    sizes = tl.where(inside, finite_magnitude_bits(tl.load(x + places, mask=inside, other=0.0)), -1)
+    kept = tl.where(group < num_whole, k, k_last)
+    bound = tl.zeros((ROWS,), tl.int32)
+    for i in range(31):
+        higher = bound | (1 << (30 - i))
+        reached = tl.sum((sizes >= higher[:, None]).to(tl.int32), 1)
+        bound = tl.where(reached >= kept, higher, bound)
+    above = (sizes > bound[:, None]).to(tl.int32)
+    tied = (sizes == bound[:, None]).to(tl.int32)
+    room = kept - tl.sum(above, 1)
+    keeps = above | (tied & (tl.cumsum(tied, 1) <= room[:, None]).to(tl.int32))
+    rank = (group * k)[:, None] + tl.cumsum(keeps, 1) - 1
+    tl.store(selected + rank, places, mask=keeps > 0)
+
+
+@triton.jit
+def _above_and_tied(x, bound, numel, TILE: tl.constexpr):
+    places = tl.program_id(0).to(tl.int64) * TILE + tl.arange(0, TILE)
+    inside = places < numel
+    sizes = finite_magnitude_bits(tl.load(x + places, mask=inside, other=0.0))
+    smallest = tl.load(bound)
+    return places, ((sizes > smallest) & inside).to(tl.int32), ((sizes == smallest) & inside).to(tl.int32)
+
+
+@triton.jit
+def _count(x, bound, counts, numel, num_programs, TILE: tl.constexpr):
+    _, above, tied = _above_and_tied(x, bound, numel, TILE)
+    tl.store(counts + tl.program_id(0), tl.sum(above, 0).to(tl.int64))
+    tl.store(counts + num_programs + tl.program_id(0), tl.sum(tied, 0).to(tl.int64))
+
+
+@triton.jit
+def _write_selected(x, bound, room, starts, selected, numel, num_programs, TILE: tl.constexpr):
+    places, above, tied = _above_and_tied(x, bound, numel, TILE)
+    above_before = tl.load(starts + tl.program_id(0))
+    tied_before = tl.load(starts + num_programs + tl.program_id(0))
+    most = tl.load(room).to(tl.int64)
+    keeps = above | (tied & (tied_before + tl.cumsum(tied, 0) <= most).to(tl.int32))
+    rank = above_before + tl.minimum(tied_before, most) + tl.cumsum(keeps, 0) - 1
+    tl.store(selected + rank, places, mask=keeps > 0)
