@@ -26,7 +26,9 @@ from rich.console import Console
 from rich.table import Table
 
 from bench.core.environment import origin_columns
+from collectives.base import Key, PendingSum
 from collectives.kernels.library import kernels_in_use, reference_path
+from collectives.payloads.base import Payload
 from collectives.spec import build, component_names
 from collectives.transport.alone import Alone
 from compressors.base import Compressor
@@ -65,13 +67,18 @@ class Encoder:
         step = Step(index=self.index, epoch=0, rank=0, world_size=1, seed=1)
         bucket = Bucket(layers=[self.layer], gradients=[gradient], step=step)
         started = time.thread_time()
-        message = self.reducer.message(bucket, Alone())
-        assert message is not None
-        message.pack()
+        pending = self.reducer.start(bucket, packed, Alone())
         seconds = time.thread_time() - started
+        pending.finish()
         self.reducer.commit()
         self.index += 1
         return seconds
+
+
+def packed(payload: Payload, key: Key) -> PendingSum:
+    """What a collective does before anything leaves."""
+    payload.pack()
+    return PendingSum.done(payload)
 
 
 def on(path: str, way: Way) -> Way:
@@ -123,12 +130,12 @@ def ways_of(names: list[str], paths: tuple[str, ...], numel: int) -> dict[tuple[
 
 
 def measure(ways: dict[tuple[str, str], Way], numel: int, rounds: int) -> dict[tuple[str, str], float]:
-    """Median seconds of each way."""
-    gradients = gradients_like_training(numel, 6)
+    """Median seconds of each way; each finds the gradient as backward leaves it, just written."""
+    gradients, gradient = gradients_like_training(numel, 6), torch.empty(numel)
     seconds: dict[tuple[str, str], list[float]] = {key: [] for key in ways}
     for number in range(-2, rounds):  # the first rounds fill allocators and the residual's buffers
         for key, way in ways.items():
-            taken = way(gradients[number % len(gradients)])
+            taken = way(gradient.copy_(gradients[number % len(gradients)]))
             if number >= 0:
                 seconds[key].append(taken)
     return {key: statistics.median(values) for key, values in seconds.items()}

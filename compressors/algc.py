@@ -14,6 +14,7 @@ import dataclasses
 import math
 import re
 import sys
+from collections.abc import Sequence
 from typing import Annotated, ClassVar, Literal
 
 import torch
@@ -26,7 +27,8 @@ from collectives.payloads.dense import Dense
 from collectives.payloads.sparse import Sparse
 from collectives.ranges import Count, CountOrZero, Positive, PositiveOrZero
 from compressors.families.sparsifier import DensitySparsifier, num_kept
-from compressors.kernels.magnitudes import magnitudes, root_mean_square
+from compressors.kernels.compensating import Found, add_and_find, find
+from compressors.kernels.magnitudes import magnitudes
 from compressors.kernels.selection import count_reaching, reaching, top_k
 from compressors.kernels.value_types import TORCH_DTYPES
 from compressors.layer import Layer, Step
@@ -107,12 +109,20 @@ class Algc(DensitySparsifier):
 
     @override
     def encode(self, x: torch.Tensor, layer: Layer, step: Step) -> Payload:
-        if self.flush_every and step.index % self.flush_every == self.flush_every - 1:
+        if self._flushes(step):
             return Dense(x.clone())
-        rms = root_mean_square(x)
-        if rms == 0:
-            return Sparse(x.numel(), torch.empty(0, dtype=torch.int64, device=x.device), x[:0])
-        return self._sparse(x, self._select(x, rms, layer, step), step)
+        return self._payload(x, find(x, self._tracked(layer, step)), layer, step)
+
+    @override
+    def encode_sum(
+        self, gradients: Sequence[torch.Tensor], residual: torch.Tensor, left: torch.Tensor, layer: Layer, step: Step
+    ) -> Payload | None:
+        if self._flushes(step):
+            return None
+        (gradient,) = gradients
+        payload = self._payload(left, add_and_find(gradient, residual, self._tracked(layer, step), left), layer, step)
+        payload.subtract_from_(left)
+        return payload
 
     def contraction_bound(self, layer: Layer) -> float:
         """1 - density for the least density that the window allows."""
@@ -122,22 +132,32 @@ class Algc(DensitySparsifier):
     def expected_nbytes(self, layer: Layer) -> int | None:
         return None
 
-    def _select(self, x: torch.Tensor, rms: float, layer: Layer, step: Step) -> torch.Tensor:
-        """Positions of the entries to send, ascending; proposes the next threshold and mean root mean square."""
+    def _flushes(self, step: Step) -> bool:
+        return self.flush_every > 0 and step.index % self.flush_every == self.flush_every - 1
+
+    def _tracked(self, layer: Layer, step: Step) -> float:
+        """The threshold that the last step left; infinite where it is to be exact."""
         control = step.memory.get(CONTROL, layer.id)
-        wanted = self.density_for(layer, step)
-        tracked = 0.0 if control is None or self.threshold == "exact" else float(control[0])
-        if tracked == 0 or step.index % self.refresh == 0:
+        if control is None or self.threshold == "exact" or step.index % self.refresh == 0:
+            return math.inf
+        return float(control[0]) or math.inf
+
+    def _payload(self, x: torch.Tensor, found: Found, layer: Layer, step: Step) -> Payload:
+        """What reaches the tracked threshold, or the exact one; proposes the next, and the mean root mean square."""
+        rms = math.sqrt(found.squares / x.numel())
+        if rms == 0:
+            return Sparse(x.numel(), torch.empty(0, dtype=torch.int64, device=x.device), x[:0])
+        wanted, threshold = self.density_for(layer, step), self._tracked(layer, step)
+        indices, values = found.positions, found.values
+        if math.isinf(threshold) or not wanted / WINDOW <= indices.numel() / layer.numel <= wanted * WINDOW:
             threshold, indices = self._exact(x, wanted)
-        else:
-            threshold, indices = tracked, reaching(x, tracked)
-            if not wanted / WINDOW <= indices.numel() / layer.numel <= wanted * WINDOW:
-                threshold, indices = self._exact(x, wanted)
+            values = x.index_select(0, indices)
         reached = max(indices.numel(), 1) / layer.numel
         following = threshold * min(max((reached / wanted) ** self.gain, 0.5), 2.0)
+        control = step.memory.get(CONTROL, layer.id)
         mean = rms if control is None else self.ema * float(control[1]) + (1 - self.ema) * rms
         step.memory.propose(CONTROL, layer.id, torch.tensor([following, mean, layer.numel], dtype=torch.float64))
-        return indices
+        return self._sparse_values(x.numel(), indices, values, step)
 
     def _exact(self, x: torch.Tensor, wanted: float) -> tuple[float, torch.Tensor]:
         """The (1 - wanted)-quantile, and who reaches it; of many equal entries only as many as the window allows.

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+from collections.abc import Sequence
 from typing import Annotated, ClassVar, Literal
 
 import torch
@@ -27,10 +28,11 @@ from collectives.payloads.row_sparse import RowSparse
 from collectives.ranges import CountOrZero, PositiveOrZero
 from compressors.families.shared_scale import SharedScale
 from compressors.families.sparsifier import num_kept
-from compressors.kernels.magnitudes import magnitudes_and_largest, sum_of_magnitudes
+from compressors.kernels.compensating import add_and_measure
+from compressors.kernels.magnitudes import magnitudes_and_largest
 from compressors.kernels.random import seed_for, uniform_numbers
-from compressors.kernels.selection import count_reaching, top_k
-from compressors.kernels.ternary import CODES, LEVELS, ternary, ternary_payload
+from compressors.kernels.selection import top_k
+from compressors.kernels.ternary import CODES, LEVELS, ternary, ternary_and_mean, ternary_payload
 from compressors.kernels.value_types import TORCH_DTYPES, ValueDtype, roundoff
 from compressors.layer import Layer, Step
 
@@ -114,12 +116,18 @@ class Hylo(SharedScale):
         if self.shared_threshold:
             agreed = step.memory.scales[layer.id]
             return self.shared_payload(ternary(x, agreed, LEVELS) if agreed else torch.zeros_like(x), step)
-        threshold = self.rounded_scale(self.local_scale(x))
-        level = float(threshold)
-        codes = ternary(x, level, CODES)
-        if self._sends_mean:
-            threshold = x.new_tensor([sum_of_magnitudes(x, level) / max(count_reaching(x, level), 1)])
-        return ternary_payload(codes, x.numel(), threshold)
+        return self._encode_codes(x, self.local_scale(x))
+
+    @override
+    def encode_sum(
+        self, gradients: Sequence[torch.Tensor], residual: torch.Tensor, left: torch.Tensor, layer: Layer, step: Step
+    ) -> Payload | None:
+        if self.kind_for(layer) is not Codes or self.threshold:
+            return None
+        (gradient,) = gradients
+        payload = self._encode_codes(left, self._adaptive(left, *add_and_measure(gradient, residual, left)))
+        payload.subtract_from_(left)
+        return payload
 
     def contraction_bound(self, layer: Layer) -> float:
         """1 - share of the squares that is sent at least.
@@ -163,8 +171,7 @@ class Hylo(SharedScale):
         """The threshold that suits `x`: gamma * mean|x|, at most max|x| (a rounded mean may exceed it); fp32 [1]."""
         if self.threshold:
             return x.new_full((1,), self.threshold)
-        total, largest = magnitudes_and_largest(x)
-        return x.new_tensor([total / x.numel() * self.gamma]).clamp_(max=largest)
+        return self._adaptive(x, *magnitudes_and_largest(x))
 
     @override
     def rounded_scale(self, scale: torch.Tensor) -> torch.Tensor:
@@ -172,6 +179,18 @@ class Hylo(SharedScale):
             return scale
         mantissa, _ = torch.frexp(scale)
         return torch.where(scale > 0, scale / (2 * mantissa), scale)
+
+    def _adaptive(self, x: torch.Tensor, total: float, largest: float) -> torch.Tensor:
+        """The threshold for `x`, whose magnitudes have this sum and this maximum."""
+        return x.new_tensor([total / x.numel() * self.gamma]).clamp_(max=largest)
+
+    def _encode_codes(self, x: torch.Tensor, threshold: torch.Tensor) -> Payload:
+        """Two bits per element of a fully connected layer."""
+        threshold = self.rounded_scale(threshold)
+        if not self._sends_mean:
+            return ternary_payload(ternary(x, float(threshold), CODES), x.numel(), threshold)
+        codes, mean = ternary_and_mean(x, float(threshold))
+        return ternary_payload(codes, x.numel(), x.new_tensor([mean]))
 
     @property
     def _sends_mean(self) -> bool:

@@ -42,9 +42,10 @@ def sources() -> list[Path]:
 
 
 def digest(files: list[Path]) -> str:
-    """What tells one state of the sources from another: 16 hexadecimal digits."""
+    """What tells one state of the sources, and of what the compiler is told, from another: 16 hexadecimal digits."""
     texts = b"".join(path.name.encode() + b"\0" + path.read_bytes() + b"\0" for path in files)
-    return hashlib.sha256(texts).hexdigest()[:16]
+    told = repr((FLAGS, FLAGS_OF, LINKED, TARGETS)).encode()
+    return hashlib.sha256(texts + told).hexdigest()[:16]
 
 
 def library_name(processor: str) -> str:

@@ -90,7 +90,7 @@ def load(folder: Path) -> Library:
     handle.sources_digest.restype = ctypes.c_char_p
     files = sources()
     if files and handle.sources_digest().decode() != digest(files):
-        return Library(None, "they were built from other sources than those beside them")
+        return Library(None, "they were built from other sources than those beside them, or with other flags")
     return Library(handle, f"compiled for {best[0]}")
 
 

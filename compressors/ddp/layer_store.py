@@ -39,9 +39,12 @@ class LayerStore:
         return accepted
 
     def propose(self, unit: Unit) -> torch.Tensor:
-        """Return an fp32 tensor of undefined contents, for the caller to fill; `commit` makes it the accepted one."""
+        """Return an fp32 tensor of undefined contents, for the caller to fill; `commit` makes it the accepted one.
+
+        Asked for again at the same step, it is the same tensor.
+        """
         self._sizes.update((layer.id, layer.numel) for layer in unit.layers)
-        proposed = self._spare.pop(unit.key, None)
+        proposed = self._proposed.get(unit.key, self._spare.pop(unit.key, None))
         if proposed is None:
             proposed = torch.empty(unit.layer.numel, device=unit.gradients[0].device)
         self._proposed[unit.key] = proposed

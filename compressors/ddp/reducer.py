@@ -28,6 +28,7 @@ from compressors.base import FP32_BYTES, Compressor
 from compressors.ddp.bucket import Bucket
 from compressors.ddp.layer_store import LayerStore
 from compressors.ddp.report import EncodedLayer
+from compressors.ddp.rooms import Rooms
 from compressors.ddp.unit import Unit, cut
 from compressors.kernels.add import add
 from compressors.layer import Step
@@ -79,6 +80,7 @@ class Reducer:
         self._nesterov = nesterov
         self._residuals = LayerStore()
         self._velocities = LayerStore()
+        self._rooms = Rooms()
         self._encoded: dict[Key, Payload] = {}
         self._scratch = torch.empty(0)  # kept between steps, for fresh pages cost more than sums
 
@@ -112,7 +114,12 @@ class Reducer:
         # A collective that keeps something per layer needs the ids in the order in which the message holds them.
         key = tuple(layer.id for unit in units for layer in unit.layers)
         pending = start_sum(self._message(units, bucket, transport), key)
-        return PendingReduction(wait=pending.wait, finish=lambda: self._finish(units, pending.finish(), bucket))
+
+        def finish() -> None:
+            self._finish(units, pending.finish(), bucket)
+            self._rooms.give_back(units)
+
+        return PendingReduction(wait=pending.wait, finish=finish)
 
     def message(self, bucket: Bucket, transport: Transport | None = None) -> Payload | None:
         """Return the first half of `reduce`, for who adds messages elsewhere; None for a bucket without elements.
@@ -133,12 +140,14 @@ class Reducer:
         """Accept the state proposed since the last `commit` or `drop`."""
         for state in (self._residuals, self._velocities, self.memory):
             state.commit()
+        self._rooms.end_step()
         self.last_encoded, self._encoded = self._encoded, {}
 
     def drop(self) -> None:
         """Forget the proposed state: everything is bit for bit what it was before the step."""
         for state in (self._residuals, self._velocities, self.memory):
             state.drop()
+        self._rooms.end_step()
         self._encoded = {}
 
     def residual_norms(self) -> dict[int, float]:
@@ -186,8 +195,7 @@ class Reducer:
         if velocity is None and not keeps_residual and not unit.dense:
             return unit.flat()
         residual = self._residuals.accepted(unit) if keeps_residual else None
-        device = unit.gradients[0].device
-        x = self._residuals.propose(unit) if keeps_residual else Dense.room(unit.layer.numel, torch.float32, device)
+        x = self._residuals.propose(unit) if keeps_residual else self._rooms.lend(unit)
         if velocity is None:
             unit.add_gradient(residual, out=x)
             return x

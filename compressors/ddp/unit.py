@@ -66,7 +66,7 @@ class Unit:
 
     def account(self, payload: Payload, seconds: float, density_wanted: float | None) -> list[EncodedLayer]:
         """Share the payload's bytes out over the layers inside by what each sends, the seconds by their sizes."""
-        counts = payload.entries_between(self.borders)
+        counts = payload.entries_between(self.borders) if len(self.layers) > 1 else [payload.num_entries]
         total, nbytes = sum(counts), payload.nbytes
         return [
             EncodedLayer(

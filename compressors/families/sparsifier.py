@@ -62,10 +62,14 @@ class Sparsifier(LossyCompressor, abc.ABC):
 
     def _sparse(self, x: torch.Tensor, indices: torch.Tensor, step: Step) -> Sparse:
         """The entries of `x` at ascending positions, in the value type; those that are zero there are left out."""
-        values = to_value_dtype(x.index_select(0, indices), TORCH_DTYPES[self.value_dtype], step.world_size)
+        return self._sparse_values(x.numel(), indices, x.index_select(0, indices), step)
+
+    def _sparse_values(self, numel: int, indices: torch.Tensor, values: torch.Tensor, step: Step) -> Sparse:
+        """The same from those entries alone."""
+        values = to_value_dtype(values, TORCH_DTYPES[self.value_dtype], step.world_size)
         if not values.all():
             indices, values = indices[values != 0], values[values != 0]
-        return Sparse(x.numel(), indices, values)
+        return Sparse(numel, indices, values)
 
     def _bound_for(self, share: float) -> float:
         """The contraction of sending entries that hold at least this share of the squares, rounded."""

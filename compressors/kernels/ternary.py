@@ -11,17 +11,18 @@ import math
 import torch
 
 from collectives.kernels.gpu import also_on_gpus
-from collectives.kernels.loop import Float, Int, Loop, array
+from collectives.kernels.loop import Double, Float, Int, Loop, array
 from collectives.payloads.codec.bits import pack_bits
 from collectives.payloads.codes import Codes
-from compressors.kernels.magnitudes import limited
+from compressors.kernels.magnitudes import folded_sum, limited
 from compressors.kernels.random import uniform_numbers
 
 LEVELS, CODES = 8, 2
 """bits per element: levels of -1, 0 and +1 as int8, or codes"""
 
-_FLOATS, _BYTES = array(torch.float32), array(torch.uint8)
+_FLOATS, _BYTES, _LONGS = array(torch.float32), array(torch.uint8), array(torch.int64)
 _TERNARY = Loop("pack_ternary", _FLOATS, Int, Float, Int, _BYTES)
+_TERNARY_AND_SUM = Loop("pack_ternary_and_sum", _FLOATS, Int, Float, _BYTES, _LONGS, returns=Double)
 _RANDOM = Loop("pack_random_ternary", _FLOATS, Int, Float, Float, Int, Int, _BYTES)
 
 
@@ -40,6 +41,17 @@ def ternary(x: torch.Tensor, threshold: float, bits: int) -> torch.Tensor:
         return _as(bits, out)
     levels = (x >= threshold).to(torch.int8) - (x <= -threshold).to(torch.int8)
     return levels if bits == LEVELS else _codes_of(levels)
+
+
+def ternary_and_mean(x: torch.Tensor, threshold: float) -> tuple[torch.Tensor, float]:
+    """`ternary` codes, and the mean of the magnitudes whose code is not 0, in fp64; 0 of none."""
+    if _TERNARY_AND_SUM.serves(x):
+        out, count = _room(x, CODES), torch.empty(1, dtype=torch.int64)
+        total = float(_TERNARY_AND_SUM(x.contiguous(), x.numel(), threshold, out, count))
+        return out, total / max(int(count), 1)
+    levels = ternary(x, threshold, LEVELS)
+    total = float(folded_sum(x.abs().double().masked_fill_(levels == 0, 0.0)))
+    return _codes_of(levels), total / max(int(levels.count_nonzero()), 1)
 
 
 @also_on_gpus

@@ -88,6 +88,7 @@ VARIANTS = [
     case("powersgd", approx_rank=1),
     case("powersgd", approx_rank=4, warm_start=False, error_feedback=False),
     case("powersgd", dense_steps=2, skip=("conv",)),
+    case("powersgd", alternate=True),
 ]
 CASES = [case(name) for name in NAMES] + VARIANTS
 

@@ -1,9 +1,6 @@
 /* Sums of what a rank keeps from step to step, in one pass. Products are rounded before they are added. */
 #include "past_cache.h"
 
-/* Below this the result stays in a cache for whoever reads it next. */
-#define LONG (1 << 22)
-
 /* out = a + factor * b; out may be b. */
 void add_scaled(const float *a, float factor, const float *b, int64_t numel, float *out) {
     int64_t i = 0;

@@ -10,6 +10,9 @@
 
 #define VECTOR 16
 
+/* Elements; less than this stays in a cache for whoever reads it next. */
+#define LONG (1 << 22)
+
 typedef float vector __attribute__((vector_size(4 * VECTOR)));
 
 static inline void store_past_cache(vector values, float *out) {
@@ -32,6 +35,15 @@ static inline void copy_past_cache(const float *from, int64_t numel, float *out)
         }
     for (; i < numel; i++)
         out[i] = from[i];
+}
+
+/* A stretch of `numel` elements in all: past the caches where those are many. */
+static inline void copy_part(const float *from, int64_t width, int64_t numel, float *out) {
+    if (numel >= LONG)
+        copy_past_cache(from, width, out);
+    else
+        for (int64_t i = 0; i < width; i++)
+            out[i] = from[i];
 }
 
 /* Other threads see such stores in order only behind a fence. */

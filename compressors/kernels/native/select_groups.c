@@ -12,8 +12,6 @@
 #define LANES_PER_KEPT 3
 #define FEW 16
 
-enum { FP32, FP16, BF16 }; /* the types that travel */
-
 /* A bound that at least k of the elements reach, and few more. */
 static inline __attribute__((always_inline)) int32_t bound_by_lanes(const int32_t *x, int64_t size, int64_t k,
                                                                     const int lanes) {

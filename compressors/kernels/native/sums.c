@@ -16,15 +16,6 @@ double sum_of_reaching(const float *x, int64_t numel, float level) {
     return sum_of(x, numel, reaching_term, level);
 }
 
-/* The largest magnitude's bits, or `largest`. */
-static inline int32_t larger(const float *x, int64_t numel, int32_t largest) {
-    for (int64_t i = 0; i < numel; i++) {
-        int32_t other = magnitude_bits(x[i]);
-        largest = other > largest ? other : largest;
-    }
-    return largest;
-}
-
 /* As magnitudes are: NaN counts as infinite; 0 of nothing. */
 float largest_magnitude(const float *x, int64_t numel) {
     int32_t largest = magnitude(larger(x, numel, 0));

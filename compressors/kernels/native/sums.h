@@ -20,6 +20,15 @@ static inline int32_t magnitude_bits(float x) {
     return bits & 0x7fffffff;
 }
 
+/* The largest magnitude's bits, or `largest`. */
+static inline int32_t larger(const float *x, int64_t numel, int32_t largest) {
+    for (int64_t i = 0; i < numel; i++) {
+        int32_t other = magnitude_bits(x[i]);
+        largest = other > largest ? other : largest;
+    }
+    return largest;
+}
+
 /* |x| where it reaches a level. */
 static inline double reaching_term(float x, float level) {
     return magnitude_bits(x) >= magnitude_bits(level) ? __builtin_fabsf(x) : 0;

@@ -1,6 +1,8 @@
 /* Elements as -1, 0 or +1: beyond a threshold, or at random without bias. */
 #include "../../../collectives/payloads/codec/native/philox.h"
+#include "masks.h"
 #include "packing.h"
+#include "sums.h"
 
 /* As bytes, or two bits each, the first on top: 3 for +1, 2 for -1. */
 static inline void write_levels(int8_t *levels, int64_t width, int64_t bits, uint8_t *out) {
@@ -17,19 +19,65 @@ static inline void write_levels(int8_t *levels, int64_t width, int64_t bits, uin
     write_bytes(bytes, width, 2, out);
 }
 
+static inline int64_t smaller(int64_t a, int64_t b) { return a < b ? a : b; }
+
+/* Bit j of the word goes to bit 2 * j, four at a time in reverse: bits of the codes in a byte, the first on top. */
+static inline uint64_t spread(uint32_t word) {
+    uint64_t bits = word;
+    bits = (bits & 0x55555555) << 1 | (bits >> 1 & 0x55555555);
+    bits = (bits & 0x33333333) << 2 | (bits >> 2 & 0x33333333);
+    bits = (bits | bits << 16) & 0x0000ffff0000ffff;
+    bits = (bits | bits << 8) & 0x00ff00ff00ff00ff;
+    bits = (bits | bits << 4) & 0x0f0f0f0f0f0f0f0f;
+    bits = (bits | bits << 2) & 0x3333333333333333;
+    return (bits | bits << 1) & 0x5555555555555555;
+}
+
+/* Codes of at most SUM_STRETCH elements. Returns how many are not 0. */
+static inline int64_t pack_codes(const float *x, int64_t width, float threshold, uint8_t *out) {
+    uint64_t positive[SUM_STRETCH / 64] = {0}, coded[SUM_STRETCH / 64] = {0}, codes[SUM_STRETCH / 32];
+    uint32_t halves[2][SUM_STRETCH / 32];
+    int64_t count = 0;
+    for (int64_t i = 0; i < width; i += 64) {
+        uint64_t above = at_least_of_64(x + i, width - i, threshold), below = at_most_of_64(x + i, width - i, -threshold);
+        positive[i / 64] = above & ~below;
+        coded[i / 64] = above ^ below;
+        count += __builtin_popcountll(coded[i / 64]);
+    }
+    __builtin_memcpy(halves[0], positive, sizeof positive);
+    __builtin_memcpy(halves[1], coded, sizeof coded);
+    for (int64_t i = 0; i < SUM_STRETCH / 32; i++)
+        codes[i] = spread(halves[0][i]) | spread(halves[1][i]) << 1;
+    __builtin_memcpy(out, codes, (uint64_t)(width + 3) / 4);
+    return count;
+}
+
 /* The sign where |x| >= threshold. */
 void pack_ternary(const float *x, int64_t numel, float threshold, int64_t bits, uint8_t *out) {
-    for (int64_t start = 0; start < numel; start += STRETCH) {
-        int64_t width = numel - start < STRETCH ? numel - start : STRETCH;
-        int8_t levels[STRETCH];
-        if (width == STRETCH)
-            for (int64_t i = 0; i < STRETCH; i++)
-                levels[i] = (int8_t)((x[start + i] >= threshold) - (x[start + i] <= -threshold));
-        else
-            for (int64_t i = 0; i < width; i++)
-                levels[i] = (int8_t)((x[start + i] >= threshold) - (x[start + i] <= -threshold));
-        write_levels(levels, width, bits, out + start * bits / 8);
+    if (bits == 8)
+        for (int64_t i = 0; i < numel; i++)
+            out[i] = (uint8_t)((x[i] >= threshold) - (x[i] <= -threshold));
+    else
+        for (int64_t i = 0; i < numel; i += SUM_STRETCH)
+            pack_codes(x + i, smaller(SUM_STRETCH, numel - i), threshold, out + i / 4);
+}
+
+/* |x| where it reaches a threshold; NaN does not. */
+static inline double coded_term(float x, float threshold) {
+    float magnitude = __builtin_fabsf(x);
+    return magnitude >= threshold ? magnitude : 0;
+}
+
+/* Codes alone. Returns the sum of the magnitudes whose code is not 0; `count`: how many these are. */
+double pack_ternary_and_sum(const float *x, int64_t numel, float threshold, uint8_t *out, int64_t *count) {
+    struct folding waiting = {.counts = {0}};
+    *count = 0;
+    for (int64_t i = 0; i < numel; i += SUM_STRETCH) {
+        int64_t width = smaller(SUM_STRETCH, numel - i);
+        *count += pack_codes(x + i, width, threshold, out + i / 4);
+        add_sum(&waiting, stretch_sum(x + i, width, coded_term, threshold));
     }
+    return finished(&waiting);
 }
 
 static inline int8_t chosen(float x, float limit, float scale, uint32_t number) {

@@ -71,6 +71,7 @@ LOOPS: dict[str, Callable[[torch.Tensor, int], Result]] = {
     "pack_powers": packed_powers,
     "send_at": sent,
     "ternary": lambda x, seed: [ternary.ternary(x, level_of(x, seed), [ternary.LEVELS, ternary.CODES][seed % 2])],
+    "ternary_and_mean": lambda x, seed: ternary.ternary_and_mean(x, level_of(x, seed)),
     "random_ternary": randomly_ternary,
     "signs_and_magnitude": lambda x, _: with_bits(signs.signs_and_magnitude, x),
     "signs_and_sums": lambda x, _: with_bits(signs.signs_and_sums, x),

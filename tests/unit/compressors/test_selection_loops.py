@@ -12,6 +12,7 @@ from collectives.kernels.library import reference_path
 from compressors.families.sparsifier import num_kept
 from compressors.kernels import magnitudes, selection
 from compressors.kernels.add import add
+from compressors.kernels.compensating import add_and_find, add_and_measure
 from tests.testing.hard_numbers import hard_numbers
 from tests.testing.loops import assert_gives_what_the_reference_gives, needs_loops
 
@@ -52,10 +53,24 @@ def added(x: torch.Tensor, seed: int) -> torch.Tensor:
     return out
 
 
+def summed_and_measured(x: torch.Tensor, seed: int) -> torch.Tensor:
+    out = torch.empty_like(x)
+    return torch.cat([torch.tensor(add_and_measure(x, x.flip(0), out), dtype=torch.float64), out.double()])
+
+
+def summed_and_found(x: torch.Tensor, seed: int) -> torch.Tensor:
+    out = torch.empty_like(x)
+    found = add_and_find(x, x.flip(0), level_in(x, seed), out)
+    squares = torch.tensor([found.squares], dtype=torch.float64)
+    return torch.cat([squares, found.positions.double(), found.values.double(), out.double()])
+
+
 LOOPS: dict[str, Loop] = {
     "select_groups": groups,
     "send_groups": sent,
     "add_scaled": added,
+    "add_and_measure": summed_and_measured,
+    "add_and_find": summed_and_found,
     "top_k": lambda x, seed: selection.top_k(
         x, [0, min(1, x.numel()), x.numel() // 100, x.numel() // 3, x.numel()][seed % 5]
     ),

@@ -29,9 +29,10 @@ int64_t find_bits(
             __builtin_memcpy(&left, packed + byte, (uint64_t)(nbytes - byte));
         if (num_bits - 8 * byte < 64)
             left &= (1ull << (num_bits - 8 * byte)) - 1;
-        for (; left; left &= left - 1, found++)
-            if (found < count)
-                positions[found] |= (8 * byte + __builtin_ctzll(left) - found * per_index) << shift;
+        int64_t first = 8 * byte, after = found + __builtin_popcountll(left);
+        for (; left && found < count; left &= left - 1, found++)
+            positions[found] |= (first + __builtin_ctzll(left) - found * per_index) << shift;
+        found = after;
     }
     return found;
 }

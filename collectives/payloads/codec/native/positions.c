@@ -1,5 +1,6 @@
 /* Positions drawn without replacement: the first `count` distinct ones that a key's random numbers name. */
 #include "philox.h"
+#include "set_bits.h"
 
 /* `marks` [ceil(numel / 64)], zeros at first, has a bit for every element; afterwards those of the drawn are set. */
 static void draw(uint32_t numel, int64_t count, uint64_t key, uint64_t *marks) {
@@ -23,12 +24,12 @@ static void draw(uint32_t numel, int64_t count, uint64_t key, uint64_t *marks) {
 /* Writes `count` ascending positions below `numel`; where more than half are asked for, those not drawn. */
 void draw_positions(int64_t numel, int64_t count, uint64_t key, uint64_t *marks, int64_t *positions) {
     int others = count > numel / 2;
+    int64_t found = 0;
     draw((uint32_t)numel, others ? numel - count : count, key, marks);
     for (int64_t start = 0; start < numel; start += 64) {
         uint64_t left = marks[start / 64];
         if (others)
             left = ~left & (numel - start < 64 ? (1ull << (numel - start)) - 1 : ~0ull);
-        for (; left; left &= left - 1)
-            *positions++ = start + __builtin_ctzll(left);
+        found = write_set_bits(left, start, count, found, positions);
     }
 }

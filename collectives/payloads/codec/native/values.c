@@ -23,25 +23,25 @@ void sum_fp16(const uint16_t *a, const uint16_t *b, int64_t count, float limit, 
         out[i] = to_fp16(limited(from_fp16(a[i]) + from_fp16(b[i]), limit));
 }
 
-static inline float value_at(const void *values, int64_t i, int64_t bf16, int64_t nbytes) {
-    if (nbytes == 4)
-        return ((const float *)values)[i];
-    uint16_t half = ((const uint16_t *)values)[i];
-    return bf16 ? from_bf16(half) : from_fp16(half);
-}
-
 static inline __attribute__((always_inline)) int64_t add_values_at(
-    const void *values, int64_t bf16, int64_t nbytes, const int64_t *positions, int64_t count, float divisor,
-    float *dense, int64_t numel) {
+    const void *values, int64_t kind, const int64_t *positions, int64_t count, float divisor, float *dense,
+    int64_t numel) {
     int64_t outside = 0;
     for (int64_t i = 0; i < count; i++)
         outside |= positions[i] < 0 || positions[i] >= numel;
     if (outside)
         return 0;
-    for (int64_t i = 0; i < count; i++) {
-        if (i + AHEAD < count)
-            __builtin_prefetch(dense + positions[i + AHEAD], 1);
-        dense[positions[i]] += value_at(values, i, bf16, nbytes) / divisor;
+    float wide[AT_ONCE];
+    for (int64_t first = 0; first < count; first += AT_ONCE) {
+        int64_t stop = count - first < AT_ONCE ? count : first + AT_ONCE;
+        widen(values, kind, first, stop - first, wide);
+        for (int64_t i = 0; i < stop - first; i++)
+            wide[i] /= divisor;
+        for (int64_t i = first; i < stop; i++) {
+            if (i + AHEAD < count)
+                __builtin_prefetch(dense + positions[i + AHEAD], 1);
+            dense[positions[i]] += wide[i - first];
+        }
     }
     return 1;
 }
@@ -49,15 +49,15 @@ static inline __attribute__((always_inline)) int64_t add_values_at(
 /* dense[positions] += values / divisor. Returns 0, having changed nothing, where a position lies outside. */
 int64_t add_fp32_at(
     const float *values, const int64_t *positions, int64_t count, float divisor, float *dense, int64_t numel) {
-    return add_values_at(values, 0, 4, positions, count, divisor, dense, numel);
+    return add_values_at(values, FP32, positions, count, divisor, dense, numel);
 }
 
 int64_t add_fp16_at(
     const uint16_t *values, const int64_t *positions, int64_t count, float divisor, float *dense, int64_t numel) {
-    return add_values_at(values, 0, 2, positions, count, divisor, dense, numel);
+    return add_values_at(values, FP16, positions, count, divisor, dense, numel);
 }
 
 int64_t add_bf16_at(
     const uint16_t *values, const int64_t *positions, int64_t count, float divisor, float *dense, int64_t numel) {
-    return add_values_at(values, 1, 2, positions, count, divisor, dense, numel);
+    return add_values_at(values, BF16, positions, count, divisor, dense, numel);
 }

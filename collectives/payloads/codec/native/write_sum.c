@@ -1,21 +1,23 @@
 /* A sum of sparse terms written once: a block of the result stays in the cache while all terms add to it. */
 #include "floats.h"
 
-enum { BLOCK = 8192 };
+enum { BLOCK = 16384 };
 
-static inline __attribute__((always_inline)) float wide(const void *values, int64_t i, int64_t kind) {
-    if (kind == 0)
-        return ((const float *)values)[i];
-    uint16_t half = ((const uint16_t *)values)[i];
-    return kind == 1 ? from_fp16(half) : from_bf16(half);
-}
-
-static inline __attribute__((always_inline)) void add_term(
+/* Entries from `next` on, of `count`, as long as they lie in the block. */
+static void add_term(
     const void *values, int64_t kind, const int64_t *positions, int64_t count, int64_t *next, int64_t start,
-    int64_t stop, float divisor, float *block) {
-    int64_t i = *next;
-    for (; i < count && positions[i] >= start && positions[i] < stop; i++)
-        block[positions[i] - start] += wide(values, i, kind) / divisor;
+    int64_t length, float factor, float *block) {
+    float wide[AT_ONCE];
+    int64_t i = *next, stop = i;
+    while (i == stop && i < count) {
+        int64_t first = i;
+        stop = count - i < AT_ONCE ? count : i + AT_ONCE;
+        widen(values, kind, first, stop - first, wide);
+        for (int64_t j = 0; j < stop - first; j++)
+            wide[j] *= factor;
+        for (; i < stop && (uint64_t)positions[i] - (uint64_t)start < (uint64_t)length; i++)
+            block[positions[i] - start] += wide[i - first];
+    }
     *next = i;
 }
 
@@ -23,23 +25,16 @@ static inline __attribute__((always_inline)) void add_term(
 static void write_part(
     const int64_t *values, const int64_t *kinds, const int64_t *positions, const int64_t *counts, int64_t *next,
     int64_t num_terms, float divisor, int64_t divide_first, int64_t start, float *out, int64_t numel) {
-    float each = divide_first ? divisor : 1.0f;
+    float factor = divide_first ? 1.0f / divisor : 1.0f; /* by a power of two it is exact both ways */
     for (int64_t from = 0; from < numel; from += BLOCK) {
         int64_t length = numel - from < BLOCK ? numel - from : BLOCK;
-        int64_t first = start + from, end = first + length;
+        int64_t first = start + from;
         float *block = out + from;
-        for (int64_t i = 0; i < length; i++)
-            block[i] = 0.0f;
-        for (int64_t t = 0; t < num_terms; t++) {
-            const void *held = (const void *)values[t];
-            const int64_t *places = (const int64_t *)positions[t];
-            if (kinds[t] == 0)
-                add_term(held, 0, places, counts[t], next + t, first, end, each, block);
-            else if (kinds[t] == 1)
-                add_term(held, 1, places, counts[t], next + t, first, end, each, block);
-            else
-                add_term(held, 2, places, counts[t], next + t, first, end, each, block);
-        }
+        __builtin_memset(block, 0, (uint64_t)length * sizeof *block);
+        for (int64_t t = 0; t < num_terms; t++)
+            add_term(
+                (const void *)values[t], kinds[t], (const int64_t *)positions[t], counts[t], next + t, first, length,
+                factor, block);
         if (!divide_first)
             for (int64_t i = 0; i < length; i++)
                 block[i] /= divisor;

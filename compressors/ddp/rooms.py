@@ -1,0 +1,41 @@
+"""Rooms: memory for what travels whole, kept from step to step; fresh pages cost more than the copy into them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import torch
+
+from collectives.base import Key
+from collectives.payloads.dense import Dense
+from compressors.ddp.unit import Unit
+
+
+class Rooms:
+    """A message's memory comes back once its sum is done, and serves the same unit at the next step.
+
+    What does not come back belongs to whoever has the message.
+    """
+
+    def __init__(self) -> None:
+        self._free: dict[Key, torch.Tensor] = {}
+        self._lent: dict[Key, torch.Tensor] = {}
+        self._returned: dict[Key, torch.Tensor] = {}
+
+    def lend(self, unit: Unit) -> torch.Tensor:
+        """Return an fp32 tensor [numel] of undefined contents that a message is made around without a copy."""
+        room = self._free.pop(unit.key, None)
+        if room is None or room.numel() != unit.layer.numel:
+            room = Dense.room(unit.layer.numel, torch.float32, unit.gradients[0].device)
+        self._lent[unit.key] = room
+        return room
+
+    def give_back(self, units: Iterable[Unit]) -> None:
+        """Take note that nobody reads any more what these units sent at this step."""
+        for unit in units:
+            if (room := self._lent.pop(unit.key, None)) is not None:
+                self._returned[unit.key] = room
+
+    def end_step(self) -> None:
+        """Keep what came back; the rest is of buckets that were regrouped, or in other hands."""
+        self._free, self._lent, self._returned = self._returned, {}, {}
