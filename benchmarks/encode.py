@@ -1,9 +1,11 @@
-"""What encoding costs, in units of `r += g`: every compressor, with native loops and on the reference path.
+"""What encoding and decoding cost, in units of `r += g`, with native loops and on the reference path.
 
 Encoding is everything that a training step pays for before it sends: the residual is added, the entries are chosen or
-rounded, the payload is packed, and the rest is left in the residual, on buffers that stay between steps. Beside it are
-torch's own calls for the same choice, and the floor `r += g`. All take turns on one thread; a figure is the median over
-rounds of that thread's CPU seconds, which other work on the machine changes little; the ratio is that of the medians:
+rounded, the payload is packed, and the rest is left in the residual, on buffers that stay between steps. Decoding is
+what follows an all-gather: four messages of one percent are read, and their mean is written into the update. Beside it
+are torch's own calls for the same choice, zeroing the update, and the floor `r += g`. All take turns on one thread; a
+figure is the median over rounds of that thread's CPU seconds, which other work on the machine changes little; the ratio
+is that of the medians:
 
     python benchmarks/encode.py [NAME ...] [--numel 11000000] [--rounds 15] [--out results/reference/encode.csv]
 """
@@ -26,9 +28,11 @@ from rich.console import Console
 from rich.table import Table
 
 from bench.core.environment import origin_columns
+from bench.launch.variables import KEEP_MEMORY
 from collectives.base import Key, PendingSum
 from collectives.kernels.library import kernels_in_use, reference_path
-from collectives.payloads.base import Payload
+from collectives.payloads.base import Payload, unpack
+from collectives.payloads.unreduced_sum import UnreducedSum
 from collectives.spec import build, component_names
 from collectives.transport.alone import Alone
 from compressors.base import Compressor
@@ -39,6 +43,9 @@ from compressors.layer import Layer, Step
 FLOOR = "r += g"
 GROUP_SIZE = 1024
 RATIO = 0.01
+RANKS = 4
+DECODED = ("group_topk", "topk")
+ZEROED = "zero the update"
 OPTIONS = {  # one percent, at full compression from the first step
     "group_topk": f"ratio={RATIO},group_size={GROUP_SIZE},warmup_epochs=0",
     "topk": f"ratio={RATIO},warmup_epochs=0",
@@ -81,6 +88,28 @@ def packed(payload: Payload, key: Key) -> PendingSum:
     return PendingSum.done(payload)
 
 
+class Decoder:
+    """The second half of a training step's exchange: messages of several ranks become the update."""
+
+    def __init__(self, compressor: Compressor, numel: int) -> None:
+        self.reducer = Reducer(compressor)
+        self.layer = Layer(id=0, name="gradient", shape=(numel,), kind="linear", numel=numel, position=0.5)
+        self.update = torch.empty(numel)
+        gradients = gradients_like_training(numel, RANKS)
+        self.messages = [
+            compressor.encode(gradient, self.layer, self._step(rank)).pack() for rank, gradient in enumerate(gradients)
+        ]
+
+    def __call__(self, gradient: torch.Tensor) -> float:
+        bucket = Bucket(layers=[self.layer], gradients=[self.update], step=self._step(0))
+        started = time.thread_time()
+        self.reducer.finish_bucket(UnreducedSum([unpack(message) for message in self.messages]), bucket)
+        return time.thread_time() - started
+
+    def _step(self, rank: int) -> Step:
+        return Step(index=0, epoch=0, rank=rank, world_size=RANKS, seed=1)
+
+
 def on(path: str, way: Way) -> Way:
     """A way, run with native loops or without."""
 
@@ -113,9 +142,10 @@ def gradients_like_training(numel: int, count: int) -> list[torch.Tensor]:
 def ways_of(names: list[str], paths: tuple[str, ...], numel: int) -> dict[tuple[str, str], Way]:
     """What is measured: (compressor or call, path) -> way."""
     whole = numel - numel % GROUP_SIZE
-    residual = torch.zeros(numel)
+    residual, update = torch.zeros(numel), torch.zeros(numel)
     ways: dict[tuple[str, str], Way] = {
         (FLOOR, ""): timed(residual.add_),
+        (ZEROED, "torch"): timed(lambda _: update.zero_()),
         ("top-k of groups", "torch"): timed(lambda x: x[:whole].view(-1, GROUP_SIZE).abs().topk(10)),
         ("top-k", "torch"): timed(lambda x: x.abs().topk(int(RATIO * numel))),
         ("to fp16", "torch"): timed(lambda x: x.half()),
@@ -126,6 +156,8 @@ def ways_of(names: list[str], paths: tuple[str, ...], numel: int) -> dict[tuple[
             spec = f"{name}:{OPTIONS[name]}" if name in OPTIONS else name
             compressor = build("compressors", Compressor, spec)
             ways[name, path] = on(path, Encoder(compressor, numel))
+            if name in DECODED:
+                ways[f"decode {RANKS} {name}", path] = on(path, Decoder(compressor, numel))
     return ways
 
 
@@ -147,6 +179,12 @@ def encoders() -> list[str]:
     return [name for name, made in built.items() if not made.several_rounds and not made.engine_hook]
 
 
+def keep_memory() -> None:
+    """Start again with the memory of a rank: glibc reads its variables once."""
+    if not KEEP_MEMORY.keys() <= os.environ.keys():
+        os.execve(sys.executable, [sys.executable, *sys.argv], KEEP_MEMORY | os.environ)
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("names", nargs="*", metavar="NAME")
@@ -155,6 +193,7 @@ def main() -> int:
     parser.add_argument("--native", action="store_true", help="leave the reference path out, which takes minutes")
     parser.add_argument("--out", type=Path)
     options = parser.parse_args()
+    keep_memory()
     torch.set_num_threads(1)
     load = os.getloadavg()[0]
     paths = PATHS[:1] if options.native else PATHS if kernels_in_use() == "native" else PATHS[1:]

@@ -1,0 +1,44 @@
+"""Memory for what travels whole: it serves again once its sum is done, and not before."""
+
+from __future__ import annotations
+
+from collectives.base import Key, PendingSum
+from collectives.payloads.base import Payload
+from collectives.payloads.dense import Dense
+from collectives.transport.alone import Alone
+from compressors.ddp.bucket import Bucket
+from compressors.ddp.reducer import Reducer
+from compressors.none import NONE
+from tests.testing.compressor_cases import gradient, layers_of_shapes, step_at
+
+LAYERS = layers_of_shapes((30, 20))
+
+
+def bucket_at(index: int) -> Bucket:
+    return Bucket(layers=LAYERS, gradients=[gradient(layer, index, 0) for layer in LAYERS], step=step_at(index))
+
+
+def address(payload: Payload | None) -> int:
+    assert isinstance(payload, Dense)
+    return payload.values.data_ptr()
+
+
+def test_a_message_lies_where_the_last_one_lay_once_that_is_summed() -> None:
+    reducer, sent = Reducer(NONE()), list[Payload]()
+
+    def start_sum(payload: Payload, key: Key) -> PendingSum:
+        sent.append(payload)
+        return PendingSum.done(payload)
+
+    for index in range(3):
+        reducer.start(bucket_at(index), start_sum, Alone()).finish()
+        reducer.commit()
+    assert len({address(payload) for payload in sent}) == 1
+
+
+def test_a_message_for_somebody_else_is_never_written_again() -> None:
+    reducer, sent = Reducer(NONE()), list[Payload | None]()
+    for index in range(3):
+        sent.append(reducer.message(bucket_at(index)))
+        reducer.commit()
+    assert len({address(payload) for payload in sent}) == 3
