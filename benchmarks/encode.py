@@ -162,12 +162,14 @@ def ways_of(names: list[str], paths: tuple[str, ...], numel: int) -> dict[tuple[
 
 
 def measure(ways: dict[tuple[str, str], Way], numel: int, rounds: int) -> dict[tuple[str, str], float]:
-    """Median seconds of each way; each finds the gradient as backward leaves it, just written."""
-    gradients, gradient = gradients_like_training(numel, 6), torch.empty(numel)
+    """Median seconds of each way; a gradient, which they overwrite, has left the caches since it was written."""
+    gradients = gradients_like_training(numel, 6)
+    gradient, following = gradients[0].clone(), gradients[0].clone()
     seconds: dict[tuple[str, str], list[float]] = {key: [] for key in ways}
     for number in range(-2, rounds):  # the first rounds fill allocators and the residual's buffers
         for key, way in ways.items():
-            taken = way(gradient.copy_(gradients[number % len(gradients)]))
+            gradient, following = following, gradient.copy_(gradients[number % len(gradients)])
+            taken = way(gradient)
             if number >= 0:
                 seconds[key].append(taken)
     return {key: statistics.median(values) for key, values in seconds.items()}

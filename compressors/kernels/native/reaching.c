@@ -1,5 +1,4 @@
 /* Which elements' magnitudes reach a bound: how many, and where. The bound is a magnitude, at most INFINITE. */
-#include "../../../collectives/payloads/codec/native/set_bits.h"
 #include "magnitude.h"
 
 int64_t count_reaching(const int32_t *x, int64_t numel, int32_t bound) {
@@ -16,7 +15,8 @@ int64_t find_reaching(const int32_t *x, int64_t numel, int32_t bound, int64_t ro
         uint64_t mask = reaching_of_64(x + start, numel - start, bound);
         if (count + __builtin_popcountll(mask) > room)
             return count + count_reaching(x + start, numel - start, bound);
-        count = write_set_bits(mask, start, room, count, positions);
+        for (; mask; mask &= mask - 1)
+            positions[count++] = start + __builtin_ctzll(mask);
     }
     return count;
 }

@@ -11,7 +11,10 @@ static inline int64_t pack_signs(const float *x, int64_t count, uint8_t *packed)
     int64_t num_set = 0;
     for (int64_t i = 0; i < count; i += 64) {
         uint64_t bits = at_least_of_64(x + i, count - i, 0);
-        __builtin_memcpy(packed + i / 8, &bits, (uint64_t)(smaller(64, count - i) + 7) / 8);
+        if (count - i >= 64) /* without a call */
+            __builtin_memcpy(packed + i / 8, &bits, sizeof bits);
+        else
+            __builtin_memcpy(packed + i / 8, &bits, (uint64_t)(count - i + 7) / 8);
         num_set += __builtin_popcountll(bits);
     }
     return num_set;
