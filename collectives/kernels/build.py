@@ -14,6 +14,7 @@ import platform
 import subprocess
 import sys
 import tempfile
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -59,16 +60,28 @@ def build(folder: Path) -> list[Path]:
     Raises:
         BuildError: this machine is not one of `TARGETS`, there is no compiler, or it failed.
     """
+    files = sources()
+
+    def compiled(processor: str) -> Path:
+        return compile_library(folder / library_name(processor), files, processor)
+
+    with ThreadPoolExecutor(os.cpu_count()) as pool:
+        return list(pool.map(compiled, processors_of_this_machine()))
+
+
+def processors_of_this_machine() -> tuple[str, ...]:
+    """By the compiler's names; the first one's code runs everywhere.
+
+    Raises:
+        BuildError: nothing is compiled for machines like this one.
+    """
     processors = TARGETS.get(platform.machine(), ())
     if platform.system() != "Linux" or not processors:
         raise BuildError(f"there are no native loops for {platform.system()} on {platform.machine()}")
-    folder.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory() as cache, ThreadPoolExecutor(os.cpu_count()) as pool:
-        built = list(pool.map(lambda processor: _compile(processor, Path(cache)), processors))
-        return [_moved(library, folder / library.name) for library in built]
+    return processors
 
 
-def build_or_say_why(folder: Path) -> str:
+def build_or_say_why(folder: Path, build: Callable[[Path], object] = build) -> str:
     """`build`; where it fails, leave the reason in `folder` for `bench doctor`. Returns it, or an empty text."""
     note = folder / NOT_BUILT
     note.unlink(missing_ok=True)
@@ -81,9 +94,20 @@ def build_or_say_why(folder: Path) -> str:
     return ""
 
 
-def _compile(processor: str, cache: Path) -> Path:
-    library = cache / library_name(processor)
-    files = sources()
+def compile_library(library: Path, files: list[Path], processor: str) -> Path:
+    """Compile C files, with the headers among them, into one library, which is there at once or not at all.
+
+    Raises:
+        BuildError: there is no compiler, or it failed.
+    """
+    library.parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory() as cache:
+        compiled = Path(cache) / library.name
+        _compile(compiled, files, processor, cache)
+        return _moved(compiled, library)
+
+
+def _compile(library: Path, files: list[Path], processor: str, cache: str) -> None:
     command = [sys.executable, "-m", "ziglang", "cc", "-target", f"{platform.machine()}-linux-gnu"]
     command += [
         f"-mcpu={processor}",
@@ -95,7 +119,7 @@ def _compile(processor: str, cache: Path) -> Path:
         str(library),
     ]
     command += [str(path) for path in files if path.suffix == ".c"]
-    environment = os.environ | {"ZIG_GLOBAL_CACHE_DIR": str(cache / "zig"), "ZIG_LOCAL_CACHE_DIR": str(cache / "zig")}
+    environment = os.environ | {"ZIG_GLOBAL_CACHE_DIR": f"{cache}/zig", "ZIG_LOCAL_CACHE_DIR": f"{cache}/zig"}
     try:
         done = subprocess.run(
             command, env=environment, capture_output=True, text=True, errors="replace", timeout=TIMEOUT_S
@@ -105,7 +129,6 @@ def _compile(processor: str, cache: Path) -> Path:
     if done.returncode:
         last = (done.stderr.strip().splitlines() or ["no message"])[-1]
         raise BuildError(f"the compiler failed: {last}")
-    return library
 
 
 def _moved(library: Path, to: Path) -> Path:
@@ -117,4 +140,4 @@ def _moved(library: Path, to: Path) -> Path:
 
 
 if __name__ == "__main__":
-    sys.exit(build_or_say_why(HERE))
+    sys.exit(build_or_say_why(HERE) or None)

@@ -77,10 +77,15 @@ def found() -> Library:
 
 def load(folder: Path) -> Library:
     """The library in `folder` that suits this processor best."""
-    best = suitable_processors()[-1:]
-    path = folder / library_name(best[0] if best else "none")
+    suitable = suitable_processors()
+    best = suitable[-1] if suitable else "none"
+    return open_library(folder / library_name(best), sources(), f"compiled for {best}")
+
+
+def open_library(path: Path, files: list[Path], finding: str) -> Library:
+    """A library that `compile_library` made of these files; of a library without sources beside it nothing is asked."""
     if not path.exists():
-        note = folder / NOT_BUILT
+        note = path.parent / NOT_BUILT
         reason = note.read_text(encoding="utf-8").strip() if note.exists() else "they have not been built"
         return Library(None, reason)
     try:
@@ -88,10 +93,9 @@ def load(folder: Path) -> Library:
     except OSError as error:
         return Library(None, f"the library cannot be loaded: {error}")
     handle.sources_digest.restype = ctypes.c_char_p
-    files = sources()
     if files and handle.sources_digest().decode() != digest(files):
         return Library(None, "they were built from other sources than those beside them, or with other flags")
-    return Library(handle, f"compiled for {best[0]}")
+    return Library(handle, finding)
 
 
 def _wanted() -> str:
