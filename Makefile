@@ -5,8 +5,8 @@ VENV := .venv
 BIN := $(VENV)/bin
 # Exists when the environment is complete; every target that needs the environment depends on it.
 READY := $(VENV)/.ready
-# Native loops, compiled along with the installation.
-LOOPS := collectives/kernels/build.py collectives/kernels/native/* collectives/payloads/codec/native/* compressors/kernels/native/*
+# Native loops and the forwarder of virtual hosts, compiled along with the installation.
+LOOPS := bench/hosts/forwarder_build.py bench/hosts/native/* collectives/kernels/build.py collectives/kernels/native/* collectives/payloads/codec/native/* compressors/kernels/native/*
 
 .DEFAULT_GOAL := help
 .PHONY: help setup demo demo-network test exhaustive sanitize triton bench-ci bless attack resume-sweep lint format clean

@@ -1,4 +1,4 @@
-"""Builds the native loops along with the package; everything else stands in pyproject.toml.
+"""Builds the native loops and the forwarder along with the package; everything else stands in pyproject.toml.
 
 Where they cannot be compiled the installation goes on without them: `bench doctor` says why.
 """
@@ -14,6 +14,7 @@ from setuptools.command.bdist_wheel import bdist_wheel
 from setuptools.command.build import build
 
 sys.path.insert(0, str(Path(__file__).parent))
+from bench.hosts import forwarder_build as forwarder
 from collectives.kernels import build as loops
 
 
@@ -30,15 +31,19 @@ class BuildLoops(Command):
         self.set_undefined_options("build_py", ("build_lib", "build_lib"))
 
     def run(self) -> None:
-        folder = loops.HERE
-        if not self.editable_mode:
-            assert self.build_lib is not None
-            folder = Path(self.build_lib, "collectives", "kernels")
-        if reason := loops.build_or_say_why(folder):
+        if reason := loops.build_or_say_why(self._folder(loops.HERE)):
             self.warn(f"no native loops, the reference path will serve: {reason}")
+        if reason := loops.build_or_say_why(self._folder(forwarder.HERE), forwarder.build):
+            self.warn(f"no forwarder, links of virtual hosts will be what the kernel makes of them: {reason}")
+
+    def _folder(self, beside: Path) -> Path:
+        if self.editable_mode:
+            return beside
+        assert self.build_lib is not None
+        return Path(self.build_lib, beside.relative_to(loops.ROOT))
 
     def get_source_files(self) -> list[str]:
-        return [str(path.relative_to(loops.ROOT)) for path in loops.sources()]
+        return [str(path.relative_to(loops.ROOT)) for path in (*loops.sources(), *forwarder.sources())]
 
     def get_outputs(self) -> list[str]:
         return []

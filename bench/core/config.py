@@ -199,8 +199,11 @@ class RunConfig(RanksConfig):
         """What identifies the experiment, components with every option."""
         of_devices = {"devices": self.devices} if self.devices else {}
         identity = super().identity() | self.filled | of_devices
+        # The experiment is the one it was before there were these options.
         if self.accumulate == 1:
-            del identity["accumulate"]  # the experiment is the one it was before there was this option
+            del identity["accumulate"]
+        if self.link_trace is None:
+            del identity["link_trace"]
         return identity
 
     @property

@@ -81,9 +81,14 @@ class RanksConfig(JobConfig):
     bandwidth: Annotated[LinkWord, Doc("rate of each link, up and down: 100mbit")] = None
     uplink: Annotated[LinkWord, Doc("rate of what a host sends")] = None
     downlink: Annotated[LinkWord, Doc("rate of what a host receives")] = None
-    latency: Annotated[LinkWord, Doc("one-way delay of what a host sends: 5ms")] = None
-    jitter: Annotated[LinkWord, Doc("how far the delay varies: 1ms")] = None
-    loss: Annotated[LinkWord, Doc("share of frames lost: 1%")] = None
+    bandwidth_trace: Annotated[
+        LinkWord, Doc("file of the rate over time, up and down: a line for each millisecond at which 1500 bytes pass")
+    ] = None
+    uplink_trace: Annotated[LinkWord, Doc("such a file for what a host sends")] = None
+    downlink_trace: Annotated[LinkWord, Doc("such a file for what a host receives")] = None
+    latency: Annotated[LinkWord, Doc("one-way delay of what a host sends, half of two hosts' round trip: 5ms")] = None
+    jitter: Annotated[LinkWord, Doc("how far the delay varies, either way; frames keep their order: 1ms")] = None
+    loss: Annotated[LinkWord, Doc("share of the frames that a host sends that are lost, each for itself: 1%")] = None
     cluster_file: Annotated[
         str | None,
         Doc("a TOML file that describes uneven virtual hosts"),
@@ -93,13 +98,16 @@ class RanksConfig(JobConfig):
     # What comes of these words. The columns say all of it, so the cluster itself need not identify anything.
     cluster: Annotated[dict[str, Any] | None, Doc("the virtual hosts, as `Cluster.to_dict`"), NOT_RECORDED] = None
     uplink_bps: Annotated[
-        float | None, Doc("slowest rate set for what a host sends (empty: not limited)"), Recorded(unit="bit/s")
+        float | None,
+        Doc("slowest rate set for what a host sends, of a trace its mean (empty: not limited)"),
+        Recorded(unit="bit/s"),
     ] = None
     downlink_bps: Annotated[
         float | None, Doc("slowest rate set for what a host receives, likewise"), Recorded(unit="bit/s")
     ] = None
+    link_trace: Annotated[str | None, Doc("file and digest of the rates over time (empty: they are constant)")] = None
     latency_s: Annotated[float | None, Doc("longest one-way delay set on a link"), Recorded(unit="s")] = None
-    jitter_s: Annotated[float | None, Doc("by how much the delay varies at most"), Recorded(unit="s")] = None
+    jitter_s: Annotated[float | None, Doc("by how much the delay varies, either way"), Recorded(unit="s")] = None
     loss_ratio: Annotated[float | None, Doc("largest share of a host's frames that is lost on purpose")] = None
     cpu_share: Annotated[float | None, Doc("smallest share of the time in which a host's processes run")] = None
     cluster_digest: Annotated[str | None, Doc("hash of all links, where hosts are not equal (empty: they are)")] = None

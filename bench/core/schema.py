@@ -199,6 +199,19 @@ METRICS: tuple[Column, ...] = (
     _wire(
         "measured_rtt_s", "round trip time between two hosts measured before training", unit="s", better="", fixed=False
     ),
+    _wire(
+        "measured_loss_ratio",
+        "share of datagrams between hosts that were lost before training (where links lose frames on purpose)",
+        unit="",
+        better="",
+        fixed=False,
+    ),
+    _wire(
+        "forwarder_cpu_share",
+        "share of one core that the forwarder between virtual hosts took during the steps (empty: none was needed)",
+        unit="",
+        fixed=False,
+    ),
     _column("health", "replicas_in_sync", bool, "parameters are equal bit for bit on all ranks"),
     _column(
         "health",
@@ -328,6 +341,21 @@ COLLECTIVES: tuple[Column, ...] = (
         float,
         "round trip time between two hosts, likewise: median over hosts",
         unit="s",
+        fixed=False,
+    ),
+    _column(
+        "network",
+        "measured_loss_ratio",
+        float,
+        "share of datagrams that were lost, likewise (where links lose frames on purpose)",
+        fixed=False,
+    ),
+    _column(
+        "network",
+        "forwarder_cpu_share",
+        float,
+        "share of one core that the forwarder between virtual hosts took during the sums (empty: none was needed)",
+        better="lower",
         fixed=False,
     ),
     _column("network", "wire_headers", str, "exact: the kernel counted real frames; estimated: offload was on"),

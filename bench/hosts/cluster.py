@@ -11,6 +11,7 @@ from bench.core.configuration import short_digest
 from bench.core.errors import UsageError
 from bench.core.interface import WireHeaders
 from bench.core.units import MAX_RATE_BPS, format_rate, format_seconds
+from bench.hosts.trace import Trace
 
 # One /24 network, the first and the last address left out.
 MAX_HOSTS = 254
@@ -30,9 +31,10 @@ class HostLink:
         name: letters, digits, dots and dashes; shown in messages, and resolved to the host's address by the hosts.
         uplink_bps: rate of what the host sends, bits per second, frames counted whole; None: not limited.
         downlink_bps: the same for what it receives.
+        uplink_trace, downlink_trace: the rate over time instead of a constant one.
         latency_s: one-way delay added to what the host sends. Between two hosts the round trip is thus the sum of both.
-        jitter_s: the delay varies by up to this, uniformly; packets may overtake each other, as `netem` lets them.
-        loss: share of the host's sent frames that are dropped, 0 to 1.
+        jitter_s: the delay varies by up to this, uniformly, drawn anew every ten jitters; frames keep their order.
+        loss: share of the host's sent frames that are lost, 0 to 1, each for itself.
         cpu_share: share of the time in which the host's processes may run, 0.05 to 1; 0.5 is a machine half as fast.
 
     Raises:
@@ -42,6 +44,8 @@ class HostLink:
     name: str
     uplink_bps: float | None = None
     downlink_bps: float | None = None
+    uplink_trace: Trace | None = None
+    downlink_trace: Trace | None = None
     latency_s: float = 0.0
     jitter_s: float = 0.0
     loss: float = 0.0
@@ -53,6 +57,19 @@ class HostLink:
         for direction, rate in (("uplink", self.uplink_bps), ("downlink", self.downlink_bps)):
             if rate is not None and not (_MIN_RATE_BPS <= rate <= MAX_RATE_BPS):
                 raise UsageError(f"{self.name}: {direction} of {rate:g} bit/s is not possible; give 100kbit to 100gbit")
+        for direction, rate, trace in (
+            ("uplink", self.uplink_bps, self.uplink_trace),
+            ("downlink", self.downlink_bps, self.downlink_trace),
+        ):
+            if trace is None:
+                continue
+            if rate is not None:
+                raise UsageError(f"{self.name}: the {direction} has both a rate and a trace; give one of them")
+            if not (_MIN_RATE_BPS <= trace.mean_bps <= MAX_RATE_BPS):
+                raise UsageError(
+                    f"{self.name}: {direction} by {trace.label}, {format_rate(trace.mean_bps)} on average, is not"
+                    " possible; give a trace of 100kbit to 100gbit"
+                )
         if not 0 <= self.latency_s <= 10:
             raise UsageError(f"{self.name}: a latency of {self.latency_s:g} s is not possible; give 0 to 10 s")
         if not 0 <= self.jitter_s <= self.latency_s:
@@ -66,19 +83,33 @@ class HostLink:
             raise UsageError(f"{self.name}: a cpu_share of {self.cpu_share:g} is not possible; give 0.05 to 1")
 
     @property
-    def needs_netem(self) -> bool:
-        """Whether the kernel's `netem` is needed: latency, jitter and loss are its work."""
+    def impaired(self) -> bool:
+        """Whether frames arrive late, or not at all."""
         return self.latency_s > 0 or self.loss > 0
 
-    def figures(self) -> dict[str, float | None]:
-        """Everything but the name."""
-        return {name: value for name, value in dataclasses.asdict(self).items() if name != "name"}
+    @property
+    def traces(self) -> tuple[Trace | None, Trace | None]:
+        """Up and down."""
+        return self.uplink_trace, self.downlink_trace
+
+    @property
+    def mean_rates(self) -> tuple[float | None, float | None]:
+        """Bits per second up and down, those of a trace on average; None: not limited."""
+        rates = (self.uplink_bps, self.downlink_bps)
+        up, down = (trace.mean_bps if trace else rate for rate, trace in zip(rates, self.traces, strict=True))
+        return up, down
+
+    def figures(self) -> dict[str, Any]:
+        """Everything but the name; of a trace what it says, wherever it lies."""
+        figures = {name: value for name, value in vars(self).items() if name != "name" and "trace" not in name}
+        digests = {"traces": [trace and trace.digest for trace in self.traces]}
+        return figures | (digests if any(self.traces) else {})
 
     def describe(self) -> str:
         """One line for people, e.g. ``up 20 Mbit/s, down 100 Mbit/s, latency 5 ms``."""
         parts = [
-            f"{word} {format_rate(rate) if rate is not None else 'not limited'}"
-            for word, rate in (("up", self.uplink_bps), ("down", self.downlink_bps))
+            f"{word} {format_rate(rate) if rate is not None else 'not limited'}{f' by {trace.label}' if trace else ''}"
+            for word, rate, trace in zip(("up", "down"), self.mean_rates, self.traces, strict=True)
         ]
         if self.latency_s:
             jitter = f" +- {format_seconds(self.jitter_s)}" if self.jitter_s else ""
@@ -104,12 +135,19 @@ def check_number_of_hosts(number: int) -> None:
 class Cluster:
     """The virtual hosts of one run, in rank order: host 0 holds ranks 0 to `ranks_per_host` - 1, and so on.
 
+    Attributes:
+        hosts: hosts and links.
+        ranks_per_host: at least 1.
+        forwarded: the links are the work of our own forwarder instead of the kernel's queues alone; where it is not
+            asked for, this is decided when the hosts are started, by what the machine can do.
+
     Raises:
         UsageError: too few or too many hosts, two of one name, or no rank per host.
     """
 
     hosts: tuple[HostLink, ...]
     ranks_per_host: int = 1
+    forwarded: bool = False
 
     def __post_init__(self) -> None:
         check_number_of_hosts(len(self.hosts))
@@ -144,8 +182,9 @@ class Cluster:
         `cluster_digest` tells clusters of unequal hosts apart; equal hosts are described by the other columns.
         """
         return {
-            "uplink_bps": _slowest(host.uplink_bps for host in self.hosts),
-            "downlink_bps": _slowest(host.downlink_bps for host in self.hosts),
+            "uplink_bps": _slowest(host.mean_rates[0] for host in self.hosts),
+            "downlink_bps": _slowest(host.mean_rates[1] for host in self.hosts),
+            "link_trace": ", ".join(dict.fromkeys(trace.label for trace in self.traces)) or None,
             "latency_s": max(host.latency_s for host in self.hosts),
             "jitter_s": max(host.jitter_s for host in self.hosts),
             "loss_ratio": max(host.loss for host in self.hosts),
@@ -154,17 +193,25 @@ class Cluster:
         }
 
     @property
-    def needs_netem(self) -> bool:
-        """Whether any host needs the kernel's `netem`."""
-        return any(host.needs_netem for host in self.hosts)
+    def impaired(self) -> bool:
+        """Whether any host's frames arrive late, or not at all."""
+        return any(host.impaired for host in self.hosts)
+
+    @property
+    def traces(self) -> list[Trace]:
+        """All that are followed, host by host, up before down."""
+        return [trace for host in self.hosts for trace in host.traces if trace is not None]
 
     @property
     def wire_headers(self) -> WireHeaders:
         """``exact`` if every packet is one real frame, ``estimated`` if segmentation offload stays on.
 
         One setting for all hosts: in a mixed cluster one rank's bytes would be counted and another's estimated. A
-        lossy cluster always uses real frames, because with offload one loss would take up to 44 frames at once.
+        lossy cluster always uses real frames, because with offload one loss would take up to 44 frames at once; the
+        forwarder knows no others.
         """
+        if self.forwarded:
+            return "exact"
         rates = [rate for host in self.hosts for rate in (host.uplink_bps, host.downlink_bps)]
         slow_enough = all(rate is not None and rate <= REAL_FRAMES_UP_TO_BPS for rate in rates)
         lossy = any(host.loss > 0 for host in self.hosts)
@@ -182,7 +229,7 @@ class Cluster:
 
     def to_dict(self) -> dict[str, Any]:
         """The cluster as plain values that JSON brings back the same."""
-        return {"hosts": [dataclasses.asdict(host) for host in self.hosts], "ranks_per_host": self.ranks_per_host}
+        return dataclasses.asdict(self) | {"hosts": [dataclasses.asdict(host) for host in self.hosts]}
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> Self:
@@ -192,10 +239,14 @@ class Cluster:
             UsageError: they are not a cluster.
         """
         try:
-            hosts = tuple(HostLink(**host) for host in values["hosts"])
-            return cls(hosts=hosts, ranks_per_host=values["ranks_per_host"])
+            return cls(**{**values, "hosts": tuple(map(_host_from_dict, values["hosts"]))})
         except (TypeError, KeyError) as error:
             raise UsageError(f"this is not a cluster as `bench` writes it ({error})") from None
+
+
+def _host_from_dict(values: Mapping[str, Any]) -> HostLink:
+    traces = {name: Trace(**values[name]) for name in ("uplink_trace", "downlink_trace") if values.get(name)}
+    return HostLink(**{**values, **traces})
 
 
 def _slowest(rates: Iterable[float | None]) -> float | None:

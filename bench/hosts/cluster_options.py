@@ -1,7 +1,7 @@
 """From what a user writes to a `Cluster`: command-line options, named networks and TOML files.
 
-All three use the same words: `bandwidth` (both directions), `uplink`, `downlink`, `latency`, `jitter`, `loss`,
-`network`.
+All three use the same words: `network`, `bandwidth` (both directions), `uplink`, `downlink`, these three with `-trace`
+(in a file `_trace`) for a rate over time, `latency`, `jitter`, `loss`.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from bench.core.job_config import RanksConfig
 from bench.core.toml_files import read_toml, refuse_unknown, tables, whole_number
 from bench.core.units import parse_duration, parse_rate
 from bench.hosts.cluster import MAX_HOSTS, Cluster, HostLink
+from bench.hosts.trace import Trace
 from collectives.options import did_you_mean
 
 
@@ -37,8 +38,7 @@ def _preset(name: str, uplink: str, downlink: str, latency: str, meaning: str) -
     return Preset(link=link, meaning=meaning)
 
 
-# Loss is 0 everywhere: wireless links repeat lost frames themselves, so that TCP sees delay instead. Jitter is 0
-# because netem's jitter lets packets overtake each other, which these links do not.
+# Loss is 0 everywhere: wireless links repeat lost frames themselves, so that TCP sees delay instead.
 PRESETS: Mapping[str, Preset] = {
     "adsl": _preset(
         "adsl", "1mbit", "16mbit", "12ms", "ADSL2+ (ITU-T G.992.5, at most 1.4 up and 24 down), 2 km of line"
@@ -51,7 +51,8 @@ PRESETS: Mapping[str, Preset] = {
     "10gbe": _preset("10gbe", "10gbit", "10gbit", "0ms", "10-gigabit Ethernet; most machines are slower than it"),
 }
 
-_LINK_KEYS = ("network", "bandwidth", "uplink", "downlink", "latency", "jitter", "loss")
+_RATES = {"bandwidth": ("uplink", "downlink"), "uplink": ("uplink",), "downlink": ("downlink",)}
+_LINK_KEYS = ("network", *_RATES, *(f"{key}_trace" for key in _RATES), "latency", "jitter", "loss")
 _HOST_KEYS = ("name", "count", *_LINK_KEYS, "cpu_share")
 _FILE_KEYS = ("ranks_per_host", "host")
 
@@ -66,13 +67,14 @@ def cluster_from_options(asked: RanksConfig) -> Cluster | None:
         raise UsageError("--ranks-per-host deals ranks to virtual hosts; say how many with --hosts N")
     texts = {key: text for key in _LINK_KEYS if (text := getattr(asked, key)) is not None}
     if asked.cluster_file is not None:
-        extra = [f"--{key}" for key in texts] + (["--hosts"] if asked.hosts is not None else [])
+        extra = [_flag(key) for key in texts] + (["--hosts"] if asked.hosts is not None else [])
         if extra:
             raise UsageError(f"--cluster and {extra[0]} both describe the hosts; put all of it into the file")
         return cluster_from_toml(Path(asked.cluster_file))
     if asked.hosts is None:
         if texts:
-            raise UsageError(f"--{next(iter(texts))} limits the link of virtual hosts; say how many with --hosts N")
+            word = _flag(next(iter(texts)))
+            raise UsageError(f"{word} limits the link of virtual hosts; say how many with --hosts N")
         return None
     return Cluster.uniform(asked.hosts, ranks_per_host=asked.ranks_per_host or 1, link=_link(texts, where="--"))
 
@@ -81,7 +83,8 @@ def cluster_from_toml(path: Path) -> Cluster:
     """Read an uneven cluster.
 
     The file holds `ranks_per_host` (default 1) and one table `[[host]]` per host, or per `count` equal hosts, with
-    any of `name`, `network`, `bandwidth`, `uplink`, `downlink`, `latency`, `jitter`, `loss`, `cpu_share`::
+    any of `name`, `network`, `bandwidth`, `uplink`, `downlink`, `bandwidth_trace`, `uplink_trace`, `downlink_trace`,
+    `latency`, `jitter`, `loss`, `cpu_share`; the path of a trace begins at the file's folder::
 
         ranks_per_host = 1
 
@@ -104,12 +107,13 @@ def cluster_from_toml(path: Path) -> Cluster:
     refuse_unknown(content, _FILE_KEYS, where=str(path))
     hosts: list[HostLink] = []
     for number, table in enumerate(tables(content, "host", where=str(path)), start=1):
-        hosts += _hosts_of_table(table, first_index=len(hosts), where=f"{path}, host {number}: ")
+        where = f"{path}, host {number}: "
+        hosts += _hosts_of_table(table, first_index=len(hosts), where=where, folder=path.parent)
     ranks = whole_number(content.get("ranks_per_host", 1), where=f"{path}: ranks_per_host")
     return Cluster(hosts=tuple(hosts), ranks_per_host=ranks)
 
 
-def _hosts_of_table(table: Mapping[str, Any], *, first_index: int, where: str) -> list[HostLink]:
+def _hosts_of_table(table: Mapping[str, Any], *, first_index: int, where: str, folder: Path) -> list[HostLink]:
     refuse_unknown(table, _HOST_KEYS, where=where.removesuffix(": "))
     count = whole_number(table.get("count", 1), where=f"{where}count")
     if first_index + count > MAX_HOSTS:
@@ -121,7 +125,7 @@ def _hosts_of_table(table: Mapping[str, Any], *, first_index: int, where: str) -
     if isinstance(share, bool) or not isinstance(share, (int, float)):
         raise UsageError(f"{where}cpu_share={share!r} is not a number; write it like cpu_share = 0.5")
     texts = {key: table[key] for key in _LINK_KEYS if key in table}
-    link = dataclasses.replace(_link(texts, where=where), name=name, cpu_share=float(share))
+    link = dataclasses.replace(_link(texts, where=where, folder=folder), name=name, cpu_share=float(share))
     if count == 1:
         return [link]
     prefix = name if "name" in table else "host"
@@ -129,35 +133,56 @@ def _hosts_of_table(table: Mapping[str, Any], *, first_index: int, where: str) -
     return [dataclasses.replace(link, name=f"{prefix}{start + offset}") for offset in range(count)]
 
 
-def _link(texts: Mapping[str, Any], *, where: str) -> HostLink:
-    """One host's link; `where` is put before an option's name in messages."""
+def _link(texts: Mapping[str, Any], *, where: str, folder: Path = Path()) -> HostLink:
+    """One host's link; `where` is put before an option's name in messages, and paths begin at `folder`."""
     for key, text in texts.items():
         if key != "loss" and not isinstance(text, str):
-            raise UsageError(
-                f'{where}{key}={text!r} is not a text with a unit; write it like {key} = "{_EXAMPLE[key]}"'
-            )
-    if "bandwidth" in texts and ("uplink" in texts or "downlink" in texts):
-        raise UsageError(f"{where}bandwidth sets both directions; give either it or uplink and downlink")
+            raise UsageError(f'{where}{key}={text!r} is not a text; write it like {key} = "{_EXAMPLE[key]}"')
+    _refuse_two_rates(texts, where)
     base = _named(texts["network"]).link if "network" in texts else HostLink(name="host")
     figures: dict[str, Any] = {}
-    for key, fields, parse in (
-        ("bandwidth", ("uplink_bps", "downlink_bps"), parse_rate),
-        ("uplink", ("uplink_bps",), parse_rate),
-        ("downlink", ("downlink_bps",), parse_rate),
-        ("latency", ("latency_s",), parse_duration),
-        ("jitter", ("jitter_s",), parse_duration),
-        ("loss", ("loss",), _parse_share),
+    for key, directions in _RATES.items():
+        for direction in directions:
+            if key in texts:
+                figures[f"{direction}_bps"] = parse_rate(texts[key])
+            if f"{key}_trace" in texts:
+                trace = Trace.of(folder / texts[f"{key}_trace"])
+                figures |= {f"{direction}_bps": None, f"{direction}_trace": trace}
+    for key, field, parse in (
+        ("latency", "latency_s", parse_duration),
+        ("jitter", "jitter_s", parse_duration),
+        ("loss", "loss", _parse_share),
     ):
         if key in texts:
-            figures |= dict.fromkeys(fields, parse(texts[key]))
+            figures[field] = parse(texts[key])
     return dataclasses.replace(base, **figures)
 
 
-_EXAMPLE = dict.fromkeys(("bandwidth", "uplink", "downlink"), "20mbit") | {
-    "network": "wifi",
-    "latency": "5ms",
-    "jitter": "1ms",
-}
+def _refuse_two_rates(texts: Mapping[str, Any], where: str) -> None:
+    """A direction has one rate, or one trace."""
+    setting: dict[str, str] = {}
+    for key, directions in _RATES.items():
+        for word in (key, f"{key}_trace"):
+            for direction in directions if word in texts else ():
+                if direction in setting:
+                    both = [_flag(each) if where == "--" else where + each for each in (setting[direction], word)]
+                    raise UsageError(f"{both[0]} and {both[1]} both set the {direction}; give one of them")
+                setting[direction] = word
+
+
+def _flag(key: str) -> str:
+    return f"--{key.replace('_', '-')}"
+
+
+_EXAMPLE = (
+    dict.fromkeys(_RATES, "20mbit")
+    | {f"{key}_trace": "cell.trace" for key in _RATES}
+    | {
+        "network": "wifi",
+        "latency": "5ms",
+        "jitter": "1ms",
+    }
+)
 
 
 def _named(name: str) -> Preset:

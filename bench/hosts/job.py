@@ -25,11 +25,12 @@ from bench.core.errors import RunFailed, UsageError
 from bench.core.interface import WIRE_HEADERS_VARIABLE
 from bench.core.processes import import_variables, killed_by
 from bench.core.run_folder import RunFolder
+from bench.hosts import ways
 from bench.hosts.cluster import Cluster
 from bench.hosts.network_report import NetworkReport
 from bench.hosts.network_script import INTERFACE
 from bench.hosts.supervisor import STOP_GRACE_S, Assignment
-from bench.hosts.support import UNSHARE, hosts_supported, netem_supported, search_path
+from bench.hosts.support import UNSHARE, hosts_supported, search_path
 
 PORT = 29500
 """Where host 0's rendezvous listens; the network is private, so the port is always free."""
@@ -109,6 +110,7 @@ def start_hosts(
     *,
     output: IO[Any] | None = None,
     grace_s: float = 30.0,
+    seed: int = 1,
 ) -> HostsJob:
     """Build the network, measure it, start one command per host; returns when the commands run.
 
@@ -118,12 +120,13 @@ def start_hosts(
         command_for: host index -> (arguments, variables to add to this process's environment).
         output: where everything's output goes; None: this process's own.
         grace_s: after the first host's command failed, the others may go on for so long before they are stopped.
+        seed: of losses and jitter, where the forwarder makes them.
 
     Raises:
-        UsageError: virtual hosts, or latency and loss, are not possible here.
+        UsageError: virtual hosts, or what was asked of their links, are not possible here.
         RunFailed: the network could not be set up, or a host cannot reach another.
     """
-    check_support(cluster, run_dir)
+    cluster = _settled(cluster, run_dir)
     commands = [command_for(index) for index in range(len(cluster.hosts))]
     shared = {WIRE_HEADERS_VARIABLE: cluster.wire_headers}
     assignment = Assignment(
@@ -132,6 +135,7 @@ def start_hosts(
         environments=tuple({**shared, **variables} for _, variables in commands),
         run_dir=run_dir.resolve(),
         grace_s=grace_s,
+        seed=seed,
     )
     path = run_dir.resolve() / ASSIGNMENT_FILE
     path.write_text(assignment.to_json(), encoding="utf-8")
@@ -167,24 +171,19 @@ def start_hosts(
     return HostsJob(unshare, status, cluster, report)
 
 
-def check_support(cluster: Cluster, run_dir: Path) -> None:
-    """Refuse what cannot work here, before anything is started.
+def _settled(cluster: Cluster, run_dir: Path) -> Cluster:
+    """The cluster as it will work here; what cannot is refused before anything is started.
 
     Raises:
-        UsageError: virtual hosts are not possible here, or latency, jitter and loss are not.
+        UsageError: virtual hosts are not possible here, or what was asked of their links is not.
     """
     supported, reason = hosts_supported()
     if not supported:
         raise UsageError(f"virtual hosts do not work here: {reason}")
-    if cluster.needs_netem:
-        supported, reason = netem_supported()
-        if not supported:
-            raise UsageError(
-                f"latency, jitter and loss cannot be set here: {reason}; or leave them out (--latency 0ms)"
-            )
     for what, path in (("the run's folder", run_dir), ("the Python interpreter", Path(sys.executable))):
         if path.resolve().is_relative_to("/run"):
             raise UsageError(f"{what} is {path}, and /run is hidden from virtual hosts; use another place")
+    return ways.settle(cluster)
 
 
 def torchrun_arguments(

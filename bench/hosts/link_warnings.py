@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 
 from bench.core.units import format_rate, format_seconds
@@ -11,6 +12,8 @@ from bench.hosts.network_report import Flow
 SHORT_MESSAGE_BYTES = 100_000
 _TOLERANCE = 0.1
 _RTT_TOLERANCE_S = 1e-3
+# Losses are drawn; by chance they are further from what is expected than so many standard deviations once in 16 000.
+_CHANCE = 4
 
 Alone = Callable[[Flow], Flow]
 
@@ -25,9 +28,9 @@ def link_warnings(cluster: Cluster, flows: Sequence[Flow], alone: Alone) -> list
     """
     warnings = _rate_warning(flows, alone)
     # A window over TCP needs several round trips to open: with a latency or losses, a short message is slow by nature.
-    if not cluster.needs_netem:
+    if not cluster.impaired:
         warnings += _burst_warning(cluster, flows, alone)
-    return warnings + _rtt_warning(cluster, flows)
+    return warnings + _rtt_warning(cluster, flows) + _loss_warning(cluster, flows)
 
 
 def _rate_warning(flows: Sequence[Flow], alone: Alone) -> list[str]:
@@ -81,12 +84,27 @@ def _is_near(reached_bps: float, asked_bps: float) -> bool:
 
 
 def _rtt_warning(cluster: Cluster, flows: Sequence[Flow]) -> list[str]:
-    latency = {host.name: host.latency_s for host in cluster.hosts}
+    hosts = {host.name: host for host in cluster.hosts}
     for flow in flows:
-        asked_s = latency[flow.sender] + latency[flow.receiver]
-        if asked_s and abs(flow.rtt_s - asked_s) > max(_TOLERANCE * asked_s, _RTT_TOLERANCE_S):
+        ends = hosts[flow.sender], hosts[flow.receiver]
+        asked_s, jitter_s = sum(host.latency_s for host in ends), sum(host.jitter_s for host in ends)
+        if asked_s and abs(flow.rtt_s - asked_s) > max(_TOLERANCE * asked_s, _RTT_TOLERANCE_S) + jitter_s:
             return [
                 f"{flow.sender} to {flow.receiver} and back took {format_seconds(flow.rtt_s)} where the latencies add"
                 f" up to {format_seconds(asked_s)}; read the results as those of the measured round trip"
             ]
     return []
+
+
+def _loss_warning(cluster: Cluster, flows: Sequence[Flow]) -> list[str]:
+    """Of all hosts together, for one host's datagrams are few."""
+    asked = {host.name: host.loss for host in cluster.hosts}
+    num_sent = sum(flow.num_sent for flow in flows)
+    expected = sum(asked[flow.sender] * flow.num_sent for flow in flows)
+    lost = num_sent - sum(flow.num_received for flow in flows)
+    if abs(lost - expected) <= _TOLERANCE * expected + _CHANCE * math.sqrt(expected):
+        return []
+    return [
+        f"{lost} of {num_sent} datagrams were lost where {expected:.0f} were expected; read the results as those of a"
+        f" loss of {lost / num_sent:.3g}"
+    ]

@@ -16,9 +16,11 @@ class Flow:
     Attributes:
         sender, receiver: names of the hosts.
         asked_bps: the lower of the sender's uplink and the receiver's downlink; None where neither is limited.
-        long_bps: rate of the second half of a long message: frames through the receiver's interface over time.
+        long_bps: rate of the second half of a long message: frames through the receiver's interface over time. Where
+            frames are lost, that of a row of datagrams, those included that were lost.
         short_bps: rate of 100 kB after 0.2 s of silence, from the first byte sent to the last one received.
         rtt_s: median round trip time of a small message before the links were loaded.
+        num_sent, num_received: datagrams of the row; 0 where there was none.
     """
 
     sender: str
@@ -27,6 +29,8 @@ class Flow:
     long_bps: float
     short_bps: float
     rtt_s: float
+    num_sent: int = 0
+    num_received: int = 0
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -36,6 +40,7 @@ class NetworkReport:
     Attributes:
         measured_bandwidth_bps: the slowest flow's rate for a long message.
         measured_rtt_s: median over the flows.
+        measured_loss_ratio: share of all flows' datagrams that were lost; None where no frames shall be.
         wire_headers: whether the interfaces' counters see real frames.
         congestion_control: of TCP, on all hosts.
         warnings: one sentence for each thing that is more than 10 % off, or otherwise not what was asked.
@@ -44,6 +49,7 @@ class NetworkReport:
 
     measured_bandwidth_bps: float
     measured_rtt_s: float
+    measured_loss_ratio: float | None
     wire_headers: WireHeaders
     congestion_control: str
     warnings: tuple[str, ...]

@@ -1,5 +1,7 @@
-"""The commands that build the private network: a switch, and one namespace with one link per virtual host.
+"""The commands that build the private network: one namespace with one link per virtual host, and a switch.
 
+The switch is the kernel's bridge, joined by pairs of virtual interfaces, or our own forwarder, which makes a TAP device
+in every namespace between the two lists of commands.
 They run inside a fresh network and mount namespace, so nothing of the machine's own network is seen or touched.
 Source: Linux ip-netns(8), ip-link(8), veth(4).
 """
@@ -12,6 +14,7 @@ from bench.hosts.cluster import Cluster
 INTERFACE = "eth0"
 """The interface's name on every virtual host."""
 _SWITCH = "switch"
+_TAP_FRAMES = "10000"
 
 
 def namespace(index: int) -> str:
@@ -24,18 +27,27 @@ def port(index: int) -> str:
     return f"port{index}"
 
 
-def build_commands(cluster: Cluster) -> list[list[str]]:
-    """All commands, in order, as argument lists of `mount`, `ip` and `tc`."""
-    commands = [
+def namespace_commands(cluster: Cluster) -> list[list[str]]:
+    """The namespaces, as argument lists of `mount` and `ip`, in order."""
+    return [
         # `ip netns` keeps its names in /run/netns, which only root may make on the machine itself.
         ["mount", "-t", "tmpfs", "none", "/run"],
         ["ip", "link", "set", "lo", "up"],
-        ["ip", "link", "add", _SWITCH, "type", "bridge", "mcast_snooping", "0"],
-        ["ip", "link", "set", _SWITCH, "addrgenmode", "none", "up"],
+        *(["ip", "netns", "add", namespace(index)] for index in range(len(cluster.hosts))),
     ]
+
+
+def link_commands(cluster: Cluster) -> list[list[str]]:
+    """Interfaces, addresses and links, as argument lists of `ip` and `tc`, in order."""
+    commands = [] if cluster.forwarded else _switch_commands()
     for index in range(len(cluster.hosts)):
-        commands += _host_commands(cluster, index)
+        commands += _tap_commands(cluster, index) if cluster.forwarded else _pair_commands(cluster, index)
     return commands
+
+
+def ethernet_address(index: int) -> str:
+    """By which the forwarder knows a host."""
+    return f"02:00:00:00:{(index + 1) >> 8:02x}:{(index + 1) & 255:02x}"
 
 
 def inside(index: int, argv: list[str]) -> list[str]:
@@ -49,24 +61,45 @@ def name_lines(cluster: Cluster) -> str:
     return "".join(f"\n{prefix}{address} {name}" for prefix in ("", "::ffff:") for address, name in named) + "\n"
 
 
-def _host_commands(cluster: Cluster, index: int) -> list[list[str]]:
+def _switch_commands() -> list[list[str]]:
+    return [
+        ["ip", "link", "add", _SWITCH, "type", "bridge", "mcast_snooping", "0"],
+        ["ip", "link", "set", _SWITCH, "addrgenmode", "none", "up"],
+    ]
+
+
+def _pair_commands(cluster: Cluster, index: int) -> list[list[str]]:
     host, name, far_end = cluster.hosts[index], namespace(index), port(index)
-    on_host = ["ip", "-n", name]
     offload = shaping.offload_arguments(cluster)
     real_frames = cluster.wire_headers == "exact"
-    commands = [
-        ["ip", "netns", "add", name],
+    return [
         ["ip", "link", "add", far_end, "type", "veth", "peer", "name", INTERFACE, "netns", name],
         # No link-local addresses: their discovery traffic would show in the counters.
         ["ip", "link", "set", far_end, "addrgenmode", "none"],
-        [*on_host, "link", "set", INTERFACE, "addrgenmode", "none"],
         ["ip", "link", "set", far_end, "master", _SWITCH, *offload, "up"],
+        *_interface_commands(cluster, index, offload),
+        *_on(name, shaping.uplink_commands(INTERFACE, host, real_frames=real_frames)),
+        *shaping.downlink_commands(far_end, host, real_frames=real_frames),
+    ]
+
+
+def _tap_commands(cluster: Cluster, index: int) -> list[list[str]]:
+    """The rest of a link is the forwarder's work; the queue holds what comes while other processes keep it waiting."""
+    rate = shaping.uplink_rate_commands(INTERFACE, cluster.hosts[index], real_frames=True)
+    own = ["address", ethernet_address(index), "txqueuelen", _TAP_FRAMES, *shaping.offload_arguments(cluster)]
+    return [*_interface_commands(cluster, index, own), *_on(namespace(index), rate)]
+
+
+def _interface_commands(cluster: Cluster, index: int, settings: list[str]) -> list[list[str]]:
+    on_host = ["ip", "-n", namespace(index)]
+    return [
+        [*on_host, "link", "set", INTERFACE, "addrgenmode", "none"],
         [*on_host, "addr", "add", f"{cluster.address(index)}/24", "dev", INTERFACE],
-        [*on_host, "link", "set", INTERFACE, *offload, "up"],
+        [*on_host, "link", "set", INTERFACE, *settings, "up"],
         [*on_host, "link", "set", "lo", "up"],
     ]
-    commands += [
-        [command[0], "-n", name, *command[1:]]
-        for command in shaping.uplink_commands(INTERFACE, host, real_frames=real_frames)
-    ]
-    return commands + shaping.downlink_commands(far_end, host, real_frames=real_frames)
+
+
+def _on(name: str, commands: list[list[str]]) -> list[list[str]]:
+    """Commands of `tc` for interfaces of another namespace."""
+    return [[command[0], "-n", name, *command[1:]] for command in commands]

@@ -3,7 +3,8 @@
 All hosts send a long message at once, each to its neighbour, as a ring all-reduce does: every link is thus loaded in
 both directions. Short messages go one after the other, so that they show the link and not the wait for a processor.
 Rates are frames through the receiver's interface (the kernel's counters) over time, so they compare with what was
-asked of the link; the payload's own rate is 4 to 5 % lower.
+asked of the link; the payload's own rate is 4 to 5 % lower. On links that lose frames the long message is a row of
+datagrams. Of a link that follows a trace TCP's rate is measured, and held against nothing: it depends on the moment.
 """
 
 from __future__ import annotations
@@ -21,8 +22,10 @@ from functools import partial
 
 from bench.core.errors import RunFailed
 from bench.core.interface import WireHeaders, interface_bytes
+from bench.hosts import datagrams
 from bench.hosts.cluster import Cluster
 from bench.hosts.congestion import congestion_warnings
+from bench.hosts.datagrams import Row
 from bench.hosts.link_warnings import SHORT_MESSAGE_BYTES, link_warnings
 from bench.hosts.namespace_thread import start_in
 from bench.hosts.network_report import Flow, NetworkReport
@@ -43,7 +46,10 @@ _ZEROS = memoryview(bytes(_MAX_LONG_BYTES))  # the kernel gives its pages when t
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class _Lane:
-    """One connection of a round: who sends to whom, how much, and what was asked of the links between."""
+    """One connection of a round: who sends to whom, how much, and what was asked of the links between.
+
+    Where frames are lost, the long message is `row`.
+    """
 
     sender: int
     receiver: int
@@ -51,6 +57,7 @@ class _Lane:
     long_bytes: int
     asked_bps: float | None
     headers: WireHeaders
+    row: Row | None
 
 
 def measure(cluster: Cluster, congestion_control: str) -> NetworkReport:
@@ -72,6 +79,7 @@ def measure(cluster: Cluster, congestion_control: str) -> NetworkReport:
     return NetworkReport(
         measured_bandwidth_bps=min(flow.long_bps for flow in flows),
         measured_rtt_s=statistics.median(flow.rtt_s for flow in flows),
+        measured_loss_ratio=_loss_ratio(flows),
         wire_headers=cluster.wire_headers,
         congestion_control=congestion_control,
         warnings=(
@@ -90,7 +98,7 @@ def measure_flows(cluster: Cluster, pairs: Sequence[tuple[int, int]]) -> list[Fl
     """
     in_step = threading.Barrier(2 * len(pairs), timeout=_TIMEOUT_S)
     one_at_a_time = threading.Lock()
-    running: list[tuple[_Lane, Future[float], Future[tuple[float, _ShortEnd]], _ShortStart]] = []
+    running: list[tuple[_Lane, Future[float], Future[_Seen], _ShortStart]] = []
     for sender, receiver in pairs:
         lane = _lane(cluster, sender, receiver)
         listening: Future[None] = Future()
@@ -108,15 +116,17 @@ def measure_flows(cluster: Cluster, pairs: Sequence[tuple[int, int]]) -> list[Fl
         if errors:
             problems += [(*names, error) for error in errors if not isinstance(error, threading.BrokenBarrierError)]
             continue
-        long_bps, end = received.result()
+        seen = received.result()
         flows.append(
             Flow(
                 sender=names[0],
                 receiver=names[1],
                 asked_bps=lane.asked_bps,
-                long_bps=long_bps,
-                short_bps=8 * end.num_bytes / (end.time_s - start.time_s),
+                long_bps=seen.long_bps,
+                short_bps=8 * seen.short_bytes / (seen.short_end_s - start.time_s),
                 rtt_s=sent.result(),
+                num_sent=lane.row.number if lane.row else 0,
+                num_received=seen.num_received,
             )
         )
     if problems:
@@ -133,16 +143,31 @@ class _ShortStart:
 
 
 @dataclasses.dataclass(frozen=True)
-class _ShortEnd:
-    """When the receiver had the short message, and what its interface had received meanwhile."""
+class _Seen:
+    """What the receiver saw.
 
-    time_s: float
-    num_bytes: float
+    Attributes:
+        num_received: datagrams.
+        long_bps: rate of the long message.
+        short_end_s: when it had the short one.
+        short_bytes: of whose frames.
+    """
+
+    num_received: int
+    long_bps: float
+    short_end_s: float
+    short_bytes: float
+
+
+def _loss_ratio(flows: Sequence[Flow]) -> float | None:
+    """Share of all datagrams that did not come; None where none were sent."""
+    num_sent = sum(flow.num_sent for flow in flows)
+    return 1 - sum(flow.num_received for flow in flows) / num_sent if num_sent else None
 
 
 def _lane(cluster: Cluster, sender: int, receiver: int) -> _Lane:
     source, target = cluster.hosts[sender], cluster.hosts[receiver]
-    asked = min((rate for rate in (source.uplink_bps, target.downlink_bps) if rate is not None), default=None)
+    asked = min((rate for rate in (source.mean_rates[0], target.mean_rates[1]) if rate is not None), default=None)
     round_trip_s = source.latency_s + target.latency_s
     wanted = math.inf if asked is None else asked / 8 * (_LONG_MESSAGE_S + _LONG_MESSAGE_ROUND_TRIPS * round_trip_s)
     return _Lane(
@@ -150,44 +175,54 @@ def _lane(cluster: Cluster, sender: int, receiver: int) -> _Lane:
         receiver=receiver,
         address=cluster.address(receiver),
         long_bytes=int(min(max(wanted, _MIN_LONG_BYTES), _MAX_LONG_BYTES)),
-        asked_bps=asked,
+        asked_bps=None if source.uplink_trace or target.downlink_trace else asked,
         headers=cluster.wire_headers,
+        row=Row.at(asked) if any(host.loss for host in cluster.hosts) else None,
     )
 
 
-def _receive(lane: _Lane, in_step: threading.Barrier, listening: Future[None]) -> tuple[float, _ShortEnd]:
-    """(rate of the long message's second half, end of the short message), seen by the receiving host."""
+def _receive(lane: _Lane, in_step: threading.Barrier, listening: Future[None]) -> _Seen:
+    """What the receiving host sees of the long and of the short message."""
     try:
-        with socket.create_server((lane.address, _PORT)) as server:
+        with (
+            socket.create_server((lane.address, _PORT)) as server,
+            datagrams.ignoring(lane.address, _PORT),
+        ):
             server.settimeout(_TIMEOUT_S)
             listening.set_result(None)
             connection, _ = server.accept()
-        with connection:
-            connection.settimeout(_TIMEOUT_S)
-            connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-            for _ in range(_NUM_PINGS):
+            with connection:
+                connection.settimeout(_TIMEOUT_S)
+                connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+                for _ in range(_NUM_PINGS):
+                    _read(connection, 1)
+                    connection.sendall(b".")
+                in_step.wait()
+                long = lane.row.receive(_TIMEOUT_S) if lane.row else _receive_long(connection, lane)
+                in_step.wait()
                 _read(connection, 1)
+                bytes_before = interface_bytes(lane.headers).received
                 connection.sendall(b".")
-            in_step.wait()
-            half = lane.long_bytes // 2
-            _read(connection, half)
-            bytes_before, began = interface_bytes(lane.headers).received, time.perf_counter()
-            _read(connection, lane.long_bytes - half)
-            ended, num_bytes = time.perf_counter(), interface_bytes(lane.headers).received - bytes_before
-            in_step.wait()
-            _read(connection, 1)
-            bytes_before = interface_bytes(lane.headers).received
-            connection.sendall(b".")
-            _read(connection, SHORT_MESSAGE_BYTES)
-            end = _ShortEnd(time.perf_counter(), interface_bytes(lane.headers).received - bytes_before)
-            connection.sendall(b".")
-            return 8 * num_bytes / (ended - began), end
+                _read(connection, SHORT_MESSAGE_BYTES)
+                ended, num_bytes = time.perf_counter(), interface_bytes(lane.headers).received - bytes_before
+                connection.sendall(b".")
+                return _Seen(*long, ended, num_bytes)
     except BaseException:
         in_step.abort()
         raise
     finally:
         if not listening.done():
             listening.set_exception(RunFailed("it does not listen"))
+
+
+def _receive_long(connection: socket.socket, lane: _Lane) -> tuple[int, float]:
+    """(no datagrams, the rate of the second half)."""
+    half = lane.long_bytes // 2
+    _read(connection, half)
+    bytes_before, began = interface_bytes(lane.headers).received, time.perf_counter()
+    _read(connection, lane.long_bytes - half)
+    ended, num_bytes = time.perf_counter(), interface_bytes(lane.headers).received - bytes_before
+    return 0, 8 * num_bytes / (ended - began)
 
 
 def _send(
@@ -209,7 +244,10 @@ def _send(
                 _read(connection, 1)
                 round_trips.append(time.perf_counter() - sent)
             in_step.wait()
-            connection.sendall(_ZEROS[: lane.long_bytes])
+            if lane.row:
+                lane.row.send(lane.address, _PORT)
+            else:
+                connection.sendall(_ZEROS[: lane.long_bytes])
             in_step.wait()
             time.sleep(_SILENCE_S)
             with turn:

@@ -1,5 +1,7 @@
 """Shaping: the kernel's queue settings that make a virtual link as fast, slow, late and lossy as asked.
 
+Jitter and traces are not among them: `netem` would let delayed packets overtake each other (`bench.hosts.forwarder`).
+
 Source: Linux tc-tbf(8) and tc-netem(8); netem as the child of the rate limiter is Mininet's arrangement (mininet.link).
 """
 
@@ -28,6 +30,11 @@ def burst_bytes(rate_bps: float, *, real_frames: bool) -> int:
     return min(burst, 3 * FRAME_BYTES) if real_frames else burst
 
 
+def queue_bytes(rate_bps: float) -> int:
+    """What may wait for a link of this rate: 200 ms of it, at least 64 kB; more is dropped."""
+    return max(_MIN_QUEUE_BYTES, math.ceil(rate_bps / 8 * _QUEUE_S))
+
+
 def offload_arguments(cluster: Cluster) -> list[str]:
     """Arguments of `ip link set` that make every packet one real frame; none where offload stays on."""
     if cluster.wire_headers == "estimated":
@@ -35,17 +42,20 @@ def offload_arguments(cluster: Cluster) -> list[str]:
     return ["gso_max_size", str(FRAME_BYTES), "gso_max_segs", "1"]
 
 
+def uplink_rate_commands(device: str, host: HostLink, *, real_frames: bool) -> list[list[str]]:
+    """`tc` commands for the rate at which a host sends."""
+    return _rate_commands(device, host.uplink_bps, real_frames=real_frames)
+
+
 def uplink_commands(device: str, host: HostLink, *, real_frames: bool) -> list[list[str]]:
-    """`tc` commands for what a host sends: its rate, and below it delay, jitter and loss."""
-    commands = _rate_commands(device, host.uplink_bps, real_frames=real_frames)
-    if not host.needs_netem:
+    """`tc` commands for what a host sends: its rate, and below it delay and loss."""
+    commands = uplink_rate_commands(device, host, real_frames=real_frames)
+    if not host.impaired:
         return commands
     place = ["parent", "1:1", "handle", "10:"] if commands else ["root", "handle", "10:"]
     netem = ["tc", "qdisc", "add", "dev", device, *place, "netem", "limit", str(_num_delayed_packets(host))]
     if host.latency_s:
         netem += ["delay", f"{round(host.latency_s * 1e6)}us"]
-        if host.jitter_s:
-            netem += [f"{round(host.jitter_s * 1e6)}us"]
     if host.loss:
         netem += ["loss", f"{host.loss * 100:.6f}%"]
     return [*commands, netem]
@@ -60,7 +70,7 @@ def _rate_commands(device: str, rate_bps: float | None, *, real_frames: bool) ->
     if rate_bps is None:
         return []
     burst = burst_bytes(rate_bps, real_frames=real_frames)
-    queue = max(_MIN_QUEUE_BYTES, math.ceil(rate_bps / 8 * _QUEUE_S)) + burst
+    queue = queue_bytes(rate_bps) + burst
     tbf = ["tbf", "rate", f"{round(rate_bps)}bit", "burst", str(burst), "limit", str(queue)]
     return [["tc", "qdisc", "add", "dev", device, "root", "handle", "1:", *tbf]]
 
@@ -69,5 +79,5 @@ def _num_delayed_packets(host: HostLink) -> int:
     """Room for the packets under way and a full queue; netem's default of 1000 would silently cap the rate."""
     if host.uplink_bps is None:
         return _NUM_PACKETS_UNLIMITED
-    held_s = host.latency_s + host.jitter_s + _QUEUE_S
+    held_s = host.latency_s + _QUEUE_S
     return 100 + math.ceil(host.uplink_bps / 8 * held_s / FRAME_BYTES)

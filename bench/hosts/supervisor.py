@@ -19,14 +19,18 @@ import sys
 import threading
 import time
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any, Self
 
 from bench.core.errors import BenchError, RunFailed
+from bench.core.forwarder_use import FORWARDER_VARIABLE
 from bench.core.processes import killed_by
 from bench.core.run_folder import RunFolder
 from bench.hosts import congestion, network_script, probe
 from bench.hosts.cluster import Cluster
+from bench.hosts.forwarder import Forwarder, open_tap
+from bench.hosts.namespace_thread import start_in
 from bench.hosts.slow_host import SlowHost
 
 # What a stopped host may use to write its last words before it is killed.
@@ -46,6 +50,7 @@ class Assignment:
         environments: one set of variables per host, added to the launcher's own.
         run_dir: the run's folder; the measurements go there.
         grace_s: after the first host's command failed, the others may go on for so long.
+        seed: of losses and jitter.
     """
 
     cluster: Cluster
@@ -53,6 +58,7 @@ class Assignment:
     environments: tuple[dict[str, str], ...]
     run_dir: Path
     grace_s: float
+    seed: int
 
     def to_json(self) -> str:
         """The assignment as JSON text."""
@@ -69,6 +75,7 @@ class Assignment:
             environments=tuple(values["environments"]),
             run_dir=Path(values["run_dir"]),
             grace_s=values["grace_s"],
+            seed=values["seed"],
         )
 
 
@@ -89,17 +96,17 @@ def _serve(path: str, status: int) -> int:
     threading.Thread(target=_listen, args=(asked_to_stop, status), daemon=True).start()
     assignment = Assignment.from_json(Path(path).read_text(encoding="utf-8"))
     try:
-        _prepare(assignment)
+        forwarder = _prepare(assignment)
     except (BenchError, OSError) as error:
         code = error.exit_code if isinstance(error, BenchError) else RunFailed.exit_code
         _tell(status, {"error": str(error), "exit_code": code})
         return code
     _tell(status, {"ready": True})
-    return _Hosts(assignment, asked_to_stop).run()
+    return _Hosts(assignment, asked_to_stop, forwarder).run()
 
 
-def _prepare(assignment: Assignment) -> None:
-    run_commands(network_script.build_commands(assignment.cluster))
+def _prepare(assignment: Assignment) -> Forwarder | None:
+    forwarder = _build(assignment.cluster, assignment.seed)
     if _NAMES.exists():
         # torch looks up the names of the addresses it talks to; there is no name server in here that would answer.
         own = Path("/run/hosts")
@@ -109,6 +116,19 @@ def _prepare(assignment: Assignment) -> None:
         run_commands([["mount", "--bind", str(own), str(_NAMES)]])
     congestion_control = congestion.settle(assignment.cluster)
     probe.measure(assignment.cluster, congestion_control).write(RunFolder(assignment.run_dir))
+    return forwarder
+
+
+def _build(cluster: Cluster, seed: int) -> Forwarder | None:
+    """The network; returns what forwards its frames, unless the kernel does."""
+    run_commands(network_script.namespace_commands(cluster))
+    forwarder = None
+    if cluster.forwarded:
+        names = map(network_script.namespace, range(len(cluster.hosts)))
+        taps = [start_in(name, partial(open_tap, network_script.INTERFACE)).result() for name in names]
+        forwarder = Forwarder(cluster.hosts, taps, seed=seed)
+    run_commands(network_script.link_commands(cluster))
+    return forwarder
 
 
 def _tell(status: int, message: dict[str, Any]) -> None:
@@ -144,7 +164,7 @@ def _end_alone(status: int) -> None:
 class _Hosts:
     """The running commands, one per host."""
 
-    def __init__(self, assignment: Assignment, asked_to_stop: threading.Event) -> None:
+    def __init__(self, assignment: Assignment, asked_to_stop: threading.Event, forwarder: Forwarder | None) -> None:
         self._assignment = assignment
         self._asked_to_stop = asked_to_stop
         self._exit_code = 0
@@ -156,6 +176,9 @@ class _Hosts:
             for index, host in enumerate(assignment.cluster.hosts)
             if host.cpu_share < 1
         ]
+        self._forwarder_task = {FORWARDER_VARIABLE: forwarder.task} if forwarder else {}
+        if forwarder:
+            forwarder.restart()
         self._alive = {self._start(index): host.name for index, host in enumerate(assignment.cluster.hosts)}
 
     def run(self) -> int:
@@ -173,7 +196,7 @@ class _Hosts:
         return os.posix_spawnp(
             command[0],
             command,
-            os.environ | self._assignment.environments[index],
+            os.environ | self._forwarder_task | self._assignment.environments[index],
             file_actions=[(os.POSIX_SPAWN_OPEN, 0, "/dev/null", os.O_RDONLY, 0)],
             setpgroup=0,
             setsigmask=[],

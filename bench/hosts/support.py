@@ -9,6 +9,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+from bench.hosts.forwarder_library import found
+
 # Ordinary users' PATH often lacks the folders in which `ip` and `tc` lie.
 _SYSTEM_FOLDERS = ("/usr/local/sbin", "/usr/sbin", "/sbin")
 
@@ -36,6 +38,11 @@ echo gso; ip link set port0 gso_max_size 1514 gso_max_segs 1
 echo tbf; tc qdisc add dev port0 root handle 1: tbf rate 1mbit burst 4542 limit 65536
 echo exec; ip netns exec trial true
 """
+_TRIAL_TUN = """set -e
+echo node; test -c /dev/net/tun
+echo open; : <> /dev/net/tun
+echo tap; ip tuntap add dev tap0 mode tap
+"""
 _TRIAL_NETEM = "ip link add port0 type veth peer name port1; tc qdisc add dev port0 root netem delay 1ms"
 
 _REASONS = {
@@ -45,6 +52,9 @@ _REASONS = {
     "veth": "the kernel has no virtual Ethernet pairs; load them with `sudo modprobe veth`",
     "gso": "this version of iproute2 cannot switch segmentation off (gso_max_size); install iproute2 6.0 or newer",
     "tbf": "the kernel has no token bucket filter; load it with `sudo modprobe sch_tbf`",
+    "node": "the kernel has no TAP devices; load them with `sudo modprobe tun`",
+    "open": "TAP devices are forbidden here; allow them with `sudo chmod 666 /dev/net/tun`",
+    "tap": "TAP devices cannot be made; load them with `sudo modprobe tun`",
     "exec": "a command cannot be started in a network namespace; a container must be allowed to mount /sys",
 }
 
@@ -70,11 +80,20 @@ def hosts_supported() -> tuple[bool, str]:
 
 @functools.cache
 def netem_supported() -> tuple[bool, str]:
-    """Whether latency, jitter and loss can be set; ask only where `hosts_supported`."""
+    """Whether the kernel can delay and lose packets; ask only where `hosts_supported`."""
     _, complaint = _try(_TRIAL_NETEM)
     if not complaint:
         return True, ""
     return False, f"the kernel has no network emulator; load it with `sudo modprobe sch_netem` ({complaint})"
+
+
+@functools.cache
+def forwarder_supported() -> tuple[bool, str]:
+    """Whether our own forwarder can join virtual hosts; ask only where `hosts_supported`."""
+    if found().handle is None:
+        return False, f"the forwarder is missing ({found().finding}); run `make setup` in the checkout"
+    steps, complaint = _try(_TRIAL_TUN)
+    return (True, "") if not complaint else (False, f"{_REASONS[steps[-1]]} ({complaint})")
 
 
 def _try(script: str) -> tuple[list[str], str]:

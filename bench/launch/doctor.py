@@ -17,7 +17,7 @@ from typing import Any, Literal, cast
 from bench.core import environment, registry
 from bench.core.environment import PACKAGES, usable_cores, version_of
 from bench.core.errors import BenchError, Interrupted
-from bench.core.units import format_bytes
+from bench.core.units import format_bytes, format_rate
 from bench.launch.fork_server import TRAIN, ForkServer
 from bench.launch.unfinished import noted
 from collectives.kernels import library
@@ -60,7 +60,7 @@ def examine(*, world_size: int, out: Path, data_dir: Path, smoke: bool) -> Itera
         world_size: ranks that the user wants to run on this machine.
         out: where results shall go.
         data_dir: where data sets lie.
-        smoke: also train a few steps on two real ranks (some seconds).
+        smoke: also measure the links of virtual hosts, and train a few steps on two real ranks (some seconds).
 
     Raises:
         Interrupted: the user stopped the smoke test.
@@ -74,7 +74,10 @@ def examine(*, world_size: int, out: Path, data_dir: Path, smoke: bool) -> Itera
         yield load()
         yield results_folder(out)
         yield disk(out)
-        yield namespaces()
+        hosts = namespaces()
+        yield hosts
+        if hosts.level == "ok":
+            yield links(measure=smoke)
         torch = backends()
         yield torch
         if torch.level != "fail":  # what follows cannot be looked at without it
@@ -158,6 +161,26 @@ def namespaces() -> Check:
     if supported:
         return Check("ok", "virtual hosts", "network namespaces are permitted")
     return Check("warn", "virtual hosts", reason, "needed only for limited links; all else works without")
+
+
+def links(*, measure: bool) -> Check:
+    """Links of virtual hosts can be slow, late, lossy and uneven over time, by the kernel or by the forwarder."""
+    from bench.hosts.capacity import forwarded_bps
+    from bench.hosts.support import forwarder_supported, netem_supported
+
+    (by_kernel, no_netem), (by_forwarder, no_forwarder) = netem_supported(), forwarder_supported()
+    if not by_forwarder:
+        lost = "jitter and traces" if by_kernel else "latency, jitter, loss and traces"
+        found = f"{no_forwarder}; {no_netem}" if no_netem else no_forwarder
+        return Check("warn", "links", found, f"needed only for {lost} of virtual hosts' links")
+    ours = "jitter and traces" if by_kernel else "latency, jitter, loss and traces"
+    finding = f"{'latency and loss by the kernel, ' if by_kernel else ''}{ours} by the forwarder"
+    if not measure:
+        return Check("ok", "links", finding)
+    try:
+        return Check("ok", "links", f"{finding}, which holds {format_rate(forwarded_bps())}, all links together")
+    except BenchError as error:
+        return Check("warn", "links", f"the forwarder does not work: {error}", f"needed only for {ours}")
 
 
 def backends() -> Check:

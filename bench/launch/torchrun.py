@@ -66,7 +66,7 @@ def launch(config: RanksConfig, folder: RunFolder, server: ForkServer) -> Starte
         server: starts the ranks where all of them are on this machine; names what every rank runs.
 
     Raises:
-        UsageError: virtual hosts, or latency and loss, are not possible here.
+        UsageError: virtual hosts, or what was asked of their links, are not possible here.
         RunFailed: the network could not be set up.
     """
     if config.cluster is not None:
@@ -133,7 +133,7 @@ def start_on_hosts(config: RanksConfig, cluster: Cluster, folder: RunFolder, mod
     """Build the cluster's network, measure it, and start one torchrun agent per host.
 
     Raises:
-        UsageError: virtual hosts, or latency and loss, are not possible here.
+        UsageError: virtual hosts, or what was asked of their links, are not possible here.
         RunFailed: the network could not be set up.
     """
 
@@ -142,7 +142,7 @@ def start_on_hosts(config: RanksConfig, cluster: Cluster, folder: RunFolder, mod
         return command_on_host(index, cluster, folder, module), job_variables(config.threads) | needed
 
     with folder.log.open("wb") as output:
-        return start_hosts(cluster, folder.path, command_for, output=output, grace_s=HOSTS_GRACE_S)
+        return start_hosts(cluster, folder.path, command_for, output=output, grace_s=HOSTS_GRACE_S, seed=config.seed)
 
 
 def check_port(config: RanksConfig) -> None:

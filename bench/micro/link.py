@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from typing import Self
 
 from bench.core.collectives_config import CollectivesConfig
+from bench.core.forwarder_use import ForwarderUse
 from bench.core.interface import interface_bytes
 from collectives.transport.base import Transport
 
@@ -20,6 +21,7 @@ class Link:
         exists: the ranks are on virtual hosts; without, nothing is counted.
         uplink_bps, downlink_bps: this host's rates; None: not limited.
         sent, received: bytes of whole frames per sum, in the turns so far.
+        forwarder_use: of what forwards the frames, if anything but the kernel does.
     """
 
     exists: bool
@@ -27,6 +29,7 @@ class Link:
     downlink_bps: float | None = None
     sent: list[float] = dataclasses.field(default_factory=list)
     received: list[float] = dataclasses.field(default_factory=list)
+    forwarder_use: ForwarderUse = dataclasses.field(default_factory=ForwarderUse)
 
     @classmethod
     def of(cls, config: CollectivesConfig, rank: int) -> Self:
@@ -51,16 +54,18 @@ class Link:
             transport.barrier()
         transport.barrier()  # a backend returns before the kernel has sent everything
         second = interface_bytes()
+        self.forwarder_use.start()
         yield
+        self.forwarder_use.stop()
         transport.barrier()
         third = interface_bytes()
         self.sent.append((third.sent - 2 * second.sent + first.sent) / num_sums)
         self.received.append((third.received - 2 * second.received + first.received) / num_sums)
 
     def columns(self, transport: Transport, time_s: float) -> dict[str, float | None]:
-        """`wire_bytes_sent` and `of_limit`, for sums that took `time_s` seconds."""
+        """`wire_bytes_sent`, `of_limit` and `forwarder_cpu_share`, for sums that took `time_s` seconds."""
         if not self.exists:
-            return {"wire_bytes_sent": None, "of_limit": None}
+            return {"wire_bytes_sent": None, "of_limit": None, "forwarder_cpu_share": None}
         sent, received = (sum(counts) / len(counts) for counts in (self.sent, self.received))
         (mean_sent,) = transport.all_reduce_scalars([sent / transport.world_size], "sum")
         least_s = max(
@@ -68,4 +73,8 @@ class Link:
             8 * received / self.downlink_bps if self.downlink_bps else 0.0,
         )
         (least_s,) = transport.all_reduce_scalars([least_s], "max")
-        return {"wire_bytes_sent": mean_sent, "of_limit": least_s / time_s if least_s else None}
+        return {
+            "wire_bytes_sent": mean_sent,
+            "of_limit": least_s / time_s if least_s else None,
+            "forwarder_cpu_share": self.forwarder_use.share,
+        }

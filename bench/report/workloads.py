@@ -12,7 +12,7 @@ from bench.report.store import Row
 WORKLOAD = (
     "model", "dataset", "train_size", "test_size", "holdout_size", "batch_size", "epochs", "steps", "target_accuracy",
     "partition", "world_size", "hosts", "ranks_per_host", "replicas", "device", "threads", "uplink_bps", "downlink_bps",
-    "latency_s", "jitter_s", "loss_ratio", "cpu_share", "cluster_digest", "straggler",
+    "link_trace", "latency_s", "jitter_s", "loss_ratio", "cpu_share", "cluster_digest", "straggler",
 )  # fmt: skip
 """Settings that say what has to be done; all others say how it is done."""
 

@@ -16,6 +16,7 @@ import torch.distributed as dist
 
 from bench.core import environment, schema
 from bench.core.config import RunConfig
+from bench.core.forwarder_use import ForwarderUse
 from bench.core.interface import interface_bytes
 from bench.core.rows import RowWriter
 from bench.core.run_folder import RunFolder
@@ -155,9 +156,11 @@ class Recorder:
             return
         dist.barrier()
         before = interface_bytes()
+        self._forwarder_use.start()
         yield
         dist.barrier()
         now = interface_bytes()
+        self._forwarder_use.stop()
         self._wire_sent += now.sent - before.sent
         self._wire_received += now.received - before.received
 
@@ -244,6 +247,7 @@ class Recorder:
         self._layer_counts: dict[int, _LayerCount] = {}
         self._traffic_before = {p: dataclasses.replace(t) for p, t in self.strategy.exchange.traffic.items()}
         self._wire_sent = self._wire_received = 0.0
+        self._forwarder_use = ForwarderUse()
 
     def _sent(self) -> dict[Purpose, Traffic]:
         """What this rank sent since the previous row."""
@@ -324,6 +328,7 @@ class Recorder:
             # Ranks of one host share its interface, and each reads the whole counter.
             columns["wire_bytes_per_step"] = sum(sent) / self.config.ranks_per_host / steps
             columns["wire_bytes_received_per_step"] = sum(received) / self.config.ranks_per_host / steps
+            columns["forwarder_cpu_share"] = self._forwarder_use.share
         return columns
 
     def _layer_rows(self, snapshot: Snapshot) -> list[dict[str, Any]]:

@@ -16,7 +16,7 @@ import pytest
 
 from bench.core.errors import RunFailed, UsageError
 from bench.core.run_folder import RunFolder
-from bench.hosts import job
+from bench.hosts import job, ways
 from bench.hosts.cluster import Cluster, HostLink
 from bench.hosts.job import start_hosts
 from bench.hosts.network_report import NetworkReport
@@ -226,10 +226,11 @@ def test_a_network_that_cannot_be_built_is_one_sentence(
     assert "Traceback" not in capfd.readouterr().err
 
 
-def test_latency_is_refused_where_the_kernel_cannot_delay(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(job, "netem_supported", lambda: (False, "no network emulator"))
+def test_latency_is_refused_where_nothing_can_delay(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ways, "netem_supported", lambda: (False, "no network emulator"))
+    monkeypatch.setattr(ways, "forwarder_supported", lambda: (False, "no forwarder"))
     link = HostLink(name="any", latency_s=0.001)
-    with pytest.raises(UsageError, match="no network emulator; or leave them out"):
+    with pytest.raises(UsageError, match="no forwarder; and no network emulator; or leave them out"):
         start_hosts(Cluster.uniform(2, link=link), tmp_path, shell("true", "true"))
 
 

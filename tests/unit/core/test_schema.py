@@ -17,13 +17,14 @@ GROUPS = {
     "identity": "run_id digest config_id name seed model dataset train_size test_size optimizer compressor collective "
     "strategy trigger world_size batch_size epochs lr schedule lr_scaling partition bucket_mb amp augment "
     "hosts ranks_per_host uplink_bps downlink_bps latency_s device threads "
-    "jitter_s loss_ratio cpu_share cluster_digest eval_every warmup_steps target_accuracy",
+    "link_trace jitter_s loss_ratio cpu_share cluster_digest eval_every warmup_steps target_accuracy",
     "progress": "status error epoch step samples train_time_s wall_time_s",
     "quality": "train_loss test_loss test_accuracy time_to_target_s",
     "speed": "samples_per_s step_time_s step_time_p95_s forward_backward_s encode_s exchange_s exposed_s",
     "wire": "payload_bytes_per_step payload_bytes_max_per_step payload_bytes_source control_bytes_per_step "
     "dense_bytes_per_step compression_ratio wire_bytes_per_step wire_bytes_received_per_step messages_per_step "
-    "effective_density support_overlap measured_bandwidth_bps measured_rtt_s",
+    "effective_density support_overlap measured_bandwidth_bps measured_rtt_s measured_loss_ratio "
+    "forwarder_cpu_share",
     "health": "replicas_in_sync skipped_steps staleness_mean staleness_max peak_rss_bytes",
     "origin": "host cpu torch_version kernels git_sha git_dirty started_at",
 }
@@ -54,8 +55,9 @@ def test_the_promised_columns_exist(group: str) -> None:
 def test_the_columns_of_bench_collectives_are_these_and_in_this_order() -> None:
     assert " ".join(column.name for column in COLLECTIVES) == (
         "collective payload size_bytes count dtype overlap seed iters warmup rounds device world_size threads hosts "
-        "ranks_per_host uplink_bps downlink_bps latency_s jitter_s loss_ratio cpu_share cluster_digest "
-        "measured_bandwidth_bps measured_rtt_s wire_headers link_warnings time_p50_s time_p95_s algbw_Bps busbw_Bps "
+        "ranks_per_host uplink_bps downlink_bps link_trace latency_s jitter_s loss_ratio cpu_share cluster_digest "
+        "measured_bandwidth_bps measured_rtt_s measured_loss_ratio forwarder_cpu_share wire_headers link_warnings "
+        "time_p50_s time_p95_s algbw_Bps busbw_Bps "
         "num_wrong messages bytes_sent wire_bytes_sent of_limit"
     )
 

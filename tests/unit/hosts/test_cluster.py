@@ -60,7 +60,7 @@ def test_options_replace_figures_of_a_preset() -> None:
     assert cluster is not None
     host = cluster.hosts[0]
     assert (host.uplink_bps, host.downlink_bps, host.latency_s) == (20e6, PRESETS["wifi"].link.downlink_bps, 0.0)
-    assert not cluster.needs_netem
+    assert not cluster.impaired
 
 
 @pytest.mark.parametrize("name", sorted(PRESETS))
@@ -77,8 +77,8 @@ def test_a_file_describes_uneven_hosts(tmp_path: Path) -> None:
     assert cluster.hosts[3] == HostLink(
         name="edge", uplink_bps=20e6, downlink_bps=50e6, latency_s=0.005, jitter_s=0.001, loss=0.01, cpu_share=0.5
     )
-    assert tuple(cluster.columns().values())[:-1] == (20e6, 50e6, 0.005, 0.001, 0.01, 0.5)
-    assert (cluster.ranks_per_host, cluster.is_uniform, cluster.needs_netem) == (2, False, True)
+    assert tuple(cluster.columns().values())[:-1] == (20e6, 50e6, None, 0.005, 0.001, 0.01, 0.5)
+    assert (cluster.ranks_per_host, cluster.is_uniform, cluster.impaired) == (2, False, True)
 
 
 def test_unnamed_hosts_are_numbered_by_place(tmp_path: Path) -> None:
@@ -109,7 +109,16 @@ def test_describe_is_short_for_equal_hosts_and_complete_for_others(tmp_path: Pat
         ({"hosts": 1}, "give 2 to 254"),
         ({"hosts": 2, "ranks_per_host": 0}, "greater than or equal to 1"),
         ({"bandwidth": "100mbit"}, "--hosts N"),
-        ({"hosts": 2, "bandwidth": "100mbit", "uplink": "1mbit"}, "sets both directions"),
+        (
+            {"hosts": 2, "bandwidth": "1mbit", "uplink": "1mbit"},
+            "--bandwidth and --uplink both set the uplink; give one",
+        ),
+        (
+            {"hosts": 2, "downlink": "1mbit", "bandwidth_trace": "x"},
+            "--bandwidth-trace and --downlink both set the down",
+        ),
+        ({"hosts": 2, "uplink_trace": "no such file"}, "the trace no such file cannot be read"),
+        ({"uplink_trace": "no such file"}, "--uplink-trace limits the link of virtual hosts"),
         ({"hosts": 2, "bandwidth": "fast"}, "is not a bandwidth"),
         ({"hosts": 2, "bandwidth": "1kbit"}, "give 100kbit to 100gbit"),
         ({"hosts": 2, "network": "wify"}, "did you mean 'wifi'"),
@@ -143,6 +152,11 @@ def test_impossible_options_are_one_sentence(options: dict[str, Any], sentence: 
         ("[[host]]\nname = 3", "is not a name"),
         ('[[host]]\nname = "a"\n[[host]]\nname = "a"', "two virtual hosts are named 'a'"),
         ("[[host]]\nloss = true\ncount = 2", "is not a share"),
+        (
+            '[[host]]\nuplink_trace = "a"\nuplink = "1mbit"',
+            "host 1: uplink and .*host 1: uplink_trace both set the uplink",
+        ),
+        ("[[host]]\nbandwidth_trace = 1", 'write it like bandwidth_trace = "cell.trace"'),
         ("[[host", "is not TOML"),
         ("", "give 2 to 254"),
     ],
@@ -168,3 +182,30 @@ def test_frames_are_real_where_processors_can_bear_it(
     slow = HostLink(name="slow", uplink_bps=1e6, downlink_bps=1e6)
     other = HostLink(name="other", uplink_bps=rates[0], downlink_bps=rates[1], loss=loss)
     assert Cluster(hosts=(slow, other)).wire_headers == headers
+
+
+def test_traces_stand_in_the_place_of_rates(tmp_path: Path) -> None:
+    (tmp_path / "cell.up").write_text("1\n2\n", encoding="ascii")  # two opportunities in 2 ms: 12.1 Mbit/s
+    (tmp_path / "cell.down").write_text("1\n1\n2\n2\n", encoding="ascii")
+    path = write(
+        tmp_path, '[[host]]\ncount = 2\nnetwork = "4g"\nuplink_trace = "cell.up"\ndownlink_trace = "cell.down"'
+    )
+    cluster = cluster_from_toml(path)
+    host = cluster.hosts[0]
+    assert (host.uplink_bps, host.downlink_bps, host.latency_s) == (None, None, 0.025)
+    assert host.mean_rates == (2 * 1514 * 8 / 2e-3, 4 * 1514 * 8 / 2e-3)
+    assert host.describe().startswith("up 12.1 Mbit/s by cell.up (")
+    columns = cluster.columns()
+    assert (columns["uplink_bps"], columns["cluster_digest"]) == (host.mean_rates[0], None)
+    assert columns["link_trace"] == ", ".join(trace.label for trace in host.traces if trace)
+    assert Cluster.from_dict(json.loads(json.dumps(cluster.to_dict()))) == cluster
+
+
+def test_clusters_without_traces_keep_their_digest(tmp_path: Path) -> None:
+    assert cluster_from_toml(write(tmp_path, EDGE)).columns()["cluster_digest"] == "476c044920"
+
+
+def test_a_trace_too_slow_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "slow").write_text("1000\n", encoding="ascii")
+    with pytest.raises(UsageError, match=r"uplink by slow \(.*\), 12.1 kbit/s on average, is not possible"):
+        requested(hosts=2, bandwidth_trace=str(tmp_path / "slow"))

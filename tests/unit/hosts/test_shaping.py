@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 import pytest
 
 from bench.hosts import network_script, shaping
@@ -35,11 +37,9 @@ def test_a_rate_alone_is_one_token_bucket_with_a_queue_of_200_ms() -> None:
 
 
 def test_delay_and_loss_sit_below_the_rate_with_room_for_what_is_under_way() -> None:
-    host = HostLink(name="a", uplink_bps=10e6, downlink_bps=10e6, latency_s=0.1, jitter_s=0.01, loss=0.001)
+    host = HostLink(name="a", uplink_bps=10e6, downlink_bps=10e6, latency_s=0.1, loss=0.001)
     commands = [" ".join(command) for command in shaping.uplink_commands("eth0", host, real_frames=True)]
-    assert commands[1] == (
-        "tc qdisc add dev eth0 parent 1:1 handle 10: netem limit 356 delay 100000us 10000us loss 0.100000%"
-    )
+    assert commands[1] == ("tc qdisc add dev eth0 parent 1:1 handle 10: netem limit 348 delay 100000us loss 0.100000%")
     assert len(shaping.downlink_commands("port0", host, real_frames=True)) == 1
 
 
@@ -53,13 +53,13 @@ def test_delay_without_a_rate_is_the_root() -> None:
 @pytest.mark.parametrize(("rate_bps", "segmented"), [(100e6, True), (1e9, False)])
 def test_segmentation_is_switched_off_on_both_ends_of_slow_links(rate_bps: float, segmented: bool) -> None:
     cluster = Cluster.uniform(3, link=HostLink(name="any", uplink_bps=rate_bps, downlink_bps=rate_bps))
-    off = [command for command in network_script.build_commands(cluster) if "gso_max_segs" in command]
+    off = [command for command in network_script.link_commands(cluster) if "gso_max_segs" in command]
     assert len(off) == (6 if segmented else 0)
 
 
 def test_each_host_gets_its_own_address_and_rates() -> None:
     hosts = (HostLink(name="a", uplink_bps=1e6, downlink_bps=2e6), HostLink(name="b", uplink_bps=3e6, downlink_bps=4e6))
-    lines = [" ".join(command) for command in network_script.build_commands(Cluster(hosts=hosts))]
+    lines = [" ".join(command) for command in network_script.link_commands(Cluster(hosts=hosts))]
     assert "ip -n bench1 addr add 10.77.0.2/24 dev eth0" in lines
     rates = [line.partition(" limit ")[0] for line in lines if " tbf " in line]
     assert rates == [
@@ -68,3 +68,18 @@ def test_each_host_gets_its_own_address_and_rates() -> None:
         "tc -n bench1 qdisc add dev eth0 root handle 1: tbf rate 3000000bit burst 3028",
         "tc qdisc add dev port1 root handle 1: tbf rate 4000000bit burst 3028",
     ]
+
+
+def test_of_a_forwarded_link_the_kernel_makes_the_uplinks_rate_alone() -> None:
+    link = HostLink(name="any", uplink_bps=10e6, downlink_bps=20e6, latency_s=0.01, loss=0.1)
+    cluster = dataclasses.replace(Cluster.uniform(2, link=link), forwarded=True)
+    lines = [" ".join(command) for command in network_script.link_commands(cluster)]
+    assert [line for line in lines if "tc " in line] == [
+        f"tc -n bench{index} qdisc add dev eth0 root handle 1: tbf rate 10000000bit burst 3028 limit 253028"
+        for index in range(2)
+    ]
+    assert (
+        "ip -n bench1 link set eth0 address 02:00:00:00:00:02 txqueuelen 10000 gso_max_size 1514 gso_max_segs 1 up"
+        in lines
+    )
+    assert not any("veth" in line or "bridge" in line for line in lines)
