@@ -11,7 +11,7 @@ import pytest
 import torch.distributed as dist
 
 from bench.core.errors import UsageError
-from bench.hosts import support
+from bench.hosts import capacity, support
 from bench.launch import doctor
 from bench.launch.fork_server import TRAIN, ForkServer
 from collectives.shared_memory import cache_lines
@@ -133,6 +133,31 @@ def test_hosts_that_are_not_permitted_are_a_warning(monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr(support, "hosts_supported", lambda: (False, "ip is missing; install iproute2"))
     check = doctor.namespaces()
     assert (check.level, check.finding) == ("warn", "ip is missing; install iproute2")
+
+
+@pytest.mark.parametrize(
+    ("netem", "forwarder", "level", "finding"),
+    [
+        (
+            False,
+            True,
+            "ok",
+            "latency, jitter, loss and traces by the forwarder, which holds 2 Gbit/s, all links together",
+        ),
+        (True, True, "ok", "latency and loss by the kernel, jitter and traces by the forwarder, which holds 2 Gbit/s"),
+        (True, False, "warn", "no tun"),
+        (False, False, "warn", "no tun; no netem"),
+    ],
+)
+def test_the_way_links_work(
+    netem: bool, forwarder: bool, level: str, finding: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(support, "netem_supported", lambda: (netem, "" if netem else "no netem"))
+    monkeypatch.setattr(support, "forwarder_supported", lambda: (forwarder, "" if forwarder else "no tun"))
+    monkeypatch.setattr(capacity, "forwarded_bps", lambda: 2e9)
+    check = doctor.links(measure=True)
+    assert check.level == level
+    assert check.finding.startswith(finding)
 
 
 def test_the_smoke_test_trains_on_two_ranks_and_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -9,6 +9,7 @@ import pytest
 from bench.hosts.cluster import Cluster, HostLink
 from bench.hosts.link_warnings import link_warnings
 from bench.hosts.network_report import Flow
+from bench.hosts.trace import Trace
 
 ASKED = 100e6
 
@@ -69,3 +70,22 @@ def test_latency_is_checked_and_short_messages_then_are_not() -> None:
     assert link_warnings(late, [flow(short=0.1, rtt_s=0.021)], refuse) == []
     (warning,) = link_warnings(late, [flow(short=0.1, rtt_s=0.03)], refuse)
     assert warning.startswith("host0 to host1 and back took 30 ms where the latencies add up to 20 ms")
+
+
+def test_jitter_moves_the_round_trip_and_a_trace_makes_it_wait() -> None:
+    slow = flow(rtt_s=0.015)
+    shaky = HostLink(name="any", uplink_bps=ASKED, downlink_bps=ASKED, latency_s=0.005, jitter_s=0.003)
+    assert link_warnings(Cluster.uniform(2, link=shaky), [slow], refuse) == []
+    assert len(link_warnings(Cluster.uniform(2, link=dataclasses.replace(shaky, jitter_s=0.001)), [slow], refuse)) == 1
+    trace = Trace(path="/cell", digest="0" * 10, mean_bps=ASKED)
+    traced = HostLink(name="any", downlink_trace=trace, latency_s=0.005)
+    assert link_warnings(Cluster.uniform(2, link=traced), [flow(asked=None, rtt_s=0.1)], refuse) == []
+
+
+@pytest.mark.parametrize(("num_received", "warned"), [(7920, False), (7880, False), (7840, True), (8000, True)])
+def test_losses_are_held_against_what_was_asked_and_chance(num_received: int, warned: bool) -> None:
+    lossy = Cluster.uniform(2, link=HostLink(name="any", loss=0.01))
+    flows = [dataclasses.replace(flow(asked=None), num_sent=8000, num_received=num_received)]
+    warnings = link_warnings(lossy, flows, refuse)
+    assert len(warnings) == warned
+    assert all("of 8000 datagrams were lost where 80 were expected" in warning for warning in warnings)

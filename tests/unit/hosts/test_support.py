@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import shutil
 import sys
+from ctypes import CDLL
 from pathlib import Path
 
 import pytest
 
 from bench.hosts import support
+from collectives.kernels.library import Library
 
 supported = support.hosts_supported.__wrapped__
+forwarder_supported = support.forwarder_supported.__wrapped__
 netem_supported = support.netem_supported.__wrapped__
 
 
@@ -85,3 +88,26 @@ def test_no_network_emulator(monkeypatch: pytest.MonkeyPatch) -> None:
     works, reason = netem_supported()
     assert not works
     assert "modprobe sch_netem" in reason
+
+
+@pytest.mark.parametrize(
+    ("steps", "hint"),
+    [
+        (["node"], "modprobe tun"),
+        (["node", "open"], "chmod 666 /dev/net/tun"),
+        (["node", "open", "tap"], "modprobe tun"),
+    ],
+)
+def test_no_tap_devices(monkeypatch: pytest.MonkeyPatch, steps: list[str], hint: str) -> None:
+    monkeypatch.setattr(support, "found", lambda: Library(CDLL(None), "compiled"))
+    trial_ends(monkeypatch, steps, "no")
+    works, reason = forwarder_supported()
+    assert not works
+    assert hint in reason
+
+
+def test_no_forwarder(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(support, "found", lambda: Library(None, "the compiler did not run"))
+    assert forwarder_supported() == (
+        False, "the forwarder is missing (the compiler did not run); run `make setup` in the checkout"
+    )  # fmt: skip
