@@ -14,9 +14,9 @@ from typing import Self
 from bench.core.errors import RunFailed
 from bench.core.interface import FRAME_BYTES, interface_bytes
 
-# At one loss in a hundred 40 are expected.
-_NUM_DATAGRAMS = 4000
-_LEAST_S = 0.25
+# At one loss in a hundred 20 are expected of each host.
+_NUM_DATAGRAMS = 2000
+_LEAST_S = 0.5
 _UNLIMITED_BPS = 100e6
 _HEADER_BYTES = 42  # Ethernet 14, IPv4 20, UDP 8
 _LEAST_FRAME_BYTES = 60
@@ -40,7 +40,7 @@ class Row:
 
     @classmethod
     def at(cls, rate_bps: float | None) -> Self:
-        """The row for links of this rate (not limited: 100 Mbit/s): a quarter of a second, on slow links longer."""
+        """The row for links of this rate (not limited: 100 Mbit/s): half a second, on slow links longer."""
         rate_bps = rate_bps or _UNLIMITED_BPS
         num_bytes = rate_bps / 8 * _LEAST_S
         frame_bytes = min(max(int(num_bytes / _NUM_DATAGRAMS), _LEAST_FRAME_BYTES), FRAME_BYTES)

@@ -53,13 +53,10 @@ def test_rate_and_delay_are_those_asked_for_within_5_percent(tmp_path: Path) -> 
 
 
 def test_as_many_frames_are_lost_as_were_asked_for(tmp_path: Path) -> None:
-    for _ in range(ATTEMPTS):
-        report = measure(forwarded(HostLink(name="any", uplink_bps=20e6, downlink_bps=20e6, loss=0.05)), tmp_path)
-        # 8000 datagrams: four standard deviations are 20 % of 0.05.
-        if report.measured_loss_ratio == pytest.approx(0.05, rel=0.2) and report.flows[0].long_bps > 19e6:
-            assert report.wire_headers == "exact"
-            return
-    pytest.fail(f"not what was asked for: {report}")
+    report = measure(forwarded(HostLink(name="any", uplink_bps=20e6, downlink_bps=20e6, loss=0.1)), tmp_path)
+    # Of 4000 datagrams: four standard deviations are 19 % of 0.1.
+    assert report.measured_loss_ratio == pytest.approx(0.1, rel=0.19)
+    assert report.wire_headers == "exact"
 
 
 def test_with_the_supervisor_killed_nothing_is_left_of_the_forwarder(tmp_path: Path) -> None:
