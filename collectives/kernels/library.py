@@ -86,7 +86,7 @@ def open_library(path: Path, files: list[Path], finding: str) -> Library:
     """A library that `compile_library` made of these files; of a library without sources beside it nothing is asked."""
     if not path.exists():
         note = path.parent / NOT_BUILT
-        reason = note.read_text(encoding="utf-8").strip() if note.exists() else "they have not been built"
+        reason = note.read_text(encoding="utf-8").strip() if note.exists() else "nothing has been built here"
         return Library(None, reason)
     try:
         handle = ctypes.CDLL(str(path))
