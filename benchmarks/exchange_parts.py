@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import collections
 import functools
-import importlib
+import importlib.util
 import threading
 import time
 from collections.abc import Callable
@@ -21,8 +21,11 @@ PARTS = {
         "compressors.powersgd:PowerSgd.reduce",
     ),
     "pack": ("collectives.transport.messages:pack",),
-    "send": ("collectives.transport.process_group:ProcessGroupTransport.post",),
-    "wait": ("collectives.transport.process_group:_Message.wait",),
+    "send": (
+        "collectives.transport.sockets:SocketTransport._post",
+        "collectives.transport.process_group:ProcessGroupTransport.post",
+    ),
+    "wait": ("collectives.transport.sockets:_Message.wait", "collectives.transport.process_group:_Message.wait"),
     "unpack and add": (
         "collectives.rounds.packed:PackedPieces._receive",
         "collectives.payloads.unreduced_sum:UnreducedSum.add_to_",
@@ -78,6 +81,8 @@ class CpuByPart:
     def _wrap(self, part: str, name: str) -> None:
         module_name, _, path = name.partition(":")
         *owners, function_name = path.split(".")
+        if importlib.util.find_spec(module_name) is None:
+            return
         owner: Any = importlib.import_module(module_name)
         for step in owners:
             owner = getattr(owner, step, None)

@@ -21,17 +21,18 @@ from bench.train.rank import end_process, process_group, rank_main, set_up_devic
 from collectives.options import OptionError
 from collectives.payloads.base import PayloadError
 from collectives.transport.base import Transport, TransportError
-from collectives.transport.process_group import ProcessGroupTransport
+from collectives.transport.sockets import open_transport
 
 
 def run(config: CollectivesConfig, folder: RunFolder) -> None:
     """Set up this rank and go through all sizes."""
     device = set_up_device(config.device, config.threads)
     with process_group(device, config.timeout_s):
-        transport = ProcessGroupTransport(device=device, timeout_s=config.timeout_s)
+        transport = open_transport(device=device, timeout_s=config.timeout_s)
         for size in config.sizes_bytes:
             measure(config, size, folder, transport)
         dist.barrier()
+        transport.close()
 
 
 def measure(config: CollectivesConfig, size: int, folder: RunFolder, transport: Transport) -> None:

@@ -1,7 +1,8 @@
 """Transport: the one place where bytes leave a rank, and where they are counted.
 
-`process_group.py` implements it over torch.distributed (gloo, NCCL), `shared_memory.py` through memory that all ranks
-map, `alone.py` for a single rank. Every operation has a bounded wait and knows its peer.
+`sockets.py` implements it over TCP connections of its own, `process_group.py` over torch.distributed (gloo, NCCL),
+`shared_memory.py` through memory that all ranks map, `alone.py` for a single rank. Every operation has a bounded wait
+and knows its peer.
 """
 
 from __future__ import annotations
@@ -246,6 +247,9 @@ class Transport(abc.ABC):
 
         Every rank of `ranks` must call, in the same order relative to its other calls.
         """
+
+    def close(self) -> None:  # noqa: B027 - most hold nothing of their own
+        """Give back what this transport and its views hold; they are of no use then."""
 
 
 def wait_all(pendings: Sequence[Pending]) -> None:

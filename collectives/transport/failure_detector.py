@@ -72,6 +72,11 @@ class FailureDetector:
         self._addresses: dict[int, Address] = {}
         self._append("ping_servers", [rank, *self._ping_server.address])
 
+    @property
+    def host(self) -> str:
+        """This machine's address, as given."""
+        return self._ping_server.address[0]
+
     def stop(self) -> None:
         """Answer no more."""
         self._ping_server.close()

@@ -66,6 +66,11 @@ class ProcessGroupTransport(Transport):
         self.ledger = Ledger()
         self._failure_detector = failure_detector()
 
+    @property
+    def group_name(self) -> str:
+        """What the ranks of the process group call it; no other of the job has this name."""
+        return str(self._group.group_name)
+
     @override
     def name(self, rank: int) -> int:
         return dist.get_global_rank(self._group, self._members[rank])

@@ -15,7 +15,7 @@ from collectives.base import BoundCollective, Collective, Key
 from collectives.payloads.base import Payload
 from collectives.payloads.dense import Dense
 from collectives.transport.base import Purpose, Traffic, Transport, wait_all
-from collectives.transport.process_group import ProcessGroupTransport
+from collectives.transport.sockets import open_transport
 from compressors.ddp.bucket import Bucket
 from compressors.ddp.downlink import Downlink
 from compressors.ddp.reducer import Reducer
@@ -36,7 +36,7 @@ class Channel:
         layers: every trainable parameter.
         reducer: the compressor, and what this rank keeps for it.
         collective: sums payloads.
-        transport: among the ranks; best over a process group of its own (`own_transport`).
+        transport: among the ranks, best over a process group of its own (`own_transport`); closed with the channel.
 
     Attributes:
         layers, reducer, transport: the parts.
@@ -177,9 +177,10 @@ class Channel:
         self.collective.load_state_dict(state["collective"])
 
     def close(self) -> None:
-        """Release what the collective holds; every rank must call."""
+        """Release what the collective and the transport hold; every rank must call."""
         for collective in (self.collective, *self._others):
             collective.close()
+        self.transport.close()
 
     def _begin_step(self, step: Step) -> None:
         self._step = self._downlink.step = step
@@ -195,9 +196,7 @@ def _sent_whole(layer: Layer, tensor: torch.Tensor) -> EncodedLayer:
     return EncodedLayer(layer=layer, payload="Dense", nbytes=tensor.nbytes, num_entries=tensor.numel(), seconds=0.0)
 
 
-def own_transport(
-    device: torch.device, timeout_s: float, group: dist.ProcessGroup | None = None
-) -> ProcessGroupTransport:
+def own_transport(device: torch.device, timeout_s: float, group: dist.ProcessGroup | None = None) -> Transport:
     """A transport over a process group of its own: two threads on one gloo group corrupt sums silently.
 
     Every rank of the group must call.
@@ -215,7 +214,7 @@ def own_transport(
         backend=backends[device.type],
         use_local_synchronization=shared != dist.group.WORLD,
     )
-    return ProcessGroupTransport(cast(dist.ProcessGroup, own), device, timeout_s=timeout_s)
+    return open_transport(cast(dist.ProcessGroup, own), device, timeout_s)
 
 
 def await_command(transport: Transport) -> None:

@@ -20,9 +20,10 @@ from collectives.payloads import Dense
 from collectives.pool import Pool
 from collectives.ring import Ring
 from collectives.transport import failure_detector
-from collectives.transport.base import TransportError
+from collectives.transport.base import Transport, TransportError
 from collectives.transport.failure_detector import Verdict
 from collectives.transport.process_group import ProcessGroupTransport
+from collectives.transport.sockets import open_transport
 from tests.testing.ranks import run_ranks
 
 TIMEOUT_S = 2.0
@@ -33,10 +34,18 @@ def dense() -> Dense:
     return Dense(torch.ones(1000))
 
 
-def own_group(timeout_s: float = TIMEOUT_S) -> ProcessGroupTransport:
+def own_group() -> dist.ProcessGroup:
     group = dist.new_group()
     assert isinstance(group, dist.ProcessGroup)
-    return ProcessGroupTransport(group, timeout_s=timeout_s)
+    return group
+
+
+def over_gloo() -> ProcessGroupTransport:
+    return ProcessGroupTransport(own_group(), timeout_s=TIMEOUT_S)
+
+
+def over_sockets() -> Transport:
+    return open_transport(own_group(), timeout_s=TIMEOUT_S)
 
 
 def failure(collective: BoundCollective) -> tuple[str, int | None]:
@@ -50,8 +59,10 @@ def failure(collective: BoundCollective) -> tuple[str, int | None]:
 
 
 def late_then_killed(rank: int) -> list[tuple[str, int | None]]:
-    late: BoundCollective = Ring().bind(own_group())
-    others = [collective.bind(own_group()) for collective in (Ring(), Native(), Hierarchical(), Pool(slot_bytes=4096))]
+    late: BoundCollective = Ring().bind(over_sockets())
+    others: list[BoundCollective] = [Ring().bind(over_gloo())]
+    others += [collective.bind(over_sockets()) for collective in (Ring(), Native(), Hierarchical())]
+    others.append(Pool(slot_bytes=4096).bind(over_sockets()))
     for collective in (late, *others):
         collective.sum(dense(), (0,))
     said: list[tuple[str, int | None]] = []
@@ -73,12 +84,12 @@ def test_ranks_name_the_one_that_is_late_and_the_one_that_was_killed(tmp_path: P
         assert f"rank {rank} waited 2 s for rank 1, which is alive but did not take part" in message
     for rank in (0, 1, 3):
         said = (f"rank {rank} lost rank 2, which does not answer any more", KILLED)
-        assert by_rank[rank][-4:] == [said] * 4
+        assert by_rank[rank][-5:] == [said] * 5
     assert set(Path("/dev/shm").iterdir()) <= before
 
 
 def stop_rank_1(rank: int) -> tuple[str, int | None]:
-    ring = Ring().bind(own_group())
+    ring = Ring().bind(over_sockets())
     ring.sum(dense(), (0,))
     if rank == 1:
         os.kill(os.getpid(), signal.SIGSTOP)
@@ -133,7 +144,7 @@ VERDICTS = {
 
 
 def say_all(_: int) -> list[tuple[str, int | None]]:
-    transport = own_group()
+    transport = over_gloo()
     said = []
     for verdict in VERDICTS:
         transport._failure_detector.find_lost = lambda *_, verdict=verdict: verdict  # type: ignore[method-assign, misc]

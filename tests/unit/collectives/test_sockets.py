@@ -1,0 +1,295 @@
+"""Messages over TCP connections: long ones both ways at once, what is counted, who is let in, and what breaks."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import select
+import socket
+import struct
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, TypeVar
+
+import pytest
+import torch
+from torch.distributed import HashStore  # type: ignore[attr-defined]
+
+from collectives.transport.base import TransportError, wait_all
+from collectives.transport.connection import Connection, Incoming
+from collectives.transport.meeting import MeetingError, interface_host, meet
+from collectives.transport.sockets import Connections, SocketTransport
+from tests.testing.memory_transport import MemoryTransport, MemoryWires, run_threads
+
+T = TypeVar("T")
+LONG = 6_000_000
+"""more than the kernel's buffers of both ends hold, in bytes"""
+HOST = "127.0.0.1"
+LISTENING = "0A"
+
+
+def over_sockets(fn: Callable[[SocketTransport], T], world_size: int, timeout_s: float = 10.0) -> list[T]:
+    """What `fn` returned on every rank; ranks are threads that have met."""
+    store = HashStore()
+
+    def run(backend: MemoryTransport) -> T:
+        sockets = meet(store, backend.rank, world_size, HOST, timeout_s)
+        connections = {peer: Connection(sock) for peer, sock in sockets.items()}
+        transport = SocketTransport(Connections(backend, connections), backend, range(world_size))
+        try:
+            return fn(transport)
+        finally:
+            transport.close()
+
+    return run_threads(run, world_size, timeout_s)
+
+
+def pair(timeout_s: float = 20.0) -> tuple[SocketTransport, socket.socket]:
+    """Rank 0 of two, and the bare other end of its connection."""
+    here, there = tcp_pair()
+    backend = MemoryWires(2, timeout_s).transport(0)
+    return SocketTransport(Connections(backend, {1: Connection(here)}), backend, range(2)), there
+
+
+def tcp_pair() -> tuple[socket.socket, socket.socket]:
+    with socket.create_server((HOST, 0)) as listener:
+        here = socket.create_connection(listener.getsockname())
+        there, _ = listener.accept()
+    return here, there
+
+
+def test_long_messages_go_both_ways_at_once_around_a_circle_and_across() -> None:
+    def exchange(transport: SocketTransport) -> list[float]:
+        mine = torch.full((LONG // 4,), float(transport.rank))
+        others = [other for other in range(3) if other != transport.rank]
+        rooms = [torch.empty_like(mine) for _ in others]
+        pendings = transport.post([(mine, other) for other in others], list(zip(rooms, others, strict=True)))
+        for pending in reversed(pendings):  # the sends first: none may wait for a receive to be waited for
+            pending.wait()
+        assert all(bool((room == room[0]).all()) for room in rooms)
+        return [float(room[0]) for room in rooms]
+
+    assert over_sockets(exchange, 3) == [[1.0, 2.0], [0.0, 2.0], [0.0, 1.0]]
+
+
+def test_messages_of_every_length_arrive_in_the_order_in_which_they_were_sent() -> None:
+    lengths = [1, 0, 70_000, 3, 200_001, 0, 5]
+
+    def exchange(transport: SocketTransport) -> bool:
+        peer = 1 - transport.rank
+        sent = [torch.full((length,), index, dtype=torch.uint8) for index, length in enumerate(lengths)]
+        incoming = transport.send_receive([(message, peer) for message in sent], [(10**9, peer) for _ in sent])
+        return all(torch.equal(came, message) for came, message in zip(incoming.wait(), sent, strict=True))
+
+    assert over_sockets(exchange, 2) == [True, True]
+
+
+def test_payload_bytes_and_messages_are_counted_and_nothing_else() -> None:
+    def exchange(transport: SocketTransport) -> list[tuple[int, int, bool]]:
+        peer, room = 1 - transport.rank, torch.empty(9, dtype=torch.float64)
+        wait_all(transport.post([(torch.ones(5, dtype=torch.bfloat16), peer)], [(room, peer)]))
+        transport.send_receive([(torch.ones(7, dtype=torch.uint8), peer)], [(100, peer)]).wait()
+        transport.barrier()
+        transport.all_reduce_(torch.ones(4))
+        counted = transport.traffic
+        assert counted["gradient"].seconds > 0
+        return [(counted[p].messages, counted[p].nbytes, counted[p].from_formula) for p in ("gradient", "control")]
+
+    assert over_sockets(exchange, 2) == [[(3, 10 + 7 + 16, True), (1, 8, False)]] * 2
+
+
+def test_a_view_numbers_its_ranks_anew_and_errors_name_them_as_users_do() -> None:
+    def exchange(transport: SocketTransport) -> str:
+        if transport.rank == 0:
+            return ""
+        part = transport.view([2, 1])
+        peer, room = 1 - part.rank, torch.empty(1)
+        wait_all(part.post([(torch.full((1,), float(transport.rank)), peer)], [(room, peer)]))
+        return f"{part.rank} of {part.world_size} hears {float(room)}; {part.timeout_error(peer)}"
+
+    said = "which did not answer within 10 s"
+    assert over_sockets(exchange, 3) == [
+        "",
+        f"1 of 2 hears 2.0; rank 1 waited for rank 2, {said}",
+        f"0 of 2 hears 1.0; rank 2 waited for rank 1, {said}",
+    ]
+
+
+def test_what_is_under_way_arrives_before_the_backend_takes_over() -> None:
+    def exchange(transport: SocketTransport) -> float:
+        peer = 1 - transport.rank
+        sent, room, total = torch.ones(LONG, dtype=torch.uint8), torch.zeros(LONG, dtype=torch.uint8), torch.ones(1)
+        incoming, outgoing = transport.post([(sent, peer)], [(room, peer)])
+        if transport.rank == 0:
+            incoming.wait()  # the other must take what this rank sends before it waits for it in the backend
+        transport.all_reduce_(total)
+        wait_all([incoming, outgoing])
+        return float(total) + float(room.min())
+
+    assert over_sockets(exchange, 2) == [3.0, 3.0]
+
+
+def test_the_kernel_says_nothing_before_a_message_is_complete() -> None:
+    here, there = tcp_pair()
+    here_end, message = Connection(here), Incoming(1000)
+    with there:
+        here_end.receive(message)
+        there.sendall(struct.pack("<Q", 1000))
+        assert is_readable(here_end)
+        here_end.move(select.POLLIN)
+        there.sendall(b"x" * 999)
+        assert not is_readable(here_end)
+        there.sendall(b"x")
+        assert is_readable(here_end)
+        here_end.move(select.POLLIN)
+        assert message.is_done
+        here_end.close()
+
+
+def is_readable(end: Connection) -> bool:
+    poll = select.poll()
+    poll.register(end, end.events())
+    return bool(poll.poll(0))
+
+
+def test_a_peer_that_closes_in_the_middle_of_a_message_is_missed_at_once() -> None:
+    transport, there = pair()
+    pending = transport.receive_into(torch.empty(10, dtype=torch.uint8), 1)
+    there.sendall(struct.pack("<Q", 10) + b"half")
+    there.close()
+    with pytest.raises(TransportError, match="rank 0 waited for rank 1") as caught:
+        pending.wait()
+    assert caught.value.lost_rank == 1
+    assert isinstance(caught.value.__cause__, ConnectionError)
+    with pytest.raises(TransportError):
+        transport.send(torch.ones(1), 1)
+
+
+def test_a_wait_ends_in_time_names_whom_it_waited_for_and_hangs_up_on_all() -> None:
+    transport, there = pair(timeout_s=0.05)
+    with there, pytest.raises(TransportError, match="rank 1, which did not answer"):
+        transport.receive_into(torch.empty(1), 1).wait()
+    transport, there = pair(timeout_s=0.05)
+    with there:
+        pending = transport.send(torch.ones(LONG), 1)
+        with pytest.raises(TransportError, match="rank 1, which did not answer"):
+            pending.wait()
+        while there.recv(1 << 20):
+            pass  # ends, for this rank has hung up
+
+
+def test_a_message_longer_than_the_room_for_it_is_refused() -> None:
+    transport, there = pair()
+    with there:
+        there.sendall(struct.pack("<Q", 2**40))
+        with pytest.raises(TransportError, match=f"rank 1 sent {2**40} bytes where this rank has room for 4"):
+            transport.receive_into(torch.empty(1), 1).wait()
+
+
+class WatchedStore:
+    """A store that lets a stranger act as soon as a rank has said where it listens."""
+
+    def __init__(self, visit: Callable[[tuple[str, int], bytes], None]) -> None:
+        self._store = HashStore()
+        self._visit = visit
+
+    def set(self, key: str, value: str) -> None:
+        host, port, token = json.loads(value)
+        self._visit((host, port), bytes.fromhex(token))
+        self._store.set(key, value)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._store, name)
+
+
+def test_strangers_are_hung_up_on_and_hold_nobody_up() -> None:
+    strangers: list[socket.socket] = []
+
+    def visit(address: tuple[str, int], token: bytes) -> None:
+        guess = bytes(len(token))
+        for said in (b"", b"GET / HTTP/1.0\r\n\r\n", guess + b"\1\0\0\0", token + b"\x07\0\0\0", token + b"\1\0\0"):
+            strangers.append(socket.create_connection(address))
+            strangers[-1].sendall(said)
+
+    store: Any = WatchedStore(visit)
+
+    def run(backend: MemoryTransport) -> list[int]:
+        met = meet(store, backend.rank, 3, HOST, 20.0)
+        for sock in met.values():
+            sock.close()
+        return sorted(met)
+
+    assert run_threads(run, 3) == [[1, 2], [0, 2], [0, 1]]
+    assert len(strangers) == 15
+    for stranger in strangers:
+        with stranger:
+            stranger.settimeout(5)
+            assert is_hung_up_on(stranger)
+
+
+def is_hung_up_on(stranger: socket.socket) -> bool:
+    try:
+        return stranger.recv(1) == b""
+    except ConnectionResetError:
+        return True
+
+
+def test_who_answers_without_the_token_is_not_taken_for_a_rank() -> None:
+    store = HashStore()
+    with socket.create_server((HOST, 0)) as impostor:
+        store.set("0", json.dumps([*impostor.getsockname(), "00" * 32]))
+
+        def answer() -> None:
+            sock, _ = impostor.accept()
+            with sock:
+                sock.sendall(bytes(32))
+
+        thread = threading.Thread(target=answer)
+        thread.start()
+        with pytest.raises(MeetingError, match="somebody else answers") as caught:
+            meet(store, 1, 2, HOST, 20.0)
+        thread.join()
+    assert caught.value.rank == 0
+
+
+def test_who_does_not_come_is_named() -> None:
+    with pytest.raises(MeetingError) as caught:
+        meet(HashStore(), 2, 3, HOST, 0.05)
+    assert caught.value.rank == 0
+    store = HashStore()
+    store.set("1", json.dumps([HOST, 9, "00" * 32]))  # it has said where it is, and goes no further
+    with pytest.raises(MeetingError, match="it did not connect") as caught:
+        meet(store, 0, 2, HOST, 0.05)
+    assert caught.value.rank == 1
+
+
+def listening() -> set[str]:
+    """Where this process accepts connections."""
+    inodes = set()
+    for descriptor in Path("/proc/self/fd").iterdir():
+        with contextlib.suppress(OSError):
+            inodes.add(str(descriptor.readlink()))
+    lines = Path("/proc/self/net/tcp").read_text(encoding="ascii").splitlines()[1:]
+    return {f[1] for f in map(str.split, lines) if f[3] == LISTENING and f"socket:[{f[9]}]" in inodes}
+
+
+def test_a_rank_listens_where_it_is_told_and_only_until_all_have_met() -> None:
+    seen: list[set[str]] = []
+    store: Any = WatchedStore(lambda *_: seen.append(listening() - before))
+    before = listening()
+
+    def run(backend: MemoryTransport) -> None:
+        for sock in meet(store, backend.rank, 2, HOST, 20.0).values():
+            sock.close()
+
+    run_threads(run, 2)
+    assert {address.partition(":")[0] for addresses in seen for address in addresses} == {"0100007F"}
+    assert listening() == before
+
+
+def test_the_interface_that_gloo_would_use_is_listened_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("GLOO_SOCKET_IFNAME", "lo,eth7")
+    assert interface_host(otherwise="10.0.0.9") == "127.0.0.1"
+    monkeypatch.delenv("GLOO_SOCKET_IFNAME")
+    assert interface_host(otherwise="10.0.0.9") == "10.0.0.9"
