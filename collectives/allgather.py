@@ -11,6 +11,7 @@ from __future__ import annotations
 import dataclasses
 from typing import ClassVar
 
+import numpy as np
 from typing_extensions import override
 
 from collectives.base import BoundCollective, Collective, Downlink, PendingSum
@@ -19,6 +20,7 @@ from collectives.payloads.unreduced_sum import UnreducedSum
 from collectives.rounds.base import Piece, Round
 from collectives.rounds.layout import Layout
 from collectives.rounds.packed import PackedPieces
+from collectives.rounds.waves import Ints, Lengths, Wave, weights_of
 from collectives.transport.base import ReduceOp, Transport
 
 
@@ -46,6 +48,13 @@ class Allgather(Collective):
                 round_.send(other, Piece(0, layout.numel, frozenset([rank])))
                 round_.receive(other, Piece(0, layout.numel, frozenset([other])), effect="collect")
         return [round_]
+
+    @override
+    def waves(self, world_size: int, layout: Layout, lengths: Lengths, weights: Ints | None = None) -> list[Wave]:
+        ranks, start = np.arange(world_size), np.zeros(world_size, dtype=np.int64)
+        weights = weights_of(world_size) if weights is None else weights
+        nbytes = lengths.alone(start, start + layout.numel, weights)
+        return [Wave(ranks, ranks, nbytes[:, None], each_to_each=True)]
 
     @override
     def expected_bytes(

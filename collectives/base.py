@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import abc
 import dataclasses
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any, ClassVar, Protocol, Self
 
 import torch
@@ -17,8 +17,9 @@ from collectives.payloads.base import Payload, PayloadError, unpack
 from collectives.payloads.bundle import Bundle
 from collectives.rounds.base import Round
 from collectives.rounds.in_place import Scratch, run_in_place
-from collectives.rounds.layout import Key, Layout, leaves
+from collectives.rounds.layout import Key, Layout, Stretch, leaves
 from collectives.rounds.packed import PackedPieces
+from collectives.rounds.waves import Ints, Lengths, Wave, of_rounds, weights_of
 from collectives.transport import messages
 from collectives.transport.base import ReduceOp, Transport
 
@@ -108,6 +109,29 @@ class Collective(Options, abc.ABC):
             rank: which one.
             layout: of all ranks' payloads; those of several types travel one type after the other (`Layout.by_type`).
         """
+
+    def waves(
+        self, world_size: int, layout: Layout, lengths: Lengths, weights: Ints | None = None
+    ) -> Iterable[Wave] | None:
+        """Return what all ranks send in one sum, wave by wave; None where `rounds` are.
+
+        From the rounds of every rank, unless a collective says it for thousands of ranks at once.
+
+        Args:
+            world_size: as in `rounds`.
+            layout: likewise.
+            lengths: of the messages.
+            weights: int [world_size], of how many ranks each brings the contributions; one each where None.
+        """
+        by_rank = [self.rounds(world_size, rank, layout) for rank in range(world_size)]
+        if any(rounds is None for rounds in by_rank):
+            return None
+        weights = weights_of(world_size) if weights is None else weights
+        return of_rounds([rounds or [] for rounds in by_rank], lengths, weights)
+
+    def cuts(self, world_size: int, layout: Layout) -> list[Stretch]:
+        """Return the stretches in which a packed total ends: one payload each."""
+        return layout.chunks(1)
 
     def expected_bytes(
         self, nbytes: int, world_size: int, rank: int, *, elementwise: bool = True, itemsize: int = 4

@@ -12,9 +12,12 @@ within the group.
 from __future__ import annotations
 
 import dataclasses
+import functools
+import itertools
 from collections.abc import Callable, Iterable, Sequence
 from typing import Annotated
 
+import numpy as np
 from typing_extensions import Doc, override
 
 from collectives import spec
@@ -27,7 +30,9 @@ from collectives.payloads.dense import Dense
 from collectives.payloads.unreduced_sum import UnreducedSum
 from collectives.ranges import Count
 from collectives.rounds.base import Message, Piece, Round
+from collectives.rounds.groups import repeated, spread, together
 from collectives.rounds.layout import Layout, Leaf, Stretch
+from collectives.rounds.waves import Ints, Lengths, Wave, as_arrays
 from collectives.transport import messages
 from collectives.transport.base import ReduceOp, Transport
 
@@ -115,6 +120,41 @@ class Hierarchical(Collective):
             *(outer if rank == group.start else []),
             *_spreading(group, rank, pieces, layout.itemsize),
         ]
+
+    @override
+    def waves(
+        self, world_size: int, layout: Layout, lengths: Lengths, weights: Ints | None = None
+    ) -> Iterable[Wave] | None:
+        groups = self.groups(world_size)
+        inner = self._within_groups(groups, layout, lengths)
+        if inner is None or len(groups) == 1:
+            return inner
+        leaders, sizes = np.array([(group.start, len(group)) for group in groups]).T
+        everything = [(0, layout.numel)]
+        if not self.keeps_kinds(layout) and self.gathers:
+            lengths, cuts = lengths.kept_apart(), everything
+        else:
+            if not self.keeps_kinds(layout):
+                layout, lengths = Layout.dense(layout.numel), lengths.answered_densely()
+            elif layout.itemsize is None and self.group_size > 1:
+                lengths = lengths.cut_at(self.within.cuts(self.group_size, layout))
+            cuts = [cut for cut in self.between.cuts(len(groups), layout) if cut[0] < cut[1]] or everything
+        outer = self.between.waves(len(groups), layout, lengths, sizes)
+        if outer is None:
+            return None
+        whole = lengths.bare(layout.itemsize).joined(*as_arrays(cuts), world_size, np.array([0]), np.array([len(cuts)]))
+        return itertools.chain(inner, (wave.renumbered(leaders) for wave in outer), spread(groups, int(whole[0])))
+
+    def _within_groups(self, groups: Sequence[range], layout: Layout, lengths: Lengths) -> Iterable[Wave] | None:
+        """Groups of one size do the same at the same time; the last may be smaller."""
+        by_size: list[Iterable[Wave]] = []
+        for size in {len(group) for group in groups} - {1}:
+            waves = self.within.waves(size, layout, lengths)
+            if waves is None:
+                return None
+            firsts = np.array([group.start for group in groups if len(group) == size])
+            by_size.append(map(functools.partial(repeated, firsts=firsts), waves))
+        return (together(waves) for waves in itertools.zip_longest(*by_size))
 
     @override
     def expected_bytes(

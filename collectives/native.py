@@ -8,13 +8,16 @@ Bytes: 2 (n-1)/n of the wire tensor per rank, by the formula of a ring, because 
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Iterator
 
 import torch
 from typing_extensions import override
 
 from collectives.base import BoundCollective, Collective, Downlink, PendingSum
 from collectives.payloads.base import Payload, PayloadError
+from collectives.ring import Ring
 from collectives.rounds.layout import Layout
+from collectives.rounds.waves import Ints, Lengths, Wave
 from collectives.transport.base import Done, ReduceOp, Transport
 
 
@@ -40,6 +43,11 @@ class Native(Collective):
     @override
     def rounds(self, world_size: int, rank: int, layout: Layout) -> None:
         """The backend hides them."""
+
+    @override
+    def waves(self, world_size: int, layout: Layout, lengths: Lengths, weights: Ints | None = None) -> Iterator[Wave]:
+        """A ring's, by whose formula its bytes are counted too."""
+        return Ring().waves(world_size, layout, lengths, weights)
 
     @override
     def expected_bytes(

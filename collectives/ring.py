@@ -14,12 +14,15 @@ where n divides it. Merged kinds: what the unions need, headers included.
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Iterator
 
+import numpy as np
 from typing_extensions import override
 
 from collectives.base import Collective
 from collectives.rounds.base import Effect, Piece, Round
-from collectives.rounds.layout import Layout
+from collectives.rounds.layout import Layout, Stretch
+from collectives.rounds.waves import Ints, Lengths, Wave, as_arrays, weights_of
 
 
 @dataclasses.dataclass(kw_only=True)
@@ -44,3 +47,18 @@ class Ring(Collective):
             round_.receive((rank - 1) % n, partial_sum(rank - index - 1, index + 1), effect=effect)
             rounds.append(round_)
         return rounds
+
+    @override
+    def waves(self, world_size: int, layout: Layout, lengths: Lengths, weights: Ints | None = None) -> Iterator[Wave]:
+        n = world_size
+        start, stop = as_arrays(layout.chunks(n))
+        ranks, lengths = np.arange(n), lengths.bare(layout.itemsize)
+        contributions = np.concatenate([[0], np.cumsum(np.tile(weights_of(n) if weights is None else weights, 2))])
+        for index in range(2 * (n - 1)):
+            chunk = (ranks - index) % n
+            terms = contributions[chunk + min(index + 1, n)] - contributions[chunk]
+            yield Wave(ranks, (ranks + 1) % n, lengths.alone(start[chunk], stop[chunk], terms))
+
+    @override
+    def cuts(self, world_size: int, layout: Layout) -> list[Stretch]:
+        return layout.chunks(world_size)

@@ -20,6 +20,7 @@ import functools
 from collections.abc import Iterable, Sequence
 from typing import Annotated, Any, ClassVar, Literal, NamedTuple
 
+import numpy as np
 import torch
 from typing_extensions import Doc, override
 
@@ -34,8 +35,9 @@ from collectives.payloads.row_sparse import RowSparse
 from collectives.payloads.sparse import Sparse
 from collectives.ranges import Count, CountOrZero
 from collectives.rounds.base import Piece, Place, Round
-from collectives.rounds.layout import Key, Layout
+from collectives.rounds.layout import Key, Layout, Stretch
 from collectives.rounds.packed import PackedPieces
+from collectives.rounds.waves import Ints, Lengths, Wave, as_arrays, weights_of
 from collectives.transport.arithmetic import sum_in_order, sum_wires
 from collectives.transport.base import ReduceOp, Transport
 
@@ -113,6 +115,32 @@ class Server(Collective):
     @override
     def rounds(self, world_size: int, rank: int, layout: Layout) -> list[Round]:
         return [self.push_round(world_size, rank, layout), self.pull_round(world_size, rank, layout)]
+
+    @override
+    def waves(self, world_size: int, layout: Layout, lengths: Lengths, weights: Ints | None = None) -> list[Wave]:
+        ranks, weights = np.arange(world_size), weights_of(world_size) if weights is None else weights
+        by_server = self._by_server(world_size, layout)
+        shards = [shard for server in by_server.values() for shard in server]
+        start, stop = as_arrays([shard.place[:2] for shard in shards])
+        ends = np.cumsum([len(server) for server in by_server.values()])
+        first, last = np.concatenate([[0], ends[:-1]]), ends
+
+        def of_all(lengths: Lengths, terms: int) -> Ints:
+            return lengths.joined(start, stop, terms, first, last)
+
+        servers = np.array(list(by_server))
+        pushed, rows = np.unique(weights, return_inverse=True)
+        push = np.stack([of_all(lengths, terms) for terms in pushed.tolist()])[rows if len(pushed) > 1 else [0]]
+        answers = lengths.answered_densely() if self.downlink == "dense" else lengths
+        pull = of_all(answers, 1 if self.downlink == "recode" else int(weights.sum()))
+        return [
+            Wave(ranks, servers, push, each_to_each=True),
+            Wave(servers, ranks, pull[:, None], each_to_each=True),
+        ]
+
+    @override
+    def cuts(self, world_size: int, layout: Layout) -> list[Stretch]:
+        return [shard.place[:2] for shard in self.shards(world_size, layout)]
 
     def push_round(self, world_size: int, rank: int, layout: Layout) -> Round:
         """Every worker's shards to their servers."""

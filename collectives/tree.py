@@ -13,14 +13,17 @@ average. Latency 2 log2(n).
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Iterator
 from typing import Annotated
 
+import numpy as np
 from typing_extensions import Doc, override
 
 from collectives.base import Collective
 from collectives.ranges import Count
 from collectives.rounds.base import Piece, Round
 from collectives.rounds.layout import Layout, Stretch
+from collectives.rounds.waves import Ints, Lengths, Wave, as_arrays, weights_of
 
 
 @dataclasses.dataclass(kw_only=True)
@@ -50,6 +53,28 @@ class Tree(Collective):
                     round_.receive(parent, Piece(*segments[down], everyone))
             rounds.append(round_)
         return rounds
+
+    @override
+    def waves(self, world_size: int, layout: Layout, lengths: Lengths, weights: Ints | None = None) -> Iterator[Wave]:
+        start, stop = as_arrays(self._segments(layout))
+        below = (weights_of(world_size) if weights is None else weights).copy()
+        everyone, lengths = int(below.sum()), lengths.bare(layout.itemsize)
+        children = np.arange(1, world_size)
+        parents, depths = (children - 1) // 2, np.log2(children + 1).astype(np.int64)
+        height = int(depths[-1])
+        for depth in range(height, 0, -1):
+            np.add.at(below, parents[depths == depth], below[children[depths == depth]])
+        for time in range(len(start) + 2 * height - 1):
+            up, down = time - (height - depths), time - (height + depths - 1)
+            rising, falling = (up >= 0) & (up < len(start)), (down >= 0) & (down < len(start))
+            up, down = up[rising], down[falling]
+            risen = lengths.alone(start[up], stop[up], below[children[rising]])
+            fallen = lengths.alone(start[down], stop[down], everyone)
+            yield Wave(
+                np.concatenate([children[rising], parents[falling]]),
+                np.concatenate([parents[rising], children[falling]]),
+                np.concatenate([risen, fallen]),
+            )
 
     def _segments(self, layout: Layout) -> list[Stretch]:
         """Packed payloads travel whole."""

@@ -1,0 +1,115 @@
+"""The waves that the costs are simulated on are the messages that a transport sees, one for one."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterable
+
+import numpy as np
+import pytest
+import torch
+
+from collectives.hierarchical import Hierarchical
+from collectives.payloads import Codes, Dense, Sparse
+from collectives.payloads.base import Payload
+from collectives.rounds.base import Piece, Round
+from collectives.rounds.layout import Layout, Leaf
+from collectives.rounds.waves import Ints, Lengths, Wave, of_rounds, weights_of
+from collectives.server import Server
+from tests.contract.test_rounds import DESCRIBED, Sent, seen
+from tests.testing.collectives import COLLECTIVES, key_of, refusal
+
+MOST_RANKS = 9
+LENGTH = 9 * 2520
+"""All cuts into up to nine pieces are multiples of nine, so every rank sends as many entries of each piece."""
+
+
+def every_ninth(rank: int) -> Sparse:
+    indices = torch.arange(rank, LENGTH, MOST_RANKS)
+    return Sparse(LENGTH, indices, torch.ones(len(indices)))
+
+
+def codes(rank: int) -> Codes:
+    return Codes.from_codes(torch.arange(LENGTH) % 16, codebook="levels", bits=4, scales=torch.ones(1), block_numel=0)
+
+
+def dense(rank: int) -> Dense:
+    return Dense(torch.ones(LENGTH))
+
+
+def lengths_of(kind: str) -> Lengths:
+    """By the numbers of elements and contributions alone, for all ranks send equally many entries."""
+
+    def one(numel: int, terms: int) -> int:
+        if kind == "dense" or (kind == "codes" and terms > 1):
+            return Dense(torch.empty(numel)).nbytes
+        if kind == "codes" and terms == 1:
+            return Codes.packed_nbytes(numel, 4)
+        return Sparse.packed_nbytes(numel, numel * terms // MOST_RANKS, torch.float32)
+
+    def packed(start: Ints, stop: Ints, terms: Ints) -> tuple[Ints, Ints]:
+        numels = (stop - start).tolist()
+        return np.ones_like(start), np.array([one(*each) for each in zip(numels, terms.tolist(), strict=True)])
+
+    return Lengths(packed)
+
+
+def waved(name: str, world_size: int, layout: Layout, lengths: Lengths) -> list[Sent]:
+    """What each rank sends, by peer and in order."""
+    sent: list[Sent] = [{} for _ in range(world_size)]
+    for (source, target), nbytes in by_pair(COLLECTIVES[name]().waves(world_size, layout, lengths)).items():
+        sent[source][target] = nbytes
+    return sent
+
+
+MAKERS = {"dense": dense, "sparse": every_ninth, "codes": codes}
+
+
+@pytest.mark.parametrize("world_size", range(1, MOST_RANKS + 1))
+@pytest.mark.parametrize("kind", MAKERS)
+@pytest.mark.parametrize("name", DESCRIBED)
+def test_waves_are_what_a_transport_counts(name: str, kind: str, world_size: int) -> None:
+    payloads: list[Payload] = [MAKERS[kind](rank) for rank in range(world_size)]
+    if refusal(COLLECTIVES[name](), payloads[0]):
+        return
+    layout = Layout.of(payloads[0], key_of(payloads[0]))
+    simulated = waved(name, world_size, layout, lengths_of(kind)) if world_size > 1 else [{}]
+    assert simulated == seen(name, payloads)
+
+
+@pytest.mark.parametrize("world_size", [2, 3, 5, 6, 8, 9, 17])
+@pytest.mark.parametrize("name", [name for name in DESCRIBED if "=server" not in name])
+def test_waves_are_the_rounds_of_all_ranks(name: str, world_size: int) -> None:
+    """Also of one element, of none, and of pieces each of another length; groups' totals are told by the data."""
+
+    def packed(start: Ints, stop: Ints, terms: Ints) -> tuple[Ints, Ints]:
+        return 1 + stop % 2, 8 * (1 + start + 10_000 * stop + 100_000_000 * terms)
+
+    layouts = [Layout.dense(numel, key=(3,)) for numel in (0, 1, 1009)]
+    if not isinstance(COLLECTIVES[name](), Hierarchical):
+        layouts.append(Layout((Leaf(700), Leaf(309, alignment=8)), (3, 4)))
+    for layout in layouts:
+        collective, lengths = COLLECTIVES[name](), Lengths(packed)
+        if isinstance(collective, Server):  # what it answers is told by its options, not by its rounds
+            collective = dataclasses.replace(collective, downlink="union")
+        rounds = [collective.rounds(world_size, rank, layout) or [] for rank in range(world_size)]
+        described = of_rounds(rounds, lengths, weights_of(world_size))
+        assert by_pair(collective.waves(world_size, layout, lengths)) == by_pair(described)
+
+
+def by_pair(waves: Iterable[Wave] | None) -> dict[tuple[int, int], list[int]]:
+    """Bytes of each message from one rank to another, in order."""
+    assert waves is not None
+    sent: dict[tuple[int, int], list[int]] = {}
+    for wave in waves:
+        for source, target, nbytes in zip(*(each.tolist() for each in wave.messages()), strict=True):
+            if nbytes:
+                sent.setdefault((source, target), []).append(nbytes)
+    return sent
+
+
+def test_rounds_that_wait_for_each_other_are_refused() -> None:
+    waiting = Round(4)
+    waiting.receive(1, Piece(0, 1, frozenset([1])))
+    with pytest.raises(ValueError, match="never end"):
+        list(of_rounds([[waiting], []], Lengths(lambda start, stop, terms: (start, stop)), weights_of(2)))
