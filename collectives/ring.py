@@ -54,10 +54,11 @@ class Ring(Collective):
         start, stop = as_arrays(layout.chunks(n))
         ranks, lengths = np.arange(n), lengths.bare(layout.itemsize)
         contributions = np.concatenate([[0], np.cumsum(np.tile(weights_of(n) if weights is None else weights, 2))])
+        following = (ranks + 1) % n
         for index in range(2 * (n - 1)):
             chunk = (ranks - index) % n
             terms = contributions[chunk + min(index + 1, n)] - contributions[chunk]
-            yield Wave(ranks, (ranks + 1) % n, lengths.alone(start[chunk], stop[chunk], terms))
+            yield Wave(ranks, following, lengths.alone(start[chunk], stop[chunk], terms))
 
     @override
     def cuts(self, world_size: int, layout: Layout) -> list[Stretch]:

@@ -1,0 +1,252 @@
+"""Flows: when the messages of a sum have come, on access links of any rates that meet in one switch.
+
+Links are queues of fluid. For rank i with `ready` R_i, and the messages m of one wave with b_m bytes:
+
+    begin(m)  = max(R_source + a k, P_target + l_target)         k messages leave source; a: work per message;
+                                                                 P: when the target had room for it, told over its link
+    up(h)     = drained(begin(m), b_m / uplink(h))               of all messages that leave host h: they share it
+    down(h)   = drained(begin(m) + l_source, b_m / downlink(h))  of all that come to host h
+    arrive(m) = max(up(source) + l_source, down(target))
+    R_target  = max over its m of arrive(m), + a k               k messages come; R_source = R_source + a k
+
+    drained(t, s) = max(free + sum s, max over k of (t_(k) + s_(k) + s_(k+1) + ...)), arrivals in order of time
+
+the last being Lindley's recursion: a queue ends when the last busy period, begun by some arrival, has worked off what
+came since. So every time is built by sums and maxima of non-negative terms alone, and no faster link, shorter delay or
+smaller message makes anything later (fair shares that flows negotiate do not promise that). Several messages that share
+an uplink end together, as flows of equal weight do.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterable
+from typing import Self
+
+import numpy as np
+import numpy.typing as npt
+
+from collectives.rounds.waves import Ints, Wave
+
+Floats = npt.NDArray[np.float64]
+
+TARGETS_AT_ONCE = 256
+"""Of every-rank-to-every-rank waves, so that memory stays small."""
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Links:
+    """What joins the ranks.
+
+    Attributes:
+        host_of: of each rank, int [ranks]; messages within a host take no link.
+        up_rate: bytes per second that each host can send, float [hosts]; inf: not limited.
+        down_rate: that it can receive, likewise.
+        latency_s: one-way delay of what it sends, likewise.
+        message_s: what a rank does for one message, sent or received.
+        byte_s: what it does for one byte, sent or received.
+    """
+
+    host_of: Ints
+    up_rate: Floats
+    down_rate: Floats
+    latency_s: Floats
+    message_s: float = 0.0
+    byte_s: float = 0.0
+
+    @classmethod
+    def of_hosts(
+        cls, up_rate: Floats, down_rate: Floats, latency_s: Floats, *, message_s: float = 0.0, byte_s: float = 0.0
+    ) -> Self:
+        """One rank per host."""
+        return cls(
+            host_of=np.arange(len(up_rate)),
+            up_rate=up_rate,
+            down_rate=down_rate,
+            latency_s=latency_s,
+            message_s=message_s,
+            byte_s=byte_s,
+        )
+
+    @property
+    def one_per_host(self) -> bool:
+        """Whether no two ranks share a host."""
+        return np.array_equal(self.host_of, np.arange(len(self.up_rate)))
+
+    @property
+    def num_ranks(self) -> int:
+        """Ranks on all hosts."""
+        return len(self.host_of)
+
+
+class Flows:
+    """Sums, one after the other, on links.
+
+    Args:
+        links: of the ranks.
+
+    Attributes:
+        ready: when each rank is done with what it did, seconds, float [ranks].
+        busy_s: how long each rank worked on messages.
+        sent: bytes that each rank has sent.
+        messages: number of messages that each rank has sent.
+    """
+
+    def __init__(self, links: Links) -> None:
+        self.links = links
+        self.ready = np.zeros(links.num_ranks)
+        self.busy_s = np.zeros(links.num_ranks)
+        self.sent = np.zeros(links.num_ranks)
+        self.messages = np.zeros(links.num_ranks)
+        self._up_free = np.zeros(len(links.up_rate))
+        self._down_free = np.zeros(len(links.up_rate))
+        self._one_per_host = links.one_per_host
+        self._paths: _Paths | None = None
+
+    def wait_until(self, times: Floats) -> None:
+        """No rank goes on before its time, float [ranks]."""
+        self.ready = np.maximum(self.ready, times)
+
+    def work(self, seconds: Floats | float) -> None:
+        """Every rank is busy for so long."""
+        self.ready = self.ready + seconds
+
+    def run(self, waves: Iterable[Wave], *, posted_early: bool) -> None:
+        """Carry out one sum.
+
+        Args:
+            waves: of all ranks.
+            posted_early: receivers make room for all messages at the sum's beginning; else at each wave.
+        """
+        beginning = self.ready
+        for wave in waves:
+            posted = beginning if posted_early else self.ready
+            if wave.each_to_each and self._one_per_host:
+                self._run_each_to_each(wave, posted)
+            else:
+                self._run_messages(*wave.messages(), posted)
+
+    def _run_messages(self, sources: Ints, targets: Ints, nbytes: Ints, posted: Floats) -> None:
+        if not nbytes.all():
+            there = nbytes > 0
+            sources, targets, nbytes = sources[there], targets[there], nbytes[there]
+        if not len(nbytes):
+            return
+        if self._paths is None or self._paths.sources is not sources or self._paths.targets is not targets:
+            self._paths = _Paths(sources, targets, self.links)
+        paths = self._paths
+        leaving_bytes, coming_bytes = paths.per_source(nbytes), paths.per_target(nbytes)
+        send_s = self.links.message_s * paths.leaving + self.links.byte_s * leaving_bytes
+        receive_s = self.links.message_s * paths.coming + self.links.byte_s * coming_bytes
+        self.ready = self.ready + send_s
+        begin = np.maximum(self.ready[sources], (posted + paths.hears_s)[targets])
+        over_link = nbytes if paths.inside is None else np.where(paths.inside, 0, nbytes)
+        up = _drained(paths.from_hosts, begin, over_link * paths.up_s, self._up_free, alone=paths.alone)
+        coming = begin + paths.latency_s
+        down = _drained(paths.to_hosts, coming, over_link * paths.down_s, self._down_free, alone=paths.alone)
+        arrive = np.maximum(up[paths.from_hosts] + paths.latency_s, down[paths.to_hosts])
+        self._up_free, self._down_free = up, down
+        if paths.alone:
+            self.ready[targets] = np.maximum(self.ready[targets], arrive)
+        else:
+            np.maximum.at(self.ready, targets, arrive)
+        self.ready += receive_s
+        self._count(send_s + receive_s, paths.leaving, leaving_bytes)
+
+    def _run_each_to_each(self, wave: Wave, posted: Floats) -> None:
+        links, (sources, targets) = self.links, (wave.sources, wave.targets)
+        nbytes = np.where(sources[:, None] == targets, 0, wave.nbytes)
+        others = np.count_nonzero(sources[:, None] != targets, axis=1), np.count_nonzero(sources[:, None] != targets, 0)
+        leaving, coming, leaving_bytes, coming_bytes = (np.zeros(links.num_ranks) for _ in range(4))
+        leaving[sources], coming[targets] = others
+        leaving_bytes[sources], coming_bytes[targets] = nbytes.sum(1), nbytes.sum(0)
+        send_s = links.message_s * leaving + links.byte_s * leaving_bytes
+        receive_s = links.message_s * coming + links.byte_s * coming_bytes
+        self.ready = self.ready + send_s
+        heard = (posted + links.latency_s)[targets]
+        begin = np.maximum(self.ready[sources], heard.min())
+        self._up_free = self._up_free.copy()
+        self._up_free[sources] = np.maximum(self._up_free[sources], begin) + nbytes.sum(1) / links.up_rate[sources]
+        latency = links.latency_s[sources]
+        ends = self._up_free[sources] + latency
+        self.ready, self._down_free = self.ready.copy(), self._down_free.copy()
+        for first in range(0, len(targets), TARGETS_AT_ONCE):
+            part = slice(first, first + TARGETS_AT_ONCE)
+            some, is_sent = targets[part], sources[:, None] != targets[part]
+            earliest = np.maximum(self._down_free[some], heard[part] + latency.min())
+            service = nbytes[:, part] / links.down_rate[some]
+            down = np.maximum(earliest + service.sum(0), _last_busy_period(begin + latency, service, is_sent))
+            self._down_free[some] = down
+            latest = np.maximum(down, np.where(is_sent, ends[:, None], 0.0).max(0))
+            self.ready[some] = np.maximum(self.ready[some], latest)
+        self.ready += receive_s
+        self._count(send_s + receive_s, leaving, leaving_bytes)
+
+    def _count(self, busy_s: Floats, messages: Floats, nbytes: Floats) -> None:
+        self.busy_s += busy_s
+        self.messages += messages
+        self.sent += nbytes
+
+
+def _last_busy_period(arrival: Floats, service: Floats, is_sent: npt.NDArray[np.bool_]) -> Floats:
+    """Ends of many queues, [queues], to which the same sources send, their arrivals [sources].
+
+    Args:
+        arrival: float [sources].
+        service: float [sources, queues].
+        is_sent: which messages there are, likewise.
+    """
+    order = np.argsort(arrival)
+    rest = service[order][::-1].cumsum(0)[::-1]
+    ends: Floats = np.where(is_sent[order], arrival[order, None] + rest, 0.0).max(0)
+    return ends
+
+
+class _Paths:
+    """What stays the same of waves between the same ranks, which often come again.
+
+    Attributes:
+        alone: no rank sends two messages or receives two, and each has a host of its own.
+        inside: which messages stay within a host; None where none does.
+        leaving, coming: messages that each rank sends and receives.
+        hears_s: after which a host's own word is heard elsewhere.
+        up_s, down_s: seconds per byte.
+    """
+
+    def __init__(self, sources: Ints, targets: Ints, links: Links) -> None:
+        n = links.num_ranks
+        self.sources, self.targets = sources, targets
+        self.leaving, self.coming = (np.bincount(ranks, minlength=n).astype(float) for ranks in (sources, targets))
+        self.from_hosts, self.to_hosts = links.host_of[sources], links.host_of[targets]
+        self.alone = links.one_per_host and self.leaving.max() == self.coming.max() == 1
+        self.inside = None if links.one_per_host else self.from_hosts == self.to_hosts
+        latency_s = links.latency_s[self.from_hosts]
+        self.latency_s = latency_s if self.inside is None else np.where(self.inside, 0.0, latency_s)
+        self.hears_s = links.latency_s[links.host_of]
+        self.up_s, self.down_s = 1 / links.up_rate[self.from_hosts], 1 / links.down_rate[self.to_hosts]
+
+    def per_source(self, nbytes: Ints) -> Floats:
+        """Bytes that each rank sends."""
+        return np.bincount(self.sources, nbytes, len(self.leaving)).astype(float, copy=False)
+
+    def per_target(self, nbytes: Ints) -> Floats:
+        """Bytes that each rank receives."""
+        return np.bincount(self.targets, nbytes, len(self.coming)).astype(float, copy=False)
+
+
+def _drained(queue: Ints, arrival: Floats, service: Floats, free: Floats, *, alone: bool) -> Floats:
+    """When each queue has done what came; `free` where nothing did."""
+    ends = free.copy()
+    if alone:
+        ends[queue] = np.maximum(free[queue], arrival) + service
+        return ends
+    count = np.bincount(queue, minlength=len(free))
+    order = np.lexsort((arrival, queue))
+    queue, arrival, service = queue[order], arrival[order], service[order]
+    used = np.flatnonzero(count)
+    firsts = np.concatenate([[0], np.cumsum(count[used])[:-1]])
+    totals = np.add.reduceat(service, firsts)
+    before = np.cumsum(service) - service
+    rest = np.repeat(totals + before[firsts], count[used]) - before
+    ends[used] = np.maximum(np.maximum.reduceat(arrival + rest, firsts), free[used] + totals)
+    return ends

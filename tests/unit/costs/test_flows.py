@@ -1,0 +1,126 @@
+"""The simulation of flows: known times, bytes that are those of the waves, and nothing faster that ends later."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from bench.costs.flows import Flows, Links
+from collectives import spec
+from collectives.base import Collective
+from collectives.rounds.layout import Layout
+from collectives.rounds.waves import Ints, Lengths, Wave
+
+NAMES = ("ring", "halving_doubling", "tree", "allgather", "server", "server:placement=sharded", "hierarchical")
+FIGURES = ("up_rate", "down_rate", "latency_s")
+
+
+def dense(start: Ints, stop: Ints, terms: Ints) -> tuple[Ints, Ints]:
+    return np.ones_like(start), 16 + 4 * (stop - start)
+
+
+def links(n: int, rate: float = 1e6, latency_s: float = 0.0, **more: float) -> Links:
+    return Links.of_hosts(np.full(n, rate), np.full(n, rate), np.full(n, latency_s), **more)
+
+
+def flows_of(name: str, joined: Links, numel: int = 6000) -> Flows:
+    flows = Flows(joined)
+    collective = spec.build("collectives", Collective, name)
+    waves = collective.waves(joined.num_ranks, Layout.dense(numel, key=(0,)), Lengths(dense))
+    assert waves is not None
+    flows.run(waves, posted_early=True)
+    return flows
+
+
+def seconds(name: str, joined: Links, numel: int = 6000) -> float:
+    return float(flows_of(name, joined, numel).ready.max())
+
+
+def test_a_ring_of_equals_sends_twice_its_share() -> None:
+    assert seconds("ring", links(6)) == pytest.approx(2 * 5 / 6 * 24_000 / 1e6)
+
+
+def test_latency_counts_once_per_step() -> None:
+    """And once more before the first, until everybody has heard that there is room."""
+    slower = seconds("ring", links(6, latency_s=0.1))
+    assert slower == pytest.approx(seconds("ring", links(6)) + 11 * 0.1)
+
+
+def test_a_server_receives_from_all_over_one_link_and_answers_over_it() -> None:
+    assert seconds("server", links(5)) == pytest.approx(2 * 4 * 24_016 / 1e6)
+
+
+def test_a_slow_uplink_holds_up_a_ring_and_an_allgather() -> None:
+    uneven = links(4)
+    uneven.up_rate[2] = 1e5
+    assert seconds("ring", uneven) == pytest.approx(2 * 3 / 4 * 24_000 / 1e5, rel=0.05)
+    assert seconds("allgather", uneven) == pytest.approx(3 * 24_016 / 1e5)
+
+
+def test_late_messages_queue_behind_those_that_came_before_them() -> None:
+    """Three messages of 1 s each to one rank, sent at 0, 0 and 10 s: the last finds the link free."""
+    flows = Flows(links(4))
+    flows.wait_until(np.array([0.0, 0.0, 0.0, 10.0]))
+    flows.run([Wave(np.array([1, 2, 3]), np.array([0, 0, 0]), np.full(3, 1_000_000))], posted_early=True)
+    assert flows.ready.tolist() == [11.0, 0.0, 0.0, 10.0]
+
+
+def test_messages_within_a_host_take_no_link() -> None:
+    assert seconds("ring", dataclasses.replace(links(1), host_of=np.zeros(4, dtype=int))) == 0.0
+
+
+def test_ranks_of_a_host_share_its_link() -> None:
+    """Two hosts of two: leaders swap halves twice, and nothing else leaves a host."""
+    paired = dataclasses.replace(links(2), host_of=np.array([0, 0, 1, 1]))
+    assert seconds("hierarchical", paired) == pytest.approx(2 * 12_000 / 1e6)
+    assert seconds("allgather", paired) == pytest.approx(2 * 2 * 24_016 / 1e6)
+
+
+def test_a_rank_works_for_every_message_and_byte() -> None:
+    flows = flows_of("ring", links(4, rate=np.inf, message_s=1.0, byte_s=1e-3))
+    assert flows.busy_s == pytest.approx(np.full(4, 2 * 6 * (1.0 + 6.0)))
+
+
+@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("n", [2, 7])
+def test_waves_in_one_go_are_the_same_messages_one_by_one(name: str, n: int) -> None:
+    rng = np.random.default_rng(n)
+    joined = Links.of_hosts(*rng.uniform(1e5, 1e6, (2, n)), np.full(n, 0.01), message_s=1e-3, byte_s=1e-6)
+    collective = spec.build("collectives", Collective, name)
+    waves = list(collective.waves(n, Layout.dense(6000, key=(0,)), Lengths(dense)) or [])
+    at_once, one_by_one = Flows(joined), Flows(joined)
+    at_once.run(waves, posted_early=True)
+    one_by_one.run([Wave(*wave.messages()) for wave in waves], posted_early=True)
+    for figure in ("ready", "busy_s", "sent", "messages"):
+        assert getattr(at_once, figure) == pytest.approx(getattr(one_by_one, figure)), figure
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    name=st.sampled_from(NAMES),
+    n=st.integers(2, 9),
+    seed=st.integers(0, 2**32 - 1),
+    figure=st.sampled_from((*FIGURES, "numel", "message_s", "byte_s")),
+    factor=st.floats(1.0, 20.0),
+)
+def test_nothing_faster_ends_later(name: str, n: int, seed: int, figure: str, factor: float) -> None:
+    rng = np.random.default_rng(seed)
+    worse = Links.of_hosts(
+        *rng.lognormal(13, 1.0, (2, n)), rng.exponential(0.01, n), message_s=rng.exponential(1e-4), byte_s=1e-9
+    )
+    numel = int(rng.integers(1, 20_000))
+    slow = seconds(name, worse, numel)
+    if figure == "numel":
+        numel = max(1, round(numel / factor))
+        better = worse
+    elif figure in FIGURES:
+        changed = getattr(worse, figure).copy()
+        changed[rng.integers(n)] *= factor if figure != "latency_s" else 1 / factor
+        better = dataclasses.replace(worse, **{figure: changed})
+    else:
+        better = dataclasses.replace(worse, **{figure: getattr(worse, figure) / factor})
+    assert seconds(name, better, numel) <= slow * (1 + 1e-9)
