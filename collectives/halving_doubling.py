@@ -72,13 +72,14 @@ class HalvingDoubling(Collective):
         p, ranks = len(start), np.arange(len(start))
         beyond, lengths = np.arange(p, world_size), lengths.bare(layout.itemsize)
         all_start, all_stop = np.full_like(beyond, start[0]), np.full_like(beyond, stop[-1])
-        yield Wave(beyond, beyond - p, lengths.alone(all_start, all_stop, weights[p:]))
+        yield Wave(beyond, beyond - p, lengths.alone(all_start, all_stop, weights[p:]), merged=True)
         terms = weights[:p].copy()
         terms[: len(beyond)] += weights[p:]
         distances = [p >> bit for bit in range(1, p.bit_length())]  # p/2, p/4, ..., 1
         for distance in distances:
             first = (ranks ^ distance) // distance * distance
-            yield Wave(ranks, ranks ^ distance, lengths.alone(start[first], stop[first + distance - 1], terms))
+            nbytes = lengths.alone(start[first], stop[first + distance - 1], terms)
+            yield Wave(ranks, ranks ^ distance, nbytes, merged=True)
             terms = terms + terms[ranks ^ distance]
         everyone = int(weights.sum())
         for distance in reversed(distances):

@@ -58,7 +58,7 @@ class Ring(Collective):
         for index in range(2 * (n - 1)):
             chunk = (ranks - index) % n
             terms = contributions[chunk + min(index + 1, n)] - contributions[chunk]
-            yield Wave(ranks, following, lengths.alone(start[chunk], stop[chunk], terms))
+            yield Wave(ranks, following, lengths.alone(start[chunk], stop[chunk], terms), merged=index < n - 1)
 
     @override
     def cuts(self, world_size: int, layout: Layout) -> list[Stretch]:

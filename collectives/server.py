@@ -134,7 +134,7 @@ class Server(Collective):
         answers = lengths.answered_densely() if self.downlink == "dense" else lengths
         pull = of_all(answers, 1 if self.downlink == "recode" else int(weights.sum()))
         return [
-            Wave(ranks, servers, push, each_to_each=True),
+            Wave(ranks, servers, push, each_to_each=True, merged=True),
             Wave(servers, ranks, pull[:, None], each_to_each=True),
         ]
 

@@ -74,6 +74,7 @@ class Tree(Collective):
                 np.concatenate([children[rising], parents[falling]]),
                 np.concatenate([parents[rising], children[falling]]),
                 np.concatenate([risen, fallen]),
+                merged=np.arange(len(risen) + len(fallen)) < len(risen),
             )
 
     def _segments(self, layout: Layout) -> list[Stretch]:

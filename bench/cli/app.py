@@ -7,7 +7,21 @@ from typing import Annotated
 
 import typer
 
-from bench.cli import collectives, compare, compressors, data, doctor, place, plot, report, run, sweep, tune
+from bench.cli import (
+    calibrate,
+    collectives,
+    compare,
+    compressors,
+    data,
+    doctor,
+    place,
+    plot,
+    predict,
+    report,
+    run,
+    sweep,
+    tune,
+)
 from bench.cli import list as list_
 from bench.cli.ending import one_sentence
 from bench.core.environment import version_of
@@ -39,6 +53,8 @@ app.command("plot", epilog=plot.EXAMPLES)(plot.plot)
 app.command("report", epilog=report.EXAMPLES)(report.report)
 app.command("collectives", epilog=collectives.EXAMPLES)(collectives.collectives)
 app.command("compressors", epilog=compressors.EXAMPLES)(compressors.compressors)
+app.command("calibrate", epilog=calibrate.EXAMPLES)(calibrate.calibrate)
+app.command("predict", epilog=predict.EXAMPLES)(predict.predict)
 app.command("place", epilog=place.EXAMPLES)(place.place)
 app.command("list", epilog=list_.EXAMPLES)(list_.list_components)
 app.command("data", epilog=data.EXAMPLES)(data.data)

@@ -111,33 +111,35 @@ class Flows:
         """Every rank is busy for so long."""
         self.ready = self.ready + seconds
 
-    def run(self, waves: Iterable[Wave], *, posted_early: bool) -> None:
+    def run(self, waves: Iterable[Wave], *, posted_early: bool, merge_byte_s: float = 0.0) -> None:
         """Carry out one sum.
 
         Args:
             waves: of all ranks.
             posted_early: receivers make room for all messages at the sum's beginning; else at each wave.
+            merge_byte_s: what it takes to add a byte that came to what is there.
         """
         beginning = self.ready
         for wave in waves:
             posted = beginning if posted_early else self.ready
             if wave.each_to_each and self._one_per_host:
-                self._run_each_to_each(wave, posted)
+                self._run_each_to_each(wave, posted, self.links.byte_s + merge_byte_s * bool(wave.merged))
             else:
-                self._run_messages(*wave.messages(), posted)
+                self._run_messages(*wave.messages(), posted, self.links.byte_s + merge_byte_s * np.asarray(wave.merged))
 
-    def _run_messages(self, sources: Ints, targets: Ints, nbytes: Ints, posted: Floats) -> None:
+    def _run_messages(self, sources: Ints, targets: Ints, nbytes: Ints, posted: Floats, byte_s: Floats) -> None:
         if not nbytes.all():
             there = nbytes > 0
             sources, targets, nbytes = sources[there], targets[there], nbytes[there]
+            byte_s = np.broadcast_to(byte_s, there.shape)[there]
         if not len(nbytes):
             return
         if self._paths is None or self._paths.sources is not sources or self._paths.targets is not targets:
             self._paths = _Paths(sources, targets, self.links)
         paths = self._paths
-        leaving_bytes, coming_bytes = paths.per_source(nbytes), paths.per_target(nbytes)
+        leaving_bytes = paths.per_source(nbytes)
         send_s = self.links.message_s * paths.leaving + self.links.byte_s * leaving_bytes
-        receive_s = self.links.message_s * paths.coming + self.links.byte_s * coming_bytes
+        receive_s = self.links.message_s * paths.coming + paths.per_target(byte_s * nbytes)
         self.ready = self.ready + send_s
         begin = np.maximum(self.ready[sources], (posted + paths.hears_s)[targets])
         over_link = nbytes if paths.inside is None else np.where(paths.inside, 0, nbytes)
@@ -153,7 +155,7 @@ class Flows:
         self.ready += receive_s
         self._count(send_s + receive_s, paths.leaving, leaving_bytes)
 
-    def _run_each_to_each(self, wave: Wave, posted: Floats) -> None:
+    def _run_each_to_each(self, wave: Wave, posted: Floats, byte_s: float) -> None:
         links, (sources, targets) = self.links, (wave.sources, wave.targets)
         nbytes = np.where(sources[:, None] == targets, 0, wave.nbytes)
         others = np.count_nonzero(sources[:, None] != targets, axis=1), np.count_nonzero(sources[:, None] != targets, 0)
@@ -161,7 +163,7 @@ class Flows:
         leaving[sources], coming[targets] = others
         leaving_bytes[sources], coming_bytes[targets] = nbytes.sum(1), nbytes.sum(0)
         send_s = links.message_s * leaving + links.byte_s * leaving_bytes
-        receive_s = links.message_s * coming + links.byte_s * coming_bytes
+        receive_s = links.message_s * coming + byte_s * coming_bytes
         self.ready = self.ready + send_s
         heard = (posted + links.latency_s)[targets]
         begin = np.maximum(self.ready[sources], heard.min())
@@ -225,13 +227,13 @@ class _Paths:
         self.hears_s = links.latency_s[links.host_of]
         self.up_s, self.down_s = 1 / links.up_rate[self.from_hosts], 1 / links.down_rate[self.to_hosts]
 
-    def per_source(self, nbytes: Ints) -> Floats:
-        """Bytes that each rank sends."""
-        return np.bincount(self.sources, nbytes, len(self.leaving)).astype(float, copy=False)
+    def per_source(self, values: Ints | Floats) -> Floats:
+        """The sum over what each rank sends."""
+        return np.bincount(self.sources, values, len(self.leaving)).astype(float, copy=False)
 
-    def per_target(self, nbytes: Ints) -> Floats:
-        """Bytes that each rank receives."""
-        return np.bincount(self.targets, nbytes, len(self.coming)).astype(float, copy=False)
+    def per_target(self, values: Ints | Floats) -> Floats:
+        """The sum over what each rank receives."""
+        return np.bincount(self.targets, values, len(self.coming)).astype(float, copy=False)
 
 
 def _drained(queue: Ints, arrival: Floats, service: Floats, free: Floats, *, alone: bool) -> Floats:

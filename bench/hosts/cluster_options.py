@@ -65,7 +65,7 @@ def cluster_from_options(asked: RanksConfig) -> Cluster | None:
     """
     if asked.hosts is None and asked.ranks_per_host:
         raise UsageError("--ranks-per-host deals ranks to virtual hosts; say how many with --hosts N")
-    texts = {key: text for key in _LINK_KEYS if (text := getattr(asked, key)) is not None}
+    texts = link_texts(asked)
     if asked.cluster_file is not None:
         extra = [_flag(key) for key in texts] + (["--hosts"] if asked.hosts is not None else [])
         if extra:
@@ -76,7 +76,7 @@ def cluster_from_options(asked: RanksConfig) -> Cluster | None:
             word = _flag(next(iter(texts)))
             raise UsageError(f"{word} limits the link of virtual hosts; say how many with --hosts N")
         return None
-    return Cluster.uniform(asked.hosts, ranks_per_host=asked.ranks_per_host or 1, link=_link(texts, where="--"))
+    return Cluster.uniform(asked.hosts, ranks_per_host=asked.ranks_per_host or 1, link=link_of(texts))
 
 
 def cluster_from_toml(path: Path) -> Cluster:
@@ -125,7 +125,7 @@ def _hosts_of_table(table: Mapping[str, Any], *, first_index: int, where: str, f
     if isinstance(share, bool) or not isinstance(share, (int, float)):
         raise UsageError(f"{where}cpu_share={share!r} is not a number; write it like cpu_share = 0.5")
     texts = {key: table[key] for key in _LINK_KEYS if key in table}
-    link = dataclasses.replace(_link(texts, where=where, folder=folder), name=name, cpu_share=float(share))
+    link = dataclasses.replace(link_of(texts, where=where, folder=folder), name=name, cpu_share=float(share))
     if count == 1:
         return [link]
     prefix = name if "name" in table else "host"
@@ -133,8 +133,22 @@ def _hosts_of_table(table: Mapping[str, Any], *, first_index: int, where: str, f
     return [dataclasses.replace(link, name=f"{prefix}{start + offset}") for offset in range(count)]
 
 
-def _link(texts: Mapping[str, Any], *, where: str, folder: Path = Path()) -> HostLink:
-    """One host's link; `where` is put before an option's name in messages, and paths begin at `folder`."""
+def link_texts(asked: object) -> dict[str, str]:
+    """What a configuration says of links, by option; nothing for options that it does not have."""
+    return {key: text for key in _LINK_KEYS if (text := getattr(asked, key, None)) is not None}
+
+
+def link_of(texts: Mapping[str, Any], *, where: str = "--", folder: Path = Path()) -> HostLink:
+    """One host's link.
+
+    Args:
+        texts: by option.
+        where: is put before an option's name in messages.
+        folder: where paths begin.
+
+    Raises:
+        UsageError: options that contradict each other, or a value that is no rate, delay or share.
+    """
     for key, text in texts.items():
         if key != "loss" and not isinstance(text, str):
             raise UsageError(f'{where}{key}={text!r} is not a text; write it like {key} = "{_EXAMPLE[key]}"')

@@ -13,14 +13,18 @@ from collectives.transport import messages
 def repeated(wave: Wave, firsts: Ints) -> Wave:
     """The wave of one group as that of several, whose first ranks these are."""
     sources, targets, nbytes = wave.messages()
-    return Wave((firsts[:, None] + sources).ravel(), (firsts[:, None] + targets).ravel(), np.tile(nbytes, len(firsts)))
+    merged = np.tile(np.broadcast_to(wave.merged, nbytes.shape), len(firsts))
+    sources, targets = ((firsts[:, None] + ranks).ravel() for ranks in (sources, targets))
+    return Wave(sources, targets, np.tile(nbytes, len(firsts)), merged=merged)
 
 
 def together(waves: Iterable[Wave | None]) -> Wave:
     """Waves of different ranks as one."""
-    there = [wave.messages() for wave in waves if wave is not None]
-    sources, targets, nbytes = (np.concatenate(parts) for parts in zip(*there, strict=True))
-    return Wave(sources, targets, nbytes)
+    there = [wave for wave in waves if wave is not None]
+    sources, targets, nbytes = (np.concatenate(parts) for parts in zip(*(w.messages() for w in there), strict=True))
+    return Wave(
+        sources, targets, nbytes, merged=np.concatenate([np.broadcast_to(w.merged, len(w.sources)) for w in there])
+    )
 
 
 def spread(groups: Sequence[range], nbytes: int) -> Iterator[Wave]:

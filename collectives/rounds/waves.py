@@ -28,12 +28,14 @@ class Wave(NamedTuple):
             but itself.
         nbytes: int [messages]; with `each_to_each` whatever can be broadcast to [s, t].
         each_to_each: see there.
+        merged: whether receivers add it to what they have; of each message, or of all.
     """
 
     sources: Ints
     targets: Ints
     nbytes: Ints
     each_to_each: bool = False
+    merged: npt.NDArray[np.bool_] | bool = False
 
     def messages(self) -> tuple[Ints, Ints, Ints]:
         """(sources, targets, nbytes), one by one; take care with thousands of ranks."""
@@ -160,7 +162,8 @@ def of_rounds(by_rank: Sequence[Sequence[Round]], lengths: Lengths, weights: Int
         if sent:
             sources, targets = zip(*((source, message.peer) for source, _, message in sent), strict=True)
             nbytes = [_nbytes(round_, message, lengths, weights) for _, round_, message in sent]
-            yield Wave(np.array(sources), np.array(targets), np.array(nbytes))
+            merged = [_num_terms(message.pieces[0], weights) < weights.sum() for _, _, message in sent]
+            yield Wave(np.array(sources), np.array(targets), np.array(nbytes), merged=np.array(merged))
 
 
 class _Progress:

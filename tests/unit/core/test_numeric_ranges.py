@@ -13,18 +13,22 @@ from annotated_types import Ge, Gt, Le, Lt
 
 from bench.cli.app import app
 from bench.core import registry
+from bench.core.calibrate_config import CalibrateConfig
 from bench.core.collectives_config import CollectivesConfig
 from bench.core.compressors_config import CompressorsConfig
 from bench.core.config import RunConfig
 from bench.core.configuration import Configuration
 from bench.core.errors import UsageError
+from bench.core.predict_config import PredictConfig
 from bench.core.straggler import Straggler
 from bench.core.units import parse_duration, parse_rate, parse_size
 from bench.report.gates import Gate
 from collectives.options import OptionError, Options, adapters_of, hints_of, split_hint
 from tests.testing.invoke import invoke
 
-CONFIGURATIONS: list[type[Configuration]] = [RunConfig, CollectivesConfig, CompressorsConfig]
+CONFIGURATIONS: list[type[Configuration]] = [
+    RunConfig, CollectivesConfig, CompressorsConfig, CalibrateConfig, PredictConfig
+]  # fmt: skip
 IMPOSSIBLE = ["inf", "-inf", "nan", "1e999", "9" * 30, "-" + "9" * 30, "9" * 5000]
 
 
@@ -108,6 +112,7 @@ def test_a_command_refuses_it(command: str, flag: str) -> None:
 
 def test_every_declared_option_is_among_those_of_the_commands() -> None:
     commands = {RunConfig: "run", CollectivesConfig: "collectives", CompressorsConfig: "compressors"}
+    commands |= {CalibrateConfig: "calibrate", PredictConfig: "predict"}
     declared = {(commands[cls], option.flag_name) for cls in commands for option in cls.options() if option.flag}
     numbers = {
         (commands[cls], option.flag_name) for cls, name in OF_CONFIGURATIONS for option in cls.options()

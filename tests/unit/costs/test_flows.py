@@ -85,6 +85,15 @@ def test_a_rank_works_for_every_message_and_byte() -> None:
     assert flows.busy_s == pytest.approx(np.full(4, 2 * 6 * (1.0 + 6.0)))
 
 
+def test_only_what_is_added_costs_adding() -> None:
+    """A ring adds in its first half; what comes in the second half replaces."""
+    joined = links(4, rate=np.inf)
+    flows = Flows(joined)
+    ring = spec.build("collectives", Collective, "ring").waves(4, Layout.dense(6000, key=(0,)), Lengths(dense))
+    flows.run(ring or (), posted_early=True, merge_byte_s=1e-3)
+    assert flows.busy_s == pytest.approx(np.full(4, 3 / 4 * 24.0))
+
+
 @pytest.mark.parametrize("name", NAMES)
 @pytest.mark.parametrize("n", [2, 7])
 def test_waves_in_one_go_are_the_same_messages_one_by_one(name: str, n: int) -> None:

@@ -1,0 +1,51 @@
+"""`bench calibrate`: what the parts of a step take on this machine, for `bench predict` elsewhere."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from bench.cli.options import takes
+from bench.core.calibrate_config import CalibrateConfig
+from bench.core.errors import UsageError
+from bench.core.job_config import OUTPUT
+
+EXAMPLES = """[bold]Examples[/bold]
+
+  bench calibrate --model resnet20 --dataset synthetic --out resnet20.json
+
+  bench calibrate --model resnet18 --dataset synthetic --compressors none,bf16,topk:ratio=0.001 --out resnet18.json
+
+[bold]What is measured[/bold]
+
+  Two processes that exchange messages: what one costs, and what a byte costs. Then one rank by itself: batch, forward,
+  when each of DDP's buckets is ready in backward, update; and for every compressor encoding and decoding of each
+  bucket, its bytes, and how they grow where ranks' entries are merged.
+
+  With one thread all of it is CPU time, which other work on the machine changes least."""
+
+
+@takes(CalibrateConfig)
+def calibrate(
+    asked: CalibrateConfig,
+    out: Annotated[Path, typer.Option(help="The file to write.", metavar="FILE", rich_help_panel=OUTPUT)] = Path(
+        "calibration.json"
+    ),
+) -> None:
+    """Measure the parts of a training step on this machine, and write them to a small file that travels."""
+    if out.is_dir() or not out.parent.is_dir():
+        raise UsageError(f"{out} cannot be written; name a file in a folder that is there")
+    from bench.launch.calibrating import execute, resolve
+    from bench.launch.fork_server import CALIBRATE, ForkServer
+
+    with ForkServer(CALIBRATE) as server:
+        server.warm_up(asked.threads)
+        config = server.call(resolve, asked)
+        found = execute(config, lambda text: print(f"measuring {text}", file=sys.stderr), server)
+    from bench.core.parts import Calibration
+
+    Calibration.of(found).write(out)
+    print(f"wrote {out}")

@@ -1,0 +1,226 @@
+"""`bench predict`: what a step would take on links and among ranks that one does not have."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from bench.cli.options import AsJson, takes
+from bench.core.errors import UsageError
+from bench.core.predict_config import VALIDATION, WHAT, PredictConfig
+from bench.core.units import format_bytes, format_rate, format_seconds
+
+if TYPE_CHECKING:
+    from bench.core.parts import Calibration
+    from bench.costs.prediction import Prediction
+    from bench.launch.predicting import Asked, Curve
+
+EXAMPLES = """[bold]Examples[/bold]
+
+  bench predict --calibration resnet20.json --compressor topk --world-size 64 --bandwidth 100mbit --latency 10ms
+
+  bench predict --calibration resnet20.json --compressor powersgd --hosts 8 --sweep bandwidth=1mbit..10gbit
+
+  bench predict --calibration resnet20.json --cluster my_machines.toml --compressor group_topk --collective ring --json
+
+[bold]The model[/bold]
+
+  Buckets are ready during backward, encoded one after the other, summed by the collective's own messages, and decoded.
+
+  Hosts hang from one switch by links of their own: queues that never idle while something waits. Every message and byte
+  costs its rank some work. A step ends with its slowest rank, and not before shared cores have done all ranks' work."""
+
+
+@takes(PredictConfig)
+def predict(
+    asked: PredictConfig,
+    calibration: Annotated[
+        Path, typer.Option(help="File from bench calibrate.", metavar="FILE", rich_help_panel=WHAT)
+    ] = Path("calibration.json"),
+    sweep: Annotated[
+        str | None,
+        typer.Option(help="Predict over a range of rates: bandwidth=1mbit..10gbit.", rich_help_panel=WHAT),
+    ] = None,
+    validate: Annotated[
+        Path | None,
+        typer.Option(
+            help="Predict the configurations of this sweep file, run them here, and show both.",
+            metavar="FILE",
+            rich_help_panel=VALIDATION,
+        ),
+    ] = None,
+    runs: Annotated[
+        Path,
+        typer.Option(help="Folder of these runs; what is done is not done again.", rich_help_panel=VALIDATION),
+    ] = Path("results/runs/predict"),
+    table: Annotated[
+        Path | None,
+        typer.Option(
+            help="CSV file for what was predicted and measured.",
+            show_default="validation.csv in --runs",
+            rich_help_panel=VALIDATION,
+        ),
+    ] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Predict a training step, its exposed time and its bytes, and whether compression pays against dense bf16."""
+    from bench.core.parts import Calibration
+
+    if validate is not None:
+        if sweep is not None or asked != PredictConfig():
+            raise UsageError(f"{validate} says what is predicted; leave out what else says it")
+        _validate(Calibration.read(calibration), calibration, validate, runs, table, as_json=as_json)
+        return
+    from bench.launch.predicting import check, columns, notes, parse_sweep, predicted
+    from bench.launch.predicting import sweep as swept
+
+    if sweep is not None and (asked.bandwidth or asked.uplink or asked.downlink or asked.network):
+        raise UsageError("--sweep sets the rate of all links; leave out what else sets it")
+    known = Calibration.read(calibration)
+    checked = check(asked, known)
+    said = notes(known, checked)
+    if sweep is not None:
+        rates = parse_sweep(sweep)
+        curve = swept(known, checked, rates)
+        said = notes(known, checked.at_rate(rates[0])) or notes(known, checked.at_rate(rates[-1]))
+        _print_curve(checked, curve, said, as_json=as_json)
+        return
+    prediction = predicted(known, checked)
+    row = columns(checked, prediction, known)
+    _print_one(checked, prediction, row, [*said, *_pays(known, checked, prediction)], as_json=as_json)
+
+
+def _validate(known: Calibration, path: Path, file: Path, runs: Path, table: Path | None, *, as_json: bool) -> None:
+    """Every configuration is predicted before the first is run; the calibration remembers how far that was off."""
+    from bench.cli.sweep_progress import SweepProgress, say_plan
+    from bench.launch.fork_server import TRAIN, ForkServer
+    from bench.launch.sweeps.agenda import Agenda
+    from bench.launch.sweeps.file import read_sweep
+    from bench.launch.sweeps.plan import plan_runs
+    from bench.launch.validating import as_rows, cells_of, compare, with_validated, write_table
+
+    with ForkServer(TRAIN) as server:
+        agenda = Agenda.look_up(plan_runs(read_sweep(file), server), runs)
+        cells = cells_of(known, agenda.runs)
+        configs = agenda.to_do(retry_failed=False)
+        say_plan(agenda, configs)
+        if configs:
+            agenda = SweepProgress(agenda, configs, server).run_all()
+    compared = compare(cells, agenda)
+    rows = as_rows(compared, known)
+    write_table(rows, table or runs / "validation.csv")
+    with_validated(known, compared).write(path)
+    _print_validation(rows, as_json=as_json)
+
+
+def _print_validation(rows: list[dict[str, Any]], *, as_json: bool) -> None:
+    import statistics
+
+    from bench.cli.console import print_json, stdout_console
+
+    errors = sorted(abs(row["error"]) for row in rows if row["error"] is not None)
+    middle = statistics.median(errors) if errors else None
+    most = errors[math.ceil(0.9 * len(errors)) - 1] if errors else None
+    if as_json:
+        print_json({"cells": rows, "median_error": middle, "p90_error": most})
+        return
+    from rich import box
+    from rich.table import Table
+
+    table = Table(box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0), pad_edge=False)
+    for heading in ("configuration", "predicted", "measured", "error", "bound by"):
+        table.add_column(heading, justify="left" if heading in ("configuration", "bound by") else "right")
+    for row in rows:
+        measured = "failed" if row["step_time_s"] is None else format_seconds(row["step_time_s"])
+        error = "-" if row["error"] is None else f"{row['error']:+.1%}"
+        name = row["settings"] or "[base]"
+        table.add_row(name, format_seconds(row["predicted_step_time_s"]), measured, error, row["bound_by"])
+    stdout_console().print(table)
+    if middle is not None and most is not None:
+        print(f"error of the step time: median {middle:.1%}, 90th percentile {most:.1%}, {len(errors)} configurations")
+
+
+def _pays(known: Calibration, checked: Asked, prediction: Prediction) -> list[str]:
+    """Whether it is faster than dense gradients in 16 bits, where those are calibrated."""
+    from bench.launch.predicting import BASELINE, baseline, predicted
+
+    if BASELINE not in known.encoded or checked.compressor == BASELINE:
+        return []
+    dense = predicted(known, baseline(checked, known))
+    ratio = prediction.step_time_s / dense.step_time_s
+    than = f"dense {BASELINE}, whose step takes {format_seconds(dense.step_time_s)}"
+    if ratio < 1:
+        return [f"a step is {1 / ratio:.2f} times as fast as with {than}"]
+    return [f"compression does not pay here: a step takes {ratio:.2f} times as long as with {than}"]
+
+
+def _print_one(checked: Asked, prediction: Prediction, row: dict[str, Any], said: list[str], *, as_json: bool) -> None:
+    if as_json:
+        from bench.cli.console import print_json
+
+        print_json(row | {"notes": said})
+        return
+    print(f"{checked.compressor} on {checked.collective}, {checked.world_size} ranks")
+    for name, text in (
+        ("step", format_seconds(prediction.step_time_s)),
+        ("exposed", format_seconds(prediction.exposed_s)),
+        ("bound by", prediction.bound_by),
+        (
+            "sent per rank",
+            f"{format_bytes(prediction.payload_bytes_per_step)} in {prediction.messages_per_step:.0f} messages",
+        ),
+        ("sent by the busiest", format_bytes(prediction.payload_bytes_max_per_step)),
+        ("CPU per rank", format_seconds(prediction.cpu_s_per_step)),
+        ("samples per second", f"{prediction.samples_per_s:.1f}"),
+    ):
+        print(f"  {name:<20} {text}")
+    print(*said, sep="\n")
+
+
+def _print_curve(checked: Asked, curve: Curve, said: list[str], *, as_json: bool) -> None:
+    said = [*said, _verdict(curve)]
+    if as_json:
+        from bench.cli.console import print_json
+
+        rows = [
+            {
+                "bandwidth_bps": rate,
+                "step_time_s": pair.step_time_s,
+                "exposed_s": pair.exposed_s,
+                "payload_bytes_per_step": pair.payload_bytes_per_step,
+                "bound_by": pair.bound_by,
+                "dense_step_time_s": dense.step_time_s,
+            }
+            for rate, pair, dense in zip(curve.rates_bps, curve.pair, curve.dense, strict=True)
+        ]
+        print_json({"curve": rows, "break_even_bps": curve.break_even_bps, "notes": said})
+        return
+    from rich import box
+    from rich.table import Table
+
+    from bench.cli.console import stdout_console
+
+    table = Table(box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0), pad_edge=False)
+    for heading in ("bandwidth", "step", "bound by", "dense bf16", "times as fast"):
+        table.add_column(heading, justify="left" if heading == "bound by" else "right")
+    for rate, pair, dense in zip(curve.rates_bps, curve.pair, curve.dense, strict=True):
+        times = f"{dense.step_time_s / pair.step_time_s:.2f}"
+        cells = format_rate(rate), format_seconds(pair.step_time_s), pair.bound_by, format_seconds(dense.step_time_s)
+        table.add_row(*cells, times)
+    print(f"{checked.compressor} on {checked.collective}, {checked.world_size} ranks")
+    stdout_console().print(table)
+    print(*said, sep="\n")
+
+
+def _verdict(curve: Curve) -> str:
+    if all(curve.pays):
+        return "compression pays over the whole range"
+    if not any(curve.pays):
+        return "compression does not pay anywhere in the range"
+    where = " and ".join(format_rate(rate) for rate in curve.break_even_bps)
+    if len(curve.break_even_bps) > 1:
+        return f"compression pays {'outside' if curve.pays[0] else 'between'} {where}"
+    return f"compression pays {'below' if curve.pays[0] else 'above'} {where}"

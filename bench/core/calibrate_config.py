@@ -1,0 +1,38 @@
+"""CalibrateConfig: what `bench calibrate` measures; crosses from the command line to the worker."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Annotated, ClassVar
+
+from typing_extensions import Doc
+
+from bench.core.configuration import NOT_GIVEN, Flag
+from bench.core.job_config import DATA_DIR, MEASUREMENT, OUTPUT, PROCESSES, BucketMb, DataDir, JobConfig, Threads
+from collectives.ranges import Count
+
+WHAT = "What to measure"
+DEFAULT_COMPRESSORS = "none,bf16,topk,group_topk,powersgd,qsgd,sign"
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class CalibrateConfig(JobConfig):
+    """A step whose parts are measured; complete once `bench.launch.calibrating.resolve` has filled in the rest."""
+
+    panels: ClassVar[tuple[str, ...]] = (WHAT, MEASUREMENT, PROCESSES, OUTPUT)
+
+    model: Annotated[str, Doc("network that is trained"), Flag(WHAT, room="models")] = "small_cnn"
+    dataset: Annotated[str, Doc("data set"), Flag(WHAT, room="datasets")] = "digits"
+    data_dir: Annotated[DataDir, Flag(WHAT)] = DATA_DIR
+    optimizer: Annotated[str, Doc("optimizer"), Flag(WHAT, room="optimizers")] = "sgd"
+    batch_size: Annotated[Count, Doc("samples per rank and step"), Flag(WHAT)] = 32
+    augment: Annotated[bool, Doc("random crop and flip"), Flag(WHAT)] = True
+    bucket_mb: Annotated[BucketMb, Flag(WHAT, chosen="a quarter of the model, from 1 to 25")] = NOT_GIVEN
+    compressors: Annotated[
+        str,
+        Doc("compressors whose encoding is measured, separated by commas"),
+        Flag(WHAT, room="compressors", many=True),
+    ] = DEFAULT_COMPRESSORS
+    repeats: Annotated[Count, Doc("timed steps of the model"), Flag(MEASUREMENT)] = 15
+    turns: Annotated[Count, Doc("timed turns of each compressor, on four ranks' gradients each"), Flag(MEASUREMENT)] = 5
+    threads: Annotated[Threads, Flag(PROCESSES)] = 1

@@ -1,0 +1,184 @@
+"""Parts of a step, measured on one machine, from which steps on other links and among more ranks are put together."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from pathlib import Path
+from typing import Any
+
+import pydantic
+
+from bench.core.errors import UsageError
+from bench.core.files import check_regular
+
+VERSION = 1
+FP32_BYTES = 4
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class LeafSize:
+    """One payload of a message; see `collectives.rounds.layout.Leaf`.
+
+    Attributes:
+        nbytes: of its packed form, one rank's.
+    """
+
+    numel: int
+    nbytes: int
+    alignment: int = 1
+    addable: bool = True
+    wire_numel: int | None = None
+    wire_dtype: str | None = None
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Offer:
+    """A message as one rank offers it to a collective.
+
+    Attributes:
+        leaves: its payloads.
+        growth: (ranks, bytes of their union / bytes of one rank's payload), measured; ends where it was not.
+        merge_byte_s: seconds to add a byte of another rank's payload on its way.
+        decode_s: to add one rank's payload to a dense tensor.
+    """
+
+    leaves: tuple[LeafSize, ...]
+    growth: tuple[tuple[int, float], ...] = ((1, 1.0),)
+    merge_byte_s: float = 0.0
+    decode_s: float = 0.0
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class EncodedBucket:
+    """What a compressor makes of a bucket.
+
+    Attributes:
+        work_s: before each message, and after the last one.
+        offers: the messages.
+    """
+
+    work_s: tuple[float, ...]
+    offers: tuple[Offer, ...]
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class BucketParts:
+    """A bucket of gradients.
+
+    Attributes:
+        ready_s: after backward began.
+        layers: ids of its layers, in the order in which they lie in it.
+        numels: their elements.
+    """
+
+    ready_s: float
+    layers: tuple[int, ...]
+    numels: tuple[int, ...]
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Validated:
+    """A configuration that was predicted, then measured.
+
+    Attributes:
+        error: predicted / measured - 1, of the time of a step.
+    """
+
+    compressor: str
+    collective: str
+    world_size: int
+    bandwidth_bps: float | None
+    latency_s: float
+    predicted_s: float
+    measured_s: float
+    error: float
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Calibration:
+    """A machine and a model, measured.
+
+    Attributes:
+        cpu, torch_version, kernels: as in `metrics.csv`.
+        cores: that ranks could use.
+        model, dataset, optimizer, batch_size, threads, bucket_mb: of the run that was measured.
+        batch_s, forward_s, backward_s, update_s: of one rank that has the machine to itself, CPU seconds where several
+            threads do not make that more than the time.
+        buckets: in the order in which they are ready.
+        encoded: by compressor, what it makes of each bucket.
+        message_s, byte_s: CPU time of a rank for one message, and for one byte, sent or received.
+        validated: what is known of predictions from here.
+    """
+
+    version: int
+    cpu: str
+    cores: int
+    torch_version: str
+    kernels: str
+    model: str
+    dataset: str
+    optimizer: str
+    batch_size: int
+    threads: int
+    bucket_mb: float
+    batch_s: float
+    forward_s: float
+    backward_s: float
+    update_s: float
+    buckets: tuple[BucketParts, ...]
+    encoded: dict[str, tuple[EncodedBucket, ...]]
+    message_s: float
+    byte_s: float
+    validated: tuple[Validated, ...] = ()
+
+    @property
+    def dense_nbytes(self) -> int:
+        """The whole gradient in fp32."""
+        return FP32_BYTES * sum(sum(bucket.numels) for bucket in self.buckets)
+
+    def write(self, path: Path) -> None:
+        """As JSON.
+
+        Raises:
+            UsageError: it cannot be written.
+        """
+        try:
+            path.write_text(json.dumps(dataclasses.asdict(self), indent=1) + "\n", encoding="utf-8")
+        except OSError as error:
+            raise UsageError(f"cannot write {path}: {error.strerror or error}; choose another file") from None
+
+    @classmethod
+    def read(cls, path: Path) -> Calibration:
+        """What `write` wrote.
+
+        Raises:
+            UsageError: it is not there, or is no such file, or one of another version.
+        """
+        check_regular(path)
+        try:
+            content = json.loads(path.read_text(encoding="utf-8"))
+        except OSError as error:
+            raise UsageError(
+                f"the calibration {path} cannot be read: {error.strerror}; make one with bench calibrate --out {path}"
+            ) from None
+        except (ValueError, RecursionError) as error:
+            raise UsageError(f"{path} is no calibration: {error}; make one with bench calibrate") from None
+        version = content.get("version") if isinstance(content, dict) else None
+        if version != VERSION:
+            raise UsageError(f"{path} is no calibration of version {VERSION}; make a new one with bench calibrate")
+        return cls.of(content, where=str(path))
+
+    @classmethod
+    def of(cls, values: Any, where: str = "what was measured") -> Calibration:
+        """From plain values, as JSON has them.
+
+        Raises:
+            UsageError: they are none.
+        """
+        try:
+            return pydantic.TypeAdapter(cls).validate_python(values)
+        except pydantic.ValidationError as error:
+            first = error.errors()[0]
+            field = ".".join(map(str, first["loc"]))
+            raise UsageError(f"{where} is no calibration: {field}: {first['msg']}; make a new one") from None

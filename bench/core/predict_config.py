@@ -1,0 +1,61 @@
+"""PredictConfig: what `bench predict` is asked for; the options of `bench run` that a prediction depends on."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Annotated, ClassVar, Literal
+
+from annotated_types import Ge, Le
+from typing_extensions import Doc
+
+from bench.core.configuration import NOT_GIVEN, Configuration, Flag
+from bench.core.job_config import OUTPUT
+from collectives.ranges import Count
+
+WHAT = "What to predict"
+RANKS = "Ranks and links"
+VALIDATION = "Validation"
+MOST_RANKS = 100_000
+Ranks = Annotated[int, Ge(1), Le(MOST_RANKS)]
+LinkText = Annotated[str | None, Flag(RANKS)]
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class PredictConfig(Configuration):
+    """A pair, ranks and links; model, batch and optimizer are those of the calibration."""
+
+    panels: ClassVar[tuple[str, ...]] = (WHAT, RANKS, VALIDATION, OUTPUT)
+
+    compressor: Annotated[str, Doc("gradient compressor"), Flag(WHAT, room="compressors")] = "none"
+    collective: Annotated[
+        str,
+        Doc("how ranks sum"),
+        Flag(WHAT, room="collectives", chosen="the first legal of those that the compressor prefers"),
+    ] = NOT_GIVEN
+    trigger: Annotated[
+        Literal["async", "sync"],
+        Doc("when a bucket is sent; async: when it is ready, sync: when all are"),
+        Flag(WHAT),
+    ] = "async"
+    world_size: Annotated[Ranks, Doc("ranks of the whole job"), Flag(RANKS, chosen="2, or those of the hosts")] = (
+        NOT_GIVEN
+    )
+    hosts: Annotated[Ranks, Doc("machines, each with a link to one switch"), Flag(RANKS, chosen="one per rank")] = (
+        NOT_GIVEN
+    )
+    ranks_per_host: Annotated[Count, Doc("ranks on each host, which share its link and cores"), Flag(RANKS)] = 1
+    network: Annotated[LinkText, Doc("a named network: adsl, 4g, wifi, 1gbe or 10gbe")] = None
+    bandwidth: Annotated[LinkText, Doc("rate of each link, up and down: 100mbit")] = None
+    uplink: Annotated[LinkText, Doc("rate of what a host sends")] = None
+    downlink: Annotated[LinkText, Doc("rate of what a host receives")] = None
+    latency: Annotated[LinkText, Doc("one-way delay of what a host sends: 5ms")] = None
+    cluster_file: Annotated[
+        str | None, Doc("a TOML file that describes uneven hosts"), Flag(RANKS, name="--cluster")
+    ] = None
+    shared_cores: Annotated[
+        int | None,
+        Ge(1),
+        Le(MOST_RANKS),
+        Doc("cores that all hosts share, as virtual ones do; without it each has those of the calibrated machine"),
+        Flag(RANKS),
+    ] = None

@@ -1,0 +1,197 @@
+"""What a training step takes on given links, put together from measured parts.
+
+On each rank, with f the factor by which computing is slower there (cores shared, a slower host), B buckets:
+
+    handed over   t_b = start + f (batch + forward + ready_b)                   b = 1 .. B
+    encoded       e_b = max(t_b, free) + f work_b                               `free`: when the exchange thread is
+    summed        s_b = flows of the collective's messages, begun at e_b        (`bench/costs/flows.py`)
+    free          s_b where the collective goes on with messages that depend on others, else e_b, and
+                  the sums under way are ended one after the other
+    decoded       in time that the thread waits for a bucket, else after the last
+    end           decoded, told by all ranks that all were finite, + f update
+
+A step is as long as the slowest rank's, and no shorter than the CPU time of all ranks on the cores that they share.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+
+import numpy as np
+
+from bench.core.parts import BucketParts, Calibration, EncodedBucket, Offer
+from bench.costs.flows import Floats, Flows, Links
+from bench.costs.offers import layout_of, lengths_of
+from collectives.allgather import Allgather
+from collectives.base import Collective
+from collectives.native import Native
+from collectives.rounds.in_place import EAGER_BYTES
+from collectives.rounds.layout import Layout
+from collectives.rounds.waves import Lengths, Wave
+
+FLAG_BYTES = 8
+"""of the word that a gradient was not finite, from each rank to each"""
+ONE_BYTE = Lengths(lambda start, stop, terms: (np.ones_like(start), np.ones_like(start)))
+SETTLES_UP_TO = 64
+"""ranks for which a second step is simulated, begun where the first left each of them"""
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Setting:
+    """Where and with what a step is to be made.
+
+    Attributes:
+        collective: that sums; `refusal` has nothing against it.
+        encoded: what the compressor makes of each bucket.
+        links: of the ranks.
+        slower: float [ranks], the factor on each rank's computing.
+        shared_cores: of all ranks together; None: each has its own.
+        in_hook: sums go through the hook, and ranks tell each other whether all is finite; else DDP's own.
+        starts_early: a bucket is sent when it is ready (trigger async); else when all are.
+    """
+
+    collective: Collective
+    encoded: Sequence[EncodedBucket]
+    links: Links
+    slower: Floats
+    shared_cores: int | None = None
+    in_hook: bool = True
+    starts_early: bool = True
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Prediction:
+    """A step, in the words of `metrics.csv`.
+
+    Attributes:
+        bound_by: compute, network or cpu (of cores that ranks share): what it would help most to have more of.
+    """
+
+    step_time_s: float
+    exposed_s: float
+    encode_s: float
+    cpu_s_per_step: float
+    samples_per_s: float
+    payload_bytes_per_step: float
+    payload_bytes_max_per_step: float
+    messages_per_step: float
+    dense_bytes_per_step: float
+    compression_ratio: float | None
+    bound_by: str
+
+
+def predict(calibration: Calibration, setting: Setting) -> Prediction:
+    """Put a step together."""
+    n, dense = setting.links.num_ranks, calibration.dense_nbytes
+    step = _Step(calibration, setting)
+    ends = np.zeros(n)
+    for _ in range(2 if n <= SETTLES_UP_TO else 1):
+        starts, ends = ends, step.run(ends)
+    alone_s = calibration.batch_s + calibration.forward_s + calibration.backward_s + calibration.update_s
+    work_s = sum(sum(bucket.work_s) for bucket in setting.encoded)
+    cpu_s = alone_s + work_s + step.busy_s
+    slowest = float((ends - starts).max())
+    shared_s = 0.0 if setting.shared_cores is None else float(cpu_s.sum()) / setting.shared_cores
+    computing_s = float((setting.slower * alone_s).max())
+    nbytes, step_time_s = float(step.sent.mean()), max(slowest, shared_s)
+    return Prediction(
+        step_time_s=step_time_s,
+        exposed_s=float(step.exposed_s.mean()) + step_time_s - slowest,
+        encode_s=float((setting.slower * work_s).mean()),
+        cpu_s_per_step=float(cpu_s.mean()),
+        samples_per_s=n * calibration.batch_size / step_time_s,
+        payload_bytes_per_step=nbytes,
+        payload_bytes_max_per_step=float(step.sent.max()),
+        messages_per_step=float(step.messages.mean()),
+        dense_bytes_per_step=dense,
+        compression_ratio=2 * (n - 1) / n * dense / nbytes if nbytes else None,
+        bound_by="cpu" if shared_s >= slowest else "network" if slowest > 1.1 * computing_s else "compute",
+    )
+
+
+class _Step:
+    """The exchange threads of all ranks, step after step."""
+
+    def __init__(self, calibration: Calibration, setting: Setting) -> None:
+        self._calibration = calibration
+        self._setting = setting
+        self._flows = Flows(setting.links)
+        self.exposed_s = np.zeros(setting.links.num_ranks)
+        self.sent = np.zeros(setting.links.num_ranks)
+        self.messages = np.zeros(setting.links.num_ranks)
+        self.busy_s = np.zeros(setting.links.num_ranks)
+
+    def run(self, starts: Floats) -> Floats:
+        """When each rank's step ends that began at `starts`."""
+        calibration, setting, flows = self._calibration, self._setting, self._flows
+        slower, n = setting.slower, setting.links.num_ranks
+        sent, messages, busy_s = flows.sent.copy(), flows.messages.copy(), flows.busy_s.copy()
+        handed_over = [
+            starts + slower * (calibration.batch_s + calibration.forward_s + bucket.ready_s)
+            for bucket in calibration.buckets
+        ]
+        last = handed_over[-1]
+        computed = starts + slower * (calibration.batch_s + calibration.forward_s + calibration.backward_s)
+        flows.ready = starts
+        under_way: list[tuple[Floats, Floats]] = []
+        to_decode = np.zeros(n)
+        for bucket, encoded, at in zip(calibration.buckets, setting.encoded, handed_over, strict=True):
+            due = at if setting.starts_early else last
+            waited = np.maximum(0.0, due - flows.ready)
+            to_decode = np.maximum(0.0, to_decode - waited)
+            flows.wait_until(due)
+            decode_s = self._exchange(bucket, encoded, under_way)
+            to_decode = to_decode + decode_s
+        for ended, decode_s in under_way:
+            flows.wait_until(ended)
+            flows.work(decode_s)
+        flows.work(to_decode)
+        self.sent, self.messages = flows.sent - sent, flows.messages - messages
+        if setting.in_hook:
+            ranks = np.arange(n)
+            flag = np.full((1, 1), FLAG_BYTES)
+            flows.run([Wave(ranks, ranks, flag, each_to_each=True)], posted_early=False)
+        self.busy_s = flows.busy_s - busy_s
+        ended = np.maximum(flows.ready, computed)
+        self.exposed_s = ended - last
+        return ended + slower * calibration.update_s
+
+    def _exchange(
+        self, bucket: BucketParts, encoded: EncodedBucket, under_way: list[tuple[Floats, Floats]]
+    ) -> Floats | float:
+        """Encode and sum one bucket; return what is left to be decoded, unless that is under way."""
+        setting, flows = self._setting, self._flows
+        *before, after_s = encoded.work_s
+        for work_s, offer in zip(before, encoded.offers, strict=True):
+            flows.work(setting.slower * work_s)
+            begun = flows.ready
+            self._sum(bucket, offer)
+            goes_on = len(encoded.offers) == 1 and isinstance(setting.collective, Allgather | Native)
+            if goes_on:
+                more_s = (setting.links.num_ranks - 1) * offer.decode_s if setting.collective.leaves_terms else 0.0
+                under_way.append((flows.ready, setting.slower * (after_s + more_s)))
+                flows.ready = begun
+                return 0.0
+        return setting.slower * after_s
+
+    def _sum(self, bucket: BucketParts, offer: Offer) -> None:
+        """Elements of several types travel one type after the other."""
+        collective, n = self._setting.collective, self._setting.links.num_ranks
+        layout = layout_of(offer, bucket)
+        groups = layout.by_type() if collective.carries_wires else [tuple(range(len(offer.leaves)))]
+        for group in groups:
+            part = dataclasses.replace(offer, leaves=tuple(offer.leaves[index] for index in group))
+            layout = layout_of(part, bucket)
+            waves = collective.waves(n, layout, lengths_of(part))
+            assert waves is not None  # a collective without rounds was refused
+            nbytes = sum(size.nbytes for size in part.leaves)
+            is_bare = collective.carries_wires and layout.itemsize is not None
+            self._flows.run(waves, posted_early=is_bare and nbytes <= EAGER_BYTES, merge_byte_s=part.merge_byte_s)
+
+
+def refusal(collective: Collective) -> str | None:
+    """Why sums of a collective cannot be predicted, one sentence; None where they can."""
+    if collective.waves(2, Layout.dense(2, key=(0,)), ONE_BYTE) is not None:
+        return None
+    return f"{collective.component_name} does not say what its ranks send, so it cannot be predicted; try ring or tree"

@@ -1,0 +1,290 @@
+"""`bench predict`: from options and a calibration to predicted steps, and curves over the bandwidth."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, cast
+
+import numpy as np
+
+from bench.core import environment, spec
+from bench.core.errors import UsageError
+from bench.core.parts import Calibration
+from bench.core.predict_config import PredictConfig
+from bench.core.units import format_rate, format_seconds, parse_rate
+from bench.costs.flows import Links
+from bench.costs.prediction import Prediction, Setting, predict, refusal
+from bench.hosts.cluster import REAL_FRAMES_UP_TO_BPS, HostLink
+from bench.hosts.cluster_options import cluster_from_toml, link_of, link_texts
+from collectives.base import Collective
+from compressors.base import Compressor
+
+BASELINE = "bf16"
+FRAME_PER_PAYLOAD = 1514 / 1448
+"""bytes of a full Ethernet frame / what TCP carries in it, with timestamps"""
+POINTS_PER_DECADE = 6
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Asked:
+    """What is to be predicted, checked.
+
+    Attributes:
+        hosts: each one's link.
+    """
+
+    compressor: str
+    collective: str
+    hosts: tuple[HostLink, ...]
+    ranks_per_host: int
+    shared_cores: int | None
+    starts_early: bool
+
+    @property
+    def slowest_bps(self) -> float | None:
+        """The slowest rate of any link; None: not limited."""
+        return _slowest([rate for host in self.hosts for rate in (host.uplink_bps, host.downlink_bps)])
+
+    @property
+    def world_size(self) -> int:
+        """All ranks."""
+        return len(self.hosts) * self.ranks_per_host
+
+    def at_rate(self, bandwidth_bps: float) -> Asked:
+        """The same over links of one rate, up and down."""
+        hosts = [dataclasses.replace(host, uplink_bps=bandwidth_bps, downlink_bps=bandwidth_bps) for host in self.hosts]
+        return dataclasses.replace(self, hosts=tuple(hosts))
+
+
+def check(config: PredictConfig, calibration: Calibration) -> Asked:
+    """Refuse what cannot be predicted.
+
+    Raises:
+        UsageError: something is unknown, illegal together, not calibrated, or says nothing of its rounds.
+    """
+    hosts, ranks_per_host = _hosts(config)
+    return check_asked(
+        calibration,
+        Asked(
+            compressor=config.compressor,
+            collective=config.collective,
+            hosts=hosts,
+            ranks_per_host=ranks_per_host,
+            shared_cores=config.shared_cores,
+            starts_early=config.trigger == "async",
+        ),
+    )
+
+
+def baseline(asked: Asked, calibration: Calibration) -> Asked:
+    """Dense gradients in 16 bits on the same links, summed as they would be without a choice.
+
+    Raises:
+        UsageError: they are not calibrated.
+    """
+    return check_asked(calibration, dataclasses.replace(asked, compressor=BASELINE, collective=""))
+
+
+def check_asked(calibration: Calibration, asked: Asked) -> Asked:
+    """The pair filled in, as it is written shortest.
+
+    Raises:
+        UsageError: as `check`.
+    """
+    compressor = cast(Compressor, spec.build("compressors", asked.compressor))
+    text = spec.short_text(compressor)
+    if text not in calibration.encoded:
+        raise UsageError(
+            f"{text} is not in the calibration, which holds {', '.join(calibration.encoded)}; name it in "
+            "bench calibrate --compressors"
+        )
+    names = [asked.collective] if asked.collective else compressor.default_collectives
+    components = [cast(Collective, spec.build("collectives", name)) for name in names]
+    legal = next((c for c in components if compressor.refusal(c) is None), components[-1])
+    reason = compressor.refusal(legal) or refusal(legal) or legal.ranks_refusal(asked.world_size)
+    if reason:
+        raise UsageError(reason)
+    return dataclasses.replace(asked, compressor=text, collective=spec.short_text(legal))
+
+
+def _hosts(config: PredictConfig) -> tuple[tuple[HostLink, ...], int]:
+    """(each host's link, ranks on each)."""
+    texts = link_texts(config)
+    if config.cluster_file is not None:
+        named = [f"--{key}" for key in texts] + [f"--{key}" for key in ("hosts", "world_size") if getattr(config, key)]
+        if named or config.ranks_per_host > 1:
+            other = (*named, "--ranks-per-host")[0].replace("_", "-")
+            raise UsageError(f"--cluster and {other} both describe the hosts; put all of it into the file")
+        cluster = cluster_from_toml(Path(config.cluster_file))
+        return cluster.hosts, cluster.ranks_per_host
+    per_host = config.ranks_per_host
+    number = config.hosts or max(1, (config.world_size or 2) // per_host)
+    if config.world_size not in (None, number * per_host):
+        raise UsageError(
+            f"--world-size {config.world_size} is not {number} hosts with {per_host} rank(s) each; leave out one"
+        )
+    if number * per_host < 2:
+        raise UsageError("one rank exchanges nothing; give --world-size 2 or more")
+    return (link_of(texts),) * number, per_host
+
+
+def predicted(calibration: Calibration, asked: Asked) -> Prediction:
+    """A step of what was asked for."""
+    collective = cast(Collective, spec.build("collectives", asked.collective))
+    encoded = calibration.encoded[asked.compressor]
+    plain = asked.compressor == "none" and asked.collective == "native" and asked.starts_early
+    if plain:  # DDP by itself
+        encoded = tuple(dataclasses.replace(bucket, work_s=(0.0,) * len(bucket.work_s)) for bucket in encoded)
+    cores = calibration.cores if asked.shared_cores is None else asked.shared_cores
+    ranks = asked.ranks_per_host if asked.shared_cores is None else asked.world_size
+    crowded = max(1.0, ranks * calibration.threads / cores)
+    shares = np.repeat([host.cpu_share for host in asked.hosts], asked.ranks_per_host)
+    return predict(
+        calibration,
+        Setting(
+            collective=collective,
+            encoded=encoded,
+            links=_links(calibration, asked),
+            slower=crowded / shares,
+            shared_cores=asked.shared_cores,
+            in_hook=not plain,
+            starts_early=asked.starts_early,
+        ),
+    )
+
+
+def _links(calibration: Calibration, asked: Asked) -> Links:
+    def rates(figures: Sequence[float | None]) -> np.ndarray[Any, np.dtype[np.float64]]:
+        return np.array([math.inf if bps is None else bps / 8 / _frames(bps) for bps in figures])
+
+    return Links(
+        host_of=np.repeat(np.arange(len(asked.hosts)), asked.ranks_per_host),
+        up_rate=rates([host.uplink_bps for host in asked.hosts]),
+        down_rate=rates([host.downlink_bps for host in asked.hosts]),
+        latency_s=np.array([host.latency_s for host in asked.hosts]),
+        message_s=calibration.message_s,
+        byte_s=calibration.byte_s,
+    )
+
+
+def _frames(bps: float) -> float:
+    """What frames add; fast links are handed stretches of many frames at once, with one header."""
+    return FRAME_PER_PAYLOAD if bps <= REAL_FRAMES_UP_TO_BPS else 1.0
+
+
+def columns(asked: Asked, prediction: Prediction, calibration: Calibration) -> dict[str, Any]:
+    """A prediction under the names of the columns of `metrics.csv`."""
+    return {
+        "model": calibration.model,
+        "dataset": calibration.dataset,
+        "optimizer": calibration.optimizer,
+        "batch_size": calibration.batch_size,
+        "compressor": asked.compressor,
+        "collective": asked.collective,
+        "world_size": asked.world_size,
+        "hosts": len(asked.hosts),
+        "ranks_per_host": asked.ranks_per_host,
+        "uplink_bps": _slowest([host.uplink_bps for host in asked.hosts]),
+        "downlink_bps": _slowest([host.downlink_bps for host in asked.hosts]),
+        "latency_s": max(host.latency_s for host in asked.hosts),
+        "cpu_share": min(host.cpu_share for host in asked.hosts),
+        **dataclasses.asdict(prediction),
+    }
+
+
+def _slowest(rates: Sequence[float | None]) -> float | None:
+    return min((rate for rate in rates if rate is not None), default=None)
+
+
+def notes(calibration: Calibration, asked: Asked) -> list[str]:
+    """What a user should know before trusting a prediction, one sentence each."""
+    said = []
+    if (calibration.cpu, calibration.cores) != (environment.cpu_model(), environment.usable_cores()):
+        said.append(
+            f"calibrated on {calibration.cpu} ({calibration.cores} cores), which this machine is not: that one is what "
+            "is predicted"
+        )
+    if any(host.jitter_s or host.loss for host in asked.hosts):
+        said.append("jitter and loss are not part of the model, and left out")
+    if reason := outside(calibration, asked):
+        said.append(f"outside the validated range: {reason}")
+    return said
+
+
+def outside(calibration: Calibration, asked: Asked) -> str | None:
+    """Why a prediction is further than any that was held against a measurement; None where it is not."""
+    checked = calibration.validated
+    if not checked:
+        return "nothing that this calibration predicts was measured yet; see bench predict --validate"
+    name = asked.collective.partition(":")[0]
+    if (asked.compressor, name) not in {(cell.compressor, cell.collective.partition(":")[0]) for cell in checked}:
+        return f"{asked.compressor} on {name} was not measured"
+    sizes = [cell.world_size for cell in checked]
+    if not min(sizes) <= asked.world_size <= max(sizes):
+        return f"{asked.world_size} ranks; {min(sizes)} to {max(sizes)} were measured"
+    rates = [cell.bandwidth_bps or math.inf for cell in checked]
+    rate = asked.slowest_bps or math.inf
+    if not min(rates) <= rate <= max(rates):
+        said = "links that are not limited" if math.isinf(rate) else format_rate(rate)
+        return f"{said}; {format_rate(min(rates))} to {format_rate(max(rates))} were measured"
+    latency = max(host.latency_s for host in asked.hosts)
+    if latency > max(cell.latency_s for cell in checked):
+        return f"a latency of {format_seconds(latency)}, longer than any that was measured"
+    return None
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Curve:
+    """Steps over the rate of all links.
+
+    Attributes:
+        rates_bps: ascending.
+        pair, dense: step times of what was asked for, and of dense gradients in 16 bits.
+        break_even_bps: rates at which both are equal, by interpolation.
+    """
+
+    rates_bps: list[float]
+    pair: list[Prediction]
+    dense: list[Prediction]
+    break_even_bps: list[float]
+
+    @property
+    def pays(self) -> list[bool]:
+        """Where the pair is faster."""
+        return [a.step_time_s < b.step_time_s for a, b in zip(self.pair, self.dense, strict=True)]
+
+
+def sweep(calibration: Calibration, asked: Asked, rates_bps: Sequence[float]) -> Curve:
+    """Predict at every rate.
+
+    Raises:
+        UsageError: dense gradients in 16 bits are not calibrated.
+    """
+    other = baseline(asked, calibration)
+    pair = [predicted(calibration, asked.at_rate(rate)) for rate in rates_bps]
+    dense = [predicted(calibration, other.at_rate(rate)) for rate in rates_bps]
+    ratios = np.log([a.step_time_s / b.step_time_s for a, b in zip(pair, dense, strict=True)])
+    logs = np.log(rates_bps)
+    crossings = np.flatnonzero((ratios[:-1] < 0) != (ratios[1:] < 0))
+    at = [logs[i] + (logs[i + 1] - logs[i]) * ratios[i] / (ratios[i] - ratios[i + 1]) for i in crossings]
+    return Curve(rates_bps=list(rates_bps), pair=pair, dense=dense, break_even_bps=np.exp(at).tolist())
+
+
+def parse_sweep(text: str) -> list[float]:
+    """``bandwidth=1mbit..10gbit`` -> rates in bits per second, evenly on a logarithmic scale.
+
+    Raises:
+        UsageError: it is not of that form.
+    """
+    name, _, ends = text.partition("=")
+    first, dots, last = ends.partition("..")
+    if name.strip() != "bandwidth" or not dots:
+        raise UsageError(f"--sweep '{text}' is not possible; write it like bandwidth=1mbit..10gbit")
+    low, high = parse_rate(first.strip()), parse_rate(last.strip())
+    if not low < high:
+        raise UsageError(f"--sweep '{text}' does not ascend; write the slower rate first")
+    points = max(2, round(POINTS_PER_DECADE * math.log10(high / low)) + 1)
+    return [float(rate) for rate in np.geomspace(low, high, points)]

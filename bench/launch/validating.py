@@ -1,0 +1,193 @@
+"""`bench predict --validate`: configurations are predicted, then run on this machine, and both are put side by side."""
+
+from __future__ import annotations
+
+import csv
+import dataclasses
+import statistics
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+from bench.core import environment
+from bench.core.config import RunConfig
+from bench.core.errors import UsageError
+from bench.core.parts import Calibration, Validated
+from bench.core.rows import read_rows
+from bench.costs.prediction import Prediction
+from bench.hosts.cluster import Cluster, HostLink
+from bench.launch.predicting import Asked, check_asked, predicted
+from bench.launch.sweeps.agenda import Agenda
+from bench.launch.sweeps.file import table_text
+from bench.launch.sweeps.plan import PlannedRun
+
+_AS_CALIBRATED = ("model", "dataset", "optimizer", "batch_size", "threads", "bucket_mb")
+_FIXED = ("strategy", "accumulate", "amp", "nnodes", "nonfinite", "straggler")
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Cell:
+    """One configuration.
+
+    Attributes:
+        settings: what the file says of it beside `[base]`.
+        asked, prediction: made before it is run.
+        runs: planned, one per seed.
+    """
+
+    settings: str
+    asked: Asked
+    prediction: Prediction
+    runs: tuple[PlannedRun, ...]
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Compared:
+    """A cell beside what was measured: medians over its runs; None where every one of them failed."""
+
+    cell: Cell
+    num_runs: int
+    step_time_s: float | None
+    exposed_s: float | None
+    payload_bytes_per_step: float | None
+
+    @property
+    def error(self) -> float | None:
+        """Of the predicted time of a step."""
+        return None if self.step_time_s is None else self.cell.prediction.step_time_s / self.step_time_s - 1
+
+
+def cells_of(calibration: Calibration, runs: Iterable[PlannedRun]) -> list[Cell]:
+    """Predict every configuration of a plan.
+
+    Raises:
+        UsageError: this is not the calibrated machine, or a configuration is not what was calibrated.
+    """
+    if (calibration.cpu, calibration.cores) != (environment.cpu_model(), environment.usable_cores()):
+        raise UsageError(
+            f"the calibration is of another machine, {calibration.cpu} with {calibration.cores} cores; what it "
+            "predicts can be measured there alone"
+        )
+    by_configuration: dict[str, list[PlannedRun]] = {}
+    for run in runs:
+        by_configuration.setdefault(run.config.config_id, []).append(run)
+    cells = []
+    for of_one in by_configuration.values():
+        asked = check_asked(calibration, _asked(calibration, of_one[0].config))
+        cells.append(
+            Cell(
+                settings=table_text(of_one[0].settings),
+                asked=asked,
+                prediction=predicted(calibration, asked),
+                runs=tuple(of_one),
+            )
+        )
+    return cells
+
+
+def _asked(calibration: Calibration, config: RunConfig) -> Asked:
+    for name in _AS_CALIBRATED:
+        if (value := getattr(config, name)) != (known := getattr(calibration, name)):
+            raise UsageError(f"{name} {value} was not calibrated, but {known}; change the file or calibrate anew")
+    for option in RunConfig.options():
+        if option.name in _FIXED and getattr(config, option.name) != option.default:
+            raise UsageError(
+                f"{option.flag_name} {getattr(config, option.name)} is not part of the model; leave it out"
+            )
+    hosts: tuple[HostLink, ...] = (HostLink(name="machine"),)
+    ranks_per_host = config.world_size
+    if config.cluster is not None:
+        cluster = Cluster.from_dict(config.cluster)
+        hosts, ranks_per_host = cluster.hosts, cluster.ranks_per_host
+    return Asked(
+        compressor=config.compressor,
+        collective=config.collective,
+        hosts=hosts,
+        ranks_per_host=ranks_per_host,
+        shared_cores=environment.usable_cores(),
+        starts_early=config.trigger == "async",
+    )
+
+
+def compare(cells: Sequence[Cell], agenda: Agenda) -> list[Compared]:
+    """Every cell beside its runs, as they lie there now; none is left out."""
+    return [_compared(cell, agenda) for cell in cells]
+
+
+def _compared(cell: Cell, agenda: Agenda) -> Compared:
+    rows = []
+    for run in cell.runs:
+        if agenda.progress(run) == "done":
+            rows.append(list(read_rows(agenda.past[run.config.digest].folder.metrics))[-1])
+
+    def median(column: str) -> float | None:
+        known = [row[column] for row in rows if row[column] is not None]
+        return statistics.median(known) if known else None
+
+    return Compared(
+        cell=cell,
+        num_runs=len(rows),
+        step_time_s=median("step_time_s"),
+        exposed_s=median("exposed_s"),
+        payload_bytes_per_step=median("payload_bytes_per_step"),
+    )
+
+
+def as_rows(compared: Sequence[Compared], calibration: Calibration) -> list[dict[str, Any]]:
+    """One row per cell; what was measured under the names of `metrics.csv`, what was predicted with `predicted_`."""
+    rows = []
+    for each in compared:
+        asked, prediction = each.cell.asked, each.cell.prediction
+        rows.append(
+            {
+                "model": calibration.model,
+                "compressor": asked.compressor,
+                "collective": asked.collective,
+                "world_size": asked.world_size,
+                "settings": each.cell.settings,
+                "runs": each.num_runs,
+                "predicted_step_time_s": prediction.step_time_s,
+                "step_time_s": each.step_time_s,
+                "error": each.error,
+                "predicted_exposed_s": prediction.exposed_s,
+                "exposed_s": each.exposed_s,
+                "predicted_payload_bytes_per_step": prediction.payload_bytes_per_step,
+                "payload_bytes_per_step": each.payload_bytes_per_step,
+                "bound_by": prediction.bound_by,
+            }
+        )
+    return rows
+
+
+def write_table(rows: Sequence[dict[str, Any]], path: Path) -> None:
+    """Keep the table, as CSV.
+
+    Raises:
+        UsageError: it cannot be written.
+    """
+    try:
+        with path.open("w", newline="", encoding="utf-8") as file:
+            writer = csv.DictWriter(file, list(rows[0]))
+            writer.writeheader()
+            writer.writerows(rows)
+    except OSError as error:
+        raise UsageError(f"cannot write {path}: {error.strerror or error}; choose another --table") from None
+
+
+def with_validated(calibration: Calibration, compared: Sequence[Compared]) -> Calibration:
+    """The calibration, knowing these cells too."""
+    cells = [
+        Validated(
+            compressor=each.cell.asked.compressor,
+            collective=each.cell.asked.collective,
+            world_size=each.cell.asked.world_size,
+            bandwidth_bps=each.cell.asked.slowest_bps,
+            latency_s=max(host.latency_s for host in each.cell.asked.hosts),
+            predicted_s=each.cell.prediction.step_time_s,
+            measured_s=each.step_time_s,
+            error=each.error,
+        )
+        for each in compared
+        if each.step_time_s is not None and each.error is not None
+    ]
+    return dataclasses.replace(calibration, validated=tuple(dict.fromkeys([*calibration.validated, *cells])))

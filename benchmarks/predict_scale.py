@@ -1,0 +1,96 @@
+"""What it takes to simulate the sums of one step of ResNet-50 among thousands of uneven nodes.
+
+    python benchmarks/predict_scale.py --out results/reference/predict-scale.csv
+
+Every collective at 4096 nodes, three of them at 10000, each in a process of its own: time and memory are the
+simulation's, without what importing torch takes.
+"""
+
+from __future__ import annotations
+
+import argparse
+import csv
+import json
+import resource
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from bench.costs.flows import Flows, Links
+from bench.micro.encoding import buckets_of
+from bench.models.resnet50 import ResNet50
+from collectives import spec
+from collectives.base import Collective
+from collectives.rounds.layout import Layout
+from collectives.rounds.waves import Ints, Lengths
+from compressors.layer import layers_of
+
+ALL = (
+    "ring",
+    "halving_doubling",
+    "tree",
+    "allgather",
+    "server",
+    "server:placement=sharded",
+    "hierarchical",
+    "hierarchical:group_size=64,intra=server,inter=tree",
+)
+LARGEST = ("ring", "tree", "hierarchical")
+BUCKET_BYTES = 25 * 2**20
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--out", required=True)
+    parser.add_argument("--one", nargs=2, metavar=("COLLECTIVE", "NODES"))
+    asked = parser.parse_args()
+    if asked.one:
+        print(json.dumps(simulated(asked.one[0], int(asked.one[1]))))
+        return
+    rows = []
+    for collective, nodes in [*((name, 4096) for name in ALL), *((name, 10_000) for name in LARGEST)]:
+        command = [sys.executable, __file__, "--out", asked.out, "--one", collective, str(nodes)]
+        rows.append(json.loads(subprocess.run(command, check=True, capture_output=True, text=True).stdout))
+        print(rows[-1])
+    with Path(asked.out).open("w", newline="", encoding="utf-8") as file:
+        writer = csv.DictWriter(file, rows[0])
+        writer.writeheader()
+        writer.writerows(rows)
+
+
+def simulated(collective: str, nodes: int) -> dict[str, object]:
+    """Dense fp32 gradients over uplinks around 50 Mbit/s, downlinks three times as fast, 20 ms."""
+    rng = np.random.default_rng(0)
+    up = rng.lognormal(np.log(50e6 / 8), 0.7, nodes)
+    flows = Flows(Links.of_hosts(up, 3 * up, rng.uniform(0.01, 0.03, nodes)))
+    with torch.device("meta"):
+        layers = layers_of(ResNet50().build(1000))
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    started, cpu = time.perf_counter(), time.process_time()
+    for bucket in buckets_of(layers, BUCKET_BYTES):
+        layout = Layout.dense(sum(layer.numel for layer in bucket), key=(0,))
+        waves = spec.build("collectives", Collective, collective).waves(nodes, layout, Lengths(packed))
+        flows.run(waves or (), posted_early=True)
+    return {
+        "collective": collective,
+        "nodes": nodes,
+        "wall_s": round(time.perf_counter() - started, 2),
+        "cpu_s": round(time.process_time() - cpu, 2),
+        "peak_rss_bytes": 1024 * resource.getrusage(resource.RUSAGE_SELF).ru_maxrss,
+        "of_it_before_bytes": 1024 * before,
+        "messages": int(flows.messages.sum()),
+        "sum_s": round(float(flows.ready.max()), 1),
+    }
+
+
+def packed(start: Ints, stop: Ints, terms: Ints) -> tuple[Ints, Ints]:
+    """A dense payload with its header."""
+    return np.ones_like(start), 16 + 4 * (stop - start)
+
+
+if __name__ == "__main__":
+    main()

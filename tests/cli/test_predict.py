@@ -1,0 +1,151 @@
+"""`bench calibrate` and `bench predict`: measured parts become predicted steps, and one sentence for bad input."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from bench.core.schema import METRICS_BY_NAME
+from tests.testing.calibrations import calibration, written
+from tests.testing.invoke import execute, invoke
+
+
+def test_calibrated_parts_predict_the_bytes_that_are_sent(tmp_path: Path) -> None:
+    out = tmp_path / "parts.json"
+    answer = execute(
+        "calibrate", "--model", "small_cnn", "--batch-size", "8", "--compressors", "none,topk", "--repeats", "3",
+        "--turns", "1", "--out", str(out),
+    )  # fmt: skip
+    assert answer.code == 0, answer.error
+    parts = json.loads(out.read_text())
+    assert parts["forward_s"] > 0
+    assert parts["message_s"] > 0
+    ready = [bucket["ready_s"] for bucket in parts["buckets"]]
+    assert ready == sorted(ready)
+    answer = invoke(
+        "predict", "--calibration", str(out), "--world-size", "3", "--collective", "ring", "--bandwidth", "10mbit",
+        "--json",
+    )  # fmt: skip
+    assert answer.code == 0, answer.error
+    told = json.loads(answer.out)
+    numel = sum(sum(bucket["numels"]) for bucket in parts["buckets"])
+    assert told["payload_bytes_per_step"] == pytest.approx(2 * 2 / 3 * 4 * numel, rel=1e-4)
+    assert set(told) - {"notes", "bound_by"} <= set(METRICS_BY_NAME)
+    assert told["step_time_s"] > told["payload_bytes_per_step"] * 8 / 10e6
+
+
+def test_people_read_whether_it_pays(tmp_path: Path) -> None:
+    path = written(tmp_path)
+    pays = invoke("predict", "--calibration", path, "--compressor", "topk", "--bandwidth", "1mbit")
+    assert "times as fast as with dense bf16" in pays.out
+    assert "outside the validated range" in pays.out
+    fast = invoke("predict", "--calibration", path, "--compressor", "topk")
+    assert "compression does not pay here" in fast.out
+    curve = invoke("predict", "--calibration", path, "--compressor", "topk", "--sweep", "bandwidth=1mbit..10gbit")
+    assert "compression pays below" in curve.out
+
+
+@pytest.mark.parametrize(
+    ("arguments", "sentence"),
+    [
+        (["--compressor", "dgc"], "dgc is not in the calibration, which holds none, bf16, topk"),
+        (["--compressor", "topkk"], "there is no compressor 'topkk' (did you mean 'topk'?)"),
+        (["--collective", "rign"], "there is no collective 'rign' (did you mean 'ring'?)"),
+        (["--collective", "pool"], "pool does not say what its ranks send"),
+        (["--compressor", "topk", "--collective", "native"], "native adds tensors element by element"),
+        (["--collective", "server:root=7"], "root=7 is none of the 2 ranks"),
+        (["--world-size", "1"], "one rank exchanges nothing"),
+        (["--world-size", "5", "--hosts", "2"], "--world-size 5 is not 2 hosts with 1 rank(s) each"),
+        (["--cluster", "x.toml", "--bandwidth", "1mbit"], "--cluster and --bandwidth both describe the hosts"),
+        (["--bandwidth", "fast"], "'fast' is not a bandwidth"),
+        (["--sweep", "bandwidth=1mbit..1gbit", "--uplink", "1mbit"], "--sweep sets the rate of all links"),
+        (["--validate", "x.toml", "--hosts", "3"], "x.toml says what is predicted"),
+    ],
+)
+def test_what_cannot_be_predicted_is_one_sentence(tmp_path: Path, arguments: list[str], sentence: str) -> None:
+    answer = invoke("predict", "--calibration", written(tmp_path), *arguments)
+    assert (answer.code, sentence in answer.error) == (2, True), answer.error
+    assert "\n" not in answer.error
+
+
+@pytest.mark.parametrize(
+    ("content", "sentence"),
+    [
+        (None, "make one with bench calibrate --out"),
+        ("{", "is no calibration"),
+        ("[]", "is no calibration of version 1"),
+        ('{"version": 99}', "is no calibration of version 1"),
+        ('{"version": 1}', "cpu: Field required"),
+    ],
+)
+def test_what_is_no_calibration_is_one_sentence(tmp_path: Path, content: str | None, sentence: str) -> None:
+    path = tmp_path / "parts.json"
+    if content is not None:
+        path.write_text(content)
+    answer = invoke("predict", "--calibration", str(path))
+    assert (answer.code, sentence in answer.error) == (2, True), answer.error
+    assert "\n" not in answer.error
+
+
+@pytest.mark.usefixtures("planned_here")
+@pytest.mark.parametrize(
+    ("arguments", "sentence"),
+    [
+        (["--device", "cuda"], "what a GPU takes cannot be calibrated"),
+        (["--optimizer", "kfac"], "kfac exchanges something of its own"),
+        (["--compressors", "torch_bf16"], "torch_bf16 encodes inside PyTorch's own hook"),
+        (["--compressors", "nothing"], "there is no compressor 'nothing'"),
+    ],
+)
+def test_what_cannot_be_calibrated_is_one_sentence(tmp_path: Path, arguments: list[str], sentence: str) -> None:
+    answer = invoke("calibrate", "--out", str(tmp_path / "parts.json"), *arguments)
+    assert (answer.code, sentence in answer.error) == (2, True), answer.error
+
+
+@pytest.mark.usefixtures("planned_here")
+@pytest.mark.parametrize(
+    ("base", "other", "sentence"),
+    [
+        ('model = "resnet20"', {}, "model resnet20 was not calibrated, but small_cnn"),
+        ("accumulate = 2", {}, "--accumulate 2 is not part of the model"),
+        ("", {"cpu": "another"}, "the calibration is of another machine"),
+    ],
+)
+def test_what_cannot_be_validated_is_one_sentence(
+    tmp_path: Path, base: str, other: dict[str, str], sentence: str
+) -> None:
+    file = tmp_path / "cells.toml"
+    file.write_text(
+        f"[base]\nsteps = 2\nthreads = 1\nbucket_mb = 1.0\n{base}\n[matrix]\ncompressor = ['none', 'topk']\n"
+    )
+    answer = invoke(
+        "predict",
+        "--calibration",
+        written(tmp_path, **other),
+        "--validate",
+        str(file),
+        "--runs",
+        str(tmp_path / "runs"),
+    )
+    assert (answer.code, sentence in answer.error) == (2, True), answer.error
+    assert not (tmp_path / "runs").exists()
+
+
+def test_predicted_and_measured_stand_side_by_side(tmp_path: Path) -> None:
+    file = tmp_path / "cells.toml"
+    file.write_text(
+        "[base]\nsteps = 4\nwarmup_steps = 1\nthreads = 1\nbucket_mb = 1.0\ntrain_size = 300\ntest_size = 20\n"
+        "[matrix]\ncompressor = ['none']\ncollective = ['ring']\n"
+    )
+    path, runs = written(tmp_path), tmp_path / "runs"
+    answer = execute("predict", "--calibration", path, "--validate", str(file), "--runs", str(runs), "--json")
+    assert answer.code == 0, answer.error
+    (cell,) = json.loads(answer.out)["cells"]
+    assert cell["error"] == cell["predicted_step_time_s"] / cell["step_time_s"] - 1
+    assert cell["runs"] == 1
+    (known,) = json.loads(Path(path).read_text())["validated"]
+    assert known["measured_s"] == cell["step_time_s"]
+    assert (runs / "validation.csv").exists()
+    assert calibration().validated == ()

@@ -1,0 +1,54 @@
+"""A calibration made up of round numbers, so that predictions can be worked out by hand."""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+from typing import Any
+
+from bench.core import environment
+from bench.core.parts import VERSION, BucketParts, Calibration, EncodedBucket, LeafSize, Offer
+
+NUMEL = 125_000
+DENSE = LeafSize(numel=NUMEL, nbytes=16 + 4 * NUMEL, wire_numel=NUMEL, wire_dtype="float32")
+HALF = LeafSize(numel=NUMEL, nbytes=16 + 2 * NUMEL, wire_numel=NUMEL, wire_dtype="bfloat16")
+SPARSE = LeafSize(numel=NUMEL, nbytes=16 + 5_000)
+
+
+def calibration(**other: Any) -> Calibration:
+    """Two buckets of 125 000 elements, ready 0.1 s and 0.2 s after the backward of a step of 0.4 s began."""
+    encoded = {"none": (0.0, 0.0, DENSE), "bf16": (0.01, 0.01, HALF), "topk": (0.03, 0.01, SPARSE)}
+    figures: dict[str, Any] = {
+        "version": VERSION,
+        "cpu": environment.cpu_model(),
+        "cores": environment.usable_cores(),
+        "torch_version": "2.0",
+        "kernels": "native",
+        "model": "small_cnn",
+        "dataset": "digits",
+        "optimizer": "sgd",
+        "batch_size": 32,
+        "threads": 1,
+        "bucket_mb": 1.0,
+        "batch_s": 0.05,
+        "forward_s": 0.1,
+        "backward_s": 0.2,
+        "update_s": 0.05,
+        "buckets": tuple(
+            BucketParts(ready_s=ready_s, layers=(number,), numels=(NUMEL,)) for number, ready_s in enumerate((0.1, 0.2))
+        ),
+        "encoded": {
+            name: (EncodedBucket(work_s=(before_s, after_s), offers=(Offer(leaves=(leaf,)),)),) * 2
+            for name, (before_s, after_s, leaf) in encoded.items()
+        },
+        "message_s": 0.0,
+        "byte_s": 0.0,
+    }
+    return Calibration(**figures | other)
+
+
+def written(folder: Path, **other: Any) -> str:
+    """The path of its file."""
+    path = folder / "calibration.json"
+    dataclasses.replace(calibration(), **other).write(path)
+    return str(path)

@@ -1,0 +1,168 @@
+"""Predicted steps: what can be worked out by hand, what makes them slower, and what was not measured yet."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from bench.core.errors import UsageError
+from bench.core.parts import Calibration, LeafSize, Offer, Validated
+from bench.core.predict_config import PredictConfig
+from bench.costs.offers import lengths_of
+from bench.costs.prediction import Prediction
+from bench.launch.predicting import FRAME_PER_PAYLOAD, check, notes, parse_sweep, predicted, sweep
+from tests.testing.calibrations import calibration
+
+MEGABIT = 1e6 / 8 / FRAME_PER_PAYLOAD
+"""payload bytes per second"""
+
+
+def step(known: Calibration | None = None, **asked: Any) -> Prediction:
+    known = known or calibration()
+    return predicted(known, check(PredictConfig(**asked), known))
+
+
+def test_without_limits_a_step_takes_what_a_rank_takes() -> None:
+    prediction = step(collective="ring")
+    assert prediction.step_time_s == pytest.approx(0.4)
+    assert prediction.exposed_s == pytest.approx(0.0)
+    assert prediction.bound_by == "compute"
+    assert prediction.samples_per_s == pytest.approx(2 * 32 / 0.4)
+
+
+def test_a_slow_link_is_waited_for_from_the_first_bucket_on() -> None:
+    """A ring of two sends each bucket's 500 kB once; the first is ready 0.25 s after the step began."""
+    prediction = step(collective="ring", bandwidth="10mbit")
+    assert prediction.step_time_s == pytest.approx(0.25 + 2 * 500_000 / (10 * MEGABIT) + 0.05, rel=1e-4)
+    assert prediction.exposed_s == pytest.approx(prediction.step_time_s - 0.35 - 0.05)
+    assert prediction.payload_bytes_per_step == 1_000_000
+    assert prediction.compression_ratio == 1
+    assert prediction.bound_by == "network"
+
+
+def test_the_sync_trigger_sends_nothing_before_the_last_bucket() -> None:
+    waits = step(collective="ring", bandwidth="10mbit", trigger="sync").step_time_s
+    assert waits == pytest.approx(step(collective="ring", bandwidth="10mbit").step_time_s + 0.1)
+
+
+def test_encoding_and_decoding_are_part_of_a_step() -> None:
+    """Of two buckets the second alone is encoded after backward; both are decoded, the first while the second waits."""
+    assert step(compressor="topk").step_time_s == pytest.approx(0.35 + 0.03 + 2 * 0.01 + 0.05)
+
+
+def test_latency_is_paid_by_every_step_of_a_collective() -> None:
+    """And by what ranks tell each other at the end: that there is room, then that all was finite."""
+    slower = step(collective="ring", latency="10ms").step_time_s - step(collective="ring").step_time_s
+    assert slower == pytest.approx((3 + 2) * 0.010, abs=1e-4)
+
+
+def test_ranks_that_share_cores_compute_more_slowly_and_never_faster_than_the_cores_allow() -> None:
+    known = calibration(cores=2)
+    crowded = step(known, collective="ring", hosts=8, shared_cores=2)
+    assert crowded.step_time_s == pytest.approx(4 * 0.4)
+    assert step(known, collective="ring", hosts=8).step_time_s == pytest.approx(0.4)
+    assert step(known, collective="ring", hosts=2, ranks_per_host=4).step_time_s == pytest.approx(2 * 0.4)
+
+
+def test_a_host_that_runs_half_of_the_time_takes_twice_as_long(tmp_path: Path) -> None:
+    cluster = tmp_path / "cluster.toml"
+    cluster.write_text("[[host]]\ncount = 2\n[[host]]\ncpu_share = 0.5\n")
+    assert step(collective="ring", cluster_file=str(cluster)).step_time_s == pytest.approx(0.8)
+
+
+def test_unions_grow_as_they_were_measured_and_are_never_longer_than_dense() -> None:
+    offer = Offer(leaves=(LeafSize(numel=1000, nbytes=416),), growth=((1, 1.0), (2, 1.9), (4, 3.4)))
+    start = np.zeros(5, dtype=np.int64)
+    lengths = lengths_of(offer).alone(start, start + 1000, np.array([1, 2, 4, 8, 1000]))
+    assert lengths.tolist() == [416, 16 + 760, 16 + 1360, 16 + math.ceil(400 * 3.4**2 / 1.9), 4016]
+
+
+def test_pieces_of_a_message_are_as_long_together_as_the_message() -> None:
+    offer = Offer(leaves=(LeafSize(numel=300, nbytes=116), LeafSize(numel=700, nbytes=516)))
+    start = np.array([0, 300, 0])
+    stop = np.array([300, 1000, 1000])
+    payloads, nbytes = lengths_of(offer).packed(start, stop, np.ones(3, dtype=np.int64))
+    assert payloads.tolist() == [1, 1, 2]
+    assert nbytes.tolist() == [116, 516, 632]
+
+
+@settings(max_examples=40, deadline=None)
+@given(
+    compressor=st.sampled_from(["none", "bf16", "topk"]),
+    hosts=st.integers(2, 6),
+    rate=st.floats(1, 1000),
+    latency=st.floats(0, 50),
+    faster=st.floats(1, 10),
+)
+def test_faster_links_make_no_step_longer(
+    compressor: str, hosts: int, rate: float, latency: float, faster: float
+) -> None:
+    def at(rate: float, latency: float) -> float:
+        links = {"bandwidth": f"{rate:.6f}mbit", "latency": f"{latency:.6f}ms"}
+        return step(compressor=compressor, hosts=hosts, **links).step_time_s
+
+    slow = at(rate, latency)
+    assert at(rate * faster, latency) <= slow * (1 + 1e-9)
+    assert at(rate, latency / faster) <= slow * (1 + 1e-9)
+
+
+def test_a_sweep_finds_where_compression_stops_to_pay() -> None:
+    """Where the network costs nothing, encoding costs something."""
+    known = calibration()
+    curve = sweep(
+        known, check(PredictConfig(compressor="topk", hosts=2), known), parse_sweep("bandwidth=1mbit..10gbit")
+    )
+    (rate,) = curve.break_even_bps
+    assert curve.pays[0]
+    assert not curve.pays[-1]
+    dense, pair = (step(compressor=name, bandwidth=f"{rate / 1e6:.6f}mbit").step_time_s for name in ("bf16", "topk"))
+    assert pair == pytest.approx(dense, rel=0.02)
+
+
+@pytest.mark.parametrize("text", ["bandwidth", "bandwidth=10mbit", "latency=1ms..2ms", "bandwidth=2mbit..1mbit"])
+def test_a_sweep_that_is_none_is_refused(text: str) -> None:
+    with pytest.raises(UsageError, match="--sweep"):
+        parse_sweep(text)
+
+
+def test_what_was_not_measured_is_outside_the_validated_range() -> None:
+    cell = Validated(
+        compressor="topk", collective="allgather", world_size=4, bandwidth_bps=1e8, latency_s=0.0, predicted_s=1.0,
+        measured_s=1.0, error=0.0,
+    )  # fmt: skip
+    known = calibration(validated=(cell, dataclasses.replace(cell, world_size=8, bandwidth_bps=1e9)))
+
+    def said(**asked: Any) -> list[str]:
+        return notes(
+            known, check(PredictConfig(**{"compressor": "topk", "hosts": 4, "bandwidth": "200mbit"} | asked), known)
+        )
+
+    assert said() == []
+    for other in (
+        {"hosts": 9},
+        {"bandwidth": "10mbit"},
+        {"latency": "1ms"},
+        {"compressor": "none"},
+        {"bandwidth": None},
+    ):
+        (sentence,) = said(**other)
+        assert sentence.startswith("outside the validated range: ")
+    assert "was measured yet" in notes(calibration(), check(PredictConfig(), calibration()))[0]
+
+
+def test_another_machines_calibration_is_named() -> None:
+    known = calibration(cpu="a processor that nobody has")
+    assert "a processor that nobody has" in notes(known, check(PredictConfig(), known))[0]
+
+
+def test_a_calibration_comes_back_as_it_was_written(tmp_path: Path) -> None:
+    path = tmp_path / "calibration.json"
+    calibration().write(path)
+    assert Calibration.read(path) == calibration()
