@@ -57,6 +57,13 @@ def test_encoding_and_decoding_are_part_of_a_step() -> None:
     assert step(compressor="topk").step_time_s == pytest.approx(0.35 + 0.03 + 2 * 0.01 + 0.05)
 
 
+def test_what_is_summed_early_is_decoded_while_the_next_bucket_waits() -> None:
+    """0.01 s to encode and 0.01 s to decode each: only the second bucket's come after backward."""
+    assert step(compressor="bf16", collective="ring").step_time_s == pytest.approx(0.35 + 0.01 + 0.01 + 0.05)
+    both_at_once = step(compressor="bf16", collective="ring", trigger="sync").step_time_s
+    assert both_at_once == pytest.approx(0.35 + 2 * (0.01 + 0.01) + 0.05)
+
+
 def test_latency_is_paid_by_every_step_of_a_collective() -> None:
     """And by what ranks tell each other at the end: that there is room, then that all was finite."""
     slower = step(collective="ring", latency="10ms").step_time_s - step(collective="ring").step_time_s
