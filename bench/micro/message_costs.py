@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import statistics
 import time
 
 import torch
@@ -12,7 +11,8 @@ from collectives.transport.process_group import ProcessGroupTransport
 
 SIZES = (1_000, 1_000_000)
 MESSAGES = 40
-TURNS = 5
+TURNS = 25
+"""of which the least counts: what waking a process costs varies a hundredfold with what else the machine does"""
 
 
 def message_costs(timeout_s: float) -> tuple[float, float]:
@@ -21,19 +21,17 @@ def message_costs(timeout_s: float) -> tuple[float, float]:
     Both of two ranks must call, in a process group of theirs.
     """
     transport = ProcessGroupTransport(timeout_s=timeout_s)
-    other = 1 - transport.rank
-    (short, short_s), (long, long_s) = ((nbytes, _one(transport, other, nbytes)) for nbytes in SIZES)
+    turns = [[_one(transport, nbytes) for nbytes in SIZES] for _ in range(TURNS)]
+    (short, long), (short_s, long_s) = SIZES, map(min, zip(*turns, strict=True))
     byte_s = max(0.0, (long_s - short_s) / (long - short))
     return max(0.0, short_s - byte_s * short), byte_s
 
 
-def _one(transport: ProcessGroupTransport, other: int, nbytes: int) -> float:
-    """CPU seconds of this process for one message, sent or received: median over turns."""
+def _one(transport: ProcessGroupTransport, nbytes: int) -> float:
+    """CPU seconds of this process for one message, sent or received."""
+    other = 1 - transport.rank
     mine, theirs = torch.zeros(2, nbytes, dtype=torch.uint8)
-    turns = []
-    for _ in range(TURNS):
-        started = time.process_time()
-        for _ in range(MESSAGES):
-            wait_all(transport.post([(mine, other)], [(theirs, other)]))
-        turns.append((time.process_time() - started) / (2 * MESSAGES))
-    return statistics.median(turns)
+    started = time.process_time()
+    for _ in range(MESSAGES):
+        wait_all(transport.post([(mine, other)], [(theirs, other)]))
+    return (time.process_time() - started) / (2 * MESSAGES)

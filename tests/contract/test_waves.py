@@ -18,6 +18,7 @@ from collectives.rounds.waves import Ints, Lengths, Wave, of_rounds, weights_of
 from collectives.server import Server
 from tests.contract.test_rounds import DESCRIBED, Sent, seen
 from tests.testing.collectives import COLLECTIVES, key_of, refusal
+from tests.testing.third_party.star import Star
 
 MOST_RANKS = 9
 LENGTH = 9 * 2520
@@ -113,3 +114,12 @@ def test_rounds_that_wait_for_each_other_are_refused() -> None:
     waiting.receive(1, Piece(0, 1, frozenset([1])))
     with pytest.raises(ValueError, match="never end"):
         list(of_rounds([[waiting], []], Lengths(lambda start, stop, terms: (start, stop)), weights_of(2)))
+
+
+def test_a_collective_that_only_says_its_rounds_has_waves() -> None:
+    lengths, layout = lengths_of("dense"), Layout.dense(LENGTH)
+    up, down = Star().waves(3, layout, lengths) or ()
+    assert [sorted(zip(*(each.tolist() for each in wave.messages()), strict=True)) for wave in (up, down)] == [
+        [(1, 0, 4 * LENGTH), (2, 0, 4 * LENGTH)],
+        [(0, 1, 4 * LENGTH), (0, 2, 4 * LENGTH)],
+    ]
