@@ -94,6 +94,8 @@ def check_asked(calibration: Calibration, asked: Asked) -> Asked:
     Raises:
         UsageError: as `check`.
     """
+    if any(host.uplink_trace or host.downlink_trace for host in asked.hosts):
+        raise UsageError("a rate that changes over time cannot be predicted; give the hosts a constant one")
     compressor = cast(Compressor, spec.build("compressors", asked.compressor))
     text = spec.short_text(compressor)
     if text not in calibration.encoded:

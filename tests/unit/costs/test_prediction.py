@@ -173,3 +173,11 @@ def test_a_calibration_comes_back_as_it_was_written(tmp_path: Path) -> None:
     path = tmp_path / "calibration.json"
     calibration().write(path)
     assert Calibration.read(path) == calibration()
+
+
+def test_a_rate_over_time_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "rates").write_text("10\n20\n")
+    cluster = tmp_path / "cluster.toml"
+    cluster.write_text('[[host]]\ncount = 2\nbandwidth_trace = "rates"\n')
+    with pytest.raises(UsageError, match="changes over time"):
+        step(cluster_file=str(cluster))
