@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+
 import pytest
 import torch
 from torch import nn
@@ -19,6 +21,7 @@ PARAMETERS = {
     "resnet18": 11_173_962,
     "resnet34": 21_282_122,
     "resnet50": 23_520_842,
+    "vgg11": 28_146_762,
 }
 
 
@@ -46,7 +49,7 @@ def test_thin_residual_networks_have_the_papers_size(name: str, millions: float)
     assert round(PARAMETERS[name] / 1e6, 2) == millions
 
 
-@pytest.mark.parametrize("name", ["linear", "small_cnn", "resnet20", "resnet18", "resnet50"])
+@pytest.mark.parametrize("name", ["linear", "small_cnn", "resnet20", "resnet18", "resnet50", "vgg11:width=8"])
 def test_every_parameter_takes_part(name: str) -> None:
     torch.manual_seed(0)
     network = build(name)
@@ -57,7 +60,7 @@ def test_every_parameter_takes_part(name: str) -> None:
     assert all(p.dtype == torch.float32 and p.grad is not None for p in network.parameters())
 
 
-@pytest.mark.parametrize("name", ["linear", "small_cnn", "resnet20", "resnet18"])
+@pytest.mark.parametrize("name", ["linear", "small_cnn", "resnet20", "resnet18", "vgg11:width=8"])
 def test_number_of_classes_is_the_number_of_outputs(name: str) -> None:
     assert build(name, num_classes=100).eval()(torch.randn(1, 3, 32, 32)).shape == (1, 100)
 
@@ -121,6 +124,19 @@ def test_small_cnn_options_set_its_size() -> None:
     network = build("small_cnn:width=4,hidden=10")
     # Convolutions 3-4-8-16-16 without bias, each with a scale and an offset per channel, then 256-10-10 with biases.
     assert count(network) == 9 * (3 * 4 + 4 * 8 + 8 * 16 + 16 * 16) + 2 * (4 + 8 + 16 + 16) + 2570 + 110
+
+
+def test_vgg11_has_the_papers_layers_and_scales_all_of_them_alike() -> None:
+    def layers(text: str, kind: type[nn.Conv2d | nn.Linear]) -> list[int]:
+        with torch.device("meta"):
+            return [module.weight.numel() for module in build(text).modules() if isinstance(module, kind)]
+
+    channels = [3, 64, 128, 256, 256, 512, 512, 512, 512]
+    assert layers("vgg11", nn.Conv2d) == [9 * a * b for a, b in itertools.pairwise(channels)]
+    assert layers("vgg11", nn.Linear) == [512 * 4096, 4096 * 4096, 4096 * 10]
+    quarter = "vgg11:width=16,hidden=1024"
+    shares = [sum(layers(text, nn.Linear)) / count(build(text)) for text in ("vgg11:width=32,hidden=2048", quarter)]
+    assert shares == pytest.approx([0.672, 0.672], abs=0.001)  # what the full size has: most bytes are fully connected
 
 
 @pytest.mark.parametrize(
