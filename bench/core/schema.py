@@ -118,6 +118,14 @@ METRICS: tuple[Column, ...] = (
         fixed=False,
     ),
     _column("quality", "train_loss", float, "mean training loss since the previous row", better="lower"),
+    _column(
+        "quality",
+        "train_accuracy",
+        float,
+        "share of 1000 of the training samples (of all, where there are fewer) classified right as the test set is: "
+        "the same ones at every evaluation, without augmentation, not on the training clock",
+        better="higher",
+    ),
     _column("quality", "test_loss", float, "mean loss over the test set", better="lower"),
     _column("quality", "test_accuracy", float, "share of the test set classified right, 0 to 1", better="higher"),
     _column(

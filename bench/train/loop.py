@@ -15,7 +15,7 @@ from bench.strategies.base import BoundStrategy, SaveState
 from bench.train import shards
 from bench.train.batches import Batches
 from bench.train.clock import StepTime, StepTimes, TrainingClock
-from bench.train.evaluate import evaluate
+from bench.train.evaluate import evaluate, train_sample
 from bench.train.record import Recorder, Snapshot
 from bench.train.schedule import learning_rate
 from compressors.ddp.hook import NonFiniteGradient
@@ -60,6 +60,7 @@ class Trainer:
     def __post_init__(self) -> None:
         config = self.config
         self.steps_per_epoch = shards.steps_per_epoch(len(self.train), config.replicas, config.samples_per_step)
+        self._train_sample = train_sample(self.train)
         self.total_steps = config.steps or self.steps_per_epoch * (config.epochs or 0)
         self._batches = [Batches(config, self.dataset, self.train, rank, self.device) for rank in self.strategy.dealt]
         self.clock = TrainingClock(self.device)
@@ -281,8 +282,8 @@ class Trainer:
         self._unchecked = 0
 
     def _evaluate(self) -> None:
-        test_loss, test_accuracy = evaluate(
-            self.strategy.model, self.test, self.dataset, self.device, self.strategy.loop
+        test, train = evaluate(
+            self.strategy.model, (self.test, self._train_sample), self.dataset, self.device, self.strategy.loop
         )
         self.recorder.evaluation(
             Snapshot(
@@ -292,8 +293,9 @@ class Trainer:
                 samples=self.own_steps * self.config.samples_per_step * len(self.strategy.dealt),
                 skipped_steps=self.skipped_steps,
                 train_loss=float(torch.stack(self._losses).mean()) if self._losses else None,
-                test_loss=test_loss,
-                test_accuracy=test_accuracy,
+                train_accuracy=train.accuracy,
+                test_loss=test.loss,
+                test_accuracy=test.accuracy,
                 train_time_s=self.clock.elapsed_s,
                 times=self.times,
             ),

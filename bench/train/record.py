@@ -53,6 +53,7 @@ class Snapshot:
         samples: that this rank used so far.
         skipped_steps: that this rank dropped so far.
         train_loss: this rank's mean loss since the previous row; None if it made no step since.
+        train_accuracy: over a fixed sample of what is trained on.
         test_loss, test_accuracy: over the whole test set.
         train_time_s: time spent training so far.
         times: steps timed since the previous row.
@@ -64,6 +65,7 @@ class Snapshot:
     samples: int
     skipped_steps: int
     train_loss: float | None
+    train_accuracy: float
     test_loss: float
     test_accuracy: float
     train_time_s: float
@@ -278,6 +280,7 @@ class Recorder:
             "step": snapshot.step,
             "train_time_s": snapshot.train_time_s,
             "wall_time_s": time.time() - self._started,
+            "train_accuracy": snapshot.train_accuracy,
             "test_loss": snapshot.test_loss,
             "test_accuracy": snapshot.test_accuracy,
             "time_to_target_s": self._time_to_target_s,

@@ -106,6 +106,7 @@ def test_a_run_trains_and_records(name: str, trained: Path) -> None:
     assert int(last["samples"]) == int(last["step"]) * 16 * world_size
     assert float(last["test_accuracy"]) > 0.2
     assert float(last["train_loss"]) < float(first["train_loss"])
+    assert float(last["train_accuracy"]) > 0.2
     assert (float(last["payload_bytes_per_step"]) == 0) == (world_size == 1)
     is_sparse_sum = "topk" in compressor and world_size > 1
     assert (0.05 < float(last["support_overlap"]) < 1) if is_sparse_sum else (last["support_overlap"] == "")

@@ -19,7 +19,7 @@ GROUPS = {
     "hosts ranks_per_host uplink_bps downlink_bps latency_s device threads "
     "link_trace jitter_s loss_ratio cpu_share cluster_digest eval_every warmup_steps target_accuracy",
     "progress": "status error epoch step samples train_time_s wall_time_s",
-    "quality": "train_loss test_loss test_accuracy time_to_target_s",
+    "quality": "train_loss train_accuracy test_loss test_accuracy time_to_target_s",
     "speed": "samples_per_s step_time_s step_time_p95_s forward_backward_s encode_s exchange_s exposed_s",
     "wire": "payload_bytes_per_step payload_bytes_max_per_step payload_bytes_source control_bytes_per_step "
     "dense_bytes_per_step compression_ratio wire_bytes_per_step wire_bytes_received_per_step messages_per_step "

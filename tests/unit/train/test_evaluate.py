@@ -1,0 +1,56 @@
+"""Evaluation: the same samples each time, the weights as they are, and nothing of it in the training."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import nn
+
+from bench.datasets.augment import normalise
+from bench.datasets.base import Part
+from bench.datasets.digits import Digits
+from bench.train.evaluate import TRAIN_SAMPLES, evaluate, train_sample
+
+
+@pytest.fixture(autouse=True)
+def alone() -> Iterator[None]:
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    yield
+    dist.destroy_process_group()
+
+
+def make_part(size: int, seed: int) -> Part:
+    generator = torch.Generator().manual_seed(seed)
+    images = torch.randint(0, 256, (size, 3, 32, 32), dtype=torch.uint8, generator=generator)
+    return Part(images=images, labels=torch.arange(size) % 10)
+
+
+def make_model() -> nn.Module:
+    torch.manual_seed(0)
+    return nn.Sequential(nn.BatchNorm2d(3), nn.Flatten(), nn.Linear(3072, 10))
+
+
+def test_each_part_is_classified_with_the_weights_and_statistics_of_now() -> None:
+    model, dataset = make_model(), Digits()
+    parts = [make_part(300, seed=1), make_part(40, seed=2)]
+    before = [buffer.clone() for buffer in model.buffers()]
+    found = evaluate(model, parts, dataset, torch.device("cpu"))
+    assert model.training
+    assert all(torch.equal(old, new) for old, new in zip(before, model.buffers(), strict=True))
+    model.eval()
+    for part, quality in zip(parts, found, strict=True):
+        with torch.no_grad():
+            logits = model(normalise(part.images, dataset.mean, dataset.std))
+        assert quality.accuracy == float((logits.argmax(1) == part.labels).double().mean())
+        assert quality.loss == pytest.approx(float(nn.functional.cross_entropy(logits, part.labels)), rel=1e-5)
+
+
+def test_training_samples_are_a_thousand_with_classes_as_in_all_or_all_there_are() -> None:
+    many, few = make_part(2 * TRAIN_SAMPLES + 10, seed=3), make_part(30, seed=4)
+    sample = train_sample(many)
+    assert sample.labels.bincount().tolist() == [TRAIN_SAMPLES // 10] * 10
+    assert torch.equal(sample.images, train_sample(many).images)
+    assert train_sample(few) is few
