@@ -26,13 +26,14 @@ EXAMPLES = """[bold]Examples[/bold]
 
   bench sweep examples/sweep.toml --out /shared/sweep --slurm
 
-The file: \\[base] holds options of `bench run`, \\[matrix] lists of them, \\[\\[include]] one more configuration,
-\\[\\[exclude]] what is left out of the matrix; seeds = "1-3" repeats all of them."""
+The file: \\[base] holds options of `bench run`, \\[matrix] lists of them, \\[\\[method]] options that go together, with
+all of the matrix, \\[\\[include]] one more configuration, \\[\\[exclude]] what is left out of the matrix; seeds = "1-3"
+repeats all of them."""
 
 
 def sweep(
     file: Annotated[
-        Path, typer.Argument(metavar="FILE", help="TOML file of the runs: base, matrix, include, exclude.")
+        Path, typer.Argument(metavar="FILE", help="TOML file of the runs: base, matrix, method, include, exclude.")
     ],
     out: Annotated[
         Path | None,

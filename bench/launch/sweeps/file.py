@@ -1,8 +1,9 @@
 """The sweep file: which runs a user asks for, in options of `bench run`.
 
 `[base]` holds what all runs share, and `[matrix]` lists, every combination of which is a configuration. Each
-`[[include]]` is one more configuration, each `[[exclude]]` takes those out of the matrix that agree with it. Every
-configuration is run with every seed (`seeds`, in `[base]` or `[matrix]`).
+`[[method]]` holds options that belong together, as a compressor and its learning rate, and is combined with all of the
+matrix. Each `[[include]]` is one more configuration, each `[[exclude]]` takes those out of the matrix that agree with
+it. Every configuration is run with every seed (`seeds`, in `[base]` or `[matrix]`).
 """
 
 from __future__ import annotations
@@ -39,6 +40,7 @@ class SweepFile:
         base: what all runs share.
         seeds: of every configuration; empty where the file names none.
         matrix: whose combinations are configurations.
+        method: each is combined with all of the matrix.
         include: further configurations.
         exclude: what is left out of the matrix.
         tune: whose combinations `bench tune` tries for every configuration.
@@ -48,6 +50,7 @@ class SweepFile:
     base: Options
     seeds: list[int] = dataclasses.field(default_factory=list)
     matrix: Lists = dataclasses.field(default_factory=dict)
+    method: list[Options] = dataclasses.field(default_factory=list)
     include: list[Options] = dataclasses.field(default_factory=list)
     exclude: list[Options] = dataclasses.field(default_factory=list)
     tune: Lists = dataclasses.field(default_factory=dict)
@@ -63,7 +66,9 @@ class SweepFile:
         Raises:
             UsageError: nothing is left, or something is excluded that is not there.
         """
-        combined = combinations(self.matrix) if self.matrix or not self.include else []
+        only_included = bool(self.include) and not (self.matrix or self.method)
+        in_matrix = [] if only_included else combinations(self.matrix)
+        combined = [options | method for options in in_matrix for method in self.method or [{}]]
         for table in self.exclude:
             kept = [options for options in combined if not table.items() <= (self.base | options).items()]
             if len(kept) == len(combined):
@@ -95,7 +100,7 @@ def read_sweep(path: Path, *further: str) -> SweepFile:
         UsageError: it is no sweep file; values of options are not checked here.
     """
     content = read_toml(path, "sweep file")
-    refuse_unknown(content, ("base", "matrix", "include", "exclude", *further), where=str(path))
+    refuse_unknown(content, ("base", "matrix", "method", "include", "exclude", *further), where=str(path))
     base, base_seeds = _without_seeds(_table(content, "base", path), path)
     matrix, matrix_seeds = _without_seeds(_table(content, "matrix", path), path)
     if base_seeds and matrix_seeds:
@@ -105,12 +110,15 @@ def read_sweep(path: Path, *further: str) -> SweepFile:
         base=_single(base, f"{path} [base]"),
         seeds=base_seeds + matrix_seeds,
         matrix=_several(matrix, f"{path} [matrix]"),
+        method=[_single(table, f"{path} [[method]]") for table in tables(content, "method", where=str(path))],
         include=[_single(table, f"{path} [[include]]") for table in tables(content, "include", where=str(path))],
         exclude=[_single(table, f"{path} [[exclude]]") for table in tables(content, "exclude", where=str(path))],
         tune=_several(_table(content, "tune", path), f"{path} [tune]"),
     )
     if both := sweep.base.keys() & sweep.matrix.keys():
         raise UsageError(f"{path} gives {', '.join(sorted(both))} in [base] and in [matrix]; give it once")
+    if both := sweep.matrix.keys() & {name for options in sweep.method for name in options}:
+        raise UsageError(f"{path} gives {', '.join(sorted(both))} in [matrix] and in [[method]]; give it once")
     return sweep
 
 

@@ -65,6 +65,21 @@ def test_without_a_matrix_the_base_is_the_configuration_or_the_includes_are(tmp_
     assert sweep_of(tmp_path, "[[include]]\nlr = 0.1").configurations() == [{"lr": 0.1}]
 
 
+def test_a_method_is_combined_with_all_of_the_matrix(tmp_path: Path) -> None:
+    methods = """
+        [[method]]
+        compressor = "none"
+        lr = 0.1
+        [[method]]
+        compressor = "topk"
+        """
+    dense, sparse = {"compressor": "none", "lr": 0.1}, {"compressor": "topk"}
+    assert sweep_of(tmp_path, methods).configurations() == [dense, sparse]
+    sweep = sweep_of(tmp_path, f"[matrix]\nbandwidth = ['1mbit', '2mbit']\n[[include]]\nlr = 1.0\n{methods}")
+    links = [{"bandwidth": "1mbit"}, {"bandwidth": "2mbit"}]
+    assert sweep.configurations() == [link | method for link in links for method in (dense, sparse)] + [{"lr": 1.0}]
+
+
 @pytest.mark.parametrize(
     ("text", "seeds"),
     [
@@ -91,6 +106,7 @@ def test_seeds(text: str, seeds: list[int], tmp_path: Path) -> None:
         ("[matrix]\nlr = []", r"lr = \[\] is no list of values"),
         ("base = 3", r"write base as a table"),
         ("[base]\nlr = 1\n[matrix]\nlr = [2]", r"gives lr in \[base\] and in \[matrix\]; give it once"),
+        ("[matrix]\nlr = [2]\n[[method]]\nlr = 1", r"gives lr in \[matrix\] and in \[\[method\]\]; give it once"),
         ("[base]\nseed = 1\nseeds = '2'", "gives seed and seeds; give one of them"),
         ("[base]\nseed = 1\n[matrix]\nseed = [2]", "gives seeds in .base. and in .matrix.; give them once"),
         ("[base]\nseeds = '3-1'", "names no seed, or one of them twice"),
