@@ -9,7 +9,7 @@ READY := $(VENV)/.ready
 LOOPS := bench/hosts/forwarder_build.py bench/hosts/native/* collectives/kernels/build.py collectives/kernels/native/* collectives/payloads/codec/native/* compressors/kernels/native/*
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo demo-network test exhaustive sanitize triton bench-ci bless attack resume-sweep lint format clean
+.PHONY: help setup demo demo-network test exhaustive sanitize triton bench-ci bless published published-quick attack resume-sweep lint format clean
 
 help: ## show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -41,6 +41,12 @@ bench-ci: $(READY) ## a few short runs, compared with results/reference/ci.csv: 
 
 bless: $(READY) ## what these runs measure now becomes results/reference/ci.csv
 	@$(BIN)/python benchmarks/ci.py --bless
+
+published: $(READY) ## the four published systems, claim by claim: sweeps and pages, some hours (ONLY=system for one)
+	@$(BIN)/python -m benchmarks.published $(if $(ONLY),--only $(ONLY))
+
+published-quick: $(READY) ## a tenth of that in 10 minutes; the pages go to results/runs/published-quick/pages
+	@$(BIN)/python -m benchmarks.published --quick $(if $(ONLY),--only $(ONLY))
 
 attack: $(READY) ## kill, starve and feed nonsense to every part for under half an hour (SEED=n)
 	@$(BIN)/python -m tests.attack --seed $(or $(SEED),1)

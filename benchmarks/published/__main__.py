@@ -1,0 +1,54 @@
+"""Runs the sweeps of the published systems, and writes their pages: ``python -m benchmarks.published --help``."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+
+from benchmarks.published.figures import SweepRuns
+from benchmarks.published.page import write_page
+from benchmarks.published.summary import SWEEP, write_summary
+from benchmarks.published.sweeps import PAGES, QUICK_RUNS, SWEEPS, keep_rows, run_sweep
+from benchmarks.published.systems import SYSTEMS
+from benchmarks.published.tuning import TUNINGS, keep_tuning, run_tuning
+
+SUMMARY = "summary"
+
+
+def main() -> None:
+    asked = _arguments()
+    folder = QUICK_RUNS / "pages" if asked.quick else PAGES
+    folder.mkdir(parents=True, exist_ok=True)
+    if asked.tune:
+        for name in TUNINGS:
+            run_tuning(name)
+            keep_tuning(name, folder)
+        return
+    systems = [SYSTEMS[asked.only]] if asked.only in SYSTEMS else [] if asked.only else list(SYSTEMS.values())
+    names = list(dict.fromkeys(sweep for system in systems for sweep in system.sweeps))
+    if not systems:
+        names = [SWEEP]
+    if not asked.no_runs:
+        for name in names:
+            print(f"sweep {name}", file=sys.stderr)
+            keep_rows(SWEEPS[name], run_sweep(SWEEPS[name], quick=asked.quick), folder)
+    runs = {name: SweepRuns.read(sweep.csv(folder)) for name, sweep in SWEEPS.items()}
+    for system in systems:
+        write_page(system, runs, folder)
+    write_summary(list(SYSTEMS.values()), runs, folder)
+    print(f"wrote {folder}", file=sys.stderr)
+
+
+def _arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.published", description=__doc__)
+    parser.add_argument("--only", choices=[*SYSTEMS, SUMMARY], help="one system's sweeps and page, or the summary's")
+    parser.add_argument(
+        "--quick", action="store_true", help="a tenth of each sweep; pages go to results/runs/published-quick"
+    )
+    parser.add_argument("--no-runs", action="store_true", help="write the pages from the CSV files that there are")
+    parser.add_argument("--tune", action="store_true", help="tune the learning rates instead, and keep what was tried")
+    return parser.parse_args()
+
+
+if __name__ == "__main__":
+    main()

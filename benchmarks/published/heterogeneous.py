@@ -1,0 +1,121 @@
+"""The host, its devices and one pool: the patent application of 2022."""
+
+from __future__ import annotations
+
+from bench.report.targets import TIME
+from benchmarks.published.claims import Claim, Stated, above
+from benchmarks.published.figures import Difference, Factor, Gain, Which, fewer_bytes, step_s
+from benchmarks.published.parts import Drawing, System, Table
+
+MAX_ADABELIEF: Which = {"optimizer": "max_adabelief"}
+RELATIVES: dict[str, Which] = {"Adam": {"optimizer": "adam"}, "AdaBelief": {"optimizer": "adabelief"}}
+PLACED: Which = {"optimizer": "sgd", "strategy": "placed:*"}
+LINKS: dict[str, Which] = {
+    "10 Mbit/s": {"uplink_bps": 1e7},
+    "100 Mbit/s": {"uplink_bps": 1e8},
+    "1 Gbit/s": {"uplink_bps": 1e9},
+}
+
+
+def _factors(form: str) -> Which:
+    usual = "kfac:collective=allgather"
+    return {"optimizer": usual if form == "triangle" else f"{usual},transfer={form}"}
+
+
+SYSTEM = System(
+    name="heterogeneous",
+    claims=[
+        *(
+            Claim(
+                text="Max-AdaBelief converges better",
+                source="paragraphs 12, 73-78",
+                setup=f"small_cnn, digits, 2 ranks, 6 epochs, test accuracy less {name}'s, each at its tuned rate",
+                sweep="heterogeneous",
+                measure=Difference(which=MAX_ADABELIEF, than=than),
+                claimed=above(0.0),
+            )
+            for name, than in RELATIVES.items()
+        ),
+        Claim(
+            text="devices that start by themselves, or on the host's command",
+            source="paragraphs 58-59",
+            setup="`placed:by=data`, 4 devices, step with the command / without",
+            sweep="heterogeneous",
+            measure=Factor(
+                which={**PLACED, "trigger": "async"},
+                than={**PLACED, "trigger": "sync"},
+                value=step_s,
+                higher_is_better=False,
+            ),
+            claimed=above(1.0),
+        ),
+        *(
+            Claim(
+                text="sending L instead of D halves the traffic",
+                source="paragraphs 9, 60-64",
+                setup=f"K-FAC's factors, 2 ranks, bytes of the whole matrix / of {name}",
+                sweep="heterogeneous",
+                measure=fewer_bytes(_factors(form), _factors("dense"), "state_bytes_per_step"),
+                claimed=above(1.9),
+            )
+            for name, form in (("L", "cholesky"), ("the triangle alone", "triangle"))
+        ),
+        *(
+            Claim(
+                text="faster training of the whole",
+                source="paragraphs 12, 42",
+                setup=f"4 hosts at {link}, digits, time of dense SGD to 90 % / of Max-AdaBelief",
+                sweep="together",
+                measure=Gain(
+                    which={**MAX_ADABELIEF, **bandwidth},
+                    than={"optimizer": "sgd", "compressor": "none", **bandwidth},
+                    metric=TIME,
+                ),
+                claimed=above(1.0),
+            )
+            for link, bandwidth in LINKS.items()
+        ),
+        Stated(
+            text="layers by type on GPU, FPGA, ASIC and DPU",
+            source="paragraphs 7-8, 39-42",
+            verdict="built",
+            why="`placed:by=type`; modelled and measured in `../heterogeneous.md`, on one processor",
+        ),
+        Stated(
+            text="devices reach each other's memory over CXL; one oneAPI kernel for all of them; a host on QPI or UPI",
+            source="paragraphs 6, 23, 30-36, 65-66",
+            verdict="not testable here",
+            why="no such hardware; a pool in shared memory and one step function in torch stand for them",
+        ),
+    ],
+    tables=[
+        Table(
+            title="Optimizers",
+            sweep="heterogeneous",
+            rows=[("Max-AdaBelief", MAX_ADABELIEF), *RELATIVES.items()],
+            columns=["test_accuracy", "train_accuracy", "payload_bytes_per_step", "step_time_s"],
+            note="Two exchanges per step, of both moments, cost twice the bytes.",
+        ),
+        Table(
+            title="Triggers",
+            sweep="heterogeneous",
+            rows=[(trigger, {**PLACED, "trigger": trigger}) for trigger in ("sync", "async")],
+            columns=["test_accuracy", "step_time_s", "exchange_s"],
+            note="The trigger changes when a sum starts, not what it is.",
+        ),
+        Table(
+            title="Factors of K-FAC",
+            sweep="heterogeneous",
+            rows=[(form, _factors(form)) for form in ("dense", "triangle", "cholesky")],
+            columns=["state_bytes_per_step", "factor_fallbacks", "test_accuracy"],
+        ),
+    ],
+    drawings=[
+        Drawing(
+            kind="accuracy-epochs",
+            name="heterogeneous-optimizers",
+            sweep="heterogeneous",
+            only=[MAX_ADABELIEF, *RELATIVES.values()],
+        )
+    ],
+)

@@ -1,0 +1,146 @@
+"""A system's page: its fixed text with claims, tables, pictures and origins set in, all of them computed."""
+
+from __future__ import annotations
+
+import collections
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from string import Template
+
+from bench.report.formats import format_bound, format_interval, format_value
+from bench.report.plots.kinds import KINDS
+from bench.report.plots.picture import save
+from bench.report.plots.results import NotDrawable, Results
+from bench.report.runs import Run
+from bench.report.statistics import estimate
+from bench.report.store import Row
+from benchmarks.published.claims import Claim, Judged, Stated, judge
+from benchmarks.published.figures import Missing, SweepRuns, Which, in_unit
+from benchmarks.published.parts import Drawing, System, Table
+from benchmarks.published.sweeps import SWEEPS, Sweep, read_layers_csv
+
+TEXTS = Path(__file__).parent / "texts"
+NOTHING = "-"
+_SHARES = ("test_accuracy", "train_accuracy")
+
+
+def write_page(system: System, runs: Mapping[str, SweepRuns], folder: Path) -> None:
+    """Write a system's page and its pictures into a folder that holds the sweeps' CSV files."""
+    text = Template((TEXTS / f"{system.name}.md").read_text(encoding="utf-8"))
+    page = text.substitute(
+        claims=claims_table(system.claims, runs),
+        tables="\n\n".join(values_table(table, runs[table.sweep]) for table in system.tables),
+        pictures="\n\n".join(_picture(drawing, runs[drawing.sweep], folder) for drawing in system.drawings),
+        origin=origin(system.sweeps, runs),
+    )
+    (folder / f"{system.name}.md").write_text(page, encoding="utf-8")
+
+
+def outcome(claim: Claim | Stated, runs: Mapping[str, SweepRuns]) -> Judged:
+    """What became of a claim."""
+    if isinstance(claim, Stated):
+        return Judged(measured=claim.why, verdict=claim.verdict)
+    return judge(claim, runs[claim.sweep])
+
+
+def claims_table(claims: Iterable[Claim | Stated], runs: Mapping[str, SweepRuns]) -> str:
+    """A row per claim."""
+    rows = []
+    for claim in claims:
+        judged = outcome(claim, runs)
+        setup, bound, source = NOTHING, NOTHING, NOTHING
+        if isinstance(claim, Claim):
+            setup = claim.setup
+            bound = f"{claim.claimed.side} {in_unit(claim.claimed.value, claim.measure.unit)}"
+            source = f"[{claim.sweep}]({claim.sweep}.csv)"
+        rows.append([claim.text, claim.source, setup, bound, judged.measured, judged.verdict, source])
+    return markdown_table(
+        ["Claim", "Stated in", "Set-up", "Claimed", "Measured, 95 % interval", "Verdict", "Rows"], rows
+    )
+
+
+def values_table(table: Table, runs: SweepRuns) -> str:
+    """Means over seeds with their intervals; what is missing is said."""
+    rows = [[name, *_cells(which, table.columns, runs)] for name, which in table.rows]
+    heading = ["", *(f"`{column}`" + (" %" if column in _SHARES else "") for column in table.columns)]
+    return f"### {table.title}\n\n{markdown_table(heading, rows)}\n\n{_from(table.sweep)} {table.note}".rstrip()
+
+
+def origin(names: Sequence[str], runs: Mapping[str, SweepRuns]) -> str:
+    """What made the rows of these sweeps: the command, how many there are, the machine and the code."""
+    return "\n\n".join(_origin(SWEEPS[name], runs[name]) for name in names)
+
+
+def markdown_table(heading: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    """The first column is text, as the others are."""
+    lines = [heading, [":---"] * len(heading), *rows]
+    return "\n".join("| " + " | ".join(cell.replace("|", "\\|") for cell in line) + " |" for line in lines)
+
+
+def results_of(runs: SweepRuns, only: Sequence[Which] = ()) -> Results:
+    """The rows of some configurations, as pictures take them."""
+    kept = [run for which in only for run in _found(runs, which)] if only else runs.runs
+    layers = read_layers_csv(runs.path.with_name(f"{runs.path.stem}-layers.csv"))
+    rows: list[Row] = [row for run in kept for row in run.rows]
+    return Results(rows=rows, layers=layers)
+
+
+def _found(runs: SweepRuns, which: Which) -> list[Run]:
+    try:
+        return list(runs.by_seed(which).values())
+    except Missing:
+        return []
+
+
+def _cells(which: Which, columns: Sequence[str], runs: SweepRuns) -> list[str]:
+    found = _found(runs, which)
+    return [_cell(column, [float(run[column]) for run in found if run[column] is not None]) for column in columns]
+
+
+def _cell(column: str, values: Sequence[float]) -> str:
+    known = estimate(values)
+    if known is None:
+        return NOTHING
+    factor = 100.0 if column in _SHARES else 1.0
+    text = format_value(column, known.mean * factor)
+    bounds = [
+        None if bound is None else format_bound(column, bound * factor, text) for bound in (known.low, known.high)
+    ]
+    return text if known.low == known.high else format_interval(text, *bounds)
+
+
+def _picture(drawing: Drawing, runs: SweepRuns, folder: Path) -> str:
+    try:
+        picture = KINDS[drawing.kind].draw(results_of(runs, drawing.only))
+    except NotDrawable as reason:
+        return f"(No picture {drawing.name}: {reason}.)"
+    save(picture, folder / f"{drawing.name}.svg")
+    alt = f"{drawing.kind} of {drawing.sweep}"
+    return f"![{alt}]({drawing.name}.svg)\n\n{KINDS[drawing.kind].reading} {_from(drawing.sweep)}"
+
+
+def _from(sweep: str) -> str:
+    return f"From [{sweep}.csv]({sweep}.csv)."
+
+
+def _origin(sweep: Sweep, runs: SweepRuns) -> str:
+    if not runs.runs:
+        return f"`{sweep.command}`: not run."
+    ended = collections.Counter("ok" if run.ended_well else "failed" for run in runs.runs)
+    counts = ", ".join(f"{count} {state}" for state, count in ended.items())
+    off = sum(bool(run["link_warnings"]) for run in runs.runs)
+    facts = [
+        f"`{sweep.command}`: {counts}, seeds {_values(runs, 'seed')}",
+        f"{_values(runs, 'cpu')}, torch {_values(runs, 'torch_version')}, commit {_values(runs, 'git_sha')}",
+        f"begun {min(run['started_at'] for run in runs.runs)}",
+        f"rows in [{sweep.name}.csv]({sweep.name}.csv)",
+    ]
+    if any(run["git_dirty"] for run in runs.runs):
+        facts.append("with changes that were not committed")
+    if off:
+        facts.append(f"in {off} runs a link was not quite what was asked (`link_warnings`)")
+    return "; ".join(facts) + "."
+
+
+def _values(runs: SweepRuns, column: str) -> str:
+    return ", ".join(format_value(column, value) for value in sorted({run[column] for run in runs.runs} - {None}))

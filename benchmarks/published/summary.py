@@ -1,0 +1,204 @@
+"""The summary: all systems beside the usual methods, what they need to the target on each link, and which to take."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from string import Template
+
+from bench.report.configurations import Configuration
+from bench.report.formats import format_interval, format_value
+from bench.report.plots import style
+from bench.report.plots.picture import Picture, save
+from bench.report.statistics import FEWEST_SEEDS
+from bench.report.targets import BYTES, TIME, Need, Target, mean_need, needs, num_reached
+from benchmarks.published.claims import RULE
+from benchmarks.published.figures import Gain, Missing, SweepRuns, Which
+from benchmarks.published.page import NOTHING, TEXTS, markdown_table, origin, outcome
+from benchmarks.published.parts import System
+
+SWEEP = "together"
+DENSE = "dense fp32"
+METHODS: Mapping[str, Which] = {
+    DENSE: {"compressor": "none", "optimizer": "sgd"},
+    "bf16": {"compressor": "bf16"},
+    "top-k": {"compressor": "topk"},
+    "DGC": {"compressor": "dgc"},
+    "PowerSGD": {"compressor": "powersgd"},
+    "Group-TopK, patent": {"compressor": "group_topk:*preset=patent*"},
+    "Group-TopK, recommended": {"compressor": "group_topk"},
+    "Max-AdaBelief": {"optimizer": "max_adabelief"},
+    "ALGC": {"compressor": "algc"},
+    "Hylo": {"compressor": "hylo"},
+}
+LINKS: Mapping[str, Which] = {
+    "10 Mbit/s": {"uplink_bps": 1e7},
+    "100 Mbit/s": {"uplink_bps": 1e8},
+    "1 Gbit/s": {"uplink_bps": 1e9},
+}
+_UNIT_OF = {TIME: "train_time_s", BYTES: "payload_bytes_per_step"}
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Entry:
+    """One method on one link: what its seeds needed until the target."""
+
+    method: str
+    time: Sequence[Need]
+    bytes: Sequence[Need]
+    accuracy: float | None
+
+    @property
+    def reached(self) -> bool:
+        """Every seed reached the target."""
+        return bool(self.time) and num_reached(self.time) == len(self.time)
+
+
+def write_summary(systems: Sequence[System], runs: Mapping[str, SweepRuns], folder: Path) -> None:
+    """Write the summary page and its picture."""
+    together = runs[SWEEP]
+    entries = {link: _entries(together, bandwidth) for link, bandwidth in LINKS.items()}
+    text = Template((TEXTS / "summary.md").read_text(encoding="utf-8"))
+    page = text.substitute(
+        rule=RULE,
+        verdicts=verdicts_table(systems, runs),
+        table="\n\n".join(link_table(link, entries[link], together) for link in LINKS),
+        recommended="\n".join(f"- {recommendation(link, entries[link], together)}" for link in LINKS),
+        picture=_picture(entries, folder),
+        origin=origin([SWEEP], runs),
+    )
+    (folder / "README.md").write_text(page, encoding="utf-8")
+
+
+def verdicts_table(systems: Sequence[System], runs: Mapping[str, SweepRuns]) -> str:
+    """How many claims of each system came to which verdict."""
+    columns = ("reproduced", "not reproduced", "undecided", "not measured", "not testable here", "built")
+    rows = []
+    for system in systems:
+        found = [outcome(claim, runs).verdict.partition(":")[0] for claim in system.claims]
+        rows.append([f"[{system.name}]({system.name}.md)", *(str(found.count(each)) for each in columns)])
+    return markdown_table(["System", *columns], rows)
+
+
+def link_table(link: str, entries: Sequence[Entry], runs: SweepRuns) -> str:
+    """Time and bytes to the target, and how many times sooner than dense."""
+    rows = []
+    for entry in entries:
+        seeds = f"{num_reached(entry.time)} of {len(entry.time)}" if entry.time else NOTHING
+        accuracy = NOTHING if entry.accuracy is None else f"{100 * entry.accuracy:.1f}"
+        sooner = NOTHING if entry.method == DENSE else _gain_text(runs, entry.method, DENSE, link)
+        rows.append(
+            [entry.method, seeds, _need_text(entry.time, TIME), sooner, _need_text(entry.bytes, BYTES), accuracy]
+        )
+    heading = [
+        link,
+        "seeds at target",
+        "time to target",
+        "sooner than dense",
+        "bytes sent to target",
+        "final accuracy, %",
+    ]
+    return markdown_table(heading, rows)
+
+
+def recommendation(link: str, entries: Sequence[Entry], runs: SweepRuns) -> str:
+    """The method with the shortest mean time, and which others the interval does not tell from it."""
+    ranked = sorted((e for e in entries if e.reached), key=lambda entry: _mean(entry.time))
+    if not ranked or min(len(entry.time) for entry in ranked) < FEWEST_SEEDS:
+        return f"**{link}**: fewer than {FEWEST_SEEDS} seeds, so nothing is recommended."
+    best, *others = ranked
+    alike = [entry.method for entry in others if not _surely_slower(runs, entry.method, best.method, link)]
+    gain = "" if best.method == DENSE else f", {_gain_text(runs, best.method, DENSE, link)} sooner than dense"
+    beside = f"; not told apart from it: {', '.join(alike)}" if alike else "; every other one is surely slower"
+    return f"**{link}**: {best.method}{gain}{beside}."
+
+
+def _entries(runs: SweepRuns, bandwidth: Which) -> list[Entry]:
+    entries = []
+    for method, which in METHODS.items():
+        try:
+            found = list(runs.by_seed({**which, **bandwidth}).values())
+        except Missing:
+            found = []
+        group = Configuration(label={}, runs=found)
+        known = group.estimate("test_accuracy")
+        entries.append(
+            Entry(
+                method=method,
+                time=needs(group, TIME, Target()),
+                bytes=needs(group, BYTES, Target()),
+                accuracy=known.mean if known else None,
+            )
+        )
+    return entries
+
+
+def _mean(seeds: Sequence[Need]) -> float:
+    known = mean_need(seeds)
+    assert known is not None
+    return known.mean
+
+
+def _need_text(seeds: Sequence[Need], metric: str) -> str:
+    known = mean_need(seeds)
+    if known is None:
+        return NOTHING
+    column = _UNIT_OF[metric]
+    text = format_value(column, known.mean)
+    if num_reached(seeds) < len(seeds):
+        return f"more than {text}"
+    bounds = [None if bound is None else format_value(column, bound) for bound in (known.low, known.high)]
+    return format_interval(text, *bounds)
+
+
+def _gain(runs: SweepRuns, method: str, than: str, link: str) -> Gain:
+    bandwidth = LINKS[link]
+    return Gain(which={**METHODS[method], **bandwidth}, than={**METHODS[than], **bandwidth}, metric=TIME)
+
+
+def _gain_text(runs: SweepRuns, method: str, than: str, link: str) -> str:
+    try:
+        return str(_gain(runs, method, than, link).of(runs)).rpartition(", ")[0]
+    except Missing:
+        return NOTHING
+
+
+def _surely_slower(runs: SweepRuns, method: str, best: str, link: str) -> bool:
+    figure = _gain(runs, best, method, link).of(runs)
+    return figure.low is not None and figure.low > 1.0
+
+
+def _picture(entries: Mapping[str, Sequence[Entry]], folder: Path) -> str:
+    if not any(entry.reached for several in entries.values() for entry in several):
+        return "(No picture: no method reached the target with every seed.)"
+    with style.applied():
+        save(_draw(entries), folder / "summary.svg")
+    return "![Time and bytes to the target, by method and link](summary.svg)"
+
+
+def _draw(entries: Mapping[str, Sequence[Entry]]) -> Picture:
+    """A row per method, a mark per link; only where every seed reached the target."""
+    names = list(METHODS)
+    figure, panels = style.new_figure(height=0.9 + 0.26 * len(names), columns=2, sharey=True)
+    marks = {}
+    for axes, metric, what in zip(
+        panels, (TIME, BYTES), ("time to target", "bytes sent per rank to target"), strict=True
+    ):
+        for index, (link, several) in enumerate(entries.items()):
+            needed = {e.method: e.time if metric == TIME else e.bytes for e in several if e.reached}
+            places = [names.index(method) for method in needed]
+            (marks[link],) = axes.plot(
+                [_mean(seeds) for seeds in needed.values()], places, linestyle="", **style.marker(index)
+            )
+        style.name_axis(axes, "x", what, _UNIT_OF[metric], log=True)
+    panels[0].set_yticks(range(len(names)), names)
+    panels[0].invert_yaxis()
+    panels[0].set_title("What training to the target takes")
+    style.legend(figure, marks)
+    words = "; ".join(
+        f"{link}: "
+        + ", ".join(f"{e.method} {format_value('train_time_s', _mean(e.time))}" for e in several if e.reached)
+        for link, several in entries.items()
+    )
+    return Picture(figure=figure, alt=f"Marks of mean time and bytes to the target. {words}.")

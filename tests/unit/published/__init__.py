@@ -1,0 +1,1 @@
+"""The pages of the published systems: their rule, their sweeps, and what they say of made-up rows."""

@@ -1,0 +1,97 @@
+"""The rule that decides about a claim, and the figures that it decides on."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from bench.core.rows import RowWriter
+from bench.report.targets import TIME
+from benchmarks.published.claims import Bound, Claim, above, judge, verdict
+from benchmarks.published.figures import Difference, Figure, Gain, Mean, Measure, SweepRuns, faster, waiting_share
+from tests.testing.fake_rows import fake_seeds, topk_seeds
+
+DENSE, SPARSE = {"compressor": "none"}, {"compressor": "topk:*"}
+
+
+def runs_of(folder: Path, *groups: list[dict[str, object]]) -> SweepRuns:
+    path = folder / "made_up.csv"
+    RowWriter(path).extend([row for group in groups for row in group])
+    return SweepRuns.read(path)
+
+
+def claim(measure: Measure, bound: float = 1.0, reason: str = "") -> Claim:
+    claimed = above(bound)
+    return Claim(text="", source="", setup="", sweep="together", measure=measure, claimed=claimed, reason=reason)
+
+
+@pytest.mark.parametrize(
+    ("low", "high", "side", "expected"),
+    [
+        (1.1, 1.3, "above", "reproduced"),
+        (0.7, 0.9, "above", "not reproduced"),
+        (0.9, 1.3, "above", "undecided"),
+        (1.0, 1.3, "above", "undecided"),  # on the bound is on neither side
+        (0.7, 0.9, "below", "reproduced"),
+        (1.1, 1.3, "below", "not reproduced"),
+        (None, None, "above", "undecided"),
+    ],
+)
+def test_only_an_interval_wholly_on_one_side_decides(
+    low: float | None, high: float | None, side: str, expected: str
+) -> None:
+    figure = Figure(value=1.2, low=low, high=high, n=3, unit="factor")
+    assert verdict(figure, Bound(side=side, value=1.0)) == expected  # type: ignore[arg-type]
+
+
+def test_two_seeds_decide_nothing() -> None:
+    assert verdict(Figure(value=2.0, low=1.9, high=2.1, n=2, unit="factor"), above(1.0)) == "undecided"
+
+
+def test_figures_are_paired_by_seed_and_carry_their_interval(tmp_path: Path) -> None:
+    runs = runs_of(
+        tmp_path,
+        fake_seeds([100, 200, 400], accuracy=[0.5, 0.6, 0.7]),
+        topk_seeds([150, 300, 600], accuracy=[0.49, 0.59, 0.69]),
+    )
+    speed = faster(SPARSE, DENSE).of(runs)
+    assert (speed.value, speed.low, speed.high) == pytest.approx((1.5, 1.5, 1.5))  # though the seeds differ much
+    points = Difference(which=SPARSE, than=DENSE).of(runs)
+    assert (points.value, points.low, points.high) == pytest.approx((-0.01, -0.01, -0.01), abs=1e-9)
+    assert judge(claim(faster(SPARSE, DENSE)), runs).verdict == "reproduced"
+    assert judge(claim(Difference(which=SPARSE, than=DENSE), -0.005), runs).verdict == "not reproduced"
+
+
+def test_a_share_of_a_step_counts_what_is_not_hidden(tmp_path: Path) -> None:
+    row = {"world_size": 2, "batch_size": 32, "exposed_s": 0.3}  # 64 samples at 160 per second: 0.4 s
+    figure = Mean(which=DENSE, value=waiting_share).of(runs_of(tmp_path, fake_seeds([160, 160, 160], **row)))
+    assert str(figure) == "75.0 [75.0, 75.0] %, 3 seeds"
+
+
+def test_a_missed_target_counts_as_at_least_its_budget(tmp_path: Path) -> None:
+    reached = topk_seeds([100, 100, 100], time_to_target_s=2.0, train_time_s=8.0)
+    missed = fake_seeds([100, 100, 100], time_to_target_s=None, train_time_s=8.0)
+    figure = Gain(which=SPARSE, than=DENSE, metric=TIME).of(runs_of(tmp_path, reached, missed))
+    assert figure.value == pytest.approx(4.0)
+
+
+def test_rows_that_are_missing_are_said(tmp_path: Path) -> None:
+    measure = faster(SPARSE, DENSE)
+    nothing = judge(claim(measure), SweepRuns.read(tmp_path / "none.csv"))
+    assert (nothing.verdict, nothing.measured) == ("not measured", "no row: compressor topk:*")
+    failed = runs_of(tmp_path, fake_seeds([100, 110]), topk_seeds([1, 1], status="failed"))
+    assert judge(claim(measure), failed).measured == "every one failed: compressor topk:*"
+
+
+def test_a_figure_that_decides_nothing_is_shown_all_the_same(tmp_path: Path) -> None:
+    runs = runs_of(tmp_path, fake_seeds([100, 110, 120]), topk_seeds([100, 110, 120]))
+    judged = judge(claim(faster(SPARSE, DENSE), reason="the data set is not stated"), runs)
+    assert judged.measured.startswith("1.00")
+    assert judged.verdict == "not testable here: the data set is not stated"
+
+
+def test_a_configuration_that_is_not_one_is_an_error(tmp_path: Path) -> None:
+    runs = runs_of(tmp_path, topk_seeds([1, 2]), topk_seeds([1, 2], lr=0.5, config_id="other"))
+    with pytest.raises(ValueError, match="several configurations"):
+        runs.by_seed(SPARSE)

@@ -1,0 +1,81 @@
+"""Pages: complete from any rows, with what is missing said, and never a figure that no row holds."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from bench.core.rows import RowWriter
+from benchmarks.published.figures import SweepRuns
+from benchmarks.published.page import write_page
+from benchmarks.published.summary import DENSE, LINKS, METHODS, write_summary
+from benchmarks.published.sweeps import SWEEPS, keep_rows
+from benchmarks.published.systems import SYSTEMS
+from tests.testing.fake_rows import fake_row, write_runs
+
+
+def no_runs(folder: Path) -> dict[str, SweepRuns]:
+    return {name: SweepRuns.read(sweep.csv(folder)) for name, sweep in SWEEPS.items()}
+
+
+@pytest.mark.parametrize("name", SYSTEMS)
+def test_a_page_without_rows_says_so_for_every_claim(name: str, tmp_path: Path) -> None:
+    system = SYSTEMS[name]
+    write_page(system, no_runs(tmp_path), tmp_path)
+    text = (tmp_path / f"{name}.md").read_text()
+    assert "$" not in text
+    assert all(claim.text in text for claim in system.claims)
+    assert "| not measured |" in text
+    assert "reproduced |" not in text
+    assert all(f"`{SWEEPS[sweep].command}`: not run." in text for sweep in system.sweeps)
+
+
+def together(speed_up: float, seeds: int = 3) -> list[dict[str, object]]:
+    """Every method on every link; ALGC takes less time than the others by this factor."""
+    rows = []
+    for link, bandwidth in LINKS.items():
+        for method, which in METHODS.items():
+            for seed in range(1, seeds + 1):
+                time = (10.0 + seed / 10) / (speed_up if method == "ALGC" else 1.0)
+                row = {"train_time_s": 20.0, "time_to_target_s": time, "test_accuracy": 0.9 + seed / 100}
+                identity = {"run_id": f"{method}-{link}-{seed}", "config_id": f"{method}-{link}", "optimizer": "sgd"}
+                rows.append(
+                    fake_row(**{**identity, **which, **bandwidth, **row}, seed=seed, started_at="2026-01-01T00:00")
+                )
+    return rows
+
+
+def summary_of(folder: Path, rows: list[dict[str, object]]) -> str:
+    RowWriter(folder / "together.csv").extend(rows)
+    write_summary(list(SYSTEMS.values()), no_runs(folder), folder)
+    return (folder / "README.md").read_text()
+
+
+def test_what_is_recommended_follows_from_the_rows(tmp_path: Path) -> None:
+    text = summary_of(tmp_path, together(speed_up=2.0))
+    assert "- **10 Mbit/s**: ALGC, 2.00 [2.00, 2.00]x sooner than dense; every other one is surely slower." in text
+    assert (tmp_path / "summary.svg").stat().st_size > 1000
+    assert "| [algc](algc.md) |" in text
+
+
+def test_methods_that_the_interval_does_not_tell_apart_are_named(tmp_path: Path) -> None:
+    text = summary_of(tmp_path, together(speed_up=1.0))
+    (line,) = [line for line in text.splitlines() if line.startswith("- **1 Gbit/s**")]
+    assert line.startswith(f"- **1 Gbit/s**: {DENSE}; not told apart from it: ")
+    assert all(method in line for method in METHODS)
+
+
+def test_one_seed_recommends_nothing(tmp_path: Path) -> None:
+    assert "**1 Gbit/s**: fewer than 3 seeds, so nothing is recommended." in summary_of(
+        tmp_path, together(2.0, seeds=1)
+    )
+
+
+def test_rows_are_kept_without_columns_that_none_of_them_fills(tmp_path: Path) -> None:
+    write_runs(tmp_path / "runs", [fake_row(seed=1, step=1), fake_row(seed=2, step=2)])
+    keep_rows(SWEEPS["hylo_links"], tmp_path / "runs", tmp_path)
+    heading, *lines = (tmp_path / "hylo_links.csv").read_text().splitlines()
+    assert len(lines) == 2
+    assert "compressor" in heading.split(",")
+    assert "staleness_max" not in heading.split(",")

@@ -1,0 +1,83 @@
+"""The sweeps behind the pages: every figure has its configuration, and what is quick is a part of the whole."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from bench.core.config import RunConfig
+from bench.core.schema import METRICS
+from bench.launch.resolve import resolve_each
+from bench.launch.sweeps.file import read_sweep
+from bench.report.runs import Run
+from bench.report.store import Row
+from benchmarks.published import figures, summary
+from benchmarks.published.claims import Claim
+from benchmarks.published.figures import SweepRuns, Which
+from benchmarks.published.sweeps import FILES, SWEEPS, quick_version, write_sweep
+from benchmarks.published.systems import SYSTEMS
+
+ROOT = Path(__file__).parents[3]
+EMPTY: Row = {column.name: None for column in METRICS}
+
+
+@pytest.fixture(autouse=True)
+def at_the_root(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(ROOT)
+
+
+def planned(name: str) -> SweepRuns:
+    """A sweep as if every run of its first seed had ended well."""
+    sweep = read_sweep(SWEEPS[name].file)
+    asked = [RunConfig(**(sweep.base | options)) for options in sweep.configurations()]
+    configs = [config for config in resolve_each(asked) if isinstance(config, RunConfig)]
+    assert len(configs) == len(asked)
+    own = [{"config_id": config.config_id, "status": "ok", "seed": 1} for config in configs]
+    rows = [EMPTY | config.columns() | more for config, more in zip(configs, own, strict=True)]
+    return SweepRuns(path=SWEEPS[name].file, rows=rows, runs=[Run(rows=[row]) for row in rows])
+
+
+def wanted(name: str) -> Iterator[Which]:
+    """Every configuration of a sweep that a page asks for."""
+    for system in SYSTEMS.values():
+        for claim in system.claims:
+            if isinstance(claim, Claim) and claim.sweep == name:
+                yield claim.measure.which
+                if not isinstance(claim.measure, figures.Mean):
+                    yield claim.measure.than
+        for table in system.tables:
+            yield from (which for _, which in table.rows if table.sweep == name)
+        for drawing in system.drawings:
+            yield from (which for which in drawing.only if drawing.sweep == name)
+    if name == summary.SWEEP:
+        yield from ({**which, **link} for which in summary.METHODS.values() for link in summary.LINKS.values())
+
+
+@pytest.mark.parametrize("name", SWEEPS)
+def test_every_figure_of_the_pages_has_exactly_one_configuration(name: str) -> None:
+    runs = planned(name)
+    asked_for = list(wanted(name))
+    assert asked_for
+    for which in asked_for:
+        assert len(runs.by_seed(which)) == 1
+
+
+@pytest.mark.parametrize("name", SWEEPS)
+def test_the_quick_version_has_one_seed_and_no_other_configurations(name: str, tmp_path: Path) -> None:
+    quick, whole = quick_version(SWEEPS[name]), read_sweep(SWEEPS[name].file)
+    write_sweep(quick, tmp_path / "quick.toml")
+    written = read_sweep(tmp_path / "quick.toml")
+    assert written.seeds == whole.seeds[:1]
+    assert written.configurations() == quick.configurations()
+
+    def kept(options: dict[str, object]) -> list[tuple[str, object]]:
+        return sorted((key, value) for key, value in options.items() if key not in SWEEPS[name].quick)
+
+    assert all(kept(options) in [kept(each) for each in whole.configurations()] for options in quick.configurations())
+
+
+def test_every_file_is_a_sweep_of_the_pages() -> None:
+    clusters = {f"nodes{count}" for count in (2, 4, 8)}
+    assert {path.stem for path in FILES.glob("*.toml")} == {*SWEEPS, *clusters}
