@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import argparse
 import sys
+from pathlib import Path
 
 from benchmarks.published.figures import SweepRuns
 from benchmarks.published.page import write_page
 from benchmarks.published.summary import SWEEP, write_summary
 from benchmarks.published.sweeps import PAGES, QUICK_RUNS, SWEEPS, keep_rows, run_sweep
 from benchmarks.published.systems import SYSTEMS
-from benchmarks.published.tuning import TUNINGS, keep_tuning, run_tuning
+from benchmarks.published.tuning import TUNED_SWEEPS, TUNINGS, best_for, keep_tuning, run_tuning
 
 SUMMARY = "summary"
 
@@ -23,6 +24,7 @@ def main() -> None:
         for name in TUNINGS:
             run_tuning(name)
             keep_tuning(name, folder)
+        _print_rates(folder)
         return
     systems = [SYSTEMS[asked.only]] if asked.only in SYSTEMS else [] if asked.only else list(SYSTEMS.values())
     names = list(dict.fromkeys(sweep for system in systems for sweep in system.sweeps))
@@ -37,6 +39,13 @@ def main() -> None:
         write_page(system, runs, folder)
     write_summary(list(SYSTEMS.values()), runs, folder)
     print(f"wrote {folder}", file=sys.stderr)
+
+
+def _print_rates(folder: Path) -> None:
+    """What stands in the sweep files by hand; a test holds it there."""
+    for sweep in TUNED_SWEEPS:
+        for (model, _, optimizer), setting in best_for(sweep, folder).items():
+            print(f"{sweep}: {model}, {setting.compressor}, {optimizer}: lr {setting.lr:g}")
 
 
 def _arguments() -> argparse.Namespace:

@@ -25,7 +25,7 @@ SYSTEM = System(
         Claim(
             text="training accuracy up to 95.07 %",
             source=ABSTRACT,
-            setup=f"{RECIPE}, accuracy on training samples after 8 epochs",
+            setup=f"{RECIPE}, accuracy on training samples after 16 epochs",
             sweep="algc",
             measure=Mean(which=ALGC, value=lambda run: run["train_accuracy"]),
             claimed=above(0.9507),

@@ -25,6 +25,8 @@ PROMISED = {
     "triton",
     "bench-ci",
     "bless",
+    "published",
+    "published-quick",
     "attack",
     "resume-sweep",
 } | {

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -18,6 +19,7 @@ from benchmarks.published.claims import Claim
 from benchmarks.published.figures import SweepRuns, Which
 from benchmarks.published.sweeps import FILES, SWEEPS, quick_version, write_sweep
 from benchmarks.published.systems import SYSTEMS
+from benchmarks.published.tuning import TUNED_SWEEPS, best_for, method_of
 
 ROOT = Path(__file__).parents[3]
 EMPTY: Row = {column.name: None for column in METRICS}
@@ -28,6 +30,7 @@ def at_the_root(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(ROOT)
 
 
+@functools.cache
 def planned(name: str) -> SweepRuns:
     """A sweep as if every run of its first seed had ended well."""
     sweep = read_sweep(SWEEPS[name].file)
@@ -76,6 +79,16 @@ def test_the_quick_version_has_one_seed_and_no_other_configurations(name: str, t
         return sorted((key, value) for key, value in options.items() if key not in SWEEPS[name].quick)
 
     assert all(kept(options) in [kept(each) for each in whole.configurations()] for options in quick.configurations())
+
+
+@pytest.mark.parametrize("name", TUNED_SWEEPS)
+def test_rates_are_those_that_were_best_in_the_tuning(name: str) -> None:
+    best = best_for(name)
+    for run in planned(name).runs:
+        chosen = best[method_of(run)]
+        assert run["lr"] == chosen.lr, method_of(run)
+        if "group_size" not in run["compressor"]:
+            assert run["compressor"] == chosen.compressor
 
 
 def test_every_file_is_a_sweep_of_the_pages() -> None:
