@@ -32,7 +32,7 @@ SYSTEM = System(
             Claim(
                 text="on edge links communication takes more than 80 % of training",
                 source="paragraph 1",
-                setup=f"dense fp32, small_cnn, 4 hosts at {link}, share of a step spent waiting",
+                setup=f"dense fp32 on a ring, small_cnn, 4 hosts at {link}, share of a step spent waiting",
                 sweep="group_topk_links",
                 measure=Mean(which={**DENSE, **bandwidth}, value=waiting_share),
                 claimed=above(0.8),
