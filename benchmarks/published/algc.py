@@ -16,7 +16,7 @@ OTHERS: dict[str, Which] = {
 }
 ALL = {"dense": DENSE, "ALGC": ALGC, **OTHERS}
 PLACEMENTS = {"one server": {"collective": "server"}, "sharded server": {"collective": "server:placement=sharded"}}
-RECIPE = "synthetic, small_cnn, 4 hosts at 100 Mbit/s, sharded server"
+RECIPE = "digits, small_cnn, 4 hosts at 100 Mbit/s, sharded server"
 ABSTRACT = "abstract"
 
 SYSTEM = System(
@@ -25,7 +25,7 @@ SYSTEM = System(
         Claim(
             text="training accuracy up to 95.07 %",
             source=ABSTRACT,
-            setup=f"{RECIPE}, accuracy on training samples after 16 epochs",
+            setup=f"{RECIPE}, accuracy on training samples after 10 epochs",
             sweep="algc",
             measure=Mean(which=ALGC, value=lambda run: run["train_accuracy"]),
             claimed=above(0.9507),
@@ -49,9 +49,20 @@ SYSTEM = System(
         ),
         *(
             Claim(
+                text="accuracy is preserved (within a point), harder data",
+                source=ABSTRACT,
+                setup=f"synthetic, small_cnn, 4 workers, {column.replace('_', ' ')} less dense at its own rate",
+                sweep="harder",
+                measure=Difference(which=ALGC, than=DENSE, column=column),
+                claimed=above(-0.01),
+            )
+            for column in ("train_accuracy", "test_accuracy")
+        ),
+        *(
+            Claim(
                 text="shortest time of convergence",
                 source=ABSTRACT,
-                setup=f"{RECIPE}, time of {name} to 70 % / of ALGC",
+                setup=f"{RECIPE}, time of {name} to 90 % / of ALGC",
                 sweep="algc",
                 measure=Gain(which=ALGC, than=than, metric=TIME),
                 claimed=above(1.0),
@@ -119,6 +130,12 @@ SYSTEM = System(
             rows=list(ALL.items()),
             columns=["test_accuracy", "train_accuracy", "time_to_target_s", "step_time_s", "payload_bytes_per_step"],
             note="A mean of times to the target leaves seeds out that missed it; the claims above count them.",
+        ),
+        Table(
+            title="The same on harder data",
+            sweep="harder",
+            rows=list(ALL.items()),
+            columns=["test_accuracy", "train_accuracy", "payload_bytes_per_step"],
         ),
         Table(
             title="Speed by nodes",

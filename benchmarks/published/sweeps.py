@@ -68,6 +68,7 @@ SWEEPS: Mapping[str, Sweep] = {
         Sweep(name="group_topk_links", quick={"steps": 6}, quick_cells={"bandwidth": ("100mbit",)}),
         Sweep(name="group_topk_sharing", quick={"steps": 6}, quick_cells={"world_size": (2, 4)}),
         Sweep(name="algc", quick=SHORT, every_row=True, layers_of=("algc",)),
+        Sweep(name="harder", quick=SHORT),
         Sweep(name="algc_nodes", quick={"steps": 5}, quick_cells={"cluster_file": (str(FILES / "nodes2.toml"),)}),
         Sweep(name="algc_overlap", quick={"steps": 6}),
         Sweep(name="hylo", quick=SHORT, quick_cells={"model": ("vgg11:width=16,hidden=1024",)}, every_row=True),
