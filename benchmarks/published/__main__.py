@@ -9,7 +9,7 @@ from pathlib import Path
 from benchmarks.published.figures import SweepRuns
 from benchmarks.published.page import write_page
 from benchmarks.published.summary import SWEEP, write_summary
-from benchmarks.published.sweeps import PAGES, QUICK_RUNS, SWEEPS, keep_rows, run_sweep
+from benchmarks.published.sweeps import PAGES, QUICK_RUNS, SWEEPS, keep_rows, run_sweep, runs_of
 from benchmarks.published.systems import SYSTEMS
 from benchmarks.published.tuning import TUNED_SWEEPS, TUNINGS, best_for, keep_tuning, run_tuning
 
@@ -30,10 +30,12 @@ def main() -> None:
     names = list(dict.fromkeys(sweep for system in systems for sweep in system.sweeps))
     if not systems:
         names = [SWEEP]
-    if not asked.no_runs:
-        for name in names:
-            print(f"sweep {name}", file=sys.stderr)
-            keep_rows(SWEEPS[name], run_sweep(SWEEPS[name], quick=asked.quick), folder)
+    for sweep in (SWEEPS[name] for name in names):
+        if not asked.no_runs:
+            print(f"sweep {sweep.name}", file=sys.stderr)
+            run_sweep(sweep, quick=asked.quick)
+        if (runs_folder := runs_of(sweep, quick=asked.quick)).is_dir():
+            keep_rows(sweep, runs_folder, folder)
     runs = {name: SweepRuns.read(sweep.csv(folder)) for name, sweep in SWEEPS.items()}
     for system in systems:
         write_page(system, runs, folder)
@@ -51,10 +53,8 @@ def _print_rates(folder: Path) -> None:
 def _arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.published", description=__doc__)
     parser.add_argument("--only", choices=[*SYSTEMS, SUMMARY], help="one system's sweeps and page, or the summary's")
-    parser.add_argument(
-        "--quick", action="store_true", help="a tenth of each sweep; pages go to results/runs/published-quick"
-    )
-    parser.add_argument("--no-runs", action="store_true", help="write the pages from the CSV files that there are")
+    parser.add_argument("--quick", action="store_true", help="a tenth of each sweep, pages below results/runs/")
+    parser.add_argument("--no-runs", action="store_true", help="run nothing, write the pages from what there is")
     parser.add_argument("--tune", action="store_true", help="tune the learning rates instead, and keep what was tried")
     return parser.parse_args()
 

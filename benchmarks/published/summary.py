@@ -179,6 +179,8 @@ def _picture(entries: Mapping[str, Sequence[Entry]], folder: Path) -> str:
 
 def _draw(entries: Mapping[str, Sequence[Entry]]) -> Picture:
     """A row per method, a mark per link; only where every seed reached the target."""
+    from matplotlib.ticker import LogLocator
+
     names = list(METHODS)
     figure, panels = style.new_figure(height=0.9 + 0.26 * len(names), columns=2, sharey=True)
     marks = {}
@@ -192,6 +194,8 @@ def _draw(entries: Mapping[str, Sequence[Entry]]) -> Picture:
                 [_mean(seeds) for seeds in needed.values()], places, linestyle="", **style.marker(index)
             )
         style.name_axis(axes, "x", what, _UNIT_OF[metric], log=True)
+        if axes.get_xscale() == "log":
+            axes.xaxis.set_major_locator(LogLocator(subs=(1.0, 2.0, 5.0)))
     panels[0].set_yticks(range(len(names)), names)
     panels[0].invert_yaxis()
     panels[0].set_title("What training to the target takes")

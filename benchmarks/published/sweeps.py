@@ -60,6 +60,8 @@ class Sweep:
         return folder / f"{self.name}-layers.csv"
 
 
+_ENDED = ("ok", "failed", "timeout")  # others were stopped, and are done again
+
 SHORT: Options = {"epochs": 2, "train_size": 320, "test_size": 100}
 SWEEPS: Mapping[str, Sweep] = {
     sweep.name: sweep
@@ -117,13 +119,14 @@ def write_sweep(asked: SweepFile, path: Path) -> None:
     path.write_text("\n".join(tables), encoding="utf-8")
 
 
-def run_sweep(sweep: Sweep, *, quick: bool) -> Path:
-    """Do what is missing of a sweep; a run that failed is a row like any other.
+def runs_of(sweep: Sweep, *, quick: bool) -> Path:
+    """The folder of its runs."""
+    return (QUICK_RUNS if quick else RUNS) / sweep.name
 
-    Returns:
-        The folder of its runs.
-    """
-    file, out = sweep.file, (QUICK_RUNS if quick else RUNS) / sweep.name
+
+def run_sweep(sweep: Sweep, *, quick: bool) -> None:
+    """Do what is missing of a sweep; a run that failed is a row like any other."""
+    file, out = sweep.file, runs_of(sweep, quick=quick)
     if quick:
         file = QUICK_RUNS / f"{sweep.name}.toml"
         write_sweep(quick_version(sweep), file)
@@ -132,12 +135,11 @@ def run_sweep(sweep: Sweep, *, quick: bool) -> Path:
     )
     if done.returncode not in (0, 3):  # 3: some of its runs failed
         raise SystemExit(done.returncode)
-    return out
 
 
 def keep_rows(sweep: Sweep, runs: Path, folder: Path) -> None:
-    """Write the sweep's CSV files from the folders of its runs."""
-    collected = collect_runs(read([runs]))
+    """Write the sweep's CSV files from the folders of those of its runs that have ended."""
+    collected = [run for run in collect_runs(read([runs])) if run["status"] in _ENDED]
     rows = [row for run in collected for row in (run.rows if sweep.every_row else [run.last_known])]
     write_csv(sweep.csv(folder), rows, METRICS)
     if sweep.layers_of:

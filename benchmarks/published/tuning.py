@@ -70,6 +70,11 @@ def keep_tuning(name: str, folder: Path) -> None:
     write_csv(folder / f"tuning-{name}.csv", [run.last_known for run in runs], METRICS)
 
 
+def tuning_files(sweep: str, folder: Path = PAGES) -> list[Path]:
+    """The CSV files that the settings of a sweep are chosen from."""
+    return [folder / f"tuning-{name}.csv" for name in _OF_SWEEP[sweep]]
+
+
 def best_for(sweep: str, folder: Path = PAGES) -> dict[Method, Setting]:
     """The setting of each method with the best mean accuracy on held-out samples; of equals the lowest rate.
 
@@ -78,7 +83,7 @@ def best_for(sweep: str, folder: Path = PAGES) -> dict[Method, Setting]:
         folder: of the tunings' CSV files.
     """
     tried: dict[tuple[Method, Setting], list[float]] = {}
-    for run in collect_runs(read([folder / f"tuning-{name}.csv" for name in _OF_SWEEP[sweep]])):
+    for run in collect_runs(read(tuning_files(sweep, folder))):
         setting = Setting(lr=run["lr"], compressor=run["compressor"])
         tried.setdefault((method_of(run), setting), []).append(run["test_accuracy"] or 0.0)
     best: dict[Method, Setting] = {}
