@@ -212,6 +212,12 @@ def in_unit(value: float, unit: Unit) -> str:
     return f"{_WRITE[unit](value)}{_AFTER[unit]}"
 
 
+def times_one_node(run: Run) -> float | None:
+    """How many times as many samples as one node would do that never waits for the others."""
+    share = waiting_share(run)
+    return None if share is None else float(run["world_size"]) * (1.0 - share)
+
+
 def which_text(which: Which) -> str:
     """A configuration in words."""
     return ", ".join(f"{name} {format_value(name, value)}" for name, value in which.items())

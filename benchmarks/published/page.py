@@ -61,8 +61,8 @@ def claims_table(claims: Iterable[Claim | Stated], runs: Mapping[str, SweepRuns]
 
 def values_table(table: Table, runs: SweepRuns) -> str:
     """Means over seeds with their intervals; what is missing is said."""
-    rows = [[name, *_cells(which, table.columns, runs)] for name, which in table.rows]
-    heading = ["", *(f"`{column}`" + (" %" if column in _SHARES else "") for column in table.columns)]
+    rows = [[name, *_cells(table, _found(runs, which))] for name, which in table.rows]
+    heading = ["", *(f"`{column}`" + (" %" if column in _SHARES else "") for column in table.columns), *table.derived]
     return f"### {table.title}\n\n{markdown_table(heading, rows)}\n\n{_from(table.sweep)} {table.note}".rstrip()
 
 
@@ -92,9 +92,10 @@ def _found(runs: SweepRuns, which: Which) -> list[Run]:
         return []
 
 
-def _cells(which: Which, columns: Sequence[str], runs: SweepRuns) -> list[str]:
-    found = _found(runs, which)
-    return [_cell(column, [float(run[column]) for run in found if run[column] is not None]) for column in columns]
+def _cells(table: Table, found: Sequence[Run]) -> list[str]:
+    values: dict[str, list[float | None]] = {column: [run[column] for run in found] for column in table.columns}
+    values |= {name: [compute(run) for run in found] for name, compute in table.derived.items()}
+    return [_cell(name, [float(value) for value in each if value is not None]) for name, each in values.items()]
 
 
 def _cell(column: str, values: Sequence[float]) -> str:

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 
+from bench.report.runs import Run
 from benchmarks.published.claims import Claim, Stated
 from benchmarks.published.figures import Which
 
@@ -18,6 +19,7 @@ class Table:
         sweep: whose rows.
         rows: configurations, each with its name.
         columns: of `metrics.csv`; a mean with its interval each.
+        derived: further ones, by what they show, with what computes them from a run.
         note: a sentence below it.
     """
 
@@ -25,6 +27,7 @@ class Table:
     sweep: str
     rows: Sequence[tuple[str, Which]]
     columns: Sequence[str]
+    derived: Mapping[str, Callable[[Run], float | None]] = dataclasses.field(default_factory=dict)
     note: str = ""
 
 
