@@ -31,11 +31,11 @@ def main() -> None:
     if not systems:
         names = [SWEEP]
     for sweep in (SWEEPS[name] for name in names):
-        if not asked.no_runs:
+        runs_folder = runs_of(sweep, quick=asked.quick)
+        if not asked.no_runs or runs_folder.is_dir():
             print(f"sweep {sweep.name}", file=sys.stderr)
-            run_sweep(sweep, quick=asked.quick)
-        if (runs_folder := runs_of(sweep, quick=asked.quick)).is_dir():
-            keep_rows(sweep, runs_folder, folder)
+            digests = run_sweep(sweep, quick=asked.quick, only_look=asked.no_runs)
+            keep_rows(sweep, runs_folder, digests, folder)
     runs = {name: SweepRuns.read(sweep.csv(folder)) for name, sweep in SWEEPS.items()}
     for system in systems:
         write_page(system, runs, folder)

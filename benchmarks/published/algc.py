@@ -159,8 +159,8 @@ SYSTEM = System(
             ],
             columns=["samples_per_s", "step_time_s", "exposed_s", "payload_bytes_max_per_step"],
             derived={"times one node": times_one_node},
-            note="Bytes are those of the busiest rank, the server. `times one node` is nodes x share of the step in which "
-            "rank 0 does not wait for the exchange: the speed-up over a node that trains alone.",
+            note="Bytes are those of the busiest rank, the server. `times one node` is nodes x share of the step in "
+            "which rank 0 does not wait for the exchange: the speed-up over a node that trains alone.",
         ),
         Table(
             title="Overlap",

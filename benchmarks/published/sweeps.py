@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import csv
 import dataclasses
+import json
 import subprocess
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Container, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -124,22 +125,31 @@ def runs_of(sweep: Sweep, *, quick: bool) -> Path:
     return (QUICK_RUNS if quick else RUNS) / sweep.name
 
 
-def run_sweep(sweep: Sweep, *, quick: bool) -> None:
-    """Do what is missing of a sweep; a run that failed is a row like any other."""
-    file, out = sweep.file, runs_of(sweep, quick=quick)
+def run_sweep(sweep: Sweep, *, quick: bool, only_look: bool) -> set[str]:
+    """Do what is missing of a sweep; a run that failed is a row like any other.
+
+    Args:
+        sweep: which.
+        quick: the quick version.
+        only_look: do nothing.
+
+    Returns:
+        The digests of its runs: others that lie in the folder are of a file that said something else.
+    """
+    file = sweep.file
     if quick:
         file = QUICK_RUNS / f"{sweep.name}.toml"
         write_sweep(quick_version(sweep), file)
-    done = subprocess.run(
-        [sys.executable, "-m", "bench", "sweep", str(file), "--out", str(out)], stdout=subprocess.DEVNULL, check=False
-    )
+    command = [sys.executable, "-m", "bench", "sweep", str(file), "--out", str(runs_of(sweep, quick=quick)), "--json"]
+    done = subprocess.run([*command, *["--dry-run"] * only_look], stdout=subprocess.PIPE, check=False)
     if done.returncode not in (0, 3):  # 3: some of its runs failed
         raise SystemExit(done.returncode)
+    return {run["digest"] for run in json.loads(done.stdout)}
 
 
-def keep_rows(sweep: Sweep, runs: Path, folder: Path) -> None:
-    """Write the sweep's CSV files from the folders of those of its runs that have ended."""
-    collected = [run for run in collect_runs(read([runs])) if run["status"] in _ENDED]
+def keep_rows(sweep: Sweep, runs: Path, digests: Container[str], folder: Path) -> None:
+    """Write the sweep's CSV files from those of its runs that have ended."""
+    collected = [run for run in collect_runs(read([runs])) if run["digest"] in digests and run["status"] in _ENDED]
     rows = [row for run in collected for row in (run.rows if sweep.every_row else [run.last_known])]
     write_csv(sweep.csv(folder), rows, METRICS)
     if sweep.layers_of:

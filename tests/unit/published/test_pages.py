@@ -72,9 +72,10 @@ def test_one_seed_recommends_nothing(tmp_path: Path) -> None:
     )
 
 
-def test_rows_are_kept_without_columns_that_none_of_them_fills(tmp_path: Path) -> None:
-    write_runs(tmp_path / "runs", [fake_row(seed=1, step=1), fake_row(seed=2, step=2)])
-    keep_rows(SWEEPS["hylo_links"], tmp_path / "runs", tmp_path)
+def test_rows_of_the_sweep_that_have_ended_are_kept_without_columns_that_none_of_them_fills(tmp_path: Path) -> None:
+    running = fake_row(seed=4, digest="4", status="running")
+    write_runs(tmp_path / "runs", [*(fake_row(seed=seed, digest=str(seed)) for seed in (1, 2, 3)), running])
+    keep_rows(SWEEPS["hylo_links"], tmp_path / "runs", {"1", "2", "4"}, tmp_path)
     heading, *lines = (tmp_path / "hylo_links.csv").read_text().splitlines()
     assert len(lines) == 2
     assert "compressor" in heading.split(",")
