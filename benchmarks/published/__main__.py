@@ -38,8 +38,8 @@ def main() -> None:
             keep_rows(sweep, runs_folder, digests, folder)
     runs = {name: SweepRuns.read(sweep.csv(folder)) for name, sweep in SWEEPS.items()}
     for system in systems:
-        write_page(system, runs, folder)
-    write_summary(list(SYSTEMS.values()), runs, folder)
+        write_page(system, runs, folder, quick=asked.quick)
+    write_summary(list(SYSTEMS.values()), runs, folder, quick=asked.quick)
     print(f"wrote {folder}", file=sys.stderr)
 
 

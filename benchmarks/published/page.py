@@ -21,10 +21,13 @@ from benchmarks.published.sweeps import SWEEPS, Sweep, read_layers_csv
 
 TEXTS = Path(__file__).parent / "texts"
 NOTHING = "-"
+QUICK = """
+**The quick version**: one seed, shorter runs and fewer cells than the set-ups say. It shows that all works, no result.
+"""
 _SHARES = ("test_accuracy", "train_accuracy")
 
 
-def write_page(system: System, runs: Mapping[str, SweepRuns], folder: Path) -> None:
+def write_page(system: System, runs: Mapping[str, SweepRuns], folder: Path, *, quick: bool = False) -> None:
     """Write a system's page and its pictures into a folder that holds the sweeps' CSV files."""
     text = Template((TEXTS / f"{system.name}.md").read_text(encoding="utf-8"))
     page = text.substitute(
@@ -33,7 +36,13 @@ def write_page(system: System, runs: Mapping[str, SweepRuns], folder: Path) -> N
         pictures="\n\n".join(_picture(drawing, runs[drawing.sweep], folder) for drawing in system.drawings),
         origin=origin(system.sweeps, runs),
     )
-    (folder / f"{system.name}.md").write_text(page, encoding="utf-8")
+    write_text(page, folder / f"{system.name}.md", quick=quick)
+
+
+def write_text(page: str, path: Path, *, quick: bool) -> None:
+    """Write a page; one of the quick version says below its title what it is not."""
+    title, rest = page.split("\n", 1)
+    path.write_text(f"{title}\n{QUICK if quick else ''}{rest}", encoding="utf-8")
 
 
 def outcome(claim: Claim | Stated, runs: Mapping[str, SweepRuns]) -> Judged:

@@ -15,7 +15,7 @@ from bench.report.statistics import FEWEST_SEEDS
 from bench.report.targets import BYTES, TIME, Need, Target, mean_need, needs, num_reached
 from benchmarks.published.claims import RULE
 from benchmarks.published.figures import Gain, Missing, SweepRuns, Which
-from benchmarks.published.page import NOTHING, TEXTS, markdown_table, origin, outcome
+from benchmarks.published.page import NOTHING, TEXTS, markdown_table, origin, outcome, write_text
 from benchmarks.published.parts import System
 
 SWEEP = "together"
@@ -55,7 +55,9 @@ class Entry:
         return bool(self.time) and num_reached(self.time) == len(self.time)
 
 
-def write_summary(systems: Sequence[System], runs: Mapping[str, SweepRuns], folder: Path) -> None:
+def write_summary(
+    systems: Sequence[System], runs: Mapping[str, SweepRuns], folder: Path, *, quick: bool = False
+) -> None:
     """Write the summary page and its picture."""
     together = runs[SWEEP]
     entries = {link: _entries(together, bandwidth) for link, bandwidth in LINKS.items()}
@@ -68,7 +70,7 @@ def write_summary(systems: Sequence[System], runs: Mapping[str, SweepRuns], fold
         picture=_picture(entries, folder),
         origin=origin([SWEEP], runs),
     )
-    (folder / "README.md").write_text(page, encoding="utf-8")
+    write_text(page, folder / "README.md", quick=quick)
 
 
 def verdicts_table(systems: Sequence[System], runs: Mapping[str, SweepRuns]) -> str:

@@ -31,6 +31,13 @@ def test_a_page_without_rows_says_so_for_every_claim(name: str, tmp_path: Path) 
     assert all(f"`{SWEEPS[sweep].command}`: not run." in text for sweep in system.sweeps)
 
 
+def test_a_page_of_the_quick_version_says_that_it_is_one(tmp_path: Path) -> None:
+    write_page(SYSTEMS["hylo"], no_runs(tmp_path), tmp_path, quick=True)
+    title, _, banner, *_ = (tmp_path / "hylo.md").read_text().splitlines()
+    assert title.startswith("# ")
+    assert banner.startswith("**The quick version**: one seed")
+
+
 def together(speed_up: float, seeds: int = 3) -> list[dict[str, object]]:
     """Every method on every link; ALGC takes less time than the others by this factor."""
     rows = []
