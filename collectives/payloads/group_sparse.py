@@ -29,6 +29,9 @@ from collectives.payloads.sparse import as_sparse
 FIXED = struct.Struct("<II")
 LOCAL, BITMAP = 0, 1
 
+_UNPACK_GROUPS = Loop(
+    "unpack_groups", array(torch.uint8), Int, Int, Int, Int, Int, array(torch.int32), array(torch.int64), returns=Int
+)
 _ADD_GROUP_STARTS = Loop("add_group_starts", array(torch.int64), Int, Int, Int, returns=Int)
 
 
@@ -124,15 +127,17 @@ class GroupSparse(IndexedValues):
         values = reader.tensor(count, dtype)
         if header.flags == LOCAL:
             bits = bits_for(min(group_size, header.numel))
-            indices = unpack_bits(reader.tensor(packed_nbytes(count, bits), torch.uint8), count, bits)
+            packed = reader.tensor(packed_nbytes(count, bits), torch.uint8)
+            indices, positions = _unpack_groups(packed, count, bits, group_size, k, header.numel)
         elif header.flags == BITMAP:
             bitmap = reader.tensor(packed_nbytes(header.numel, 1), torch.uint8)
-            positions = positions_in(bitmap, header.numel, count)
-            indices = positions - _group_starts(count, group_size, k, positions.device)
+            indices = positions_in(bitmap, header.numel, count)
+            indices -= _group_starts(count, group_size, k, indices.device)
+            positions = _positions(indices, group_size, k)
         else:
             raise PayloadError(f"no index coding of GroupSparse has the number {header.flags}")
         payload = cls(header.numel, group_size, k, values, indices)
-        check_ascending(payload.positions, header.numel)
+        payload.__dict__["positions"] = positions[: payload.num_entries]  # known already
         return payload
 
     @override
@@ -161,6 +166,24 @@ class GroupSparse(IndexedValues):
     def _last_size(self) -> int:
         """Elements of the last group."""
         return self.numel - (self.num_groups - 1) * self.group_size if self.numel else 0
+
+
+def _unpack_groups(
+    packed: torch.Tensor, count: int, bits: int, group_size: int, k: int, numel: int
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Indices within their groups, integer [count], and positions, int64 [count].
+
+    Raises:
+        PayloadError: an index lies outside its group or `numel`, or they do not ascend.
+    """
+    if _UNPACK_GROUPS.serves(packed) and bits < 32:
+        indices, positions = torch.empty(count, dtype=torch.int32), torch.empty(count, dtype=torch.int64)
+        if _UNPACK_GROUPS(packed, count, bits, group_size, k, numel, indices, positions):
+            return indices, positions
+    indices = unpack_bits(packed, count, bits)
+    positions = _positions(indices, group_size, k)
+    check_ascending(positions, numel)
+    return indices, positions
 
 
 def _positions(indices: torch.Tensor, group_size: int, k: int) -> torch.Tensor:

@@ -28,7 +28,7 @@ CODINGS: tuple[Coding, ...] = ("coo", "bitmap", "elias_fano")
 
 _BYTES, _LONGS = array(torch.uint8), array(torch.int64)
 _MARK = Loop("mark_bits", _LONGS, Int, Int, Int, Int, _BYTES, returns=Int)
-_FIND = Loop("find_bits", _BYTES, Int, Int, Int, Int, _LONGS, returns=Int)
+_FIND = Loop("find_bits", _BYTES, Int, Int, Int, Int, _BYTES, _LONGS, returns=Int)
 _ASCENDS = Loop("ascends", _LONGS, Int, Int, returns=Int)
 
 
@@ -94,7 +94,7 @@ def decode_indices(reader: Reader, count: int, universe: int, coding: Coding) ->
             indices = positions_in(reader.tensor(packed_nbytes(universe, 1), torch.uint8), universe, count)
         case "elias_fano":
             low = _low_bits(count, universe)
-            low_parts = unpack_bits(reader.tensor(packed_nbytes(count, low), torch.uint8), count, low)
+            low_parts = reader.tensor(packed_nbytes(count, low), torch.uint8)
             num_bits = _unary_bits(count, universe, low)
             unary = reader.tensor(packed_nbytes(num_bits, 1), torch.uint8)
             indices = positions_in(unary, num_bits, count, shift=low, per_index=1, low_parts=low_parts)
@@ -216,19 +216,21 @@ def positions_in(
         count: bits that are set.
         shift: as it was packed.
         per_index: as it was packed.
-        low_parts: int64 [count], what was left out; may be overwritten.
+        low_parts: uint8 [ceil(count * shift / 8)], what was left out, packed; zeros where there are none.
 
     Raises:
         PayloadError: another number of bits is set.
     """
-    positions = torch.zeros(count, dtype=torch.int64, device=packed.device) if low_parts is None else low_parts
+    if low_parts is None:
+        low_parts = packed.new_zeros(packed_nbytes(count, shift))
     if _FIND.serves(packed):
-        found = _FIND(packed, num_bits, count, shift, per_index, positions)
+        positions = torch.empty(count, dtype=torch.int64)
+        found = _FIND(packed, num_bits, count, shift, per_index, low_parts, positions)
     else:
         bits = unpack_bits(packed, num_bits, 1).nonzero().view(-1)
         found = bits.numel()
         high = bits[:count] - per_index * torch.arange(min(found, count), device=packed.device)
-        positions = positions[:found] | (high << shift)
+        positions = unpack_bits(low_parts, count, shift)[:found] | (high << shift)
     if found != count:
         raise PayloadError(f"the index field marks {found} entries, the header says {count}")
     return positions

@@ -1,5 +1,5 @@
 /* Sums of what a rank keeps from step to step, in one pass. Products are rounded before they are added. */
-#include "past_cache.h"
+#include "../../../collectives/payloads/codec/native/past_cache.h"
 
 /* out = a + factor * b; out may be b. */
 void add_scaled(const float *a, float factor, const float *b, int64_t numel, float *out) {

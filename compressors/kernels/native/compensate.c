@@ -1,6 +1,6 @@
 /* Gradient and residual added, and what is to be known of the sum, found while it is at hand: one pass over memory. */
+#include "../../../collectives/payloads/codec/native/past_cache.h"
 #include "../../../collectives/payloads/codec/native/set_bits.h"
-#include "past_cache.h"
 #include "sums.h"
 
 static inline void add_stretch(const float *gradient, const float *residual, int64_t width, float *x) {

@@ -3,8 +3,8 @@
    The maxima of several times k interleaved lanes give a bound that k entries reach and few more; the exact choice is
    made among those few. */
 #include "../../../collectives/payloads/codec/native/floats.h"
+#include "../../../collectives/payloads/codec/native/past_cache.h"
 #include "magnitude.h"
-#include "past_cache.h"
 
 #define LONGEST_GROUP 16384
 #define FEW_LANES 32

@@ -1,6 +1,6 @@
 /* A part of gradient + residual to be sent from given positions; what is not sent stays. One pass. */
 #include "../../../collectives/payloads/codec/native/floats.h"
-#include "past_cache.h"
+#include "../../../collectives/payloads/codec/native/past_cache.h"
 
 static inline float sent(float x, int64_t kind, float limit, void *values, int64_t i) {
     if (kind == FP32)

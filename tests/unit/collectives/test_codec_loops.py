@@ -101,6 +101,28 @@ def group_sparse(x: torch.Tensor, seed: int) -> list[torch.Tensor]:
     return added(unpack(payload.pack()), x, seed)
 
 
+def received_groups(x: torch.Tensor, seed: int) -> list[torch.Tensor]:
+    """A message whose indices may be damaged: what it holds, or nothing where that is noticed."""
+    size, numel = [8, 100, 1024, 2**20 + 1][seed % 4], x.numel()
+    num_groups, k = -(-numel // size), 1 + seed % 3
+    last = min(k, numel - (num_groups - 1) * size) if numel else 0
+    chosen = (
+        torch.rand(num_groups, min(size, 2000), generator=generator(seed)).argsort(1)[:, :k].sort(1).values.view(-1)
+    )
+    indices = chosen[: len(chosen) - k + last]
+    indices[len(indices) - last :] = torch.arange(last)
+    packed = GroupSparse(numel, size, k, to_value_dtype(torch.ones(len(indices)), DTYPES[seed % 3]), indices).pack()
+    if seed % 2:
+        byte = int(torch.randint(24, packed.numel() + 1, (), generator=generator(seed)))
+        packed[byte : byte + 1] ^= 1 << seed % 8
+    around = torch.zeros(packed.numel() + seed % 9, dtype=torch.uint8, device=x.device)[seed % 9 :]
+    try:
+        payload = unpack(around.copy_(packed))
+    except PayloadError:
+        return []
+    return [payload.positions, payload.indices.long(), payload.values]
+
+
 def sixteen_bits(x: torch.Tensor, seed: int) -> list[torch.Tensor]:
     rounded = [to_value_dtype(x, dtype, 1 + seed % 3) for dtype in HALVES]
     return [*rounded, *(add_values(half, half.flip(0)) for half in rounded)]
@@ -113,6 +135,7 @@ LOOPS: dict[str, Callable[[torch.Tensor, int], list[torch.Tensor]]] = {
     "two means": two_means,
     "sparse": sparse,
     "group sparse": group_sparse,
+    "received groups": received_groups,
     "sixteen bits": sixteen_bits,
     "positions": lambda x, seed: [seeded_positions(x.numel(), seed * 31 % (x.numel() + 1), seed)],
 }

@@ -43,6 +43,18 @@ def test_it_has_the_bits_of_adding_term_by_term(seed: int) -> None:
     assert same(written, expected)
 
 
+@pytest.mark.parametrize("divisor", [3, 4])
+def test_a_long_sum_goes_past_the_caches_wherever_its_parts_begin(divisor: int) -> None:
+    numel, terms = 2**22 + 5, [term(20_011, seed, DTYPES[seed]) for seed in range(3)]
+    for sent, step in zip(terms, (1, 100, 209), strict=True):
+        sent.numel, sent.indices = numel, sent.indices * step
+    total, expected = UnreducedSum(terms), torch.zeros(numel)
+    total.add_to_(expected, divisor=divisor)
+    written = torch.full((numel,), torch.nan)
+    assert total.write_to(written.split([3, 10_000, 0, 2**21, numel - 10_003 - 2**21]), divisor=divisor)
+    assert same(written, expected)
+
+
 @pytest.mark.parametrize("dtype", [*DTYPES, torch.float64])
 @pytest.mark.parametrize("divisor", [1, 3, 4])
 def test_a_dense_sum_is_written_as_it_would_be_added_to_zeros(dtype: torch.dtype, divisor: int) -> None:

@@ -1,5 +1,4 @@
-/* Unsigned integers of any width up to 32 bits, laid end to end, low bits first. */
-#include <stdint.h>
+#include "bits.h"
 
 void pack_bits(const int64_t *codes, int64_t count, int64_t bits, uint8_t *packed) {
     uint64_t mask = (1ull << bits) - 1, waiting = 0;
@@ -19,17 +18,7 @@ void pack_bits(const int64_t *codes, int64_t count, int64_t bits, uint8_t *packe
 }
 
 void unpack_bits(const uint8_t *packed, int64_t count, int64_t bits, int64_t *codes) {
-    uint64_t mask = (1ull << bits) - 1;
-    int64_t nbytes = (count * bits + 7) / 8, i = 0;
-    for (; bits && (i * bits >> 3) + 8 <= nbytes && i < count; i++) {
-        uint64_t word;
-        __builtin_memcpy(&word, packed + (i * bits >> 3), 8);
-        codes[i] = (int64_t)(word >> (i * bits & 7) & mask);
-    }
-    for (; i < count; i++) { /* the last ones, where a whole word would reach beyond the end */
-        uint64_t word = 0;
-        for (int64_t byte = i * bits >> 3; byte < nbytes; byte++)
-            word |= (uint64_t)packed[byte] << 8 * (byte - (i * bits >> 3));
-        codes[i] = (int64_t)(word >> (i * bits & 7) & mask);
-    }
+    int64_t nbytes = (count * bits + 7) / 8;
+    for (int64_t i = 0; i < count; i++)
+        codes[i] = (int64_t)code_at(packed, nbytes, i, bits);
 }

@@ -1,5 +1,5 @@
 /* Ascending positions from and to bitmaps, and what must be true of those that were received. */
-#include <stdint.h>
+#include "bits.h"
 
 /* Sets bit (positions[i] >> shift) + i * per_index of `packed`, zeros at first: a bitmap of the positions, or with
    per_index = 1 their high parts in unary. Returns whether all bits lay within `num_bits`; others are left out. */
@@ -16,11 +16,12 @@ int64_t mark_bits(
     return !outside;
 }
 
-/* The inverse, for the first `count` bits set: (bit - i * per_index) << shift joins what is in positions[i], the low
-   parts. Returns how many bits are set. */
+/* The inverse, for the first `count` bits set: (bit - i * per_index) << shift, joined with the low part, of `shift` bits
+   each in `low_parts`. Returns how many bits are set. */
 int64_t find_bits(
-    const uint8_t *packed, int64_t num_bits, int64_t count, int64_t shift, int64_t per_index, int64_t *positions) {
-    int64_t found = 0, nbytes = (num_bits + 7) / 8;
+    const uint8_t *packed, int64_t num_bits, int64_t count, int64_t shift, int64_t per_index, const uint8_t *low_parts,
+    int64_t *positions) {
+    int64_t found = 0, nbytes = (num_bits + 7) / 8, low_nbytes = (count * shift + 7) / 8;
     for (int64_t byte = 0; byte < nbytes; byte += 8) {
         uint64_t left = 0;
         if (nbytes - byte >= 8)
@@ -29,9 +30,10 @@ int64_t find_bits(
             __builtin_memcpy(&left, packed + byte, (uint64_t)(nbytes - byte));
         if (num_bits - 8 * byte < 64)
             left &= (1ull << (num_bits - 8 * byte)) - 1;
-        int64_t first = 8 * byte, after = found + __builtin_popcountll(left);
-        for (; left && found < count; left &= left - 1, found++)
-            positions[found] |= (first + __builtin_ctzll(left) - found * per_index) << shift;
+        int64_t first = 8 * byte, after = found + __builtin_popcountll(left), stop = after < count ? after : count;
+        for (int64_t i = found; i < stop; i++, left &= left - 1)
+            positions[i] = (first + __builtin_ctzll(left) - i * per_index) << shift |
+                           (int64_t)code_at(low_parts, low_nbytes, i, shift);
         found = after;
     }
     return found;
@@ -54,4 +56,24 @@ int64_t add_group_starts(int64_t *positions, int64_t count, int64_t group_size, 
             positions[i] += start;
         }
     return !outside;
+}
+
+/* Indices within groups of k from their bits, and the positions that they are. Returns whether all ascend within their
+   group, and below `numel`. */
+int64_t unpack_groups(
+    const uint8_t *packed, int64_t count, int64_t bits, int64_t group_size, int64_t k, int64_t numel, int32_t *indices,
+    int64_t *positions) {
+    int64_t bad = 0, nbytes = (count * bits + 7) / 8;
+    for (int64_t first = 0, start = 0; first < count; first += k, start += group_size) {
+        int64_t least = 0, stop = count - first < k ? count : first + k;
+        for (int64_t i = first; i < stop; i++) {
+            int64_t index = (int64_t)code_at(packed, nbytes, i, bits);
+            bad |= index < least;
+            least = index + 1;
+            indices[i] = (int32_t)index;
+            positions[i] = start + index;
+        }
+        bad |= least > group_size || start + least > numel;
+    }
+    return !bad;
 }

@@ -1,7 +1,8 @@
-/* A sum of sparse terms written once: a block of the result stays in the cache while all terms add to it. */
+/* A sum of sparse terms written once: all terms add to a block of it in the cache, which then goes where it belongs. */
 #include "floats.h"
+#include "past_cache.h"
 
-enum { BLOCK = 16384 };
+enum { BLOCK = 4096 }; /* elements: half of a first cache at most, and dozens of entries of a term */
 
 /* Entries from `next` on, of `count`, as long as they lie in the block. */
 static void add_term(
@@ -21,23 +22,38 @@ static void add_term(
     *next = i;
 }
 
-/* out = elements start..start+numel-1 of (term 0 + term 1 + ...) / divisor, from each term's entry `next`, which moves. */
+/* The block moves to `out` and leaves zeros behind. */
+static inline void move_block(float *block, int64_t length, int past_cache, float *out) {
+    int64_t i = 0;
+    if (past_cache && is_aligned(out))
+        for (; i + VECTOR <= length; i += VECTOR) {
+            store_past_cache(*(vector *)(block + i), out + i);
+            *(vector *)(block + i) = (vector){0};
+        }
+    for (; i < length; i++) {
+        out[i] = block[i];
+        block[i] = 0;
+    }
+}
+
+/* out = elements start..start+numel-1 of (term 0 + term 1 + ...) / divisor, from each term's entry `next`, which moves.
+   block: zeros, before and after. */
 static void write_part(
     const int64_t *values, const int64_t *kinds, const int64_t *positions, const int64_t *counts, int64_t *next,
-    int64_t num_terms, float divisor, int64_t divide_first, int64_t start, float *out, int64_t numel) {
+    int64_t num_terms, float divisor, int64_t divide_first, int past_cache, float *block, int64_t start, float *out,
+    int64_t numel) {
     float factor = divide_first ? 1.0f / divisor : 1.0f; /* by a power of two it is exact both ways */
-    for (int64_t from = 0; from < numel; from += BLOCK) {
-        int64_t length = numel - from < BLOCK ? numel - from : BLOCK;
-        int64_t first = start + from;
-        float *block = out + from;
-        __builtin_memset(block, 0, (uint64_t)length * sizeof *block);
+    int64_t length = BLOCK - (int64_t)((uintptr_t)out % sizeof(vector) / sizeof *out); /* all others start aligned */
+    for (int64_t from = 0; from < numel; from += length, length = BLOCK) {
+        length = numel - from < length ? numel - from : length;
         for (int64_t t = 0; t < num_terms; t++)
             add_term(
-                (const void *)values[t], kinds[t], (const int64_t *)positions[t], counts[t], next + t, first, length,
-                factor, block);
+                (const void *)values[t], kinds[t], (const int64_t *)positions[t], counts[t], next + t, start + from,
+                length, factor, block);
         if (!divide_first)
             for (int64_t i = 0; i < length; i++)
                 block[i] /= divisor;
+        move_block(block, length, past_cache, out + from);
     }
 }
 
@@ -48,11 +64,15 @@ void write_sum(
     const int64_t *values, const int64_t *kinds, const int64_t *positions, const int64_t *counts, int64_t *next,
     int64_t num_terms, float divisor, int64_t divide_first, const int64_t *parts, const int64_t *numels,
     int64_t num_parts) {
-    int64_t start = 0;
+    float block[BLOCK] __attribute__((aligned(sizeof(vector)))) = {0};
+    int64_t start = 0, total = 0;
+    for (int64_t p = 0; p < num_parts; p++)
+        total += numels[p];
     for (int64_t p = 0; p < num_parts; p++) {
         write_part(
-            values, kinds, positions, counts, next, num_terms, divisor, divide_first, start, (float *)parts[p],
-            numels[p]);
+            values, kinds, positions, counts, next, num_terms, divisor, divide_first, total >= LONG, block, start,
+            (float *)parts[p], numels[p]);
         start += numels[p];
     }
+    finish_past_cache();
 }
