@@ -34,7 +34,7 @@ def test_the_busiest_link_sets_the_limit() -> None:
         own.sent, own.received = ([1e6, 3e6], [1e6, 1e6]) if transport.rank == 0 else ([1e6, 1e6], [2e6, 4e6])
         return own.columns(transport, 4.0)
 
-    assert run_threads(columns, 2) == [{"wire_bytes_sent": 1.5e6, "of_limit": 0.75}] * 2
+    assert run_threads(columns, 2) == [{"wire_bytes_sent": 1.5e6, "of_limit": 0.75, "forwarder_cpu_share": None}] * 2
 
 
 def test_frames_are_counted_per_sum_without_its_barrier(monkeypatch: pytest.MonkeyPatch) -> None:
