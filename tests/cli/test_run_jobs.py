@@ -239,18 +239,19 @@ def test_all_seeds_are_trained_by_ranks_of_one_process_and_meet_where_nobody_els
     start: Starter, tmp_path: Path
 ) -> None:
     process = start(
-        *SMALL, "--epochs", "3", "--seeds", "1,2", "--threads", "1", "--compressor", "sleepy", "--collective", "ring",
+        *SMALL, "--epochs", "5", "--seeds", "1,2", "--threads", "1", "--compressor", "sleepy", "--collective", "ring",
         "--out", str(tmp_path / "out"), PYTHONPATH=install(tmp_path),
     )  # fmt: skip
     servers, ranks = [], set()
     for seed in (1, 2):
         folder = wait_for_step(tmp_path / "out", 9, pattern=f"*-s{seed}-*")
-        assert (folder / "rendezvous").stat().st_mode & 0o777 == 0o700
-        listeners = [c.laddr.ip for rank in ranks_of(folder) for c in rank.net_connections() if c.status == "LISTEN"]
+        here = ranks_of(folder)
+        servers += [rank.ppid() for rank in here]
+        ranks |= {rank.pid for rank in here}
+        listeners = [c.laddr.ip for rank in here for c in rank.net_connections() if c.status == "LISTEN"]
         assert set(listeners) == {"127.0.0.1"}
-        ranks |= {rank.pid for rank in ranks_of(folder)}
-        servers += [rank.ppid() for rank in ranks_of(folder)]
-    told = psutil.Process(servers[0]).environ()
+        assert (folder / "rendezvous").stat().st_mode & 0o777 == 0o700
+        told = psutil.Process(servers[0]).environ()
     assert {name: told[name] for name in KEEP_MEMORY} == KEEP_MEMORY
     assert told["OMP_NUM_THREADS"] == told["MKL_NUM_THREADS"] == "1"
     assert process.wait(60) == 0
