@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import collections
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from string import Template
@@ -40,9 +41,17 @@ def write_page(system: System, runs: Mapping[str, SweepRuns], folder: Path, *, q
 
 
 def write_text(page: str, path: Path, *, quick: bool) -> None:
-    """Write a page; one of the quick version says below its title what it is not."""
-    title, rest = page.split("\n", 1)
+    """Write a page whose links lead to files that are there; one of the quick version says what it is not."""
+    title, rest = _without_broken_links(page, path.parent).split("\n", 1)
     path.write_text(f"{title}\n{QUICK if quick else ''}{rest}", encoding="utf-8")
+
+
+def _without_broken_links(page: str, folder: Path) -> str:
+    return re.sub(
+        r"\[([^\]]+)\]\(([^()/]+\.csv)\)",
+        lambda link: link[0] if (folder / link[2]).is_file() else f"`{link[2]}` (not made yet)",
+        page,
+    )
 
 
 def outcome(claim: Claim | Stated, runs: Mapping[str, SweepRuns]) -> Judged:

@@ -8,7 +8,7 @@ import pytest
 
 from bench.core.rows import RowWriter
 from benchmarks.published.figures import SweepRuns
-from benchmarks.published.page import write_page
+from benchmarks.published.page import write_page, write_text
 from benchmarks.published.summary import DENSE, LINKS, METHODS, write_summary
 from benchmarks.published.sweeps import SWEEPS, keep_rows
 from benchmarks.published.systems import SYSTEMS
@@ -87,3 +87,9 @@ def test_rows_of_the_sweep_that_have_ended_are_kept_without_columns_that_none_of
     assert len(lines) == 2
     assert "compressor" in heading.split(",")
     assert "staleness_max" not in heading.split(",")
+
+
+def test_no_link_leads_to_rows_that_were_not_made(tmp_path: Path) -> None:
+    (tmp_path / "done.csv").touch()
+    write_text("# Title\n[rows](done.csv), [rows](later.csv)\n", tmp_path / "page.md", quick=False)
+    assert (tmp_path / "page.md").read_text() == "# Title\n[rows](done.csv), `later.csv` (not made yet)\n"
