@@ -148,10 +148,11 @@ def _origin(sweep: Sweep, runs: SweepRuns) -> str:
     ended = collections.Counter("ok" if run.ended_well else "failed" for run in runs.runs)
     counts = ", ".join(f"{count} {state}" for state, count in ended.items())
     off = sum(bool(run["link_warnings"]) for run in runs.runs)
+    began = min((run["started_at"] for run in runs.runs if run["started_at"]), default="at a time that no row holds")
     facts = [
         f"`{sweep.command}`: {counts}, seeds {_values(runs, 'seed')}",
         f"{_values(runs, 'cpu')}, torch {_values(runs, 'torch_version')}, commit {_values(runs, 'git_sha')}",
-        f"begun {min(run['started_at'] for run in runs.runs)}",
+        f"begun {began}",
         f"rows in [{sweep.name}.csv]({sweep.name}.csv)",
     ]
     if any(run["git_dirty"] for run in runs.runs):

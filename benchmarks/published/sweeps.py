@@ -164,7 +164,10 @@ def read_layers_csv(path: Path) -> list[Row]:
 
 
 def write_csv(path: Path, rows: Sequence[Row], columns: tuple[Column, ...]) -> None:
-    """The rows, without columns that are empty in all of them."""
+    """The rows, without columns that are empty in all of them; no file where there are none."""
+    if not rows:
+        path.unlink(missing_ok=True)
+        return
     filled = [column.name for column in columns if any(row[column.name] is not None for row in rows)]
     path.parent.mkdir(parents=True, exist_ok=True)
     with path.open("w", newline="", encoding="utf-8") as file:

@@ -8,7 +8,7 @@ import pytest
 
 from bench.core.rows import RowWriter
 from benchmarks.published.figures import SweepRuns
-from benchmarks.published.page import write_page, write_text
+from benchmarks.published.page import origin, write_page, write_text
 from benchmarks.published.summary import DENSE, LINKS, METHODS, write_summary
 from benchmarks.published.sweeps import SWEEPS, keep_rows
 from benchmarks.published.systems import SYSTEMS
@@ -87,6 +87,22 @@ def test_rows_of_the_sweep_that_have_ended_are_kept_without_columns_that_none_of
     assert len(lines) == 2
     assert "compressor" in heading.split(",")
     assert "staleness_max" not in heading.split(",")
+
+
+def test_a_sweep_none_of_whose_runs_has_ended_is_one_that_was_not_run(tmp_path: Path) -> None:
+    sweep = SWEEPS["group_topk_sharing"]
+    write_runs(tmp_path / "runs", [fake_row(digest="asked", run_id="now", status="running")])
+    sweep.csv(tmp_path).write_text("rows of before\n")
+    keep_rows(sweep, tmp_path / "runs", {"asked"}, tmp_path)
+    assert origin([sweep.name], no_runs(tmp_path)).endswith("not run.")
+
+
+def test_runs_that_failed_and_do_not_know_when_they_began_are_counted(tmp_path: Path) -> None:
+    rows = [fake_row(run_id="good"), fake_row(run_id="bad", seed=2, status="failed", started_at=None)]
+    RowWriter(tmp_path / "harder.csv").extend(rows)
+    text = origin(["harder"], no_runs(tmp_path))
+    assert "1 ok, 1 failed, seeds 1, 2" in text
+    assert "begun 2026-03-01T10:00:00Z" in text
 
 
 def test_no_link_leads_to_rows_that_were_not_made(tmp_path: Path) -> None:
