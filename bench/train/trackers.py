@@ -35,13 +35,14 @@ def open_tracker(config: RunConfig, folder: RunFolder, step: int = 0) -> Tracker
     Args:
         config: of the run.
         folder: of the run.
-        step: from which it goes on; what was shown of later ones is replaced, or stays where it cannot be.
+        step: from which it goes on, 0 also where it begins again; what was shown of later ones is replaced, or stays
+            where it cannot be.
     """
     match config.track:
         case "tensorboard":
             return _TensorBoard(folder, step)
         case "mlflow":
-            return _MLflow(config, folder, step)
+            return _MLflow(config, folder)
         case _:
             return None
 
@@ -50,7 +51,7 @@ class _TensorBoard:
     def __init__(self, folder: RunFolder, step: int) -> None:
         from torch.utils.tensorboard import SummaryWriter
 
-        self._writer = SummaryWriter(str(folder.path / "tensorboard"), purge_step=step + 1 if step else None)
+        self._writer = SummaryWriter(str(folder.path / "tensorboard"), purge_step=step + 1)
 
     def row(self, row: Mapping[str, Any]) -> None:
         for name, value in _numbers(row).items():
@@ -62,13 +63,13 @@ class _TensorBoard:
 
 
 class _MLflow:
-    def __init__(self, config: RunConfig, folder: RunFolder, step: int) -> None:
+    def __init__(self, config: RunConfig, folder: RunFolder) -> None:
         from mlflow import MlflowClient
 
         self._client = MlflowClient(tracking_uri=f"sqlite:///{folder.path.parent.absolute() / 'mlflow.db'}")
         found = self._client.get_experiment_by_name("gradwire")
         experiment = found.experiment_id if found else self._client.create_experiment("gradwire")
-        begun = self._client.search_runs([experiment], f"attributes.run_name = '{folder.run_id}'") if step else []
+        begun = self._client.search_runs([experiment], f"attributes.run_name = '{folder.run_id}'")
         self._run: str = begun[0].info.run_id if begun else self._begin(experiment, config, folder)
         shown = self._client.get_metric_history(self._run, "step") if begun else []
         self._shown_until = max((metric.step for metric in shown), default=0)

@@ -76,6 +76,17 @@ def test_a_run_that_goes_on_from_a_checkpoint_shows_each_step_once_in_tensorboar
     assert [(event.step, event.value) for event in events.Scalars("test_accuracy")] == [(5, 0.5), (9, 0.75)]
 
 
+def test_a_run_that_begins_again_before_its_first_checkpoint_shows_each_step_once_in_tensorboard(
+    folder: RunFolder,
+) -> None:
+    accumulator = pytest.importorskip("tensorboard.backend.event_processing.event_accumulator")
+    show("tensorboard", folder, ROWS[:1])
+    show("tensorboard", folder, ROWS)
+    events = accumulator.EventAccumulator(str(folder.path / "tensorboard"))
+    events.Reload()
+    assert [(event.step, event.value) for event in events.Scalars("test_accuracy")] == [(5, 0.5), (9, 0.75)]
+
+
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")  # of its own libraries
 def test_a_run_that_goes_on_from_a_checkpoint_is_one_run_in_mlflow(folder: RunFolder) -> None:
     mlflow = pytest.importorskip("mlflow")
@@ -85,6 +96,17 @@ def test_a_run_that_goes_on_from_a_checkpoint_is_one_run_in_mlflow(folder: RunFo
     (run,) = client.search_runs([client.get_experiment_by_name("gradwire").experiment_id])
     history = client.get_metric_history(run.info.run_id, "test_accuracy")
     assert [metric.step for metric in history] == [5, 9, 12]
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # of its own libraries
+def test_a_run_that_begins_again_before_its_first_checkpoint_is_one_run_in_mlflow(folder: RunFolder) -> None:
+    mlflow = pytest.importorskip("mlflow")
+    show("mlflow", folder, ROWS[:1])
+    show("mlflow", folder, ROWS)
+    client = mlflow.MlflowClient(tracking_uri=f"sqlite:///{folder.path.parent / 'mlflow.db'}")
+    (run,) = client.search_runs([client.get_experiment_by_name("gradwire").experiment_id])
+    history = client.get_metric_history(run.info.run_id, "test_accuracy")
+    assert [metric.step for metric in history] == [5, 9]
 
 
 def test_a_tracker_that_is_not_installed_is_refused_before_anything_starts(monkeypatch: pytest.MonkeyPatch) -> None:
