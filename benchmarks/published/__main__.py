@@ -22,8 +22,7 @@ def main() -> None:
     folder.mkdir(parents=True, exist_ok=True)
     if asked.tune:
         for name in TUNINGS:
-            run_tuning(name)
-            keep_tuning(name, folder)
+            keep_tuning(name, run_tuning(name), folder)
         _print_rates(folder)
         return
     systems = [SYSTEMS[asked.only]] if asked.only in SYSTEMS else [] if asked.only else list(SYSTEMS.values())

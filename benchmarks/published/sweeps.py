@@ -15,7 +15,7 @@ from bench.core.rows import read_rows
 from bench.core.schema import LAYERS, METRICS, Column, to_cells
 from bench.launch.sweeps.file import Options, SweepFile, read_sweep
 from bench.launch.sweeps.written import toml_table
-from bench.report.runs import collect_runs
+from bench.report.runs import Run, collect_runs
 from bench.report.store import Row, read, read_layers
 
 FILES = Path("examples/published")
@@ -149,13 +149,18 @@ def run_sweep(sweep: Sweep, *, quick: bool, only_look: bool) -> set[str]:
 
 def keep_rows(sweep: Sweep, runs: Path, digests: Container[str], folder: Path) -> None:
     """Write the sweep's CSV files from those of its runs that have ended."""
-    collected = [run for run in collect_runs(read([runs])) if run["digest"] in digests and run["status"] in _ENDED]
+    collected = ended_runs(runs, digests)
     rows = [row for run in collected for row in (run.rows if sweep.every_row else [run.last_known])]
     write_csv(sweep.csv(folder), rows, METRICS)
     if sweep.layers_of:
         wanted = {run["run_id"] for run in collected if run["compressor"] in sweep.layers_of and run.ended_well}
         layers = [row for row in read_layers([runs]) if row["run_id"] in wanted]
         write_csv(sweep.layers_csv(folder), layers, LAYERS)
+
+
+def ended_runs(folder: Path, digests: Container[str]) -> list[Run]:
+    """Of the runs in a folder those that have ended, well or not, and are of these configurations."""
+    return [run for run in collect_runs(read([folder])) if run["digest"] in digests and run["status"] in _ENDED]
 
 
 def read_layers_csv(path: Path) -> list[Row]:

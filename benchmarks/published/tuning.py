@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
+import json
 import statistics
 import subprocess
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Container, Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
 from bench.core.schema import METRICS
 from bench.report.runs import Run, collect_runs
 from bench.report.store import read
-from benchmarks.published.sweeps import FILES, PAGES, RUNS, write_csv
+from benchmarks.published.sweeps import FILES, PAGES, RUNS, ended_runs, write_csv
 
 _THREE = (100, 101, 102)
 TUNINGS: Mapping[str, Sequence[int]] = {
@@ -50,24 +51,28 @@ def _folder(name: str) -> Path:
     return RUNS / f"tuning-{name}"
 
 
-def run_tuning(name: str) -> None:
-    """Do what is missing of a tuning."""
+def run_tuning(name: str) -> set[str]:
+    """Do what is missing of a tuning.
+
+    Returns:
+        The digests of its runs: others that lie in the folder are of a file that said something else.
+    """
+    digests = set()
     for seed in TUNINGS[name]:
         command = [
-            "tune",
-            str(FILES / "tuning" / f"{name}.toml"),
-            "--out",
-            str(_folder(name)),
-            "--tuning-seed",
-            str(seed),
+            *(sys.executable, "-m", "bench", "tune", str(FILES / "tuning" / f"{name}.toml")),
+            *("--out", str(_folder(name)), "--tuning-seed", str(seed), "--json"),
         ]
-        subprocess.run([sys.executable, "-m", "bench", *command], stdout=subprocess.DEVNULL, check=True)
+        subprocess.run(command, stdout=subprocess.DEVNULL, check=True)
+        planned = subprocess.run([*command, "--dry-run"], stdout=subprocess.PIPE, check=True)
+        digests |= {run["digest"] for run in json.loads(planned.stdout)}
+    return digests
 
 
-def keep_tuning(name: str, folder: Path) -> None:
-    """Write the last row of every run of a tuning."""
-    runs = collect_runs(read([_folder(name)]))
-    write_csv(folder / f"tuning-{name}.csv", [run.last_known for run in runs], METRICS)
+def keep_tuning(name: str, digests: Container[str], folder: Path) -> None:
+    """Write the last row of every run of a tuning that has ended."""
+    rows = [run.last_known for run in ended_runs(_folder(name), digests)]
+    write_csv(folder / f"tuning-{name}.csv", rows, METRICS)
 
 
 def tuning_files(sweep: str, folder: Path = PAGES) -> list[Path]:
@@ -78,6 +83,8 @@ def tuning_files(sweep: str, folder: Path = PAGES) -> list[Path]:
 def best_for(sweep: str, folder: Path = PAGES) -> dict[Method, Setting]:
     """The setting of each method with the best mean accuracy on held-out samples; of equals the lowest rate.
 
+    What failed counts as no accuracy at all, whatever it had reached before.
+
     Args:
         sweep: one of `TUNED_SWEEPS`.
         folder: of the tunings' CSV files.
@@ -85,7 +92,7 @@ def best_for(sweep: str, folder: Path = PAGES) -> dict[Method, Setting]:
     tried: dict[tuple[Method, Setting], list[float]] = {}
     for run in collect_runs(read(tuning_files(sweep, folder))):
         setting = Setting(lr=run["lr"], compressor=run["compressor"])
-        tried.setdefault((method_of(run), setting), []).append(run["test_accuracy"] or 0.0)
+        tried.setdefault((method_of(run), setting), []).append(run["test_accuracy"] if run.ended_well else 0.0)
     best: dict[Method, Setting] = {}
     for method, setting in sorted(tried, key=lambda each: (-statistics.fmean(tried[each]), each[1].lr)):
         best.setdefault(method, setting)
