@@ -40,7 +40,8 @@ class NetworkReport:
     Attributes:
         measured_bandwidth_bps: the slowest flow's rate for a long message.
         measured_rtt_s: median over the flows.
-        measured_loss_ratio: share of all flows' datagrams that were lost; None where no frames shall be.
+        measured_loss_ratio: share of all flows' datagrams that were lost; None where none is to be
+            lost, or only on links that follow a trace.
         wire_headers: whether the interfaces' counters see real frames.
         congestion_control: of TCP, on all hosts.
         warnings: one sentence for each thing that is more than 10 % off, or otherwise not what was asked.

@@ -4,7 +4,8 @@ All hosts send a long message at once, each to its neighbour, as a ring all-redu
 both directions. Short messages go one after the other, so that they show the link and not the wait for a processor.
 Rates are frames through the receiver's interface (the kernel's counters) over time, so they compare with what was
 asked of the link; the payload's own rate is 4 to 5 % lower. On links that lose frames the long message is a row of
-datagrams. Of a link that follows a trace TCP's rate is measured, and held against nothing: it depends on the moment.
+datagrams. Of a link that follows a trace TCP's rate is measured, and held against nothing: it depends on the moment, as
+does what finds its queue full, so losses are not measured there.
 """
 
 from __future__ import annotations
@@ -48,7 +49,7 @@ _ZEROS = memoryview(bytes(_MAX_LONG_BYTES))  # the kernel gives its pages when t
 class _Lane:
     """One connection of a round: who sends to whom, how much, and what was asked of the links between.
 
-    Where frames are lost, the long message is `row`.
+    Where frames are lost, at a constant rate, the long message is `row`.
     """
 
     sender: int
@@ -168,6 +169,7 @@ def _loss_ratio(flows: Sequence[Flow]) -> float | None:
 def _lane(cluster: Cluster, sender: int, receiver: int) -> _Lane:
     source, target = cluster.hosts[sender], cluster.hosts[receiver]
     asked = min((rate for rate in (source.mean_rates[0], target.mean_rates[1]) if rate is not None), default=None)
+    by_trace = source.uplink_trace or target.downlink_trace
     round_trip_s = source.latency_s + target.latency_s
     wanted = math.inf if asked is None else asked / 8 * (_LONG_MESSAGE_S + _LONG_MESSAGE_ROUND_TRIPS * round_trip_s)
     return _Lane(
@@ -175,9 +177,9 @@ def _lane(cluster: Cluster, sender: int, receiver: int) -> _Lane:
         receiver=receiver,
         address=cluster.address(receiver),
         long_bytes=int(min(max(wanted, _MIN_LONG_BYTES), _MAX_LONG_BYTES)),
-        asked_bps=None if source.uplink_trace or target.downlink_trace else asked,
+        asked_bps=None if by_trace else asked,
         headers=cluster.wire_headers,
-        row=Row.at(asked) if any(host.loss for host in cluster.hosts) else None,
+        row=Row.at(asked) if any(host.loss for host in cluster.hosts) and not by_trace else None,
     )
 
 

@@ -59,6 +59,14 @@ def test_as_many_frames_are_lost_as_were_asked_for(tmp_path: Path) -> None:
     assert report.wire_headers == "exact"
 
 
+def test_what_a_trace_drops_is_not_taken_for_loss(tmp_path: Path) -> None:
+    path = tmp_path / "fades"
+    moments = [1000 * second + moment for second in range(4) for moment in (*range(1, 401), *range(1, 401))]
+    path.write_text("".join(f"{moment}\n" for moment in (*sorted(moments), 4000)), encoding="ascii")
+    report = measure(Cluster.uniform(2, link=HostLink(name="any", downlink_trace=Trace.of(path), loss=0.01)), tmp_path)
+    assert (report.measured_loss_ratio, report.warnings) == (None, ())
+
+
 def test_with_the_supervisor_killed_nothing_is_left_of_the_forwarder(tmp_path: Path) -> None:
     sleep = (["sh", "-c", "exec sleep 600", str(tmp_path)], {})
     with start_hosts(forwarded(HostLink(name="any", latency_s=0.001)), tmp_path, lambda index: sleep) as job:
