@@ -160,7 +160,7 @@ class Forwarder:
 def _host(link: HostLink, descriptor: int, up: Direction, down: Direction) -> _Host:
     return _Host(
         fd=descriptor,
-        loss=round(link.loss * 2**32),
+        loss=min(round(link.loss * 2**32), 2**32 - 1),
         up=up.native,
         down=down.native,
         latency_ns=round(link.latency_s * 1e9),
