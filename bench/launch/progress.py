@@ -8,7 +8,11 @@ from typing import Any
 
 
 class ProgressReader:
-    """Reads the complete lines that were added since the last look."""
+    """Reads the complete lines that were added since the last look.
+
+    Attributes:
+        last: the last report of a step, with step and epoch of the last evaluation, which may come after it.
+    """
 
     def __init__(self, path: Path) -> None:
         self._path = path
@@ -29,4 +33,7 @@ class ProgressReader:
         for report in reports:
             if "step" in report:
                 self.last = report
+            else:
+                evaluated = report.get("evaluated", {})
+                self.last = self.last | {key: evaluated[key] for key in ("epoch", "step") if key in evaluated}
         return reports
