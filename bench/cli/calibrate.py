@@ -10,7 +10,7 @@ import typer
 
 from bench.cli.options import takes
 from bench.core.calibrate_config import CalibrateConfig
-from bench.core.errors import UsageError
+from bench.core.files import check_writable
 from bench.core.job_config import OUTPUT
 
 EXAMPLES = """[bold]Examples[/bold]
@@ -36,8 +36,7 @@ def calibrate(
     ),
 ) -> None:
     """Measure the parts of a training step on this machine, and write them to a small file that travels."""
-    if out.is_dir() or not out.parent.is_dir():
-        raise UsageError(f"{out} cannot be written; name a file in a folder that is there")
+    check_writable(out)
     from bench.launch.calibrating import execute, resolve
     from bench.launch.fork_server import CALIBRATE, ForkServer
 

@@ -15,3 +15,19 @@ def check_regular(path: Path) -> None:
     """
     if path.exists() and not path.is_file():
         raise UsageError(f"{path} is no regular file; give the path of a file")
+
+
+def check_writable(path: Path) -> None:
+    """Refuse, before what is to stand in it is made, a file that cannot be written; its content stays as it is.
+
+    Raises:
+        UsageError: "cannot write x.json: Permission denied; choose another file".
+    """
+    try:
+        check_regular(path)
+        is_new = not path.exists()
+        path.open("ab").close()
+        if is_new:
+            path.unlink()
+    except OSError as error:
+        raise UsageError(f"cannot write {path}: {error.strerror or error}; choose another file") from None
