@@ -16,6 +16,8 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import BinaryIO, Self
 
+import pydantic
+
 from bench.core.config import RunConfig
 from bench.core.environment import version_of
 from bench.core.errors import UsageError
@@ -81,13 +83,19 @@ class Manifest:
                     f"{path.parent} was written by gradwire {version} in form {form}, and this version reads form "
                     f"{FORMAT}; go on with gradwire {version}, or begin the run anew"
                 )
-            files = {int(rank): FileFacts(**facts) for rank, facts in values.pop("files").items()}
-            return cls(files=files, **values)
+            return pydantic.TypeAdapter(cls).validate_python(values)
+        except pydantic.ValidationError as error:
+            first = error.errors()[0]
+            raise _no_manifest(path, f"{'.'.join(map(str, first['loc']))}: {first['msg']}") from None
         except (OSError, ValueError, TypeError, KeyError, AttributeError) as error:
-            raise UsageError(
-                f"{path} is no manifest of a checkpoint ({type(error).__name__}: {error}); remove {path.parent}, and "
-                "training goes on from an older one or begins anew"
-            ) from None
+            raise _no_manifest(path, f"{type(error).__name__}: {error}") from None
+
+
+def _no_manifest(path: Path, why: str) -> UsageError:
+    return UsageError(
+        f"{path} is no manifest of a checkpoint ({why}); remove {path.parent}, and training goes on from an older one "
+        "or begins anew"
+    )
 
 
 class Checkpoints:

@@ -92,6 +92,11 @@ def half_a_manifest(folder: RunFolder) -> None:
     os.truncate(manifest, manifest.stat().st_size // 2)
 
 
+def with_other_values(folder: RunFolder) -> None:
+    manifest = Checkpoints(folder).at(9) / "manifest.json"
+    manifest.write_text(json.dumps(json.loads(manifest.read_text()) | {"rows": [], "step": "last"}))
+
+
 def of_another_form(folder: RunFolder) -> None:
     manifest = Checkpoints(folder).at(9) / "manifest.json"
     manifest.write_text(json.dumps(json.loads(manifest.read_text()) | {"format": 0, "version": "0.0.9"}))
@@ -108,6 +113,7 @@ def of_another_run(folder: RunFolder) -> None:
         (without_rows, "metrics.csv lacks rows that were there at the checkpoint; put the file back, or begin"),
         (foreign, "manifest.json is no manifest of a checkpoint .*; remove .*step-000000009, and training goes on"),
         (half_a_manifest, "manifest.json is no manifest of a checkpoint"),
+        (with_other_values, r"manifest.json is no manifest of a checkpoint \(step: Input should be a valid integer"),
         (of_another_form, "was written by gradwire 0.0.9 in form 0, and this version reads form 1; go on with gradw"),
         (of_another_run, "belongs to run .*, and the configuration here is .*; put the run's own config.json and"),
     ],
