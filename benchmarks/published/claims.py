@@ -80,9 +80,11 @@ def judge(claim: Claim, runs: SweepRuns) -> Judged:
         figure = claim.measure.of(runs)
     except Missing as missing:
         return Judged(measured=str(missing), verdict="not measured")
+    num_failed = sum(map(runs.num_failed, claim.measure.sides))
+    measured = f"{figure}; {num_failed} that failed left out" if num_failed else str(figure)
     if claim.reason:
-        return Judged(measured=str(figure), verdict=f"not testable here: {claim.reason}")
-    return Judged(measured=str(figure), verdict=verdict(figure, claim.claimed))
+        return Judged(measured=measured, verdict=f"not testable here: {claim.reason}")
+    return Judged(measured=measured, verdict=verdict(figure, claim.claimed))
 
 
 def verdict(figure: Figure, claimed: Bound) -> str:

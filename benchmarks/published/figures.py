@@ -79,7 +79,7 @@ class SweepRuns:
         Raises:
             Missing: there is none.
         """
-        fitting = [run for run in self.runs if all(_fits(run[name], value) for name, value in which.items())]
+        fitting = self._fitting(which)
         found = {run["seed"]: run for run in fitting if run.ended_well}
         if not found:
             state = "every one failed" if fitting else "no row"
@@ -87,6 +87,13 @@ class SweepRuns:
         if len({run["config_id"] for run in fitting}) > 1:
             raise ValueError(f"{which_text(which)} names several configurations of {self.path}")
         return found
+
+    def num_failed(self, which: Which) -> int:
+        """How many seeds of one configuration did not end well; figures leave them out."""
+        return sum(not run.ended_well for run in self._fitting(which))
+
+    def _fitting(self, which: Which) -> list[Run]:
+        return [run for run in self.runs if all(_fits(run[name], value) for name, value in which.items())]
 
     def pairs(self, which: Which, than: Which) -> list[tuple[Run, Run]]:
         """The runs of both configurations, one pair per seed that both have.
@@ -108,6 +115,10 @@ class Measure(Protocol):
     def unit(self) -> Unit:
         """Of the figure."""
 
+    @property
+    def sides(self) -> Sequence[Which]:
+        """The configurations whose runs it is computed from."""
+
     def of(self, runs: SweepRuns) -> Figure:
         """The figure.
 
@@ -124,6 +135,11 @@ class Mean:
     which: Which
     value: Callable[[Run], float | None]
 
+    @property
+    def sides(self) -> Sequence[Which]:
+        """Its own."""
+        return (self.which,)
+
     def of(self, runs: SweepRuns) -> Figure:
         found = estimate(_known([self.value(run) for run in runs.by_seed(self.which).values()], self.which))
         assert found is not None
@@ -138,6 +154,11 @@ class Difference:
     which: Which
     than: Which
     column: str = "test_accuracy"
+
+    @property
+    def sides(self) -> Sequence[Which]:
+        """Both."""
+        return self.which, self.than
 
     def of(self, runs: SweepRuns) -> Figure:
         ours, theirs = _sides(runs, self.which, self.than, lambda run: run[self.column])
@@ -156,6 +177,11 @@ class Factor:
     value: Callable[[Run], float | None]
     higher_is_better: bool
 
+    @property
+    def sides(self) -> Sequence[Which]:
+        """Both."""
+        return self.which, self.than
+
     def of(self, runs: SweepRuns) -> Figure:
         ours, theirs = _sides(runs, self.which, self.than, self.value)
         found = improvement(theirs, ours, higher_is_better=self.higher_is_better, paired=True)
@@ -172,6 +198,11 @@ class Gain:
     which: Which
     than: Which
     metric: str
+
+    @property
+    def sides(self) -> Sequence[Which]:
+        """Both."""
+        return self.which, self.than
 
     def of(self, runs: SweepRuns) -> Figure:
         sides = [

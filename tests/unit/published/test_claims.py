@@ -84,6 +84,12 @@ def test_rows_that_are_missing_are_said(tmp_path: Path) -> None:
     assert judge(claim(measure), failed).measured == "every one failed: compressor topk:*"
 
 
+def test_seeds_that_failed_and_are_left_out_are_said(tmp_path: Path) -> None:
+    failed = [row | {"seed": seed} for seed, row in enumerate(topk_seeds([1, 1], status="failed"), start=4)]
+    runs = runs_of(tmp_path, fake_seeds([100] * 5), topk_seeds([100] * 3), failed)
+    assert judge(claim(faster(SPARSE, DENSE)), runs).measured.endswith("3 seeds; 2 that failed left out")
+
+
 def test_a_figure_that_decides_nothing_is_shown_all_the_same(tmp_path: Path) -> None:
     runs = runs_of(tmp_path, fake_seeds([100, 110, 120]), topk_seeds([100, 110, 120]))
     judged = judge(claim(faster(SPARSE, DENSE), reason="the data set is not stated"), runs)
