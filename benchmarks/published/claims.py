@@ -11,8 +11,8 @@ from benchmarks.published.figures import Figure, Measure, Missing, SweepRuns
 RULE = f"""\
 A claim is a side of a bound. It is *reproduced* if the whole 95 % interval over seeds lies on that side, *not
 reproduced* if the whole interval lies on the other, else *undecided*; with fewer than {FEWEST_SEEDS} seeds always
-undecided. Bounds were fixed before the runs: the document's own where it states one, else a factor of 1 and one point
-of accuracy."""
+undecided. Bounds were fixed before the runs: the document's own where it states one, else a factor of 1, one point of
+accuracy where it is said to be kept, and no difference where one thing is said to be better than another."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

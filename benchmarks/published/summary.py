@@ -112,7 +112,9 @@ def recommendation(link: str, entries: Sequence[Entry], runs: SweepRuns) -> str:
     best, *others = ranked
     alike = [entry.method for entry in others if not _surely_slower(runs, entry.method, best.method, link)]
     gain = "" if best.method == DENSE else f", {_gain_text(runs, best.method, DENSE, link)} sooner than dense"
-    beside = f"; not told apart from it: {', '.join(alike)}" if alike else "; every other one is surely slower"
+    beside = (
+        f"; not told apart from it: {', '.join(alike)}" if alike else "; all others that reached it are surely slower"
+    )
     return f"**{link}**: {best.method}{gain}{beside}."
 
 
