@@ -10,7 +10,8 @@
 #define FEW_LANES 32
 #define MANY_LANES 192
 #define LANES_PER_KEPT 3
-#define FEW 16
+#define FEW 16 /* bits of one mask */
+#define LINE 16 /* elements that memory hands over at once */
 
 /* A bound that at least k of the elements reach, and few more. */
 static inline __attribute__((always_inline)) int32_t bound_by_lanes(const int32_t *x, int64_t size, int64_t k,
@@ -36,13 +37,23 @@ static int32_t bound_by_all(const int32_t *x, int64_t size, int64_t k) {
     return bound_reached_by(k, 0, magnitudes, size, 0);
 }
 
+/* What is read next is fetched on the way: a group is long enough in the making for memory to answer. */
+struct ahead {
+    const float *gradient, *residual;
+};
+
 /* Ascending positions of those that reach the bound; returns how many. All masks come first: comparing is then one
    steady loop, and only this reading of the masks branches on data. */
-static int64_t find_in_group(const int32_t *x, int64_t size, int32_t bound, int32_t *positions) {
+static int64_t find_in_group(const int32_t *x, int64_t size, int32_t bound, struct ahead next, int32_t *positions) {
     uint64_t masks[LONGEST_GROUP / 64];
     int64_t num_masks = 0, count = 0;
-    for (int64_t start = 0; start < size; start += 64)
+    for (int64_t start = 0; start < size; start += 64) {
         masks[num_masks++] = reaching_of_64(x + start, size - start, bound);
+        for (int64_t i = start; i < start + 64 && i < size; i += LINE) {
+            __builtin_prefetch(next.gradient + i);
+            __builtin_prefetch(next.residual + i);
+        }
+    }
     for (int64_t i = 0; i < num_masks; i++)
         for (uint64_t mask = masks[i]; mask; mask &= mask - 1)
             positions[count++] = (int32_t)(64 * i + __builtin_ctzll(mask));
@@ -50,17 +61,17 @@ static int64_t find_in_group(const int32_t *x, int64_t size, int32_t bound, int3
 }
 
 /* `keep_largest` for at most FEW candidates: an entry is kept where fewer than k are better, which is known without a
-   branch. The key of an entry is its magnitude, and of equal ones the earlier is larger. */
+   branch. Better is what is larger, and of equal ones the earlier. */
 static void keep_largest_of_few(const int32_t *x, int64_t k, int32_t *positions, int64_t count) {
-    int64_t keys[FEW], kept = 0;
-    for (int64_t i = 0; i < FEW; i++)
-        keys[i] = i < count ? (int64_t)magnitude(x[positions[i]]) << 32 | (LONGEST_GROUP - positions[i]) : -1;
+    int32_t candidates[FEW] = {0};
+    int64_t kept = 0;
+    for (int64_t i = 0; i < count; i++)
+        candidates[i] = magnitude(x[positions[i]]);
     for (int64_t i = 0; i < count; i++) {
-        int64_t better = 0;
-        for (int64_t j = 0; j < FEW; j++)
-            better += keys[j] > keys[i];
+        uint64_t larger = reaching_of_16(candidates, candidates[i] + 1), earlier = (1ull << i) - 1;
+        uint64_t better = larger | (reaching_of_16(candidates, candidates[i]) & earlier);
         positions[kept] = positions[i];
-        kept += better < k;
+        kept += __builtin_popcountll(better) < k;
     }
 }
 
@@ -83,7 +94,7 @@ static void keep_largest(const int32_t *x, int64_t k, int32_t bound, int32_t *po
 }
 
 /* Ascending positions within the group of its k largest: int32 [LONGEST_GROUP], of which k count. */
-static void choose(const int32_t *x, int64_t size, int64_t k, int32_t *positions) {
+static void choose(const int32_t *x, int64_t size, int64_t k, struct ahead next, int32_t *positions) {
     int32_t bound;
     if (LANES_PER_KEPT * k <= FEW_LANES && 2 * FEW_LANES <= size)
         bound = bound_by_lanes(x, size, k, FEW_LANES);
@@ -91,7 +102,7 @@ static void choose(const int32_t *x, int64_t size, int64_t k, int32_t *positions
         bound = bound_by_lanes(x, size, k, MANY_LANES);
     else
         bound = bound_by_all(x, size, k);
-    int64_t count = find_in_group(x, size, bound, positions);
+    int64_t count = find_in_group(x, size, bound, next, positions);
     if (count > k && count <= FEW)
         keep_largest_of_few(x, k, positions, count);
     else if (count > k)
@@ -104,7 +115,9 @@ void select_groups(const int32_t *x, int64_t numel, int64_t group_size, int64_t 
     for (int64_t start = 0; start < numel; start += group_size) {
         int whole = numel - start >= group_size;
         int64_t kept = whole ? k : k_last;
-        choose(x + start, whole ? group_size : numel - start, kept, positions);
+        int64_t size = whole ? group_size : numel - start;
+        const float *next = (const float *)(x + start + size);
+        choose(x + start, size, kept, (struct ahead){next, next}, positions);
         for (int64_t i = 0; i < kept; i++)
             *selected++ = start + positions[i];
     }
@@ -115,6 +128,7 @@ struct reader {
     const float *const *parts;
     const int64_t *borders; /* of the parts, laid end to end */
     int64_t part;
+    const float *next; /* behind what was read last */
 };
 
 static void read_sum(struct reader *from, const float *residual, int64_t start, int64_t size, float *sum) {
@@ -126,6 +140,7 @@ static void read_sum(struct reader *from, const float *residual, int64_t start, 
         const float *gradient = from->parts[from->part] + (start + done - from->borders[from->part]);
         for (int64_t i = 0; i < length; i++)
             sum[done + i] = gradient[i] + residual[start + done + i];
+        from->next = gradient + length;
         done += length;
     }
 }
@@ -151,7 +166,7 @@ static float put_value(float x, int type, float limit, void *values, int64_t at)
 void send_groups(const float *const *parts, const int64_t *borders, const float *residual, int64_t numel,
                  int64_t group_size, int64_t k, int64_t k_last, int type, float limit, void *values, int64_t *indices,
                  float *left) {
-    struct reader gradient = {parts, borders, 0};
+    struct reader gradient = {parts, borders, 0, 0};
     int32_t positions[LONGEST_GROUP];
     _Alignas(64) float x[LONGEST_GROUP];
     int64_t sent = 0;
@@ -159,7 +174,8 @@ void send_groups(const float *const *parts, const int64_t *borders, const float 
         int whole = numel - start >= group_size;
         int64_t size = whole ? group_size : numel - start, kept = whole ? k : k_last;
         read_sum(&gradient, residual, start, size, x);
-        choose((const int32_t *)x, size, kept, positions);
+        struct ahead next = {gradient.next, residual + start + size};
+        choose((const int32_t *)x, size, kept, next, positions);
         for (int64_t i = 0; i < kept; i++, sent++) {
             indices[sent] = positions[i];
             x[positions[i]] -= put_value(x[positions[i]], type, limit, values, sent);
