@@ -19,12 +19,13 @@ _ADD_AT = {
         (torch.bfloat16, "add_bf16_at"),
     )
 }
-_CANONICAL = {
-    dtype: Loop(name, array(dtype), Int, array(dtype), returns=Int)
+ANY, MINUS_ZERO = 1, 2
+_SURVEY = {
+    dtype: Loop(name, array(dtype), Int, returns=Int)
     for dtype, name in (
-        (torch.float32, "canonical_fp32"),
-        (torch.float16, "canonical_halves"),
-        (torch.bfloat16, "canonical_halves"),
+        (torch.float32, "survey_fp32"),
+        (torch.float16, "survey_halves"),
+        (torch.bfloat16, "survey_halves"),
     )
 }
 
@@ -68,14 +69,15 @@ class IndexedValues(TypedValues):
 
 
 def canonical_values(values: torch.Tensor) -> torch.Tensor:
-    """The values with -0.0 as +0.0; none where all are zero, for then there is nothing to send.
+    """The values with -0.0 as +0.0, themselves where there is none; none where all are zero: there is nothing to send.
 
     Merging copies an entry that only one side has and would keep a sign that 0 + -0.0 loses in a dense sum.
     """
-    loop = _CANONICAL.get(values.dtype)
-    if loop is not None and loop.serves(values):
-        canonical = torch.empty(values.shape, dtype=values.dtype)
-        return canonical if loop(values.contiguous(), values.numel(), canonical) else values[:0]
+    survey = _SURVEY.get(values.dtype)
+    if survey is not None and survey.serves(values):
+        found = survey(values.contiguous(), values.numel())
+        kept = values if found & ANY else values[:0]
+        return kept.masked_fill(kept == 0, 0) if found & MINUS_ZERO else kept
     if not values.numel():
         return values
     smallest, largest = values.aminmax()  # a tenth of the time of values.any(); NaN differs from 0 as well

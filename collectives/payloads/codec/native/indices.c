@@ -63,17 +63,15 @@ int64_t add_group_starts(int64_t *positions, int64_t count, int64_t group_size, 
 int64_t unpack_groups(
     const uint8_t *packed, int64_t count, int64_t bits, int64_t group_size, int64_t k, int64_t numel, int32_t *indices,
     int64_t *positions) {
-    int64_t bad = 0, nbytes = (count * bits + 7) / 8;
-    for (int64_t first = 0, start = 0; first < count; first += k, start += group_size) {
-        int64_t least = 0, stop = count - first < k ? count : first + k;
-        for (int64_t i = first; i < stop; i++) {
-            int64_t index = (int64_t)code_at(packed, nbytes, i, bits);
-            bad |= index < least;
-            least = index + 1;
-            indices[i] = (int32_t)index;
-            positions[i] = start + index;
-        }
-        bad |= least > group_size || start + least > numel;
-    }
-    return !bad;
+    int64_t bad = 0, nbytes = (count * bits + 7) / 8, num_short = num_short_codes(nbytes, bits);
+    for (int64_t i = 0; i < num_short; i++)
+        indices[i] = (int32_t)short_code_at(packed, i, bits);
+    for (int64_t i = num_short; i < count; i++)
+        indices[i] = (int32_t)code_at(packed, nbytes, i, bits);
+    for (int64_t i = 0; i < count; i++)
+        bad |= indices[i] >= group_size;
+    for (int64_t first = 0, start = 0; first < count; first += k, start += group_size)
+        for (int64_t i = first; i < first + k && i < count; i++)
+            positions[i] = start + indices[i];
+    return !bad && ascends(positions, count, numel);
 }

@@ -23,20 +23,20 @@ void sum_fp16(const uint16_t *a, const uint16_t *b, int64_t count, float limit, 
         out[i] = to_fp16(limited(from_fp16(a[i]) + from_fp16(b[i]), limit));
 }
 
-/* -0.0 becomes 0.0. Returns whether any value is not zero. */
-int64_t canonical_fp32(const uint32_t *values, int64_t count, uint32_t *out) {
-    uint32_t any = 0;
-    for (int64_t i = 0; i < count; i++)
-        any |= out[i] = values[i] == 0x80000000 ? 0 : values[i];
-    return any != 0;
-}
+/* Declares NAME: whether any value is not zero, plus 2 where any is -0.0. */
+#define SURVEY(NAME, TYPE, MINUS_ZERO)                                                                                 \
+    int64_t NAME(const TYPE *values, int64_t count) {                                                                  \
+        TYPE any = 0;                                                                                                  \
+        int minus = 0;                                                                                                 \
+        for (int64_t i = 0; i < count; i++) {                                                                          \
+            any |= (TYPE)(values[i] << 1);                                                                             \
+            minus |= values[i] == MINUS_ZERO;                                                                          \
+        }                                                                                                              \
+        return (any != 0) | minus << 1;                                                                                \
+    }
 
-int64_t canonical_halves(const uint16_t *values, int64_t count, uint16_t *out) {
-    uint16_t any = 0;
-    for (int64_t i = 0; i < count; i++)
-        any |= out[i] = values[i] == 0x8000 ? 0 : values[i];
-    return any != 0;
-}
+SURVEY(survey_fp32, uint32_t, 0x80000000)
+SURVEY(survey_halves, uint16_t, 0x8000)
 
 static inline __attribute__((always_inline)) int64_t add_values_at(
     const void *values, int64_t kind, const int64_t *positions, int64_t count, float divisor, float *dense,
