@@ -324,7 +324,7 @@ def unpack(buffer: torch.Tensor) -> Payload:
         raise PayloadError(
             f"a packed payload is a contiguous 1-D uint8 tensor, got {buffer.dtype} of {buffer.dim()} dimensions"
         )
-    header = Header.from_bytes(bytes(buffer[:HEADER_BYTES].tolist()))
+    header = Header.from_bytes(buffer[:HEADER_BYTES].cpu().numpy().tobytes())
     kind = Payload.kinds.get(header.kind)
     if kind is None:
         raise PayloadError(f"no payload kind has the number {header.kind}")

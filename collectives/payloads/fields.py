@@ -82,7 +82,7 @@ class Reader:
         Raises:
             PayloadError: the body ends before them.
         """
-        return layout.unpack(bytes(self._take(layout.size).tolist()))
+        return layout.unpack(self._take(layout.size).cpu().numpy().tobytes())
 
     def tensor(self, count: int, dtype: torch.dtype) -> torch.Tensor:
         """The next `count` elements, 1-D: a view of the body where it is aligned for the type, else a copy.

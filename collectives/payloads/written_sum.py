@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 
-from collectives.kernels.loop import Float, Int, Loop, array
+from collectives.kernels.loop import Float, Int, Longs, Loop, longs
 from collectives.payloads.indexed_values import IndexedValues
 
-_LONGS = array(torch.int64)
-_WRITE = Loop("write_sum", _LONGS, _LONGS, _LONGS, _LONGS, _LONGS, Int, Float, Int, _LONGS, _LONGS, Int)
+_WRITE = Loop("write_sum", Longs, Longs, Longs, Longs, Longs, Int, Float, Int, Longs, Longs, Int)
 _KINDS = {torch.float32: 0, torch.float16: 1, torch.bfloat16: 2}
 
 
@@ -36,21 +36,21 @@ def write_sum_(terms: Sequence[IndexedValues], parts: Sequence[torch.Tensor], *,
         return False
     values = [term.values.contiguous() for term in terms]
     positions = [term.positions.contiguous() for term in terms]
-    kinds = torch.tensor([_KINDS[held.dtype] for held in values])
-    counts, following = _numels(values), torch.zeros(len(values), dtype=torch.int64)
+    kinds = longs([_KINDS[held.dtype] for held in values])
+    counts, following = _numels(values), longs([0] * len(values))
     divide_first = math.frexp(divisor)[0] == 0.5  # by a power of two, which is exact
     _WRITE(
         _addresses(values), kinds, _addresses(positions), counts, following, len(terms), divisor, divide_first,
         _addresses(parts), _numels(parts), len(parts),
     )  # fmt: skip
-    if not torch.equal(following, counts):
+    if list(following) != list(counts):
         raise IndexError(f"positions do not ascend within the {sum(part.numel() for part in parts)} elements")
     return True
 
 
-def _addresses(tensors: Sequence[torch.Tensor]) -> torch.Tensor:
-    return torch.tensor([tensor.data_ptr() for tensor in tensors])
+def _addresses(tensors: Sequence[torch.Tensor]) -> Any:
+    return longs([tensor.data_ptr() for tensor in tensors])
 
 
-def _numels(tensors: Sequence[torch.Tensor]) -> torch.Tensor:
-    return torch.tensor([tensor.numel() for tensor in tensors])
+def _numels(tensors: Sequence[torch.Tensor]) -> Any:
+    return longs([tensor.numel() for tensor in tensors])

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 import torch
 
 from collectives.kernels.gpu import also_on_gpus
-from collectives.kernels.loop import Float, Int, Loop, array
+from collectives.kernels.loop import Float, Int, Longs, Loop, array, longs
 from collectives.payloads.codec.values import to_value_dtype, value_limit
 from compressors.kernels.magnitudes import magnitude_bits, magnitudes
 
@@ -28,8 +28,8 @@ _TOP_K = Loop("top_k", _FLOATS, Int, Int, _POSITIONS, Int, _POSITIONS, _BITS)
 _SEND_GROUPS = {
     dtype: Loop(
         "send_groups",
-        _POSITIONS,
-        _POSITIONS,
+        Longs,
+        Longs,
         *[_FLOATS, Int, Int, Int, Int, Int, Float],
         array(dtype),
         _POSITIONS,
@@ -99,8 +99,8 @@ def send_groups(
     group_size, k, k_last = groups
     numel, loop = len(left), _SEND_GROUPS[dtype]
     if group_size <= LONGEST_GROUP and loop.serves(left):
-        addresses = torch.tensor([gradient.data_ptr() for gradient in gradients])
-        borders = torch.tensor([0, *itertools.accumulate(map(len, gradients))])
+        addresses = longs([gradient.data_ptr() for gradient in gradients])
+        borders = longs([0, *itertools.accumulate(map(len, gradients))])
         num_groups, rest = divmod(numel, group_size)
         num_sent = num_groups * k + (k_last if rest else 0)
         values, indices = torch.empty(num_sent, dtype=dtype), torch.empty(num_sent, dtype=torch.int64)

@@ -7,13 +7,14 @@ static void draw(uint32_t numel, int64_t count, uint64_t key, uint64_t *marks) {
     if (!count)
         return;
     uint32_t unfair = (uint32_t)((1ull << 32) % numel); /* so many of 2^32 numbers are too many to be shared out */
-    uint32_t numbers[STRETCH];
+    uint32_t numbers[2][STRETCH];
+    random_stretch(key, 0, numbers[0]);
     for (int64_t stretch = 0; count; stretch++) {
-        random_stretch(key, stretch, numbers);
-        for (int i = 0; i < STRETCH; i++)
-            __builtin_prefetch(marks + ((uint64_t)numbers[i] * numel >> 38), 1);
+        uint32_t *now = numbers[stretch % 2], *next = numbers[(stretch + 1) % 2];
+        random_stretch(key, stretch + 1, next);
         for (int i = 0; i < STRETCH && count; i++) {
-            uint64_t product = (uint64_t)numbers[i] * numel, position = product >> 32;
+            __builtin_prefetch(marks + ((uint64_t)next[i] * numel >> 38), 1);
+            uint64_t product = (uint64_t)now[i] * numel, position = product >> 32;
             uint64_t is_new = ((uint32_t)product >= unfair) & ~(marks[position >> 6] >> (position & 63));
             marks[position >> 6] |= is_new << (position & 63);
             count -= (int64_t)is_new;
