@@ -27,7 +27,7 @@ def array(*dtypes: torch.dtype) -> Any:
     """The argument type of a pointer to a tensor's first element, for `Loop`: CPU, contiguous, one of these dtypes."""
 
     def from_param(tensor: torch.Tensor) -> ctypes.c_void_p:
-        if tensor.dtype not in dtypes or tensor.device.type != "cpu" or not tensor.is_contiguous():
+        if tensor.dtype not in dtypes or not tensor.is_cpu or not tensor.is_contiguous():
             raise TypeError(
                 f"a native loop wants a contiguous CPU tensor of {' or '.join(map(str, dtypes))}, "
                 f"got {tensor.dtype} {list(tensor.shape)} on {tensor.device}"
@@ -61,7 +61,7 @@ class Loop:
 
     def serves(self, *tensors: torch.Tensor) -> bool:
         """Whether native loops are in use, and these tensors lie where they can be reached."""
-        return library() is not None and all(tensor.device.type == "cpu" for tensor in tensors)
+        return library() is not None and all(tensor.is_cpu for tensor in tensors)
 
     @functools.cached_property
     def _function(self) -> Any:
