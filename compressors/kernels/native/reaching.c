@@ -12,6 +12,7 @@ int64_t count_reaching(const int32_t *x, int64_t numel, int32_t bound) {
 int64_t find_reaching(const int32_t *x, int64_t numel, int32_t bound, int64_t room, int64_t *positions) {
     int64_t count = 0;
     for (int64_t start = 0; start < numel; start += 64) {
+        fetch_ahead(x + start);
         uint64_t mask = reaching_of_64(x + start, numel - start, bound);
         if (count + __builtin_popcountll(mask) > room)
             return count + count_reaching(x + start, numel - start, bound);

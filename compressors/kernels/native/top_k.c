@@ -51,6 +51,7 @@ static int64_t find_candidates(const int32_t *x, int64_t n, int32_t bound, int64
                                int32_t *magnitudes) {
     int64_t count = 0;
     for (int64_t start = 0; start < n; start += 64) {
+        fetch_ahead(x + start);
         uint64_t mask = reaching_of_64(x + start, n - start, bound);
         if (count + __builtin_popcountll(mask) > most)
             return -1;
