@@ -43,10 +43,10 @@ class Allgather(Collective):
     @override
     def rounds(self, world_size: int, rank: int, layout: Layout) -> list[Round]:
         round_ = Round()
-        for other in range(world_size):
-            if other != rank:
-                round_.send(other, Piece(0, layout.numel, frozenset([rank])))
-                round_.receive(other, Piece(0, layout.numel, frozenset([other])), effect="collect")
+        for distance in range(1, world_size):  # each begins with another peer: no downlink is sent everything at once
+            to, source = (rank + distance) % world_size, (rank - distance) % world_size
+            round_.send(to, Piece(0, layout.numel, frozenset([rank])))
+            round_.receive(source, Piece(0, layout.numel, frozenset([source])), effect="collect")
         return [round_]
 
     @override

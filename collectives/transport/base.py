@@ -11,7 +11,7 @@ import abc
 import contextlib
 import dataclasses
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Literal, get_args
 
 import torch
@@ -226,16 +226,27 @@ class Transport(abc.ABC):
 
         All ranks send to all at once: one latency, and whoever waits knows for whom.
         """
+        return self.start_all_reduce_scalars(values, op)()
+
+    def start_all_reduce_scalars(self, values: Sequence[float], op: ReduceOp = "max") -> Callable[[], list[float]]:
+        """`all_reduce_scalars` under way: what is returned waits for the others' values; to be called once."""
         mine = torch.tensor(list(values), dtype=torch.float64, device=self.device)
         others = [rank for rank in range(self.world_size) if rank != self.rank]
         rows = [mine if rank == self.rank else torch.empty_like(mine) for rank in range(self.world_size)]
+        pendings: Sequence[Pending] = []
         if others and len(mine):
             with self.counted_as("control"):
-                wait_all(self.post([(mine, rank) for rank in others], [(rows[rank], rank) for rank in others]))
-        total = rows[0].clone()
-        for row in rows[1:]:
-            total = total + row if op == "sum" else torch.maximum(total, row)
-        return [float(value) for value in total.tolist()]
+                pendings = self.post([(mine, rank) for rank in others], [(rows[rank], rank) for rank in others])
+
+        def finish() -> list[float]:
+            with self.counted_as("control"):
+                wait_all(pendings)
+            total = rows[0].clone()
+            for row in rows[1:]:
+                total = total + row if op == "sum" else torch.maximum(total, row)
+            return [float(value) for value in total.tolist()]
+
+        return finish
 
     def barrier(self) -> None:
         """Wait for all ranks; counted as control."""

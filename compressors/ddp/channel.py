@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import datetime
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Literal, cast
 
 import torch
@@ -135,8 +135,12 @@ class Channel:
 
     def on_any_rank(self, flag: bool) -> bool:
         """Whether the flag is set on any rank; every rank must call."""
-        (worst,) = self.transport.all_reduce_scalars([float(flag)], "max")
-        return bool(worst)
+        return self.start_on_any_rank(flag)()
+
+    def start_on_any_rank(self, flag: bool) -> Callable[[], bool]:
+        """`on_any_rank` under way: what is returned waits for the others' flags; to be called once."""
+        finish = self.transport.start_all_reduce_scalars([float(flag)], "max")
+        return lambda: any(finish())
 
     def finish_step(self) -> StepReport:
         """Accept what this step proposed, and return what was sent in it."""

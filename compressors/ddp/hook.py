@@ -100,6 +100,7 @@ class CompressionHook(Channel):
         self._unfinished = False
         self._closed = False
         self._saw_nonfinite = False
+        self._any_nonfinite: Callable[[], bool] = lambda: False
 
     def set_epoch(self, epoch: int) -> None:
         """Tell how many epochs are finished: what the warm-up of the density follows.
@@ -249,6 +250,8 @@ class CompressionHook(Channel):
             self._stream.wait_event(job.ready)
         self._screen(job.buffer)
         job.pending = self.reducer.start(job.bucket, self.collective.start, self.transport)
+        if job.is_last and self._nonfinite != "zero":  # behind the last message, so that no round trip comes after it
+            self._any_nonfinite = self.start_on_any_rank(self._saw_nonfinite)
 
     def _finish(self, job: _Job) -> None:
         job.pending.finish()
@@ -264,8 +267,7 @@ class CompressionHook(Channel):
 
     def _conclude(self) -> None:
         """Accept the step on all ranks, or drop it on all of them."""
-        if self._nonfinite != "zero":
-            self._report.skipped = self.on_any_rank(self._saw_nonfinite)
+        self._report.skipped = self._any_nonfinite()
         if self._report.skipped:
             self.drop()
         else:

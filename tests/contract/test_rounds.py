@@ -9,6 +9,7 @@ from collections.abc import Sequence
 import pytest
 import torch
 
+from collectives.allgather import Allgather
 from collectives.hierarchical import Hierarchical
 from collectives.payloads import Bundle, Dense
 from collectives.payloads.base import Payload
@@ -141,3 +142,10 @@ def test_payloads_that_nobody_can_add_stay_apart_on_their_way() -> None:
         (2, [[0], [1]])
     ]
     assert [[sorted(piece.terms) for piece in message.pieces] for message in down.sends] == [[[0], [1], [2], [3]]]
+
+
+@pytest.mark.parametrize("world_size", [2, 3, 4, 7])
+def test_no_two_ranks_of_an_all_gather_send_to_the_same_peer_at_once(world_size: int) -> None:
+    by_rank = [Allgather().rounds(world_size, rank, Layout.dense(10, 4)) for rank in range(world_size)]
+    for sends in zip(*[round_.sends for (round_,) in by_rank], strict=True):
+        assert sorted(message.peer for message in sends) == list(range(world_size))

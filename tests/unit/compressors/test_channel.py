@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import threading
+
 import pytest
 import torch
 
@@ -144,6 +146,20 @@ def test_its_state_goes_on_where_it_was_saved() -> None:
 def test_one_rank_that_objects_is_heard_by_all() -> None:
     assert run_threads(lambda transport: channel_on(transport).on_any_rank(transport.rank == 1), 3) == [True] * 3
     assert run_threads(lambda transport: channel_on(transport).on_any_rank(False), 3) == [False] * 3
+
+
+def test_a_flag_is_on_its_way_while_other_ranks_are_still_busy() -> None:
+    first_has_started = threading.Event()
+
+    def heard(transport: MemoryTransport) -> bool:
+        channel = channel_on(transport)
+        if transport.rank:
+            assert first_has_started.wait(timeout=30), "rank 0 waited for the others before it went on"
+        finish = channel.start_on_any_rank(transport.rank == 0)
+        first_has_started.set()
+        return finish()
+
+    assert run_threads(heard, 3) == [True] * 3
 
 
 @pytest.mark.parametrize(
