@@ -56,6 +56,27 @@ class PendingReduction:
 DONE = PendingReduction(wait=lambda: None, finish=lambda: None)
 
 
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class _Encoded:
+    """What one unit sends, and what the report says of it; `density_wanted` as in `EncodedLayer`."""
+
+    unit: Unit
+    payload: Payload
+    seconds: float
+    density_wanted: float | None
+
+
+def _message(encoded: Sequence[_Encoded]) -> Payload:
+    """All units' payloads as one."""
+    return encoded[0].payload if len(encoded) == 1 else Bundle([one.payload for one in encoded])
+
+
+def _account(encoded: Sequence[_Encoded], bucket: Bucket) -> None:
+    """Enter into the bucket's report what was sent."""
+    for one in encoded:
+        bucket.encoded += one.unit.account(one.payload, one.seconds, one.density_wanted)
+
+
 class Reducer:
     """A compressor at work on one rank: residuals, velocities and the method's own memory, keyed by layer.
 
@@ -113,7 +134,9 @@ class Reducer:
             return DONE
         # A collective that keeps something per layer needs the ids in the order in which the message holds them.
         key = tuple(layer.id for unit in units for layer in unit.layers)
-        pending = start_sum(self._message(units, bucket, transport), key)
+        encoded = self._encode_all(units, bucket, transport)
+        pending = start_sum(_message(encoded), key)
+        _account(encoded, bucket)  # while the message travels
 
         def finish() -> None:
             self._finish(units, pending.finish(), bucket)
@@ -129,8 +152,11 @@ class Reducer:
         """
         if self.compressor.several_rounds or (self.compressor.needs_all_ranks and transport is None):
             raise TypeError(f"{self.compressor.component_name} needs all ranks while it encodes; call reduce")
-        units = self._units(bucket)
-        return self._message(units, bucket, transport) if units else None
+        if not (units := self._units(bucket)):
+            return None
+        encoded = self._encode_all(units, bucket, transport)
+        _account(encoded, bucket)
+        return _message(encoded)
 
     def finish_bucket(self, total: Payload, bucket: Bucket) -> None:
         """Do the second half of `reduce`: replace each gradient by what the sum of all messages stands for."""
@@ -173,7 +199,7 @@ class Reducer:
         bucket.step = dataclasses.replace(bucket.step, memory=self.memory)
         return cut(self.compressor, bucket.layers, bucket.step, bucket.gradients)
 
-    def _message(self, units: Sequence[Unit], bucket: Bucket, transport: Transport | None) -> Payload:
+    def _encode_all(self, units: Sequence[Unit], bucket: Bucket, transport: Transport | None) -> list[_Encoded]:
         """Compensate, agree with the other ranks on what the method shares, and encode."""
         started = time.perf_counter()
         inputs = [None if self._takes_sum(unit) else self._compensated(unit, bucket.step) for unit in units]
@@ -232,9 +258,9 @@ class Reducer:
         left = self._residuals.propose(unit)
         return self.compressor.encode_sum(unit.gradients, residual, left, unit.layer, step)
 
-    def _encode(self, units: Sequence[Unit], inputs: Sequence[torch.Tensor | None], bucket: Bucket) -> Payload:
-        """This rank's message; each input becomes its proposed residual; None: it is yet to be summed."""
-        compressor, payloads = self.compressor, []
+    def _encode(self, units: Sequence[Unit], inputs: Sequence[torch.Tensor | None], bucket: Bucket) -> list[_Encoded]:
+        """What this rank sends; each input becomes its proposed residual; None: it is yet to be summed."""
+        compressor, encoded = self.compressor, []
         for unit, x in zip(units, inputs, strict=True):
             started = time.perf_counter()
             payload = self._encode_sum(unit, bucket.step) if x is None else None
@@ -252,9 +278,8 @@ class Reducer:
             bucket.encode_s += seconds
             has_aim = compressor.granularity == "layer" and not isinstance(payload, Dense)
             wanted = compressor.density_for(unit.layer, bucket.step) if has_aim else None
-            bucket.encoded += unit.account(payload, seconds, wanted)
-            payloads.append(payload)
-        return payloads[0] if len(payloads) == 1 else Bundle(payloads)
+            encoded.append(_Encoded(unit=unit, payload=payload, seconds=seconds, density_wanted=wanted))
+        return encoded
 
     def _finish(self, units: Sequence[Unit], total: Payload, bucket: Bucket) -> None:
         """Turn the sum of all ranks' messages into each gradient's update."""
