@@ -30,6 +30,7 @@ PARTS = {
         "collectives.rounds.packed:PackedPieces._receive",
         "collectives.payloads.unreduced_sum:UnreducedSum.add_to_",
     ),
+    "report": ("compressors.ddp.unit:Unit.account",),
     "write out": (
         "compressors.ddp.reducer:Reducer._finish",
         "compressors.ddp.reducer:Reducer.finish_bucket",
