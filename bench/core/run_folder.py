@@ -123,9 +123,10 @@ def append_json_line(path: Path, value: Any) -> None:
         file.write(json.dumps(value) + "\n")
 
 
-def read_json(path: Path) -> Any:
-    """The file's content, or None where there is no complete JSON file."""
+def read_json(path: Path) -> dict[str, Any] | None:
+    """The object in the file, or None where there is no complete one."""
     try:
-        return json.loads(path.read_text(encoding="utf-8"))
+        value = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError):
         return None
+    return value if isinstance(value, dict) else None

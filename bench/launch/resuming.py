@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import itertools
 import shutil
 from pathlib import Path
 
@@ -89,6 +90,7 @@ def prepare_folder(folder: RunFolder) -> None:
 
 
 def _put_away(logs: Path, attempt: int) -> None:
-    """The logs of the job before become a folder of their own beside the new ones."""
+    """The logs of the job before become a folder of their own, with the first number that is free."""
     if logs.exists():
-        logs.replace(logs.with_name(f"logs-before-{attempt}"))
+        names = (logs.with_name(f"logs-before-{number}") for number in itertools.count(attempt))
+        logs.replace(next(name for name in names if not name.exists()))

@@ -170,7 +170,7 @@ class Checkpointer:
             )
         step = max(set.intersection(*(set(steps or ()) for steps in having)), default=None)
         manifest = None if step is None else self._checkpoints.manifest(step)
-        restored = None if manifest is None else self._read_together(manifest, told, device)
+        restored = None if manifest is None else self._read_together(manifest, told or {}, device)
         if self._completes:
             cut_rows(self._folder, manifest.rows if manifest else {})
             if manifest is not None:

@@ -24,3 +24,9 @@ def test_a_full_disk_keeps_the_old_file_and_leaves_no_half_of_the_new(
         write_json(tmp_path / "status.json", {"status": "ok"})
     assert [path.name for path in tmp_path.iterdir()] == ["status.json"]
     assert read_json(tmp_path / "status.json") == {"status": "running"}
+
+
+@pytest.mark.parametrize("text", ["[]", '"ok"', '{"status": ', ""])
+def test_a_file_that_holds_no_object_holds_nothing(text: str, tmp_path: Path) -> None:
+    (tmp_path / "status.json").write_text(text, encoding="utf-8")
+    assert read_json(tmp_path / "status.json") is None
