@@ -74,7 +74,7 @@ def simulated(collective: str, nodes: int) -> dict[str, object]:
     for bucket in buckets_of(layers, BUCKET_BYTES):
         layout = Layout.dense(sum(layer.numel for layer in bucket), key=(0,))
         waves = spec.build("collectives", Collective, collective).waves(nodes, layout, Lengths(packed))
-        flows.run(waves or (), posted_early=True)
+        flows.run(waves or ())
     return {
         "collective": collective,
         "nodes": nodes,

@@ -23,9 +23,12 @@ EXAMPLES = """[bold]Examples[/bold]
 
   Two processes that exchange messages: what one costs, and what a byte costs. Then one rank by itself: batch, forward,
   when each of DDP's buckets is ready in backward, update; and for every compressor encoding and decoding of each
-  bucket, its bytes, and how they grow where ranks' entries are merged.
+  bucket, its bytes, and how they grow where ranks' entries are merged. With one thread all of it is CPU time, which
+  other work on the machine changes least.
 
-  With one thread all of it is CPU time, which other work on the machine changes least."""
+  Then steps of several ranks at once, as many as cores and twice as many, by the clock: what they take from each other.
+  And where virtual hosts are possible, what messages cost between two, the kernel's work included. Both want a machine
+  that does nothing else."""
 
 
 @takes(CalibrateConfig)
@@ -46,5 +49,12 @@ def calibrate(
         found = execute(config, lambda text: print(f"measuring {text}", file=sys.stderr), server)
     from bench.core.parts import Calibration
 
-    Calibration.of(found).write(out)
+    calibration = Calibration.of(found)
+    calibration.write(out)
     print(f"wrote {out}")
+    if calibration.was_disturbed:
+        print(
+            "warning: other work took the cores meanwhile, and ranks that share some will be predicted too slow; "
+            "calibrate again when there is none",
+            file=sys.stderr,
+        )

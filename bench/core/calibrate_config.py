@@ -33,6 +33,9 @@ class CalibrateConfig(JobConfig):
         Doc("compressors whose encoding is measured, separated by commas"),
         Flag(WHAT, room="compressors", many=True),
     ] = DEFAULT_COMPRESSORS
+    virtual_hosts: Annotated[
+        bool, Doc("measure messages between virtual hosts too, where they are possible"), Flag(MEASUREMENT)
+    ] = True
     repeats: Annotated[Count, Doc("timed steps of the model"), Flag(MEASUREMENT)] = 15
     turns: Annotated[Count, Doc("timed turns of each compressor, on four ranks' gradients each"), Flag(MEASUREMENT)] = 5
     threads: Annotated[Threads, Flag(PROCESSES)] = 1

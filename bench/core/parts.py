@@ -12,8 +12,12 @@ import pydantic
 from bench.core.errors import UsageError
 from bench.core.files import check_regular
 
-VERSION = 1
+VERSION = 2
 FP32_BYTES = 4
+LOCAL = "local"
+"""How messages go: within one machine, which also stands for the way between two."""
+FRAMES, SEGMENTS, FORWARDED = "frames", "segments", "forwarded"
+"""between virtual hosts: as real frames or as segments of many by the kernel alone, or as frames that are forwarded"""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -78,6 +82,37 @@ class BucketParts:
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
+class Crowd:
+    """A step of compute while several ranks make theirs at once on the same cores, begun together.
+
+    Attributes:
+        load: threads that compute / cores.
+        handed_over_s: when each bucket was ready on the rank that came last.
+        computed_s: when backward had ended there.
+    """
+
+    load: float
+    handed_over_s: tuple[float, ...]
+    computed_s: float
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class MessageCosts:
+    """What messages take beside the time on their links.
+
+    Attributes:
+        message_s, byte_s: CPU time of a rank for one message, and for one byte, sent or received.
+        wake_s: from a short message's arrival until the rank that waits for it goes on.
+        carry_byte_s: CPU time of the machine beside its ranks' for a byte on its way between virtual hosts.
+    """
+
+    message_s: float = 0.0
+    byte_s: float = 0.0
+    wake_s: float = 0.0
+    carry_byte_s: float = 0.0
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
 class Validated:
     """A configuration that was predicted, then measured.
 
@@ -107,7 +142,8 @@ class Calibration:
             threads do not make that more than the time.
         buckets: in the order in which they are ready.
         encoded: by compressor, what it makes of each bucket.
-        message_s, byte_s: CPU time of a rank for one message, and for one byte, sent or received.
+        crowds: the same step among others, by ascending load, the first as loaded as one rank makes it.
+        messages: their costs by the way that they go.
         validated: what is known of predictions from here.
     """
 
@@ -128,9 +164,19 @@ class Calibration:
     update_s: float
     buckets: tuple[BucketParts, ...]
     encoded: dict[str, tuple[EncodedBucket, ...]]
-    message_s: float
-    byte_s: float
+    crowds: tuple[Crowd, ...]
+    messages: dict[str, MessageCosts]
     validated: tuple[Validated, ...] = ()
+
+    @property
+    def was_disturbed(self) -> bool:
+        """Whether one rank by itself waited for its core for more than a tenth of its time."""
+        return self.threads == 1 and self.crowds[0].computed_s > 1.1 * self.computed_s
+
+    @property
+    def computed_s(self) -> float:
+        """A step of compute up to the end of backward."""
+        return self.batch_s + self.forward_s + self.backward_s
 
     @property
     def dense_nbytes(self) -> int:

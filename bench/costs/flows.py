@@ -2,11 +2,11 @@
 
 Links are queues of fluid. For rank i with `ready` R_i, and the messages m of one wave with b_m bytes:
 
-    begin(m)  = max(R_source + a k, P_target + l_target)         k messages leave source; a: work per message;
-                                                                 P: when the target had room for it, told over its link
+    begin(m)  = R_source + a k                                   k messages leave source; a: work per message
     up(h)     = drained(begin(m), b_m / uplink(h))               of all messages that leave host h: they share it
     down(h)   = drained(begin(m) + l_source, b_m / downlink(h))  of all that come to host h
-    arrive(m) = max(up(source) + l_source, down(target))
+    carried   = drained(begin(m), c b_m)                         of all messages, where one machine's cores carry them
+    arrive(m) = max(up(source) + l_source, down(target), carried) + w
     R_target  = max over its m of arrive(m), + a k               k messages come; R_source = R_source + a k
 
     drained(t, s) = max(free + sum s, max over k of (t_(k) + s_(k) + s_(k+1) + ...)), arrivals in order of time
@@ -14,7 +14,9 @@ Links are queues of fluid. For rank i with `ready` R_i, and the messages m of on
 the last being Lindley's recursion: a queue ends when the last busy period, begun by some arrival, has worked off what
 came since. So every time is built by sums and maxima of non-negative terms alone, and no faster link, shorter delay or
 smaller message makes anything later (fair shares that flows negotiate do not promise that). Several messages that share
-an uplink end together, as flows of equal weight do.
+an uplink end together, as flows of equal weight do. What comes to a host is acknowledged over the same link by which it
+sends, and lengthens the b_m of what leaves it. w is what it takes to wake a rank up. Nobody waits for room at the other
+end: what a kernel has taken travels while the receiver still computes.
 """
 
 from __future__ import annotations
@@ -45,6 +47,9 @@ class Links:
         latency_s: one-way delay of what it sends, likewise.
         message_s: what a rank does for one message, sent or received.
         byte_s: what it does for one byte, sent or received.
+        wake_s: until a rank that waits for a message does something about it.
+        ack_share: of the time that a byte takes of a link, what its acknowledgement takes of the way back.
+        carry_byte_s: for which the cores that carry all links, of virtual hosts, are busy with a byte; 0: none do.
     """
 
     host_of: Ints
@@ -53,20 +58,15 @@ class Links:
     latency_s: Floats
     message_s: float = 0.0
     byte_s: float = 0.0
+    wake_s: float = 0.0
+    ack_share: float = 0.0
+    carry_byte_s: float = 0.0
 
     @classmethod
-    def of_hosts(
-        cls, up_rate: Floats, down_rate: Floats, latency_s: Floats, *, message_s: float = 0.0, byte_s: float = 0.0
-    ) -> Self:
-        """One rank per host."""
-        return cls(
-            host_of=np.arange(len(up_rate)),
-            up_rate=up_rate,
-            down_rate=down_rate,
-            latency_s=latency_s,
-            message_s=message_s,
-            byte_s=byte_s,
-        )
+    def of_hosts(cls, up_rate: Floats, down_rate: Floats, latency_s: Floats, **costs: float) -> Self:
+        """One rank per host; `costs` by name."""
+        hosts = np.arange(len(up_rate))
+        return cls(host_of=hosts, up_rate=up_rate, down_rate=down_rate, latency_s=latency_s, **costs)
 
     @property
     def one_per_host(self) -> bool:
@@ -100,6 +100,7 @@ class Flows:
         self.messages = np.zeros(links.num_ranks)
         self._up_free = np.zeros(len(links.up_rate))
         self._down_free = np.zeros(len(links.up_rate))
+        self._carried = 0.0
         self._one_per_host = links.one_per_host
         self._paths: _Paths | None = None
 
@@ -111,23 +112,20 @@ class Flows:
         """Every rank is busy for so long."""
         self.ready = self.ready + seconds
 
-    def run(self, waves: Iterable[Wave], *, posted_early: bool, merge_byte_s: float = 0.0) -> None:
+    def run(self, waves: Iterable[Wave], *, merge_byte_s: float = 0.0) -> None:
         """Carry out one sum.
 
         Args:
             waves: of all ranks.
-            posted_early: receivers make room for all messages at the sum's beginning; else at each wave.
             merge_byte_s: what it takes to add a byte that came to what is there.
         """
-        beginning = self.ready
         for wave in waves:
-            posted = beginning if posted_early else self.ready
             if wave.each_to_each and self._one_per_host:
-                self._run_each_to_each(wave, posted, self.links.byte_s + merge_byte_s * bool(wave.merged))
+                self._run_each_to_each(wave, self.links.byte_s + merge_byte_s * bool(wave.merged))
             else:
-                self._run_messages(*wave.messages(), posted, self.links.byte_s + merge_byte_s * np.asarray(wave.merged))
+                self._run_messages(*wave.messages(), self.links.byte_s + merge_byte_s * np.asarray(wave.merged))
 
-    def _run_messages(self, sources: Ints, targets: Ints, nbytes: Ints, posted: Floats, byte_s: Floats) -> None:
+    def _run_messages(self, sources: Ints, targets: Ints, nbytes: Ints, byte_s: Floats) -> None:
         if not nbytes.all():
             there = nbytes > 0
             sources, targets, nbytes = sources[there], targets[there], nbytes[there]
@@ -141,12 +139,14 @@ class Flows:
         send_s = self.links.message_s * paths.leaving + self.links.byte_s * leaving_bytes
         receive_s = self.links.message_s * paths.coming + paths.per_target(byte_s * nbytes)
         self.ready = self.ready + send_s
-        begin = np.maximum(self.ready[sources], (posted + paths.hears_s)[targets])
+        begin = self.ready[sources]
         over_link = nbytes if paths.inside is None else np.where(paths.inside, 0, nbytes)
-        up = _drained(paths.from_hosts, begin, over_link * paths.up_s, self._up_free, alone=paths.alone)
+        up_bytes, down_bytes = paths.with_acknowledgements(over_link, self.links.ack_share)
+        up = _drained(paths.from_hosts, begin, up_bytes * paths.up_s, self._up_free, alone=paths.alone)
         coming = begin + paths.latency_s
-        down = _drained(paths.to_hosts, coming, over_link * paths.down_s, self._down_free, alone=paths.alone)
+        down = _drained(paths.to_hosts, coming, down_bytes * paths.down_s, self._down_free, alone=paths.alone)
         arrive = np.maximum(up[paths.from_hosts] + paths.latency_s, down[paths.to_hosts])
+        arrive = np.maximum(arrive, self._carry(begin.min(), over_link.sum())) + self.links.wake_s
         self._up_free, self._down_free = up, down
         if paths.alone:
             self.ready[targets] = np.maximum(self.ready[targets], arrive)
@@ -155,7 +155,7 @@ class Flows:
         self.ready += receive_s
         self._count(send_s + receive_s, paths.leaving, leaving_bytes)
 
-    def _run_each_to_each(self, wave: Wave, posted: Floats, byte_s: float) -> None:
+    def _run_each_to_each(self, wave: Wave, byte_s: float) -> None:
         links, (sources, targets) = self.links, (wave.sources, wave.targets)
         nbytes = np.where(sources[:, None] == targets, 0, wave.nbytes)
         others = np.count_nonzero(sources[:, None] != targets, axis=1), np.count_nonzero(sources[:, None] != targets, 0)
@@ -165,24 +165,33 @@ class Flows:
         send_s = links.message_s * leaving + links.byte_s * leaving_bytes
         receive_s = links.message_s * coming + byte_s * coming_bytes
         self.ready = self.ready + send_s
-        heard = (posted + links.latency_s)[targets]
-        begin = np.maximum(self.ready[sources], heard.min())
+        begin = self.ready[sources]
+        up_bytes = leaving_bytes + links.ack_share * coming_bytes
         self._up_free = self._up_free.copy()
-        self._up_free[sources] = np.maximum(self._up_free[sources], begin) + nbytes.sum(1) / links.up_rate[sources]
+        self._up_free[sources] = np.maximum(self._up_free[sources], begin) + (up_bytes / links.up_rate)[sources]
+        carried = self._carry(begin.min(), nbytes.sum())
         latency = links.latency_s[sources]
         ends = self._up_free[sources] + latency
         self.ready, self._down_free = self.ready.copy(), self._down_free.copy()
         for first in range(0, len(targets), TARGETS_AT_ONCE):
             part = slice(first, first + TARGETS_AT_ONCE)
             some, is_sent = targets[part], sources[:, None] != targets[part]
-            earliest = np.maximum(self._down_free[some], heard[part] + latency.min())
-            service = nbytes[:, part] / links.down_rate[some]
-            down = np.maximum(earliest + service.sum(0), _last_busy_period(begin + latency, service, is_sent))
-            self._down_free[some] = down
-            latest = np.maximum(down, np.where(is_sent, ends[:, None], 0.0).max(0))
-            self.ready[some] = np.maximum(self.ready[some], latest)
+            acked = links.ack_share * leaving_bytes[some] / np.maximum(1.0, coming[some])
+            service = np.where(is_sent, nbytes[:, part] + acked, 0.0) / links.down_rate[some]
+            busy = _last_busy_period(begin + latency, service, is_sent)
+            self._down_free[some] = down = np.maximum(self._down_free[some] + service.sum(0), busy)
+            latest = np.maximum(down, np.where(is_sent, np.maximum(ends, carried)[:, None], 0.0).max(0))
+            woken = np.where(coming[some], latest + links.wake_s, 0.0)
+            self.ready[some] = np.maximum(self.ready[some], woken)
         self.ready += receive_s
         self._count(send_s + receive_s, leaving, leaving_bytes)
+
+    def _carry(self, begin: float, nbytes: float) -> float:
+        """When the cores that carry all links are done with a wave; long ago where none do."""
+        if not self.links.carry_byte_s:
+            return 0.0
+        self._carried = max(self._carried, begin) + self.links.carry_byte_s * nbytes
+        return self._carried
 
     def _count(self, busy_s: Floats, messages: Floats, nbytes: Floats) -> None:
         self.busy_s += busy_s
@@ -211,12 +220,12 @@ class _Paths:
         alone: no rank sends two messages or receives two, and each has a host of its own.
         inside: which messages stay within a host; None where none does.
         leaving, coming: messages that each rank sends and receives.
-        hears_s: after which a host's own word is heard elsewhere.
         up_s, down_s: seconds per byte.
     """
 
     def __init__(self, sources: Ints, targets: Ints, links: Links) -> None:
         n = links.num_ranks
+        self.num_hosts = len(links.up_rate)
         self.sources, self.targets = sources, targets
         self.leaving, self.coming = (np.bincount(ranks, minlength=n).astype(float) for ranks in (sources, targets))
         self.from_hosts, self.to_hosts = links.host_of[sources], links.host_of[targets]
@@ -224,8 +233,18 @@ class _Paths:
         self.inside = None if links.one_per_host else self.from_hosts == self.to_hosts
         latency_s = links.latency_s[self.from_hosts]
         self.latency_s = latency_s if self.inside is None else np.where(self.inside, 0.0, latency_s)
-        self.hears_s = links.latency_s[links.host_of]
         self.up_s, self.down_s = 1 / links.up_rate[self.from_hosts], 1 / links.down_rate[self.to_hosts]
+
+    def with_acknowledgements(self, nbytes: Ints, share: float) -> tuple[Floats, Floats]:
+        """What messages take of uplinks and of downlinks: a host's share what goes the other way at once."""
+        if not share:
+            return nbytes.astype(float), nbytes.astype(float)
+        hosts = self.num_hosts
+        leaving, coming = (np.bincount(ends, nbytes, hosts) for ends in (self.from_hosts, self.to_hosts))
+        num_leaving, num_coming = (np.bincount(ends, minlength=hosts) for ends in (self.from_hosts, self.to_hosts))
+        up = nbytes + share * (coming / np.maximum(1, num_leaving))[self.from_hosts]
+        down = nbytes + share * (leaving / np.maximum(1, num_coming))[self.to_hosts]
+        return up, down
 
     def per_source(self, values: Ints | Floats) -> Floats:
         """The sum over what each rank sends."""

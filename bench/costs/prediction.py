@@ -1,8 +1,9 @@
 """What a training step takes on given links, put together from measured parts.
 
-On each rank, with f the factor by which computing is slower there (cores shared, a slower host), B buckets:
+On each rank, with h the factor by which its host is slower, f the same with what ranks on the same cores take from each
+other, B buckets:
 
-    handed over   t_b = start + f (batch + forward + ready_b)                   b = 1 .. B
+    handed over   t_b = start + h ready_b              b = 1 .. B; ready_b as measured among so many ranks on the cores
     encoded       e_b = max(t_b, free) + f work_b                               `free`: when the exchange thread is
     summed        s_b = flows of the collective's messages, begun at e_b        (`bench/costs/flows.py`)
     free          s_b where the collective goes on with messages that depend on others, else e_b, and
@@ -10,7 +11,8 @@ On each rank, with f the factor by which computing is slower there (cores shared
     decoded       in time that the thread waits for a bucket, else after the last
     end           decoded, told by all ranks that all were finite, + f update
 
-A step is as long as the slowest rank's, and no shorter than the CPU time of all ranks on the cores that they share.
+A step is as long as the slowest rank's, and no shorter than the CPU time of all ranks, and of what carries messages
+between virtual hosts, on the cores that they share.
 """
 
 from __future__ import annotations
@@ -20,13 +22,13 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from bench.core.parts import BucketParts, Calibration, EncodedBucket, Offer
+from bench.core.parts import BucketParts, Calibration, Crowd, EncodedBucket, Offer
+from bench.costs.crowds import crowd_at
 from bench.costs.flows import Floats, Flows, Links
 from bench.costs.offers import layout_of, lengths_of
 from collectives.allgather import Allgather
 from collectives.base import Collective
 from collectives.native import Native
-from collectives.rounds.in_place import EAGER_BYTES
 from collectives.rounds.layout import Layout
 from collectives.rounds.waves import Lengths, Wave
 
@@ -45,8 +47,9 @@ class Setting:
         collective: that sums; `refusal` has nothing against it.
         encoded: what the compressor makes of each bucket.
         links: of the ranks.
-        slower: float [ranks], the factor on each rank's computing.
-        shared_cores: of all ranks together; None: each has its own.
+        slower: float [ranks], the factor on what each rank computes, for its host.
+        load: threads that compute at once / cores, of those that share some.
+        shared_cores: of all ranks together; None: hosts have their own.
         in_hook: sums go through the hook, and ranks tell each other whether all is finite; else DDP's own.
         starts_early: a bucket is sent when it is ready (trigger async); else when all are.
     """
@@ -55,6 +58,7 @@ class Setting:
     encoded: Sequence[EncodedBucket]
     links: Links
     slower: Floats
+    load: float
     shared_cores: int | None = None
     in_hook: bool = True
     starts_early: bool = True
@@ -88,17 +92,17 @@ def predict(calibration: Calibration, setting: Setting) -> Prediction:
     ends = np.zeros(n)
     for _ in range(2 if n <= SETTLES_UP_TO else 1):
         starts, ends = ends, step.run(ends)
-    alone_s = calibration.batch_s + calibration.forward_s + calibration.backward_s + calibration.update_s
     work_s = sum(sum(bucket.work_s) for bucket in setting.encoded)
-    cpu_s = alone_s + work_s + step.busy_s
+    carried_s = setting.links.carry_byte_s * (setting.shared_cores or 1) * step.sent
+    cpu_s = step.computing_s / max(1.0, setting.load) + work_s + step.busy_s + carried_s
     slowest = float((ends - starts).max())
     shared_s = 0.0 if setting.shared_cores is None else float(cpu_s.sum()) / setting.shared_cores
-    computing_s = float((setting.slower * alone_s).max())
+    computing_s = float((setting.slower * step.computing_s).max())
     nbytes, step_time_s = float(step.sent.mean()), max(slowest, shared_s)
     return Prediction(
         step_time_s=step_time_s,
         exposed_s=float(step.exposed_s.mean()) + step_time_s - slowest,
-        encode_s=float((setting.slower * work_s).mean()),
+        encode_s=float((step.slower * work_s).mean()),
         cpu_s_per_step=float(cpu_s.mean()),
         samples_per_s=n * calibration.batch_size / step_time_s,
         payload_bytes_per_step=nbytes,
@@ -117,6 +121,10 @@ class _Step:
         self._calibration = calibration
         self._setting = setting
         self._flows = Flows(setting.links)
+        self._crowd: Crowd = crowd_at(calibration, setting.load)
+        crowded = self._crowd.computed_s / calibration.computed_s
+        self.slower = setting.slower * crowded
+        self.computing_s = self._crowd.computed_s + crowded * calibration.update_s
         self.exposed_s = np.zeros(setting.links.num_ranks)
         self.sent = np.zeros(setting.links.num_ranks)
         self.messages = np.zeros(setting.links.num_ranks)
@@ -125,14 +133,11 @@ class _Step:
     def run(self, starts: Floats) -> Floats:
         """When each rank's step ends that began at `starts`."""
         calibration, setting, flows = self._calibration, self._setting, self._flows
-        slower, n = setting.slower, setting.links.num_ranks
+        n = setting.links.num_ranks
         sent, messages, busy_s = flows.sent.copy(), flows.messages.copy(), flows.busy_s.copy()
-        handed_over = [
-            starts + slower * (calibration.batch_s + calibration.forward_s + bucket.ready_s)
-            for bucket in calibration.buckets
-        ]
+        handed_over = [starts + setting.slower * ready_s for ready_s in self._crowd.handed_over_s]
         last = handed_over[-1]
-        computed = starts + slower * (calibration.batch_s + calibration.forward_s + calibration.backward_s)
+        computed = starts + setting.slower * self._crowd.computed_s
         flows.ready = starts
         under_way: list[tuple[Floats, Floats]] = []
         to_decode = np.zeros(n)
@@ -151,11 +156,11 @@ class _Step:
         if setting.in_hook:
             ranks = np.arange(n)
             flag = np.full((1, 1), FLAG_BYTES)
-            flows.run([Wave(ranks, ranks, flag, each_to_each=True)], posted_early=False)
+            flows.run([Wave(ranks, ranks, flag, each_to_each=True)])
         self.busy_s = flows.busy_s - busy_s
         ended = np.maximum(flows.ready, computed)
         self.exposed_s = ended - last
-        return ended + slower * calibration.update_s
+        return ended + self.slower * calibration.update_s
 
     def _exchange(
         self, bucket: BucketParts, encoded: EncodedBucket, under_way: list[tuple[Floats, Floats]]
@@ -164,16 +169,16 @@ class _Step:
         setting, flows = self._setting, self._flows
         *before, after_s = encoded.work_s
         for work_s, offer in zip(before, encoded.offers, strict=True):
-            flows.work(setting.slower * work_s)
+            flows.work(self.slower * work_s)
             begun = flows.ready
             self._sum(bucket, offer)
             goes_on = len(encoded.offers) == 1 and isinstance(setting.collective, Allgather | Native)
             if goes_on:
                 more_s = (setting.links.num_ranks - 1) * offer.decode_s if setting.collective.leaves_terms else 0.0
-                under_way.append((flows.ready, setting.slower * (after_s + more_s)))
+                under_way.append((flows.ready, self.slower * (after_s + more_s)))
                 flows.ready = begun
                 return 0.0
-        return setting.slower * after_s
+        return self.slower * after_s
 
     def _sum(self, bucket: BucketParts, offer: Offer) -> None:
         """Elements of several types travel one type after the other."""
@@ -185,9 +190,7 @@ class _Step:
             layout = layout_of(part, bucket)
             waves = collective.waves(n, layout, lengths_of(part))
             assert waves is not None  # a collective without rounds was refused
-            nbytes = sum(size.nbytes for size in part.leaves)
-            is_bare = collective.carries_wires and layout.itemsize is not None
-            self._flows.run(waves, posted_early=is_bare and nbytes <= EAGER_BYTES, merge_byte_s=part.merge_byte_s)
+            self._flows.run(waves, merge_byte_s=part.merge_byte_s)
 
 
 def refusal(collective: Collective) -> str | None:

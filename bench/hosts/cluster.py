@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Self
 
 from bench.core.configuration import short_digest
@@ -210,12 +210,7 @@ class Cluster:
         lossy cluster always uses real frames, because with offload one loss would take up to 44 frames at once; the
         forwarder knows no others.
         """
-        if self.forwarded:
-            return "exact"
-        rates = [rate for host in self.hosts for rate in (host.uplink_bps, host.downlink_bps)]
-        slow_enough = all(rate is not None and rate <= REAL_FRAMES_UP_TO_BPS for rate in rates)
-        lossy = any(host.loss > 0 for host in self.hosts)
-        return "exact" if slow_enough or lossy else "estimated"
+        return "exact" if self.forwarded or has_real_frames(self.hosts) else "estimated"
 
     def address(self, index: int) -> str:
         """The host's IPv4 address inside the private network."""
@@ -251,3 +246,10 @@ def _host_from_dict(values: Mapping[str, Any]) -> HostLink:
 
 def _slowest(rates: Iterable[float | None]) -> float | None:
     return min((rate for rate in rates if rate is not None), default=None)
+
+
+def has_real_frames(hosts: Sequence[HostLink]) -> bool:
+    """Whether every packet that the kernel carries between them is one real frame."""
+    rates = [rate for host in hosts for rate in (host.uplink_bps, host.downlink_bps)]
+    slow_enough = all(rate is not None and rate <= REAL_FRAMES_UP_TO_BPS for rate in rates)
+    return slow_enough or any(host.loss > 0 for host in hosts)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, cast
@@ -9,7 +10,14 @@ from typing import TYPE_CHECKING, Any, cast
 from bench.core import spec
 from bench.core.calibrate_config import CalibrateConfig
 from bench.core.config import RunConfig
+from bench.core.environment import usable_cores
 from bench.core.errors import UsageError
+from bench.core.job_config import RanksConfig
+from bench.core.parts import FORWARDED, FRAMES, SEGMENTS
+from bench.hosts.cluster import Cluster, HostLink
+from bench.hosts.support import hosts_supported
+from bench.hosts.ways import settle
+from bench.launch import torchrun
 from bench.launch.fork_server import ForkServer
 from bench.launch.measurement import measure
 from bench.launch.resolve import prepare
@@ -18,6 +26,16 @@ from bench.launch.watchdog import WatchdogTimeouts
 if TYPE_CHECKING:
     from bench.optimizers.base import Optimizer
     from compressors.base import Compressor
+
+CARRYING = "bench.micro.carrying_worker"
+CROWDED = 2
+"""ranks on every core, of those that compute at once"""
+MOST_AT_ONCE = 16
+LINKS = {
+    FRAMES: HostLink(name="host", uplink_bps=100e6, downlink_bps=100e6),
+    SEGMENTS: HostLink(name="host", uplink_bps=1e9, downlink_bps=1e9),
+    FORWARDED: HostLink(name="host", uplink_bps=100e6, downlink_bps=100e6, latency_s=1e-3),
+}
 
 _OF_A_RUN = ("model", "dataset", "data_dir", "optimizer", "batch_size", "augment", "bucket_mb", "threads", "seed")
 
@@ -65,14 +83,51 @@ def execute(config: CalibrateConfig, tell: Callable[[str], None], server: ForkSe
             tell(report["measuring"])
         found.update(report.get("calibration", {}))
 
+    num_ranks = max(2, min(MOST_AT_ONCE, CROWDED * usable_cores() // config.threads))
     measure(
         "calibrate",
         config,
-        lambda folder: server.start(folder, num_ranks=2, threads=config.threads, device=config.device),
+        lambda folder: server.start(folder, num_ranks=num_ranks, threads=config.threads, device=config.device),
         WatchdogTimeouts.with_one_process(config.timeout_s),
         take,
     )
+    found["messages"] |= _between_hosts(config, tell)
     return found
+
+
+def _between_hosts(config: CalibrateConfig, tell: Callable[[str], None]) -> dict[str, dict[str, float]]:
+    """What messages cost on virtual hosts, by what their network is made of; nothing where there are none here."""
+    if not (config.virtual_hosts and hosts_supported()[0]):
+        return {}
+    found: dict[str, dict[str, float]] = {}
+    for way, link in LINKS.items():
+        hosts = tuple(dataclasses.replace(link, name=f"host{index}") for index in range(2))
+        with contextlib.suppress(UsageError):  # nothing here can delay frames
+            cluster = settle(Cluster(hosts=hosts))
+            if cluster.forwarded == (way == FORWARDED):
+                tell(f"messages between two virtual hosts, {way}")
+                found[way] = _messages(config, cluster)
+    return found
+
+
+def _messages(config: CalibrateConfig, cluster: Cluster) -> dict[str, float]:
+    costs: dict[str, float] = {}
+    job = RanksConfig(
+        seed=config.seed,
+        timeout_s=config.timeout_s,
+        world_size=2,
+        threads=1,
+        cluster=cluster.to_dict(),
+        **cluster.columns(),
+    )
+    measure(
+        "calibrate",
+        job,
+        lambda folder: torchrun.start_on_hosts(job, cluster, folder, CARRYING),
+        WatchdogTimeouts.with_job(job),
+        lambda report: costs.update(report.get("messages", {})),
+    )
+    return costs
 
 
 def _measurable(text: str) -> str:

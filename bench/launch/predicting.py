@@ -12,19 +12,22 @@ import numpy as np
 
 from bench.core import environment, spec
 from bench.core.errors import UsageError
-from bench.core.parts import Calibration
+from bench.core.interface import FRAME_BYTES, FRAME_HEADER_BYTES
+from bench.core.parts import FORWARDED, FRAMES, LOCAL, SEGMENTS, Calibration
 from bench.core.predict_config import PredictConfig
 from bench.core.units import format_rate, format_seconds, parse_rate
 from bench.costs.flows import Links
 from bench.costs.prediction import Prediction, Setting, predict, refusal
-from bench.hosts.cluster import REAL_FRAMES_UP_TO_BPS, HostLink
+from bench.hosts.cluster import HostLink, has_real_frames
 from bench.hosts.cluster_options import cluster_from_toml, link_of, link_texts
 from collectives.base import Collective
 from compressors.base import Compressor
 
 BASELINE = "bf16"
-FRAME_PER_PAYLOAD = 1514 / 1448
+FRAME_PER_PAYLOAD = FRAME_BYTES / (FRAME_BYTES - FRAME_HEADER_BYTES)
 """bytes of a full Ethernet frame / what TCP carries in it, with timestamps"""
+ACK_SHARE = FRAME_HEADER_BYTES / (2 * FRAME_BYTES)
+"""of an acknowledgement, a header without payload, for every second frame: RFC 1122, section 4.2.3.2"""
 POINTS_PER_DECADE = 6
 
 
@@ -52,6 +55,17 @@ class Asked:
     def world_size(self) -> int:
         """All ranks."""
         return len(self.hosts) * self.ranks_per_host
+
+    def way(self, calibration: Calibration) -> str:
+        """How messages go: as between virtual hosts where those share cores, else over links of frames.
+
+        Virtual hosts on a machine where that was measured have their late frames forwarded.
+        """
+        if self.shared_cores is None or len(self.hosts) == 1:
+            return LOCAL
+        if FORWARDED in calibration.messages and any(host.latency_s for host in self.hosts):
+            return FORWARDED
+        return FRAMES if has_real_frames(self.hosts) else SEGMENTS
 
     def at_rate(self, bandwidth_bps: float) -> Asked:
         """The same over links of one rate, up and down."""
@@ -142,7 +156,6 @@ def predicted(calibration: Calibration, asked: Asked) -> Prediction:
         encoded = tuple(dataclasses.replace(bucket, work_s=(0.0,) * len(bucket.work_s)) for bucket in encoded)
     cores = calibration.cores if asked.shared_cores is None else asked.shared_cores
     ranks = asked.ranks_per_host if asked.shared_cores is None else asked.world_size
-    crowded = max(1.0, ranks * calibration.threads / cores)
     shares = np.repeat([host.cpu_share for host in asked.hosts], asked.ranks_per_host)
     return predict(
         calibration,
@@ -150,7 +163,8 @@ def predicted(calibration: Calibration, asked: Asked) -> Prediction:
             collective=collective,
             encoded=encoded,
             links=_links(calibration, asked),
-            slower=crowded / shares,
+            slower=1 / shares,
+            load=ranks * calibration.threads / cores,
             shared_cores=asked.shared_cores,
             in_hook=not plain,
             starts_early=asked.starts_early,
@@ -159,22 +173,24 @@ def predicted(calibration: Calibration, asked: Asked) -> Prediction:
 
 
 def _links(calibration: Calibration, asked: Asked) -> Links:
+    way = asked.way(calibration)
+    framed, acked = (1.0, 0.0) if way == SEGMENTS else (FRAME_PER_PAYLOAD, ACK_SHARE)
+    costs = calibration.messages.get(way, calibration.messages[LOCAL])
+
     def rates(figures: Sequence[float | None]) -> np.ndarray[Any, np.dtype[np.float64]]:
-        return np.array([math.inf if bps is None else bps / 8 / _frames(bps) for bps in figures])
+        return np.array([math.inf if bps is None else bps / 8 / framed for bps in figures])
 
     return Links(
         host_of=np.repeat(np.arange(len(asked.hosts)), asked.ranks_per_host),
         up_rate=rates([host.uplink_bps for host in asked.hosts]),
         down_rate=rates([host.downlink_bps for host in asked.hosts]),
         latency_s=np.array([host.latency_s for host in asked.hosts]),
-        message_s=calibration.message_s,
-        byte_s=calibration.byte_s,
+        ack_share=acked,
+        message_s=costs.message_s,
+        byte_s=costs.byte_s,
+        wake_s=costs.wake_s,
+        carry_byte_s=costs.carry_byte_s / (asked.shared_cores or 1),
     )
-
-
-def _frames(bps: float) -> float:
-    """What frames add; fast links are handed stretches of many frames at once, with one header."""
-    return FRAME_PER_PAYLOAD if bps <= REAL_FRAMES_UP_TO_BPS else 1.0
 
 
 def columns(asked: Asked, prediction: Prediction, calibration: Calibration) -> dict[str, Any]:

@@ -1,67 +1,103 @@
 """The processes that measure for `bench calibrate`: `python -m bench.micro.calibration_worker FOLDER`.
 
 What to measure stands in the folder's `config.json`; what comes next and what was found go to `progress.jsonl`. Two
-processes exchange messages, then the first goes on alone.
+processes exchange messages, all of them make steps at once, and the first goes on alone.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import sys
+from collections.abc import Callable
+from typing import Any
 
-import torch
 import torch.distributed as dist
 
 from bench.core import environment, spec
 from bench.core.calibrate_config import CalibrateConfig
 from bench.core.errors import BenchError
-from bench.core.parts import VERSION
+from bench.core.parts import LOCAL, VERSION, Crowd, MessageCosts
 from bench.core.run_folder import RunFolder, append_json_line
 from bench.micro.message_costs import message_costs
-from bench.micro.step_parts import StepParts, alone_in_a_group, encoded
+from bench.micro.step_parts import StepParts, encoded
 from bench.train.rank import end_process, process_group, rank_main, set_up_device
+from collectives.transport.sockets import open_transport
 
+LONG_MESSAGES = 40
 _AS_GIVEN = ("model", "dataset", "optimizer", "batch_size", "threads", "bucket_mb")
 
 
 def run(config: CalibrateConfig, folder: RunFolder) -> None:
-    """Messages, the model by itself, then each compressor."""
-    device = set_up_device(config.device, 1)
+    """Messages, the model by itself and among others, then each compressor."""
+    device = set_up_device(config.device, config.threads)
 
     def tell(text: str) -> None:
-        append_json_line(folder.progress, {"measuring": text})
+        if dist.get_rank() == 0:
+            append_json_line(folder.progress, {"measuring": text})
 
     with process_group(device, config.timeout_s):
-        rank = dist.get_rank()
-        if rank == 0:
-            tell("messages between two processes")
-        message_s, byte_s = message_costs(config.timeout_s)
-        dist.barrier()
-    if rank != 0:
-        return
-    torch.set_num_threads(config.threads)
-    with alone_in_a_group():
-        tell(f"steps of {config.model} by itself")
+        tell("messages between two processes")
+        messages = _messages(config.timeout_s)
         parts = StepParts(config)
-        compute, gradients = parts.compute(), parts.gradients()
+        tell(f"steps of {config.model} by itself")
+        alone = _alone(config, parts, tell) if dist.get_rank() == 0 else {}
+        dist.barrier()
+        crowds = _crowds(parts, tell)
+        if dist.get_rank() == 0:
+            found = {
+                **_origin(config),
+                **alone,
+                "crowds": [dataclasses.asdict(crowd) for crowd in crowds],
+                "messages": {LOCAL: dataclasses.asdict(messages)},
+            }
+            append_json_line(folder.progress, {"calibration": found})
+
+
+def _messages(timeout_s: float) -> MessageCosts:
+    """What they cost the first two ranks; all must call."""
+    costs = MessageCosts()
+    group = dist.new_group([0, 1])
+    if isinstance(group, dist.ProcessGroup):  # a number for ranks outside
+        transport = open_transport(group, timeout_s=timeout_s)
+        costs = message_costs(transport, LONG_MESSAGES)
+        transport.close()
+    dist.barrier()
+    return costs
+
+
+def _alone(config: CalibrateConfig, parts: StepParts, tell: Callable[[str], None]) -> dict[str, Any]:
+    """Its compute, and what compressors make of its gradients."""
+    compute, gradients = parts.compute(), parts.gradients()
     by_compressor = {}
     for text in spec.split_list(config.compressors):
         tell(f"encoding by {text}")
         by_compressor[text] = [dataclasses.asdict(bucket) for bucket in encoded(text, gradients, config)]
+    return dataclasses.asdict(compute) | {"encoded": by_compressor}
+
+
+def _crowds(parts: StepParts, tell: Callable[[str], None]) -> list[Crowd]:
+    """Steps of one rank, of one on each core, and of all, as far as this rank takes part; all must call."""
+    cores, most = environment.usable_cores(), dist.get_world_size()
+    crowds = []
+    for number in sorted({1, min(cores, most), most}):
+        tell(f"steps of {number} at once")
+        group = dist.new_group(list(range(number)))
+        if isinstance(group, dist.ProcessGroup):
+            crowds.append(parts.crowd(group, cores))
+        dist.barrier()
+    return crowds
+
+
+def _origin(config: CalibrateConfig) -> dict[str, Any]:
     origin = environment.origin_columns()
-    found = {
+    return {
         "version": VERSION,
         "cpu": environment.cpu_model(),
         "cores": environment.usable_cores(),
         "torch_version": origin["torch_version"],
         "kernels": origin["kernels"],
         **{name: getattr(config, name) for name in _AS_GIVEN},
-        **dataclasses.asdict(compute),
-        "encoded": by_compressor,
-        "message_s": message_s,
-        "byte_s": byte_s,
     }
-    append_json_line(folder.progress, {"calibration": found})
 
 
 main = rank_main(CalibrateConfig, run, (BenchError,))

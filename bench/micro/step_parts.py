@@ -6,20 +6,18 @@ import dataclasses
 import itertools
 import statistics
 import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, cast
 
 import torch
 import torch.distributed as dist
-from torch._C._distributed_c10d import HashStore
 from torch.nn.parallel import DistributedDataParallel
 
 from bench.core import spec
 from bench.core.calibrate_config import CalibrateConfig
 from bench.core.config import RunConfig
-from bench.core.parts import BucketParts, EncodedBucket, LeafSize, Offer
+from bench.core.parts import BucketParts, Crowd, EncodedBucket, LeafSize, Offer
 from bench.datasets.base import Dataset
 from bench.models.base import Model
 from bench.optimizers.base import Optimizer
@@ -35,6 +33,7 @@ from compressors.ddp.reducer import Reducer
 from compressors.layer import Layer, Step, layers_of
 
 WARMUP = 4
+CROWDED_STEPS = 8
 RANKS = 4
 """whose gradients are recorded, at the same weights, to see how far the entries that they send are the same"""
 MOMENTUM = 0.9
@@ -57,7 +56,7 @@ class Compute:
 
 
 class StepParts:
-    """A model that trains by itself.
+    """A model that trains by itself; every rank of the process group must make one.
 
     Args:
         config: complete.
@@ -78,26 +77,19 @@ class StepParts:
         self._layer_of = {id(layer.weight): layer for layer in layers_of(model)}
         self._arrived: list[tuple[float, list[Layer], list[torch.Tensor]]] = []
         self._keeps = False
+        self._clock = clock
         self._ddp.register_comm_hook(None, lambda _, bucket: self._take(bucket))
+        for _ in range(WARMUP):  # in the first of these DDP's ranks agree on their buckets
+            self._step()
 
     def compute(self) -> Compute:
         """Time some steps."""
         times: list[list[float]] = []
-        for _ in range(WARMUP + self._repeats):
-            self._arrived = []
-            marks = [clock()]
-            x, y = next(self._batches)
-            marks.append(clock())
-            loss = torch.nn.functional.cross_entropy(self._ddp(x), y)
-            marks.append(clock())
-            loss.backward()
-            marks.append(clock())
-            self._optimizer.step()
-            self._optimizer.zero_grad()
-            marks.append(clock())
-            ready = [arrived - marks[2] for arrived, _, _ in self._arrived]
+        for _ in range(self._repeats):
+            marks, arrived = self._step()
+            ready = [at - marks[2] for at in arrived]
             times.append([after - before for before, after in itertools.pairwise(marks)] + ready)
-        batch_s, forward_s, backward_s, update_s, *ready = map(statistics.median, zip(*times[WARMUP:], strict=True))
+        batch_s, forward_s, backward_s, update_s, *ready = map(statistics.median, zip(*times, strict=True))
         buckets = [
             BucketParts(ready_s=at, layers=tuple(layer.id for layer in of), numels=tuple(layer.numel for layer in of))
             for at, (_, of, _) in zip(ready, self._arrived, strict=True)
@@ -109,6 +101,43 @@ class StepParts:
             update_s=update_s,
             buckets=tuple(buckets),
         )
+
+    def crowd(self, group: dist.ProcessGroup, cores: int) -> Crowd:
+        """Time steps that all ranks of a group, which must all call, begin at once: by the clock, until the last one.
+
+        Args:
+            group: of this rank and the others.
+            cores: that they share.
+        """
+        self._clock = time.perf_counter
+        ends = []
+        for _ in range(1 + CROWDED_STEPS):
+            dist.barrier(group)
+            marks, arrived = self._step()
+            begun = torch.tensor([marks[0]], dtype=torch.float64)
+            last = torch.tensor([*arrived, marks[3]], dtype=torch.float64)
+            dist.all_reduce(begun, dist.ReduceOp.MIN, group)
+            dist.all_reduce(last, dist.ReduceOp.MAX, group)
+            ends.append((last - begun).tolist())
+        self._clock = clock
+        *handed_over, computed_s = map(statistics.median, zip(*ends[1:], strict=True))
+        load = dist.get_world_size(group) * torch.get_num_threads() / cores
+        return Crowd(load=load, handed_over_s=tuple(handed_over), computed_s=computed_s)
+
+    def _step(self) -> tuple[list[float], list[float]]:
+        """(when the batch was asked for, it was there, forward, backward and update had ended; when buckets came)."""
+        self._arrived = []
+        marks = [self._clock()]
+        x, y = next(self._batches)
+        marks.append(self._clock())
+        loss = torch.nn.functional.cross_entropy(self._ddp(x), y)
+        marks.append(self._clock())
+        loss.backward()
+        marks.append(self._clock())
+        self._optimizer.step()
+        self._optimizer.zero_grad()
+        marks.append(self._clock())
+        return marks, [arrived for arrived, _, _ in self._arrived]
 
     def gradients(self) -> list[list[tuple[list[Layer], list[torch.Tensor]]]]:
         """Of some ranks at the same weights: each bucket's layers and gradients."""
@@ -123,7 +152,7 @@ class StepParts:
         return ranks
 
     def _take(self, bucket: Any) -> torch.futures.Future[torch.Tensor]:
-        arrived = clock()
+        arrived = self._clock()
         layers = [self._layer_of[id(parameter)] for parameter in bucket.parameters()]
         kept = [gradient.flatten().clone() for gradient in bucket.gradients()] if self._keeps else []
         self._arrived.append((arrived, layers, kept))
@@ -223,13 +252,3 @@ def _seconds(work: Callable[[], object]) -> float:
         return clock() - started
 
     return statistics.median(once() for _ in range(5))
-
-
-@contextmanager
-def alone_in_a_group() -> Iterator[None]:
-    """DDP wants a process group; this one has no other process."""
-    dist.init_process_group("gloo", store=HashStore(), rank=0, world_size=1)
-    try:
-        yield
-    finally:
-        dist.destroy_process_group()

@@ -16,12 +16,19 @@ def test_calibrated_parts_predict_the_bytes_that_are_sent(tmp_path: Path) -> Non
     out = tmp_path / "parts.json"
     answer = execute(
         "calibrate", "--model", "small_cnn", "--batch-size", "8", "--compressors", "none,topk", "--repeats", "3",
-        "--turns", "1", "--out", str(out),
+        "--turns", "1", "--no-virtual-hosts", "--out", str(out),
     )  # fmt: skip
     assert answer.code == 0, answer.error
     parts = json.loads(out.read_text())
     assert parts["forward_s"] > 0
-    assert parts["message_s"] > 0
+    assert list(parts["messages"]) == ["local"]
+    assert parts["messages"]["local"]["message_s"] > 0
+    loads = [crowd["load"] for crowd in parts["crowds"]]
+    assert loads == sorted(loads)
+    assert all(
+        parts["forward_s"] < crowd["handed_over_s"][0] <= crowd["handed_over_s"][-1] <= crowd["computed_s"]
+        for crowd in parts["crowds"]
+    )
     ready = [bucket["ready_s"] for bucket in parts["buckets"]]
     assert ready == sorted(ready)
     answer = invoke(
@@ -75,9 +82,9 @@ def test_what_cannot_be_predicted_is_one_sentence(tmp_path: Path, arguments: lis
     [
         (None, "make one with bench calibrate --out"),
         ("{", "is no calibration"),
-        ("[]", "is no calibration of version 1"),
-        ('{"version": 99}', "is no calibration of version 1"),
-        ('{"version": 1}', "cpu: Field required"),
+        ("[]", "is no calibration of version 2"),
+        ('{"version": 99}', "is no calibration of version 2"),
+        ('{"version": 2}', "cpu: Field required"),
     ],
 )
 def test_what_is_no_calibration_is_one_sentence(tmp_path: Path, content: str | None, sentence: str) -> None:

@@ -7,7 +7,17 @@ from pathlib import Path
 from typing import Any
 
 from bench.core import environment
-from bench.core.parts import VERSION, BucketParts, Calibration, EncodedBucket, LeafSize, Offer
+from bench.core.parts import (
+    LOCAL,
+    VERSION,
+    BucketParts,
+    Calibration,
+    Crowd,
+    EncodedBucket,
+    LeafSize,
+    MessageCosts,
+    Offer,
+)
 
 NUMEL = 125_000
 DENSE = LeafSize(numel=NUMEL, nbytes=16 + 4 * NUMEL, wire_numel=NUMEL, wire_dtype="float32")
@@ -41,8 +51,15 @@ def calibration(**other: Any) -> Calibration:
             name: (EncodedBucket(work_s=(before_s, after_s), offers=(Offer(leaves=(leaf,)),)),) * 2
             for name, (before_s, after_s, leaf) in encoded.items()
         },
-        "message_s": 0.0,
-        "byte_s": 0.0,
+        "crowds": tuple(
+            Crowd(
+                load=load,
+                handed_over_s=(max(1.0, load) * 0.25, max(1.0, load) * 0.35),
+                computed_s=max(1.0, load) * 0.35,
+            )
+            for load in (0.5, 1.0, 2.0)
+        ),
+        "messages": {LOCAL: MessageCosts()},
     }
     return Calibration(**figures | other)
 

@@ -17,6 +17,7 @@ from collectives.rounds.waves import Ints, Lengths, Wave
 
 NAMES = ("ring", "halving_doubling", "tree", "allgather", "server", "server:placement=sharded", "hierarchical")
 FIGURES = ("up_rate", "down_rate", "latency_s")
+COSTS = {"message_s": 1e-3, "byte_s": 1e-6, "wake_s": 1e-4, "ack_share": 0.02, "carry_byte_s": 1e-7}
 
 
 def dense(start: Ints, stop: Ints, terms: Ints) -> tuple[Ints, Ints]:
@@ -32,7 +33,7 @@ def flows_of(name: str, joined: Links, numel: int = 6000) -> Flows:
     collective = spec.build("collectives", Collective, name)
     waves = collective.waves(joined.num_ranks, Layout.dense(numel, key=(0,)), Lengths(dense))
     assert waves is not None
-    flows.run(waves, posted_early=True)
+    flows.run(waves)
     return flows
 
 
@@ -45,9 +46,9 @@ def test_a_ring_of_equals_sends_twice_its_share() -> None:
 
 
 def test_latency_counts_once_per_step() -> None:
-    """And once more before the first, until everybody has heard that there is room."""
+    """Nobody waits to hear that there is room at the other end."""
     slower = seconds("ring", links(6, latency_s=0.1))
-    assert slower == pytest.approx(seconds("ring", links(6)) + 11 * 0.1)
+    assert slower == pytest.approx(seconds("ring", links(6)) + 10 * 0.1)
 
 
 def test_a_server_receives_from_all_over_one_link_and_answers_over_it() -> None:
@@ -65,7 +66,7 @@ def test_late_messages_queue_behind_those_that_came_before_them() -> None:
     """Three messages of 1 s each to one rank, sent at 0, 0 and 10 s: the last finds the link free."""
     flows = Flows(links(4))
     flows.wait_until(np.array([0.0, 0.0, 0.0, 10.0]))
-    flows.run([Wave(np.array([1, 2, 3]), np.array([0, 0, 0]), np.full(3, 1_000_000))], posted_early=True)
+    flows.run([Wave(np.array([1, 2, 3]), np.array([0, 0, 0]), np.full(3, 1_000_000))])
     assert flows.ready.tolist() == [11.0, 0.0, 0.0, 10.0]
 
 
@@ -90,20 +91,42 @@ def test_only_what_is_added_costs_adding() -> None:
     joined = links(4, rate=np.inf)
     flows = Flows(joined)
     ring = spec.build("collectives", Collective, "ring").waves(4, Layout.dense(6000, key=(0,)), Lengths(dense))
-    flows.run(ring or (), posted_early=True, merge_byte_s=1e-3)
+    flows.run(ring or (), merge_byte_s=1e-3)
     assert flows.busy_s == pytest.approx(np.full(4, 3 / 4 * 24.0))
+
+
+def test_what_comes_is_acknowledged_over_the_link_by_which_a_rank_sends() -> None:
+    """A ring sends and receives as much; a server's link carries its own sums and the word that workers' have come."""
+    assert seconds("ring", links(6, ack_share=0.02)) == pytest.approx(1.02 * seconds("ring", links(6)))
+    answered = 4 * 24_016 / 1e6
+    assert seconds("server", links(5, ack_share=0.02)) == pytest.approx(2 * answered)
+    flows = Flows(links(2, ack_share=0.5))
+    both_ways = Wave(np.array([0, 1]), np.array([1, 0]), np.array([1_000_000, 3_000_000]))
+    flows.run([both_ways])
+    assert flows.ready.tolist() == [3.5, 2.5]  # 3 s and the answer to 1 s, 1 s and that to 3 s
+
+
+def test_a_rank_that_waited_is_woken_for_every_step() -> None:
+    assert seconds("ring", links(4, wake_s=0.1)) == pytest.approx(seconds("ring", links(4)) + 6 * 0.1)
+
+
+def test_cores_that_carry_all_links_are_one_more_link_that_all_share() -> None:
+    """A ring of four sends 4 x 6 messages of 6 kB in all."""
+    carried_s = 4 * 6 * 6000 * 1e-5
+    assert seconds("ring", links(4, rate=np.inf, carry_byte_s=1e-5)) == pytest.approx(carried_s)
+    assert seconds("ring", links(4, carry_byte_s=1e-9)) == pytest.approx(seconds("ring", links(4)))
 
 
 @pytest.mark.parametrize("name", NAMES)
 @pytest.mark.parametrize("n", [2, 7])
 def test_waves_in_one_go_are_the_same_messages_one_by_one(name: str, n: int) -> None:
     rng = np.random.default_rng(n)
-    joined = Links.of_hosts(*rng.uniform(1e5, 1e6, (2, n)), np.full(n, 0.01), message_s=1e-3, byte_s=1e-6)
+    joined = Links.of_hosts(*rng.uniform(1e5, 1e6, (2, n)), np.full(n, 0.01), **COSTS)
     collective = spec.build("collectives", Collective, name)
     waves = list(collective.waves(n, Layout.dense(6000, key=(0,)), Lengths(dense)) or [])
     at_once, one_by_one = Flows(joined), Flows(joined)
-    at_once.run(waves, posted_early=True)
-    one_by_one.run([Wave(*wave.messages()) for wave in waves], posted_early=True)
+    at_once.run(waves)
+    one_by_one.run([Wave(*wave.messages()) for wave in waves])
     for figure in ("ready", "busy_s", "sent", "messages"):
         assert getattr(at_once, figure) == pytest.approx(getattr(one_by_one, figure)), figure
 
@@ -113,13 +136,15 @@ def test_waves_in_one_go_are_the_same_messages_one_by_one(name: str, n: int) -> 
     name=st.sampled_from(NAMES),
     n=st.integers(2, 9),
     seed=st.integers(0, 2**32 - 1),
-    figure=st.sampled_from((*FIGURES, "numel", "message_s", "byte_s")),
+    figure=st.sampled_from((*FIGURES, "numel", *COSTS)),
     factor=st.floats(1.0, 20.0),
 )
 def test_nothing_faster_ends_later(name: str, n: int, seed: int, figure: str, factor: float) -> None:
     rng = np.random.default_rng(seed)
     worse = Links.of_hosts(
-        *rng.lognormal(13, 1.0, (2, n)), rng.exponential(0.01, n), message_s=rng.exponential(1e-4), byte_s=1e-9
+        *rng.lognormal(13, 1.0, (2, n)),
+        rng.exponential(0.01, n),
+        **COSTS | {"message_s": rng.exponential(1e-4), "carry_byte_s": rng.exponential(1e-7)},
     )
     numel = int(rng.integers(1, 20_000))
     slow = seconds(name, worse, numel)

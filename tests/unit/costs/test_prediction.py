@@ -13,15 +13,16 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from bench.core.errors import UsageError
-from bench.core.parts import Calibration, LeafSize, Offer, Validated
+from bench.core.parts import FRAMES, LOCAL, SEGMENTS, Calibration, Crowd, LeafSize, MessageCosts, Offer, Validated
 from bench.core.predict_config import PredictConfig
+from bench.costs.crowds import crowd_at
 from bench.costs.offers import lengths_of
 from bench.costs.prediction import Prediction
-from bench.launch.predicting import FRAME_PER_PAYLOAD, check, notes, parse_sweep, predicted, sweep
+from bench.launch.predicting import ACK_SHARE, FRAME_PER_PAYLOAD, check, notes, parse_sweep, predicted, sweep
 from tests.testing.calibrations import calibration
 
-MEGABIT = 1e6 / 8 / FRAME_PER_PAYLOAD
-"""payload bytes per second"""
+MEGABIT = 1e6 / 8 / FRAME_PER_PAYLOAD / (1 + ACK_SHARE)
+"""payload bytes per second, of a link that carries as much the other way"""
 
 
 def step(known: Calibration | None = None, **asked: Any) -> Prediction:
@@ -65,9 +66,9 @@ def test_what_is_summed_early_is_decoded_while_the_next_bucket_waits() -> None:
 
 
 def test_latency_is_paid_by_every_step_of_a_collective() -> None:
-    """And by what ranks tell each other at the end: that there is room, then that all was finite."""
+    """And by what ranks tell each other at the end: that all was finite."""
     slower = step(collective="ring", latency="10ms").step_time_s - step(collective="ring").step_time_s
-    assert slower == pytest.approx((3 + 2) * 0.010, abs=1e-4)
+    assert slower == pytest.approx((2 + 1) * 0.010, abs=1e-4)
 
 
 def test_ranks_that_share_cores_compute_more_slowly_and_never_faster_than_the_cores_allow() -> None:
@@ -76,6 +77,40 @@ def test_ranks_that_share_cores_compute_more_slowly_and_never_faster_than_the_co
     assert crowded.step_time_s == pytest.approx(4 * 0.4)
     assert step(known, collective="ring", hosts=8).step_time_s == pytest.approx(0.4)
     assert step(known, collective="ring", hosts=2, ranks_per_host=4).step_time_s == pytest.approx(2 * 0.4)
+
+
+def test_between_measured_loads_times_are_interpolated_and_beyond_them_threads_take_turns() -> None:
+    crowds = tuple(
+        Crowd(load=load, handed_over_s=(at, at + 0.05), computed_s=at + 0.05)
+        for load, at in ((0.5, 0.3), (1.0, 0.4), (2.0, 0.9))
+    )
+    known = calibration(cores=2, crowds=crowds)
+    assert crowd_at(known, 0.25).handed_over_s == (0.3, 0.35)
+    assert crowd_at(known, 1.5).handed_over_s == pytest.approx((0.65, 0.70))
+    assert crowd_at(known, 6.0).computed_s == pytest.approx(3 * 0.95)
+    few = calibration(cores=64, crowds=crowds[:1])
+    assert crowd_at(few, 1.0).computed_s == pytest.approx(0.35)
+    assert crowd_at(few, 2.0).computed_s == pytest.approx(2 * 0.35)
+
+
+def test_what_carries_messages_between_virtual_hosts_takes_the_cores_that_ranks_share() -> None:
+    """Two ranks send 500 kB twice each; the machine's two cores are busy with a byte for 4 us."""
+    carried = MessageCosts(carry_byte_s=4e-6)
+    known = calibration(cores=2, messages={LOCAL: MessageCosts(), SEGMENTS: carried, FRAMES: carried})
+    prediction = step(known, collective="ring", hosts=2, shared_cores=2)
+    assert prediction.step_time_s == pytest.approx((2 * 0.4 + 4 * 500_000 * 4e-6) / 2, rel=1e-3)
+    assert prediction.bound_by == "cpu"
+    assert step(known, collective="ring", hosts=2).step_time_s == pytest.approx(0.4)
+
+
+def test_only_real_frames_are_headed_and_acknowledged() -> None:
+    known = calibration(cores=8)
+    slow, fast = (
+        step(known, collective="ring", hosts=2, shared_cores=8, bandwidth=rate).step_time_s - 0.3
+        for rate in ("10mbit", "1gbit")
+    )
+    assert slow == pytest.approx(1_000_000 / (10 * MEGABIT), rel=1e-3)
+    assert fast == pytest.approx(0.1 + 500_000 * 8 / 1e9, rel=1e-3)
 
 
 def test_a_host_that_runs_half_of_the_time_takes_twice_as_long(tmp_path: Path) -> None:

@@ -1,0 +1,20 @@
+"""What ranks that compute on the same cores take from each other, from what was measured with some."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from bench.core.parts import Calibration, Crowd
+
+
+def crowd_at(calibration: Calibration, load: float) -> Crowd:
+    """A step at any load, threads that compute / cores.
+
+    Between two loads that were measured times are interpolated. Beyond the last they grow as the turns do that threads
+    have to take, of which there are none before every core has its thread.
+    """
+    loads = [crowd.load for crowd in calibration.crowds]
+    times = np.array([(*crowd.handed_over_s, crowd.computed_s) for crowd in calibration.crowds])
+    *handed_over, computed_s = (float(np.interp(load, loads, of_crowds)) for of_crowds in times.T)
+    turns = max(1.0, load / max(1.0, loads[-1]))
+    return Crowd(load=load, handed_over_s=tuple(turns * at for at in handed_over), computed_s=turns * computed_s)

@@ -1,0 +1,35 @@
+"""Two ranks on virtual hosts that measure what messages cost there: `python -m bench.micro.carrying_worker FOLDER`."""
+
+from __future__ import annotations
+
+import dataclasses
+import sys
+
+import torch.distributed as dist
+
+from bench.core.errors import BenchError
+from bench.core.job_config import RanksConfig
+from bench.core.run_folder import RunFolder, append_json_line
+from bench.micro.message_costs import carry_byte_s, message_costs
+from bench.train.rank import end_process, process_group, rank_main, set_up_device
+from collectives.transport.sockets import open_transport
+
+LONG_MESSAGES = 5
+
+
+def run(config: RanksConfig, folder: RunFolder) -> None:
+    """Say it in `progress.jsonl`."""
+    with process_group(set_up_device("cpu", 1), config.timeout_s):
+        transport = open_transport(timeout_s=config.timeout_s)
+        costs = message_costs(transport, LONG_MESSAGES)
+        waited_s = max(0.0, costs.wake_s - (config.latency_s or 0.0))
+        costs = dataclasses.replace(costs, wake_s=waited_s, carry_byte_s=carry_byte_s(transport, LONG_MESSAGES))
+        transport.close()
+        if dist.get_rank() == 0:
+            append_json_line(folder.progress, {"messages": dataclasses.asdict(costs)})
+
+
+main = rank_main(RanksConfig, run, (BenchError,))
+
+if __name__ == "__main__":
+    end_process(main(sys.argv[1]))
