@@ -1,0 +1,123 @@
+"""Predictions held against runs: 30 configurations that chance drew, two models, each measured three times.
+
+    python benchmarks/predict_validation.py --out results/reference/predict-validation.csv
+
+calibrates both models on this machine, which should do nothing else, predicts every configuration before it runs the
+first, and keeps all of them in the table. What was measured already is not measured again. `--draw` writes
+the configurations anew, as they are: the seed is part of this file, and older than any of its predictions.
+"""
+
+from __future__ import annotations
+
+import argparse
+import csv
+import math
+import statistics
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+
+from bench.launch.sweeps.file import Options
+from bench.launch.sweeps.written import toml_table
+
+SEED = 20261122
+FILES = Path("examples/predict")
+RUNS = Path("results/runs/predict")
+MODELS = ("resnet20", "small_cnn")
+CELLS = 15
+"""of each model"""
+PAIRS = (
+    ("none", "ring"),
+    ("bf16", "allgather"),
+    ("topk", "allgather"),
+    ("group_topk", "ring"),
+    ("powersgd", "tree"),
+    ("sign", "server"),
+)
+BASE: Options = {
+    "dataset": "synthetic",
+    "train_size": 2000,
+    "test_size": 200,
+    "steps": 25,
+    "threads": 1,
+    "seeds": "1-3",
+}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--out", type=Path, default=RUNS / "validation.csv")
+    parser.add_argument("--draw", action="store_true", help="only write the configurations")
+    asked = parser.parse_args()
+    if asked.draw:
+        for path, text in drawn().items():
+            path.write_text(text, encoding="utf-8")
+        return
+    RUNS.mkdir(parents=True, exist_ok=True)
+    rows = [row for model in MODELS for row in validated(model)]
+    with asked.out.open("w", newline="", encoding="utf-8") as file:
+        writer = csv.DictWriter(file, list(rows[0]))
+        writer.writeheader()
+        writer.writerows(rows)
+    errors = sorted(abs(float(row["error"])) for row in rows if row["error"])
+    print(
+        f"error of the step time: median {statistics.median(errors):.1%}, 90th percentile "
+        f"{errors[math.ceil(0.9 * len(errors)) - 1]:.1%}, {len(errors)} of {len(rows)} configurations measured"
+    )
+
+
+def validated(model: str) -> list[dict[str, str]]:
+    """Calibrate, then predict and measure its configurations."""
+    calibration, table = RUNS / f"{model}.json", RUNS / f"{model}.csv"
+    if not calibration.exists():
+        compressors = ",".join(dict.fromkeys(compressor for compressor, _ in PAIRS))
+        bench(
+            "calibrate", "--model", model, "--dataset", "synthetic", "--compressors", compressors, "--out", calibration
+        )
+    cells = FILES / f"{model}.toml"
+    bench("predict", "--calibration", calibration, "--validate", cells, "--runs", RUNS / model, "--table", table)
+    with table.open(newline="", encoding="utf-8") as file:
+        return list(csv.DictReader(file))
+
+
+def bench(*arguments: str | Path) -> None:
+    subprocess.run([sys.executable, "-m", "bench", *map(str, arguments)], check=True)
+
+
+def drawn() -> dict[Path, str]:
+    """The files by their paths: one sweep for each model, and the uneven clusters that it names."""
+    rng = np.random.default_rng(SEED)
+    files = {}
+    for model in MODELS:
+        tables = [toml_table("[base]", {"model": model} | BASE)]
+        for number in range(CELLS):
+            compressor, collective = PAIRS[number % len(PAIRS)]
+            options = {"compressor": compressor, "collective": collective}
+            hosts = int(rng.integers(2, 9))
+            rate = f"{10 ** rng.uniform(1, 3):.0f}mbit"
+            latency = "0ms" if rng.random() < 0.4 else f"{rng.uniform(1, 50):.0f}ms"
+            if rng.random() < 0.3:
+                path = FILES / f"{model}-uneven{number}.toml"
+                files[path] = uneven(hosts, rate, latency, float(rng.uniform(0.2, 0.8)), float(rng.uniform(0.4, 0.9)))
+                options["cluster"] = str(path)
+            else:
+                options |= {"hosts": hosts, "bandwidth": rate, "latency": latency}
+            tables.append(toml_table("[[include]]", options))
+        files[FILES / f"{model}.toml"] = "\n".join(tables)
+    return files
+
+
+def uneven(hosts: int, rate: str, latency: str, uplink_share: float, cpu_share: float) -> str:
+    """Hosts of which the first has a slower uplink, and the last runs only part of the time."""
+    link = f'bandwidth = "{rate}"\nlatency = "{latency}"\n'
+    slow_uplink = f"{uplink_share * float(rate.removesuffix('mbit')):.1f}mbit"
+    tables = [f'[[host]]\nname = "far"\nuplink = "{slow_uplink}"\ndownlink = "{rate}"\nlatency = "{latency}"\n']
+    if hosts > 2:
+        tables.append(f'[[host]]\nname = "host"\ncount = {hosts - 2}\n{link}')
+    return "\n".join([*tables, f'[[host]]\nname = "busy"\ncpu_share = {cpu_share:.2f}\n{link}'])
+
+
+if __name__ == "__main__":
+    main()
