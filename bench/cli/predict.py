@@ -24,6 +24,8 @@ EXAMPLES = """[bold]Examples[/bold]
 
   bench predict --calibration resnet20.json --compressor powersgd --hosts 8 --sweep bandwidth=1mbit..10gbit
 
+  bench predict --calibration resnet20.json --compressor topk --hosts 4 --bandwidth 1mbit --steps-from results/runs
+
   bench predict --calibration resnet20.json --cluster my_machines.toml --compressor group_topk --collective ring --json
 
 [bold]The model[/bold]
@@ -43,6 +45,15 @@ def predict(
     sweep: Annotated[
         str | None,
         typer.Option(help="Predict over a range of rates: bandwidth=1mbit..10gbit.", rich_help_panel=WHAT),
+    ] = None,
+    steps_from: Annotated[
+        list[Path] | None,
+        typer.Option(
+            help="Runs (folders or CSV files) that took the same configuration to a target: adds the time to it. "
+            "Several times for several.",
+            metavar="PATH",
+            rich_help_panel=WHAT,
+        ),
     ] = None,
     validate: Annotated[
         Path | None,
@@ -70,7 +81,7 @@ def predict(
     from bench.core.parts import Calibration
 
     if validate is not None:
-        if sweep is not None or asked != PredictConfig():
+        if sweep is not None or steps_from or asked != PredictConfig():
             raise UsageError(f"{validate} says what is predicted; leave out what else says it")
         _validate(Calibration.read(calibration), calibration, validate, runs, table, as_json=as_json)
         return
@@ -79,6 +90,8 @@ def predict(
 
     if sweep is not None and (asked.bandwidth or asked.uplink or asked.downlink or asked.network):
         raise UsageError("--sweep sets the rate of all links; leave out what else sets it")
+    if sweep is not None and steps_from:
+        raise UsageError("--steps-from belongs to one prediction; leave out --sweep")
     known = Calibration.read(calibration)
     checked = check(asked, known)
     said = notes(known, checked)
@@ -90,6 +103,8 @@ def predict(
         return
     prediction = predicted(known, checked)
     row = columns(checked, prediction, known)
+    if steps_from:
+        said.append(_add_time_to_target(row, known, checked, steps_from))
     _print_one(checked, prediction, row, [*said, *_pays(known, checked, prediction)], as_json=as_json)
 
 
@@ -157,6 +172,17 @@ def _pays(known: Calibration, checked: Asked, prediction: Prediction) -> list[st
     return [f"compression does not pay here: a step takes {ratio:.2f} times as long as with {than}"]
 
 
+def _add_time_to_target(row: dict[str, Any], known: Calibration, checked: Asked, paths: list[Path]) -> str:
+    """Into the row, where runs say it; return on what it rests, or why there is none."""
+    from bench.report.needed_steps import needed_steps
+    from bench.report.store import read
+
+    needed = needed_steps(read(paths), known, checked.compressor, checked.world_size)
+    row["steps_to_target"] = needed.steps
+    row["time_to_target_s"] = None if needed.steps is None else needed.steps * row["step_time_s"]
+    return needed.said
+
+
 def _print_one(checked: Asked, prediction: Prediction, row: dict[str, Any], said: list[str], *, as_json: bool) -> None:
     if as_json:
         from bench.cli.console import print_json
@@ -175,6 +201,11 @@ def _print_one(checked: Asked, prediction: Prediction, row: dict[str, Any], said
         ("sent by the busiest", format_bytes(prediction.payload_bytes_max_per_step)),
         ("CPU per rank", format_seconds(prediction.cpu_s_per_step)),
         ("samples per second", f"{prediction.samples_per_s:.1f}"),
+        *(
+            [("time to target", f"{format_seconds(row['time_to_target_s'])} in {row['steps_to_target']:.0f} steps")]
+            if row.get("steps_to_target")
+            else []
+        ),
     ):
         print(f"  {name:<20} {text}")
     print(*said, sep="\n")

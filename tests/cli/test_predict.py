@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from bench.core.rows import RowWriter
 from bench.core.schema import METRICS_BY_NAME
 from tests.testing.calibrations import calibration, written
 from tests.testing.invoke import execute, invoke
@@ -54,6 +55,32 @@ def test_people_read_whether_it_pays(tmp_path: Path) -> None:
     assert "compression pays below" in curve.out
 
 
+def test_runs_say_how_many_steps_a_target_takes(tmp_path: Path) -> None:
+    path, runs = written(tmp_path), tmp_path / "runs.csv"
+    same = {"model": "small_cnn", "dataset": "digits", "optimizer": "sgd", "batch_size": 32, "compressor": "topk"}
+    writer = RowWriter(runs)
+    for step, seconds in ((100, None), (200, 50.0)):
+        of_run = {
+            "run_id": "a",
+            "config_id": "c",
+            "seed": 1,
+            "collective": "ring",
+            "status": "ok",
+            "world_size": 2,
+            "target_accuracy": 0.9,
+        }
+        writer.append(same | of_run | {"step": step, "time_to_target_s": seconds})
+    asked = ["predict", "--calibration", path, "--compressor", "topk", "--steps-from", str(runs), "--json"]
+    answer = invoke(*asked)
+    assert answer.code == 0, answer.error
+    told = json.loads(answer.out)
+    assert told["steps_to_target"] == 200
+    assert told["time_to_target_s"] == pytest.approx(200 * told["step_time_s"])
+    more = json.loads(invoke(*asked, "--world-size", "64").out)
+    assert more["time_to_target_s"] is None
+    assert any("what 64 would need does not follow" in note for note in more["notes"])
+
+
 @pytest.mark.parametrize(
     ("arguments", "sentence"),
     [
@@ -64,6 +91,7 @@ def test_people_read_whether_it_pays(tmp_path: Path) -> None:
         (["--compressor", "topk", "--collective", "native"], "native adds tensors element by element"),
         (["--collective", "server:root=7"], "root=7 is none of the 2 ranks"),
         (["--world-size", "1"], "one rank exchanges nothing"),
+        (["--steps-from", "none.csv", "--sweep", "bandwidth=1mbit..10mbit"], "--steps-from belongs to one prediction"),
         (["--world-size", "5", "--hosts", "2"], "--world-size 5 is not 2 hosts with 1 rank(s) each"),
         (["--cluster", "x.toml", "--bandwidth", "1mbit"], "--cluster and --bandwidth both describe the hosts"),
         (["--bandwidth", "fast"], "'fast' is not a bandwidth"),

@@ -1,0 +1,91 @@
+"""Steps that measured runs took to their target, for a time to target where the runs themselves were not."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import statistics
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from bench.core.errors import UsageError
+from bench.core.parts import Calibration
+from bench.report.store import Row
+
+_THE_SAME = ("model", "dataset", "optimizer", "batch_size")
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class NeededSteps:
+    """What runs say of a configuration.
+
+    Attributes:
+        steps: median over seeds, of which those that missed count as the longest; None: they do not say it.
+        said: on what it rests, or why there is none; one sentence.
+    """
+
+    steps: float | None
+    said: str
+
+
+def needed_steps(rows: Sequence[Row], calibration: Calibration, compressor: str, world_size: int) -> NeededSteps:
+    """Steps to target of a compressor among so many ranks.
+
+    They depend on the batch of all ranks together, so they hold for the ranks with which they were measured, and in
+    between on a line between their logarithms; beyond, nothing was validated.
+
+    Args:
+        rows: of runs, every evaluation.
+        calibration: names model, data set, optimizer and batch.
+        compressor: as it is written shortest.
+        world_size: of the job that is predicted.
+
+    Raises:
+        UsageError: the runs have several targets.
+    """
+    wanted = {name: getattr(calibration, name) for name in _THE_SAME} | {"compressor": compressor}
+    by_run: dict[str, list[Row]] = {}
+    for row in rows:
+        if row["target_accuracy"] is not None and all(row[name] == value for name, value in wanted.items()):
+            by_run.setdefault(row["run_id"], []).append(row)
+    if not by_run:
+        return NeededSteps(
+            steps=None,
+            said=f"no time to target: no run with {compressor} had one on {calibration.model}, {calibration.dataset}, "
+            f"{calibration.optimizer} and batches of {calibration.batch_size}",
+        )
+    targets = sorted({of_run[0]["target_accuracy"] for of_run in by_run.values()})
+    if len(targets) > 1:
+        raise UsageError(f"the runs have the targets {', '.join(map(str, targets))}; give those of one")
+    return _at(_medians(by_run), world_size, targets[0])
+
+
+def _medians(by_run: Mapping[str, Sequence[Row]]) -> dict[int, tuple[float, int]]:
+    """By ranks: (steps, seeds)."""
+    seeds: dict[int, list[float]] = {}
+    for rows in by_run.values():
+        reached = [row["step"] for row in rows if row["time_to_target_s"] is not None]
+        seeds.setdefault(rows[0]["world_size"], []).append(min(reached, default=math.inf))
+    return {ranks: (statistics.median(steps), len(steps)) for ranks, steps in sorted(seeds.items())}
+
+
+def _at(medians: Mapping[int, tuple[float, int]], world_size: int, target: Any) -> NeededSteps:
+    sizes = list(medians)
+    if world_size in medians:
+        steps, seeds = medians[world_size]
+        if math.isinf(steps):
+            return NeededSteps(steps=None, said=f"no time to target: most of {seeds} run(s) missed {target:.1%}")
+        return NeededSteps(steps=steps, said=f"steps to {target:.1%}: median of {seeds} run(s) with {world_size} ranks")
+    around = [size for size in sizes if size < world_size][-1:] + [size for size in sizes if size > world_size][:1]
+    if len(around) < 2 or any(math.isinf(medians[size][0]) for size in around):
+        return NeededSteps(
+            steps=None,
+            said=f"no time to target: steps to {target:.1%} were measured with {', '.join(map(str, sizes))} ranks, and "
+            f"what {world_size} would need does not follow from that",
+        )
+    (low, high), (of_low, of_high) = around, (medians[size][0] for size in around)
+    share = math.log(world_size / low) / math.log(high / low)
+    return NeededSteps(
+        steps=of_low * (of_high / of_low) ** share,
+        said=f"steps to {target:.1%}: between what {low} and {high} ranks needed",
+    )

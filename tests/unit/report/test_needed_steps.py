@@ -1,0 +1,67 @@
+"""Steps to target: those of the same configuration, in between two numbers of ranks, and never beyond."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from bench.core.errors import UsageError
+from bench.report.needed_steps import NeededSteps, needed_steps
+from tests.testing.calibrations import calibration
+
+
+def run(name: str, world_size: int, reached_at: int | None, **other: Any) -> list[dict[str, Any]]:
+    """Evaluations after 100, 200, 300 and 400 steps."""
+    same = {
+        "run_id": name,
+        "model": "small_cnn",
+        "dataset": "digits",
+        "optimizer": "sgd",
+        "batch_size": 32,
+        "compressor": "topk",
+        "world_size": world_size,
+        "target_accuracy": 0.9,
+    }
+    return [
+        same | {"step": step, "time_to_target_s": 1.0 if reached_at and step >= reached_at else None} | other
+        for step in (100, 200, 300, 400)
+    ]
+
+
+def needed(rows: list[dict[str, Any]], world_size: int) -> NeededSteps:
+    return needed_steps(rows, calibration(), "topk", world_size)
+
+
+def test_it_is_the_median_over_seeds_with_as_many_ranks() -> None:
+    rows = run("a", 4, 100) + run("b", 4, 300) + run("c", 4, None) + run("d", 2, 100)
+    found = needed(rows, 4)
+    assert found.steps == 300
+    assert found.said == "steps to 90.0%: median of 3 run(s) with 4 ranks"
+
+
+def test_it_lies_between_what_fewer_and_more_ranks_needed() -> None:
+    assert needed(run("a", 2, 400) + run("b", 8, 100), 4).steps == pytest.approx(200)
+
+
+@pytest.mark.parametrize(
+    ("rows", "reason"),
+    [
+        (run("a", 2, 400), "were measured with 2 ranks, and what 4 would need does not follow"),
+        (run("a", 8, 400), "were measured with 8 ranks"),
+        (run("a", 4, None), "most of 1 run(s) missed 90.0%"),
+        (run("a", 2, None) + run("b", 8, 100), "were measured with 2, 8 ranks"),
+        (run("a", 4, 100, compressor="dgc"), "no run with topk had one"),
+        (run("a", 4, 100, batch_size=64), "no run with topk had one"),
+        (run("a", 4, 100, target_accuracy=None), "no run with topk had one"),
+    ],
+)
+def test_what_runs_do_not_say_is_not_made_up(rows: list[dict[str, Any]], reason: str) -> None:
+    found = needed(rows, 4)
+    assert found.steps is None
+    assert reason in found.said
+
+
+def test_runs_of_several_targets_are_refused() -> None:
+    with pytest.raises(UsageError, match=r"targets 0.8, 0.9; give those of one"):
+        needed(run("a", 4, 100) + run("b", 4, 100, target_accuracy=0.8), 4)
