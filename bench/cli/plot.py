@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -11,7 +12,8 @@ from bench.cli.compare import DEFAULT_PATH, Paths
 from bench.cli.compare_output import warn
 from bench.core.errors import UsageError
 from bench.report.plots.kinds import KINDS, Kind
-from bench.report.plots.picture import SUFFIXES, save
+from bench.report.plots.picture import SUFFIXES, Picture, save
+from bench.report.plots.predictions import PREDICTED_KINDS
 from bench.report.plots.results import NotDrawable, Results
 
 EXAMPLES = """[bold]Examples[/bold]
@@ -20,15 +22,20 @@ EXAMPLES = """[bold]Examples[/bold]
 
   bench plot accuracy-time 'results/runs/2026*' --out curves.pdf
 
-  bench plot bandwidth sweep/ --baseline bf16 --out break_even.png"""
+  bench plot bandwidth sweep/ --baseline bf16 --out break_even.png
+
+  bench plot regime-map map.json --out map.svg"""
 
 ALL = "all"
 DEFAULT_OUT = Path("results/plots")
-_LIST = "\n\n".join(f"  {name}: {kind.shows}" for name, kind in KINDS.items())
+_SHOWN = {kind.name: kind.shows for kind in KINDS.values()} | {
+    kind.name: kind.shows for kind in PREDICTED_KINDS.values()
+}
+_LIST = "\n\n".join(f"  {name}: {shows}" for name, shows in _SHOWN.items())
 
 
 def _complete_kind(incomplete: str) -> list[tuple[str, str]]:
-    words = {name: kind.shows for name, kind in KINDS.items()} | {ALL: "every kind that the rows allow"}
+    words = _SHOWN | {ALL: "every kind that the rows allow"}
     return [(name, shows) for name, shows in words.items() if name.startswith(incomplete)]
 
 
@@ -56,6 +63,9 @@ def plot(
     """Draw runs: one KIND of picture, or `all` that the rows allow."""
     from bench.report import store
 
+    if kind in PREDICTED_KINDS:
+        _draw_predicted(kind, paths, baseline, out, as_format)
+        return
     chosen = _chosen(kind)
     is_file = out.suffix.lower() in SUFFIXES
     if is_file and kind == ALL:
@@ -72,9 +82,23 @@ def plot(
                 raise
             warn(f"{each.name} is left out: {error}")
         else:
-            file = out if is_file else out / f"{each.name}.{as_format}"
-            save(picture, file)
-            typer.echo(f"wrote {file}", err=True)
+            _save(picture, each.name, out, as_format)
+
+
+def _draw_predicted(kind: str, paths: Sequence[Path] | None, baseline: str | None, out: Path, as_format: str) -> None:
+    """A picture of one file that `bench predict` wrote."""
+    if baseline is not None or paths is None or len(paths) != 1:
+        raise UsageError(f"{kind} draws one file that bench predict wrote, without --baseline; name it behind the kind")
+    picture = PREDICTED_KINDS[kind].draw(paths[0])
+    if out.suffix.lower() not in SUFFIXES:
+        _make_folder(out)
+    _save(picture, kind, out, as_format)
+
+
+def _save(picture: Picture, name: str, out: Path, as_format: str) -> None:
+    file = out if out.suffix.lower() in SUFFIXES else out / f"{name}.{as_format}"
+    save(picture, file)
+    typer.echo(f"wrote {file}", err=True)
 
 
 def _chosen(kind: str) -> list[Kind]:
@@ -83,7 +107,9 @@ def _chosen(kind: str) -> list[Kind]:
     if kind not in KINDS:
         from collectives.options import did_you_mean  # brings pydantic along: only where it is needed
 
-        raise UsageError(f"there is no picture '{kind}'{did_you_mean(kind, KINDS)}; choose {', '.join(KINDS)} or {ALL}")
+        raise UsageError(
+            f"there is no picture '{kind}'{did_you_mean(kind, _SHOWN)}; choose {', '.join(_SHOWN)} or {ALL}"
+        )
     return [KINDS[kind]]
 
 

@@ -17,12 +17,17 @@ if TYPE_CHECKING:
     from bench.core.parts import Calibration
     from bench.costs.prediction import Prediction
     from bench.launch.predicting import Asked, Curve
+    from bench.launch.regimes import Regime
+
+MAP_POINTS_PER_DECADE = 3
 
 EXAMPLES = """[bold]Examples[/bold]
 
   bench predict --calibration resnet20.json --compressor topk --world-size 64 --bandwidth 100mbit --latency 10ms
 
   bench predict --calibration resnet20.json --compressor powersgd --hosts 8 --sweep bandwidth=1mbit..10gbit
+
+  bench predict --calibration resnet20.json --latency 5ms --sweep bandwidth=1mbit..10gbit,world_size=2..64
 
   bench predict --calibration resnet20.json --compressor topk --hosts 4 --bandwidth 1mbit --steps-from results/runs
 
@@ -44,7 +49,11 @@ def predict(
     ] = Path("calibration.json"),
     sweep: Annotated[
         str | None,
-        typer.Option(help="Predict over a range of rates: bandwidth=1mbit..10gbit.", rich_help_panel=WHAT),
+        typer.Option(
+            help="Predict over a range of rates: bandwidth=1mbit..10gbit; followed by ,world_size=2..64: which pair "
+            "is fastest where.",
+            rich_help_panel=WHAT,
+        ),
     ] = None,
     steps_from: Annotated[
         list[Path] | None,
@@ -93,6 +102,9 @@ def predict(
     if sweep is not None and steps_from:
         raise UsageError("--steps-from belongs to one prediction; leave out --sweep")
     known = Calibration.read(calibration)
+    if sweep is not None and "," in sweep:
+        _map(known, asked, sweep, as_json=as_json)
+        return
     checked = check(asked, known)
     said = notes(known, checked)
     if sweep is not None:
@@ -172,6 +184,57 @@ def _pays(known: Calibration, checked: Asked, prediction: Prediction) -> list[st
     return [f"compression does not pay here: a step takes {ratio:.2f} times as long as with {than}"]
 
 
+def _map(known: Calibration, asked: PredictConfig, text: str, *, as_json: bool) -> None:
+    """Which pair is fastest where."""
+    from bench.launch.predicting import check, notes, parse_sweep
+    from bench.launch.regimes import parse_world_sizes, regimes
+
+    rates_text, _, sizes_text = text.partition(",")
+    name, _, sizes = sizes_text.partition("=")
+    if name.strip() != "world_size":
+        raise UsageError(f"--sweep '{text}' is not possible; write it like bandwidth=1mbit..10gbit,world_size=2..64")
+    set_by_map = ("compressor", "collective", "world_size", "hosts", "ranks_per_host", "cluster_file")
+    plain = PredictConfig()
+    if given := [option.flag_name for option in PredictConfig.options() if option.name in set_by_map and
+                 getattr(asked, option.name) != getattr(plain, option.name)]:  # fmt: skip
+        raise UsageError(f"a map tries all pairs among equal hosts with one rank each; leave out {', '.join(given)}")
+    checked = check(asked, known)
+    found = regimes(known, checked, parse_sweep(rates_text, per_decade=MAP_POINTS_PER_DECADE), parse_world_sizes(sizes))
+    beyond = sum(each.outside is not None for each in found)
+    said = notes(known, checked, range_too=False)
+    if beyond:
+        said.append(f"outside the validated range: {beyond} of {len(found)} cells; see bench predict --validate")
+    _print_map(found, said, as_json=as_json)
+
+
+def _print_map(found: list[Regime], said: list[str], *, as_json: bool) -> None:
+    if as_json:
+        import dataclasses
+
+        from bench.cli.console import print_json
+
+        print_json({"regimes": [dataclasses.asdict(each) | {"speedup": each.speedup} for each in found], "notes": said})
+        return
+    from rich import box
+    from rich.table import Table
+
+    from bench.cli.console import stdout_console
+
+    table = Table(box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0), pad_edge=False)
+    sizes = list(dict.fromkeys(each.world_size for each in found))
+    for heading in ("bandwidth", *(f"{size} ranks" for size in sizes)):
+        table.add_column(heading, justify="right" if heading == "bandwidth" else "left")
+    rows: dict[float, list[str]] = {}
+    for each in found:
+        pair = f"{each.compressor}+{each.collective} {each.speedup:.1f}x"
+        rows.setdefault(each.bandwidth_bps, []).append(pair)
+    for rate, pairs in rows.items():
+        table.add_row(format_rate(rate), *pairs)
+    print("the fastest pair, and how many times as fast as dense bf16 on its fastest collective")
+    stdout_console().print(table)
+    print(*said, sep="\n")
+
+
 def _add_time_to_target(row: dict[str, Any], known: Calibration, checked: Asked, paths: list[Path]) -> str:
     """Into the row, where runs say it; return on what it rests, or why there is none."""
     from bench.report.needed_steps import needed_steps
@@ -227,7 +290,8 @@ def _print_curve(checked: Asked, curve: Curve, said: list[str], *, as_json: bool
             }
             for rate, pair, dense in zip(curve.rates_bps, curve.pair, curve.dense, strict=True)
         ]
-        print_json({"curve": rows, "break_even_bps": curve.break_even_bps, "notes": said})
+        what = {"compressor": checked.compressor, "collective": checked.collective, "world_size": checked.world_size}
+        print_json({**what, "curve": rows, "break_even_bps": curve.break_even_bps, "notes": said})
         return
     from rich import box
     from rich.table import Table

@@ -217,8 +217,8 @@ def _slowest(rates: Sequence[float | None]) -> float | None:
     return min((rate for rate in rates if rate is not None), default=None)
 
 
-def notes(calibration: Calibration, asked: Asked) -> list[str]:
-    """What a user should know before trusting a prediction, one sentence each."""
+def notes(calibration: Calibration, asked: Asked, *, range_too: bool = True) -> list[str]:
+    """What a user should know before trusting a prediction, one sentence each; `range_too`: also what was validated."""
     said = []
     if (calibration.cpu, calibration.cores) != (environment.cpu_model(), environment.usable_cores()):
         said.append(
@@ -227,7 +227,7 @@ def notes(calibration: Calibration, asked: Asked) -> list[str]:
         )
     if any(host.jitter_s or host.loss for host in asked.hosts):
         said.append("jitter and loss are not part of the model, and left out")
-    if reason := outside(calibration, asked):
+    if range_too and (reason := outside(calibration, asked)):
         said.append(f"outside the validated range: {reason}")
     return said
 
@@ -291,7 +291,7 @@ def sweep(calibration: Calibration, asked: Asked, rates_bps: Sequence[float]) ->
     return Curve(rates_bps=list(rates_bps), pair=pair, dense=dense, break_even_bps=np.exp(at).tolist())
 
 
-def parse_sweep(text: str) -> list[float]:
+def parse_sweep(text: str, per_decade: int = POINTS_PER_DECADE) -> list[float]:
     """``bandwidth=1mbit..10gbit`` -> rates in bits per second, evenly on a logarithmic scale.
 
     Raises:
@@ -304,5 +304,5 @@ def parse_sweep(text: str) -> list[float]:
     low, high = parse_rate(first.strip()), parse_rate(last.strip())
     if not low < high:
         raise UsageError(f"--sweep '{text}' does not ascend; write the slower rate first")
-    points = max(2, round(POINTS_PER_DECADE * math.log10(high / low)) + 1)
+    points = max(2, round(per_decade * math.log10(high / low)) + 1)
     return [float(rate) for rate in np.geomspace(low, high, points)]

@@ -55,6 +55,38 @@ def test_people_read_whether_it_pays(tmp_path: Path) -> None:
     assert "compression pays below" in curve.out
 
 
+def test_a_map_names_the_fastest_pair_everywhere_and_is_drawn(tmp_path: Path) -> None:
+    path = written(tmp_path)
+    asked = ["predict", "--calibration", path, "--sweep", "bandwidth=1mbit..1gbit,world_size=2..4"]
+    answer = invoke(*asked, "--json")
+    assert answer.code == 0, answer.error
+    cells = json.loads(answer.out)["regimes"]
+    assert {cell["world_size"] for cell in cells} == {2, 4}
+    assert {cell["compressor"] for cell in cells if cell["bandwidth_bps"] == 1e6} == {"topk"}
+    assert {cell["compressor"] for cell in cells if cell["bandwidth_bps"] == 1e9} == {"none"}  # it encodes nothing
+    assert all(cell["speedup"] >= 1 for cell in cells)
+    assert "topk+" in invoke(*asked).out
+    drawn, curve = tmp_path / "map.json", tmp_path / "curve.json"
+    drawn.write_text(answer.out)
+    curve.write_text(
+        invoke(
+            "predict", "--calibration", path, "--compressor", "topk", "--sweep", "bandwidth=1mbit..1gbit", "--json"
+        ).out
+    )
+    for kind, file in (("regime-map", drawn), ("predicted-curve", curve)):
+        assert invoke("plot", kind, str(file), "--out", str(tmp_path)).code == 0
+        assert "<svg" in (tmp_path / f"{kind}.svg").read_text()
+    swapped = invoke("plot", "regime-map", str(curve), "--out", str(tmp_path))
+    assert (swapped.code, "holds no regimes; write it with bench predict" in swapped.error) == (4, True)
+    assert invoke("plot", "regime-map", "--out", str(tmp_path)).code == 2
+
+
+def test_predictions_are_drawn_beside_what_was_measured(tmp_path: Path) -> None:
+    table = "results/reference/predict-validation.csv"
+    assert invoke("plot", "predicted-measured", table, "--out", str(tmp_path / "errors.svg")).code == 0
+    assert "8 configurations, error: median 22.1%" in (tmp_path / "errors.svg").read_text()
+
+
 def test_runs_say_how_many_steps_a_target_takes(tmp_path: Path) -> None:
     path, runs = written(tmp_path), tmp_path / "runs.csv"
     same = {"model": "small_cnn", "dataset": "digits", "optimizer": "sgd", "batch_size": 32, "compressor": "topk"}
@@ -91,6 +123,9 @@ def test_runs_say_how_many_steps_a_target_takes(tmp_path: Path) -> None:
         (["--compressor", "topk", "--collective", "native"], "native adds tensors element by element"),
         (["--collective", "server:root=7"], "root=7 is none of the 2 ranks"),
         (["--world-size", "1"], "one rank exchanges nothing"),
+        (["--sweep", "bandwidth=1mbit..1gbit,world_size=8..2"], "world_size=8..2 is not possible"),
+        (["--sweep", "bandwidth=1mbit..1gbit,latency=2..8"], "write it like bandwidth=1mbit..10gbit,world_size=2..64"),
+        (["--sweep", "bandwidth=1mbit..1gbit,world_size=2..8", "--hosts", "4"], "leave out --hosts"),
         (["--steps-from", "none.csv", "--sweep", "bandwidth=1mbit..10mbit"], "--steps-from belongs to one prediction"),
         (["--world-size", "5", "--hosts", "2"], "--world-size 5 is not 2 hosts with 1 rank(s) each"),
         (["--cluster", "x.toml", "--bandwidth", "1mbit"], "--cluster and --bandwidth both describe the hosts"),

@@ -1,0 +1,184 @@
+"""Predictions: a curve over the bandwidth, the fastest pair by bandwidth and ranks, and predicted against measured.
+
+They are drawn from what `bench predict` writes: JSON of a sweep or a map, or the table of a validation.
+"""
+
+from __future__ import annotations
+
+import csv
+import dataclasses
+import json
+import math
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+from bench.core.files import check_regular
+from bench.core.units import format_rate
+from bench.report.plots import style
+from bench.report.plots.picture import Picture
+from bench.report.plots.results import NotDrawable
+
+_WITHIN = 0.15
+"""of a prediction's error, the band that is drawn"""
+_DENSE = "bf16"
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class PredictedKind:
+    """One kind of picture of predictions.
+
+    Attributes:
+        name: the word on the command line.
+        shows: one line.
+        function: draws a file; raises ``NotDrawable``.
+    """
+
+    name: str
+    shows: str
+    function: Callable[[Path], Picture]
+
+    def draw(self, path: Path) -> Picture:
+        """Draw it in the common style.
+
+        Raises:
+            NotDrawable: the file is not what `bench predict` writes for it.
+        """
+        with style.applied():
+            return self.function(path)
+
+
+def curve(path: Path) -> Picture:
+    """Predicted step time of a pair and of dense gradients over the bandwidth; break-even points are marked."""
+    content = _json(path, "curve", "bench predict --sweep bandwidth=1mbit..10gbit --json")
+    rates = [point["bandwidth_bps"] for point in content["curve"]]
+    pair = f"{content['compressor']} on {content['collective']}"
+    figure, (axes,) = style.new_figure()
+    lines = {}
+    for index, (name, column) in enumerate(((f"dense {_DENSE}", "dense_step_time_s"), (pair, "step_time_s"))):
+        (lines[name],) = axes.plot(rates, [point[column] for point in content["curve"]], **style.line(index))
+    for rate in content["break_even_bps"]:
+        axes.axvline(rate, color=style.GREY, linewidth=0.9)
+        axes.annotate(
+            format_rate(rate), (rate, 0.98), xycoords=("data", "axes fraction"), rotation=90, ha="right", va="top"
+        )
+    axes.set_xscale("log")
+    axes.set_yscale("log")
+    axes.set_title(f"Predicted step time, {content['world_size']} ranks")
+    style.name_axis(axes, "x", "bandwidth of all links", "uplink_bps")
+    style.name_axis(axes, "y", "time of a step", "step_time_s", log=True)
+    style.legend(figure, lines)
+    even = " and ".join(map(format_rate, content["break_even_bps"])) or "nowhere in the range"
+    return Picture(figure=figure, alt=f"Predicted step times of {pair} and dense {_DENSE}; break-even: {even}.")
+
+
+def regime_map(path: Path) -> Picture:
+    """Which pair is fastest by bandwidth and ranks, and how many times as fast as dense gradients."""
+    cells = _json(path, "regimes", "bench predict --sweep bandwidth=1mbit..10gbit,world_size=2..64 --json")["regimes"]
+    rates = sorted({cell["bandwidth_bps"] for cell in cells})
+    sizes = sorted({cell["world_size"] for cell in cells})
+    pairs = list(dict.fromkeys((cell["compressor"], cell["collective"]) for cell in cells))
+    figure, (axes,) = style.new_figure(height=0.9 + 0.34 * len(sizes))
+    boxes = {}
+    for cell in cells:
+        column, row = rates.index(cell["bandwidth_bps"]), sizes.index(cell["world_size"])
+        index = pairs.index((cell["compressor"], cell["collective"]))
+        boxes[" on ".join(pairs[index])] = axes.barh(
+            row, 1, left=column, height=1, color=style.color(index + 1), alpha=0.45, edgecolor="white"
+        )
+        sparing = "" if cell["outside"] is None else "?"
+        axes.annotate(f"{cell['speedup']:.1f}{sparing}", (column + 0.5, row), ha="center", va="center", fontsize=7)
+    axes.grid(visible=False)
+    axes.set_xticks([column + 0.5 for column in range(len(rates))])
+    axes.set_xticklabels([format_rate(rate) for rate in rates], rotation=45, ha="right")
+    axes.set_yticks(range(len(sizes)))
+    axes.set_yticklabels([str(size) for size in sizes])
+    axes.set_ylabel("ranks")
+    axes.set_title(f"Predicted: the fastest pair, times as fast as dense {_DENSE} (?: outside what was validated)")
+    style.legend(figure, boxes)
+    return Picture(figure=figure, alt=f"Map of the fastest pair by bandwidth and ranks: {', '.join(boxes)}.")
+
+
+def predicted_measured(path: Path) -> Picture:
+    """Each configuration of a validation: predicted step time against measured, within 15 % and beyond."""
+    from matplotlib.ticker import LogLocator
+
+    cells = _validation(path)
+    known = [(float(cell["step_time_s"]), float(cell["predicted_step_time_s"]), cell) for cell in cells]
+    figure, (axes,) = style.new_figure(height=4.2)
+    bounds = [
+        0.8 * min(min(measured, predicted) for measured, predicted, _ in known),
+        1.25 * max(max(measured, predicted) for measured, predicted, _ in known),
+    ]
+    axes.plot(bounds, bounds, color=style.INK, linewidth=0.9)
+    low, high = ([bound * factor for bound in bounds] for factor in (1 - _WITHIN, 1 + _WITHIN))
+    axes.fill_between(bounds, low, high, color=style.GREY, alpha=0.2, linewidth=0)
+    points: dict[str, Any] = {}
+    for measured, predicted, cell in known:
+        pair = f"{cell['compressor']} on {cell['collective']}"
+        index = list(points).index(pair) if pair in points else len(points)
+        (points[pair],) = axes.plot(measured, predicted, linestyle="", **style.marker(index + 1))
+    axes.set_xscale("log")
+    axes.set_yscale("log")
+    axes.set_xlim(*bounds)
+    axes.set_ylim(*bounds)
+    style.name_axis(axes, "x", "measured time of a step", "step_time_s")
+    style.name_axis(axes, "y", "predicted", "step_time_s")
+    for axis in (axes.xaxis, axes.yaxis):
+        axis.set_major_locator(LogLocator(subs=(1.0, 2.0, 5.0)))
+    errors = sorted(abs(predicted / measured - 1) for measured, predicted, _ in known)
+    middle, most = errors[len(errors) // 2], errors[math.ceil(0.9 * len(errors)) - 1]
+    said = f"{len(known)} configurations, error: median {middle:.1%}, 90th percentile {most:.1%}"
+    axes.set_title(style.wrapped(f"{said}; the band is {_WITHIN:.0%} wide to either side", 60))
+    style.legend(figure, points)
+    return Picture(figure=figure, alt=f"Predicted against measured step times: {said}.")
+
+
+def _json(path: Path, key: str, command: str) -> dict[str, Any]:
+    """What `bench predict --json` wrote.
+
+    Raises:
+        NotDrawable: it is not there, or something else.
+    """
+    check_regular(path)
+    try:
+        content = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise NotDrawable(f"{path} cannot be read: {error}; write it with {command}") from None
+    if not isinstance(content, dict) or not content.get(key):
+        raise NotDrawable(f"{path} holds no {key}; write it with {command}")
+    return content
+
+
+def _validation(path: Path) -> list[dict[str, str]]:
+    check_regular(path)
+    try:
+        with path.open(newline="", encoding="utf-8") as file:
+            cells = [cell for cell in csv.DictReader(file) if cell.get("error")]
+    except (OSError, ValueError) as error:
+        raise NotDrawable(f"{path} cannot be read: {error}") from None
+    if not cells:
+        raise NotDrawable(f"{path} holds no measured configuration; give the table of bench predict --validate")
+    return cells
+
+
+PREDICTED_KINDS: Mapping[str, PredictedKind] = {
+    kind.name: kind
+    for kind in (
+        PredictedKind(
+            name="predicted-curve",
+            shows="predicted step time against bandwidth, from bench predict --sweep bandwidth=...",
+            function=curve,
+        ),
+        PredictedKind(
+            name="regime-map",
+            shows="the fastest pair by bandwidth and ranks, from bench predict --sweep bandwidth=...,world_size=...",
+            function=regime_map,
+        ),
+        PredictedKind(
+            name="predicted-measured",
+            shows="predicted against measured step time, from the table of bench predict --validate",
+            function=predicted_measured,
+        ),
+    )
+}
