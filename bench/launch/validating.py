@@ -5,7 +5,7 @@ from __future__ import annotations
 import csv
 import dataclasses
 import statistics
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +22,8 @@ from bench.launch.sweeps.file import table_text
 from bench.launch.sweeps.plan import PlannedRun
 
 _AS_CALIBRATED = ("model", "dataset", "optimizer", "batch_size", "threads", "bucket_mb")
+_PARTS = ("step_time_s", "exposed_s", "encode_s", "cpu_s_per_step", "payload_bytes_per_step", "messages_per_step")
+"""Columns that are predicted and measured."""
 _FIXED = ("strategy", "accumulate", "amp", "nnodes", "nonfinite", "straggler")
 
 
@@ -43,13 +45,20 @@ class Cell:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Compared:
-    """A cell beside what was measured: medians over its runs; None where every one of them failed."""
+    """A cell beside what was measured.
+
+    Attributes:
+        measured: by column, medians over its runs; None where every one of them failed, or did not say.
+    """
 
     cell: Cell
     num_runs: int
-    step_time_s: float | None
-    exposed_s: float | None
-    payload_bytes_per_step: float | None
+    measured: Mapping[str, float | None]
+
+    @property
+    def step_time_s(self) -> float | None:
+        """Measured."""
+        return self.measured["step_time_s"]
 
     @property
     def error(self) -> float | None:
@@ -127,9 +136,7 @@ def _compared(cell: Cell, agenda: Agenda) -> Compared:
     return Compared(
         cell=cell,
         num_runs=len(rows),
-        step_time_s=median("step_time_s"),
-        exposed_s=median("exposed_s"),
-        payload_bytes_per_step=median("payload_bytes_per_step"),
+        measured={column: median(column) for column in _PARTS},
     )
 
 
@@ -146,14 +153,16 @@ def as_rows(compared: Sequence[Compared], calibration: Calibration) -> list[dict
                 "world_size": asked.world_size,
                 "settings": each.cell.settings,
                 "runs": each.num_runs,
-                "predicted_step_time_s": prediction.step_time_s,
-                "step_time_s": each.step_time_s,
                 "error": each.error,
-                "predicted_exposed_s": prediction.exposed_s,
-                "exposed_s": each.exposed_s,
-                "predicted_payload_bytes_per_step": prediction.payload_bytes_per_step,
-                "payload_bytes_per_step": each.payload_bytes_per_step,
                 "bound_by": prediction.bound_by,
+            }
+            | {
+                name: value
+                for column in _PARTS
+                for name, value in (
+                    (f"predicted_{column}", getattr(prediction, column)),
+                    (column, each.measured[column]),
+                )
             }
         )
     return rows

@@ -215,6 +215,9 @@ def test_predicted_and_measured_stand_side_by_side(tmp_path: Path) -> None:
     (cell,) = json.loads(answer.out)["cells"]
     assert cell["error"] == cell["predicted_step_time_s"] / cell["step_time_s"] - 1
     assert cell["runs"] == 1
+    for part in ("exposed_s", "cpu_s_per_step", "messages_per_step"):
+        assert cell[part] > 0
+        assert f"predicted_{part}" in cell
     (known,) = json.loads(Path(path).read_text())["validated"]
     assert known["measured_s"] == cell["step_time_s"]
     assert (runs / "validation.csv").exists()
