@@ -142,7 +142,7 @@ class Calibration:
             threads do not make that more than the time.
         buckets: in the order in which they are ready.
         encoded: by compressor, what it makes of each bucket.
-        crowds: the same step among others, by ascending load, the first as loaded as one rank makes it.
+        crowds: the same step among others, by ascending load; the first, of one rank, shows whether it was disturbed.
         messages: their costs by the way that they go.
         validated: what is known of predictions from here.
     """

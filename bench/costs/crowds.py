@@ -10,11 +10,14 @@ from bench.core.parts import Calibration, Crowd
 def crowd_at(calibration: Calibration, load: float) -> Crowd:
     """A step at any load, threads that compute / cores.
 
-    Between two loads that were measured times are interpolated. Beyond the last they grow as the turns do that threads
-    have to take, of which there are none before every core has its thread.
+    At the least it takes the CPU time of a rank by itself, which other work on the machine did not lengthen. Between
+    two loads that were measured times are interpolated. Beyond the last they grow as the turns do that threads have to
+    take, of which there are none before every core has its thread.
     """
     loads = [crowd.load for crowd in calibration.crowds]
-    times = np.array([(*crowd.handed_over_s, crowd.computed_s) for crowd in calibration.crowds])
+    before_s = calibration.batch_s + calibration.forward_s
+    alone = (*(before_s + bucket.ready_s for bucket in calibration.buckets), calibration.computed_s)
+    times = np.array([alone, *((*crowd.handed_over_s, crowd.computed_s) for crowd in calibration.crowds[1:])])
     *handed_over, computed_s = (float(np.interp(load, loads, of_crowds)) for of_crowds in times.T)
     turns = max(1.0, load / max(1.0, loads[-1]))
     return Crowd(load=load, handed_over_s=tuple(turns * at for at in handed_over), computed_s=turns * computed_s)

@@ -82,10 +82,11 @@ def test_ranks_that_share_cores_compute_more_slowly_and_never_faster_than_the_co
 def test_between_measured_loads_times_are_interpolated_and_beyond_them_threads_take_turns() -> None:
     crowds = tuple(
         Crowd(load=load, handed_over_s=(at, at + 0.05), computed_s=at + 0.05)
-        for load, at in ((0.5, 0.3), (1.0, 0.4), (2.0, 0.9))
+        for load, at in ((0.5, 99.0), (1.0, 0.4), (2.0, 0.9))
     )
     known = calibration(cores=2, crowds=crowds)
-    assert crowd_at(known, 0.25).handed_over_s == (0.3, 0.35)
+    assert crowd_at(known, 0.25).handed_over_s == pytest.approx((0.25, 0.35))  # CPU time of one by itself
+    assert crowd_at(known, 0.75).computed_s == pytest.approx((0.35 + 0.45) / 2)
     assert crowd_at(known, 1.5).handed_over_s == pytest.approx((0.65, 0.70))
     assert crowd_at(known, 6.0).computed_s == pytest.approx(3 * 0.95)
     few = calibration(cores=64, crowds=crowds[:1])
