@@ -5,12 +5,16 @@ from __future__ import annotations
 import dataclasses
 import json
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import pydantic
+from annotated_types import Ge, Gt
 
 from bench.core.errors import UsageError
 from bench.core.files import check_regular
+
+Seconds = Annotated[float, Ge(0), pydantic.AllowInfNan(False)]
+Count = Annotated[int, Ge(1)]
 
 VERSION = 2
 FP32_BYTES = 4
@@ -28,9 +32,9 @@ class LeafSize:
         nbytes: of its packed form, one rank's.
     """
 
-    numel: int
-    nbytes: int
-    alignment: int = 1
+    numel: Annotated[int, Ge(0)]
+    nbytes: Annotated[int, Ge(0)]
+    alignment: Count = 1
     addable: bool = True
     wire_numel: int | None = None
     wire_dtype: str | None = None
@@ -48,9 +52,9 @@ class Offer:
     """
 
     leaves: tuple[LeafSize, ...]
-    growth: tuple[tuple[int, float], ...] = ((1, 1.0),)
-    merge_byte_s: float = 0.0
-    decode_s: float = 0.0
+    growth: tuple[tuple[Count, Seconds], ...] = ((1, 1.0),)
+    merge_byte_s: Seconds = 0.0
+    decode_s: Seconds = 0.0
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -62,7 +66,7 @@ class EncodedBucket:
         offers: the messages.
     """
 
-    work_s: tuple[float, ...]
+    work_s: tuple[Seconds, ...]
     offers: tuple[Offer, ...]
 
 
@@ -76,9 +80,9 @@ class BucketParts:
         numels: their elements.
     """
 
-    ready_s: float
+    ready_s: Seconds
     layers: tuple[int, ...]
-    numels: tuple[int, ...]
+    numels: tuple[Count, ...]
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -91,9 +95,9 @@ class Crowd:
         computed_s: when backward had ended there.
     """
 
-    load: float
-    handed_over_s: tuple[float, ...]
-    computed_s: float
+    load: Annotated[float, Gt(0), pydantic.AllowInfNan(False)]
+    handed_over_s: tuple[Seconds, ...]
+    computed_s: Seconds
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -106,10 +110,10 @@ class MessageCosts:
         carry_byte_s: CPU time of the machine beside its ranks' for a byte on its way between virtual hosts.
     """
 
-    message_s: float = 0.0
-    byte_s: float = 0.0
-    wake_s: float = 0.0
-    carry_byte_s: float = 0.0
+    message_s: Seconds = 0.0
+    byte_s: Seconds = 0.0
+    wake_s: Seconds = 0.0
+    carry_byte_s: Seconds = 0.0
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -149,24 +153,33 @@ class Calibration:
 
     version: int
     cpu: str
-    cores: int
+    cores: Count
     torch_version: str
     kernels: str
     model: str
     dataset: str
     optimizer: str
-    batch_size: int
-    threads: int
+    batch_size: Count
+    threads: Count
     bucket_mb: float
-    batch_s: float
-    forward_s: float
-    backward_s: float
-    update_s: float
+    batch_s: Seconds
+    forward_s: Seconds
+    backward_s: Seconds
+    update_s: Seconds
     buckets: tuple[BucketParts, ...]
     encoded: dict[str, tuple[EncodedBucket, ...]]
     crowds: tuple[Crowd, ...]
     messages: dict[str, MessageCosts]
     validated: tuple[Validated, ...] = ()
+
+    def __post_init__(self) -> None:
+        count = len(self.buckets)
+        parts = [len(crowd.handed_over_s) for crowd in self.crowds] + [len(each) for each in self.encoded.values()]
+        encoded = [bucket for each in self.encoded.values() for bucket in each]
+        fits = all(length == count for length in parts)
+        fits = fits and all(len(bucket.work_s) == len(bucket.offers) + 1 for bucket in encoded)
+        if not (fits and self.buckets and self.crowds and LOCAL in self.messages):
+            raise ValueError("buckets, and what was measured of each of them, do not belong together")
 
     @property
     def was_disturbed(self) -> bool:

@@ -28,11 +28,14 @@ from typing import Self
 import numpy as np
 import numpy.typing as npt
 
+from bench.core.errors import UsageError
 from collectives.rounds.waves import Ints, Wave
 
 Floats = npt.NDArray[np.float64]
 
 TARGETS_AT_ONCE = 256
+MOST_MESSAGES = 1 << 28
+"""that leave at a time, each rank to each: a few GB"""
 """Of every-rank-to-every-rank waves, so that memory stays small."""
 
 
@@ -118,8 +121,16 @@ class Flows:
         Args:
             waves: of all ranks.
             merge_byte_s: what it takes to add a byte that came to what is there.
+
+        Raises:
+            UsageError: it is more than `MOST_MESSAGES` at a time.
         """
         for wave in waves:
+            if wave.each_to_each and len(wave.sources) * len(wave.targets) > MOST_MESSAGES:
+                raise UsageError(
+                    f"{len(wave.sources)} ranks that each send to {len(wave.targets)} are more messages than can be "
+                    "simulated at a time; choose fewer ranks, or a collective such as ring or tree"
+                )
             if wave.each_to_each and self._one_per_host:
                 self._run_each_to_each(wave, self.links.byte_s + merge_byte_s * bool(wave.merged))
             else:

@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from bench.core.errors import UsageError
 from bench.costs.flows import Flows, Links
 from collectives import spec
 from collectives.base import Collective
@@ -115,6 +116,12 @@ def test_cores_that_carry_all_links_are_one_more_link_that_all_share() -> None:
     carried_s = 4 * 6 * 6000 * 1e-5
     assert seconds("ring", links(4, rate=np.inf, carry_byte_s=1e-5)) == pytest.approx(carried_s)
     assert seconds("ring", links(4, carry_byte_s=1e-9)) == pytest.approx(seconds("ring", links(4)))
+
+
+def test_more_messages_than_memory_holds_are_refused() -> None:
+    ranks = np.arange(100_000)
+    with pytest.raises(UsageError, match="100000 ranks that each send to 100000"):
+        Flows(links(len(ranks))).run([Wave(ranks, ranks, np.asarray(8), each_to_each=True)])
 
 
 @pytest.mark.parametrize("name", NAMES)

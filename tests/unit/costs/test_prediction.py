@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import math
+import operator
 from pathlib import Path
 from typing import Any
 
@@ -209,6 +211,28 @@ def test_a_calibration_comes_back_as_it_was_written(tmp_path: Path) -> None:
     path = tmp_path / "calibration.json"
     calibration().write(path)
     assert Calibration.read(path) == calibration()
+
+
+@pytest.mark.parametrize(
+    ("place", "value", "sentence"),
+    [
+        (("cores",), 0, "cores: Input should be greater than or equal to 1"),
+        (("batch_s",), -1, "batch_s: Input should be greater than or equal to 0"),
+        (("batch_s",), math.nan, "batch_s: Input should be"),
+        (("messages", "local", "byte_s"), math.inf, "messages.local.byte_s: Input should be a finite number"),
+        (("buckets",), [], "do not belong together"),
+        (("encoded", "none"), [], "do not belong together"),
+        (("crowds",), [], "do not belong together"),
+        (("messages",), {}, "do not belong together"),
+    ],
+)
+def test_figures_that_nothing_can_have_are_no_calibration(place: tuple[str, ...], value: Any, sentence: str) -> None:
+    values = dataclasses.asdict(calibration())
+    *path, name = place
+    inner = functools.reduce(operator.getitem, path, values)
+    inner[name] = value
+    with pytest.raises(UsageError, match=sentence):
+        Calibration.of(values)
 
 
 def test_a_rate_over_time_is_refused(tmp_path: Path) -> None:
