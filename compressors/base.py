@@ -42,6 +42,7 @@ class Compressor(Options, abc.ABC):
             order.
         several_rounds: ranks exchange several messages per bucket; `reduce` takes the place of `encode`.
         engine_hook: the method is PyTorch's own communication hook; see `compressors/families/torch_comm_hook.py`.
+        chooses: encodes nothing itself, but finds out while training which others do; see `compressors/ddp/choosing/`.
     """
 
     sends: ClassVar[type[Payload]] = Dense
@@ -49,6 +50,7 @@ class Compressor(Options, abc.ABC):
     granularity: ClassVar[Granularity] = "layer"
     several_rounds: ClassVar[bool] = False
     engine_hook: ClassVar[bool] = False
+    chooses: ClassVar[bool] = False
 
     @property
     def keeps_residual(self) -> bool:

@@ -204,7 +204,7 @@ class Checkpoints:
 
 
 def cut_rows(folder: RunFolder, rows: dict[str, int]) -> None:
-    """Take away the rows that were written after a checkpoint; without one, all of them.
+    """Take away the rows that were written after a checkpoint; without one, all of them, and what `auto` chose.
 
     Args:
         folder: the run's.
@@ -213,6 +213,8 @@ def cut_rows(folder: RunFolder, rows: dict[str, int]) -> None:
     for path in (folder.metrics, folder.layers, folder.links):
         if path.exists():
             os.truncate(path, rows.get(path.name, 0))
+    if not rows:
+        folder.choices.unlink(missing_ok=True)
 
 
 def row_bytes(folder: RunFolder) -> dict[str, int]:

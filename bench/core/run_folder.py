@@ -45,6 +45,7 @@ class RunFolder:
         self.metrics = path / "metrics.csv"
         self.layers = path / "layers.csv"
         self.links = path / "links.csv"
+        self.choices = path / "choices.jsonl"
         self.status = path / "status.json"
         self.progress = path / "progress.jsonl"
         self.link = path / "link.json"

@@ -171,6 +171,13 @@ METRICS: tuple[Column, ...] = (
         unit="",
         better="higher",
     ),
+    _column(
+        "wire",
+        "chosen",
+        str,
+        "pairs that auto sends gradients through now, with shares of the elements where there are several (empty: the "
+        "run names its pair); layers.csv says which layer and why",
+    ),
     _wire(
         "wire_bytes_per_step", "bytes sent per rank and step by the interface's counters (virtual hosts)", fixed=False
     ),
@@ -311,6 +318,8 @@ LAYERS: tuple[Column, ...] = (
         better="lower",
         fixed=False,
     ),
+    _column("layer", "chosen", str, "pair that auto sends it through now (empty: the run names its pair)"),
+    _column("layer", "chosen_because", str, "why this pair: what was measured when it was chosen"),
 )
 
 LINKS: tuple[Column, ...] = (

@@ -134,4 +134,6 @@ def _measurable(text: str) -> str:
     compressor = cast("Compressor", spec.build("compressors", text))
     if compressor.engine_hook:
         raise UsageError(f"{text} encodes inside PyTorch's own hook, out of sight; leave it out")
+    if compressor.chooses:
+        raise UsageError(f"{text} encodes nothing itself; calibrate the compressors that it tries, topk or bf16 say")
     return spec.short_text(compressor)

@@ -68,7 +68,7 @@ def _compressors(texts: str | None) -> list[str]:
     """Short spec texts, each once; the baseline first where all are asked for."""
     if texts is None:
         built = registry.ask_each("compressors", lambda component: cast("Compressor", component()))
-        names = [name for name, compressor in built.items() if not compressor.engine_hook]
+        names = [name for name, compressor in built.items() if not (compressor.engine_hook or compressor.chooses)]
         return sorted(names, key=lambda name: (name != BASELINE, name))
     chosen = {spec.short_text(compressor): compressor for compressor in map(_build, spec.split_list(texts))}
     for name, compressor in chosen.items():
@@ -76,6 +76,8 @@ def _compressors(texts: str | None) -> list[str]:
             raise UsageError(
                 f"{name} encodes inside PyTorch's own hook, out of sight; see what it costs with bench run"
             )
+        if compressor.chooses:
+            raise UsageError(f"{name} encodes nothing itself; measure the compressors that it tries, topk or bf16 say")
     return list(chosen)
 
 

@@ -65,6 +65,8 @@ def _all_collectives() -> list[str]:
 def _check_sender(name: str, compressor: Compressor, dtype: Dtype) -> None:
     if compressor.engine_hook or type(compressor).reduce is not Compressor.reduce:
         raise UsageError(f"{name} needs several rounds for one sum; see what it costs with `bench run`")
+    if compressor.chooses:
+        raise UsageError(f"{name} encodes nothing itself; name the compressors that it tries, topk or bf16 say")
     if dtype.startswith("int") and compressor.component_name != "none":
         raise UsageError(f"{name} compresses floating-point tensors; sum --dtype {dtype} with --compressors none")
 

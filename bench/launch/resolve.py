@@ -156,6 +156,7 @@ def with_ranks(config: RunConfig, world_size: int) -> RunConfig:
         (config.cluster is not None or config.nnodes > 1, "the run's hosts are part of its configuration"),
         (parts.strategy.component_name != "ddp", f"{parts.strategy.component_name} gives every rank a task of its own"),
         (parts.compressor.engine_hook, f"{parts.compressor.component_name} keeps its state in PyTorch's own hook"),
+        (parts.compressor.chooses, f"{parts.compressor.component_name} keeps what waits by pair and layer"),
         (parts.optimizer.keeps_gradients, f"{parts.optimizer.component_name} keeps moments of its own on every rank"),
         (sharded, f"{config.collective} keeps a part of every layer on each rank"),
     )

@@ -88,6 +88,10 @@ class AsyncServer(Strategy):
                 f"{method} is PyTorch's own communication hook, which works inside DDP; use --strategy ddp",
             ),
             (
+                compressor.chooses,
+                f"{method} tries compressors and collectives inside DDP; use --strategy ddp or another compressor",
+            ),
+            (
                 compressor.needs_all_ranks,
                 f"{method} has ranks agree with each other before they send, which {name} does not let them wait for; "
                 "use --strategy ddp or another compressor",

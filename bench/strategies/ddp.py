@@ -20,6 +20,7 @@ from bench.strategies.data_parallel.with_optimizer import WithOptimizer
 from collectives.base import Collective
 from compressors.base import Compressor
 from compressors.ddp.channel import Channel
+from compressors.ddp.choosing.hook import ChoosingHook
 from compressors.ddp.hook import CompressionHook
 
 # A bucket that no model fills: one bucket for all layers.
@@ -50,6 +51,11 @@ class Ddp(Strategy):
                 f"{compressor.component_name} is PyTorch's own communication hook of gradients, and "
                 f"{optimizer.component_name} exchanges something in their place; use another compressor"
             )
+        if compressor.chooses and optimizer.exchanges:
+            return (
+                f"{compressor.component_name} tries ways to send gradients, and {optimizer.component_name} sends "
+                "something else as well; use another compressor or optimizer"
+            )
         if config.accumulate > 1 and optimizer.exchanges and not optimizer.keeps_gradients:
             return (
                 f"{optimizer.component_name} takes its factors from one batch's forward and backward, and --accumulate "
@@ -76,7 +82,8 @@ class Ddp(Strategy):
         ddp = wrap(setup.model, setup.device, WHOLE_MODEL_MB if compressor.one_bucket else config.bucket_mb)
         if compressor.engine_hook or is_plain(compressor, setup.collective, config.trigger):
             return ddp, DdpExchange(ddp, compressor, nonfinite=config.nonfinite), optimizer
-        hook = CompressionHook(
+        make = ChoosingHook if compressor.chooses else CompressionHook
+        hook = make(
             ddp,
             reducer,
             setup.collective,

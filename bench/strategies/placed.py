@@ -128,6 +128,10 @@ class Placed(Strategy):
                 f"{method} is PyTorch's own communication hook, which works inside DDP; use --strategy ddp",
             ),
             (
+                compressor.chooses,
+                f"{method} tries compressors and collectives inside DDP; use --strategy ddp or another compressor",
+            ),
+            (
                 config.replicas == 1 and method != "none",
                 f"one replica has nobody to sum gradients with, so {method} would compress nothing; use by=data or "
                 "by=both with several pools",

@@ -29,6 +29,8 @@ from bench.train.measured import link_columns
 from bench.train.overlap import sample_index_sets, sampled_overlap
 from bench.train.trackers import open_tracker
 from collectives.transport.base import Purpose, Traffic
+from compressors.ddp.choosing.choice import Choice, read_choices
+from compressors.ddp.choosing.hook import ChoosingHook
 from compressors.ddp.report import StepReport, add_counts
 from compressors.layer import Layer
 
@@ -123,6 +125,7 @@ class Recorder:
         self._factor_fallbacks: int | None = None
         self._factor_updates_skipped: int | None = None
         self._recent_exposed: list[float] = []
+        self._choice: Choice | None = None
         self.last_row: dict[str, Any] = {}
         self._reset()
 
@@ -144,8 +147,20 @@ class Recorder:
         saved = {purpose: Traffic(**sent) for purpose, sent in state["traffic"].items()}
         now = self.strategy.exchange.traffic
         self._traffic_before = {purpose: entry.since(saved[purpose]) for purpose, entry in now.items()}
+        self._go_on_choosing()
         self._started = time.time() - state["wall_time_s"]
         self._fixed["started_at"] = state["started_at"]
+
+    def _go_on_choosing(self) -> None:
+        """What was chosen after the checkpoint is chosen again, at the same steps."""
+        exchange = self.strategy.exchange
+        if isinstance(exchange, ChoosingHook):
+            kept = read_choices(self._folder.choices) if self.is_writer else []
+            choices = [Choice.from_dict(values) for values in gather_json([choice.to_dict() for choice in kept])[0]]
+            if self.is_writer:  # the last line may have been cut
+                self._folder.choices.write_text("".join(map(_line, choices)), encoding="utf-8")
+            exchange.follow(choices)
+            self._choice = choices[-1]
 
     @contextlib.contextmanager
     def counting_wire(self) -> Iterator[None]:
@@ -169,6 +184,8 @@ class Recorder:
     def count(self, outcome: StepReport) -> None:
         """Add one step's exchange."""
         self._steps += 1
+        if outcome.choice is not None and outcome.choice is not self._choice:
+            self._note(outcome.choice)
         if outcome.exposed_s is not None:
             self._recent_exposed.append(outcome.exposed_s)
         self._factor_fallbacks = add_counts(self._factor_fallbacks, outcome.factor_fallbacks)
@@ -188,6 +205,14 @@ class Recorder:
                 count.wanted.append(encoded.density_wanted)
                 count.of_wanted.append(density / encoded.density_wanted)
             self._entries += encoded.num_entries
+
+    def _note(self, choice: Choice) -> None:
+        """Keep a new choice at once, so that a run that is stopped and goes on makes it again."""
+        is_new = self._choice is None or choice.step > self._choice.step
+        self._choice = choice
+        if self.is_writer and is_new:
+            with self._folder.choices.open("a", encoding="utf-8") as file:
+                file.write(_line(choice))
 
     def progress(
         self, *, step: int, total_steps: int, epoch: float, samples: int, loss: Callable[[], float | None]
@@ -323,6 +348,7 @@ class Recorder:
             "payload_bytes_source": "formula" if from_formula else "counted",
             **{f"{purpose}_bytes_per_step": _sent_bytes(everyone, purpose) / steps for purpose in _BESIDE_GRADIENTS},
             "dense_bytes_per_step": 4.0 * self._numel,
+            "chosen": self._choice and self._choice.summary(self.strategy.layers),
             "compression_ratio": dense_ring_bytes / mean_bytes if mean_bytes else None,
             "messages_per_step": None if from_formula else sum(sent["messages"] for sent in gradient) / steps,
         }
@@ -341,6 +367,7 @@ class Recorder:
     def _layer_row(self, snapshot: Snapshot, layer: Layer, norm: float | None) -> dict[str, Any]:
         count = self._layer_counts.get(layer.id, _LayerCount())
         densities = count.densities
+        part = self._choice and self._choice.of_layer(layer.id)
         return {
             "run_id": self._fixed["run_id"],
             "epoch": snapshot.epoch,
@@ -358,6 +385,8 @@ class Recorder:
             "density_of_wanted_max": max(count.of_wanted, default=None),
             "residual_norm": norm,
             "encode_s": count.seconds / max(1, self._steps),
+            "chosen": part and str(part.pair),
+            "chosen_because": part and part.why,
         }
 
     def _write_links(self, snapshot: Snapshot) -> None:
@@ -380,6 +409,10 @@ class Recorder:
         if self._progress is not None:
             self._progress.write(json.dumps(line) + "\n")
             self._progress.flush()
+
+
+def _line(choice: Choice) -> str:
+    return json.dumps(choice.to_dict()) + "\n"
 
 
 def _sent_bytes(everyone: list[dict[str, Any]], purpose: Purpose) -> int:

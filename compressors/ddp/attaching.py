@@ -20,6 +20,7 @@ from collectives.base import Collective
 from collectives.spec import build
 from compressors.base import Compressor
 from compressors.ddp.channel import Nonfinite, Trigger
+from compressors.ddp.choosing.hook import ChoosingHook
 from compressors.ddp.hook import CompressionHook
 from compressors.ddp.reducer import Reducer
 
@@ -71,15 +72,9 @@ def attach(
         )
     _check_one_bucket(ddp, compressor)
     _check_momentum(compressor, momentum)
-    return CompressionHook(
-        ddp,
-        Reducer(compressor, momentum=momentum or 0.0, nesterov=nesterov),
-        collective,
-        seed=seed,
-        trigger=trigger,
-        nonfinite=nonfinite,
-        timeout_s=timeout_s,
-    )
+    reducer = Reducer(compressor, momentum=momentum or 0.0, nesterov=nesterov)
+    make = ChoosingHook if compressor.chooses else CompressionHook
+    return make(ddp, reducer, collective, seed=seed, trigger=trigger, nonfinite=nonfinite, timeout_s=timeout_s)
 
 
 def _check_one_bucket(ddp: DistributedDataParallel, compressor: Compressor) -> None:

@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 import dataclasses
+from typing import TYPE_CHECKING
 
 from compressors.layer import Layer
+
+if TYPE_CHECKING:
+    from compressors.ddp.choosing.choice import Choice
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -39,6 +43,7 @@ class StepReport:
         staleness: versions of the parameters that the gradient was behind when it was applied. None: nothing is stale.
         factor_fallbacks: symmetric matrices that could not be sent or factored as asked. None: there were none to send.
         factor_updates_skipped: times that all of them were left out, because one was not finite; likewise.
+        choice: which way each layer went, where that is found out while training.
     """
 
     skipped: bool = False
@@ -49,6 +54,7 @@ class StepReport:
     staleness: int | None = None
     factor_fallbacks: int | None = None
     factor_updates_skipped: int | None = None
+    choice: Choice | None = None
 
     def add(self, other: StepReport) -> None:
         """Add what else was exchanged in this step, with nothing done meanwhile; what is not known stays so."""

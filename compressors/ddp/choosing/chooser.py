@@ -1,0 +1,288 @@
+"""Chooser: looks at gradients and link, tries pairs, keeps the fastest, and watches whether it stays so.
+
+`Chooser.decisions` is that, as it is done: every `yield` lets one step go by and gives what it took. All ranks get the
+same figures, so all of them decide the same.
+"""
+
+from __future__ import annotations
+
+import collections
+import itertools
+import statistics
+from collections.abc import Generator, Iterable, Sequence
+from typing import NamedTuple
+
+from collectives.base import Collective
+from collectives.transport.base import Transport
+from compressors.auto import Auto
+from compressors.ddp.bucket import Bucket
+from compressors.ddp.choosing.choice import FIRST, Choice, Pair, Part, dense_pair, pairs_on
+from compressors.ddp.choosing.prices import LinkCost, Seen, exchange_s, look, measure_link
+from compressors.ddp.choosing.reducer import ChosenPairs
+from compressors.layer import Layer
+
+SMALL = 1024
+"""elements; a layer of no more goes the way of most others, whatever it loses"""
+TRIAL, FINAL = 3, 6
+"""steps of a pair's first trial, and of a second one among those that came close"""
+SETTLING = 1
+"""steps after a change that are not counted"""
+WORTH_A_TRIAL, CLOSE, TIE = 1.1, 1.15, 1.02
+"""times the best, below which: a pair is tried, tried again, and as good; of what is as good the densest is chosen"""
+WINDOW = 5
+"""steps whose median is looked at"""
+DEPARTURE, SLOWER = 1.5, 1.5
+"""ratio of the time on the link, and of the whole step's, to what it was after the choice, at which it is made again"""
+NOTICEABLE = 0.05
+"""of a step: a smaller change of the time on the link changes nothing"""
+REST, LONGEST_REST = 32, 1024
+"""steps until pairs may be tried again; doubled as long as the same one wins"""
+PERIOD = 8
+"""rests after which gradients are looked at and pairs tried again though nothing seems to have changed"""
+
+
+class StepSeconds(NamedTuple):
+    """What a step took, on the slowest rank.
+
+    Attributes:
+        step_s: from the end of one exchange to the end of the next.
+        computing_s: of that, while no result was waited for.
+        wire_s: in which the communication thread sent or waited.
+    """
+
+    step_s: float
+    computing_s: float
+    wire_s: float
+
+
+Decisions = Generator[None, StepSeconds, None]
+
+
+class Chooser:
+    """Decides for one rank as for all others.
+
+    Args:
+        auto: the options.
+        reducer: that does what is chosen.
+        collective: the run's.
+        layers: every trainable parameter.
+        transport: among the ranks; used between steps.
+
+    Attributes:
+        next_step: index of the step for which a decision would hold.
+    """
+
+    def __init__(
+        self, auto: Auto, reducer: ChosenPairs, collective: Collective, layers: Sequence[Layer], transport: Transport
+    ) -> None:
+        self.next_step = 0
+        self._auto = auto
+        self._reducer = reducer
+        self._layers = [layer for layer in layers if layer.numel]
+        self._transport = transport
+        self._pairs = pairs_on(collective)
+        self._dense = dense_pair(collective)
+        self._compressors = {pair: pair.built()[0] for pair in self._pairs}
+        self._seen: dict[Pair, dict[int, Seen]] = {}
+        self._buckets: list[list[Layer]] = []
+        self._link = LinkCost(wave_s=0.0, byte_s=0.0)
+        self._elapsed_s = self._lost_s = 0.0
+        self._rest = REST
+
+    def decisions(self) -> Decisions:
+        """Look, try and watch, for as long as there are steps."""
+        why = "the first steps"
+        while self._transport.world_size > 1:
+            self._look()
+            yield
+            self._price()
+            yield from self._contest(why)
+            if not self._auto.revise:
+                return
+            why = yield from self._watch()
+
+    def follow(self, choices: Iterable[Choice]) -> Decisions:
+        """Do what was chosen before, at the same steps."""
+        for choice in choices:
+            while self.next_step < choice.step:
+                yield
+            self._reducer.switch(choice)
+
+    def _look(self) -> None:
+        """Have the compressors encode the next step's gradients beside what is sent."""
+        self._seen = {pair: {} for pair in self._pairs}
+        self._buckets = []
+        self._reducer.look = self._look_at
+
+    def _look_at(self, bucket: Bucket) -> None:
+        self._buckets.append(bucket.layers)
+        for layer, gradient in zip(bucket.layers, bucket.gradients, strict=True):
+            x = gradient.float()
+            for pair, compressor in self._compressors.items():
+                self._seen[pair][layer.id] = look(compressor, layer, x, bucket.step)
+
+    def _price(self) -> None:
+        """Agree on what was seen, and measure the link."""
+        self._reducer.look = None
+        unseen = Seen(seconds=0.0, nbytes=0, error=0.0)
+        keys = [(pair, layer.id) for pair in self._pairs for layer in self._layers]
+        own = [value for pair, layer_id in keys for value in self._seen[pair].get(layer_id, unseen)]
+        worst = iter(self._transport.all_reduce_scalars(own, "max"))
+        for (pair, layer_id), values in zip(keys, zip(worst, worst, worst, strict=True), strict=True):
+            self._seen[pair][layer_id] = Seen(*values)
+        self._link = measure_link(self._reducer.collective_of(self._dense), self._transport)
+
+    def _contest(self, why: str) -> Decisions:
+        """Try the pairs that may be the fastest, cheapest first, and hold the one that is."""
+        held = self._main_pair()
+        choices = {pair: self._choice(pair) for pair in self._pairs}
+        cost_s = {pair: self._cost_s(choice) for pair, choice in choices.items()}
+        measured: dict[Pair, list[StepSeconds]] = {}
+        for pair in sorted(self._pairs, key=cost_s.__getitem__):
+            if not measured or self._is_worth_a_trial(cost_s[pair], measured):
+                measured[pair] = yield from self._measure(choices[pair], TRIAL, measured)
+        close = [pair for pair in measured if _step_s(measured[pair]) <= CLOSE * _best_s(measured)]
+        if len(close) > 1:
+            for pair in close:
+                measured[pair] += yield from self._measure(choices[pair], FINAL, measured)
+        best_s = _best_s(measured)
+        winner = next(pair for pair in self._pairs if pair in measured and _step_s(measured[pair]) <= TIE * best_s)
+        self._rest = REST if winner != held else min(LONGEST_REST, 2 * self._rest)
+        self._switch(winner, f"after {why}: {_ranking(winner, measured)}")
+
+    def _measure(self, choice: Choice, steps: int, measured: dict[Pair, list[StepSeconds]]) -> Generator[
+        None, StepSeconds, list[StepSeconds]
+    ]:  # fmt: skip
+        """What steps take under a choice."""
+        if choice.parts != self._reducer.choice.parts:
+            self._reducer.switch(Choice(step=self.next_step, parts=choice.parts))
+        taken = []
+        for _ in range(SETTLING + steps):
+            seconds = yield
+            taken.append(seconds)
+        self._elapsed_s += sum(seconds.step_s for seconds in taken)
+        if measured:
+            best_s = _best_s(measured)
+            self._lost_s += sum(max(0.0, seconds.step_s - best_s) for seconds in taken)
+        return taken[SETTLING:]
+
+    def _watch(self) -> Generator[None, StepSeconds, str]:
+        """Let steps go by until the link seems to have changed or time is up; why that ended."""
+        recent: collections.deque[StepSeconds] = collections.deque(maxlen=WINDOW)
+        usual: StepSeconds | None = None
+        for count in itertools.count(1):
+            seconds = yield
+            self._elapsed_s += seconds.step_s
+            recent.append(seconds)
+            now = StepSeconds(*map(statistics.median, zip(*recent, strict=True)))
+            if len(recent) < WINDOW:
+                continue
+            if usual is None:
+                usual = now
+                recent.clear()
+                continue
+            if now.step_s > SLOWER * usual.step_s and (count > self._rest or now.step_s > SLOWER**2 * usual.step_s):
+                return f"steps went from {_ms(usual.step_s)} to {_ms(now.step_s)}"
+            if count <= self._rest or self._lost_s > self._auto.budget * self._elapsed_s:
+                continue
+            if _departs(now, usual):
+                return f"messages went from {_ms(usual.wire_s)} to {_ms(now.wire_s)} a step"
+            if count > PERIOD * self._rest:
+                return f"{count} steps"
+        raise AssertionError
+
+    def _choice(self, pair: Pair) -> Choice:
+        """Each layer through this pair, or a denser one where that loses too much or costs more than dense."""
+        ways: dict[tuple[Pair, str], list[int]] = {}
+        dearer = self._dearer_than_dense(pair)
+        for layer in self._layers:
+            chosen, why = self._dense_enough(pair, layer)
+            if layer.id in dearer:
+                chosen, why = self._dense, f"dense is cheaper than {pair.compressor} here"
+            ways.setdefault((chosen, why), []).append(layer.id)
+        parts = tuple(Part(pair=to, layers=tuple(ids), why=why) for (to, why), ids in ways.items())
+        return Choice(step=self.next_step, parts=parts)
+
+    def _dense_enough(self, pair: Pair, layer: Layer) -> tuple[Pair, str]:
+        error = self._seen[pair][layer.id].error
+        if layer.numel <= SMALL or error <= self._auto.error:
+            return pair, "tried"
+        denser = reversed(self._pairs[: self._pairs.index(pair)])
+        chosen = next((other for other in denser if self._seen[other][layer.id].error <= self._auto.error), self._dense)
+        return chosen, f"{pair.compressor} would lose {error:.1%} of it"
+
+    def _dearer_than_dense(self, pair: Pair) -> set[int]:
+        """Layers that are cheaper dense, where that is worth another message in each bucket."""
+        without_waves = LinkCost(wave_s=0.0, byte_s=self._link.byte_s)
+
+        def gain_s(layer: Layer) -> float:
+            mine, dense = self._layer_s(pair, layer, without_waves), self._layer_s(self._dense, layer, without_waves)
+            return mine - dense
+
+        gains = {layer.id: gain for layer in self._layers if (gain := gain_s(layer)) > 0}
+        more_s = len(self._buckets) * self._link.wave_s * 2 * (self._transport.world_size - 1)
+        return set(gains) if sum(gains.values()) > more_s and pair != self._dense else set()
+
+    def _layer_s(self, pair: Pair, layer: Layer, link: LinkCost) -> float:
+        seen = self._seen[pair][layer.id]
+        return seen.seconds + exchange_s(pair, [seen.nbytes], [layer.numel], link, self._transport.world_size)
+
+    def _cost_s(self, choice: Choice) -> float:
+        """Seconds of encoding and of messages in a step, one after the other."""
+        total = 0.0
+        for part, layers in itertools.product(choice.parts, self._buckets):
+            seen = [self._seen[part.pair][layer.id] for layer in layers if layer.id in part.layers]
+            if seen:
+                numel = sum(layer.numel for layer in layers if layer.id in part.layers)
+                nbytes = sum(each.nbytes for each in seen)
+                total += sum(each.seconds for each in seen)
+                total += exchange_s(part.pair, [nbytes], [numel], self._link, self._transport.world_size)
+        return total
+
+    def _is_worth_a_trial(self, cost_s: float, measured: dict[Pair, list[StepSeconds]]) -> bool:
+        """Whether steps could be about as short as the shortest, if all messages went beside computing."""
+        computing_s = min(statistics.median(each.computing_s for each in taken) for taken in measured.values())
+        return max(computing_s, cost_s) <= WORTH_A_TRIAL * _best_s(measured)
+
+    def _switch(self, pair: Pair, why: str) -> None:
+        """Hold a pair, and say why."""
+        parts = []
+        for part in self._choice(pair).parts:
+            reason = why if part.why == "tried" else f"{part.why}; else {pair}: {why}"
+            parts.append(Part(pair=part.pair, layers=part.layers, why=reason))
+        self._reducer.switch(Choice(step=self.next_step, parts=tuple(parts)))
+
+    def _main_pair(self) -> Pair | None:
+        """What most elements go through; None before anything was chosen."""
+        parts = self._reducer.choice.parts
+        if any(part.why == FIRST for part in parts):
+            return None
+        numel = {layer.id: layer.numel for layer in self._layers}
+        return max(parts, key=lambda part: sum(numel.get(layer_id, 0) for layer_id in part.layers)).pair
+
+
+def _departs(now: StepSeconds, usual: StepSeconds) -> bool:
+    """Whether messages take so much less or more time that another pair may be better."""
+    low, high = sorted((now.wire_s, usual.wire_s))
+    return high > DEPARTURE * low and high - low > NOTICEABLE * usual.step_s
+
+
+def _step_s(taken: Sequence[StepSeconds]) -> float:
+    return statistics.median(seconds.step_s for seconds in taken)
+
+
+def _best_s(measured: dict[Pair, list[StepSeconds]]) -> float:
+    return min(map(_step_s, measured.values()))
+
+
+def _ranking(winner: Pair, measured: dict[Pair, list[StepSeconds]]) -> str:
+    """What the winner took, and the next best one that was tried."""
+    others = sorted((pair for pair in measured if pair != winner), key=lambda pair: _step_s(measured[pair]))
+    text = f"{_ms(_step_s(measured[winner]))} a step"
+    if others:
+        return f"{text}, {others[0]} {_ms(_step_s(measured[others[0]]))}, {len(measured)} pairs tried"
+    return f"{text}, no other pair was worth a trial"
+
+
+def _ms(seconds: float) -> str:
+    return f"{1000 * seconds:.3g} ms"

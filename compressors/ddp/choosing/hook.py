@@ -1,0 +1,117 @@
+"""ChoosingHook: the communication hook that finds out by itself through which pairs gradients should go."""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, cast
+
+import torch
+import torch.distributed as dist
+from torch.nn.parallel import DistributedDataParallel
+from typing_extensions import override
+
+from collectives.base import Collective
+from compressors.auto import Auto
+from compressors.ddp.channel import Nonfinite, Trigger
+from compressors.ddp.choosing.choice import FIRST, Choice, dense_pair, read_choices
+from compressors.ddp.choosing.chooser import Chooser, Decisions, StepSeconds
+from compressors.ddp.choosing.reducer import ChosenPairs
+from compressors.ddp.hook import CompressionHook
+from compressors.ddp.reducer import Reducer
+from compressors.layer import Step, layers_of
+
+
+class ChoosingHook(CompressionHook):
+    """Takes decisions between two steps, in the communication thread.
+
+    What a step took travels with the word whether all gradients were finite, so that no message is sent for it.
+
+    Args:
+        reducer: of `auto`; its pairs have reducers of their own. The rest is as of `CompressionHook`.
+    """
+
+    def __init__(
+        self,
+        ddp: DistributedDataParallel,
+        reducer: Reducer,
+        collective: Collective,
+        *,
+        seed: int,
+        trigger: Trigger,
+        nonfinite: Nonfinite,
+        timeout_s: float,
+    ) -> None:
+        auto, layers = cast(Auto, reducer.compressor), layers_of(ddp.module)
+        recorded = [] if auto.choices is None else read_choices(Path(auto.choices))
+        first, *later = recorded or [Choice.of_all(0, dense_pair(collective), layers, FIRST)]
+        self._pairs = ChosenPairs(auto, first, self.bind)
+        super().__init__(
+            ddp, self._pairs, collective, seed=seed, trigger=trigger, nonfinite=nonfinite, timeout_s=timeout_s
+        )
+        self._chooser = Chooser(auto, self._pairs, collective, layers, self.transport)
+        self._decisions = self._chooser.follow(later) if recorded else self._chooser.decisions()
+        self._is_replay = bool(recorded)
+        self._arrived = 0.0
+        self._ended = time.perf_counter()
+        self._seconds = StepSeconds(0.0, 0.0, 0.0)
+        self._told = False
+        next(self._decisions, None)
+
+    def follow(self, choices: Sequence[Choice]) -> None:
+        """Make choices again that were made after this state was saved, then go on choosing; every rank must call.
+
+        Args:
+            choices: of the run that is resumed; those that the state knows are passed over.
+        """
+        held = self._pairs.choice.step
+        self._decisions = self._resumed([choice for choice in choices if choice.step > held])
+        next(self._decisions, None)
+
+    def _resumed(self, choices: Sequence[Choice]) -> Decisions:
+        yield from self._chooser.follow(choices)
+        if not self._is_replay:
+            yield from self._chooser.decisions()
+
+    @override
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        super().load_state_dict(state)
+        self._pairs.look = None
+        recorded = [] if self._auto.choices is None else read_choices(Path(self._auto.choices))
+        self.follow(recorded)
+
+    @property
+    def _auto(self) -> Auto:
+        return cast(Auto, self._pairs.compressor)
+
+    @override
+    def on_any_rank(self, flag: bool) -> bool:
+        now = time.perf_counter()
+        own = (now - self._ended, self._arrived - self._ended, self._pairs.wire_s)
+        worst, *seconds = self.transport.all_reduce_scalars([float(flag), *own], "max")
+        self._seconds, self._told = StepSeconds(*seconds), True
+        return bool(worst)
+
+    @override
+    def _begin_step(self, step: Step) -> None:
+        super()._begin_step(step)
+        self._report.choice = self._pairs.choice
+        self._pairs.wire_s = 0.0
+
+    @override
+    def _take(self, bucket: dist.GradBucket) -> torch.futures.Future[torch.Tensor]:  # type: ignore[name-defined]
+        self._arrived = time.perf_counter()
+        return super()._take(bucket)
+
+    @override
+    def _conclude(self) -> None:
+        self._told = False
+        super()._conclude()
+        if not self._told:  # nonfinite="zero" asks nobody
+            self.on_any_rank(False)
+        self._chooser.next_step = self._step.index + 1
+        with contextlib.suppress(StopIteration):
+            self._decisions.send(self._seconds)
+        self._ended = time.perf_counter()

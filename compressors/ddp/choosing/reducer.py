@@ -1,0 +1,191 @@
+"""ChosenPairs: a reducer that sends each layer through the pair that was chosen for it.
+
+Each pair has a reducer of its own. When a layer changes from one pair to another, what waits in its residual is added
+to its next gradient, whatever that goes through: nothing is lost, also on the way to a dense pair.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import time
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from typing_extensions import override
+
+from collectives.base import BoundCollective, Collective, Key, PendingSum
+from collectives.payloads.base import Payload
+from collectives.transport.base import Transport
+from compressors.base import Compressor
+from compressors.ddp.bucket import Bucket
+from compressors.ddp.choosing.choice import Choice, Pair
+from compressors.ddp.reducer import PendingReduction, Reducer, StartSum
+from compressors.state import copies
+
+Looked = Callable[[Bucket], None]
+"""is shown a bucket's gradients before they are sent"""
+
+
+@dataclasses.dataclass(kw_only=True, eq=False)
+class _Arm:
+    """A pair at work."""
+
+    reducer: Reducer
+    collective: BoundCollective
+
+
+class ChosenPairs(Reducer):
+    """Pairs at work on one rank.
+
+    Args:
+        compressor: that stands for all of them.
+        choice: what holds at first.
+        bind: puts a collective to work among the ranks.
+
+    Attributes:
+        choice: what holds now.
+        wire_s: seconds of the current step in which messages were sent or waited for.
+        look: is shown every bucket; None: nobody looks.
+    """
+
+    def __init__(self, compressor: Compressor, choice: Choice, bind: Callable[[Collective], BoundCollective]) -> None:
+        super().__init__(compressor)
+        self.wire_s = 0.0
+        self.look: Looked | None = None
+        self._hold(choice)
+        self._bind = bind
+        self._arms: dict[Pair, _Arm] = {}
+        self._carried: dict[int, torch.Tensor] = {}
+        self._added: set[int] = set()
+
+    def collective_of(self, pair: Pair) -> BoundCollective:
+        """The pair's collective at work; every rank must call."""
+        return self._arm(pair).collective
+
+    def switch(self, choice: Choice) -> None:
+        """Send layers through other pairs from the next step on; between two steps, on all ranks alike."""
+        for pair, arm in self._arms.items():
+            staying = {layer_id for part in choice.parts if part.pair == pair for layer_id in part.layers}
+            state = arm.reducer.state_dict()
+            for layer_id, residual in state["residuals"].items():
+                if layer_id not in staying:
+                    waiting = self._carried.get(layer_id)
+                    self._carried[layer_id] = residual if waiting is None else waiting + residual
+            arm.reducer.load_state_dict(_only(state, staying))
+        self._hold(choice)
+
+    @override
+    def start(self, bucket: Bucket, start_sum: StartSum, transport: Transport) -> PendingReduction:
+        if self.look is not None:
+            self.look(bucket)
+        for layer, gradient in zip(bucket.layers, bucket.gradients, strict=True):
+            if (residual := self._carried.get(layer.id)) is not None:
+                gradient.add_(residual)
+                self._added.add(layer.id)
+        parts, pendings = [], []
+        for pair, part in self._cut(bucket):
+            arm = self._arm(pair)
+            parts.append(part)
+            pendings.append(arm.reducer.start(part, self._timed(arm.collective), transport))
+
+        def wait() -> None:
+            started = time.perf_counter()
+            for pending in pendings:
+                pending.wait()
+            self.wire_s += time.perf_counter() - started
+
+        def finish() -> None:
+            for part, pending in zip(parts, pendings, strict=True):
+                pending.finish()
+                bucket.encoded += part.encoded
+                bucket.encode_s += part.encode_s
+
+        return PendingReduction(wait=wait, finish=finish)
+
+    @override
+    def commit(self) -> None:
+        last_encoded: dict[Key, Payload] = {}
+        for arm in self._arms.values():
+            arm.reducer.commit()
+            arm.collective.commit()
+            last_encoded |= arm.reducer.last_encoded
+        self.last_encoded = last_encoded
+        for layer_id in self._added:
+            del self._carried[layer_id]
+        self._added = set()
+
+    @override
+    def drop(self) -> None:
+        for arm in self._arms.values():
+            arm.reducer.drop()
+            arm.collective.drop()
+        self._added = set()
+
+    @override
+    def residual_norms(self) -> dict[int, float]:
+        norms = {layer_id: float(residual.norm()) for layer_id, residual in self._carried.items()}
+        for arm in self._arms.values():
+            norms |= arm.reducer.residual_norms()
+        return norms
+
+    @override
+    def state_dict(self) -> dict[str, Any]:
+        return {
+            "choice": self.choice.to_dict(),
+            "carried": copies(self._carried),
+            "pairs": [[*pair, arm.reducer.state_dict()] for pair, arm in self._arms.items()],
+        }
+
+    @override
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self._hold(Choice.from_dict(state["choice"]))
+        self._carried, self._added = copies(state["carried"]), set()
+        saved = {Pair(compressor, collective): kept for compressor, collective, kept in state["pairs"]}
+        for pair in {**self._arms, **saved}:
+            kept = saved.get(pair, {"residuals": {}, "velocities": {}, "memory": {}})
+            self._arm(pair).reducer.load_state_dict(kept)
+
+    def _hold(self, choice: Choice) -> None:
+        self.choice = choice
+        self._pair_of = {layer_id: part.pair for part in choice.parts for layer_id in part.layers}
+
+    def _arm(self, pair: Pair) -> _Arm:
+        if pair not in self._arms:
+            compressor, collective = pair.built()
+            self._arms[pair] = _Arm(reducer=Reducer(compressor), collective=self._bind(collective))
+        return self._arms[pair]
+
+    def _cut(self, bucket: Bucket) -> Sequence[tuple[Pair, Bucket]]:
+        """The bucket's layers by the pairs that they go through."""
+        parts: dict[Pair, Bucket] = {}
+        for layer, gradient in zip(bucket.layers, bucket.gradients, strict=True):
+            pair = self._pair_of[layer.id]
+            part = parts.setdefault(pair, Bucket(layers=[], gradients=[], step=bucket.step))
+            part.layers.append(layer)
+            part.gradients.append(gradient)
+        return sorted(parts.items())
+
+    def _timed(self, collective: BoundCollective) -> StartSum:
+        """The collective's sums, with the time in which nothing else is done."""
+
+        def start(payload: Payload, key: Key) -> PendingSum:
+            started = time.perf_counter()
+            pending = collective.start(payload, key)
+            self.wire_s += time.perf_counter() - started
+            return pending
+
+        return start
+
+
+def _only(state: dict[str, Any], layer_ids: set[int]) -> dict[str, Any]:
+    """What a reducer keeps for some layers."""
+    kept: dict[str, Any] = {
+        name: {layer_id: tensor for layer_id, tensor in state[name].items() if layer_id in layer_ids}
+        for name in ("residuals", "velocities")
+    }
+    memory = {
+        name: {layer_id: tensor for layer_id, tensor in tensors.items() if layer_id in layer_ids}
+        for name, tensors in state["memory"].items()
+    }
+    return kept | {"memory": memory}
