@@ -41,7 +41,7 @@ class Auto(Compressor):
 
     error: Annotated[
         float, Gt(0), Le(1), Doc("largest |x - C(x)| / |x| of a layer of more than 1024 elements; 1: any")
-    ] = 0.98
+    ] = 0.97
     budget: Annotated[
         float, Gt(0), Le(1), Doc("share of the time that trying pairs anew may have cost, before it is done again")
     ] = 0.03

@@ -27,7 +27,7 @@ class Pair(NamedTuple):
 
     def built(self) -> tuple[Compressor, Collective]:
         """Both, with their options."""
-        return build("compressors", Compressor, self.compressor), build("collectives", Collective, self.collective)  # type: ignore[type-abstract]
+        return build("compressors", Compressor, self.compressor), build("collectives", Collective, self.collective)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -65,6 +65,11 @@ class Choice:
     def of_layer(self, layer_id: int) -> Part:
         """The part that a layer is in."""
         return next(part for part in self.parts if layer_id in part.layers)
+
+    @property
+    def ways(self) -> dict[int, Pair]:
+        """The pair that each layer goes through, by its id."""
+        return {layer_id: part.pair for part in self.parts for layer_id in part.layers}
 
     def summary(self, layers: Iterable[Layer]) -> str:
         """The pairs, each with its share of the elements where there are several."""

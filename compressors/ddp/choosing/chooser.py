@@ -23,16 +23,17 @@ from compressors.layer import Layer
 
 SMALL = 1024
 """elements; a layer of no more goes the way of most others, whatever it loses"""
-TRIAL, FINAL = 3, 6
-"""steps of a pair's first trial, and of a second one among those that came close"""
+TRIAL, FINAL, FINAL_TURNS = 3, 3, 2
+"""steps of a pair's first trial, and of each further one among those that came close, in turns"""
 SETTLING = 1
 """steps after a change that are not counted"""
 WORTH_A_TRIAL, CLOSE, TIE = 1.1, 1.15, 1.02
 """times the best, below which: a pair is tried, tried again, and as good; of what is as good the densest is chosen"""
 WINDOW = 5
 """steps whose median is looked at"""
-DEPARTURE, SLOWER = 1.5, 1.5
-"""ratio of the time on the link, and of the whole step's, to what it was after the choice, at which it is made again"""
+DEPARTURE, SLOWER, FAR_SLOWER = 1.5, 1.5, 2.5
+"""ratios of the time on the link, and of the whole step's, to what it was after the choice, at which it is made again;
+above the last one at once, whatever trials have cost"""
 NOTICEABLE = 0.05
 """of a step: a smaller change of the time on the link changes nothing"""
 REST, LONGEST_REST = 32, 1024
@@ -135,16 +136,15 @@ class Chooser:
     def _contest(self, why: str) -> Decisions:
         """Try the pairs that may be the fastest, cheapest first, and hold the one that is."""
         held = self._main_pair()
-        choices = {pair: self._choice(pair) for pair in self._pairs}
+        choices = self._choices()
         cost_s = {pair: self._cost_s(choice) for pair, choice in choices.items()}
         measured: dict[Pair, list[StepSeconds]] = {}
-        for pair in sorted(self._pairs, key=cost_s.__getitem__):
+        for pair in sorted(choices, key=cost_s.__getitem__):
             if not measured or self._is_worth_a_trial(cost_s[pair], measured):
                 measured[pair] = yield from self._measure(choices[pair], TRIAL, measured)
         close = [pair for pair in measured if _step_s(measured[pair]) <= CLOSE * _best_s(measured)]
-        if len(close) > 1:
-            for pair in close:
-                measured[pair] += yield from self._measure(choices[pair], FINAL, measured)
+        for pair in close * FINAL_TURNS if len(close) > 1 else ():
+            measured[pair] += yield from self._measure(choices[pair], FINAL, measured)
         best_s = _best_s(measured)
         winner = next(pair for pair in self._pairs if pair in measured and _step_s(measured[pair]) <= TIE * best_s)
         self._rest = REST if winner != held else min(LONGEST_REST, 2 * self._rest)
@@ -154,7 +154,7 @@ class Chooser:
         None, StepSeconds, list[StepSeconds]
     ]:  # fmt: skip
         """What steps take under a choice."""
-        if choice.parts != self._reducer.choice.parts:
+        if choice.ways != self._reducer.choice.ways:
             self._reducer.switch(Choice(step=self.next_step, parts=choice.parts))
         taken = []
         for _ in range(SETTLING + steps):
@@ -181,15 +181,25 @@ class Chooser:
                 usual = now
                 recent.clear()
                 continue
-            if now.step_s > SLOWER * usual.step_s and (count > self._rest or now.step_s > SLOWER**2 * usual.step_s):
+            may_try = count > self._rest and self._lost_s <= self._auto.budget * self._elapsed_s
+            if now.step_s > (SLOWER if may_try else FAR_SLOWER) * usual.step_s:
                 return f"steps went from {_ms(usual.step_s)} to {_ms(now.step_s)}"
-            if count <= self._rest or self._lost_s > self._auto.budget * self._elapsed_s:
+            if not may_try:
                 continue
             if _departs(now, usual):
                 return f"messages went from {_ms(usual.wire_s)} to {_ms(now.wire_s)} a step"
             if count > PERIOD * self._rest:
                 return f"{count} steps"
         raise AssertionError
+
+    def _choices(self) -> dict[Pair, Choice]:
+        """What can be tried: by the pair that is for most layers, those that come to the same once."""
+        choices: dict[Pair, Choice] = {}
+        for pair in self._pairs:
+            choice = self._choice(pair)
+            if all(choice.ways != other.ways for other in choices.values()):
+                choices[pair] = choice
+        return choices
 
     def _choice(self, pair: Pair) -> Choice:
         """Each layer through this pair, or a denser one where that loses too much or costs more than dense."""
@@ -213,6 +223,8 @@ class Chooser:
 
     def _dearer_than_dense(self, pair: Pair) -> set[int]:
         """Layers that are cheaper dense, where that is worth another message in each bucket."""
+        if all(kind.elementwise for kind in self._compressors[pair].emits):
+            return set()
         without_waves = LinkCost(wave_s=0.0, byte_s=self._link.byte_s)
 
         def gain_s(layer: Layer) -> float:
@@ -221,7 +233,7 @@ class Chooser:
 
         gains = {layer.id: gain for layer in self._layers if (gain := gain_s(layer)) > 0}
         more_s = len(self._buckets) * self._link.wave_s * 2 * (self._transport.world_size - 1)
-        return set(gains) if sum(gains.values()) > more_s and pair != self._dense else set()
+        return set(gains) if sum(gains.values()) > more_s else set()
 
     def _layer_s(self, pair: Pair, layer: Layer, link: LinkCost) -> float:
         seen = self._seen[pair][layer.id]

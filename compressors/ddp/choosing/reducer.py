@@ -148,7 +148,7 @@ class ChosenPairs(Reducer):
 
     def _hold(self, choice: Choice) -> None:
         self.choice = choice
-        self._pair_of = {layer_id: part.pair for part in choice.parts for layer_id in part.layers}
+        self._pair_of = choice.ways
 
     def _arm(self, pair: Pair) -> _Arm:
         if pair not in self._arms:
