@@ -178,7 +178,7 @@ def measure(ways: dict[tuple[str, str], Way], numel: int, rounds: int) -> dict[t
 def encoders() -> list[str]:
     """The compressors that encode by themselves, in one round."""
     built = {name: build("compressors", Compressor, name) for name in component_names("compressors", Compressor)}
-    return [name for name, made in built.items() if not made.several_rounds and not made.engine_hook]
+    return [name for name, made in built.items() if not (made.several_rounds or made.engine_hook or made.chooses)]
 
 
 def keep_memory() -> None:

@@ -92,7 +92,7 @@ def all_pairs() -> list[str]:
     pairs = []
     for name in registry.entries("compressors"):
         compressor = spec.build("compressors", name)
-        if compressor.engine_hook or name == "none":
+        if compressor.engine_hook or compressor.chooses or name == "none":
             continue
         fitting = [
             collective

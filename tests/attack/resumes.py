@@ -53,6 +53,7 @@ METHODS: dict[str, tuple[str, ...]] = {
         "--strategy", f"placed:by=data,devices={REPOSITORY / 'examples' / 'cxl.toml'}", "--compressor",
         "topk:ratio=0.1,error_feedback=true",
     ),
+    "auto": ("--compressor", f"auto:choices={REPOSITORY / 'tests' / 'testing' / 'choices.jsonl'}", "--world-size", "3"),
     "async_server": ("--strategy", "async_server", "--compressor", "topk:ratio=0.1,error_feedback=true"),
 }  # fmt: skip
 if hosts_supported()[0]:

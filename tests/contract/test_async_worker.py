@@ -30,7 +30,7 @@ def compressors() -> list[str]:
     names = []
     for name in registry.entries("compressors"):
         compressor = cast(Compressor, spec.build("compressors", name))
-        if not (compressor.needs_all_ranks or compressor.one_bucket or compressor.engine_hook):
+        if not (compressor.needs_all_ranks or compressor.one_bucket or compressor.engine_hook or compressor.chooses):
             names.append(name)
     return names
 

@@ -48,7 +48,7 @@ def class_of(name: str) -> type[Compressor]:
     return cast(type[Compressor], registry.load("compressors", name))
 
 
-NAMES = [name for name in registry.entries("compressors") if not class_of(name).engine_hook]
+NAMES = [name for name in registry.entries("compressors") if not (class_of(name).engine_hook or class_of(name).chooses)]
 
 VARIANTS = [
     case("fp16", error_feedback=True),

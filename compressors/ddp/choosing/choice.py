@@ -118,10 +118,12 @@ def read_choices(path: Path) -> list[Choice]:
 
 
 def pairs_on(collective: Collective) -> list[Pair]:
-    """The pairs that are tried where sums ride on this collective, from dense to sparse."""
+    """The pairs that are tried where sums ride on this collective, from dense to sparse.
+
+    None that the backend sums by itself, whose bytes nobody counts, unless that was asked for.
+    """
     name = str(Spec(collective.component_name, collective.option_texts(only_changed=True)))
     wanted = [
-        Pair("none", "native"),
         Pair("none", name),
         Pair("bf16", name),
         Pair("group_topk:ratio=0.1", name),

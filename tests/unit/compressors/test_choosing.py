@@ -16,8 +16,10 @@ from collectives.ring import Ring
 from collectives.server import Server
 from compressors.auto import Auto
 from compressors.ddp.bucket import Bucket
+from compressors.ddp.choosing import prices
 from compressors.ddp.choosing.choice import FIRST, Choice, Pair, Part, dense_pair, pairs_on, read_choices
 from compressors.ddp.choosing.chooser import Chooser, Decisions, StepSeconds
+from compressors.ddp.choosing.prices import LinkCost, exchange_s, measure_link
 from compressors.ddp.choosing.reducer import ChosenPairs
 from compressors.layer import Layer, Step
 from tests.testing.memory_transport import MemoryTransport, run_threads
@@ -110,6 +112,34 @@ def test_state_that_is_saved_between_two_pairs_goes_on_bit_for_bit() -> None:
         return all(map(torch.equal, whole.steps(6, 9), other.steps(6, 9)))
 
     assert run_threads(rank, 2) == [True, True]
+
+
+@pytest.fixture(autouse=True)
+def prices_that_no_other_work_changes(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("compressors.ddp.choosing.chooser.measure_link", lambda *_: LinkCost(wave_s=1e-5, byte_s=1e-9))
+    looked = prices.look
+    monkeypatch.setattr("compressors.ddp.choosing.chooser.look", lambda *given: looked(*given)._replace(seconds=1e-5))
+
+
+def test_a_link_is_measured_alike_on_all_ranks_and_none_of_it_counts_as_gradient() -> None:
+    def rank(transport: MemoryTransport) -> tuple[LinkCost, int]:
+        return measure_link(Ring().bind(transport), transport), transport.traffic["gradient"].nbytes
+
+    (cost, nbytes), other = run_threads(rank, 2)
+    assert (cost, nbytes) == other
+    assert cost.wave_s > 0
+    assert nbytes == 0
+
+
+def test_a_price_grows_with_bytes_waves_and_ranks() -> None:
+    link = LinkCost(wave_s=1.0, byte_s=1e-3)
+    assert exchange_s(BF16, [2000], [1000], link, 1) == 0
+    assert exchange_s(BF16, [2000], [1000], link, 2) == pytest.approx(2 + 2.0)
+    assert exchange_s(BF16, [2000], [1000], link, 4) == pytest.approx(6 + 3.0)
+    allgather = exchange_s(Pair("topk", "allgather"), [100], [1000], link, 4)
+    assert allgather == pytest.approx(1 + 0.3)
+    merged = exchange_s(SPARSE, [100], [1000], link, 4)
+    assert 6 + 0.3 < merged < 6 + 3 * 4.0
 
 
 Times = Callable[[int, Pair], StepSeconds]
@@ -230,6 +260,6 @@ def test_a_file_that_holds_no_choices_is_refused_in_one_sentence(text: str, tmp_
 
 
 def test_pairs_ride_on_the_collective_that_was_asked_for_or_on_allgather() -> None:
-    assert {pair.collective for pair in pairs_on(Ring())} == {"native", "ring", "allgather"}
+    assert {pair.collective for pair in pairs_on(Ring())} == {"ring", "allgather"}
     assert Auto().refusal(Ring()) is None
     assert "use collective ring" in str(Auto().refusal(Server()))
