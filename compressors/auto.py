@@ -9,6 +9,7 @@ what a step takes is measured in the run itself, pair after pair; a model of the
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, ClassVar
 
@@ -20,6 +21,7 @@ from collectives.options import OptionError
 from collectives.payloads.base import Payload
 from collectives.payloads.dense import Dense
 from compressors.base import Compressor
+from compressors.ddp.choosing.choice import Choice, read_choices
 from compressors.layer import Layer
 
 
@@ -53,12 +55,11 @@ class Auto(Compressor):
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.choices is not None:
-            from compressors.ddp.choosing.choice import read_choices
-
             path = Path(self.choices).absolute()
             self.choices = str(path)
             try:
-                read_choices(path)
+                for pair in {part.pair for choice in read_choices(path) for part in choice.parts}:
+                    pair.built()
             except (OSError, ValueError) as error:
                 raise OptionError(
                     f"auto: {path} holds no choices ({error}); give the choices.jsonl of a run of auto"
@@ -83,6 +84,18 @@ class Auto(Compressor):
                 "tree, halving_doubling, hierarchical or allgather"
             )
         return super().refusal(collective)
+
+    @override
+    def layers_refusal(self, layers: Sequence[Layer]) -> str | None:
+        ids = {layer.id for layer in layers}
+        if self.choices is None or all(choice.ways.keys() == ids for choice in self.recorded):
+            return None
+        return f"auto: {self.choices} is of another model, whose layers are not this one's; give one of this model"
+
+    @property
+    def recorded(self) -> list[Choice]:
+        """What is to be chosen again; empty where nothing is."""
+        return [] if self.choices is None else read_choices(Path(self.choices))
 
     @override
     def expected_nbytes(self, layer: Layer) -> None:

@@ -99,6 +99,10 @@ class Compressor(Options, abc.ABC):
                 return f"{self.component_name} sends {kind.__name__} payloads: {reason}"
         return None
 
+    def layers_refusal(self, layers: Sequence[Layer]) -> str | None:
+        """Return why these options cannot serve a model of these layers, one sentence; None where they can."""
+        return None
+
     def kind_for(self, layer: Layer) -> type[Payload]:
         """Return the kind of payload that `encode` makes for this layer at full compression."""
         return self.sends

@@ -19,6 +19,7 @@ from bench.strategies.base import Strategy
 from collectives.base import Collective
 from collectives.options import OptionError
 from compressors.base import Compressor
+from compressors.layer import layers_of
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -80,7 +81,10 @@ def check_together(config: RunConfig, parts: Components) -> None:
     )
     if reason:
         raise UsageError(reason)
-    parts.strategy.examine(config, model_without_values(parts))
+    model = model_without_values(parts)
+    parts.strategy.examine(config, model)
+    if reason := parts.compressor.layers_refusal(layers_of(model)):
+        raise UsageError(reason)
     if parts.compressor.owns_momentum:
         try:
             parts.optimizer.hand_over_momentum()

@@ -24,7 +24,8 @@ class PlannedLayer:
         name: the parameter's name.
         shape: of the parameter.
         kind: what it is in the network.
-        payload: the kind of payload it is sent as; "Dense" in fp32 where the per-layer policy leaves it alone.
+        payload: the kind of payload it is sent as; "Dense" in fp32 where the per-layer policy leaves it alone, "to be
+            chosen" where training finds that out.
         dense_nbytes: bytes of the gradient in fp32.
         sent_nbytes: bytes of its payload at full compression, where it is sent by itself; None where it depends on the
             data.
@@ -79,9 +80,15 @@ def planned_layers(compressor: Compressor, layers: Sequence[Layer]) -> list[Plan
             name=layer.name,
             shape=layer.shape,
             kind=layer.kind,
-            payload="Dense" if compressor.leaves_dense(layer) else compressor.kind_for(layer).__name__,
+            payload=_payload(compressor, layer),
             dense_nbytes=FP32_BYTES * layer.numel,
             sent_nbytes=compressor.expected_bucket_nbytes([layer]),
         )
         for layer in layers
     ]
+
+
+def _payload(compressor: Compressor, layer: Layer) -> str:
+    if compressor.chooses:
+        return "to be chosen"
+    return "Dense" if compressor.leaves_dense(layer) else compressor.kind_for(layer).__name__

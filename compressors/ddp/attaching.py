@@ -23,6 +23,7 @@ from compressors.ddp.channel import Nonfinite, Trigger
 from compressors.ddp.choosing.hook import ChoosingHook
 from compressors.ddp.hook import CompressionHook
 from compressors.ddp.reducer import Reducer
+from compressors.layer import layers_of
 
 # DDP closes its first bucket at this size unless it is given one for all (bucket_cap_mb).
 FIRST_BUCKET_BYTES = 1 << 20
@@ -70,6 +71,8 @@ def attach(
             f"{compressor.component_name} is PyTorch's own hook; "
             "use ddp.register_comm_hook(*compressor.hook(ddp.process_group))"
         )
+    if reason := compressor.layers_refusal(layers_of(ddp.module)):
+        raise ValueError(reason)
     _check_one_bucket(ddp, compressor)
     _check_momentum(compressor, momentum)
     reducer = Reducer(compressor, momentum=momentum or 0.0, nesterov=nesterov)

@@ -27,8 +27,9 @@ TRIAL, FINAL, FINAL_TURNS = 3, 3, 2
 """steps of a pair's first trial, and of each further one among those that came close, in turns"""
 SETTLING = 1
 """steps after a change that are not counted"""
-WORTH_A_TRIAL, CLOSE, TIE = 1.1, 1.15, 1.02
-"""times the best, below which: a pair is tried, tried again, and as good; of what is as good the densest is chosen"""
+WORTH_A_TRIAL, CLOSE, TIE, HARDLY_WORSE = 1.1, 1.15, 1.02, 1.05
+"""times the best, up to which: a pair is tried, tried again, as good (of those the densest is chosen), and what was held
+does not give way to a sparser one"""
 WINDOW = 5
 """steps whose median is looked at"""
 DEPARTURE, SLOWER, FAR_SLOWER = 1.5, 1.5, 2.5
@@ -145,8 +146,7 @@ class Chooser:
         close = [pair for pair in measured if _step_s(measured[pair]) <= CLOSE * _best_s(measured)]
         for pair in close * FINAL_TURNS if len(close) > 1 else ():
             measured[pair] += yield from self._measure(choices[pair], FINAL, measured)
-        best_s = _best_s(measured)
-        winner = next(pair for pair in self._pairs if pair in measured and _step_s(measured[pair]) <= TIE * best_s)
+        winner = self._winner(measured, held)
         self._rest = REST if winner != held else min(LONGEST_REST, 2 * self._rest)
         self._switch(winner, f"after {why}: {_ranking(winner, measured)}")
 
@@ -255,6 +255,14 @@ class Chooser:
         """Whether steps could be about as short as the shortest, if all messages went beside computing."""
         computing_s = min(statistics.median(each.computing_s for each in taken) for taken in measured.values())
         return max(computing_s, cost_s) <= WORTH_A_TRIAL * _best_s(measured)
+
+    def _winner(self, measured: dict[Pair, list[StepSeconds]], held: Pair | None) -> Pair:
+        """The densest of those that are as good as the best; what was held, if a sparser one is hardly better."""
+        ratios = {pair: _step_s(measured[pair]) / _best_s(measured) for pair in self._pairs if pair in measured}
+        best = next(pair for pair, ratio in ratios.items() if ratio <= TIE)
+        if held in ratios and ratios[held] <= HARDLY_WORSE and self._pairs.index(held) < self._pairs.index(best):
+            return held
+        return best
 
     def _switch(self, pair: Pair, why: str) -> None:
         """Hold a pair, and say why."""

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import time
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any, cast
 
 import torch
@@ -16,7 +15,7 @@ from typing_extensions import override
 from collectives.base import Collective
 from compressors.auto import Auto
 from compressors.ddp.channel import Nonfinite, Trigger
-from compressors.ddp.choosing.choice import FIRST, Choice, dense_pair, read_choices
+from compressors.ddp.choosing.choice import FIRST, Choice, dense_pair
 from compressors.ddp.choosing.chooser import Chooser, Decisions, StepSeconds
 from compressors.ddp.choosing.reducer import ChosenPairs
 from compressors.ddp.hook import CompressionHook
@@ -45,7 +44,7 @@ class ChoosingHook(CompressionHook):
         timeout_s: float,
     ) -> None:
         auto, layers = cast(Auto, reducer.compressor), layers_of(ddp.module)
-        recorded = [] if auto.choices is None else read_choices(Path(auto.choices))
+        recorded = auto.recorded
         first, *later = recorded or [Choice.of_all(0, dense_pair(collective), layers, FIRST)]
         self._pairs = ChosenPairs(auto, first, self.bind)
         super().__init__(
@@ -79,8 +78,7 @@ class ChoosingHook(CompressionHook):
     def load_state_dict(self, state: dict[str, Any]) -> None:
         super().load_state_dict(state)
         self._pairs.look = None
-        recorded = [] if self._auto.choices is None else read_choices(Path(self._auto.choices))
-        self.follow(recorded)
+        self.follow(self._auto.recorded)
 
     @property
     def _auto(self) -> Auto:
