@@ -21,7 +21,7 @@ from collectives.options import OptionError
 from collectives.payloads.base import Payload
 from collectives.payloads.dense import Dense
 from compressors.base import Compressor
-from compressors.ddp.choosing.choice import Choice, read_choices
+from compressors.choice import Choice, read_choices
 from compressors.layer import Layer
 
 

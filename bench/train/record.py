@@ -29,7 +29,7 @@ from bench.train.measured import link_columns
 from bench.train.overlap import sample_index_sets, sampled_overlap
 from bench.train.trackers import open_tracker
 from collectives.transport.base import Purpose, Traffic
-from compressors.ddp.choosing.choice import Choice, read_choices
+from compressors.choice import Choice, read_choices
 from compressors.ddp.choosing.hook import ChoosingHook
 from compressors.ddp.report import StepReport, add_counts
 from compressors.layer import Layer

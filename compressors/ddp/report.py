@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from compressors.layer import Layer
 
 if TYPE_CHECKING:
-    from compressors.ddp.choosing.choice import Choice
+    from compressors.choice import Choice
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -15,8 +15,8 @@ from typing import NamedTuple
 from collectives.base import Collective
 from collectives.transport.base import Transport
 from compressors.auto import Auto
+from compressors.choice import FIRST, Choice, Pair, Part, dense_pair, pairs_on
 from compressors.ddp.bucket import Bucket
-from compressors.ddp.choosing.choice import FIRST, Choice, Pair, Part, dense_pair, pairs_on
 from compressors.ddp.choosing.prices import LinkCost, Seen, exchange_s, look, measure_link
 from compressors.ddp.choosing.reducer import ChosenPairs
 from compressors.layer import Layer
@@ -28,7 +28,7 @@ TRIAL, FINAL, FINAL_TURNS = 3, 3, 2
 SETTLING = 1
 """steps after a change that are not counted"""
 WORTH_A_TRIAL, CLOSE, TIE, HARDLY_WORSE = 1.1, 1.15, 1.02, 1.05
-"""times the best, up to which: a pair is tried, tried again, as good (of those the densest is chosen), and what was held
+"""times the best, up to which: a pair is tried, tried again, as good (the densest is chosen then), and what was held
 does not give way to a sparser one"""
 WINDOW = 5
 """steps whose median is looked at"""

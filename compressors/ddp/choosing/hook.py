@@ -14,8 +14,8 @@ from typing_extensions import override
 
 from collectives.base import Collective
 from compressors.auto import Auto
+from compressors.choice import FIRST, Choice, dense_pair
 from compressors.ddp.channel import Nonfinite, Trigger
-from compressors.ddp.choosing.choice import FIRST, Choice, dense_pair
 from compressors.ddp.choosing.chooser import Chooser, Decisions, StepSeconds
 from compressors.ddp.choosing.reducer import ChosenPairs
 from compressors.ddp.hook import CompressionHook

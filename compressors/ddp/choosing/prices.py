@@ -22,7 +22,7 @@ from collectives.rounds.layout import Layout, Leaf
 from collectives.rounds.waves import Ints, Lengths
 from collectives.transport.base import Transport
 from compressors.base import FP32_BYTES, Compressor
-from compressors.ddp.choosing.choice import Pair
+from compressors.choice import Pair
 from compressors.layer import Layer, Step
 from compressors.state import Memory
 

@@ -18,8 +18,8 @@ from collectives.base import BoundCollective, Collective, Key, PendingSum
 from collectives.payloads.base import Payload
 from collectives.transport.base import Transport
 from compressors.base import Compressor
+from compressors.choice import Choice, Pair
 from compressors.ddp.bucket import Bucket
-from compressors.ddp.choosing.choice import Choice, Pair
 from compressors.ddp.reducer import PendingReduction, Reducer, StartSum
 from compressors.state import copies
 

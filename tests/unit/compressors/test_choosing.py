@@ -15,9 +15,9 @@ from collectives.options import OptionError
 from collectives.ring import Ring
 from collectives.server import Server
 from compressors.auto import Auto
+from compressors.choice import FIRST, Choice, Pair, Part, dense_pair, pairs_on, read_choices
 from compressors.ddp.bucket import Bucket
 from compressors.ddp.choosing import prices
-from compressors.ddp.choosing.choice import FIRST, Choice, Pair, Part, dense_pair, pairs_on, read_choices
 from compressors.ddp.choosing.chooser import Chooser, Decisions, StepSeconds
 from compressors.ddp.choosing.prices import LinkCost, exchange_s, measure_link
 from compressors.ddp.choosing.reducer import ChosenPairs
