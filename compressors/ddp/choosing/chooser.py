@@ -22,7 +22,7 @@ from compressors.ddp.choosing.reducer import ChosenPairs
 from compressors.layer import Layer
 
 SMALL = 1024
-"""elements; a layer of no more goes the way of most others, whatever it loses"""
+"""elements; a layer of no more goes the way of most others: what it loses or costs is little"""
 TRIAL, FINAL, FINAL_TURNS = 3, 3, 2
 """steps of a pair's first trial, and of each further one among those that came close, in turns"""
 SETTLING = 1
@@ -231,7 +231,7 @@ class Chooser:
             mine, dense = self._layer_s(pair, layer, without_waves), self._layer_s(self._dense, layer, without_waves)
             return mine - dense
 
-        gains = {layer.id: gain for layer in self._layers if (gain := gain_s(layer)) > 0}
+        gains = {layer.id: gain for layer in self._layers if layer.numel > SMALL and (gain := gain_s(layer)) > 0}
         more_s = len(self._buckets) * self._link.wave_s * 2 * (self._transport.world_size - 1)
         return set(gains) if sum(gains.values()) > more_s else set()
 
