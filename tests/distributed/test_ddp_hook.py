@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 import io
+import json
+import tempfile
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, cast
@@ -20,7 +22,9 @@ from collectives.native import Native
 from collectives.ring import Ring
 from collectives.transport.base import Transport, TransportError
 from compressors.base import Compressor
+from compressors.choice import Choice
 from compressors.ddp.attaching import attach
+from compressors.ddp.choosing.hook import ChoosingHook
 from compressors.ddp.hook import CompressionHook, NonFiniteGradient
 from compressors.dgc import Dgc
 from compressors.group_topk import GroupTopK
@@ -263,12 +267,42 @@ def ahead(rank: int) -> list[str]:
     return events[2:]
 
 
+def chosen(rank: int) -> dict[str, Any]:
+    """Thirty steps in which pairs are tried, and those choices made again, with a state saved half way."""
+    first = wrapped()
+    hook = cast(ChoosingHook, attach(first, "auto", "ring"))
+    optimizer = torch.optim.SGD(first.parameters(), lr=LR)
+    held: list[Choice] = []
+    for step in range(30):
+        loss_of(first, rank, step).backward()
+        choice = hook.finish_step().choice
+        assert choice is not None
+        held += [] if choice in held else [choice]
+        optimizer.step()
+        optimizer.zero_grad()
+    hook.close()
+    with tempfile.NamedTemporaryFile("w", suffix=".jsonl") as file:
+        file.write("".join(json.dumps(choice.to_dict()) + "\n" for choice in held))
+        file.flush()
+        second, third = wrapped(), wrapped()
+        hook = cast(ChoosingHook, attach(second, f"auto:choices={file.name}", "ring"))
+        train(second, hook, range(12))
+        third.load_state_dict(second.state_dict())
+        later = attach(third, f"auto:choices={file.name}", "ring")
+        later.load_state_dict(hook.state_dict())
+        hook.close()
+        again = train(third, later, range(12, 30))
+        later.close()
+    return {"weights": weights(first), "again": again, "ways": [choice.to_dict() for choice in held]}
+
+
 SCENES: dict[str, Callable[[int], Any]] = {
     scene.__name__: scene
     for scene in (
         dense,
         compressed,
         resumed,
+        chosen,
         momentum_moved,
         warm_up,
         bad_gradient,
@@ -325,6 +359,17 @@ def test_a_saved_state_goes_on_bit_for_bit(played: list[dict[str, Any]]) -> None
     for rank in played:
         whole, parts = rank["resumed"]
         assert torch.equal(whole, parts)
+
+
+def test_pairs_are_tried_alike_on_all_ranks_and_choices_that_are_made_again_give_the_same_bits(
+    played: list[dict[str, Any]],
+) -> None:
+    first, second = (rank["chosen"] for rank in played)
+    assert first["ways"] == second["ways"]
+    assert len(first["ways"]) > 1
+    for rank in (first, second):
+        assert torch.equal(rank["weights"], first["weights"])
+        assert torch.equal(rank["again"], first["weights"])
 
 
 def test_momentum_is_handed_over(played: list[dict[str, Any]]) -> None:

@@ -1,7 +1,7 @@
 """Chooser: looks at gradients and link, tries pairs, keeps the fastest, and watches whether it stays so.
 
-`Chooser.decisions` is that, as it is done: every `yield` lets one step go by and gives what it took. All ranks get the
-same figures, so all of them decide the same.
+`Chooser.decisions` is that, as it is done: every `yield` lets one step go by and gives what the one before it took. All
+ranks get the same figures, so all of them decide the same.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ SMALL = 1024
 """elements; a layer of no more goes the way of most others: what it loses or costs is little"""
 TRIAL, FINAL, FINAL_TURNS = 3, 3, 2
 """steps of a pair's first trial, and of each further one among those that came close, in turns"""
-SETTLING = 1
-"""steps after a change that are not counted"""
+SETTLING = 2
+"""steps after a change that are not counted: first the one before is told, then one that is not like others"""
 WORTH_A_TRIAL, CLOSE, TIE, HARDLY_WORSE = 1.1, 1.15, 1.02, 1.05
 """times the best, up to which: a pair is tried, tried again, as good (the densest is chosen then), and what was held
 does not give way to a sparser one"""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, cast
 
 import torch
@@ -26,7 +26,8 @@ from compressors.layer import Step, layers_of
 class ChoosingHook(CompressionHook):
     """Takes decisions between two steps, in the communication thread.
 
-    What a step took travels with the word whether all gradients were finite, so that no message is sent for it.
+    What a step took travels with the next step's word whether all gradients were finite, so that no message is sent
+    for it.
 
     Args:
         reducer: of `auto`; its pairs have reducers of their own. The rest is as of `CompressionHook`.
@@ -55,8 +56,7 @@ class ChoosingHook(CompressionHook):
         self._is_replay = bool(recorded)
         self._arrived = 0.0
         self._ended = time.perf_counter()
-        self._seconds = StepSeconds(0.0, 0.0, 0.0)
-        self._told = False
+        self._own = self._worst = StepSeconds(0.0, 0.0, 0.0)
         next(self._decisions, None)
 
     def follow(self, choices: Sequence[Choice]) -> None:
@@ -85,12 +85,15 @@ class ChoosingHook(CompressionHook):
         return cast(Auto, self._pairs.compressor)
 
     @override
-    def on_any_rank(self, flag: bool) -> bool:
-        now = time.perf_counter()
-        own = (now - self._ended, self._arrived - self._ended, self._pairs.wire_s)
-        worst, *seconds = self.transport.all_reduce_scalars([float(flag), *own], "max")
-        self._seconds, self._told = StepSeconds(*seconds), True
-        return bool(worst)
+    def start_on_any_rank(self, flag: bool) -> Callable[[], bool]:
+        finish_all = self.transport.start_all_reduce_scalars([float(flag), *self._own], "max")
+
+        def finish() -> bool:
+            worst, *seconds = finish_all()
+            self._worst = StepSeconds(*seconds)
+            return bool(worst)
+
+        return finish
 
     @override
     def _begin_step(self, step: Step) -> None:
@@ -105,11 +108,11 @@ class ChoosingHook(CompressionHook):
 
     @override
     def _conclude(self) -> None:
-        self._told = False
         super()._conclude()
-        if not self._told:  # nonfinite="zero" asks nobody
+        if self._nonfinite == "zero":  # nobody was asked
             self.on_any_rank(False)
+        self._own = StepSeconds(time.perf_counter() - self._ended, self._arrived - self._ended, self._pairs.wire_s)
         self._chooser.next_step = self._step.index + 1
         with contextlib.suppress(StopIteration):
-            self._decisions.send(self._seconds)
+            self._decisions.send(self._worst)
         self._ended = time.perf_counter()

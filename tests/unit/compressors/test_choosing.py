@@ -172,12 +172,14 @@ def exchanged(one: Rank, step: int, *, flat: bool) -> Choice:
 
 def run(chooser: Chooser, decisions: Decisions, step_of: Callable[[int], object], times: Times, steps: int) -> None:
     next(decisions)
+    told = StepSeconds(0.0, 0.0, 0.0)
     for step in range(steps):
         step_of(step)
         chooser.next_step = step + 1
         parts = chooser._reducer.choice.parts
         with contextlib.suppress(StopIteration):  # nothing more is to be decided
-            decisions.send(times(step, next(part.pair for part in parts if 0 in part.layers)))
+            decisions.send(told)  # what a step took is told after the next one
+        told = times(step, next(part.pair for part in parts if 0 in part.layers))
 
 
 def slow_link(step: int, pair: Pair) -> StepSeconds:
