@@ -7,10 +7,11 @@ from pathlib import Path
 
 import pytest
 
-from tests.testing.invoke import invoke
+from tests.testing.invoke import REPOSITORY, invoke
 
 pytestmark = pytest.mark.usefixtures("planned_here")
 
+CHOICES = REPOSITORY / "tests" / "testing" / "choices.jsonl"
 REFUSALS = [
     (["--compressor", "topkk"], "there is no compressor 'topkk' (did you mean 'topk'?)"),
     (["--model", "resnet19"], "there is no model 'resnet19'"),
@@ -33,6 +34,11 @@ REFUSALS = [
     (["--nnodes", "2", "--world-size", "3", "--rdzv-endpoint", "a:1"], "multiple of --nnodes"),
     (["--node-rank", "1"], "--node-rank 1 does not exist"),
     (["--nnodes", "2", "--rdzv-endpoint", "nowhere"], "is not HOST:PORT"),
+    (["--compressor", "auto", "--collective", "server"], "use collective ring, native, tree"),
+    (["--compressor", "auto", "--optimizer", "kfac"], "kfac sends something else as well; use another"),
+    (["--compressor", "auto", "--strategy", "async_server"], "inside DDP; use --strategy ddp"),
+    (["--compressor", "auto:choices=nowhere.jsonl"], "holds no choices"),
+    (["--compressor", f"auto:choices={CHOICES}", "--model", "resnet20"], "is of another model"),
 ]
 
 
