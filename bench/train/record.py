@@ -155,12 +155,12 @@ class Recorder:
         """What was chosen after the checkpoint is chosen again, at the same steps."""
         exchange = self.strategy.exchange
         if isinstance(exchange, ChoosingHook):
-            kept = read_choices(self._folder.choices) if self.is_writer else []
+            kept = read_choices(self._folder.choices) if self._folder.choices.exists() and self.is_writer else []
             choices = [Choice.from_dict(values) for values in gather_json([choice.to_dict() for choice in kept])[0]]
             if self.is_writer:  # the last line may have been cut
                 self._folder.choices.write_text("".join(map(_line, choices)), encoding="utf-8")
             exchange.follow(choices)
-            self._choice = choices[-1]
+            self._choice = choices[-1] if choices else None
 
     @contextlib.contextmanager
     def counting_wire(self) -> Iterator[None]:

@@ -290,6 +290,7 @@ def chosen(rank: int) -> dict[str, Any]:
         third.load_state_dict(second.state_dict())
         later = attach(third, f"auto:choices={file.name}", "ring")
         later.load_state_dict(hook.state_dict())
+        cast(ChoosingHook, later).follow(held[:1])  # as a run does that had written down no more
         hook.close()
         again = train(third, later, range(12, 30))
         later.close()

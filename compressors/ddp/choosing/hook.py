@@ -63,10 +63,11 @@ class ChoosingHook(CompressionHook):
         """Make choices again that were made after this state was saved, then go on choosing; every rank must call.
 
         Args:
-            choices: of the run that is resumed; those that the state knows are passed over.
+            choices: of the run that is resumed; those that the state knows are passed over. Where the options name
+                some, those are made, for they reach further.
         """
         held = self._pairs.choice.step
-        self._decisions = self._resumed([choice for choice in choices if choice.step > held])
+        self._decisions = self._resumed([choice for choice in self._auto.recorded or choices if choice.step > held])
         next(self._decisions, None)
 
     def _resumed(self, choices: Sequence[Choice]) -> Decisions:
@@ -78,7 +79,7 @@ class ChoosingHook(CompressionHook):
     def load_state_dict(self, state: dict[str, Any]) -> None:
         super().load_state_dict(state)
         self._pairs.look = None
-        self.follow(self._auto.recorded)
+        self.follow([])
 
     @property
     def _auto(self) -> Auto:
