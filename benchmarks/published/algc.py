@@ -25,7 +25,7 @@ OTHERS: dict[str, Which] = {
     "one fixed threshold": {"compressor": "threshold:*"},
 }
 ALL = {"dense": DENSE, "ALGC": ALGC, **OTHERS}
-PLACEMENTS = {"one server": {"collective": "server"}, "sharded server": {"collective": "server:placement=sharded"}}
+PLACEMENTS = {"one server": {"collective": "server"}, "sharded server": {"collective": "server:*sharded*"}}
 RECIPE = "digits, small_cnn, 4 hosts at 100 Mbit/s, sharded server"
 ABSTRACT = "abstract"
 

@@ -29,7 +29,8 @@ METHODS: Mapping[str, Which] = {
     "Group-TopK, patent": {"compressor": "group_topk:*preset=patent*"},
     "Group-TopK, recommended": {"compressor": "group_topk"},
     "Max-AdaBelief": {"optimizer": "max_adabelief"},
-    "ALGC": {"compressor": "algc"},
+    "ALGC": {"compressor": "algc", "collective": "server:placement=sharded*"},
+    "ALGC, sparse answers": {"compressor": "algc", "collective": "server:downlink=union*"},
     "Hylo": {"compressor": "hylo"},
 }
 LINKS: Mapping[str, Which] = {
