@@ -12,6 +12,7 @@ from benchmarks.published.figures import (
     Which,
     faster,
     fewer_bytes,
+    mean_kilobytes,
     step_s,
     times_one_node,
 )
@@ -28,6 +29,8 @@ ALL = {"dense": DENSE, "ALGC": ALGC, **OTHERS}
 PLACEMENTS = {"one server": {"collective": "server"}, "sharded server": {"collective": "server:*sharded*"}}
 RECIPE = "digits, small_cnn, 4 hosts at 100 Mbit/s, sharded server"
 ABSTRACT = "abstract"
+WHOLE_TRAINING = {"kB per step, whole training": mean_kilobytes}
+LAST_EPOCH = "`payload_bytes_per_step` is the last epoch's; densities fall over the first four."
 
 SYSTEM = System(
     name="algc",
@@ -81,6 +84,18 @@ SYSTEM = System(
         ),
         *(
             Claim(
+                text="shortest time of convergence",
+                source=ABSTRACT,
+                setup=f"the same runs, time of {name} to 97 % / of ALGC; this target was chosen afterwards",
+                sweep="algc",
+                measure=Gain(which=ALGC, than=than, metric=TIME, accuracy=0.97),
+                claimed=above(1.0),
+                counts=False,
+            )
+            for name, than in {"dense": DENSE, **OTHERS}.items()
+        ),
+        *(
+            Claim(
                 text="largest speed-up",
                 source=ABSTRACT,
                 setup=f"{nodes} nodes of a fifth of a core at 100 Mbit/s, {placement}, samples/s of ALGC / of {name}",
@@ -117,6 +132,7 @@ SYSTEM = System(
                     higher_is_better=False,
                 ),
                 claimed=above(1.0),
+                counts=which is ALGC,
             )
             for name, which in (("ALGC", ALGC), ("dense", DENSE))
         ),
@@ -138,14 +154,26 @@ SYSTEM = System(
             title="What ALGC varies, one at a time",
             sweep="algc",
             rows=list(ALL.items()),
-            columns=["test_accuracy", "train_accuracy", "time_to_target_s", "step_time_s", "payload_bytes_per_step"],
-            note="A mean of times to the target leaves seeds out that missed it; the claims above count them.",
+            columns=[
+                "test_accuracy",
+                "train_accuracy",
+                "time_to_target_s",
+                "step_time_s",
+                "effective_density",
+                "payload_bytes_per_step",
+                "payload_bytes_max_per_step",
+            ],
+            derived=WHOLE_TRAINING,
+            note="A mean of times to the target leaves seeds out that missed it; the claims above count them. "
+            "`payload_bytes_max_per_step` is the busiest rank's. " + LAST_EPOCH,
         ),
         Table(
             title="The same on harder data",
             sweep="harder",
             rows=list(ALL.items()),
-            columns=["test_accuracy", "train_accuracy", "payload_bytes_per_step"],
+            columns=["test_accuracy", "train_accuracy", "effective_density", "payload_bytes_per_step"],
+            derived=WHOLE_TRAINING,
+            note=LAST_EPOCH,
         ),
         Table(
             title="Speed by nodes",
@@ -159,8 +187,9 @@ SYSTEM = System(
             ],
             columns=["samples_per_s", "step_time_s", "exposed_s", "payload_bytes_max_per_step"],
             derived={"times one node": times_one_node},
-            note="Bytes are those of the busiest rank, the server. `times one node` is nodes x share of the step in "
-            "which rank 0 does not wait for the exchange: the speed-up over a node that trains alone.",
+            note="Bytes are those of the busiest rank. `times one node` is nodes x share of the step in which rank 0 "
+            "does not wait for the exchange: an upper bound of the speed-up over a node that trains alone, which would "
+            "neither encode nor serve.",
         ),
         Table(
             title="Overlap",

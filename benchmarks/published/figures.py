@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import fnmatch
+import math
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, ClassVar, Literal, Protocol, Self
@@ -14,12 +15,14 @@ from bench.report.runs import Run, collect_runs, one_per_seed
 from bench.report.statistics import difference, estimate, improvement
 from bench.report.store import Row
 from bench.report.store import read as read_rows
-from bench.report.targets import Target, gain, needs
+from bench.report.targets import BYTES, TIME, Need, Target, common_budget, gain, needs, num_reached
 
 Which = Mapping[str, Any]
 """The value of each column that tells a configuration from the others of its sweep; ``twobit:*`` has any options."""
 
 Unit = Literal["points", "factor", "share"]
+UNIT_OF = {TIME: "train_time_s", BYTES: "payload_bytes_per_step"}
+"""A column in whose unit a need is written."""
 
 
 class Missing(Exception):
@@ -35,6 +38,8 @@ class Figure:
         low, high: its 95 % interval over seeds; None with one seed.
         n: seeds.
         unit: how it is written.
+        note: what else must be known to read it.
+        decides: False where its interval says more than the runs do, so that no verdict follows.
     """
 
     value: float
@@ -42,12 +47,19 @@ class Figure:
     high: float | None
     n: int
     unit: Unit
+    note: str = ""
+    decides: bool = True
+
+    @property
+    def text(self) -> str:
+        """The value with its interval."""
+        write, after = _WRITE[self.unit], _AFTER[self.unit]
+        interval = "" if self.low is None or self.high is None else f" [{write(self.low)}, {write(self.high)}]"
+        return f"{write(self.value)}{interval}{after}"
 
     def __str__(self) -> str:
-        write, after = _WRITE[self.unit], _AFTER[self.unit]
-        if self.low is None or self.high is None:
-            return f"{write(self.value)}{after}, one seed"
-        return f"{write(self.value)} [{write(self.low)}, {write(self.high)}]{after}, {self.n} seeds"
+        seeds = "one seed" if self.low is None or self.high is None else f"{self.n} seeds"
+        return "; ".join(filter(None, (f"{self.text}, {seeds}", self.note)))
 
 
 _WRITE: dict[Unit, Callable[[float], str]] = {
@@ -192,12 +204,18 @@ class Factor:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Gain:
-    """How many times less of a budget is needed until the target accuracy, misses counted as `bench compare` does."""
+    """How many times less of a budget is needed until the target accuracy, misses counted as `bench compare` does.
+
+    Attributes:
+        metric: `TIME` or `BYTES`.
+        accuracy: the target; None: the one that the runs were given.
+    """
 
     unit: ClassVar[Unit] = "factor"
     which: Which
     than: Which
     metric: str
+    accuracy: float | None = None
 
     @property
     def sides(self) -> Sequence[Which]:
@@ -205,14 +223,35 @@ class Gain:
         return self.which, self.than
 
     def of(self, runs: SweepRuns) -> Figure:
-        sides = [
-            needs(Configuration(label={}, runs=list(runs.by_seed(which).values())), self.metric, Target())
+        than, ours = (
+            needs(
+                Configuration(label={}, runs=list(runs.by_seed(which).values())),
+                self.metric,
+                Target(accuracy=self.accuracy),
+            )
             for which in (self.than, self.which)
-        ]
-        found = gain(*sides)
+        )
+        found = gain(than, ours)
         if found is None:
             raise Missing("no seed of either side reached the target")
-        return Figure(value=found.value, low=found.low, high=found.high, n=min(map(len, sides)), unit=self.unit)
+        budget = common_budget(than, ours)
+        better = ours if found.value > 1.0 else than
+        return Figure(
+            value=found.value,
+            low=found.low,
+            high=found.high,
+            n=min(len(than), len(ours)),
+            unit=self.unit,
+            note=self._cut(budget, than, ours),
+            decides=num_reached(better, budget) == len(better),
+        )
+
+    def _cut(self, budget: float, than: Sequence[Need], ours: Sequence[Need]) -> str:
+        """What is known only up to the smallest budget, where a seed missed the target."""
+        if math.isinf(budget):
+            return ""
+        counts = (f"{num_reached(side, budget)} of {len(side)}" for side in (than, ours))
+        return f"up to {format_value(UNIT_OF[self.metric], budget)}, where {' and '.join(counts)} seeds had reached it"
 
 
 def faster(which: Which, than: Which) -> Factor:
@@ -236,6 +275,22 @@ def waiting_share(run: Run) -> float | None:
     """Share of a step in which a rank waits for the exchange after backward's own work has ended."""
     step, exposed = step_s(run), run["exposed_s"]
     return None if step is None or exposed is None else float(exposed) / step
+
+
+def waiting_percent(run: Run) -> float | None:
+    """`waiting_share` in percent."""
+    share = waiting_share(run)
+    return None if share is None else 100.0 * share
+
+
+def mean_kilobytes(run: Run) -> float | None:
+    """Gradient bytes per step over the whole training, in kB: more than the last epoch's where density warms up."""
+    steps = [0, *(row["step"] for row in run.rows)]
+    sent = [row["payload_bytes_per_step"] for row in run.rows]
+    if None in steps or None in sent:
+        return None
+    total = sum((now - before) * each for before, now, each in zip(steps, steps[1:], sent, strict=False))
+    return float(total / steps[-1] / 1000)
 
 
 def in_unit(value: float, unit: Unit) -> str:

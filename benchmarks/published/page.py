@@ -13,7 +13,7 @@ from bench.report.plots.kinds import KINDS
 from bench.report.plots.picture import save
 from bench.report.plots.results import NotDrawable, Results
 from bench.report.runs import Run
-from bench.report.statistics import estimate
+from bench.report.statistics import Estimate, estimate
 from bench.report.store import Row
 from benchmarks.published.claims import Claim, Judged, Stated, judge
 from benchmarks.published.figures import Missing, SweepRuns, Which, in_unit
@@ -118,8 +118,11 @@ def _cells(table: Table, found: Sequence[Run]) -> list[str]:
 
 def _cell(column: str, values: Sequence[float]) -> str:
     known = estimate(values)
-    if known is None:
-        return NOTHING
+    return NOTHING if known is None else interval_text(column, known)
+
+
+def interval_text(column: str, known: Estimate) -> str:
+    """A mean of this column with its interval; accuracies in percent."""
     factor = 100.0 if column in _SHARES else 1.0
     text = format_value(column, known.mean * factor)
     bounds = [

@@ -11,11 +11,11 @@ from bench.report.configurations import Configuration
 from bench.report.formats import format_interval, format_value
 from bench.report.plots import style
 from bench.report.plots.picture import Picture, save
-from bench.report.statistics import FEWEST_SEEDS
+from bench.report.statistics import FEWEST_SEEDS, Estimate
 from bench.report.targets import BYTES, TIME, Need, Target, mean_need, needs, num_reached
 from benchmarks.published.claims import RULE
-from benchmarks.published.figures import Gain, Missing, SweepRuns, Which
-from benchmarks.published.page import NOTHING, TEXTS, markdown_table, origin, outcome, write_text
+from benchmarks.published.figures import UNIT_OF, Gain, Missing, SweepRuns, Which
+from benchmarks.published.page import NOTHING, TEXTS, interval_text, markdown_table, origin, outcome, write_text
 from benchmarks.published.parts import System
 
 SWEEP = "together"
@@ -38,7 +38,6 @@ LINKS: Mapping[str, Which] = {
     "100 Mbit/s": {"uplink_bps": 1e8},
     "1 Gbit/s": {"uplink_bps": 1e9},
 }
-_UNIT_OF = {TIME: "train_time_s", BYTES: "payload_bytes_per_step"}
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -48,7 +47,7 @@ class Entry:
     method: str
     time: Sequence[Need]
     bytes: Sequence[Need]
-    accuracy: float | None
+    accuracy: Estimate | None
 
     @property
     def reached(self) -> bool:
@@ -76,7 +75,9 @@ def write_summary(
 
 def verdicts_table(systems: Sequence[System], runs: Mapping[str, SweepRuns]) -> str:
     """How many claims of each system came to which verdict."""
-    columns = ("reproduced", "not reproduced", "undecided", "not measured", "not testable here", "built")
+    columns = (
+        "reproduced", "not reproduced", "undecided", "not measured", "not testable here", "built", "for comparison",
+    )  # fmt: skip
     rows = []
     for system in systems:
         found = [outcome(claim, runs).verdict.partition(":")[0] for claim in system.claims]
@@ -89,7 +90,7 @@ def link_table(link: str, entries: Sequence[Entry], runs: SweepRuns) -> str:
     rows = []
     for entry in entries:
         seeds = f"{num_reached(entry.time)} of {len(entry.time)}" if entry.time else NOTHING
-        accuracy = NOTHING if entry.accuracy is None else f"{100 * entry.accuracy:.1f}"
+        accuracy = NOTHING if entry.accuracy is None else interval_text("test_accuracy", entry.accuracy)
         sooner = NOTHING if entry.method == DENSE else _gain_text(runs, entry.method, DENSE, link)
         rows.append(
             [entry.method, seeds, _need_text(entry.time, TIME), sooner, _need_text(entry.bytes, BYTES), accuracy]
@@ -107,8 +108,11 @@ def link_table(link: str, entries: Sequence[Entry], runs: SweepRuns) -> str:
 
 def recommendation(link: str, entries: Sequence[Entry], runs: SweepRuns) -> str:
     """The method with the shortest mean time, and which others the interval does not tell from it."""
-    ranked = sorted((e for e in entries if e.reached), key=lambda entry: _mean(entry.time))
-    if not ranked or min(len(entry.time) for entry in ranked) < FEWEST_SEEDS:
+    reached = [entry for entry in entries if entry.reached]
+    if not reached:
+        return f"**{link}**: no method reached the target with every seed, so nothing is recommended."
+    ranked = sorted((e for e in reached if len(e.time) >= FEWEST_SEEDS), key=lambda entry: _mean(entry.time))
+    if not ranked:
         return f"**{link}**: fewer than {FEWEST_SEEDS} seeds, so nothing is recommended."
     best, *others = ranked
     alike = [entry.method for entry in others if not _surely_slower(runs, entry.method, best.method, link)]
@@ -127,29 +131,32 @@ def _entries(runs: SweepRuns, bandwidth: Which) -> list[Entry]:
         except Missing:
             found = []
         group = Configuration(label={}, runs=found)
-        known = group.estimate("test_accuracy")
         entries.append(
             Entry(
                 method=method,
                 time=needs(group, TIME, Target()),
                 bytes=needs(group, BYTES, Target()),
-                accuracy=known.mean if known else None,
+                accuracy=group.estimate("test_accuracy"),
             )
         )
     return entries
 
 
-def _mean(seeds: Sequence[Need]) -> float:
+def _estimate(seeds: Sequence[Need]) -> Estimate:
     known = mean_need(seeds)
     assert known is not None
-    return known.mean
+    return known
+
+
+def _mean(seeds: Sequence[Need]) -> float:
+    return _estimate(seeds).mean
 
 
 def _need_text(seeds: Sequence[Need], metric: str) -> str:
     known = mean_need(seeds)
     if known is None:
         return NOTHING
-    column = _UNIT_OF[metric]
+    column = UNIT_OF[metric]
     text = format_value(column, known.mean)
     if num_reached(seeds) < len(seeds):
         return f"more than {text}"
@@ -164,7 +171,8 @@ def _gain(runs: SweepRuns, method: str, than: str, link: str) -> Gain:
 
 def _gain_text(runs: SweepRuns, method: str, than: str, link: str) -> str:
     try:
-        return str(_gain(runs, method, than, link).of(runs)).rpartition(", ")[0]
+        figure = _gain(runs, method, than, link).of(runs)
+        return figure.text if figure.decides else f"{figure.text} of what is known"
     except Missing:
         return NOTHING
 
@@ -194,11 +202,16 @@ def _draw(entries: Mapping[str, Sequence[Entry]]) -> Picture:
     ):
         for index, (link, several) in enumerate(entries.items()):
             needed = {e.method: e.time if metric == TIME else e.bytes for e in several if e.reached}
-            places = [names.index(method) for method in needed]
-            (marks[link],) = axes.plot(
-                [_mean(seeds) for seeds in needed.values()], places, linestyle="", **style.marker(index)
-            )
-        style.name_axis(axes, "x", what, _UNIT_OF[metric], log=True)
+            places = [names.index(method) + 0.22 * (index - 1) for method in needed]  # a line of its own for each link
+            known = [_estimate(seeds) for seeds in needed.values()]
+            axes.hlines(
+                places,
+                [e.mean if e.low is None else max(e.low, e.mean / 10) for e in known],
+                [e.mean if e.high is None else e.high for e in known],
+                color=style.marker(index)["color"], linewidth=1.0,
+            )  # fmt: skip
+            (marks[link],) = axes.plot([e.mean for e in known], places, linestyle="", **style.marker(index))
+        style.name_axis(axes, "x", what, UNIT_OF[metric], log=True)
         if axes.get_xscale() == "log":
             axes.xaxis.set_major_locator(LogLocator(subs=(1.0, 2.0, 5.0)))
     panels[0].set_yticks(range(len(names)), names)

@@ -67,11 +67,11 @@ SHORT: Options = {"epochs": 2, "train_size": 320, "test_size": 100}
 SWEEPS: Mapping[str, Sweep] = {
     sweep.name: sweep
     for sweep in (
-        Sweep(name="group_topk", quick=SHORT, quick_cells={"world_size": (2, 4)}),
+        Sweep(name="group_topk", quick=SHORT, quick_cells={"world_size": (2, 4)}, every_row=True),
         Sweep(name="group_topk_links", quick={"steps": 6}, quick_cells={"bandwidth": ("100mbit",)}),
         Sweep(name="group_topk_sharing", quick={"steps": 6}, quick_cells={"world_size": (2, 4)}),
         Sweep(name="algc", quick=SHORT, every_row=True, layers_of=("algc",)),
-        Sweep(name="harder", quick=SHORT),
+        Sweep(name="harder", quick=SHORT, every_row=True),
         Sweep(name="algc_nodes", quick={"steps": 5}, quick_cells={"cluster_file": (str(FILES / "nodes2.toml"),)}),
         Sweep(name="algc_overlap", quick={"steps": 6}),
         Sweep(name="hylo", quick=SHORT, quick_cells={"model": ("vgg11:width=16,hidden=1024",)}, every_row=True),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from pathlib import Path
 
 import pytest
@@ -9,8 +10,18 @@ import pytest
 from bench.core.rows import RowWriter
 from bench.report.targets import TIME
 from benchmarks.published.claims import Bound, Claim, above, judge, verdict
-from benchmarks.published.figures import Difference, Figure, Gain, Mean, Measure, SweepRuns, faster, waiting_share
-from tests.testing.fake_rows import fake_seeds, topk_seeds
+from benchmarks.published.figures import (
+    Difference,
+    Figure,
+    Gain,
+    Mean,
+    Measure,
+    SweepRuns,
+    faster,
+    mean_kilobytes,
+    waiting_share,
+)
+from tests.testing.fake_rows import fake_row, fake_seeds, topk_seeds
 
 DENSE, SPARSE = {"compressor": "none"}, {"compressor": "topk:*"}
 
@@ -74,6 +85,30 @@ def test_a_missed_target_counts_as_at_least_its_budget(tmp_path: Path) -> None:
     missed = fake_seeds([100, 100, 100], time_to_target_s=None, train_time_s=8.0)
     figure = Gain(which=SPARSE, than=DENSE, metric=TIME).of(runs_of(tmp_path, reached, missed))
     assert figure.value == pytest.approx(4.0)
+    assert figure.note == "up to 8 s, where 0 of 3 and 3 of 3 seeds had reached it"
+
+
+@pytest.mark.parametrize(("missing", "expected"), [(None, "undecided"), (3.0, "reproduced")])
+def test_the_better_side_decides_only_where_all_its_seeds_reached_the_target(
+    missing: float | None, expected: str, tmp_path: Path
+) -> None:
+    reached = topk_seeds([100] * 5, time_to_target_s=2.0, train_time_s=8.0)
+    reached[0]["time_to_target_s"] = missing
+    missed = fake_seeds([100] * 5, time_to_target_s=None, train_time_s=900.0)
+    judged = judge(claim(Gain(which=SPARSE, than=DENSE, metric=TIME), 0.5), runs_of(tmp_path, reached, missed))
+    assert judged.verdict == expected
+
+
+def test_what_the_document_does_not_claim_is_judged_for_comparison(tmp_path: Path) -> None:
+    runs = runs_of(tmp_path, fake_seeds([100, 200, 400]), topk_seeds([150, 300, 600]))
+    compared = dataclasses.replace(claim(faster(SPARSE, DENSE)), counts=False)
+    assert judge(compared, runs).verdict == "for comparison: reproduced"
+
+
+def test_bytes_of_a_whole_training_count_each_epoch_with_its_own(tmp_path: Path) -> None:
+    evaluations = [fake_row(step=step, payload_bytes_per_step=sent) for step, sent in ((10, 4000.0), (30, 1000.0))]
+    (run,) = runs_of(tmp_path, evaluations).runs
+    assert mean_kilobytes(run) == pytest.approx((10 * 4 + 20 * 1) / 30)
 
 
 def test_rows_that_are_missing_are_said(tmp_path: Path) -> None:

@@ -82,6 +82,11 @@ def test_one_seed_recommends_nothing(tmp_path: Path) -> None:
     )
 
 
+def test_where_nobody_reached_the_target_the_page_says_that(tmp_path: Path) -> None:
+    rows = [row | {"time_to_target_s": None} for row in together(2.0)]
+    assert "**1 Gbit/s**: no method reached the target with every seed" in summary_of(tmp_path, rows)
+
+
 def test_rows_of_the_sweep_that_have_ended_are_kept_without_columns_that_none_of_them_fills(tmp_path: Path) -> None:
     running = fake_row(seed=4, digest="4", status="running")
     write_runs(tmp_path / "runs", [*(fake_row(seed=seed, digest=str(seed)) for seed in (1, 2, 3)), running])
