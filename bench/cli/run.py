@@ -81,11 +81,11 @@ def run(
     from bench.launch.resolve import place_run, prepare, resolve
 
     place_run(asked)
-    if dry_run:
-        resolved = resolve(asked)
-        _print_plan([dataclasses.replace(resolved, seed=seed) for seed in numbers], out, as_json)
-        return
-    with ForkServer(TRAIN) as server:
+    with ForkServer(TRAIN) as server:  # which refuses kernels that there are not, for a plan too
+        if dry_run:
+            resolved = resolve(asked)
+            _print_plan([dataclasses.replace(resolved, seed=seed) for seed in numbers], out, as_json)
+            return
         server.warm_up_for(asked)
         configs, warnings = server.call(prepare, asked, numbers)
         print_notes(configs[0], warnings)

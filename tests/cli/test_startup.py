@@ -38,6 +38,21 @@ def bench(*arguments: str, **variables: str) -> tuple[str, set[str]]:
     return done.stdout, set(line.split()[1:])
 
 
+def refused_without_torch(*arguments: str, **variables: str) -> str:
+    """What `bench` said when it refused, before it imported anything heavy."""
+    done = subprocess.run(
+        [sys.executable, "-c", PROBE, *arguments],
+        env=os.environ | variables,
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert done.returncode == 2
+    assert "loaded:\n" in done.stderr
+    return done.stderr
+
+
 @pytest.mark.parametrize(
     "command",
     [
@@ -102,12 +117,11 @@ def test_comparing_imports_no_torch(tmp_path: Path) -> None:
     ],
 )
 def test_what_numbers_alone_show_is_refused_without_torch(arguments: tuple[str, ...], sentence: str) -> None:
-    done = subprocess.run(
-        [sys.executable, "-c", PROBE, *arguments], capture_output=True, text=True, timeout=60, check=False
-    )
-    assert done.returncode == 2
-    assert sentence in done.stderr
-    assert "loaded:\n" in done.stderr
+    assert sentence in refused_without_torch(*arguments)
+
+
+def test_a_plan_with_kernels_that_there_are_not_is_refused_without_torch() -> None:
+    assert "GRADWIRE_KERNELS=fast: " in refused_without_torch("run", "--dry-run", GRADWIRE_KERNELS="fast")
 
 
 @pytest.mark.parametrize(

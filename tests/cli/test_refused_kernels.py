@@ -1,0 +1,44 @@
+"""Kernels that there are not: every command that computes with kernels refuses them alike, before it does anything."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+import pytest
+
+from collectives.kernels import library
+from tests.testing.calibrations import calibration
+from tests.testing.invoke import REPOSITORY, invoke
+
+pytestmark = pytest.mark.usefixtures("planned_here")
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        "run --steps 1",
+        "run --steps 1 --dry-run",
+        "sweep sweep.toml",
+        "sweep sweep.toml --dry-run",
+        "sweep sweep.toml --slurm",
+        "tune --rates 0.1",
+        "tune --rates 0.1 --dry-run",
+        "collectives",
+        "compressors",
+        "calibrate",
+        "predict --validate sweep.toml",
+        "doctor --no-smoke",
+    ],
+)
+def test_kernels_that_there_are_not_are_refused(command: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    calibration().write(tmp_path / "calibration.json")
+    shutil.copy(REPOSITORY / "examples" / "sweep.toml", tmp_path)
+    before = set(tmp_path.iterdir())
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(library, "found", library.found.__wrapped__)  # which the process has looked for already
+    monkeypatch.setenv(library.VARIABLE, "fast")
+    answer = invoke(*command.split())
+    assert answer.code == 2
+    assert answer.error == "GRADWIRE_KERNELS=fast: set it to native or reference, or leave it out"
+    assert set(tmp_path.iterdir()) == before
