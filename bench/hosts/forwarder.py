@@ -72,7 +72,13 @@ class _Network(ctypes.Structure):
 
 @dataclasses.dataclass(frozen=True)
 class Counts:
-    """What became of the frames that a host sent: on the receiver's downlink, lost on purpose, found a queue full."""
+    """What became of the frames that a host sent to others, each counted once; a broadcast is one to each of them.
+
+    Attributes:
+        forwarded: on the receiver's downlink, or through it.
+        lost: on purpose.
+        dropped: a queue was full, or the receiver did not take it.
+    """
 
     forwarded: int
     lost: int

@@ -56,7 +56,8 @@ typedef struct {
   uint32_t loss; /* so many frames in 2^32 are lost */
   Direction up, down;
   int64_t latency_ns, jitter_ns;
-  uint64_t forwarded, lost, dropped; /* frames sent: on the receiver's downlink; lost on purpose; before a full queue */
+  /* Frames sent: on the receiver's downlink; lost on purpose; before a full queue, or not taken by the receiver. */
+  uint64_t forwarded, lost, dropped;
 } Host;
 
 typedef struct {
@@ -69,6 +70,7 @@ typedef struct {
 
 typedef struct Frame {
   struct Frame *next;
+  Host *sender;
   int64_t due; /* when it leaves its stage */
   int32_t length;
   unsigned char data[FRAME_BYTES];
@@ -125,6 +127,11 @@ static Frame *new_frame(void) {
 static void free_frame(Frame *frame) {
   frame->next = spare;
   spare = frame;
+}
+
+static void drop(Frame *frame) {
+  frame->sender->dropped++;
+  free_frame(frame);
 }
 
 static void append(Queue *queue, Frame *frame) {
@@ -228,12 +235,18 @@ static void launch(Port *port, uint64_t row, const Network *network, int64_t ori
 /* Index of the host to whose address a frame goes, 02:00:00:00 and its number from 1; -1 for all, or for none. */
 static int receiver(const Frame *frame) { return (frame->data[4] << 8 | frame->data[5]) - 1; }
 
-static void queue_for(Port *to, Port *from, Frame *frame, int64_t at, int64_t origin) {
-  if (enter(&to->down, frame, at, origin)) {
-    from->is->forwarded++;
+static void queue_for(Port *to, Frame *frame, int64_t at, int64_t origin) {
+  if (enter(&to->down, frame, at, origin)) frame->sender->forwarded++;
+  else drop(frame);
+}
+
+/* A frame has left its receiver's downlink. */
+static void hand_over(const Port *to, Frame *frame) {
+  if (write(to->is->fd, frame->data, frame->length) < 0) {
+    frame->sender->forwarded--; /* each frame counts once */
+    drop(frame);
     return;
   }
-  from->is->dropped++;
   free_frame(frame);
 }
 
@@ -242,16 +255,17 @@ static void arrive(Port *ports, int num_hosts, int from, Frame *frame, int64_t o
   int64_t at = frame->due;
   if (!(frame->data[0] & 1)) {
     int to = receiver(frame);
-    if (to >= 0 && to < num_hosts && to != from) queue_for(&ports[to], &ports[from], frame, at, origin);
+    if (to >= 0 && to < num_hosts && to != from) queue_for(&ports[to], frame, at, origin);
     else free_frame(frame);
     return;
   }
   for (int to = 0; to < num_hosts; to++) {
     Frame *copy = to == from ? NULL : new_frame();
     if (!copy) continue;
+    copy->sender = frame->sender;
     copy->length = frame->length;
     memcpy(copy->data, frame->data, frame->length);
-    queue_for(&ports[to], &ports[from], copy, at, origin);
+    queue_for(&ports[to], copy, at, origin);
   }
   free_frame(frame);
 }
@@ -274,10 +288,7 @@ static int64_t move_frames(Network *network, Port *ports, int64_t origin) {
   for (int i; (frame = take(&ports[i = earliest_in_flight(ports, num_hosts)].flight, now));)
     arrive(ports, num_hosts, i, frame, origin);
   for (int i = 0; i < num_hosts; i++) {
-    while ((frame = take(&ports[i].down.queue, now))) {
-      if (write(ports[i].is->fd, frame->data, frame->length) < 0) ports[i].is->dropped++;
-      free_frame(frame);
-    }
+    while ((frame = take(&ports[i].down.queue, now))) hand_over(&ports[i], frame);
     int64_t dues[] = {first_due(&ports[i].up.queue), first_due(&ports[i].flight), first_due(&ports[i].down.queue)};
     for (int k = 0; k < 3; k++)
       if (dues[k] < next) next = dues[k];
@@ -294,12 +305,10 @@ static void read_frames(Port *port, int64_t origin) {
       free_frame(frame);
       return;
     }
+    frame->sender = port->is;
     frame->length = length;
     if (length < HEADER_BYTES) free_frame(frame);
-    else if (!enter(&port->up, frame, monotonic_ns(), origin)) {
-      port->is->dropped++;
-      free_frame(frame);
-    }
+    else if (!enter(&port->up, frame, monotonic_ns(), origin)) drop(frame);
   }
 }
 

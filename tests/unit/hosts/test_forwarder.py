@@ -168,6 +168,16 @@ def test_a_full_queue_drops(net: MakeNet) -> None:
     assert (counts.lost, counts.dropped) == (0, pytest.approx(100 - 65536 // FRAME, abs=1))
 
 
+def test_a_frame_that_its_receiver_does_not_take_counts_once_as_dropped_and_its_senders(net: MakeNet) -> None:
+    three = net(PLAIN, PLAIN, PLAIN)
+    three.ends[1].close()
+    three.send(0, EVERYBODY, 1)
+    three.send(0, ethernet_address(1), 2)
+    three.send(0, ethernet_address(2), 3)
+    assert [three.receive(2), three.receive(2)] == [1, 3]  # of what is due, host 1 gets its frames before host 2
+    assert three.forwarder.counts() == [Counts(2, 0, 2), Counts(0, 0, 0), Counts(0, 0, 0)]
+
+
 def trace(tmp_path: Path, opportunities: list[int]) -> Trace:
     path = tmp_path / "trace"
     path.write_text("".join(f"{each}\n" for each in opportunities), encoding="ascii")
