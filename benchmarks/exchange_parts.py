@@ -25,7 +25,11 @@ PARTS = {
         "collectives.transport.sockets:SocketTransport._post",
         "collectives.transport.process_group:ProcessGroupTransport.post",
     ),
-    "wait": ("collectives.transport.sockets:_Message.wait", "collectives.transport.process_group:_Message.wait"),
+    "wait": (
+        "collectives.transport.under_way:UnderWay.wait",
+        "collectives.transport.sockets:_Message.wait",
+        "collectives.transport.process_group:_Message.wait",
+    ),
     "unpack and add": (
         "collectives.rounds.packed:PackedPieces._receive",
         "collectives.payloads.unreduced_sum:UnreducedSum.add_to_",

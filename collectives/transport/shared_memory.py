@@ -22,6 +22,7 @@ from collectives.shared_memory.patience import Patience
 from collectives.shared_memory.region import rounded_up
 from collectives.transport.arithmetic import sum_wires_into_
 from collectives.transport.base import Ledger, Pending, Receive, ReduceOp, Send, Transport, TransportError, wait_all
+from collectives.transport.under_way import UnderWay
 
 RING_BYTES = 2**20
 
@@ -101,11 +102,11 @@ class SharedMemoryTransport(Transport):
             for tensor, source in receives:
                 message = Message(tensor)
                 self._channels.incoming[self._members[source]].add(message)
-                pendings.append(_Pending(self, message, source))
+                pendings.append(UnderWay(message, source, self._wait))
             for tensor, to in sends:
                 message = Message(tensor)
                 self._channels.outgoing[self._members[to]].add(message)
-                pendings.append(_Pending(self, message, to))
+                pendings.append(UnderWay(message, to, self._wait))
             self._channels.advance()
             return pendings
 
@@ -157,17 +158,3 @@ class Channels:
         """Let pass what can pass now, to all and from all; return whether anything did."""
         ends = (*self.outgoing.values(), *self.incoming.values())
         return sum(end.advance() for end in ends) > 0
-
-
-class _Pending(Pending):
-    """A message and whom it waits for."""
-
-    def __init__(self, transport: SharedMemoryTransport, message: Message, peer: int) -> None:
-        self._transport = transport
-        self._message = message
-        self._peer = peer
-
-    @override
-    def wait(self) -> None:
-        if not self._message.is_done:
-            self._transport._wait(self._message, self._peer)

@@ -28,6 +28,7 @@ from collectives.transport.connection import Connection, Incoming, Outgoing
 from collectives.transport.failure_detector import failure_detector
 from collectives.transport.meeting import MeetingError, interface_host, meet
 from collectives.transport.process_group import ProcessGroupTransport
+from collectives.transport.under_way import UnderWay
 
 _LOOK_ANYWAY_S = 1.0
 """a kernel short of memory for what it is to collect may call a socket readable too late"""
@@ -137,12 +138,12 @@ class SocketTransport(Transport):
             pendings: list[Pending] = []
             for incoming, source in receives:
                 self._connections.by_rank[self._members[source]].receive(incoming)
-                pendings.append(_Message(self, incoming, self._members[source]))
+                pendings.append(UnderWay(incoming, self._members[source], self._wait))
             for tensor, to in sends:
                 self.ledger.book(tensor.nbytes)
                 outgoing = Outgoing(tensor)
                 self._connections.send(outgoing, self._members[to])
-                pendings.append(_Message(self, outgoing, self._members[to]))
+                pendings.append(UnderWay(outgoing, self._members[to], self._wait))
             return pendings
 
     def _wait(self, message: Incoming | Outgoing, peer: int) -> None:
@@ -218,20 +219,6 @@ class Connections:
                 ) from error
             except OSError as error:
                 raise self.failure(rank) from error
-
-
-class _Message(Pending):
-    """A message and whom it waits for."""
-
-    def __init__(self, transport: SocketTransport, message: Incoming | Outgoing, peer: int) -> None:
-        self._transport = transport
-        self._message = message
-        self._peer = peer
-
-    @override
-    def wait(self) -> None:
-        if not self._message.is_done:
-            self._transport._wait(self._message, self._peer)
 
 
 @dataclasses.dataclass(frozen=True)
