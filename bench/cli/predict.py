@@ -89,35 +89,75 @@ def predict(
     """Predict a training step, its exposed time and its bytes, and whether compression pays against dense bf16."""
     from bench.core.parts import Calibration
 
+    _check_together(asked, sweep, steps_from, validate)
+    known = Calibration.read(calibration)
     if validate is not None:
-        if sweep is not None or steps_from or asked != PredictConfig():
-            raise UsageError(f"{validate} says what is predicted; leave out what else says it")
-        _validate(Calibration.read(calibration), calibration, validate, runs, table, as_json=as_json)
-        return
-    from bench.launch.predicting import check, columns, notes, parse_sweep, predicted
-    from bench.launch.predicting import sweep as swept
+        _validate(known, calibration, validate, runs, table, as_json=as_json)
+    elif sweep is None:
+        _predict_one(known, asked, steps_from or [], as_json=as_json)
+    elif "," in sweep:
+        _predict_map(known, asked, sweep, as_json=as_json)
+    else:
+        _predict_curve(known, asked, sweep, as_json=as_json)
 
+
+def _check_together(
+    asked: PredictConfig, sweep: str | None, steps_from: list[Path] | None, validate: Path | None
+) -> None:
+    """Refuse options that leave each other no room."""
+    if validate is not None and (sweep is not None or steps_from or asked != PredictConfig()):
+        raise UsageError(f"{validate} says what is predicted; leave out what else says it")
     if sweep is not None and (asked.bandwidth or asked.uplink or asked.downlink or asked.network):
         raise UsageError("--sweep sets the rate of all links; leave out what else sets it")
     if sweep is not None and steps_from:
         raise UsageError("--steps-from belongs to one prediction; leave out --sweep")
-    known = Calibration.read(calibration)
-    if sweep is not None and "," in sweep:
-        _map(known, asked, sweep, as_json=as_json)
-        return
+
+
+def _predict_one(known: Calibration, asked: PredictConfig, steps_from: list[Path], *, as_json: bool) -> None:
+    """One configuration at one rate."""
+    from bench.launch.predicting import check, columns, notes, predicted
+
     checked = check(asked, known)
     said = notes(known, checked)
-    if sweep is not None:
-        rates = parse_sweep(sweep)
-        curve = swept(known, checked, rates)
-        said = notes(known, checked.at_rate(rates[0])) or notes(known, checked.at_rate(rates[-1]))
-        _print_curve(checked, curve, said, as_json=as_json)
-        return
     prediction = predicted(known, checked)
     row = columns(checked, prediction, known)
     if steps_from:
         said.append(_add_time_to_target(row, known, checked, steps_from))
     _print_one(checked, prediction, row, [*said, *_pays(known, checked, prediction)], as_json=as_json)
+
+
+def _predict_curve(known: Calibration, asked: PredictConfig, text: str, *, as_json: bool) -> None:
+    """One configuration over a range of rates."""
+    from bench.launch.predicting import check, notes, parse_sweep, sweep
+
+    checked = check(asked, known)
+    rates = parse_sweep(text)
+    curve = sweep(known, checked, rates)
+    said = notes(known, checked.at_rate(rates[0])) or notes(known, checked.at_rate(rates[-1]))
+    _print_curve(checked, curve, said, as_json=as_json)
+
+
+def _predict_map(known: Calibration, asked: PredictConfig, text: str, *, as_json: bool) -> None:
+    """Which pair is fastest where."""
+    from bench.launch.predicting import check, notes, parse_sweep
+    from bench.launch.regimes import parse_world_sizes, regimes
+
+    rates_text, _, sizes_text = text.partition(",")
+    name, _, sizes = sizes_text.partition("=")
+    if name.strip() != "world_size":
+        raise UsageError(f"--sweep '{text}' is not possible; write it like bandwidth=1mbit..10gbit,world_size=2..64")
+    set_by_map = ("compressor", "collective", "world_size", "hosts", "ranks_per_host", "cluster_file")
+    plain = PredictConfig()
+    if given := [option.flag_name for option in PredictConfig.options() if option.name in set_by_map and
+                 getattr(asked, option.name) != getattr(plain, option.name)]:  # fmt: skip
+        raise UsageError(f"a map tries all pairs among equal hosts with one rank each; leave out {', '.join(given)}")
+    checked = check(asked, known)
+    found = regimes(known, checked, parse_sweep(rates_text, per_decade=MAP_POINTS_PER_DECADE), parse_world_sizes(sizes))
+    beyond = sum(each.outside is not None for each in found)
+    said = notes(known, checked, range_too=False)
+    if beyond:
+        said.append(f"outside the validated range: {beyond} of {len(found)} cells; see bench predict --validate")
+    _print_map(found, said, as_json=as_json)
 
 
 def _validate(known: Calibration, path: Path, file: Path, runs: Path, table: Path | None, *, as_json: bool) -> None:
@@ -182,29 +222,6 @@ def _pays(known: Calibration, checked: Asked, prediction: Prediction) -> list[st
     if ratio < 1:
         return [f"a step is {1 / ratio:.2f} times as fast as with {than}"]
     return [f"compression does not pay here: a step takes {ratio:.2f} times as long as with {than}"]
-
-
-def _map(known: Calibration, asked: PredictConfig, text: str, *, as_json: bool) -> None:
-    """Which pair is fastest where."""
-    from bench.launch.predicting import check, notes, parse_sweep
-    from bench.launch.regimes import parse_world_sizes, regimes
-
-    rates_text, _, sizes_text = text.partition(",")
-    name, _, sizes = sizes_text.partition("=")
-    if name.strip() != "world_size":
-        raise UsageError(f"--sweep '{text}' is not possible; write it like bandwidth=1mbit..10gbit,world_size=2..64")
-    set_by_map = ("compressor", "collective", "world_size", "hosts", "ranks_per_host", "cluster_file")
-    plain = PredictConfig()
-    if given := [option.flag_name for option in PredictConfig.options() if option.name in set_by_map and
-                 getattr(asked, option.name) != getattr(plain, option.name)]:  # fmt: skip
-        raise UsageError(f"a map tries all pairs among equal hosts with one rank each; leave out {', '.join(given)}")
-    checked = check(asked, known)
-    found = regimes(known, checked, parse_sweep(rates_text, per_decade=MAP_POINTS_PER_DECADE), parse_world_sizes(sizes))
-    beyond = sum(each.outside is not None for each in found)
-    said = notes(known, checked, range_too=False)
-    if beyond:
-        said.append(f"outside the validated range: {beyond} of {len(found)} cells; see bench predict --validate")
-    _print_map(found, said, as_json=as_json)
 
 
 def _print_map(found: list[Regime], said: list[str], *, as_json: bool) -> None:
