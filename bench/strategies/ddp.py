@@ -21,7 +21,7 @@ from collectives.base import Collective
 from compressors.base import Compressor
 from compressors.ddp.channel import Channel
 from compressors.ddp.choosing.hook import ChoosingHook
-from compressors.ddp.hook import CompressionHook
+from compressors.ddp.hook import CompressionHook, HookSettings
 
 # A bucket that no model fills: one bucket for all layers.
 WHOLE_MODEL_MB = 2.0**20
@@ -83,16 +83,10 @@ class Ddp(Strategy):
         if compressor.engine_hook or is_plain(compressor, setup.collective, config.trigger):
             return ddp, DdpExchange(ddp, compressor, nonfinite=config.nonfinite), optimizer
         make = ChoosingHook if compressor.chooses else CompressionHook
-        hook = make(
-            ddp,
-            reducer,
-            setup.collective,
-            seed=config.seed,
-            trigger=config.trigger,
-            nonfinite=config.nonfinite,
-            timeout_s=config.timeout_s,
+        settings = HookSettings(
+            seed=config.seed, trigger=config.trigger, nonfinite=config.nonfinite, timeout_s=config.timeout_s
         )
-        return ddp, hook, optimizer
+        return ddp, make(ddp, reducer, setup.collective, settings), optimizer
 
 
 def is_plain(compressor: Compressor, collective: Collective, trigger: str) -> bool:

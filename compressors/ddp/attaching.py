@@ -21,7 +21,7 @@ from collectives.spec import build
 from compressors.base import Compressor
 from compressors.ddp.channel import Nonfinite, Trigger
 from compressors.ddp.choosing.hook import ChoosingHook
-from compressors.ddp.hook import CompressionHook
+from compressors.ddp.hook import CompressionHook, HookSettings
 from compressors.ddp.reducer import Reducer
 from compressors.layer import layers_of
 
@@ -77,7 +77,8 @@ def attach(
     _check_momentum(compressor, momentum)
     reducer = Reducer(compressor, momentum=momentum or 0.0, nesterov=nesterov)
     make = ChoosingHook if compressor.chooses else CompressionHook
-    return make(ddp, reducer, collective, seed=seed, trigger=trigger, nonfinite=nonfinite, timeout_s=timeout_s)
+    settings = HookSettings(seed=seed, trigger=trigger, nonfinite=nonfinite, timeout_s=timeout_s)
+    return make(ddp, reducer, collective, settings)
 
 
 def _check_one_bucket(ddp: DistributedDataParallel, compressor: Compressor) -> None:

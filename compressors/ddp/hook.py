@@ -34,6 +34,23 @@ class NonFiniteGradient(RuntimeError):
     """A gradient held NaN or infinity and the run asked to stop at that."""
 
 
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class HookSettings:
+    """What a hook is told whatever its pair.
+
+    Attributes:
+        seed: of the compressor's private random generators, the same on every rank.
+        trigger: "async" sends each bucket while backward goes on, "sync" when rank 0 saw all ranks finish backward.
+        nonfinite: what to do about NaN or infinity: "skip" the step on all ranks, "raise", or "zero" the elements.
+        timeout_s: longest wait for any one message, in seconds.
+    """
+
+    seed: int
+    trigger: Trigger
+    nonfinite: Nonfinite
+    timeout_s: float
+
+
 @dataclasses.dataclass(kw_only=True, eq=False)
 class _Job:
     """One bucket on its way through the communication thread.
@@ -69,20 +86,12 @@ class CompressionHook(Channel):
     """
 
     def __init__(
-        self,
-        ddp: DistributedDataParallel,
-        reducer: Reducer,
-        collective: Collective,
-        *,
-        seed: int,
-        trigger: Trigger,
-        nonfinite: Nonfinite,
-        timeout_s: float,
+        self, ddp: DistributedDataParallel, reducer: Reducer, collective: Collective, settings: HookSettings
     ) -> None:
-        transport = own_transport(next(ddp.parameters()).device, timeout_s, ddp.process_group)
+        transport = own_transport(next(ddp.parameters()).device, settings.timeout_s, ddp.process_group)
         super().__init__(layers_of(ddp.module), reducer, collective, transport)
         self._ddp = ddp
-        self._trigger = trigger
+        self._settings = settings
         self._held: list[_Job] = []  # by the sync trigger, until backward ends
         self._jobs: queue.SimpleQueue[list[_Job]] = queue.SimpleQueue()
         self._failure: Exception | None = None
@@ -92,8 +101,6 @@ class CompressionHook(Channel):
         # DDP inspects annotations of the hook and cannot read postponed ones; a lambda has none.
         ddp.register_comm_hook(None, lambda _, bucket: self._take(bucket))
         self._layer_of = {id(layer.weight): layer for layer in self.layers}
-        self._nonfinite = nonfinite
-        self._seed = seed
         self._index = 0
         self._epoch: int | None = None
         self._announced: Step | None = None
@@ -175,7 +182,7 @@ class CompressionHook(Channel):
                 ready=torch.cuda.current_stream(buffer.device).record_event() if on_cuda else None,
             )
         )
-        if self._trigger == "async" or bucket.is_last():
+        if self._settings.trigger == "async" or bucket.is_last():
             self._jobs.put(self._held)
             self._held = []
         return future
@@ -194,7 +201,7 @@ class CompressionHook(Channel):
                 epoch=self._epoch or 0,
                 rank=self.transport.rank,
                 world_size=self.transport.world_size,
-                seed=self._seed,
+                seed=self._settings.seed,
                 warmup=self._epoch is not None,
             )
         )
@@ -222,7 +229,7 @@ class CompressionHook(Channel):
 
     def _launch(self, jobs: list[_Job]) -> None:
         """Encode buckets and send them off."""
-        if jobs and self._trigger == "sync":
+        if jobs and self._settings.trigger == "sync":
             self._attempt(lambda: await_command(self.transport))
         for job in jobs:
             self._attempt(functools.partial(self._start, job))
@@ -250,7 +257,8 @@ class CompressionHook(Channel):
             self._stream.wait_event(job.ready)
         self._screen(job.buffer)
         job.pending = self.reducer.start(job.bucket, self.collective.start, self.transport)
-        if job.is_last and self._nonfinite != "zero":  # behind the last message, so that no round trip comes after it
+        # Asked behind the last message, so that no round trip comes after it.
+        if job.is_last and self._settings.nonfinite != "zero":
             self._any_nonfinite = self.start_on_any_rank(self._saw_nonfinite)
 
     def _finish(self, job: _Job) -> None:
@@ -263,7 +271,7 @@ class CompressionHook(Channel):
 
     def _screen(self, buffer: torch.Tensor) -> None:
         """Keep NaN and infinity away from the compressor: residuals would never recover."""
-        self._saw_nonfinite |= zero_nonfinite_(buffer, self._nonfinite)
+        self._saw_nonfinite |= zero_nonfinite_(buffer, self._settings.nonfinite)
 
     def _conclude(self) -> None:
         """Accept the step on all ranks, or drop it on all of them."""
@@ -272,5 +280,5 @@ class CompressionHook(Channel):
             self.drop()
         else:
             self.commit()
-        if self._report.skipped and self._nonfinite == "raise":
+        if self._report.skipped and self._settings.nonfinite == "raise":
             raise NonFiniteGradient(f"a gradient was not finite at step {self._step.index}")

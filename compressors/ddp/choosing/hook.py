@@ -15,10 +15,9 @@ from typing_extensions import override
 from collectives.base import Collective
 from compressors.auto import Auto
 from compressors.choice import FIRST, Choice, dense_pair
-from compressors.ddp.channel import Nonfinite, Trigger
 from compressors.ddp.choosing.chooser import Chooser, Decisions, StepSeconds
 from compressors.ddp.choosing.reducer import ChosenPairs
-from compressors.ddp.hook import CompressionHook
+from compressors.ddp.hook import CompressionHook, HookSettings
 from compressors.ddp.reducer import Reducer
 from compressors.layer import Step, layers_of
 
@@ -34,23 +33,13 @@ class ChoosingHook(CompressionHook):
     """
 
     def __init__(
-        self,
-        ddp: DistributedDataParallel,
-        reducer: Reducer,
-        collective: Collective,
-        *,
-        seed: int,
-        trigger: Trigger,
-        nonfinite: Nonfinite,
-        timeout_s: float,
+        self, ddp: DistributedDataParallel, reducer: Reducer, collective: Collective, settings: HookSettings
     ) -> None:
         auto, layers = cast(Auto, reducer.compressor), layers_of(ddp.module)
         recorded = auto.recorded
         first, *later = recorded or [Choice.of_all(0, dense_pair(collective), layers, FIRST)]
         self._pairs = ChosenPairs(auto, first, self.bind)
-        super().__init__(
-            ddp, self._pairs, collective, seed=seed, trigger=trigger, nonfinite=nonfinite, timeout_s=timeout_s
-        )
+        super().__init__(ddp, self._pairs, collective, settings)
         self._chooser = Chooser(auto, self._pairs, collective, layers, self.transport)
         self._decisions = self._chooser.follow(later) if recorded else self._chooser.decisions()
         self._is_replay = bool(recorded)
@@ -110,7 +99,7 @@ class ChoosingHook(CompressionHook):
     @override
     def _conclude(self) -> None:
         super()._conclude()
-        if self._nonfinite == "zero":  # nobody was asked
+        if self._settings.nonfinite == "zero":  # nobody was asked
             self.on_any_rank(False)
         self._own = StepSeconds(time.perf_counter() - self._ended, self._arrived - self._ended, self._pairs.wire_s)
         self._chooser.next_step = self._step.index + 1
