@@ -1,0 +1,106 @@
+"""Scenes on real gloo ranks: a small model in DDP, its training, and what each rank has to tell of it."""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any, cast
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+
+from collectives.allgather import Allgather
+from compressors.base import Compressor
+from compressors.ddp.attaching import attach
+from compressors.ddp.hook import CompressionHook
+from tests.testing.ranks import run_ranks
+
+LR = 0.1
+Scene = Callable[[int], Any]
+"""rank -> what there is to tell"""
+
+
+def network() -> nn.Sequential:
+    """Two layers, the same each time."""
+    torch.manual_seed(3)
+    return nn.Sequential(nn.Linear(20, 30), nn.ReLU(), nn.Linear(30, 5))
+
+
+def batch(rank: int, step: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """A rank's samples and labels at a step."""
+    generator = torch.Generator().manual_seed(100 * step + rank)
+    return torch.randn(16, 20, generator=generator), torch.randint(0, 5, (16,), generator=generator)
+
+
+def loss_of(model: nn.Module, rank: int, step: int) -> torch.Tensor:
+    """Of a rank's batch."""
+    x, y = batch(rank, step)
+    return nn.functional.cross_entropy(model(x), y)
+
+
+def wrapped(**options: Any) -> DistributedDataParallel:
+    """The network in DDP, with these options of DDP's."""
+    return DistributedDataParallel(network(), **options)
+
+
+def weights(model: nn.Module) -> torch.Tensor:
+    """All of them in one row."""
+    return torch.cat([p.detach().flatten() for p in model.parameters()])
+
+
+def gradients(model: nn.Module) -> torch.Tensor:
+    """Likewise."""
+    return torch.cat([cast(torch.Tensor, p.grad).flatten() for p in model.parameters()])
+
+
+def train(ddp: DistributedDataParallel, hook: CompressionHook, steps: range) -> torch.Tensor:
+    """Weights after these steps of plain gradient descent."""
+    optimizer = torch.optim.SGD(ddp.parameters(), lr=LR)
+    for step in steps:
+        loss_of(ddp, dist.get_rank(), step).backward()
+        assert hook.step_ok()
+        optimizer.step()
+        optimizer.zero_grad()
+    return weights(ddp)
+
+
+def trained(compressor: Compressor, num_steps: int, **options: Any) -> torch.Tensor:
+    """Weights after so many steps through a compressor, with these options of `attach`."""
+    ddp = wrapped()
+    hook = attach(ddp, compressor, Allgather(), **options)
+    after = train(ddp, hook, range(num_steps))
+    hook.close()
+    return after
+
+
+def message_of(call: Callable[[], Any]) -> str:
+    """What the error says that the call raises."""
+    try:
+        call()
+    except (RuntimeError, ValueError) as error:
+        return f"{type(error).__name__}: {error}"
+    return "no error"
+
+
+def played_by_two(scenes: Sequence[Scene], tmp_path: Path) -> list[dict[str, Any]]:
+    """What every scene gave, by its name, per rank; one pair of processes plays them all."""
+    return [loaded(result) for result in run_ranks(_play, 2, tmp_path, timeout_s=100, args=(scenes,))]
+
+
+def _play(rank: int, scenes: Sequence[Scene]) -> bytes:
+    return saved({scene.__name__: scene(rank) for scene in scenes})
+
+
+def saved(value: Any) -> bytes:
+    """Tensors for another process; sent as they are, they would be shared with one that has ended."""
+    file = io.BytesIO()
+    torch.save(value, file)
+    return file.getvalue()
+
+
+def loaded(raw: bytes) -> Any:
+    """What was saved."""
+    return torch.load(io.BytesIO(raw))
