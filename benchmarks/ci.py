@@ -15,7 +15,7 @@ import tempfile
 from pathlib import Path
 
 from bench.core.rows import RowWriter
-from bench.core.schema import METRICS
+from bench.core.schema.metrics import METRICS
 from bench.report.runs import collect_runs
 from bench.report.store import read
 

@@ -17,7 +17,7 @@ import tempfile
 from pathlib import Path
 
 from bench.core.rows import RowWriter
-from bench.core.schema import METRICS
+from bench.core.schema.metrics import METRICS
 
 READ = """
 import csv, pathlib, sys

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from bench.cli.options import AsJson, RowFile, row_writer, takes
 from bench.core.collectives_config import CollectivesConfig
 from bench.core.errors import RunFailed
-from bench.core.schema import COLLECTIVES
+from bench.core.schema.collectives import COLLECTIVES
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -35,14 +35,14 @@ DEFAULT_PATH = Path("results/runs")
 
 
 def _complete_metric(incomplete: str) -> list[tuple[str, str]]:
-    from bench.core.schema import METRICS
+    from bench.core.schema.metrics import METRICS
     from bench.report.columns import BYTES_TO_TARGET
 
     return [(c.name, c.meaning) for c in (*METRICS, BYTES_TO_TARGET) if c.better and c.name.startswith(incomplete)]
 
 
 def _complete_column(incomplete: str) -> list[tuple[str, str]]:
-    from bench.core.schema import METRICS
+    from bench.core.schema.metrics import METRICS
 
     return [(c.name, c.meaning) for c in METRICS if c.name.startswith(incomplete)]
 

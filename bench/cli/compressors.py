@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from bench.cli.options import AsJson, RowFile, row_writer, takes
 from bench.core.compressors_config import CompressorsConfig
-from bench.core.schema import COMPRESSORS
+from bench.core.schema.compressors import COMPRESSORS
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -14,7 +14,7 @@ from bench.core.configuration import Configuration, Option
 from bench.core.errors import UsageError
 from bench.core.job_config import OUTPUT
 from bench.core.rows import RowWriter, StoreError
-from bench.core.schema import Column
+from bench.core.schema.column import Column
 
 C = TypeVar("C", bound=Configuration)
 Own = ParamSpec("Own")

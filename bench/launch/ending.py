@@ -5,10 +5,11 @@ from __future__ import annotations
 import shutil
 from typing import Any
 
-from bench.core import environment, schema
+from bench.core import environment
 from bench.core.config import RunConfig
 from bench.core.rows import RowWriter
 from bench.core.run_folder import RunFolder, read_json, write_json
+from bench.core.schema.metrics import METRICS
 from bench.launch.progress import ProgressReader
 
 
@@ -44,7 +45,7 @@ def record_ending(
         "error": error,
         "wall_time_s": wall_time_s,
     }
-    RowWriter(folder.metrics, schema.METRICS).append(row)
+    RowWriter(folder.metrics, METRICS).append(row)
     summary = {"status": status, "error": error, "run_id": folder.run_id, **reached}
     write_json(folder.status, summary)
     return summary

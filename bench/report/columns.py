@@ -5,16 +5,16 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from bench.core.errors import UsageError
-from bench.core.schema import METRICS_BY_NAME, Column
+from bench.core.schema.column import Column
+from bench.core.schema.metrics import METRICS_BY_NAME
 
 BYTES_TO_TARGET = Column(
-    name="bytes_to_target",
-    group="quality",
-    type=float,
+    "quality",
+    "bytes_to_target",
+    float,
+    "bytes of gradients and optimizer state that a rank sent until the target; derived, in no file",
     unit="bytes",
     better="lower",
-    deterministic=True,
-    meaning="bytes of gradients and optimizer state that a rank sent until the target; derived, in no file",
 )
 
 COLUMNS_BY_NAME: Mapping[str, Column] = {**METRICS_BY_NAME, BYTES_TO_TARGET.name: BYTES_TO_TARGET}

@@ -5,12 +5,17 @@ from __future__ import annotations
 import itertools
 from pathlib import Path
 
-from bench.core.schema import COLLECTIVES, COMPRESSORS, LAYERS, LINKS, METRICS, Column
+from bench.core.schema.collectives import COLLECTIVES
+from bench.core.schema.column import Column
+from bench.core.schema.compressors import COMPRESSORS
+from bench.core.schema.layers import LAYERS
+from bench.core.schema.links import LINKS
+from bench.core.schema.metrics import METRICS
 
 README = Path("results/README.md")
 
 _TEMPLATE = """\
-<!-- Written by `python -m bench.report.columns_doc` from bench/core/schema.py; edit those, not this file. -->
+<!-- Written by `python -m bench.report.columns_doc` from bench/core/schema/; edit those, not this file. -->
 
 # Results
 

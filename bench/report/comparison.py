@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from typing import Literal
 
 from bench.core.errors import UsageError
-from bench.core.schema import Column
+from bench.core.schema.column import Column
 from bench.report import baseline as baselines
 from bench.report.columns import find_column, find_metric
 from bench.report.configurations import Configuration, configurations

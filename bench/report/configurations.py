@@ -7,7 +7,7 @@ import functools
 from collections.abc import Sequence
 from typing import Any
 
-from bench.core.schema import METRICS, METRICS_BY_NAME
+from bench.core.schema.metrics import METRICS, METRICS_BY_NAME
 from bench.report.formats import format_value
 from bench.report.runs import Run
 from bench.report.statistics import Estimate, estimate

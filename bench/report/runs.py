@@ -7,7 +7,7 @@ import functools
 from collections.abc import Sequence
 from typing import Any
 
-from bench.core.schema import METRICS
+from bench.core.schema.metrics import METRICS
 from bench.report.store import Row
 
 _MEASURED = [column.name for column in METRICS if column.group not in ("identity", "origin")]

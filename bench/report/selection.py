@@ -7,7 +7,8 @@ from collections.abc import Sequence
 from typing import Any
 
 from bench.core.errors import NothingToCompare, UsageError
-from bench.core.schema import METRICS_BY_NAME, from_cell
+from bench.core.schema.cells import from_cell
+from bench.core.schema.metrics import METRICS_BY_NAME
 from bench.report.columns import find_column
 from bench.report.configurations import Configuration
 from bench.report.formats import format_value

@@ -11,7 +11,9 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from bench.core.errors import BenchError, NothingToCompare, UsageError
 from bench.core.files import check_regular
 from bench.core.rows import MissingColumns, Warn, read_rows, warn_on_stderr
-from bench.core.schema import LAYERS, METRICS, Column
+from bench.core.schema.column import Column
+from bench.core.schema.layers import LAYERS
+from bench.core.schema.metrics import METRICS
 
 if TYPE_CHECKING:
     import pandas as pd

@@ -14,12 +14,15 @@ from typing import Any
 
 import torch.distributed as dist
 
-from bench.core import environment, schema
+from bench.core import environment
 from bench.core.config import RunConfig
 from bench.core.forwarder_use import ForwarderUse
 from bench.core.interface import interface_bytes
 from bench.core.rows import RowWriter
 from bench.core.run_folder import RunFolder
+from bench.core.schema.layers import LAYERS
+from bench.core.schema.links import LINKS
+from bench.core.schema.metrics import METRICS
 from bench.models.base import weights_hash
 from bench.strategies.base import BoundStrategy
 from bench.train.checkpoint import resumes_of
@@ -113,8 +116,8 @@ class Recorder:
             "resumes": resumes_of(folder),
             **link_columns(folder),
         }
-        self._metrics = RowWriter(folder.metrics, schema.METRICS) if self.is_writer else None
-        self._layers = RowWriter(folder.layers, schema.LAYERS) if self.is_writer else None
+        self._metrics = RowWriter(folder.metrics, METRICS) if self.is_writer else None
+        self._layers = RowWriter(folder.layers, LAYERS) if self.is_writer else None
         self._tracker = open_tracker(config, folder, after) if self.is_writer else None
         self._progress = folder.progress.open("a", encoding="utf-8") if self.is_writer else None
         self._progress_written = 0.0
@@ -403,7 +406,7 @@ class Recorder:
             for link in self.strategy.link_bytes()
         ]
         if rows:
-            RowWriter(self._folder.links, schema.LINKS).extend(rows)
+            RowWriter(self._folder.links, LINKS).extend(rows)
 
     def _write_progress(self, line: dict[str, Any]) -> None:
         if self._progress is not None:

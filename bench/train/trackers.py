@@ -8,14 +8,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, Protocol
 
-from bench.core import schema
 from bench.core.config import RunConfig
 from bench.core.run_folder import RunFolder
+from bench.core.schema.metrics import METRICS
 
 _NUMBERS = [
-    column.name
-    for column in schema.METRICS
-    if column.type in (int, float) and column.group not in ("identity", "origin")
+    column.name for column in METRICS if column.type in (int, float) and column.group not in ("identity", "origin")
 ]
 
 

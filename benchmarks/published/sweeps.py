@@ -12,7 +12,10 @@ from pathlib import Path
 from typing import Any
 
 from bench.core.rows import read_rows
-from bench.core.schema import LAYERS, METRICS, Column, to_cells
+from bench.core.schema.cells import to_cells
+from bench.core.schema.column import Column
+from bench.core.schema.layers import LAYERS
+from bench.core.schema.metrics import METRICS
 from bench.launch.sweeps.file import Options, SweepFile, read_sweep
 from bench.launch.sweeps.written import toml_table
 from bench.report.runs import Run, collect_runs

@@ -10,7 +10,7 @@ from collections.abc import Container, Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from bench.core.schema import METRICS
+from bench.core.schema.metrics import METRICS
 from bench.report.runs import Run, collect_runs
 from bench.report.store import read
 from benchmarks.published.sweeps import FILES, PAGES, RUNS, ended_runs, write_csv

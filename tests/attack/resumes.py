@@ -23,7 +23,9 @@ from bench.core.checkpoints import Checkpoints
 from bench.core.config import RunConfig
 from bench.core.errors import BenchError
 from bench.core.run_folder import RunFolder, read_json
-from bench.core.schema import LAYERS, METRICS, Column
+from bench.core.schema.column import Column
+from bench.core.schema.layers import LAYERS
+from bench.core.schema.metrics import METRICS
 from bench.hosts.support import hosts_supported
 from tests.attack.job import ENDS_WITHIN_S
 from tests.attack.tally import Tally

@@ -11,7 +11,7 @@ import pytest
 
 from bench.core.compressors_config import CompressorsConfig
 from bench.core.rows import read_rows
-from bench.core.schema import COMPRESSORS
+from bench.core.schema.compressors import COMPRESSORS
 from bench.launch import compressors, fork_server
 from tests.testing import silent_worker
 from tests.testing.invoke import Answer, invoke

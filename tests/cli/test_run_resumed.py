@@ -12,7 +12,9 @@ from bench.core.config import RunConfig
 from bench.core.errors import UsageError
 from bench.core.locks import locked
 from bench.core.run_folder import RunFolder
-from bench.core.schema import LAYERS, METRICS, Column
+from bench.core.schema.column import Column
+from bench.core.schema.layers import LAYERS
+from bench.core.schema.metrics import METRICS
 from bench.launch.resolve import with_ranks
 from bench.launch.resuming import change_ranks, configuration_of, prepare_folder
 from tests.testing.checkpoints import add_checkpoint

@@ -8,7 +8,7 @@ from importlib import resources
 from pathlib import Path
 
 from bench.core.environment import version_of
-from bench.core.schema import METRICS_BY_NAME
+from bench.core.schema.metrics import METRICS_BY_NAME
 from bench.report import caveats
 from bench.report.comparison import compare
 from bench.report.comparison_table import comparison_table, shared_settings

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from bench.core.schema import LAYERS
+from bench.core.schema.layers import LAYERS
 from bench.report.configurations import Configuration
 from bench.report.plots import style
 from bench.report.plots.picture import Picture

@@ -10,7 +10,7 @@ import textwrap
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, Literal
 
-from bench.core.schema import METRICS_BY_NAME
+from bench.core.schema.metrics import METRICS_BY_NAME
 from bench.core.units import scale_of
 
 if TYPE_CHECKING:

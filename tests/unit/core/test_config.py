@@ -15,7 +15,7 @@ from bench.core.compressors_config import CompressorsConfig
 from bench.core.config import RunConfig
 from bench.core.configuration import Configuration, Option
 from bench.core.errors import UsageError
-from bench.core.schema import METRICS_BY_NAME
+from bench.core.schema.metrics import METRICS_BY_NAME
 from tests.testing.configs import COMPONENTS, make_config
 
 # `partition` has one value so far; the components count by their full texts in `filled`.

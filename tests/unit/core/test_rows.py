@@ -12,7 +12,8 @@ from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
 from bench.core.rows import RowWriter, StoreError, read_rows
-from bench.core.schema import LAYERS, METRICS
+from bench.core.schema.layers import LAYERS
+from bench.core.schema.metrics import METRICS
 
 
 @contextmanager

@@ -10,7 +10,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bench.core.schema import COLLECTIVES, LAYERS, METRICS, METRICS_BY_NAME, Column, from_cell, to_cells
+from bench.core.schema.cells import from_cell, to_cells
+from bench.core.schema.collectives import COLLECTIVES
+from bench.core.schema.column import Column
+from bench.core.schema.layers import LAYERS
+from bench.core.schema.metrics import METRICS, METRICS_BY_NAME
 
 # As the documentation lists them; what is added later stands in its group.
 GROUPS = {

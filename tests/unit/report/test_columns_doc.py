@@ -2,7 +2,10 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from bench.core.schema import COLLECTIVES, COMPRESSORS, LAYERS, METRICS
+from bench.core.schema.collectives import COLLECTIVES
+from bench.core.schema.compressors import COMPRESSORS
+from bench.core.schema.layers import LAYERS
+from bench.core.schema.metrics import METRICS
 from bench.report.columns_doc import document
 
 README = Path(__file__).parents[3] / "results" / "README.md"

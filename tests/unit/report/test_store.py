@@ -9,7 +9,7 @@ import pandas as pd
 import pytest
 
 from bench.core.errors import NothingToCompare, UsageError
-from bench.core.schema import METRICS
+from bench.core.schema.metrics import METRICS
 from bench.report.store import read, to_frame
 from tests.testing.fake_rows import fake_row, fake_seeds, topk_seeds, write_run, write_runs
 from tests.testing.invoke import invoke
