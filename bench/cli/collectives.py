@@ -51,7 +51,7 @@ def collectives(asked: CollectivesConfig, out: RowFile = None, as_json: AsJson =
 
 
 def _execute(asked: CollectivesConfig, out: Path | None, as_json: bool, server: ForkServer) -> list[Row]:
-    from bench.cli.collectives_display import print_rows, turns_of
+    from bench.cli.output.collectives import print_rows, turns_of
     from bench.launch.collectives import execute, resolve
 
     config, left_out = server.call(resolve, asked)

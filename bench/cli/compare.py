@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from bench.cli.compare_output import Format, choose_format, warn, write
+from bench.cli.output.compare import Format, choose_format, warn, write
 from bench.core.errors import NothingToCompare, Regression
 
 if TYPE_CHECKING:

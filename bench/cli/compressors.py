@@ -36,7 +36,7 @@ def compressors(asked: CompressorsConfig, out: RowFile = None, as_json: AsJson =
 
 
 def _execute(asked: CompressorsConfig, out: Path | None, as_json: bool, server: ForkServer) -> None:
-    from bench.cli.compressors_display import print_rows, turns_of
+    from bench.cli.output.compressors import print_rows, turns_of
     from bench.launch.compressors import execute, resolve
 
     config = server.call(resolve, asked)

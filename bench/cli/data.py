@@ -12,7 +12,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from bench.cli.completion import complete
-from bench.cli.console import print_json, stdout_console
+from bench.cli.output.console import print_json, stdout_console
 from bench.core import registry
 from bench.core.errors import RunFailed, UsageError
 from bench.core.job_config import DATA_DIR

@@ -9,7 +9,7 @@ from typing import Annotated
 import typer
 from rich.markup import escape
 
-from bench.cli.console import print_json, stdout_console
+from bench.cli.output.console import print_json, stdout_console
 from bench.core.errors import RunFailed
 from bench.core.job_config import DATA_DIR, MAX_RANKS
 

@@ -13,8 +13,8 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from bench.cli.console import print_json, stdout_console
 from bench.cli.list_runs import list_runs
+from bench.cli.output.console import print_json, stdout_console
 from bench.core import registry
 from bench.core.errors import UsageError
 from collectives.options import did_you_mean

@@ -8,7 +8,7 @@ from typing import Any
 from rich import box
 from rich.table import Table
 
-from bench.cli.console import print_json, stdout_console
+from bench.cli.output.console import print_json, stdout_console
 from bench.core.errors import NothingToCompare
 from bench.core.locks import locked
 from bench.core.run_folder import RunFolder, read_json

@@ -64,7 +64,7 @@ def place(
     from bench.costs.catalog import Catalog, folders
 
     figures = Catalog.read(folders(catalog))
-    from bench.cli.place_display import print_costs
+    from bench.cli.output.place import print_costs
     from bench.costs.network import network_of
     from bench.costs.placements import Comparison
     from bench.costs.shared_memory import SHM, measured_link

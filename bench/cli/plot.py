@@ -9,7 +9,7 @@ from typing import Annotated, Literal
 import typer
 
 from bench.cli.compare import DEFAULT_PATH, Paths
-from bench.cli.compare_output import warn
+from bench.cli.output.compare import warn
 from bench.core.errors import UsageError
 from bench.report.plots.kinds import KINDS, Kind
 from bench.report.plots.picture import SUFFIXES, Picture, save

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -11,13 +10,12 @@ import typer
 from bench.cli.options import AsJson, takes
 from bench.core.errors import UsageError
 from bench.core.predict_config import VALIDATION, WHAT, PredictConfig
-from bench.core.units import format_bytes, format_rate, format_seconds
+from bench.core.units import format_seconds
 
 if TYPE_CHECKING:
     from bench.core.parts import Calibration
     from bench.costs.prediction import Prediction
-    from bench.launch.predicting import Asked, Curve
-    from bench.launch.regimes import Regime
+    from bench.launch.predicting import Asked
 
 MAP_POINTS_PER_DECADE = 3
 
@@ -115,6 +113,7 @@ def _check_together(
 
 def _predict_one(known: Calibration, asked: PredictConfig, steps_from: list[Path], *, as_json: bool) -> None:
     """One configuration at one rate."""
+    from bench.cli.output.predict import print_step
     from bench.launch.predicting import check, columns, notes, predicted
 
     checked = check(asked, known)
@@ -123,22 +122,24 @@ def _predict_one(known: Calibration, asked: PredictConfig, steps_from: list[Path
     row = columns(checked, prediction, known)
     if steps_from:
         said.append(_add_time_to_target(row, known, checked, steps_from))
-    _print_one(checked, prediction, row, [*said, *_pays(known, checked, prediction)], as_json=as_json)
+    print_step(checked, prediction, row, [*said, *_pays(known, checked, prediction)], as_json=as_json)
 
 
 def _predict_curve(known: Calibration, asked: PredictConfig, text: str, *, as_json: bool) -> None:
     """One configuration over a range of rates."""
+    from bench.cli.output.predict import print_curve
     from bench.launch.predicting import check, notes, parse_sweep, sweep
 
     checked = check(asked, known)
     rates = parse_sweep(text)
     curve = sweep(known, checked, rates)
     said = notes(known, checked.at_rate(rates[0])) or notes(known, checked.at_rate(rates[-1]))
-    _print_curve(checked, curve, said, as_json=as_json)
+    print_curve(checked, curve, said, as_json=as_json)
 
 
 def _predict_map(known: Calibration, asked: PredictConfig, text: str, *, as_json: bool) -> None:
     """Which pair is fastest where."""
+    from bench.cli.output.predict import print_map
     from bench.launch.predicting import check, notes, parse_sweep
     from bench.launch.regimes import parse_world_sizes, regimes
 
@@ -157,12 +158,13 @@ def _predict_map(known: Calibration, asked: PredictConfig, text: str, *, as_json
     said = notes(known, checked, range_too=False)
     if beyond:
         said.append(f"outside the validated range: {beyond} of {len(found)} cells; see bench predict --validate")
-    _print_map(found, said, as_json=as_json)
+    print_map(found, said, as_json=as_json)
 
 
 def _validate(known: Calibration, path: Path, file: Path, runs: Path, table: Path | None, *, as_json: bool) -> None:
     """Every configuration is predicted before the first is run; the calibration remembers how far that was off."""
-    from bench.cli.sweep_progress import SweepProgress, say_plan
+    from bench.cli.output.predict import print_validation
+    from bench.cli.output.sweep import SweepProgress, say_plan
     from bench.launch.fork_server import TRAIN, ForkServer
     from bench.launch.sweeps.agenda import Agenda
     from bench.launch.sweeps.file import read_sweep
@@ -180,34 +182,7 @@ def _validate(known: Calibration, path: Path, file: Path, runs: Path, table: Pat
     rows = as_rows(compared, known)
     write_table(rows, table or runs / "validation.csv")
     with_validated(known, compared).write(path)
-    _print_validation(rows, as_json=as_json)
-
-
-def _print_validation(rows: list[dict[str, Any]], *, as_json: bool) -> None:
-    import statistics
-
-    from bench.cli.console import print_json, stdout_console
-
-    errors = sorted(abs(row["error"]) for row in rows if row["error"] is not None)
-    middle = statistics.median(errors) if errors else None
-    most = errors[math.ceil(0.9 * len(errors)) - 1] if errors else None
-    if as_json:
-        print_json({"cells": rows, "median_error": middle, "p90_error": most})
-        return
-    from rich import box
-    from rich.table import Table
-
-    table = Table(box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0), pad_edge=False)
-    for heading in ("configuration", "predicted", "measured", "error", "bound by"):
-        table.add_column(heading, justify="left" if heading in ("configuration", "bound by") else "right")
-    for row in rows:
-        measured = "failed" if row["step_time_s"] is None else format_seconds(row["step_time_s"])
-        error = "-" if row["error"] is None else f"{row['error']:+.1%}"
-        name = row["settings"] or "[base]"
-        table.add_row(name, format_seconds(row["predicted_step_time_s"]), measured, error, row["bound_by"])
-    stdout_console().print(table)
-    if middle is not None and most is not None:
-        print(f"error of the step time: median {middle:.1%}, 90th percentile {most:.1%}, {len(errors)} configurations")
+    print_validation(rows, as_json=as_json)
 
 
 def _pays(known: Calibration, checked: Asked, prediction: Prediction) -> list[str]:
@@ -224,34 +199,6 @@ def _pays(known: Calibration, checked: Asked, prediction: Prediction) -> list[st
     return [f"compression does not pay here: a step takes {ratio:.2f} times as long as with {than}"]
 
 
-def _print_map(found: list[Regime], said: list[str], *, as_json: bool) -> None:
-    if as_json:
-        import dataclasses
-
-        from bench.cli.console import print_json
-
-        print_json({"regimes": [dataclasses.asdict(each) | {"speedup": each.speedup} for each in found], "notes": said})
-        return
-    from rich import box
-    from rich.table import Table
-
-    from bench.cli.console import stdout_console
-
-    table = Table(box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0), pad_edge=False)
-    sizes = list(dict.fromkeys(each.world_size for each in found))
-    for heading in ("bandwidth", *(f"{size} ranks" for size in sizes)):
-        table.add_column(heading, justify="right" if heading == "bandwidth" else "left")
-    rows: dict[float, list[str]] = {}
-    for each in found:
-        pair = f"{each.compressor}+{each.collective} {each.speedup:.1f}x"
-        rows.setdefault(each.bandwidth_bps, []).append(pair)
-    for rate, pairs in rows.items():
-        table.add_row(format_rate(rate), *pairs)
-    print("the fastest pair, and how many times as fast as dense bf16 on its fastest collective")
-    stdout_console().print(table)
-    print(*said, sep="\n")
-
-
 def _add_time_to_target(row: dict[str, Any], known: Calibration, checked: Asked, paths: list[Path]) -> str:
     """Into the row, where runs say it; return on what it rests, or why there is none."""
     from bench.report.needed_steps import needed_steps
@@ -261,78 +208,3 @@ def _add_time_to_target(row: dict[str, Any], known: Calibration, checked: Asked,
     row["steps_to_target"] = needed.steps
     row["time_to_target_s"] = None if needed.steps is None else needed.steps * row["step_time_s"]
     return needed.said
-
-
-def _print_one(checked: Asked, prediction: Prediction, row: dict[str, Any], said: list[str], *, as_json: bool) -> None:
-    if as_json:
-        from bench.cli.console import print_json
-
-        print_json(row | {"notes": said})
-        return
-    print(f"{checked.compressor} on {checked.collective}, {checked.world_size} ranks")
-    for name, text in (
-        ("step", format_seconds(prediction.step_time_s)),
-        ("exposed", format_seconds(prediction.exposed_s)),
-        ("bound by", prediction.bound_by),
-        (
-            "sent per rank",
-            f"{format_bytes(prediction.payload_bytes_per_step)} in {prediction.messages_per_step:.0f} messages",
-        ),
-        ("sent by the busiest", format_bytes(prediction.payload_bytes_max_per_step)),
-        ("CPU per rank", format_seconds(prediction.cpu_s_per_step)),
-        ("samples per second", f"{prediction.samples_per_s:.1f}"),
-        *(
-            [("time to target", f"{format_seconds(row['time_to_target_s'])} in {row['steps_to_target']:.0f} steps")]
-            if row.get("steps_to_target")
-            else []
-        ),
-    ):
-        print(f"  {name:<20} {text}")
-    print(*said, sep="\n")
-
-
-def _print_curve(checked: Asked, curve: Curve, said: list[str], *, as_json: bool) -> None:
-    said = [*said, _verdict(curve)]
-    if as_json:
-        from bench.cli.console import print_json
-
-        rows = [
-            {
-                "bandwidth_bps": rate,
-                "step_time_s": pair.step_time_s,
-                "exposed_s": pair.exposed_s,
-                "payload_bytes_per_step": pair.payload_bytes_per_step,
-                "bound_by": pair.bound_by,
-                "dense_step_time_s": dense.step_time_s,
-            }
-            for rate, pair, dense in zip(curve.rates_bps, curve.pair, curve.dense, strict=True)
-        ]
-        what = {"compressor": checked.compressor, "collective": checked.collective, "world_size": checked.world_size}
-        print_json({**what, "curve": rows, "break_even_bps": curve.break_even_bps, "notes": said})
-        return
-    from rich import box
-    from rich.table import Table
-
-    from bench.cli.console import stdout_console
-
-    table = Table(box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0), pad_edge=False)
-    for heading in ("bandwidth", "step", "bound by", "dense bf16", "times as fast"):
-        table.add_column(heading, justify="left" if heading == "bound by" else "right")
-    for rate, pair, dense in zip(curve.rates_bps, curve.pair, curve.dense, strict=True):
-        times = f"{dense.step_time_s / pair.step_time_s:.2f}"
-        cells = format_rate(rate), format_seconds(pair.step_time_s), pair.bound_by, format_seconds(dense.step_time_s)
-        table.add_row(*cells, times)
-    print(f"{checked.compressor} on {checked.collective}, {checked.world_size} ranks")
-    stdout_console().print(table)
-    print(*said, sep="\n")
-
-
-def _verdict(curve: Curve) -> str:
-    if all(curve.pays):
-        return "compression pays over the whole range"
-    if not any(curve.pays):
-        return "compression does not pay anywhere in the range"
-    where = " and ".join(format_rate(rate) for rate in curve.break_even_bps)
-    if len(curve.break_even_bps) > 1:
-        return f"compression pays {'outside' if curve.pays[0] else 'between'} {where}"
-    return f"compression pays {'below' if curve.pays[0] else 'above'} {where}"

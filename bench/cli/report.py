@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from bench.cli.compare import DEFAULT_PATH, Baseline, Paths
-from bench.cli.compare_output import warn
+from bench.cli.output.compare import warn
 from bench.core.errors import UsageError
 
 EXAMPLES = """[bold]Examples[/bold]

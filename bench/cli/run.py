@@ -76,7 +76,7 @@ def run(
     if resume_residuals is not None:
         raise UsageError("--resume-residuals is for a run that goes on with other ranks; add --resume and --world-size")
     numbers = parse_seeds(seeds) if seeds else [asked.seed]
-    from bench.cli.display import print_notes
+    from bench.cli.output.run import print_notes
     from bench.launch.fork_server import TRAIN, ForkServer
     from bench.launch.resolve import place_run, prepare, resolve
 
@@ -102,7 +102,7 @@ def _check_alone(context: typer.Context) -> None:
 
 
 def _resume(path: Path, world_size: int | None, waiting: str | None, as_json: bool) -> None:
-    from bench.cli.display import Display, print_summary
+    from bench.cli.output.run import Display, print_summary
     from bench.launch.fork_server import TRAIN, ForkServer
     from bench.launch.resolve import with_ranks
     from bench.launch.resuming import change_ranks, check_left, configuration_of
@@ -143,7 +143,7 @@ def _check_waiting(folder: RunFolder, before: int, now: int | None, waiting: str
 
 
 def _execute(configs: list[RunConfig], out: Path, as_json: bool, server: ForkServer) -> None:
-    from bench.cli.display import Display, print_summary
+    from bench.cli.output.run import Display, print_summary
     from bench.launch.run import execute
 
     results: list[Result] = []
@@ -173,7 +173,7 @@ def _raise_failure(last: Result) -> None:
 
 
 def _print_plan(configs: list[RunConfig], out: Path, as_json: bool) -> None:
-    from bench.cli.display import print_layers, print_notes, print_plan
+    from bench.cli.output.run import print_layers, print_notes, print_plan
     from bench.core.run_folder import RunFolder
     from bench.launch import torchrun
     from bench.launch.layer_plan import plan_layers

@@ -70,7 +70,7 @@ def sweep(
 
     Stop it at any time; the same command goes on. Several at once share the work.
     """
-    from bench.cli.sweep_progress import SweepProgress, print_agenda, say_plan
+    from bench.cli.output.sweep import SweepProgress, print_agenda, say_plan
     from bench.launch.fork_server import TRAIN, ForkServer
     from bench.launch.sweeps.agenda import Agenda
     from bench.launch.sweeps.file import read_sweep

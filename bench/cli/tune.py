@@ -68,7 +68,7 @@ def tune(
 
     Every method tries the same values, trains for equally long, and is judged on training samples that are held out.
     """
-    from bench.cli.sweep_progress import SweepProgress, print_agenda, say_plan
+    from bench.cli.output.sweep import SweepProgress, print_agenda, say_plan
     from bench.launch.fork_server import TRAIN, ForkServer
     from bench.launch.sweeps.agenda import Agenda
     from bench.launch.sweeps.plan import plan_runs
@@ -135,7 +135,7 @@ def _print(methods: SweepFile, tuned: list[Tuned], *, as_json: bool) -> None:
     from rich import box
     from rich.table import Table
 
-    from bench.cli.console import print_json, stdout_console
+    from bench.cli.output.console import print_json, stdout_console
     from bench.launch.sweeps.file import table_text
     from bench.launch.sweeps.tuning import evaluated_base
     from bench.launch.sweeps.written import run_arguments

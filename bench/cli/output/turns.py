@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from bench.cli.live_line import LiveLine
+from bench.cli.output.live_line import LiveLine
 from bench.core.rows import RowWriter
 
 

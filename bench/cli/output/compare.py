@@ -47,7 +47,7 @@ def write(table: Table, compared: Comparison, warnings: list[str], chosen: Forma
             raise UsageError(f"cannot write {out}: {error.strerror or error}; choose another --out") from None
         typer.echo(f"wrote {out}", err=True)
     elif chosen == "rich":
-        from bench.cli.console import stdout_console
+        from bench.cli.output.console import stdout_console
         from bench.report.tables import print_rich
 
         print_rich(table, stdout_console())

@@ -8,7 +8,7 @@ from collections.abc import Iterable
 from rich import box
 from rich.table import Table
 
-from bench.cli.console import print_json, stdout_console
+from bench.cli.output.console import print_json, stdout_console
 from bench.core.units import format_bytes, format_seconds
 from bench.costs.catalog import Catalog
 from bench.costs.placements import BY_TYPE, MATRIX_AND_CONVOLUTION, Comparison, Cost, Costs

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from bench.cli.console import print_json, stdout_console
-from bench.cli.turns import Turns
+from bench.cli.output.console import print_json, stdout_console
+from bench.cli.output.turns import Turns
 from bench.core.compressors_config import CompressorsConfig
 from bench.core.rows import RowWriter
 from bench.core.units import format_bytes

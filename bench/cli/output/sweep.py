@@ -8,8 +8,8 @@ from typing import Any
 from rich import box
 from rich.table import Table
 
-from bench.cli.console import print_json, stdout_console
-from bench.cli.display import Display, print_notes
+from bench.cli.output.console import print_json, stdout_console
+from bench.cli.output.run import Display, print_notes
 from bench.core.config import RunConfig
 from bench.core.errors import Interrupted
 from bench.core.run_folder import RunFolder

@@ -1,0 +1,126 @@
+"""What `bench predict` shows: one step, a curve over the rate, which pair is fastest where, predictions beside runs."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import statistics
+from typing import Any
+
+from rich import box
+from rich.table import Table
+
+from bench.cli.output.console import print_json, stdout_console
+from bench.core.units import format_bytes, format_rate, format_seconds
+from bench.costs.prediction import Prediction
+from bench.launch.predicting import Asked, Curve
+from bench.launch.regimes import Regime
+
+
+def print_step(checked: Asked, prediction: Prediction, row: dict[str, Any], said: list[str], *, as_json: bool) -> None:
+    """What a step takes, on stdout."""
+    if as_json:
+        print_json(row | {"notes": said})
+        return
+    print(f"{checked.compressor} on {checked.collective}, {checked.world_size} ranks")
+    for name, text in (
+        ("step", format_seconds(prediction.step_time_s)),
+        ("exposed", format_seconds(prediction.exposed_s)),
+        ("bound by", prediction.bound_by),
+        (
+            "sent per rank",
+            f"{format_bytes(prediction.payload_bytes_per_step)} in {prediction.messages_per_step:.0f} messages",
+        ),
+        ("sent by the busiest", format_bytes(prediction.payload_bytes_max_per_step)),
+        ("CPU per rank", format_seconds(prediction.cpu_s_per_step)),
+        ("samples per second", f"{prediction.samples_per_s:.1f}"),
+        *(
+            [("time to target", f"{format_seconds(row['time_to_target_s'])} in {row['steps_to_target']:.0f} steps")]
+            if row.get("steps_to_target")
+            else []
+        ),
+    ):
+        print(f"  {name:<20} {text}")
+    print(*said, sep="\n")
+
+
+def print_curve(checked: Asked, curve: Curve, said: list[str], *, as_json: bool) -> None:
+    """What it takes at each rate, beside dense gradients in 16 bits, on stdout."""
+    said = [*said, _verdict(curve)]
+    if as_json:
+        rows = [
+            {
+                "bandwidth_bps": rate,
+                "step_time_s": pair.step_time_s,
+                "exposed_s": pair.exposed_s,
+                "payload_bytes_per_step": pair.payload_bytes_per_step,
+                "bound_by": pair.bound_by,
+                "dense_step_time_s": dense.step_time_s,
+            }
+            for rate, pair, dense in zip(curve.rates_bps, curve.pair, curve.dense, strict=True)
+        ]
+        what = {"compressor": checked.compressor, "collective": checked.collective, "world_size": checked.world_size}
+        print_json({**what, "curve": rows, "break_even_bps": curve.break_even_bps, "notes": said})
+        return
+    table = Table(box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0), pad_edge=False)
+    for heading in ("bandwidth", "step", "bound by", "dense bf16", "times as fast"):
+        table.add_column(heading, justify="left" if heading == "bound by" else "right")
+    for rate, pair, dense in zip(curve.rates_bps, curve.pair, curve.dense, strict=True):
+        times = f"{dense.step_time_s / pair.step_time_s:.2f}"
+        cells = format_rate(rate), format_seconds(pair.step_time_s), pair.bound_by, format_seconds(dense.step_time_s)
+        table.add_row(*cells, times)
+    print(f"{checked.compressor} on {checked.collective}, {checked.world_size} ranks")
+    stdout_console().print(table)
+    print(*said, sep="\n")
+
+
+def _verdict(curve: Curve) -> str:
+    if all(curve.pays):
+        return "compression pays over the whole range"
+    if not any(curve.pays):
+        return "compression does not pay anywhere in the range"
+    where = " and ".join(format_rate(rate) for rate in curve.break_even_bps)
+    if len(curve.break_even_bps) > 1:
+        return f"compression pays {'outside' if curve.pays[0] else 'between'} {where}"
+    return f"compression pays {'below' if curve.pays[0] else 'above'} {where}"
+
+
+def print_map(found: list[Regime], said: list[str], *, as_json: bool) -> None:
+    """The fastest pair by rate and number of ranks, on stdout."""
+    if as_json:
+        print_json({"regimes": [dataclasses.asdict(each) | {"speedup": each.speedup} for each in found], "notes": said})
+        return
+    table = Table(box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0), pad_edge=False)
+    sizes = list(dict.fromkeys(each.world_size for each in found))
+    for heading in ("bandwidth", *(f"{size} ranks" for size in sizes)):
+        table.add_column(heading, justify="right" if heading == "bandwidth" else "left")
+    rows: dict[float, list[str]] = {}
+    for each in found:
+        pair = f"{each.compressor}+{each.collective} {each.speedup:.1f}x"
+        rows.setdefault(each.bandwidth_bps, []).append(pair)
+    for rate, pairs in rows.items():
+        table.add_row(format_rate(rate), *pairs)
+    print("the fastest pair, and how many times as fast as dense bf16 on its fastest collective")
+    stdout_console().print(table)
+    print(*said, sep="\n")
+
+
+def print_validation(rows: list[dict[str, Any]], *, as_json: bool) -> None:
+    """What was predicted and measured, and how far apart they are, on stdout."""
+    errors = sorted(abs(row["error"]) for row in rows if row["error"] is not None)
+    middle = statistics.median(errors) if errors else None
+    most = errors[math.ceil(0.9 * len(errors)) - 1] if errors else None
+    if as_json:
+        print_json({"cells": rows, "median_error": middle, "p90_error": most})
+        return
+    table = Table(box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0), pad_edge=False)
+    for heading in ("configuration", "predicted", "measured", "error", "bound by"):
+        table.add_column(heading, justify="left" if heading in ("configuration", "bound by") else "right")
+    for row in rows:
+        measured = "failed" if row["step_time_s"] is None else format_seconds(row["step_time_s"])
+        error = "-" if row["error"] is None else f"{row['error']:+.1%}"
+        name = row["settings"] or "[base]"
+        table.add_row(name, format_seconds(row["predicted_step_time_s"]), measured, error, row["bound_by"])
+    stdout_console().print(table)
+    if middle is not None and most is not None:
+        print(f"error of the step time: median {middle:.1%}, 90th percentile {most:.1%}, {len(errors)} configurations")
