@@ -28,7 +28,7 @@ from rich.console import Console
 from rich.table import Table
 
 from bench.core.environment import origin_columns
-from bench.launch.variables import KEEP_MEMORY
+from bench.launch.jobs.variables import KEEP_MEMORY
 from collectives.base import Key, PendingSum
 from collectives.kernels.library import kernels_in_use, reference_path
 from collectives.payloads.base import Payload, unpack

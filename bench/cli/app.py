@@ -25,7 +25,7 @@ from bench.cli import (
 from bench.cli import list as list_
 from bench.cli.ending import one_sentence
 from bench.core.environment import version_of
-from bench.launch.unfinished import clear_away
+from bench.launch.jobs.unfinished import clear_away
 
 EXIT_CODES = (
     "Exit codes: 0 ok, 1 a bug, 2 wrong usage, 3 a run failed, 4 nothing to compare, 5 a regression, 130 interrupted."

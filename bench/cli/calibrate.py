@@ -41,7 +41,7 @@ def calibrate(
     """Measure the parts of a training step on this machine, and write them to a small file that travels."""
     check_writable(out)
     from bench.launch.calibrating import execute, resolve
-    from bench.launch.fork_server import CALIBRATE, ForkServer
+    from bench.launch.jobs.fork_server import CALIBRATE, ForkServer
 
     with ForkServer(CALIBRATE) as server:
         server.warm_up(asked.threads)

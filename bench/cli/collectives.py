@@ -13,7 +13,7 @@ from bench.core.schema.collectives import COLLECTIVES
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from bench.launch.fork_server import ForkServer
+    from bench.launch.jobs.fork_server import ForkServer
     from bench.report.collectives_table import Row
 
 EXAMPLES = """[bold]Examples[/bold]
@@ -42,7 +42,7 @@ EXAMPLES = """[bold]Examples[/bold]
 @takes(CollectivesConfig)
 def collectives(asked: CollectivesConfig, out: RowFile = None, as_json: AsJson = False) -> None:
     """Sum tensors in real processes, collective beside collective: times, bandwidths, messages, bytes, correctness."""
-    from bench.launch.fork_server import SUM, ForkServer
+    from bench.launch.jobs.fork_server import SUM, ForkServer
 
     with ForkServer(SUM) as server:
         server.warm_up_for(asked)

@@ -11,7 +11,7 @@ from bench.core.schema.compressors import COMPRESSORS
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from bench.launch.fork_server import ForkServer
+    from bench.launch.jobs.fork_server import ForkServer
 
 EXAMPLES = """[bold]Examples[/bold]
 
@@ -28,7 +28,7 @@ def compressors(asked: CompressorsConfig, out: RowFile = None, as_json: AsJson =
 
     Encoding is all of a step but sending: residual added, entries chosen, payload packed, the rest kept.
     """
-    from bench.launch.fork_server import ENCODE, ForkServer
+    from bench.launch.jobs.fork_server import ENCODE, ForkServer
 
     with ForkServer(ENCODE) as server:
         server.warm_up(asked.threads)

@@ -165,7 +165,7 @@ def _validate(known: Calibration, path: Path, file: Path, runs: Path, table: Pat
     """Every configuration is predicted before the first is run; the calibration remembers how far that was off."""
     from bench.cli.output.predict import print_validation
     from bench.cli.output.sweep import SweepProgress, say_plan
-    from bench.launch.fork_server import TRAIN, ForkServer
+    from bench.launch.jobs.fork_server import TRAIN, ForkServer
     from bench.launch.sweeps.agenda import Agenda
     from bench.launch.sweeps.file import read_sweep
     from bench.launch.sweeps.plan import plan_runs

@@ -19,7 +19,7 @@ from bench.core.run_folder import RunFolder
 from bench.core.seeds import parse_seeds
 
 if TYPE_CHECKING:
-    from bench.launch.fork_server import ForkServer
+    from bench.launch.jobs.fork_server import ForkServer
     from bench.launch.run import Result
 
 EXAMPLES = """[bold]Examples[/bold]
@@ -77,7 +77,7 @@ def run(
         raise UsageError("--resume-residuals is for a run that goes on with other ranks; add --resume and --world-size")
     numbers = parse_seeds(seeds) if seeds else [asked.seed]
     from bench.cli.output.run import print_notes
-    from bench.launch.fork_server import TRAIN, ForkServer
+    from bench.launch.jobs.fork_server import TRAIN, ForkServer
     from bench.launch.resolve import place_run, prepare, resolve
 
     place_run(asked)
@@ -103,7 +103,7 @@ def _check_alone(context: typer.Context) -> None:
 
 def _resume(path: Path, world_size: int | None, waiting: str | None, as_json: bool) -> None:
     from bench.cli.output.run import Display, print_summary
-    from bench.launch.fork_server import TRAIN, ForkServer
+    from bench.launch.jobs.fork_server import TRAIN, ForkServer
     from bench.launch.resolve import with_ranks
     from bench.launch.resuming import change_ranks, check_left, configuration_of
     from bench.launch.run import resume
@@ -175,7 +175,7 @@ def _raise_failure(last: Result) -> None:
 def _print_plan(configs: list[RunConfig], out: Path, as_json: bool) -> None:
     from bench.cli.output.run import print_layers, print_notes, print_plan
     from bench.core.run_folder import RunFolder
-    from bench.launch import torchrun
+    from bench.launch.jobs import torchrun
     from bench.launch.layer_plan import plan_layers
 
     config = configs[0]

@@ -71,7 +71,7 @@ def sweep(
     Stop it at any time; the same command goes on. Several at once share the work.
     """
     from bench.cli.output.sweep import SweepProgress, print_agenda, say_plan
-    from bench.launch.fork_server import TRAIN, ForkServer
+    from bench.launch.jobs.fork_server import TRAIN, ForkServer
     from bench.launch.sweeps.agenda import Agenda
     from bench.launch.sweeps.file import read_sweep
     from bench.launch.sweeps.plan import plan_runs

@@ -69,7 +69,7 @@ def tune(
     Every method tries the same values, trains for equally long, and is judged on training samples that are held out.
     """
     from bench.cli.output.sweep import SweepProgress, print_agenda, say_plan
-    from bench.launch.fork_server import TRAIN, ForkServer
+    from bench.launch.jobs.fork_server import TRAIN, ForkServer
     from bench.launch.sweeps.agenda import Agenda
     from bench.launch.sweeps.plan import plan_runs
     from bench.launch.sweeps.tuning import choose, tuned_file, tuning_sweep

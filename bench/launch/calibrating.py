@@ -17,11 +17,11 @@ from bench.core.parts import FORWARDED, FRAMES, SEGMENTS
 from bench.hosts.cluster import Cluster, HostLink
 from bench.hosts.support import hosts_supported
 from bench.hosts.ways import settle
-from bench.launch import torchrun
-from bench.launch.fork_server import ForkServer
+from bench.launch.jobs import torchrun
+from bench.launch.jobs.fork_server import ForkServer
+from bench.launch.jobs.watchdog import WatchdogTimeouts
 from bench.launch.measurement import measure
 from bench.launch.resolve import prepare
-from bench.launch.watchdog import WatchdogTimeouts
 
 if TYPE_CHECKING:
     from bench.optimizers.base import Optimizer

@@ -12,11 +12,11 @@ from bench.core import spec
 from bench.core.collectives_config import CollectivesConfig
 from bench.core.errors import UsageError
 from bench.core.units import format_bytes
-from bench.launch import torchrun
-from bench.launch.fork_server import ForkServer
+from bench.launch.jobs import torchrun
+from bench.launch.jobs.fork_server import ForkServer
+from bench.launch.jobs.placement import place
+from bench.launch.jobs.watchdog import WatchdogTimeouts
 from bench.launch.measurement import measure
-from bench.launch.placement import place
-from bench.launch.watchdog import WatchdogTimeouts
 
 
 def resolve(asked: CollectivesConfig) -> tuple[CollectivesConfig, list[str]]:

@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, Any, cast
 from bench.core import registry, spec
 from bench.core.compressors_config import CompressorsConfig
 from bench.core.errors import UsageError
-from bench.launch.fork_server import ForkServer
+from bench.launch.jobs.fork_server import ForkServer
+from bench.launch.jobs.watchdog import WatchdogTimeouts
 from bench.launch.measurement import measure
-from bench.launch.watchdog import WatchdogTimeouts
 
 if TYPE_CHECKING:
     from bench.datasets.base import Dataset

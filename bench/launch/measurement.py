@@ -9,11 +9,11 @@ from bench.core import signals
 from bench.core.errors import Interrupted, RunFailed
 from bench.core.job_config import JobConfig
 from bench.core.run_folder import RunFolder
-from bench.launch import torchrun
-from bench.launch.failure import explain, reports_of
-from bench.launch.progress import ProgressReader
-from bench.launch.scratch import scratch_folder
-from bench.launch.watchdog import WatchdogTimeouts
+from bench.launch.jobs import torchrun
+from bench.launch.jobs.failure import explain, reports_of
+from bench.launch.jobs.progress import ProgressReader
+from bench.launch.jobs.scratch import scratch_folder
+from bench.launch.jobs.watchdog import WatchdogTimeouts
 
 
 @signals.interruptible()

@@ -18,7 +18,7 @@ from bench.core.errors import UsageError
 from bench.core.straggler import Straggler
 from bench.core.topology import Topology
 from bench.costs.catalog import Catalog, folders
-from bench.launch.placement import check_machines, place
+from bench.launch.jobs.placement import check_machines, place
 
 
 def prepare(asked: RunConfig, seeds: Sequence[int]) -> tuple[list[RunConfig], list[str]]:

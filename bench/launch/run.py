@@ -19,15 +19,15 @@ from bench.core.locks import locked
 from bench.core.rows import StoreError
 from bench.core.run_folder import RunFolder, read_json, write_json
 from bench.core.topology import Topology
-from bench.launch import torchrun
-from bench.launch.ending import record_ending
-from bench.launch.failure import explain, reports_of
-from bench.launch.fork_server import ForkServer
-from bench.launch.machine_zero import MachineZero
-from bench.launch.progress import ProgressReader
+from bench.launch.jobs import torchrun
+from bench.launch.jobs.ending import record_ending
+from bench.launch.jobs.failure import explain, reports_of
+from bench.launch.jobs.fork_server import ForkServer
+from bench.launch.jobs.machine_zero import MachineZero
+from bench.launch.jobs.progress import ProgressReader
+from bench.launch.jobs.unfinished import noted
+from bench.launch.jobs.watchdog import WatchdogTimeouts
 from bench.launch.resuming import configuration_of, prepare_folder
-from bench.launch.unfinished import noted
-from bench.launch.watchdog import WatchdogTimeouts
 
 Launch = Callable[[RunConfig, RunFolder, ForkServer], torchrun.Started]
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from bench.launch.fork_server import ForkServer
+from bench.launch.jobs.fork_server import ForkServer
 
 
 @pytest.fixture

@@ -12,7 +12,8 @@ import pytest
 from bench.core.compressors_config import CompressorsConfig
 from bench.core.rows import read_rows
 from bench.core.schema.compressors import COMPRESSORS
-from bench.launch import compressors, fork_server
+from bench.launch import compressors
+from bench.launch.jobs import fork_server
 from tests.testing import silent_worker
 from tests.testing.invoke import Answer, invoke
 

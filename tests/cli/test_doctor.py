@@ -13,7 +13,7 @@ import torch.distributed as dist
 from bench.core.errors import UsageError
 from bench.hosts import capacity, support
 from bench.launch import doctor
-from bench.launch.fork_server import TRAIN, ForkServer
+from bench.launch.jobs.fork_server import TRAIN, ForkServer
 from collectives.shared_memory import cache_lines
 from tests.testing.invoke import invoke
 

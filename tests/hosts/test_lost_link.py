@@ -13,8 +13,9 @@ import pytest
 from bench.core.config import RunConfig
 from bench.core.run_folder import read_json
 from bench.hosts.job import HostsJob
-from bench.launch import run, torchrun
-from bench.launch.fork_server import TRAIN, ForkServer
+from bench.launch import run
+from bench.launch.jobs import torchrun
+from bench.launch.jobs.fork_server import TRAIN, ForkServer
 from bench.launch.resolve import resolve
 from bench.launch.run import Result
 from tests.hosts.conftest import processes_of

@@ -14,7 +14,7 @@ from bench.core.config import RunConfig
 from bench.core.errors import Interrupted
 from bench.core.run_folder import RunFolder
 from bench.core.units import format_seconds
-from bench.launch.fork_server import ForkServer
+from bench.launch.jobs.fork_server import ForkServer
 from bench.launch.resolve import make_ready
 from bench.launch.run import Result, execute, resume
 from bench.launch.sweeps.agenda import Agenda

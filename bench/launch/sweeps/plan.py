@@ -9,7 +9,7 @@ from bench.core.config import RunConfig
 from bench.core.configuration import short_digest
 from bench.core.errors import UsageError
 from bench.core.job_config import RanksConfig
-from bench.launch.fork_server import ForkServer
+from bench.launch.jobs.fork_server import ForkServer
 from bench.launch.resolve import place_run, resolve_each
 from bench.launch.sweeps.file import Options, SweepFile, table_text
 

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from bench.core.run_folder import RunFolder, write_json
-from bench.launch.failure import explain
+from bench.launch.jobs.failure import explain
 
 KILLED = """Root Cause (first observed failure):
 [0]:

@@ -13,7 +13,7 @@ import pytest
 from bench.core.errors import RunFailed, UsageError
 from bench.core.run_folder import RunFolder
 from bench.core.units import parse_size
-from bench.launch.fork_server import ENCODE, ForkServer
+from bench.launch.jobs.fork_server import ENCODE, ForkServer
 from bench.train import fork_server
 from tests.testing import prepared_ranks
 

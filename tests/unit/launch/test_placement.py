@@ -11,8 +11,9 @@ from bench.core.collectives_config import CollectivesConfig
 from bench.core.config import RunConfig
 from bench.core.errors import UsageError
 from bench.core.job_config import RanksConfig
-from bench.launch import collectives, placement
-from bench.launch.placement import place
+from bench.launch import collectives
+from bench.launch.jobs import placement
+from bench.launch.jobs.placement import place
 from bench.launch.resolve import resolve
 
 HOSTS: dict[str, Any] = {

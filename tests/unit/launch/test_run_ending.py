@@ -10,10 +10,11 @@ import pytest
 from bench.core.config import RunConfig
 from bench.core.errors import RunFailed, UsageError
 from bench.core.run_folder import RunFolder, read_json, write_json
-from bench.launch import run, torchrun
-from bench.launch.fork_server import TRAIN, ForkServer
+from bench.launch import run
+from bench.launch.jobs import torchrun
+from bench.launch.jobs.fork_server import TRAIN, ForkServer
+from bench.launch.jobs.torchrun import Ending
 from bench.launch.resolve import make_ready, place_run, resolve
-from bench.launch.torchrun import Ending
 from tests.testing.checkpoints import add_checkpoint
 from tests.testing.configs import make_config
 from tests.testing.invoke import rows, status

@@ -9,9 +9,10 @@ import pytest
 
 from bench.core.collectives_config import CollectivesConfig
 from bench.core.errors import BenchError, Interrupted, RunFailed, UsageError
-from bench.launch import collectives, torchrun
-from bench.launch.fork_server import SUM, ForkServer
-from bench.launch.scratch import scratch_folder
+from bench.launch import collectives
+from bench.launch.jobs import torchrun
+from bench.launch.jobs.fork_server import SUM, ForkServer
+from bench.launch.jobs.scratch import scratch_folder
 
 
 @pytest.fixture(autouse=True)

@@ -9,7 +9,7 @@ import pytest
 from typing_extensions import override
 
 from bench.core.errors import UsageError
-from bench.launch.fork_server import TRAIN, ForkServer
+from bench.launch.jobs.fork_server import TRAIN, ForkServer
 from bench.launch.sweeps.agenda import Agenda
 from bench.launch.sweeps.estimate import Estimate
 from bench.launch.sweeps.file import SweepFile

@@ -13,9 +13,9 @@ import pytest
 
 from bench.core.errors import RunFailed
 from bench.hosts.supervisor import STOP_GRACE_S
-from bench.launch import machine_zero, torchrun
-from bench.launch.progress import ProgressReader
-from bench.launch.watchdog import WatchdogTimeouts
+from bench.launch.jobs import machine_zero, torchrun
+from bench.launch.jobs.progress import ProgressReader
+from bench.launch.jobs.watchdog import WatchdogTimeouts
 from collectives.transport.failure_detector import GRACE_S
 from tests.testing.configs import make_config
 

@@ -21,8 +21,8 @@ from bench.core.errors import RunFailed
 from bench.core.job_config import RanksConfig
 from bench.core.processes import die_with_parent
 from bench.core.run_folder import RunFolder
-from bench.launch.placement import place
-from bench.launch.variables import local_variables
+from bench.launch.jobs.placement import place
+from bench.launch.jobs.variables import local_variables
 
 SERVER = "bench.train.fork_server"
 TRAIN = "bench.train.worker"

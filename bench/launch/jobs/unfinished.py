@@ -83,7 +83,7 @@ def _clear_away(command: str, path: str) -> None:
 
 def _record_death(folder: RunFolder) -> str:
     from bench.core.config import RunConfig
-    from bench.launch.ending import record_ending
+    from bench.launch.jobs.ending import record_ending
 
     try:
         record_ending(RunConfig.from_json(folder.config), folder, "interrupted", "bench was killed")

@@ -10,7 +10,7 @@ from bench.core.config import RunConfig
 from bench.core.rows import RowWriter
 from bench.core.run_folder import RunFolder, read_json, write_json
 from bench.core.schema.metrics import METRICS
-from bench.launch.progress import ProgressReader
+from bench.launch.jobs.progress import ProgressReader
 
 
 def record_ending(

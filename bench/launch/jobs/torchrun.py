@@ -30,11 +30,11 @@ from bench.core.processes import die_with_parent, killed_by
 from bench.core.run_folder import RunFolder
 from bench.hosts.cluster import Cluster
 from bench.hosts.job import HostsJob, start_hosts, torchrun_arguments
-from bench.launch.fork_server import TRAIN, ForkedJob, ForkServer
-from bench.launch.machine_zero import MachineZero
-from bench.launch.progress import ProgressReader
-from bench.launch.variables import job_variables, local_variables
-from bench.launch.watchdog import HOSTS_GRACE_S, WatchdogTimeouts
+from bench.launch.jobs.fork_server import TRAIN, ForkedJob, ForkServer
+from bench.launch.jobs.machine_zero import MachineZero
+from bench.launch.jobs.progress import ProgressReader
+from bench.launch.jobs.variables import job_variables, local_variables
+from bench.launch.jobs.watchdog import HOSTS_GRACE_S, WatchdogTimeouts
 
 POLL_S = 0.1
 GRACE_S = 3.0
