@@ -17,8 +17,8 @@ from benchmarks.published.figures import (
     times_one_node,
 )
 from benchmarks.published.parts import Drawing, System, Table
+from benchmarks.published.setups import DENSE
 
-DENSE: Which = {"compressor": "none"}
 ALGC: Which = {"compressor": "algc"}
 OTHERS: dict[str, Which] = {
     "top-k per layer with the same densities": {"compressor": "algc:threshold=exact"},

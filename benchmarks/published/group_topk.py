@@ -15,13 +15,12 @@ from benchmarks.published.figures import (
     waiting_share,
 )
 from benchmarks.published.parts import Drawing, System, Table
+from benchmarks.published.setups import BF16, DENSE, links
 
 PATENT: Which = {"compressor": "group_topk:*preset=patent*", "collective": "ring"}
 RECOMMENDED: Which = {"compressor": "group_topk", "collective": "ring"}
-DENSE: Which = {"compressor": "none"}
-BF16: Which = {"compressor": "bf16"}
 SCALED: Which = {"lr_scaling": "linear:base=4"}
-LINKS = {"10 Mbit/s": {"uplink_bps": 1e7}, "100 Mbit/s": {"uplink_bps": 1e8}}
+SLOW_LINKS = links("10 Mbit/s", "100 Mbit/s")
 PRESETS = {"patent": PATENT, "recommended": RECOMMENDED}
 WHOLE_TRAINING = {"kB per step, whole training": mean_kilobytes}
 LAST_EPOCH = "`payload_bytes_per_step` is the last epoch's; with `recommended` densities fall over the first four."
@@ -48,7 +47,7 @@ SYSTEM = System(
                 measure=Mean(which={**DENSE, **bandwidth}, value=waiting_share),
                 claimed=above(0.8),
             )
-            for link, bandwidth in LINKS.items()
+            for link, bandwidth in SLOW_LINKS.items()
         ),
         *(
             Claim(
@@ -104,7 +103,7 @@ SYSTEM = System(
                 claimed=above(1.0),
                 counts=which is PATENT,
             )
-            for link, bandwidth in LINKS.items()
+            for link, bandwidth in SLOW_LINKS.items()
             for preset, which in PRESETS.items()
             for name, than in (("dense fp32", DENSE), ("bf16", BF16))
         ),
@@ -182,7 +181,7 @@ SYSTEM = System(
             sweep="group_topk_links",
             rows=[
                 (f"{name}, {link}", {**which, **bandwidth})
-                for link, bandwidth in LINKS.items()
+                for link, bandwidth in SLOW_LINKS.items()
                 for name, which in {"dense": DENSE, "bf16": BF16, **PRESETS}.items()
             ],
             columns=["step_time_s", "exposed_s", "payload_bytes_per_step"],

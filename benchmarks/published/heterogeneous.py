@@ -6,15 +6,11 @@ from bench.report.targets import TIME
 from benchmarks.published.claims import Claim, Stated, above
 from benchmarks.published.figures import Difference, Factor, Gain, Which, fewer_bytes
 from benchmarks.published.parts import Drawing, System, Table
+from benchmarks.published.setups import LINKS
 
 MAX_ADABELIEF: Which = {"optimizer": "max_adabelief"}
 RELATIVES: dict[str, Which] = {"Adam": {"optimizer": "adam"}, "AdaBelief": {"optimizer": "adabelief"}}
 PLACED: Which = {"optimizer": "sgd", "strategy": "placed:*"}
-LINKS: dict[str, Which] = {
-    "10 Mbit/s": {"uplink_bps": 1e7},
-    "100 Mbit/s": {"uplink_bps": 1e8},
-    "1 Gbit/s": {"uplink_bps": 1e9},
-}
 
 
 def _factors(form: str) -> Which:

@@ -6,9 +6,9 @@ from bench.report.targets import BYTES
 from benchmarks.published.claims import Claim, Stated, above
 from benchmarks.published.figures import Difference, Gain, Which, faster
 from benchmarks.published.parts import Drawing, System, Table
+from benchmarks.published.setups import DENSE, links
 
 MODELS: dict[str, Which] = {"VGG-11": {"model": "vgg11:hidden=1024,width=16"}, "ResNet-20": {"model": "resnet20"}}
-DENSE: Which = {"compressor": "none"}
 TWOBIT: Which = {"compressor": "twobit:*"}
 VARIANTS: dict[str, Which] = {
     "both": {"compressor": "hylo"},
@@ -16,7 +16,7 @@ VARIANTS: dict[str, Which] = {
     "fully connected only": {"compressor": "hylo:skip=conv"},
 }
 HYLO = VARIANTS["both"]
-LINKS: dict[str, Which] = {"100 Mbit/s": {"uplink_bps": 1e8}, "1 Gbit/s": {"uplink_bps": 1e9}}
+FAST_LINKS = links("100 Mbit/s", "1 Gbit/s")
 PLACEMENTS: dict[str, Which] = {
     "one server": {"collective": "server"},
     "sharded server": {"collective": "server:placement=sharded"},
@@ -64,8 +64,8 @@ SYSTEM = System(
             setup="VGG-11, 4 hosts at 100 Mbit/s, one server, samples/s / of dense; the case chosen before the runs",
             sweep="hylo_links",
             measure=faster(
-                {**MODELS["VGG-11"], **HYLO, **LINKS["100 Mbit/s"], **PLACEMENTS["one server"]},
-                {**MODELS["VGG-11"], **DENSE, **LINKS["100 Mbit/s"], **PLACEMENTS["one server"]},
+                {**MODELS["VGG-11"], **HYLO, **FAST_LINKS["100 Mbit/s"], **PLACEMENTS["one server"]},
+                {**MODELS["VGG-11"], **DENSE, **FAST_LINKS["100 Mbit/s"], **PLACEMENTS["one server"]},
             ),
             claimed=above(1.3),
         ),
@@ -79,7 +79,7 @@ SYSTEM = System(
                 claimed=above(1.0),
             )
             for model, which in MODELS.items()
-            for link, bandwidth in LINKS.items()
+            for link, bandwidth in FAST_LINKS.items()
             for placement, where in PLACEMENTS.items()
             for name, than in (("dense", DENSE), ("MXNet's two bits", TWOBIT))
         ),
@@ -122,7 +122,7 @@ SYSTEM = System(
             rows=[
                 (f"{model}, {name}, {placement}, {link}", {**which, **variant, **where, **bandwidth})
                 for model, which in MODELS.items()
-                for link, bandwidth in LINKS.items()
+                for link, bandwidth in FAST_LINKS.items()
                 for placement, where in PLACEMENTS.items()
                 for name, variant in {"dense": DENSE, **_variants(model), "two bits": TWOBIT}.items()
             ],
@@ -141,7 +141,7 @@ SYSTEM = System(
             name="hylo-step",
             sweep="hylo_links",
             only=[
-                {**MODELS["VGG-11"], **variant, **LINKS["100 Mbit/s"], **PLACEMENTS["one server"]}
+                {**MODELS["VGG-11"], **variant, **FAST_LINKS["100 Mbit/s"], **PLACEMENTS["one server"]}
                 for variant in (DENSE, *VARIANTS.values(), TWOBIT)
             ],
         ),

@@ -17,6 +17,7 @@ from benchmarks.published.claims import RULE
 from benchmarks.published.figures import UNIT_OF, Gain, Missing, SweepRuns, Which
 from benchmarks.published.page import NOTHING, TEXTS, interval_text, markdown_table, origin, outcome, write_text
 from benchmarks.published.parts import System
+from benchmarks.published.setups import LINKS
 
 SWEEP = "together"
 DENSE = "dense fp32"
@@ -32,11 +33,6 @@ METHODS: Mapping[str, Which] = {
     "ALGC": {"compressor": "algc", "collective": "server:placement=sharded*"},
     "ALGC, sparse answers": {"compressor": "algc", "collective": "server:downlink=union*"},
     "Hylo": {"compressor": "hylo"},
-}
-LINKS: Mapping[str, Which] = {
-    "10 Mbit/s": {"uplink_bps": 1e7},
-    "100 Mbit/s": {"uplink_bps": 1e8},
-    "1 Gbit/s": {"uplink_bps": 1e9},
 }
 
 
