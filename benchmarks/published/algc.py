@@ -12,12 +12,11 @@ from benchmarks.published.figures import (
     Which,
     faster,
     fewer_bytes,
-    mean_kilobytes,
     step_s,
     times_one_node,
 )
 from benchmarks.published.parts import Drawing, System, Table
-from benchmarks.published.setups import DENSE
+from benchmarks.published.setups import DENSE, WHOLE_TRAINING
 
 ALGC: Which = {"compressor": "algc"}
 OTHERS: dict[str, Which] = {
@@ -29,7 +28,6 @@ ALL = {"dense": DENSE, "ALGC": ALGC, **OTHERS}
 PLACEMENTS = {"one server": {"collective": "server"}, "sharded server": {"collective": "server:*sharded*"}}
 RECIPE = "digits, small_cnn, 4 hosts at 100 Mbit/s, sharded server"
 ABSTRACT = "abstract"
-WHOLE_TRAINING = {"kB per step, whole training": mean_kilobytes}
 LAST_EPOCH = "`payload_bytes_per_step` is the last epoch's; densities fall over the first four."
 
 SYSTEM = System(

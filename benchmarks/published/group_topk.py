@@ -10,19 +10,17 @@ from benchmarks.published.figures import (
     Mean,
     Which,
     fewer_bytes,
-    mean_kilobytes,
     waiting_percent,
     waiting_share,
 )
 from benchmarks.published.parts import Drawing, System, Table
-from benchmarks.published.setups import BF16, DENSE, links
+from benchmarks.published.setups import BF16, DENSE, WHOLE_TRAINING, links
 
 PATENT: Which = {"compressor": "group_topk:*preset=patent*", "collective": "ring"}
 RECOMMENDED: Which = {"compressor": "group_topk", "collective": "ring"}
 SCALED: Which = {"lr_scaling": "linear:base=4"}
 SLOW_LINKS = links("10 Mbit/s", "100 Mbit/s")
 PRESETS = {"patent": PATENT, "recommended": RECOMMENDED}
-WHOLE_TRAINING = {"kB per step, whole training": mean_kilobytes}
 LAST_EPOCH = "`payload_bytes_per_step` is the last epoch's; with `recommended` densities fall over the first four."
 
 

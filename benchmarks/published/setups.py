@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
-from benchmarks.published.figures import Which
+from bench.report.runs import Run
+from benchmarks.published.figures import Which, mean_kilobytes
 
 DENSE: Which = {"compressor": "none"}
 BF16: Which = {"compressor": "bf16"}
@@ -13,6 +14,7 @@ LINKS: Mapping[str, Which] = {
     "100 Mbit/s": {"uplink_bps": 1e8},
     "1 Gbit/s": {"uplink_bps": 1e9},
 }
+WHOLE_TRAINING: Mapping[str, Callable[[Run], float | None]] = {"kB per step, whole training": mean_kilobytes}
 
 
 def links(*names: str) -> Mapping[str, Which]:
