@@ -5,10 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from rich import box
-from rich.table import Table
-
-from bench.cli.output.console import print_json, stdout_console
+from bench.cli.output.console import plain_table, print_json, stdout_console
 from bench.core.errors import NothingToCompare
 from bench.core.locks import locked
 from bench.core.run_folder import RunFolder, read_json
@@ -28,7 +25,7 @@ def list_runs(out: Path, *, as_json: bool) -> None:
     if as_json:
         print_json({"runs": runs})
         return
-    table = Table(box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0), pad_edge=False)
+    table = plain_table()
     for heading in ("run", "status", "step", "goes on from"):
         table.add_column(heading, justify="left" if heading in ("run", "status") else "right", overflow="fold")
     for run in runs:

@@ -132,10 +132,7 @@ def _write(path: Path, text: str) -> None:
 
 def _print(methods: SweepFile, tuned: list[Tuned], *, as_json: bool) -> None:
     """What was chosen, and the commands that run it, on stdout; what should be looked at again on stderr."""
-    from rich import box
-    from rich.table import Table
-
-    from bench.cli.output.console import print_json, stdout_console
+    from bench.cli.output.console import plain_table, print_json, stdout_console
     from bench.launch.sweeps.file import table_text
     from bench.launch.sweeps.tuning import evaluated_base
     from bench.launch.sweeps.written import run_arguments
@@ -145,7 +142,7 @@ def _print(methods: SweepFile, tuned: list[Tuned], *, as_json: bool) -> None:
     if as_json:
         print_json([vars(each) | {"command": command} for each, command in zip(tuned, commands, strict=True)])
     else:
-        table = Table(box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0), pad_edge=False)
+        table = plain_table()
         for heading in ("configuration", "best", "held-out accuracy", "tried"):
             table.add_column(heading, justify="right" if heading in ("held-out accuracy", "tried") else "left")
         for each in tuned:

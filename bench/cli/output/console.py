@@ -6,7 +6,9 @@ import json
 import os
 from typing import Any
 
+from rich import box
 from rich.console import Console
+from rich.table import Table
 
 _PIPED_WIDTH = 200
 
@@ -22,3 +24,8 @@ def stdout_console() -> Console:
 def print_json(value: Any) -> None:
     """One JSON document on stdout, indented."""
     print(json.dumps(value, indent=2))
+
+
+def plain_table(title: str | None = None) -> Table:
+    """A table with a line below its heading and none around it; columns and rows are still to be added."""
+    return Table(title=title, title_justify="left", box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0), pad_edge=False)

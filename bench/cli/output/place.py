@@ -5,10 +5,9 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Iterable
 
-from rich import box
 from rich.table import Table
 
-from bench.cli.output.console import print_json, stdout_console
+from bench.cli.output.console import plain_table, print_json, stdout_console
 from bench.core.units import format_bytes, format_seconds
 from bench.costs.catalog import Catalog
 from bench.costs.placements import BY_TYPE, MATRIX_AND_CONVOLUTION, Comparison, Cost, Costs
@@ -154,7 +153,7 @@ def _times(ratio: float) -> str:
 
 
 def _table(title: str, headings: Iterable[str], rows: Iterable[tuple[str, ...]]) -> Table:
-    table = Table(title=title, title_justify="left", box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0), pad_edge=False)
+    table = plain_table(title)
     for index, heading in enumerate(headings):
         table.add_column(heading, justify="right" if index else "left", no_wrap=not index)
     for row in rows:

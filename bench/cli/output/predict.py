@@ -7,10 +7,7 @@ import math
 import statistics
 from typing import Any
 
-from rich import box
-from rich.table import Table
-
-from bench.cli.output.console import print_json, stdout_console
+from bench.cli.output.console import plain_table, print_json, stdout_console
 from bench.core.units import format_bytes, format_rate, format_seconds
 from bench.costs.prediction import Prediction
 from bench.launch.predicting import Asked, Curve
@@ -62,7 +59,7 @@ def print_curve(checked: Asked, curve: Curve, said: list[str], *, as_json: bool)
         what = {"compressor": checked.compressor, "collective": checked.collective, "world_size": checked.world_size}
         print_json({**what, "curve": rows, "break_even_bps": curve.break_even_bps, "notes": said})
         return
-    table = Table(box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0), pad_edge=False)
+    table = plain_table()
     for heading in ("bandwidth", "step", "bound by", "dense bf16", "times as fast"):
         table.add_column(heading, justify="left" if heading == "bound by" else "right")
     for rate, pair, dense in zip(curve.rates_bps, curve.pair, curve.dense, strict=True):
@@ -90,7 +87,7 @@ def print_map(found: list[Regime], said: list[str], *, as_json: bool) -> None:
     if as_json:
         print_json({"regimes": [dataclasses.asdict(each) | {"speedup": each.speedup} for each in found], "notes": said})
         return
-    table = Table(box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0), pad_edge=False)
+    table = plain_table()
     sizes = list(dict.fromkeys(each.world_size for each in found))
     for heading in ("bandwidth", *(f"{size} ranks" for size in sizes)):
         table.add_column(heading, justify="right" if heading == "bandwidth" else "left")
@@ -113,7 +110,7 @@ def print_validation(rows: list[dict[str, Any]], *, as_json: bool) -> None:
     if as_json:
         print_json({"cells": rows, "median_error": middle, "p90_error": most})
         return
-    table = Table(box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0), pad_edge=False)
+    table = plain_table()
     for heading in ("configuration", "predicted", "measured", "error", "bound by"):
         table.add_column(heading, justify="left" if heading in ("configuration", "bound by") else "right")
     for row in rows:

@@ -10,6 +10,7 @@ from rich import box
 from rich.console import Console
 from rich.table import Table
 
+from bench.cli.output.console import plain_table
 from bench.cli.output.live_line import LiveLine
 from bench.core.config import RunConfig
 from bench.core.rows import read_rows
@@ -81,14 +82,8 @@ def print_plan(configs: list[RunConfig]) -> None:
 
 def print_layers(plan: LayerPlan) -> None:
     """The dry run's second part: what would be compressed and how, on stdout."""
-    table = Table(
-        title="Layers: one rank's payload at full compression",
-        title_justify="left",
-        box=box.SIMPLE_HEAD,
-        padding=(0, 1, 0, 0),
-        pad_edge=False,
-        show_footer=True,
-    )
+    table = plain_table("Layers: one rank's payload at full compression")
+    table.show_footer = True
     sent = "by data" if plan.sent_nbytes is None else format_bytes(plan.sent_nbytes)
     table.add_column("layer", footer="together, as one bucket")
     table.add_column("shape")
@@ -112,7 +107,7 @@ def print_summary(configs: list[RunConfig], results: list[Result]) -> None:
     """One row per run on stdout, and where the results lie."""
     config = configs[0]
     what = (config.model, config.dataset, config.strategy, f"{config.world_size} ranks")
-    table = Table(box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0), pad_edge=False)
+    table = plain_table()
     rows = [_summary(config.seed, result) for config, result in zip(configs, results, strict=False)]
     shown = [heading for heading in rows[0] if any(row[heading] for row in rows)]
     for heading in shown:

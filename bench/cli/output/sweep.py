@@ -5,10 +5,7 @@ from __future__ import annotations
 import sys
 from typing import Any
 
-from rich import box
-from rich.table import Table
-
-from bench.cli.output.console import print_json, stdout_console
+from bench.cli.output.console import plain_table, print_json, stdout_console
 from bench.cli.output.run import Display, print_notes
 from bench.core.config import RunConfig
 from bench.core.errors import Interrupted
@@ -41,7 +38,7 @@ def print_agenda(agenda: Agenda, *, as_json: bool) -> None:
     if as_json:
         print_json(agenda.as_data())
         return
-    table = Table(box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0), pad_edge=False)
+    table = plain_table()
     table.add_column("configuration")
     for heading in ("runs", "done", "failed"):
         table.add_column(heading, justify="right")
