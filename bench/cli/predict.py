@@ -29,6 +29,8 @@ EXAMPLES = """[bold]Examples[/bold]
 
   bench predict --calibration resnet20.json --compressor topk --hosts 4 --bandwidth 1mbit --steps-from results/runs
 
+  bench predict --calibration resnet20.json --strategy async_server:mode=asp --hosts 8 --straggler rank=1,slowdown=3
+
   bench predict --calibration resnet20.json --cluster my_machines.toml --compressor group_topk --collective ring --json
 
 [bold]The model[/bold]
@@ -36,7 +38,10 @@ EXAMPLES = """[bold]Examples[/bold]
   Buckets are ready during backward, encoded one after the other, summed by the collective's own messages, and decoded.
 
   Hosts hang from one switch by links of their own: queues that never idle while something waits. Every message and byte
-  costs its rank some work. A step ends with its slowest rank, and not before shared cores have done all ranks' work."""
+  costs its rank some work. A step ends with its slowest rank, and not before shared cores have done all ranks' work.
+
+  With async_server every rank's pushes and the server's answers are played through, event by event; what is under way
+  at once shares the links fairly. Times of a step are then rank 0's, as in metrics.csv."""
 
 
 @takes(PredictConfig)
@@ -147,7 +152,9 @@ def _predict_map(known: Calibration, asked: PredictConfig, text: str, *, as_json
     name, _, sizes = sizes_text.partition("=")
     if name.strip() != "world_size":
         raise UsageError(f"--sweep '{text}' is not possible; write it like bandwidth=1mbit..10gbit,world_size=2..64")
-    set_by_map = ("compressor", "collective", "world_size", "hosts", "ranks_per_host", "cluster_file")
+    set_by_map = (
+        "compressor", "collective", "strategy", "straggler", "world_size", "hosts", "ranks_per_host", "cluster_file",
+    )  # fmt: skip
     plain = PredictConfig()
     if given := [option.flag_name for option in PredictConfig.options() if option.name in set_by_map and
                  getattr(asked, option.name) != getattr(plain, option.name)]:  # fmt: skip
@@ -192,7 +199,9 @@ def _pays(known: Calibration, checked: Asked, prediction: Prediction) -> list[st
     if BASELINE not in known.encoded or checked.compressor == BASELINE:
         return []
     dense = predicted(known, baseline(checked, known))
-    ratio = prediction.step_time_s / dense.step_time_s
+    ratio = dense.samples_per_s / prediction.samples_per_s
+    if not checked.waits:
+        return [f"{1 / ratio:.2f} times as many samples as with dense {BASELINE}: {dense.samples_per_s:.1f} per second"]
     than = f"dense {BASELINE}, whose step takes {format_seconds(dense.step_time_s)}"
     if ratio < 1:
         return [f"a step is {1 / ratio:.2f} times as fast as with {than}"]
@@ -201,6 +210,8 @@ def _pays(known: Calibration, checked: Asked, prediction: Prediction) -> list[st
 
 def _add_time_to_target(row: dict[str, Any], known: Calibration, checked: Asked, paths: list[Path]) -> str:
     """Into the row, where runs say it; return on what it rests, or why there is none."""
+    if not checked.waits:
+        raise UsageError("--steps-from knows steps of ranks that wait for each other; leave out --strategy")
     from bench.report.needed_steps import needed_steps
     from bench.report.store import read
 

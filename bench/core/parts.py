@@ -121,6 +121,7 @@ class Validated:
     """A configuration that was predicted, then measured.
 
     Attributes:
+        strategy, straggler: as in `metrics.csv`.
         error: predicted / measured - 1, of the time of a step.
     """
 
@@ -132,6 +133,8 @@ class Validated:
     predicted_s: float
     measured_s: float
     error: float
+    strategy: str = "ddp"
+    straggler: str | None = None
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -8,8 +8,9 @@ from typing import Annotated, ClassVar, Literal
 from annotated_types import Ge, Le
 from typing_extensions import Doc
 
-from bench.core.configuration import NOT_GIVEN, Configuration, Flag
+from bench.core.configuration import NOT_GIVEN, Configuration, Flag, Form
 from bench.core.job_config import OUTPUT
+from bench.core.straggler import Straggler
 from collectives.ranges import Count
 
 WHAT = "What to predict"
@@ -30,8 +31,15 @@ class PredictConfig(Configuration):
     collective: Annotated[
         str,
         Doc("how ranks sum"),
-        Flag(WHAT, room="collectives", chosen="the first legal of those that the compressor prefers"),
+        Flag(
+            WHAT,
+            room="collectives",
+            chosen="the strategy's own; with ddp the first legal of those that the compressor prefers",
+        ),
     ] = NOT_GIVEN
+    strategy: Annotated[str, Doc("when ranks exchange what: ddp or async_server"), Flag(WHAT, room="strategies")] = (
+        "ddp"
+    )
     trigger: Annotated[
         Literal["async", "sync"],
         Doc("when a bucket is sent; async: when it is ready, sync: when all are"),
@@ -51,6 +59,9 @@ class PredictConfig(Configuration):
     latency: Annotated[LinkText, Doc("one-way delay of what a host sends: 5ms")] = None
     cluster_file: Annotated[
         str | None, Doc("a TOML file that describes uneven hosts"), Flag(RANKS, name="--cluster")
+    ] = None
+    straggler: Annotated[
+        str | None, Doc("a rank that is slow on purpose: rank=1,slowdown=3"), Flag(RANKS), Form(Straggler.parse)
     ] = None
     shared_cores: Annotated[
         int | None,

@@ -40,6 +40,15 @@ class Straggler:
             )
         return cls(rank=int(match[1]), slowdown=slowdown)
 
+    def check_among(self, world_size: int) -> None:
+        """Refuse a rank that there is not.
+
+        Raises:
+            UsageError: it is none of so many.
+        """
+        if self.rank >= world_size:
+            raise UsageError(f"--straggler {self} names none of the {world_size} ranks; they count from 0")
+
     def __str__(self) -> str:
         return f"rank={self.rank},slowdown={self.slowdown:g}"
 

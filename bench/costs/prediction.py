@@ -18,13 +18,12 @@ between virtual hosts, on the cores that they share.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
 
 import numpy as np
 
-from bench.core.parts import BucketParts, Calibration, Crowd, EncodedBucket, Offer
-from bench.costs.crowds import crowd_at
-from bench.costs.flows import Floats, Flows, Links
+from bench.core.parts import BucketParts, Calibration, EncodedBucket, Offer
+from bench.costs.computing import Computing, Job
+from bench.costs.flows import Floats, Flows
 from bench.costs.offers import layout_of, lengths_of
 from collectives.allgather import Allgather
 from collectives.base import Collective
@@ -40,26 +39,16 @@ SETTLES_UP_TO = 64
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Setting:
+class Setting(Job):
     """Where and with what a step is to be made.
 
     Attributes:
         collective: that sums; `refusal` has nothing against it.
-        encoded: what the compressor makes of each bucket.
-        links: of the ranks.
-        slower: float [ranks], the factor on what each rank computes, for its host.
-        load: threads that compute at once / cores, of those that share some.
-        shared_cores: of all ranks together; None: hosts have their own.
         in_hook: sums go through the hook, and ranks tell each other whether all is finite; else DDP's own.
         starts_early: a bucket is sent when it is ready (trigger async); else when all are.
     """
 
     collective: Collective
-    encoded: Sequence[EncodedBucket]
-    links: Links
-    slower: Floats
-    load: float
-    shared_cores: int | None = None
     in_hook: bool = True
     starts_early: bool = True
 
@@ -89,20 +78,23 @@ def predict(calibration: Calibration, setting: Setting) -> Prediction:
     """Put a step together."""
     n, dense = setting.links.num_ranks, calibration.dense_nbytes
     step = _Step(calibration, setting)
+    computing = step.computing
+    update_s = computing.factor * calibration.update_s
     ends = np.zeros(n)
     for _ in range(2 if n <= SETTLES_UP_TO else 1):
         starts, ends = ends, step.run(ends)
     work_s = sum(sum(bucket.work_s) for bucket in setting.encoded)
     carried_s = setting.links.carry_byte_s * (setting.shared_cores or 1) * step.sent
-    cpu_s = step.computing_s / max(1.0, setting.load) + work_s + step.busy_s + carried_s
+    alone_s = calibration.computed_s + calibration.update_s
+    cpu_s = computing.cpu_factor * alone_s + work_s + step.busy_s + carried_s
     slowest = float((ends - starts).max())
     shared_s = 0.0 if setting.shared_cores is None else float(cpu_s.sum()) / setting.shared_cores
-    computing_s = float((setting.slower * step.computing_s).max())
+    computing_s = float((computing.computed_s + update_s).max())
     nbytes, step_time_s = float(step.sent.mean()), max(slowest, shared_s)
     return Prediction(
         step_time_s=step_time_s,
         exposed_s=float(step.exposed_s.mean()) + step_time_s - slowest,
-        encode_s=float((step.slower * work_s).mean()),
+        encode_s=float((computing.factor * work_s).mean()),
         cpu_s_per_step=float(cpu_s.mean()),
         samples_per_s=n * calibration.batch_size / step_time_s,
         payload_bytes_per_step=nbytes,
@@ -121,10 +113,7 @@ class _Step:
         self._calibration = calibration
         self._setting = setting
         self._flows = Flows(setting.links)
-        self._crowd: Crowd = crowd_at(calibration, setting.load)
-        crowded = self._crowd.computed_s / calibration.computed_s
-        self.slower = setting.slower * crowded
-        self.computing_s = self._crowd.computed_s + crowded * calibration.update_s
+        self.computing = Computing.of_ranks(calibration, setting)
         self.exposed_s = np.zeros(setting.links.num_ranks)
         self.sent = np.zeros(setting.links.num_ranks)
         self.messages = np.zeros(setting.links.num_ranks)
@@ -135,9 +124,9 @@ class _Step:
         calibration, setting, flows = self._calibration, self._setting, self._flows
         n = setting.links.num_ranks
         sent, messages, busy_s = flows.sent.copy(), flows.messages.copy(), flows.busy_s.copy()
-        handed_over = [starts + setting.slower * ready_s for ready_s in self._crowd.handed_over_s]
+        handed_over = [starts + ready_s for ready_s in self.computing.handed_over_s]
         last = handed_over[-1]
-        computed = starts + setting.slower * self._crowd.computed_s
+        computed = starts + self.computing.computed_s
         flows.ready = starts
         under_way: list[tuple[Floats, Floats]] = []
         to_decode = np.zeros(n)
@@ -160,7 +149,7 @@ class _Step:
         self.busy_s = flows.busy_s - busy_s
         ended = np.maximum(flows.ready, computed)
         self.exposed_s = ended - last
-        return ended + self.slower * calibration.update_s
+        return ended + self.computing.factor * calibration.update_s
 
     def _exchange(
         self, bucket: BucketParts, encoded: EncodedBucket, under_way: list[tuple[Floats, Floats]]
@@ -169,16 +158,16 @@ class _Step:
         setting, flows = self._setting, self._flows
         *before, after_s = encoded.work_s
         for work_s, offer in zip(before, encoded.offers, strict=True):
-            flows.work(self.slower * work_s)
+            flows.work(self.computing.factor * work_s)
             begun = flows.ready
             self._sum(bucket, offer)
             goes_on = len(encoded.offers) == 1 and isinstance(setting.collective, Allgather | Native)
             if goes_on:
                 more_s = (setting.links.num_ranks - 1) * offer.decode_s if setting.collective.leaves_terms else 0.0
-                under_way.append((flows.ready, self.slower * (after_s + more_s)))
+                under_way.append((flows.ready, self.computing.factor * (after_s + more_s)))
                 flows.ready = begun
                 return 0.0
-        return self.slower * after_s
+        return self.computing.factor * after_s
 
     def _sum(self, bucket: BucketParts, offer: Offer) -> None:
         """Elements of several types travel one type after the other."""

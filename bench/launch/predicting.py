@@ -11,19 +11,30 @@ from typing import Any, cast
 import numpy as np
 
 from bench.core import environment, spec
+from bench.core.config import RunConfig
+from bench.core.configuration import NOT_GIVEN
 from bench.core.errors import UsageError
 from bench.core.interface import FRAME_BYTES, FRAME_HEADER_BYTES
 from bench.core.parts import FORWARDED, FRAMES, LOCAL, SEGMENTS, Calibration
 from bench.core.predict_config import PredictConfig
+from bench.core.straggler import Straggler
 from bench.core.units import format_rate, format_seconds, parse_rate
-from bench.costs.flows import Links
+from bench.costs.asynchronous import predict_async
+from bench.costs.flows import Floats, Links
 from bench.costs.prediction import Prediction, Setting, predict, refusal
+from bench.costs.simulated_server import AsyncSetting
 from bench.hosts.cluster import HostLink, has_real_frames
 from bench.hosts.cluster_options import cluster_from_toml, link_of, link_texts
+from bench.optimizers.base import Optimizer
+from bench.strategies.async_server import AsyncServer
+from bench.strategies.base import Strategy
 from collectives.base import Collective
 from compressors.base import Compressor
 
 BASELINE = "bf16"
+DDP = "ddp"
+PREDICTED = (DDP, "async_server")
+"""strategies whose steps can be predicted"""
 FRAME_PER_PAYLOAD = FRAME_BYTES / (FRAME_BYTES - FRAME_HEADER_BYTES)
 """bytes of a full Ethernet frame / what TCP carries in it, with timestamps"""
 ACK_SHARE = FRAME_HEADER_BYTES / (2 * FRAME_BYTES)
@@ -37,6 +48,8 @@ class Asked:
 
     Attributes:
         hosts: each one's link.
+        strategy: when ranks exchange what, as it is written shortest.
+        straggler: a rank that is slow on purpose.
     """
 
     compressor: str
@@ -45,6 +58,18 @@ class Asked:
     ranks_per_host: int
     shared_cores: int | None
     starts_early: bool
+    strategy: str = DDP
+    straggler: Straggler | None = None
+
+    @property
+    def waits(self) -> bool:
+        """Whether ranks make their steps together."""
+        return waits(self.strategy)
+
+    @property
+    def straggler_text(self) -> str | None:
+        """As in `metrics.csv`."""
+        return None if self.straggler is None else str(self.straggler)
 
     @property
     def slowest_bps(self) -> float | None:
@@ -73,6 +98,11 @@ class Asked:
         return dataclasses.replace(self, hosts=tuple(hosts))
 
 
+def waits(strategy: str) -> bool:
+    """Whether ranks of this strategy make their steps together."""
+    return strategy.partition(":")[0] == DDP
+
+
 def check(config: PredictConfig, calibration: Calibration) -> Asked:
     """Refuse what cannot be predicted.
 
@@ -89,6 +119,8 @@ def check(config: PredictConfig, calibration: Calibration) -> Asked:
             ranks_per_host=ranks_per_host,
             shared_cores=config.shared_cores,
             starts_early=config.trigger == "async",
+            strategy=config.strategy,
+            straggler=Straggler.parse(config.straggler) if config.straggler else None,
         ),
     )
 
@@ -108,6 +140,7 @@ def check_asked(calibration: Calibration, asked: Asked) -> Asked:
     Raises:
         UsageError: as `check`.
     """
+    strategy = _strategy(asked)
     if any(host.uplink_trace or host.downlink_trace for host in asked.hosts):
         raise UsageError("a rate that changes over time cannot be predicted; give the hosts a constant one")
     compressor = cast(Compressor, spec.build("compressors", asked.compressor))
@@ -117,13 +150,45 @@ def check_asked(calibration: Calibration, asked: Asked) -> Asked:
             f"{text} is not in the calibration, which holds {', '.join(calibration.encoded)}; name it in "
             "bench calibrate --compressors"
         )
-    names = [asked.collective] if asked.collective else compressor.default_collectives
+    names = [asked.collective] if asked.collective else strategy.default_collectives(compressor)
     components = [cast(Collective, spec.build("collectives", name)) for name in names]
     legal = next((c for c in components if compressor.refusal(c) is None), components[-1])
     reason = compressor.refusal(legal) or refusal(legal) or legal.ranks_refusal(asked.world_size)
+    reason = reason or strategy.refusal(
+        RunConfig(
+            collective=asked.collective or NOT_GIVEN,
+            world_size=asked.world_size,
+            trigger="async" if asked.starts_early else "sync",
+            device="cpu",
+        ),
+        compressor,
+        legal,
+        cast(Optimizer, spec.build("optimizers", calibration.optimizer)),
+    )
     if reason:
         raise UsageError(reason)
-    return dataclasses.replace(asked, compressor=text, collective=spec.short_text(legal))
+    return dataclasses.replace(
+        asked, compressor=text, collective=spec.short_text(legal), strategy=spec.short_text(strategy)
+    )
+
+
+def _strategy(asked: Asked) -> Strategy:
+    """When ranks exchange what, where that can be predicted.
+
+    Raises:
+        UsageError: it cannot, among these ranks or on these links.
+    """
+    strategy = cast(Strategy, spec.build("strategies", asked.strategy))
+    if strategy.component_name not in PREDICTED:
+        raise UsageError(f"steps of {strategy.component_name} cannot be predicted; choose {' or '.join(PREDICTED)}")
+    if asked.straggler is not None:
+        asked.straggler.check_among(asked.world_size)
+    if not asked.waits and any(host.uplink_trace or host.downlink_trace for host in asked.hosts):
+        raise UsageError(
+            f"a rate that changes over time cannot be predicted with {strategy.component_name}; give the hosts a "
+            "constant one"
+        )
+    return strategy
 
 
 def _hosts(config: PredictConfig) -> tuple[tuple[HostLink, ...], int]:
@@ -148,28 +213,59 @@ def _hosts(config: PredictConfig) -> tuple[tuple[HostLink, ...], int]:
 
 
 def predicted(calibration: Calibration, asked: Asked) -> Prediction:
-    """A step of what was asked for."""
+    """A step of what was asked for.
+
+    Raises:
+        UsageError: it is more than can be simulated.
+    """
+    if not asked.waits:
+        return _predicted_async(calibration, asked)
     collective = cast(Collective, spec.build("collectives", asked.collective))
     encoded = calibration.encoded[asked.compressor]
     plain = asked.compressor == "none" and asked.collective == "native" and asked.starts_early
     if plain:  # DDP by itself
         encoded = tuple(dataclasses.replace(bucket, work_s=(0.0,) * len(bucket.work_s)) for bucket in encoded)
-    cores = calibration.cores if asked.shared_cores is None else asked.shared_cores
-    ranks = asked.ranks_per_host if asked.shared_cores is None else asked.world_size
-    shares = np.repeat([host.cpu_share for host in asked.hosts], asked.ranks_per_host)
     return predict(
         calibration,
         Setting(
             collective=collective,
             encoded=encoded,
             links=_links(calibration, asked),
-            slower=1 / shares,
-            load=ranks * calibration.threads / cores,
+            slower=_slower(asked),
+            load=_load(calibration, asked),
             shared_cores=asked.shared_cores,
+            straggler=asked.straggler,
             in_hook=not plain,
             starts_early=asked.starts_early,
         ),
     )
+
+
+def _predicted_async(calibration: Calibration, asked: Asked) -> Prediction:
+    return predict_async(
+        calibration,
+        AsyncSetting(
+            strategy=cast(AsyncServer, spec.build("strategies", asked.strategy)),
+            encoded=calibration.encoded[asked.compressor],
+            links=_links(calibration, asked),
+            slower=_slower(asked),
+            load=_load(calibration, asked),
+            shared_cores=asked.shared_cores,
+            straggler=asked.straggler,
+        ),
+    )
+
+
+def _slower(asked: Asked) -> Floats:
+    """By which factor each rank computes more slowly, for its host."""
+    return np.repeat([1 / host.cpu_share for host in asked.hosts], asked.ranks_per_host)
+
+
+def _load(calibration: Calibration, asked: Asked) -> float:
+    """Threads that compute at once / cores that they share."""
+    if asked.shared_cores is None:
+        return asked.ranks_per_host * calibration.threads / calibration.cores
+    return asked.world_size * calibration.threads / asked.shared_cores
 
 
 def _links(calibration: Calibration, asked: Asked) -> Links:
@@ -202,6 +298,8 @@ def columns(asked: Asked, prediction: Prediction, calibration: Calibration) -> d
         "batch_size": calibration.batch_size,
         "compressor": asked.compressor,
         "collective": asked.collective,
+        "strategy": asked.strategy,
+        "straggler": asked.straggler_text,
         "world_size": asked.world_size,
         "hosts": len(asked.hosts),
         "ranks_per_host": asked.ranks_per_host,
@@ -234,9 +332,13 @@ def notes(calibration: Calibration, asked: Asked, *, range_too: bool = True) -> 
 
 def outside(calibration: Calibration, asked: Asked) -> str | None:
     """Why a prediction is further than any that was held against a measurement; None where it is not."""
-    checked = calibration.validated
-    if not checked:
+    if not calibration.validated:
         return "nothing that this calibration predicts was measured yet; see bench predict --validate"
+    as_asked = asked.strategy, asked.straggler_text
+    checked = [cell for cell in calibration.validated if (cell.strategy, cell.straggler) == as_asked]
+    if not checked:
+        beside = "without a straggler" if asked.straggler is None else f"with the straggler {asked.straggler}"
+        return f"{asked.strategy} {beside} was not measured"
     name = asked.collective.partition(":")[0]
     if (asked.compressor, name) not in {(cell.compressor, cell.collective.partition(":")[0]) for cell in checked}:
         return f"{asked.compressor} on {name} was not measured"
@@ -279,8 +381,10 @@ def sweep(calibration: Calibration, asked: Asked, rates_bps: Sequence[float]) ->
     """Predict at every rate.
 
     Raises:
-        UsageError: dense gradients in 16 bits are not calibrated.
+        UsageError: dense gradients in 16 bits are not calibrated, or ranks do not make their steps together.
     """
+    if not asked.waits:
+        raise UsageError(f"--sweep compares steps that ranks make together; leave out --strategy {asked.strategy}")
     other = baseline(asked, calibration)
     pair = [predicted(calibration, asked.at_rate(rate)) for rate in rates_bps]
     dense = [predicted(calibration, other.at_rate(rate)) for rate in rates_bps]

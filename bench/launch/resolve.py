@@ -109,7 +109,8 @@ def resolve(asked: RunConfig) -> RunConfig:
 
     parts = build_components(config)
     config = place_run(parts.strategy.complete(asked))
-    _check_straggler(config)
+    if config.straggler:
+        Straggler.parse(config.straggler).check_among(config.world_size)
     config = config.choose(replicas=config.world_size)
     if config.devices is not None:
         Catalog.read(folders(None)).check(Topology.from_dict(config.devices))
@@ -163,17 +164,11 @@ def with_ranks(config: RunConfig, world_size: int) -> RunConfig:
     if reason := next((reason for applies, reason in obstacles if applies), None):
         raise UsageError(f"{reason}, which ranks that are new or gone have no part in; leave out --world-size")
     changed = dataclasses.replace(config, world_size=world_size, replicas=world_size, ranks_per_host=world_size)
-    _check_straggler(changed)
+    if changed.straggler:
+        Straggler.parse(changed.straggler).check_among(world_size)
     _check_shards(changed, changed.train_size - changed.holdout_size, changed.holdout_size or changed.test_size)
     check_together(changed, parts)
     return changed
-
-
-def _check_straggler(config: RunConfig) -> None:
-    if config.straggler and Straggler.parse(config.straggler).rank >= config.world_size:
-        raise UsageError(
-            f"--straggler {config.straggler} names none of the {config.world_size} ranks; they count from 0"
-        )
 
 
 def _check_shards(config: RunConfig, train_size: int, test_size: int) -> None:

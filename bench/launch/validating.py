@@ -14,17 +14,21 @@ from bench.core.config import RunConfig
 from bench.core.errors import UsageError
 from bench.core.parts import Calibration, Validated
 from bench.core.rows import read_rows
+from bench.core.straggler import Straggler
 from bench.costs.prediction import Prediction
 from bench.hosts.cluster import Cluster, HostLink
-from bench.launch.predicting import Asked, check_asked, predicted
+from bench.launch.predicting import Asked, check_asked, predicted, waits
 from bench.launch.sweeps.agenda import Agenda
 from bench.launch.sweeps.file import table_text
 from bench.launch.sweeps.plan import PlannedRun
 
 _AS_CALIBRATED = ("model", "dataset", "optimizer", "batch_size", "threads", "bucket_mb")
-_PARTS = ("step_time_s", "exposed_s", "encode_s", "cpu_s_per_step", "payload_bytes_per_step", "messages_per_step")
+_PARTS = (
+    "step_time_s", "exposed_s", "encode_s", "cpu_s_per_step", "samples_per_s", "payload_bytes_per_step",
+    "messages_per_step",
+)  # fmt: skip
 """Columns that are predicted and measured."""
-_FIXED = ("strategy", "accumulate", "amp", "nnodes", "nonfinite", "straggler")
+_FIXED = ("accumulate", "amp", "nnodes", "nonfinite")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -96,6 +100,8 @@ def cells_of(calibration: Calibration, runs: Iterable[PlannedRun]) -> list[Cell]
 
 def _asked(calibration: Calibration, config: RunConfig) -> Asked:
     for name in _AS_CALIBRATED:
+        if name == "bucket_mb" and not waits(config.strategy):
+            continue  # layers travel one by one; those of a calibrated bucket are pushed when all of it is ready
         if (value := getattr(config, name)) != (known := getattr(calibration, name)):
             raise UsageError(f"{name} {value} was not calibrated, but {known}; change the file or calibrate anew")
     for option in RunConfig.options():
@@ -115,6 +121,8 @@ def _asked(calibration: Calibration, config: RunConfig) -> Asked:
         ranks_per_host=ranks_per_host,
         shared_cores=environment.usable_cores(),
         starts_early=config.trigger == "async",
+        strategy=config.strategy,
+        straggler=Straggler.parse(config.straggler) if config.straggler else None,
     )
 
 
@@ -195,6 +203,8 @@ def with_validated(calibration: Calibration, compared: Sequence[Compared]) -> Ca
             predicted_s=each.cell.prediction.step_time_s,
             measured_s=each.step_time_s,
             error=each.error,
+            strategy=each.cell.asked.strategy,
+            straggler=each.cell.asked.straggler_text,
         )
         for each in compared
         if each.step_time_s is not None and each.error is not None

@@ -20,11 +20,10 @@ from typing_extensions import Doc, override
 from bench.core.config import RunConfig
 from bench.optimizers.base import Optimizer
 from bench.strategies.base import BoundStrategy, Setup, Strategy
-from bench.strategies.parameter_server.parameters import ServerParameters
 from bench.strategies.parameter_server.training import AsyncTraining
 from collectives.base import Collective
 from collectives.options import OptionError
-from collectives.parameter_server.server import BoundedStaleness, OnArrival, ParameterServer
+from collectives.parameter_server.server import BoundedStaleness, OnArrival, Parameters, ParameterServer
 from collectives.ranges import CountOrZero
 from compressors.base import Compressor
 
@@ -113,7 +112,7 @@ class AsyncServer(Strategy):
     def bind(self, setup: Setup) -> BoundStrategy:
         return AsyncTraining(setup, root=self.root, make_server=self.server)
 
-    def server(self, parameters: ServerParameters, world_size: int, timeout_s: float) -> ParameterServer:
+    def server(self, parameters: Parameters, world_size: int, timeout_s: float) -> ParameterServer:
         """The server that applies pushes as the options say; made on rank `root` alone."""
         if self.mode == "asp":
             return OnArrival(parameters, world_size, timeout_s)

@@ -94,6 +94,10 @@ class _Reply:
         return Answer(version=version, num_steps=num_steps, staleness=staleness, parameters=parameters)
 
 
+CONTROL_BYTES = ControlMessage.FORM.size
+"""of what ends a worker's clock, and of what stands before the parameters"""
+
+
 class RemoteServer(Worker):
     """A worker's end of a link.
 

@@ -164,11 +164,14 @@ class ParameterServer(abc.ABC):
             self._changed.notify_all()
 
     @abc.abstractmethod
-    def _take(self, push: Push, session: Session) -> int:
-        """Apply the push or keep it until it can be; returns the versions that it is behind when it is applied."""
+    def take(self, push: Push, session: Session) -> int:
+        """Apply the push or keep it until it can be; returns the versions that it is behind when it is applied.
+
+        One call at a time: sessions see to that, and so must whoever plays the server through without them.
+        """
 
     @abc.abstractmethod
-    def _may_start(self, clock: int) -> bool:
+    def may_start(self, clock: int) -> bool:
         """Whether a worker may start this clock."""
 
     @abc.abstractmethod
@@ -178,10 +181,10 @@ class ParameterServer(abc.ABC):
     def _end_clock(self, session: Session, push: Push) -> Answer:
         with self._changed:
             self._check()
-            behind = self._take(push, session)
+            behind = self.take(push, session)
             session.clock += 1
             self._changed.notify_all()
-            self._wait_until(lambda: self._may_start(session.clock), session)
+            self._wait_until(lambda: self.may_start(session.clock), session)
             session.version = self.version
             return self._answer(session, None if push.clock_end.dropped else behind)
 
@@ -271,7 +274,8 @@ class BoundedStaleness(ParameterServer):
         self.staleness = staleness
         self._waiting: dict[int, dict[int, Push]] = {}  # clock -> rank -> push
 
-    def _take(self, push: Push, session: Session) -> int:
+    @override
+    def take(self, push: Push, session: Session) -> int:
         self._waiting.setdefault(session.clock, {})[push.rank] = push
         while len(self._waiting.get(self.version, ())) == self.world_size:
             by_rank = self._waiting.pop(self.version)
@@ -281,7 +285,8 @@ class BoundedStaleness(ParameterServer):
             self.version += 1
         return session.clock - session.version
 
-    def _may_start(self, clock: int) -> bool:
+    @override
+    def may_start(self, clock: int) -> bool:
         return self.version >= clock - self.staleness
 
     def _num_steps(self, session: Session) -> int:
@@ -291,14 +296,16 @@ class BoundedStaleness(ParameterServer):
 class OnArrival(ParameterServer):
     """Every push is applied when it arrives, as the world_size-th part of a step; nobody waits."""
 
-    def _take(self, push: Push, session: Session) -> int:
+    @override
+    def take(self, push: Push, session: Session) -> int:
         behind = self.version - session.version
         if not push.clock_end.dropped:
             self._parameters.apply([push], 1)
             self.version += 1
         return behind
 
-    def _may_start(self, clock: int) -> bool:
+    @override
+    def may_start(self, clock: int) -> bool:
         return True
 
     def _num_steps(self, session: Session) -> int:

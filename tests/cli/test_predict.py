@@ -55,6 +55,20 @@ def test_people_read_whether_it_pays(tmp_path: Path) -> None:
     assert "compression pays below" in curve.out
 
 
+def test_people_read_how_fast_a_server_is_asked_and_how_stale_it_answers(tmp_path: Path) -> None:
+    asked = ["predict", "--calibration", written(tmp_path), "--hosts", "4", "--compressor", "topk",
+             "--strategy", "async_server:staleness=2", "--straggler", "rank=1,slowdown=3"]  # fmt: skip
+    shown = invoke(*asked).out
+    for text in ("topk on async_server:staleness=2, 4 ranks", "step of rank 0", "updates per second", "at most 2",
+                 "times as many samples as with dense bf16"):  # fmt: skip
+        assert text in shown
+    told = json.loads(invoke(*asked, "--json").out)
+    assert set(told) - {"notes", "bound_by", "updates_per_s", "step_times_s"} <= set(METRICS_BY_NAME)
+    assert (told["strategy"], told["straggler"]) == ("async_server:staleness=2", "rank=1,slowdown=3")
+    assert told["staleness_max"] == 2
+    assert len(told["step_times_s"]) == 4
+
+
 def test_a_map_names_the_fastest_pair_everywhere_and_is_drawn(tmp_path: Path) -> None:
     path = written(tmp_path)
     asked = ["predict", "--calibration", path, "--sweep", "bandwidth=1mbit..1gbit,world_size=2..4"]
@@ -132,6 +146,16 @@ def test_runs_say_how_many_steps_a_target_takes(tmp_path: Path) -> None:
         (["--bandwidth", "fast"], "'fast' is not a bandwidth"),
         (["--sweep", "bandwidth=1mbit..1gbit", "--uplink", "1mbit"], "--sweep sets the rate of all links"),
         (["--validate", "x.toml", "--hosts", "3"], "x.toml says what is predicted"),
+        (["--strategy", "placed"], "steps of placed cannot be predicted; choose ddp or async_server"),
+        (["--strategy", "async_server", "--collective", "ring"], "leave out --collective ring"),
+        (["--strategy", "async_server", "--trigger", "sync"], "--trigger sync waits for all ranks"),
+        (["--strategy", "async_server:root=2"], "root=2 is none of the 2 ranks"),
+        (["--strategy", "async_server:mode=asp,staleness=2"], "staleness=2 bounds mode=ssp"),
+        (["--strategy", "async_server", "--sweep", "bandwidth=1mbit..1gbit"], "leave out --strategy async_server"),
+        (["--strategy", "async_server", "--steps-from", "none.csv"], "leave out --strategy"),
+        (["--straggler", "rank=2,slowdown=3"], "--straggler rank=2,slowdown=3 names none of the 2 ranks"),
+        (["--straggler", "rank=1"], "write rank=1,slowdown=3"),
+        (["--sweep", "bandwidth=1mbit..1gbit,world_size=2..8", "--straggler", "rank=1,slowdown=3"], "--straggler"),
     ],
 )
 def test_what_cannot_be_predicted_is_one_sentence(tmp_path: Path, arguments: list[str], sentence: str) -> None:

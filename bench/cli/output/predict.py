@@ -5,10 +5,12 @@ from __future__ import annotations
 import dataclasses
 import math
 import statistics
+from collections.abc import Iterator
 from typing import Any
 
 from bench.cli.output.console import plain_table, print_json, stdout_console
 from bench.core.units import format_bytes, format_rate, format_seconds
+from bench.costs.asynchronous import AsyncPrediction
 from bench.costs.prediction import Prediction
 from bench.launch.predicting import Asked, Curve
 from bench.launch.regimes import Regime
@@ -19,9 +21,10 @@ def print_step(checked: Asked, prediction: Prediction, row: dict[str, Any], said
     if as_json:
         print_json(row | {"notes": said})
         return
-    print(f"{checked.compressor} on {checked.collective}, {checked.world_size} ranks")
+    where = checked.collective if checked.waits else checked.strategy
+    print(f"{checked.compressor} on {where}, {checked.world_size} ranks")
     for name, text in (
-        ("step", format_seconds(prediction.step_time_s)),
+        ("step" if checked.waits else "step of rank 0", format_seconds(prediction.step_time_s)),
         ("exposed", format_seconds(prediction.exposed_s)),
         ("bound by", prediction.bound_by),
         (
@@ -31,6 +34,7 @@ def print_step(checked: Asked, prediction: Prediction, row: dict[str, Any], said
         ("sent by the busiest", format_bytes(prediction.payload_bytes_max_per_step)),
         ("CPU per rank", format_seconds(prediction.cpu_s_per_step)),
         ("samples per second", f"{prediction.samples_per_s:.1f}"),
+        *(_of_server(prediction) if isinstance(prediction, AsyncPrediction) else ()),
         *(
             [("time to target", f"{format_seconds(row['time_to_target_s'])} in {row['steps_to_target']:.0f} steps")]
             if row.get("steps_to_target")
@@ -39,6 +43,14 @@ def print_step(checked: Asked, prediction: Prediction, row: dict[str, Any], said
     ):
         print(f"  {name:<20} {text}")
     print(*said, sep="\n")
+
+
+def _of_server(prediction: AsyncPrediction) -> Iterator[tuple[str, str]]:
+    """What else there is to say of ranks that do not wait for each other: names and texts."""
+    fastest, middle, slowest = (format_seconds(of(prediction.step_times_s)) for of in (min, statistics.median, max))
+    yield "updates per second", f"{prediction.updates_per_s:.1f}"
+    yield "staleness", f"mean {prediction.staleness_mean:.2f}, at most {prediction.staleness_max}"
+    yield "steps of all ranks", f"fastest {fastest}, median {middle}, slowest {slowest}"
 
 
 def print_curve(checked: Asked, curve: Curve, said: list[str], *, as_json: bool) -> None:

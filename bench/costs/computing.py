@@ -1,0 +1,73 @@
+"""A job's ranks, and what they compute in a step; one of them may be slow on purpose."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from typing import Self
+
+import numpy as np
+
+from bench.core.parts import Calibration, EncodedBucket
+from bench.core.straggler import Straggler
+from bench.costs.crowds import crowd_at
+from bench.costs.flows import Floats, Links
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Job:
+    """Ranks, and with what they make steps.
+
+    Attributes:
+        encoded: what the compressor makes of each bucket.
+        links: of the ranks.
+        slower: float [ranks], the factor on what each rank computes, for its host.
+        load: threads that compute at once / cores, of those that share some.
+        shared_cores: of all ranks together; None: hosts have their own.
+        straggler: a rank that is slow on purpose.
+    """
+
+    encoded: Sequence[EncodedBucket]
+    links: Links
+    slower: Floats
+    load: float
+    shared_cores: int | None = None
+    straggler: Straggler | None = None
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Computing:
+    """Seconds of a step's compute on every rank, float [ranks] where nothing else is said.
+
+    Attributes:
+        handed_over_s: when each bucket is ready, after the step began; one array per bucket.
+        computed_s: when backward has ended.
+        factor: on other work of a rank, as it was measured for one that has the machine to itself.
+        cpu_factor: of any rank, its CPU time / that of one that has the machine to itself.
+    """
+
+    handed_over_s: tuple[Floats, ...]
+    computed_s: Floats
+    factor: Floats
+    cpu_factor: float
+
+    @classmethod
+    def of_ranks(cls, calibration: Calibration, job: Job) -> Self:
+        """Put it together from what was measured of one rank, and of ranks among others.
+
+        A straggler sleeps at the end of backward, before it hands over the last bucket, so that forward and backward
+        take `slowdown` times as long; that is no CPU time.
+        """
+        slower, straggler = job.slower, job.straggler
+        crowd = crowd_at(calibration, job.load)
+        crowded = crowd.computed_s / calibration.computed_s
+        sleep_s = np.zeros(len(slower))
+        if straggler is not None:
+            sleep_s[straggler.rank] = (straggler.slowdown - 1) * (crowd.computed_s - crowded * calibration.batch_s)
+        *early, last = crowd.handed_over_s
+        return cls(
+            handed_over_s=(*(slower * at for at in early), slower * (last + sleep_s)),
+            computed_s=slower * (crowd.computed_s + sleep_s),
+            factor=slower * crowded,
+            cpu_factor=crowded / max(1.0, job.load),
+        )
