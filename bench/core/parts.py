@@ -16,7 +16,7 @@ from bench.core.files import check_regular
 Seconds = Annotated[float, Ge(0), pydantic.AllowInfNan(False)]
 Count = Annotated[int, Ge(1)]
 
-VERSION = 2
+VERSION = 3
 FP32_BYTES = 4
 LOCAL = "local"
 """How messages go: within one machine, which also stands for the way between two."""
@@ -46,12 +46,14 @@ class Offer:
 
     Attributes:
         leaves: its payloads.
+        layers: ids of the layers inside, in the order in which they lie in it: not that of the bucket.
         growth: (ranks, bytes of their union / bytes of one rank's payload), measured; ends where it was not.
         merge_byte_s: seconds to add a byte of another rank's payload on its way.
         decode_s: to add one rank's payload to a dense tensor.
     """
 
     leaves: tuple[LeafSize, ...]
+    layers: tuple[int, ...]
     growth: tuple[tuple[Count, Seconds], ...] = ((1, 1.0),)
     merge_byte_s: Seconds = 0.0
     decode_s: Seconds = 0.0

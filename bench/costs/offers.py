@@ -14,7 +14,8 @@ from collectives.rounds.waves import Ints, Lengths
 
 def layout_of(offer: Offer, bucket: BucketParts) -> Layout:
     """What is the same of all ranks' messages."""
-    return Layout(tuple(_leaf(size) for size in offer.leaves), bucket.layers, bucket.numels)
+    numel_of = dict(zip(bucket.layers, bucket.numels, strict=True))
+    return Layout(tuple(map(_leaf, offer.leaves)), offer.layers, tuple(numel_of[layer] for layer in offer.layers))
 
 
 def lengths_of(offer: Offer) -> Lengths:

@@ -38,6 +38,9 @@ RANKS = 4
 """whose gradients are recorded, at the same weights, to see how far the entries that they send are the same"""
 MOMENTUM = 0.9
 
+Message = tuple[Key, Payload]
+"""What a collective is given: the layers inside and the payload."""
+
 
 def clock() -> float:
     """Seconds that other work on the machine does not lengthen, where this process computes one thing at a time."""
@@ -175,17 +178,17 @@ def encoded(
     reducers = [Reducer(compressor, momentum=MOMENTUM if compressor.owns_momentum else 0.0) for _ in gradients]
     num_buckets = len(gradients[0])
     works: list[list[list[float]]] = [[] for _ in range(num_buckets)]
-    offers: list[list[list[Payload]]] = [[] for _ in range(num_buckets)]
+    offers: list[list[list[Message]]] = [[] for _ in range(num_buckets)]
     for turn in range(1 + config.turns):
         for rank, (reducer, of_rank) in enumerate(zip(reducers, gradients, strict=True)):
             step = Step(index=turn, epoch=0, rank=rank, world_size=1, seed=config.seed, warmup=False)
             for number, (layers, kept) in enumerate(of_rank):
                 bucket = Bucket(layers=layers, gradients=[gradient.clone() for gradient in kept], step=step)
-                work_s, payloads = _reduced(reducer, bucket)
+                work_s, messages = _reduced(reducer, bucket)
                 if turn:
                     works[number].append(work_s)
                 if turn == config.turns:
-                    offers[number].append(payloads)
+                    offers[number].append(messages)
             reducer.commit()
     return tuple(
         EncodedBucket(
@@ -196,23 +199,24 @@ def encoded(
     )
 
 
-def _reduced(reducer: Reducer, bucket: Bucket) -> tuple[list[float], list[Payload]]:
+def _reduced(reducer: Reducer, bucket: Bucket) -> tuple[list[float], list[Message]]:
     """(seconds before each message and after the last, the messages)."""
-    marks, payloads = [clock()], []
+    marks, messages = [clock()], []
 
     def travel(payload: Payload, key: Key) -> Payload:
         marks.append(clock())
-        payloads.append(payload.with_wire(payload.wire.clone()) if payload.elementwise else payload)
+        messages.append((key, payload.with_wire(payload.wire.clone()) if payload.elementwise else payload))
         marks.append(clock())
         return payload
 
     reducer.reduce(bucket, travel, Alone())
     marks.append(clock())
-    return [after - before for before, after in zip(marks[::2], marks[1::2], strict=True)], payloads
+    return [after - before for before, after in zip(marks[::2], marks[1::2], strict=True)], messages
 
 
-def _offer(of_ranks: Sequence[Payload]) -> Offer:
+def _offer(messages: Sequence[Message]) -> Offer:
     """A message, from what several ranks offer."""
+    keys, of_ranks = zip(*messages, strict=True)
     first, second = of_ranks[:2]
     dense = torch.zeros(first.numel)
     growth, merge_byte_s = [(1, 1.0)], 0.0
@@ -227,6 +231,7 @@ def _offer(of_ranks: Sequence[Payload]) -> Offer:
             growth.append((count, max(growth[-1][1], total.nbytes / first.nbytes)))
     return Offer(
         leaves=tuple(_size(leaf) for leaf in leaves(first)),
+        layers=keys[0],
         growth=tuple(growth),
         merge_byte_s=merge_byte_s,
         decode_s=_seconds(lambda: first.add_to_(dense)),

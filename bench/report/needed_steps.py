@@ -43,7 +43,7 @@ def needed_steps(rows: Sequence[Row], calibration: Calibration, compressor: str,
     Raises:
         UsageError: the runs have several targets.
     """
-    wanted = {name: getattr(calibration, name) for name in _THE_SAME} | {"compressor": compressor}
+    wanted = {name: getattr(calibration, name) for name in _THE_SAME} | {"compressor": compressor, "strategy": "ddp"}
     by_run: dict[str, list[Row]] = {}
     for row in rows:
         if row["target_accuracy"] is not None and all(row[name] == value for name, value in wanted.items()):

@@ -48,7 +48,10 @@ def calibration(**other: Any) -> Calibration:
             BucketParts(ready_s=ready_s, layers=(number,), numels=(NUMEL,)) for number, ready_s in enumerate((0.1, 0.2))
         ),
         "encoded": {
-            name: (EncodedBucket(work_s=(before_s, after_s), offers=(Offer(leaves=(leaf,)),)),) * 2
+            name: tuple(
+                EncodedBucket(work_s=(before_s, after_s), offers=(Offer(leaves=(leaf,), layers=(number,)),))
+                for number in range(2)
+            )
             for name, (before_s, after_s, leaf) in encoded.items()
         },
         "crowds": tuple(

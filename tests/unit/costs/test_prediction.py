@@ -123,14 +123,14 @@ def test_a_host_that_runs_half_of_the_time_takes_twice_as_long(tmp_path: Path) -
 
 
 def test_unions_grow_as_they_were_measured_and_are_never_longer_than_dense() -> None:
-    offer = Offer(leaves=(LeafSize(numel=1000, nbytes=416),), growth=((1, 1.0), (2, 1.9), (4, 3.4)))
+    offer = Offer(leaves=(LeafSize(numel=1000, nbytes=416),), layers=(0,), growth=((1, 1.0), (2, 1.9), (4, 3.4)))
     start = np.zeros(5, dtype=np.int64)
     lengths = lengths_of(offer).alone(start, start + 1000, np.array([1, 2, 4, 8, 1000]))
     assert lengths.tolist() == [416, 16 + 760, 16 + 1360, 16 + math.ceil(400 * 3.4**2 / 1.9), 4016]
 
 
 def test_pieces_of_a_message_are_as_long_together_as_the_message() -> None:
-    offer = Offer(leaves=(LeafSize(numel=300, nbytes=116), LeafSize(numel=700, nbytes=516)))
+    offer = Offer(leaves=(LeafSize(numel=300, nbytes=116), LeafSize(numel=700, nbytes=516)), layers=(0, 1))
     start = np.array([0, 300, 0])
     stop = np.array([300, 1000, 1000])
     payloads, nbytes = lengths_of(offer).packed(start, stop, np.ones(3, dtype=np.int64))

@@ -20,6 +20,7 @@ def run(name: str, world_size: int, reached_at: int | None, **other: Any) -> lis
         "optimizer": "sgd",
         "batch_size": 32,
         "compressor": "topk",
+        "strategy": "ddp",
         "world_size": world_size,
         "target_accuracy": 0.9,
     }
@@ -31,6 +32,11 @@ def run(name: str, world_size: int, reached_at: int | None, **other: Any) -> lis
 
 def needed(rows: list[dict[str, Any]], world_size: int) -> NeededSteps:
     return needed_steps(rows, calibration(), "topk", world_size)
+
+
+def test_steps_in_which_ranks_do_not_wait_for_each_other_are_no_steps_of_all() -> None:
+    rows = run("a", 4, 100) + run("b", 4, 400, strategy="async_server:mode=asp")
+    assert needed(rows, 4).said == "steps to 90.0%: median of 1 run(s) with 4 ranks"
 
 
 def test_it_is_the_median_over_seeds_with_as_many_ranks() -> None:

@@ -1,0 +1,28 @@
+"""The parts of a step that calibration records."""
+
+from __future__ import annotations
+
+import torch
+
+from bench.core.calibrate_config import CalibrateConfig
+from bench.core.parts import BucketParts
+from bench.costs.offers import layout_of
+from bench.micro.step_parts import encoded
+from compressors.layer import layers_of
+
+
+def test_a_message_is_cut_by_layer_as_its_payloads_lie_in_it_and_not_as_gradients_lie_in_the_bucket() -> None:
+    model = torch.nn.Sequential(torch.nn.Linear(64, 96), torch.nn.BatchNorm1d(96), torch.nn.Linear(96, 48))
+    backwards = layers_of(model)[::-1]
+    gradients = [(backwards, [torch.randn(layer.numel) for layer in backwards])]
+    ((message,),) = (each.offers for each in encoded("topk", [gradients] * 2, CalibrateConfig()))
+    bucket = BucketParts(
+        ready_s=0.0,
+        layers=tuple(layer.id for layer in backwards),
+        numels=tuple(layer.numel for layer in backwards),
+    )
+    cut = layout_of(message, bucket).by_layer()
+    numel_of = {layer.id: layer.numel for layer in backwards}
+    assert sorted(layer for part in cut for layer in part.key) == sorted(numel_of)
+    assert all(part.numel == sum(numel_of[layer] for layer in part.key) for part in cut)
+    assert len(cut) == len(message.leaves) > 1
