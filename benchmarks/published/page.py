@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import collections
+import math
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
@@ -122,11 +123,12 @@ def _cell(column: str, values: Sequence[float]) -> str:
 
 
 def interval_text(column: str, known: Estimate) -> str:
-    """A mean of this column with its interval; accuracies in percent."""
-    factor = 100.0 if column in _SHARES else 1.0
+    """A mean of this column with its interval, which ends where the column's values do; accuracies in percent."""
+    factor, largest = (100.0, 100.0) if column in _SHARES else (1.0, math.inf)
     text = format_value(column, known.mean * factor)
     bounds = [
-        None if bound is None else format_bound(column, bound * factor, text) for bound in (known.low, known.high)
+        None if bound is None else format_bound(column, min(max(0.0, bound * factor), largest), text)
+        for bound in (known.low, known.high)
     ]
     return text if known.low == known.high else format_interval(text, *bounds)
 

@@ -8,7 +8,7 @@ from pathlib import Path
 from string import Template
 
 from bench.report.configurations import Configuration
-from bench.report.formats import format_interval, format_value
+from bench.report.formats import format_value
 from bench.report.plots import style
 from bench.report.plots.picture import Picture, save
 from bench.report.statistics import FEWEST_SEEDS, Estimate
@@ -153,11 +153,9 @@ def _need_text(seeds: Sequence[Need], metric: str) -> str:
     if known is None:
         return NOTHING
     column = UNIT_OF[metric]
-    text = format_value(column, known.mean)
     if num_reached(seeds) < len(seeds):
-        return f"more than {text}"
-    bounds = [None if bound is None else format_value(column, bound) for bound in (known.low, known.high)]
-    return format_interval(text, *bounds)
+        return f"more than {format_value(column, known.mean)}"
+    return interval_text(column, known)
 
 
 def _gain(runs: SweepRuns, method: str, than: str, link: str) -> Gain:
