@@ -31,6 +31,8 @@ EXAMPLES = """[bold]Examples[/bold]
 
   bench predict --calibration resnet20.json --strategy async_server:mode=asp --hosts 8 --straggler rank=1,slowdown=3
 
+  bench predict --calibration resnet20.json --compressor topk --hosts 4 --bandwidth-trace examples/cell.trace
+
   bench predict --calibration resnet20.json --cluster my_machines.toml --compressor group_topk --collective ring --json
 
 [bold]The model[/bold]
@@ -41,7 +43,11 @@ EXAMPLES = """[bold]Examples[/bold]
   costs its rank some work. A step ends with its slowest rank, and not before shared cores have done all ranks' work.
 
   With async_server every rank's pushes and the server's answers are played through, event by event; what is under way
-  at once shares the links fairly. Times of a step are then rank 0's, as in metrics.csv."""
+  at once shares the links fairly. Times of a step are then rank 0's, as in metrics.csv.
+
+  A trace is followed from its beginning, step after step, through whole rounds of it, 16 steps at least; a step is
+  then the mean over all. One shorter than a 500th of the trace stands for those in that time; where many ranks send
+  many messages the parts are larger, and thousands of ranks take minutes."""
 
 
 @takes(PredictConfig)

@@ -123,7 +123,7 @@ class Validated:
     """A configuration that was predicted, then measured.
 
     Attributes:
-        strategy, straggler: as in `metrics.csv`.
+        strategy, straggler, link_trace: as in `metrics.csv`.
         error: predicted / measured - 1, of the time of a step.
     """
 
@@ -137,6 +137,7 @@ class Validated:
     error: float
     strategy: str = "ddp"
     straggler: str | None = None
+    link_trace: str | None = None
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -56,6 +56,11 @@ class PredictConfig(Configuration):
     bandwidth: Annotated[LinkText, Doc("rate of each link, up and down: 100mbit")] = None
     uplink: Annotated[LinkText, Doc("rate of what a host sends")] = None
     downlink: Annotated[LinkText, Doc("rate of what a host receives")] = None
+    bandwidth_trace: Annotated[
+        LinkText, Doc("file of the rate over time, up and down: a line for each millisecond at which 1500 bytes pass")
+    ] = None
+    uplink_trace: Annotated[LinkText, Doc("such a file for what a host sends")] = None
+    downlink_trace: Annotated[LinkText, Doc("such a file for what a host receives")] = None
     latency: Annotated[LinkText, Doc("one-way delay of what a host sends: 5ms")] = None
     cluster_file: Annotated[
         str | None, Doc("a TOML file that describes uneven hosts"), Flag(RANKS, name="--cluster")

@@ -16,27 +16,33 @@ came since. So every time is built by sums and maxima of non-negative terms alon
 smaller message makes anything later (fair shares that flows negotiate do not promise that). Several messages that share
 an uplink end together, as flows of equal weight do. What comes to a host is acknowledged over the same link by which it
 sends, and lengthens the b_m of what leaves it. w is what it takes to wake a rank up. Nobody waits for room at the other
-end: what a kernel has taken travels while the receiver still computes.
+end: what a kernel has taken travels while the receiver still computes. On a link whose rate changes, `drained` is
+reckoned on the link's own clock (`bench/costs/paces.py`), and a message comes in parts, each when the uplink has sent
+what is before it: between constant rates the first and the last decide, here the slowest place may be in the middle.
 """
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterable
-from typing import Self
+from collections.abc import Iterable, Sequence
+from typing import Any, Self
 
 import numpy as np
 import numpy.typing as npt
 
 from bench.core.errors import UsageError
+from bench.costs.paces import Pace, Paces
 from collectives.rounds.waves import Ints, Wave
 
 Floats = npt.NDArray[np.float64]
 
 TARGETS_AT_ONCE = 256
+"""Of every-rank-to-every-rank waves, so that memory stays small."""
 MOST_MESSAGES = 1 << 28
 """that leave at a time, each rank to each: a few GB"""
-"""Of every-rank-to-every-rank waves, so that memory stays small."""
+MOST_PARTS = 16
+"""of a message, which come one after the other, where rates change"""
+LEAST_PART_BYTES = 1500
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -47,6 +53,8 @@ class Links:
         host_of: of each rank, int [ranks]; messages within a host take no link.
         up_rate: bytes per second that each host can send, float [hosts]; inf: not limited.
         down_rate: that it can receive, likewise.
+        up_paces, down_paces: where these are the means of rates that change over time, each host's, or None where its
+            own is constant; empty: all are.
         latency_s: one-way delay of what it sends, likewise.
         message_s: what a rank does for one message, sent or received.
         byte_s: what it does for one byte, sent or received.
@@ -64,12 +72,14 @@ class Links:
     wake_s: float = 0.0
     ack_share: float = 0.0
     carry_byte_s: float = 0.0
+    up_paces: Sequence[Pace | None] = ()
+    down_paces: Sequence[Pace | None] = ()
 
     @classmethod
-    def of_hosts(cls, up_rate: Floats, down_rate: Floats, latency_s: Floats, **costs: float) -> Self:
-        """One rank per host; `costs` by name."""
+    def of_hosts(cls, up_rate: Floats, down_rate: Floats, latency_s: Floats, **more: Any) -> Self:
+        """One rank per host; `more` by name."""
         hosts = np.arange(len(up_rate))
-        return cls(host_of=hosts, up_rate=up_rate, down_rate=down_rate, latency_s=latency_s, **costs)
+        return cls(host_of=hosts, up_rate=up_rate, down_rate=down_rate, latency_s=latency_s, **more)
 
     @property
     def one_per_host(self) -> bool:
@@ -80,6 +90,11 @@ class Links:
     def num_ranks(self) -> int:
         """Ranks on all hosts."""
         return len(self.host_of)
+
+    @property
+    def period_s(self) -> float | None:
+        """The longest of those after which rates begin anew; None: all are constant."""
+        return max((pace.period_s for pace in (*self.up_paces, *self.down_paces) if pace), default=None)
 
 
 class Flows:
@@ -101,8 +116,11 @@ class Flows:
         self.busy_s = np.zeros(links.num_ranks)
         self.sent = np.zeros(links.num_ranks)
         self.messages = np.zeros(links.num_ranks)
-        self._up_free = np.zeros(len(links.up_rate))
-        self._down_free = np.zeros(len(links.up_rate))
+        self._hosts = np.arange(len(links.up_rate))
+        self._up, self._down = Paces(links.up_paces), Paces(links.down_paces)
+        self._constant = links.period_s is None
+        self._up_free = np.zeros(len(self._hosts))  # by the clocks of links, as `_down_free`
+        self._down_free = np.zeros(len(self._hosts))
         self._carried = 0.0
         self._one_per_host = links.one_per_host
         self._paths: _Paths | None = None
@@ -153,12 +171,20 @@ class Flows:
         begin = self.ready[sources]
         over_link = nbytes if paths.inside is None else np.where(paths.inside, 0, nbytes)
         up_bytes, down_bytes = paths.with_acknowledgements(over_link, self.links.ack_share)
-        up = _drained(paths.from_hosts, begin, up_bytes * paths.up_s, self._up_free, alone=paths.alone)
-        coming = begin + paths.latency_s
-        down = _drained(paths.to_hosts, coming, down_bytes * paths.down_s, self._down_free, alone=paths.alone)
-        arrive = np.maximum(up[paths.from_hosts] + paths.latency_s, down[paths.to_hosts])
+        leaves = self._up.clock_at(paths.from_hosts, begin)
+        first = np.maximum(self._up_free[paths.from_hosts], leaves)
+        self._up_free = _drained(
+            paths.from_hosts, leaves[None], up_bytes * paths.up_s, self._up_free, alone=paths.alone
+        )
+        up = self._up.time_of(self._hosts, self._up_free)
+        shares = self._shares(over_link)
+        parts = self._parts_leave(paths.from_hosts, begin, first, self._up_free[paths.from_hosts], shares)
+        parts = parts + paths.latency_s
+        comes = self._down.clock_at(paths.to_hosts, parts)
+        self._down_free = _drained(paths.to_hosts, comes, down_bytes * paths.down_s, self._down_free, alone=paths.alone)
+        down = self._down.time_of(self._hosts, self._down_free)
+        arrive = np.maximum(parts[0], np.maximum(up[paths.from_hosts] + paths.latency_s, down[paths.to_hosts]))
         arrive = np.maximum(arrive, self._carry(begin.min(), over_link.sum())) + self.links.wake_s
-        self._up_free, self._down_free = up, down
         if paths.alone:
             self.ready[targets] = np.maximum(self.ready[targets], arrive)
         else:
@@ -179,23 +205,67 @@ class Flows:
         begin = self.ready[sources]
         up_bytes = leaving_bytes + links.ack_share * coming_bytes
         self._up_free = self._up_free.copy()
-        self._up_free[sources] = np.maximum(self._up_free[sources], begin) + (up_bytes / links.up_rate)[sources]
+        first = np.maximum(self._up_free[sources], self._up.clock_at(sources, begin))
+        self._up_free[sources] = last = first + (up_bytes / links.up_rate)[sources]
         carried = self._carry(begin.min(), nbytes.sum())
         latency = links.latency_s[sources]
-        ends = self._up_free[sources] + latency
+        parts = self._parts_leave(sources, begin, first, last, self._shares(nbytes)) + latency
+        order = np.argsort(parts, axis=None)
+        ends = np.maximum(parts[0], self._up.time_of(sources, last) + latency)
         self.ready, self._down_free = self.ready.copy(), self._down_free.copy()
-        for first in range(0, len(targets), TARGETS_AT_ONCE):
-            part = slice(first, first + TARGETS_AT_ONCE)
+        at_once = TARGETS_AT_ONCE // len(parts)
+        for number in range(0, len(targets), at_once):
+            part = slice(number, number + at_once)
             some, is_sent = targets[part], sources[:, None] != targets[part]
             acked = links.ack_share * leaving_bytes[some] / np.maximum(1.0, coming[some])
             service = np.where(is_sent, nbytes[:, part] + acked, 0.0) / links.down_rate[some]
-            busy = _last_busy_period(begin + latency, service, is_sent)
-            self._down_free[some] = down = np.maximum(self._down_free[some] + service.sum(0), busy)
+            down = self._take_down(some, parts, order, service, is_sent)
             latest = np.maximum(down, np.where(is_sent, np.maximum(ends, carried)[:, None], 0.0).max(0))
             woken = np.where(coming[some], latest + links.wake_s, 0.0)
             self.ready[some] = np.maximum(self.ready[some], woken)
         self.ready += receive_s
         self._count(send_s + receive_s, leaving, leaving_bytes)
+
+    def _take_down(
+        self, hosts: Ints, parts: Floats, order: Ints, service: Floats, is_sent: npt.NDArray[np.bool_]
+    ) -> Floats:
+        """When downlinks are done with what the same sources send to each, float [hosts].
+
+        Args:
+            hosts: which.
+            parts: when each source's parts come, float [parts, sources].
+            order: of all of these.
+            service: of all of a source's message, float [sources, hosts].
+            is_sent: which messages there are, likewise.
+        """
+        whole = self._down_free[hosts] + service.sum(0)
+        if len(parts) > 1:
+            service = np.tile(service / len(parts), (len(parts), 1))
+            is_sent = np.tile(is_sent, (len(parts), 1))
+        comes = self._down.clock_at(hosts, parts.ravel()[:, None])
+        self._down_free[hosts] = np.maximum(whole, _last_busy_period(order, comes, service, is_sent))
+        return self._down.time_of(hosts, self._down_free[hosts])
+
+    def _shares(self, nbytes: Ints) -> Floats:
+        """What has gone of a wave's messages when each of their parts begins, float [parts]; twice as many keep all."""
+        if self._constant or not nbytes.any():
+            return np.zeros(1)
+        parts = 1 << int(np.clip(np.log2(nbytes.max() / LEAST_PART_BYTES), 0, np.log2(MOST_PARTS)))
+        return np.arange(parts) / parts
+
+    def _parts_leave(self, hosts: Ints, begin: Floats, first: Floats, last: Floats, shares: Floats) -> Floats:
+        """When parts of messages leave their hosts, float [parts, messages].
+
+        Args:
+            hosts: from which.
+            begin: when each message comes to its uplink.
+            first: what the uplink's clock shows when it begins with the message.
+            last: when it ends.
+            shares: of the messages that went before each part.
+        """
+        if self._constant:
+            return begin[None]
+        return np.maximum(begin, self._up.time_of(hosts, first + shares[:, None] * (last - first)))
 
     def _carry(self, begin: float, nbytes: float) -> float:
         """When the cores that carry all links are done with a wave; long ago where none do."""
@@ -210,17 +280,17 @@ class Flows:
         self.sent += nbytes
 
 
-def _last_busy_period(arrival: Floats, service: Floats, is_sent: npt.NDArray[np.bool_]) -> Floats:
-    """Ends of many queues, [queues], to which the same sources send, their arrivals [sources].
+def _last_busy_period(order: Ints, arrival: Floats, service: Floats, is_sent: npt.NDArray[np.bool_]) -> Floats:
+    """Ends of many queues, [queues], to which the same sources send.
 
     Args:
-        arrival: float [sources].
+        order: of the sources' arrivals, the same at every queue.
+        arrival: float [sources, queues], or [sources, 1].
         service: float [sources, queues].
         is_sent: which messages there are, likewise.
     """
-    order = np.argsort(arrival)
     rest = service[order][::-1].cumsum(0)[::-1]
-    ends: Floats = np.where(is_sent[order], arrival[order, None] + rest, 0.0).max(0)
+    ends: Floats = np.where(is_sent[order], arrival[order] + rest, 0.0).max(0)
     return ends
 
 
@@ -267,11 +337,22 @@ class _Paths:
 
 
 def _drained(queue: Ints, arrival: Floats, service: Floats, free: Floats, *, alone: bool) -> Floats:
-    """When each queue has done what came; `free` where nothing did."""
+    """When each queue has done what came; `free` where nothing did.
+
+    Args:
+        queue: to which each message comes.
+        arrival: of its equal parts, float [parts, messages].
+        service: of all of it.
+        free: when each queue is.
+        alone: no queue has two messages.
+    """
+    parts = len(arrival)
     ends = free.copy()
     if alone:
-        ends[queue] = np.maximum(free[queue], arrival) + service
+        begin = arrival[0] if parts == 1 else (arrival - service * (np.arange(parts)[:, None] / parts)).max(0)
+        ends[queue] = np.maximum(free[queue], begin) + service
         return ends
+    queue, arrival, service = np.tile(queue, parts), arrival.ravel(), np.tile(service / parts, parts)
     count = np.bincount(queue, minlength=len(free))
     order = np.lexsort((arrival, queue))
     queue, arrival, service = queue[order], arrival[order], service[order]

@@ -12,18 +12,21 @@ other, B buckets:
     end           decoded, told by all ranks that all were finite, + f update
 
 A step is as long as the slowest rank's, and no shorter than the CPU time of all ranks, and of what carries messages
-between virtual hosts, on the cores that they share.
+between virtual hosts, on the cores that they share. Where rates change over time (`bench/costs/following.py`) a step is
+the mean over the whole trace.
 """
 
 from __future__ import annotations
 
 import dataclasses
+from typing import Any
 
 import numpy as np
 
 from bench.core.parts import BucketParts, Calibration, EncodedBucket, Offer
 from bench.costs.computing import Computing, Job
 from bench.costs.flows import Floats, Flows
+from bench.costs.following import Window, follow, steps_for
 from bench.costs.offers import layout_of, lengths_of
 from collectives.allgather import Allgather
 from collectives.base import Collective
@@ -59,6 +62,7 @@ class Prediction:
 
     Attributes:
         bound_by: compute, network or cpu (of cores that ranks share): what it would help most to have more of.
+        step_time_p95_s, slowest_window, fastest_window: over a trace; None where rates are constant.
     """
 
     step_time_s: float
@@ -72,6 +76,9 @@ class Prediction:
     dense_bytes_per_step: float
     compression_ratio: float | None
     bound_by: str
+    step_time_p95_s: float | None = None
+    slowest_window: Window | None = None
+    fastest_window: Window | None = None
 
 
 def predict(calibration: Calibration, setting: Setting) -> Prediction:
@@ -89,11 +96,18 @@ def predict(calibration: Calibration, setting: Setting) -> Prediction:
     cpu_s = computing.cpu_factor * alone_s + work_s + step.busy_s + carried_s
     slowest = float((ends - starts).max())
     shared_s = 0.0 if setting.shared_cores is None else float(cpu_s.sum()) / setting.shared_cores
+    exposed_s = float(step.exposed_s.mean()) + max(0.0, shared_s - slowest)
+    over_time: dict[str, Any] = {}
+    if period_s := setting.links.period_s:
+        most_steps = steps_for(float(step.messages.sum()))
+        followed = follow(step, ends, period_s=period_s, at_least_s=shared_s, most_steps=most_steps)
+        slowest, exposed_s = followed.step_time_s, followed.exposed_s
+        over_time = followed.differences()
     computing_s = float((computing.computed_s + update_s).max())
     nbytes, step_time_s = float(step.sent.mean()), max(slowest, shared_s)
     return Prediction(
         step_time_s=step_time_s,
-        exposed_s=float(step.exposed_s.mean()) + step_time_s - slowest,
+        exposed_s=exposed_s,
         encode_s=float((computing.factor * work_s).mean()),
         cpu_s_per_step=float(cpu_s.mean()),
         samples_per_s=n * calibration.batch_size / step_time_s,
@@ -103,6 +117,7 @@ def predict(calibration: Calibration, setting: Setting) -> Prediction:
         dense_bytes_per_step=dense,
         compression_ratio=2 * (n - 1) / n * dense / nbytes if nbytes else None,
         bound_by="cpu" if shared_s >= slowest else "network" if slowest > 1.1 * computing_s else "compute",
+        **over_time,
     )
 
 

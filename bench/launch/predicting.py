@@ -21,10 +21,12 @@ from bench.core.straggler import Straggler
 from bench.core.units import format_rate, format_seconds, parse_rate
 from bench.costs.asynchronous import predict_async
 from bench.costs.flows import Floats, Links
+from bench.costs.paces import Pace
 from bench.costs.prediction import Prediction, Setting, predict, refusal
 from bench.costs.simulated_server import AsyncSetting
 from bench.hosts.cluster import HostLink, has_real_frames
 from bench.hosts.cluster_options import cluster_from_toml, link_of, link_texts
+from bench.hosts.trace import Trace
 from bench.optimizers.base import Optimizer
 from bench.strategies.async_server import AsyncServer
 from bench.strategies.base import Strategy
@@ -40,6 +42,9 @@ FRAME_PER_PAYLOAD = FRAME_BYTES / (FRAME_BYTES - FRAME_HEADER_BYTES)
 ACK_SHARE = FRAME_HEADER_BYTES / (2 * FRAME_BYTES)
 """of an acknowledgement, a header without payload, for every second frame: RFC 1122, section 4.2.3.2"""
 POINTS_PER_DECADE = 6
+MS_PER_S = 1e3
+OVER_TIME = ("step_time_p95_s", "slowest_window", "fastest_window")
+"""what is predicted only where a rate changes over time, the windows only where steps are shorter than the trace"""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -73,8 +78,13 @@ class Asked:
 
     @property
     def slowest_bps(self) -> float | None:
-        """The slowest rate of any link; None: not limited."""
-        return _slowest([rate for host in self.hosts for rate in (host.uplink_bps, host.downlink_bps)])
+        """The slowest rate of any link, of a trace its mean; None: not limited."""
+        return _slowest([rate for host in self.hosts for rate in host.mean_rates])
+
+    @property
+    def link_trace(self) -> str | None:
+        """The traces that links follow, as in `metrics.csv`."""
+        return ", ".join(dict.fromkeys(trace.label for host in self.hosts for trace in host.traces if trace)) or None
 
     @property
     def world_size(self) -> int:
@@ -84,16 +94,22 @@ class Asked:
     def way(self, calibration: Calibration) -> str:
         """How messages go: as between virtual hosts where those share cores, else over links of frames.
 
-        Virtual hosts on a machine where that was measured have their late frames forwarded.
+        Virtual hosts have late frames, where that was measured, and those of traces forwarded.
         """
         if self.shared_cores is None or len(self.hosts) == 1:
             return LOCAL
-        if FORWARDED in calibration.messages and any(host.latency_s for host in self.hosts):
+        if FORWARDED in calibration.messages and (self.link_trace or any(host.latency_s for host in self.hosts)):
             return FORWARDED
-        return FRAMES if has_real_frames(self.hosts) else SEGMENTS
+        return FRAMES if self.link_trace or has_real_frames(self.hosts) else SEGMENTS
 
     def at_rate(self, bandwidth_bps: float) -> Asked:
-        """The same over links of one rate, up and down."""
+        """The same over links of one rate, up and down.
+
+        Raises:
+            UsageError: the hosts' links follow a trace.
+        """
+        if self.link_trace:
+            raise UsageError("--sweep sets the rate of all links, which is then constant; leave out the trace")
         hosts = [dataclasses.replace(host, uplink_bps=bandwidth_bps, downlink_bps=bandwidth_bps) for host in self.hosts]
         return dataclasses.replace(self, hosts=tuple(hosts))
 
@@ -141,8 +157,6 @@ def check_asked(calibration: Calibration, asked: Asked) -> Asked:
         UsageError: as `check`.
     """
     strategy = _strategy(asked)
-    if any(host.uplink_trace or host.downlink_trace for host in asked.hosts):
-        raise UsageError("a rate that changes over time cannot be predicted; give the hosts a constant one")
     compressor = cast(Compressor, spec.build("compressors", asked.compressor))
     text = spec.short_text(compressor)
     if text not in calibration.encoded:
@@ -278,8 +292,10 @@ def _links(calibration: Calibration, asked: Asked) -> Links:
 
     return Links(
         host_of=np.repeat(np.arange(len(asked.hosts)), asked.ranks_per_host),
-        up_rate=rates([host.uplink_bps for host in asked.hosts]),
-        down_rate=rates([host.downlink_bps for host in asked.hosts]),
+        up_rate=rates([host.mean_rates[0] for host in asked.hosts]),
+        down_rate=rates([host.mean_rates[1] for host in asked.hosts]),
+        up_paces=_paces([host.uplink_trace for host in asked.hosts]),
+        down_paces=_paces([host.downlink_trace for host in asked.hosts]),
         latency_s=np.array([host.latency_s for host in asked.hosts]),
         ack_share=acked,
         message_s=costs.message_s,
@@ -287,6 +303,16 @@ def _links(calibration: Calibration, asked: Asked) -> Links:
         wake_s=costs.wake_s,
         carry_byte_s=costs.carry_byte_s / (asked.shared_cores or 1),
     )
+
+
+def _paces(traces: Sequence[Trace | None]) -> list[Pace | None]:
+    """Each trace is read once.
+
+    Raises:
+        UsageError: a file is gone, or another one.
+    """
+    read = {trace: Pace(np.array(trace.opportunities()) / MS_PER_S) for trace in dict.fromkeys(traces) if trace}
+    return [None if trace is None else read[trace] for trace in traces]
 
 
 def columns(asked: Asked, prediction: Prediction, calibration: Calibration) -> dict[str, Any]:
@@ -303,11 +329,12 @@ def columns(asked: Asked, prediction: Prediction, calibration: Calibration) -> d
         "world_size": asked.world_size,
         "hosts": len(asked.hosts),
         "ranks_per_host": asked.ranks_per_host,
-        "uplink_bps": _slowest([host.uplink_bps for host in asked.hosts]),
-        "downlink_bps": _slowest([host.downlink_bps for host in asked.hosts]),
+        "uplink_bps": _slowest([host.mean_rates[0] for host in asked.hosts]),
+        "downlink_bps": _slowest([host.mean_rates[1] for host in asked.hosts]),
+        "link_trace": asked.link_trace,
         "latency_s": max(host.latency_s for host in asked.hosts),
         "cpu_share": min(host.cpu_share for host in asked.hosts),
-        **dataclasses.asdict(prediction),
+        **{name: value for name, value in dataclasses.asdict(prediction).items() if name not in OVER_TIME or value},
     }
 
 
@@ -339,6 +366,9 @@ def outside(calibration: Calibration, asked: Asked) -> str | None:
     if not checked:
         beside = "without a straggler" if asked.straggler is None else f"with the straggler {asked.straggler}"
         return f"{asked.strategy} {beside} was not measured"
+    checked = [cell for cell in checked if cell.link_trace == asked.link_trace]
+    if not checked:
+        return f"links that follow {asked.link_trace or 'no trace'} were not measured"
     name = asked.collective.partition(":")[0]
     if (asked.compressor, name) not in {(cell.compressor, cell.collective.partition(":")[0]) for cell in checked}:
         return f"{asked.compressor} on {name} was not measured"

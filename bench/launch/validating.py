@@ -199,6 +199,7 @@ def with_validated(calibration: Calibration, compared: Sequence[Compared]) -> Ca
             collective=each.cell.asked.collective,
             world_size=each.cell.asked.world_size,
             bandwidth_bps=each.cell.asked.slowest_bps,
+            link_trace=each.cell.asked.link_trace,
             latency_s=max(host.latency_s for host in each.cell.asked.hosts),
             predicted_s=each.cell.prediction.step_time_s,
             measured_s=each.step_time_s,

@@ -44,6 +44,23 @@ def test_calibrated_parts_predict_the_bytes_that_are_sent(tmp_path: Path) -> Non
     assert told["step_time_s"] > told["payload_bytes_per_step"] * 8 / 10e6
 
 
+CELL = ["--bandwidth-trace", "examples/cell.trace"]
+
+
+def test_a_trace_is_followed_and_its_slowest_and_fastest_tenths_are_named(tmp_path: Path) -> None:
+    asked = ["predict", "--calibration", written(tmp_path), "--collective", "ring", *CELL]
+    answer = invoke(*asked, "--json")
+    assert answer.code == 0, answer.error
+    told = json.loads(answer.out)
+    windows = [told.pop(f"{word}_window") for word in ("fastest", "slowest")]
+    assert set(told) - {"notes", "bound_by"} <= set(METRICS_BY_NAME)
+    assert told["link_trace"].startswith("cell.trace (")
+    assert windows[0]["step_time_s"] < told["step_time_s"] < windows[1]["step_time_s"]
+    said = invoke(*asked).out
+    assert "slowest tenth" in said
+    assert f"from {windows[1]['begin_s']:.1f} s to {windows[1]['end_s']:.1f} s of the trace" in said
+
+
 def test_people_read_whether_it_pays(tmp_path: Path) -> None:
     path = written(tmp_path)
     pays = invoke("predict", "--calibration", path, "--compressor", "topk", "--bandwidth", "1mbit")
@@ -145,6 +162,12 @@ def test_runs_say_how_many_steps_a_target_takes(tmp_path: Path) -> None:
         (["--cluster", "x.toml", "--bandwidth", "1mbit"], "--cluster and --bandwidth both describe the hosts"),
         (["--bandwidth", "fast"], "'fast' is not a bandwidth"),
         (["--sweep", "bandwidth=1mbit..1gbit", "--uplink", "1mbit"], "--sweep sets the rate of all links"),
+        (["--bandwidth-trace", "nowhere"], "the trace nowhere cannot be read: No such file"),
+        (["--uplink-trace", "README.md"], "README.md"),
+        ([*CELL, "--bandwidth", "1mbit"], "--bandwidth and --bandwidth-trace both set the uplink"),
+        ([*CELL, "--sweep", "bandwidth=1mbit..1gbit"], "--sweep sets the rate of all links"),
+        ([*CELL, "--sweep", "bandwidth=1mbit..1gbit,world_size=2..4"], "--sweep sets the rate of all links"),
+        (["--cluster", "x.toml", *CELL], "--cluster and --bandwidth-trace both describe the hosts"),
         (["--validate", "x.toml", "--hosts", "3"], "x.toml says what is predicted"),
         (["--strategy", "placed"], "steps of placed cannot be predicted; choose ddp or async_server"),
         (["--strategy", "async_server", "--collective", "ring"], "leave out --collective ring"),

@@ -35,6 +35,7 @@ def print_step(checked: Asked, prediction: Prediction, row: dict[str, Any], said
         ("CPU per rank", format_seconds(prediction.cpu_s_per_step)),
         ("samples per second", f"{prediction.samples_per_s:.1f}"),
         *(_of_server(prediction) if isinstance(prediction, AsyncPrediction) else ()),
+        *_over_time(prediction),
         *(
             [("time to target", f"{format_seconds(row['time_to_target_s'])} in {row['steps_to_target']:.0f} steps")]
             if row.get("steps_to_target")
@@ -51,6 +52,18 @@ def _of_server(prediction: AsyncPrediction) -> Iterator[tuple[str, str]]:
     yield "updates per second", f"{prediction.updates_per_s:.1f}"
     yield "staleness", f"mean {prediction.staleness_mean:.2f}, at most {prediction.staleness_max}"
     yield "steps of all ranks", f"fastest {fastest}, median {middle}, slowest {slowest}"
+
+
+def _over_time(prediction: Prediction) -> list[tuple[str, str]]:
+    """How steps differ where the rate of links changes."""
+    if prediction.step_time_p95_s is None:
+        return []
+    said = [("95 % of steps within", format_seconds(prediction.step_time_p95_s))]
+    for word, window in (("slowest", prediction.slowest_window), ("fastest", prediction.fastest_window)):
+        if window is not None:
+            place = f"from {format_seconds(window.begin_s)} to {format_seconds(window.end_s)} of the trace"
+            said.append((f"{word} tenth", f"{format_seconds(window.step_time_s)} a step, {place}"))
+    return said
 
 
 def print_curve(checked: Asked, curve: Curve, said: list[str], *, as_json: bool) -> None:

@@ -233,11 +233,3 @@ def test_figures_that_nothing_can_have_are_no_calibration(place: tuple[str, ...]
     inner[name] = value
     with pytest.raises(UsageError, match=sentence):
         Calibration.of(values)
-
-
-def test_a_rate_over_time_is_refused(tmp_path: Path) -> None:
-    (tmp_path / "rates").write_text("10\n20\n")
-    cluster = tmp_path / "cluster.toml"
-    cluster.write_text('[[host]]\ncount = 2\nbandwidth_trace = "rates"\n')
-    with pytest.raises(UsageError, match="changes over time"):
-        step(cluster_file=str(cluster))
