@@ -15,7 +15,9 @@ EXAMPLES = """[bold]Examples[/bold]
 
   bench report
 
-  bench report sweep/ --baseline bf16 --out sweep.html"""
+  bench report sweep/ --baseline bf16 --out sweep.html
+
+  bench report results/runs curve.json map.json --out predicted.html"""
 
 DEFAULT_OUT = Path("results/report.html")
 
@@ -27,20 +29,23 @@ def report(
 ) -> None:
     """Write one HTML file: the question, the verdict, tables, pictures, caveats, machines and commands.
 
-    The verdict is printed as well. The file needs no network, and is fit for paper.
+    The verdict is printed as well. The file needs no network, and is fit for paper. Where PATHS hold files that bench
+    predict wrote, JSON of a sweep or the table of --validate, their pictures are in it too.
     """
     from bench.report import store
     from bench.report.page.page import page, to_html
     from bench.report.plots.results import Results
+    from bench.report.predicted_files import predicted_files
 
     paths = paths or [DEFAULT_PATH]
+    predicted = predicted_files(paths)
     left_out: list[str] = []
     results = Results(
-        rows=store.read(paths, warn=left_out.append),
+        rows=store.read(paths, without=[file for _, file in predicted], warn=left_out.append),
         layers=store.read_layers(paths, warn=left_out.append),
         baseline=baseline,
     )
-    content = page(results, store.beside(paths, "environment.json"), left_out)
+    content = page(results, store.beside(paths, "environment.json"), left_out, predicted)
     try:
         out.write_text(to_html(content), encoding="utf-8")
     except OSError as error:

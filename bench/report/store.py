@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import glob
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -38,11 +38,18 @@ class _Source:
     chosen: bool  # the user named this very file, rather than a folder above it
 
 
-def read(paths: Sequence[str | Path], *, keep_going: bool = False, warn: Warn = warn_on_stderr) -> list[Row]:
+def read(
+    paths: Sequence[str | Path],
+    *,
+    without: Collection[Path] = (),
+    keep_going: bool = False,
+    warn: Warn = warn_on_stderr,
+) -> list[Row]:
     """All readable rows below the given paths, in the order of the files, each row once.
 
     Args:
         paths: run folders, folders of run folders, CSV files, or glob patterns of these.
+        without: files that are known to hold something else.
         keep_going: leave out, with a warning, what would otherwise be an error: a path that does not exist, a file that
             was named and is none of ours or cannot be read.
         warn: told one sentence for everything that was left out; by default it goes to stderr.
@@ -54,7 +61,8 @@ def read(paths: Sequence[str | Path], *, keep_going: bool = False, warn: Warn = 
         UsageError: a file that was named lacks a required column (the message names it).
         NothingToCompare: a path does not exist, a file cannot be read, or no path holds a readable row.
     """
-    sources = _all_sources(paths, keep_going, warn)
+    others = {path.absolute() for path in without}
+    sources = [each for each in _all_sources(paths, keep_going, warn) if each.path.absolute() not in others]
     # A run folder beside a file that collects several runs gives the same rows twice.
     rows = {tuple(row.values()): row for row in _each(_rows, sources, keep_going, warn)}
     if not rows:

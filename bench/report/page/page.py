@@ -16,6 +16,7 @@ from bench.report.formats import format_value
 from bench.report.page import origin, verdict
 from bench.report.plots.kinds import KINDS
 from bench.report.plots.picture import inline_svg
+from bench.report.plots.predictions import PredictedKind
 from bench.report.plots.results import NotDrawable, Results
 from bench.report.runs import collect_runs
 from bench.report.store import Row
@@ -69,19 +70,25 @@ class Page:
     version: str | None
 
 
-def page(results: Results, environment_files: Sequence[Path], left_out: Sequence[str]) -> Page:
+def page(
+    results: Results,
+    environment_files: Sequence[Path],
+    left_out: Sequence[str],
+    predicted: Sequence[tuple[PredictedKind, Path]] = (),
+) -> Page:
     """Put a report together.
 
     Args:
         results: rows, layers and the name of the baseline.
         environment_files: the ``environment.json`` of the runs, as far as they have one.
         left_out: sentences about what could not be read, for the caveats.
+        predicted: files of predictions, with the kind of picture that each is drawn as.
 
     Raises:
         UsageError: no row fits the baseline.
     """
     parts = [_part(workload, results.baseline) for workload in by_workload(results.rows)]
-    figures, not_drawn = _figures(results)
+    figures, not_drawn = _figures(results, predicted)
     unread: list[str] = []
     environments = origin.environments(environment_files, unread.append)
     return Page(
@@ -138,12 +145,18 @@ def _metrics(rows: Sequence[Row]) -> list[str]:
     return [metric for metric, column in measured if any(run[column] is not None for run in ok)] or ["test_accuracy"]
 
 
-def _figures(results: Results) -> tuple[list[Figure], list[str]]:
-    """The pictures that the rows allow, and why not the others."""
+def _figures(results: Results, predicted: Sequence[tuple[PredictedKind, Path]]) -> tuple[list[Figure], list[str]]:
+    """The pictures that the rows allow, and why not the others; then those of predictions."""
     drawn, not_drawn = [], []
     for name, kind in KINDS.items():
         try:
             drawn.append(Figure(svg=inline_svg(kind.draw(results), name), reading=kind.reading))
+        except NotDrawable as error:
+            not_drawn.append(str(error))
+    for number, (predicted_kind, file) in enumerate(predicted):
+        try:
+            svg = inline_svg(predicted_kind.draw(file), f"{predicted_kind.name}-{number}")
+            drawn.append(Figure(svg=svg, reading=f"{predicted_kind.reading} Drawn from {file}."))
         except NotDrawable as error:
             not_drawn.append(str(error))
     return drawn, not_drawn

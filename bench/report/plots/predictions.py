@@ -31,11 +31,13 @@ class PredictedKind:
     Attributes:
         name: the word on the command line.
         shows: one line.
+        reading: how to read it, in whole sentences.
         function: draws a file; raises ``NotDrawable``.
     """
 
     name: str
     shows: str
+    reading: str
     function: Callable[[Path], Picture]
 
     def draw(self, path: Path) -> Picture:
@@ -44,8 +46,11 @@ class PredictedKind:
         Raises:
             NotDrawable: the file is not what `bench predict` writes for it.
         """
-        with style.applied():
-            return self.function(path)
+        try:
+            with style.applied():
+                return self.function(path)
+        except (KeyError, TypeError, ValueError) as error:
+            raise NotDrawable(f"{path} is damaged ({error}); write it anew with bench predict") from None
 
 
 def curve(path: Path) -> Picture:
@@ -168,16 +173,19 @@ PREDICTED_KINDS: Mapping[str, PredictedKind] = {
         PredictedKind(
             name="predicted-curve",
             shows="predicted step time against bandwidth, from bench predict --sweep bandwidth=...",
+            reading="Both lines are predictions; where the line of the pair is the lower one, compression pays.",
             function=curve,
         ),
         PredictedKind(
             name="regime-map",
             shows="the fastest pair by bandwidth and ranks, from bench predict --sweep bandwidth=...,world_size=...",
+            reading="A cell shows the pair that is predicted to be fastest, and how many times as fast as dense it is.",
             function=regime_map,
         ),
         PredictedKind(
             name="predicted-measured",
             shows="predicted against measured step time, from the table of bench predict --validate",
+            reading="A point above the line is a step that was predicted to be longer than it was.",
             function=predicted_measured,
         ),
     )

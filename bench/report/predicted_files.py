@@ -1,0 +1,57 @@
+"""Files that `bench predict` wrote, found where a report looks for runs."""
+
+from __future__ import annotations
+
+import csv
+import glob
+import json
+import os
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+from bench.report.plots.predictions import PREDICTED_KINDS, PredictedKind
+
+_RUN_FILE = "config.json"
+"""In a folder that has one, all files are a run's."""
+_KEYS = {
+    "predicted-curve": {"compressor", "collective", "world_size", "curve", "break_even_bps"},
+    "regime-map": {"regimes", "notes"},
+    "predicted-measured": {"compressor", "collective", "predicted_step_time_s", "step_time_s", "error"},
+}
+"""What tells a kind's files: names in JSON, or in the first line of a CSV file."""
+
+
+def predicted_files(paths: Sequence[str | Path]) -> list[tuple[PredictedKind, Path]]:
+    """Every file that a picture of predictions can be drawn from, with its kind, in the order of the kinds.
+
+    Args:
+        paths: files, folders in and below which files lie, or glob patterns of these; what is no prediction is passed
+            over without a word.
+    """
+    files = {file.absolute(): file for path in paths for file in _candidates(str(path))}
+    known = [(kind, file) for file in files.values() if (kind := _kind_of(file))]
+    return [(PREDICTED_KINDS[name], file) for name in PREDICTED_KINDS for kind, file in known if kind == name]
+
+
+def _candidates(path: str) -> Iterator[Path]:
+    matches = [path] if Path(path).exists() else sorted(glob.glob(path, recursive=True))  # noqa: PTH207 (absolute ones)
+    for match in map(Path, matches):
+        if match.is_file():
+            yield match
+            continue
+        for folder, folders, names in os.walk(match):
+            if _RUN_FILE in names:
+                folders.clear()
+                continue
+            folders.sort()
+            yield from (Path(folder, name) for name in sorted(names) if name.endswith((".json", ".csv")))
+
+
+def _kind_of(file: Path) -> str | None:
+    try:
+        with file.open(encoding="utf-8", newline="") as text:
+            names = next(csv.reader(text), []) if file.suffix == ".csv" else json.load(text)
+    except (OSError, ValueError, RecursionError, csv.Error):
+        return None  # whoever reads runs says what is wrong with it
+    found = {name for name in names if isinstance(name, str)} if isinstance(names, list | dict) else set()
+    return next((kind for kind, keys in _KEYS.items() if keys <= found), None)
