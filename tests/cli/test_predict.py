@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from bench.core.parts import VERSION
 from bench.core.rows import RowWriter
 from bench.core.schema.metrics import METRICS_BY_NAME
 from tests.testing.calibrations import calibration, written
@@ -120,13 +121,21 @@ def test_predictions_are_drawn_beside_what_was_measured(tmp_path: Path) -> None:
 
 def test_runs_say_how_many_steps_a_target_takes(tmp_path: Path) -> None:
     path, runs = written(tmp_path), tmp_path / "runs.csv"
-    same = {"model": "small_cnn", "dataset": "digits", "optimizer": "sgd", "batch_size": 32, "compressor": "topk"}
+    same = {
+        "model": "small_cnn",
+        "dataset": "digits",
+        "optimizer": "sgd",
+        "batch_size": 32,
+        "compressor": "topk",
+        "strategy": "ddp",
+    }
     writer = RowWriter(runs)
     for step, seconds in ((100, None), (200, 50.0)):
         of_run = {
             "run_id": "a",
             "config_id": "c",
             "seed": 1,
+            "strategy": "ddp",
             "collective": "ring",
             "status": "ok",
             "world_size": 2,
@@ -192,9 +201,9 @@ def test_what_cannot_be_predicted_is_one_sentence(tmp_path: Path, arguments: lis
     [
         (None, "make one with bench calibrate --out"),
         ("{", "is no calibration"),
-        ("[]", "is no calibration of version 2"),
-        ('{"version": 99}', "is no calibration of version 2"),
-        ('{"version": 2}', "cpu: Field required"),
+        ("[]", f"is no calibration of version {VERSION}"),
+        ('{"version": 99}', f"is no calibration of version {VERSION}"),
+        (f'{{"version": {VERSION}}}', "cpu: Field required"),
     ],
 )
 def test_what_is_no_calibration_is_one_sentence(tmp_path: Path, content: str | None, sentence: str) -> None:
