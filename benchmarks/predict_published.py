@@ -22,7 +22,8 @@ import numpy as np
 import torch
 
 from bench.core.parts import FP32_BYTES
-from bench.costs.flows import Flows, Links
+from bench.costs.flows import Flows
+from bench.costs.links import Links
 from bench.launch.predicting import ACK_SHARE, FRAME_PER_PAYLOAD
 from bench.models.resnet50 import ResNet50
 from collectives import spec

@@ -11,7 +11,7 @@ import numpy as np
 
 from bench.core.errors import UsageError
 from bench.core.parts import Calibration
-from bench.costs.flows import Floats
+from bench.costs.arrays import Floats
 from bench.costs.prediction import Prediction
 from bench.costs.simulated_server import AsyncSetting, Played, Simulation, StepWork
 from collectives.parameter_server.link import CONTROL_BYTES

@@ -10,8 +10,9 @@ import numpy as np
 
 from bench.core.parts import Calibration, EncodedBucket
 from bench.core.straggler import Straggler
+from bench.costs.arrays import Floats
 from bench.costs.crowds import crowd_at
-from bench.costs.flows import Floats, Links
+from bench.costs.links import Links
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

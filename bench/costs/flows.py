@@ -9,32 +9,30 @@ Links are queues of fluid. For rank i with `ready` R_i, and the messages m of on
     arrive(m) = max(up(source) + l_source, down(target), carried) + w
     R_target  = max over its m of arrive(m), + a k               k messages come; R_source = R_source + a k
 
-    drained(t, s) = max(free + sum s, max over k of (t_(k) + s_(k) + s_(k+1) + ...)), arrivals in order of time
-
-the last being Lindley's recursion: a queue ends when the last busy period, begun by some arrival, has worked off what
-came since. So every time is built by sums and maxima of non-negative terms alone, and no faster link, shorter delay or
-smaller message makes anything later (fair shares that flows negotiate do not promise that). Several messages that share
-an uplink end together, as flows of equal weight do. What comes to a host is acknowledged over the same link by which it
-sends, and lengthens the b_m of what leaves it. w is what it takes to wake a rank up. Nobody waits for room at the other
-end: what a kernel has taken travels while the receiver still computes. On a link whose rate changes, `drained` is
-reckoned on the link's own clock (`bench/costs/paces.py`), and a message comes in parts, each when the uplink has sent
-what is before it: between constant rates the first and the last decide, here the slowest place may be in the middle.
+`drained` says when a queue of fluid ends (`bench/costs/queues.py`). It too is made of sums and maxima of non-negative
+terms alone, so no faster link, shorter delay or smaller message makes anything later (fair shares that flows negotiate
+do not promise that). Several messages that share an uplink end together, as flows of equal weight do. What comes to a
+host is acknowledged over the same link by which it sends, and lengthens the b_m of what leaves it. w is what it takes
+to wake a rank up. Nobody waits for room at the other end: what a kernel has taken travels while the receiver still
+computes. On a link whose rate changes, `drained` is reckoned on the link's own clock (`bench/costs/paces.py`), and a
+message comes in parts, each when the uplink has sent what is before it: between constant rates the first and the last
+decide, here the slowest place may be in the middle.
 """
 
 from __future__ import annotations
 
-import dataclasses
-from collections.abc import Iterable, Sequence
-from typing import Any, Self
+from collections.abc import Iterable
 
 import numpy as np
 import numpy.typing as npt
 
 from bench.core.errors import UsageError
-from bench.costs.paces import Pace, Paces
+from bench.costs.arrays import Floats
+from bench.costs.links import Links
+from bench.costs.paces import Paces
+from bench.costs.paths import Paths
+from bench.costs.queues import drained, last_busy_period
 from collectives.rounds.waves import Ints, Wave
-
-Floats = npt.NDArray[np.float64]
 
 TARGETS_AT_ONCE = 256
 """Of every-rank-to-every-rank waves, so that memory stays small."""
@@ -43,58 +41,6 @@ MOST_MESSAGES = 1 << 28
 MOST_PARTS = 16
 """of a message, which come one after the other, where rates change"""
 LEAST_PART_BYTES = 1500
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class Links:
-    """What joins the ranks.
-
-    Attributes:
-        host_of: of each rank, int [ranks]; messages within a host take no link.
-        up_rate: bytes per second that each host can send, float [hosts]; inf: not limited.
-        down_rate: that it can receive, likewise.
-        up_paces, down_paces: where these are the means of rates that change over time, each host's, or None where its
-            own is constant; empty: all are.
-        latency_s: one-way delay of what it sends, likewise.
-        message_s: what a rank does for one message, sent or received.
-        byte_s: what it does for one byte, sent or received.
-        wake_s: until a rank that waits for a message does something about it.
-        ack_share: of the time that a byte takes of a link, what its acknowledgement takes of the way back.
-        carry_byte_s: for which the cores that carry all links, of virtual hosts, are busy with a byte; 0: none do.
-    """
-
-    host_of: Ints
-    up_rate: Floats
-    down_rate: Floats
-    latency_s: Floats
-    message_s: float = 0.0
-    byte_s: float = 0.0
-    wake_s: float = 0.0
-    ack_share: float = 0.0
-    carry_byte_s: float = 0.0
-    up_paces: Sequence[Pace | None] = ()
-    down_paces: Sequence[Pace | None] = ()
-
-    @classmethod
-    def of_hosts(cls, up_rate: Floats, down_rate: Floats, latency_s: Floats, **more: Any) -> Self:
-        """One rank per host; `more` by name."""
-        hosts = np.arange(len(up_rate))
-        return cls(host_of=hosts, up_rate=up_rate, down_rate=down_rate, latency_s=latency_s, **more)
-
-    @property
-    def one_per_host(self) -> bool:
-        """Whether no two ranks share a host."""
-        return np.array_equal(self.host_of, np.arange(len(self.up_rate)))
-
-    @property
-    def num_ranks(self) -> int:
-        """Ranks on all hosts."""
-        return len(self.host_of)
-
-    @property
-    def period_s(self) -> float | None:
-        """The longest of those after which rates begin anew; None: all are constant."""
-        return max((pace.period_s for pace in (*self.up_paces, *self.down_paces) if pace), default=None)
 
 
 class Flows:
@@ -123,7 +69,7 @@ class Flows:
         self._down_free = np.zeros(len(self._hosts))
         self._carried = 0.0
         self._one_per_host = links.one_per_host
-        self._paths: _Paths | None = None
+        self._paths: Paths | None = None
 
     def wait_until(self, times: Floats) -> None:
         """No rank goes on before its time, float [ranks]."""
@@ -162,7 +108,7 @@ class Flows:
         if not len(nbytes):
             return
         if self._paths is None or self._paths.sources is not sources or self._paths.targets is not targets:
-            self._paths = _Paths(sources, targets, self.links)
+            self._paths = Paths(sources, targets, self.links)
         paths = self._paths
         leaving_bytes = paths.per_source(nbytes)
         send_s = self.links.message_s * paths.leaving + self.links.byte_s * leaving_bytes
@@ -173,15 +119,13 @@ class Flows:
         up_bytes, down_bytes = paths.with_acknowledgements(over_link, self.links.ack_share)
         leaves = self._up.clock_at(paths.from_hosts, begin)
         first = np.maximum(self._up_free[paths.from_hosts], leaves)
-        self._up_free = _drained(
-            paths.from_hosts, leaves[None], up_bytes * paths.up_s, self._up_free, alone=paths.alone
-        )
+        self._up_free = drained(paths.from_hosts, leaves[None], up_bytes * paths.up_s, self._up_free, alone=paths.alone)
         up = self._up.time_of(self._hosts, self._up_free)
         shares = self._shares(over_link)
         parts = self._parts_leave(paths.from_hosts, begin, first, self._up_free[paths.from_hosts], shares)
         parts = parts + paths.latency_s
         comes = self._down.clock_at(paths.to_hosts, parts)
-        self._down_free = _drained(paths.to_hosts, comes, down_bytes * paths.down_s, self._down_free, alone=paths.alone)
+        self._down_free = drained(paths.to_hosts, comes, down_bytes * paths.down_s, self._down_free, alone=paths.alone)
         down = self._down.time_of(self._hosts, self._down_free)
         arrive = np.maximum(parts[0], np.maximum(up[paths.from_hosts] + paths.latency_s, down[paths.to_hosts]))
         arrive = np.maximum(arrive, self._carry(begin.min(), over_link.sum())) + self.links.wake_s
@@ -243,7 +187,7 @@ class Flows:
             service = np.tile(service / len(parts), (len(parts), 1))
             is_sent = np.tile(is_sent, (len(parts), 1))
         comes = self._down.clock_at(hosts, parts.ravel()[:, None])
-        self._down_free[hosts] = np.maximum(whole, _last_busy_period(order, comes, service, is_sent))
+        self._down_free[hosts] = np.maximum(whole, last_busy_period(order, comes, service, is_sent))
         return self._down.time_of(hosts, self._down_free[hosts])
 
     def _shares(self, nbytes: Ints) -> Floats:
@@ -278,88 +222,3 @@ class Flows:
         self.busy_s += busy_s
         self.messages += messages
         self.sent += nbytes
-
-
-def _last_busy_period(order: Ints, arrival: Floats, service: Floats, is_sent: npt.NDArray[np.bool_]) -> Floats:
-    """Ends of many queues, [queues], to which the same sources send.
-
-    Args:
-        order: of the sources' arrivals, the same at every queue.
-        arrival: float [sources, queues], or [sources, 1].
-        service: float [sources, queues].
-        is_sent: which messages there are, likewise.
-    """
-    rest = service[order][::-1].cumsum(0)[::-1]
-    ends: Floats = np.where(is_sent[order], arrival[order] + rest, 0.0).max(0)
-    return ends
-
-
-class _Paths:
-    """What stays the same of waves between the same ranks, which often come again.
-
-    Attributes:
-        alone: no rank sends two messages or receives two, and each has a host of its own.
-        inside: which messages stay within a host; None where none does.
-        leaving, coming: messages that each rank sends and receives.
-        up_s, down_s: seconds per byte.
-    """
-
-    def __init__(self, sources: Ints, targets: Ints, links: Links) -> None:
-        n = links.num_ranks
-        self.num_hosts = len(links.up_rate)
-        self.sources, self.targets = sources, targets
-        self.leaving, self.coming = (np.bincount(ranks, minlength=n).astype(float) for ranks in (sources, targets))
-        self.from_hosts, self.to_hosts = links.host_of[sources], links.host_of[targets]
-        self.alone = links.one_per_host and self.leaving.max() == self.coming.max() == 1
-        self.inside = None if links.one_per_host else self.from_hosts == self.to_hosts
-        latency_s = links.latency_s[self.from_hosts]
-        self.latency_s = latency_s if self.inside is None else np.where(self.inside, 0.0, latency_s)
-        self.up_s, self.down_s = 1 / links.up_rate[self.from_hosts], 1 / links.down_rate[self.to_hosts]
-
-    def with_acknowledgements(self, nbytes: Ints, share: float) -> tuple[Floats, Floats]:
-        """What messages take of uplinks and of downlinks: a host's share what goes the other way at once."""
-        if not share:
-            return nbytes.astype(float), nbytes.astype(float)
-        hosts = self.num_hosts
-        leaving, coming = (np.bincount(ends, nbytes, hosts) for ends in (self.from_hosts, self.to_hosts))
-        num_leaving, num_coming = (np.bincount(ends, minlength=hosts) for ends in (self.from_hosts, self.to_hosts))
-        up = nbytes + share * (coming / np.maximum(1, num_leaving))[self.from_hosts]
-        down = nbytes + share * (leaving / np.maximum(1, num_coming))[self.to_hosts]
-        return up, down
-
-    def per_source(self, values: Ints | Floats) -> Floats:
-        """The sum over what each rank sends."""
-        return np.bincount(self.sources, values, len(self.leaving)).astype(float, copy=False)
-
-    def per_target(self, values: Ints | Floats) -> Floats:
-        """The sum over what each rank receives."""
-        return np.bincount(self.targets, values, len(self.coming)).astype(float, copy=False)
-
-
-def _drained(queue: Ints, arrival: Floats, service: Floats, free: Floats, *, alone: bool) -> Floats:
-    """When each queue has done what came; `free` where nothing did.
-
-    Args:
-        queue: to which each message comes.
-        arrival: of its equal parts, float [parts, messages].
-        service: of all of it.
-        free: when each queue is.
-        alone: no queue has two messages.
-    """
-    parts = len(arrival)
-    ends = free.copy()
-    if alone:
-        begin = arrival[0] if parts == 1 else (arrival - service * (np.arange(parts)[:, None] / parts)).max(0)
-        ends[queue] = np.maximum(free[queue], begin) + service
-        return ends
-    queue, arrival, service = np.tile(queue, parts), arrival.ravel(), np.tile(service / parts, parts)
-    count = np.bincount(queue, minlength=len(free))
-    order = np.lexsort((arrival, queue))
-    queue, arrival, service = queue[order], arrival[order], service[order]
-    used = np.flatnonzero(count)
-    firsts = np.concatenate([[0], np.cumsum(count[used])[:-1]])
-    totals = np.add.reduceat(service, firsts)
-    before = np.cumsum(service) - service
-    rest = np.repeat(totals + before[firsts], count[used]) - before
-    ends[used] = np.maximum(np.maximum.reduceat(arrival + rest, firsts), free[used] + totals)
-    return ends

@@ -13,7 +13,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from bench.costs.paces import Floats
+from bench.costs.arrays import Floats
 
 LEAST_STEPS = 16
 MOST_STEPS = 500

@@ -6,7 +6,7 @@ A trace has n opportunities in a period T. By time t its clock has come to
 
 so the clock runs as fast as the rate is over its mean, and what a link of the mean rate would do in s seconds is done
 when the clock has advanced by s. A queue that is worked off in order never wastes an opportunity while something waits,
-so queues hold on that clock as they do on any other (`bench/costs/flows.py`). Both ways between time and clock never
+so queues hold on that clock as they do on any other (`bench/costs/queues.py`). Both ways between time and clock never
 fall, and more opportunities never end anything later.
 
 Source: Netravali et al. 2015 (Mahimahi, USENIX ATC), section 4: what finds nothing to carry is lost, and the trace
@@ -19,10 +19,9 @@ import dataclasses
 from collections.abc import Callable, Sequence
 
 import numpy as np
-import numpy.typing as npt
 
-Floats = npt.NDArray[np.float64]
-Ints = npt.NDArray[np.int64]
+from bench.costs.arrays import Floats
+from collectives.rounds.waves import Ints
 
 _INSTANT_S = 1e-9
 """Times no further apart are one, so that what comes at an opportunity can use it, however times were added up."""

@@ -24,8 +24,9 @@ from typing import Any
 import numpy as np
 
 from bench.core.parts import BucketParts, Calibration, EncodedBucket, Offer
+from bench.costs.arrays import Floats
 from bench.costs.computing import Computing, Job
-from bench.costs.flows import Floats, Flows
+from bench.costs.flows import Flows
 from bench.costs.following import Window, follow, steps_for
 from bench.costs.offers import layout_of, lengths_of
 from collectives.allgather import Allgather

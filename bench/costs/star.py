@@ -15,7 +15,8 @@ import collections
 import numpy as np
 import simpy
 
-from bench.costs.flows import Floats, Links
+from bench.costs.arrays import Floats
+from bench.costs.links import Links
 from collectives.rounds.waves import Ints
 
 FASTEST = 1e15

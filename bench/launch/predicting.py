@@ -19,8 +19,9 @@ from bench.core.parts import FORWARDED, FRAMES, LOCAL, SEGMENTS, Calibration
 from bench.core.predict_config import PredictConfig
 from bench.core.straggler import Straggler
 from bench.core.units import format_rate, format_seconds, parse_rate
+from bench.costs.arrays import Floats
 from bench.costs.asynchronous import predict_async
-from bench.costs.flows import Floats, Links
+from bench.costs.links import Links
 from bench.costs.paces import Pace
 from bench.costs.prediction import Prediction, Setting, predict, refusal
 from bench.costs.simulated_server import AsyncSetting

@@ -14,7 +14,7 @@ from bench.core.errors import UsageError
 from bench.core.parts import FRAMES, LOCAL, SEGMENTS, BucketParts, Calibration, Crowd, MessageCosts
 from bench.core.predict_config import PredictConfig
 from bench.costs.asynchronous import AsyncPrediction, predict_async
-from bench.costs.flows import Links
+from bench.costs.links import Links
 from bench.costs.simulated_server import AsyncSetting
 from bench.launch.predicting import ACK_SHARE, FRAME_PER_PAYLOAD, check, notes, predicted
 from bench.launch.sweeps.plan import PlannedRun

@@ -10,7 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from bench.core.errors import UsageError
-from bench.costs.flows import Flows, Links
+from bench.costs.flows import Flows
+from bench.costs.links import Links
 from collectives import spec
 from collectives.base import Collective
 from collectives.rounds.layout import Layout

@@ -13,8 +13,8 @@ import pytest
 from bench.core.errors import UsageError
 from bench.core.parts import Validated
 from bench.core.predict_config import PredictConfig
+from bench.costs.arrays import Floats
 from bench.costs.following import LEAST_STEPS, follow
-from bench.costs.paces import Floats
 from bench.costs.prediction import Prediction
 from bench.launch.predicting import ACK_SHARE, FRAME_PER_PAYLOAD, check, columns, notes, predicted
 from tests.testing.calibrations import calibration

@@ -11,7 +11,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from bench.costs.flows import Flows, Links
+from bench.costs.flows import Flows
+from bench.costs.links import Links
 from bench.costs.paces import Pace
 from collectives import spec
 from collectives.base import Collective

@@ -11,7 +11,7 @@ import simpy
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from bench.costs.flows import Links
+from bench.costs.links import Links
 from bench.costs.star import Star, fair_shares
 
 HOSTS = st.lists(st.tuples(st.integers(0, 3), st.floats(1, 100)), min_size=1, max_size=6)
