@@ -24,7 +24,7 @@ import torch
 from bench.core.parts import FP32_BYTES
 from bench.costs.flows import Flows
 from bench.costs.links import Links
-from bench.launch.predicting import ACK_SHARE, FRAME_PER_PAYLOAD
+from bench.launch.predictions.links import ACK_SHARE, FRAME_PER_PAYLOAD
 from bench.models.resnet50 import ResNet50
 from collectives import spec
 from collectives.base import Collective

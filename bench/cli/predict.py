@@ -15,7 +15,7 @@ from bench.core.units import format_seconds
 if TYPE_CHECKING:
     from bench.core.parts import Calibration
     from bench.costs.prediction import Prediction
-    from bench.launch.predicting import Asked
+    from bench.launch.predictions.asked import Asked
 
 MAP_POINTS_PER_DECADE = 3
 
@@ -125,7 +125,10 @@ def _check_together(
 def _predict_one(known: Calibration, asked: PredictConfig, steps_from: list[Path], *, as_json: bool) -> None:
     """One configuration at one rate."""
     from bench.cli.output.predict import print_step
-    from bench.launch.predicting import check, columns, notes, predicted
+    from bench.launch.predictions.checking import check
+    from bench.launch.predictions.columns import columns
+    from bench.launch.predictions.notes import notes
+    from bench.launch.predictions.step import predicted
 
     checked = check(asked, known)
     said = notes(known, checked)
@@ -139,7 +142,9 @@ def _predict_one(known: Calibration, asked: PredictConfig, steps_from: list[Path
 def _predict_curve(known: Calibration, asked: PredictConfig, text: str, *, as_json: bool) -> None:
     """One configuration over a range of rates."""
     from bench.cli.output.predict import print_curve
-    from bench.launch.predicting import check, notes, parse_sweep, sweep
+    from bench.launch.predictions.checking import check
+    from bench.launch.predictions.curve import parse_sweep, sweep
+    from bench.launch.predictions.notes import notes
 
     checked = check(asked, known)
     rates = parse_sweep(text)
@@ -151,8 +156,10 @@ def _predict_curve(known: Calibration, asked: PredictConfig, text: str, *, as_js
 def _predict_map(known: Calibration, asked: PredictConfig, text: str, *, as_json: bool) -> None:
     """Which pair is fastest where."""
     from bench.cli.output.predict import print_map
-    from bench.launch.predicting import check, notes, parse_sweep
-    from bench.launch.regimes import parse_world_sizes, regimes
+    from bench.launch.predictions.checking import check
+    from bench.launch.predictions.curve import parse_sweep
+    from bench.launch.predictions.notes import notes
+    from bench.launch.predictions.regimes import parse_world_sizes, regimes
 
     rates_text, _, sizes_text = text.partition(",")
     name, _, sizes = sizes_text.partition("=")
@@ -179,10 +186,10 @@ def _validate(known: Calibration, path: Path, file: Path, runs: Path, table: Pat
     from bench.cli.output.predict import print_validation
     from bench.cli.output.sweep import SweepProgress, say_plan
     from bench.launch.jobs.fork_server import TRAIN, ForkServer
+    from bench.launch.predictions.validating import as_rows, cells_of, compare, with_validated, write_table
     from bench.launch.sweeps.agenda import Agenda
     from bench.launch.sweeps.file import read_sweep
     from bench.launch.sweeps.plan import plan_runs
-    from bench.launch.validating import as_rows, cells_of, compare, with_validated, write_table
 
     with ForkServer(TRAIN) as server:
         agenda = Agenda.look_up(plan_runs(read_sweep(file), server), runs)
@@ -200,7 +207,8 @@ def _validate(known: Calibration, path: Path, file: Path, runs: Path, table: Pat
 
 def _pays(known: Calibration, checked: Asked, prediction: Prediction) -> list[str]:
     """Whether it is faster than dense gradients in 16 bits, where those are calibrated."""
-    from bench.launch.predicting import BASELINE, baseline, predicted
+    from bench.launch.predictions.checking import BASELINE, baseline
+    from bench.launch.predictions.step import predicted
 
     if BASELINE not in known.encoded or checked.compressor == BASELINE:
         return []

@@ -12,8 +12,9 @@ from bench.cli.output.console import plain_table, print_json, stdout_console
 from bench.core.units import format_bytes, format_rate, format_seconds
 from bench.costs.asynchronous import AsyncPrediction
 from bench.costs.prediction import Prediction
-from bench.launch.predicting import Asked, Curve
-from bench.launch.regimes import Regime
+from bench.launch.predictions.asked import Asked
+from bench.launch.predictions.curve import Curve
+from bench.launch.predictions.regimes import Regime
 
 
 def print_step(checked: Asked, prediction: Prediction, row: dict[str, Any], said: list[str], *, as_json: bool) -> None:

@@ -16,9 +16,12 @@ from bench.core.predict_config import PredictConfig
 from bench.costs.asynchronous import AsyncPrediction, predict_async
 from bench.costs.links import Links
 from bench.costs.simulated_server import AsyncSetting
-from bench.launch.predicting import ACK_SHARE, FRAME_PER_PAYLOAD, check, notes, predicted
+from bench.launch.predictions.checking import check
+from bench.launch.predictions.links import ACK_SHARE, FRAME_PER_PAYLOAD
+from bench.launch.predictions.notes import notes
+from bench.launch.predictions.step import predicted
+from bench.launch.predictions.validating import Compared, cells_of, with_validated
 from bench.launch.sweeps.plan import PlannedRun
-from bench.launch.validating import Compared, cells_of, with_validated
 from bench.strategies.async_server import AsyncServer
 from tests.testing.calibrations import NUMEL, calibration
 from tests.testing.configs import make_config

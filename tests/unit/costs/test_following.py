@@ -16,7 +16,11 @@ from bench.core.predict_config import PredictConfig
 from bench.costs.arrays import Floats
 from bench.costs.following import LEAST_STEPS, follow
 from bench.costs.prediction import Prediction
-from bench.launch.predicting import ACK_SHARE, FRAME_PER_PAYLOAD, check, columns, notes, predicted
+from bench.launch.predictions.checking import check
+from bench.launch.predictions.columns import columns
+from bench.launch.predictions.links import ACK_SHARE, FRAME_PER_PAYLOAD
+from bench.launch.predictions.notes import notes
+from bench.launch.predictions.step import predicted
 from tests.testing.calibrations import calibration
 
 

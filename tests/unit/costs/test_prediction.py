@@ -20,7 +20,11 @@ from bench.core.predict_config import PredictConfig
 from bench.costs.crowds import crowd_at
 from bench.costs.offers import lengths_of
 from bench.costs.prediction import Prediction
-from bench.launch.predicting import ACK_SHARE, FRAME_PER_PAYLOAD, check, notes, parse_sweep, predicted, sweep
+from bench.launch.predictions.checking import check
+from bench.launch.predictions.curve import parse_sweep, sweep
+from bench.launch.predictions.links import ACK_SHARE, FRAME_PER_PAYLOAD
+from bench.launch.predictions.notes import notes
+from bench.launch.predictions.step import predicted
 from tests.testing.calibrations import calibration
 
 MEGABIT = 1e6 / 8 / FRAME_PER_PAYLOAD / (1 + ACK_SHARE)

@@ -10,7 +10,10 @@ from bench.core import registry, spec
 from bench.core.errors import UsageError
 from bench.core.parts import Calibration
 from bench.costs.prediction import refusal
-from bench.launch.predicting import BASELINE, Asked, baseline, outside, predicted
+from bench.launch.predictions.asked import Asked
+from bench.launch.predictions.checking import BASELINE, baseline
+from bench.launch.predictions.notes import outside
+from bench.launch.predictions.step import predicted
 from collectives.base import Collective
 from compressors.base import Compressor
 

@@ -17,7 +17,9 @@ from bench.core.rows import read_rows
 from bench.core.straggler import Straggler
 from bench.costs.prediction import Prediction
 from bench.hosts.cluster import Cluster, HostLink
-from bench.launch.predicting import Asked, check_asked, predicted, waits
+from bench.launch.predictions.asked import Asked, waits
+from bench.launch.predictions.checking import check_asked
+from bench.launch.predictions.step import predicted
 from bench.launch.sweeps.agenda import Agenda
 from bench.launch.sweeps.file import table_text
 from bench.launch.sweeps.plan import PlannedRun

@@ -1,0 +1,134 @@
+"""From options to what can be predicted, or one sentence that says why it cannot."""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+from typing import cast
+
+from bench.core import spec
+from bench.core.config import RunConfig
+from bench.core.configuration import NOT_GIVEN
+from bench.core.errors import UsageError
+from bench.core.parts import Calibration
+from bench.core.predict_config import PredictConfig
+from bench.core.straggler import Straggler
+from bench.costs.prediction import refusal
+from bench.hosts.cluster import HostLink
+from bench.hosts.cluster_options import cluster_from_toml, link_of, link_texts
+from bench.launch.predictions.asked import DDP, Asked
+from bench.optimizers.base import Optimizer
+from bench.strategies.base import Strategy
+from collectives.base import Collective
+from compressors.base import Compressor
+
+BASELINE = "bf16"
+PREDICTED = (DDP, "async_server")
+"""strategies whose steps can be predicted"""
+
+
+def check(config: PredictConfig, calibration: Calibration) -> Asked:
+    """Refuse what cannot be predicted.
+
+    Raises:
+        UsageError: something is unknown, illegal together, not calibrated, or says nothing of its rounds.
+    """
+    hosts, ranks_per_host = _hosts(config)
+    return check_asked(
+        calibration,
+        Asked(
+            compressor=config.compressor,
+            collective=config.collective,
+            hosts=hosts,
+            ranks_per_host=ranks_per_host,
+            shared_cores=config.shared_cores,
+            starts_early=config.trigger == "async",
+            strategy=config.strategy,
+            straggler=Straggler.parse(config.straggler) if config.straggler else None,
+        ),
+    )
+
+
+def _hosts(config: PredictConfig) -> tuple[tuple[HostLink, ...], int]:
+    """(each host's link, ranks on each)."""
+    texts = link_texts(config)
+    if config.cluster_file is not None:
+        named = [f"--{key}" for key in texts] + [f"--{key}" for key in ("hosts", "world_size") if getattr(config, key)]
+        if named or config.ranks_per_host > 1:
+            other = (*named, "--ranks-per-host")[0].replace("_", "-")
+            raise UsageError(f"--cluster and {other} both describe the hosts; put all of it into the file")
+        cluster = cluster_from_toml(Path(config.cluster_file))
+        return cluster.hosts, cluster.ranks_per_host
+    per_host = config.ranks_per_host
+    number = config.hosts or max(1, (config.world_size or 2) // per_host)
+    if config.world_size not in (None, number * per_host):
+        raise UsageError(
+            f"--world-size {config.world_size} is not {number} hosts with {per_host} rank(s) each; leave out one"
+        )
+    if number * per_host < 2:
+        raise UsageError("one rank exchanges nothing; give --world-size 2 or more")
+    return (link_of(texts),) * number, per_host
+
+
+def baseline(asked: Asked, calibration: Calibration) -> Asked:
+    """Dense gradients in 16 bits on the same links, summed as they would be without a choice.
+
+    Raises:
+        UsageError: they are not calibrated.
+    """
+    return check_asked(calibration, dataclasses.replace(asked, compressor=BASELINE, collective=""))
+
+
+def check_asked(calibration: Calibration, asked: Asked) -> Asked:
+    """The pair filled in, as it is written shortest.
+
+    Raises:
+        UsageError: as `check`.
+    """
+    strategy = _strategy(asked)
+    compressor = cast(Compressor, spec.build("compressors", asked.compressor))
+    text = spec.short_text(compressor)
+    if text not in calibration.encoded:
+        raise UsageError(
+            f"{text} is not in the calibration, which holds {', '.join(calibration.encoded)}; name it in "
+            "bench calibrate --compressors"
+        )
+    names = [asked.collective] if asked.collective else strategy.default_collectives(compressor)
+    components = [cast(Collective, spec.build("collectives", name)) for name in names]
+    legal = next((c for c in components if compressor.refusal(c) is None), components[-1])
+    reason = compressor.refusal(legal) or refusal(legal) or legal.ranks_refusal(asked.world_size)
+    reason = reason or strategy.refusal(
+        RunConfig(
+            collective=asked.collective or NOT_GIVEN,
+            world_size=asked.world_size,
+            trigger="async" if asked.starts_early else "sync",
+            device="cpu",
+        ),
+        compressor,
+        legal,
+        cast(Optimizer, spec.build("optimizers", calibration.optimizer)),
+    )
+    if reason:
+        raise UsageError(reason)
+    return dataclasses.replace(
+        asked, compressor=text, collective=spec.short_text(legal), strategy=spec.short_text(strategy)
+    )
+
+
+def _strategy(asked: Asked) -> Strategy:
+    """When ranks exchange what, where that can be predicted.
+
+    Raises:
+        UsageError: it cannot, among these ranks or on these links.
+    """
+    strategy = cast(Strategy, spec.build("strategies", asked.strategy))
+    if strategy.component_name not in PREDICTED:
+        raise UsageError(f"steps of {strategy.component_name} cannot be predicted; choose {' or '.join(PREDICTED)}")
+    if asked.straggler is not None:
+        asked.straggler.check_among(asked.world_size)
+    if not asked.waits and any(host.uplink_trace or host.downlink_trace for host in asked.hosts):
+        raise UsageError(
+            f"a rate that changes over time cannot be predicted with {strategy.component_name}; give the hosts a "
+            "constant one"
+        )
+    return strategy

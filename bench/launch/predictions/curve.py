@@ -1,0 +1,75 @@
+"""Predictions over the rate of the links, beside dense gradients, and where both are equal."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Sequence
+
+import numpy as np
+
+from bench.core.errors import UsageError
+from bench.core.parts import Calibration
+from bench.core.units import parse_rate
+from bench.costs.prediction import Prediction
+from bench.launch.predictions.asked import Asked
+from bench.launch.predictions.checking import baseline
+from bench.launch.predictions.step import predicted
+
+POINTS_PER_DECADE = 6
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Curve:
+    """Steps over the rate of all links.
+
+    Attributes:
+        rates_bps: ascending.
+        pair, dense: step times of what was asked for, and of dense gradients in 16 bits.
+        break_even_bps: rates at which both are equal, by interpolation.
+    """
+
+    rates_bps: list[float]
+    pair: list[Prediction]
+    dense: list[Prediction]
+    break_even_bps: list[float]
+
+    @property
+    def pays(self) -> list[bool]:
+        """Where the pair is faster."""
+        return [a.step_time_s < b.step_time_s for a, b in zip(self.pair, self.dense, strict=True)]
+
+
+def sweep(calibration: Calibration, asked: Asked, rates_bps: Sequence[float]) -> Curve:
+    """Predict at every rate.
+
+    Raises:
+        UsageError: dense gradients in 16 bits are not calibrated, or ranks do not make their steps together.
+    """
+    if not asked.waits:
+        raise UsageError(f"--sweep compares steps that ranks make together; leave out --strategy {asked.strategy}")
+    other = baseline(asked, calibration)
+    pair = [predicted(calibration, asked.at_rate(rate)) for rate in rates_bps]
+    dense = [predicted(calibration, other.at_rate(rate)) for rate in rates_bps]
+    ratios = np.log([a.step_time_s / b.step_time_s for a, b in zip(pair, dense, strict=True)])
+    logs = np.log(rates_bps)
+    crossings = np.flatnonzero((ratios[:-1] < 0) != (ratios[1:] < 0))
+    at = [logs[i] + (logs[i + 1] - logs[i]) * ratios[i] / (ratios[i] - ratios[i + 1]) for i in crossings]
+    return Curve(rates_bps=list(rates_bps), pair=pair, dense=dense, break_even_bps=np.exp(at).tolist())
+
+
+def parse_sweep(text: str, per_decade: int = POINTS_PER_DECADE) -> list[float]:
+    """``bandwidth=1mbit..10gbit`` -> rates in bits per second, evenly on a logarithmic scale.
+
+    Raises:
+        UsageError: it is not of that form.
+    """
+    name, _, ends = text.partition("=")
+    first, dots, last = ends.partition("..")
+    if name.strip() != "bandwidth" or not dots:
+        raise UsageError(f"--sweep '{text}' is not possible; write it like bandwidth=1mbit..10gbit")
+    low, high = parse_rate(first.strip()), parse_rate(last.strip())
+    if not low < high:
+        raise UsageError(f"--sweep '{text}' does not ascend; write the slower rate first")
+    points = max(2, round(per_decade * math.log10(high / low)) + 1)
+    return [float(rate) for rate in np.geomspace(low, high, points)]

@@ -1,0 +1,75 @@
+"""A step among ranks that wait for each other, or among ranks that ask a server."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import cast
+
+import numpy as np
+
+from bench.core import spec
+from bench.core.parts import Calibration
+from bench.costs.arrays import Floats
+from bench.costs.asynchronous import predict_async
+from bench.costs.prediction import Prediction, Setting, predict
+from bench.costs.simulated_server import AsyncSetting
+from bench.launch.predictions.asked import Asked
+from bench.launch.predictions.links import links_of
+from bench.strategies.async_server import AsyncServer
+from collectives.base import Collective
+
+
+def predicted(calibration: Calibration, asked: Asked) -> Prediction:
+    """A step of what was asked for.
+
+    Raises:
+        UsageError: it is more than can be simulated, or the file of a trace is gone.
+    """
+    if not asked.waits:
+        return _predicted_async(calibration, asked)
+    collective = cast(Collective, spec.build("collectives", asked.collective))
+    encoded = calibration.encoded[asked.compressor]
+    plain = asked.compressor == "none" and asked.collective == "native" and asked.starts_early
+    if plain:  # DDP by itself
+        encoded = tuple(dataclasses.replace(bucket, work_s=(0.0,) * len(bucket.work_s)) for bucket in encoded)
+    return predict(
+        calibration,
+        Setting(
+            collective=collective,
+            encoded=encoded,
+            links=links_of(calibration, asked),
+            slower=_slower(asked),
+            load=_load(calibration, asked),
+            shared_cores=asked.shared_cores,
+            straggler=asked.straggler,
+            in_hook=not plain,
+            starts_early=asked.starts_early,
+        ),
+    )
+
+
+def _predicted_async(calibration: Calibration, asked: Asked) -> Prediction:
+    return predict_async(
+        calibration,
+        AsyncSetting(
+            strategy=cast(AsyncServer, spec.build("strategies", asked.strategy)),
+            encoded=calibration.encoded[asked.compressor],
+            links=links_of(calibration, asked),
+            slower=_slower(asked),
+            load=_load(calibration, asked),
+            shared_cores=asked.shared_cores,
+            straggler=asked.straggler,
+        ),
+    )
+
+
+def _slower(asked: Asked) -> Floats:
+    """By which factor each rank computes more slowly, for its host."""
+    return np.repeat([1 / host.cpu_share for host in asked.hosts], asked.ranks_per_host)
+
+
+def _load(calibration: Calibration, asked: Asked) -> float:
+    """Threads that compute at once / cores that they share."""
+    if asked.shared_cores is None:
+        return asked.ranks_per_host * calibration.threads / calibration.cores
+    return asked.world_size * calibration.threads / asked.shared_cores
