@@ -3,7 +3,7 @@
 Each rank has two queues, to the server and from it, and one message of each is on its way at a time. These share every
 link that they take max-min fairly: nobody could get more of it but from someone who has no more. A link that all of a
 host's ranks share is theirs in equal parts, and what a host cannot use of the server's link is the others'. What comes
-to a host is acknowledged over the same link by which it sends, which leaves so much less of that.
+to a host is acknowledged over the same link by which it sends, which leaves so much less of that, but half at least.
 
 Source: Bertsekas and Gallager, "Data networks" (2nd edition, 1992), section 6.5.2: max-min fair rates by filling up.
 """
@@ -11,6 +11,7 @@ Source: Bertsekas and Gallager, "Data networks" (2nd edition, 1992), section 6.5
 from __future__ import annotations
 
 import collections
+from typing import Any
 
 import numpy as np
 import simpy
@@ -109,9 +110,14 @@ class Star:
         down = fair_shares(from_server, self._down, self._up[server])
         if share and to_server.any() and from_server.any():
             acked_up, acked_down = share * up * to_server, share * down * from_server
-            up = fair_shares(to_server, self._up - acked_down, self._down[server] - acked_down.sum())
-            down = fair_shares(from_server, self._down - acked_up, self._up[server] - acked_up.sum())
+            up = fair_shares(to_server, _left(self._up, acked_down), _left(self._down[server], acked_down.sum()))
+            down = fair_shares(from_server, _left(self._down, acked_up), _left(self._up[server], acked_up.sum()))
         return np.where(busy, np.concatenate([up[hosts], down[hosts]]), 0.0)
+
+
+def _left(rate: Floats | float, acknowledged: Floats | float) -> Any:
+    """What acknowledgements leave of links: half at least, for they are no more than messages that share it fairly."""
+    return np.maximum(rate - acknowledged, rate / 2)
 
 
 def fair_shares(count: Ints, own: Floats, shared: float) -> Floats:

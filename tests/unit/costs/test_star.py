@@ -83,3 +83,10 @@ def test_a_link_without_a_limit_and_a_way_within_a_host_take_no_time() -> None:
     assert come_at(links([np.inf] * 2), [(0.0, "push", 1, 1e9)]) == [pytest.approx(0.0, abs=1e-5)]
     together = Links(host_of=np.array([0, 0]), up_rate=np.ones(1), down_rate=np.ones(1), latency_s=np.ones(1))
     assert come_at(together, [(0.0, "push", 1, 1e9)]) == [0.0]
+
+
+def test_acknowledgements_of_fast_answers_leave_half_of_a_slow_link_to_pushes() -> None:
+    fast, slow = np.array([1e4, 100.0, 100.0]), np.array([100.0, 1e4, 1e4])
+    hosts = {"host_of": np.arange(3), "latency_s": np.zeros(3), "ack_share": 0.05}
+    both = [(0.0, "push", 1, 100.0), (0.0, "answer", 2, 1e6)]
+    assert come_at(Links(up_rate=fast, down_rate=slow, **hosts), both)[0] == pytest.approx(2.0)
