@@ -44,7 +44,8 @@ def _candidates(path: str) -> Iterator[Path]:
                 folders.clear()
                 continue
             folders.sort()
-            yield from (Path(folder, name) for name in sorted(names) if name.endswith((".json", ".csv")))
+            files = (Path(folder, name) for name in sorted(names) if name.endswith((".json", ".csv")))
+            yield from filter(Path.is_file, files)  # a pipe, from which nothing may ever come, is none
 
 
 def _kind_of(file: Path) -> str | None:

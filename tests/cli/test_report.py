@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 from pathlib import Path
 
@@ -55,6 +56,7 @@ def test_what_bench_predict_wrote_is_drawn_beside_the_runs(tmp_path: Path) -> No
     table.write_bytes(Path("results/reference/predict-validation.csv").read_bytes())
     (runs / "other.json").write_text("[1, {}]")
     (runs / "torn.json").write_text(said[:-9])
+    os.mkfifo(runs / "pipe.json")
     (runs / "damaged.json").write_text(said.replace("bandwidth_bps", "rate"))
     out = tmp_path / "report.html"
     answer = invoke("report", str(runs), str(curve), "--out", str(out))
