@@ -110,6 +110,8 @@ def predicted_measured(path: Path) -> Picture:
 
     cells = _validation(path)
     known = [(float(cell["step_time_s"]), float(cell["predicted_step_time_s"]), cell) for cell in cells]
+    if not all(0 < seconds < math.inf for *both, _ in known for seconds in both):
+        raise ValueError("a step takes more than no time, and ends")
     figure, (axes,) = style.new_figure(height=4.2)
     bounds = [
         0.8 * min(min(measured, predicted) for measured, predicted, _ in known),
