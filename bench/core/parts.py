@@ -184,6 +184,13 @@ class Calibration:
         encoded = [bucket for each in self.encoded.values() for bucket in each]
         fits = all(length == count for length in parts)
         fits = fits and all(len(bucket.work_s) == len(bucket.offers) + 1 for bucket in encoded)
+        fits = fits and all(len(bucket.layers) == len(bucket.numels) for bucket in self.buckets)
+        fits = fits and all(
+            len(set(offer.layers)) == len(offer.layers) and set(offer.layers) <= set(bucket.layers)
+            for each in self.encoded.values()
+            for bucket, made in zip(self.buckets, each, strict=True)
+            for offer in made.offers
+        )
         if not (fits and self.buckets and self.crowds and LOCAL in self.messages):
             raise ValueError("buckets, and what was measured of each of them, do not belong together")
 

@@ -228,9 +228,12 @@ def test_a_calibration_comes_back_as_it_was_written(tmp_path: Path) -> None:
         (("encoded", "none"), [], "do not belong together"),
         (("crowds",), [], "do not belong together"),
         (("messages",), {}, "do not belong together"),
+        (("buckets", 0, "numels"), (1, 2), "do not belong together"),
+        (("encoded", "none", 0, "offers", 0, "layers"), (77,), "do not belong together"),
+        (("encoded", "none", 0, "offers", 0, "layers"), (0, 0), "do not belong together"),
     ],
 )
-def test_figures_that_nothing_can_have_are_no_calibration(place: tuple[str, ...], value: Any, sentence: str) -> None:
+def test_figures_that_nothing_can_have_are_no_calibration(place: tuple[Any, ...], value: Any, sentence: str) -> None:
     values = dataclasses.asdict(calibration())
     *path, name = place
     inner = functools.reduce(operator.getitem, path, values)
