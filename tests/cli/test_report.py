@@ -56,6 +56,7 @@ def test_what_bench_predict_wrote_is_drawn_beside_the_runs(tmp_path: Path) -> No
     table.write_bytes(Path("results/reference/predict-validation.csv").read_bytes())
     (runs / "other.json").write_text("[1, {}]")
     (runs / "torn.json").write_text(said[:-9])
+    (runs / "nan.json").write_text(said.replace("1000000.0", "NaN"))
     (runs / "zero.csv").write_text("compressor,collective,predicted_step_time_s,step_time_s,error\na,b,1,0,1\n")
     os.mkfifo(runs / "pipe.json")
     (runs / "damaged.json").write_text(said.replace("bandwidth_bps", "rate"))
@@ -67,7 +68,8 @@ def test_what_bench_predict_wrote_is_drawn_beside_the_runs(tmp_path: Path) -> No
     assert drawn == [1, 1, 1]
     assert text.count("Drawn from ") == 3
     assert "damaged.json is damaged (&#39;bandwidth_bps&#39;); write it anew with bench predict" in text
-    assert "zero.csv is damaged (a step takes more than no time, and ends); write it anew with bench predict" in text
+    for name in ("zero.csv", "nan.json"):
+        assert f"{name} is damaged (a rate or a time is not above 0, or has no end); write it anew" in text
     assert "Predicted step times of topk on allgather and dense bf16" in text
     ids = re.findall(r'\bid="([^"]+)"', text)
     assert len(ids) == len(set(ids))

@@ -9,7 +9,7 @@ import csv
 import dataclasses
 import json
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -49,7 +49,7 @@ class PredictedKind:
         try:
             with style.applied():
                 return self.function(path)
-        except (KeyError, TypeError, ValueError) as error:
+        except (KeyError, TypeError, ValueError, OverflowError) as error:
             raise NotDrawable(f"{path} is damaged ({error}); write it anew with bench predict") from None
 
 
@@ -57,6 +57,8 @@ def curve(path: Path) -> Picture:
     """Predicted step time of a pair and of dense gradients over the bandwidth; break-even points are marked."""
     content = _json(path, "curve", "bench predict --sweep bandwidth=1mbit..10gbit --json")
     rates = [point["bandwidth_bps"] for point in content["curve"]]
+    times = [point[column] for point in content["curve"] for column in ("dense_step_time_s", "step_time_s")]
+    _check_above_zero([*rates, *times, *content["break_even_bps"]])
     pair = f"{content['compressor']} on {content['collective']}"
     figure, (axes,) = style.new_figure()
     lines = {}
@@ -110,8 +112,7 @@ def predicted_measured(path: Path) -> Picture:
 
     cells = _validation(path)
     known = [(float(cell["step_time_s"]), float(cell["predicted_step_time_s"]), cell) for cell in cells]
-    if not all(0 < seconds < math.inf for *both, _ in known for seconds in both):
-        raise ValueError("a step takes more than no time, and ends")
+    _check_above_zero(seconds for *both, _ in known for seconds in both)
     figure, (axes,) = style.new_figure(height=4.2)
     bounds = [
         0.8 * min(min(measured, predicted) for measured, predicted, _ in known),
@@ -139,6 +140,11 @@ def predicted_measured(path: Path) -> Picture:
     axes.set_title(style.wrapped(f"{said}; the band is {_WITHIN:.0%} wide to either side", 60))
     style.legend(figure, points)
     return Picture(figure=figure, alt=f"Predicted against measured step times: {said}.")
+
+
+def _check_above_zero(values: Iterable[float]) -> None:
+    if not all(value > 0 and math.isfinite(value) for value in values):
+        raise ValueError("a rate or a time is not above 0, or has no end")
 
 
 def _json(path: Path, key: str, command: str) -> dict[str, Any]:
