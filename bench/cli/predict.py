@@ -217,6 +217,8 @@ def _pays(known: Calibration, checked: Asked, prediction: Prediction) -> list[st
     if not checked.waits:
         return [f"{1 / ratio:.2f} times as many samples as with dense {BASELINE}: {dense.samples_per_s:.1f} per second"]
     than = f"dense {BASELINE}, whose step takes {format_seconds(dense.step_time_s)}"
+    if checked.compressor == "none":
+        return [f"uncompressed in 32 bits a step takes {ratio:.2f} times as long as with {than}"]
     if ratio < 1:
         return [f"a step is {1 / ratio:.2f} times as fast as with {than}"]
     return [f"compression does not pay here: a step takes {ratio:.2f} times as long as with {than}"]

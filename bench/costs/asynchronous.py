@@ -17,7 +17,8 @@ from bench.costs.simulated_server import AsyncSetting, Played, Simulation, StepW
 from collectives.parameter_server.link import CONTROL_BYTES
 
 MOST_RANKS = 512
-MOST_STALENESS = 100
+MOST_UNDER_WAY = 1024
+"""ranks x (1 + staleness): as many steps are made before what is counted begins, times 20"""
 STARTS = 12
 """ranks, whose steps begin at times of their own, over all simulations together"""
 
@@ -39,6 +40,21 @@ class AsyncPrediction(Prediction):
     step_times_s: tuple[float, ...]
 
 
+def check_size(num_ranks: int, staleness: int) -> None:
+    """Refuse what would take minutes to simulate.
+
+    Raises:
+        UsageError: more ranks, or a looser bound, than can be simulated.
+    """
+    if num_ranks > MOST_RANKS:
+        raise UsageError(f"{num_ranks} ranks of async_server cannot be simulated; choose at most {MOST_RANKS}")
+    if num_ranks * (1 + staleness) > MOST_UNDER_WAY:
+        raise UsageError(
+            f"staleness={staleness} among {num_ranks} ranks cannot be simulated; choose at most "
+            f"{MOST_UNDER_WAY // num_ranks - 1}, or mode=asp, which bounds nothing"
+        )
+
+
 def predict_async(calibration: Calibration, setting: AsyncSetting) -> AsyncPrediction:
     """Play some steps through, from several starts where ranks are few, and take stock.
 
@@ -46,13 +62,7 @@ def predict_async(calibration: Calibration, setting: AsyncSetting) -> AsyncPredi
         UsageError: more ranks, or a looser bound, than can be simulated.
     """
     n = setting.links.num_ranks
-    if n > MOST_RANKS:
-        raise UsageError(f"{n} ranks of async_server are more than can be simulated; choose at most {MOST_RANKS}")
-    if setting.strategy.staleness > MOST_STALENESS:
-        raise UsageError(
-            f"staleness={setting.strategy.staleness} is more than can be simulated; choose at most {MOST_STALENESS}, "
-            "or mode=asp, which bounds nothing"
-        )
+    check_size(n, setting.strategy.staleness)
     draw = np.random.default_rng(setting.seed)
     work = StepWork.of(calibration, setting)
     played = [Simulation(setting, work, draw).run() for _ in range(max(1, STARTS // n))]

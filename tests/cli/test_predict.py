@@ -119,6 +119,17 @@ def test_predictions_are_drawn_beside_what_was_measured(tmp_path: Path) -> None:
     assert "8 configurations, error: median 22.1%" in (tmp_path / "errors.svg").read_text()
 
 
+def test_more_ranks_than_a_job_of_this_tool_can_have_are_predicted(tmp_path: Path) -> None:
+    answer = invoke("predict", "--calibration", written(tmp_path), "--hosts", "5000", "--collective", "tree")
+    assert (answer.code, answer.out.splitlines()[0]) == (0, "none on tree, 5000 ranks, on links without a limit")
+
+
+def test_what_is_said_first_tells_one_question_from_another(tmp_path: Path) -> None:
+    asked = ["--hosts", "4", "--bandwidth", "10mbit", "--latency", "5ms", "--straggler", "rank=1,slowdown=3"]
+    first = invoke("predict", "--calibration", written(tmp_path), "--compressor", "topk", *asked).out.splitlines()[0]
+    assert first == "topk on allgather, 4 ranks, at 10 Mbit/s, latency 5 ms, a straggler (rank=1,slowdown=3)"
+
+
 def test_runs_say_how_many_steps_a_target_takes(tmp_path: Path) -> None:
     path, runs = written(tmp_path), tmp_path / "runs.csv"
     same = {

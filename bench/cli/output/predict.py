@@ -22,10 +22,10 @@ def print_step(checked: Asked, prediction: Prediction, row: dict[str, Any], said
     if as_json:
         print_json(row | {"notes": said})
         return
-    where = checked.collective if checked.waits else checked.strategy
-    print(f"{checked.compressor} on {where}, {checked.world_size} ranks")
+    print(_heading(checked))
+    step = "step of rank 0" if not checked.waits else "step" if prediction.step_time_p95_s is None else "mean step"
     for name, text in (
-        ("step" if checked.waits else "step of rank 0", format_seconds(prediction.step_time_s)),
+        (step, format_seconds(prediction.step_time_s)),
         ("exposed", format_seconds(prediction.exposed_s)),
         ("bound by", prediction.bound_by),
         (
@@ -47,6 +47,23 @@ def print_step(checked: Asked, prediction: Prediction, row: dict[str, Any], said
     print(*said, sep="\n")
 
 
+def _heading(checked: Asked) -> str:
+    """What is predicted, in one line."""
+    where = checked.collective if checked.waits else checked.strategy
+    rate = "on links without a limit" if checked.slowest_bps is None else f"at {format_rate(checked.slowest_bps)}"
+    if len({dataclasses.replace(host, name="any") for host in checked.hosts}) > 1:
+        rate += " on the slowest link"
+    latency = max(host.latency_s for host in checked.hosts)
+    parts = [
+        f"{checked.compressor} on {where}",
+        f"{checked.world_size} ranks",
+        f"{checked.link_trace}, {rate} on average" if checked.link_trace else rate,
+        f"latency {format_seconds(latency)}" if latency else "",
+        f"a straggler ({checked.straggler_text})" if checked.straggler_text else "",
+    ]
+    return ", ".join(filter(None, parts))
+
+
 def _of_server(prediction: AsyncPrediction) -> Iterator[tuple[str, str]]:
     """What else there is to say of ranks that do not wait for each other: names and texts."""
     fastest, middle, slowest = (format_seconds(of(prediction.step_times_s)) for of in (min, statistics.median, max))
@@ -63,7 +80,7 @@ def _over_time(prediction: Prediction) -> list[tuple[str, str]]:
     for word, window in (("slowest", prediction.slowest_window), ("fastest", prediction.fastest_window)):
         if window is not None:
             place = f"from {format_seconds(window.begin_s)} to {format_seconds(window.end_s)} of the trace"
-            said.append((f"{word} tenth", f"{format_seconds(window.step_time_s)} a step, {place}"))
+            said.append((f"{word} tenth", f"{format_seconds(window.step_time_s)} a step that begins {place}"))
     return said
 
 

@@ -11,13 +11,15 @@ from bench.core.config import RunConfig
 from bench.core.configuration import NOT_GIVEN
 from bench.core.errors import UsageError
 from bench.core.parts import Calibration
-from bench.core.predict_config import PredictConfig
+from bench.core.predict_config import MOST_RANKS, PredictConfig
 from bench.core.straggler import Straggler
+from bench.costs.asynchronous import check_size
 from bench.costs.prediction import refusal
 from bench.hosts.cluster import HostLink
 from bench.hosts.cluster_options import cluster_from_toml, link_of, link_texts
 from bench.launch.predictions.asked import DDP, Asked
 from bench.optimizers.base import Optimizer
+from bench.strategies.async_server import AsyncServer
 from bench.strategies.base import Strategy
 from collectives.base import Collective
 from compressors.base import Compressor
@@ -65,6 +67,8 @@ def _hosts(config: PredictConfig) -> tuple[tuple[HostLink, ...], int]:
         raise UsageError(
             f"--world-size {config.world_size} is not {number} hosts with {per_host} rank(s) each; leave out one"
         )
+    if number * per_host > MOST_RANKS:
+        raise UsageError(f"{number * per_host} ranks are more than can be predicted; choose at most {MOST_RANKS}")
     if number * per_host < 2:
         raise UsageError("one rank exchanges nothing; give --world-size 2 or more")
     return (link_of(texts),) * number, per_host
@@ -97,21 +101,23 @@ def check_asked(calibration: Calibration, asked: Asked) -> Asked:
     components = [cast(Collective, spec.build("collectives", name)) for name in names]
     legal = next((c for c in components if compressor.refusal(c) is None), components[-1])
     reason = compressor.refusal(legal) or refusal(legal) or legal.ranks_refusal(asked.world_size)
-    reason = reason or strategy.refusal(
-        RunConfig(
-            collective=asked.collective or NOT_GIVEN,
-            world_size=asked.world_size,
-            trigger="async" if asked.starts_early else "sync",
-            device="cpu",
-        ),
-        compressor,
-        legal,
-        cast(Optimizer, spec.build("optimizers", calibration.optimizer)),
-    )
+    if not (reason or asked.waits):
+        optimizer = cast(Optimizer, spec.build("optimizers", calibration.optimizer))
+        reason = strategy.refusal(_as_run(asked), compressor, legal, optimizer)
     if reason:
         raise UsageError(reason)
     return dataclasses.replace(
         asked, compressor=text, collective=spec.short_text(legal), strategy=spec.short_text(strategy)
+    )
+
+
+def _as_run(asked: Asked) -> RunConfig:
+    """What a strategy looks at in a run before it takes it."""
+    return RunConfig(
+        collective=asked.collective or NOT_GIVEN,
+        world_size=asked.world_size,
+        trigger="async" if asked.starts_early else "sync",
+        device="cpu",
     )
 
 
@@ -124,6 +130,8 @@ def _strategy(asked: Asked) -> Strategy:
     strategy = cast(Strategy, spec.build("strategies", asked.strategy))
     if strategy.component_name not in PREDICTED:
         raise UsageError(f"steps of {strategy.component_name} cannot be predicted; choose {' or '.join(PREDICTED)}")
+    if isinstance(strategy, AsyncServer):
+        check_size(asked.world_size, strategy.staleness)
     if asked.straggler is not None:
         asked.straggler.check_among(asked.world_size)
     if not asked.waits and any(host.uplink_trace or host.downlink_trace for host in asked.hosts):
