@@ -74,7 +74,10 @@ def _clear_away(command: str, path: str) -> None:
     folder = RunFolder(Path(path))
     if not folder.path.exists() or folder.status.exists():  # it is cleared away, or it had come to its end
         return
-    if command == "run":
+    if command == "run" and not any(inside.is_file() for inside in folder.path.rglob("*")):
+        shutil.rmtree(path, ignore_errors=True)
+        print(f"note: bench was killed before a run began; its empty folder {path} is removed", file=sys.stderr)
+    elif command == "run":
         print(f"note: bench was killed during an earlier run; {_record_death(folder)} in {path}", file=sys.stderr)
     else:
         shutil.rmtree(path, ignore_errors=True)

@@ -45,12 +45,24 @@ def test_a_run_whose_configuration_cannot_be_read_is_named(
     notes: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     folder = RunFolder.create(tmp_path / "out", "test", "0123456789", 1)
+    folder.config.write_text("{", encoding="utf-8")
     leave_note(notes, "run", folder.path)
     clear_away()
     said = capsys.readouterr().err
     assert "note: bench was killed during an earlier run; a last row that says so could not be written" in said
     assert str(folder.path) in said
     assert list(notes.iterdir()) == []
+
+
+def test_the_folder_of_a_run_that_was_killed_before_it_had_a_configuration_is_removed(
+    notes: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = RunFolder.create(tmp_path / "out", "test", "0123456789", 1)
+    leave_note(notes, "run", folder.path)
+    clear_away()
+    said = capsys.readouterr().err
+    assert said == f"note: bench was killed before a run began; its empty folder {folder.path} is removed\n"
+    assert not folder.path.exists()
 
 
 @pytest.mark.parametrize("exists", [True, False], ids=["it had ended", "its folder is gone"])
