@@ -21,9 +21,14 @@ from tests.testing.compressor_cases import alone, gradient, layers_of_shapes, on
 LAYERS = layers_of_shapes((24, 10, 2, 1), (24, 20), (20,), (30, 16))
 
 
+_GROUPS: list[dist.ProcessGroup | None] = []
+"""Kept: the last reference to a group must not be one that a thread of its own lets go, which would wait for itself."""
+
+
 @pytest.fixture
 def lone_group(tmp_path: Path) -> Iterator[None]:
     dist.init_process_group("gloo", init_method=f"file://{tmp_path / 'store'}", rank=0, world_size=1)
+    _GROUPS.append(dist.group.WORLD)
     yield
     dist.destroy_process_group()
 
