@@ -16,7 +16,7 @@ were fixed before the runs: the document's own where it states one, else a facto
 is said to be kept, no difference where one thing is said to be better than another, and 1.9 where something is said to
 be halved. Intervals are compared before they are rounded, each row by itself: one in twenty may be wrong by chance. A
 claim measured in several set-ups counts once for each; rows *for comparison* show what the document does not claim: the
-methods beside it, presets of our own, a target that was chosen afterwards."""
+methods beside it, presets of our own, and figures or targets that were chosen after the rows had been seen."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

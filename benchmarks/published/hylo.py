@@ -49,7 +49,7 @@ SYSTEM = System(
             Claim(
                 text="better than existing methods, accuracy and bytes together",
                 source=ABSTRACT,
-                setup=f"{model}, digits, 4 workers, gradient bytes of {name} until 90 % / its own",
+                setup=f"{model}, digits, 4 workers, gradient bytes of {name} until 90 % / its own; chosen afterwards",
                 sweep="hylo",
                 measure=Gain(which={**which, **HYLO}, than={**which, **than}, metric=BYTES, accuracy=0.9),
                 claimed=above(1.0),

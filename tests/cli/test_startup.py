@@ -24,23 +24,9 @@ finally:
 """
 
 
-def bench(*arguments: str, **variables: str) -> tuple[str, set[str]]:
-    """(what `bench` printed, the heavy packages it imported)."""
-    done = subprocess.run(
-        [sys.executable, "-c", PROBE, *arguments],
-        env=os.environ | variables,
-        capture_output=True,
-        text=True,
-        timeout=60,
-        check=True,
-    )
-    (line,) = (line for line in done.stderr.splitlines() if line.startswith("loaded:"))
-    return done.stdout, set(line.split()[1:])
-
-
-def refused_without_torch(*arguments: str, **variables: str) -> str:
-    """What `bench` said when it refused, before it imported anything heavy."""
-    done = subprocess.run(
+def probed(*arguments: str, **variables: str) -> subprocess.CompletedProcess[str]:
+    """`bench`, which says at its end what heavy packages it imported."""
+    return subprocess.run(
         [sys.executable, "-c", PROBE, *arguments],
         env=os.environ | variables,
         capture_output=True,
@@ -48,6 +34,19 @@ def refused_without_torch(*arguments: str, **variables: str) -> str:
         timeout=60,
         check=False,
     )
+
+
+def bench(*arguments: str, **variables: str) -> tuple[str, set[str]]:
+    """(what `bench` printed, the heavy packages it imported)."""
+    done = probed(*arguments, **variables)
+    done.check_returncode()
+    (line,) = (line for line in done.stderr.splitlines() if line.startswith("loaded:"))
+    return done.stdout, set(line.split()[1:])
+
+
+def refused_without_torch(*arguments: str, **variables: str) -> str:
+    """What `bench` said when it refused, before it imported anything heavy."""
+    done = probed(*arguments, **variables)
     assert done.returncode == 2
     assert "loaded:\n" in done.stderr
     return done.stderr
