@@ -19,9 +19,9 @@ from bench.strategies.data_parallel.replicas import GradientExchange, Replicas, 
 from bench.strategies.data_parallel.with_optimizer import WithOptimizer
 from collectives.base import Collective
 from compressors.base import Compressor
+from compressors.ddp.attaching import hook_for
 from compressors.ddp.channel import Channel
-from compressors.ddp.choosing.hook import ChoosingHook
-from compressors.ddp.hook import CompressionHook, HookSettings
+from compressors.ddp.hook import HookSettings
 
 # A bucket that no model fills: one bucket for all layers.
 WHOLE_MODEL_MB = 2.0**20
@@ -82,11 +82,10 @@ class Ddp(Strategy):
         ddp = wrap(setup.model, setup.device, WHOLE_MODEL_MB if compressor.one_bucket else config.bucket_mb)
         if compressor.engine_hook or is_plain(compressor, setup.collective, config.trigger):
             return ddp, DdpExchange(ddp, compressor, nonfinite=config.nonfinite), optimizer
-        make = ChoosingHook if compressor.chooses else CompressionHook
         settings = HookSettings(
             seed=config.seed, trigger=config.trigger, nonfinite=config.nonfinite, timeout_s=config.timeout_s
         )
-        return ddp, make(ddp, reducer, setup.collective, settings), optimizer
+        return ddp, hook_for(ddp, reducer, setup.collective, settings), optimizer
 
 
 def is_plain(compressor: Compressor, collective: Collective, trigger: str) -> bool:

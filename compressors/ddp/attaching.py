@@ -76,8 +76,15 @@ def attach(
     _check_one_bucket(ddp, compressor)
     _check_momentum(compressor, momentum)
     reducer = Reducer(compressor, momentum=momentum or 0.0, nesterov=nesterov)
-    make = ChoosingHook if compressor.chooses else CompressionHook
     settings = HookSettings(seed=seed, trigger=trigger, nonfinite=nonfinite, timeout_s=timeout_s)
+    return hook_for(ddp, reducer, collective, settings)
+
+
+def hook_for(
+    ddp: DistributedDataParallel, reducer: Reducer, collective: Collective, settings: HookSettings
+) -> CompressionHook:
+    """Register the hook that the reducer's compressor takes: one that chooses, or one that does as it is told."""
+    make = ChoosingHook if reducer.compressor.chooses else CompressionHook
     return make(ddp, reducer, collective, settings)
 
 
