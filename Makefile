@@ -51,7 +51,7 @@ published-quick: $(READY) ## a tenth of that in 10 minutes; the pages go to resu
 attack: $(READY) ## kill, starve and feed nonsense to every part for under half an hour (SEED=n)
 	@$(BIN)/python -m tests.attack --seed $(or $(SEED),1)
 
-resume-sweep: $(READY) ## stop and resume 40 runs by chance, for up to an hour (SEED=n)
+resume-sweep: $(READY) ## stop and resume 40 runs at moments drawn by chance, for up to an hour (SEED=n)
 	@$(BIN)/python -m tests.attack --seed $(or $(SEED),1) --only resumes --minutes 60
 
 lint: $(READY) ## check style, types and layers

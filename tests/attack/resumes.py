@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import contextlib
 import csv
+import dataclasses
+import itertools
 import random
 import shutil
 import signal
@@ -31,9 +33,10 @@ from tests.attack.job import ENDS_WITHIN_S
 from tests.attack.tally import Tally
 from tests.testing.invoke import REPOSITORY, processes_of, start
 
+STEPS = 120
 SMALL = (
-    "run", "--model", "small_cnn", "--train-size", "384", "--test-size", "64", "--batch-size", "8", "--steps", "60",
-    "--eval-every", "13", "--checkpoint-every", "7", "--timeout", "30", "--threads", "1",
+    "run", "--model", "small_cnn", "--train-size", "384", "--test-size", "64", "--batch-size", "8", "--steps",
+    str(STEPS), "--eval-every", "13", "--checkpoint-every", "7", "--timeout", "30", "--threads", "1",
 )  # fmt: skip
 METHODS: dict[str, tuple[str, ...]] = {
     "topk": ("--compressor", "topk:ratio=0.05,error_feedback=true", "--collective", "allgather"),
@@ -61,8 +64,8 @@ METHODS: dict[str, tuple[str, ...]] = {
 if hosts_supported()[0]:
     METHODS["virtual hosts"] = ("--hosts", "2", "--bandwidth", "200mbit", "--compressor", "topk:ratio=0.05")
 WAYS = ("rank", "launcher", "fork server", "Ctrl-C", "full disk")
-LATEST_S = 12.0
 MOST_STOPS = 3
+TOO_LATE = "too late"
 ROOM = 40_000
 LOOKS = 50
 _POLL_S = 0.02
@@ -76,35 +79,59 @@ def attack(rng: random.Random, tally: Tally, tries: int) -> None:
     Args:
         rng: which, when and how.
         tally: gets one count per run.
-        tries: number of runs.
+        tries: number of runs that are stopped; one that ended before is counted besides.
     """
     with tempfile.TemporaryDirectory(prefix="bench-attack-") as folder:
-        undisturbed = {}
+        undisturbed: dict[str, _Undisturbed] = {}
         names = rng.sample(sorted(METHODS), len(METHODS))
-        for index in range(tries):
-            if not tally.has_time():
+        num_stopped = 0
+        for index in itertools.count():
+            if num_stopped == tries or not tally.has_time():
                 return
             name = names[index % len(names)]
             if name not in undisturbed:
                 whole = _Run(Path(folder) / f"{name} undisturbed", name)
                 if problem := whole.go_on():
                     tally.count("nothing", f"{problem} [{name}]")
+                    num_stopped += 1
                     continue
-                undisturbed[name] = whole.rows()
+                undisturbed[name] = _Undisturbed(whole.rows(), whole.first_checkpoint_s, whole.took_s)
             run = _Run(Path(folder) / f"{name} {index}", name)
             ways = [rng.choice(WAYS) for _ in range(rng.randrange(1, MOST_STOPS + 1))]
             failure = _failure(rng, run, ways, undisturbed[name])
-            tally.count(", ".join(sorted(set(ways))), failure and f"{failure} [{name}: {ways}]")
+            how = ", ".join(sorted(set(run.stopped_by)))
+            tally.count(how or TOO_LATE, failure and f"{failure} [{name}: {ways}]")
+            num_stopped += bool(how or failure)
             shutil.rmtree(run.folder, ignore_errors=True)
 
 
-def _failure(rng: random.Random, run: _Run, ways: list[str], expected: Rows) -> str | None:
+@dataclasses.dataclass(frozen=True)
+class _Undisturbed:
+    """A run that nobody stopped.
+
+    Attributes:
+        rows: what repeats of them.
+        first_checkpoint_s: when it had one, after it was started.
+        took_s: until it ended.
+    """
+
+    rows: Rows
+    first_checkpoint_s: float
+    took_s: float
+
+    def moment(self, rng: random.Random, steps_done: int) -> float:
+        """Some time after a run was started that has done so many steps already: mostly while it trains."""
+        trains_s = (self.took_s - self.first_checkpoint_s) * (1 - steps_done / STEPS)
+        return rng.uniform(0.7 * self.first_checkpoint_s, self.first_checkpoint_s + trains_s)
+
+
+def _failure(rng: random.Random, run: _Run, ways: list[str], undisturbed: _Undisturbed) -> str | None:
     """What went wrong; None where the run ended as if nobody had stopped it."""
     for way in ways:
-        problem = run.go_on(way, rng.uniform(2.0, LATEST_S))
+        problem = run.go_on(way, undisturbed.moment(rng, run.steps_done()))
         if problem:
             return problem
-    return run.go_on() or _difference(run.rows(), expected)
+    return run.go_on() or _difference(run.rows(), undisturbed.rows)
 
 
 def _difference(rows: Rows, expected: Rows) -> str | None:
@@ -125,6 +152,10 @@ class _Run:
     Args:
         folder: there is none yet; holds everything of the run.
         method: one of `METHODS`.
+
+    Attributes:
+        stopped_by: each way that ended it before its time.
+        first_checkpoint_s, took_s: of the last start, when it had a checkpoint and when it ended.
     """
 
     def __init__(self, folder: Path, method: str) -> None:
@@ -132,6 +163,8 @@ class _Run:
         self.folder = folder
         self._arguments = [*SMALL, *METHODS[method], "--out", str(folder / "out")]
         self._variables = {"XDG_STATE_HOME": str(folder / "state")}
+        self.stopped_by: list[str] = []
+        self.first_checkpoint_s = self.took_s = 0.0
         self._had_checkpoint = False
         self._was_without = 0
 
@@ -140,6 +173,11 @@ class _Run:
         run = self._run()
         assert run is not None
         return [_repeating(run.metrics, METRICS), _repeating(run.layers, LAYERS)]
+
+    def steps_done(self) -> int:
+        """Steps before the newest checkpoint; 0 where there is none."""
+        run = self._run()
+        return max([0, *Checkpoints(run).steps()]) if run is not None and self._had_checkpoint else 0
 
     def go_on(self, way: str = "", after_s: float = ENDS_WITHIN_S) -> str | None:
         """Begin, or resume, and see it to its end; what went wrong.
@@ -150,8 +188,9 @@ class _Run:
         """
         if self._ended_well():
             return None
+        begun = time.monotonic()
         process = self._start()
-        until, end = time.monotonic() + after_s, time.monotonic() + ENDS_WITHIN_S
+        until, end = begun + after_s, begun + ENDS_WITHIN_S
         was_stopped = False
         while process.poll() is None and time.monotonic() < end:
             if way and not was_stopped and time.monotonic() > until:
@@ -160,11 +199,16 @@ class _Run:
             if not self._has_good_checkpoint():
                 process.kill()
                 return "there was no good checkpoint any more"
+            if not self._had_checkpoint:
+                self.first_checkpoint_s = time.monotonic() - begun
             time.sleep(_POLL_S)
+        self.took_s = time.monotonic() - begun
         process.kill()
         _, error = process.communicate()
         if (run := self._run()) is not None:
             psutil.wait_procs(list(processes_of(run.path)), timeout=10)
+        if was_stopped and not self._ended_well():
+            self.stopped_by.append(way)
         return self._verdict(process.returncode, error, was_stopped=was_stopped)
 
     def _verdict(self, code: int, error: str, *, was_stopped: bool) -> str | None:
