@@ -6,6 +6,7 @@ Source: M. Okabe and K. Ito, "Color Universal Design" (2008): eight colours that
 from __future__ import annotations
 
 import contextlib
+import re
 import textwrap
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, Literal
@@ -98,8 +99,8 @@ def color(index: int) -> str:
 
 
 def wrapped(text: str, width: int) -> str:
-    """The text on several lines of at most this many characters."""
-    return textwrap.fill(text, width)
+    """The text on several lines of at most this many characters; options of a component may be on different ones."""
+    return textwrap.fill(re.sub(r",(?! )", ", ", text), width)
 
 
 def legend(figure: Figure, entries: Mapping[str, Any]) -> None:
