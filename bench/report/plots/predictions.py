@@ -9,6 +9,7 @@ import csv
 import dataclasses
 import json
 import math
+import statistics
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
@@ -135,7 +136,7 @@ def predicted_measured(path: Path) -> Picture:
     for axis in (axes.xaxis, axes.yaxis):
         axis.set_major_locator(LogLocator(subs=(1.0, 2.0, 5.0)))
     errors = sorted(abs(predicted / measured - 1) for measured, predicted, _ in known)
-    middle, most = errors[len(errors) // 2], errors[math.ceil(0.9 * len(errors)) - 1]
+    middle, most = statistics.median(errors), errors[math.ceil(0.9 * len(errors)) - 1]
     said = f"{len(known)} configurations, error: median {middle:.1%}, 90th percentile {most:.1%}"
     axes.set_title(style.wrapped(f"{said}; the band is {_WITHIN:.0%} wide to either side", 60))
     style.legend(figure, points)
