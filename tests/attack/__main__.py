@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import random
+import signal
 import sys
 import time
 from collections.abc import Callable
@@ -30,6 +31,8 @@ def main() -> int:
     parser.add_argument("--only", choices=PARTS, help="one part alone")
     parser.add_argument("--tries", type=int, help="of each part, in place of its own number")
     options = parser.parse_args()
+    # Shells let what they start in the background ignore Ctrl-C, and so would every run that is to be stopped by it.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
     tallies = []
     for name, (attack, tries, share) in PARTS.items():
         if options.only in (None, name):
