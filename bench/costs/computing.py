@@ -11,7 +11,8 @@ import numpy as np
 from bench.core.parts import Calibration, EncodedBucket
 from bench.core.straggler import Straggler
 from bench.costs.arrays import Floats
-from bench.costs.crowds import crowd_at
+from bench.costs.cores import SharedCores
+from bench.costs.crowds import crowd_at, work_alone
 from bench.costs.links import Links
 
 
@@ -41,16 +42,22 @@ class Computing:
     """Seconds of a step's compute on every rank, float [ranks] where nothing else is said.
 
     Attributes:
-        handed_over_s: when each bucket is ready, after the step began; one array per bucket.
-        computed_s: when backward has ended.
+        handed_over_s: when each bucket is ready, after the step began, where all begin at once; one array per bucket.
+        computed_s: when backward has ended, likewise.
         factor: on other work of a rank, as it was measured for one that has the machine to itself.
         cpu_factor: of any rank, its CPU time / that of one that has the machine to itself.
+        sleep_s: of a straggler before it hands over the last bucket.
+        cores: that all ranks share; None: hosts have their own.
+        marks: work until each bucket is ready and until backward has ended, alone on the machine, float [buckets + 1].
     """
 
     handed_over_s: tuple[Floats, ...]
     computed_s: Floats
     factor: Floats
     cpu_factor: float
+    sleep_s: Floats
+    cores: SharedCores | None
+    marks: Floats
 
     @classmethod
     def of_ranks(cls, calibration: Calibration, job: Job) -> Self:
@@ -66,9 +73,27 @@ class Computing:
         if straggler is not None:
             sleep_s[straggler.rank] = (straggler.slowdown - 1) * (crowd.computed_s - crowded * calibration.batch_s)
         *early, last = crowd.handed_over_s
+        cores = None
+        if job.shared_cores is not None:
+            cores = SharedCores(calibration=calibration, shares=1 / slower, load=job.load / len(slower))
         return cls(
             handed_over_s=(*(slower * at for at in early), slower * (last + sleep_s)),
             computed_s=slower * (crowd.computed_s + sleep_s),
             factor=slower * crowded,
             cpu_factor=crowded / max(1.0, job.load),
+            sleep_s=sleep_s,
+            cores=cores,
+            marks=np.array(work_alone(calibration)),
         )
+
+    def reached(self, starts: Floats) -> Floats:
+        """When ranks have each bucket ready, and then backward behind them, float [buckets + 1, ranks].
+
+        Args:
+            starts: when each begins its step.
+        """
+        if self.cores is None:
+            return starts + np.stack([*self.handed_over_s, self.computed_s])
+        times = self.cores.reached(starts, self.marks)
+        times[-2:] += self.sleep_s
+        return times

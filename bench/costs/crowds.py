@@ -15,9 +15,15 @@ def crowd_at(calibration: Calibration, load: float) -> Crowd:
     take, of which there are none before every core has its thread.
     """
     loads = [crowd.load for crowd in calibration.crowds]
-    before_s = calibration.batch_s + calibration.forward_s
-    alone = (*(before_s + bucket.ready_s for bucket in calibration.buckets), calibration.computed_s)
-    times = np.array([alone, *((*crowd.handed_over_s, crowd.computed_s) for crowd in calibration.crowds[1:])])
+    times = np.array(
+        [work_alone(calibration), *((*crowd.handed_over_s, crowd.computed_s) for crowd in calibration.crowds[1:])]
+    )
     *handed_over, computed_s = (float(np.interp(load, loads, of_crowds)) for of_crowds in times.T)
     turns = max(1.0, load / max(1.0, loads[-1]))
     return Crowd(load=load, handed_over_s=tuple(turns * at for at in handed_over), computed_s=turns * computed_s)
+
+
+def work_alone(calibration: Calibration) -> tuple[float, ...]:
+    """CPU time of a rank by itself until each bucket is ready, and until backward has ended."""
+    before_s = calibration.batch_s + calibration.forward_s
+    return (*(before_s + bucket.ready_s for bucket in calibration.buckets), calibration.computed_s)

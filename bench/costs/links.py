@@ -28,7 +28,8 @@ class Links:
         byte_s: what it does for one byte, sent or received.
         wake_s: until a rank that waits for a message does something about it.
         ack_share: of the time that a byte takes of a link, what its acknowledgement takes of the way back.
-        carry_byte_s: for which the cores that carry all links, of virtual hosts, are busy with a byte; 0: none do.
+        carry_byte_s: CPU time of a byte where cores carry all links, those of virtual hosts; 0: none do.
+        carriers: cores that do so at once.
     """
 
     host_of: Ints
@@ -40,6 +41,7 @@ class Links:
     wake_s: float = 0.0
     ack_share: float = 0.0
     carry_byte_s: float = 0.0
+    carriers: int = 1
     up_paces: Sequence[Pace | None] = ()
     down_paces: Sequence[Pace | None] = ()
 

@@ -3,7 +3,7 @@
 On each rank, with h the factor by which its host is slower, f the same with what ranks on the same cores take from each
 other, B buckets:
 
-    handed over   t_b = start + h ready_b              b = 1 .. B; ready_b as measured among so many ranks on the cores
+    handed over   t_b = start + h ready_b              b = 1 .. B; on shared cores when `bench/costs/cores.py` says
     encoded       e_b = max(t_b, free) + f work_b                               `free`: when the exchange thread is
     summed        s_b = flows of the collective's messages, begun at e_b        (`bench/costs/flows.py`)
     free          s_b where the collective goes on with messages that depend on others, else e_b, and
@@ -39,7 +39,7 @@ FLAG_BYTES = 8
 """of the word that a gradient was not finite, from each rank to each"""
 ONE_BYTE = Lengths(lambda start, stop, terms: (np.ones_like(start), np.ones_like(start)))
 SETTLES_UP_TO = 64
-"""ranks for which a second step is simulated, begun where the first left each of them"""
+"""ranks for which further steps are simulated, each begun where the one before left each of them"""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -89,10 +89,10 @@ def predict(calibration: Calibration, setting: Setting) -> Prediction:
     computing = step.computing
     update_s = computing.factor * calibration.update_s
     ends = np.zeros(n)
-    for _ in range(2 if n <= SETTLES_UP_TO else 1):
+    for _ in range(step.settles_in if n <= SETTLES_UP_TO else 1):
         starts, ends = ends, step.run(ends)
     work_s = sum(sum(bucket.work_s) for bucket in setting.encoded)
-    carried_s = setting.links.carry_byte_s * (setting.shared_cores or 1) * step.sent
+    carried_s = setting.links.carry_byte_s * step.sent
     alone_s = calibration.computed_s + calibration.update_s
     cpu_s = computing.cpu_factor * alone_s + work_s + step.busy_s + carried_s
     slowest = float((ends - starts).max())
@@ -104,7 +104,7 @@ def predict(calibration: Calibration, setting: Setting) -> Prediction:
         followed = follow(step, ends, period_s=period_s, at_least_s=shared_s, most_steps=most_steps)
         slowest, exposed_s = followed.step_time_s, followed.exposed_s
         over_time = followed.differences()
-    computing_s = float((computing.computed_s + update_s).max())
+    computing_s = float((step.computed_s + update_s).max())
     nbytes, step_time_s = float(step.sent.mean()), max(slowest, shared_s)
     return Prediction(
         step_time_s=step_time_s,
@@ -129,7 +129,9 @@ class _Step:
         self._calibration = calibration
         self._setting = setting
         self._flows = Flows(setting.links)
+        self.settles_in = 4 if self._flows.has_windows(setting.links) else 2
         self.computing = Computing.of_ranks(calibration, setting)
+        self.computed_s = np.zeros(setting.links.num_ranks)
         self.exposed_s = np.zeros(setting.links.num_ranks)
         self.sent = np.zeros(setting.links.num_ranks)
         self.messages = np.zeros(setting.links.num_ranks)
@@ -140,9 +142,10 @@ class _Step:
         calibration, setting, flows = self._calibration, self._setting, self._flows
         n = setting.links.num_ranks
         sent, messages, busy_s = flows.sent.copy(), flows.messages.copy(), flows.busy_s.copy()
-        handed_over = [starts + ready_s for ready_s in self.computing.handed_over_s]
+        reached = self.computing.reached(starts)
+        handed_over, computed = reached[:-1], reached[-1]
         last = handed_over[-1]
-        computed = starts + self.computing.computed_s
+        self.computed_s = computed - starts
         flows.ready = starts
         under_way: list[tuple[Floats, Floats]] = []
         to_decode = np.zeros(n)
@@ -163,9 +166,9 @@ class _Step:
             flag = np.full((1, 1), FLAG_BYTES)
             flows.run([Wave(ranks, ranks, flag, each_to_each=True)])
         self.busy_s = flows.busy_s - busy_s
-        ended = np.maximum(flows.ready, computed)
-        self.exposed_s = ended - last
-        return ended + self.computing.factor * calibration.update_s
+        told: Floats = np.maximum(flows.ready, computed)
+        self.exposed_s = told - last
+        return told + self.computing.factor * calibration.update_s
 
     def _exchange(
         self, bucket: BucketParts, encoded: EncodedBucket, under_way: list[tuple[Floats, Floats]]

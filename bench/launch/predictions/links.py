@@ -47,7 +47,8 @@ def links_of(calibration: Calibration, asked: Asked) -> Links:
         message_s=costs.message_s,
         byte_s=costs.byte_s,
         wake_s=costs.wake_s,
-        carry_byte_s=costs.carry_byte_s / (asked.shared_cores or 1),
+        carry_byte_s=costs.carry_byte_s,
+        carriers=1 if way == FORWARDED else asked.shared_cores or 1,  # the forwarder is one thread
     )
 
 

@@ -1,0 +1,56 @@
+"""Ranks on shared cores: when each gets how far, worked out by hand."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from bench.core.parts import Crowd
+from bench.costs.cores import SharedCores
+from bench.costs.crowds import crowd_at, work_alone
+from tests.testing.calibrations import calibration
+
+WORK_S = 0.35
+
+
+def cores(*shares: float, load: float = 1.0) -> SharedCores:
+    """Of ranks that take nothing from each other but their turns."""
+    return SharedCores(calibration=calibration(), shares=np.array(shares), load=load)
+
+
+def test_who_begins_later_takes_half_of_the_core_from_then_on() -> None:
+    """On one core: 1 s alone, 2 s together, and the second has 1 s more to do."""
+    times = cores(1.0, 1.0).reached(np.array([10.0, 11.0]), np.array([1.5, 2.0]))
+    np.testing.assert_allclose(times, [[12.0, 13.5], [13.0, 14.0]])
+
+
+def test_who_begins_when_the_others_have_ended_has_the_core_alone() -> None:
+    times = cores(1.0, 1.0).reached(np.array([0.0, 5.0]), np.array([2.0]))
+    np.testing.assert_allclose(times, [[2.0, 7.0]])
+
+
+def test_a_host_that_seldom_runs_leaves_the_core_to_others() -> None:
+    """Shares 1 and 1/2 of one core: 2/3 and 1/3 of what each would do alone, then the second has its half."""
+    times = cores(1.0, 0.5).reached(np.zeros(2), np.array([2.0]))
+    np.testing.assert_allclose(times, [[3.0, 3.0 + (2.0 - 1.0) / 0.5]])
+    alone = cores(0.5).reached(np.zeros(1), np.array([2.0]))
+    np.testing.assert_allclose(alone, [[4.0]])
+
+
+def test_cores_enough_for_all_let_each_go_its_way() -> None:
+    times = cores(1.0, 1.0, 0.5, load=1 / 4).reached(np.array([0.0, 3.0, 1.0]), np.array([1.0, 1.0]))
+    np.testing.assert_allclose(times, np.tile([1.0, 4.0, 3.0], (2, 1)))
+
+
+@pytest.mark.parametrize("ranks", [1, 2, 3, 4, 9])
+def test_all_that_begin_at_once_are_the_crowd_that_was_measured(ranks: int) -> None:
+    known = calibration(
+        cores=2,
+        crowds=tuple(
+            Crowd(load=load, handed_over_s=(0.8 * seconds, 0.9 * seconds), computed_s=seconds)
+            for load, seconds in ((0.5, WORK_S), (1.0, 0.4), (2.0, 0.95))
+        ),
+    )
+    shared = SharedCores(calibration=known, shares=np.ones(ranks), load=0.5)
+    times = shared.reached(np.zeros(ranks), np.array(work_alone(known)))
+    np.testing.assert_allclose(times[-1], crowd_at(known, ranks / 2).computed_s)
