@@ -18,9 +18,12 @@ os.environ |= {
 os.environ.pop("FORCE_COLOR", None)
 if not Path("/dev/nvidia0").exists():
     os.environ["TRITON_INTERPRET"] = "1"  # Triton's kernels run on the CPU, slowly
-# A shell that runs the tests in the background has them ignore Ctrl-C, and every program that they start would too.
+# A shell that runs the tests in the background has them ignore Ctrl-C, and nohup the end of the terminal; every program
+# that they start would too.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
+if signal.getsignal(signal.SIGHUP) is signal.SIG_IGN:
+    signal.signal(signal.SIGHUP, signal.SIG_DFL)
 
 import hypothesis
 import psutil
