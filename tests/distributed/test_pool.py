@@ -259,6 +259,7 @@ def test_slots_lines_and_results_do_not_overlap(num_sets: int, num_regions: int,
     assert [extent.nbytes for extent in extents] == [4096 * (1 + 1 + most)] * num_regions
 
 
+@pytest.mark.xdist_group("/dev/zero")  # regions of one device beside each other, whichever process maps them
 @pytest.mark.parametrize(("alignment", "length"), [(4096, 53_248), (2 << 20, 2 << 20), (1 << 30, 1 << 30)])
 def test_a_device_is_mapped_in_units_of_its_alignment_beside_what_others_map(
     alignment: int, length: int, tmp_path: Path
