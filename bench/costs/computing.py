@@ -81,7 +81,7 @@ class Computing:
             computed_s=slower * (crowd.computed_s + sleep_s),
             factor=slower * crowded,
             cpu_factor=crowded / max(1.0, job.load),
-            sleep_s=sleep_s,
+            sleep_s=slower * sleep_s,
             cores=cores,
             marks=np.array(work_alone(calibration)),
         )

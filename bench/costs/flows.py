@@ -6,10 +6,9 @@ Links are queues of fluid. For rank i with `ready` R_i, and the messages m of on
     up(h)     = drained(begin(m), b_m / uplink(h))               of all messages that leave host h: they share it
     down(h)   = drained(begin(m) + l_source, b_m / downlink(h))  of all that come to host h
     carried   = drained(begin(m), c b_m / carriers)              of all messages, where one machine's cores carry them
-    arrive(m) = max(up(source) + l_source + stall(m), down(target), carried) + w
+    arrive(m) = max(up(source) + l_source, down(target), carried) + w
     R_target  = max over its m of arrive(m), + a k               k messages come; R_source = R_source + a k
 
-`stall` is what a message waits for TCP's window where links have a latency (`bench/costs/windows.py`).
 `drained` says when a queue of fluid ends (`bench/costs/queues.py`). It too is made of sums and maxima of non-negative
 terms alone, so no faster link, shorter delay or smaller message makes anything later (fair shares that flows negotiate
 do not promise that). Several messages that share an uplink end together, as flows of equal weight do. What comes to a
@@ -33,7 +32,6 @@ from bench.costs.links import Links
 from bench.costs.paces import Paces
 from bench.costs.paths import Paths
 from bench.costs.queues import drained, last_busy_period
-from bench.costs.windows import Windows
 from collectives.rounds.waves import Ints, Wave
 
 TARGETS_AT_ONCE = 256
@@ -43,8 +41,6 @@ MOST_MESSAGES = 1 << 28
 MOST_PARTS = 16
 """of a message, which come one after the other, where rates change"""
 LEAST_PART_BYTES = 1500
-WINDOWS_UP_TO = 64
-"""ranks whose connections are told apart"""
 
 
 class Flows:
@@ -73,13 +69,7 @@ class Flows:
         self._down_free = np.zeros(len(self._hosts))
         self._carried = 0.0
         self._one_per_host = links.one_per_host
-        self._windows = Windows(links.num_ranks) if self.has_windows(links) else None
         self._paths: Paths | None = None
-
-    @staticmethod
-    def has_windows(links: Links) -> bool:
-        """Whether messages wait for windows: what a step is then depends on when the one before sent its messages."""
-        return bool(links.latency_s.any()) and links.num_ranks <= WINDOWS_UP_TO
 
     def wait_until(self, times: Floats) -> None:
         """No rank goes on before its time, float [ranks]."""
@@ -137,12 +127,7 @@ class Flows:
         comes = self._down.clock_at(paths.to_hosts, parts)
         self._down_free = drained(paths.to_hosts, comes, down_bytes * paths.down_s, self._down_free, alone=paths.alone)
         down = self._down.time_of(self._hosts, self._down_free)
-        leaves_by = up[paths.from_hosts] + paths.latency_s
-        if self._windows is not None:
-            leaves_by = leaves_by + self._windows.stall_s(
-                sources, targets, begin=begin, nbytes=over_link, byte_s=paths.shared_s, rtt_s=paths.rtt_s
-            )
-        arrive = np.maximum(parts[0], np.maximum(leaves_by, down[paths.to_hosts]))
+        arrive = np.maximum(parts[0], np.maximum(up[paths.from_hosts] + paths.latency_s, down[paths.to_hosts]))
         arrive = np.maximum(arrive, self._carry(begin.min(), over_link.sum())) + self.links.wake_s
         if paths.alone:
             self.ready[targets] = np.maximum(self.ready[targets], arrive)
@@ -170,17 +155,7 @@ class Flows:
         latency = links.latency_s[sources]
         parts = self._parts_leave(sources, begin, first, last, self._shares(nbytes)) + latency
         order = np.argsort(parts, axis=None)
-        ends = np.maximum(parts[0], self._up.time_of(sources, last) + latency)[:, None]
-        if self._windows is not None:
-            ends = ends + self._windows.stall_s(
-                sources[:, None],
-                targets,
-                begin=begin[:, None],
-                nbytes=nbytes,
-                byte_s=np.maximum.outer((leaving / links.up_rate)[sources], (coming / links.down_rate)[targets]),
-                rtt_s=np.add.outer(latency, links.latency_s[targets]),
-            )
-        ends = np.broadcast_to(ends, nbytes.shape)
+        ends = np.maximum(parts[0], self._up.time_of(sources, last) + latency)
         self.ready, self._down_free = self.ready.copy(), self._down_free.copy()
         at_once = TARGETS_AT_ONCE // len(parts)
         for number in range(0, len(targets), at_once):
@@ -189,7 +164,7 @@ class Flows:
             acked = links.ack_share * leaving_bytes[some] / np.maximum(1.0, coming[some])
             service = np.where(is_sent, nbytes[:, part] + acked, 0.0) / links.down_rate[some]
             down = self._take_down(some, parts, order, service, is_sent)
-            latest = np.maximum(down, np.where(is_sent, np.maximum(ends[:, part], carried), 0.0).max(0))
+            latest = np.maximum(down, np.where(is_sent, np.maximum(ends, carried)[:, None], 0.0).max(0))
             woken = np.where(coming[some], latest + links.wake_s, 0.0)
             self.ready[some] = np.maximum(self.ready[some], woken)
         self.ready += receive_s

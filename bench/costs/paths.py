@@ -18,9 +18,7 @@ class Paths:
         leaving, coming: messages that each rank sends and receives.
         from_hosts, to_hosts: of each message, as what follows.
         latency_s: between these; 0 within one.
-        rtt_s: and back.
         up_s, down_s: seconds per byte.
-        shared_s: of the slower of them, with all messages of the wave that share it.
     """
 
     def __init__(self, sources: Ints, targets: Ints, links: Links) -> None:
@@ -33,11 +31,7 @@ class Paths:
         self.inside = None if links.one_per_host else self.from_hosts == self.to_hosts
         latency_s = links.latency_s[self.from_hosts]
         self.latency_s = latency_s if self.inside is None else np.where(self.inside, 0.0, latency_s)
-        back_s = links.latency_s[self.to_hosts]
-        self.rtt_s = self.latency_s + (back_s if self.inside is None else np.where(self.inside, 0.0, back_s))
         self.up_s, self.down_s = 1 / links.up_rate[self.from_hosts], 1 / links.down_rate[self.to_hosts]
-        leaving, coming = (np.bincount(ends) for ends in (self.from_hosts, self.to_hosts))
-        self.shared_s = np.maximum(leaving[self.from_hosts] * self.up_s, coming[self.to_hosts] * self.down_s)
 
     def with_acknowledgements(self, nbytes: Ints, share: float) -> tuple[Floats, Floats]:
         """What messages take of uplinks and of downlinks: a host's share what goes the other way at once."""

@@ -39,7 +39,7 @@ FLAG_BYTES = 8
 """of the word that a gradient was not finite, from each rank to each"""
 ONE_BYTE = Lengths(lambda start, stop, terms: (np.ones_like(start), np.ones_like(start)))
 SETTLES_UP_TO = 64
-"""ranks for which further steps are simulated, each begun where the one before left each of them"""
+"""ranks for which a second step is simulated, begun where the first left each of them"""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -89,7 +89,7 @@ def predict(calibration: Calibration, setting: Setting) -> Prediction:
     computing = step.computing
     update_s = computing.factor * calibration.update_s
     ends = np.zeros(n)
-    for _ in range(step.settles_in if n <= SETTLES_UP_TO else 1):
+    for _ in range(2 if n <= SETTLES_UP_TO else 1):
         starts, ends = ends, step.run(ends)
     work_s = sum(sum(bucket.work_s) for bucket in setting.encoded)
     carried_s = setting.links.carry_byte_s * step.sent
@@ -129,7 +129,6 @@ class _Step:
         self._calibration = calibration
         self._setting = setting
         self._flows = Flows(setting.links)
-        self.settles_in = 4 if self._flows.has_windows(setting.links) else 2
         self.computing = Computing.of_ranks(calibration, setting)
         self.computed_s = np.zeros(setting.links.num_ranks)
         self.exposed_s = np.zeros(setting.links.num_ranks)
