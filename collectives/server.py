@@ -114,7 +114,8 @@ class Server(Collective):
 
     @override
     def rounds(self, world_size: int, rank: int, layout: Layout) -> list[Round]:
-        return [self.push_round(world_size, rank, layout), self.pull_round(world_size, rank, layout)]
+        by_server = self._by_server(world_size, layout)
+        return [self._push_round(by_server, world_size, rank), self._pull_round(by_server, world_size, rank)]
 
     @override
     def waves(self, world_size: int, layout: Layout, lengths: Lengths, weights: Ints | None = None) -> list[Wave]:
@@ -142,20 +143,18 @@ class Server(Collective):
     def cuts(self, world_size: int, layout: Layout) -> list[Stretch]:
         return [shard.place[:2] for shard in self.shards(world_size, layout)]
 
-    def push_round(self, world_size: int, rank: int, layout: Layout) -> Round:
+    def _push_round(self, by_server: dict[int, list[Shard]], world_size: int, rank: int) -> Round:
         """Every worker's shards to their servers."""
         round_ = Round()
-        by_server = self._by_server(world_size, layout)
         for server in sorted(by_server.keys() - {rank}):
             round_.send(server, *_pieces(by_server[server], {rank}))
         for worker in _others(world_size, rank) if rank in by_server else ():
             round_.receive(worker, *_pieces(by_server[rank], {worker}), effect="collect")
         return round_
 
-    def pull_round(self, world_size: int, rank: int, layout: Layout) -> Round:
+    def _pull_round(self, by_server: dict[int, list[Shard]], world_size: int, rank: int) -> Round:
         """Every server's sums to all workers."""
         round_ = Round()
-        by_server = self._by_server(world_size, layout)
         for worker in _others(world_size, rank) if rank in by_server else ():
             round_.send(worker, *_pieces(by_server[rank], range(world_size)))
         for server in sorted(by_server.keys() - {rank}):
@@ -198,6 +197,7 @@ class BoundServer(BoundCollective):
     def __init__(self, options: Server, transport: Transport, downlink: Downlink | None) -> None:
         super().__init__(options, transport)
         self._downlink = downlink
+        self._shards: dict[Layout, list[Shard]] = {}
         self._pushed: dict[Key, tuple[Layout, PackedPieces]] = {}
         self._residuals: dict[ShardKey, torch.Tensor] = {}
         self._proposed: dict[ShardKey, torch.Tensor] = {}
@@ -220,20 +220,21 @@ class BoundServer(BoundCollective):
             numels = tuple(self._downlink.numel(layer_id) for layer_id in key)
             layout = dataclasses.replace(layout, layer_numels=numels)
         pieces = PackedPieces(self.transport, payload, layout)
-        shards = self.options.shards(self.transport.world_size, layout)
+        shards = self._shards_of(layout)
         for shard, part in zip(shards, members(payload, [shard.numel for shard in shards]), strict=True):
             pieces[shard.place] = part
-        pieces.run([self.options.push_round(self.transport.world_size, self.transport.rank, layout)])
+        push_round, _ = self.rounds_of(layout)
+        pieces.run([push_round])
         self._pushed[key] = layout, pieces
 
     def pull(self, key: Key, op: ReduceOp = "sum") -> Payload:
         """The sum of what all ranks pushed for `key`; every rank must call, after `push`."""
         layout, pieces = self._pushed.pop(key)
-        n, rank = self.transport.world_size, self.transport.rank
-        for shard in self.options.shards(n, layout):
-            if shard.server == rank:
+        for shard in self._shards_of(layout):
+            if shard.server == self.transport.rank:
                 pieces[shard.place] = self._answer(shard.key, pieces.terms(shard.place), op)
-        pieces.run([self.options.pull_round(n, rank, layout)])
+        _, pull_round = self.rounds_of(layout)
+        pieces.run([pull_round])
         return pieces.total()
 
     @override
@@ -261,6 +262,12 @@ class BoundServer(BoundCollective):
         self._residuals = {key: residual.clone() for key, residual in state["residuals"].items()}
         if self._downlink is not None:
             self._downlink.load_state_dict(state["downlink"])
+
+    def _shards_of(self, layout: Layout) -> list[Shard]:
+        """What all servers sum, which is asked for in every step."""
+        if layout not in self._shards:
+            self._shards[layout] = self.options.shards(self.transport.world_size, layout)
+        return self._shards[layout]
 
     def _answer(self, key: ShardKey, terms: Sequence[Payload], op: ReduceOp) -> Payload:
         """What a server answers for one shard: the terms of all ranks added in rank order."""
