@@ -16,7 +16,7 @@ from bench.core.files import check_regular
 Seconds = Annotated[float, Ge(0), pydantic.AllowInfNan(False)]
 Count = Annotated[int, Ge(1)]
 
-VERSION = 3
+VERSION = 4
 FP32_BYTES = 4
 LOCAL = "local"
 """How messages go: within one machine, which also stands for the way between two."""
@@ -41,6 +41,19 @@ class LeafSize:
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
+class Work:
+    """CPU time of what is done to a payload, or to a part of one.
+
+    Attributes:
+        each_s: of any, however short.
+        byte_s: of a byte more.
+    """
+
+    each_s: Seconds = 0.0
+    byte_s: Seconds = 0.0
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
 class Offer:
     """A message as one rank offers it to a collective.
 
@@ -48,15 +61,29 @@ class Offer:
         leaves: its payloads.
         layers: ids of the layers inside, in the order in which they lie in it: not that of the bucket.
         growth: (ranks, bytes of their union / bytes of one rank's payload), measured; ends where it was not.
-        merge_byte_s: seconds to add a byte of another rank's payload on its way.
+        merge: adding what came from another rank to what is there, on its way.
+        pack_s: seconds to lay the payload out as bytes.
+        unpack: reading them.
         decode_s: to add one rank's payload to a dense tensor.
     """
 
     leaves: tuple[LeafSize, ...]
     layers: tuple[int, ...]
     growth: tuple[tuple[Count, Seconds], ...] = ((1, 1.0),)
-    merge_byte_s: Seconds = 0.0
+    merge: Work = Work()
+    pack_s: Seconds = 0.0
+    unpack: Work = Work()
     decode_s: Seconds = 0.0
+
+    @property
+    def nbytes(self) -> int:
+        """Of its packed form, one rank's."""
+        return sum(leaf.nbytes for leaf in self.leaves)
+
+    @property
+    def unpack_s(self) -> float:
+        """Seconds to read all of one rank's payload."""
+        return self.unpack.each_s + self.unpack.byte_s * self.nbytes
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -95,11 +122,13 @@ class Crowd:
         load: threads that compute / cores.
         handed_over_s: when each bucket was ready on the rank that came last.
         computed_s: when backward had ended there.
+        cpu_s: CPU time of the whole step, the update included, on average over ranks.
     """
 
     load: Annotated[float, Gt(0), pydantic.AllowInfNan(False)]
     handed_over_s: tuple[Seconds, ...]
     computed_s: Seconds
+    cpu_s: Seconds
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -154,6 +183,8 @@ class Calibration:
         encoded: by compressor, what it makes of each bucket.
         crowds: the same step among others, by ascending load; the first, of one rank, shows whether it was disturbed.
         messages: their costs by the way that they go.
+        around_message_s: CPU time of a rank for one message, sent or received, beside these: what collectives do, and
+            what everything takes longer where the rank was computing just before.
         validated: what is known of predictions from here.
     """
 
@@ -176,6 +207,7 @@ class Calibration:
     encoded: dict[str, tuple[EncodedBucket, ...]]
     crowds: tuple[Crowd, ...]
     messages: dict[str, MessageCosts]
+    around_message_s: Seconds = 0.0
     validated: tuple[Validated, ...] = ()
 
     def __post_init__(self) -> None:

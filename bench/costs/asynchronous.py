@@ -98,7 +98,7 @@ class _Stock:
         self.remote = np.arange(len(self.steps)) != setting.strategy.root
         answers = (work.answer_nbytes - CONTROL_BYTES) * self.steps[self.remote].sum()
         self.sent = np.where(self.remote, (sum(work.nbytes) - CONTROL_BYTES) * self.steps, answers)
-        own_s = work.computing.cpu_factor * calibration.computed_s + sum(work.encode_s)
+        own_s = work.computing.cpu_s - calibration.update_s + sum(work.encode_s)
         messages_s = np.where(self.remote, sum(work.message_s) + work.answer_s, 0.0)
         carried_s = setting.links.carry_byte_s * self.sent
         self.cpu_s: Floats = self.steps * (own_s + messages_s) + np.where(self.remote, 0.0, serving_s) + carried_s

@@ -45,7 +45,7 @@ class Computing:
         handed_over_s: when each bucket is ready, after the step began, where all begin at once; one array per bucket.
         computed_s: when backward has ended, likewise.
         factor: on other work of a rank, as it was measured for one that has the machine to itself.
-        cpu_factor: of any rank, its CPU time / that of one that has the machine to itself.
+        cpu_s: CPU time of any rank, the update included.
         sleep_s: of a straggler before it hands over the last bucket.
         cores: that all ranks share; None: hosts have their own.
         marks: work until each bucket is ready and until backward has ended, alone on the machine, float [buckets + 1].
@@ -54,7 +54,7 @@ class Computing:
     handed_over_s: tuple[Floats, ...]
     computed_s: Floats
     factor: Floats
-    cpu_factor: float
+    cpu_s: float
     sleep_s: Floats
     cores: SharedCores | None
     marks: Floats
@@ -80,7 +80,7 @@ class Computing:
             handed_over_s=(*(slower * at for at in early), slower * (last + sleep_s)),
             computed_s=slower * (crowd.computed_s + sleep_s),
             factor=slower * crowded,
-            cpu_factor=crowded / max(1.0, job.load),
+            cpu_s=crowd.cpu_s,
             sleep_s=slower * sleep_s,
             cores=cores,
             marks=np.array(work_alone(calibration)),

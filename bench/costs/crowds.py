@@ -12,7 +12,7 @@ def crowd_at(calibration: Calibration, load: float) -> Crowd:
 
     At the least it takes the CPU time of a rank by itself, which other work on the machine did not lengthen. Between
     two loads that were measured times are interpolated. Beyond the last they grow as the turns do that threads have to
-    take, of which there are none before every core has its thread.
+    take, of which there are none before every core has its thread; the CPU time of each stays.
     """
     loads = [crowd.load for crowd in calibration.crowds]
     times = np.array(
@@ -20,7 +20,12 @@ def crowd_at(calibration: Calibration, load: float) -> Crowd:
     )
     *handed_over, computed_s = (float(np.interp(load, loads, of_crowds)) for of_crowds in times.T)
     turns = max(1.0, load / max(1.0, loads[-1]))
-    return Crowd(load=load, handed_over_s=tuple(turns * at for at in handed_over), computed_s=turns * computed_s)
+    return Crowd(
+        load=load,
+        handed_over_s=tuple(turns * at for at in handed_over),
+        computed_s=turns * computed_s,
+        cpu_s=float(np.interp(load, loads, [crowd.cpu_s for crowd in calibration.crowds])),
+    )
 
 
 def work_alone(calibration: Calibration) -> tuple[float, ...]:

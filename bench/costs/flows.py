@@ -7,16 +7,17 @@ Links are queues of fluid. For rank i with `ready` R_i, and the messages m of on
     down(h)   = drained(begin(m) + l_source, b_m / downlink(h))  of all that come to host h
     carried   = drained(begin(m), c b_m / carriers)              of all messages, where one machine's cores carry them
     arrive(m) = max(up(source) + l_source, down(target), carried) + w
-    R_target  = max over its m of arrive(m), + a k               k messages come; R_source = R_source + a k
+    R_target  = max over its m of arrive(m), + a k + work(m)     k messages come; R_source = R_source + a k
 
 `drained` says when a queue of fluid ends (`bench/costs/queues.py`). It too is made of sums and maxima of non-negative
 terms alone, so no faster link, shorter delay or smaller message makes anything later (fair shares that flows negotiate
 do not promise that). Several messages that share an uplink end together, as flows of equal weight do. What comes to a
 host is acknowledged over the same link by which it sends, and lengthens the b_m of what leaves it. w is what it takes
-to wake a rank up. Nobody waits for room at the other end: what a kernel has taken travels while the receiver still
-computes. On a link whose rate changes, `drained` is reckoned on the link's own clock (`bench/costs/paces.py`), and a
-message comes in parts, each when the uplink has sent what is before it: between constant rates the first and the last
-decide, here the slowest place may be in the middle.
+to wake a rank up; work(m) is what is done to the payload that came: it is unpacked, and some are merged. Nobody waits
+for room at the other end: what a kernel has taken travels while the receiver still computes. On a link whose rate
+changes, `drained` is reckoned on the link's own clock (`bench/costs/paces.py`), and a message comes in parts, each when
+the uplink has sent what is before it: between constant rates the first and the last decide, here the slowest place may
+be in the middle.
 """
 
 from __future__ import annotations
@@ -27,6 +28,7 @@ import numpy as np
 import numpy.typing as npt
 
 from bench.core.errors import UsageError
+from bench.core.parts import Work
 from bench.costs.arrays import Floats
 from bench.costs.links import Links
 from bench.costs.paces import Paces
@@ -41,6 +43,8 @@ MOST_MESSAGES = 1 << 28
 MOST_PARTS = 16
 """of a message, which come one after the other, where rates change"""
 LEAST_PART_BYTES = 1500
+
+NOTHING = Work()
 
 
 class Flows:
@@ -79,12 +83,13 @@ class Flows:
         """Every rank is busy for so long."""
         self.ready = self.ready + seconds
 
-    def run(self, waves: Iterable[Wave], *, merge_byte_s: float = 0.0) -> None:
+    def run(self, waves: Iterable[Wave], *, unpack: Work = NOTHING, merge: Work = NOTHING) -> None:
         """Carry out one sum.
 
         Args:
             waves: of all ranks.
-            merge_byte_s: what it takes to add a byte that came to what is there.
+            unpack: of every message that came.
+            merge: to add what came to what is there.
 
         Raises:
             UsageError: it is more than `MOST_MESSAGES` at a time.
@@ -96,15 +101,24 @@ class Flows:
                     "simulated at a time; choose fewer ranks, or a collective such as ring or tree"
                 )
             if wave.each_to_each and self._one_per_host:
-                self._run_each_to_each(wave, self.links.byte_s + merge_byte_s * bool(wave.merged))
+                self._run_each_to_each(wave, *self._work_on(unpack, merge, np.asarray(wave.merged)))
             else:
-                self._run_messages(*wave.messages(), self.links.byte_s + merge_byte_s * np.asarray(wave.merged))
+                sources, targets, nbytes = wave.messages()
+                merged = np.broadcast_to(wave.merged, nbytes.shape)
+                self._run_messages(sources, targets, nbytes, *self._work_on(unpack, merge, merged))
 
-    def _run_messages(self, sources: Ints, targets: Ints, nbytes: Ints, byte_s: Floats) -> None:
+    def _work_on(self, unpack: Work, merge: Work, merged: npt.NDArray[np.bool_]) -> tuple[Floats, Floats]:
+        """Seconds of each message that comes, and of each of its bytes."""
+        added = merged.astype(np.float64)
+        message_s: Floats = self.links.message_s + unpack.each_s + merge.each_s * added
+        byte_s: Floats = self.links.byte_s + unpack.byte_s + merge.byte_s * added
+        return message_s, byte_s
+
+    def _run_messages(self, sources: Ints, targets: Ints, nbytes: Ints, message_s: Floats, byte_s: Floats) -> None:
         if not nbytes.all():
             there = nbytes > 0
             sources, targets, nbytes = sources[there], targets[there], nbytes[there]
-            byte_s = np.broadcast_to(byte_s, there.shape)[there]
+            message_s, byte_s = message_s[there], byte_s[there]
         if not len(nbytes):
             return
         if self._paths is None or self._paths.sources is not sources or self._paths.targets is not targets:
@@ -112,7 +126,7 @@ class Flows:
         paths = self._paths
         leaving_bytes = paths.per_source(nbytes)
         send_s = self.links.message_s * paths.leaving + self.links.byte_s * leaving_bytes
-        receive_s = self.links.message_s * paths.coming + paths.per_target(byte_s * nbytes)
+        receive_s = paths.per_target(message_s + byte_s * nbytes)
         self.ready = self.ready + send_s
         begin = self.ready[sources]
         over_link = nbytes if paths.inside is None else np.where(paths.inside, 0, nbytes)
@@ -136,7 +150,7 @@ class Flows:
         self.ready += receive_s
         self._count(send_s + receive_s, paths.leaving, leaving_bytes)
 
-    def _run_each_to_each(self, wave: Wave, byte_s: float) -> None:
+    def _run_each_to_each(self, wave: Wave, message_s: Floats, byte_s: Floats) -> None:
         links, (sources, targets) = self.links, (wave.sources, wave.targets)
         nbytes = np.where(sources[:, None] == targets, 0, wave.nbytes)
         others = np.count_nonzero(sources[:, None] != targets, axis=1), np.count_nonzero(sources[:, None] != targets, 0)
@@ -144,7 +158,7 @@ class Flows:
         leaving[sources], coming[targets] = others
         leaving_bytes[sources], coming_bytes[targets] = nbytes.sum(1), nbytes.sum(0)
         send_s = links.message_s * leaving + links.byte_s * leaving_bytes
-        receive_s = links.message_s * coming + byte_s * coming_bytes
+        receive_s = message_s * coming + byte_s * coming_bytes
         self.ready = self.ready + send_s
         begin = self.ready[sources]
         up_bytes = leaving_bytes + links.ack_share * coming_bytes

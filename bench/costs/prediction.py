@@ -23,10 +23,10 @@ from typing import Any
 
 import numpy as np
 
-from bench.core.parts import BucketParts, Calibration, EncodedBucket, Offer
+from bench.core.parts import BucketParts, Calibration, EncodedBucket, Offer, Work
 from bench.costs.arrays import Floats
 from bench.costs.computing import Computing, Job
-from bench.costs.flows import Flows
+from bench.costs.flows import NOTHING, Flows
 from bench.costs.following import Window, follow, steps_for
 from bench.costs.offers import layout_of, lengths_of
 from collectives.allgather import Allgather
@@ -91,10 +91,8 @@ def predict(calibration: Calibration, setting: Setting) -> Prediction:
     ends = np.zeros(n)
     for _ in range(2 if n <= SETTLES_UP_TO else 1):
         starts, ends = ends, step.run(ends)
-    work_s = sum(sum(bucket.work_s) for bucket in setting.encoded)
     carried_s = setting.links.carry_byte_s * step.sent
-    alone_s = calibration.computed_s + calibration.update_s
-    cpu_s = computing.cpu_factor * alone_s + work_s + step.busy_s + carried_s
+    cpu_s = computing.cpu_s + step.worked_s + step.busy_s + carried_s
     slowest = float((ends - starts).max())
     shared_s = 0.0 if setting.shared_cores is None else float(cpu_s.sum()) / setting.shared_cores
     exposed_s = float(step.exposed_s.mean()) + max(0.0, shared_s - slowest)
@@ -109,7 +107,7 @@ def predict(calibration: Calibration, setting: Setting) -> Prediction:
     return Prediction(
         step_time_s=step_time_s,
         exposed_s=exposed_s,
-        encode_s=float((computing.factor * work_s).mean()),
+        encode_s=float(computing.factor.mean()) * sum(sum(bucket.work_s) for bucket in setting.encoded),
         cpu_s_per_step=float(cpu_s.mean()),
         samples_per_s=n * calibration.batch_size / step_time_s,
         payload_bytes_per_step=nbytes,
@@ -135,6 +133,7 @@ class _Step:
         self.sent = np.zeros(setting.links.num_ranks)
         self.messages = np.zeros(setting.links.num_ranks)
         self.busy_s = np.zeros(setting.links.num_ranks)
+        self.worked_s = 0.0
 
     def run(self, starts: Floats) -> Floats:
         """When each rank's step ends that began at `starts`."""
@@ -145,8 +144,9 @@ class _Step:
         handed_over, computed = reached[:-1], reached[-1]
         last = handed_over[-1]
         self.computed_s = computed - starts
+        self.worked_s = 0.0
         flows.ready = starts
-        under_way: list[tuple[Floats, Floats]] = []
+        under_way: list[tuple[Floats, float]] = []
         to_decode = np.zeros(n)
         for bucket, encoded, at in zip(calibration.buckets, setting.encoded, handed_over, strict=True):
             due = at if setting.starts_early else last
@@ -154,10 +154,10 @@ class _Step:
             to_decode = np.maximum(0.0, to_decode - waited)
             flows.wait_until(due)
             decode_s = self._exchange(bucket, encoded, under_way)
-            to_decode = to_decode + decode_s
+            to_decode = to_decode + self._takes(decode_s)
         for ended, decode_s in under_way:
             flows.wait_until(ended)
-            flows.work(decode_s)
+            flows.work(self._takes(decode_s))
         flows.work(to_decode)
         self.sent, self.messages = flows.sent - sent, flows.messages - messages
         if setting.in_hook:
@@ -169,23 +169,26 @@ class _Step:
         self.exposed_s = told - last
         return told + self.computing.factor * calibration.update_s
 
-    def _exchange(
-        self, bucket: BucketParts, encoded: EncodedBucket, under_way: list[tuple[Floats, Floats]]
-    ) -> Floats | float:
+    def _takes(self, work_s: float) -> Floats:
+        """What each rank takes for work of so much CPU time."""
+        self.worked_s += work_s
+        return self.computing.factor * work_s
+
+    def _exchange(self, bucket: BucketParts, encoded: EncodedBucket, under_way: list[tuple[Floats, float]]) -> float:
         """Encode and sum one bucket; return what is left to be decoded, unless that is under way."""
         setting, flows = self._setting, self._flows
         *before, after_s = encoded.work_s
         for work_s, offer in zip(before, encoded.offers, strict=True):
-            flows.work(self.computing.factor * work_s)
+            flows.work(self._takes(work_s + (0.0 if self._is_bare(offer) else offer.pack_s)))
             begun = flows.ready
             self._sum(bucket, offer)
             goes_on = len(encoded.offers) == 1 and isinstance(setting.collective, Allgather | Native)
             if goes_on:
                 more_s = (setting.links.num_ranks - 1) * offer.decode_s if setting.collective.leaves_terms else 0.0
-                under_way.append((flows.ready, self.computing.factor * (after_s + more_s)))
+                under_way.append((flows.ready, after_s + more_s))
                 flows.ready = begun
                 return 0.0
-        return self.computing.factor * after_s
+        return after_s
 
     def _sum(self, bucket: BucketParts, offer: Offer) -> None:
         """Elements of several types travel one type after the other."""
@@ -197,7 +200,18 @@ class _Step:
             layout = layout_of(part, bucket)
             waves = collective.waves(n, layout, lengths_of(part))
             assert waves is not None  # a collective without rounds was refused
-            self._flows.run(waves, merge_byte_s=part.merge_byte_s)
+            unpack = NOTHING if self._is_bare(part) else part.unpack
+            self._flows.run(waves, unpack=unpack, merge=self._merge(part))
+
+    def _is_bare(self, offer: Offer) -> bool:
+        """Whether it travels as wire tensors."""
+        return self._setting.collective.carries_wires and all(leaf.wire_numel is not None for leaf in offer.leaves)
+
+    def _merge(self, offer: Offer) -> Work:
+        """What is done where contributions meet: they are added as they are, or decoded."""
+        if self._setting.collective.decodes and any(leaf.wire_numel is None for leaf in offer.leaves):
+            return Work(byte_s=offer.decode_s / max(1, offer.nbytes))
+        return offer.merge
 
 
 def refusal(collective: Collective) -> str | None:

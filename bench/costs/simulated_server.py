@@ -87,25 +87,26 @@ class StepWork:
             return links.message_s * messages + links.byte_s * nbytes
 
         num_layers = sum(messages)
+        unpack_s = sum(bucket.offers[0].unpack_s for bucket in encoded)
         messages[-1] += 1
         nbytes[-1] += CONTROL_BYTES
         return cls(
             computing=Computing.of_ranks(calibration, setting),
-            encode_s=tuple(bucket.work_s[0] for bucket in encoded),
+            encode_s=tuple(bucket.work_s[0] + bucket.offers[0].pack_s for bucket in encoded),
             nbytes=tuple(nbytes),
             message_s=tuple(map(work_s, messages, nbytes)),
             answer_nbytes=answer_nbytes,
             answer_s=work_s(num_layers + 1, answer_nbytes),
-            apply_s=sum(bucket.work_s[1] for bucket in encoded) + calibration.update_s,
-            add_s=sum(bucket.offers[0].decode_s for bucket in encoded),
+            apply_s=sum(bucket.work_s[1] for bucket in encoded) + calibration.update_s + unpack_s,
+            add_s=sum(bucket.offers[0].decode_s for bucket in encoded) + unpack_s,
             num_layers=num_layers,
         )
 
 
 def _pushed_nbytes(bucket: BucketParts, encoded: EncodedBucket) -> int:
     """Of its layers one by one, each with a header of its own, where one payload stands for several in the bucket."""
-    leaves = encoded.offers[0].leaves
-    return sum(leaf.nbytes for leaf in leaves) + HEADER_BYTES * max(0, len(bucket.numels) - len(leaves))
+    offer = encoded.offers[0]
+    return offer.nbytes + HEADER_BYTES * max(0, len(bucket.numels) - len(offer.leaves))
 
 
 class _Applied:

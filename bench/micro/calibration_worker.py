@@ -42,13 +42,14 @@ def run(config: CalibrateConfig, folder: RunFolder) -> None:
         tell(f"steps of {config.model} by itself")
         alone = _alone(config, parts, tell) if dist.get_rank() == 0 else {}
         dist.barrier()
-        crowds = _crowds(parts, tell)
+        crowds, around_message_s = _crowds(parts, tell), _around_message_s(parts, config.timeout_s, tell)
         if dist.get_rank() == 0:
             found = {
                 **_origin(config),
                 **alone,
                 "crowds": [dataclasses.asdict(crowd) for crowd in crowds],
                 "messages": {LOCAL: dataclasses.asdict(messages)},
+                "around_message_s": max(0.0, around_message_s - messages.message_s),
             }
             append_json_line(folder.progress, {"calibration": found})
 
@@ -71,7 +72,7 @@ def _alone(config: CalibrateConfig, parts: StepParts, tell: Callable[[str], None
     by_compressor = {}
     for text in spec.split_list(config.compressors):
         tell(f"encoding by {text}")
-        by_compressor[text] = [dataclasses.asdict(bucket) for bucket in encoded(text, gradients, config)]
+        by_compressor[text] = [dataclasses.asdict(bucket) for bucket in encoded(text, gradients, config, parts.stir)]
     return dataclasses.asdict(compute) | {"encoded": by_compressor}
 
 
@@ -86,6 +87,16 @@ def _crowds(parts: StepParts, tell: Callable[[str], None]) -> list[Crowd]:
             crowds.append(parts.crowd(group, cores))
         dist.barrier()
     return crowds
+
+
+def _around_message_s(parts: StepParts, timeout_s: float, tell: Callable[[str], None]) -> float:
+    """What all take for a message among steps; all must call."""
+    tell("messages among steps")
+    transport = open_transport(timeout_s=timeout_s)
+    assert dist.group.WORLD is not None
+    taken_s = parts.around_message_s(dist.group.WORLD, transport)
+    transport.close()
+    return taken_s
 
 
 def _origin(config: CalibrateConfig) -> dict[str, Any]:

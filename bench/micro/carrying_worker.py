@@ -23,7 +23,7 @@ def run(config: RanksConfig, folder: RunFolder) -> None:
         transport = open_transport(timeout_s=config.timeout_s)
         costs = message_costs(transport, LONG_MESSAGES)
         waited_s = max(0.0, costs.wake_s - (config.latency_s or 0.0))
-        costs = dataclasses.replace(costs, wake_s=waited_s, carry_byte_s=carry_byte_s(transport, LONG_MESSAGES))
+        costs = dataclasses.replace(costs, wake_s=waited_s, carry_byte_s=carry_byte_s(transport))
         transport.close()
         if dist.get_rank() == 0:
             append_json_line(folder.progress, {"messages": dataclasses.asdict(costs)})

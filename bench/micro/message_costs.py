@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 import statistics
 import time
 
@@ -18,6 +19,8 @@ SHORT_TURNS = 25
 """of which the least counts: what waking a process costs varies a hundredfold with what else the machine does"""
 LONG_TURNS = 7
 REST_S = 0.25
+CARRYING_S = 0.5
+"""that a turn takes at least, in which what all processors do is told in hundredths of a second"""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -44,12 +47,15 @@ def message_costs(transport: Transport, long_messages: int) -> MessageCosts:
     return MessageCosts(message_s=message_s, byte_s=byte_s, wake_s=max(0.0, waited_s))
 
 
-def carry_byte_s(transport: Transport, long_messages: int) -> float:
+def carry_byte_s(transport: Transport) -> float:
     """CPU seconds of the whole machine for a byte between two virtual hosts, beside those of the ranks themselves.
 
     The kernel does much of it between processes, on the account of none. What the machine does anyway is looked at
     before each turn, and taken off. Both of two ranks must call.
     """
+    alone_s = _turn(transport, LONG_BYTES, 1).wall_s
+    (slowest_s,) = transport.all_reduce_scalars([alone_s], "max")
+    long_messages = math.ceil(CARRYING_S / slowest_s)
     found = []
     for _ in range(LONG_TURNS):
         anyway = _busy_share()

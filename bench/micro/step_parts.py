@@ -1,4 +1,8 @@
-"""The parts of a training step, measured in this process: compute up to each bucket, and what compressors do to it."""
+"""The parts of a training step, measured in this process: compute up to each bucket, and what compressors do to it.
+
+What comes once in a step is timed as it comes there, behind compute that has filled the caches with other things: by
+itself, time after time, encoding takes half as long, and reading a short message a fifth.
+"""
 
 from __future__ import annotations
 
@@ -8,7 +12,7 @@ import statistics
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any, cast
+from typing import Any, NamedTuple, cast
 
 import torch
 import torch.distributed as dist
@@ -17,16 +21,19 @@ from torch.nn.parallel import DistributedDataParallel
 from bench.core import spec
 from bench.core.calibrate_config import CalibrateConfig
 from bench.core.config import RunConfig
-from bench.core.parts import BucketParts, Crowd, EncodedBucket, LeafSize, Offer
+from bench.core.parts import BucketParts, Crowd, EncodedBucket, LeafSize, Offer, Work
 from bench.datasets.base import Dataset
 from bench.models.base import Model
 from bench.optimizers.base import Optimizer
 from bench.strategies.data_parallel.replicas import wrap
 from bench.train.batches import Batches
 from collectives.base import Key
-from collectives.payloads.base import Payload
+from collectives.payloads.base import Payload, unpack
+from collectives.payloads.dense import Dense
+from collectives.ring import Ring
 from collectives.rounds.layout import leaves
 from collectives.transport.alone import Alone
+from collectives.transport.base import Transport
 from compressors.base import Compressor
 from compressors.ddp.bucket import Bucket
 from compressors.ddp.reducer import Reducer
@@ -37,6 +44,13 @@ CROWDED_STEPS = 8
 RANKS = 4
 """whose gradients are recorded, at the same weights, to see how far the entries that they send are the same"""
 MOMENTUM = 0.9
+STIRRED_SAMPLES = 8
+"""of a mini-batch, at most, that are computed between two timings"""
+PARTS = 8
+"""of one of which, as of the whole, it is measured what is done to it"""
+REPEATS = 5
+SHORT_NUMEL = 64
+"""of a message in which only its being one takes time"""
 
 Message = tuple[Key, Payload]
 """What a collective is given: the layers inside and the payload."""
@@ -113,10 +127,12 @@ class StepParts:
             cores: that they share.
         """
         self._clock = time.perf_counter
-        ends = []
+        ends, used_s = [], []
         for _ in range(1 + CROWDED_STEPS):
             dist.barrier(group)
+            cpu_started = time.process_time()
             marks, arrived = self._step()
+            used_s.append(time.process_time() - cpu_started)
             begun = torch.tensor([marks[0]], dtype=torch.float64)
             last = torch.tensor([*arrived, marks[3]], dtype=torch.float64)
             dist.all_reduce(begun, dist.ReduceOp.MIN, group)
@@ -124,8 +140,35 @@ class StepParts:
             ends.append((last - begun).tolist())
         self._clock = clock
         *handed_over, computed_s = map(statistics.median, zip(*ends[1:], strict=True))
-        load = dist.get_world_size(group) * torch.get_num_threads() / cores
-        return Crowd(load=load, handed_over_s=tuple(handed_over), computed_s=computed_s)
+        return Crowd(
+            load=dist.get_world_size(group) * torch.get_num_threads() / cores,
+            handed_over_s=tuple(handed_over),
+            computed_s=computed_s,
+            cpu_s=_mean_of_ranks(statistics.median(used_s[1:]), group),
+        )
+
+    def around_message_s(self, group: dist.ProcessGroup, transport: Transport) -> float:
+        """CPU seconds of a rank for a message that comes behind compute, sent or received; all of a group must call.
+
+        Args:
+            group: of this rank and the others.
+            transport: among them.
+        """
+        n, ring = dist.get_world_size(group), Ring().bind(transport)
+        taken = []
+        for _ in range(CROWDED_STEPS):
+            self._step()
+            dist.barrier(group)
+            started = time.thread_time()
+            ring.sum(Dense(torch.zeros(SHORT_NUMEL * n)), (0,))
+            taken.append(time.thread_time() - started)
+        return _mean_of_ranks(statistics.median(taken), group) / (4 * (n - 1))
+
+    def stir(self) -> None:
+        """Compute on a few samples, so that caches hold what they hold behind backward."""
+        x, y = next(self._batches)
+        torch.nn.functional.cross_entropy(self._ddp(x[:STIRRED_SAMPLES]), y[:STIRRED_SAMPLES]).backward()
+        self._optimizer.zero_grad()
 
     def _step(self) -> tuple[list[float], list[float]]:
         """(when the batch was asked for, it was there, forward, backward and update had ended; when buckets came)."""
@@ -164,8 +207,17 @@ class StepParts:
         return future
 
 
+def _mean_of_ranks(value: float, group: dist.ProcessGroup) -> float:
+    total = torch.tensor([value], dtype=torch.float64)
+    dist.all_reduce(total, group=group)
+    return float(total) / dist.get_world_size(group)
+
+
 def encoded(
-    text: str, gradients: Sequence[Sequence[tuple[list[Layer], list[torch.Tensor]]]], config: CalibrateConfig
+    text: str,
+    gradients: Sequence[Sequence[tuple[list[Layer], list[torch.Tensor]]]],
+    config: CalibrateConfig,
+    stir: Callable[[], object],
 ) -> tuple[EncodedBucket, ...]:
     """What a compressor makes of every bucket.
 
@@ -173,6 +225,7 @@ def encoded(
         text: of the compressor.
         gradients: as of `StepParts.gradients`; left as they are.
         config: complete.
+        stir: computes something else.
     """
     compressor = cast(Compressor, spec.build("compressors", text))
     reducers = [Reducer(compressor, momentum=MOMENTUM if compressor.owns_momentum else 0.0) for _ in gradients]
@@ -184,8 +237,10 @@ def encoded(
             step = Step(index=turn, epoch=0, rank=rank, world_size=1, seed=config.seed, warmup=False)
             for number, (layers, kept) in enumerate(of_rank):
                 bucket = Bucket(layers=layers, gradients=[gradient.clone() for gradient in kept], step=step)
+                if is_timed := turn > 0 and rank == 0:
+                    stir()
                 work_s, messages = _reduced(reducer, bucket)
-                if turn:
+                if is_timed:
                     works[number].append(work_s)
                 if turn == config.turns:
                     offers[number].append(messages)
@@ -193,7 +248,7 @@ def encoded(
     return tuple(
         EncodedBucket(
             work_s=tuple(map(statistics.median, zip(*work, strict=True))),
-            offers=tuple(_offer(of_ranks) for of_ranks in zip(*of_bucket, strict=True)),
+            offers=tuple(_offer(of_ranks, stir) for of_ranks in zip(*of_bucket, strict=True)),
         )
         for work, of_bucket in zip(works, offers, strict=True)
     )
@@ -214,28 +269,66 @@ def _reduced(reducer: Reducer, bucket: Bucket) -> tuple[list[float], list[Messag
     return [after - before for before, after in zip(marks[::2], marks[1::2], strict=True)], messages
 
 
-def _offer(messages: Sequence[Message]) -> Offer:
+def _offer(messages: Sequence[Message], stir: Callable[[], object]) -> Offer:
     """A message, from what several ranks offer."""
     keys, of_ranks = zip(*messages, strict=True)
     first, second = of_ranks[:2]
-    dense = torch.zeros(first.numel)
-    growth, merge_byte_s = [(1, 1.0)], 0.0
-    if first.elementwise:
-        wire = first.wire
-        merge_byte_s = _seconds(lambda: wire + wire) / max(1, wire.nbytes)
-    elif first.addable:
-        merge_byte_s = _seconds(lambda: first.add(second)) / second.nbytes
+    growth = [(1, 1.0)]
+    if first.addable and not first.elementwise:
         total = first
         for count, payload in enumerate(of_ranks[1:], start=2):
             total = total.add(payload)
             growth.append((count, max(growth[-1][1], total.nbytes / first.nbytes)))
+    whole = _handled(first, second, stir)
+    part = _handled(first.split(PARTS)[0], second.split(PARTS)[0], stir) if first.addable else None
     return Offer(
         leaves=tuple(_size(leaf) for leaf in leaves(first)),
         layers=keys[0],
         growth=tuple(growth),
-        merge_byte_s=merge_byte_s,
-        decode_s=_seconds(lambda: first.add_to_(dense)),
+        merge=work_of(*((each.nbytes, each.merge_s) for each in (whole, part) if each is not None)),
+        pack_s=whole.pack_s,
+        unpack=work_of(*((each.nbytes, each.unpack_s) for each in (whole, part) if each is not None)),
+        decode_s=whole.decode_s,
     )
+
+
+class _Handled(NamedTuple):
+    """Seconds of what is done to a payload of so many bytes; merged ones that are not element-wise are packed again."""
+
+    nbytes: int
+    pack_s: float
+    unpack_s: float
+    merge_s: float
+    decode_s: float
+
+
+def _handled(first: Payload, second: Payload, stir: Callable[[], object]) -> _Handled:
+    """Medians of a few times, each behind other work."""
+    dense, times = torch.zeros(first.numel), []
+    for _ in range(REPEATS):
+        stir()
+        marks = [clock()]
+        packed = first.pack()
+        marks.append(clock())
+        unpack(packed)
+        marks.append(clock())
+        if first.elementwise:
+            first.wire + second.wire
+        elif first.addable:
+            first.add(second).pack()
+        marks.append(clock())
+        first.add_to_(dense)
+        marks.append(clock())
+        times.append([after - before for before, after in itertools.pairwise(marks)])
+    return _Handled(first.nbytes, *map(statistics.median, zip(*times, strict=True)))
+
+
+def work_of(whole: tuple[int, float], part: tuple[int, float] | None = None) -> Work:
+    """From seconds for the bytes of a whole and of a part of it; where it has none, all of it is for any."""
+    if part is None or part[0] == whole[0]:
+        return Work(each_s=whole[1])
+    byte_s = max(0.0, whole[1] - part[1]) / (whole[0] - part[0])
+    return Work(each_s=max(0.0, part[1] - byte_s * part[0]), byte_s=byte_s)
 
 
 def _size(leaf: Payload) -> LeafSize:
@@ -248,12 +341,3 @@ def _size(leaf: Payload) -> LeafSize:
         wire_numel=None if wire is None else wire.numel(),
         wire_dtype=None if wire is None else str(wire.dtype).removeprefix("torch."),
     )
-
-
-def _seconds(work: Callable[[], object]) -> float:
-    def once() -> float:
-        started = clock()
-        work()
-        return clock() - started
-
-    return statistics.median(once() for _ in range(5))

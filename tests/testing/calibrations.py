@@ -59,6 +59,7 @@ def calibration(**other: Any) -> Calibration:
                 load=load,
                 handed_over_s=(max(1.0, load) * 0.25, max(1.0, load) * 0.35),
                 computed_s=max(1.0, load) * 0.35,
+                cpu_s=0.35 + other.get("update_s", 0.05),
             )
             for load in (0.5, 1.0, 2.0)
         ),

@@ -44,7 +44,7 @@ def links_of(calibration: Calibration, asked: Asked) -> Links:
         down_paces=_paces([host.downlink_trace for host in asked.hosts]),
         latency_s=np.array([host.latency_s for host in asked.hosts]),
         ack_share=acked,
-        message_s=costs.message_s,
+        message_s=costs.message_s + calibration.around_message_s,
         byte_s=costs.byte_s,
         wake_s=costs.wake_s,
         carry_byte_s=costs.carry_byte_s,

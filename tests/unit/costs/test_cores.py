@@ -47,7 +47,7 @@ def test_all_that_begin_at_once_are_the_crowd_that_was_measured(ranks: int) -> N
     known = calibration(
         cores=2,
         crowds=tuple(
-            Crowd(load=load, handed_over_s=(0.8 * seconds, 0.9 * seconds), computed_s=seconds)
+            Crowd(load=load, handed_over_s=(0.8 * seconds, 0.9 * seconds), computed_s=seconds, cpu_s=WORK_S)
             for load, seconds in ((0.5, WORK_S), (1.0, 0.4), (2.0, 0.95))
         ),
     )

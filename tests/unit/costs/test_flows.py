@@ -10,6 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from bench.core.errors import UsageError
+from bench.core.parts import Work
 from bench.costs.flows import Flows
 from bench.costs.links import Links
 from collectives import spec
@@ -93,8 +94,8 @@ def test_only_what_is_added_costs_adding() -> None:
     joined = links(4, rate=np.inf)
     flows = Flows(joined)
     ring = spec.build("collectives", Collective, "ring").waves(4, Layout.dense(6000, key=(0,)), Lengths(dense))
-    flows.run(ring or (), merge_byte_s=1e-3)
-    assert flows.busy_s == pytest.approx(np.full(4, 3 / 4 * 24.0))
+    flows.run(ring or (), merge=Work(each_s=1.0, byte_s=1e-3))
+    assert flows.busy_s == pytest.approx(np.full(4, 3 * (1.0 + 6.0)))
 
 
 def test_what_comes_is_acknowledged_over_the_link_by_which_a_rank_sends() -> None:

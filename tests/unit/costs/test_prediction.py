@@ -15,7 +15,19 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from bench.core.errors import UsageError
-from bench.core.parts import FRAMES, LOCAL, SEGMENTS, Calibration, Crowd, LeafSize, MessageCosts, Offer, Validated
+from bench.core.parts import (
+    FRAMES,
+    LOCAL,
+    SEGMENTS,
+    Calibration,
+    Crowd,
+    EncodedBucket,
+    LeafSize,
+    MessageCosts,
+    Offer,
+    Validated,
+    Work,
+)
 from bench.core.predict_config import PredictConfig
 from bench.costs.crowds import crowd_at
 from bench.costs.offers import lengths_of
@@ -64,6 +76,50 @@ def test_encoding_and_decoding_are_part_of_a_step() -> None:
     assert step(compressor="topk").step_time_s == pytest.approx(0.35 + 0.03 + 2 * 0.01 + 0.05)
 
 
+def handled(**figures: Any) -> Calibration:
+    """With offers of which more is known."""
+    known = calibration()
+
+    def more(bucket: EncodedBucket) -> EncodedBucket:
+        return dataclasses.replace(
+            bucket, offers=tuple(dataclasses.replace(offer, **figures) for offer in bucket.offers)
+        )
+
+    return dataclasses.replace(known, encoded={name: tuple(map(more, made)) for name, made in known.encoded.items()})
+
+
+@pytest.mark.parametrize(
+    ("collective", "figures", "of_ranks"),
+    [
+        ("allgather", {"pack_s": 0.001}, 4),
+        ("allgather", {"unpack": Work(each_s=0.001)}, 4 * 3),
+        ("allgather", {"decode_s": 0.001}, 4 * 3),
+        ("ring", {"merge": Work(each_s=0.001)}, 4 * 3),
+        ("ring", {"unpack": Work(byte_s=0.001 / 5_016)}, 4 * 2 * 3 / 4),
+        ("server", {"pack_s": 0.001}, 4),
+        ("server", {"decode_s": 0.001}, 3),
+        ("server", {"unpack": Work(each_s=0.001)}, 3 + 3),
+    ],
+)
+def test_what_is_done_to_payloads_takes_cpu_time(collective: str, figures: dict[str, Any], of_ranks: float) -> None:
+    """Two buckets; what all four ranks do together for one, in milliseconds."""
+    asked: dict[str, Any] = {"compressor": "topk", "collective": collective, "hosts": 4}
+    more_s = step(handled(**figures), **asked).cpu_s_per_step - step(**asked).cpu_s_per_step
+    assert more_s == pytest.approx(2 * of_ranks * 0.001 / 4, rel=2e-2)
+
+
+def test_wire_tensors_are_neither_packed_nor_read() -> None:
+    known = handled(pack_s=0.001, unpack=Work(each_s=0.001))
+    assert step(known, collective="ring").cpu_s_per_step == step(collective="ring").cpu_s_per_step
+    assert step(known, collective="allgather").cpu_s_per_step > step(collective="allgather").cpu_s_per_step
+
+
+def test_a_message_among_steps_costs_more_than_one_of_many_in_a_row() -> None:
+    asked: dict[str, Any] = {"collective": "ring", "hosts": 2}
+    more_s = step(calibration(around_message_s=0.001), **asked).cpu_s_per_step - step(**asked).cpu_s_per_step
+    assert more_s == pytest.approx((2 * 2 + 1) * 2 * 0.001)  # of each bucket, and the word that all was finite
+
+
 def test_what_is_summed_early_is_decoded_while_the_next_bucket_waits() -> None:
     """0.01 s to encode and 0.01 s to decode each: only the second bucket's come after backward."""
     assert step(compressor="bf16", collective="ring").step_time_s == pytest.approx(0.35 + 0.01 + 0.01 + 0.05)
@@ -87,14 +143,15 @@ def test_ranks_that_share_cores_compute_more_slowly_and_never_faster_than_the_co
 
 def test_between_measured_loads_times_are_interpolated_and_beyond_them_threads_take_turns() -> None:
     crowds = tuple(
-        Crowd(load=load, handed_over_s=(at, at + 0.05), computed_s=at + 0.05)
-        for load, at in ((0.5, 99.0), (1.0, 0.4), (2.0, 0.9))
+        Crowd(load=load, handed_over_s=(at, at + 0.05), computed_s=at + 0.05, cpu_s=cpu_s)
+        for load, at, cpu_s in ((0.5, 99.0, 0.4), (1.0, 0.4, 0.5), (2.0, 0.9, 0.6))
     )
     known = calibration(cores=2, crowds=crowds)
     assert crowd_at(known, 0.25).handed_over_s == pytest.approx((0.25, 0.35))  # CPU time of one by itself
     assert crowd_at(known, 0.75).computed_s == pytest.approx((0.35 + 0.45) / 2)
     assert crowd_at(known, 1.5).handed_over_s == pytest.approx((0.65, 0.70))
     assert crowd_at(known, 6.0).computed_s == pytest.approx(3 * 0.95)
+    assert [crowd_at(known, load).cpu_s for load in (0.1, 1.5, 6.0)] == pytest.approx([0.4, 0.55, 0.6])
     few = calibration(cores=64, crowds=crowds[:1])
     assert crowd_at(few, 1.0).computed_s == pytest.approx(0.35)
     assert crowd_at(few, 2.0).computed_s == pytest.approx(2 * 0.35)

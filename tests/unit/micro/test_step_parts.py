@@ -5,9 +5,9 @@ from __future__ import annotations
 import torch
 
 from bench.core.calibrate_config import CalibrateConfig
-from bench.core.parts import BucketParts
+from bench.core.parts import BucketParts, Work
 from bench.costs.offers import layout_of
-from bench.micro.step_parts import encoded
+from bench.micro.step_parts import encoded, work_of
 from compressors.layer import layers_of
 
 
@@ -15,7 +15,7 @@ def test_a_message_is_cut_by_layer_as_its_payloads_lie_in_it_and_not_as_gradient
     model = torch.nn.Sequential(torch.nn.Linear(64, 96), torch.nn.BatchNorm1d(96), torch.nn.Linear(96, 48))
     backwards = layers_of(model)[::-1]
     gradients = [(backwards, [torch.randn(layer.numel) for layer in backwards])]
-    ((message,),) = (each.offers for each in encoded("topk", [gradients] * 2, CalibrateConfig()))
+    ((message,),) = (each.offers for each in encoded("topk", [gradients] * 2, CalibrateConfig(), lambda: None))
     bucket = BucketParts(
         ready_s=0.0,
         layers=tuple(layer.id for layer in backwards),
@@ -26,3 +26,9 @@ def test_a_message_is_cut_by_layer_as_its_payloads_lie_in_it_and_not_as_gradient
     assert sorted(layer for part in cut for layer in part.key) == sorted(numel_of)
     assert all(part.numel == sum(numel_of[layer] for layer in part.key) for part in cut)
     assert len(cut) == len(message.leaves) > 1
+
+
+def test_work_on_a_whole_and_on_a_part_tells_what_any_part_takes() -> None:
+    assert work_of((1000, 0.006), (100, 0.0015)) == Work(each_s=0.001, byte_s=5e-6)
+    assert work_of((1000, 0.002), (100, 0.003)) == Work(each_s=0.003)  # never less for more
+    assert work_of((1000, 0.002)) == work_of((1000, 0.002), (1000, 0.001)) == Work(each_s=0.002)
