@@ -2,9 +2,10 @@
 
 `python -m benchmarks.auto OUT.csv [--quick]` runs `auto` and six static pairs on four virtual hosts in turns, for every
 link and model, and on three traces of a link that changes; then `auto` and `bf16` over three seeds to the end, for the
-accuracy. Rows are appended as runs end, and a file that is there already is gone on with. `--summary OUT.csv` prints,
-per cell, step times relative to the best static pair and to dense bf16 (median, and the 95 % interval of the mean ratio
-over turns). Do this on a machine that has nothing else to do; all of it takes most of a day, `--quick` half an hour.
+accuracy. After three turns `auto` and `bf16` go on alone, for the interval of their ratio. Rows are appended as runs
+end, and a file that is there already is gone on with. `--summary OUT.csv` prints, per cell, step times relative to the
+best static pair and to dense bf16 (median, and the 95 % interval of the mean ratio over turns). Do this on a machine
+that has nothing else to do; all of it takes most of a day, `--models small_cnn` two hours, `--quick` half an hour.
 """
 
 from __future__ import annotations
@@ -44,6 +45,12 @@ TRACES = {
 }
 TRACE_S, FRAME_BITS = 120, 12_000
 AUTO_STEPS, STATIC_STEPS, TRACE_STEPS = 150, 24, 600
+SLOW, SLOW_STEPS = ("resnet18", "10mbit"), 6
+"""where a dense step takes most of a minute, and is the same every time"""
+TURNS, TURNS_OF_ALL = 9, 3
+PAIRED = ("auto", "bf16")
+QUICK = ("small_cnn", "resnet20")
+EPOCHS = {"small_cnn": 10, "resnet20": 10, "resnet18": 2}
 COLUMNS = ("part", "link", "model", "method", "turn", "step_s", "whole_step_s", "accuracy", "chosen")
 
 
@@ -70,25 +77,25 @@ class Cell:
         return self.part, self.link, self.model, self.method, str(self.turn)
 
 
-def cells(*, quick: bool) -> Iterator[Cell]:
-    """All runs, methods in turns."""
-    models, turns = (("small_cnn", "resnet20"), 3) if quick else (tuple(MODELS), 9)
-    for turn in range(turns):
+def cells(models: Sequence[str], *, quick: bool) -> Iterator[Cell]:
+    """All runs of some models, methods in turns."""
+    for turn in range(TURNS_OF_ALL if quick else TURNS):
         for model in models:
             for link in LINKS:
-                for method in METHODS:
-                    steps = AUTO_STEPS if method == "auto" else STATIC_STEPS
+                for method in METHODS if turn < TURNS_OF_ALL else PAIRED:
+                    steps = SLOW_STEPS if (model, link) == SLOW else STATIC_STEPS
+                    steps = AUTO_STEPS if method == "auto" else steps
                     length = ("--steps", str(steps), "--eval-every", str(steps // 3))
                     yield Cell(part="links", link=link, model=model, method=method, turn=turn, length=length)
     for turn in range(1 if quick else 3):
-        for link in TRACES:
+        for link in TRACES if "small_cnn" in models else ():
             for method in METHODS:
                 length = ("--steps", str(TRACE_STEPS), "--eval-every", str(TRACE_STEPS))
                 yield Cell(part="traces", link=link, model="small_cnn", method=method, turn=turn, length=length)
     for seed in () if quick else (1, 2, 3):
-        for model in ("small_cnn", "resnet20"):
-            for method in ("auto", "bf16"):
-                length = ("--epochs", "10", "--eval-every", "10")
+        for model in models:
+            for method in PAIRED:
+                length = ("--epochs", str(EPOCHS[model]), "--eval-every", str(EPOCHS[model]))
                 yield Cell(part="accuracy", link="100mbit", model=model, method=method, turn=seed, length=length)
 
 
@@ -133,7 +140,7 @@ def run(cell: Cell, folder: Path) -> dict[str, object]:
     return dict(zip(COLUMNS, cell.key, strict=False)) | measured
 
 
-def measure(path: Path, *, quick: bool) -> None:
+def measure(path: Path, models: Sequence[str], *, quick: bool) -> None:
     """Append what the file lacks."""
     done = {tuple(row[name] for name in COLUMNS[:5]) for row in read(path)} if path.exists() else set()
     with (
@@ -145,7 +152,7 @@ def measure(path: Path, *, quick: bool) -> None:
         writer = csv.DictWriter(file, COLUMNS)
         if not done:
             writer.writeheader()
-        for cell in cells(quick=quick):
+        for cell in cells(models, quick=quick):
             if cell.key not in done:
                 row = run(cell, Path(name))
                 writer.writerow(row)
@@ -195,11 +202,15 @@ def main(arguments: Iterable[str] | None = None) -> None:
     """Measure, or sum up."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("path", type=Path, metavar="OUT.csv")
+    parser.add_argument("--models", default="", help="of small_cnn, resnet20 and resnet18, with commas; all by default")
     parser.add_argument("--quick", action="store_true", help="two models, three turns, each trace once, no accuracy")
     parser.add_argument("--summary", action="store_true", help="measure nothing")
     given = parser.parse_args(None if arguments is None else list(arguments))
+    models = given.models.split(",") if given.models else QUICK if given.quick else tuple(MODELS)
+    if unknown := set(models) - set(MODELS):
+        parser.error(f"no model {', '.join(sorted(unknown))}; choose of {', '.join(MODELS)}")
     if not given.summary:
-        measure(given.path, quick=given.quick)
+        measure(given.path, models, quick=given.quick)
     print("\n".join(summary(read(given.path))))
 
 
