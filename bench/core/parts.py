@@ -185,6 +185,8 @@ class Calibration:
         messages: their costs by the way that they go.
         around_message_s: CPU time of a rank for one message, sent or received, beside these: what collectives do, and
             what everything takes longer where the rank was computing just before.
+        crowded_wake_s: from a message's arrival until the rank goes on, while all cores of its crowd, the last of
+            `crowds`, compute.
         validated: what is known of predictions from here.
     """
 
@@ -208,6 +210,7 @@ class Calibration:
     crowds: tuple[Crowd, ...]
     messages: dict[str, MessageCosts]
     around_message_s: Seconds = 0.0
+    crowded_wake_s: Seconds = 0.0
     validated: tuple[Validated, ...] = ()
 
     def __post_init__(self) -> None:

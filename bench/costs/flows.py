@@ -22,6 +22,7 @@ be in the middle.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable
 
 import numpy as np
@@ -58,6 +59,7 @@ class Flows:
         busy_s: how long each rank worked on messages.
         sent: bytes that each rank has sent.
         messages: number of messages that each rank has sent.
+        crowded_until: until when cores compute that ranks share, and let nobody go on at once.
     """
 
     def __init__(self, links: Links) -> None:
@@ -66,6 +68,7 @@ class Flows:
         self.busy_s = np.zeros(links.num_ranks)
         self.sent = np.zeros(links.num_ranks)
         self.messages = np.zeros(links.num_ranks)
+        self.crowded_until = -math.inf
         self._hosts = np.arange(len(links.up_rate))
         self._up, self._down = Paces(links.up_paces), Paces(links.down_paces)
         self._constant = links.period_s is None
@@ -142,7 +145,7 @@ class Flows:
         self._down_free = drained(paths.to_hosts, comes, down_bytes * paths.down_s, self._down_free, alone=paths.alone)
         down = self._down.time_of(self._hosts, self._down_free)
         arrive = np.maximum(parts[0], np.maximum(up[paths.from_hosts] + paths.latency_s, down[paths.to_hosts]))
-        arrive = np.maximum(arrive, self._carry(begin.min(), over_link.sum())) + self.links.wake_s
+        arrive = self._woken(np.maximum(arrive, self._carry(begin.min(), over_link.sum())))
         if paths.alone:
             self.ready[targets] = np.maximum(self.ready[targets], arrive)
         else:
@@ -179,7 +182,7 @@ class Flows:
             service = np.where(is_sent, nbytes[:, part] + acked, 0.0) / links.down_rate[some]
             down = self._take_down(some, parts, order, service, is_sent)
             latest = np.maximum(down, np.where(is_sent, np.maximum(ends, carried)[:, None], 0.0).max(0))
-            woken = np.where(coming[some], latest + links.wake_s, 0.0)
+            woken = np.where(coming[some], self._woken(latest), 0.0)
             self.ready[some] = np.maximum(self.ready[some], woken)
         self.ready += receive_s
         self._count(send_s + receive_s, leaving, leaving_bytes)
@@ -224,6 +227,13 @@ class Flows:
         if self._constant:
             return begin[None]
         return np.maximum(begin, self._up.time_of(hosts, first + shares[:, None] * (last - first)))
+
+    def _woken(self, arrived: Floats) -> Floats:
+        """When ranks go on that waited for these messages."""
+        at_once = arrived + self.links.wake_s
+        in_turn = np.minimum(arrived + self.links.crowded_wake_s, self.crowded_until)
+        woken: Floats = np.maximum(at_once, in_turn)
+        return woken
 
     def _carry(self, begin: float, nbytes: float) -> float:
         """When the cores that carry all links are done with a wave; long ago where none do."""

@@ -27,6 +27,7 @@ class Links:
         message_s: what a rank does for one message, sent or received.
         byte_s: what it does for one byte, sent or received.
         wake_s: until a rank that waits for a message does something about it.
+        crowded_wake_s: the same while more threads compute than there are cores.
         ack_share: of the time that a byte takes of a link, what its acknowledgement takes of the way back.
         carry_byte_s: CPU time of a byte where cores carry all links, those of virtual hosts; 0: none do.
         carriers: cores that do so at once.
@@ -39,6 +40,7 @@ class Links:
     message_s: float = 0.0
     byte_s: float = 0.0
     wake_s: float = 0.0
+    crowded_wake_s: float = 0.0
     ack_share: float = 0.0
     carry_byte_s: float = 0.0
     carriers: int = 1

@@ -3,7 +3,8 @@
 On each rank, with h the factor by which its host is slower, f the same with what ranks on the same cores take from each
 other, B buckets:
 
-    handed over   t_b = start + h ready_b              b = 1 .. B; on shared cores when `bench/costs/cores.py` says
+    handed over   t_b = start + h ready_b              b = 1 .. B; on shared cores when `bench/costs/cores.py` says, the
+                                                       last one later by what exchanging the others takes of these
     encoded       e_b = max(t_b, free) + f work_b                               `free`: when the exchange thread is
     summed        s_b = flows of the collective's messages, begun at e_b        (`bench/costs/flows.py`)
     free          s_b where the collective goes on with messages that depend on others, else e_b, and
@@ -115,7 +116,7 @@ def predict(calibration: Calibration, setting: Setting) -> Prediction:
         messages_per_step=float(step.messages.mean()),
         dense_bytes_per_step=dense,
         compression_ratio=2 * (n - 1) / n * dense / nbytes if nbytes else None,
-        bound_by="cpu" if shared_s >= slowest else "network" if slowest > 1.1 * computing_s else "compute",
+        bound_by="cpu" if 1.1 * shared_s >= slowest else "network" if slowest > 1.1 * computing_s else "compute",
         **over_time,
     )
 
@@ -140,16 +141,19 @@ class _Step:
         calibration, setting, flows = self._calibration, self._setting, self._flows
         n = setting.links.num_ranks
         sent, messages, busy_s = flows.sent.copy(), flows.messages.copy(), flows.busy_s.copy()
-        reached = self.computing.reached(starts)
-        handed_over, computed = reached[:-1], reached[-1]
-        last = handed_over[-1]
+        *early, last, computed = self.computing.reached(starts)
         self.computed_s = computed - starts
         self.worked_s = 0.0
         flows.ready = starts
         under_way: list[tuple[Floats, float]] = []
         to_decode = np.zeros(n)
-        for bucket, encoded, at in zip(calibration.buckets, setting.encoded, handed_over, strict=True):
-            due = at if setting.starts_early else last
+        for number, (bucket, encoded) in enumerate(zip(calibration.buckets, setting.encoded, strict=True)):
+            is_early = setting.starts_early and number < len(early)
+            if number == len(early):
+                held_up_s = self._held_up_s(flows.sent - sent, flows.busy_s - busy_s)
+                last, computed = last + held_up_s, computed + held_up_s
+            due = early[number] if is_early else last
+            flows.crowded_until = float(computed.max())
             waited = np.maximum(0.0, due - flows.ready)
             to_decode = np.maximum(0.0, to_decode - waited)
             flows.wait_until(due)
@@ -168,6 +172,14 @@ class _Step:
         told: Floats = np.maximum(flows.ready, computed)
         self.exposed_s = told - last
         return told + self.computing.factor * calibration.update_s
+
+    def _held_up_s(self, sent: Floats, busy_s: Floats) -> float:
+        """By how much compute ends later on cores that are all taken, for what went on beside it."""
+        cores = self._setting.shared_cores
+        if cores is None or self._setting.load < 1:
+            return 0.0
+        carried_s = self._setting.links.carry_byte_s * sent
+        return float((busy_s + self.worked_s + carried_s).sum()) / cores
 
     def _takes(self, work_s: float) -> Floats:
         """What each rank takes for work of so much CPU time."""

@@ -9,7 +9,7 @@ from __future__ import annotations
 import dataclasses
 import sys
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch.distributed as dist
 
@@ -42,14 +42,15 @@ def run(config: CalibrateConfig, folder: RunFolder) -> None:
         tell(f"steps of {config.model} by itself")
         alone = _alone(config, parts, tell) if dist.get_rank() == 0 else {}
         dist.barrier()
-        crowds, around_message_s = _crowds(parts, tell), _around_message_s(parts, config.timeout_s, tell)
+        crowds, among_steps = _crowds(parts, tell), _among_steps(parts, config.timeout_s, tell)
         if dist.get_rank() == 0:
             found = {
                 **_origin(config),
                 **alone,
                 "crowds": [dataclasses.asdict(crowd) for crowd in crowds],
                 "messages": {LOCAL: dataclasses.asdict(messages)},
-                "around_message_s": max(0.0, around_message_s - messages.message_s),
+                "around_message_s": max(0.0, among_steps.message_s - messages.message_s),
+                "crowded_wake_s": among_steps.crowded_wake_s,
             }
             append_json_line(folder.progress, {"calibration": found})
 
@@ -89,14 +90,22 @@ def _crowds(parts: StepParts, tell: Callable[[str], None]) -> list[Crowd]:
     return crowds
 
 
-def _around_message_s(parts: StepParts, timeout_s: float, tell: Callable[[str], None]) -> float:
-    """What all take for a message among steps; all must call."""
+class _AmongSteps(NamedTuple):
+    """What messages take there: of a rank's CPU, and longer by the clock than where nothing is computed."""
+
+    message_s: float
+    crowded_wake_s: float
+
+
+def _among_steps(parts: StepParts, timeout_s: float, tell: Callable[[str], None]) -> _AmongSteps:
+    """Of all ranks; all must call."""
     tell("messages among steps")
-    transport = open_transport(timeout_s=timeout_s)
-    assert dist.group.WORLD is not None
-    taken_s = parts.around_message_s(dist.group.WORLD, transport)
+    transport, group = open_transport(timeout_s=timeout_s), dist.group.WORLD
+    assert group is not None
+    message_s = parts.around_message_s(group, transport)
+    by_itself_s, beside_s = (parts.round_s(group, transport, computing=computing) for computing in (False, True))
     transport.close()
-    return taken_s
+    return _AmongSteps(message_s=message_s, crowded_wake_s=max(0.0, beside_s - by_itself_s))
 
 
 def _origin(config: CalibrateConfig) -> dict[str, Any]:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import dataclasses
 import itertools
 import statistics
+import threading
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -49,6 +50,7 @@ STIRRED_SAMPLES = 8
 PARTS = 8
 """of one of which, as of the whole, it is measured what is done to it"""
 REPEATS = 5
+SUMS = 40
 SHORT_NUMEL = 64
 """of a message in which only its being one takes time"""
 
@@ -163,6 +165,31 @@ class StepParts:
             ring.sum(Dense(torch.zeros(SHORT_NUMEL * n)), (0,))
             taken.append(time.thread_time() - started)
         return _mean_of_ranks(statistics.median(taken), group) / (4 * (n - 1))
+
+    def round_s(self, group: dist.ProcessGroup, transport: Transport, *, computing: bool) -> float:
+        """Seconds of a round of short messages among many, beside steps or by itself; all of a group must call.
+
+        Args:
+            group: of this rank and the others.
+            transport: among them.
+            computing: all ranks make steps meanwhile.
+        """
+        n, ring = dist.get_world_size(group), Ring().bind(transport)
+        taken: list[float] = []
+
+        def sums() -> None:
+            started = time.perf_counter()
+            for _ in range(SUMS):
+                ring.sum(Dense(torch.zeros(SHORT_NUMEL * n)), (0,))
+            taken.append((time.perf_counter() - started) / (SUMS * 2 * (n - 1)))
+
+        dist.barrier(group)
+        thread = threading.Thread(target=sums)
+        thread.start()
+        while computing and thread.is_alive():
+            self._step()
+        thread.join()
+        return _mean_of_ranks(taken[0], group)
 
     def stir(self) -> None:
         """Compute on a few samples, so that caches hold what they hold behind backward."""

@@ -47,9 +47,18 @@ def links_of(calibration: Calibration, asked: Asked) -> Links:
         message_s=costs.message_s + calibration.around_message_s,
         byte_s=costs.byte_s,
         wake_s=costs.wake_s,
+        crowded_wake_s=_crowded_wake_s(calibration, asked),
         carry_byte_s=costs.carry_byte_s,
         carriers=1 if way == FORWARDED else asked.shared_cores or 1,  # the forwarder is one thread
     )
+
+
+def _crowded_wake_s(calibration: Calibration, asked: Asked) -> float:
+    """It grows with the threads that have their turn before one that wakes; up to one per core there are none."""
+    if asked.shared_cores is None:
+        return 0.0
+    load, known = asked.world_size * calibration.threads / asked.shared_cores, calibration.crowds[-1].load
+    return calibration.crowded_wake_s * max(0.0, load - 1) / (known - 1) if known > 1 else 0.0
 
 
 def _way(calibration: Calibration, asked: Asked) -> str:

@@ -120,6 +120,26 @@ def test_a_message_among_steps_costs_more_than_one_of_many_in_a_row() -> None:
     assert more_s == pytest.approx((2 * 2 + 1) * 2 * 0.001)  # of each bucket, and the word that all was finite
 
 
+def test_what_is_exchanged_early_holds_compute_up_where_all_cores_compute() -> None:
+    """Encoding the first of two buckets takes 0.03 s of each of four ranks, on two cores."""
+    alone = step(calibration(cores=2), compressor="topk", hosts=4)
+    shared = step(calibration(cores=2), compressor="topk", hosts=4, shared_cores=2)
+    assert shared.step_time_s == pytest.approx(2 * alone.step_time_s + 4 * 0.03 / 2)
+    two = step(calibration(cores=4), compressor="topk", hosts=2, shared_cores=4)
+    assert two.step_time_s == pytest.approx(alone.step_time_s)
+
+
+def test_who_waits_for_a_message_waits_for_its_turn_as_long_as_cores_compute() -> None:
+    """A ring of four takes six rounds for each bucket, the first of which is ready 0.2 s before compute ends."""
+    asked: dict[str, Any] = {"collective": "ring", "hosts": 4, "shared_cores": 2, "latency": "40ms"}
+    at_once, in_turn = (
+        step(calibration(cores=2, crowded_wake_s=seconds), **asked).step_time_s for seconds in (0.0, 0.01)
+    )
+    assert in_turn - at_once == pytest.approx(4 * 0.01, abs=1e-4)  # the fifth comes when all have ended
+    plenty = calibration(cores=4, crowded_wake_s=0.01)
+    assert step(plenty, **asked | {"shared_cores": 4}) == step(calibration(cores=4), **asked | {"shared_cores": 4})
+
+
 def test_what_is_summed_early_is_decoded_while_the_next_bucket_waits() -> None:
     """0.01 s to encode and 0.01 s to decode each: only the second bucket's come after backward."""
     assert step(compressor="bf16", collective="ring").step_time_s == pytest.approx(0.35 + 0.01 + 0.01 + 0.05)
