@@ -122,11 +122,11 @@ def test_a_message_among_steps_costs_more_than_one_of_many_in_a_row() -> None:
 
 def test_what_is_exchanged_early_holds_compute_up_where_all_cores_compute() -> None:
     """Encoding the first of two buckets takes 0.03 s of each of four ranks, on two cores."""
-    alone = step(calibration(cores=2), compressor="topk", hosts=4)
-    shared = step(calibration(cores=2), compressor="topk", hosts=4, shared_cores=2)
-    assert shared.step_time_s == pytest.approx(2 * alone.step_time_s + 4 * 0.03 / 2)
-    two = step(calibration(cores=4), compressor="topk", hosts=2, shared_cores=4)
-    assert two.step_time_s == pytest.approx(alone.step_time_s)
+    asked: dict[str, Any] = {"compressor": "topk", "hosts": 4, "latency": "1s"}
+    shared = step(calibration(cores=2), shared_cores=2, **asked)
+    assert shared.step_time_s - shared.exposed_s == pytest.approx(2 * (0.35 + 0.05) + 4 * 0.03 / 2)
+    plenty = step(calibration(cores=8), shared_cores=8, **asked)
+    assert plenty.step_time_s - plenty.exposed_s == pytest.approx(0.35 + 0.05)
 
 
 def test_who_waits_for_a_message_waits_for_its_turn_as_long_as_cores_compute() -> None:
