@@ -6,18 +6,19 @@ Links are queues of fluid. For rank i with `ready` R_i, and the messages m of on
     up(h)     = drained(begin(m), b_m / uplink(h))               of all messages that leave host h: they share it
     down(h)   = drained(begin(m) + l_source, b_m / downlink(h))  of all that come to host h
     carried   = drained(begin(m), c b_m / carriers)              of all messages, where one machine's cores carry them
-    arrive(m) = max(up(source) + l_source, down(target), carried) + w
+    alone(m)  = begin(m) + window(m) + l_source                  on a connection that was silent before the step
+    arrive(m) = max(up(source) + l_source, down(target), carried, alone(m)) + w
     R_target  = max over its m of arrive(m), + a k + work(m)     k messages come; R_source = R_source + a k
 
 `drained` says when a queue of fluid ends (`bench/costs/queues.py`). It too is made of sums and maxima of non-negative
 terms alone, so no faster link, shorter delay or smaller message makes anything later (fair shares that flows negotiate
 do not promise that). Several messages that share an uplink end together, as flows of equal weight do. What comes to a
 host is acknowledged over the same link by which it sends, and lengthens the b_m of what leaves it. w is what it takes
-to wake a rank up; work(m) is what is done to the payload that came: it is unpacked, and some are merged. Nobody waits
-for room at the other end: what a kernel has taken travels while the receiver still computes. On a link whose rate
-changes, `drained` is reckoned on the link's own clock (`bench/costs/paces.py`), and a message comes in parts, each when
-the uplink has sent what is before it: between constant rates the first and the last decide, here the slowest place may
-be in the middle.
+to wake a rank up; window(m) is in `bench/costs/windows.py`; work(m) is what is done to the payload that came: it is
+unpacked, and some are merged. Nobody waits for room at the other end: what a kernel has taken travels while the
+receiver still computes. On a link whose rate changes, `drained` is reckoned on the link's own clock
+(`bench/costs/paces.py`), and a message comes in parts, each when the uplink has sent what is before it: between
+constant rates the first and the last decide, here the slowest place may be in the middle.
 """
 
 from __future__ import annotations
@@ -35,6 +36,7 @@ from bench.costs.links import Links
 from bench.costs.paces import Paces
 from bench.costs.paths import Paths
 from bench.costs.queues import drained, last_busy_period
+from bench.costs.windows import Windows
 from collectives.rounds.waves import Ints, Wave
 
 TARGETS_AT_ONCE = 256
@@ -59,6 +61,7 @@ class Flows:
         busy_s: how long each rank worked on messages.
         sent: bytes that each rank has sent.
         messages: number of messages that each rank has sent.
+        windows: of connections that were silent; None: they send as much as links take.
         crowded_until: until when cores compute that ranks share, and let nobody go on at once.
     """
 
@@ -68,6 +71,7 @@ class Flows:
         self.busy_s = np.zeros(links.num_ranks)
         self.sent = np.zeros(links.num_ranks)
         self.messages = np.zeros(links.num_ranks)
+        self.windows: Windows | None = None
         self.crowded_until = -math.inf
         self._hosts = np.arange(len(links.up_rate))
         self._up, self._down = Paces(links.up_paces), Paces(links.down_paces)
@@ -145,7 +149,12 @@ class Flows:
         self._down_free = drained(paths.to_hosts, comes, down_bytes * paths.down_s, self._down_free, alone=paths.alone)
         down = self._down.time_of(self._hosts, self._down_free)
         arrive = np.maximum(parts[0], np.maximum(up[paths.from_hosts] + paths.latency_s, down[paths.to_hosts]))
-        arrive = self._woken(np.maximum(arrive, self._carry(begin.min(), over_link.sum())))
+        arrive = np.maximum(arrive, self._carry(begin.min(), over_link.sum()))
+        if self.windows is not None:
+            slowest_s = np.maximum(paths.up_s, paths.down_s)
+            leaves_in_s = self.windows.leaves_in_s(sources, targets, over_link, slowest_s, paths.round_trip_s)
+            arrive = np.maximum(arrive, begin + leaves_in_s + paths.latency_s)
+        arrive = self._woken(arrive)
         if paths.alone:
             self.ready[targets] = np.maximum(self.ready[targets], arrive)
         else:
@@ -181,7 +190,15 @@ class Flows:
             acked = links.ack_share * leaving_bytes[some] / np.maximum(1.0, coming[some])
             service = np.where(is_sent, nbytes[:, part] + acked, 0.0) / links.down_rate[some]
             down = self._take_down(some, parts, order, service, is_sent)
-            latest = np.maximum(down, np.where(is_sent, np.maximum(ends, carried)[:, None], 0.0).max(0))
+            arrive = np.maximum(ends, carried)[:, None]
+            if self.windows is not None:
+                slowest_s = np.maximum(1 / links.up_rate[sources, None], 1 / links.down_rate[some])
+                round_trip_s = latency[:, None] + links.latency_s[some]
+                leaves_in_s = self.windows.leaves_in_s(
+                    sources[:, None], some, nbytes[:, part] * is_sent, slowest_s, round_trip_s
+                )
+                arrive = np.maximum(arrive, (begin + latency)[:, None] + leaves_in_s)
+            latest = np.maximum(down, np.where(is_sent, arrive, 0.0).max(0))
             woken = np.where(coming[some], self._woken(latest), 0.0)
             self.ready[some] = np.maximum(self.ready[some], woken)
         self.ready += receive_s

@@ -18,6 +18,7 @@ class Paths:
         leaving, coming: messages that each rank sends and receives.
         from_hosts, to_hosts: of each message, as what follows.
         latency_s: between these; 0 within one.
+        round_trip_s: likewise.
         up_s, down_s: seconds per byte.
     """
 
@@ -31,6 +32,8 @@ class Paths:
         self.inside = None if links.one_per_host else self.from_hosts == self.to_hosts
         latency_s = links.latency_s[self.from_hosts]
         self.latency_s = latency_s if self.inside is None else np.where(self.inside, 0.0, latency_s)
+        round_trip_s = latency_s + links.latency_s[self.to_hosts]
+        self.round_trip_s = round_trip_s if self.inside is None else np.where(self.inside, 0.0, round_trip_s)
         self.up_s, self.down_s = 1 / links.up_rate[self.from_hosts], 1 / links.down_rate[self.to_hosts]
 
     def with_acknowledgements(self, nbytes: Ints, share: float) -> tuple[Floats, Floats]:

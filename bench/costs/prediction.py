@@ -30,6 +30,7 @@ from bench.costs.computing import Computing, Job
 from bench.costs.flows import NOTHING, Flows
 from bench.costs.following import Window, follow, steps_for
 from bench.costs.offers import layout_of, lengths_of
+from bench.costs.windows import LEAST_TIMEOUT_S, Windows
 from collectives.allgather import Allgather
 from collectives.base import Collective
 from collectives.native import Native
@@ -144,6 +145,8 @@ class _Step:
         *early, last, computed = self.computing.reached(starts)
         self.computed_s = computed - starts
         self.worked_s = 0.0
+        first = early[0] if early and setting.starts_early else last
+        flows.windows = self._windows(float((first - starts).min()))
         flows.ready = starts
         under_way: list[tuple[Floats, float]] = []
         to_decode = np.zeros(n)
@@ -172,6 +175,13 @@ class _Step:
         told: Floats = np.maximum(flows.ready, computed)
         self.exposed_s = told - last
         return told + self.computing.factor * calibration.update_s
+
+    def _windows(self, silence_s: float) -> Windows | None:
+        """Of connections that were silent for so long, where that makes a difference."""
+        links = self._setting.links
+        if silence_s < LEAST_TIMEOUT_S or not links.latency_s.any():
+            return None
+        return Windows(links.num_ranks, silence_s)
 
     def _held_up_s(self, sent: Floats, busy_s: Floats) -> float:
         """By how much compute ends later on cores that are all taken, for what went on beside it."""

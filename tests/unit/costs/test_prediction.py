@@ -130,12 +130,13 @@ def test_what_is_exchanged_early_holds_compute_up_where_all_cores_compute() -> N
 
 
 def test_who_waits_for_a_message_waits_for_its_turn_as_long_as_cores_compute() -> None:
-    """A ring of four takes six rounds for each bucket, the first of which is ready 0.2 s before compute ends."""
-    asked: dict[str, Any] = {"collective": "ring", "hosts": 4, "shared_cores": 2, "latency": "40ms"}
+    """A ring of four takes six rounds for each bucket; the first one's begin 0.2 s before compute ends."""
+    asked: dict[str, Any] = {"compressor": "topk", "collective": "ring", "hosts": 4, "shared_cores": 2}
+    asked |= {"latency": "40ms"}
     at_once, in_turn = (
         step(calibration(cores=2, crowded_wake_s=seconds), **asked).step_time_s for seconds in (0.0, 0.01)
     )
-    assert in_turn - at_once == pytest.approx(4 * 0.01, abs=1e-4)  # the fifth comes when all have ended
+    assert in_turn - at_once == pytest.approx(2 * 0.01, abs=1e-4)  # the third comes when all have ended
     plenty = calibration(cores=4, crowded_wake_s=0.01)
     assert step(plenty, **asked | {"shared_cores": 4}) == step(calibration(cores=4), **asked | {"shared_cores": 4})
 
@@ -151,6 +152,15 @@ def test_latency_is_paid_by_every_step_of_a_collective() -> None:
     """And by what ranks tell each other at the end: that all was finite."""
     slower = step(collective="ring", latency="10ms").step_time_s - step(collective="ring").step_time_s
     assert slower == pytest.approx((2 + 1) * 0.010, abs=1e-4)
+
+
+def test_a_connection_that_was_silent_while_ranks_computed_begins_with_half_its_window() -> None:
+    """The first of two buckets is ready after 0.25 s, or with early ends of backward after 0.15 s."""
+    asked: dict[str, Any] = {"collective": "ring", "latency": "100ms"}
+    soon = tuple(dataclasses.replace(crowd, handed_over_s=(0.15, 0.35)) for crowd in calibration().crowds)
+    later = calibration(batch_s=0.0, forward_s=0.05, backward_s=0.3, crowds=soon)
+    assert step(**asked).step_time_s == pytest.approx(0.25 + 2 * 0.1 + 0.2 + 2 * 0.1 + 0.1 + 0.05, abs=1e-3)
+    assert step(later, **asked).step_time_s == pytest.approx(0.35 + 2 * 0.1 + 0.1 + 0.05, abs=1e-3)
 
 
 def test_ranks_that_share_cores_compute_more_slowly_and_never_faster_than_the_cores_allow() -> None:

@@ -1,0 +1,70 @@
+"""Windows after a silence: round trips by hand, and that nothing better makes a message later."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from bench.costs.windows import LEAST_WINDOW_BYTES, SEGMENT_BYTES, Windows
+
+ROUND_TRIP_S = 0.1
+
+
+def leaves_in_s(
+    nbytes: float, windows: Windows | None = None, *, byte_s: float = 0.0, round_trip_s: float = ROUND_TRIP_S
+) -> float:
+    ends = np.array([0]), np.array([1])
+    of_message = (np.array([figure]) for figure in (nbytes, byte_s, round_trip_s))
+    return float((windows or Windows(2, 60.0)).leaves_in_s(*ends, *of_message)[0])
+
+
+@pytest.mark.parametrize(("segments", "round_trips"), [(0, 0), (10, 0), (11, 1), (30, 1), (31, 2), (70, 2), (71, 3)])
+def test_ten_segments_leave_at_once_and_then_twice_as_many_each_round_trip(segments: int, round_trips: int) -> None:
+    assert leaves_in_s(segments * SEGMENT_BYTES) == pytest.approx(round_trips * ROUND_TRIP_S)
+
+
+@pytest.mark.parametrize(("silence_s", "round_trips"), [(0.1, 0), (0.2, 1), (0.39, 1), (0.4, 2), (0.7, 3), (0.9, 4)])
+def test_the_window_is_halved_for_every_timeout_of_silence(silence_s: float, round_trips: int) -> None:
+    assert leaves_in_s(1e6, Windows(2, silence_s)) == pytest.approx(round_trips * ROUND_TRIP_S)
+
+
+def test_what_was_sent_since_need_not_be_waited_for_again() -> None:
+    windows = Windows(2, 60.0)
+    first, again, more = (leaves_in_s(nbytes, windows) for nbytes in (2e5, 2e5, 5e5))
+    assert first == pytest.approx(3 * ROUND_TRIP_S)  # 14.5 + 29 + 58 + 116 kB
+    assert again == 0
+    assert more == pytest.approx(ROUND_TRIP_S)
+
+
+def test_a_link_that_is_slower_than_the_window_never_rests() -> None:
+    assert leaves_in_s(1e6, byte_s=1e-4) == pytest.approx(100.0)
+
+
+@settings(max_examples=100, deadline=None)
+@given(
+    nbytes=st.lists(st.integers(0, 10_000_000), min_size=1, max_size=4),
+    silence_s=st.floats(0, 5),
+    byte_s=st.floats(0, 1e-4),
+    round_trip_s=st.floats(0, 1),
+    worse=st.floats(1, 3),
+)
+def test_nothing_better_makes_a_message_later(
+    nbytes: list[int], silence_s: float, byte_s: float, round_trip_s: float, worse: float
+) -> None:
+    def of_all(silence_s: float, byte_s: float, round_trip_s: float, longer: float = 1.0) -> list[float]:
+        windows = Windows(2, silence_s)
+        return [leaves_in_s(longer * length, windows, byte_s=byte_s, round_trip_s=round_trip_s) for length in nbytes]
+
+    given_s = of_all(silence_s, byte_s, round_trip_s)
+    for other in (
+        of_all(worse * silence_s, byte_s, round_trip_s),
+        of_all(silence_s, worse * byte_s, round_trip_s),
+        of_all(silence_s, byte_s, worse * round_trip_s),
+    ):
+        assert all(later >= now - 1e-9 for now, later in zip(given_s, other, strict=True))
+    assert of_all(silence_s, byte_s, round_trip_s, worse)[0] >= given_s[0] - 1e-9
+    assert all(seconds >= byte_s * length - 1e-9 for seconds, length in zip(given_s, nbytes, strict=True))
+    if nbytes[0] <= LEAST_WINDOW_BYTES:
+        assert given_s[0] == pytest.approx(byte_s * nbytes[0])
