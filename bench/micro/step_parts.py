@@ -9,9 +9,9 @@ from __future__ import annotations
 import dataclasses
 import itertools
 import statistics
-import threading
 import time
 from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, NamedTuple, cast
 
@@ -175,21 +175,19 @@ class StepParts:
             computing: all ranks make steps meanwhile.
         """
         n, ring = dist.get_world_size(group), Ring().bind(transport)
-        taken: list[float] = []
 
-        def sums() -> None:
+        def sums() -> float:
             started = time.perf_counter()
             for _ in range(SUMS):
                 ring.sum(Dense(torch.zeros(SHORT_NUMEL * n)), (0,))
-            taken.append((time.perf_counter() - started) / (SUMS * 2 * (n - 1)))
+            return (time.perf_counter() - started) / (SUMS * 2 * (n - 1))
 
         dist.barrier(group)
-        thread = threading.Thread(target=sums)
-        thread.start()
-        while computing and thread.is_alive():
-            self._step()
-        thread.join()
-        return _mean_of_ranks(taken[0], group)
+        with ThreadPoolExecutor(1) as beside:
+            under_way = beside.submit(sums)
+            while computing and not under_way.done():
+                self._step()
+        return _mean_of_ranks(under_way.result(), group)
 
     def stir(self) -> None:
         """Compute on a few samples, so that caches hold what they hold behind backward."""

@@ -25,6 +25,9 @@ def test_calibrated_parts_predict_the_bytes_that_are_sent(tmp_path: Path) -> Non
     assert parts["forward_s"] > 0
     assert list(parts["messages"]) == ["local"]
     assert parts["messages"]["local"]["message_s"] > 0
+    assert parts["around_message_s"] > 0
+    (offer, *_) = parts["encoded"]["topk"][0]["offers"]
+    assert min(offer["pack_s"], offer["decode_s"], *(sum(offer[work].values()) for work in ("unpack", "merge"))) > 0
     loads = [crowd["load"] for crowd in parts["crowds"]]
     assert loads == sorted(loads)
     assert all(
