@@ -44,9 +44,15 @@ TRACES = {
     "bursts": lambda second: 10e6 if second % 10 < 7 else 100e6,
 }
 TRACE_S, FRAME_BITS = 120, 12_000
-AUTO_STEPS, STATIC_STEPS, TRACE_STEPS = 150, 24, 600
-SLOW, SLOW_STEPS = ("resnet18", "10mbit"), 6
-"""where a dense step takes most of a minute, and is the same every time"""
+AUTO_STEPS, STATIC_STEPS, TRACE_STEPS = 240, 100, 600
+LONG_STEPS = {
+    ("small_cnn", "10mbit"): 24,
+    ("resnet20", "10mbit"): 24,
+    ("resnet18", "10mbit"): 6,
+    ("resnet18", "100mbit"): 12,
+}
+DENSE = ("bf16", "none", "hylo")
+"""these make fewer steps where one is long: the link decides how long, and repeats it; cores do not"""
 TURNS, TURNS_OF_ALL = 9, 3
 PAIRED = ("auto", "bf16")
 QUICK = ("small_cnn", "resnet20")
@@ -83,7 +89,7 @@ def cells(models: Sequence[str], *, quick: bool) -> Iterator[Cell]:
         for model in models:
             for link in LINKS:
                 for method in METHODS if turn < TURNS_OF_ALL else PAIRED:
-                    steps = SLOW_STEPS if (model, link) == SLOW else STATIC_STEPS
+                    steps = LONG_STEPS.get((model, link), STATIC_STEPS) if method in DENSE else STATIC_STEPS
                     steps = AUTO_STEPS if method == "auto" else steps
                     length = ("--steps", str(steps), "--eval-every", str(steps // 3))
                     yield Cell(part="links", link=link, model=model, method=method, turn=turn, length=length)
