@@ -25,7 +25,8 @@ demo-network: $(READY) ## the same on four virtual hosts with a 100 Mbit/s link 
 test: lint ## check style, types and layers, then run all tests
 	@$(BIN)/python -m pytest -q --numprocesses 3 --dist loadgroup
 
-exhaustive: $(READY) ## hold every native loop against the reference path with 10 000 random inputs
+exhaustive: $(READY) ## the tests that CI does not wait for; every native loop against the reference path with 10 000 random inputs
+	@$(BIN)/python -m pytest -q -m long --numprocesses 2
 	@$(BIN)/python -m pytest -q -m loops --cases 10000 --timeout 0 --numprocesses 2 tests/unit/compressors tests/unit/collectives
 
 sanitize: $(READY) ## the same tests under the address and undefined-behaviour sanitizers (needs cc)

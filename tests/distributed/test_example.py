@@ -21,7 +21,9 @@ SCRIPT = Path(__file__).parents[2] / "examples" / "train_digits.py"
 SAID = re.compile(r"(\w+) on (\w+): accuracy ([\d.]+)% after 6 steps; each rank sent ([\d,]+) bytes per step")
 
 
-@pytest.mark.parametrize(("compressor", "collective"), [("group_topk", "ring"), ("sign", "allgather")])
+@pytest.mark.parametrize(
+    ("compressor", "collective"), [("group_topk", "ring"), pytest.param("sign", "allgather", marks=pytest.mark.long)]
+)
 def test_the_example_trains_under_torchrun(compressor: str, collective: str) -> None:
     done = subprocess.run(
         [

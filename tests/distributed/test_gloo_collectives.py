@@ -1,4 +1,4 @@
-"""The collectives over gloo: seven processes are spawned once, and two, three, ... of them form the ranks in turn."""
+"""The collectives over gloo: five processes are spawned once, and two, three, ... of them form the ranks in turn."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from tests.testing.collectives import COLLECTIVES, Result, check, clone, key_of,
 from tests.testing.payloads import make
 from tests.testing.ranks import run_ranks
 
-WORLD_SIZES = (2, 3, 4, 5, 7)
+WORLD_SIZES = (2, 3, 4, 5)
 CASES = [("dense", 6), ("dense", 10_007), ("bundle", 10_007), ("codes-levels", 10_007)]
 Case = tuple[str, int, str, int]
 """collective, world size, payload kind, length"""
@@ -46,7 +46,7 @@ def sum_all_cases(rank: int) -> dict[Case, Result]:
 
 def test_sums_over_gloo(tmp_path: Path) -> None:
     by_rank = run_ranks(sum_all_cases, max(WORLD_SIZES), tmp_path, timeout_s=110.0)
-    assert len(by_rank[0]) > 250
+    assert len(by_rank[0]) > 200
     for case in by_rank[0]:
         name, world_size, _, _ = case
         check(name, contributions(case), [results[case] for results in by_rank[:world_size]])

@@ -63,7 +63,7 @@ def said(result: Result) -> dict[int, tuple[str, int | None]]:
 @pytest.mark.parametrize(
     ("host", "options"),
     [
-        (2, {"compressor": "topk", "collective": "ring"}),
+        pytest.param(2, {"compressor": "topk", "collective": "ring"}, marks=pytest.mark.long),
         (3, {"collective": "native"}),
         (0, {"collective": "tree"}),  # the rendezvous store goes with it
     ],
@@ -89,7 +89,7 @@ def test_all_others_name_the_lost_host_and_it_knows_itself_cut_off(
 
 
 @pytest.mark.timeout(180)
-@pytest.mark.parametrize("host", [0, 1])
+@pytest.mark.parametrize("host", [0, pytest.param(1, marks=pytest.mark.long)])
 def test_of_two_hosts_neither_is_blamed(host: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def cut(job: HostsJob) -> None:
         set_link(job, host, up=False)
