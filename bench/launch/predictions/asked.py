@@ -6,6 +6,7 @@ import dataclasses
 from collections.abc import Iterable
 
 from bench.core.errors import UsageError
+from bench.core.parts import Calibration
 from bench.core.straggler import Straggler
 from bench.hosts.cluster import HostLink
 
@@ -65,6 +66,12 @@ class Asked:
     def world_size(self) -> int:
         """All ranks."""
         return len(self.hosts) * self.ranks_per_host
+
+    def load(self, calibration: Calibration) -> float:
+        """Threads that compute at once / cores that they share."""
+        if self.shared_cores is None:
+            return self.ranks_per_host * calibration.threads / calibration.cores
+        return self.world_size * calibration.threads / self.shared_cores
 
     def at_rate(self, bandwidth_bps: float) -> Asked:
         """The same over links of one rate, up and down.

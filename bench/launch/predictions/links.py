@@ -57,8 +57,8 @@ def _crowded_wake_s(calibration: Calibration, asked: Asked) -> float:
     """It grows with the threads that have their turn before one that wakes; up to one per core there are none."""
     if asked.shared_cores is None:
         return 0.0
-    load, known = asked.world_size * calibration.threads / asked.shared_cores, calibration.crowds[-1].load
-    return calibration.crowded_wake_s * max(0.0, load - 1) / (known - 1) if known > 1 else 0.0
+    known = calibration.crowds[-1].load
+    return calibration.crowded_wake_s * max(0.0, asked.load(calibration) - 1) / (known - 1) if known > 1 else 0.0
 
 
 def _way(calibration: Calibration, asked: Asked) -> str:

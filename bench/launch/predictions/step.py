@@ -39,7 +39,7 @@ def predicted(calibration: Calibration, asked: Asked) -> Prediction:
             encoded=encoded,
             links=links_of(calibration, asked),
             slower=_slower(asked),
-            load=_load(calibration, asked),
+            load=asked.load(calibration),
             shared_cores=asked.shared_cores,
             straggler=asked.straggler,
             in_hook=not plain,
@@ -56,7 +56,7 @@ def _predicted_async(calibration: Calibration, asked: Asked) -> Prediction:
             encoded=calibration.encoded[asked.compressor],
             links=links_of(calibration, asked),
             slower=_slower(asked),
-            load=_load(calibration, asked),
+            load=asked.load(calibration),
             shared_cores=asked.shared_cores,
             straggler=asked.straggler,
         ),
@@ -66,10 +66,3 @@ def _predicted_async(calibration: Calibration, asked: Asked) -> Prediction:
 def _slower(asked: Asked) -> Floats:
     """By which factor each rank computes more slowly, for its host."""
     return np.repeat([1 / host.cpu_share for host in asked.hosts], asked.ranks_per_host)
-
-
-def _load(calibration: Calibration, asked: Asked) -> float:
-    """Threads that compute at once / cores that they share."""
-    if asked.shared_cores is None:
-        return asked.ranks_per_host * calibration.threads / calibration.cores
-    return asked.world_size * calibration.threads / asked.shared_cores
