@@ -44,7 +44,7 @@ TRACES = {
     "bursts": lambda second: 10e6 if second % 10 < 7 else 100e6,
 }
 TRACE_S, FRAME_BITS = 120, 12_000
-AUTO_STEPS, STATIC_STEPS, TRACE_STEPS = 240, 100, 600
+AUTO_STEPS, STATIC_STEPS, TRACE_STEPS = 450, 100, 600
 LONG_STEPS = {
     ("small_cnn", "10mbit"): 24,
     ("resnet20", "10mbit"): 24,

@@ -23,21 +23,24 @@ from compressors.layer import Layer
 
 SMALL = 1024
 """elements; a layer of no more goes the way of most others: what it loses or costs is little"""
-TRIAL, FINAL, FINAL_TURNS = 3, 3, 2
-"""steps of a pair's first trial, and of each further one among those that came close, in turns"""
+TRIAL = 4
+"""steps of a pair that count, in each of its turns"""
 SETTLING = 2
 """steps after a change that are not counted: first the one before is told, then one that is not like others"""
-WORTH_A_TRIAL, CLOSE, TIE, HARDLY_WORSE = 1.1, 1.15, 1.02, 1.05
-"""times the best, up to which: a pair is tried, tried again, as good (the densest is chosen then), and what was held
-does not give way to a sparser one"""
-WINDOW = 5
-"""steps whose median is looked at"""
-DEPARTURE, SLOWER, FAR_SLOWER = 1.5, 1.5, 2.5
+WORTH_A_TRIAL, TIE, HARDLY_WORSE = 1.1, 1.02, 1.05
+"""times the best, up to which: a pair is tried, as good (the densest is chosen then), and what was held does not give
+way to a sparser one"""
+RACE = ((1.3, 6), (1.2, 4), (1.15, 3), (1.1, 2), (1.1, 2))
+"""(times the best, how many), up to which pairs have a second turn, a third, and so on: single steps differ by a fifth
+where ranks share cores, so that few of them drop only what is far behind"""
+USUAL, WINDOW = 32, 15
+"""steps whose medians are held against each other, around the choice and now: those of fewer differ by chance"""
+DEPARTURE, SLOWER, FAR_SLOWER = 2.0, 1.5, 2.5
 """ratios of the time on the link, and of the whole step's, to what it was after the choice, at which it is made again;
 above the last one at once, whatever trials have cost"""
 NOTICEABLE = 0.05
 """of a step: a smaller change of the time on the link changes nothing"""
-REST, LONGEST_REST = 32, 1024
+REST, LONGEST_REST = 64, 2048
 """steps until pairs may be tried again; doubled as long as the same one wins"""
 PERIOD = 8
 """rests after which gradients are looked at and pairs tried again though nothing seems to have changed"""
@@ -98,10 +101,10 @@ class Chooser:
             self._look()
             yield
             self._price()
-            yield from self._contest(why)
+            around = yield from self._contest(why)
             if not self._auto.revise:
                 return
-            why = yield from self._watch()
+            why = yield from self._watch(around)
 
     def follow(self, choices: Iterable[Choice]) -> Decisions:
         """Do what was chosen before, at the same steps."""
@@ -134,53 +137,55 @@ class Chooser:
             self._seen[pair][layer_id] = Seen(*values)
         self._link = measure_link(self._reducer.collective_of(self._dense), self._transport)
 
-    def _contest(self, why: str) -> Decisions:
-        """Try the pairs that may be the fastest, cheapest first, and hold the one that is."""
-        held = self._main_pair()
+    def _contest(self, why: str) -> Generator[None, StepSeconds, list[StepSeconds]]:
+        """Try the pairs that may be the fastest, cheapest first, and hold the one that is; what its steps took."""
+        held, begun_s, first_step = self._main_pair(), self._elapsed_s, self.next_step
         choices = self._choices()
         cost_s = {pair: self._cost_s(choice) for pair, choice in choices.items()}
         measured: dict[Pair, list[StepSeconds]] = {}
         for pair in sorted(choices, key=cost_s.__getitem__):
             if not measured or self._is_worth_a_trial(cost_s[pair], measured):
-                measured[pair] = yield from self._measure(choices[pair], TRIAL, measured)
-        close = [pair for pair in measured if _step_s(measured[pair]) <= CLOSE * _best_s(measured)]
-        for pair in close * FINAL_TURNS if len(close) > 1 else ():
-            measured[pair] += yield from self._measure(choices[pair], FINAL, measured)
-        winner = self._winner(measured, held)
+                measured[pair] = yield from self._measure(choices[pair])
+        racing = list(measured)
+        for close, field in RACE:
+            racing = self._ahead({pair: measured[pair] for pair in racing}, close, field)
+            for pair in racing if len(racing) > 1 else ():
+                measured[pair] += yield from self._measure(choices[pair])
+        winner = self._winner({pair: measured[pair] for pair in racing}, held)
+        best_s = (self.next_step - first_step) * _step_s(measured[winner])
+        self._lost_s += max(0.0, self._elapsed_s - begun_s - best_s)
         self._rest = REST if winner != held else min(LONGEST_REST, 2 * self._rest)
         self._switch(winner, f"after {why}: {_ranking(winner, measured)}")
+        return measured[winner]
 
-    def _measure(self, choice: Choice, steps: int, measured: dict[Pair, list[StepSeconds]]) -> Generator[
-        None, StepSeconds, list[StepSeconds]
-    ]:  # fmt: skip
+    def _measure(self, choice: Choice) -> Generator[None, StepSeconds, list[StepSeconds]]:
         """What steps take under a choice."""
         if choice.ways != self._reducer.choice.ways:
             self._reducer.switch(Choice(step=self.next_step, parts=choice.parts))
         taken = []
-        for _ in range(SETTLING + steps):
+        for _ in range(SETTLING + TRIAL):
             seconds = yield
             taken.append(seconds)
         self._elapsed_s += sum(seconds.step_s for seconds in taken)
-        if measured:
-            best_s = _best_s(measured)
-            self._lost_s += sum(max(0.0, seconds.step_s - best_s) for seconds in taken)
         return taken[SETTLING:]
 
-    def _watch(self) -> Generator[None, StepSeconds, str]:
-        """Let steps go by until the link seems to have changed or time is up; why that ended."""
+    def _watch(self, around: Sequence[StepSeconds]) -> Generator[None, StepSeconds, str]:
+        """Let steps go by until the link seems to have changed or time is up; why that ended.
+
+        Args:
+            around: steps under the same choice, made while it was found.
+        """
+        first = list(around[-USUAL:])
         recent: collections.deque[StepSeconds] = collections.deque(maxlen=WINDOW)
-        usual: StepSeconds | None = None
         for count in itertools.count(1):
             seconds = yield
             self._elapsed_s += seconds.step_s
             recent.append(seconds)
-            now = StepSeconds(*map(statistics.median, zip(*recent, strict=True)))
+            if len(first) < USUAL:
+                first.append(seconds)
             if len(recent) < WINDOW:
                 continue
-            if usual is None:
-                usual = now
-                recent.clear()
-                continue
+            usual, now = _median(first), _median(recent)
             may_try = count > self._rest and self._lost_s <= self._auto.budget * self._elapsed_s
             if now.step_s > (SLOWER if may_try else FAR_SLOWER) * usual.step_s:
                 return f"steps went from {_ms(usual.step_s)} to {_ms(now.step_s)}"
@@ -256,6 +261,12 @@ class Chooser:
         computing_s = min(statistics.median(each.computing_s for each in taken) for taken in measured.values())
         return max(computing_s, cost_s) <= WORTH_A_TRIAL * _best_s(measured)
 
+    def _ahead(self, measured: dict[Pair, list[StepSeconds]], close: float, field: int) -> list[Pair]:
+        """The fastest, and the dense one if it is no slower than `close` times them: it must not lose by chance."""
+        fastest = sorted(measured, key=lambda pair: _step_s(measured[pair]))
+        near = [pair for pair in fastest if _step_s(measured[pair]) <= close * _best_s(measured)]
+        return [pair for pair in near if pair in near[:field] or pair == self._dense]
+
     def _winner(self, measured: dict[Pair, list[StepSeconds]], held: Pair | None) -> Pair:
         """The densest of those that are as good as the best; what was held, if a sparser one is hardly better."""
         ratios = {pair: _step_s(measured[pair]) / _best_s(measured) for pair in self._pairs if pair in measured}
@@ -285,6 +296,11 @@ def _departs(now: StepSeconds, usual: StepSeconds) -> bool:
     """Whether messages take so much less or more time that another pair may be better."""
     low, high = sorted((now.wire_s, usual.wire_s))
     return high > DEPARTURE * low and high - low > NOTICEABLE * usual.step_s
+
+
+def _median(taken: Sequence[StepSeconds]) -> StepSeconds:
+    """Of each figure by itself."""
+    return StepSeconds(*map(statistics.median, zip(*taken, strict=True)))
 
 
 def _step_s(taken: Sequence[StepSeconds]) -> float:
