@@ -22,7 +22,7 @@ demo: $(READY) ## does compression pay on a 50 Mbit/s link? five methods on real
 demo-network: $(READY) ## the same on four virtual hosts with a 100 Mbit/s link each (under 5 minutes)
 	@PATH="$(abspath $(BIN)):$$PATH" examples/demo_network.sh
 
-test: lint ## check style, types and layers, then run all tests
+test: lint ## check style, types and layers, then run all tests but the long ones
 	@$(BIN)/python -m pytest -q --numprocesses 3 --dist loadgroup
 
 exhaustive: $(READY) ## the tests that CI does not wait for; every native loop against the reference path with 10 000 random inputs
