@@ -5,7 +5,7 @@ link and model, and on three traces of a link that changes; then `auto` and `bf1
 accuracy. After three turns `auto` and `bf16` go on alone, for the interval of their ratio. Rows are appended as runs
 end, and a file that is there already is gone on with. `--summary OUT.csv` prints, per cell, step times relative to the
 best static pair and to dense bf16 (median, and the 95 % interval of the mean ratio over turns). Do this on a machine
-that has nothing else to do; all of it takes most of a day, `--models small_cnn` two hours, `--quick` half an hour.
+that has nothing else to do; all of it takes most of a day, `--models small_cnn` two hours, and so does `--quick`.
 """
 
 from __future__ import annotations
@@ -45,19 +45,20 @@ TRACES = {
 }
 TRACE_S, FRAME_BITS = 120, 12_000
 AUTO_STEPS, STATIC_STEPS, TRACE_STEPS = 450, 100, 600
-LONG_STEPS = {
+FEW_STEPS = {
     ("small_cnn", "10mbit"): 24,
     ("resnet20", "10mbit"): 24,
     ("resnet18", "10mbit"): 6,
     ("resnet18", "100mbit"): 12,
 }
-DENSE = ("bf16", "none", "hylo")
+HEAVY = ("bf16", "none", "hylo")
 """these make fewer steps where one is long: the link decides how long, and repeats it; cores do not"""
 TURNS, TURNS_OF_ALL = 9, 3
 PAIRED = ("auto", "bf16")
 QUICK = ("small_cnn", "resnet20")
 EPOCHS = {"small_cnn": 10, "resnet20": 10, "resnet18": 2}
-COLUMNS = ("part", "link", "model", "method", "turn", "step_s", "whole_step_s", "accuracy", "chosen")
+CELL, MEASURED = ("part", "link", "model", "method", "turn"), ("step_s", "whole_step_s", "accuracy", "chosen")
+ORIGIN = ("host", "cpu", "torch_version", "kernels", "git_sha", "git_dirty")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -89,7 +90,7 @@ def cells(models: Sequence[str], *, quick: bool) -> Iterator[Cell]:
         for model in models:
             for link in LINKS:
                 for method in METHODS if turn < TURNS_OF_ALL else PAIRED:
-                    steps = LONG_STEPS.get((model, link), STATIC_STEPS) if method in DENSE else STATIC_STEPS
+                    steps = FEW_STEPS.get((model, link), STATIC_STEPS) if method in HEAVY else STATIC_STEPS
                     steps = AUTO_STEPS if method == "auto" else steps
                     length = ("--steps", str(steps), "--eval-every", str(steps // 3))
                     yield Cell(part="links", link=link, model=model, method=method, turn=turn, length=length)
@@ -142,20 +143,21 @@ def run(cell: Cell, folder: Path) -> dict[str, object]:
     whole = float(last["train_time_s"]) / int(last["step"])
     steps = int(last["step"]) - int(first["step"])
     settled = (float(last["train_time_s"]) - float(first["train_time_s"])) / steps if steps else whole
-    measured = {"step_s": settled, "whole_step_s": whole, "accuracy": last["test_accuracy"], "chosen": last["chosen"]}
-    return dict(zip(COLUMNS, cell.key, strict=False)) | measured
+    measured = (settled, whole, last["test_accuracy"], last["chosen"])
+    figures = dict(zip(CELL + MEASURED, (*cell.key, *measured), strict=True))
+    return figures | {name: last[name] for name in ORIGIN}
 
 
 def measure(path: Path, models: Sequence[str], *, quick: bool) -> None:
     """Append what the file lacks."""
-    done = {tuple(row[name] for name in COLUMNS[:5]) for row in read(path)} if path.exists() else set()
+    done = {tuple(row[name] for name in CELL) for row in read(path)} if path.exists() else set()
     with (
         tempfile.TemporaryDirectory(prefix="bench-auto-") as name,
         path.open("a", encoding="utf-8", newline="") as file,
     ):
         for link in TRACES:
             write_trace(Path(name) / f"{link}.trace", link)
-        writer = csv.DictWriter(file, COLUMNS)
+        writer = csv.DictWriter(file, CELL + MEASURED + ORIGIN, lineterminator="\n")
         if not done:
             writer.writeheader()
         for cell in cells(models, quick=quick):

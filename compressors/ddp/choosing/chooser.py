@@ -152,8 +152,8 @@ class Chooser:
             for pair in racing if len(racing) > 1 else ():
                 measured[pair] += yield from self._measure(choices[pair])
         winner = self._winner({pair: measured[pair] for pair in racing}, held)
-        best_s = (self.next_step - first_step) * _step_s(measured[winner])
-        self._lost_s += max(0.0, self._elapsed_s - begun_s - best_s)
+        with_winner_s = (self.next_step - first_step) * _step_s(measured[winner])
+        self._lost_s += max(0.0, self._elapsed_s - begun_s - with_winner_s)
         self._rest = REST if winner != held else min(LONGEST_REST, 2 * self._rest)
         self._switch(winner, f"after {why}: {_ranking(winner, measured)}")
         return measured[winner]
