@@ -9,8 +9,9 @@ other, B buckets:
     summed        s_b = flows of the collective's messages, begun at e_b        (`bench/costs/flows.py`)
     free          s_b where the collective goes on with messages that depend on others, else e_b, and
                   the sums under way are ended one after the other
+    told          each rank's word to all whether its gradients were finite, sent at `free` of the last bucket
     decoded       in time that the thread waits for a bucket, else after the last
-    end           decoded, told by all ranks that all were finite, + f update
+    end           decoded and told by all ranks, + f update
 
 A step is as long as the slowest rank's, and no shorter than the CPU time of all ranks, and of what carries messages
 between virtual hosts, on the cores that they share. Where rates change over time (`bench/costs/following.py`) a step is
@@ -162,19 +163,26 @@ class _Step:
             flows.wait_until(due)
             decode_s = self._exchange(bucket, encoded, under_way)
             to_decode = to_decode + self._takes(decode_s)
+        self.sent, self.messages = flows.sent - sent, flows.messages - messages
+        all_told = self._tell_all_whether_finite()
         for ended, decode_s in under_way:
             flows.wait_until(ended)
             flows.work(self._takes(decode_s))
         flows.work(to_decode)
-        self.sent, self.messages = flows.sent - sent, flows.messages - messages
-        if setting.in_hook:
-            ranks = np.arange(n)
-            flag = np.full((1, 1), FLAG_BYTES)
-            flows.run([Wave(ranks, ranks, flag, each_to_each=True)])
+        flows.wait_until(all_told)
         self.busy_s = flows.busy_s - busy_s
-        told: Floats = np.maximum(flows.ready, computed)
-        self.exposed_s = told - last
-        return told + self.computing.factor * calibration.update_s
+        exchanged: Floats = np.maximum(flows.ready, computed)
+        self.exposed_s = exchanged - last
+        return exchanged + self.computing.factor * calibration.update_s
+
+    def _tell_all_whether_finite(self) -> Floats:
+        """When each rank has every other's word, which goes behind the last bucket while others are decoded."""
+        flows, ranks = self._flows, np.arange(self._setting.links.num_ranks)
+        begun = flows.ready
+        if self._setting.in_hook:
+            flows.run([Wave(ranks, ranks, np.full((1, 1), FLAG_BYTES), each_to_each=True)])
+        told, flows.ready = flows.ready, begun
+        return told
 
     def _windows(self, silence_s: float) -> Windows | None:
         """Of connections that were silent for so long, where that makes a difference."""

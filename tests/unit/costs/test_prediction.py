@@ -154,6 +154,20 @@ def test_latency_is_paid_by_every_step_of_a_collective() -> None:
     assert slower == pytest.approx((2 + 1) * 0.010, abs=1e-4)
 
 
+def test_that_all_was_finite_is_told_right_behind_an_all_gathers_messages() -> None:
+    """So it costs no latency of its own, as it does where the last message depends on others."""
+    asked: dict[str, Any] = {"collective": "allgather", "hosts": 4}
+    slower = step(latency="10ms", **asked).step_time_s - step(**asked).step_time_s
+    assert slower == pytest.approx(0.010, abs=1e-4)
+
+
+def test_while_payloads_are_decoded_ranks_are_told_that_all_was_finite() -> None:
+    """A ring of two takes two latencies; of two buckets the second's decoding, 0.01 s, is as long as the third."""
+    asked: dict[str, Any] = {"compressor": "bf16", "collective": "ring", "latency": "10ms"}
+    told_s = step(**asked).step_time_s - (0.35 + 0.01 + 2 * 0.010 + 0.01 + 0.05)
+    assert told_s == pytest.approx(0.0, abs=1e-4)
+
+
 def test_a_connection_that_was_silent_while_ranks_computed_begins_with_half_its_window() -> None:
     """The first of two buckets is ready after 0.25 s, or with early ends of backward after 0.15 s."""
     asked: dict[str, Any] = {"collective": "ring", "latency": "100ms"}
