@@ -31,12 +31,12 @@ CARRYING = "bench.micro.carrying_worker"
 CROWDED = 2
 """ranks on every core, of those that compute at once"""
 MOST_AT_ONCE = 16
-# Rates at which each way is used; that of the forwarder is more than it carries on most machines, for what it takes for
-# a byte decides only where it has no rest, and then it handles many at once.
+# Rates at which each way is used; those of the forwarder are together more than it carries, yet no more than twice, for
+# what it takes for a byte decides only where it has little rest, and it takes less where it handles many at once.
 LINKS = {
     FRAMES: HostLink(name="host", uplink_bps=100e6, downlink_bps=100e6),
     SEGMENTS: HostLink(name="host", uplink_bps=1e9, downlink_bps=1e9),
-    FORWARDED: HostLink(name="host", uplink_bps=1e9, downlink_bps=1e9, latency_s=1e-3),
+    FORWARDED: HostLink(name="host", uplink_bps=400e6, downlink_bps=400e6, latency_s=1e-3),
 }
 
 _OF_A_RUN = ("model", "dataset", "data_dir", "optimizer", "batch_size", "augment", "bucket_mb", "threads", "seed")
@@ -85,7 +85,7 @@ def execute(config: CalibrateConfig, tell: Callable[[str], None], server: ForkSe
             tell(report["measuring"])
         found.update(report.get("calibration", {}))
 
-    num_ranks = max(2, min(MOST_AT_ONCE, CROWDED * usable_cores() // config.threads))
+    num_ranks = _at_once(config.threads)
     measure(
         "calibrate",
         config,
@@ -97,17 +97,22 @@ def execute(config: CalibrateConfig, tell: Callable[[str], None], server: ForkSe
     return found
 
 
+def _at_once(threads: int) -> int:
+    """Ranks that compute at once, each with so many threads."""
+    return max(2, min(MOST_AT_ONCE, CROWDED * usable_cores() // threads))
+
+
 def _between_hosts(config: CalibrateConfig, tell: Callable[[str], None]) -> dict[str, dict[str, float]]:
     """What messages cost on virtual hosts, by what their network is made of; nothing where there are none here."""
     if not (config.virtual_hosts and hosts_supported()[0]):
         return {}
     found: dict[str, dict[str, float]] = {}
     for way, link in LINKS.items():
-        hosts = tuple(dataclasses.replace(link, name=f"host{index}") for index in range(2))
+        hosts = tuple(dataclasses.replace(link, name=f"host{index}") for index in range(_at_once(threads=1)))
         with contextlib.suppress(UsageError):  # nothing here can delay frames
             cluster = settle(Cluster(hosts=hosts))
             if cluster.forwarded == (way == FORWARDED):
-                tell(f"messages between two virtual hosts, {way}")
+                tell(f"messages between virtual hosts, {way}")
                 found[way] = _messages(config, cluster)
     return found
 
@@ -117,7 +122,7 @@ def _messages(config: CalibrateConfig, cluster: Cluster) -> dict[str, float]:
     job = RanksConfig(
         seed=config.seed,
         timeout_s=config.timeout_s,
-        world_size=2,
+        world_size=len(cluster.hosts),
         threads=1,
         cluster=cluster.to_dict(),
         **cluster.columns(),

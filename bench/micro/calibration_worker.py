@@ -7,8 +7,9 @@ processes exchange messages, all of them make steps at once, and the first goes 
 from __future__ import annotations
 
 import dataclasses
+import statistics
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import torch.distributed as dist
@@ -24,6 +25,7 @@ from bench.train.rank import end_process, process_group, rank_main, set_up_devic
 from collectives.transport.sockets import open_transport
 
 LONG_MESSAGES = 40
+CROWD_TURNS = 4
 _AS_GIVEN = ("model", "dataset", "optimizer", "batch_size", "threads", "bucket_mb")
 
 
@@ -78,16 +80,29 @@ def _alone(config: CalibrateConfig, parts: StepParts, tell: Callable[[str], None
 
 
 def _crowds(parts: StepParts, tell: Callable[[str], None]) -> list[Crowd]:
-    """Steps of one rank, of one on each core, and of all, as far as this rank takes part; all must call."""
+    """Steps of one rank, of one on each core, and of all, as far as this rank takes part; all must call.
+
+    They take turns, for cores are faster at one moment than at another.
+    """
     cores, most = environment.usable_cores(), dist.get_world_size()
-    crowds = []
-    for number in sorted({1, min(cores, most), most}):
-        tell(f"steps of {number} at once")
-        group = dist.new_group(list(range(number)))
-        if isinstance(group, dist.ProcessGroup):
-            crowds.append(parts.crowd(group, cores))
-        dist.barrier()
-    return crowds
+    groups = {number: dist.new_group(list(range(number))) for number in sorted({1, min(cores, most), most})}
+    found: dict[int, list[Crowd]] = {}
+    for _ in range(CROWD_TURNS):
+        for number, group in groups.items():
+            tell(f"steps of {number} at once")
+            if isinstance(group, dist.ProcessGroup):  # a number for ranks outside
+                found.setdefault(number, []).append(parts.crowd(group, cores))
+            dist.barrier()
+    return [_mean(turns) for turns in found.values()]
+
+
+def _mean(crowds: Sequence[Crowd]) -> Crowd:
+    return Crowd(
+        load=crowds[0].load,
+        handed_over_s=tuple(map(statistics.fmean, zip(*(crowd.handed_over_s for crowd in crowds), strict=True))),
+        computed_s=statistics.fmean(crowd.computed_s for crowd in crowds),
+        cpu_s=statistics.fmean(crowd.cpu_s for crowd in crowds),
+    )
 
 
 class _AmongSteps(NamedTuple):

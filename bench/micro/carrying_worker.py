@@ -1,4 +1,4 @@
-"""Two ranks on virtual hosts that measure what messages cost there: `python -m bench.micro.carrying_worker FOLDER`."""
+"""Ranks on virtual hosts that measure what messages cost there: `python -m bench.micro.carrying_worker FOLDER`."""
 
 from __future__ import annotations
 
@@ -9,8 +9,11 @@ import torch.distributed as dist
 
 from bench.core.errors import BenchError
 from bench.core.job_config import RanksConfig
+from bench.core.parts import MessageCosts
 from bench.core.run_folder import RunFolder, append_json_line
-from bench.micro.message_costs import carry_byte_s, message_costs
+from bench.hosts.cluster import Cluster
+from bench.micro.carrying import carry_byte_s, forwarded_byte_s
+from bench.micro.message_costs import message_costs
 from bench.train.rank import end_process, process_group, rank_main, set_up_device
 from collectives.transport.sockets import open_transport
 
@@ -21,9 +24,12 @@ def run(config: RanksConfig, folder: RunFolder) -> None:
     """Say it in `progress.jsonl`."""
     with process_group(set_up_device("cpu", 1), config.timeout_s):
         transport = open_transport(timeout_s=config.timeout_s)
-        costs = message_costs(transport, LONG_MESSAGES)
+        costs = message_costs(transport, LONG_MESSAGES) if dist.get_rank() < 2 else MessageCosts()
+        dist.barrier()
+        forwarded = Cluster.from_dict(config.cluster or {}).forwarded
+        carried_s = forwarded_byte_s(transport) if forwarded else carry_byte_s(transport, costs)
         waited_s = max(0.0, costs.wake_s - (config.latency_s or 0.0))
-        costs = dataclasses.replace(costs, wake_s=waited_s, carry_byte_s=carry_byte_s(transport))
+        costs = dataclasses.replace(costs, wake_s=waited_s, carry_byte_s=carried_s)
         transport.close()
         if dist.get_rank() == 0:
             append_json_line(folder.progress, {"messages": dataclasses.asdict(costs)})
