@@ -13,7 +13,7 @@ import threading
 import time
 from pathlib import Path
 
-_PERIOD_S = 0.05
+_PERIOD_S = 0.01
 _SEARCH_EVERY_S = 0.25
 
 
