@@ -52,6 +52,8 @@ def main() -> None:
     parser.add_argument("--draw", action="store_true", help="only write the configurations")
     asked = parser.parse_args()
     if asked.draw:
+        for path in FILES.glob("*-uneven*.toml"):
+            path.unlink()
         for path, text in drawn().items():
             path.write_text(text, encoding="utf-8")
         return
