@@ -218,7 +218,11 @@ def main(arguments: Iterable[str] | None = None) -> None:
     if unknown := set(models) - set(MODELS):
         parser.error(f"no model {', '.join(sorted(unknown))}; choose of {', '.join(MODELS)}")
     if not given.summary:
-        measure(given.path, models, quick=given.quick)
+        try:
+            measure(given.path, models, quick=given.quick)
+        except KeyboardInterrupt:
+            print(f"stopped; the same command goes on with {given.path}", file=sys.stderr)
+            sys.exit(130)
     print("\n".join(summary(read(given.path))))
 
 

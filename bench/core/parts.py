@@ -138,7 +138,8 @@ class MessageCosts:
     Attributes:
         message_s, byte_s: CPU time of a rank for one message, and for one byte, sent or received.
         wake_s: from a short message's arrival until the rank that waits for it goes on.
-        carry_byte_s: CPU time of the machine beside its ranks' for a byte on its way between virtual hosts.
+        carry_byte_s: CPU time of the machine beside its ranks' for a byte on its way between virtual hosts, or of the
+            thread that forwards all.
     """
 
     message_s: Seconds = 0.0

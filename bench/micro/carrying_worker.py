@@ -8,10 +8,10 @@ import sys
 import torch.distributed as dist
 
 from bench.core.errors import BenchError
+from bench.core.forwarder_use import forwarder_cpu_s
 from bench.core.job_config import RanksConfig
 from bench.core.parts import MessageCosts
 from bench.core.run_folder import RunFolder, append_json_line
-from bench.hosts.cluster import Cluster
 from bench.micro.carrying import carry_byte_s, forwarded_byte_s
 from bench.micro.message_costs import message_costs
 from bench.train.rank import end_process, process_group, rank_main, set_up_device
@@ -26,8 +26,8 @@ def run(config: RanksConfig, folder: RunFolder) -> None:
         transport = open_transport(timeout_s=config.timeout_s)
         costs = message_costs(transport, LONG_MESSAGES) if dist.get_rank() < 2 else MessageCosts()
         dist.barrier()
-        forwarded = Cluster.from_dict(config.cluster or {}).forwarded
-        carried_s = forwarded_byte_s(transport) if forwarded else carry_byte_s(transport, costs)
+        is_forwarded = forwarder_cpu_s() is not None
+        carried_s = forwarded_byte_s(transport) if is_forwarded else carry_byte_s(transport, costs)
         waited_s = max(0.0, costs.wake_s - (config.latency_s or 0.0))
         costs = dataclasses.replace(costs, wake_s=waited_s, carry_byte_s=carried_s)
         transport.close()
