@@ -70,14 +70,14 @@ def _switch_commands() -> list[list[str]]:
 
 def _pair_commands(cluster: Cluster, index: int) -> list[list[str]]:
     host, name, far_end = cluster.hosts[index], namespace(index), port(index)
-    offload = shaping.offload_arguments(cluster)
+    offload, own_offload = shaping.offload_arguments(cluster), shaping.own_offload_arguments(cluster, host)
     real_frames = cluster.wire_headers == "exact"
     return [
         ["ip", "link", "add", far_end, "type", "veth", "peer", "name", INTERFACE, "netns", name],
         # No link-local addresses: their discovery traffic would show in the counters.
         ["ip", "link", "set", far_end, "addrgenmode", "none"],
         ["ip", "link", "set", far_end, "master", _SWITCH, *offload, "up"],
-        *_interface_commands(cluster, index, offload),
+        *_interface_commands(cluster, index, own_offload),
         *_on(name, shaping.uplink_commands(INTERFACE, host, real_frames=real_frames)),
         *shaping.downlink_commands(far_end, host, real_frames=real_frames),
     ]

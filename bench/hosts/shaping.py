@@ -17,6 +17,8 @@ _QUEUE_S = 0.2
 _MIN_QUEUE_BYTES = 65536
 _BURST_S = 1e-3
 _NUM_PACKETS_UNLIMITED = 100_000
+_MAX_FRAMES_OFFLOADED = 65536 // FRAME_BYTES
+"""in one packet, of 64 kB at most"""
 
 
 def burst_bytes(rate_bps: float, *, real_frames: bool) -> int:
@@ -40,6 +42,17 @@ def offload_arguments(cluster: Cluster) -> list[str]:
     if cluster.wire_headers == "estimated":
         return []
     return ["gso_max_size", str(FRAME_BYTES), "gso_max_segs", "1"]
+
+
+def own_offload_arguments(cluster: Cluster, host: HostLink) -> list[str]:
+    """The same for a host's own end, whose packets are to pass its rate limiter whole.
+
+    A larger one would be cut into single frames there, each of which costs as much as a whole packet.
+    """
+    if cluster.wire_headers == "exact" or host.uplink_bps is None:
+        return offload_arguments(cluster)
+    frames = burst_bytes(host.uplink_bps, real_frames=False) // FRAME_BYTES
+    return ["gso_max_segs", str(frames)] if frames < _MAX_FRAMES_OFFLOADED else []
 
 
 def uplink_rate_commands(device: str, host: HostLink, *, real_frames: bool) -> list[list[str]]:

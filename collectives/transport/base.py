@@ -12,9 +12,12 @@ import contextlib
 import dataclasses
 import time
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager
 from typing import Literal, get_args
 
 import torch
+
+from collectives.transport.bell import Bell
 
 Purpose = Literal["gradient", "control", "state", "activation"]
 ReduceOp = Literal["sum", "max"]
@@ -182,6 +185,14 @@ class Transport(abc.ABC):
             yield
         finally:
             self.ledger.purpose = before
+
+    def interrupted_by(self, bell: Bell) -> AbstractContextManager[None]:
+        """A block in which waits for messages return early while the bell rings, and may be repeated.
+
+        A backend whose waits nothing ends waits all the same.
+        """
+        del bell
+        return contextlib.nullcontext()
 
     def send(self, tensor: torch.Tensor, to: int) -> Pending:
         """Start sending a contiguous tensor of any dtype; it must not change before `wait` returned."""

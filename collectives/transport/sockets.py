@@ -11,11 +11,12 @@ all find out together who is lost.
 from __future__ import annotations
 
 import collections
+import contextlib
 import dataclasses
 import math
 import select
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 import torch
 import torch.distributed as dist
@@ -24,6 +25,7 @@ from typing_extensions import override
 
 from collectives.transport import base
 from collectives.transport.base import Ledger, Pending, Receive, ReduceOp, Send, Transport, TransportError, wait_all
+from collectives.transport.bell import Bell
 from collectives.transport.connection import Connection, Incoming, Outgoing
 from collectives.transport.failure_detector import failure_detector
 from collectives.transport.meeting import MeetingError, interface_host, meet
@@ -126,6 +128,15 @@ class SocketTransport(Transport):
         return self._backend.start_all_reduce_(tensor, op)
 
     @override
+    @contextlib.contextmanager
+    def interrupted_by(self, bell: Bell) -> Iterator[None]:
+        self._connections.bell = bell
+        try:
+            yield
+        finally:
+            self._connections.bell = None
+
+    @override
     def view(self, ranks: Sequence[int]) -> SocketTransport:
         return SocketTransport(self._connections, self._backend.view(ranks), [self._members[rank] for rank in ranks])
 
@@ -157,12 +168,16 @@ class Connections:
     Args:
         opener: the transport whose ranks they connect, numbered as there.
         by_rank: to each other rank.
+
+    Attributes:
+        bell: ends a wait early while it rings.
     """
 
     def __init__(self, opener: Transport, by_rank: Mapping[int, Connection]) -> None:
         self.by_rank = by_rank
         self._opener = opener
         self._is_closed = False
+        self.bell: Bell | None = None
 
     def send(self, message: Outgoing, peer: int) -> None:
         """Queue a message, and let leave what the kernel takes."""
@@ -172,13 +187,17 @@ class Connections:
             raise self.failure(peer) from error
 
     def wait(self, message: Incoming | Outgoing, peer: int) -> None:
-        """Move all that is under way until a message from or to `peer` has gone through."""
+        """Move all that is under way until a message from or to `peer` has gone through, or the bell rings."""
         deadline = time.monotonic() + self._opener.timeout_s
-        while not message.is_done:
+        while not message.is_done and not self._is_interrupted:
             seconds = deadline - time.monotonic()
             if self._is_closed or seconds <= 0:
                 raise self.failure(peer)
             self._advance(min(seconds, _LOOK_ANYWAY_S))
+
+    @property
+    def _is_interrupted(self) -> bool:
+        return self.bell is not None and self.bell.is_ringing
 
     def flush(self) -> None:
         """Wait until all that is under way, either way, has gone through."""
@@ -205,10 +224,14 @@ class Connections:
             if events := connection.events():
                 busy[connection.fileno()] = rank, events
                 poll.register(connection, events)
+        if self.bell is not None:
+            poll.register(self.bell, select.POLLIN)
         ready = poll.poll(math.ceil(1e3 * within_s)) or [
             (descriptor, events) for descriptor, (_, events) in busy.items()
         ]
         for descriptor, events in ready:
+            if descriptor not in busy:  # the bell
+                continue
             rank, _ = busy[descriptor]
             try:
                 self.by_rank[rank].move(events)

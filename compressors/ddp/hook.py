@@ -23,6 +23,7 @@ from torch.nn.parallel import DistributedDataParallel
 from typing_extensions import override
 
 from collectives.base import Collective
+from collectives.transport.bell import Bell
 from compressors.ddp.bucket import Bucket
 from compressors.ddp.channel import Channel, Nonfinite, Trigger, await_command, own_transport, zero_nonfinite_
 from compressors.ddp.reducer import DONE, PendingReduction, Reducer
@@ -94,6 +95,7 @@ class CompressionHook(Channel):
         self._settings = settings
         self._held: list[_Job] = []  # by the sync trigger, until backward ends
         self._jobs: queue.SimpleQueue[list[_Job]] = queue.SimpleQueue()
+        self._bell = Bell()  # rung behind each job
         self._failure: Exception | None = None
         self._stream: torch.cuda.Stream | None = None
         self._thread = threading.Thread(target=self._serve, name="exchange", daemon=True)
@@ -159,8 +161,9 @@ class CompressionHook(Channel):
         The model cannot go `backward` through DDP afterwards; wrap it anew to train on.
         """
         self._closed = True
-        self._jobs.put([])
+        self._hand_over([])
         self._thread.join()
+        self._bell.close()
         super().close()
 
     def _take(self, bucket: dist.GradBucket) -> torch.futures.Future[torch.Tensor]:  # type: ignore[name-defined]
@@ -183,7 +186,7 @@ class CompressionHook(Channel):
             )
         )
         if self._settings.trigger == "async" or bucket.is_last():
-            self._jobs.put(self._held)
+            self._hand_over(self._held)
             self._held = []
         return future
 
@@ -209,23 +212,31 @@ class CompressionHook(Channel):
         self._index += 1
         self._saw_nonfinite = False
 
+    def _hand_over(self, jobs: list[_Job]) -> None:
+        """Give the communication thread something to do, whatever it waits for; nothing to do ends it."""
+        self._jobs.put(jobs)
+        self._bell.ring()
+
     def _serve(self) -> None:
         """The communication thread, until it is given nothing to do.
 
-        A bucket that waits to be sent comes before one that waits to be decoded, so that the link does not idle.
+        A bucket that waits to be sent comes before one that is still to come or to be decoded, so that the link does
+        not idle.
         """
         under_way: collections.deque[_Job] = collections.deque()
         closing = False
         while under_way or not closing:
-            if under_way and self._jobs.empty():
-                self._attempt(under_way[0].pending.wait)
-            if under_way and self._jobs.empty():  # nothing was handed over meanwhile
-                self._land(under_way.popleft())
-            else:
+            self._bell.silence()
+            if not under_way or not self._jobs.empty():
                 jobs = self._jobs.get()
                 self._launch(jobs)
                 under_way += jobs
-                closing = not jobs
+                closing = closing or not jobs
+                continue
+            with self.transport.interrupted_by(self._bell):
+                self._attempt(under_way[0].pending.wait)
+            if not self._bell.is_ringing:
+                self._land(under_way.popleft())
 
     def _launch(self, jobs: list[_Job]) -> None:
         """Encode buckets and send them off."""

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import dataclasses
+import datetime
 import json
 import tempfile
+import time
 from pathlib import Path
 from typing import Any, cast
 
 import pytest
 import torch
 import torch.distributed as dist
+from torch.distributed.distributed_c10d import _get_default_store
 from torch.nn.parallel import DistributedDataParallel
 
 from collectives.allgather import Allgather
@@ -182,10 +185,44 @@ def ahead(rank: int) -> list[str]:
     return events[2:]
 
 
+def beside_a_wait(rank: int) -> bool:
+    """Rank 1 sends its first bucket when rank 0 has sent its second, which is handed over while rank 0 waits."""
+    ddp, second_is_sent = wrapped(bucket_cap_mb=3e-4), "test_ddp_hook/second_is_sent"
+    hook = attach(ddp, "topk:ratio=0.1", "allgather")
+    train(ddp, hook, range(1))  # DDP's first step is one bucket
+    start, store, started = hook.collective.start, _get_default_store(), []
+
+    def watched(*args: Any) -> PendingSum:
+        if rank == 1 and not started:
+            store.wait([second_is_sent], datetime.timedelta(seconds=30))
+        pending = start(*args)
+        started.append(True)
+        if rank == 0 and len(started) == 2:
+            store.set(second_is_sent, "")
+        return pending
+
+    hook.collective.start = watched  # type: ignore[method-assign]
+    next(ddp.parameters()).register_hook(lambda _: time.sleep(0.3))
+    train(ddp, hook, range(1, 2))
+    hook.close()
+    return len(started) == 2
+
+
 @pytest.fixture(scope="module")
 def played(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
     """What every scene gave, per rank."""
-    scenes = (dense, compressed, resumed, chosen, momentum_moved, warm_up, accumulated, telescoped, ahead)
+    scenes = (
+        dense,
+        compressed,
+        resumed,
+        chosen,
+        momentum_moved,
+        warm_up,
+        accumulated,
+        telescoped,
+        ahead,
+        beside_a_wait,
+    )
     return played_by_two(scenes, tmp_path_factory.mktemp("ranks"))
 
 
@@ -205,6 +242,10 @@ def test_compressed_ranks_stay_equal_and_every_byte_is_counted(played: list[dict
 def test_the_next_bucket_is_sent_before_the_first_is_decoded(played: list[dict[str, Any]]) -> None:
     for rank in played:
         assert rank["ahead"] == ["start", "start", "finish", "finish"]
+
+
+def test_a_bucket_is_sent_while_others_are_still_to_come(played: list[dict[str, Any]]) -> None:
+    assert all(rank["beside_a_wait"] for rank in played)
 
 
 def test_a_saved_state_goes_on_bit_for_bit(played: list[dict[str, Any]]) -> None:

@@ -17,6 +17,7 @@ import torch
 from torch.distributed import HashStore  # type: ignore[attr-defined]
 
 from collectives.transport.base import TransportError, wait_all
+from collectives.transport.bell import Bell
 from collectives.transport.connection import Connection, Incoming
 from collectives.transport.meeting import MeetingError, interface_host, meet
 from collectives.transport.sockets import Connections, SocketTransport
@@ -151,6 +152,28 @@ def is_readable(end: Connection) -> bool:
     poll = select.poll()
     poll.register(end, end.events())
     return bool(poll.poll(0))
+
+
+def test_a_bell_ends_waits_early_and_nothing_is_lost() -> None:
+    interrupted = threading.Event()
+
+    def exchange(transport: SocketTransport) -> torch.Tensor:
+        buffer, bell = torch.zeros(1000), Bell()
+        if transport.rank == 0:
+            pending = transport.receive_into(buffer, 1)
+            bell.ring()
+            with transport.interrupted_by(bell):
+                pending.wait()
+            assert not buffer.any()
+            interrupted.set()
+            pending.wait()
+        else:
+            assert interrupted.wait(10)
+            transport.send(torch.ones(1000), 0).wait()
+        bell.close()
+        return buffer
+
+    assert over_sockets(exchange, 2)[0].all()
 
 
 def test_a_peer_that_closes_in_the_middle_of_a_message_is_missed_at_once() -> None:

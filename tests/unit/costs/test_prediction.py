@@ -168,13 +168,12 @@ def test_while_payloads_are_decoded_ranks_are_told_that_all_was_finite() -> None
     assert told_s == pytest.approx(0.0, abs=1e-4)
 
 
-def test_a_connection_that_was_silent_while_ranks_computed_begins_with_half_its_window() -> None:
-    """The first of two buckets is ready after 0.25 s, or with early ends of backward after 0.15 s."""
-    asked: dict[str, Any] = {"collective": "ring", "latency": "100ms"}
-    soon = tuple(dataclasses.replace(crowd, handed_over_s=(0.15, 0.35)) for crowd in calibration().crowds)
-    later = calibration(batch_s=0.0, forward_s=0.05, backward_s=0.3, crowds=soon)
-    assert step(**asked).step_time_s == pytest.approx(0.25 + 2 * 0.1 + 0.2 + 2 * 0.1 + 0.1 + 0.05, abs=1e-3)
-    assert step(later, **asked).step_time_s == pytest.approx(0.35 + 2 * 0.1 + 0.1 + 0.05, abs=1e-3)
+@pytest.mark.parametrize(("silence_s", "waits_s"), [(0.25, 0.0), (0.75, 0.175), (0.85, 0.2)])
+def test_a_connection_that_was_silent_while_ranks_computed_begins_with_less(silence_s: float, waits_s: float) -> None:
+    """Of two buckets only the first waits, for a second round trip after two timeouts of 0.4 s."""
+    known = calibration(batch_s=silence_s - 0.2, forward_s=0.1)
+    expected_s = silence_s + 2 * 0.1 + waits_s + 2 * 0.1 + 0.1 + 0.05
+    assert step(known, collective="ring", latency="100ms").step_time_s == pytest.approx(expected_s, abs=1e-3)
 
 
 def test_ranks_that_share_cores_compute_more_slowly_and_never_faster_than_the_cores_allow() -> None:

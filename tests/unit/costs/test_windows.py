@@ -25,9 +25,16 @@ def test_ten_segments_leave_at_once_and_then_twice_as_many_each_round_trip(segme
     assert leaves_in_s(segments * SEGMENT_BYTES) == pytest.approx(round_trips * ROUND_TRIP_S)
 
 
-@pytest.mark.parametrize(("silence_s", "round_trips"), [(0.1, 0), (0.2, 1), (0.39, 1), (0.4, 2), (0.7, 3), (0.9, 4)])
-def test_the_window_is_halved_for_every_timeout_of_silence(silence_s: float, round_trips: int) -> None:
+@pytest.mark.parametrize(("silence_s", "round_trips"), [(0.3, 0), (0.4, 0), (0.6, 1), (0.9, 2), (1.2, 3), (1.5, 4)])
+def test_twice_a_message_is_halved_for_every_timeout_of_silence(silence_s: float, round_trips: int) -> None:
     assert leaves_in_s(1e6, Windows(2, silence_s)) == pytest.approx(round_trips * ROUND_TRIP_S)
+
+
+@pytest.mark.parametrize(
+    ("silence_s", "round_trip_s", "expected_s"), [(0.5, 0.1, 0.05), (0.8, 0.1, 0.4 / 3), (0.9, 0.2, 0.2)]
+)
+def test_a_longer_delay_saves_no_timeout(silence_s: float, round_trip_s: float, expected_s: float) -> None:
+    assert leaves_in_s(1e6, Windows(2, silence_s), round_trip_s=round_trip_s) == pytest.approx(expected_s)
 
 
 def test_what_was_sent_since_need_not_be_waited_for_again() -> None:

@@ -57,6 +57,16 @@ def test_segmentation_is_switched_off_on_both_ends_of_slow_links(rate_bps: float
     assert len(off) == (6 if segmented else 0)
 
 
+def test_packets_of_fast_links_are_as_large_as_their_rate_limiter_lets_through_whole() -> None:
+    rates = (341e6, 1e9, 20e6, None)
+    hosts = tuple(HostLink(name=f"h{index}", uplink_bps=rate, downlink_bps=rate) for index, rate in enumerate(rates))
+    limited = {
+        line[2]: line[-2] for line in network_script.link_commands(Cluster(hosts=hosts)) if "gso_max_segs" in line
+    }
+    assert limited == {"bench0": "28", "bench2": "2"}
+    assert 28 * FRAME <= shaping.burst_bytes(341e6, real_frames=False) < 29 * FRAME
+
+
 def test_each_host_gets_its_own_address_and_rates() -> None:
     hosts = (HostLink(name="a", uplink_bps=1e6, downlink_bps=2e6), HostLink(name="b", uplink_bps=3e6, downlink_bps=4e6))
     lines = [" ".join(command) for command in network_script.link_commands(Cluster(hosts=hosts))]
