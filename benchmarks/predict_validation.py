@@ -22,7 +22,7 @@ import numpy as np
 from bench.launch.sweeps.file import Options
 from bench.launch.sweeps.written import toml_table
 
-SEED = 20261126
+SEED = 20261127
 FILES = Path("examples/predict")
 RUNS = Path("results/runs/predict")
 MODELS = ("resnet20", "small_cnn")

@@ -31,7 +31,7 @@ from bench.costs.computing import Computing, Job
 from bench.costs.flows import NOTHING, Flows
 from bench.costs.following import Window, follow, steps_for
 from bench.costs.offers import layout_of, lengths_of
-from bench.costs.windows import LEAST_TIMEOUT_S, Windows
+from bench.costs.windows import Windows
 from collectives.allgather import Allgather
 from collectives.base import Collective
 from collectives.native import Native
@@ -130,6 +130,10 @@ class _Step:
         self._calibration = calibration
         self._setting = setting
         self._flows = Flows(setting.links)
+        if setting.links.latency_s.any():
+            self._flows.windows = Windows(setting.links.num_ranks)
+        # What was sent last is under way before a step can end.
+        self._silent_anyway_s = float(setting.links.latency_s.max()) + calibration.update_s
         self.computing = Computing.of_ranks(calibration, setting)
         self.computed_s = np.zeros(setting.links.num_ranks)
         self.exposed_s = np.zeros(setting.links.num_ranks)
@@ -147,7 +151,8 @@ class _Step:
         self.computed_s = computed - starts
         self.worked_s = 0.0
         first = early[0] if early and setting.starts_early else last
-        flows.windows = self._windows(float((first - starts).min()))
+        if flows.windows is not None:
+            flows.windows.begin_step(float((first - starts).min()) + self._silent_anyway_s)
         flows.ready = starts
         under_way: list[tuple[Floats, float]] = []
         to_decode = np.zeros(n)
@@ -183,13 +188,6 @@ class _Step:
             flows.run([Wave(ranks, ranks, np.full((1, 1), FLAG_BYTES), each_to_each=True)])
         told, flows.ready = flows.ready, begun
         return told
-
-    def _windows(self, silence_s: float) -> Windows | None:
-        """Of connections that were silent for so long, where that makes a difference."""
-        links = self._setting.links
-        if silence_s < LEAST_TIMEOUT_S or not links.latency_s.any():
-            return None
-        return Windows(links.num_ranks, silence_s)
 
     def _held_up_s(self, sent: Floats, busy_s: Floats) -> float:
         """By how much compute ends later on cores that are all taken, for what went on beside it."""

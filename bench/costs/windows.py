@@ -1,8 +1,9 @@
 """TCP's windows: how long a message is under way on a connection that was silent while its ranks computed.
 
-A window grows to twice what is under way at once. After every timeout of silence, 0.2 s and a round trip, a connection
-may send half as much at once as before, and no less than ten segments; then twice as much in every round trip. With w
-bytes at first, b in all, at rate c and a round trip of r,
+A window grows by what is sent while it is full, to twice what is under way at once: to the length of a message that is
+the only one of its step, and to twice that where others follow on the same connection. After every timeout of silence,
+0.2 s and a round trip, a connection may send half as much at once as before, and no less than ten segments; then twice
+as much in every round trip. With w bytes at first, b in all, at rate c and a round trip of r,
 
     leaves in  max(w/c, r) + max(2w/c, r) + ... + what is left / c
 
@@ -30,16 +31,23 @@ LEAST_WINDOW_BYTES = 10 * SEGMENT_BYTES
 
 
 class Windows:
-    """Of all connections between ranks, in one step.
+    """Of all connections between ranks, step after step.
 
     Args:
         num_ranks: that are connected.
-        silence_s: since the step before.
     """
 
-    def __init__(self, num_ranks: int, silence_s: float) -> None:
+    def __init__(self, num_ranks: int) -> None:
+        self._silence_s = 0.0
+        self._longest = np.zeros((num_ranks, num_ranks), dtype=np.float32)
+        self._sent = np.zeros_like(self._longest)  # of all messages of the step
+        self._grown = np.ones_like(self._longest)
+
+    def begin_step(self, silence_s: float) -> None:
+        """After so many seconds in which nothing was sent."""
         self._silence_s = silence_s
-        self._sent = np.zeros((num_ranks, num_ranks), dtype=np.float32)
+        self._grown = np.where((self._sent > 0) & (self._sent >= 2 * self._longest), 2, 1).astype(np.float32)
+        self._longest[:] = self._sent[:] = 0
 
     def leaves_in_s(
         self,
@@ -58,11 +66,13 @@ class Windows:
             byte_s: of the slowest link on its way.
             round_trip_s: of that.
         """
-        sent = np.maximum(LEAST_WINDOW_BYTES, self._sent[sources, targets])
-        self._sent[sources, targets] = np.maximum(self._sent[sources, targets], nbytes)
+        sent = np.maximum(LEAST_WINDOW_BYTES, self._longest[sources, targets])
+        self._longest[sources, targets] = np.maximum(self._longest[sources, targets], nbytes)
+        self._sent[sources, targets] += nbytes
+        grown = self._grown[sources, targets] * nbytes
         leaves: Floats = nbytes * byte_s
-        for timeouts in range(2, 1 + int(self._silence_s / LEAST_TIMEOUT_S)):  # the first halves what is not used
-            window = np.maximum(sent, 2 * nbytes * 0.5**timeouts)
+        for timeouts in range(1, 1 + int(self._silence_s / LEAST_TIMEOUT_S)):
+            window = np.maximum(sent, grown * 0.5**timeouts)
             longest_s = np.minimum(round_trip_s, self._silence_s / timeouts - LEAST_TIMEOUT_S)
             leaves = np.maximum(leaves, _leaves_in_s(window, nbytes, byte_s, longest_s))
         return leaves

@@ -168,11 +168,11 @@ def test_while_payloads_are_decoded_ranks_are_told_that_all_was_finite() -> None
     assert told_s == pytest.approx(0.0, abs=1e-4)
 
 
-@pytest.mark.parametrize(("silence_s", "waits_s"), [(0.25, 0.0), (0.75, 0.175), (0.85, 0.2)])
-def test_a_connection_that_was_silent_while_ranks_computed_begins_with_less(silence_s: float, waits_s: float) -> None:
-    """Of two buckets only the first waits, for a second round trip after two timeouts of 0.4 s."""
-    known = calibration(batch_s=silence_s - 0.2, forward_s=0.1)
-    expected_s = silence_s + 2 * 0.1 + waits_s + 2 * 0.1 + 0.1 + 0.05
+@pytest.mark.parametrize(("ready_s", "waits_s"), [(0.25, 0.0), (0.6, 0.175), (0.75, 0.2)])
+def test_a_connection_that_was_silent_while_ranks_computed_begins_with_less(ready_s: float, waits_s: float) -> None:
+    """Only the first of two buckets waits, another round trip after two timeouts, and 0.15 s belong to the silence."""
+    known = calibration(batch_s=ready_s - 0.2, forward_s=0.1)
+    expected_s = ready_s + 2 * 0.1 + waits_s + 2 * 0.1 + 0.1 + 0.05
     assert step(known, collective="ring", latency="100ms").step_time_s == pytest.approx(expected_s, abs=1e-3)
 
 

@@ -17,7 +17,16 @@ def leaves_in_s(
 ) -> float:
     ends = np.array([0]), np.array([1])
     of_message = (np.array([figure]) for figure in (nbytes, byte_s, round_trip_s))
-    return float((windows or Windows(2, 60.0)).leaves_in_s(*ends, *of_message)[0])
+    return float((windows or silent(60.0)).leaves_in_s(*ends, *of_message)[0])
+
+
+def silent(silence_s: float, *before: float) -> Windows:
+    """Connections of two ranks, the first of which sent these messages before it was silent."""
+    windows = Windows(2)
+    for nbytes in before:
+        leaves_in_s(nbytes, windows)
+    windows.begin_step(silence_s)
+    return windows
 
 
 @pytest.mark.parametrize(("segments", "round_trips"), [(0, 0), (10, 0), (11, 1), (30, 1), (31, 2), (70, 2), (71, 3)])
@@ -25,20 +34,32 @@ def test_ten_segments_leave_at_once_and_then_twice_as_many_each_round_trip(segme
     assert leaves_in_s(segments * SEGMENT_BYTES) == pytest.approx(round_trips * ROUND_TRIP_S)
 
 
-@pytest.mark.parametrize(("silence_s", "round_trips"), [(0.3, 0), (0.4, 0), (0.6, 1), (0.9, 2), (1.2, 3), (1.5, 4)])
-def test_twice_a_message_is_halved_for_every_timeout_of_silence(silence_s: float, round_trips: int) -> None:
-    assert leaves_in_s(1e6, Windows(2, silence_s)) == pytest.approx(round_trips * ROUND_TRIP_S)
+@pytest.mark.parametrize("before", [(), (1e6,), (1e3,) * 9, (1e6, 1e3)])
+@pytest.mark.parametrize(("silence_s", "round_trips"), [(0.1, 0), (0.2, 0), (0.3, 1), (0.6, 2), (0.9, 3), (1.2, 4)])
+def test_the_window_is_halved_for_every_timeout_of_silence(
+    silence_s: float, round_trips: int, before: tuple[float, ...]
+) -> None:
+    grown = len(before) > 1 and sum(before) >= 2 * max(before)
+    expected_s = max(0, round_trips - grown) * ROUND_TRIP_S
+    assert leaves_in_s(1e6, silent(silence_s, *before)) == pytest.approx(expected_s)
+
+
+def test_what_is_said_of_one_step_does_not_hold_for_the_next_but_one() -> None:
+    windows = silent(0.6, 1e6, 1e6)
+    windows.begin_step(0.6)
+    assert leaves_in_s(1e6, windows) == pytest.approx(2 * ROUND_TRIP_S)
 
 
 @pytest.mark.parametrize(
-    ("silence_s", "round_trip_s", "expected_s"), [(0.5, 0.1, 0.05), (0.8, 0.1, 0.4 / 3), (0.9, 0.2, 0.2)]
+    ("silence_s", "round_trip_s", "expected_s"), [(0.5, 0.2, 0.2), (0.5, 0.4, 0.3), (0.9, 0.2, 0.4)]
 )
 def test_a_longer_delay_saves_no_timeout(silence_s: float, round_trip_s: float, expected_s: float) -> None:
-    assert leaves_in_s(1e6, Windows(2, silence_s), round_trip_s=round_trip_s) == pytest.approx(expected_s)
+    """After 0.5 s two timeouts have passed with a round trip of 0.05 s, one with 0.2 or 0.3 s, and none with 0.4 s."""
+    assert leaves_in_s(1e6, silent(silence_s), round_trip_s=round_trip_s) == pytest.approx(expected_s)
 
 
 def test_what_was_sent_since_need_not_be_waited_for_again() -> None:
-    windows = Windows(2, 60.0)
+    windows = silent(60.0)
     first, again, more = (leaves_in_s(nbytes, windows) for nbytes in (2e5, 2e5, 5e5))
     assert first == pytest.approx(3 * ROUND_TRIP_S)  # 14.5 + 29 + 58 + 116 kB
     assert again == 0
@@ -61,7 +82,7 @@ def test_nothing_better_makes_a_message_later(
     nbytes: list[int], silence_s: float, byte_s: float, round_trip_s: float, worse: float
 ) -> None:
     def of_all(silence_s: float, byte_s: float, round_trip_s: float, longer: float = 1.0) -> list[float]:
-        windows = Windows(2, silence_s)
+        windows = silent(silence_s)
         return [leaves_in_s(longer * length, windows, byte_s=byte_s, round_trip_s=round_trip_s) for length in nbytes]
 
     given_s = of_all(silence_s, byte_s, round_trip_s)
