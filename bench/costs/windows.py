@@ -9,8 +9,8 @@ as much in every round trip. With w bytes at first, b in all, at rate c and a ro
 
 A longer delay means fewer timeouts, and so could make a message leave sooner: what counts is the longest of this delay
 and all shorter ones, so that no faster link, shorter delay or silence, or smaller message makes one longer. What was
-sent since on the same connection counts as its window, and the silence is that of compute alone: pauses within an
-exchange follow from windows themselves, and with them a faster link could make a step longer.
+sent since on the same connection counts as its window, and the silence is that of compute and of one delay: pauses
+within an exchange follow from windows themselves, and with them a faster link could make a step longer.
 
 Sources: Handley, Padhye, Floyd 2000 (RFC 2861), section 3.2, as Linux does in `tcp_cwnd_restart`, and `is_cwnd_limited`
 for what is under way; Chu et al. 2013 (RFC 6928); Paxson et al. 2011 (RFC 6298), with Linux's least deviation.
