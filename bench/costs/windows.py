@@ -41,12 +41,12 @@ class Windows:
         self._silence_s = 0.0
         self._longest = np.zeros((num_ranks, num_ranks), dtype=np.float32)
         self._sent = np.zeros_like(self._longest)  # of all messages of the step
-        self._grown = np.ones_like(self._longest)
+        self._is_grown = np.zeros((num_ranks, num_ranks), dtype=np.bool_)
 
     def begin_step(self, silence_s: float) -> None:
         """After so many seconds in which nothing was sent."""
         self._silence_s = silence_s
-        self._grown = np.where((self._sent > 0) & (self._sent >= 2 * self._longest), 2, 1).astype(np.float32)
+        self._is_grown = (self._sent > 0) & (self._sent >= 2 * self._longest)
         self._longest[:] = self._sent[:] = 0
 
     def leaves_in_s(
@@ -69,12 +69,14 @@ class Windows:
         sent = np.maximum(LEAST_WINDOW_BYTES, self._longest[sources, targets])
         self._longest[sources, targets] = np.maximum(self._longest[sources, targets], nbytes)
         self._sent[sources, targets] += nbytes
-        grown = self._grown[sources, targets] * nbytes
+        grown = (1 + self._is_grown[sources, targets]) * nbytes
         leaves: Floats = nbytes * byte_s
         for timeouts in range(1, 1 + int(self._silence_s / LEAST_TIMEOUT_S)):
             window = np.maximum(sent, grown * 0.5**timeouts)
             longest_s = np.minimum(round_trip_s, self._silence_s / timeouts - LEAST_TIMEOUT_S)
             leaves = np.maximum(leaves, _leaves_in_s(window, nbytes, byte_s, longest_s))
+            if (window == sent).all():  # more timeouts make none smaller, and come with shorter delays
+                break
         return leaves
 
 
