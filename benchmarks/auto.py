@@ -1,11 +1,12 @@
 """Whether `--compressor auto` keeps up with the best static pair on every link, on links that change, and in accuracy.
 
-`python -m benchmarks.auto OUT.csv [--quick]` runs `auto` and six static pairs on four virtual hosts in turns, for every
-link and model, and on three traces of a link that changes; then `auto` and `bf16` over three seeds to the end, for the
-accuracy. After three turns `auto` and `bf16` go on alone, for the interval of their ratio. Rows are appended as runs
-end, and a file that is there already is gone on with. `--summary OUT.csv` prints, per cell, step times relative to the
-best static pair and to dense bf16 (median, and the 95 % interval of the mean ratio over turns). Do this on a machine
-that has nothing else to do; all of it takes most of a day, `--models small_cnn` two hours, and so does `--quick`.
+`python -m benchmarks.auto OUT.csv` has `auto` and six static pairs train on four virtual hosts, on every link with every
+model and on three traces of a link that changes: all of them in the same processes, in blocks of steps that take turns,
+so that what differs from process to process and from minute to minute is the same for all. On links `auto` makes its
+first choice before the first turn, on traces in its turns. Then `auto` and `bf16` train over three seeds to the end, as
+`bench run` does it, for the accuracy. Rows are appended as scenes end, and a file that is there already is gone on with.
+`--summary` prints, per scene, step times relative to the best static pair and to dense bf16 (the median over turns, and
+the 95 % interval of the mean). Do this on a machine that has nothing else to do; it takes two hours and a half.
 """
 
 from __future__ import annotations
@@ -18,11 +19,21 @@ import statistics
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
+from bench.core.environment import origin_columns
+from bench.hosts.cluster import Cluster
+from bench.hosts.cluster_options import link_of
+from bench.hosts.ways import settle
+from bench.launch.jobs import torchrun
+from bench.launch.jobs.watchdog import WatchdogTimeouts
+from bench.launch.measurement import measure
 from bench.report.student import two_sided_quantile
+from benchmarks.auto_worker import TurnsConfig
 
+HOSTS = 4
 METHODS = {
     "auto": ("auto", "ring"),
     "bf16": ("bf16", "ring"),
@@ -32,140 +43,150 @@ METHODS = {
     "topk": ("topk", "allgather"),
     "hylo": ("hylo", "allgather"),
 }
+PAIRED = ("auto", "bf16")
+"""are held against each other in every turn"""
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Workload:
+    """What a model is trained on, and for how many epochs where the accuracy is asked for."""
+
+    dataset: str
+    batch_size: int
+    epochs: int
+    train_size: int | None = None
+
+
 MODELS = {
-    "small_cnn": ("--dataset", "digits", "--batch-size", "32"),
-    "resnet20": ("--dataset", "synthetic", "--train-size", "4000", "--batch-size", "32"),
-    "resnet18": ("--dataset", "synthetic", "--train-size", "4000", "--batch-size", "4"),
+    "small_cnn": Workload(dataset="digits", batch_size=32, epochs=10),
+    "resnet20": Workload(dataset="synthetic", batch_size=32, epochs=10, train_size=4000),
+    "resnet18": Workload(dataset="synthetic", batch_size=4, epochs=2, train_size=4000),
 }
 LINKS = ("10mbit", "100mbit", "1gbit", "unlimited")
 TRACES = {
     "two rates": lambda second: 5e6 if second % 40 < 20 else 200e6,
-    "fading": lambda second: 5e6 * 40 ** abs(1 - second % 60 / 30),
+    "fading": lambda second: 5e6 * 40 ** abs(1 - second % 40 / 20),
     "bursts": lambda second: 10e6 if second % 10 < 7 else 100e6,
 }
-TRACE_S, FRAME_BITS = 120, 12_000
-AUTO_STEPS, STATIC_STEPS, TRACE_STEPS = 450, 100, 600
-FEW_STEPS = {
-    ("small_cnn", "10mbit"): 24,
-    ("resnet20", "10mbit"): 24,
-    ("resnet18", "10mbit"): 6,
-    ("resnet18", "100mbit"): 12,
-}
-HEAVY = ("bf16", "none", "hylo")
-"""these make fewer steps where one is long: the link decides how long, and repeats it; cores do not"""
-TURNS, TURNS_OF_ALL = 9, 3
-PAIRED = ("auto", "bf16")
-QUICK = ("small_cnn", "resnet20")
-EPOCHS = {"small_cnn": 10, "resnet20": 10, "resnet18": 2}
-CELL, MEASURED = ("part", "link", "model", "method", "turn"), ("step_s", "whole_step_s", "accuracy", "chosen")
+TRACE_MODEL, TRACE_S, FRAME_BITS = "small_cnn", 40, 12_000
+"""a trace is a whole number of its periods long, and so is a block on it: each way sees every rate for as long"""
+BLOCK_S, TURNS, TRACE_TURNS = 3.0, 9, 3
+SEEDS = (1, 2, 3)
+PARTS = ("links", "traces", "accuracy")
+CELL = ("part", "link", "model", "method", "turn")
+MEASURED = ("steps", "seconds", "step_s", "accuracy", "chosen")
 ORIGIN = ("host", "cpu", "torch_version", "kernels", "git_sha", "git_dirty")
+Row = Mapping[str, Any]
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class Cell:
-    """One run of the benchmark.
-
-    Attributes:
-        part: "links", "traces" or "accuracy".
-        turn: which repeat, or seed.
-        length: options that say how long it is; evaluations share it out.
-    """
-
-    part: str
-    link: str
-    model: str
-    method: str
-    turn: int
-    length: tuple[str, ...]
-
-    @property
-    def key(self) -> tuple[str, ...]:
-        """What tells it from others in the file."""
-        return self.part, self.link, self.model, self.method, str(self.turn)
-
-
-def cells(models: Sequence[str], *, quick: bool) -> Iterator[Cell]:
-    """All runs of some models, methods in turns."""
-    for turn in range(TURNS_OF_ALL if quick else TURNS):
-        for model in models:
-            for link in LINKS:
-                for method in METHODS if turn < TURNS_OF_ALL else PAIRED:
-                    steps = FEW_STEPS.get((model, link), STATIC_STEPS) if method in HEAVY else STATIC_STEPS
-                    steps = AUTO_STEPS if method == "auto" else steps
-                    length = ("--steps", str(steps), "--eval-every", str(steps // 3))
-                    yield Cell(part="links", link=link, model=model, method=method, turn=turn, length=length)
-    for turn in range(1 if quick else 3):
-        for link in TRACES if "small_cnn" in models else ():
-            for method in METHODS:
-                length = ("--steps", str(TRACE_STEPS), "--eval-every", str(TRACE_STEPS))
-                yield Cell(part="traces", link=link, model="small_cnn", method=method, turn=turn, length=length)
-    for seed in () if quick else (1, 2, 3):
-        for model in models:
-            for method in PAIRED:
-                length = ("--epochs", str(EPOCHS[model]), "--eval-every", str(EPOCHS[model]))
-                yield Cell(part="accuracy", link="100mbit", model=model, method=method, turn=seed, length=length)
-
-
-def write_trace(path: Path, link: str) -> None:
+def write_trace(path: Path, rate_at: Any) -> None:
     """A line for each millisecond at which a frame passes."""
     lines, credit = [], 0.0
     for millisecond in range(1000 * TRACE_S):
-        credit += TRACES[link](millisecond / 1000) / 1000 / FRAME_BITS
+        credit += rate_at(millisecond / 1000) / 1000 / FRAME_BITS
         lines += [str(millisecond + 1)] * int(credit)
         credit %= 1
     path.write_text("\n".join(lines) + "\n")
 
 
-def run(cell: Cell, folder: Path) -> dict[str, object]:
-    """The row of a run.
+def turns(part: str, link: str, model: str, folder: Path) -> list[Row]:
+    """All blocks of a scene.
+
+    Raises:
+        BenchError: it failed.
+    """
+    on_trace = part == "traces"
+    texts = {"bandwidth_trace": str(folder / f"{link}.trace")} if on_trace else {"bandwidth": link}
+    cluster = settle(Cluster.uniform(HOSTS, link=link_of({} if link == "unlimited" else texts)))
+    workload = MODELS[model]
+    config = TurnsConfig(
+        world_size=HOSTS,
+        threads=1,
+        device="cpu",
+        cluster=cluster.to_dict(),
+        **cluster.columns(),
+        ways={name: list(pair) for name, pair in METHODS.items()},
+        paired=list(PAIRED),
+        model=model,
+        dataset=workload.dataset,
+        batch_size=workload.batch_size,
+        train_size=workload.train_size,
+        turns=TRACE_TURNS if on_trace else TURNS,
+        block_s=TRACE_S if on_trace else BLOCK_S,
+        chooses_first=not on_trace,
+    )
+    rows: list[Row] = []
+
+    def take(report: Row) -> None:
+        print(part, link, model, *report.values(), flush=True)
+        where = {"part": part, "link": link, "model": model, "step_s": report["seconds"] / report["steps"]}
+        rows.append({**where, **report})
+
+    measure(
+        "auto",
+        config,
+        lambda run_folder: torchrun.start_on_hosts(config, cluster, run_folder, "benchmarks.auto_worker"),
+        WatchdogTimeouts.with_job(config),
+        take,
+    )
+    return rows
+
+
+def accuracy(model: str, method: str, seed: int) -> Row:
+    """The last row of a whole run of `bench run`.
 
     Raises:
         RuntimeError: it failed.
     """
-    compressor, collective = METHODS[cell.method]
-    link: tuple[str, ...] = () if cell.link == "unlimited" else ("--bandwidth", cell.link)
-    if cell.part == "traces":
-        link = ("--bandwidth-trace", str(folder / f"{cell.link}.trace"))
-    out = Path(tempfile.mkdtemp(dir=folder))
-    seed = cell.turn if cell.part == "accuracy" else 1
-    command = [
-        sys.executable, "-m", "bench", "run", "--hosts", "4", "--threads", "1", "--model", cell.model,
-        *MODELS[cell.model], "--compressor", compressor, "--collective", collective, "--seeds", str(seed), *link,
-        *cell.length, "--out", str(out),
-    ]  # fmt: skip
-    done = subprocess.run(command, capture_output=True, text=True)
-    if done.returncode:
-        raise RuntimeError(f"{cell}: {done.stderr[-500:]}")
-    (path,) = out.glob("*/metrics.csv")
-    with path.open(encoding="utf-8", newline="") as file:
-        rows = list(csv.DictReader(file))
-    first, last = rows[0], rows[-1]
-    whole = float(last["train_time_s"]) / int(last["step"])
-    steps = int(last["step"]) - int(first["step"])
-    settled = (float(last["train_time_s"]) - float(first["train_time_s"])) / steps if steps else whole
-    measured = (settled, whole, last["test_accuracy"], last["chosen"])
-    figures = dict(zip(CELL + MEASURED, (*cell.key, *measured), strict=True))
-    return figures | {name: last[name] for name in ORIGIN}
+    compressor, collective = METHODS[method]
+    workload = MODELS[model]
+    size = [] if workload.train_size is None else ["--train-size", str(workload.train_size)]
+    with tempfile.TemporaryDirectory(prefix="bench-auto-") as out:
+        command = [
+            sys.executable, "-m", "bench", "run", "--hosts", str(HOSTS), "--threads", "1", "--model", model,
+            "--dataset", workload.dataset, "--batch-size", str(workload.batch_size), *size, "--compressor", compressor,
+            "--collective", collective, "--seeds", str(seed), "--bandwidth", "100mbit",
+            "--epochs", str(workload.epochs), "--eval-every", str(workload.epochs), "--out", out,
+        ]  # fmt: skip
+        done = subprocess.run(command, capture_output=True, text=True)
+        if done.returncode:
+            raise RuntimeError(f"{model}, {method}, seed {seed}: {done.stderr[-500:]}")
+        (path,) = Path(out).glob("*/metrics.csv")
+        last = read(path)[-1]
+    seconds, steps = float(last["train_time_s"]), int(last["step"])
+    found = {"steps": steps, "seconds": seconds, "step_s": seconds / steps, "accuracy": last["test_accuracy"]}
+    cell = {"part": "accuracy", "link": "100mbit", "model": model, "method": method, "turn": seed}
+    print(*cell.values(), last["test_accuracy"], last["chosen"], flush=True)
+    return {**cell, **found, "chosen": last["chosen"]}
 
 
-def measure(path: Path, models: Sequence[str], *, quick: bool) -> None:
-    """Append what the file lacks."""
-    done = {tuple(row[name] for name in CELL) for row in read(path)} if path.exists() else set()
-    with (
-        tempfile.TemporaryDirectory(prefix="bench-auto-") as name,
-        path.open("a", encoding="utf-8", newline="") as file,
-    ):
-        for link in TRACES:
-            write_trace(Path(name) / f"{link}.trace", link)
+def measure_all(path: Path, parts: Sequence[str], models: Sequence[str]) -> None:
+    """Append what the file lacks, scene by scene."""
+    done = {(row["part"], row["link"], row["model"]) for row in read(path)} if path.exists() else set()
+    scenes = [("links", link, model) for model in models for link in LINKS]
+    scenes += [("traces", trace, TRACE_MODEL) for trace in TRACES]
+    scenes += [("accuracy", "100mbit", model) for model in models]
+    with tempfile.TemporaryDirectory(prefix="bench-auto-") as name:
+        folder = Path(name)
+        for trace, rate_at in TRACES.items():
+            write_trace(folder / f"{trace}.trace", rate_at)
+        for part, link, model in scenes:
+            if part not in parts or (part, link, model) in done:
+                continue
+            if part == "accuracy":
+                rows = [accuracy(model, method, seed) for seed in SEEDS for method in PAIRED]
+            else:
+                rows = turns(part, link, model, folder)
+            append(path, rows)
+
+
+def append(path: Path, rows: Sequence[Row]) -> None:
+    is_new, origin = not path.exists(), origin_columns()
+    with path.open("a", encoding="utf-8", newline="") as file:
         writer = csv.DictWriter(file, CELL + MEASURED + ORIGIN, lineterminator="\n")
-        if not done:
+        if is_new:
             writer.writeheader()
-        for cell in cells(models, quick=quick):
-            if cell.key not in done:
-                row = run(cell, Path(name))
-                writer.writerow(row)
-                file.flush()
-                print(*cell.key, f"{1000 * float(str(row['step_s'])):.1f} ms", row["chosen"], flush=True)
+        writer.writerows({**row, **{name: origin[name] for name in ORIGIN}} for row in rows)
 
 
 def read(path: Path) -> list[dict[str, str]]:
@@ -173,36 +194,62 @@ def read(path: Path) -> list[dict[str, str]]:
         return list(csv.DictReader(file))
 
 
-def summary(rows: Sequence[dict[str, str]]) -> Iterator[str]:
-    """A line per cell: `auto` against the best static pair and against dense bf16."""
+def summary(rows: Sequence[Row]) -> Iterator[str]:
+    """A line per scene: `auto` against the best static pair and against dense bf16."""
+    over_traces: dict[str, list[float]] = {}
     for part, link, model in dict.fromkeys((row["part"], row["link"], row["model"]) for row in rows):
-        cell = [row for row in rows if (row["part"], row["link"], row["model"]) == (part, link, model)]
+        scene = [row for row in rows if (row["part"], row["link"], row["model"]) == (part, link, model)]
         if part == "accuracy":
-            scores = {name: [float(r["accuracy"]) for r in cell if r["method"] == name] for name in ("auto", "bf16")}
-            means = {name: 100 * statistics.mean(values) for name, values in scores.items() if values}
-            yield f"{model} on {link}, accuracy: " + ", ".join(f"{name} {mean:.2f} %" for name, mean in means.items())
+            yield accuracies(model, scene)
             continue
-        column = "whole_step_s" if part == "traces" else "step_s"
-        times = {name: {r["turn"]: float(r[column]) for r in cell if r["method"] == name} for name in METHODS}
-        medians = {name: statistics.median(values.values()) for name, values in times.items() if values}
+        counted = [row for row in scene if int(row["turn"]) >= 0]
+        times = {name: {r["turn"]: float(r["step_s"]) for r in counted if r["method"] == name} for name in METHODS}
+        medians = {name: statistics.median(of_turns.values()) for name, of_turns in times.items() if of_turns}
+        if part == "traces":  # a step of the whole time, trials included
+            medians = {name: mean_step_s(counted, name) for name in METHODS}
+            for name, step_s in medians.items():
+                over_traces.setdefault(name, []).append(step_s)
         best = min((name for name in medians if name != "auto"), key=medians.__getitem__)
-        text = f"{model} on {link}: auto {1000 * medians['auto']:.1f} ms, best {best} {1000 * medians[best]:.1f} ms, "
-        text += (
-            f"auto / {best} {ratios(times['auto'], times[best])}, auto / bf16 {ratios(times['auto'], times['bf16'])}"
+        yield (
+            f"{model} on {link}: auto {1000 * medians['auto']:.1f} ms, best {best} {1000 * medians[best]:.1f} ms, "
+            f"ratio {medians['auto'] / medians[best]:.3f}, in turns auto / {best} {ratios(times['auto'], times[best])}, "
+            f"auto / bf16 {ratios(times['auto'], times['bf16'])}{first_choice(scene, medians['auto'])}; "
+            f"chose {statistics.mode(row['chosen'] for row in counted if row['method'] == 'auto')}"
         )
-        yield f"{text}; chose {statistics.mode(row['chosen'] for row in cell if row['method'] == 'auto')}"
+    if over_traces:
+        means = {name: statistics.geometric_mean(values) for name, values in over_traces.items()}
+        ranked = sorted(means, key=means.__getitem__)
+        yield "over all traces, geometric mean: " + ", ".join(f"{name} {1000 * means[name]:.1f} ms" for name in ranked)
 
 
-def ratios(ours: dict[str, float], theirs: dict[str, float]) -> str:
+def mean_step_s(rows: Sequence[Row], method: str) -> float:
+    own = [row for row in rows if row["method"] == method]
+    return sum(float(row["seconds"]) for row in own) / sum(int(row["steps"]) for row in own)
+
+
+def first_choice(scene: Sequence[Row], settled_s: float) -> str:
+    """What trying took beyond as many steps of what was chosen."""
+    (first,) = [row for row in scene if row["method"] == "auto" and int(row["turn"]) < 0]
+    if not first["chosen"]:
+        return ""
+    lost = float(first["seconds"]) / settled_s - int(first["steps"])
+    return f", the first choice took {first['steps']} steps, {lost:.0f} of them lost"
+
+
+def accuracies(model: str, rows: Sequence[Row]) -> str:
+    scores = {name: [100 * float(row["accuracy"]) for row in rows if row["method"] == name] for name in PAIRED}
+    auto, dense = (statistics.mean(values) for values in scores.values())
+    return f"{model}, accuracy: auto {auto:.2f} %, bf16 {dense:.2f} %, {auto - dense:+.2f} points"
+
+
+def ratios(ours: Mapping[str, float], theirs: Mapping[str, float]) -> str:
     """The median ratio over turns, and the interval of its mean."""
-    logs = [math.log(ours[turn] / theirs[turn]) for turn in ours.keys() & theirs.keys()]
+    logs = [math.log(ours[turn] / theirs[turn]) for turn in ours if turn in theirs]
     median = f"{math.exp(statistics.median(logs)):.3f}"
     if len(logs) < 2:
         return median
-    mean, half = (
-        statistics.mean(logs),
-        two_sided_quantile(0.05, len(logs) - 1) * statistics.stdev(logs) / len(logs) ** 0.5,
-    )
+    mean = statistics.mean(logs)
+    half = two_sided_quantile(0.05, len(logs) - 1) * statistics.stdev(logs) / len(logs) ** 0.5
     return f"{median} [{math.exp(mean - half):.3f}, {math.exp(mean + half):.3f}]"
 
 
@@ -210,16 +257,13 @@ def main(arguments: Iterable[str] | None = None) -> None:
     """Measure, or sum up."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("path", type=Path, metavar="OUT.csv")
-    parser.add_argument("--models", default="", help="of small_cnn, resnet20 and resnet18, with commas; all by default")
-    parser.add_argument("--quick", action="store_true", help="two models, three turns, each trace once, no accuracy")
+    parser.add_argument("--parts", nargs="+", choices=PARTS, default=PARTS)
+    parser.add_argument("--models", nargs="+", choices=tuple(MODELS), default=tuple(MODELS))
     parser.add_argument("--summary", action="store_true", help="measure nothing")
     given = parser.parse_args(None if arguments is None else list(arguments))
-    models = given.models.split(",") if given.models else QUICK if given.quick else tuple(MODELS)
-    if unknown := set(models) - set(MODELS):
-        parser.error(f"no model {', '.join(sorted(unknown))}; choose of {', '.join(MODELS)}")
     if not given.summary:
         try:
-            measure(given.path, models, quick=given.quick)
+            measure_all(given.path, given.parts, given.models)
         except KeyboardInterrupt:
             print(f"stopped; the same command goes on with {given.path}", file=sys.stderr)
             sys.exit(130)

@@ -1,0 +1,175 @@
+"""A rank that lets ways to exchange gradients take turns in one process: `python -m benchmarks.auto_worker FOLDER`.
+
+Each way trains a model of its own, and while one does, the others wait. What blocks of steps took is said in
+`progress.jsonl`.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from bench.core import spec
+from bench.core.config import RunConfig
+from bench.core.errors import BenchError
+from bench.core.job_config import RanksConfig
+from bench.core.run_folder import RunFolder, append_json_line
+from bench.datasets.base import Part
+from bench.strategies.data_parallel.replicas import wrap
+from bench.strategies.ddp import Ddp
+from bench.train.batches import Batches
+from bench.train.rank import end_process, process_group, rank_main, set_up_device
+from compressors.ddp.attaching import attach
+from compressors.ddp.choosing.hook import ChoosingHook
+
+LR, MOMENTUM = 0.02, 0.9
+SETTLING = 2
+"""steps that begin a block and are not counted: windows of connections and caches belong to the way before"""
+BURST_S = 0.5
+"""after which rank 0 looks whether the block is over"""
+MOST_STEPS_OF_CHOICE = 400
+FAR_BEHIND, TURNS_FAR_BEHIND = 3.0, 3
+"""times the fastest, from which a way has only so many turns"""
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class TurnsConfig(RanksConfig):
+    """What takes turns.
+
+    Attributes:
+        ways: by name, (compressor, collective); equal ways may have several names.
+        paired: the names of those that have all turns, however slow.
+        block_s: at least so many seconds of steps make a block.
+        chooses_first: ways that choose do so before the first turn; false: in their turns.
+    """
+
+    ways: dict[str, Any]
+    paired: list[str]
+    model: str
+    dataset: str
+    batch_size: int
+    train_size: int | None
+    turns: int
+    block_s: float
+    chooses_first: bool
+
+
+class Trainee:
+    """One way at work on this rank."""
+
+    def __init__(self, way: tuple[str, str], config: TurnsConfig, dataset: Any, train: Part) -> None:
+        torch.manual_seed(config.seed)
+        device = torch.device("cpu")
+        model = spec.build("models", config.model).build(dataset.num_classes)
+        megabytes = sum(p.numel() for p in model.parameters()) * 4 / 2**20
+        bucket_mb = Ddp().default_bucket_mb(megabytes, spec.build("optimizers", "sgd"))
+        self._ddp = wrap(model, device, bucket_mb or megabytes)
+        self._hook = attach(self._ddp, *way, seed=config.seed, timeout_s=config.timeout_s)
+        self._optimizer = torch.optim.SGD(model.parameters(), lr=LR, momentum=MOMENTUM)
+        of_run = RunConfig(batch_size=config.batch_size, augment=False, seed=config.seed, replicas=config.world_size)
+        self._batches = Batches(of_run, dataset, train, dist.get_rank(), device)
+        self.step_s = 0.0  # of its last block
+
+    @property
+    def chosen(self) -> str:
+        """What was chosen, of a way that does; empty where nothing is yet, or never."""
+        if not isinstance(self._hook, ChoosingHook):
+            return ""
+        choice = self._hook.reducer.choice  # type: ignore[attr-defined]
+        return choice.summary(self._hook.layers) if any("after " in part.why for part in choice.parts) else ""
+
+    @property
+    def must_choose(self) -> bool:
+        """Whether it still tries what to choose for the first time."""
+        return isinstance(self._hook, ChoosingHook) and not self.chosen
+
+    def end_pause(self) -> None:
+        """What went on meanwhile is no part of its next step."""
+        if isinstance(self._hook, ChoosingHook):
+            self._hook._ended = time.perf_counter()
+
+    def steps(self, count: int) -> float:
+        """Make so many; seconds."""
+        started = time.perf_counter()
+        for _ in range(count):
+            x, y = next(self._batches)
+            torch.nn.functional.cross_entropy(self._ddp(x), y).backward()
+            if self._hook.step_ok():
+                self._optimizer.step()
+            self._optimizer.zero_grad()
+        return time.perf_counter() - started
+
+    def close(self) -> None:
+        self._hook.close()
+
+
+def run(config: TurnsConfig, folder: RunFolder) -> None:
+    """All turns, in an order that rotates."""
+    with process_group(set_up_device("cpu", config.threads), config.timeout_s):
+        dataset = spec.build("datasets", config.dataset)
+        train, _ = dataset.load(Path("data"), seed=config.seed, train_size=config.train_size, test_size=None)
+        trainees = {name: Trainee(tuple(way), config, dataset, train) for name, way in config.ways.items()}
+        names = list(trainees)
+        for name in names:
+            first = make_first_steps(trainees[name], chooses=config.chooses_first)
+            tell(folder, name, turn=-1, **first, chosen=trainees[name].chosen)
+        for turn in range(config.turns):
+            for name in names[turn % len(names) :] + names[: turn % len(names)]:
+                fastest_s = min(trainee.step_s for trainee in trainees.values())
+                is_far_behind = name not in config.paired and trainees[name].step_s > FAR_BEHIND * fastest_s
+                if agreed(int(turn < TURNS_FAR_BEHIND or not is_far_behind)):
+                    tell(folder, name, turn=turn, **block(trainees[name], config), chosen=trainees[name].chosen)
+        for trainee in trainees.values():
+            trainee.close()
+
+
+def make_first_steps(trainee: Trainee, *, chooses: bool) -> dict[str, Any]:
+    """Those in which buckets are agreed on and, of a way that chooses, pairs tried."""
+    trainee.end_pause()
+    steps, seconds = SETTLING, trainee.steps(SETTLING)
+    trainee.step_s = seconds / SETTLING
+    while chooses and agreed(int(trainee.must_choose and steps < MOST_STEPS_OF_CHOICE)):
+        steps, seconds = steps + 1, seconds + trainee.steps(1)
+    return {"steps": steps, "seconds": seconds}
+
+
+def block(trainee: Trainee, config: TurnsConfig) -> dict[str, Any]:
+    """Steps until the time is up."""
+    begun = time.perf_counter()
+    trainee.end_pause()
+    trainee.steps(agreed(SETTLING if trainee.step_s < config.block_s else 0))
+    steps, seconds = 0, 0.0
+
+    def next_steps() -> int:
+        rest_s = config.block_s - (time.perf_counter() - begun)
+        return max(1, round(min(BURST_S, rest_s) / trainee.step_s)) if rest_s > 0 or not steps else 0
+
+    while count := agreed(next_steps()):
+        steps, seconds = steps + count, seconds + trainee.steps(count)
+        trainee.step_s = seconds / steps
+    return {"steps": steps, "seconds": seconds}
+
+
+def agreed(number: int) -> int:
+    """What rank 0 says."""
+    told = torch.tensor([number])
+    dist.broadcast(told, 0)
+    return int(told)
+
+
+def tell(folder: RunFolder, name: str, **figures: Any) -> None:
+    if dist.get_rank() == 0:
+        append_json_line(folder.progress, {"method": name, **figures})
+
+
+main: Callable[[str], int] = rank_main(TurnsConfig, run, (BenchError,))
+
+if __name__ == "__main__":
+    end_process(main(sys.argv[1]))
