@@ -35,8 +35,8 @@ SETTLING = 2
 BURST_S = 0.5
 """after which rank 0 looks whether the block is over"""
 MOST_STEPS_OF_CHOICE = 400
-FAR_BEHIND, TURNS_FAR_BEHIND = 3.0, 3
-"""times the fastest, from which a way has only so many turns"""
+FAR_BEHIND, TURNS_FAR_BEHIND, PAIRED_TURNS = 3.0, 3, 9
+"""times the fastest, from which a way has only so many turns, or so many if it is one of those to be paired"""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -45,7 +45,7 @@ class TurnsConfig(RanksConfig):
 
     Attributes:
         ways: by name, (compressor, collective); equal ways may have several names.
-        paired: the names of those that have all turns, however slow.
+        paired: the names of those that are held against each other turn by turn.
         block_s: at least so many seconds of steps make a block.
         chooses_first: ways that choose do so before the first turn; false: in their turns.
     """
@@ -123,8 +123,9 @@ def run(config: TurnsConfig, folder: RunFolder) -> None:
         for turn in range(config.turns):
             for name in names[turn % len(names) :] + names[: turn % len(names)]:
                 fastest_s = min(trainee.step_s for trainee in trainees.values())
-                is_far_behind = name not in config.paired and trainees[name].step_s > FAR_BEHIND * fastest_s
-                if agreed(int(turn < TURNS_FAR_BEHIND or not is_far_behind)):
+                is_far_behind = trainees[name].step_s > FAR_BEHIND * fastest_s
+                enough = PAIRED_TURNS if name in config.paired else TURNS_FAR_BEHIND
+                if agreed(int(turn < enough or not is_far_behind)):
                     tell(folder, name, turn=turn, **block(trainees[name], config), chosen=trainees[name].chosen)
         for trainee in trainees.values():
             trainee.close()

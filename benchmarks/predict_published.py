@@ -2,13 +2,22 @@
 
     python benchmarks/predict_published.py --out results/reference/predict-published.csv
 
-GRACE's runs of ResNet-50 on 8 nodes with one V100 each: images per second, and what a method sends. How far sums hid
-behind backward is not said: the prediction is the range from not at all to wholly. What encoding took is not said
-either: once it is left out, once it is what the runs at 25 Gbit/s leave for it. Nor is the batch: of the powers of two
-only 128 samples a node make dense sums at 1 Gbit/s possible in the step's time and leave little of it unexplained.
+How far sums hid behind backward is nowhere said: a prediction is the range from not at all to wholly. Nor is what
+encoding took, so it is left out; of GRACE also a second time, with what its runs at 25 Gbit/s leave for it.
 
-Source: Xu et al., "GRACE: A Compressed Communication Framework for Distributed Machine Learning" (ICDCS 2021), data
-at github.com/sands-lab/grace-data, commit 41915bbd, `imagenet-classification`, mode throughput, Open MPI.
+GRACE: ResNet-50 on 8 nodes with one V100 each: images per second, and what a method sends. Of the batch nothing is
+said: of the powers of two only 128 samples a node make dense sums at 1 Gbit/s possible in the step's time and leave
+little of it unexplained. Xu et al., "GRACE: A Compressed Communication Framework for Distributed Machine Learning"
+(ICDCS 2021), data at github.com/sands-lab/grace-data, commit 41915bbd, `imagenet-classification`, mode throughput,
+Open MPI.
+
+DGC: AlexNet on 64 nodes: 30 times one node with dense gradients at 10 Gbit/s, "more than 40" with theirs at 1 Gbit/s,
+by a model of their own. What one node computes is not said: it is what the first of these leaves. Lin et al., "Deep
+Gradient Compression" (ICLR 2018), section 5 and table 3.
+
+PowerSGD: ResNet-18 on 16 GPUs at 10 Gbit/s: milliseconds a step. Vogels, Karimireddy, Jaggi, "PowerSGD" (NeurIPS
+2019), as remembered: the paper was not at hand, and rows say so. Its GPUs were two to a machine, of which a ring uses
+the link once, as it does with one.
 """
 
 from __future__ import annotations
@@ -25,6 +34,8 @@ from bench.core.parts import FP32_BYTES
 from bench.costs.flows import Flows
 from bench.costs.links import Links
 from bench.launch.predictions.links import ACK_SHARE, FRAME_PER_PAYLOAD
+from bench.models.base import Model
+from bench.models.resnet18 import ResNet18
 from bench.models.resnet50 import ResNet50
 from collectives import spec
 from collectives.base import Collective
@@ -32,6 +43,7 @@ from collectives.rounds.layout import Layout
 from collectives.rounds.waves import Ints, Lengths
 
 NODES, BATCH = 8, 128
+GRACE = "GRACE, Xu et al. 2021"
 ALONE_IMAGES_PER_S = 409.4513
 DENSE_IMAGES_PER_S = {1: 594.7712, 10: 2200.5328, 25: 2350.8472}
 """by the links' rate in Gbit/s"""
@@ -82,7 +94,49 @@ def main() -> None:
 
 def table() -> list[dict[str, object]]:
     """All methods at all rates."""
-    return [row(method, gbit) for method in METHODS for gbit in method.images_per_s]
+    grace = [row(method, gbit) for method in METHODS for gbit in method.images_per_s]
+    return grace + dgc_rows() + powersgd_rows()
+
+
+def dgc_rows() -> list[dict[str, object]]:
+    """AlexNet, from what dense gradients at ten times the rate leave for computing."""
+    num_nodes, dense_nbytes, own_nbytes, dense_speedup, own_speedup = 64, 232.56e6, 0.39e6, 30, 40
+    dense_s, own_s = sum_s("ring", dense_nbytes, 10, num_nodes), sum_s("allgather", own_nbytes, 1, num_nodes)
+    exposed_s = dense_s * dense_speedup / (num_nodes - dense_speedup)
+    hidden_s = dense_s * dense_speedup / num_nodes
+    predicted = sorted((num_nodes * exposed_s / (exposed_s + own_s), num_nodes * hidden_s / max(hidden_s, own_s)))
+    method = {"source": "DGC, Lin et al. 2018", "method": "dgc 0.1 %", "collective": "allgather", "gbit_per_s": 1}
+    return [without_encoding(method | {"over": "one node"}, own_speedup, (predicted[0], predicted[1]))]
+
+
+def powersgd_rows() -> list[dict[str, object]]:
+    """ResNet-18, from what its dense sums leave for computing."""
+    num_nodes, gbit, dense_step_s = 16, 10, 0.312
+    numel = num_parameters(ResNet18(), 10)
+    dense_s = sum_s("ring", FP32_BYTES * numel, gbit, num_nodes)
+    rows = []
+    for rank, less, step_s in ((1, 243, 0.229), (2, 136, 0.239), (4, 72, 0.260)):
+        own_s = sum_s("ring", FP32_BYTES * numel / less, gbit, num_nodes)
+        predicted = (1.0, dense_step_s / (dense_step_s - dense_s + own_s))
+        method = {"source": "PowerSGD, Vogels et al. 2019, not checked", "method": f"powersgd rank {rank}"}
+        method |= {"collective": "ring", "gbit_per_s": gbit, "over": "dense gradients"}
+        rows.append(without_encoding(method, dense_step_s / step_s, predicted))
+    return rows
+
+
+def without_encoding(method: dict[str, object], published: float, predicted: tuple[float, float]) -> dict[str, object]:
+    """A row of which no encoding is known."""
+    return {
+        **method,
+        "published_images_per_s": None,
+        "published_speedup": round(published, 2),
+        "without_encoding_least": round(predicted[0], 2),
+        "without_encoding_most": round(predicted[1], 2),
+        "without_encoding": verdict(published, predicted),
+        "with_encoding_least": None,
+        "with_encoding_most": None,
+        "with_encoding": None,
+    }
 
 
 def row(method: Method, gbit: int) -> dict[str, object]:
@@ -91,9 +145,11 @@ def row(method: Method, gbit: int) -> dict[str, object]:
     bare = speedups(method, gbit, (0.0, 0.0))
     whole = speedups(method, gbit, encoding(method)) if gbit != ENCODING_FROM else None
     return {
+        "source": GRACE,
         "method": method.name,
         "collective": method.collective,
         "gbit_per_s": gbit,
+        "over": "dense gradients",
         "published_images_per_s": round(method.images_per_s[gbit], 1),
         "published_speedup": round(published, 2),
         "without_encoding_least": round(bare[0], 2),
@@ -121,7 +177,8 @@ def speedups(method: Method, gbit: int, encoding_s: tuple[float, float]) -> tupl
 
 def steps(collective: str, bytes_per_element: float, gbit: int) -> tuple[float, float]:
     """Seconds of a step without encoding: if sums are exposed, and if backward hides what it can."""
-    compute_s, own_s = BATCH / ALONE_IMAGES_PER_S, sum_s(collective, bytes_per_element, gbit)
+    nbytes = num_parameters(ResNet50(), 1000) * bytes_per_element
+    compute_s, own_s = BATCH / ALONE_IMAGES_PER_S, sum_s(collective, nbytes, gbit, NODES)
     return compute_s + own_s, max(compute_s, own_s)
 
 
@@ -132,19 +189,21 @@ def verdict(published: float, predicted: tuple[float, float]) -> str:
     return "faster than predicted" if published > predicted[1] * (1 + AGREES) else "agrees"
 
 
-def sum_s(collective: str, bytes_per_element: float, gbit: int) -> float:
-    """Seconds of one sum of all gradients."""
+def num_parameters(model: Model, num_classes: int) -> int:
+    with torch.device("meta"):
+        return sum(parameter.numel() for parameter in model.build(num_classes).parameters())
+
+
+def sum_s(collective: str, nbytes: float, gbit: int, num_nodes: int) -> float:
+    """Seconds of one sum to which each node gives so many bytes."""
 
     def packed(start: Ints, stop: Ints, terms: Ints) -> tuple[Ints, Ints]:
         return np.ones_like(start), FP32_BYTES * (stop - start)
 
-    with torch.device("meta"):
-        numel = sum(parameter.numel() for parameter in ResNet50().build(1000).parameters())
-    num_words = round(numel * bytes_per_element / FP32_BYTES)
-    rate = np.full(NODES, gbit * 1e9 / 8 / FRAME_PER_PAYLOAD)
-    flows = Flows(Links.of_hosts(rate, rate, np.zeros(NODES), ack_share=ACK_SHARE))
+    rate = np.full(num_nodes, gbit * 1e9 / 8 / FRAME_PER_PAYLOAD)
+    flows = Flows(Links.of_hosts(rate, rate, np.zeros(num_nodes), ack_share=ACK_SHARE))
     waves = spec.build("collectives", Collective, collective).waves(
-        NODES, Layout.dense(num_words, key=(0,)), Lengths(packed)
+        num_nodes, Layout.dense(round(nbytes / FP32_BYTES), key=(0,)), Lengths(packed)
     )
     flows.run(waves or ())
     return float(flows.ready.max())
