@@ -61,17 +61,18 @@ class Workload:
 MODELS = {
     "small_cnn": Workload(dataset="digits", batch_size=32, epochs=10),
     "resnet20": Workload(dataset="synthetic", batch_size=32, epochs=10, train_size=4000),
-    "resnet18": Workload(dataset="synthetic", batch_size=4, epochs=2, train_size=4000),
+    "resnet18": Workload(dataset="synthetic", batch_size=4, epochs=1, train_size=4000),
 }
 LINKS = ("10mbit", "100mbit", "1gbit", "unlimited")
 TRACES = {
     "two rates": lambda second: 5e6 if second % 40 < 20 else 200e6,
-    "fading": lambda second: 5e6 * 40 ** abs(1 - second % 40 / 20),
-    "bursts": lambda second: 10e6 if second % 10 < 7 else 100e6,
+    "slow": lambda second: 2e6 * 5 ** abs(1 - second % 20 / 10),
+    "fast": lambda second: 30e6 * 10 ** abs(1 - second % 20 / 10),
 }
+"""bits per second: one that jumps, and two that fade, within which different pairs are the fastest"""
 TRACE_MODEL, TRACE_S, FRAME_BITS = "small_cnn", 40, 12_000
 """a trace is a whole number of its periods long, and so is a block on it: each way sees every rate for as long"""
-BLOCK_S, TURNS, TRACE_TURNS = 1.0, 25, 3
+BLOCK_S, TURNS, TRACE_TURNS = 1.0, 25, 2
 SEEDS = (1, 2, 3)
 PARTS = ("links", "traces", "accuracy")
 CELL = ("part", "link", "model", "method", "turn")
