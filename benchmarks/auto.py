@@ -59,7 +59,7 @@ class Workload:
 
 
 MODELS = {
-    "small_cnn": Workload(dataset="digits", batch_size=32, epochs=10),
+    "small_cnn": Workload(dataset="digits", batch_size=32, epochs=40),
     "resnet20": Workload(dataset="synthetic", batch_size=32, epochs=10, train_size=4000),
     "resnet18": Workload(dataset="synthetic", batch_size=4, epochs=1, train_size=4000),
 }
