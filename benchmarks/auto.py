@@ -199,6 +199,7 @@ def read(path: Path) -> list[dict[str, str]]:
 def summary(rows: Sequence[Row]) -> Iterator[str]:
     """A line per scene: `auto` against the best static pair and against dense bf16."""
     over_traces: dict[str, list[float]] = {}
+    beside_itself: list[float] = []
     for part, link, model in dict.fromkeys((row["part"], row["link"], row["model"]) for row in rows):
         scene = [row for row in rows if (row["part"], row["link"], row["model"]) == (part, link, model)]
         if part == "accuracy":
@@ -211,6 +212,8 @@ def summary(rows: Sequence[Row]) -> Iterator[str]:
             medians = {name: mean_step_s(counted, name) for name in METHODS}
             for name, step_s in medians.items():
                 over_traces.setdefault(name, []).append(step_s)
+        else:
+            beside_itself.append(statistics.mean(log_ratios(times["auto"], times[chosen_pair(counted)])))
         best = min((name for name in medians if name != "auto"), key=medians.__getitem__)
         yield (
             f"{model} on {link}: auto {1000 * medians['auto']:.1f} ms, best {best} {1000 * medians[best]:.1f} ms, "
@@ -219,6 +222,8 @@ def summary(rows: Sequence[Row]) -> Iterator[str]:
             f"{ratios(times['auto'], times['bf16'])}{first_choice(scene, medians['auto'])}; "
             f"chose {statistics.mode(row['chosen'] for row in counted if row['method'] == 'auto')}"
         )
+    if len(beside_itself) > 1:
+        yield f"auto / the pair that it chose, mean over all links and models: {interval(beside_itself)}"
     if over_traces:
         means = {name: statistics.geometric_mean(values) for name, values in over_traces.items()}
         ranked = sorted(means, key=means.__getitem__)
@@ -245,15 +250,29 @@ def accuracies(model: str, rows: Sequence[Row]) -> str:
     return f"{model}, accuracy: auto {auto:.2f} %, bf16 {dense:.2f} %, {auto - dense:+.2f} points"
 
 
+def chosen_pair(rows: Sequence[Row]) -> str:
+    """The static pair that `auto` sent most through, in most turns."""
+    chosen = statistics.mode(row["chosen"] for row in rows if row["method"] == "auto")
+    return next(name for name, pair in METHODS.items() if chosen.startswith(" on ".join(pair)))
+
+
 def ratios(ours: Mapping[str, float], theirs: Mapping[str, float]) -> str:
     """The median ratio over turns, and the interval of its mean."""
-    logs = [math.log(ours[turn] / theirs[turn]) for turn in ours if turn in theirs]
+    logs = log_ratios(ours, theirs)
     median = f"{math.exp(statistics.median(logs)):.3f}"
-    if len(logs) < 2:
-        return median
+    return median if len(logs) < 2 else f"{median} {interval(logs).partition(' ')[2]}"
+
+
+def log_ratios(ours: Mapping[str, float], theirs: Mapping[str, float]) -> list[float]:
+    """Of the turns that both had."""
+    return [math.log(ours[turn] / theirs[turn]) for turn in ours if turn in theirs]
+
+
+def interval(logs: Sequence[float]) -> str:
+    """The mean of two or more ratios, and its 95 % interval."""
     mean = statistics.mean(logs)
     half = two_sided_quantile(0.05, len(logs) - 1) * statistics.stdev(logs) / len(logs) ** 0.5
-    return f"{median} [{math.exp(mean - half):.3f}, {math.exp(mean + half):.3f}]"
+    return f"{math.exp(mean):.3f} [{math.exp(mean - half):.3f}, {math.exp(mean + half):.3f}]"
 
 
 def main(arguments: Iterable[str] | None = None) -> None:
