@@ -7,10 +7,10 @@ ranks get the same figures, so all of them decide the same.
 from __future__ import annotations
 
 import collections
+import dataclasses
 import itertools
 import statistics
 from collections.abc import Generator, Iterable, Sequence
-from typing import NamedTuple
 
 from collectives.base import Collective
 from collectives.transport.base import Transport
@@ -19,20 +19,22 @@ from compressors.choice import FIRST, Choice, Pair, Part, dense_pair, pairs_on
 from compressors.ddp.bucket import Bucket
 from compressors.ddp.choosing.prices import LinkCost, Seen, exchange_s, look, measure_link
 from compressors.ddp.choosing.reducer import ChosenPairs
+from compressors.ddp.choosing.standings import TIE, TRIAL, Standings, StepSeconds, ms
 from compressors.layer import Layer
 
 SMALL = 1024
 """elements; a layer of no more goes the way of most others: what it loses or costs is little"""
-TRIAL = 4
-"""steps of a pair that count, in each of its turns"""
 SETTLING = 2
 """steps after a change that are not counted: first the one before is told, then one that is not like others"""
-WORTH_A_TRIAL, TIE, HARDLY_WORSE = 1.1, 1.02, 1.05
-"""times the best, up to which: a pair is tried, as good (the densest is chosen then), and what was held does not give
-way to a sparser one"""
-RACE = ((1.3, 6), (1.2, 4), (1.15, 3), (1.1, 2), (1.1, 2))
+WORTH_A_TRIAL = 1.1
+"""times the best, up to which a pair is tried"""
+RACE = ((1.3, 6), (1.2, 4), (1.15, 3), *[(1.1, 2)] * 4)
 """(times the best, how many), up to which pairs have a second turn, a third, and so on: single steps differ by a fifth
 where ranks share cores, so that few of them drop only what is far behind"""
+DUEL_REST, DUEL_TURNS = 64, 8
+"""steps between turns of the nearest other pair, and its turns from which it may win: long and short steps come fifty
+on end where ranks share cores, so that turns right after each other meet one kind; apart, a few of a pair that is
+nearly as good cost hardly anything"""
 USUAL, WINDOW = 32, 15
 """steps whose medians are held against each other, around the choice and now: those of fewer differ by chance"""
 DEPARTURE, SLOWER, FAR_SLOWER = 2.0, 1.5, 2.5
@@ -44,20 +46,6 @@ REST, LONGEST_REST = 64, 2048
 """steps until pairs may be tried again; doubled as long as the same one wins"""
 PERIOD = 8
 """rests after which gradients are looked at and pairs tried again though nothing seems to have changed"""
-
-
-class StepSeconds(NamedTuple):
-    """What a step took, on the slowest rank.
-
-    Attributes:
-        step_s: from the end of one exchange to the end of the next.
-        computing_s: of that, while no result was waited for.
-        wire_s: in which the communication thread sent or waited.
-    """
-
-    step_s: float
-    computing_s: float
-    wire_s: float
 
 
 Decisions = Generator[None, StepSeconds, None]
@@ -101,10 +89,10 @@ class Chooser:
             self._look()
             yield
             self._price()
-            around = yield from self._contest(why)
+            winner, standings = yield from self._contest(why)
             if not self._auto.revise:
                 return
-            why = yield from self._watch(around)
+            why = yield from self._watch(winner, standings)
 
     def follow(self, choices: Iterable[Choice]) -> Decisions:
         """Do what was chosen before, at the same steps."""
@@ -137,26 +125,30 @@ class Chooser:
             self._seen[pair][layer_id] = Seen(*values)
         self._link = measure_link(self._reducer.collective_of(self._dense), self._transport)
 
-    def _contest(self, why: str) -> Generator[None, StepSeconds, list[StepSeconds]]:
-        """Try the pairs that may be the fastest, cheapest first, and hold the one that is; what its steps took."""
+    def _contest(self, why: str) -> Generator[None, StepSeconds, tuple[Pair, Standings]]:
+        """Try the pairs that may be the fastest, cheapest first, and hold the one that is; it, and what steps took."""
         held, begun_s, first_step = self._main_pair(), self._elapsed_s, self.next_step
         choices = self._choices()
         cost_s = {pair: self._cost_s(choice) for pair, choice in choices.items()}
-        measured: dict[Pair, list[StepSeconds]] = {}
+        standings = Standings(self._pairs, self._dense)
+        racing: list[Pair] = []
         for pair in sorted(choices, key=cost_s.__getitem__):
-            if not measured or self._is_worth_a_trial(cost_s[pair], measured):
-                measured[pair] = yield from self._measure(choices[pair])
-        racing = list(measured)
+            if not racing or self._is_worth_a_trial(cost_s[pair], standings):
+                standings.add(pair, (yield from self._measure(choices[pair])))
+                racing.append(pair)
         for close, field in RACE:
-            racing = self._ahead({pair: measured[pair] for pair in racing}, close, field)
+            racing = standings.ahead(racing, close, field)
             for pair in racing if len(racing) > 1 else ():
-                measured[pair] += yield from self._measure(choices[pair])
-        winner = self._winner({pair: measured[pair] for pair in racing}, held)
-        with_winner_s = (self.next_step - first_step) * _step_s(measured[winner])
-        self._lost_s += max(0.0, self._elapsed_s - begun_s - with_winner_s)
+                standings.add(pair, (yield from self._measure(choices[pair])))
+        winner = standings.winner(standings.ahead(racing, *RACE[-1]), held)
+        self._count_loss(begun_s, first_step, standings.step_s(winner))
         self._rest = REST if winner != held else min(LONGEST_REST, 2 * self._rest)
-        self._switch(winner, f"after {why}: {_ranking(winner, measured)}")
-        return measured[winner]
+        self._switch(winner, f"after {why}: {standings.ranking(winner)}")
+        return winner, standings
+
+    def _count_loss(self, begun_s: float, first_step: int, usual_s: float) -> None:
+        """What steps since then took beyond what they would have under the pair that is held."""
+        self._lost_s += max(0.0, self._elapsed_s - begun_s - (self.next_step - first_step) * usual_s)
 
     def _measure(self, choice: Choice) -> Generator[None, StepSeconds, list[StepSeconds]]:
         """What steps take under a choice."""
@@ -169,14 +161,11 @@ class Chooser:
         self._elapsed_s += sum(seconds.step_s for seconds in taken)
         return taken[SETTLING:]
 
-    def _watch(self, around: Sequence[StepSeconds]) -> Generator[None, StepSeconds, str]:
-        """Let steps go by until the link seems to have changed or time is up; why that ended.
-
-        Args:
-            around: steps under the same choice, made while it was found.
-        """
-        first = list(around[-USUAL:])
+    def _watch(self, holder: Pair, standings: Standings) -> Generator[None, StepSeconds, str]:
+        """Let steps go by until the link seems to have changed or time is up; why that ended."""
+        first = standings.of(holder)[-USUAL:]
         recent: collections.deque[StepSeconds] = collections.deque(maxlen=WINDOW)
+        next_duel = DUEL_REST
         for count in itertools.count(1):
             seconds = yield
             self._elapsed_s += seconds.step_s
@@ -186,16 +175,35 @@ class Chooser:
             if len(recent) < WINDOW:
                 continue
             usual, now = _median(first), _median(recent)
-            may_try = count > self._rest and self._lost_s <= self._auto.budget * self._elapsed_s
+            can_afford = self._lost_s <= self._auto.budget * self._elapsed_s
+            may_try = count > self._rest and can_afford
             if now.step_s > (SLOWER if may_try else FAR_SLOWER) * usual.step_s:
-                return f"steps went from {_ms(usual.step_s)} to {_ms(now.step_s)}"
-            if not may_try:
-                continue
-            if _departs(now, usual):
-                return f"messages went from {_ms(usual.wire_s)} to {_ms(now.wire_s)} a step"
-            if count > PERIOD * self._rest:
+                return f"steps went from {ms(usual.step_s)} to {ms(now.step_s)}"
+            if may_try and _departs(now, usual):
+                return f"messages went from {ms(usual.wire_s)} to {ms(now.wire_s)} a step"
+            if may_try and count > PERIOD * self._rest:
                 return f"{count} steps"
+            rival = standings.rival(holder)
+            if rival and count >= next_duel:
+                next_duel = count + DUEL_REST
+                better = yield from self._duel(holder, rival, standings)
+                if better != holder:
+                    holder, first = better, standings.of(better)[-USUAL:]
+                    recent.clear()
         raise AssertionError
+
+    def _duel(self, holder: Pair, rival: Pair, standings: Standings) -> Generator[None, StepSeconds, Pair]:
+        """One more turn for each of two pairs; the one that is held then."""
+        begun_s, first_step, of_holder = self._elapsed_s, self.next_step, self._reducer.choice
+        standings.add(rival, (yield from self._measure(self._choice(rival))))
+        self._reducer.switch(dataclasses.replace(of_holder, step=self.next_step))
+        standings.add(holder, (yield from self._measure(self._reducer.choice)))
+        self._count_loss(begun_s, first_step, standings.step_s(holder))
+        is_known = len(standings.of(rival)) >= DUEL_TURNS * TRIAL
+        if not is_known or TIE * standings.step_s(rival) > standings.step_s(holder):
+            return holder
+        self._switch(rival, f"in turns with {holder}: {standings.ranking(rival)}")
+        return rival
 
     def _choices(self) -> dict[Pair, Choice]:
         """What can be tried: by the pair that is for most layers, those that come to the same once."""
@@ -256,24 +264,9 @@ class Chooser:
                 total += exchange_s(part.pair, [nbytes], [numel], self._link, self._transport.world_size)
         return total
 
-    def _is_worth_a_trial(self, cost_s: float, measured: dict[Pair, list[StepSeconds]]) -> bool:
+    def _is_worth_a_trial(self, cost_s: float, standings: Standings) -> bool:
         """Whether steps could be about as short as the shortest, if all messages went beside computing."""
-        computing_s = min(statistics.median(each.computing_s for each in taken) for taken in measured.values())
-        return max(computing_s, cost_s) <= WORTH_A_TRIAL * _best_s(measured)
-
-    def _ahead(self, measured: dict[Pair, list[StepSeconds]], close: float, field: int) -> list[Pair]:
-        """The fastest, and the dense one if it is no slower than `close` times them: it must not lose by chance."""
-        fastest = sorted(measured, key=lambda pair: _step_s(measured[pair]))
-        near = [pair for pair in fastest if _step_s(measured[pair]) <= close * _best_s(measured)]
-        return [pair for pair in near if pair in near[:field] or pair == self._dense]
-
-    def _winner(self, measured: dict[Pair, list[StepSeconds]], held: Pair | None) -> Pair:
-        """The densest of those that are as good as the best; what was held, if a sparser one is hardly better."""
-        ratios = {pair: _step_s(measured[pair]) / _best_s(measured) for pair in self._pairs if pair in measured}
-        best = next(pair for pair, ratio in ratios.items() if ratio <= TIE)
-        if held in ratios and ratios[held] <= HARDLY_WORSE and self._pairs.index(held) < self._pairs.index(best):
-            return held
-        return best
+        return max(standings.computing_s(), cost_s) <= WORTH_A_TRIAL * standings.best_s()
 
     def _switch(self, pair: Pair, why: str) -> None:
         """Hold a pair, and say why."""
@@ -301,24 +294,3 @@ def _departs(now: StepSeconds, usual: StepSeconds) -> bool:
 def _median(taken: Sequence[StepSeconds]) -> StepSeconds:
     """Of each figure by itself."""
     return StepSeconds(*map(statistics.median, zip(*taken, strict=True)))
-
-
-def _step_s(taken: Sequence[StepSeconds]) -> float:
-    return statistics.median(seconds.step_s for seconds in taken)
-
-
-def _best_s(measured: dict[Pair, list[StepSeconds]]) -> float:
-    return min(map(_step_s, measured.values()))
-
-
-def _ranking(winner: Pair, measured: dict[Pair, list[StepSeconds]]) -> str:
-    """What the winner took, and the next best one that was tried."""
-    others = sorted((pair for pair in measured if pair != winner), key=lambda pair: _step_s(measured[pair]))
-    text = f"{_ms(_step_s(measured[winner]))} a step"
-    if others:
-        return f"{text}, {others[0]} {_ms(_step_s(measured[others[0]]))}, {len(measured)} pairs tried"
-    return f"{text}, no other pair was worth a trial"
-
-
-def _ms(seconds: float) -> str:
-    return f"{1000 * seconds:.3g} ms"

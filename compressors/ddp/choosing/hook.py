@@ -15,8 +15,9 @@ from typing_extensions import override
 from collectives.base import Collective
 from compressors.auto import Auto
 from compressors.choice import FIRST, Choice, dense_pair
-from compressors.ddp.choosing.chooser import Chooser, Decisions, StepSeconds
+from compressors.ddp.choosing.chooser import Chooser, Decisions
 from compressors.ddp.choosing.reducer import ChosenPairs
+from compressors.ddp.choosing.standings import StepSeconds
 from compressors.ddp.hook import CompressionHook, HookSettings
 from compressors.ddp.reducer import Reducer
 from compressors.layer import Step, layers_of
