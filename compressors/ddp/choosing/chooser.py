@@ -9,6 +9,7 @@ from __future__ import annotations
 import collections
 import dataclasses
 import itertools
+import math
 import statistics
 from collections.abc import Generator, Iterable, Sequence
 
@@ -17,9 +18,10 @@ from collectives.transport.base import Transport
 from compressors.auto import Auto
 from compressors.choice import FIRST, Choice, Pair, Part, dense_pair, pairs_on
 from compressors.ddp.bucket import Bucket
+from compressors.ddp.choosing.duels import Duels
 from compressors.ddp.choosing.prices import LinkCost, Seen, exchange_s, look, measure_link
 from compressors.ddp.choosing.reducer import ChosenPairs
-from compressors.ddp.choosing.standings import TIE, TRIAL, Standings, StepSeconds, ms
+from compressors.ddp.choosing.standings import HARDLY_WORSE, TIE, TRIAL, Standings, StepSeconds, ms, usual_s
 from compressors.layer import Layer
 
 SMALL = 1024
@@ -31,10 +33,10 @@ WORTH_A_TRIAL = 1.1
 RACE = ((1.3, 6), (1.2, 4), (1.15, 3), *[(1.1, 2)] * 4)
 """(times the best, how many), up to which pairs have a second turn, a third, and so on: single steps differ by a fifth
 where ranks share cores, so that few of them drop only what is far behind"""
-DUEL_REST, DUEL_TURNS = 64, 8
-"""steps between turns of the nearest other pair, and its turns from which it may win: long and short steps come fifty
-on end where ranks share cores, so that turns right after each other meet one kind; apart, a few of a pair that is
-nearly as good cost hardly anything"""
+DUEL_REST = 32
+"""steps until the nearest other pair has a turn; doubled as long as all of its turns together say that it is slower.
+Long and short steps come fifty on end where ranks share cores, so that turns right after each other meet one kind;
+apart, a few of a pair that is nearly as good cost hardly anything"""
 USUAL, WINDOW = 32, 15
 """steps whose medians are held against each other, around the choice and now: those of fewer differ by chance"""
 DEPARTURE, SLOWER, FAR_SLOWER = 2.0, 1.5, 2.5
@@ -81,6 +83,7 @@ class Chooser:
         self._link = LinkCost(wave_s=0.0, byte_s=0.0)
         self._elapsed_s = self._lost_s = 0.0
         self._rest = REST
+        self._duels = Duels()
 
     def decisions(self) -> Decisions:
         """Look, try and watch, for as long as there are steps."""
@@ -140,15 +143,12 @@ class Chooser:
             racing = standings.ahead(racing, close, field)
             for pair in racing if len(racing) > 1 else ():
                 standings.add(pair, (yield from self._measure(choices[pair])))
-        winner = standings.winner(standings.ahead(racing, *RACE[-1]), held)
-        self._count_loss(begun_s, first_step, standings.step_s(winner))
+        winner = standings.winner(racing, held)
+        with_winner_s = (self.next_step - first_step) * standings.step_s(winner)
+        self._lost_s += max(0.0, self._elapsed_s - begun_s - with_winner_s)
         self._rest = REST if winner != held else min(LONGEST_REST, 2 * self._rest)
         self._switch(winner, f"after {why}: {standings.ranking(winner)}")
         return winner, standings
-
-    def _count_loss(self, begun_s: float, first_step: int, usual_s: float) -> None:
-        """What steps since then took beyond what they would have under the pair that is held."""
-        self._lost_s += max(0.0, self._elapsed_s - begun_s - (self.next_step - first_step) * usual_s)
 
     def _measure(self, choice: Choice) -> Generator[None, StepSeconds, list[StepSeconds]]:
         """What steps take under a choice."""
@@ -162,10 +162,17 @@ class Chooser:
         return taken[SETTLING:]
 
     def _watch(self, holder: Pair, standings: Standings) -> Generator[None, StepSeconds, str]:
-        """Let steps go by until the link seems to have changed or time is up; why that ended."""
+        """Let steps go by until the link seems to have changed or time is up; why that ended.
+
+        Args:
+            holder: the pair that is held.
+            standings: of the contest that it has won.
+        """
         first = standings.of(holder)[-USUAL:]
         recent: collections.deque[StepSeconds] = collections.deque(maxlen=WINDOW)
-        next_duel = DUEL_REST
+        if rival := standings.rival(holder):  # that contest counts once: its turns followed each other
+            self._duels.add(rival, holder, standings.step_s(rival) / standings.step_s(holder))
+        duel_rest = next_duel = DUEL_REST
         for count in itertools.count(1):
             seconds = yield
             self._elapsed_s += seconds.step_s
@@ -183,27 +190,33 @@ class Chooser:
                 return f"messages went from {ms(usual.wire_s)} to {ms(now.wire_s)} a step"
             if may_try and count > PERIOD * self._rest:
                 return f"{count} steps"
-            rival = standings.rival(holder)
             if rival and count >= next_duel:
-                next_duel = count + DUEL_REST
-                better = yield from self._duel(holder, rival, standings)
-                if better != holder:
-                    holder, first = better, standings.of(better)[-USUAL:]
+                yield from self._duel(holder, rival, usual_s(list(recent)[-TRIAL:]))
+                ratio = self._duels.ratio(rival, holder)
+                duel_rest = min(LONGEST_REST, 2 * duel_rest) if ratio and ratio > HARDLY_WORSE else DUEL_REST
+                next_duel = count + duel_rest
+                if ratio and TIE * ratio <= 1:
+                    self._switch(rival, f"in turns, steps took {ratio:.3g} times those with {holder}")
+                    holder, rival = rival, holder
+                    first = []
                     recent.clear()
         raise AssertionError
 
-    def _duel(self, holder: Pair, rival: Pair, standings: Standings) -> Generator[None, StepSeconds, Pair]:
-        """One more turn for each of two pairs; the one that is held then."""
-        begun_s, first_step, of_holder = self._elapsed_s, self.next_step, self._reducer.choice
-        standings.add(rival, (yield from self._measure(self._choice(rival))))
+    def _duel(self, holder: Pair, rival: Pair, before_s: float) -> Decisions:
+        """A turn for another pair, between steps of the one held.
+
+        Args:
+            holder: the one held.
+            rival: the other.
+            before_s: what the last steps took.
+        """
+        of_holder = self._reducer.choice
+        rival_s = usual_s((yield from self._measure(self._choice(rival))))
         self._reducer.switch(dataclasses.replace(of_holder, step=self.next_step))
-        standings.add(holder, (yield from self._measure(self._reducer.choice)))
-        self._count_loss(begun_s, first_step, standings.step_s(holder))
-        is_known = len(standings.of(rival)) >= DUEL_TURNS * TRIAL
-        if not is_known or TIE * standings.step_s(rival) > standings.step_s(holder):
-            return holder
-        self._switch(rival, f"in turns with {holder}: {standings.ranking(rival)}")
-        return rival
+        after_s = usual_s((yield from self._measure(self._reducer.choice)))
+        holder_s = math.sqrt(before_s * after_s)  # in the middle of the turn, if a link becomes slower or faster
+        self._duels.add(rival, holder, rival_s / holder_s)
+        self._lost_s += (SETTLING + TRIAL) * (rival_s - holder_s)
 
     def _choices(self) -> dict[Pair, Choice]:
         """What can be tried: by the pair that is for most layers, those that come to the same once."""

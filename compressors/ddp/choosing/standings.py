@@ -1,4 +1,4 @@
-"""Standings: what steps took under each pair that was tried, and which pairs that puts ahead."""
+"""Standings: what steps took under each pair in a contest, and which pairs that puts ahead."""
 
 from __future__ import annotations
 
@@ -10,11 +10,9 @@ from compressors.choice import Pair
 
 TRIAL = 4
 """steps of a pair that count, in each of its turns"""
-MOST_TURNS = 12
-"""of a pair, the latest, that count: those before were of another time"""
 TIE, HARDLY_WORSE, NEAR = 1.02, 1.05, 1.15
 """times the best, up to which: a pair is as good (the densest is chosen then), what was held does not give way to a
-sparser one, and a pair is worth further turns while another is held"""
+sparser one, and a pair is worth duels while another is held"""
 
 
 class StepSeconds(NamedTuple):
@@ -49,16 +47,16 @@ class Standings:
 
     def add(self, pair: Pair, turn: Sequence[StepSeconds]) -> None:
         """Count `TRIAL` more steps of a pair."""
-        self._taken[pair] = [*self.of(pair), *turn][-MOST_TURNS * TRIAL :]
+        self._taken.setdefault(pair, []).extend(turn)
 
     def of(self, pair: Pair) -> list[StepSeconds]:
-        """The steps of a pair that count, oldest first."""
-        return self._taken.get(pair, [])
+        """The steps of a pair, oldest first."""
+        return self._taken[pair]
 
     def step_s(self, pair: Pair) -> float:
         """The mean over turns of the median in each: single outliers do not count, times of long steps do."""
-        seconds = [each.step_s for each in self._taken[pair]]
-        return statistics.fmean(statistics.median(seconds[i : i + TRIAL]) for i in range(0, len(seconds), TRIAL))
+        taken = self._taken[pair]
+        return statistics.fmean(usual_s(taken[i : i + TRIAL]) for i in range(0, len(taken), TRIAL))
 
     def computing_s(self) -> float:
         """The least that computing took."""
@@ -95,6 +93,11 @@ class Standings:
         if others:
             return f"{text}, {others[0]} {ms(self.step_s(others[0]))}, {len(self)} pairs tried"
         return f"{text}, no other pair was worth a trial"
+
+
+def usual_s(taken: Sequence[StepSeconds]) -> float:
+    """The median step."""
+    return statistics.median(each.step_s for each in taken)
 
 
 def ms(seconds: float) -> str:
