@@ -10,7 +10,7 @@ from compressors.choice import Pair
 
 TRIAL = 4
 """steps of a pair that count, in each of its turns"""
-TIE, HARDLY_WORSE, NEAR = 1.02, 1.05, 1.15
+TIE, HARDLY_WORSE, NEAR = 1.02, 1.05, 1.3
 """times the best, up to which: a pair is as good (the densest is chosen then), what was held does not give way to a
 sparser one, and a pair is worth duels while another is held"""
 
