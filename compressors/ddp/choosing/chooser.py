@@ -18,10 +18,10 @@ from collectives.transport.base import Transport
 from compressors.auto import Auto
 from compressors.choice import FIRST, Choice, Pair, Part, dense_pair, pairs_on
 from compressors.ddp.bucket import Bucket
-from compressors.ddp.choosing.duels import Duels
+from compressors.ddp.choosing.duels import LONGEST_REST, Duels
 from compressors.ddp.choosing.prices import LinkCost, Seen, exchange_s, look, measure_link
 from compressors.ddp.choosing.reducer import ChosenPairs
-from compressors.ddp.choosing.standings import HARDLY_WORSE, TIE, TRIAL, Standings, StepSeconds, ms, usual_s
+from compressors.ddp.choosing.standings import TIE, TRIAL, Standings, StepSeconds, ms, usual_s
 from compressors.layer import Layer
 
 SMALL = 1024
@@ -33,10 +33,6 @@ WORTH_A_TRIAL = 1.1
 RACE = ((1.3, 6), (1.2, 4), (1.15, 3), *[(1.1, 2)] * 4)
 """(times the best, how many), up to which pairs have a second turn, a third, and so on: single steps differ by a fifth
 where ranks share cores, so that few of them drop only what is far behind"""
-DUEL_REST = 32
-"""steps until the nearest other pair has a turn; doubled as long as all of its turns together say that it is slower.
-Long and short steps come fifty on end where ranks share cores, so that turns right after each other meet one kind;
-apart, a few of a pair that is nearly as good cost hardly anything"""
 USUAL, WINDOW = 32, 15
 """steps whose medians are held against each other, around the choice and now: those of fewer differ by chance"""
 DEPARTURE, SLOWER, FAR_SLOWER = 2.0, 1.5, 2.5
@@ -44,7 +40,7 @@ DEPARTURE, SLOWER, FAR_SLOWER = 2.0, 1.5, 2.5
 above the last one at once, whatever trials have cost"""
 NOTICEABLE = 0.05
 """of a step: a smaller change of the time on the link changes nothing"""
-REST, LONGEST_REST = 64, 2048
+REST = 64
 """steps until pairs may be tried again; doubled as long as the same one wins"""
 PERIOD = 8
 """rests after which gradients are looked at and pairs tried again though nothing seems to have changed"""
@@ -170,9 +166,9 @@ class Chooser:
         """
         first = standings.of(holder)[-USUAL:]
         recent: collections.deque[StepSeconds] = collections.deque(maxlen=WINDOW)
-        if rival := standings.rival(holder):  # that contest counts once: its turns followed each other
-            self._duels.add(rival, holder, standings.step_s(rival) / standings.step_s(holder))
-        duel_rest = next_duel = DUEL_REST
+        rivals = standings.rivals(holder)
+        for rival in rivals:  # that contest counts once: its turns followed each other
+            self._duels.add(rival.pair, holder, standings.step_s(rival.pair) / standings.step_s(holder))
         for count in itertools.count(1):
             seconds = yield
             self._elapsed_s += seconds.step_s
@@ -190,20 +186,23 @@ class Chooser:
                 return f"messages went from {ms(usual.wire_s)} to {ms(now.wire_s)} a step"
             if may_try and count > PERIOD * self._rest:
                 return f"{count} steps"
-            if rival and count >= next_duel:
-                yield from self._duel(holder, rival, usual_s(list(recent)[-TRIAL:]))
-                ratio = self._duels.ratio(rival, holder)
-                duel_rest = min(LONGEST_REST, 2 * duel_rest) if ratio and ratio > HARDLY_WORSE else DUEL_REST
-                next_duel = count + duel_rest
-                if ratio and TIE * ratio <= 1:
-                    self._switch(rival, f"in turns, steps took {ratio:.3g} times those with {holder}")
-                    holder, rival = rival, holder
-                    first = []
-                    recent.clear()
+            due = next((each for each in rivals if count >= each.due and (each.is_near or can_afford)), None)
+            if due is None:
+                continue
+            outcome = yield from self._duel(holder, due.pair, usual_s(list(recent)[-TRIAL:]))
+            if SLOWER * outcome < 1:
+                return f"steps of {due.pair} took {outcome:.3g} times those of {holder}"
+            ratio = self._duels.ratio(due.pair, holder)
+            due.had_a_turn(count, ratio or outcome)
+            if ratio and TIE * ratio <= 1:
+                self._switch(due.pair, f"in turns, steps took {ratio:.3g} times those with {holder}")
+                holder, due.pair = due.pair, holder
+                first = []
+                recent.clear()
         raise AssertionError
 
-    def _duel(self, holder: Pair, rival: Pair, before_s: float) -> Decisions:
-        """A turn for another pair, between steps of the one held.
+    def _duel(self, holder: Pair, rival: Pair, before_s: float) -> Generator[None, StepSeconds, float]:
+        """A turn for another pair, between steps of the one held; how many times as long its steps took.
 
         Args:
             holder: the one held.
@@ -217,6 +216,7 @@ class Chooser:
         holder_s = math.sqrt(before_s * after_s)  # in the middle of the turn, if a link becomes slower or faster
         self._duels.add(rival, holder, rival_s / holder_s)
         self._lost_s += (SETTLING + TRIAL) * (rival_s - holder_s)
+        return rival_s / holder_s
 
     def _choices(self) -> dict[Pair, Choice]:
         """What can be tried: by the pair that is for most layers, those that come to the same once."""

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from compressors.choice import Pair
+from compressors.ddp.choosing.duels import Rival
 
 TRIAL = 4
 """steps of a pair that count, in each of its turns"""
@@ -80,11 +81,12 @@ class Standings:
         denser = in_order[: in_order.index(best)]
         return held if held in denser and self.step_s(held) <= HARDLY_WORSE * best_s else best
 
-    def rival(self, holder: Pair) -> Pair | None:
-        """The one nearest to what is held, if it is near."""
-        others = [pair for pair in self._taken if pair != holder]
-        nearest = min(others, key=self.step_s, default=None)
-        return nearest if nearest and self.step_s(nearest) <= NEAR * self.step_s(holder) else None
+    def rivals(self, holder: Pair) -> list[Rival]:
+        """The pair nearest to what is held, if it is near, and the one that promised most and had the first turn."""
+        others = sorted((pair for pair in self._taken if pair != holder), key=self.step_s)
+        near = [pair for pair in others[:1] if self.step_s(pair) <= NEAR * self.step_s(holder)]
+        favourite = [pair for pair in list(self._taken)[:1] if pair not in (holder, *near)]
+        return [Rival(pair=pair, is_near=pair in near) for pair in near + favourite]
 
     def ranking(self, winner: Pair) -> str:
         """What the winner took, and the next best one that was tried."""
