@@ -195,7 +195,7 @@ class Chooser:
             ratio = self._duels.ratio(due.pair, holder)
             due.had_a_turn(count, ratio or outcome)
             if ratio and TIE * ratio <= 1:
-                self._switch(due.pair, f"in turns, steps took {ratio:.3g} times those with {holder}")
+                self._switch(due.pair, f"after turns of both, steps took {ratio:.3g} times those with {holder}")
                 holder, due.pair = due.pair, holder
                 first = []
                 recent.clear()
