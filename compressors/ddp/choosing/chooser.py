@@ -190,13 +190,13 @@ class Chooser:
             if due is None:
                 continue
             outcome = yield from self._duel(holder, due.pair, usual_s(list(recent)[-TRIAL:]))
-            if SLOWER * outcome < 1:
+            if can_afford and SLOWER * outcome < 1:
                 return f"steps of {due.pair} took {outcome:.3g} times those of {holder}"
             ratio = self._duels.ratio(due.pair, holder)
             due.had_a_turn(count, ratio or outcome)
             if ratio and TIE * ratio <= 1:
                 self._switch(due.pair, f"after turns of both, steps took {ratio:.3g} times those with {holder}")
-                holder, due.pair = due.pair, holder
+                holder, due.pair, due.is_near = due.pair, holder, True
                 first = []
                 recent.clear()
         raise AssertionError
