@@ -35,8 +35,8 @@ SETTLING = 2
 BURST_S = 0.5
 """after which rank 0 looks whether the block is over"""
 MOST_STEPS_OF_CHOICE = 400
-FAR_BEHIND, TURNS_FAR_BEHIND, PAIRED_TURNS = 3.0, 3, 9
-"""times the fastest, from which a way has only so many turns, or so many if it is one of those to be paired"""
+PAIRED_TURNS = 9
+"""of one of those to be paired, even if it is far behind"""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -46,6 +46,7 @@ class TurnsConfig(RanksConfig):
     Attributes:
         ways: by name, (compressor, collective); equal ways may have several names.
         paired: the names of those that are held against each other turn by turn.
+        far_behind, turns_far_behind: times the fastest, from which a way has only so many turns.
         block_s: at least so many seconds of steps make a block.
         chooses_first: ways that choose do so before the first turn; false: in their turns.
     """
@@ -57,6 +58,8 @@ class TurnsConfig(RanksConfig):
     batch_size: int
     train_size: int | None
     turns: int
+    far_behind: float
+    turns_far_behind: int
     block_s: float
     chooses_first: bool
 
@@ -92,8 +95,7 @@ class Trainee:
 
     def end_pause(self) -> None:
         """What went on meanwhile is no part of its next step."""
-        if isinstance(self._hook, ChoosingHook):
-            self._hook._ended = time.perf_counter()
+        self._hook.end_pause()
 
     def steps(self, count: int) -> float:
         """Make so many; seconds."""
@@ -123,8 +125,8 @@ def run(config: TurnsConfig, folder: RunFolder) -> None:
         for turn in range(config.turns):
             for name in names[turn % len(names) :] + names[: turn % len(names)]:
                 fastest_s = min(trainee.step_s for trainee in trainees.values())
-                is_far_behind = trainees[name].step_s > FAR_BEHIND * fastest_s
-                enough = PAIRED_TURNS if name in config.paired else TURNS_FAR_BEHIND
+                is_far_behind = trainees[name].step_s > config.far_behind * fastest_s
+                enough = PAIRED_TURNS if name in config.paired else config.turns_far_behind
                 if agreed(int(turn < enough or not is_far_behind)):
                     tell(folder, name, turn=turn, **block(trainees[name], config), chosen=trainees[name].chosen)
         for trainee in trainees.values():

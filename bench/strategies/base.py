@@ -216,6 +216,9 @@ class BoundStrategy(abc.ABC):
         """Which of a step's `config.replicas` mini-batches this process loads, laid end to end."""
         return (dist.get_rank(),)
 
+    def end_pause(self) -> None:  # noqa: B027 - most time nothing by themselves
+        """Call before the first step and after whatever went on between two that is no part of training."""
+
     @abc.abstractmethod
     def start_step(self, step: Step, lr: float) -> None:
         """Call before the forward pass, with the learning rate of this step's update."""

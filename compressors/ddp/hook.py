@@ -122,6 +122,9 @@ class CompressionHook(Channel):
         """Tell where the next `backward` is in training, instead of having the steps counted."""
         self._announced = step
 
+    def end_pause(self) -> None:
+        """Tell that what went on since the last step, an evaluation say, is no part of the next one's time."""
+
     def no_sync(self) -> AbstractContextManager[None]:
         """Accumulate: what goes forward and `backward` inside adds to the gradients, and nothing is sent.
 

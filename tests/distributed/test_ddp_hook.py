@@ -39,6 +39,8 @@ from tests.testing.ddp_scenes import (
 )
 from tests.testing.ranks import run_ranks
 
+PAUSE_S = 1.0
+
 pytestmark = pytest.mark.xdist_group("ddp hook")  # its ranks play once for all tests
 
 
@@ -90,9 +92,14 @@ def chosen(rank: int) -> dict[str, Any]:
     hook = cast(ChoosingHook, attach(first, "auto", "ring"))
     optimizer = torch.optim.SGD(first.parameters(), lr=LR)
     held: list[Choice] = []
+    told_s = []
     for step in range(30):
+        if step == 20:
+            time.sleep(PAUSE_S)
+            hook.end_pause()
         loss_of(first, rank, step).backward()
         choice = hook.finish_step().choice
+        told_s.append(hook._own.step_s)
         assert choice is not None
         held += [] if choice in held else [choice]
         optimizer.step()
@@ -111,7 +118,8 @@ def chosen(rank: int) -> dict[str, Any]:
         hook.close()
         again = train(third, later, range(12, 30))
         later.close()
-    return {"weights": weights(first), "again": again, "ways": [choice.to_dict() for choice in held]}
+    ways = [choice.to_dict() for choice in held]
+    return {"weights": weights(first), "again": again, "ways": ways, "told_s": told_s}
 
 
 def momentum_moved(rank: int) -> torch.Tensor:
@@ -263,6 +271,11 @@ def test_pairs_are_tried_alike_on_all_ranks_and_choices_that_are_made_again_give
     for rank in (first, second):
         assert torch.equal(rank["weights"], first["weights"])
         assert torch.equal(rank["again"], first["weights"])
+
+
+def test_a_pause_between_two_steps_is_no_part_of_what_a_step_took(played: list[dict[str, Any]]) -> None:
+    for rank in played:
+        assert 0 < rank["chosen"]["told_s"][20] < PAUSE_S
 
 
 def test_momentum_is_handed_over(played: list[dict[str, Any]]) -> None:

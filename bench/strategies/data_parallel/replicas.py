@@ -12,6 +12,7 @@ from typing_extensions import override
 
 from bench.strategies.base import BoundStrategy, Exchange
 from compressors.ddp.channel import Channel
+from compressors.ddp.hook import CompressionHook
 from compressors.ddp.report import StepReport
 from compressors.layer import Step
 
@@ -60,6 +61,11 @@ class Replicas(BoundStrategy):
         self.optimizer = optimizer
         self._channel = channel
         self._num_steps = 0
+
+    @override
+    def end_pause(self) -> None:
+        if isinstance(self.exchange, CompressionHook):
+            self.exchange.end_pause()
 
     @override
     def start_step(self, step: Step, lr: float) -> None:

@@ -1,5 +1,7 @@
 """Chooser: looks at gradients and link, tries pairs, keeps the fastest, and watches whether it stays so.
 
+A link that comes back after a while is recognised, and what proved the fastest on it is held again without trials.
+
 `Chooser.decisions` is that, as it is done: every `yield` lets one step go by and gives what the one before it took. All
 ranks get the same figures, so all of them decide the same.
 """
@@ -11,26 +13,31 @@ import dataclasses
 import itertools
 import math
 import statistics
-from collections.abc import Generator, Iterable, Sequence
+from collections.abc import Generator, Iterable, Mapping, Sequence
+from typing import NamedTuple
 
 from collectives.base import Collective
 from collectives.transport.base import Transport
 from compressors.auto import Auto
-from compressors.choice import FIRST, Choice, Pair, Part, dense_pair, pairs_on
-from compressors.ddp.bucket import Bucket
-from compressors.ddp.choosing.duels import LONGEST_REST, Duels
-from compressors.ddp.choosing.prices import LinkCost, Seen, exchange_s, look, measure_link
+from compressors.choice import FIRST, Choice, Pair, Part
+from compressors.ddp.choosing.candidates import TRIED, Candidates
+from compressors.ddp.choosing.duels import LONGEST_REST, Duels, Rival
+from compressors.ddp.choosing.prices import LinkCost, measure_link
 from compressors.ddp.choosing.reducer import ChosenPairs
-from compressors.ddp.choosing.standings import TIE, TRIAL, Standings, StepSeconds, ms, usual_s
+from compressors.ddp.choosing.standings import SETTLING, TIE, TRIAL, Standings, StepSeconds, ms, usual_s
 from compressors.layer import Layer
 
-SMALL = 1024
-"""elements; a layer of no more goes the way of most others: what it loses or costs is little"""
-SETTLING = 2
-"""steps after a change that are not counted: first the one before is told, then one that is not like others"""
+ALIKE = 1.5
+"""ratio of what messages take on two links, up to which they are one to a choice"""
+SLOWED = 1.25
+"""times what steps took when the link was measured, from which that is done again"""
+HOPELESS = 2.5
+"""times a step of the turn before, from which one step of a pair is enough"""
+ATTEMPTS = 3
+"""at a turn while which the link does not jump"""
 WORTH_A_TRIAL = 1.1
 """times the best, up to which a pair is tried"""
-RACE = ((1.3, 6), (1.2, 4), (1.15, 3), *[(1.1, 2)] * 4)
+RACE = ((1.3, 5), (1.2, 3), *[(1.1, 2)] * 3)
 """(times the best, how many), up to which pairs have a second turn, a third, and so on: single steps differ by a fifth
 where ranks share cores, so that few of them drop only what is far behind"""
 USUAL, WINDOW = 32, 15
@@ -43,7 +50,41 @@ NOTICEABLE = 0.05
 REST = 64
 """steps until pairs may be tried again; doubled as long as the same one wins"""
 PERIOD = 8
-"""rests after which gradients are looked at and pairs tried again though nothing seems to have changed"""
+"""rests after which pairs are tried again though nothing seems to have changed"""
+LOOK_AGAIN = 500
+"""steps since gradients were looked at, after which that is done anew when pairs are tried"""
+
+
+@dataclasses.dataclass(kw_only=True, eq=False)
+class Found:
+    """What is known of the pairs on a link.
+
+    Attributes:
+        link: as it was then.
+        holder: what is held on such a link.
+        why: that one.
+        was_tried: against others, and not merely held on to when the link became like this.
+        rivals: that may be better.
+        duels: on such links.
+        usual: the first steps of what is held there.
+        watched: steps on such links, turns of others aside.
+    """
+
+    link: LinkCost
+    holder: Pair
+    why: str
+    was_tried: bool
+    rivals: list[Rival]
+    duels: Duels = dataclasses.field(default_factory=Duels)
+    usual: list[StepSeconds] = dataclasses.field(default_factory=list)
+    watched: int = 0
+
+
+class Occasion(NamedTuple):
+    """Why to look at the link again, and whether trials must not wait until they can be afforded."""
+
+    why: str
+    is_urgent: bool = False
 
 
 Decisions = Generator[None, StepSeconds, None]
@@ -69,29 +110,35 @@ class Chooser:
         self.next_step = 0
         self._auto = auto
         self._reducer = reducer
-        self._layers = [layer for layer in layers if layer.numel]
         self._transport = transport
-        self._pairs = pairs_on(collective)
-        self._dense = dense_pair(collective)
-        self._compressors = {pair: pair.built()[0] for pair in self._pairs}
-        self._seen: dict[Pair, dict[int, Seen]] = {}
-        self._buckets: list[list[Layer]] = []
-        self._link = LinkCost(wave_s=0.0, byte_s=0.0)
+        self._candidates = Candidates(auto, collective, layers, transport.world_size)
         self._elapsed_s = self._lost_s = 0.0
-        self._rest = REST
-        self._duels = Duels()
+        self._rest, self._tried_at = REST, 0
+        self._found: list[Found] = []
 
     def decisions(self) -> Decisions:
         """Look, try and watch, for as long as there are steps."""
-        why = "the first steps"
+        occasion = Occasion("the first steps")
+        looked: int | None = None
+        latest: Found | None = None
         while self._transport.world_size > 1:
-            self._look()
-            yield
-            self._price()
-            winner, standings = yield from self._contest(why)
+            if looked is None or self.next_step - looked > LOOK_AGAIN:  # what a link does changes no gradient
+                yield from self._look()
+                looked = self.next_step
+            self._measure_link()
+            known = self._known()
+            may_try = occasion.is_urgent or (self._can_afford() and self._is_rested())
+            if known is not None and known is not latest and (known.was_tried or not may_try):
+                latest = self._recall(known, occasion.why)
+            elif latest is None or may_try:
+                latest = yield from self._contest(occasion.why)
+            elif known is None:
+                latest = self._hold_on(latest)
+            else:
+                latest.usual.clear()  # the link is what it was, and yet steps take another time
             if not self._auto.revise:
                 return
-            why = yield from self._watch(winner, standings)
+            occasion = yield from self._watch(latest)
 
     def follow(self, choices: Iterable[Choice]) -> Decisions:
         """Do what was chosen before, at the same steps."""
@@ -100,106 +147,174 @@ class Chooser:
                 yield
             self._reducer.switch(choice)
 
-    def _look(self) -> None:
-        """Have the compressors encode the next step's gradients beside what is sent."""
-        self._seen = {pair: {} for pair in self._pairs}
-        self._buckets = []
-        self._reducer.look = self._look_at
-
-    def _look_at(self, bucket: Bucket) -> None:
-        self._buckets.append(bucket.layers)
-        for layer, gradient in zip(bucket.layers, bucket.gradients, strict=True):
-            x = gradient.float()
-            for pair, compressor in self._compressors.items():
-                self._seen[pair][layer.id] = look(compressor, layer, x, bucket.step)
-
-    def _price(self) -> None:
-        """Agree on what was seen, and measure the link."""
+    def _look(self) -> Decisions:
+        """Have the compressors encode the next step's gradients beside what is sent; the worst of all ranks counts."""
+        self._candidates.forget_gradients()
+        self._reducer.look = self._candidates.look_at
+        yield
         self._reducer.look = None
-        unseen = Seen(seconds=0.0, nbytes=0, error=0.0)
-        keys = [(pair, layer.id) for pair in self._pairs for layer in self._layers]
-        own = [value for pair, layer_id in keys for value in self._seen[pair].get(layer_id, unseen)]
-        worst = iter(self._transport.all_reduce_scalars(own, "max"))
-        for (pair, layer_id), values in zip(keys, zip(worst, worst, worst, strict=True), strict=True):
-            self._seen[pair][layer_id] = Seen(*values)
-        self._link = measure_link(self._reducer.collective_of(self._dense), self._transport)
+        self._candidates.agree(self._transport)
 
-    def _contest(self, why: str) -> Generator[None, StepSeconds, tuple[Pair, Standings]]:
-        """Try the pairs that may be the fastest, cheapest first, and hold the one that is; it, and what steps took."""
-        held, begun_s, first_step = self._main_pair(), self._elapsed_s, self.next_step
-        choices = self._choices()
-        cost_s = {pair: self._cost_s(choice) for pair, choice in choices.items()}
-        standings = Standings(self._pairs, self._dense)
-        racing: list[Pair] = []
-        for pair in sorted(choices, key=cost_s.__getitem__):
-            if not racing or self._is_worth_a_trial(cost_s[pair], standings):
-                standings.add(pair, (yield from self._measure(choices[pair])))
-                racing.append(pair)
+    def _measure_link(self) -> None:
+        dense = self._reducer.collective_of(self._candidates.dense)
+        self._candidates.link = measure_link(dense, self._transport)
+
+    def _known(self) -> Found | None:
+        """What is known of the link most like the one now, if there was such a link."""
+        nearest = min(self._found, key=self._unlikeness, default=None)
+        return nearest if nearest is not None and self._unlikeness(nearest) <= ALIKE else None
+
+    def _unlikeness(self, found: Found) -> float:
+        negligible_s = NOTICEABLE * usual_s(found.usual) if found.usual else 0.0
+        return self._candidates.unlikeness(found.link, found.holder, negligible_s)
+
+    def _recall(self, found: Found, why: str) -> Found:
+        """Hold again what was held on such a link."""
+        self._switch(found.holder, f"after {why}, to a link that is known: {found.why}")
+        return found
+
+    def _hold_on(self, before: Found) -> Found:
+        """Keep what was held on the link before: trials on a new one must wait."""
+        rivals = [Rival(pair=rival.pair, is_near=rival.is_near) for rival in before.rivals]
+        link = self._candidates.link
+        self._found.append(Found(link=link, holder=before.holder, why=before.why, was_tried=False, rivals=rivals))
+        return self._found[-1]
+
+    def _contest(self, why: str) -> Generator[None, StepSeconds, Found]:
+        """Try the pairs that may be the fastest, cheapest first, and hold the one that is.
+
+        Where the link became another one meanwhile, what is known of that counts for more.
+        """
+        held, choices, began_on = self._main_pair(), self._candidates.choices(), self._candidates.link
+        cheapest, *others = sorted(choices, key=lambda pair: self._cost_s(choices[pair]))
+        standings = Standings(self._candidates.pairs, self._candidates.dense)
+        standings.add(cheapest, (yield from self._measure(choices[cheapest])))
+        priced_s = standings.latest_s(cheapest)
+        for pair in others:
+            if (now_s := standings.latest_s(standings.leader)) > SLOWED * priced_s:
+                self._measure_link()  # it was fast a moment ago, and a dense pair would take seconds a step
+                priced_s = now_s
+            if self._is_worth_a_trial(choices[pair], standings):
+                yield from self._compare(pair, standings, choices)
+        racing = standings.pairs
         for close, field in RACE:
             racing = standings.ahead(racing, close, field)
-            for pair in racing if len(racing) > 1 else ():
-                standings.add(pair, (yield from self._measure(choices[pair])))
+            for pair in racing:
+                if pair != standings.leader:
+                    yield from self._compare(pair, standings, choices)
         winner = standings.winner(racing, held)
-        with_winner_s = (self.next_step - first_step) * standings.step_s(winner)
-        self._lost_s += max(0.0, self._elapsed_s - begun_s - with_winner_s)
+        self._lost_s += standings.lost_s(winner)
         self._rest = REST if winner != held else min(LONGEST_REST, 2 * self._rest)
-        self._switch(winner, f"after {why}: {standings.ranking(winner)}")
-        return winner, standings
+        self._tried_at = self.next_step
+        found = Found(
+            link=began_on,
+            holder=winner,
+            why=f"after {why}: {standings.ranking(winner)}",
+            was_tried=True,
+            rivals=standings.rivals(winner),
+            usual=standings.of(winner)[-USUAL:],
+        )
+        self._measure_link()
+        if self._unlikeness(found) > ALIKE:  # turns on one link and on another
+            found.link, found.was_tried = self._candidates.link, False
+            found.usual.clear()
+        known = self._known()
+        if known is not None and known.was_tried and not found.was_tried:
+            return self._recall(known, why)
+        self._switch(winner, found.why)
+        if known is not None:
+            found.duels = known.duels
+            self._found.remove(known)
+        for rival in found.rivals:  # a contest counts once: its turns followed each other
+            found.duels.add(rival.pair, winner, standings.ratio(rival.pair, winner))
+        self._found.append(found)
+        return found
 
-    def _measure(self, choice: Choice) -> Generator[None, StepSeconds, list[StepSeconds]]:
-        """What steps take under a choice."""
+    def _compare(
+        self, pair: Pair, standings: Standings, choices: Mapping[Pair, Choice]
+    ) -> Generator[None, StepSeconds, None]:
+        """A turn for a pair between two of the leader; again, where the link jumped meanwhile."""
+        leader = standings.leader
+        turns = [pair, leader] if standings.latest == leader else [leader, pair, leader]
+        for attempts_left in reversed(range(ATTEMPTS)):
+            for each in turns:
+                hopeless_s = HOPELESS * standings.latest_s(standings.latest)
+                standings.add(each, (yield from self._measure(choices[each], hopeless_s)))
+            if standings.compare(whatever=not attempts_left):
+                break
+            turns = [pair, leader]
+
+    def _measure(self, choice: Choice, hopeless_s: float = math.inf) -> Generator[None, StepSeconds, list[StepSeconds]]:
+        """What steps take under a choice; no more of them after one that takes longer than `hopeless_s`."""
         if choice.ways != self._reducer.choice.ways:
             self._reducer.switch(Choice(step=self.next_step, parts=choice.parts))
-        taken = []
-        for _ in range(SETTLING + TRIAL):
+        taken: list[StepSeconds] = []
+        while len(taken) <= SETTLING or (len(taken) < SETTLING + TRIAL and taken[-1].step_s <= hopeless_s):
             seconds = yield
             taken.append(seconds)
         self._elapsed_s += sum(seconds.step_s for seconds in taken)
         return taken[SETTLING:]
 
-    def _watch(self, holder: Pair, standings: Standings) -> Generator[None, StepSeconds, str]:
-        """Let steps go by until the link seems to have changed or time is up; why that ended.
+    def _watch(self, found: Found) -> Generator[None, StepSeconds, Occasion]:
+        """Let steps go by until the link seems to have changed or time is up.
 
         Args:
-            holder: the pair that is held.
-            standings: of the contest that it has won.
+            found: on this link; another pair is held from where it proves better.
         """
-        first = standings.of(holder)[-USUAL:]
         recent: collections.deque[StepSeconds] = collections.deque(maxlen=WINDOW)
-        rivals = standings.rivals(holder)
-        for rival in rivals:  # that contest counts once: its turns followed each other
-            self._duels.add(rival.pair, holder, standings.step_s(rival.pair) / standings.step_s(holder))
         for count in itertools.count(1):
             seconds = yield
+            found.watched += 1
             self._elapsed_s += seconds.step_s
             recent.append(seconds)
-            if len(first) < USUAL:
-                first.append(seconds)
+            if len(found.usual) < USUAL:
+                found.usual.append(seconds)
             if len(recent) < WINDOW:
                 continue
-            usual, now = _median(first), _median(recent)
-            can_afford = self._lost_s <= self._auto.budget * self._elapsed_s
-            may_try = count > self._rest and can_afford
-            if now.step_s > (SLOWER if may_try else FAR_SLOWER) * usual.step_s:
-                return f"steps went from {ms(usual.step_s)} to {ms(now.step_s)}"
-            if may_try and _departs(now, usual):
-                return f"messages went from {ms(usual.wire_s)} to {ms(now.wire_s)} a step"
-            if may_try and count > PERIOD * self._rest:
-                return f"{count} steps"
-            due = next((each for each in rivals if count >= each.due and (each.is_near or can_afford)), None)
-            if due is None:
+            usual, now = _median(found.usual), _median(recent)
+            if occasion := self._occasion(count, usual, now):
+                return occasion
+            due = next((each for each in found.rivals if found.watched >= each.due and self._may_duel(each)), None)
+            if due is None or _change(usual, now):  # of another link, it would tell nothing of this one
                 continue
-            outcome = yield from self._duel(holder, due.pair, usual_s(list(recent)[-TRIAL:]))
-            if can_afford and SLOWER * outcome < 1:
-                return f"steps of {due.pair} took {outcome:.3g} times those of {holder}"
-            ratio = self._duels.ratio(due.pair, holder)
-            due.had_a_turn(count, ratio or outcome)
+            outcome = yield from self._duel(found.holder, due.pair, usual_s(list(recent)[-TRIAL:]))
+            found.duels.add(due.pair, found.holder, outcome)
+            if self._can_afford() and SLOWER * outcome < 1:
+                return Occasion(f"steps of {due.pair} took {outcome:.3g} times those of {found.holder}")
+            ratio = found.duels.ratio(due.pair, found.holder)
+            due.had_a_turn(found.watched, ratio or outcome)
             if ratio and TIE * ratio <= 1:
-                self._switch(due.pair, f"after turns of both, steps took {ratio:.3g} times those with {holder}")
-                holder, due.pair, due.is_near = due.pair, holder, True
-                first = []
+                found.why = f"after turns of both, steps took {ratio:.3g} times those with {found.holder}"
+                self._switch(due.pair, found.why)
+                found.holder, due.pair, due.is_near = due.pair, found.holder, True
+                found.usual.clear()
                 recent.clear()
         raise AssertionError
+
+    def _occasion(self, count: int, usual: StepSeconds, now: StepSeconds) -> Occasion | None:
+        """What speaks for another look at the link, if anything does.
+
+        Args:
+            count: steps since the one before.
+            usual: a step as they were on this link.
+            now: a step of late.
+        """
+        if now.step_s > FAR_SLOWER * usual.step_s:
+            return Occasion(_change(usual, now), is_urgent=True)
+        if count > REST and (change := _change(usual, now)):
+            return Occasion(change)
+        if count > PERIOD * self._rest and self._can_afford():
+            return Occasion(f"{count} steps")
+        return None
+
+    def _is_rested(self) -> bool:
+        return self.next_step - self._tried_at > self._rest
+
+    def _may_duel(self, rival: Rival) -> bool:
+        return rival.is_near or self._can_afford()
+
+    def _can_afford(self) -> bool:
+        return self._lost_s <= self._auto.budget * self._elapsed_s
 
     def _duel(self, holder: Pair, rival: Pair, before_s: float) -> Generator[None, StepSeconds, float]:
         """A turn for another pair, between steps of the one held; how many times as long its steps took.
@@ -210,82 +325,27 @@ class Chooser:
             before_s: what the last steps took.
         """
         of_holder = self._reducer.choice
-        rival_s = usual_s((yield from self._measure(self._choice(rival))))
+        taken = yield from self._measure(self._candidates.choice(rival), HOPELESS * before_s)
         self._reducer.switch(dataclasses.replace(of_holder, step=self.next_step))
         after_s = usual_s((yield from self._measure(self._reducer.choice)))
         holder_s = math.sqrt(before_s * after_s)  # in the middle of the turn, if a link becomes slower or faster
-        self._duels.add(rival, holder, rival_s / holder_s)
-        self._lost_s += (SETTLING + TRIAL) * (rival_s - holder_s)
-        return rival_s / holder_s
+        outcome = usual_s(taken) / holder_s
+        self._lost_s += (SETTLING + len(taken)) * (usual_s(taken) - holder_s)
+        return outcome
 
-    def _choices(self) -> dict[Pair, Choice]:
-        """What can be tried: by the pair that is for most layers, those that come to the same once."""
-        choices: dict[Pair, Choice] = {}
-        for pair in self._pairs:
-            choice = self._choice(pair)
-            if all(choice.ways != other.ways for other in choices.values()):
-                choices[pair] = choice
-        return choices
-
-    def _choice(self, pair: Pair) -> Choice:
-        """Each layer through this pair, or a denser one where that loses too much or costs more than dense."""
-        ways: dict[tuple[Pair, str], list[int]] = {}
-        dearer = self._dearer_than_dense(pair)
-        for layer in self._layers:
-            chosen, why = self._dense_enough(pair, layer)
-            if layer.id in dearer:
-                chosen, why = self._dense, f"dense is cheaper than {pair.compressor} here"
-            ways.setdefault((chosen, why), []).append(layer.id)
-        parts = tuple(Part(pair=to, layers=tuple(ids), why=why) for (to, why), ids in ways.items())
-        return Choice(step=self.next_step, parts=parts)
-
-    def _dense_enough(self, pair: Pair, layer: Layer) -> tuple[Pair, str]:
-        error = self._seen[pair][layer.id].error
-        if layer.numel <= SMALL or error <= self._auto.error:
-            return pair, "tried"
-        denser = reversed(self._pairs[: self._pairs.index(pair)])
-        chosen = next((other for other in denser if self._seen[other][layer.id].error <= self._auto.error), self._dense)
-        return chosen, f"{pair.compressor} would lose {error:.1%} of it"
-
-    def _dearer_than_dense(self, pair: Pair) -> set[int]:
-        """Layers that are cheaper dense, where that is worth another message in each bucket."""
-        if all(kind.elementwise for kind in self._compressors[pair].emits):
-            return set()
-        without_waves = LinkCost(wave_s=0.0, byte_s=self._link.byte_s)
-
-        def gain_s(layer: Layer) -> float:
-            mine, dense = self._layer_s(pair, layer, without_waves), self._layer_s(self._dense, layer, without_waves)
-            return mine - dense
-
-        gains = {layer.id: gain for layer in self._layers if layer.numel > SMALL and (gain := gain_s(layer)) > 0}
-        more_s = len(self._buckets) * self._link.wave_s * 2 * (self._transport.world_size - 1)
-        return set(gains) if sum(gains.values()) > more_s else set()
-
-    def _layer_s(self, pair: Pair, layer: Layer, link: LinkCost) -> float:
-        seen = self._seen[pair][layer.id]
-        return seen.seconds + exchange_s(pair, [seen.nbytes], [layer.numel], link, self._transport.world_size)
+    def _is_worth_a_trial(self, choice: Choice, standings: Standings) -> bool:
+        """Whether steps could be about as short as the shortest, if all messages went beside computing."""
+        least_s = max(standings.computing_s(), self._cost_s(choice))
+        return least_s <= WORTH_A_TRIAL * standings.latest_s(standings.leader)
 
     def _cost_s(self, choice: Choice) -> float:
-        """Seconds of encoding and of messages in a step, one after the other."""
-        total = 0.0
-        for part, layers in itertools.product(choice.parts, self._buckets):
-            seen = [self._seen[part.pair][layer.id] for layer in layers if layer.id in part.layers]
-            if seen:
-                numel = sum(layer.numel for layer in layers if layer.id in part.layers)
-                nbytes = sum(each.nbytes for each in seen)
-                total += sum(each.seconds for each in seen)
-                total += exchange_s(part.pair, [nbytes], [numel], self._link, self._transport.world_size)
-        return total
-
-    def _is_worth_a_trial(self, cost_s: float, standings: Standings) -> bool:
-        """Whether steps could be about as short as the shortest, if all messages went beside computing."""
-        return max(standings.computing_s(), cost_s) <= WORTH_A_TRIAL * standings.best_s()
+        return self._candidates.cost_s(choice, self._candidates.link)
 
     def _switch(self, pair: Pair, why: str) -> None:
         """Hold a pair, and say why."""
         parts = []
-        for part in self._choice(pair).parts:
-            reason = why if part.why == "tried" else f"{part.why}; else {pair}: {why}"
+        for part in self._candidates.choice(pair).parts:
+            reason = why if part.why == TRIED else f"{part.why}; else {pair}: {why}"
             parts.append(Part(pair=part.pair, layers=part.layers, why=reason))
         self._reducer.switch(Choice(step=self.next_step, parts=tuple(parts)))
 
@@ -294,14 +354,18 @@ class Chooser:
         parts = self._reducer.choice.parts
         if any(part.why == FIRST for part in parts):
             return None
-        numel = {layer.id: layer.numel for layer in self._layers}
+        numel = {layer.id: layer.numel for layer in self._candidates.layers}
         return max(parts, key=lambda part: sum(numel.get(layer_id, 0) for layer_id in part.layers)).pair
 
 
-def _departs(now: StepSeconds, usual: StepSeconds) -> bool:
-    """Whether messages take so much less or more time that another pair may be better."""
+def _change(usual: StepSeconds, now: StepSeconds) -> str:
+    """What changed so much that another pair may be better, in words; empty where nothing did."""
+    if now.step_s > SLOWER * usual.step_s:
+        return f"steps went from {ms(usual.step_s)} to {ms(now.step_s)}"
     low, high = sorted((now.wire_s, usual.wire_s))
-    return high > DEPARTURE * low and high - low > NOTICEABLE * usual.step_s
+    if high > DEPARTURE * low and high - low > NOTICEABLE * usual.step_s:
+        return f"messages went from {ms(usual.wire_s)} to {ms(now.wire_s)} a step"
+    return ""
 
 
 def _median(taken: Sequence[StepSeconds]) -> StepSeconds:

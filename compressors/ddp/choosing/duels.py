@@ -10,6 +10,7 @@ import collections
 import dataclasses
 import math
 import statistics
+from collections.abc import Collection
 
 from compressors.choice import Pair
 
@@ -28,7 +29,7 @@ class Rival:
     Attributes:
         pair: which.
         is_near: its turns cost little.
-        due: steps since the contest, at which it has one.
+        due: steps of watching, after which it has one.
     """
 
     pair: Pair
@@ -54,7 +55,12 @@ class Duels:
             self._logs.setdefault(key, collections.deque(maxlen=MOST)).append(log)
 
     def ratio(self, pair: Pair, other: Pair) -> float | None:
-        """The geometric mean of the middle half, for a link may jump within a duel; None where that is too little."""
-        logs = sorted(self._logs.get((pair, other), ()))
-        quarter = len(logs) // 4
-        return math.exp(statistics.fmean(logs[quarter : len(logs) - quarter])) if len(logs) >= ENOUGH else None
+        """Over outcomes, whose middle half counts, for a link may jump within a duel; None where they are too few."""
+        logs = self._logs.get((pair, other), ())
+        return math.exp(middle(logs)) if len(logs) >= ENOUGH else None
+
+
+def middle(values: Collection[float]) -> float:
+    """The mean of the middle half; of fewer than four, of all."""
+    quarter = len(values) // 4
+    return statistics.fmean(sorted(values)[quarter : len(values) - quarter])

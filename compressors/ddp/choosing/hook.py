@@ -49,6 +49,10 @@ class ChoosingHook(CompressionHook):
         self._own = self._worst = StepSeconds(0.0, 0.0, 0.0)
         next(self._decisions, None)
 
+    @override
+    def end_pause(self) -> None:
+        self._ended = time.perf_counter()
+
     def follow(self, choices: Sequence[Choice]) -> None:
         """Make choices again that were made after this state was saved, then go on choosing; every rank must call.
 

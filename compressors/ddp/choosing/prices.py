@@ -8,8 +8,9 @@ that sends most, at the rate of the link.
 from __future__ import annotations
 
 import dataclasses
+import functools
+import math
 import time
-from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -91,33 +92,35 @@ def measure_link(collective: BoundCollective, transport: Transport) -> LinkCost:
     return LinkCost(wave_s=short_s / max(1, waves), byte_s=max(0.0, seconds - short_s) / max(1.0, nbytes - few))
 
 
-def exchange_s(pair: Pair, nbytes: Sequence[float], numels: Sequence[int], link: LinkCost, world_size: int) -> float:
-    """Seconds in which messages travel if each has so many packed bytes and stands for so many elements."""
+def exchange_s(pair: Pair, nbytes: float, numel: int, link: LinkCost, world_size: int) -> float:
+    """Seconds in which messages travel if what is summed has so many packed bytes and stands for so many elements."""
+    if not numel or world_size == 1:
+        return 0.0
+    waves, sent = _messages(pair, nbytes, numel, world_size)
+    return waves * link.wave_s + sent * link.byte_s
+
+
+@functools.lru_cache(maxsize=4096)
+def _messages(pair: Pair, nbytes: float, numel: int, world_size: int) -> tuple[int, float]:
+    """As `_waves` has it; a choice asks it of every layer, and again whenever a link is held to have changed."""
     compressor, collective = pair.built()
-    total = 0.0
-    for length, numel in zip(nbytes, numels, strict=True):
-        if not numel or world_size == 1:
-            continue
-        if all(kind.elementwise for kind in compressor.emits) and collective.carries_wires:
-            layout, lengths = Layout.dense(round(length), itemsize=1), None
-        else:
-            layout = Layout((Leaf(numel),))
-            lengths = _growing(length, numel)
-        waves, sent = _waves(collective, world_size, layout, lengths)
-        total += waves * link.wave_s + sent * link.byte_s
-    return total
+    if all(kind.elementwise for kind in compressor.emits) and collective.carries_wires:
+        return _waves(collective, world_size, Layout.dense(round(nbytes), itemsize=1), None)
+    return _waves(collective, world_size, Layout((Leaf(numel),)), _growing(nbytes, numel))
 
 
 def _sum_s(collective: BoundCollective, transport: Transport, numel: int) -> float:
-    """Seconds of the fastest of a few sums, on the slowest rank."""
-    times = []
+    """Seconds of the fastest of a few sums, on the slowest rank; of one, if that takes long enough."""
+    fastest = math.inf
+    transport.barrier()
     for _ in range(_REPEATS):
-        transport.barrier()
         started = time.perf_counter()
         collective.sum(Dense(torch.zeros(numel, device=transport.device)), ())
-        times.append(time.perf_counter() - started)
-    (slowest,) = transport.all_reduce_scalars([min(times)], "max")
-    return slowest
+        (seconds,) = transport.all_reduce_scalars([time.perf_counter() - started], "max")
+        fastest = min(fastest, seconds)
+        if fastest > _LONG_ENOUGH_S:
+            break
+    return fastest
 
 
 def _waves(collective: Collective, world_size: int, layout: Layout, lengths: Lengths | None) -> tuple[int, float]:

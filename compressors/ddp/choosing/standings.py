@@ -1,19 +1,29 @@
-"""Standings: what steps took under each pair in a contest, and which pairs that puts ahead."""
+"""Standings: how much longer steps take under one pair than under another in a contest, and which that puts ahead.
+
+Of a pair's turn, what counts is how it compares with those of another pair right before and after: links fade, jump and
+come back within a contest, and then seconds would say which pair had the better moment.
+"""
 
 from __future__ import annotations
 
+import math
 import statistics
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from compressors.choice import Pair
-from compressors.ddp.choosing.duels import Rival
+import numpy as np
 
-TRIAL = 4
-"""steps of a pair that count, in each of its turns"""
+from compressors.choice import Pair
+from compressors.ddp.choosing.duels import Rival, middle
+
+SETTLING, TRIAL = 2, 4
+"""steps that begin a turn and are not counted (first the one before is told, then one that is not like others), and
+those that are"""
 TIE, HARDLY_WORSE, NEAR = 1.02, 1.05, 1.3
-"""times the best, up to which: a pair is as good (the densest is chosen then), what was held does not give way to a
-sparser one, and a pair is worth duels while another is held"""
+"""times the best, up to which: a pair is as good (what was held is chosen then, or the densest), what was held does not
+give way to a sparser one, and a pair is worth duels while another is held"""
+JUMP = 1.5
+"""ratio of the turns before and after one, above which the link jumped and nothing can be said"""
 
 
 class StepSeconds(NamedTuple):
@@ -31,70 +41,131 @@ class StepSeconds(NamedTuple):
 
 
 class Standings:
-    """Adds up turns.
+    """Compares turns.
 
     Args:
-        pairs: all that there are, from dense to sparse.
+        order: all pairs that there are, from dense to sparse.
         dense: the one that must not lose by chance.
+
+    Attributes:
+        pairs: those that had a turn, in the order of their first.
+        leader: the fastest as far as is known, or as good as that one.
     """
 
-    def __init__(self, pairs: Sequence[Pair], dense: Pair) -> None:
-        self._order = {pair: index for index, pair in enumerate(pairs)}
+    leader: Pair
+
+    def __init__(self, order: Sequence[Pair], dense: Pair) -> None:
+        self.pairs: list[Pair] = []
+        self._order = order
         self._dense = dense
-        self._taken: dict[Pair, list[StepSeconds]] = {}
+        self._turns: list[tuple[Pair, Sequence[StepSeconds]]] = []
+        self._logs_of: dict[tuple[Pair, Pair], list[float]] = {}
 
-    def __len__(self) -> int:
-        return len(self._taken)
+    @property
+    def latest(self) -> Pair:
+        """Whose turn was the last one."""
+        return self._turns[-1][0]
 
-    def add(self, pair: Pair, turn: Sequence[StepSeconds]) -> None:
-        """Count `TRIAL` more steps of a pair."""
-        self._taken.setdefault(pair, []).extend(turn)
+    def add(self, pair: Pair, taken: Sequence[StepSeconds]) -> None:
+        """Count a turn: those of its steps that do."""
+        self._turns.append((pair, taken))
+        if not self.pairs:
+            self.leader = pair
+        if pair not in self.pairs:
+            self.pairs.append(pair)
+
+    def compare(self, *, whatever: bool = False) -> bool:
+        """Hold the last turn but one against those right before and after, which were another pair's.
+
+        Args:
+            whatever: even where these two show that the link jumped.
+
+        Returns:
+            Whether that says anything.
+        """
+        (_, before), (pair, between), (other, after) = self._turns[-3:]
+        low, high = sorted((usual_s(before), usual_s(after)))
+        if high > JUMP * low and not whatever:
+            return False
+        log = math.log(usual_s(between)) - math.log(low * high) / 2  # the middle of the turn, if a link fades
+        self._logs_of.setdefault((pair, other), []).append(log)
+        fastest = self._fastest_first()[0]
+        if TIE * self.ratio(fastest, self.leader) < 1:
+            self.leader = fastest
+        return True
+
+    def ratio(self, pair: Pair, other: Pair) -> float:
+        """How many times as long steps of a pair take."""
+        logs = self._logs()
+        return math.exp(logs[pair] - logs[other])
 
     def of(self, pair: Pair) -> list[StepSeconds]:
-        """The steps of a pair, oldest first."""
-        return self._taken[pair]
+        """The steps of a pair that counted, oldest first."""
+        return [seconds for who, taken in self._turns if who == pair for seconds in taken]
 
-    def step_s(self, pair: Pair) -> float:
-        """The mean over turns of the median in each: single outliers do not count, times of long steps do."""
-        taken = self._taken[pair]
-        return statistics.fmean(usual_s(taken[i : i + TRIAL]) for i in range(0, len(taken), TRIAL))
+    def latest_s(self, pair: Pair) -> float:
+        """A step in the last turn of a pair."""
+        return usual_s(next(taken for who, taken in reversed(self._turns) if who == pair))
 
     def computing_s(self) -> float:
         """The least that computing took."""
-        return min(statistics.median(each.computing_s for each in taken) for taken in self._taken.values())
+        return min(statistics.median(each.computing_s for each in self.of(pair)) for pair in self.pairs)
 
-    def best_s(self) -> float:
-        """Of the fastest pair."""
-        return min(map(self.step_s, self._taken))
+    def lost_s(self, winner: Pair) -> float:
+        """What the turns of all others took beyond as many steps of the winner."""
+        logs = self._logs()
+        return math.fsum(
+            (SETTLING + len(taken)) * usual_s(taken) * (1 - math.exp(logs[winner] - logs[pair]))
+            for pair, taken in self._turns
+        )
 
     def ahead(self, racing: Sequence[Pair], close: float, field: int) -> list[Pair]:
-        """The fastest of those racing, and the dense one if it is no slower than `close` times them."""
-        fastest = sorted(racing, key=self.step_s)
-        near = [pair for pair in fastest if self.step_s(pair) <= close * self.step_s(fastest[0])]
+        """The leader and the fastest of those racing, and the dense one if it is no slower than `close` times them."""
+        logs = self._logs()
+        fastest = sorted(racing, key=lambda pair: (pair != self.leader, logs[pair]))
+        near = [pair for pair in fastest if logs[pair] <= math.log(close) + logs[self.leader]]
         return [pair for pair in near if pair in near[:field] or pair == self._dense]
 
     def winner(self, racing: Sequence[Pair], held: Pair | None) -> Pair:
-        """The densest of those that are as good as the best; what was held, if a sparser one is hardly better."""
-        best_s = min(map(self.step_s, racing))
-        in_order = sorted(racing, key=self._order.__getitem__)
-        best = next(pair for pair in in_order if self.step_s(pair) <= TIE * best_s)
-        denser = in_order[: in_order.index(best)]
-        return held if held in denser and self.step_s(held) <= HARDLY_WORSE * best_s else best
+        """What was held, if it is as good as the best; else, or where a dense one is as good, the densest that is."""
+        logs, rank = self._logs(), self._order.index
+        best = min(logs[pair] for pair in racing)
+        winner = min((pair for pair in racing if logs[pair] <= math.log(TIE) + best), key=rank)
+        if held is None or held not in racing or rank(winner) <= rank(self._dense) < rank(held):
+            return winner
+        patience = HARDLY_WORSE if rank(held) < rank(winner) else TIE
+        return held if logs[held] <= math.log(patience) + best else winner
 
     def rivals(self, holder: Pair) -> list[Rival]:
         """The pair nearest to what is held, if it is near, and the one that promised most and had the first turn."""
-        others = sorted((pair for pair in self._taken if pair != holder), key=self.step_s)
-        near = [pair for pair in others[:1] if self.step_s(pair) <= NEAR * self.step_s(holder)]
-        favourite = [pair for pair in list(self._taken)[:1] if pair not in (holder, *near)]
+        others = [pair for pair in self._fastest_first() if pair != holder]
+        near = [pair for pair in others[:1] if self.ratio(pair, holder) <= NEAR]
+        favourite = [pair for pair in self.pairs[:1] if pair not in (holder, *near)]
         return [Rival(pair=pair, is_near=pair in near) for pair in near + favourite]
 
     def ranking(self, winner: Pair) -> str:
         """What the winner took, and the next best one that was tried."""
-        others = sorted((pair for pair in self._taken if pair != winner), key=self.step_s)
-        text = f"{ms(self.step_s(winner))} a step"
+        step_s = usual_s(self.of(winner))
+        others = [pair for pair in self._fastest_first() if pair != winner]
         if others:
-            return f"{text}, {others[0]} {ms(self.step_s(others[0]))}, {len(self)} pairs tried"
-        return f"{text}, no other pair was worth a trial"
+            next_s = step_s * self.ratio(others[0], winner)
+            return f"{ms(step_s)} a step, {others[0]} {ms(next_s)}, {len(self.pairs)} pairs tried"
+        return f"{ms(step_s)} a step, no other pair was worth a trial"
+
+    def _fastest_first(self) -> list[Pair]:
+        logs = self._logs()
+        return sorted(logs, key=logs.__getitem__)
+
+    def _logs(self) -> dict[Pair, float]:
+        """By pair, the logarithm of what a step takes, up to a constant: the least squares over all comparisons."""
+        signs = np.zeros((len(self._logs_of), len(self.pairs)))
+        logs = np.zeros(len(self._logs_of))
+        for row, ((pair, other), compared) in enumerate(self._logs_of.items()):
+            weight = math.sqrt(len(compared))
+            signs[row, self.pairs.index(pair)], signs[row, self.pairs.index(other)] = weight, -weight
+            logs[row] = weight * middle(compared)
+        solved, *_ = np.linalg.lstsq(signs, logs, rcond=None)
+        return dict(zip(self.pairs, solved.tolist(), strict=True))
 
 
 def usual_s(taken: Sequence[StepSeconds]) -> float:

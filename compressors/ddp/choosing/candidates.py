@@ -1,0 +1,143 @@
+"""Candidates: what each layer would go through if most went through a pair, and what a step of that would cost."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Sequence
+
+from collectives.base import Collective
+from collectives.transport.base import Transport
+from compressors.auto import Auto
+from compressors.choice import Choice, Pair, Part, dense_pair, pairs_on
+from compressors.ddp.bucket import Bucket
+from compressors.ddp.choosing.prices import LinkCost, Seen, exchange_s, look
+from compressors.layer import Layer
+
+SMALL = 1024
+"""elements; a layer of no more goes the way of most others: what it loses or costs is little"""
+TRIED = "tried"
+"""why a layer goes the way of most others"""
+
+
+class Candidates:
+    """What can be tried, from gradients that were looked at.
+
+    Args:
+        auto: the options.
+        collective: the run's.
+        layers: every trainable parameter.
+        world_size: number of ranks.
+
+    Attributes:
+        pairs: from dense to sparse.
+        dense: the one that every layer may go through.
+        layers: those with elements.
+        link: what messages take now.
+    """
+
+    def __init__(self, auto: Auto, collective: Collective, layers: Sequence[Layer], world_size: int) -> None:
+        self.pairs = pairs_on(collective)
+        self.dense = dense_pair(collective)
+        self.layers = [layer for layer in layers if layer.numel]
+        self.link = LinkCost(wave_s=0.0, byte_s=0.0)
+        self._auto = auto
+        self._world_size = world_size
+        self._compressors = {pair: pair.built()[0] for pair in self.pairs}
+        self._seen: dict[Pair, dict[int, Seen]] = {}
+        self._buckets: list[list[Layer]] = []
+
+    def forget_gradients(self) -> None:
+        """Make ready for another look, at all buckets of a step."""
+        self._seen = {pair: {} for pair in self.pairs}
+        self._buckets = []
+
+    def look_at(self, bucket: Bucket) -> None:
+        """Have every compressor encode a bucket's gradients, beside what is sent."""
+        self._buckets.append(bucket.layers)
+        for layer, gradient in zip(bucket.layers, bucket.gradients, strict=True):
+            x = gradient.float()
+            for pair, compressor in self._compressors.items():
+                self._seen[pair][layer.id] = look(compressor, layer, x, bucket.step)
+
+    def agree(self, transport: Transport) -> None:
+        """Replace what was seen by the worst of all ranks; every rank must call."""
+        unseen = Seen(seconds=0.0, nbytes=0, error=0.0)
+        keys = [(pair, layer.id) for pair in self.pairs for layer in self.layers]
+        own = [value for pair, layer_id in keys for value in self._seen[pair].get(layer_id, unseen)]
+        worst = iter(transport.all_reduce_scalars(own, "max"))
+        for (pair, layer_id), values in zip(keys, zip(worst, worst, worst, strict=True), strict=True):
+            self._seen[pair][layer_id] = Seen(*values)
+
+    def choices(self) -> dict[Pair, Choice]:
+        """All candidates by the pair that is for most layers, those that come to the same once."""
+        choices: dict[Pair, Choice] = {}
+        for pair in self.pairs:
+            choice = self.choice(pair)
+            if all(choice.ways != other.ways for other in choices.values()):
+                choices[pair] = choice
+        return choices
+
+    def choice(self, pair: Pair) -> Choice:
+        """Each layer through this pair, or a denser one where that loses too much or costs more than dense."""
+        ways: dict[tuple[Pair, str], list[int]] = {}
+        dearer = self._dearer_than_dense(pair)
+        for layer in self.layers:
+            chosen, why = self._dense_enough(pair, layer)
+            if layer.id in dearer:
+                chosen, why = self.dense, f"dense is cheaper than {pair.compressor} here"
+            ways.setdefault((chosen, why), []).append(layer.id)
+        parts = tuple(Part(pair=to, layers=tuple(ids), why=why) for (to, why), ids in ways.items())
+        return Choice(step=0, parts=parts)
+
+    def cost_s(self, choice: Choice, link: LinkCost) -> float:
+        """Seconds of encoding and of messages in a step, one after the other."""
+        total = 0.0
+        for part, layers in itertools.product(choice.parts, self._buckets):
+            seen = [self._seen[part.pair][layer.id] for layer in layers if layer.id in part.layers]
+            if seen:
+                numel = sum(layer.numel for layer in layers if layer.id in part.layers)
+                nbytes = sum(each.nbytes for each in seen)
+                total += sum(each.seconds for each in seen)
+                total += exchange_s(part.pair, nbytes, numel, link, self._world_size)
+        return total
+
+    def unlikeness(self, link: LinkCost, pair: Pair, negligible_s: float) -> float:
+        """How many times as long messages take on one of two links, that link and the one now; dense ones or a pair's.
+
+        Args:
+            link: the other one.
+            pair: the pair.
+            negligible_s: a difference that counts for nothing.
+        """
+        most = 1.0
+        for choice in (self.choice(self.dense), self.choice(pair)):
+            low, high = sorted((self.cost_s(choice, link), self.cost_s(choice, self.link)))
+            if high - low > negligible_s:
+                most = max(most, high / low)
+        return most
+
+    def _dense_enough(self, pair: Pair, layer: Layer) -> tuple[Pair, str]:
+        error = self._seen[pair][layer.id].error
+        if layer.numel <= SMALL or error <= self._auto.error:
+            return pair, TRIED
+        denser = reversed(self.pairs[: self.pairs.index(pair)])
+        chosen = next((other for other in denser if self._seen[other][layer.id].error <= self._auto.error), self.dense)
+        return chosen, f"{pair.compressor} would lose {error:.1%} of it"
+
+    def _dearer_than_dense(self, pair: Pair) -> set[int]:
+        """Layers that are cheaper dense, where that is worth another message in each bucket."""
+        if all(kind.elementwise for kind in self._compressors[pair].emits):
+            return set()
+        without_waves = LinkCost(wave_s=0.0, byte_s=self.link.byte_s)
+
+        def gain_s(layer: Layer) -> float:
+            mine, dense = self._layer_s(pair, layer, without_waves), self._layer_s(self.dense, layer, without_waves)
+            return mine - dense
+
+        gains = {layer.id: gain for layer in self.layers if layer.numel > SMALL and (gain := gain_s(layer)) > 0}
+        more_s = len(self._buckets) * self.link.wave_s * 2 * (self._world_size - 1)
+        return set(gains) if sum(gains.values()) > more_s else set()
+
+    def _layer_s(self, pair: Pair, layer: Layer, link: LinkCost) -> float:
+        seen = self._seen[pair][layer.id]
+        return seen.seconds + exchange_s(pair, seen.nbytes, layer.numel, link, self._world_size)

@@ -1,0 +1,1 @@
+"""`auto`, on steps that take what a test says."""

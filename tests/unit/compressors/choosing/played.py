@@ -1,0 +1,120 @@
+"""A run of `auto` without a network: two ranks, and steps that take what a test says."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from collectives.ring import Ring
+from compressors.auto import Auto
+from compressors.choice import FIRST, Choice, Pair, Part, dense_pair
+from compressors.ddp.bucket import Bucket
+from compressors.ddp.choosing.chooser import Chooser, Decisions
+from compressors.ddp.choosing.reducer import ChosenPairs
+from compressors.ddp.choosing.standings import StepSeconds
+from compressors.layer import Layer, Step
+from tests.testing.memory_transport import MemoryTransport, run_threads
+
+NUMELS = (6000, 50, 4000)
+LAYERS = [Layer(id=i, name=f"layer{i}", shape=(numel,), numel=numel) for i, numel in enumerate(NUMELS)]
+TOPK = Pair("topk:ratio=0.05,value_dtype=fp32", "allgather")
+GROUPS = Pair("group_topk:group_size=100,ratio=0.05,value_dtype=fp32", "ring")
+WHOLE = Pair("none", "native")
+SPARSE, BF16 = Pair("group_topk", "ring"), Pair("bf16", "ring")
+WAYS = (
+    Choice.of_all(0, TOPK, LAYERS, "a test"),
+    Choice(step=3, parts=(Part(pair=GROUPS, layers=(0, 1), why="a test"), Part(pair=TOPK, layers=(2,), why="a test"))),
+    Choice(step=5, parts=(Part(pair=WHOLE, layers=(0,), why="a test"), Part(pair=GROUPS, layers=(1, 2), why="a test"))),
+    Choice.of_all(8, WHOLE, LAYERS, "a test"),
+)
+
+
+def gradients(rank: int, step: int) -> list[torch.Tensor]:
+    generator = torch.Generator().manual_seed(1000 * step + rank)
+    return [torch.randn(numel, generator=generator) for numel in NUMELS]
+
+
+class Rank:
+    """One rank with pairs at work; `exchange` makes a step."""
+
+    def __init__(self, transport: MemoryTransport, first: Choice = WAYS[0]) -> None:
+        self.transport = transport
+        self.reducer = ChosenPairs(Auto(), first, lambda collective: collective.bind(transport))
+        self.sums = Ring().bind(transport)
+
+    def exchange(self, step: int, mine: list[torch.Tensor]) -> list[torch.Tensor]:
+        at = Step(index=step, epoch=0, rank=self.transport.rank, world_size=2, seed=1, warmup=False)
+        bucket = Bucket(layers=list(LAYERS), gradients=[each.clone() for each in mine], step=at)
+        self.reducer.start(bucket, self.sums.start, self.transport).finish()
+        assert sorted(encoded.layer.id for encoded in bucket.encoded) == [0, 1, 2]
+        return bucket.gradients
+
+    def steps(self, start: int, stop: int) -> list[torch.Tensor]:
+        """The sum over these steps of the updates, times two ranks."""
+        totals = [torch.zeros(numel) for numel in NUMELS]
+        for step in range(start, stop):
+            for choice in WAYS[1:]:
+                if choice.step == step:
+                    self.reducer.switch(choice)
+            updates = self.exchange(step, gradients(self.transport.rank, step))
+            self.reducer.commit()
+            for total, update in zip(totals, updates, strict=True):
+                total += 2 * update
+        return totals
+
+
+Times = Callable[[int, Pair], StepSeconds]
+"""(step, what most elements go through) -> what the step takes"""
+
+
+def chosen(times: Times, steps: int, options: dict[str, Any] | None = None, flat: bool = False) -> list[list[Choice]]:
+    """By rank, what holds in each step of a run in which steps take these times."""
+
+    def rank(transport: MemoryTransport) -> list[Choice]:
+        auto = Auto(**options or {})
+        one = Rank(transport, Choice.of_all(0, dense_pair(Ring()), LAYERS, FIRST))
+        chooser = Chooser(auto, one.reducer, Ring(), LAYERS, transport)
+        held: list[Choice] = []
+        run(chooser, chooser.decisions(), lambda step: held.append(exchanged(one, step, flat=flat)), times, steps)
+        return held
+
+    return run_threads(rank, 2)
+
+
+def exchanged(one: Rank, step: int, *, flat: bool) -> Choice:
+    mine = gradients(one.transport.rank, step)
+    if flat:
+        mine[2] = mine[2].sign()
+    if one.reducer.look is not None:  # nothing else comes of the gradients here
+        one.exchange(step, mine)
+        one.reducer.drop()
+    return one.reducer.choice
+
+
+def run(chooser: Chooser, decisions: Decisions, step_of: Callable[[int], object], times: Times, steps: int) -> None:
+    next(decisions)
+    told = StepSeconds(0.0, 0.0, 0.0)
+    for step in range(steps):
+        step_of(step)
+        chooser.next_step = step + 1
+        parts = chooser._reducer.choice.parts
+        with contextlib.suppress(StopIteration):  # nothing more is to be decided
+            decisions.send(told)  # what a step took is told after the next one
+        told = times(step, next(part.pair for part in parts if 0 in part.layers))
+
+
+def slow_link(step: int, pair: Pair) -> StepSeconds:
+    wire_s = {"bf16": 0.4, "none": 0.8, "group_topk": 0.02}.get(pair.compressor, 0.05)
+    return StepSeconds(0.1 + wire_s, 0.1, wire_s)
+
+
+def fast_link(step: int, pair: Pair) -> StepSeconds:
+    return StepSeconds(0.101, 0.1, 0.001)
+
+
+def last_held(held: list[Choice]) -> Part:
+    """What the first layer goes through at last, but for turns of other pairs."""
+    return next(part for choice in reversed(held) if (part := choice.of_layer(0)).why != "tried")

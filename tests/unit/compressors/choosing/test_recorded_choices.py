@@ -1,0 +1,59 @@
+"""Choices that were made are made again."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from collectives.options import OptionError
+from collectives.ring import Ring
+from compressors.auto import Auto
+from compressors.choice import Choice, read_choices
+from compressors.ddp.choosing.chooser import Chooser
+from tests.testing.memory_transport import MemoryTransport, run_threads
+from tests.unit.compressors.choosing.played import (
+    GROUPS,
+    LAYERS,
+    TOPK,
+    WAYS,
+    Rank,
+    chosen,
+    exchanged,
+    fast_link,
+    run,
+    slow_link,
+)
+
+
+def test_choices_are_made_again_at_the_same_steps() -> None:
+    made = chosen(slow_link, 60)[0]
+
+    def rank(transport: MemoryTransport) -> list[Choice]:
+        one = Rank(transport, made[0])
+        chooser = Chooser(Auto(), one.reducer, Ring(), LAYERS, transport)
+        held: list[Choice] = []
+        later = [choice for index, choice in enumerate(made) if index and choice != made[index - 1]]
+        decisions = chooser.follow(later)
+        run(chooser, decisions, lambda step: held.append(exchanged(one, step, flat=False)), fast_link, later[-1].step)
+        return held
+
+    assert run_threads(rank, 2) == [made[: made[-1].step]] * 2
+
+
+def test_a_file_of_choices_ends_where_it_was_cut(tmp_path: Path) -> None:
+    path = tmp_path / "choices.jsonl"
+    path.write_text("".join(json.dumps(choice.to_dict()) + "\n" for choice in WAYS) + '{"step": 9, "pa')
+    assert read_choices(path) == list(WAYS)
+    assert WAYS[1].summary(LAYERS) == f"{GROUPS} 60.2%, {TOPK} 39.8%"
+
+
+@pytest.mark.parametrize("text", ["[]\n", '{"step": 1}\n', "not json\n", '{"step": 1, "parts": [{"layers": []}]}\n'])
+def test_a_file_that_holds_no_choices_is_refused_in_one_sentence(text: str, tmp_path: Path) -> None:
+    path = tmp_path / "choices.jsonl"
+    path.write_text(text)
+    with pytest.raises(OptionError, match=r"holds no choices .*; give the choices.jsonl of a run of auto"):
+        Auto(choices=str(path))
+    with pytest.raises(OptionError, match="holds no choices"):
+        Auto(choices=str(tmp_path / "absent"))
