@@ -1,0 +1,44 @@
+"""How long a slow host is stopped; that its processes are is seen in tests/hosts, on processors that others use too."""
+
+from __future__ import annotations
+
+import signal
+from types import SimpleNamespace
+
+import pytest
+
+from bench.hosts import slow_host
+
+
+class Played:
+    """Time that passes only in waits, and who is stopped meanwhile."""
+
+    def __init__(self) -> None:
+        self.now = 0.0
+        self.state = signal.SIGCONT
+        self.spent = dict.fromkeys((signal.SIGCONT, signal.SIGSTOP), 0.0)
+
+    def wait(self, seconds: float) -> None:
+        self.spent[self.state] += seconds
+        self.now += seconds
+
+    def signal(self, _: object, number: signal.Signals) -> None:
+        self.state = number
+
+
+@pytest.mark.parametrize("share", [0.05, 0.2, 0.45, 0.9])
+def test_a_slow_host_is_stopped_for_the_rest_of_the_time(share: float, monkeypatch: pytest.MonkeyPatch) -> None:
+    played = Played()
+
+    class Released:
+        wait = staticmethod(played.wait)
+
+        def is_set(self) -> bool:
+            return played.now > 10
+
+    monkeypatch.setattr(slow_host, "time", SimpleNamespace(monotonic=lambda: played.now, sleep=played.wait))
+    monkeypatch.setattr(slow_host.threading, "Event", Released)
+    monkeypatch.setattr(slow_host.threading.Thread, "start", lambda thread: thread.run())
+    monkeypatch.setattr(slow_host, "_signal", played.signal)
+    slow_host.SlowHost("/", share)  # no process has this folder for its network
+    assert played.spent[signal.SIGCONT] / played.now == pytest.approx(share, rel=0.01)
