@@ -81,7 +81,7 @@ ACCURACY_LINKS = {"auto": "100mbit", "bf16": "unlimited"}
 """one on which it pays to compress; what dense gradients learn does not depend on how fast they come"""
 PARTS = ("links", "traces", "accuracy")
 CELL = ("part", "link", "model", "method", "turn")
-MEASURED = ("steps", "seconds", "step_s", "accuracy", "chosen")
+MEASURED = ("steps", "seconds", "step_s", "accuracy", "chosen", "held")
 ORIGIN = ("host", "cpu", "torch_version", "kernels", "git_sha", "git_dirty")
 Row = Mapping[str, Any]
 

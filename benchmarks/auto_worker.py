@@ -9,6 +9,7 @@ from __future__ import annotations
 import dataclasses
 import sys
 import time
+from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -79,6 +80,7 @@ class Trainee:
         of_run = RunConfig(batch_size=config.batch_size, augment=False, seed=config.seed, replicas=config.world_size)
         self._batches = Batches(of_run, dataset, train, dist.get_rank(), device)
         self.step_s = 0.0  # of its last block
+        self._held: Counter[str] = Counter()  # steps by pair, of a way that chooses
 
     @property
     def chosen(self) -> str:
@@ -87,6 +89,17 @@ class Trainee:
             return ""
         choice = self._hook.reducer.choice  # type: ignore[attr-defined]
         return choice.summary(self._hook.layers) if any("after " in part.why for part in choice.parts) else ""
+
+    def held(self) -> str:
+        """The share of the steps since the last call in which most elements went through each pair; empty as above."""
+        steps, self._held = self._held, Counter()
+        return ", ".join(f"{pair} {count / steps.total():.0%}" for pair, count in steps.most_common())
+
+    @staticmethod
+    def _main_pair(hook: ChoosingHook) -> str:
+        numel = {layer.id: layer.numel for layer in hook.layers}
+        parts = hook.reducer.choice.parts  # type: ignore[attr-defined]
+        return str(max(parts, key=lambda part: sum(numel[layer_id] for layer_id in part.layers)).pair)
 
     @property
     def must_choose(self) -> bool:
@@ -106,6 +119,8 @@ class Trainee:
             if self._hook.step_ok():
                 self._optimizer.step()
             self._optimizer.zero_grad()
+            if isinstance(self._hook, ChoosingHook):
+                self._held[self._main_pair(self._hook)] += 1
         return time.perf_counter() - started
 
     def close(self) -> None:
@@ -121,14 +136,14 @@ def run(config: TurnsConfig, folder: RunFolder) -> None:
         names = list(trainees)
         for name in names:
             first = make_first_steps(trainees[name], chooses=config.chooses_first)
-            tell(folder, name, turn=-1, **first, chosen=trainees[name].chosen)
+            tell(folder, trainees[name], name, turn=-1, **first)
         for turn in range(config.turns):
             for name in names[turn % len(names) :] + names[: turn % len(names)]:
                 fastest_s = min(trainee.step_s for trainee in trainees.values())
                 is_far_behind = trainees[name].step_s > config.far_behind * fastest_s
                 enough = PAIRED_TURNS if name in config.paired else config.turns_far_behind
                 if agreed(int(turn < enough or not is_far_behind)):
-                    tell(folder, name, turn=turn, **block(trainees[name], config), chosen=trainees[name].chosen)
+                    tell(folder, trainees[name], name, turn=turn, **block(trainees[name], config))
         for trainee in trainees.values():
             trainee.close()
 
@@ -167,9 +182,9 @@ def agreed(number: int) -> int:
     return int(told)
 
 
-def tell(folder: RunFolder, name: str, **figures: Any) -> None:
+def tell(folder: RunFolder, trainee: Trainee, name: str, **figures: Any) -> None:
     if dist.get_rank() == 0:
-        append_json_line(folder.progress, {"method": name, **figures})
+        append_json_line(folder.progress, {"method": name, **figures, "chosen": trainee.chosen, "held": trainee.held()})
 
 
 main: Callable[[str], int] = rank_main(TurnsConfig, run, (BenchError,))
