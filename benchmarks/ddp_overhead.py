@@ -22,7 +22,7 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 from bench.core import spec
-from bench.core.config import RunConfig
+from bench.core.config.run import RunConfig
 from bench.core.run_folder import RunFolder
 from bench.datasets.augment import crop_and_flip, normalise
 from bench.launch.resolve import resolve

@@ -21,10 +21,10 @@ import torch
 
 from bench.core import spec
 from bench.core.topology import Topology
-from bench.costs.calibration import CalibratedTimes, PlacedNetwork, Sample
-from bench.costs.network import network_of
-from bench.costs.node_by_node import measure
-from bench.costs.shared_memory import measured_link
+from bench.costs.devices.calibration import CalibratedTimes, PlacedNetwork, Sample
+from bench.costs.devices.network import network_of
+from bench.costs.devices.node_by_node import measure
+from bench.costs.devices.shared_memory import measured_link
 from bench.strategies.placement.assignment import assign
 from bench.strategies.placement.tracing import trace
 

@@ -31,8 +31,8 @@ import numpy as np
 import torch
 
 from bench.core.parts import FP32_BYTES
-from bench.costs.flows import Flows
-from bench.costs.links import Links
+from bench.costs.links.access import Links
+from bench.costs.links.flows import Flows
 from bench.launch.predictions.links import ACK_SHARE, FRAME_PER_PAYLOAD
 from bench.models.base import Model
 from bench.models.resnet18 import ResNet18

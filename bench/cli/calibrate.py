@@ -9,9 +9,9 @@ from typing import Annotated
 import typer
 
 from bench.cli.options import takes
-from bench.core.calibrate_config import CalibrateConfig
+from bench.core.config.calibrate import CalibrateConfig
+from bench.core.config.job import OUTPUT
 from bench.core.files import check_writable
-from bench.core.job_config import OUTPUT
 
 EXAMPLES = """[bold]Examples[/bold]
 

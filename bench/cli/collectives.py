@@ -6,7 +6,7 @@ import sys
 from typing import TYPE_CHECKING
 
 from bench.cli.options import AsJson, RowFile, row_writer, takes
-from bench.core.collectives_config import CollectivesConfig
+from bench.core.config.collectives import CollectivesConfig
 from bench.core.errors import RunFailed
 from bench.core.schema.collectives import COLLECTIVES
 

@@ -14,8 +14,8 @@ from rich.table import Table
 from bench.cli.completion import complete
 from bench.cli.output.console import print_json, stdout_console
 from bench.core import registry
+from bench.core.config.job import DATA_DIR
 from bench.core.errors import RunFailed, UsageError
-from bench.core.job_config import DATA_DIR
 from collectives.options import did_you_mean
 
 if TYPE_CHECKING:

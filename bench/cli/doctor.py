@@ -10,8 +10,8 @@ import typer
 from rich.markup import escape
 
 from bench.cli.output.console import print_json, stdout_console
+from bench.core.config.job import DATA_DIR, MAX_RANKS
 from bench.core.errors import RunFailed
-from bench.core.job_config import DATA_DIR, MAX_RANKS
 
 COLOURS = {"ok": "green", "warn": "yellow", "fail": "red"}
 EXAMPLES = """[bold]Examples[/bold]

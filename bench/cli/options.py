@@ -10,9 +10,9 @@ from typing import Annotated, Any, Concatenate, ParamSpec, TypeVar
 import typer
 
 from bench.cli.completion import complete, complete_list
-from bench.core.configuration import Configuration, Option
+from bench.core.config.configuration import Configuration, Option
+from bench.core.config.job import OUTPUT
 from bench.core.errors import UsageError
-from bench.core.job_config import OUTPUT
 from bench.core.rows import RowWriter, StoreError
 from bench.core.schema.column import Column
 

@@ -65,9 +65,9 @@ def place(
 
     figures = Catalog.read(folders(catalog))
     from bench.cli.output.place import print_costs
-    from bench.costs.network import network_of
-    from bench.costs.placements import Comparison
-    from bench.costs.shared_memory import SHM, measured_link
+    from bench.costs.devices.network import network_of
+    from bench.costs.devices.placements import Comparison
+    from bench.costs.devices.shared_memory import SHM, measured_link
 
     traced, operations = network_of(model, num_classes=num_classes, batch_size=batch_size)
     comparison = Comparison(traced, operations, topology, activations=activations, batch_size=batch_size)

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from bench.cli.options import AsJson, takes
+from bench.core.config.predict import VALIDATION, WHAT, PredictConfig
 from bench.core.errors import UsageError
-from bench.core.predict_config import VALIDATION, WHAT, PredictConfig
 from bench.core.units import format_seconds
 
 if TYPE_CHECKING:

@@ -11,12 +11,12 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import typer
 
 from bench.cli.options import AsJson, takes
-from bench.core.config import RunConfig
+from bench.core.config.job import MEASUREMENT, OUTPUT
+from bench.core.config.run import RunConfig
+from bench.core.config.seeds import parse_seeds
 from bench.core.errors import Interrupted, RunFailed, UsageError
-from bench.core.job_config import MEASUREMENT, OUTPUT
 from bench.core.locks import locked
 from bench.core.run_folder import RunFolder
-from bench.core.seeds import parse_seeds
 
 if TYPE_CHECKING:
     from bench.launch.jobs.fork_server import ForkServer

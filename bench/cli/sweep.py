@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from bench.cli.options import AsJson
+from bench.core.config.job import OUTPUT
 from bench.core.errors import RunFailed, UsageError
-from bench.core.job_config import OUTPUT
 from collectives.ranges import MOST
 
 if TYPE_CHECKING:

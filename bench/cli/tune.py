@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from bench.cli.options import AsJson, takes
-from bench.core.config import WHAT, RunConfig
+from bench.core.config.job import MAX_SEED, MEASUREMENT, OUTPUT
+from bench.core.config.run import WHAT, RunConfig
+from bench.core.config.seeds import parse_seeds
 from bench.core.errors import UsageError
-from bench.core.job_config import MAX_SEED, MEASUREMENT, OUTPUT
-from bench.core.seeds import parse_seeds
 from bench.core.spec import split_list
 
 if TYPE_CHECKING:

@@ -18,7 +18,7 @@ from typing import BinaryIO, Self
 
 import pydantic
 
-from bench.core.config import RunConfig
+from bench.core.config.run import RunConfig
 from bench.core.environment import version_of
 from bench.core.errors import UsageError
 from bench.core.run_folder import RunFolder, read_json

@@ -3,10 +3,10 @@
 On each rank, with h the factor by which its host is slower, f the same with what ranks on the same cores take from each
 other, B buckets:
 
-    handed over   t_b = start + h ready_b              b = 1 .. B; on shared cores when `bench/costs/cores.py` says, the
+    handed over   t_b = start + h ready_b              b = 1 .. B; on shared cores when `ranks/cores.py` says, the
                                                        last one later by what exchanging the others takes of these
     encoded       e_b = max(t_b, free) + f work_b                               `free`: when the exchange thread is
-    summed        s_b = flows of the collective's messages, begun at e_b        (`bench/costs/flows.py`)
+    summed        s_b = flows of the collective's messages, begun at e_b        (`links/flows.py`)
     free          s_b where the collective goes on with messages that depend on others, else e_b, and
                   the sums under way are ended one after the other
     told          each rank's word to all whether its gradients were finite, sent at `free` of the last bucket
@@ -14,7 +14,7 @@ other, B buckets:
     end           decoded and told by all ranks, + f update
 
 A step is as long as the slowest rank's, and no shorter than the CPU time of all ranks, and of what carries messages
-between virtual hosts, on the cores that they share. Where rates change over time (`bench/costs/following.py`) a step is
+between virtual hosts, on the cores that they share. Where rates change over time (`following.py`) a step is
 the mean over the whole trace.
 """
 
@@ -27,11 +27,11 @@ import numpy as np
 
 from bench.core.parts import BucketParts, Calibration, EncodedBucket, Offer, Work
 from bench.costs.arrays import Floats
-from bench.costs.computing import Computing, Job
-from bench.costs.flows import NOTHING, Flows
 from bench.costs.following import Window, follow, steps_for
+from bench.costs.links.flows import NOTHING, Flows
+from bench.costs.links.windows import Windows
 from bench.costs.offers import layout_of, lengths_of
-from bench.costs.windows import Windows
+from bench.costs.ranks.computing import Computing, Job
 from collectives.allgather import Allgather
 from collectives.base import Collective
 from collectives.native import Native

@@ -20,8 +20,8 @@ import simpy
 import torch
 
 from bench.core.parts import BucketParts, Calibration, EncodedBucket
-from bench.costs.computing import Computing, Job
-from bench.costs.star import Star
+from bench.costs.links.star import Star
+from bench.costs.ranks.computing import Computing, Job
 from bench.strategies.async_server import AsyncServer
 from collectives.parameter_server.link import CONTROL_BYTES
 from collectives.parameter_server.server import ClockEnd, ParameterServer, Push, Session

@@ -7,7 +7,7 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Self
 
-from bench.core.configuration import short_digest
+from bench.core.config.configuration import short_digest
 from bench.core.errors import UsageError
 from bench.core.interface import WireHeaders
 from bench.core.units import MAX_RATE_BPS, format_rate, format_seconds

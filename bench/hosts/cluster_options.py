@@ -11,8 +11,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from bench.core.config.job import RanksConfig
 from bench.core.errors import UsageError
-from bench.core.job_config import RanksConfig
 from bench.core.toml_files import read_toml, refuse_unknown, tables, whole_number
 from bench.core.units import parse_duration, parse_rate
 from bench.hosts.cluster import MAX_HOSTS, Cluster, HostLink

@@ -8,11 +8,11 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, cast
 
 from bench.core import spec
-from bench.core.calibrate_config import CalibrateConfig
-from bench.core.config import RunConfig
+from bench.core.config.calibrate import CalibrateConfig
+from bench.core.config.job import RanksConfig
+from bench.core.config.run import RunConfig
 from bench.core.environment import usable_cores
 from bench.core.errors import UsageError
-from bench.core.job_config import RanksConfig
 from bench.core.parts import FORWARDED, FRAMES, SEGMENTS
 from bench.hosts.cluster import Cluster, HostLink
 from bench.hosts.support import hosts_supported

@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from bench.core import spec
-from bench.core.config import RunConfig
+from bench.core.config.run import RunConfig
 from bench.core.errors import UsageError
 from bench.datasets.base import Dataset
 from bench.launch.old_spellings import refuse_old_spelling

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
 from bench.core import registry, spec
-from bench.core.compressors_config import CompressorsConfig
+from bench.core.config.compressors import CompressorsConfig
 from bench.core.errors import UsageError
 from bench.launch.jobs.fork_server import ForkServer
 from bench.launch.jobs.watchdog import WatchdogTimeouts

@@ -259,7 +259,7 @@ def smoke_test(data_dir: Path, server: ForkServer) -> Check:
     Raises:
         Interrupted: the user stopped it.
     """
-    from bench.core.config import RunConfig
+    from bench.core.config.run import RunConfig
     from bench.launch.resolve import resolve
     from bench.launch.run import execute
 

@@ -9,7 +9,7 @@ from typing import cast
 import torch
 
 from bench.core import spec
-from bench.core.config import RunConfig
+from bench.core.config.run import RunConfig
 from bench.datasets.base import Dataset
 from bench.models.base import Model
 from compressors.base import FP32_BYTES, Compressor

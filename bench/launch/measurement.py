@@ -6,8 +6,8 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from bench.core import signals
+from bench.core.config.job import JobConfig
 from bench.core.errors import Interrupted, RunFailed
-from bench.core.job_config import JobConfig
 from bench.core.run_folder import RunFolder
 from bench.launch.jobs import torchrun
 from bench.launch.jobs.failure import explain, reports_of

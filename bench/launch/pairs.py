@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Any, cast
 
 from bench.core import registry, spec
-from bench.core.collectives_config import Dtype
+from bench.core.config.collectives import Dtype
 from bench.core.errors import UsageError
 from bench.launch.old_spellings import refuse_old_spelling
 from collectives.base import Collective

@@ -13,9 +13,9 @@ from pathlib import Path
 from typing import Any
 
 from bench.core import spec
-from bench.core.config import DEFAULT_EPOCHS, RunConfig
+from bench.core.config.run import DEFAULT_EPOCHS, RunConfig
+from bench.core.config.straggler import Straggler
 from bench.core.errors import UsageError
-from bench.core.straggler import Straggler
 from bench.core.topology import Topology
 from bench.costs.catalog import Catalog, folders
 from bench.launch.jobs.placement import check_machines, place

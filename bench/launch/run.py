@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from bench.core import environment, signals
-from bench.core.config import RunConfig
+from bench.core.config.run import RunConfig
 from bench.core.errors import RunFailed, UsageError
 from bench.core.locks import locked
 from bench.core.rows import StoreError

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 import torch.distributed as dist
 
 from bench.core import environment, spec
-from bench.core.calibrate_config import CalibrateConfig
+from bench.core.config.calibrate import CalibrateConfig
 from bench.core.errors import BenchError
 from bench.core.parts import LOCAL, VERSION, Crowd, MessageCosts
 from bench.core.run_folder import RunFolder, append_json_line

@@ -10,7 +10,7 @@ import sys
 
 import torch.distributed as dist
 
-from bench.core.collectives_config import CollectivesConfig
+from bench.core.config.collectives import CollectivesConfig
 from bench.core.errors import BenchError
 from bench.core.run_folder import RunFolder, append_json_line
 from bench.micro.summing import Summing

@@ -7,7 +7,7 @@ import dataclasses
 from collections.abc import Iterator
 from typing import Self
 
-from bench.core.collectives_config import CollectivesConfig
+from bench.core.config.collectives import CollectivesConfig
 from bench.core.forwarder_use import ForwarderUse
 from bench.core.interface import interface_bytes
 from collectives.transport.base import Transport

@@ -20,8 +20,8 @@ import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 
 from bench.core import spec
-from bench.core.calibrate_config import CalibrateConfig
-from bench.core.config import RunConfig
+from bench.core.config.calibrate import CalibrateConfig
+from bench.core.config.run import RunConfig
 from bench.core.parts import BucketParts, Crowd, EncodedBucket, LeafSize, Offer, Work
 from bench.datasets.base import Dataset
 from bench.models.base import Model

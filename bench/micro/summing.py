@@ -9,7 +9,7 @@ import torch
 
 from bench.core import spec
 from bench.core.bandwidth import algorithm_bandwidth, bus_bandwidth
-from bench.core.collectives_config import CollectivesConfig
+from bench.core.config.collectives import CollectivesConfig
 from bench.micro.link import Link
 from bench.micro.synthetic_payloads import SyntheticPayloads
 from bench.train.clock import device_time

@@ -9,7 +9,7 @@ from typing import cast
 import torch
 
 from bench.core import spec
-from bench.core.collectives_config import CollectivesConfig
+from bench.core.config.collectives import CollectivesConfig
 from bench.train.gather import gather_bytes
 from bench.train.overlap import support_overlap
 from collectives.payloads.base import Payload, unpack

@@ -17,7 +17,7 @@ from typing import Annotated, Literal
 
 from typing_extensions import Doc, override
 
-from bench.core.config import RunConfig
+from bench.core.config.run import RunConfig
 from bench.optimizers.base import Optimizer
 from bench.strategies.base import BoundStrategy, Setup, Strategy
 from bench.strategies.parameter_server.training import AsyncTraining

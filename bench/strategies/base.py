@@ -32,7 +32,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from bench.core.config import RunConfig
+from bench.core.config.run import RunConfig
 from bench.optimizers.base import Optimizer
 from collectives.base import Collective, Key
 from collectives.options import Options

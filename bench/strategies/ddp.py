@@ -10,7 +10,7 @@ import dataclasses
 from torch import nn
 from typing_extensions import override
 
-from bench.core.config import RunConfig
+from bench.core.config.run import RunConfig
 from bench.optimizers.base import Optimizer
 from bench.strategies.base import BoundStrategy, Setup, Strategy
 from bench.strategies.data_parallel.ddp_exchange import DdpExchange

@@ -22,9 +22,9 @@ from torch import nn
 from typing_extensions import Doc, override
 
 from bench.core import spec
-from bench.core.config import RunConfig
+from bench.core.config.run import RunConfig
+from bench.core.config.straggler import Straggler
 from bench.core.errors import UsageError
-from bench.core.straggler import Straggler
 from bench.core.topology import Topology
 from bench.optimizers.base import Optimizer
 from bench.strategies.base import BoundStrategy, Follower, Setup, Strategy

@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 
-from bench.core.config import RunConfig
+from bench.core.config.run import RunConfig
 from bench.datasets.augment import crop_and_flip, normalise
 from bench.datasets.base import Dataset, Part
 from bench.train import shards

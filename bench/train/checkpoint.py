@@ -13,7 +13,7 @@ import torch
 import torch.distributed as dist
 
 from bench.core.checkpoints import Checkpoints, FileFacts, Manifest, cut_rows, row_bytes
-from bench.core.config import RunConfig
+from bench.core.config.run import RunConfig
 from bench.core.errors import RunFailed
 from bench.core.run_folder import RunFolder, read_json
 from bench.train.gather import gather_json

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from bench.core.config import RunConfig
+from bench.core.config.run import RunConfig
 from bench.datasets.base import Dataset, Part
 from bench.strategies.base import BoundStrategy, SaveState
 from bench.train import shards

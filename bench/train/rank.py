@@ -15,7 +15,7 @@ from typing import NoReturn, TypeVar
 import torch
 import torch.distributed as dist
 
-from bench.core.configuration import Configuration
+from bench.core.config.configuration import Configuration
 from bench.core.processes import die_with_parent
 from bench.core.run_folder import RunFolder, write_json
 from bench.train.compiler import postpone_compiler

@@ -15,7 +15,7 @@ from typing import Any
 import torch.distributed as dist
 
 from bench.core import environment
-from bench.core.config import RunConfig
+from bench.core.config.run import RunConfig
 from bench.core.forwarder_use import ForwarderUse
 from bench.core.interface import interface_bytes
 from bench.core.rows import RowWriter

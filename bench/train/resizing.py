@@ -16,7 +16,7 @@ from typing import Any, Literal
 
 import torch
 
-from bench.core.config import RunConfig
+from bench.core.config.run import RunConfig
 from bench.datasets.base import Dataset, Part
 from bench.train import shards
 from bench.train.batches import Batches

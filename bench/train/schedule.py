@@ -7,8 +7,8 @@ from __future__ import annotations
 
 import math
 
-from bench.core.config import RunConfig
-from bench.core.lr_scaling import LrScaling
+from bench.core.config.lr_scaling import LrScaling
+from bench.core.config.run import RunConfig
 
 
 def learning_rate(config: RunConfig, step: int, total_steps: int, steps_per_epoch: int) -> float:

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, Protocol
 
-from bench.core.config import RunConfig
+from bench.core.config.run import RunConfig
 from bench.core.run_folder import RunFolder
 from bench.core.schema.metrics import METRICS
 

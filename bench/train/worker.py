@@ -18,10 +18,10 @@ import torch
 import torch.distributed as dist
 
 from bench.core import spec
-from bench.core.config import RunConfig
+from bench.core.config.run import RunConfig
+from bench.core.config.straggler import Straggler
 from bench.core.errors import BenchError
 from bench.core.run_folder import RunFolder, write_json
-from bench.core.straggler import Straggler
 from bench.datasets.base import Dataset, DatasetError, Part
 from bench.models.base import Model, weights_hash
 from bench.optimizers.base import Optimizer

@@ -22,7 +22,7 @@ from pathlib import Path
 import psutil
 
 from bench.core.checkpoints import Checkpoints
-from bench.core.config import RunConfig
+from bench.core.config.run import RunConfig
 from bench.core.errors import BenchError
 from bench.core.run_folder import RunFolder, read_json
 from bench.core.schema.column import Column

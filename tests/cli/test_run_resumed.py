@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from bench.core.config import RunConfig
+from bench.core.config.run import RunConfig
 from bench.core.errors import UsageError
 from bench.core.locks import locked
 from bench.core.run_folder import RunFolder

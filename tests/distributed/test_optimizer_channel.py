@@ -11,7 +11,7 @@ import torch
 from torch import nn
 from typing_extensions import override
 
-from bench.core.config import RunConfig
+from bench.core.config.run import RunConfig
 from bench.optimizers.base import Optimizer
 from bench.strategies.base import Setup
 from bench.strategies.ddp import Ddp

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from bench.core.config import RunConfig
+from bench.core.config.run import RunConfig
 from bench.core.run_folder import read_json
 from bench.hosts.job import HostsJob
 from bench.launch import run

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from bench.core.checkpoints import Checkpoints, Manifest
-from bench.core.config import RunConfig
+from bench.core.config.run import RunConfig
 from bench.core.run_folder import RunFolder
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from bench.core.config import RunConfig
+from bench.core.config.run import RunConfig
 
 COMPONENTS = {
     "model": "linear",

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from bench.cli.output.console import print_json, stdout_console
 from bench.cli.output.turns import Turns
-from bench.core.collectives_config import CollectivesConfig
+from bench.core.config.collectives import CollectivesConfig
 from bench.core.rows import RowWriter
 from bench.core.units import format_bytes
 from bench.hosts.cluster import Cluster

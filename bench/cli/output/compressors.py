@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from bench.cli.output.console import print_json, stdout_console
 from bench.cli.output.turns import Turns
-from bench.core.compressors_config import CompressorsConfig
+from bench.core.config.compressors import CompressorsConfig
 from bench.core.rows import RowWriter
 from bench.core.units import format_bytes
 from bench.report.compressors_table import Row, compressors_table

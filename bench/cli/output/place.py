@@ -10,7 +10,7 @@ from rich.table import Table
 from bench.cli.output.console import plain_table, print_json, stdout_console
 from bench.core.units import format_bytes, format_seconds
 from bench.costs.catalog import Catalog
-from bench.costs.placements import BY_TYPE, MATRIX_AND_CONVOLUTION, Comparison, Cost, Costs
+from bench.costs.devices.placements import BY_TYPE, MATRIX_AND_CONVOLUTION, Comparison, Cost, Costs
 
 
 def print_costs(comparison: Comparison, catalog: Catalog, title: str, *, as_json: bool) -> None:

@@ -12,7 +12,7 @@ from rich.table import Table
 
 from bench.cli.output.console import plain_table
 from bench.cli.output.live_line import LiveLine
-from bench.core.config import RunConfig
+from bench.core.config.run import RunConfig
 from bench.core.rows import read_rows
 from bench.core.units import format_bytes, format_seconds
 from bench.hosts.cluster import Cluster

@@ -7,7 +7,7 @@ from typing import Any
 
 from bench.cli.output.console import plain_table, print_json, stdout_console
 from bench.cli.output.run import Display, print_notes
-from bench.core.config import RunConfig
+from bench.core.config.run import RunConfig
 from bench.core.errors import Interrupted
 from bench.core.run_folder import RunFolder
 from bench.core.units import format_seconds

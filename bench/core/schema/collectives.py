@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from functools import partial
 
-from bench.core.collectives_config import CollectivesConfig
+from bench.core.config.collectives import CollectivesConfig
 from bench.core.schema.column import Column, bytes_per_s, declared_columns, identity, num_bytes, seconds
 
 _network = partial(Column, "network")

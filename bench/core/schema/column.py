@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from functools import partial
 from typing import Any, Literal
 
-from bench.core.configuration import Configuration
+from bench.core.config.configuration import Configuration
 
 Direction = Literal["", "higher", "lower"]
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from functools import partial
 
-from bench.core.config import RunConfig
+from bench.core.config.run import RunConfig
 from bench.core.schema.column import Column, declared_columns, identity, num_bytes, seconds
 
 IDENTITY = (

@@ -6,7 +6,7 @@ import shutil
 from typing import Any
 
 from bench.core import environment
-from bench.core.config import RunConfig
+from bench.core.config.run import RunConfig
 from bench.core.rows import RowWriter
 from bench.core.run_folder import RunFolder, read_json, write_json
 from bench.core.schema.metrics import METRICS

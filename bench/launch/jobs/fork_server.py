@@ -17,8 +17,8 @@ from collections.abc import Callable
 from typing import ParamSpec, Self, TypeVar
 
 from bench.core import environment
+from bench.core.config.job import RanksConfig
 from bench.core.errors import RunFailed
-from bench.core.job_config import RanksConfig
 from bench.core.processes import die_with_parent
 from bench.core.run_folder import RunFolder
 from bench.launch.jobs.placement import place

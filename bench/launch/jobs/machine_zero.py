@@ -5,7 +5,7 @@ from __future__ import annotations
 import socket
 import time
 
-from bench.core.endpoint import Endpoint
+from bench.core.config.endpoint import Endpoint
 
 ASK_EVERY_S = 5.0
 ANSWER_WITHIN_S = 2.0

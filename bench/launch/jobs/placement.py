@@ -5,9 +5,9 @@ from __future__ import annotations
 import dataclasses
 from typing import TypeVar
 
+from bench.core.config.job import DEFAULT_WORLD_SIZE, RanksConfig
 from bench.core.environment import usable_cores
 from bench.core.errors import UsageError
-from bench.core.job_config import DEFAULT_WORLD_SIZE, RanksConfig
 from bench.hosts.cluster import Cluster
 from bench.hosts.cluster_options import cluster_from_options
 

@@ -23,9 +23,9 @@ from typing import Any
 
 import psutil
 
-from bench.core.endpoint import Endpoint
+from bench.core.config.endpoint import Endpoint
+from bench.core.config.job import RanksConfig
 from bench.core.errors import RunFailed, UsageError
-from bench.core.job_config import RanksConfig
 from bench.core.processes import die_with_parent, killed_by
 from bench.core.run_folder import RunFolder
 from bench.hosts.cluster import Cluster

@@ -85,7 +85,7 @@ def _clear_away(command: str, path: str) -> None:
 
 
 def _record_death(folder: RunFolder) -> str:
-    from bench.core.config import RunConfig
+    from bench.core.config.run import RunConfig
     from bench.launch.jobs.ending import record_ending
 
     try:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import dataclasses
 from typing import Self
 
-from bench.core.job_config import RanksConfig
+from bench.core.config.job import RanksConfig
 from bench.hosts.supervisor import STOP_GRACE_S
 
 # Ranks that waited in vain take up to three grace periods of the failure detector to agree on whom they lost. A number,

@@ -5,9 +5,9 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Iterable
 
+from bench.core.config.straggler import Straggler
 from bench.core.errors import UsageError
 from bench.core.parts import Calibration
-from bench.core.straggler import Straggler
 from bench.hosts.cluster import HostLink
 
 DDP = "ddp"

@@ -7,12 +7,12 @@ from pathlib import Path
 from typing import cast
 
 from bench.core import spec
-from bench.core.config import RunConfig
-from bench.core.configuration import NOT_GIVEN
+from bench.core.config.configuration import NOT_GIVEN
+from bench.core.config.predict import MOST_RANKS, PredictConfig
+from bench.core.config.run import RunConfig
+from bench.core.config.straggler import Straggler
 from bench.core.errors import UsageError
 from bench.core.parts import Calibration
-from bench.core.predict_config import MOST_RANKS, PredictConfig
-from bench.core.straggler import Straggler
 from bench.costs.asynchronous import check_size
 from bench.costs.prediction import refusal
 from bench.hosts.cluster import HostLink

@@ -10,8 +10,8 @@ import numpy as np
 
 from bench.core.interface import FRAME_BYTES, FRAME_HEADER_BYTES
 from bench.core.parts import FORWARDED, FRAMES, LOCAL, SEGMENTS, Calibration
-from bench.costs.links import Links
-from bench.costs.paces import Pace
+from bench.costs.links.access import Links
+from bench.costs.links.paces import Pace
 from bench.hosts.cluster import has_real_frames
 from bench.hosts.trace import Trace
 from bench.launch.predictions.asked import Asked

@@ -10,11 +10,11 @@ from pathlib import Path
 from typing import Any
 
 from bench.core import environment
-from bench.core.config import RunConfig
+from bench.core.config.run import RunConfig
+from bench.core.config.straggler import Straggler
 from bench.core.errors import UsageError
 from bench.core.parts import Calibration, Validated
 from bench.core.rows import read_rows
-from bench.core.straggler import Straggler
 from bench.costs.prediction import Prediction
 from bench.hosts.cluster import Cluster, HostLink
 from bench.launch.predictions.asked import Asked, waits

@@ -6,7 +6,7 @@ import dataclasses
 from pathlib import Path
 from typing import Any, Literal, Self
 
-from bench.core.config import RunConfig
+from bench.core.config.run import RunConfig
 from bench.launch.sweeps.estimate import Estimate
 from bench.launch.sweeps.past_runs import PastRun, by_digest, past_runs
 from bench.launch.sweeps.plan import PlannedRun

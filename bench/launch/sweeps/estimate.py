@@ -6,7 +6,7 @@ import collections
 import statistics
 from collections.abc import Iterable
 
-from bench.core.config import RunConfig
+from bench.core.config.run import RunConfig
 
 
 class Estimate:

@@ -15,11 +15,11 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from bench.core.config import RunConfig
-from bench.core.configuration import short_digest
+from bench.core.config.configuration import short_digest
+from bench.core.config.job import MACHINES
+from bench.core.config.run import RunConfig
+from bench.core.config.seeds import parse_seeds, seeds_text
 from bench.core.errors import UsageError
-from bench.core.job_config import MACHINES
-from bench.core.seeds import parse_seeds, seeds_text
 from bench.core.toml_files import read_toml, refuse_unknown, tables
 
 Options = dict[str, Any]

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 
-from bench.core.config import RunConfig
+from bench.core.config.run import RunConfig
 from bench.core.errors import UsageError
 from bench.core.locks import locked
 from bench.core.run_folder import RunFolder

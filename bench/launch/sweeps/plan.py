@@ -5,10 +5,10 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Sequence
 
-from bench.core.config import RunConfig
-from bench.core.configuration import short_digest
+from bench.core.config.configuration import short_digest
+from bench.core.config.job import RanksConfig
+from bench.core.config.run import RunConfig
 from bench.core.errors import UsageError
-from bench.core.job_config import RanksConfig
 from bench.launch.jobs.fork_server import ForkServer
 from bench.launch.resolve import place_run, resolve_each
 from bench.launch.sweeps.file import Options, SweepFile, table_text

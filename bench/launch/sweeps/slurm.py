@@ -7,7 +7,7 @@ import shlex
 from collections.abc import Iterable
 from pathlib import Path
 
-from bench.core.config import RunConfig
+from bench.core.config.run import RunConfig
 from bench.launch.sweeps.agenda import Agenda
 
 

@@ -9,8 +9,8 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Sequence
 
+from bench.core.config.seeds import seeds_text
 from bench.core.errors import RunFailed, UsageError
-from bench.core.seeds import seeds_text
 from bench.launch.sweeps.agenda import Agenda
 from bench.launch.sweeps.file import Lists, Options, SweepFile, combinations, table_text
 from bench.launch.sweeps.plan import PlannedRun

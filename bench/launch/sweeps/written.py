@@ -6,7 +6,7 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
-from bench.core.config import RunConfig
+from bench.core.config.run import RunConfig
 from bench.launch.sweeps.file import options_by_key
 
 

@@ -19,8 +19,8 @@ import torch
 from torch import nn
 from typing_extensions import override
 
-from bench.core.config import RunConfig
-from bench.core.straggler import Straggler
+from bench.core.config.run import RunConfig
+from bench.core.config.straggler import Straggler
 from bench.models.base import weights_hash
 from bench.optimizers.base import Optimizer
 from bench.strategies.base import Follower, SaveState

@@ -12,7 +12,7 @@ import torch.distributed as dist
 from torch import nn
 from typing_extensions import override
 
-from bench.core.config import RunConfig
+from bench.core.config.run import RunConfig
 from bench.strategies.base import BoundStrategy, LinkBytes
 from bench.strategies.devices.commands import HOST_RANK, hear, receive_all_, send_all, tell
 from bench.strategies.devices.host_sum import serve_sum

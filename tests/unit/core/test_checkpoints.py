@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from bench.core.checkpoints import Checkpoints, Manifest, cut_rows, row_bytes
-from bench.core.config import RunConfig
+from bench.core.config.run import RunConfig
 from bench.core.errors import UsageError
 from bench.core.run_folder import RunFolder
 from tests.testing.configs import make_config

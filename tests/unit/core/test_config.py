@@ -10,10 +10,10 @@ from typing import Any
 
 import pytest
 
-from bench.core.collectives_config import CollectivesConfig
-from bench.core.compressors_config import CompressorsConfig
-from bench.core.config import RunConfig
-from bench.core.configuration import Configuration, Option
+from bench.core.config.collectives import CollectivesConfig
+from bench.core.config.compressors import CompressorsConfig
+from bench.core.config.configuration import Configuration, Option
+from bench.core.config.run import RunConfig
 from bench.core.errors import UsageError
 from bench.core.schema.metrics import METRICS_BY_NAME
 from tests.testing.configs import COMPONENTS, make_config

@@ -14,8 +14,8 @@ from typer.testing import CliRunner
 from typing_extensions import Doc
 
 from bench.cli.options import takes
-from bench.core.config import COMMUNICATION, RunConfig
-from bench.core.configuration import NOT_RECORDED, Flag
+from bench.core.config.configuration import NOT_RECORDED, Flag
+from bench.core.config.run import COMMUNICATION, RunConfig
 from bench.core.errors import UsageError
 from bench.core.schema.column import declared_columns
 from tests.testing.configs import make_config

@@ -13,14 +13,14 @@ from annotated_types import Ge, Gt, Le, Lt
 
 from bench.cli.app import app
 from bench.core import registry
-from bench.core.calibrate_config import CalibrateConfig
-from bench.core.collectives_config import CollectivesConfig
-from bench.core.compressors_config import CompressorsConfig
-from bench.core.config import RunConfig
-from bench.core.configuration import Configuration
+from bench.core.config.calibrate import CalibrateConfig
+from bench.core.config.collectives import CollectivesConfig
+from bench.core.config.compressors import CompressorsConfig
+from bench.core.config.configuration import Configuration
+from bench.core.config.predict import PredictConfig
+from bench.core.config.run import RunConfig
+from bench.core.config.straggler import Straggler
 from bench.core.errors import UsageError
-from bench.core.predict_config import PredictConfig
-from bench.core.straggler import Straggler
 from bench.core.units import parse_duration, parse_rate, parse_size
 from bench.report.gates import Gate
 from collectives.options import OptionError, Options, adapters_of, hints_of, split_hint

@@ -10,11 +10,11 @@ import numpy as np
 import pytest
 
 from bench.core import spec
+from bench.core.config.predict import PredictConfig
 from bench.core.errors import UsageError
 from bench.core.parts import FRAMES, LOCAL, SEGMENTS, BucketParts, Calibration, Crowd, MessageCosts
-from bench.core.predict_config import PredictConfig
 from bench.costs.asynchronous import AsyncPrediction, predict_async
-from bench.costs.links import Links
+from bench.costs.links.access import Links
 from bench.costs.simulated_server import AsyncSetting
 from bench.launch.predictions.checking import check
 from bench.launch.predictions.links import ACK_SHARE, FRAME_PER_PAYLOAD

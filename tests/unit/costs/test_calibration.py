@@ -12,10 +12,10 @@ from hypothesis import strategies as st
 from torch import nn
 
 from bench.core.topology import Device, Link, Topology
-from bench.costs.calibration import UPDATE, CalibratedTimes, PlacedNetwork, Sample
-from bench.costs.network import network_of
-from bench.costs.node_by_node import NodeByNode, measure
-from bench.costs.operations import Operation, operations_of
+from bench.costs.devices.calibration import UPDATE, CalibratedTimes, PlacedNetwork, Sample
+from bench.costs.devices.network import network_of
+from bench.costs.devices.node_by_node import NodeByNode, measure
+from bench.costs.devices.operations import Operation, operations_of
 from bench.strategies.placement.assignment import assign
 from bench.strategies.placement.tracing import trace
 

@@ -11,8 +11,8 @@ import pytest
 from bench.core.errors import UsageError
 from bench.core.topology import ROLES, Device, Link, Topology
 from bench.costs.catalog import SHIPPED, Catalog, Efficiency, LinkKind, folders
-from bench.costs.operations import Operation
-from bench.costs.times import CatalogTimes
+from bench.costs.devices.operations import Operation
+from bench.costs.devices.times import CatalogTimes
 from bench.strategies.placement.operations import Work
 
 LINK = '[link.mine]\ngbytes_per_s = 40\nlatency_us = 0.5\nsource = "a sheet"\n'

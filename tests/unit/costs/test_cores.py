@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 from bench.core.parts import Crowd
-from bench.costs.cores import SharedCores
-from bench.costs.crowds import crowd_at, work_alone
+from bench.costs.ranks.cores import SharedCores
+from bench.costs.ranks.crowds import crowd_at, work_alone
 from tests.testing.calibrations import calibration
 
 WORK_S = 0.35

@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 
 from bench.core.errors import UsageError
 from bench.core.parts import Work
-from bench.costs.flows import Flows
-from bench.costs.links import Links
+from bench.costs.links.access import Links
+from bench.costs.links.flows import Flows
 from collectives import spec
 from collectives.base import Collective
 from collectives.rounds.layout import Layout

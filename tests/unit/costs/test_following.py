@@ -10,9 +10,9 @@ from typing import Any
 import numpy as np
 import pytest
 
+from bench.core.config.predict import PredictConfig
 from bench.core.errors import UsageError
 from bench.core.parts import Validated
-from bench.core.predict_config import PredictConfig
 from bench.costs.arrays import Floats
 from bench.costs.following import LEAST_STEPS, follow
 from bench.costs.prediction import Prediction

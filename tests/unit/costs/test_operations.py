@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 from bench.core.errors import UsageError
-from bench.costs.operations import Operation, operations_of
+from bench.costs.devices.operations import Operation, operations_of
 from bench.strategies.placement.tracing import trace
 
 BATCH = 4

@@ -11,9 +11,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from bench.costs.flows import Flows
-from bench.costs.links import Links
-from bench.costs.paces import Pace
+from bench.costs.links.access import Links
+from bench.costs.links.flows import Flows
+from bench.costs.links.paces import Pace
 from collectives import spec
 from collectives.base import Collective
 from collectives.rounds.layout import Layout

@@ -14,6 +14,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from bench.core.config.predict import PredictConfig
 from bench.core.errors import UsageError
 from bench.core.parts import (
     FRAMES,
@@ -28,10 +29,9 @@ from bench.core.parts import (
     Validated,
     Work,
 )
-from bench.core.predict_config import PredictConfig
-from bench.costs.crowds import crowd_at
 from bench.costs.offers import lengths_of
 from bench.costs.prediction import Prediction
+from bench.costs.ranks.crowds import crowd_at
 from bench.launch.predictions.checking import check
 from bench.launch.predictions.curve import parse_sweep, sweep
 from bench.launch.predictions.links import ACK_SHARE, FRAME_PER_PAYLOAD

@@ -7,7 +7,7 @@ import dataclasses
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bench.costs.schedule import Task, critical_path, end_times, makespan, serial_sum
+from bench.costs.devices.schedule import Task, critical_path, end_times, makespan, serial_sum
 
 
 @st.composite

@@ -12,12 +12,12 @@ from hypothesis import strategies as st
 
 from bench.core.topology import Device, Link, Topology
 from bench.costs.catalog import Catalog, DeviceKind, Efficiency, LinkKind
-from bench.costs.network import network_of
-from bench.costs.operations import Operation
-from bench.costs.placements import Cost, Placement
-from bench.costs.schedule import Task, end_times
-from bench.costs.step import step_tasks
-from bench.costs.times import CatalogTimes
+from bench.costs.devices.network import network_of
+from bench.costs.devices.operations import Operation
+from bench.costs.devices.placements import Cost, Placement
+from bench.costs.devices.schedule import Task, end_times
+from bench.costs.devices.step import step_tasks
+from bench.costs.devices.times import CatalogTimes
 from bench.strategies.placement.assignment import assign
 from bench.strategies.placement.operations import Work
 

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from bench.costs.windows import LEAST_WINDOW_BYTES, SEGMENT_BYTES, Windows
+from bench.costs.links.windows import LEAST_WINDOW_BYTES, SEGMENT_BYTES, Windows
 
 ROUND_TRIP_S = 0.1
 

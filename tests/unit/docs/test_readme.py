@@ -10,7 +10,7 @@ import pytest
 
 from bench.cli.defaults_doc import document, table
 from bench.core import registry
-from bench.core.config import DEFAULT_EPOCHS, RunConfig
+from bench.core.config.run import DEFAULT_EPOCHS, RunConfig
 from bench.core.errors import BenchError, Interrupted, NothingToCompare, Regression, RunFailed, UsageError
 from bench.launch.resolve import resolve
 from tests.testing.invoke import invoke

@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 
-from bench.core.collectives_config import CollectivesConfig
-from bench.core.config import RunConfig
+from bench.core.config.collectives import CollectivesConfig
+from bench.core.config.job import RanksConfig
+from bench.core.config.run import RunConfig
 from bench.core.errors import UsageError
-from bench.core.job_config import RanksConfig
 from bench.launch import collectives
 from bench.launch.jobs import placement
 from bench.launch.jobs.placement import place

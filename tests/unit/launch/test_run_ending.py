@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from bench.core.config import RunConfig
+from bench.core.config.run import RunConfig
 from bench.core.errors import RunFailed, UsageError
 from bench.core.run_folder import RunFolder, read_json, write_json
 from bench.launch import run

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from bench.core.config import RunConfig
+from bench.core.config.run import RunConfig
 from bench.core.errors import UsageError
 from bench.launch import devices
 from bench.launch.resolve import resolve

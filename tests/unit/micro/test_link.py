@@ -6,7 +6,7 @@ import dataclasses
 
 import pytest
 
-from bench.core.collectives_config import CollectivesConfig
+from bench.core.config.collectives import CollectivesConfig
 from bench.core.interface import InterfaceBytes
 from bench.hosts.cluster import Cluster, HostLink
 from bench.launch.collectives import resolve

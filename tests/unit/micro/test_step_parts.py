@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from bench.core.calibrate_config import CalibrateConfig
+from bench.core.config.calibrate import CalibrateConfig
 from bench.core.parts import BucketParts, Work
 from bench.costs.offers import layout_of
 from bench.micro.step_parts import encoded, work_of

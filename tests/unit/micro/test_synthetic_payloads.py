@@ -7,7 +7,7 @@ import dataclasses
 import pytest
 import torch
 
-from bench.core.collectives_config import CollectivesConfig
+from bench.core.config.collectives import CollectivesConfig
 from bench.micro.synthetic_payloads import payload_of, synthetic_tensor
 from bench.train.overlap import support_overlap
 from collectives.payloads import Dense, GroupSparse

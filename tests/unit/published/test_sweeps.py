@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from bench.core.config import RunConfig
+from bench.core.config.run import RunConfig
 from bench.core.schema.metrics import METRICS
 from bench.launch.resolve import resolve_each
 from bench.launch.sweeps.file import read_sweep

@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import nn
 
-from bench.core.config import RunConfig
+from bench.core.config.run import RunConfig
 from bench.core.topology import Topology
 from bench.models.linear import Linear
 from bench.optimizers.sgd import Sgd

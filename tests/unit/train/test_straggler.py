@@ -6,9 +6,9 @@ import pytest
 import torch
 from torch import nn
 
-from bench.core.config import RunConfig
+from bench.core.config.run import RunConfig
+from bench.core.config.straggler import Straggler
 from bench.core.errors import UsageError
-from bench.core.straggler import Straggler
 from bench.launch.resolve import resolve
 from bench.train import straggler
 

@@ -10,7 +10,7 @@ from typing_extensions import override
 
 from bench.core.topology import Device, Link
 from bench.costs.catalog import Catalog
-from bench.costs.operations import Operation
+from bench.costs.devices.operations import Operation
 
 # What an optimizer with one moment reads and writes for one byte of parameters: parameter, gradient and moment are
 # read, parameter and moment written.

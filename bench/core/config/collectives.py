@@ -8,8 +8,8 @@ from typing import Annotated, ClassVar, Literal
 from annotated_types import Ge, Le
 from typing_extensions import Doc
 
-from bench.core.configuration import NOT_RECORDED, Flag
-from bench.core.job_config import MEASUREMENT, OUTPUT, PROCESSES, VIRTUAL_HOSTS, RanksConfig
+from bench.core.config.configuration import NOT_RECORDED, Flag
+from bench.core.config.job import MEASUREMENT, OUTPUT, PROCESSES, VIRTUAL_HOSTS, RanksConfig
 from bench.core.units import parse_sizes
 from collectives.ranges import Count, CountOrZero
 

@@ -7,8 +7,8 @@ from typing import Annotated, ClassVar
 
 from typing_extensions import Doc
 
-from bench.core.configuration import NOT_GIVEN, Flag
-from bench.core.job_config import DATA_DIR, MEASUREMENT, OUTPUT, PROCESSES, BucketMb, DataDir, JobConfig, Threads
+from bench.core.config.configuration import NOT_GIVEN, Flag
+from bench.core.config.job import DATA_DIR, MEASUREMENT, OUTPUT, PROCESSES, BucketMb, DataDir, JobConfig, Threads
 from collectives.ranges import Count
 
 WHAT = "What to measure"

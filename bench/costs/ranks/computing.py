@@ -8,12 +8,12 @@ from typing import Self
 
 import numpy as np
 
+from bench.core.config.straggler import Straggler
 from bench.core.parts import Calibration, EncodedBucket
-from bench.core.straggler import Straggler
 from bench.costs.arrays import Floats
-from bench.costs.cores import SharedCores
-from bench.costs.crowds import crowd_at, work_alone
-from bench.costs.links import Links
+from bench.costs.links.access import Links
+from bench.costs.ranks.cores import SharedCores
+from bench.costs.ranks.crowds import crowd_at, work_alone
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -18,10 +18,10 @@ from scipy.optimize import least_squares, nnls
 from typing_extensions import override
 
 from bench.core.topology import Device, Link, Topology
-from bench.costs.operations import Operation
-from bench.costs.schedule import makespan
-from bench.costs.step import step_tasks
-from bench.costs.times import Times
+from bench.costs.devices.operations import Operation
+from bench.costs.devices.schedule import makespan
+from bench.costs.devices.step import step_tasks
+from bench.costs.devices.times import Times
 
 Kind = tuple[str, Literal["forward", "backward", "update"]]
 Coefficients = tuple[float, float, float]

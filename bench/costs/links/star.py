@@ -17,7 +17,7 @@ import numpy as np
 import simpy
 
 from bench.costs.arrays import Floats
-from bench.costs.links import Links
+from bench.costs.links.access import Links
 from collectives.rounds.waves import Ints
 
 FASTEST = 1e15

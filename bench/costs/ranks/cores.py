@@ -14,7 +14,7 @@ import numpy as np
 
 from bench.core.parts import Calibration
 from bench.costs.arrays import Floats
-from bench.costs.crowds import crowd_at
+from bench.costs.ranks.crowds import crowd_at
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

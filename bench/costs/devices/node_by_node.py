@@ -13,8 +13,8 @@ import torch
 from torch import fx
 from typing_extensions import override
 
-from bench.costs.calibration import UPDATE, Kind, Sample
-from bench.costs.operations import Operation
+from bench.costs.devices.calibration import UPDATE, Kind, Sample
+from bench.costs.devices.operations import Operation
 
 T = TypeVar("T")
 

@@ -10,14 +10,14 @@ Links are queues of fluid. For rank i with `ready` R_i, and the messages m of on
     arrive(m) = max(up(source) + l_source, down(target), carried, alone(m)) + w
     R_target  = max over its m of arrive(m), + a k + work(m)     k messages come; R_source = R_source + a k
 
-`drained` says when a queue of fluid ends (`bench/costs/queues.py`). It too is made of sums and maxima of non-negative
+`drained` says when a queue of fluid ends (`queues.py`). It too is made of sums and maxima of non-negative
 terms alone, so no faster link, shorter delay or smaller message makes anything later (fair shares that flows negotiate
 do not promise that). Several messages that share an uplink end together, as flows of equal weight do. What comes to a
 host is acknowledged over the same link by which it sends, and lengthens the b_m of what leaves it. w is what it takes
-to wake a rank up; window(m) is in `bench/costs/windows.py`; work(m) is what is done to the payload that came: it is
+to wake a rank up; window(m) is in `windows.py`; work(m) is what is done to the payload that came: it is
 unpacked, and some are merged. Nobody waits for room at the other end: what a kernel has taken travels while the
 receiver still computes. On a link whose rate changes, `drained` is reckoned on the link's own clock
-(`bench/costs/paces.py`), and a message comes in parts, each when the uplink has sent what is before it: between
+(`paces.py`), and a message comes in parts, each when the uplink has sent what is before it: between
 constant rates the first and the last decide, here the slowest place may be in the middle.
 """
 
@@ -32,11 +32,11 @@ import numpy.typing as npt
 from bench.core.errors import UsageError
 from bench.core.parts import Work
 from bench.costs.arrays import Floats
-from bench.costs.links import Links
-from bench.costs.paces import Paces
-from bench.costs.paths import Paths
-from bench.costs.queues import drained, last_busy_period
-from bench.costs.windows import Windows
+from bench.costs.links.access import Links
+from bench.costs.links.paces import Paces
+from bench.costs.links.paths import Paths
+from bench.costs.links.queues import drained, last_busy_period
+from bench.costs.links.windows import Windows
 from collectives.rounds.waves import Ints, Wave
 
 TARGETS_AT_ONCE = 256

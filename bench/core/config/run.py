@@ -9,9 +9,8 @@ from typing import Annotated, Any, ClassVar, Literal
 from annotated_types import Ge, Le
 from typing_extensions import Doc
 
-from bench.core.configuration import NOT_GIVEN, NOT_RECORDED, Flag, Form, Recorded, short_digest
-from bench.core.errors import UsageError
-from bench.core.job_config import (
+from bench.core.config.configuration import NOT_GIVEN, NOT_RECORDED, Flag, Form, Recorded, short_digest
+from bench.core.config.job import (
     DATA_DIR,
     MACHINES,
     MEASUREMENT,
@@ -22,8 +21,9 @@ from bench.core.job_config import (
     DataDir,
     RanksConfig,
 )
-from bench.core.lr_scaling import LrScaling
-from bench.core.straggler import Straggler
+from bench.core.config.lr_scaling import LrScaling
+from bench.core.config.straggler import Straggler
+from bench.core.errors import UsageError
 from collectives.ranges import MOST, Count, CountOrZero, Positive, PositiveOrZero
 
 WHAT = "What to train"

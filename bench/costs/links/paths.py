@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from bench.costs.arrays import Floats
-from bench.costs.links import Links
+from bench.costs.links.access import Links
 from collectives.rounds.waves import Ints
 
 

@@ -8,8 +8,8 @@ from typing import Annotated, ClassVar, Literal
 from typing_extensions import Doc
 
 from bench.core import spec
-from bench.core.configuration import NOT_GIVEN, NOT_RECORDED, Flag
-from bench.core.job_config import (
+from bench.core.config.configuration import NOT_GIVEN, NOT_RECORDED, Flag
+from bench.core.config.job import (
     DATA_DIR,
     MEASUREMENT,
     OUTPUT,

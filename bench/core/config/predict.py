@@ -8,9 +8,9 @@ from typing import Annotated, ClassVar, Literal
 from annotated_types import Ge, Le
 from typing_extensions import Doc
 
-from bench.core.configuration import NOT_GIVEN, Configuration, Flag, Form
-from bench.core.job_config import OUTPUT
-from bench.core.straggler import Straggler
+from bench.core.config.configuration import NOT_GIVEN, Configuration, Flag, Form
+from bench.core.config.job import OUTPUT
+from bench.core.config.straggler import Straggler
 from collectives.ranges import Count
 
 WHAT = "What to predict"

@@ -8,8 +8,8 @@ from typing import Annotated, Any, Literal
 from annotated_types import Ge, Le, Lt
 from typing_extensions import Doc
 
-from bench.core.configuration import NOT_GIVEN, NOT_RECORDED, Configuration, Flag, Form, Recorded
-from bench.core.endpoint import Endpoint
+from bench.core.config.configuration import NOT_GIVEN, NOT_RECORDED, Configuration, Flag, Form, Recorded
+from bench.core.config.endpoint import Endpoint
 
 MEASUREMENT = "Measurement"
 PROCESSES = "Processes"

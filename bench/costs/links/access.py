@@ -9,7 +9,7 @@ from typing import Any, Self
 import numpy as np
 
 from bench.costs.arrays import Floats
-from bench.costs.paces import Pace
+from bench.costs.links.paces import Pace
 from collectives.rounds.waves import Ints
 
 

@@ -8,7 +8,7 @@ import torch
 from torch import fx
 
 from bench.core import spec
-from bench.costs.operations import Operation, operations_of
+from bench.costs.devices.operations import Operation, operations_of
 from bench.models.base import Model
 from bench.strategies.placement.tracing import trace
 

@@ -10,10 +10,10 @@ from torch import fx
 
 from bench.core.topology import Device, Link, Topology
 from bench.costs.catalog import Catalog
-from bench.costs.operations import Operation
-from bench.costs.schedule import Task, critical_path, makespan, serial_sum
-from bench.costs.step import directions, step_tasks
-from bench.costs.times import CatalogTimes
+from bench.costs.devices.operations import Operation
+from bench.costs.devices.schedule import Task, critical_path, makespan, serial_sum
+from bench.costs.devices.step import directions, step_tasks
+from bench.costs.devices.times import CatalogTimes
 from bench.strategies.placement.assignment import ActivationPolicy, assign
 
 BY_TYPE = "by type"

@@ -9,9 +9,9 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 
 from bench.core.topology import HOST, Link, Topology
-from bench.costs.operations import Operation
-from bench.costs.schedule import Purpose, Task
-from bench.costs.times import Times
+from bench.costs.devices.operations import Operation
+from bench.costs.devices.schedule import Purpose, Task
+from bench.costs.devices.times import Times
 
 LABEL_NBYTES = 8
 

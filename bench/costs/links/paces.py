@@ -6,7 +6,7 @@ A trace has n opportunities in a period T. By time t its clock has come to
 
 so the clock runs as fast as the rate is over its mean, and what a link of the mean rate would do in s seconds is done
 when the clock has advanced by s. A queue that is worked off in order never wastes an opportunity while something waits,
-so queues hold on that clock as they do on any other (`bench/costs/queues.py`). Both ways between time and clock never
+so queues hold on that clock as they do on any other (`queues.py`). Both ways between time and clock never
 fall, and more opportunities never end anything later.
 
 Source: Netravali et al. 2015 (Mahimahi, USENIX ATC), section 4: what finds nothing to carry is lost, and the trace

@@ -1,0 +1,1 @@
+"""Links: how long messages between hosts are under way, whatever they carry."""
