@@ -1,10 +1,13 @@
 """Predictions held against runs: 30 configurations that chance drew, two models, each measured three times.
 
     python benchmarks/predict_validation.py --out results/reference/predict-validation.csv
+    python benchmarks/predict_validation.py --others --out results/reference/predict-validation-others.csv
 
-calibrates both models on this machine, which should do nothing else, predicts every configuration before it runs the
-first, and keeps all of them in the table. What was measured already is not measured again. `--draw` writes
-the configurations anew, as they are: the seed is part of this file, and older than any of its predictions.
+calibrates the models on this machine, which should do nothing else, predicts every configuration before it runs the
+first, and keeps all of them in the table. What was measured already is not measured again. `--others` are twelve
+configurations of one model in which a server is asked and nobody waits, a rank is slow on purpose, or rates change over
+time. `--draw` writes the configurations anew, as they are: the seeds are part of this file, and older than any of their
+predictions.
 """
 
 from __future__ import annotations
@@ -22,7 +25,7 @@ import numpy as np
 from bench.launch.sweeps.file import Options
 from bench.launch.sweeps.written import toml_table
 
-SEED = 20261127
+SEED, SEED_OF_OTHERS = 20261127, 20261124
 FILES = Path("examples/predict")
 RUNS = Path("results/runs/predict")
 MODELS = ("resnet20", "small_cnn")
@@ -36,6 +39,10 @@ PAIRS = (
     ("powersgd", "tree"),
     ("sign", "server"),
 )
+OTHERS = "small_cnn-others"
+PUSHED = (("none", "mode=asp"), ("topk", "mode=asp"), ("group_topk", "staleness=1"), ("sign", "staleness=4"))
+"""(compressor, what the server waits for)"""
+TRACE = "examples/cell.trace"
 BASE: Options = {
     "dataset": "synthetic",
     "train_size": 2000,
@@ -50,6 +57,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--out", type=Path, default=RUNS / "validation.csv")
     parser.add_argument("--draw", action="store_true", help="only write the configurations")
+    parser.add_argument("--others", action="store_true", help="servers that nobody waits for, slow ranks, traces")
     asked = parser.parse_args()
     if asked.draw:
         for path in FILES.glob("*-uneven*.toml"):
@@ -58,7 +66,7 @@ def main() -> None:
             path.write_text(text, encoding="utf-8")
         return
     RUNS.mkdir(parents=True, exist_ok=True)
-    rows = [row for model in MODELS for row in validated(model)]
+    rows = [row for name in ([OTHERS] if asked.others else MODELS) for row in validated(name)]
     with asked.out.open("w", newline="", encoding="utf-8") as file:
         writer = csv.DictWriter(file, list(rows[0]))
         writer.writeheader()
@@ -70,16 +78,17 @@ def main() -> None:
     )
 
 
-def validated(model: str) -> list[dict[str, str]]:
-    """Calibrate, then predict and measure its configurations."""
-    calibration, table = RUNS / f"{model}.json", RUNS / f"{model}.csv"
+def validated(name: str) -> list[dict[str, str]]:
+    """Calibrate, then predict and measure the configurations of a file, whose name begins with the model's."""
+    model = name.partition("-")[0]
+    calibration, table = RUNS / f"{model}.json", RUNS / f"{name}.csv"
     if not calibration.exists():
         compressors = ",".join(dict.fromkeys(compressor for compressor, _ in PAIRS))
         bench(
             "calibrate", "--model", model, "--dataset", "synthetic", "--compressors", compressors, "--out", calibration
         )
-    cells = FILES / f"{model}.toml"
-    bench("predict", "--calibration", calibration, "--validate", cells, "--runs", RUNS / model, "--table", table)
+    cells = FILES / f"{name}.toml"
+    bench("predict", "--calibration", calibration, "--validate", cells, "--runs", RUNS / name, "--table", table)
     with table.open(newline="", encoding="utf-8") as file:
         return list(csv.DictReader(file))
 
@@ -108,7 +117,38 @@ def drawn() -> dict[Path, str]:
                 options |= {"hosts": hosts, "bandwidth": rate, "latency": latency}
             tables.append(toml_table("[[include]]", options))
         files[FILES / f"{model}.toml"] = "\n".join(tables)
-    return files
+    return files | drawn_others()
+
+
+def drawn_others() -> dict[Path, str]:
+    """Servers that nobody waits for, slow ranks that all wait for, and rates that change over time."""
+    rng = np.random.default_rng(SEED_OF_OTHERS)
+    model = OTHERS.partition("-")[0]
+    # A server's queue needs some steps after the common start until it is as it will be.
+    tables = [toml_table("[base]", {"model": model} | BASE | {"steps": 60, "warmup_steps": 20})]
+
+    def link() -> Options:
+        latency = "0ms" if rng.random() < 0.4 else f"{rng.uniform(1, 20):.0f}ms"
+        return {
+            "hosts": int(rng.integers(3, 7)),
+            "bandwidth": f"{10 ** rng.uniform(1.3, 2.5):.0f}mbit",
+            "latency": latency,
+        }
+
+    def slow_rank() -> str:
+        return f"rank=1,slowdown={rng.uniform(1.5, 4):.1f}"
+
+    for number, (compressor, waits) in enumerate(PUSHED):
+        slow: Options = {"straggler": slow_rank()} if number % 2 else {}
+        strategy = f"async_server:{waits}"
+        tables.append(toml_table("[[include]]", {"compressor": compressor, "strategy": strategy} | link() | slow))
+    for compressor, collective in PAIRS[:4]:
+        pair: Options = {"compressor": compressor, "collective": collective}
+        tables.append(toml_table("[[include]]", pair | link() | {"straggler": slow_rank()}))
+    for compressor, collective in PAIRS[1:5]:
+        where: Options = {"hosts": int(rng.integers(2, 5)), "bandwidth_trace": TRACE, "steps": 150}
+        tables.append(toml_table("[[include]]", {"compressor": compressor, "collective": collective} | where))
+    return {FILES / f"{OTHERS}.toml": "\n".join(tables)}
 
 
 def uneven(hosts: int, rate: str, latency: str, uplink_share: float, cpu_share: float) -> str:
