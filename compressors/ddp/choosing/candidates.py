@@ -11,7 +11,7 @@ from compressors.auto import Auto
 from compressors.choice import Choice, Pair, Part, dense_pair, pairs_on
 from compressors.ddp.bucket import Bucket
 from compressors.ddp.choosing.prices import LinkCost, Seen, exchange_s, look
-from compressors.layer import Layer
+from compressors.layer import Layer, Step
 
 SMALL = 1024
 """elements; a layer of no more goes the way of most others: what it loses or costs is little"""
@@ -45,6 +45,17 @@ class Candidates:
         self._compressors = {pair: pair.built()[0] for pair in self.pairs}
         self._seen: dict[Pair, dict[int, Seen]] = {}
         self._buckets: list[list[Layer]] = []
+        self._looked_at: Step | None = None
+
+    def have_changed(self, step: Step) -> bool:
+        """Whether compressors send another share of the entries than when they looked: some begin with more."""
+        if self._looked_at is None:
+            return False
+        return any(
+            compressor.density_for(layer, step) != compressor.density_for(layer, self._looked_at)
+            for compressor in self._compressors.values()
+            for layer in self.layers[:1]
+        )
 
     def forget_gradients(self) -> None:
         """Make ready for another look, at all buckets of a step."""
@@ -54,6 +65,7 @@ class Candidates:
     def look_at(self, bucket: Bucket) -> None:
         """Have every compressor encode a bucket's gradients, beside what is sent."""
         self._buckets.append(bucket.layers)
+        self._looked_at = bucket.step
         for layer, gradient in zip(bucket.layers, bucket.gradients, strict=True):
             x = gradient.float()
             for pair, compressor in self._compressors.items():

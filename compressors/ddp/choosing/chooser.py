@@ -25,7 +25,7 @@ from compressors.ddp.choosing.duels import LONGEST_REST, Duels, Rival
 from compressors.ddp.choosing.prices import LinkCost, measure_link
 from compressors.ddp.choosing.reducer import ChosenPairs
 from compressors.ddp.choosing.standings import SETTLING, TIE, TRIAL, Standings, StepSeconds, ms, usual_s
-from compressors.layer import Layer
+from compressors.layer import Layer, Step
 
 ALIKE = 1.5
 """ratio of what messages take on two links, up to which they are one to a choice"""
@@ -101,13 +101,13 @@ class Chooser:
         transport: among the ranks; used between steps.
 
     Attributes:
-        next_step: index of the step for which a decision would hold.
+        step: the one that ended last; None before the first.
     """
 
     def __init__(
         self, auto: Auto, reducer: ChosenPairs, collective: Collective, layers: Sequence[Layer], transport: Transport
     ) -> None:
-        self.next_step = 0
+        self.step: Step | None = None
         self._auto = auto
         self._reducer = reducer
         self._transport = transport
@@ -116,12 +116,20 @@ class Chooser:
         self._rest, self._tried_at = REST, 0
         self._found: list[Found] = []
 
+    @property
+    def next_step(self) -> int:
+        """Index of the step for which a decision would hold."""
+        return 0 if self.step is None else self.step.index + 1
+
     def decisions(self) -> Decisions:
         """Look, try and watch, for as long as there are steps."""
         occasion = Occasion("the first steps")
         looked: int | None = None
         latest: Found | None = None
         while self._transport.world_size > 1:
+            if self._have_candidates_changed():
+                self._found.clear()
+                looked = None
             if looked is None or self.next_step - looked > LOOK_AGAIN:  # what a link does changes no gradient
                 yield from self._look()
                 looked = self.next_step
@@ -154,6 +162,9 @@ class Chooser:
         yield
         self._reducer.look = None
         self._candidates.agree(self._transport)
+
+    def _have_candidates_changed(self) -> bool:
+        return self.step is not None and self._candidates.have_changed(self.step)
 
     def _measure_link(self) -> None:
         dense = self._reducer.collective_of(self._candidates.dense)
@@ -299,6 +310,8 @@ class Chooser:
             usual: a step as they were on this link.
             now: a step of late.
         """
+        if self._have_candidates_changed():
+            return Occasion("sparse pairs became sparser", is_urgent=True)
         if now.step_s > FAR_SLOWER * usual.step_s:
             return Occasion(_change(usual, now), is_urgent=True)
         if count > REST and (change := _change(usual, now)):

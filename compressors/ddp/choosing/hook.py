@@ -107,7 +107,7 @@ class ChoosingHook(CompressionHook):
         if self._settings.nonfinite == "zero":  # nobody was asked
             self.on_any_rank(False)
         self._own = StepSeconds(time.perf_counter() - self._ended, self._arrived - self._ended, self._pairs.wire_s)
-        self._chooser.next_step = self._step.index + 1
+        self._chooser.step = self._step
         with contextlib.suppress(StopIteration):
             self._decisions.send(self._worst)
         self._ended = time.perf_counter()

@@ -45,9 +45,14 @@ class Rank:
         self.reducer = ChosenPairs(Auto(), first, lambda collective: collective.bind(transport))
         self.sums = Ring().bind(transport)
 
-    def exchange(self, step: int, mine: list[torch.Tensor]) -> list[torch.Tensor]:
-        at = Step(index=step, epoch=0, rank=self.transport.rank, world_size=2, seed=1, warmup=False)
-        bucket = Bucket(layers=list(LAYERS), gradients=[each.clone() for each in mine], step=at)
+    def at(self, step: int, epoch: int | None = None) -> Step:
+        """Where training is; at full compression where no epochs are told."""
+        return Step(
+            index=step, epoch=epoch or 0, rank=self.transport.rank, world_size=2, seed=1, warmup=epoch is not None
+        )
+
+    def exchange(self, step: Step, mine: list[torch.Tensor]) -> list[torch.Tensor]:
+        bucket = Bucket(layers=list(LAYERS), gradients=[each.clone() for each in mine], step=step)
         self.reducer.start(bucket, self.sums.start, self.transport).finish()
         assert sorted(encoded.layer.id for encoded in bucket.encoded) == [0, 1, 2]
         return bucket.gradients
@@ -59,7 +64,7 @@ class Rank:
             for choice in WAYS[1:]:
                 if choice.step == step:
                     self.reducer.switch(choice)
-            updates = self.exchange(step, gradients(self.transport.rank, step))
+            updates = self.exchange(self.at(step), gradients(self.transport.rank, step))
             self.reducer.commit()
             for total, update in zip(totals, updates, strict=True):
                 total += 2 * update
@@ -70,7 +75,13 @@ Times = Callable[[int, Pair], StepSeconds]
 """(step, what most elements go through) -> what the step takes"""
 
 
-def chosen(times: Times, steps: int, options: dict[str, Any] | None = None, flat: bool = False) -> list[list[Choice]]:
+def chosen(
+    times: Times,
+    steps: int,
+    options: dict[str, Any] | None = None,
+    flat: bool = False,
+    steps_per_epoch: int | None = None,
+) -> list[list[Choice]]:
     """By rank, what holds in each step of a run in which steps take these times."""
 
     def rank(transport: MemoryTransport) -> list[Choice]:
@@ -78,14 +89,20 @@ def chosen(times: Times, steps: int, options: dict[str, Any] | None = None, flat
         one = Rank(transport, Choice.of_all(0, dense_pair(Ring()), LAYERS, FIRST))
         chooser = Chooser(auto, one.reducer, Ring(), LAYERS, transport)
         held: list[Choice] = []
-        run(chooser, chooser.decisions(), lambda step: held.append(exchanged(one, step, flat=flat)), times, steps)
+
+        def exchange(step: int) -> Step:
+            at = one.at(step, step // steps_per_epoch if steps_per_epoch else None)
+            held.append(exchanged(one, at, flat=flat))
+            return at
+
+        run(chooser, chooser.decisions(), exchange, times, steps)
         return held
 
     return run_threads(rank, 2)
 
 
-def exchanged(one: Rank, step: int, *, flat: bool) -> Choice:
-    mine = gradients(one.transport.rank, step)
+def exchanged(one: Rank, step: Step, *, flat: bool) -> Choice:
+    mine = gradients(one.transport.rank, step.index)
     if flat:
         mine[2] = mine[2].sign()
     if one.reducer.look is not None:  # nothing else comes of the gradients here
@@ -94,12 +111,11 @@ def exchanged(one: Rank, step: int, *, flat: bool) -> Choice:
     return one.reducer.choice
 
 
-def run(chooser: Chooser, decisions: Decisions, step_of: Callable[[int], object], times: Times, steps: int) -> None:
+def run(chooser: Chooser, decisions: Decisions, exchange: Callable[[int], Step], times: Times, steps: int) -> None:
     next(decisions)
     told = StepSeconds(0.0, 0.0, 0.0)
     for step in range(steps):
-        step_of(step)
-        chooser.next_step = step + 1
+        chooser.step = exchange(step)
         parts = chooser._reducer.choice.parts
         with contextlib.suppress(StopIteration):  # nothing more is to be decided
             decisions.send(told)  # what a step took is told after the next one

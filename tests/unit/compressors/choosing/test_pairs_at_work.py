@@ -34,11 +34,11 @@ def test_a_step_that_is_dropped_right_after_a_change_takes_nothing_away() -> Non
         one = Rank(transport)
         one.steps(0, 3)
         one.reducer.switch(WAYS[3])
-        first = one.exchange(3, gradients(transport.rank, 3))
+        first = one.exchange(one.at(3), gradients(transport.rank, 3))
         one.reducer.drop()
-        again = one.exchange(3, gradients(transport.rank, 3))
+        again = one.exchange(one.at(3), gradients(transport.rank, 3))
         one.reducer.commit()
-        third = one.exchange(4, gradients(transport.rank, 3))
+        third = one.exchange(one.at(4), gradients(transport.rank, 3))
         return all(map(torch.equal, first, again)), float((third[0] - again[0]).norm())
 
     for same, sent_before in run_threads(rank, 2):

@@ -12,6 +12,7 @@ from collectives.ring import Ring
 from compressors.auto import Auto
 from compressors.choice import Choice, read_choices
 from compressors.ddp.choosing.chooser import Chooser
+from compressors.layer import Step
 from tests.testing.memory_transport import MemoryTransport, run_threads
 from tests.unit.compressors.choosing.played import (
     GROUPS,
@@ -36,7 +37,12 @@ def test_choices_are_made_again_at_the_same_steps() -> None:
         held: list[Choice] = []
         later = [choice for index, choice in enumerate(made) if index and choice != made[index - 1]]
         decisions = chooser.follow(later)
-        run(chooser, decisions, lambda step: held.append(exchanged(one, step, flat=False)), fast_link, later[-1].step)
+
+        def exchange(step: int) -> Step:
+            held.append(exchanged(one, one.at(step), flat=False))
+            return one.at(step)
+
+        run(chooser, decisions, exchange, fast_link, later[-1].step)
         return held
 
     assert run_threads(rank, 2) == [made[: made[-1].step]] * 2

@@ -193,6 +193,23 @@ def test_gradients_are_looked_at_again_after_many_steps_and_not_because_the_link
     assert max(looked_in) > 500
 
 
+STEPS_PER_EPOCH = 300
+
+
+def sparser_every_epoch(step: int, pair: Pair) -> StepSeconds:
+    """Sparse pairs begin with a quarter of the entries, a sixteenth in the second epoch, and so on."""
+    share = max(0.01, 0.25 ** (step // STEPS_PER_EPOCH + 1))
+    wire_s = {"hylo": 0.06, "bf16": 0.4, "none": 0.8}.get(pair.compressor, 0.03 + 0.4 * share)
+    return StepSeconds(0.1 + wire_s, 0.1, wire_s)
+
+
+def test_pairs_that_begin_with_more_entries_are_tried_again_when_they_send_fewer() -> None:
+    held = chosen(sparser_every_epoch, 2 * STEPS_PER_EPOCH, {"budget": 1e-6}, steps_per_epoch=STEPS_PER_EPOCH)[0]
+    assert last_held(held[:STEPS_PER_EPOCH]).pair.compressor == "hylo"
+    assert last_held(held).pair.compressor in {"group_topk", "topk"}
+    assert "after sparse pairs became sparser" in last_held(held).why
+
+
 @pytest.mark.parametrize("seed", range(4))
 def test_chance_alone_is_no_change_of_the_link(seed: int) -> None:
     held = chosen(by_chance(seed, 0.12), 400)[0]
