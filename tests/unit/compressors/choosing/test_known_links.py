@@ -176,3 +176,18 @@ def test_what_is_known_of_a_link_gives_way_where_steps_do_not_bear_it_out(
     assert "steps went from 155 ms to 465 ms" in last_held(held[:1200]).why
     assert last_held(held[:1790]).pair.compressor == "group_topk"  # and that is what is known from then on
     assert "a link that is known" in last_held(held[:1790]).why
+
+
+def test_what_is_known_of_a_link_counts_no_more_when_sparse_pairs_send_fewer_entries(
+    measured_at: Callable[..., Times],
+) -> None:
+    def times(step: int, pair: Pair) -> StepSeconds:
+        is_fast = pair.compressor == "bf16" if step < 600 else "topk" in pair.compressor
+        step_s = (0.1 if is_fast else 0.3) * (3 if two_links(step) else 1)
+        return StepSeconds(step_s, 0.03, step_s - 0.03)
+
+    held = chosen(measured_at(times), 1200, {"budget": 1e-6}, steps_per_epoch=600)[0]
+    assert last_held(held[:600]).pair.compressor == "bf16"
+    assert "topk" in last_held(held[:900]).pair.compressor
+    assert "topk" in last_held(held).pair.compressor
+    assert not any("a link that is known" in choice.of_layer(0).why for choice in held[900:])
