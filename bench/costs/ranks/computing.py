@@ -46,7 +46,7 @@ class Computing:
         computed_s: when backward has ended, likewise.
         factor: on other work of a rank, as it was measured for one that has the machine to itself.
         cpu_s: CPU time of any rank, the update included.
-        sleep_s: of a straggler before it hands over the last bucket.
+        longer: times what backward has taken by its end, that a rank then sleeps before it hands over the last bucket.
         cores: that all ranks share; None: hosts have their own.
         marks: work until each bucket is ready and until backward has ended, alone on the machine, float [buckets + 1].
     """
@@ -55,7 +55,7 @@ class Computing:
     computed_s: Floats
     factor: Floats
     cpu_s: float
-    sleep_s: Floats
+    longer: Floats
     cores: SharedCores | None
     marks: Floats
 
@@ -69,9 +69,10 @@ class Computing:
         slower, straggler = job.slower, job.straggler
         crowd = crowd_at(calibration, job.load)
         crowded = crowd.computed_s / calibration.computed_s
-        sleep_s = np.zeros(len(slower))
+        longer = np.zeros(len(slower))
         if straggler is not None:
-            sleep_s[straggler.rank] = (straggler.slowdown - 1) * (crowd.computed_s - crowded * calibration.batch_s)
+            longer[straggler.rank] = (straggler.slowdown - 1) * (1 - calibration.batch_s / calibration.computed_s)
+        sleep_s = longer * crowd.computed_s
         *early, last = crowd.handed_over_s
         cores = None
         if job.shared_cores is not None:
@@ -81,7 +82,7 @@ class Computing:
             computed_s=slower * (crowd.computed_s + sleep_s),
             factor=slower * crowded,
             cpu_s=crowd.cpu_s,
-            sleep_s=slower * sleep_s,
+            longer=longer,
             cores=cores,
             marks=np.array(work_alone(calibration)),
         )
@@ -95,5 +96,5 @@ class Computing:
         if self.cores is None:
             return starts + np.stack([*self.handed_over_s, self.computed_s])
         times = self.cores.reached(starts, self.marks)
-        times[-2:] += self.sleep_s
+        times[-2:] += self.longer * (times[-1] - starts)  # it computes faster while others still wait for it
         return times

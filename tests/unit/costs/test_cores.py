@@ -5,12 +5,16 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from bench.core.config.straggler import Straggler
 from bench.core.parts import Crowd
+from bench.costs.links.access import Links
+from bench.costs.ranks.computing import Computing, Job
 from bench.costs.ranks.cores import SharedCores
 from bench.costs.ranks.crowds import crowd_at, work_alone
 from tests.testing.calibrations import calibration
 
 WORK_S = 0.35
+UNLIMITED = Links.of_hosts(np.full(2, np.inf), np.full(2, np.inf), np.zeros(2))
 
 
 def cores(*shares: float, load: float = 1.0) -> SharedCores:
@@ -54,3 +58,16 @@ def test_all_that_begin_at_once_are_the_crowd_that_was_measured(ranks: int) -> N
     shared = SharedCores(calibration=known, shares=np.ones(ranks), load=0.5)
     times = shared.reached(np.zeros(ranks), np.array(work_alone(known)))
     np.testing.assert_allclose(times[-1], crowd_at(known, ranks / 2).computed_s)
+
+
+def test_a_straggler_sleeps_for_what_it_computed_itself() -> None:
+    """On one core: alone if the other begins later, in twice the time if both begin at once."""
+    known = calibration()
+    straggler = Straggler(rank=0, slowdown=3)
+    job = Job(encoded=(), links=UNLIMITED, slower=np.ones(2), load=2.0, shared_cores=1, straggler=straggler)
+    computing = Computing.of_ranks(known, job)
+    work_s = work_alone(known)[-1]
+    slept_s = 2 * work_s * (1 - known.batch_s / known.computed_s)
+    alone, together = computing.reached(np.array([0.0, 100.0])), computing.reached(np.zeros(2))
+    np.testing.assert_allclose(alone[-1], [work_s + slept_s, 100.0 + work_s])
+    np.testing.assert_allclose(together[-1], [2 * (work_s + slept_s), 2 * work_s])
