@@ -62,7 +62,7 @@ class Workload:
 MODELS = {
     "small_cnn": Workload(dataset="digits", batch_size=32, epochs=40, batch_size_of_epochs=32),
     "resnet20": Workload(dataset="synthetic", batch_size=32, train_size=4000, epochs=20, batch_size_of_epochs=8),
-    "resnet18": Workload(dataset="synthetic", batch_size=4, train_size=4000, epochs=5, batch_size_of_epochs=4),
+    "resnet18": Workload(dataset="synthetic", batch_size=4, train_size=4000, epochs=10, batch_size_of_epochs=4),
 }
 LINKS = ("10mbit", "100mbit", "1gbit", "unlimited")
 TRACES = {
