@@ -9,6 +9,7 @@ rank's own gradients, for sparse payloads describe themselves and ranks need not
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Sequence
 from typing import Annotated, ClassVar
 
 import torch
@@ -47,11 +48,24 @@ class AdaptiveTopK(DensitySparsifier):
 
     @override
     def encode(self, x: torch.Tensor, layer: Layer, step: Step) -> Payload:
-        if step.memory.get(CURVES, layer.id) is None or step.index % self.refresh == 0:
+        if self._measures(layer, step):
             step.memory.propose(CURVES, layer.id, _error_curve(x, self.density(step)))
         k = num_kept(self.density_for(layer, step), x.numel())
         indices = top_k(x, k)
         return self._sparse(x, indices, step)
+
+    @override
+    def encode_sum(
+        self, gradients: Sequence[torch.Tensor], residual: torch.Tensor, left: torch.Tensor, layer: Layer, step: Step
+    ) -> Payload | None:
+        if self._measures(layer, step):
+            return None
+        k = num_kept(self.density_for(layer, step), layer.numel)
+        return self._largest_of_sum(gradients, residual, left, k, step)
+
+    def _measures(self, layer: Layer, step: Step) -> bool:
+        """Whether this step looks at the layer's errors."""
+        return step.memory.get(CURVES, layer.id) is None or step.index % self.refresh == 0
 
     def contraction_bound(self, layer: Layer) -> float:
         """1 - k / m for the least k that the grid allows."""

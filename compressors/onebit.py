@@ -8,6 +8,7 @@ Differs: two means per layer, not per column of the weight, whose scales would o
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Sequence
 from typing import Annotated, ClassVar
 
 import torch
@@ -16,7 +17,7 @@ from typing_extensions import Doc, override
 from collectives.payloads.base import Payload
 from collectives.payloads.two_means import TwoMeans
 from compressors.base import LossyCompressor
-from compressors.kernels.signs import signs_and_sums
+from compressors.kernels.signs import add_signs_and_sums, signs_and_sums
 from compressors.layer import Layer, Step
 
 
@@ -43,9 +44,17 @@ class OneBit(LossyCompressor):
     @override
     def encode(self, x: torch.Tensor, layer: Layer, step: Step) -> TwoMeans:
         packed = TwoMeans.room(x.numel(), x.device)
-        num_positive, above, below = signs_and_sums(x, packed)
-        low, high = below / max(1, x.numel() - num_positive), above / max(1, num_positive)
-        return TwoMeans(x.numel(), low, high, packed)
+        return _two_means(x.numel(), packed, *signs_and_sums(x, packed))
+
+    @override
+    def encode_sum(
+        self, gradients: Sequence[torch.Tensor], residual: torch.Tensor, left: torch.Tensor, layer: Layer, step: Step
+    ) -> Payload:
+        (gradient,) = gradients
+        packed = TwoMeans.room(layer.numel, left.device)
+        payload = _two_means(layer.numel, packed, *add_signs_and_sums(gradient, residual, packed, left))
+        payload.subtract_from_(left)
+        return payload
 
     def contraction_bound(self, layer: Layer) -> float:
         """1 - 1 / m, as one mean magnitude for both signs gives; two means are never worse."""
@@ -54,3 +63,7 @@ class OneBit(LossyCompressor):
     @override
     def expected_nbytes(self, layer: Layer) -> int:
         return TwoMeans.packed_nbytes(layer.numel)
+
+
+def _two_means(numel: int, packed: torch.Tensor, num_positive: int, above: float, below: float) -> TwoMeans:
+    return TwoMeans(numel, below / max(1, numel - num_positive), above / max(1, num_positive), packed)

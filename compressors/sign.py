@@ -7,6 +7,7 @@ Bernstein et al. 2018 (arXiv:1802.05880, arXiv:1802.04434).
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Sequence
 from typing import Annotated, ClassVar, Literal
 
 import torch
@@ -16,7 +17,7 @@ from collectives.options import OptionError
 from collectives.payloads.base import Payload
 from collectives.payloads.codes import Codes
 from compressors.base import LossyCompressor
-from compressors.kernels.signs import signs_and_magnitude
+from compressors.kernels.signs import add_signs_and_magnitude, signs_and_magnitude
 from compressors.layer import Layer, Step
 
 
@@ -59,9 +60,21 @@ class Sign(LossyCompressor):
     @override
     def encode(self, x: torch.Tensor, layer: Layer, step: Step) -> Codes:
         packed = Codes.room(x.numel(), 1, x.device)
-        magnitude = signs_and_magnitude(x, packed)
-        scale = magnitude / x.numel() if self.mode == "scaled" else 1.0
-        return Codes(x.numel(), "sign", 1, packed, x.new_tensor([scale]))
+        return self._signs(packed, signs_and_magnitude(x, packed), layer)
+
+    @override
+    def encode_sum(
+        self, gradients: Sequence[torch.Tensor], residual: torch.Tensor, left: torch.Tensor, layer: Layer, step: Step
+    ) -> Payload:
+        (gradient,) = gradients
+        packed = Codes.room(layer.numel, 1, left.device)
+        payload = self._signs(packed, add_signs_and_magnitude(gradient, residual, packed, left), layer)
+        payload.subtract_from_(left)
+        return payload
+
+    def _signs(self, packed: torch.Tensor, magnitude: float, layer: Layer) -> Codes:
+        scale = magnitude / layer.numel if self.mode == "scaled" else 1.0
+        return Codes(layer.numel, "sign", 1, packed, torch.tensor([scale], device=packed.device))
 
     def finish(self, total: Payload, layer: Layer, step: Step, out: torch.Tensor) -> None:
         """The mean; or the sign of the sum, 0 where the vote is even."""

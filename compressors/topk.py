@@ -6,6 +6,7 @@ Source: Aji, Heafield 2017 (arXiv:1704.05021); error feedback: Stich, Cordonnier
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Sequence
 from typing import ClassVar
 
 import torch
@@ -36,6 +37,12 @@ class TopK(DensitySparsifier):
     def encode(self, x: torch.Tensor, layer: Layer, step: Step) -> Payload:
         indices = top_k(x, num_kept(self.density(step), x.numel()))
         return self._sparse(x, indices, step)
+
+    @override
+    def encode_sum(
+        self, gradients: Sequence[torch.Tensor], residual: torch.Tensor, left: torch.Tensor, layer: Layer, step: Step
+    ) -> Payload:
+        return self._largest_of_sum(gradients, residual, left, num_kept(self.density(step), layer.numel), step)
 
     def contraction_bound(self, layer: Layer) -> float:
         """1 - k / m: the k largest of m hold at least that share of the squares."""

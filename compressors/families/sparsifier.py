@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import abc
 import dataclasses
+from collections.abc import Sequence
 from typing import Annotated
 
 import torch
@@ -21,6 +22,7 @@ from collectives.payloads.dense import Dense
 from collectives.payloads.sparse import Sparse
 from collectives.ranges import CountOrZero
 from compressors.base import LossyCompressor
+from compressors.kernels.compensating import add_and_top_k
 from compressors.kernels.value_types import TORCH_DTYPES, ValueDtype, roundoff
 from compressors.layer import Layer, Step
 
@@ -70,6 +72,15 @@ class Sparsifier(LossyCompressor, abc.ABC):
         if not values.all():
             indices, values = indices[values != 0], values[values != 0]
         return Sparse(numel, indices, values)
+
+    def _largest_of_sum(
+        self, gradients: Sequence[torch.Tensor], residual: torch.Tensor, left: torch.Tensor, k: int, step: Step
+    ) -> Sparse:
+        """The k largest entries of one layer's gradient + residual; the rest goes to `left`. As `encode_sum`."""
+        (gradient,) = gradients
+        payload = self._sparse_values(left.numel(), *add_and_top_k(gradient, residual, k, left), step)
+        payload.subtract_from_(left)
+        return payload
 
     def _bound_for(self, share: float) -> float:
         """The contraction of sending entries that hold at least this share of the squares, rounded."""

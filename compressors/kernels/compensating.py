@@ -8,11 +8,12 @@ import torch
 
 from collectives.kernels.loop import Double, Int, Loop, array
 from compressors.kernels.magnitudes import magnitude_bits, magnitudes_and_largest, sum_of_squares
-from compressors.kernels.selection import FEW, SPARE, reaching
+from compressors.kernels.selection import FEW, SPARE, candidates_room, reaching, top_k
 
 _FLOATS, _LONGS, _DOUBLES = array(torch.float32), array(torch.int64), array(torch.float64)
 _MEASURE = Loop("add_and_measure", _FLOATS, _FLOATS, Int, _FLOATS, _FLOATS, returns=Double)
 _FIND = Loop("add_and_find", _FLOATS, _FLOATS, Int, Int, Int, _LONGS, _FLOATS, _DOUBLES, _FLOATS, returns=Int)
+_TOP_K = Loop("add_and_top_k", _FLOATS, _FLOATS, Int, Int, _LONGS, _FLOATS, Int, _LONGS, array(torch.int32), _FLOATS)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -60,6 +61,19 @@ def add_and_find(gradient: torch.Tensor, residual: torch.Tensor, level: float, o
     else:
         torch.add(gradient, residual, out=out)
     return find(out, level)
+
+
+def add_and_top_k(
+    gradient: torch.Tensor, residual: torch.Tensor, k: int, out: torch.Tensor
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Write gradient + residual; returns `top_k` of it, k at least 1, and the values there. Arguments as above."""
+    if _TOP_K.serves(gradient, residual):
+        positions, values = torch.empty(k, dtype=torch.int64), torch.empty(k)
+        _TOP_K(gradient, residual, len(out), k, positions, values, *candidates_room(len(out), k), out)
+        return positions, values
+    torch.add(gradient, residual, out=out)
+    positions = top_k(out, k)
+    return positions, out.index_select(0, positions)
 
 
 def find(x: torch.Tensor, level: float) -> Found:

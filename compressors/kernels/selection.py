@@ -125,12 +125,16 @@ def top_k(x: torch.Tensor, k: int) -> torch.Tensor:
     if k == 0:
         return _none(x)
     if _TOP_K.serves(x):
-        most = min(x.numel(), 2 * k + SPARE)
-        selected, candidates = torch.empty(k, dtype=torch.int64), torch.empty(most, dtype=torch.int64)
-        scratch = torch.empty(max(most, x.numel() // 64), dtype=torch.int32)
-        _TOP_K(x, x.numel(), k, selected, most, candidates, scratch)
+        selected = torch.empty(k, dtype=torch.int64)
+        _TOP_K(x, x.numel(), k, selected, *candidates_room(x.numel(), k))
         return selected
     return _top_of_rows(x.view(1, -1), k)
+
+
+def candidates_room(numel: int, k: int) -> tuple[int, torch.Tensor, torch.Tensor]:
+    """Scratch memory of the loops of top-k: so many candidates at most, their positions, and their magnitudes."""
+    most = min(numel, 2 * k + SPARE)
+    return most, torch.empty(most, dtype=torch.int64), torch.empty(max(most, numel // 64), dtype=torch.int32)
 
 
 def kth_largest(x: torch.Tensor, k: int) -> float:

@@ -12,6 +12,8 @@ from compressors.kernels.magnitudes import folded_sum, sum_of_magnitudes
 _FLOATS, _BYTES = array(torch.float32), array(torch.uint8)
 _WITH_MAGNITUDE = Loop("signs_and_magnitude", _FLOATS, Int, _BYTES, returns=Double)
 _WITH_SUMS = Loop("signs_and_sums", _FLOATS, Int, _BYTES, array(torch.float64), returns=Int)
+_ADD_WITH_MAGNITUDE = Loop("add_signs_and_magnitude", _FLOATS, _FLOATS, Int, _BYTES, _FLOATS, returns=Double)
+_ADD_WITH_SUMS = Loop("add_signs_and_sums", _FLOATS, _FLOATS, Int, _BYTES, array(torch.float64), _FLOATS, returns=Int)
 
 
 @also_on_gpus
@@ -34,3 +36,23 @@ def signs_and_sums(x: torch.Tensor, out: torch.Tensor) -> tuple[int, float, floa
     above, below = (folded_sum(torch.where(where, x, 0.0).double()) for where in (is_set, ~is_set))
     out.copy_(pack_bits(is_set, 1))
     return int(is_set.sum()), float(above), float(below)
+
+
+def add_signs_and_magnitude(
+    gradient: torch.Tensor, residual: torch.Tensor, out: torch.Tensor, total: torch.Tensor
+) -> float:
+    """`signs_and_magnitude` of gradient + residual, fp32 [numel] each, which is written to `total` in the same pass."""
+    if _ADD_WITH_MAGNITUDE.serves(gradient, residual):
+        return float(_ADD_WITH_MAGNITUDE(gradient, residual, len(total), out, total))
+    return signs_and_magnitude(torch.add(gradient, residual, out=total), out)
+
+
+def add_signs_and_sums(
+    gradient: torch.Tensor, residual: torch.Tensor, out: torch.Tensor, total: torch.Tensor
+) -> tuple[int, float, float]:
+    """`signs_and_sums` likewise."""
+    if _ADD_WITH_SUMS.serves(gradient, residual):
+        sums = torch.empty(2, dtype=torch.float64)
+        num_set = _ADD_WITH_SUMS(gradient, residual, len(total), out, sums, total)
+        return num_set, float(sums[0]), float(sums[1])
+    return signs_and_sums(torch.add(gradient, residual, out=total), out)

@@ -37,22 +37,16 @@ static int32_t bound_by_all(const int32_t *x, int64_t size, int64_t k) {
     return bound_reached_by(k, 0, magnitudes, size, 0);
 }
 
-/* What is read next is fetched on the way: a group is long enough in the making for memory to answer. */
-struct ahead {
-    const float *gradient, *residual;
-};
-
 /* Ascending positions of those that reach the bound; returns how many. All masks come first: comparing is then one
-   steady loop, and only this reading of the masks branches on data. */
-static int64_t find_in_group(const int32_t *x, int64_t size, int32_t bound, struct ahead next, int32_t *positions) {
+   steady loop, and only this reading of the masks branches on data. What is read next is fetched on the way, of one
+   piece of memory: of two it would be more than memory answers meanwhile. */
+static int64_t find_in_group(const int32_t *x, int64_t size, int32_t bound, const float *next, int32_t *positions) {
     uint64_t masks[LONGEST_GROUP / 64];
     int64_t num_masks = 0, count = 0;
     for (int64_t start = 0; start < size; start += 64) {
         masks[num_masks++] = reaching_of_64(x + start, size - start, bound);
-        for (int64_t i = start; i < start + 64 && i < size; i += LINE) {
-            __builtin_prefetch(next.gradient + i);
-            __builtin_prefetch(next.residual + i);
-        }
+        for (int64_t i = start; i < start + 64; i += LINE)
+            __builtin_prefetch(next + i);
     }
     for (int64_t i = 0; i < num_masks; i++)
         for (uint64_t mask = masks[i]; mask; mask &= mask - 1)
@@ -94,7 +88,7 @@ static void keep_largest(const int32_t *x, int64_t k, int32_t bound, int32_t *po
 }
 
 /* Ascending positions within the group of its k largest: int32 [LONGEST_GROUP], of which k count. */
-static void choose(const int32_t *x, int64_t size, int64_t k, struct ahead next, int32_t *positions) {
+static void choose(const int32_t *x, int64_t size, int64_t k, const float *next, int32_t *positions) {
     int32_t bound;
     if (LANES_PER_KEPT * k <= FEW_LANES && 2 * FEW_LANES <= size)
         bound = bound_by_lanes(x, size, k, FEW_LANES);
@@ -116,8 +110,7 @@ void select_groups(const int32_t *x, int64_t numel, int64_t group_size, int64_t 
         int whole = numel - start >= group_size;
         int64_t kept = whole ? k : k_last;
         int64_t size = whole ? group_size : numel - start;
-        const float *next = (const float *)(x + start + size);
-        choose(x + start, size, kept, (struct ahead){next, next}, positions);
+        choose(x + start, size, kept, (const float *)(x + start + size), positions);
         for (int64_t i = 0; i < kept; i++)
             *selected++ = start + positions[i];
     }
@@ -131,17 +124,17 @@ struct reader {
     const float *next; /* behind what was read last */
 };
 
-static void read_sum(struct reader *from, const float *residual, int64_t start, int64_t size, float *sum) {
-    for (int64_t done = 0; done < size;) {
+/* The sums of elements start..start+size-1 come into x, and what was there leaves to `out`. */
+static void read_group(
+    struct reader *from, const float *residual, int64_t start, int64_t size, float *x, float *out) {
+    for (int64_t done = 0, length; done < size; done += length) {
         while (from->borders[from->part + 1] <= start + done)
             from->part++;
         int64_t left = from->borders[from->part + 1] - start - done;
-        int64_t length = left < size - done ? left : size - done;
+        length = left < size - done ? left : size - done;
         const float *gradient = from->parts[from->part] + (start + done - from->borders[from->part]);
-        for (int64_t i = 0; i < length; i++)
-            sum[done + i] = gradient[i] + residual[start + done + i];
+        replace_by_sum(gradient, residual + start + done, length, x + done, 1, out + done);
         from->next = gradient + length;
-        done += length;
     }
 }
 
@@ -169,18 +162,21 @@ void send_groups(const float *const *parts, const int64_t *borders, const float 
     struct reader gradient = {parts, borders, 0, 0};
     int32_t positions[LONGEST_GROUP];
     _Alignas(64) float x[LONGEST_GROUP];
-    int64_t sent = 0;
-    for (int64_t start = 0; start < numel; start += group_size) {
-        int whole = numel - start >= group_size;
-        int64_t size = whole ? group_size : numel - start, kept = whole ? k : k_last;
-        read_sum(&gradient, residual, start, size, x);
-        struct ahead next = {gradient.next, residual + start + size};
-        choose((const int32_t *)x, size, kept, next, positions);
+    int64_t sent = 0, size = numel < group_size ? numel : group_size;
+    __builtin_memset(x, 0, (uint64_t)size * sizeof *x);
+    read_group(&gradient, residual, 0, size, x, left); /* zeros leave, whose place the first group takes later */
+    for (int64_t start = 0; start < numel;) {
+        int64_t kept = size == group_size ? k : k_last;
+        choose((const int32_t *)x, size, kept, gradient.next, positions);
         for (int64_t i = 0; i < kept; i++, sent++) {
             indices[sent] = positions[i];
             x[positions[i]] -= put_value(x[positions[i]], type, limit, values, sent);
         }
-        copy_past_cache(x, size, left + start);
+        int64_t rest = numel - start - size, following = rest < size ? rest : size;
+        read_group(&gradient, residual, start + size, following, x, left + start);
+        copy_past_cache(x + following, size - following, left + start + following);
+        start += size;
+        size = following;
     }
     finish_past_cache();
 }

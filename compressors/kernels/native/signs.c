@@ -1,5 +1,6 @@
 /* One bit per element, set where it is not negative, and the sums that say what a bit stands for. */
 #include "masks.h"
+#include "sum_by_blocks.h"
 #include "sums.h"
 
 static inline int64_t smaller(int64_t a, int64_t b) {
@@ -20,28 +21,64 @@ static inline int64_t pack_signs(const float *x, int64_t count, uint8_t *packed)
     return num_set;
 }
 
+struct signing {
+    uint8_t *packed;
+    struct folding magnitudes;
+};
+
+static inline void sign_block(float *x, int64_t start, int64_t width, void *context) {
+    struct signing *signs = context;
+    add_sum(&signs->magnitudes, stretch_sum(x, width, limited_term, __builtin_inff()));
+    pack_signs(x, width, signs->packed + start / 8);
+}
+
 /* Returns the sum of magnitudes. */
-double signs_and_magnitude(const float *x, int64_t numel, uint8_t *packed) {
-    struct folding waiting = {.counts = {0}};
-    for (int64_t start = 0; start < numel; start += SUM_STRETCH) {
-        int64_t width = smaller(SUM_STRETCH, numel - start);
-        add_sum(&waiting, stretch_sum(x + start, width, limited_term, __builtin_inff()));
-        pack_signs(x + start, width, packed + start / 8);
-    }
-    return finished(&waiting);
+double signs_and_magnitude(float *x, int64_t numel, uint8_t *packed) {
+    struct signing signs = {packed, {.counts = {0}}};
+    for (int64_t start = 0; start < numel; start += BLOCK)
+        sign_block(x + start, start, smaller(BLOCK, numel - start), &signs);
+    return finished(&signs.magnitudes);
+}
+
+/* The same of sum = gradient + residual. */
+double add_signs_and_magnitude(
+    const float *gradient, const float *residual, int64_t numel, uint8_t *packed, float *sum) {
+    struct signing signs = {packed, {.counts = {0}}};
+    sum_by_blocks(gradient, residual, numel, sign_block, &signs, sum);
+    return finished(&signs.magnitudes);
+}
+
+struct splitting {
+    uint8_t *packed;
+    int64_t num_set;
+    struct folding positive, negative;
+};
+
+static inline void split_block(float *x, int64_t start, int64_t width, void *context) {
+    struct splitting *split = context;
+    add_sum(&split->positive, stretch_sum(x, width, positive_term, 0));
+    add_sum(&split->negative, stretch_sum(x, width, negative_term, 0));
+    split->num_set += pack_signs(x, width, split->packed + start / 8);
+}
+
+static int64_t sums_of(struct splitting *split, double *sums) {
+    sums[0] = finished(&split->positive);
+    sums[1] = finished(&split->negative);
+    return split->num_set;
 }
 
 /* Returns how many bits are set; `sums`: of the elements whose bits are, and of the others. NaN's is not. */
-int64_t signs_and_sums(const float *x, int64_t numel, uint8_t *packed, double *sums) {
-    struct folding positive = {.counts = {0}}, negative = {.counts = {0}};
-    int64_t num_set = 0;
-    for (int64_t start = 0; start < numel; start += SUM_STRETCH) {
-        int64_t width = smaller(SUM_STRETCH, numel - start);
-        add_sum(&positive, stretch_sum(x + start, width, positive_term, 0));
-        add_sum(&negative, stretch_sum(x + start, width, negative_term, 0));
-        num_set += pack_signs(x + start, width, packed + start / 8);
-    }
-    sums[0] = finished(&positive);
-    sums[1] = finished(&negative);
-    return num_set;
+int64_t signs_and_sums(float *x, int64_t numel, uint8_t *packed, double *sums) {
+    struct splitting split = {packed, 0, {.counts = {0}}, {.counts = {0}}};
+    for (int64_t start = 0; start < numel; start += BLOCK)
+        split_block(x + start, start, smaller(BLOCK, numel - start), &split);
+    return sums_of(&split, sums);
+}
+
+/* The same of sum = gradient + residual. */
+int64_t add_signs_and_sums(
+    const float *gradient, const float *residual, int64_t numel, uint8_t *packed, double *sums, float *sum) {
+    struct splitting split = {packed, 0, {.counts = {0}}, {.counts = {0}}};
+    sum_by_blocks(gradient, residual, numel, split_block, &split, sum);
+    return sums_of(&split, sums);
 }

@@ -2,7 +2,9 @@
 
    A sample gives a bound that a few more than k are expected to reach; those are found in one pass, and the exact
    choice is made among them. Where fewer than k reach it, or too many, the exact choice is made among all. */
+#include "../../../collectives/payloads/codec/native/set_bits.h"
 #include "magnitude.h"
+#include "sum_by_blocks.h"
 
 #define SAMPLED_RUN 16 /* elements, one line of the cache, of every SAMPLED_OF */
 #define SAMPLED_OF 1024
@@ -35,20 +37,35 @@ static int32_t kth_largest(const int32_t *x, int64_t n, int64_t k) {
     return prefix;
 }
 
-/* A bound that somewhat more than k of n are expected to reach. The sample is written to `scratch`. */
-static int32_t sampled_bound(const int32_t *x, int64_t n, int64_t k, int32_t *scratch) {
+/* A bound that somewhat more than k of all are expected to reach, by a sample; 0 where it cannot tell. */
+static int32_t bound_by_sample(const int32_t *sample, int64_t sampled, int64_t k) {
+    int64_t expected = k * SAMPLED_RUN / SAMPLED_OF;
+    int64_t wanted = expected + expected / 8 + 32;
+    return wanted < sampled ? kth_largest(sample, sampled, wanted) : 0;
+}
+
+static int64_t sample_of(const int32_t *x, int64_t n, int32_t *sample) {
     int64_t sampled = 0;
     for (int64_t start = 0; start + SAMPLED_OF <= n; start += SAMPLED_OF)
         for (int64_t i = 0; i < SAMPLED_RUN; i++)
-            scratch[sampled++] = x[start + i];
-    int64_t expected = k * SAMPLED_RUN / SAMPLED_OF;
-    int64_t wanted = expected + expected / 8 + 32;
-    return wanted < sampled ? kth_largest(scratch, sampled, wanted) : 0;
+            sample[sampled++] = x[start + i];
+    return sampled;
 }
 
-/* Where the bound is reached, and by which magnitudes; returns how many, or -1 where they are more than `most`. */
+static int64_t sample_of_sum(const float *gradient, const float *residual, int64_t n, int32_t *sample) {
+    int64_t sampled = 0;
+    for (int64_t start = 0; start + SAMPLED_OF <= n; start += SAMPLED_OF, sampled += SAMPLED_RUN) {
+        float sum[SAMPLED_RUN];
+        for (int64_t i = 0; i < SAMPLED_RUN; i++)
+            sum[i] = gradient[start + i] + residual[start + i];
+        __builtin_memcpy(sample + sampled, sum, sizeof sum);
+    }
+    return sampled;
+}
+
+/* Where the bound is reached, and by what; returns how many, or -1 where they are more than `most`. */
 static int64_t find_candidates(const int32_t *x, int64_t n, int32_t bound, int64_t most, int64_t *positions,
-                               int32_t *magnitudes) {
+                               int32_t *values) {
     int64_t count = 0;
     for (int64_t start = 0; start < n; start += 64) {
         fetch_ahead(x + start);
@@ -57,35 +74,74 @@ static int64_t find_candidates(const int32_t *x, int64_t n, int32_t bound, int64
             return -1;
         for (; mask; mask &= mask - 1) {
             positions[count] = start + __builtin_ctzll(mask);
-            magnitudes[count] = magnitude(x[positions[count]]);
+            values[count] = x[positions[count]];
             count++;
         }
     }
     return count;
 }
 
-/* The first k of those that reach the bound; entries above it go before those that equal it. */
+/* The first k of those that reach the bound; entries above it go before those that equal it. `values`, if any, gets
+   what they are. */
 static void keep_first(const int32_t *x, int64_t n, int64_t k, int32_t smallest, const int64_t *positions,
-                       int64_t *selected) {
+                       int64_t *selected, int32_t *values) {
     int64_t room = k;
     for (int64_t i = 0; i < n; i++)
         room -= magnitude(x[i]) > smallest;
     for (int64_t start = 0; start < n; start += 64)
         for (uint64_t mask = reaching_of_64(x + start, n - start, smallest); mask; mask &= mask - 1) {
             int64_t i = start + __builtin_ctzll(mask);
-            if (magnitude(x[i]) > smallest || room-- > 0)
+            if (magnitude(x[i]) > smallest || room-- > 0) {
                 *selected++ = positions ? positions[i] : i;
+                if (values)
+                    *values++ = x[i];
+            }
         }
 }
 
-/* x: fp32 [numel]; selected: int64 [k], ascending, 1 <= k <= numel; candidates: int64 [most] and magnitudes: int32
+/* x: fp32 [numel]; selected: int64 [k], ascending, 1 <= k <= numel; candidates: int64 [most] and scratch: int32
    [max(most, numel / 64)] are scratch memory. */
 void top_k(const int32_t *x, int64_t numel, int64_t k, int64_t *selected, int64_t most, int64_t *candidates,
-           int32_t *magnitudes) {
-    int32_t bound = sampled_bound(x, numel, k, magnitudes);
-    int64_t count = bound ? find_candidates(x, numel, bound, most, candidates, magnitudes) : -1;
+           int32_t *scratch) {
+    int32_t bound = bound_by_sample(scratch, sample_of(x, numel, scratch), k);
+    int64_t count = bound ? find_candidates(x, numel, bound, most, candidates, scratch) : -1;
     if (count >= k)
-        keep_first(magnitudes, count, k, kth_largest(magnitudes, count, k), candidates, selected);
+        keep_first(scratch, count, k, kth_largest(scratch, count, k), candidates, selected, 0);
     else
-        keep_first(x, numel, k, kth_largest(x, numel, k), 0, selected);
+        keep_first(x, numel, k, kth_largest(x, numel, k), 0, selected, 0);
+}
+
+struct candidates {
+    int32_t bound;
+    int64_t most, count; /* more than `most` where there is no room for them, and from then on */
+    int64_t *positions;
+    float *values;
+};
+
+static inline void find_in_block(float *x, int64_t start, int64_t width, void *context) {
+    struct candidates *found = context;
+    int64_t before = found->count;
+    for (int64_t i = 0; i < width && found->count <= found->most; i += 64) {
+        uint64_t mask = reaching_of_64((const int32_t *)x + i, width - i, found->bound);
+        if (found->count + __builtin_popcountll(mask) > found->most)
+            found->count = found->most + 1;
+        else
+            found->count = write_set_bits(mask, start + i, found->most, found->count, found->positions);
+    }
+    for (int64_t i = before; i < found->count && found->count <= found->most; i++)
+        found->values[i] = x[found->positions[i] - start];
+}
+
+/* sum = gradient + residual, and `top_k` of it, whose candidates are found while a block of it is at hand. values: fp32
+   [k], what is there. */
+void add_and_top_k(const float *gradient, const float *residual, int64_t numel, int64_t k, int64_t *selected,
+                   int32_t *values, int64_t most, int64_t *candidates, int32_t *scratch, float *sum) {
+    int32_t bound = bound_by_sample(scratch, sample_of_sum(gradient, residual, numel, scratch), k);
+    struct candidates found = {bound, most, bound ? 0 : most + 1, candidates, (float *)scratch};
+    sum_by_blocks(gradient, residual, numel, find_in_block, &found, sum);
+    const int32_t *all = (const int32_t *)sum;
+    if (k <= found.count && found.count <= most)
+        keep_first(scratch, found.count, k, kth_largest(scratch, found.count, k), candidates, selected, values);
+    else
+        keep_first(all, numel, k, kth_largest(all, numel, k), 0, selected, values);
 }

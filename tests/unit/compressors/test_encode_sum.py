@@ -21,6 +21,11 @@ LAYERS = layers_of_shapes((123, 45), (64, 16, 3, 3), (50,), kinds=("linear", "co
 SPECS = [
     "group_topk:group_size=100",
     "randomk:ratio=0.1",
+    "topk:ratio=0.05",
+    "topk:ratio=0.9,value_dtype=fp32",
+    "adaptive_topk:ratio=0.05,refresh=4",
+    "sign",
+    "onebit",
     "algc:ratio=0.05,min_numel=0,warmup_epochs=0,refresh=4",
     "algc:ratio=0.05,min_numel=100,flush_every=3,value_dtype=fp32",
     "hylo:min_numel=100",

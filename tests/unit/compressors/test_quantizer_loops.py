@@ -10,7 +10,7 @@ import torch
 from collectives.kernels.library import reference_path
 from collectives.payloads.codec.positions import seeded_positions
 from compressors.kernels import blocks, levels, powers, sending, signs, ternary
-from tests.testing.loops import assert_gives_what_the_reference_gives, needs_loops
+from tests.testing.loops import assert_gives_what_the_reference_gives, needs_loops, same
 
 pytestmark = needs_loops
 
@@ -64,6 +64,11 @@ def sent(x: torch.Tensor, seed: int) -> Result:
     return [sending.send_at(gradients, residual, left, positions, sending.KINDS[seed % 3], 1 + seed % 4), left]
 
 
+def with_bits_of_sum(loop: Callable[..., object], x: torch.Tensor) -> Result:
+    total = torch.empty_like(x)
+    return [*with_bits(lambda x, out: loop(x, x.flip(0), out, total), x), total]
+
+
 LOOPS: dict[str, Callable[[torch.Tensor, int], Result]] = {
     "block_maxima": lambda x, seed: [blocks.block_maxima(x, block_of(seed))],
     "block_norms": lambda x, seed: [blocks.block_norms(x, block_of(seed))],
@@ -75,6 +80,8 @@ LOOPS: dict[str, Callable[[torch.Tensor, int], Result]] = {
     "random_ternary": randomly_ternary,
     "signs_and_magnitude": lambda x, _: with_bits(signs.signs_and_magnitude, x),
     "signs_and_sums": lambda x, _: with_bits(signs.signs_and_sums, x),
+    "add_signs_and_magnitude": lambda x, _: with_bits_of_sum(signs.add_signs_and_magnitude, x),
+    "add_signs_and_sums": lambda x, _: with_bits_of_sum(signs.add_signs_and_sums, x),
 }
 
 
@@ -88,3 +95,12 @@ def test_long_sums_are_folded_over_several_levels() -> None:
     with reference_path():
         expected = with_bits(signs.signs_and_magnitude, x)[1:], with_bits(signs.signs_and_sums, x)[1:]
     assert (with_bits(signs.signs_and_magnitude, x)[1:], with_bits(signs.signs_and_sums, x)[1:]) == expected
+
+
+@pytest.mark.parametrize("name", ["send_at", "add_signs_and_magnitude", "add_signs_and_sums"])
+def test_what_is_written_past_the_caches_is_the_same(name: str) -> None:
+    x = torch.randn(2**22 + 1029, generator=torch.Generator().manual_seed(1))
+    with reference_path():
+        expected = LOOPS[name](x, 6)
+    for one, other in zip(LOOPS[name](x, 6), expected, strict=True):
+        assert same(one, other)

@@ -12,9 +12,9 @@ from collectives.kernels.library import reference_path
 from compressors.families.sparsifier import num_kept
 from compressors.kernels import magnitudes, selection
 from compressors.kernels.add import add
-from compressors.kernels.compensating import add_and_find, add_and_measure
+from compressors.kernels.compensating import add_and_find, add_and_measure, add_and_top_k
 from tests.testing.hard_numbers import hard_numbers
-from tests.testing.loops import assert_gives_what_the_reference_gives, needs_loops
+from tests.testing.loops import assert_gives_what_the_reference_gives, needs_loops, same
 
 pytestmark = needs_loops
 
@@ -65,12 +65,20 @@ def summed_and_found(x: torch.Tensor, seed: int) -> torch.Tensor:
     return torch.cat([squares, found.positions.double(), found.values.double(), out.double()])
 
 
+def summed_and_largest(x: torch.Tensor, seed: int) -> torch.Tensor:
+    out, numel = torch.empty_like(x), x.numel()
+    k = [1, numel // 100, numel // 3, numel][seed % 4]
+    positions, values = add_and_top_k(x, x.flip(0), max(1, k), out) if numel else (out, out)
+    return torch.cat([positions.double(), values.double(), out.double()])
+
+
 LOOPS: dict[str, Loop] = {
     "select_groups": groups,
     "send_groups": sent,
     "add_scaled": added,
     "add_and_measure": summed_and_measured,
     "add_and_find": summed_and_found,
+    "add_and_top_k": summed_and_largest,
     "top_k": lambda x, seed: selection.top_k(
         x, [0, min(1, x.numel()), x.numel() // 100, x.numel() // 3, x.numel()][seed % 5]
     ),
@@ -105,5 +113,16 @@ def test_a_loop_gives_what_the_reference_gives(name: str, cases: range) -> None:
 def test_a_sample_that_misleads_changes_nothing(x: torch.Tensor) -> None:
     with reference_path():
         expected = selection.top_k(x, 3000), magnitudes.sum_of_squares(x)
+    half, total = x / 2, torch.empty_like(x)
     assert torch.equal(selection.top_k(x, 3000), expected[0])
+    assert torch.equal(add_and_top_k(half, half, 3000, total)[0], expected[0])
+    assert torch.equal(total, x)
     assert magnitudes.sum_of_squares(x) == expected[1]
+
+
+@pytest.mark.parametrize("name", ["add_scaled", "add_and_measure", "add_and_find", "add_and_top_k", "send_groups"])
+def test_what_is_written_past_the_caches_is_the_same(name: str) -> None:
+    x = torch.randn(2**22 + 1029, generator=torch.Generator().manual_seed(1))
+    with reference_path():
+        expected = LOOPS[name](x, 6)
+    assert same(LOOPS[name](x, 6), expected)

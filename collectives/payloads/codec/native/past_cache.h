@@ -23,18 +23,47 @@ static inline void store_past_cache(vector values, float *out) {
 #endif
 }
 
+static inline vector vector_at(const float *from) {
+    vector values;
+    __builtin_memcpy(&values, from, sizeof values);
+    return values;
+}
+
+static inline void put(vector values, int past_cache, float *out) {
+    if (past_cache)
+        store_past_cache(values, out);
+    else
+        __builtin_memcpy(out, &values, sizeof values);
+}
+
 static inline int is_aligned(const float *out) { return (uintptr_t)out % sizeof(vector) == 0; }
 
 static inline void copy_past_cache(const float *from, int64_t numel, float *out) {
     int64_t i = 0;
     if (is_aligned(out))
-        for (; i + VECTOR <= numel; i += VECTOR) {
-            vector values;
-            __builtin_memcpy(&values, from + i, sizeof values);
-            store_past_cache(values, out + i);
-        }
+        for (; i + VECTOR <= numel; i += VECTOR)
+            store_past_cache(vector_at(from + i), out + i);
     for (; i < numel; i++)
         out[i] = from[i];
+}
+
+/* What is in x leaves to `out`, and a + b takes its place: one loop, which keeps memory as busy as a plain sum does.
+   Reading by itself and writing by itself, a few thousand elements each, would both be slower. */
+static inline void replace_by_sum(
+    const float *restrict a, const float *restrict b, int64_t numel, float *restrict x, int past_cache,
+    float *restrict out) {
+    int64_t i = 0;
+    if (past_cache && is_aligned(out))
+        for (; i + VECTOR <= numel; i += VECTOR) {
+            vector sum = vector_at(a + i) + vector_at(b + i);
+            store_past_cache(vector_at(x + i), out + i);
+            __builtin_memcpy(x + i, &sum, sizeof sum);
+        }
+    for (; i < numel; i++) {
+        float sum = a[i] + b[i];
+        out[i] = x[i];
+        x[i] = sum;
+    }
 }
 
 /* A stretch of `numel` elements in all: past the caches where those are many. */
