@@ -30,7 +30,7 @@ from rich.table import Table
 from bench.core.environment import origin_columns
 from bench.launch.jobs.variables import KEEP_MEMORY
 from collectives.base import Key, PendingSum
-from collectives.kernels.library import kernels_in_use, reference_path
+from collectives.kernels.library import found, kernels_in_use, reference_path
 from collectives.payloads.base import Payload, unpack
 from collectives.payloads.unreduced_sum import UnreducedSum
 from collectives.spec import build, component_names
@@ -201,9 +201,11 @@ def main() -> int:
     paths = PATHS[:1] if options.native else PATHS if kernels_in_use() == "native" else PATHS[1:]
     medians = measure(ways_of(options.names or encoders(), paths, options.numel), options.numel, options.rounds)
     floor = medians[FLOOR, ""]
-    table = Table("what", "path", "CPU ms", f"{FLOOR} times", title=f"{options.numel:,} elements, load {load:.1f}")
+    title = f"{options.numel:,} elements, loops {found().finding}, load {load:.1f}"
+    table = Table("what", "path", "CPU ms", f"{FLOOR} times", title=title)
     origin = {
         **origin_columns(),
+        "loops": found().finding,
         "started_at": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
         "load": load,
         "numel": options.numel,
