@@ -31,6 +31,10 @@ Average = Callable[[torch.Tensor], torch.Tensor]
 """fp32 [n] of this rank -> its mean over ranks, fp32 [n]; every rank must call"""
 
 
+class NonFiniteSum(ArithmeticError):
+    """Gradient plus residual is not finite somewhere."""
+
+
 @dataclasses.dataclass(kw_only=True)
 class Compressor(Options, abc.ABC):
     """One file, one class, named after the file; dataclass fields are its options.
@@ -42,6 +46,8 @@ class Compressor(Options, abc.ABC):
             order.
         several_rounds: ranks exchange several messages per bucket; `reduce` takes the place of `encode`.
         engine_hook: the method is PyTorch's own communication hook; see `compressors/families/torch_comm_hook.py`.
+        notices_nonfinite: `encode_sum` raises `NonFiniteSum` where gradient plus residual is not finite, so that nobody
+            has to look before.
         chooses: encodes nothing itself, but finds out while training which others do; see `compressors/ddp/choosing/`.
     """
 
@@ -50,6 +56,7 @@ class Compressor(Options, abc.ABC):
     granularity: ClassVar[Granularity] = "layer"
     several_rounds: ClassVar[bool] = False
     engine_hook: ClassVar[bool] = False
+    notices_nonfinite: ClassVar[bool] = False
     chooses: ClassVar[bool] = False
 
     @property
@@ -152,6 +159,9 @@ class Compressor(Options, abc.ABC):
             left: fp32 [layer.numel], overwritten with what is not sent; shares no memory with the others.
             layer: as in `encode`.
             step: where training is.
+
+        Raises:
+            NonFiniteSum: a method that `notices_nonfinite` found one.
         """
         return None
 

@@ -20,7 +20,7 @@ from collectives.payloads.base import Payload
 from collectives.payloads.codec.values import to_value_dtype
 from collectives.payloads.group_sparse import GroupSparse
 from collectives.ranges import Count
-from compressors.base import Granularity
+from compressors.base import Granularity, NonFiniteSum
 from compressors.families.sparsifier import DensitySparsifier, num_kept
 from compressors.kernels.selection import select_groups, send_groups
 from compressors.kernels.value_types import TORCH_DTYPES
@@ -56,6 +56,7 @@ class GroupTopK(DensitySparsifier):
 
     sends: ClassVar[type[Payload]] = GroupSparse
     granularity: ClassVar[Granularity] = "bucket"
+    notices_nonfinite: ClassVar[bool] = True
 
     group_size: Annotated[Count, Doc("elements per group")] = 1024
     preset: Annotated[Preset, Doc("patent or recommended: fixes several options at once")] = "none"
@@ -111,7 +112,9 @@ class GroupTopK(DensitySparsifier):
     ) -> Payload:
         k, last_k = self._kept(self.density(step), layer.numel)
         groups, dtype = (self.group_size, k, last_k), TORCH_DTYPES[self.value_dtype]
-        values, indices = send_groups(gradients, residual, left, groups, dtype, step.world_size)
+        values, indices, is_finite = send_groups(gradients, residual, left, groups, dtype, step.world_size)
+        if not is_finite:
+            raise NonFiniteSum
         return GroupSparse(layer.numel, self.group_size, k, values, indices)
 
     def contraction_bound(self, layer: Layer) -> float:

@@ -32,6 +32,7 @@ class TopK(DensitySparsifier):
     """
 
     sends: ClassVar[type[Payload]] = Sparse
+    notices_nonfinite: ClassVar[bool] = True
 
     @override
     def encode(self, x: torch.Tensor, layer: Layer, step: Step) -> Payload:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Callable
 
 import torch
 
@@ -18,6 +19,8 @@ class Bucket:
         layers: the layers inside.
         gradients: one flat floating view per layer, this rank's gradient; overwritten with the update.
         step: where training is.
+        screen: keeps what is not finite in `gradients` away from all that remembers; a reducer calls it before it
+            encodes, or where it finds such a value while it does.
         encoded: filled by the reducer, one entry per layer.
         encode_s: filled by the reducer, seconds of encoding and decoding.
     """
@@ -25,5 +28,6 @@ class Bucket:
     layers: list[Layer]
     gradients: list[torch.Tensor]
     step: Step
+    screen: Callable[[], object] = lambda: None
     encoded: list[EncodedLayer] = dataclasses.field(default_factory=list)
     encode_s: float = 0.0

@@ -182,7 +182,9 @@ class CompressionHook(Channel):
             _Job(
                 future=future,
                 buffer=buffer,
-                bucket=Bucket(layers=layers, gradients=gradients, step=self._step),
+                bucket=Bucket(
+                    layers=layers, gradients=gradients, step=self._step, screen=functools.partial(self._screen, buffer)
+                ),
                 is_last=bucket.is_last(),
                 arrived=time.perf_counter(),
                 ready=torch.cuda.current_stream(buffer.device).record_event() if on_cuda else None,
@@ -269,7 +271,6 @@ class CompressionHook(Channel):
             self._stream = self._stream or torch.cuda.Stream(job.buffer.device)
             torch.cuda.set_stream(self._stream)
             self._stream.wait_event(job.ready)
-        self._screen(job.buffer)
         job.pending = self.reducer.start(job.bucket, self.collective.start, self.transport)
         # Asked behind the last message, so that no round trip comes after it.
         if job.is_last and self._settings.nonfinite != "zero":

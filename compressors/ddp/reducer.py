@@ -24,7 +24,7 @@ from collectives.payloads.bundle import Bundle, members
 from collectives.payloads.dense import Dense
 from collectives.payloads.indexed_values import IndexedValues
 from collectives.transport.base import Transport
-from compressors.base import FP32_BYTES, Compressor
+from compressors.base import FP32_BYTES, Compressor, NonFiniteSum
 from compressors.ddp.bucket import Bucket
 from compressors.ddp.layer_store import LayerStore
 from compressors.ddp.report import EncodedLayer
@@ -127,6 +127,9 @@ class Reducer:
         `BoundCollective.start` for `start_sum`.
         """
         units = self._units(bucket)
+        finds_nonfinite = self.compressor.notices_nonfinite and all(map(self._takes_sum, units))
+        if not finds_nonfinite:
+            bucket.screen()
         if self.compressor.several_rounds:
             self._reduce_in_rounds(units, bucket, lambda payload, key: start_sum(payload, key).finish())
             return DONE
@@ -134,7 +137,11 @@ class Reducer:
             return DONE
         # A collective that keeps something per layer needs the ids in the order in which the message holds them.
         key = tuple(layer.id for unit in units for layer in unit.layers)
-        encoded = self._encode_all(units, bucket, transport)
+        try:
+            encoded = self._encode_all(units, bucket, transport, screened=not finds_nonfinite)
+        except NonFiniteSum:
+            bucket.screen()
+            encoded = self._encode_all(units, bucket, transport)
         pending = start_sum(_message(encoded), key)
         _account(encoded, bucket)  # while the message travels
 
@@ -199,15 +206,21 @@ class Reducer:
         bucket.step = dataclasses.replace(bucket.step, memory=self.memory)
         return cut(self.compressor, bucket.layers, bucket.step, bucket.gradients)
 
-    def _encode_all(self, units: Sequence[Unit], bucket: Bucket, transport: Transport | None) -> list[_Encoded]:
-        """Compensate, agree with the other ranks on what the method shares, and encode."""
+    def _encode_all(
+        self, units: Sequence[Unit], bucket: Bucket, transport: Transport | None, *, screened: bool = True
+    ) -> list[_Encoded]:
+        """Compensate, agree with the other ranks on what the method shares, and encode.
+
+        Raises:
+            NonFiniteSum: the bucket was not screened, and a method that notices it found what is not finite.
+        """
         started = time.perf_counter()
         inputs = [None if self._takes_sum(unit) else self._compensated(unit, bucket.step) for unit in units]
         bucket.encode_s += time.perf_counter() - started
         if transport is not None:
             given = [(unit.layer, x) for unit, x in zip(units, inputs, strict=True) if x is not None and not unit.dense]
             self.compressor.agree(given, bucket.step, transport)
-        return self._encode(units, inputs, bucket)
+        return self._encode(units, inputs, bucket, screened=screened)
 
     def _compensated(self, unit: Unit, step: Step) -> torch.Tensor:
         """The gradient with momentum, and where a residual is kept, plus what was not sent before."""
@@ -251,19 +264,26 @@ class Reducer:
             and all(gradient.dtype == torch.float32 and gradient.is_contiguous() for gradient in unit.gradients)
         )
 
-    def _encode_sum(self, unit: Unit, step: Step) -> Payload | None:
+    def _encode_sum(self, unit: Unit, step: Step, *, screened: bool) -> Payload | None:
         """Gradient and residual added and encoded in one pass, which leaves the proposed residual."""
         residual = self._residuals.accepted(unit)
         assert residual is not None
         left = self._residuals.propose(unit)
-        return self.compressor.encode_sum(unit.gradients, residual, left, unit.layer, step)
+        try:
+            return self.compressor.encode_sum(unit.gradients, residual, left, unit.layer, step)
+        except NonFiniteSum:
+            if screened:  # finite numbers whose sum overflows are encoded like any others
+                return None
+            raise
 
-    def _encode(self, units: Sequence[Unit], inputs: Sequence[torch.Tensor | None], bucket: Bucket) -> list[_Encoded]:
+    def _encode(
+        self, units: Sequence[Unit], inputs: Sequence[torch.Tensor | None], bucket: Bucket, *, screened: bool
+    ) -> list[_Encoded]:
         """What this rank sends; each input becomes its proposed residual; None: it is yet to be summed."""
         compressor, encoded = self.compressor, []
         for unit, x in zip(units, inputs, strict=True):
             started = time.perf_counter()
-            payload = self._encode_sum(unit, bucket.step) if x is None else None
+            payload = self._encode_sum(unit, bucket.step, screened=screened) if x is None else None
             if payload is None:
                 x = self._compensated(unit, bucket.step) if x is None else x
                 payload = Dense(x) if unit.dense else compressor.encode(x, unit.layer, bucket.step)

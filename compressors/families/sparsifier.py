@@ -21,7 +21,7 @@ from collectives.payloads.codec.values import to_value_dtype
 from collectives.payloads.dense import Dense
 from collectives.payloads.sparse import Sparse
 from collectives.ranges import CountOrZero
-from compressors.base import LossyCompressor
+from compressors.base import LossyCompressor, NonFiniteSum
 from compressors.kernels.compensating import add_and_top_k
 from compressors.kernels.value_types import TORCH_DTYPES, ValueDtype, roundoff
 from compressors.layer import Layer, Step
@@ -76,9 +76,16 @@ class Sparsifier(LossyCompressor, abc.ABC):
     def _largest_of_sum(
         self, gradients: Sequence[torch.Tensor], residual: torch.Tensor, left: torch.Tensor, k: int, step: Step
     ) -> Sparse:
-        """The k largest entries of one layer's gradient + residual; the rest goes to `left`. As `encode_sum`."""
+        """The k largest entries of one layer's gradient + residual; the rest goes to `left`. As `encode_sum`.
+
+        Raises:
+            NonFiniteSum: one of them is not finite.
+        """
         (gradient,) = gradients
-        payload = self._sparse_values(left.numel(), *add_and_top_k(gradient, residual, k, left), step)
+        positions, values = add_and_top_k(gradient, residual, k, left)
+        if not values.isfinite().all():  # what is not finite is among the largest
+            raise NonFiniteSum
+        payload = self._sparse_values(left.numel(), positions, values, step)
         payload.subtract_from_(left)
         return payload
 

@@ -34,6 +34,7 @@ _SEND_GROUPS = {
         array(dtype),
         _POSITIONS,
         _FLOATS,
+        returns=Int,
     )
     for dtype in TYPES
 }
@@ -82,7 +83,7 @@ def send_groups(
     groups: tuple[int, int, int],
     dtype: torch.dtype,
     world_size: int,
-) -> tuple[torch.Tensor, torch.Tensor]:
+) -> tuple[torch.Tensor, torch.Tensor, bool]:
     """Of x = gradients + residual the k largest per group, in the type they travel in; the rest goes to `left`.
 
     Args:
@@ -94,7 +95,8 @@ def send_groups(
         world_size: as in `to_value_dtype`.
 
     Returns:
-        values [as `select_groups` gives positions], -0.0 as +0.0; and for each its index in its group, int64.
+        values [as `select_groups` gives positions], -0.0 as +0.0; for each its index in its group, int64; and whether
+        all of x is finite: what is not is among the largest.
     """
     group_size, k, k_last = groups
     numel, loop = len(left), _SEND_GROUPS[dtype]
@@ -105,13 +107,14 @@ def send_groups(
         num_sent = num_groups * k + (k_last if rest else 0)
         values, indices = torch.empty(num_sent, dtype=dtype), torch.empty(num_sent, dtype=torch.int64)
         limit = value_limit(dtype, world_size)
-        loop(addresses, borders, residual, numel, *groups, TYPES.index(dtype), limit, values, indices, left)
-        return values, indices
+        arguments = addresses, borders, residual, numel, *groups, TYPES.index(dtype), limit, values, indices, left
+        return values, indices, bool(loop(*arguments))
     torch.add(torch.cat(list(gradients)), residual, out=left)
     positions = select_groups(left, *groups)
-    values = to_value_dtype(left.index_select(0, positions), dtype, world_size) + 0
+    largest = left.index_select(0, positions)
+    values = to_value_dtype(largest, dtype, world_size) + 0
     left.scatter_add_(0, positions, values.float().neg())
-    return values, positions.remainder(group_size)
+    return values, positions.remainder(group_size), bool(largest.isfinite().all())
 
 
 @also_on_gpus

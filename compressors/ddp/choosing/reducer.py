@@ -77,6 +77,7 @@ class ChosenPairs(Reducer):
 
     @override
     def start(self, bucket: Bucket, start_sum: StartSum, transport: Transport) -> PendingReduction:
+        bucket.screen()
         if self.look is not None:
             self.look(bucket)
         for layer, gradient in zip(bucket.layers, bucket.gradients, strict=True):

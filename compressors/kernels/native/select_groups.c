@@ -155,14 +155,15 @@ static float put_value(float x, int type, float limit, void *values, int64_t at)
 /* x = gradient + residual, of which the k largest per group are sent and the rest stays: one pass over memory.
 
    gradient: parts laid end to end; borders: int64 [parts + 1]; residual and left: fp32 [numel]. Of what is selected,
-   values: [as selected] in the type that travels, within +-limit; indices: int64, within the group. */
-void send_groups(const float *const *parts, const int64_t *borders, const float *residual, int64_t numel,
-                 int64_t group_size, int64_t k, int64_t k_last, int type, float limit, void *values, int64_t *indices,
-                 float *left) {
+   values: [as selected] in the type that travels, within +-limit; indices: int64, within the group. Returns whether
+   all of x is finite: what is not is among the largest. */
+int64_t send_groups(const float *const *parts, const int64_t *borders, const float *residual, int64_t numel,
+                    int64_t group_size, int64_t k, int64_t k_last, int type, float limit, void *values,
+                    int64_t *indices, float *left) {
     struct reader gradient = {parts, borders, 0, 0};
     int32_t positions[LONGEST_GROUP];
     _Alignas(64) float x[LONGEST_GROUP];
-    int64_t sent = 0, size = numel < group_size ? numel : group_size;
+    int64_t sent = 0, all_finite = 1, size = numel < group_size ? numel : group_size;
     __builtin_memset(x, 0, (uint64_t)size * sizeof *x);
     read_group(&gradient, residual, 0, size, x, left); /* zeros leave, whose place the first group takes later */
     for (int64_t start = 0; start < numel;) {
@@ -170,6 +171,7 @@ void send_groups(const float *const *parts, const int64_t *borders, const float 
         choose((const int32_t *)x, size, kept, gradient.next, positions);
         for (int64_t i = 0; i < kept; i++, sent++) {
             indices[sent] = positions[i];
+            all_finite &= magnitude((int32_t)bits_of(x[positions[i]])) < INFINITE;
             x[positions[i]] -= put_value(x[positions[i]], type, limit, values, sent);
         }
         int64_t rest = numel - start - size, following = rest < size ? rest : size;
@@ -179,4 +181,5 @@ void send_groups(const float *const *parts, const int64_t *borders, const float 
         size = following;
     }
     finish_past_cache();
+    return all_finite;
 }

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import contextlib
+from collections.abc import Callable
 
 import pytest
 import torch
 
+from collectives.base import Key, PendingSum
 from collectives.kernels.library import reference_path
 from collectives.payloads.base import Payload
 from collectives.spec import build
@@ -32,6 +34,9 @@ SPECS = [
     "hylo:min_numel=100,decode=threshold,pow2_threshold=true",
     "hylo:min_numel=100,threshold=0.1",
 ]
+
+
+NOTICING = ["group_topk:group_size=100", "topk:ratio=0.05"]
 
 
 def messages_and_residuals(spec: str) -> list[torch.Tensor]:
@@ -64,4 +69,62 @@ def test_native_loops_send_what_the_reference_path_sends(spec: str) -> None:
     with reference_path():
         reference = messages_and_residuals(spec)
     for one, other in zip(native, reference, strict=True):
+        assert same(one, other)
+
+
+def second_step(
+    spec: str, gradients: list[torch.Tensor], screen: Callable[[list[torch.Tensor]], object]
+) -> list[torch.Tensor]:
+    """The message and the residuals of a step that follows an ordinary one."""
+    reducer, seen = Reducer(build("compressors", Compressor, spec)), []
+    first = [gradient(layer, 0, 0) for layer in LAYERS]
+    for index, given in enumerate((first, [one.clone() for one in gradients])):
+        bucket = Bucket(layers=LAYERS, gradients=given, step=step_at(index), screen=lambda given=given: screen(given))
+
+        def start_sum(payload: Payload, key: Key) -> PendingSum:
+            seen.append(payload.pack().clone())
+            return PendingSum.done(payload)
+
+        reducer.start(bucket, start_sum, Alone()).finish()
+        reducer.commit()
+    return [seen[-1], *reducer.state_dict()["residuals"].values()]
+
+
+def zero_all(gradients: list[torch.Tensor]) -> None:
+    if not all(bool(one.isfinite().all()) for one in gradients):
+        for one in gradients:
+            one.zero_()
+
+
+@pytest.mark.parametrize("path", ["native", "reference"])
+@pytest.mark.parametrize("value", [torch.nan, torch.inf, -torch.inf])
+@pytest.mark.parametrize("spec", NOTICING)
+def test_what_is_not_finite_is_kept_away_where_encoding_finds_it(spec: str, value: float, path: str) -> None:
+    gradients = [gradient(layer, 1, 0) for layer in LAYERS]
+    gradients[1][77] = value
+    with reference_path() if path == "reference" else contextlib.nullcontext():
+        found = second_step(spec, gradients, zero_all)
+        zeros = second_step(spec, [torch.zeros_like(one) for one in gradients], lambda given: None)
+    for one, other in zip(found, zeros, strict=True):
+        assert same(one, other)
+
+
+@pytest.mark.parametrize("spec", NOTICING)
+def test_nobody_looks_at_finite_gradients_before_they_are_encoded(spec: str) -> None:
+    looks: list[bool] = []
+    second_step(spec, [gradient(layer, 1, 0) for layer in LAYERS], lambda given: looks.append(True))
+    assert len(looks) == 1  # in the first step, which has no residual to be added
+
+
+@pytest.mark.parametrize("spec", NOTICING)
+def test_finite_numbers_whose_sum_overflows_are_encoded_as_ever(spec: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    huge = [torch.full((layer.numel,), 3e38) for layer in LAYERS]
+    monkeypatch.setattr(
+        "tests.unit.compressors.test_encode_sum.gradient", lambda layer, step, rank: huge[layer.id].clone()
+    )
+    in_one = second_step(spec, huge, lambda given: None)
+    monkeypatch.setattr(Reducer, "_takes_sum", lambda self, unit: False)
+    in_three = second_step(spec, huge, lambda given: None)
+    assert any(bool(one.isinf().any()) for one in in_one[1:])
+    for one, other in zip(in_one, in_three, strict=True):
         assert same(one, other)
