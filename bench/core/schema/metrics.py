@@ -206,7 +206,7 @@ _origin = partial(Column, "origin")
 
 ORIGIN = (
     _origin("host", str, "machine name", deterministic=False),
-    _origin("cpu", str, "processor model and number of usable cores", deterministic=False),
+    _origin("cpu", str, "processor model, its widest vectors and number of usable cores", deterministic=False),
     _origin("torch_version", str, "version of torch"),
     _origin(
         "kernels",
