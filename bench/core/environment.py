@@ -35,7 +35,7 @@ def cpu_model() -> str:
     """
     flags = cpu_flags()
     vectors = next((name for flag, name in VECTORS.items() if flag in flags), None)
-    return ", ".join(filter(None, (_name_of_cpu(), vectors)))
+    return " with ".join(filter(None, (_name_of_cpu(), vectors)))
 
 
 def _name_of_cpu() -> str:

@@ -19,8 +19,8 @@ def asked_anew() -> Iterator[None]:
 @pytest.mark.parametrize(
     ("flags", "model"),
     [
-        ({"avx2", "avx512f"}, "AMD EPYC, AVX-512"),
-        ({"avx2"}, "AMD EPYC, AVX2"),
+        ({"avx2", "avx512f"}, "AMD EPYC with AVX-512"),
+        ({"avx2"}, "AMD EPYC with AVX2"),
         ({"sse2"}, "AMD EPYC"),
         (set(), "AMD EPYC"),
     ],
