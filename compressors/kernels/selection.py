@@ -135,7 +135,7 @@ def top_k(x: torch.Tensor, k: int) -> torch.Tensor:
 
 
 def candidates_room(numel: int, k: int) -> tuple[int, torch.Tensor, torch.Tensor]:
-    """Scratch memory of the loops of top-k: so many candidates at most, their positions, and their magnitudes."""
+    """Memory for the loops of top-k: so many candidates at most, their positions, and what is there or in a sample."""
     most = min(numel, 2 * k + SPARE)
     return most, torch.empty(most, dtype=torch.int64), torch.empty(max(most, numel // 64), dtype=torch.int32)
 

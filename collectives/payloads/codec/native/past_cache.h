@@ -29,13 +29,6 @@ static inline vector vector_at(const float *from) {
     return values;
 }
 
-static inline void put(vector values, int past_cache, float *out) {
-    if (past_cache)
-        store_past_cache(values, out);
-    else
-        __builtin_memcpy(out, &values, sizeof values);
-}
-
 static inline int is_aligned(const float *out) { return (uintptr_t)out % sizeof(vector) == 0; }
 
 static inline void copy_past_cache(const float *from, int64_t numel, float *out) {
