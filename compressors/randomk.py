@@ -66,8 +66,9 @@ class RandomK(DensitySparsifier):
         self, gradients: Sequence[torch.Tensor], residual: torch.Tensor, left: torch.Tensor, layer: Layer, step: Step
     ) -> Payload:
         blank = self._blank(layer.numel, left.device, layer, step)
-        dtype = TORCH_DTYPES[self.value_dtype]
-        return blank.with_wire(send_at(gradients, residual, left, blank.positions, dtype, step.world_size))
+        values = Seeded.room(blank.num_entries, TORCH_DTYPES[self.value_dtype], left.device)
+        send_at(gradients, residual, left, blank.positions, step.world_size, values)
+        return blank.with_wire(values)
 
     @override
     def encode(self, x: torch.Tensor, layer: Layer, step: Step) -> Payload:

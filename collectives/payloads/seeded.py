@@ -19,7 +19,7 @@ from collectives.payloads.base import HEADER_BYTES, Header, Payload
 from collectives.payloads.codec.positions import seeded_positions
 from collectives.payloads.codec.values import add_values
 from collectives.payloads.errors import PayloadError
-from collectives.payloads.fields import Field, Reader
+from collectives.payloads.fields import Field, Reader, with_room
 from collectives.payloads.indexed_values import IndexedValues
 from collectives.payloads.sparse import as_sparse
 
@@ -58,6 +58,11 @@ class Seeded(IndexedValues):
     def packed_nbytes(num_entries: int, dtype: torch.dtype) -> int:
         """Length of a packed payload with this many entries."""
         return HEADER_BYTES + FIXED.size + num_entries * dtype.itemsize
+
+    @staticmethod
+    def room(count: int, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
+        """Values to be filled, `dtype` [count], where packing leaves them."""
+        return with_room(HEADER_BYTES + FIXED.size, count, dtype, device)
 
     @functools.cached_property
     @override

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import abc
 import dataclasses
+import math
 from collections.abc import Sequence
 from typing import Annotated
 
@@ -23,6 +24,7 @@ from collectives.payloads.sparse import Sparse
 from collectives.ranges import CountOrZero
 from compressors.base import LossyCompressor, NonFiniteSum
 from compressors.kernels.compensating import add_and_top_k
+from compressors.kernels.magnitudes import largest_magnitude
 from compressors.kernels.value_types import TORCH_DTYPES, ValueDtype, roundoff
 from compressors.layer import Layer, Step
 
@@ -83,7 +85,7 @@ class Sparsifier(LossyCompressor, abc.ABC):
         """
         (gradient,) = gradients
         positions, values = add_and_top_k(gradient, residual, k, left)
-        if not values.isfinite().all():  # what is not finite is among the largest
+        if largest_magnitude(values) == math.inf:  # what is not finite is among the largest
             raise NonFiniteSum
         payload = self._sparse_values(left.numel(), positions, values, step)
         payload.subtract_from_(left)

@@ -7,8 +7,12 @@ import torch
 from collectives.kernels.gpu import also_on_gpus
 from collectives.kernels.loop import Float, Int, Loop, array
 from collectives.payloads.codec.bits import pack_bits
+from collectives.payloads.codec.philox import shared_words
 from compressors.kernels.blocks import divisors, relative_to_blocks
-from compressors.kernels.random import uniform_numbers
+
+PART_BITS = 23
+PARTS = 1 << PART_BITS
+"""of a level: as fine as fp32 is below one, and 127 levels of them an int32"""
 
 _FLOATS = array(torch.float32)
 _PACK = Loop("pack_levels", _FLOATS, Int, _FLOATS, Int, Float, Float, Int, Int, Int, array(torch.uint8))
@@ -25,7 +29,9 @@ def pack_levels(
     key: int | None = None,
     out: torch.Tensor,
 ) -> None:
-    """Write the levels x / scale * multiplier, rounded to the nearest, or without bias by the random numbers of a key.
+    """Write the levels x / scale * multiplier, rounded to the nearest, or at random by the numbers of a key.
+
+    At random means: in `PARTS` of a level, with a random number of them added, rounded down.
 
     Args:
         x: fp32 [numel]; NaN becomes level 0.
@@ -44,8 +50,15 @@ def pack_levels(
             out,
         )  # fmt: skip
         return
-    levels = relative_to_blocks(x, divisors(scales), block_numel) * multiplier
-    if key is not None:
-        levels += uniform_numbers(key, x.numel(), x.device)
-    levels = levels.clamp_(-most, most).nan_to_num_(nan=0.0)
-    out.copy_(pack_bits((levels.round_() if key is None else levels.floor_()).to(torch.int8), bits))
+    relative = relative_to_blocks(x, divisors(scales), block_numel)
+    if key is None:
+        levels = _within(relative * multiplier, most)
+    else:
+        parts = _within(relative * (PARTS * multiplier), PARTS * most)
+        levels = (parts + (shared_words(key, x.numel(), x.device) >> (32 - PART_BITS))) >> PART_BITS
+    out.copy_(pack_bits(levels.to(torch.int8), bits))
+
+
+def _within(x: torch.Tensor, most: int) -> torch.Tensor:
+    """The nearest integers, ties to even, within +-most: int64."""
+    return x.clamp_(-most, most).nan_to_num_(nan=0.0).round_().to(torch.int64)

@@ -7,7 +7,7 @@ import torch
 from collectives.kernels.gpu import also_on_gpus
 from collectives.kernels.loop import Int, Loop, array
 from collectives.payloads.codec.bits import pack_bits
-from collectives.payloads.codec.philox import random_words
+from collectives.payloads.codec.philox import shared_words
 from compressors.kernels.blocks import divisors, relative_to_blocks
 
 MANTISSA_BITS = 23  # of fp32
@@ -38,17 +38,14 @@ def pack_powers(
         _PACK(x.contiguous(), x.numel(), divisors(scales), block_numel, key, bits, out)
         return
     relative = relative_to_blocks(x, divisors(scales), block_numel).clamp_(-1, 1).nan_to_num_(nan=0.0)
+    relative = relative_to_blocks(x, divisors(scales), block_numel)
+    magnitude = relative.abs().nan_to_num_(nan=0.0).clamp_(max=1)
     num_exponents = (1 << (bits - 1)) - 1
-    smallest = EXPONENT_OF_ONE + 1 - num_exponents
-    chance = (random_words(key, x.numel(), x.device) >> (32 - MANTISSA_BITS)).to(torch.int32)
-    magnitude = relative.abs().view(torch.int32)
-    share = relative.abs() * 2.0 ** (num_exponents - 1) * 2.0**MANTISSA_BITS  # of the smallest power, in chances
-    exponent = torch.where(
-        magnitude < smallest << MANTISSA_BITS,
-        torch.where(chance < share, smallest, smallest - 1),
-        (magnitude + chance) >> MANTISSA_BITS,
-    )
-    codes = EXPONENT_OF_ONE + 1 - exponent
-    codes = torch.where(codes > num_exponents, 0, codes)
-    is_negative = (relative.view(torch.int32) < 0) & (codes > 0)
+    smallest = 2.0 ** (1 - num_exponents)
+    is_below = magnitude < smallest
+    mantissa = (magnitude + is_below * smallest).view(torch.int32)  # below: its share of the smallest power
+    chance = shared_words(key, x.numel(), x.device) >> (32 - MANTISSA_BITS)
+    exponent = ((mantissa + chance) >> MANTISSA_BITS) - is_below.int()
+    codes = (EXPONENT_OF_ONE + 1 - exponent) & num_exponents
+    is_negative = relative.signbit() & (codes > 0)
     out.copy_(pack_bits(codes + is_negative * (num_exponents + 1), bits))

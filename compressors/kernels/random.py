@@ -25,4 +25,9 @@ def seed_for(layer: Layer, step: Step, *, per_rank: bool) -> int:
 @also_on_gpus
 def uniform_numbers(key: int, count: int, device: torch.device) -> torch.Tensor:
     """Numbers in [0, 1), multiples of 2^-24: fp32 [count]."""
-    return (random_words(key, count, device) >> 8).float() * 2.0**-24
+    return uniform(random_words(key, count, device))
+
+
+def uniform(words: torch.Tensor) -> torch.Tensor:
+    """Of words 0..2^32 - 1 the upper 24 bits as a number in [0, 1): fp32 of the same shape."""
+    return (words >> 8).float() * 2.0**-24

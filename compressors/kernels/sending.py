@@ -22,9 +22,9 @@ def send_at(
     residual: torch.Tensor,
     left: torch.Tensor,
     positions: torch.Tensor,
-    dtype: torch.dtype,
     world_size: int,
-) -> torch.Tensor:
+    values: torch.Tensor,
+) -> None:
     """Of x = gradients + residual the values at positions, in the type they travel in; the rest goes to `left`.
 
     Args:
@@ -32,14 +32,11 @@ def send_at(
         residual: fp32 [numel].
         left: fp32 [numel], overwritten with x minus the values; shares no memory with the others.
         positions: int64 [count], strictly ascending within 0..numel-1.
-        dtype: of `KINDS`.
         world_size: as in `to_value_dtype`.
-
-    Returns:
-        `dtype` [count].
+        values: of `KINDS`, contiguous [count], overwritten.
     """
+    dtype = values.dtype
     if _SEND_AT.serves(left, *gradients):
-        values = torch.empty(positions.numel(), dtype=dtype)
         kind, limit = KINDS.index(dtype), value_limit(dtype, world_size)
         start = following = 0
         for gradient in gradients:
@@ -49,8 +46,7 @@ def send_at(
                 kind, limit, values, left[start:stop],
             )  # fmt: skip
             start = stop
-        return values
+        return
     torch.add(torch.cat(list(gradients)), residual, out=left)
-    values = to_value_dtype(left.index_select(0, positions), dtype, world_size)
+    values.copy_(to_value_dtype(left.index_select(0, positions), dtype, world_size))
     left.scatter_add_(0, positions, values.float().neg())
-    return values

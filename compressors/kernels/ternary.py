@@ -13,9 +13,10 @@ import torch
 from collectives.kernels.gpu import also_on_gpus
 from collectives.kernels.loop import Double, Float, Int, Loop, array
 from collectives.payloads.codec.bits import pack_bits
+from collectives.payloads.codec.philox import shared_words
 from collectives.payloads.codes import Codes
 from compressors.kernels.magnitudes import folded_sum, limited
-from compressors.kernels.random import uniform_numbers
+from compressors.kernels.random import uniform
 
 LEVELS, CODES = 8, 2
 """bits per element: levels of -1, 0 and +1 as int8, or codes"""
@@ -69,7 +70,7 @@ def random_ternary(x: torch.Tensor, scale: float, key: int, bits: int, *, limit:
         out = _room(x, bits)
         _RANDOM(x.contiguous(), x.numel(), limit, scale, key, bits, out)
         return _as(bits, out)
-    is_chosen = uniform_numbers(key, x.numel(), x.device) * scale < limited(x, limit)
+    is_chosen = uniform(shared_words(key, x.numel(), x.device)) * scale < limited(x, limit)
     levels = ((x > 0).to(torch.int8) - (x < 0).to(torch.int8)) * is_chosen
     return levels if bits == LEVELS else _codes_of(levels)
 

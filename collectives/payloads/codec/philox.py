@@ -54,3 +54,21 @@ def random_words(key: int, count: int, device: torch.device) -> torch.Tensor:
     zeros = torch.zeros_like(counters)
     words = philox4x32((counters & WORD, counters >> 32, zeros, zeros), (key & WORD, key >> 32))
     return torch.stack(words, dim=1).view(-1)[:count]
+
+
+@also_on_gpus
+def shared_words(key: int, count: int, device: torch.device) -> torch.Tensor:
+    """`count` numbers, two made of each word of a key: int64 [count], 0..2^32 - 1.
+
+    The first 64 of 128 are the words, the other 64 the same with their halves swapped. Each is as uniform as a word,
+    and of two that share one the upper halves, which decide all but once in 65536 times, are independent: half the
+    work where a number per element is most of what rounding costs.
+
+    Args:
+        key: 0..2^64 - 1.
+        count: how many.
+        device: where to.
+    """
+    words = random_words(key, -(-count // (2 * STRETCH)) * STRETCH, device).view(-1, STRETCH)
+    swapped = (words << 16 | words >> 16) & WORD
+    return torch.cat((words, swapped), dim=1).view(-1)[:count]

@@ -1,22 +1,27 @@
 /* Elements as integer levels of their block's scale, rounded to the nearest or at random, and packed. */
 #include "../../../collectives/payloads/codec/native/philox.h"
+#include "nearest.h"
 #include "spread.h"
 
-/* To the nearest integer, ties to even, for |x| < 2^22. */
-static inline int32_t nearest(float x) {
-    return (int32_t)(x + 0x1.8p23f - 0x1.8p23f);
-}
-
-static inline int32_t floor_of(float x) {
-    int32_t towards_zero = (int32_t)x;
-    return towards_zero - ((float)towards_zero > x);
-}
-
 /* Within +-most; NaN is 0. */
-static inline float limited(float x, float most) {
+static inline float within(float x, float most) {
     x = x == x ? x : 0;
     x = x > most ? most : x;
     return x < -most ? -most : x;
+}
+
+static inline void round_to_nearest(struct stretch of, float multiplier, float most, uint8_t *levels) {
+    for (int64_t i = 0; i < STRETCH; i++)
+        levels[i] = (uint8_t)nearest(within(of.x[i] / of.divisor * multiplier, most));
+}
+
+/* In parts of a level, 2^23 of them: with a random number of 23 bits added, as many round up as are over. */
+static inline void round_at_random(
+    struct stretch of, float multiplier, float most, const uint32_t *numbers, uint8_t *levels) {
+    for (int64_t i = 0; i < STRETCH; i++) {
+        int32_t parts = nearest(within(of.x[i] / of.divisor * (multiplier * 0x1p23f), most * 0x1p23f));
+        levels[i] = (uint8_t)((parts + (int32_t)(numbers[i] >> 9)) >> 23);
+    }
 }
 
 /* level = round(x / divisor * multiplier), within +-most; at random by the numbers of `key`. */
@@ -25,17 +30,15 @@ void pack_levels(
     int64_t at_random, uint64_t key, int64_t bits, uint8_t *packed) {
     for (int64_t start = 0; start < numel; start += STRETCH) {
         int64_t width = numel - start < STRETCH ? numel - start : STRETCH;
-        float relative[STRETCH];
-        uint32_t numbers[STRETCH];
+        float room[STRETCH];
         uint8_t levels[STRETCH], bytes[STRETCH];
-        quotients(x, divisors, block_numel, start, width, relative);
+        struct stretch of = stretch_at(x, divisors, block_numel, start, width, room);
         if (at_random) {
-            random_stretch(key, start / STRETCH, numbers);
-            for (int64_t i = 0; i < STRETCH; i++)
-                levels[i] = (uint8_t)floor_of(limited(relative[i] * multiplier + uniform(numbers[i]), most));
+            uint32_t numbers[SHARED];
+            shared_stretch(key, start / STRETCH, numbers);
+            round_at_random(of, multiplier, most, numbers, levels);
         } else
-            for (int64_t i = 0; i < STRETCH; i++)
-                levels[i] = (uint8_t)nearest(limited(relative[i] * multiplier, most));
+            round_to_nearest(of, multiplier, most, levels);
         pack_low(levels, bits, bytes);
         write_bytes(bytes, width, bits, packed + start * bits / 8);
     }

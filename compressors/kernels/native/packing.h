@@ -1,18 +1,10 @@
-/* 64 small codes into 64 * bits / 8 bytes, by words whose bytes are the codes that one byte will hold. */
+/* A stretch of small codes into its bytes, by words whose bytes are the codes that one byte will hold. */
 #ifndef PACKING_H
 #define PACKING_H
 
 #include <stdint.h>
 
-#define STRETCH 64
-
-/* Four codes of 0..3 to a byte, the first on top. */
-static inline void pack_pairs_high(const uint8_t *codes, uint8_t *packed) {
-    uint32_t words[STRETCH / 4];
-    __builtin_memcpy(words, codes, sizeof words);
-    for (int64_t i = 0; i < STRETCH / 4; i++)
-        packed[i] = (uint8_t)(words[i] << 6 | words[i] >> 4 | words[i] >> 14 | words[i] >> 24);
-}
+#define STRETCH 128 /* elements taken together: as many as a stretch has shared random numbers */
 
 /* The low `bits` bits of each, 2, 4 or 8, the first one lowest. */
 static inline void pack_low(const uint8_t *codes, int64_t bits, uint8_t *packed) {

@@ -1,40 +1,38 @@
 /* Elements as signed powers of two relative to their block's scale, rounded at random without bias, and packed. */
+#include "../../../collectives/payloads/codec/native/floats.h"
 #include "../../../collectives/payloads/codec/native/philox.h"
 #include "spread.h"
 
-/* The code of x in [-1, 1]: 0 for zero, j for 2^(1-j), and the top bit where negative. Added to the mantissa's 23 bits
-   a random number of as many carries into the exponent with the probability that is wanted. */
-static inline uint32_t code_of(float x, uint32_t chance, int32_t num_exponents, float below_smallest) {
-    int32_t bits, smallest = 128 - num_exponents;
-    __builtin_memcpy(&bits, &x, 4);
-    int32_t magnitude = bits & 0x7fffffff;
-    float share = __builtin_fabsf(x) * below_smallest * 0x1p23f; /* of the smallest power, in chances */
-    int32_t exponent_above = (magnitude + (int32_t)chance) >> 23;
-    int32_t exponent_below = (float)(int32_t)chance < share ? smallest : smallest - 1;
-    int32_t code = 128 - (magnitude < smallest << 23 ? exponent_below : exponent_above);
-    code = code > num_exponents ? 0 : code;
-    return (uint32_t)(bits < 0 && code ? code + num_exponents + 1 : code);
+/* The code of x in [-1, 1]: 0 for zero, j for 2^(1-j), and the top bit where negative; NaN is zero.
+
+   Added to the mantissa's 23 bits a random number of as many carries into the exponent with the probability that is
+   wanted. Below the smallest power that a code can name, that power is added first: what is over it in the mantissa is
+   then the probability of it, or zero. */
+static inline uint32_t code_of(float x, uint32_t number, uint32_t num_exponents) {
+    float smallest = float_of((128 - num_exponents) << 23), magnitude = __builtin_fabsf(x);
+    magnitude = magnitude == magnitude ? magnitude : 0;
+    magnitude = magnitude > 1 ? 1 : magnitude;
+    uint32_t is_below = magnitude < smallest;
+    magnitude += is_below ? smallest : 0;
+    uint32_t exponent = ((bits_of(magnitude) + (number >> 9)) >> 23) - is_below;
+    uint32_t code = (128 - exponent) & num_exponents, sign = (bits_of(x) >> 31) * (num_exponents + 1);
+    return code | (sign & (code + num_exponents)); /* no sign of zero */
 }
 
-/* `scales`: fp32 [num_blocks], powers of two; NaN is sent as 0. */
+/* `scales`: fp32 [num_blocks], powers of two. */
 void pack_powers(
     const float *x, int64_t numel, const float *scales, int64_t block_numel, uint64_t key, int64_t bits,
     uint8_t *packed) {
-    int32_t num_exponents = (1 << (bits - 1)) - 1;
-    float below_smallest = bits == 8 ? 0x1p126f : 0x1p6f;
+    uint32_t num_exponents = (1u << (bits - 1)) - 1;
     for (int64_t start = 0; start < numel; start += STRETCH) {
         int64_t width = numel - start < STRETCH ? numel - start : STRETCH;
-        float relative[STRETCH];
-        uint32_t numbers[STRETCH];
-        quotients(x, scales, block_numel, start, width, relative);
-        random_stretch(key, start / STRETCH, numbers);
+        float room[STRETCH];
+        uint32_t numbers[SHARED];
         uint8_t codes[STRETCH], bytes[STRETCH];
-        for (int64_t i = 0; i < STRETCH; i++) {
-            float r = relative[i] == relative[i] ? relative[i] : 0;
-            r = r > 1 ? 1 : r;
-            r = r < -1 ? -1 : r;
-            codes[i] = (uint8_t)code_of(r, numbers[i] >> 9, num_exponents, below_smallest);
-        }
+        struct stretch of = stretch_at(x, scales, block_numel, start, width, room);
+        shared_stretch(key, start / STRETCH, numbers);
+        for (int64_t i = 0; i < STRETCH; i++)
+            codes[i] = (uint8_t)code_of(of.x[i] / of.divisor, numbers[i], num_exponents);
         pack_low(codes, bits, bytes);
         write_bytes(bytes, width, bits, packed + start * bits / 8);
     }

@@ -1,4 +1,4 @@
-/* A stretch of elements over the scales of their blocks. */
+/* A stretch of elements, and what divides them to be relative to the scale of their block. */
 #ifndef SPREAD_H
 #define SPREAD_H
 
@@ -6,23 +6,27 @@
 
 #include "packing.h"
 
-/* out[i] = x[start + i] / divisors[its block] for i < width, 0 for the rest of the stretch. */
-static inline void quotients(
-    const float *x, const float *divisors, int64_t block_numel, int64_t start, int64_t width, float *out) {
+struct stretch {
+    const float *x; /* [STRETCH] */
+    float divisor;
+};
+
+/* Elements start..start+width-1: where they are, if they fill a stretch within one block; else, divided and filled up
+   with zeros, in `room`. */
+static inline struct stretch stretch_at(
+    const float *x, const float *divisors, int64_t block_numel, int64_t start, int64_t width, float *room) {
     int64_t block = start / block_numel, end = (block + 1) * block_numel - start;
-    if (width == STRETCH && end >= STRETCH) {
-        for (int64_t i = 0; i < STRETCH; i++)
-            out[i] = x[start + i] / divisors[block];
-        return;
-    }
-    __builtin_memset(out, 0, STRETCH * sizeof *out);
+    if (width == STRETCH && end >= STRETCH)
+        return (struct stretch){x + start, divisors[block]};
+    __builtin_memset(room, 0, STRETCH * sizeof *room);
     for (int64_t i = 0; i < width; i++) {
         if (i == end) {
             block++;
             end += block_numel;
         }
-        out[i] = x[start + i] / divisors[block];
+        room[i] = x[start + i] / divisors[block];
     }
+    return (struct stretch){room, 1};
 }
 
 #endif

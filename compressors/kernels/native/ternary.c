@@ -1,23 +1,7 @@
 /* Elements as -1, 0 or +1: beyond a threshold, or at random without bias. */
 #include "../../../collectives/payloads/codec/native/philox.h"
 #include "masks.h"
-#include "packing.h"
 #include "sums.h"
-
-/* As bytes, or two bits each, the first on top: 3 for +1, 2 for -1. */
-static inline void write_levels(int8_t *levels, int64_t width, int64_t bits, uint8_t *out) {
-    uint8_t codes[STRETCH], bytes[STRETCH];
-    if (bits == 8) {
-        write_bytes((uint8_t *)levels, width, 8, out);
-        return;
-    }
-    for (int64_t i = width; i < STRETCH; i++)
-        levels[i] = 0;
-    for (int64_t i = 0; i < STRETCH; i++)
-        codes[i] = (uint8_t)((levels[i] & 2) | (levels[i] > 0) | (levels[i] > 0) << 1);
-    pack_pairs_high(codes, bytes);
-    write_bytes(bytes, width, 2, out);
-}
 
 static inline int64_t smaller(int64_t a, int64_t b) { return a < b ? a : b; }
 
@@ -52,14 +36,19 @@ static inline int64_t pack_codes(const float *x, int64_t width, float threshold,
     return count;
 }
 
-/* The sign where |x| >= threshold. */
-void pack_ternary(const float *x, int64_t numel, float threshold, int64_t bits, uint8_t *out) {
+/* The sign where |x| >= threshold, of at most SUM_STRETCH elements: as bytes, or two bits each. */
+static inline void write_signs(const float *x, int64_t width, float threshold, int64_t bits, uint8_t *out) {
     if (bits == 8)
-        for (int64_t i = 0; i < numel; i++)
+        for (int64_t i = 0; i < width; i++)
             out[i] = (uint8_t)((x[i] >= threshold) - (x[i] <= -threshold));
     else
-        for (int64_t i = 0; i < numel; i += SUM_STRETCH)
-            pack_codes(x + i, smaller(SUM_STRETCH, numel - i), threshold, out + i / 4);
+        pack_codes(x, width, threshold, out);
+}
+
+/* Of all elements. */
+void pack_ternary(const float *x, int64_t numel, float threshold, int64_t bits, uint8_t *out) {
+    for (int64_t i = 0; i < numel; i += SUM_STRETCH)
+        write_signs(x + i, smaller(SUM_STRETCH, numel - i), threshold, bits, out + i * bits / 8);
 }
 
 /* |x| where it reaches a threshold; NaN does not. */
@@ -80,27 +69,24 @@ double pack_ternary_and_sum(const float *x, int64_t numel, float threshold, uint
     return finished(&waiting);
 }
 
-static inline int8_t chosen(float x, float limit, float scale, uint32_t number) {
+/* x with probability min(|x|, limit) / scale, else 0. */
+static inline float kept(float x, float limit, float scale, uint32_t number) {
     float magnitude = __builtin_fabsf(x);
     magnitude = magnitude > limit ? limit : magnitude;
-    int is_chosen = uniform(number) * scale < magnitude;
-    return (int8_t)(is_chosen * ((x > 0) - (x < 0)));
+    return uniform(number) * scale < magnitude ? x : 0;
 }
 
-/* The sign with probability min(|x|, limit) / scale, by the numbers of `key`. */
+/* The sign with that probability, by the numbers of `key`. */
 void pack_random_ternary(
     const float *x, int64_t numel, float limit, float scale, uint64_t key, int64_t bits, uint8_t *out) {
-    for (int64_t start = 0; start < numel; start += STRETCH) {
-        int64_t width = numel - start < STRETCH ? numel - start : STRETCH;
-        int8_t levels[STRETCH];
-        uint32_t numbers[STRETCH];
-        random_stretch(key, start / STRETCH, numbers);
-        if (width == STRETCH)
-            for (int64_t i = 0; i < STRETCH; i++)
-                levels[i] = chosen(x[start + i], limit, scale, numbers[i]);
-        else
-            for (int64_t i = 0; i < width; i++)
-                levels[i] = chosen(x[start + i], limit, scale, numbers[i]);
-        write_levels(levels, width, bits, out + start * bits / 8);
+    float chosen[SUM_STRETCH];
+    uint32_t numbers[SUM_STRETCH];
+    for (int64_t start = 0; start < numel; start += SUM_STRETCH) {
+        int64_t width = smaller(SUM_STRETCH, numel - start);
+        for (int64_t i = 0; i < width; i += SHARED)
+            shared_stretch(key, (start + i) / SHARED, numbers + i);
+        for (int64_t i = 0; i < width; i++)
+            chosen[i] = kept(x[start + i], limit, scale, numbers[i]);
+        write_signs(chosen, width, 0x1p-149f, bits, out + start * bits / 8);
     }
 }

@@ -5,7 +5,7 @@ import triton
 import triton.language as tl
 
 from collectives.kernels.gpu import launch
-from collectives.payloads.codec.triton.philox import uniform_tile
+from collectives.payloads.codec.triton.philox import shared_tile
 from compressors.kernels.blocks import divisors
 from compressors.kernels.triton.tiles import pack_tile, relative_tile, store_bytes
 
@@ -36,16 +36,14 @@ def _pack_levels(
     AT_RANDOM: tl.constexpr, BITS: tl.constexpr, TILE: tl.constexpr,
 ):  # fmt: skip
     first = tl.program_id(0).to(tl.int64) * TILE
-    MOST: tl.constexpr = (1 << (BITS - 1)) - 1
-    levels = relative_tile(x, divisors, numel, block_numel, first, TILE) * multiplier
-    if AT_RANDOM:
-        levels += uniform_tile(key, first, TILE)
+    PARTS: tl.constexpr = 8388608 if AT_RANDOM else 1
+    MOST: tl.constexpr = PARTS * ((1 << (BITS - 1)) - 1)
+    levels = relative_tile(x, divisors, numel, block_numel, first, TILE) * (PARTS * multiplier)
     levels = tl.where(levels == levels, levels, 0.0)
     levels = tl.where(levels > MOST, MOST * 1.0, levels)
     levels = tl.where(levels < -MOST, MOST * -1.0, levels)
+    whole = tl.where(levels < 0, -8388608.0, 8388608.0)  # 2^23: added, it leaves no room for a fraction
+    rounded = tl.where(tl.abs(levels) < 8388608.0, levels + whole - whole, levels).to(tl.int32)
     if AT_RANDOM:
-        towards_zero = levels.to(tl.int32)
-        rounded = towards_zero - (towards_zero.to(tl.float32) > levels).to(tl.int32)
-    else:
-        rounded = (levels + 12582912.0 - 12582912.0).to(tl.int32)  # 1.5 * 2^23: to the nearest, ties to even
+        rounded = (rounded + (shared_tile(key, first, TILE) >> 9).to(tl.int32)) >> 23
     store_bytes(out, pack_tile(rounded, BITS, False, TILE), numel, BITS, TILE)

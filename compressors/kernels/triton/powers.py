@@ -5,7 +5,7 @@ import triton
 import triton.language as tl
 
 from collectives.kernels.gpu import launch
-from collectives.payloads.codec.triton.philox import random_tile
+from collectives.payloads.codec.triton.philox import shared_tile
 from compressors.kernels.blocks import divisors
 from compressors.kernels.triton.tiles import magnitude_bits, pack_tile, relative_tile, store_bytes
 
@@ -26,19 +26,15 @@ def pack_powers(
 def _pack_powers(x, divisors, out, numel, block_numel, key, BITS: tl.constexpr, TILE: tl.constexpr):
     first = tl.program_id(0).to(tl.int64) * TILE
     NUM_EXPONENTS: tl.constexpr = (1 << (BITS - 1)) - 1
-    SMALLEST: tl.constexpr = 128 - NUM_EXPONENTS
-    BELOW_SMALLEST: tl.constexpr = 2.0 ** (NUM_EXPONENTS - 1)
+    SMALLEST: tl.constexpr = 2.0 ** (1 - NUM_EXPONENTS)
     relative = relative_tile(x, divisors, numel, block_numel, first, TILE)
-    relative = tl.where(relative == relative, relative, 0.0)
-    relative = tl.where(relative > 1, 1.0, relative)
-    relative = tl.where(relative < -1, -1.0, relative)
-    chance = (random_tile(key, first, TILE) >> 9).to(tl.int32)
-    magnitude = magnitude_bits(relative)
-    share = tl.abs(relative) * BELOW_SMALLEST * 8388608.0  # of the smallest power, in chances: 2^23
-    below = tl.where(chance.to(tl.float32) < share, SMALLEST, SMALLEST - 1)
-    exponent = tl.where(magnitude < (SMALLEST << 23), below, (magnitude + chance) >> 23)
-    code = 128 - exponent
-    code = tl.where(code > NUM_EXPONENTS, 0, code)
+    magnitude = tl.where(relative == relative, tl.abs(relative), 0.0)
+    magnitude = tl.where(magnitude > 1, 1.0, magnitude)
+    is_below = magnitude < SMALLEST
+    mantissa = magnitude_bits(tl.where(is_below, magnitude + SMALLEST, magnitude))
+    chance = (shared_tile(key, first, TILE) >> 9).to(tl.int32)
+    exponent = ((mantissa + chance) >> 23) - is_below.to(tl.int32)
+    code = (128 - exponent) & NUM_EXPONENTS
     is_negative = (relative.to(tl.int32, bitcast=True) < 0) & (code > 0)
     code += tl.where(is_negative, NUM_EXPONENTS + 1, 0)
     store_bytes(out, pack_tile(code, BITS, False, TILE), numel, BITS, TILE)

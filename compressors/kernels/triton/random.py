@@ -5,7 +5,7 @@ import triton
 import triton.language as tl
 
 from collectives.kernels.gpu import launch
-from collectives.payloads.codec.triton.philox import uniform_tile
+from collectives.payloads.codec.triton.philox import random_tile, uniform
 
 TILE = 4096
 
@@ -21,4 +21,4 @@ def uniform_numbers(key: int, count: int, device: torch.device) -> torch.Tensor:
 def _write_numbers(out, count, key, TILE: tl.constexpr):
     first = tl.program_id(0).to(tl.int64) * TILE
     places = first + tl.arange(0, TILE)
-    tl.store(out + places, uniform_tile(key, first, TILE), mask=places < count)
+    tl.store(out + places, uniform(random_tile(key, first, TILE)), mask=places < count)

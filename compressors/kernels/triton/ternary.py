@@ -7,7 +7,7 @@ import triton
 import triton.language as tl
 
 from collectives.kernels.gpu import launch
-from collectives.payloads.codec.triton.philox import uniform_tile
+from collectives.payloads.codec.triton.philox import shared_tile, uniform
 from collectives.payloads.codes import Codes
 from compressors.kernels.ternary import LEVELS
 from compressors.kernels.triton.tiles import pack_tile, store_bytes
@@ -51,7 +51,7 @@ def _random_ternary(x, out, numel, scale, limit, key, BITS: tl.constexpr, TILE: 
     element = tl.load(x + places, mask=places < numel, other=0.0)
     most = tl.zeros_like(element) + tl.cast(limit, tl.float32)
     magnitude = tl.where(tl.abs(element) > most, most, tl.abs(element))
-    is_chosen = uniform_tile(key, first, TILE) * tl.cast(scale, tl.float32) < magnitude
+    is_chosen = uniform(shared_tile(key, first, TILE)) * tl.cast(scale, tl.float32) < magnitude
     sign = (element > 0).to(tl.int32) - (element < 0).to(tl.int32)
     _store(out, tl.where(is_chosen, sign, 0), numel, BITS, TILE)
 

@@ -8,12 +8,14 @@ from typing import Any
 import pytest
 import torch
 
+from collectives.kernels.library import reference_path
 from collectives.options import OptionError
 from collectives.payloads import Codes
 from compressors.base import Compressor
 from compressors.ddp.reducer import Reducer
 from compressors.fp16 import Fp16
 from compressors.int8 import Int8
+from compressors.kernels import levels, powers, ternary
 from compressors.natural import Natural
 from compressors.onebit import OneBit
 from compressors.qsgd import Qsgd
@@ -53,6 +55,35 @@ def test_the_mean_of_many_draws_is_the_gradient(name: str, compressor: Compresso
     sample = draws(compressor, values.repeat(100), 300).view(-1, 20)
     standard_error = sample.std(0) / math.sqrt(len(sample))
     assert bool(((sample.mean(0) - values).abs() <= 4.5 * standard_error + 1e-6).all())
+
+
+@pytest.mark.parametrize("name", ["levels", "powers", "ternary"])
+def test_of_all_random_numbers_as_many_round_up_as_the_value_is_over(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Counted, not drawn: numbers a 65536th apart, each once, for a value 3/7 of the way to the next."""
+
+    def even(key: int, count: int, device: torch.device) -> torch.Tensor:
+        return torch.arange(count) << 16 | 1 << 15
+
+    share, numel = 3 / 7, 1 << 16
+    packed, one = torch.empty(numel, dtype=torch.uint8), torch.ones(1)
+    for module in (levels, powers, ternary):
+        monkeypatch.setattr(module, "shared_words", even)
+    with reference_path():
+        match name:
+            case "levels":
+                x = torch.full((numel,), (1 + share) / 127)
+                levels.pack_levels(x, one, numel, bits=8, multiplier=127, key=1, out=packed)
+                lower, upper = 1, 2
+            case "powers":
+                powers.pack_powers(torch.full((numel,), 0.25 * (1 + share)), one, numel, bits=8, key=1, out=packed)
+                lower, upper = 3, 2  # code j is 2^(1-j)
+            case _:
+                packed = ternary.random_ternary(torch.full((numel,), share), 1.0, 1, ternary.LEVELS)
+                lower, upper = 0, 1
+    assert int((packed == lower).sum() + (packed == upper).sum()) == numel
+    assert abs(int((packed == upper).sum()) - share * numel) <= 0.51  # half a number, and what fp32 leaves of x
 
 
 @pytest.mark.parametrize(("name", "compressor"), UNBIASED[:6], ids=[name for name, _ in UNBIASED[:6]])

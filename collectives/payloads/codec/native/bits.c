@@ -18,7 +18,5 @@ void pack_bits(const int64_t *codes, int64_t count, int64_t bits, uint8_t *packe
 }
 
 void unpack_bits(const uint8_t *packed, int64_t count, int64_t bits, int64_t *codes) {
-    int64_t nbytes = (count * bits + 7) / 8;
-    for (int64_t i = 0; i < count; i++)
-        codes[i] = (int64_t)code_at(packed, nbytes, i, bits);
+    unpack_codes(packed, count, bits, codes);
 }

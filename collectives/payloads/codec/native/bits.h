@@ -16,15 +16,33 @@ static inline uint64_t code_at(const uint8_t *packed, int64_t nbytes, int64_t i,
     return word >> (i * bits & 7) & ((1ull << bits) - 1);
 }
 
-/* The same of one that lies within four bytes: of the first `num_short_codes`, all of which are done at once. */
-static inline uint32_t short_code_at(const uint8_t *packed, int64_t i, int64_t bits) {
-    uint32_t word;
-    __builtin_memcpy(&word, packed + (i * bits >> 3), 4);
-    return word >> (i * bits & 7) & ((1u << bits) - 1);
+typedef int64_t codes_4 __attribute__((vector_size(32)));
+
+/* How many of `count` codes can be read four at a time: what lies within eight bytes that are all there. */
+static inline int64_t num_in_fours(int64_t count, int64_t nbytes, int64_t bits) {
+    if (bits < 1 || 4 * bits + 7 > 64 || nbytes < 8)
+        return 0;
+    int64_t readable = 8 * (nbytes - 8) / bits;
+    return (readable < count ? readable : count) & ~3ll;
 }
 
-static inline int64_t num_short_codes(int64_t nbytes, int64_t bits) {
-    return bits < 1 || bits > 25 || nbytes < 4 ? 0 : 8 * (nbytes - 4) / bits;
+/* Codes i..i+3. */
+static inline codes_4 four_codes_at(const uint8_t *packed, int64_t i, int64_t bits) {
+    typedef uint64_t words_4 __attribute__((vector_size(32)));
+    uint64_t word;
+    __builtin_memcpy(&word, packed + (i * bits >> 3), 8);
+    words_4 all = (words_4){0} + (word >> (i * bits & 7)), shifts = {0, (uint64_t)bits, 2 * (uint64_t)bits, 3 * (uint64_t)bits};
+    return (codes_4)(all >> shifts & (((uint64_t)1 << bits) - 1));
+}
+
+static inline void unpack_codes(const uint8_t *packed, int64_t count, int64_t bits, int64_t *codes) {
+    int64_t nbytes = (count * bits + 7) / 8, in_fours = num_in_fours(count, nbytes, bits), i = 0;
+    for (; i < in_fours; i += 4) {
+        codes_4 four = four_codes_at(packed, i, bits);
+        __builtin_memcpy(codes + i, &four, sizeof four);
+    }
+    for (; i < count; i++)
+        codes[i] = (int64_t)code_at(packed, nbytes, i, bits);
 }
 
 #endif

@@ -2,17 +2,19 @@
 #include "philox.h"
 #include "set_bits.h"
 
+#define FEW 32 /* words: most are empty where few positions are drawn, and are passed over together */
+
 /* `marks` [ceil(numel / 64)], zeros at first, has a bit for every element; afterwards those of the drawn are set. */
 static void draw(uint32_t numel, int64_t count, uint64_t key, uint64_t *marks) {
     if (!count)
         return;
     uint32_t unfair = (uint32_t)((1ull << 32) % numel); /* so many of 2^32 numbers are too many to be shared out */
-    uint32_t numbers[2][STRETCH];
+    uint32_t numbers[2][NUMBERS];
     random_stretch(key, 0, numbers[0]);
     for (int64_t stretch = 0; count; stretch++) {
         uint32_t *now = numbers[stretch % 2], *next = numbers[(stretch + 1) % 2];
         random_stretch(key, stretch + 1, next);
-        for (int i = 0; i < STRETCH && count; i++) {
+        for (int i = 0; i < NUMBERS && count; i++) {
             __builtin_prefetch(marks + ((uint64_t)next[i] * numel >> 38), 1);
             uint64_t product = (uint64_t)now[i] * numel, position = product >> 32;
             uint64_t is_new = ((uint32_t)product >= unfair) & ~(marks[position >> 6] >> (position & 63));
@@ -22,15 +24,31 @@ static void draw(uint32_t numel, int64_t count, uint64_t key, uint64_t *marks) {
     }
 }
 
+/* Bit j says whether word j of a few has any bit set. */
+static inline uint64_t occupied(const uint64_t *words, int64_t num_words) {
+    uint64_t any = 0;
+    for (int64_t j = 0; j < num_words; j++)
+        any |= (uint64_t)(words[j] != 0) << j;
+    return any;
+}
+
 /* Writes `count` ascending positions below `numel`; where more than half are asked for, those not drawn. */
 void draw_positions(int64_t numel, int64_t count, uint64_t key, uint64_t *marks, int64_t *positions) {
+    int64_t num_words = (numel + 63) / 64, found = 0;
     int others = count > numel / 2;
-    int64_t found = 0;
     draw((uint32_t)numel, others ? numel - count : count, key, marks);
-    for (int64_t start = 0; start < numel; start += 64) {
-        uint64_t left = marks[start / 64];
-        if (others)
-            left = ~left & (numel - start < 64 ? (1ull << (numel - start)) - 1 : ~0ull);
-        found = write_set_bits(left, start, count, found, positions);
+    if (others) {
+        for (int64_t i = 0; i < num_words; i++)
+            marks[i] = ~marks[i];
+        if (numel % 64)
+            marks[num_words - 1] &= (1ull << numel % 64) - 1;
+    }
+    for (int64_t first = 0; first < num_words; first += FEW) {
+        int whole = num_words - first >= FEW;
+        uint64_t left = whole ? occupied(marks + first, FEW) : occupied(marks + first, num_words - first);
+        for (; left; left &= left - 1) {
+            int64_t at = first + __builtin_ctzll(left);
+            found = write_set_bits(marks[at], 64 * at, count, found, positions);
+        }
     }
 }

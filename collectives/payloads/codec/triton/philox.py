@@ -23,6 +23,20 @@ def _write_words(out, count, key, TILE: tl.constexpr):
     tl.store(out + places, random_tile(key, first, TILE).to(tl.int64), mask=places < count)
 
 
+def shared_words(key: int, count: int, device: torch.device) -> torch.Tensor:
+    """int64 [count]."""
+    words = torch.empty(count, dtype=torch.int64, device=device)
+    launch(_write_shared, triton.cdiv(count, TILE), words, count, key, TILE=TILE)
+    return words
+
+
+@triton.jit(do_not_specialize=["key"])
+def _write_shared(out, count, key, TILE: tl.constexpr):
+    first = tl.program_id(0).to(tl.int64) * TILE
+    places = first + tl.arange(0, TILE)
+    tl.store(out + places, shared_tile(key, first, TILE).to(tl.int64), mask=places < count)
+
+
 @triton.jit
 def random_tile(key, first, TILE: tl.constexpr):
     """Numbers first .. first + TILE - 1 of a key: uint32 [TILE]; both are multiples of 64."""
@@ -54,6 +68,14 @@ def random_tile(key, first, TILE: tl.constexpr):
 
 
 @triton.jit
-def uniform_tile(key, first, TILE: tl.constexpr):
-    """The same numbers in [0, 1), multiples of 2^-24: fp32 [TILE]."""
-    return (random_tile(key, first, TILE) >> 8).to(tl.float32) * 5.9604644775390625e-08
+def shared_tile(key, first, TILE: tl.constexpr):
+    """Shared numbers first .. first + TILE - 1 of a key: uint32 [TILE]; both are multiples of 128."""
+    words = random_tile(key, first // 2, TILE // 2)
+    pairs = tl.reshape(tl.join(words, (words << 16) | (words >> 16)), (TILE // 128, 64, 2))
+    return tl.reshape(tl.permute(pairs, (0, 2, 1)), (TILE,))
+
+
+@triton.jit
+def uniform(numbers):
+    """In [0, 1), multiples of 2^-24: fp32."""
+    return (numbers >> 8).to(tl.float32) * 5.9604644775390625e-08
