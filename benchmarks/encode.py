@@ -55,6 +55,8 @@ OPTIONS = {  # one percent, at full compression from the first step
     "dgc": "warmup_epochs=0",
 }
 PATHS = ("native", "reference")
+WARM_UP = 12
+"""rounds that fill allocators and let residuals, and thresholds that follow them, settle: a training has thousands"""
 
 Way = Callable[[torch.Tensor], float]
 """a gradient -> the seconds that a way took with it"""
@@ -166,7 +168,7 @@ def measure(ways: dict[tuple[str, str], Way], numel: int, rounds: int) -> dict[t
     gradients = gradients_like_training(numel, 6)
     gradient, following = gradients[0].clone(), gradients[0].clone()
     seconds: dict[tuple[str, str], list[float]] = {key: [] for key in ways}
-    for number in range(-2, rounds):  # the first rounds fill allocators and the residual's buffers
+    for number in range(-WARM_UP, rounds):
         for key, way in ways.items():
             gradient, following = following, gradient.copy_(gradients[number % len(gradients)])
             taken = way(gradient)
