@@ -53,6 +53,7 @@ OPTIONS = {  # one percent, at full compression from the first step
     "adaptive_topk": f"ratio={RATIO},warmup_epochs=0",
     "algc": f"ratio={RATIO},warmup_epochs=0",
     "dgc": "warmup_epochs=0",
+    "threshold": "threshold=0.6",  # of the largest: 0.2 to 3 percent
 }
 PATHS = ("native", "reference")
 WARM_UP = 12

@@ -7,6 +7,7 @@ Differs: values are sent as they are, not as plus and minus the threshold; the t
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Sequence
 from typing import Annotated, ClassVar, Literal
 
 import torch
@@ -16,6 +17,7 @@ from collectives.payloads.base import Payload
 from collectives.payloads.sparse import Sparse
 from collectives.ranges import Positive
 from compressors.families.sparsifier import Sparsifier
+from compressors.kernels.compensating import add_and_find, add_and_measure
 from compressors.kernels.magnitudes import largest_magnitude, root_mean_square
 from compressors.kernels.selection import reaching
 from compressors.layer import Layer, Step
@@ -41,6 +43,22 @@ class Threshold(Sparsifier):
     @override
     def encode(self, x: torch.Tensor, layer: Layer, step: Step) -> Payload:
         return self._sparse(x, reaching(x, self._level(x)), step)
+
+    @override
+    def encode_sum(
+        self, gradients: Sequence[torch.Tensor], residual: torch.Tensor, left: torch.Tensor, layer: Layer, step: Step
+    ) -> Payload | None:
+        (gradient,) = gradients
+        if self.unit == "rms":
+            return None
+        if self.unit == "max":
+            _, largest = add_and_measure(gradient, residual, left)
+            payload = self._sparse(left, reaching(left, min(self.threshold, 1.0) * largest), step)
+        else:
+            found = add_and_find(gradient, residual, self.threshold, left)
+            payload = self._sparse_values(layer.numel, found.positions, found.values, step)
+        payload.subtract_from_(left)
+        return payload
 
     def contraction_bound(self, layer: Layer) -> float:
         """1 - 1 / m, for a relative threshold always lets the largest entry through; 1 for an absolute one."""
