@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import struct
 from collections.abc import Sequence
 
@@ -53,13 +54,16 @@ def lay_out(fields: Sequence[Field], device: torch.device) -> torch.Tensor:
         fields = fields[:-1]
     else:
         out = torch.empty(nbytes, dtype=torch.uint8, device=device)
-    offset = 0
-    for field in fields:
-        stop = offset + field_nbytes(field)
-        if stop > offset:
-            raw = torch.frombuffer(bytearray(field), dtype=torch.uint8) if isinstance(field, bytes) else as_bytes(field)
-            out[offset:stop] = raw
-        offset = stop
+    stops = list(itertools.accumulate(map(field_nbytes, fields)))
+    starts = [0, *stops]
+    if device.type == "cpu":  # without a tensor around every few bytes of a header
+        memory = out.numpy().data
+        for field, start, stop in zip(fields, starts, stops, strict=False):
+            memory[start:stop] = field if isinstance(field, bytes) else as_bytes(field).numpy().data
+        return out
+    for field, start, stop in zip(fields, starts, stops, strict=False):
+        raw = torch.frombuffer(bytearray(field), dtype=torch.uint8) if isinstance(field, bytes) else as_bytes(field)
+        out[start:stop] = raw
     return out
 
 

@@ -12,6 +12,7 @@ R. M. Fano, "On the number of bits required to implement an associative memory",
 
 from __future__ import annotations
 
+import functools
 from typing import Literal
 
 import numpy as np
@@ -46,11 +47,13 @@ def coding_nbytes(coding: Coding, count: int, universe: int) -> int:
             return packed_nbytes(count, low) + packed_nbytes(_unary_bits(count, universe, low), 1)
 
 
+@functools.lru_cache(maxsize=4096)
 def cheapest_coding(count: int, universe: int) -> Coding:
     """The coding with the fewest bytes; the simpler one where two are equal."""
     return min(CODINGS, key=lambda coding: coding_nbytes(coding, count, universe))
 
 
+@functools.lru_cache(maxsize=4096)
 def index_set_nbytes(count: int, universe: int) -> int:
     """Bytes that `count` indices below `universe` take on the wire, in the cheapest coding."""
     return coding_nbytes(cheapest_coding(count, universe), count, universe)

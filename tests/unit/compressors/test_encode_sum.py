@@ -40,6 +40,9 @@ SPECS = [
 ]
 
 
+LONG = layers_of_shapes((700, 400), (3,), (500, 601), kinds=("linear", "bias", "linear"))
+"""more elements than a cache holds, which are written past it; the last layer starts where no vector does"""
+
 NOTICING = ["group_topk:group_size=100", "topk:ratio=0.05"]
 
 
@@ -72,6 +75,27 @@ def test_native_loops_send_what_the_reference_path_sends(spec: str) -> None:
     native = messages_and_residuals(spec)
     with reference_path():
         reference = messages_and_residuals(spec)
+    for one, other in zip(native, reference, strict=True):
+        assert same(one, other)
+
+
+@pytest.mark.parametrize("spec", SPECS)
+def test_what_is_written_past_the_caches_arrives(spec: str) -> None:
+    def residuals() -> list[torch.Tensor]:
+        reducer = Reducer(build("compressors", Compressor, spec))
+        flat = torch.cat([gradient(layer, 0, 0).view(-1) for layer in LONG])
+        parts = list(flat.split([layer.numel for layer in LONG]))
+        for index in range(2):
+            bucket = Bucket(
+                layers=LONG, gradients=[part.clone() if index else part for part in parts], step=step_at(index)
+            )
+            reducer.reduce(bucket, lambda payload, key: payload, Alone())
+            reducer.commit()
+        return [*parts, *reducer.state_dict()["residuals"].values()]
+
+    native = residuals()
+    with reference_path():
+        reference = residuals()
     for one, other in zip(native, reference, strict=True):
         assert same(one, other)
 

@@ -10,8 +10,8 @@
 
 #define VECTOR 16
 
-/* Elements; less than this stays in a cache for whoever reads it next. */
-#define LONG (1 << 22)
+/* Elements; less than this, a core's share of its caches, stays there for whoever reads it next. */
+#define LONG (1 << 18)
 
 typedef float vector __attribute__((vector_size(4 * VECTOR)));
 
