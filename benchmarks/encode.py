@@ -8,6 +8,7 @@ figure is the median over rounds of that thread's CPU seconds, which other work 
 is that of the medians:
 
     python benchmarks/encode.py [NAME ...] [--numel 11000000] [--rounds 15] [--out results/reference/encode.csv]
+    python benchmarks/encode.py --model resnet18   # encoding its layers, in one bucket, instead of one layer
 """
 
 from __future__ import annotations
@@ -27,6 +28,7 @@ import torch
 from rich.console import Console
 from rich.table import Table
 
+from bench.core import spec
 from bench.core.environment import origin_columns
 from bench.launch.jobs.variables import KEEP_MEMORY
 from collectives.base import Key, PendingSum
@@ -38,7 +40,7 @@ from collectives.transport.alone import Alone
 from compressors.base import Compressor
 from compressors.ddp.bucket import Bucket
 from compressors.ddp.reducer import Reducer
-from compressors.layer import Layer, Step
+from compressors.layer import Layer, Step, layers_of
 
 FLOOR = "r += g"
 GROUP_SIZE = 1024
@@ -66,16 +68,15 @@ Way = Callable[[torch.Tensor], float]
 class Encoder:
     """A compressor as a training step runs it: from the gradient to the packed message."""
 
-    def __init__(self, compressor: Compressor, numel: int) -> None:
+    def __init__(self, compressor: Compressor, layers: list[Layer]) -> None:
         self.reducer = Reducer(compressor, momentum=0.9)
-        side = next(side for side in range(int(numel**0.5), 0, -1) if numel % side == 0)
-        shape = (numel // side, side)
-        self.layer = Layer(id=0, name="gradient", shape=shape, kind="linear", numel=numel, position=0.5)
+        self.layers = layers
         self.index = 0
 
     def __call__(self, gradient: torch.Tensor) -> float:
         step = Step(index=self.index, epoch=0, rank=0, world_size=1, seed=1)
-        bucket = Bucket(layers=[self.layer], gradients=[gradient], step=step)
+        gradients = list(gradient.split([layer.numel for layer in self.layers]))
+        bucket = Bucket(layers=self.layers, gradients=gradients, step=step)
         started = time.thread_time()
         pending = self.reducer.start(bucket, packed, Alone())
         seconds = time.thread_time() - started
@@ -83,6 +84,12 @@ class Encoder:
         self.reducer.commit()
         self.index += 1
         return seconds
+
+
+def one_layer(numel: int) -> list[Layer]:
+    """As square a matrix as there is."""
+    side = next(side for side in range(int(numel**0.5), 0, -1) if numel % side == 0)
+    return [Layer(id=0, name="gradient", shape=(numel // side, side), kind="linear", numel=numel, position=0.5)]
 
 
 def packed(payload: Payload, key: Key) -> PendingSum:
@@ -142,8 +149,9 @@ def gradients_like_training(numel: int, count: int) -> list[torch.Tensor]:
     return [0.3 * mean + noise * noise.abs() for noise in noises]
 
 
-def ways_of(names: list[str], paths: tuple[str, ...], numel: int) -> dict[tuple[str, str], Way]:
+def ways_of(names: list[str], paths: tuple[str, ...], layers: list[Layer]) -> dict[tuple[str, str], Way]:
     """What is measured: (compressor or call, path) -> way."""
+    numel = sum(layer.numel for layer in layers)
     whole = numel - numel % GROUP_SIZE
     residual, update = torch.zeros(numel), torch.zeros(numel)
     ways: dict[tuple[str, str], Way] = {
@@ -156,9 +164,9 @@ def ways_of(names: list[str], paths: tuple[str, ...], numel: int) -> dict[tuple[
     }
     for name in names:
         for path in paths:
-            spec = f"{name}:{OPTIONS[name]}" if name in OPTIONS else name
-            compressor = build("compressors", Compressor, spec)
-            ways[name, path] = on(path, Encoder(compressor, numel))
+            text = f"{name}:{OPTIONS[name]}" if name in OPTIONS else name
+            compressor = build("compressors", Compressor, text)
+            ways[name, path] = on(path, Encoder(compressor, layers))
             if name in DECODED:
                 ways[f"decode {RANKS} {name}", path] = on(path, Decoder(compressor, numel))
     return ways
@@ -193,7 +201,9 @@ def keep_memory() -> None:
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("names", nargs="*", metavar="NAME")
-    parser.add_argument("--numel", type=int, default=11_000_000)
+    size = parser.add_mutually_exclusive_group()
+    size.add_argument("--numel", type=int, default=11_000_000, help="elements of one layer")
+    size.add_argument("--model", help="encode the layers of this model instead")
     parser.add_argument("--rounds", type=int, default=15)
     parser.add_argument("--native", action="store_true", help="leave the reference path out, which takes minutes")
     parser.add_argument("--out", type=Path)
@@ -202,16 +212,19 @@ def main() -> int:
     torch.set_num_threads(1)
     load = os.getloadavg()[0]
     paths = PATHS[:1] if options.native else PATHS if kernels_in_use() == "native" else PATHS[1:]
-    medians = measure(ways_of(options.names or encoders(), paths, options.numel), options.numel, options.rounds)
+    layers = layers_of(spec.build("models", options.model).build(10)) if options.model else one_layer(options.numel)
+    numel = sum(layer.numel for layer in layers)
+    medians = measure(ways_of(options.names or encoders(), paths, layers), numel, options.rounds)
     floor = medians[FLOOR, ""]
-    title = f"{options.numel:,} elements, loops {found().finding}, load {load:.1f}"
+    title = f"{numel:,} elements in {len(layers)} layers, loops {found().finding}, load {load:.1f}"
     table = Table("what", "path", "CPU ms", f"{FLOOR} times", title=title)
     origin = {
         **origin_columns(),
         "loops": found().finding,
         "started_at": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
         "load": load,
-        "numel": options.numel,
+        "numel": numel,
+        "layers": len(layers),
         "rounds": options.rounds,
     }
     rows = []
