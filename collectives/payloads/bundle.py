@@ -21,7 +21,7 @@ from typing_extensions import override
 
 from collectives.payloads.base import HEADER_BYTES, Header, Payload, borders_of_blocks, unpack
 from collectives.payloads.errors import PayloadError
-from collectives.payloads.fields import Field, Reader
+from collectives.payloads.fields import Field, Reader, field_nbytes
 from collectives.payloads.unreduced_sum import UnreducedSum
 
 COUNT = struct.Struct("<I")
@@ -75,15 +75,13 @@ class Bundle(Payload):
 
     @override
     def fields(self) -> list[Field]:
-        lengths = [member.nbytes for member in self.payloads]
+        members = [member.fields() for member in self.payloads]
+        lengths = [sum(map(field_nbytes, fields)) for fields in members]
         ends = list(itertools.accumulate(_padded(length) // 8 for length in lengths))
         table = struct.pack(f"<{1 + len(ends)}I", len(ends), *ends)
-        parts: list[Field] = [
-            self._header(torch.float32, num_entries=self.num_entries) + table + _padding(len(table)),
-        ]
-        for member, length in zip(self.payloads, lengths, strict=True):
-            parts += [*member.fields(), _padding(length)]
-        return parts
+        header = self._header(torch.float32, num_entries=self.num_entries) + table + _padding(len(table))
+        padded = ([*fields, _padding(length)] for fields, length in zip(members, lengths, strict=True))
+        return [header, *itertools.chain.from_iterable(padded)]
 
     @override
     @classmethod
