@@ -42,7 +42,12 @@ class Threshold(Sparsifier):
 
     @override
     def encode(self, x: torch.Tensor, layer: Layer, step: Step) -> Payload:
-        return self._sparse(x, reaching(x, self._level(x)), step)
+        if self.unit == "absolute":
+            level = self.threshold
+        else:
+            largest = largest_magnitude(x)
+            level = self._level(largest if self.unit == "max" else root_mean_square(x), largest)
+        return self._sparse(x, reaching(x, level), step)
 
     @override
     def encode_sum(
@@ -53,7 +58,7 @@ class Threshold(Sparsifier):
             return None
         if self.unit == "max":
             _, largest = add_and_measure(gradient, residual, left)
-            payload = self._sparse(left, reaching(left, min(self.threshold, 1.0) * largest), step)
+            payload = self._sparse(left, reaching(left, self._level(largest, largest)), step)
         else:
             found = add_and_find(gradient, residual, self.threshold, left)
             payload = self._sparse_values(layer.numel, found.positions, found.values, step)
@@ -68,10 +73,6 @@ class Threshold(Sparsifier):
     def expected_nbytes(self, layer: Layer) -> int | None:
         return None
 
-    def _level(self, x: torch.Tensor) -> float:
+    def _level(self, unit: float, largest: float) -> float:
         """The magnitude to reach; a relative one is at most the largest, or a flat gradient would never be sent."""
-        if self.unit == "absolute":
-            return self.threshold
-        largest = largest_magnitude(x)
-        unit = largest if self.unit == "max" else root_mean_square(x)
         return min(self.threshold * unit, largest)

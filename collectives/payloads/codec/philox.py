@@ -56,7 +56,6 @@ def random_words(key: int, count: int, device: torch.device) -> torch.Tensor:
     return torch.stack(words, dim=1).view(-1)[:count]
 
 
-@also_on_gpus
 def shared_words(key: int, count: int, device: torch.device) -> torch.Tensor:
     """`count` numbers, two made of each word of a key: int64 [count], 0..2^32 - 1.
 

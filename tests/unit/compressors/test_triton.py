@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from collectives.kernels.library import reference_path, serving
-from collectives.payloads.codec.philox import random_words, shared_words
+from collectives.payloads.codec.philox import random_words
 from collectives.payloads.codec.values import to_value_dtype
 from collectives.spec import build, component_names
 from collectives.transport.alone import Alone
@@ -36,7 +36,6 @@ KERNELS: dict[str, Computed] = {
     **{name: lambda x, seed, computed=computed: [computed(x, seed)] for name, computed in SELECTIONS.items()},
     "uniform_numbers": lambda x, seed: [uniform_numbers(key_of(seed), x.numel(), x.device)],
     "random_words": lambda x, seed: [random_words(key_of(seed), x.numel(), x.device)],
-    "shared_words": lambda x, seed: [shared_words(key_of(seed), x.numel(), x.device)],
 }
 PER_CASE = 100
 """the interpreter is that much slower than a native loop"""

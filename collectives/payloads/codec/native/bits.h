@@ -31,7 +31,7 @@ static inline codes_4 four_codes_at(const uint8_t *packed, int64_t i, int64_t bi
     typedef uint64_t words_4 __attribute__((vector_size(32)));
     uint64_t word;
     __builtin_memcpy(&word, packed + (i * bits >> 3), 8);
-    words_4 all = (words_4){0} + (word >> (i * bits & 7)), shifts = {0, (uint64_t)bits, 2 * (uint64_t)bits, 3 * (uint64_t)bits};
+    words_4 all = (words_4){0} + (word >> (i * bits & 7)), shifts = (words_4){0, 1, 2, 3} * (uint64_t)bits;
     return (codes_4)(all >> shifts & (((uint64_t)1 << bits) - 1));
 }
 

@@ -58,8 +58,8 @@ int64_t add_group_starts(int64_t *positions, int64_t count, int64_t group_size, 
     return !outside;
 }
 
-/* Indices within groups of k, as many as `in_fours` says, and the positions that they are; k at least 4, so that four of
-   them lie in two groups at most. Returns whether all lie within their group. */
+/* Indices within groups of k, as many as `in_fours` says, and the positions that they are; k at least 4, so that four
+   of them lie in two groups at most. Returns whether all lie within their group. */
 static inline int64_t unpack_groups_in_fours(
     const uint8_t *packed, int64_t in_fours, int64_t bits, int64_t group_size, int64_t k, int32_t *indices,
     int64_t *positions) {

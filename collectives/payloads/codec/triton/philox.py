@@ -23,20 +23,6 @@ def _write_words(out, count, key, TILE: tl.constexpr):
     tl.store(out + places, random_tile(key, first, TILE).to(tl.int64), mask=places < count)
 
 
-def shared_words(key: int, count: int, device: torch.device) -> torch.Tensor:
-    """int64 [count]."""
-    words = torch.empty(count, dtype=torch.int64, device=device)
-    launch(_write_shared, triton.cdiv(count, TILE), words, count, key, TILE=TILE)
-    return words
-
-
-@triton.jit(do_not_specialize=["key"])
-def _write_shared(out, count, key, TILE: tl.constexpr):
-    first = tl.program_id(0).to(tl.int64) * TILE
-    places = first + tl.arange(0, TILE)
-    tl.store(out + places, shared_tile(key, first, TILE).to(tl.int64), mask=places < count)
-
-
 @triton.jit
 def random_tile(key, first, TILE: tl.constexpr):
     """Numbers first .. first + TILE - 1 of a key: uint32 [TILE]; both are multiples of 64."""
