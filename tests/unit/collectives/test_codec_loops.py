@@ -178,3 +178,15 @@ def test_every_half_is_read_as_it_is_also_where_subnormal_floats_are_flushed_to_
 @pytest.mark.parametrize("name", LOOPS)
 def test_a_loop_gives_what_the_reference_gives(name: str, cases: range) -> None:
     assert_gives_what_the_reference_gives(LOOPS[name], cases)
+
+
+@pytest.mark.parametrize("k", [1, 4, 7, 10])
+def test_indices_of_groups_are_unpacked_by_the_loop_itself(k: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What it finds bad is looked at again by plain lines, which would hide that it finds everything bad."""
+    indices = (torch.arange(k) * 9 + 1).repeat(23)
+    sent = GroupSparse(23 * 100, 100, k, torch.ones(23 * k), indices)
+    message = sent.pack()
+    monkeypatch.delattr("collectives.payloads.group_sparse.unpack_bits")
+    received = unpack(message)
+    assert isinstance(received, GroupSparse)
+    assert torch.equal(received.positions, sent.positions)
