@@ -225,7 +225,8 @@ def summary(rows: Sequence[Row]) -> Iterator[str]:
             for name, step_s in medians.items():
                 over_traces.setdefault(name, []).append(step_s)
         else:
-            beside_itself.append(statistics.mean(log_ratios(times["auto"], times[chosen_pair(counted)])))
+            if (chosen := chosen_pair(counted)) is not None:
+                beside_itself.append(statistics.mean(log_ratios(times["auto"], times[chosen])))
         best = min((name for name in medians if name != "auto"), key=medians.__getitem__)
         yield (
             f"{model} on {link}: auto {1000 * medians['auto']:.1f} ms, best {best} {1000 * medians[best]:.1f} ms, "
@@ -235,7 +236,7 @@ def summary(rows: Sequence[Row]) -> Iterator[str]:
             f"chose {statistics.mode(row['chosen'] for row in counted if row['method'] == 'auto')}"
         )
     if len(beside_itself) > 1:
-        yield f"auto / the pair that it chose, mean over all links and models: {interval(beside_itself)}"
+        yield f"auto / the pair that it chose, mean over links and models: {interval(beside_itself)}"
     if over_traces:
         means = {name: statistics.geometric_mean(values) for name, values in over_traces.items()}
         ranked = sorted(means, key=means.__getitem__)
@@ -262,10 +263,10 @@ def accuracies(model: str, rows: Sequence[Row]) -> str:
     return f"{model}, accuracy: auto {auto:.2f} %, bf16 {dense:.2f} %, {auto - dense:+.2f} points"
 
 
-def chosen_pair(rows: Sequence[Row]) -> str:
-    """The static pair that `auto` sent most through, in most turns."""
+def chosen_pair(rows: Sequence[Row]) -> str | None:
+    """The static pair that `auto` sent most through, in most turns; None: one that is not measured by itself."""
     chosen = statistics.mode(row["chosen"] for row in rows if row["method"] == "auto")
-    return next(name for name, pair in METHODS.items() if chosen.startswith(" on ".join(pair)))
+    return next((name for name, pair in METHODS.items() if chosen.startswith(" on ".join(pair))), None)
 
 
 def ratios(ours: Mapping[str, float], theirs: Mapping[str, float]) -> str:

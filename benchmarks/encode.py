@@ -51,6 +51,7 @@ ZEROED = "zero the update"
 OPTIONS = {  # one percent, at full compression from the first step
     "group_topk": f"ratio={RATIO},group_size={GROUP_SIZE},warmup_epochs=0",
     "topk": f"ratio={RATIO},warmup_epochs=0",
+    "qsparse": f"ratio={RATIO},warmup_epochs=0",
     "randomk": f"ratio={RATIO},warmup_epochs=0",
     "adaptive_topk": f"ratio={RATIO},warmup_epochs=0",
     "algc": f"ratio={RATIO},warmup_epochs=0",

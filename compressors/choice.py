@@ -129,7 +129,7 @@ def pairs_on(collective: Collective) -> list[Pair]:
         Pair("group_topk:ratio=0.1", name),
         Pair("hylo", "allgather"),
         Pair("group_topk", name),
-        Pair("topk", "allgather"),
+        Pair("qsparse", "allgather"),
     ]
     possible = []
     for pair in dict.fromkeys(wanted):

@@ -16,7 +16,7 @@ from typing_extensions import Doc, override
 from collectives.payloads.base import Payload
 from collectives.payloads.sparse import Sparse
 from collectives.ranges import Positive
-from compressors.families.sparsifier import Sparsifier
+from compressors.families.sparsifier import TypedSparsifier
 from compressors.kernels.compensating import add_and_find, add_and_measure
 from compressors.kernels.magnitudes import largest_magnitude, root_mean_square
 from compressors.kernels.selection import reaching
@@ -24,7 +24,7 @@ from compressors.layer import Layer, Step
 
 
 @dataclasses.dataclass(kw_only=True)
-class Threshold(Sparsifier):
+class Threshold(TypedSparsifier):
     """Entries with |x| >= threshold, in units of the gradient or of the layer's largest or root mean square magnitude.
 
     With error feedback no residual exceeds an absolute threshold; a relative one lets the largest entry through at

@@ -11,6 +11,7 @@ from collectives.payloads.group_sparse import GroupSparse
 from collectives.payloads.row_sparse import RowSparse
 from collectives.payloads.seeded import Seeded
 from collectives.payloads.sparse import Sparse
+from collectives.payloads.sparse_levels import SparseLevels
 from collectives.payloads.triangle import Triangle
 from collectives.payloads.two_means import TwoMeans
 from collectives.payloads.unreduced_sum import UnreducedSum
@@ -26,6 +27,7 @@ __all__ = [
     "RowSparse",
     "Seeded",
     "Sparse",
+    "SparseLevels",
     "Triangle",
     "TwoMeans",
     "UnreducedSum",

@@ -1,4 +1,4 @@
-"""Sparsifier: what every method that sends a few entries shares: density, its warm-up, value type, dense first steps.
+"""Sparsifiers: what methods that send a few entries share: density, its warm-up, value type, dense first steps.
 
 Source: warm-up of the density (0.25, 0.0625, ... down to the ratio): Lin et al. 2018 (Deep Gradient Compression,
 arXiv:1712.01887), section 3.3.
@@ -20,6 +20,7 @@ from collectives.options import OptionError
 from collectives.payloads.base import Payload
 from collectives.payloads.codec.values import to_value_dtype
 from collectives.payloads.dense import Dense
+from collectives.payloads.indexed_values import IndexedValues
 from collectives.payloads.sparse import Sparse
 from collectives.ranges import CountOrZero
 from compressors.base import LossyCompressor, NonFiniteSum
@@ -37,7 +38,6 @@ class Sparsifier(LossyCompressor, abc.ABC):
         OptionError: "topk: momentum_correction=true needs error_feedback=true".
     """
 
-    value_dtype: Annotated[ValueDtype, Doc("type of the values on the wire")] = "fp16"
     error_feedback: Annotated[bool, Doc("add what was not sent to the next gradient")] = True
     dense_steps: Annotated[CountOrZero, Doc("first optimizer steps in which everything is sent, in fp32")] = 0
     momentum_correction: Annotated[
@@ -64,20 +64,17 @@ class Sparsifier(LossyCompressor, abc.ABC):
     def is_dense_at(self, step_index: int) -> bool:
         return step_index < self.dense_steps
 
-    def _sparse(self, x: torch.Tensor, indices: torch.Tensor, step: Step) -> Sparse:
-        """The entries of `x` at ascending positions, in the value type; those that are zero there are left out."""
-        return self._sparse_values(x.numel(), indices, x.index_select(0, indices), step)
+    @abc.abstractmethod
+    def _sparse_values(self, numel: int, indices: torch.Tensor, values: torch.Tensor, step: Step) -> IndexedValues:
+        """Entries, fp32 [k], at ascending positions as they travel; those that are zero there are left out."""
 
-    def _sparse_values(self, numel: int, indices: torch.Tensor, values: torch.Tensor, step: Step) -> Sparse:
-        """The same from those entries alone."""
-        values = to_value_dtype(values, TORCH_DTYPES[self.value_dtype], step.world_size)
-        if not values.all():
-            indices, values = indices[values != 0], values[values != 0]
-        return Sparse(numel, indices, values)
+    def _sparse(self, x: torch.Tensor, indices: torch.Tensor, step: Step) -> IndexedValues:
+        """The same from all of `x`."""
+        return self._sparse_values(x.numel(), indices, x.index_select(0, indices), step)
 
     def _largest_of_sum(
         self, gradients: Sequence[torch.Tensor], residual: torch.Tensor, left: torch.Tensor, k: int, step: Step
-    ) -> Sparse:
+    ) -> IndexedValues:
         """The k largest entries of one layer's gradient + residual; the rest goes to `left`. As `encode_sum`.
 
         Raises:
@@ -91,13 +88,27 @@ class Sparsifier(LossyCompressor, abc.ABC):
         payload.subtract_from_(left)
         return payload
 
+
+@dataclasses.dataclass(kw_only=True)
+class TypedSparsifier(Sparsifier):
+    """A sparsifier whose values travel in a floating type."""
+
+    value_dtype: Annotated[ValueDtype, Doc("type of the values on the wire")] = "fp16"
+
+    @override
+    def _sparse_values(self, numel: int, indices: torch.Tensor, values: torch.Tensor, step: Step) -> Sparse:
+        values = to_value_dtype(values, TORCH_DTYPES[self.value_dtype], step.world_size)
+        if not values.all():
+            indices, values = indices[values != 0], values[values != 0]
+        return Sparse(numel, indices, values)
+
     def _bound_for(self, share: float) -> float:
         """The contraction of sending entries that hold at least this share of the squares, rounded."""
         return 1 - share * (1 - roundoff(self.value_dtype) ** 2)
 
 
 @dataclasses.dataclass(kw_only=True)
-class DensitySparsifier(Sparsifier):
+class ShareSparsifier(Sparsifier):
     """A sparsifier that is told how many entries to keep."""
 
     ratio: Annotated[float, Gt(0), Le(1), Doc("kept entries / entries")] = 0.01
@@ -112,6 +123,11 @@ class DensitySparsifier(Sparsifier):
     @override
     def density_for(self, layer: Layer, step: Step) -> float:
         return self.density(step)
+
+
+@dataclasses.dataclass(kw_only=True)
+class DensitySparsifier(ShareSparsifier, TypedSparsifier):
+    """Both."""
 
 
 def num_kept(density: float, numel: int) -> int:

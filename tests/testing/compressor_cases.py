@@ -57,6 +57,8 @@ VARIANTS = [
     case("topk", error_feedback=False),
     case("topk", momentum_correction=True, skip=("norm",)),
     case("topk", dense_steps=2),
+    case("qsparse", ratio=0.1, dense_ends=True),
+    case("qsparse", momentum_correction=True, warmup_epochs=0),
     case("group_topk", group_size=100, ratio=0.03, value_dtype="bf16"),
     case("group_topk", preset="patent"),
     case("group_topk", momentum_correction=True, min_numel=100),

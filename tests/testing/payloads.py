@@ -8,7 +8,18 @@ from collections.abc import Callable
 
 import torch
 
-from collectives.payloads import Bundle, CholeskyFactor, Codes, Dense, GroupSparse, RowSparse, Seeded, Sparse, Triangle
+from collectives.payloads import (
+    Bundle,
+    CholeskyFactor,
+    Codes,
+    Dense,
+    GroupSparse,
+    RowSparse,
+    Seeded,
+    Sparse,
+    SparseLevels,
+    Triangle,
+)
 from collectives.payloads.base import Payload
 from collectives.payloads.codec.codebooks import codebook_named
 from collectives.payloads.codec.positions import seeded_positions
@@ -47,6 +58,17 @@ def sparse_example(
     values = values_like_gradients(count, dtype, generator)
     dense, sent = _scattered(numel, indices, values)
     return Example(payload(numel, indices, values), dense, sent)
+
+
+def sparse_levels_example(
+    numel: int, dtype: torch.dtype, generator: torch.Generator, low: float = 0.25, ratio: float = 1.5
+) -> Example:
+    count = math.ceil(numel / 10)
+    indices = torch.randperm(numel, generator=generator)[:count].sort().values
+    codes = torch.randint(16, (count,), generator=generator)
+    values = low * ratio ** (codes % 8) * torch.where(codes < 8, 1, -1)  # 1.5^7 has 12 bits: exact in fp32
+    dense, sent = _scattered(numel, indices, values)
+    return Example(SparseLevels(numel, indices, low, ratio, codes.to(torch.uint8)), dense, sent)
 
 
 def group_sparse_example(
@@ -148,6 +170,7 @@ MAKERS: dict[str, Maker] = {
     "sparse": sparse_example,
     "sparse-1%": lambda n, d, g: sparse_example(n, d, g, density=0.01),
     "sparse-30%": lambda n, d, g: sparse_example(n, d, g, density=0.3),
+    "sparse_levels": sparse_levels_example,
     "group_sparse": group_sparse_example,
     "group_sparse-1000": lambda n, d, g: group_sparse_example(n, d, g, group_size=1000, k=10),
     "group_sparse-bitmap": lambda n, d, g: group_sparse_example(n, d, g, group_size=8, k=4),

@@ -14,6 +14,7 @@ from collectives.payloads import (
     RowSparse,
     Seeded,
     Sparse,
+    SparseLevels,
     Triangle,
     TwoMeans,
 )
@@ -52,6 +53,11 @@ GOLDEN: dict[str, tuple[Payload, str]] = {
     "sparse of zeros": (
         Sparse(9, torch.tensor([0, 3]), torch.zeros(2)),
         "5747 02 00 0000 0000 09000000 00000000",
+    ),
+    "sparse levels": (
+        SparseLevels(1000, torch.tensor([1, 600, 999]), 0.5, 2.0, torch.tensor([0, 15, 2], dtype=torch.uint8)),
+        # indices as above; 0.5, -64, 2
+        "5747 0b 00 0200 0000 e8030000 03000000  0000003f 00000040  0158e7 29 f002",
     ),
     "group sparse": (
         GroupSparse(20, 16, 2, torch.tensor([1.0, 2.0, 1.0], dtype=HALF), torch.tensor([1, 15, 2])),

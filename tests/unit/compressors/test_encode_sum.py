@@ -25,6 +25,7 @@ SPECS = [
     "randomk:ratio=0.1",
     "topk:ratio=0.05",
     "topk:ratio=0.9,value_dtype=fp32",
+    "qsparse:ratio=0.05",
     "adaptive_topk:ratio=0.05,refresh=4",
     "threshold",
     "threshold:threshold=2",
@@ -43,7 +44,7 @@ SPECS = [
 LONG = layers_of_shapes((700, 400), (3,), (500, 601), kinds=("linear", "bias", "linear"))
 """more elements than a cache holds, which are written past it; the last layer starts where no vector does"""
 
-NOTICING = ["group_topk:group_size=100", "topk:ratio=0.05"]
+NOTICING = ["group_topk:group_size=100", "topk:ratio=0.05", "qsparse:ratio=0.05"]
 
 
 def messages_and_residuals(spec: str) -> list[torch.Tensor]:

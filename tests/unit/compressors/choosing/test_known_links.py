@@ -45,7 +45,7 @@ def measured_at(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Times]:
     return measured_as
 
 
-NEAR_ON_BOTH = {"group_topk": (0.055, 0.08), "topk": (0.06, 0.055)}
+NEAR_ON_BOTH = {"group_topk": (0.055, 0.08), "qsparse": (0.06, 0.055)}
 """compressor -> seconds of a step on the fast link, on the slow one"""
 
 
@@ -60,11 +60,11 @@ def test_a_link_that_comes_back_is_known_and_needs_no_trials(budget: float, meas
     assert first == second
     for start in range(600, 2400, 300):
         late = [choice.of_layer(0) for choice in first[start + 100 : start + 300]]
-        best = "topk" if two_links(start) else "group_topk"
+        best = "qsparse" if two_links(start) else "group_topk"
         assert {part.pair.compressor for part in late if part.why != "tried"} == {best}
         assert "a link that is known" in last_held(first[: start + 300]).why
         tried = [choice.of_layer(0).pair.compressor for choice in first[start : start + 300]]
-        assert set(tried) <= {"topk", "group_topk"}  # but for turns of the nearest
+        assert set(tried) <= {"qsparse", "group_topk"}  # but for turns of the nearest
     turns = [
         sum(choice.of_layer(0).why == "tried" for choice in first[start : start + 300]) for start in range(0, 2400, 300)
     ]
@@ -85,7 +85,7 @@ def test_turns_while_the_link_is_another_one_tell_nothing_of_this_one(measured_a
     for start in range(500, 2900, 600):
         assert {
             part.pair.compressor for choice in held[start : start + 100] if (part := choice.of_layer(0)).why != "tried"
-        } == {"topk"}
+        } == {"qsparse"}
 
 
 def test_a_contest_in_which_the_link_became_another_stands_for_neither(measured_at: Callable[..., Times]) -> None:
@@ -112,7 +112,7 @@ def times_with_a_new_link(step: int, pair: Pair) -> StepSeconds:
 
 
 @pytest.mark.parametrize(
-    ("budget", "at_first", "later"), [(1.0, "bf16", "bf16"), (0.02, "topk", "bf16"), (1e-6, "topk", "topk")]
+    ("budget", "at_first", "later"), [(1.0, "bf16", "bf16"), (0.02, "qsparse", "bf16"), (1e-6, "qsparse", "qsparse")]
 )
 def test_a_link_that_is_not_known_waits_until_trials_can_be_afforded(
     budget: float, at_first: str, later: str, measured_at: Callable[..., Times]
@@ -140,7 +140,7 @@ def test_a_contest_that_ends_on_a_known_link_takes_nothing_from_what_is_known(
 
     held = chosen(measured_at(times, seconds_of_a_byte), 900, {"budget": 1.0})[0]
     assert held[690].of_layer(0).why == "tried"
-    assert last_held(held).pair.compressor == "topk"
+    assert last_held(held).pair.compressor == "qsparse"
     assert "40 ms a step, to a link that is known" in last_held(held[:830]).why
 
 
@@ -168,7 +168,7 @@ def test_what_is_known_of_a_link_gives_way_where_steps_do_not_bear_it_out(
 ) -> None:
     def later_otherwise(step: int, pair: Pair) -> StepSeconds:
         seconds = takes_turns(step, pair)
-        return StepSeconds(*(3 * each for each in seconds)) if step > 900 and pair.compressor == "topk" else seconds
+        return StepSeconds(*(3 * each for each in seconds)) if step > 900 and pair.compressor == "qsparse" else seconds
 
     held = chosen(measured_at(later_otherwise), 1800, {"budget": 1.0})[0]
     assert "a link that is known" in last_held(held[:930]).why
@@ -182,12 +182,12 @@ def test_what_is_known_of_a_link_counts_no_more_when_sparse_pairs_send_fewer_ent
     measured_at: Callable[..., Times],
 ) -> None:
     def times(step: int, pair: Pair) -> StepSeconds:
-        is_fast = pair.compressor == "bf16" if step < 600 else "topk" in pair.compressor
+        is_fast = pair.compressor == "bf16" if step < 600 else "sparse" in pair.compressor
         step_s = (0.1 if is_fast else 0.3) * (3 if two_links(step) else 1)
         return StepSeconds(step_s, 0.03, step_s - 0.03)
 
     held = chosen(measured_at(times), 1200, {"budget": 1e-6}, steps_per_epoch=600)[0]
     assert last_held(held[:600]).pair.compressor == "bf16"
-    assert "topk" in last_held(held[:900]).pair.compressor
-    assert "topk" in last_held(held).pair.compressor
+    assert "sparse" in last_held(held[:900]).pair.compressor
+    assert "sparse" in last_held(held).pair.compressor
     assert not any("a link that is known" in choice.of_layer(0).why for choice in held[900:])

@@ -68,7 +68,7 @@ def by_chance(seed: int, spread: float) -> Times:
 
 
 def usual_s(pair: Pair) -> float:
-    return {"bf16": 0.055, "none": 0.06, "hylo": 0.05, "group_topk": 0.058, "topk": 0.065}[
+    return {"bf16": 0.055, "none": 0.06, "hylo": 0.05, "group_topk": 0.058, "qsparse": 0.065}[
         pair.compressor.partition(":")[0]
     ]
 
@@ -81,7 +81,7 @@ def test_few_steps_that_happened_to_be_short_do_not_win(seed: int) -> None:
 
 def unlucky_at_first(step: int, pair: Pair) -> StepSeconds:
     """Steps of the fastest pair are long ones for as long as all are tried."""
-    step_s = {SPARSE: 0.06, Pair("topk", "allgather"): 0.066 if step < 150 else 0.055}.get(pair, 0.12)
+    step_s = {SPARSE: 0.06, Pair("qsparse", "allgather"): 0.066 if step < 150 else 0.055}.get(pair, 0.12)
     return StepSeconds(step_s, 0.03, step_s - 0.03)
 
 
@@ -90,25 +90,25 @@ def test_the_nearest_pair_has_a_turn_now_and_then_and_wins_by_many() -> None:
     assert next(choice for choice in held if "after" in choice.of_layer(0).why).of_layer(0).pair == SPARSE
     assert "times those with group_topk on ring" in held[-1].of_layer(0).why
     since = [choice.of_layer(0).pair.compressor for choice in held[200:]]
-    assert set(since) == {"group_topk", "topk"}  # the others are far behind
-    assert since.count("topk") > 0.6 * len(since)
+    assert set(since) == {"group_topk", "qsparse"}  # the others are far behind
+    assert since.count("qsparse") > 0.6 * len(since)
 
 
 def test_a_favourite_that_was_slow_when_it_was_tried_is_not_forgotten() -> None:
     def disturbed_at_first(step: int, pair: Pair) -> StepSeconds:
-        is_favourite = pair == Pair("topk", "allgather")
+        is_favourite = pair == Pair("qsparse", "allgather")
         step_s = (0.4 if step < 60 else 0.05) if is_favourite else usual_s(pair) + 0.1
         return StepSeconds(step_s, 0.03, step_s - 0.03)
 
     held = chosen(disturbed_at_first, 900)[0]
-    assert held[200].of_layer(0).pair.compressor != "topk"
-    assert held[-1].of_layer(0).pair.compressor == "topk"
-    assert "after steps of topk on allgather took 0.3" in held[-1].of_layer(0).why
+    assert held[200].of_layer(0).pair.compressor != "qsparse"
+    assert held[-1].of_layer(0).pair.compressor == "qsparse"
+    assert "after steps of qsparse on allgather took 0.3" in held[-1].of_layer(0).why
 
 
 def test_a_link_that_fades_makes_no_pair_look_slower_than_it_is() -> None:
     def fading(step: int, pair: Pair) -> StepSeconds:
-        fresh_s = {SPARSE: 0.058, Pair("topk", "allgather"): 0.06}.get(pair, 0.12)
+        fresh_s = {SPARSE: 0.058, Pair("qsparse", "allgather"): 0.06}.get(pair, 0.12)
         step_s = fresh_s * 1.01 ** (step % 80)
         return StepSeconds(step_s, 0.03, step_s - 0.03)
 
@@ -143,28 +143,28 @@ def test_dense_pairs_are_not_tried_on_a_link_that_has_become_slow_since_it_was_p
         return seconds if step < 9 else StepSeconds(*(2 * each for each in seconds))
 
     held = chosen(slower_and_slower, 150)[0]
-    assert {choice.of_layer(0).pair.compressor for choice in held[1:]} == {"group_topk", "topk"}
+    assert {choice.of_layer(0).pair.compressor for choice in held[1:]} == {"group_topk", "qsparse"}
 
 
 @pytest.mark.parametrize("times", [2.5, 0.4])
 @pytest.mark.parametrize("at", range(6, 78, 9))
 def test_a_link_that_jumps_while_pairs_are_tried_makes_none_look_better_than_it_is(at: int, times: float) -> None:
     def jumping(step: int, pair: Pair) -> StepSeconds:
-        before_s = {SPARSE: 0.066, Pair("topk", "allgather"): 0.06, Pair("hylo", "allgather"): 0.08}.get(pair, 0.12)
+        before_s = {SPARSE: 0.066, Pair("qsparse", "allgather"): 0.06, Pair("hylo", "allgather"): 0.08}.get(pair, 0.12)
         step_s = before_s * (times if step >= at else 1)
         return StepSeconds(step_s, 0.01, step_s - 0.01)
 
     held = chosen(jumping, 300, {"revise": False})[0]
-    assert held[-1].of_layer(0).pair.compressor == "topk"
+    assert held[-1].of_layer(0).pair.compressor == "qsparse"
 
 
 def test_what_is_held_gives_way_to_no_sparse_pair_that_is_only_as_good() -> None:
     def later_the_same(step: int, pair: Pair) -> StepSeconds:
-        step_s = {SPARSE: 0.06, Pair("topk", "allgather"): 0.06 if step > 300 else 0.055}.get(pair, 0.12)
+        step_s = {SPARSE: 0.06, Pair("qsparse", "allgather"): 0.06 if step > 300 else 0.055}.get(pair, 0.12)
         return StepSeconds(step_s, 0.01, step_s - 0.01)
 
     held = chosen(later_the_same, 1000, {"budget": 1.0})[0]
-    assert last_held(held).pair.compressor == "topk"
+    assert last_held(held).pair.compressor == "qsparse"
     assert "after 513 steps" in last_held(held).why
 
 
@@ -206,7 +206,7 @@ def sparser_every_epoch(step: int, pair: Pair) -> StepSeconds:
 def test_pairs_that_begin_with_more_entries_are_tried_again_when_they_send_fewer() -> None:
     held = chosen(sparser_every_epoch, 2 * STEPS_PER_EPOCH, {"budget": 1e-6}, steps_per_epoch=STEPS_PER_EPOCH)[0]
     assert last_held(held[:STEPS_PER_EPOCH]).pair.compressor == "hylo"
-    assert last_held(held).pair.compressor in {"group_topk", "topk"}
+    assert last_held(held).pair.compressor in {"group_topk", "qsparse"}
     assert "after sparse pairs became sparser" in last_held(held).why
 
 

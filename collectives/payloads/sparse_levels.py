@@ -1,0 +1,147 @@
+"""SparseLevels: indices, and for each a sign and one of eight magnitudes in a geometric row: four bits a value.
+
+Body: low f32 | ratio f32 | indices | codes of four bits, low bits first: j of magnitude low * ratio^j, and 8 where
+negative. The flags name the coding of the indices (`codec/index_sets.py`). A payload of zeros only is its header and
+fixed fields.
+
+Bytes: 24 + min over codings (indices) + ceil(z / 2).
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import math
+import struct
+from typing import Self
+
+import torch
+from typing_extensions import override
+
+from collectives.payloads.base import HEADER_BYTES, Header, Payload
+from collectives.payloads.codec.bits import pack_bits, packed_nbytes, unpack_bits
+from collectives.payloads.codec.index_sets import (
+    CODINGS,
+    cheapest_coding,
+    decode_indices,
+    encode_indices,
+    index_set_nbytes,
+)
+from collectives.payloads.errors import PayloadError
+from collectives.payloads.fields import Field, Reader
+from collectives.payloads.indexed_values import IndexedValues
+from collectives.payloads.sparse import as_sparse
+
+FIXED = struct.Struct("<ff")
+BITS = 4
+NUM_LEVELS = NEGATIVE = 8
+LARGEST = torch.finfo(torch.float32).max
+
+
+@dataclasses.dataclass(eq=False)
+class SparseLevels(IndexedValues):
+    """Plus or minus low * ratio^j at strictly ascending positions.
+
+    Attributes:
+        numel: elements of the dense tensor.
+        indices: int64 [z], strictly ascending, below `numel`.
+        low, ratio: of fp32 precision, low > 0 and ratio >= 1; 0 where there are no entries.
+        codes: uint8 [z], j in 0..7, and 8 more where the value is negative.
+
+    Raises:
+        PayloadError: `indices` and `codes` are not 1-D of one length, or `low` and `ratio` are out of range.
+    """
+
+    code = 11
+    dtypes = (torch.float32,)
+    addable = True
+
+    numel: int
+    indices: torch.Tensor
+    low: float
+    ratio: float
+    codes: torch.Tensor
+
+    def __post_init__(self) -> None:
+        if self.indices.dim() != 1 or self.indices.shape != self.codes.shape:
+            raise PayloadError(
+                f"indices {list(self.indices.shape)} and codes {list(self.codes.shape)} must be 1-D and equally long"
+            )
+        if not self.num_entries:
+            self.low = self.ratio = 0.0
+        elif not (0 < self.low < math.inf and 1 <= self.ratio < math.inf):
+            raise PayloadError(f"levels start above 0 and do not fall, got {self.low} and a ratio of {self.ratio}")
+
+    @staticmethod
+    def packed_nbytes(numel: int, num_entries: int) -> int:
+        """Length of a packed payload with this many entries."""
+        return HEADER_BYTES + FIXED.size + index_set_nbytes(num_entries, numel) + packed_nbytes(num_entries, BITS)
+
+    @property
+    @override
+    def device(self) -> torch.device:
+        return self.codes.device
+
+    @property
+    @override
+    def num_entries(self) -> int:
+        return self.codes.numel()
+
+    @property
+    @override
+    def positions(self) -> torch.Tensor:
+        return self.indices
+
+    @functools.cached_property
+    def values(self) -> torch.Tensor:  # type: ignore[override]  # found when asked for
+        """What the codes stand for, fp32 [z]."""
+        magnitudes = levels(self.low, self.ratio)
+        table = torch.tensor([*magnitudes, *(-magnitude for magnitude in magnitudes)], device=self.device)
+        return table.index_select(0, self.codes.to(torch.int64))
+
+    @property
+    @override
+    def nbytes(self) -> int:
+        return self.packed_nbytes(self.numel, self.num_entries)
+
+    @override
+    def fields(self) -> list[Field]:
+        coding = cheapest_coding(self.num_entries, self.numel)
+        header = self._header(torch.float32, num_entries=self.num_entries, flags=CODINGS.index(coding))
+        indices = encode_indices(self.indices, self.numel, coding)
+        return [header + FIXED.pack(self.low, self.ratio), *indices, pack_bits(self.codes, BITS)]
+
+    @override
+    @classmethod
+    def from_wire(cls, header: Header, body: torch.Tensor) -> Self:
+        reader, count = Reader(body), header.num_entries
+        low, ratio = map(float, reader.fields(FIXED))
+        if cls._dtype_in(header) != torch.float32 or header.flags >= len(CODINGS):
+            raise PayloadError(f"no index coding has the number {header.flags}")
+        indices = decode_indices(reader, count, header.numel, CODINGS[header.flags])
+        packed = reader.tensor(packed_nbytes(count, BITS), torch.uint8)
+        return cls(header.numel, indices, low, ratio, unpack_bits(packed, count, BITS).to(torch.uint8))
+
+    @override
+    def slice(self, start: int, stop: int) -> SparseLevels:
+        self._check_borders(start, stop)
+        first, last = torch.searchsorted(self.indices, torch.tensor([start, stop], device=self.device)).tolist()
+        part = self.indices[first:last] - start, self.low, self.ratio, self.codes[first:last]
+        return SparseLevels(stop - start, *part)
+
+    def add(self, other: Payload) -> Payload:
+        """A sum is none of the levels any more, so it is `Sparse` in fp32 (or `Dense`).
+
+        Raises:
+            PayloadError: the two do not fit together.
+        """
+        self._check_fits(other)
+        return as_sparse(self).add(other)
+
+
+def levels(low: float, ratio: float) -> list[float]:
+    """The eight magnitudes, to be rounded to fp32: products in fp64, one after the other, so the same everywhere."""
+    row = [low]
+    while len(row) < NUM_LEVELS:
+        row.append(min(row[-1] * ratio, LARGEST))
+    return row
