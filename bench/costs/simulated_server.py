@@ -22,6 +22,7 @@ import torch
 from bench.core.parts import BucketParts, Calibration, EncodedBucket
 from bench.costs.links.star import Star
 from bench.costs.ranks.computing import Computing, Job
+from bench.costs.sharing import Sharing
 from bench.strategies.async_server import AsyncServer
 from collectives.parameter_server.link import CONTROL_BYTES
 from collectives.parameter_server.server import ClockEnd, ParameterServer, Push, Session
@@ -34,7 +35,7 @@ STEPS = 40
 NEVER_S = 1e9
 """within which the simulated server gives nobody up"""
 
-Life = Generator[simpy.Event, Any, None]
+Life = Generator[simpy.Event, Any, Any]
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -156,6 +157,7 @@ class Simulation:
         self._links, self._work, self._root = setting.links, work, setting.strategy.root
         self._env = simpy.Environment()
         self._star = Star(self._env, setting.links, self._root)
+        self._cores = Sharing(self._env, n, work.computing.rates)
         self._serving = simpy.Resource(self._env)
         self._applied = _Applied()
         self._server: ParameterServer = setting.strategy.server(self._applied, n, NEVER_S)
@@ -178,14 +180,15 @@ class Simulation:
         yield env.timeout(begin)
         while True:
             begun, sent = env.now, []
-            for number, ready_s in enumerate(work.computing.handed_over_s):
-                yield self._until(begun + ready_s[rank])
-                yield env.timeout(work.computing.factor[rank] * work.encode_s[number])
+            handed_over = [env.event() for _ in work.nbytes]
+            backward = env.process(self._compute(rank, handed_over))
+            for number, bucket in enumerate(handed_over):
+                yield bucket
+                yield env.timeout(self._longer(rank) * work.encode_s[number])
                 if is_remote:
                     yield env.timeout(work.message_s[number])
                     sent.append(env.process(self._push(rank, number)))
-            computed = begun + work.computing.computed_s[rank]
-            yield self._until(computed)
+            computed = yield backward
             yield env.all_of(sent)
             yield from self._end_clock(rank)
             if is_remote:
@@ -193,6 +196,22 @@ class Simulation:
             if env.now > self._played.begun:
                 self._played.step_s[rank].append(env.now - begun)
                 self._played.exposed_s[rank].append(env.now - computed)
+
+    def _compute(self, rank: int, handed_over: Sequence[simpy.Event]) -> Life:
+        """Forward and backward, which hands over bucket after bucket; returns when it has ended."""
+        computing, begun = self._work.computing, self._env.now
+        *until_buckets, rest = np.diff(computing.marks, prepend=0.0)
+        for bucket, seconds in zip(handed_over, until_buckets, strict=True):
+            yield self._cores.begin(rank, seconds)
+            if bucket is handed_over[-1]:
+                yield self._env.timeout(computing.longer[rank] * (self._env.now - begun))
+            bucket.succeed()
+        yield self._cores.begin(rank, rest)
+        return self._env.now
+
+    def _longer(self, rank: int) -> float:
+        """Times what it takes one that has the machine to itself, what other work of a rank takes now."""
+        return 1 / self._cores.rate_with(rank)
 
     def _push(self, rank: int, number: int) -> Life:
         """A bucket's way to the server, until that has it."""
@@ -209,7 +228,7 @@ class Simulation:
             behind = self._server.take(Push(rank=rank, payloads={}, clock_end=clock_end), session)
             session.clock += 1
             seconds = sum(work.apply_s + (terms - 1) * work.add_s for terms in self._applied.take())
-            yield from self._be_busy(work.computing.factor[self._root] * seconds)
+            yield from self._be_busy(self._longer(self._root) * seconds)
             self._changed.succeed()
             self._changed = self._env.event()
             self._count(behind)
@@ -232,9 +251,6 @@ class Simulation:
     def _be_busy(self, seconds: float) -> Life:
         yield self._env.timeout(seconds)
         self._played.serving_s += seconds
-
-    def _until(self, time: float) -> simpy.Event:
-        return self._env.timeout(max(0.0, time - self._env.now))
 
     def _count(self, behind: int) -> None:
         """One push more; from the last of the untimed ones on they count."""

@@ -10,14 +10,16 @@ Source: Bertsekas and Gallager, "Data networks" (2nd edition, 1992), section 6.5
 
 from __future__ import annotations
 
-import collections
+from collections.abc import Generator
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import simpy
 
 from bench.costs.arrays import Floats
 from bench.costs.links.access import Links
+from bench.costs.sharing import Sharing
 from collectives.rounds.waves import Ints
 
 FASTEST = 1e15
@@ -37,13 +39,8 @@ class Star:
         n = links.num_ranks
         self._env, self._links, self._root = env, links, root
         self._up, self._down = (np.minimum(rates, FASTEST) for rates in (links.up_rate, links.down_rate))
-        self._queues: list[collections.deque[tuple[float, simpy.Event]]] = [collections.deque() for _ in range(2 * n)]
-        self._busy = np.zeros(2 * n, dtype=np.bool_)
-        self._left = np.zeros(2 * n)  # bytes of the first message in each queue that are still to go
-        self._rates = np.zeros(2 * n)
-        self._ends = np.full(2 * n, np.inf)
-        self._now = 0.0
-        self._alarms = 0
+        self._queues = [simpy.Resource(env) for _ in range(2 * n)]
+        self._wires = Sharing(env, 2 * n, self._fair_rates)
 
     def push(self, rank: int, nbytes: float) -> simpy.Event:
         """Send so much to the server; happens when the last byte has come, behind what this rank sent before."""
@@ -60,48 +57,18 @@ class Star:
         return 0.0 if hosts[source] == hosts[other] else float(self._links.latency_s[hosts[source]])
 
     def _send(self, queue: int, rank: int, nbytes: float) -> simpy.Event:
-        come = self._env.event()
         if self._links.host_of[rank] == self._links.host_of[self._root]:
-            return come.succeed()
-        self._queues[queue].append((nbytes, come))
-        if len(self._queues[queue]) == 1:
-            self._move_on()
-            self._busy[queue], self._left[queue] = True, nbytes
-            self._share()
-        return come
+            return self._env.event().succeed()
+        return self._env.process(self._carry(queue, nbytes))
 
-    def _move_on(self) -> None:
-        self._left -= self._rates * (self._env.now - self._now)
-        self._now = self._env.now
+    def _carry(self, queue: int, nbytes: float) -> Generator[simpy.Event, Any, None]:
+        with self._queues[queue].request() as turn:
+            yield turn
+            yield self._wires.begin(queue, nbytes)
 
-    def _share(self) -> None:
-        """Deal the links out anew, and wake up when the next message has come."""
-        busy = self._busy
-        self._rates = self._fair_rates()
-        self._ends = np.full(len(busy), np.inf)
-        self._ends[busy] = self._now + np.maximum(0.0, self._left[busy]) / self._rates[busy]
-        self._alarms += 1
-        if busy.any():
-            alarm = self._env.timeout(max(0.0, float(self._ends.min()) - self._now), value=self._alarms)
-            assert alarm.callbacks is not None  # only what has happened has none
-            alarm.callbacks.append(lambda event: self._end_messages(event.value))
-
-    def _end_messages(self, alarm: int) -> None:
-        """The first of what is on its way has come, unless the links were dealt out anew since the alarm was set."""
-        if alarm != self._alarms:
-            return
-        ended = np.flatnonzero(self._ends == self._ends.min())
-        self._move_on()
-        for queue in ended.tolist():
-            _, come = self._queues[queue].popleft()
-            come.succeed()
-            self._busy[queue] = bool(self._queues[queue])
-            self._left[queue] = self._queues[queue][0][0] if self._queues[queue] else 0.0
-        self._share()
-
-    def _fair_rates(self) -> Floats:
+    def _fair_rates(self, busy: npt.NDArray[np.bool_]) -> Floats:
         """Bytes per second of each queue."""
-        hosts, share, busy = self._links.host_of, self._links.ack_share, self._busy
+        hosts, share = self._links.host_of, self._links.ack_share
         server = hosts[self._root]
         to_server, from_server = (
             np.bincount(hosts[side], minlength=len(self._up)) for side in (busy[: len(hosts)], busy[len(hosts) :])

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from typing import Self
 
 import numpy as np
+import numpy.typing as npt
 
 from bench.core.config.straggler import Straggler
 from bench.core.parts import Calibration, EncodedBucket
@@ -86,6 +87,10 @@ class Computing:
             cores=cores,
             marks=np.array(work_alone(calibration)),
         )
+
+    def rates(self, computes: npt.NDArray[np.bool_]) -> Floats:
+        """As of `SharedCores`; the same whoever else computes, where hosts have their own."""
+        return np.where(computes, 1 / self.factor, 0.0) if self.cores is None else self.cores.rates(computes)
 
     def reached(self, starts: Floats) -> Floats:
         """When ranks have each bucket ready, and then backward behind them, float [buckets + 1, ranks].

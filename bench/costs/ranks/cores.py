@@ -11,6 +11,7 @@ from __future__ import annotations
 import dataclasses
 
 import numpy as np
+import numpy.typing as npt
 
 from bench.core.parts import Calibration
 from bench.costs.arrays import Floats
@@ -43,7 +44,7 @@ class SharedCores:
         now = float(starts.min())
         while (passed < len(marks)).any():
             computes = (starts <= now) & (passed < len(marks))
-            rates = np.where(computes, self.shares, 0.0) / self._slowdown(float(self.shares[computes].sum()))
+            rates = self.rates(computes)
             at_mark = np.full(len(starts), np.inf)
             at_mark[computes] = now + np.maximum(0.0, marks[passed[computes]] - done[computes]) / rates[computes]
             event = min(float(at_mark.min()), float(starts[starts > now].min(initial=np.inf)))
@@ -54,5 +55,13 @@ class SharedCores:
             passed[there] += 1
         return times
 
-    def _slowdown(self, ranks: float) -> float:
-        return crowd_at(self.calibration, self.load * ranks).computed_s / self.calibration.computed_s
+    def rates(self, computes: npt.NDArray[np.bool_]) -> Floats:
+        """How much of its work each gets done in a second, beside what it would alone, float [ranks].
+
+        Args:
+            computes: who is at it, bool [ranks]; 0 for the others.
+        """
+        load = self.load * float(self.shares[computes].sum())
+        slowdown = crowd_at(self.calibration, load).computed_s / self.calibration.computed_s
+        rates: Floats = np.where(computes, self.shares, 0.0) / slowdown
+        return rates

@@ -171,6 +171,16 @@ def test_ranks_on_shared_cores_make_no_more_steps_than_these_can_compute() -> No
     assert prediction.samples_per_s == pytest.approx(32 * 2 / 0.35, rel=0.01)
 
 
+def test_a_rank_that_waits_for_a_link_leaves_the_cores_to_others() -> None:
+    """Two on one core: by a fast link both always compute, by a slow one the other is hardly ever at it."""
+    known = calibration(cores=1, update_s=0.0)
+    asked = {"hosts": 2, "shared_cores": 1}
+    assert step(known, **asked).step_times_s == pytest.approx((0.7, 0.7), rel=1e-3)
+    serving, pushing = step(known, bandwidth="1mbit", **asked).step_times_s
+    assert serving == pytest.approx(0.35, rel=0.05)
+    assert pushing == pytest.approx(0.5 + (PUSHED + ANSWERED) / MEGABIT, rel=0.05)
+
+
 def test_what_carries_frames_takes_the_cores_that_ranks_share() -> None:
     carried = MessageCosts(carry_byte_s=4e-6)
     known = calibration(cores=2, messages={LOCAL: MessageCosts(), SEGMENTS: carried, FRAMES: carried})
