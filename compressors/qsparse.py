@@ -7,7 +7,9 @@ a step of its own is sent, not the sum of several (that is strategy `local`).
 
 from __future__ import annotations
 
+import ctypes
 import dataclasses
+import math
 from collections.abc import Sequence
 from typing import ClassVar
 
@@ -15,9 +17,12 @@ import torch
 from typing_extensions import override
 
 from collectives.payloads.base import Payload
-from collectives.payloads.sparse_levels import LARGEST, NEGATIVE, NUM_LEVELS, SparseLevels, levels
+from collectives.payloads.sparse_levels import LARGEST, NUM_LEVELS, SparseLevels
+from compressors.base import NonFiniteSum
 from compressors.families.sparsifier import ShareSparsifier, num_kept
-from compressors.kernels.magnitudes import magnitudes
+from compressors.kernels.compensating import add_and_top_k
+from compressors.kernels.magnitudes import largest_magnitude, magnitude_range
+from compressors.kernels.nearest_levels import pack_nearest_levels
 from compressors.kernels.selection import top_k
 from compressors.layer import Layer, Step
 
@@ -46,21 +51,25 @@ class QSparse(ShareSparsifier):
     def encode_sum(
         self, gradients: Sequence[torch.Tensor], residual: torch.Tensor, left: torch.Tensor, layer: Layer, step: Step
     ) -> Payload:
-        return self._largest_of_sum(gradients, residual, left, num_kept(self.density(step), layer.numel), step)
+        (gradient,) = gradients
+        positions, values = add_and_top_k(gradient, residual, num_kept(self.density(step), layer.numel), left)
+        if largest_magnitude(values) == math.inf:  # what is not finite is among the largest
+            raise NonFiniteSum
+        payload = self._sparse_values(layer.numel, positions, values, step)
+        payload.subtract_from_(left)
+        return payload
 
     @override
     def _sparse_values(self, numel: int, indices: torch.Tensor, values: torch.Tensor, step: Step) -> SparseLevels:
-        if not values.all():
+        low, high = magnitude_range(values)
+        if low == 0:
             indices, values = indices[values != 0], values[values != 0]
-        if not values.numel():
-            return SparseLevels(numel, indices, 0.0, 0.0, values.to(torch.uint8))
-        sizes = magnitudes(values).clamp_(max=LARGEST)
-        low, high = map(float, sizes.aminmax())
-        ratio = max(1.0, float(torch.tensor((high / low) ** (1 / (NUM_LEVELS - 1)))))
-        row = torch.tensor(levels(low, ratio), dtype=torch.float64)
-        middles = ((row[1:] + row[:-1]) / 2).float().to(sizes.device)
-        codes = torch.bucketize(sizes, middles, right=True) + NEGATIVE * (values < 0)
-        return SparseLevels(numel, indices, low, ratio, codes.to(torch.uint8))
+            if not len(values):
+                return SparseLevels(numel, indices, 0.0, 0.0, values.new_empty(0, dtype=torch.uint8))
+            low, high = magnitude_range(values)
+        low, high = min(low, LARGEST), min(high, LARGEST)
+        ratio = max(1.0, ctypes.c_float((high / low) ** (1 / (NUM_LEVELS - 1))).value)
+        return SparseLevels(numel, indices, low, ratio, pack_nearest_levels(values, low, ratio))
 
     def contraction_bound(self, layer: Layer) -> float:
         """1 - 1 / m, for the largest entry arrives as it is; the others lose at most what they are."""

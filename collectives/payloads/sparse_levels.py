@@ -18,6 +18,7 @@ from typing import Self
 import torch
 from typing_extensions import override
 
+from collectives.kernels.loop import Double, Int, Loop, array
 from collectives.payloads.base import HEADER_BYTES, Header, Payload
 from collectives.payloads.codec.bits import pack_bits, packed_nbytes, unpack_bits
 from collectives.payloads.codec.index_sets import (
@@ -31,6 +32,8 @@ from collectives.payloads.errors import PayloadError
 from collectives.payloads.fields import Field, Reader
 from collectives.payloads.indexed_values import IndexedValues
 from collectives.payloads.sparse import as_sparse
+
+_TAKE = Loop("take_levels", array(torch.uint8), Int, Double, Double, array(torch.float32))
 
 FIXED = struct.Struct("<ff")
 BITS = 4
@@ -46,10 +49,10 @@ class SparseLevels(IndexedValues):
         numel: elements of the dense tensor.
         indices: int64 [z], strictly ascending, below `numel`.
         low, ratio: of fp32 precision, low > 0 and ratio >= 1; 0 where there are no entries.
-        codes: uint8 [z], j in 0..7, and 8 more where the value is negative.
+        packed: uint8 [ceil(z / 2)], codes as above.
 
     Raises:
-        PayloadError: `indices` and `codes` are not 1-D of one length, or `low` and `ratio` are out of range.
+        PayloadError: counts that do not fit together, or `low` and `ratio` are out of range.
     """
 
     code = 11
@@ -60,13 +63,11 @@ class SparseLevels(IndexedValues):
     indices: torch.Tensor
     low: float
     ratio: float
-    codes: torch.Tensor
+    packed: torch.Tensor
 
     def __post_init__(self) -> None:
-        if self.indices.dim() != 1 or self.indices.shape != self.codes.shape:
-            raise PayloadError(
-                f"indices {list(self.indices.shape)} and codes {list(self.codes.shape)} must be 1-D and equally long"
-            )
+        if self.indices.dim() != 1 or self.packed.numel() != packed_nbytes(self.num_entries, BITS):
+            raise PayloadError(f"{self.packed.numel()} bytes of codes do not fit indices {list(self.indices.shape)}")
         if not self.num_entries:
             self.low = self.ratio = 0.0
         elif not (0 < self.low < math.inf and 1 <= self.ratio < math.inf):
@@ -80,12 +81,12 @@ class SparseLevels(IndexedValues):
     @property
     @override
     def device(self) -> torch.device:
-        return self.codes.device
+        return self.packed.device
 
     @property
     @override
     def num_entries(self) -> int:
-        return self.codes.numel()
+        return self.indices.numel()
 
     @property
     @override
@@ -95,9 +96,13 @@ class SparseLevels(IndexedValues):
     @functools.cached_property
     def values(self) -> torch.Tensor:  # type: ignore[override]  # found when asked for
         """What the codes stand for, fp32 [z]."""
+        if _TAKE.serves(self.packed):
+            values = torch.empty(self.num_entries)
+            _TAKE(self.packed, self.num_entries, self.low, self.ratio, values)
+            return values
         magnitudes = levels(self.low, self.ratio)
         table = torch.tensor([*magnitudes, *(-magnitude for magnitude in magnitudes)], device=self.device)
-        return table.index_select(0, self.codes.to(torch.int64))
+        return table.index_select(0, unpack_bits(self.packed, self.num_entries, BITS))
 
     @property
     @override
@@ -109,7 +114,7 @@ class SparseLevels(IndexedValues):
         coding = cheapest_coding(self.num_entries, self.numel)
         header = self._header(torch.float32, num_entries=self.num_entries, flags=CODINGS.index(coding))
         indices = encode_indices(self.indices, self.numel, coding)
-        return [header + FIXED.pack(self.low, self.ratio), *indices, pack_bits(self.codes, BITS)]
+        return [header + FIXED.pack(self.low, self.ratio), *indices, self.packed]
 
     @override
     @classmethod
@@ -119,15 +124,15 @@ class SparseLevels(IndexedValues):
         if cls._dtype_in(header) != torch.float32 or header.flags >= len(CODINGS):
             raise PayloadError(f"no index coding has the number {header.flags}")
         indices = decode_indices(reader, count, header.numel, CODINGS[header.flags])
-        packed = reader.tensor(packed_nbytes(count, BITS), torch.uint8)
-        return cls(header.numel, indices, low, ratio, unpack_bits(packed, count, BITS).to(torch.uint8))
+        return cls(header.numel, indices, low, ratio, reader.tensor(packed_nbytes(count, BITS), torch.uint8))
 
     @override
     def slice(self, start: int, stop: int) -> SparseLevels:
         self._check_borders(start, stop)
         first, last = torch.searchsorted(self.indices, torch.tensor([start, stop], device=self.device)).tolist()
-        part = self.indices[first:last] - start, self.low, self.ratio, self.codes[first:last]
-        return SparseLevels(stop - start, *part)
+        codes = unpack_bits(self.packed, self.num_entries, BITS)[first:last]
+        indices = self.indices[first:last] - start
+        return SparseLevels(stop - start, indices, self.low, self.ratio, pack_bits(codes, BITS))
 
     def add(self, other: Payload) -> Payload:
         """A sum is none of the levels any more, so it is `Sparse` in fp32 (or `Dense`).

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import abc
 import dataclasses
-import math
 from collections.abc import Sequence
 from typing import Annotated
 
@@ -24,8 +23,7 @@ from collectives.payloads.indexed_values import IndexedValues
 from collectives.payloads.sparse import Sparse
 from collectives.ranges import CountOrZero
 from compressors.base import LossyCompressor, NonFiniteSum
-from compressors.kernels.compensating import add_and_top_k
-from compressors.kernels.magnitudes import largest_magnitude
+from compressors.kernels.compensating import send_top_k
 from compressors.kernels.value_types import TORCH_DTYPES, ValueDtype, roundoff
 from compressors.layer import Layer, Step
 
@@ -72,22 +70,6 @@ class Sparsifier(LossyCompressor, abc.ABC):
         """The same from all of `x`."""
         return self._sparse_values(x.numel(), indices, x.index_select(0, indices), step)
 
-    def _largest_of_sum(
-        self, gradients: Sequence[torch.Tensor], residual: torch.Tensor, left: torch.Tensor, k: int, step: Step
-    ) -> IndexedValues:
-        """The k largest entries of one layer's gradient + residual; the rest goes to `left`. As `encode_sum`.
-
-        Raises:
-            NonFiniteSum: one of them is not finite.
-        """
-        (gradient,) = gradients
-        positions, values = add_and_top_k(gradient, residual, k, left)
-        if largest_magnitude(values) == math.inf:  # what is not finite is among the largest
-            raise NonFiniteSum
-        payload = self._sparse_values(left.numel(), positions, values, step)
-        payload.subtract_from_(left)
-        return payload
-
 
 @dataclasses.dataclass(kw_only=True)
 class TypedSparsifier(Sparsifier):
@@ -101,6 +83,21 @@ class TypedSparsifier(Sparsifier):
         if not values.all():
             indices, values = indices[values != 0], values[values != 0]
         return Sparse(numel, indices, values)
+
+    def _largest_of_sum(
+        self, gradients: Sequence[torch.Tensor], residual: torch.Tensor, left: torch.Tensor, k: int, step: Step
+    ) -> Sparse:
+        """The k largest entries of one layer's gradient + residual; the rest goes to `left`. As `encode_sum`.
+
+        Raises:
+            NonFiniteSum: one of them is not finite.
+        """
+        (gradient,) = gradients
+        dtype = TORCH_DTYPES[self.value_dtype]
+        positions, values, is_finite = send_top_k(gradient, residual, left, k, dtype, step.world_size)
+        if not is_finite:
+            raise NonFiniteSum
+        return Sparse(left.numel(), positions, values)
 
     def _bound_for(self, share: float) -> float:
         """The contraction of sending entries that hold at least this share of the squares, rounded."""

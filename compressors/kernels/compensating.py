@@ -6,13 +6,36 @@ import dataclasses
 
 import torch
 
-from collectives.kernels.loop import Double, Int, Loop, array
+from collectives.kernels.loop import Double, Float, Int, Loop, array
+from collectives.payloads.codec.values import to_value_dtype, value_limit
 from compressors.kernels.magnitudes import magnitude_bits, magnitudes_and_largest, sum_of_squares
-from compressors.kernels.selection import FEW, SPARE, candidates_room, reaching, top_k
+from compressors.kernels.selection import FEW, SPARE, TYPES, candidates_room, reaching, top_k
 
 _FLOATS, _LONGS, _DOUBLES = array(torch.float32), array(torch.int64), array(torch.float64)
 _MEASURE = Loop("add_and_measure", _FLOATS, _FLOATS, Int, _FLOATS, _FLOATS, returns=Double)
 _FIND = Loop("add_and_find", _FLOATS, _FLOATS, Int, Int, Int, _LONGS, _FLOATS, _DOUBLES, _FLOATS, returns=Int)
+_SEND_TOP_K = {
+    dtype: Loop(
+        "send_top_k",
+        *[
+            _FLOATS,
+            _FLOATS,
+            Int,
+            Int,
+            Int,
+            Float,
+            _LONGS,
+            _FLOATS,
+            array(dtype),
+            Int,
+            _LONGS,
+            array(torch.int32),
+            _FLOATS,
+        ],
+        returns=Int,
+    )
+    for dtype in TYPES
+}
 _TOP_K = Loop("add_and_top_k", _FLOATS, _FLOATS, Int, Int, _LONGS, _FLOATS, Int, _LONGS, array(torch.int32), _FLOATS)
 
 
@@ -74,6 +97,37 @@ def add_and_top_k(
     torch.add(gradient, residual, out=out)
     positions = top_k(out, k)
     return positions, out.index_select(0, positions)
+
+
+def send_top_k(
+    gradient: torch.Tensor, residual: torch.Tensor, left: torch.Tensor, k: int, dtype: torch.dtype, world_size: int
+) -> tuple[torch.Tensor, torch.Tensor, bool]:
+    """Of gradient + residual the k largest, in the type they travel in; the rest goes to `left`.
+
+    Args:
+        gradient: fp32 [numel], contiguous.
+        residual: fp32 [numel].
+        left: fp32 [numel], overwritten with the sum minus the values.
+        k: 1 <= k <= numel.
+        dtype: of `TYPES`.
+        world_size: as in `to_value_dtype`.
+
+    Returns:
+        positions, ascending, int64 [at most k], and the values there, none of which is zero; and whether all of the sum
+        is finite: where it is not, nothing of this counts.
+    """
+    if _SEND_TOP_K[dtype].serves(gradient, residual):
+        positions, sums = torch.empty(k, dtype=torch.int64), torch.empty(k)
+        values, limit = torch.empty(k, dtype=dtype), value_limit(dtype, world_size)
+        count = _SEND_TOP_K[dtype](
+            gradient, residual, len(left), k, TYPES.index(dtype), limit, positions, sums, values,
+            *candidates_room(len(left), k), left,
+        )  # fmt: skip
+        return positions[:count], values[:count], count >= 0
+    positions, sums = add_and_top_k(gradient, residual, k, left)
+    values = to_value_dtype(sums, dtype, world_size) + 0
+    left.index_copy_(0, positions, sums - values)
+    return positions[values != 0], values[values != 0], bool(sums.isfinite().all())
 
 
 def find(x: torch.Tensor, level: float) -> Found:

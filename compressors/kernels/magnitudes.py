@@ -16,6 +16,7 @@ _SUM_OF_SQUARES = Loop("sum_of_squares", _FLOATS, Int, Float, returns=Double)
 _SUM_OF_LIMITED = Loop("sum_of_limited", _FLOATS, Int, Float, returns=Double)
 _SUM_OF_REACHING = Loop("sum_of_reaching", _FLOATS, Int, Float, returns=Double)
 _LARGEST = Loop("largest_magnitude", _FLOATS, Int, returns=Float)
+_RANGE = Loop("magnitude_range", _FLOATS, Int, _FLOATS)
 _MAGNITUDES_AND_LARGEST = Loop("magnitudes_and_largest", _FLOATS, Int, _FLOATS, returns=Double)
 _SQUARES_AND_LARGEST = Loop("squares_and_largest", _FLOATS, Int, _FLOATS, returns=Double)
 
@@ -36,6 +37,17 @@ def largest_magnitude(x: torch.Tensor) -> float:
     if _LARGEST.serves(x):
         return float(_LARGEST(x, x.numel()))
     return float(magnitudes(x).amax()) if x.numel() else 0.0
+
+
+def magnitude_range(x: torch.Tensor) -> tuple[float, float]:
+    """The smallest and the largest |x| of fp32 [numel], numel >= 1; NaN counts as infinite."""
+    if _RANGE.serves(x):
+        extremes = torch.empty(2)
+        _RANGE(x, x.numel(), extremes)
+    else:
+        extremes = torch.stack(magnitudes(x).aminmax())
+    smallest, largest = extremes.tolist()
+    return smallest, largest
 
 
 def limited(x: torch.Tensor, limit: float) -> torch.Tensor:

@@ -21,6 +21,7 @@ from collectives.payloads import (
     Triangle,
 )
 from collectives.payloads.base import Payload
+from collectives.payloads.codec.bits import pack_bits
 from collectives.payloads.codec.codebooks import codebook_named
 from collectives.payloads.codec.positions import seeded_positions
 from collectives.payloads.two_means import TwoMeans
@@ -68,7 +69,7 @@ def sparse_levels_example(
     codes = torch.randint(16, (count,), generator=generator)
     values = low * ratio ** (codes % 8) * torch.where(codes < 8, 1, -1)  # 1.5^7 has 12 bits: exact in fp32
     dense, sent = _scattered(numel, indices, values)
-    return Example(SparseLevels(numel, indices, low, ratio, codes.to(torch.uint8)), dense, sent)
+    return Example(SparseLevels(numel, indices, low, ratio, pack_bits(codes, 4)), dense, sent)
 
 
 def group_sparse_example(

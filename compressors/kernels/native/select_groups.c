@@ -5,6 +5,7 @@
 #include "../../../collectives/payloads/codec/native/floats.h"
 #include "../../../collectives/payloads/codec/native/past_cache.h"
 #include "magnitude.h"
+#include "put_value.h"
 
 #define LONGEST_GROUP 16384
 #define FEW_LANES 32
@@ -136,20 +137,6 @@ static void read_group(
         replace_by_sum(gradient, residual + start + done, length, x + done, 1, out + done);
         from->next = gradient + length;
     }
-}
-
-/* Rounds to the type that travels; returns what arrives, 0 for -0. */
-static float put_value(float x, int type, float limit, void *values, int64_t at) {
-    float arrives = x + 0.0f;
-    if (type == FP32) {
-        ((float *)values)[at] = arrives;
-        return arrives;
-    }
-    uint16_t half = type == FP16 ? to_fp16(limited(x, limit)) : to_bf16(limited(x, limit));
-    if (half == 0x8000)
-        half = 0;
-    ((uint16_t *)values)[at] = half;
-    return type == FP16 ? from_fp16(half) : from_bf16(half);
 }
 
 /* x = gradient + residual, of which the k largest per group are sent and the rest stays: one pass over memory.

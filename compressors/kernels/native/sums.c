@@ -24,6 +24,17 @@ float largest_magnitude(const float *x, int64_t numel) {
     return value;
 }
 
+/* The smallest and the largest likewise, of one element or more. */
+void magnitude_range(const float *x, int64_t numel, float *range) {
+    int32_t smallest = INFINITE, largest = magnitude(larger(x, numel, 0));
+    for (int64_t i = 0; i < numel; i++) {
+        int32_t other = magnitude_bits(x[i]);
+        smallest = other < smallest ? other : smallest;
+    }
+    __builtin_memcpy(range, &smallest, sizeof *range);
+    __builtin_memcpy(range + 1, &largest, sizeof *range);
+}
+
 static inline __attribute__((always_inline)) double sum_and_largest(
     const float *x, int64_t numel, sum_term term, float *out) {
     struct folding waiting = {.counts = {0}};

@@ -4,10 +4,12 @@
    choice is made among them. Where fewer than k reach it, or too many, the exact choice is made among all. */
 #include "../../../collectives/payloads/codec/native/set_bits.h"
 #include "magnitude.h"
+#include "put_value.h"
 #include "sum_by_blocks.h"
 
 #define SAMPLED_RUN 16 /* elements, one line of the cache, of every SAMPLED_OF */
 #define SAMPLED_OF 1024
+#define SOON 32 /* entries: so long does memory take to answer */
 
 /* Counting with four histograms in turn: equal neighbours, as zeros are, do not wait for each other. */
 static void count_digits(const int32_t *x, int64_t n, int shift, int32_t prefix, int32_t prefix_mask, int64_t *counts) {
@@ -144,4 +146,24 @@ void add_and_top_k(const float *gradient, const float *residual, int64_t numel, 
         keep_first(scratch, found.count, k, kth_largest(scratch, found.count, k), candidates, selected, values);
     else
         keep_first(all, numel, k, kth_largest(all, numel, k), 0, selected, values);
+}
+
+/* `add_and_top_k` with the values as they travel, in `sent`, and what does not arrive in `left`. What rounds to zero is
+   not sent. Returns how many are; -1, and what was written does not count, where one is not finite. */
+int64_t send_top_k(const float *gradient, const float *residual, int64_t numel, int64_t k, int64_t type, float limit,
+                   int64_t *selected, float *values, void *sent, int64_t most, int64_t *candidates, int32_t *scratch,
+                   float *left) {
+    int64_t count = 0;
+    add_and_top_k(gradient, residual, numel, k, selected, (int32_t *)values, most, candidates, scratch, left);
+    for (int64_t i = 0; i < k; i++) {
+        if (magnitude((int32_t)bits_of(values[i])) == INFINITE)
+            return -1;
+        if (i + SOON < k)
+            __builtin_prefetch(left + selected[i + SOON], 1);
+        float arrives = put_value(values[i], type, limit, sent, count);
+        left[selected[i]] = values[i] - arrives;
+        selected[count] = selected[i];
+        count += arrives != 0;
+    }
+    return count;
 }

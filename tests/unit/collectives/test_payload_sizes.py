@@ -55,7 +55,7 @@ GOLDEN: dict[str, tuple[Payload, str]] = {
         "5747 02 00 0000 0000 09000000 00000000",
     ),
     "sparse levels": (
-        SparseLevels(1000, torch.tensor([1, 600, 999]), 0.5, 2.0, torch.tensor([0, 15, 2], dtype=torch.uint8)),
+        SparseLevels(1000, torch.tensor([1, 600, 999]), 0.5, 2.0, torch.tensor([0xF0, 2], dtype=torch.uint8)),
         # indices as above; 0.5, -64, 2
         "5747 0b 00 0200 0000 e8030000 03000000  0000003f 00000040  0158e7 29 f002",
     ),

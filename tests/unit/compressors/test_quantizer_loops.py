@@ -9,7 +9,9 @@ import torch
 
 from collectives.kernels.library import reference_path
 from collectives.payloads.codec.positions import seeded_positions
+from collectives.payloads.sparse_levels import SparseLevels
 from compressors.kernels import blocks, levels, powers, sending, signs, ternary
+from compressors.kernels.nearest_levels import pack_nearest_levels
 from tests.testing.loops import assert_gives_what_the_reference_gives, needs_loops
 
 pytestmark = needs_loops
@@ -66,6 +68,16 @@ def sent(x: torch.Tensor, seed: int) -> Result:
     return [values, left]
 
 
+def nearest_levels(x: torch.Tensor, seed: int) -> Result:
+    """The codes, and what they stand for; levels from any magnitude on, some of them beyond the largest number."""
+    level = level_of(x, seed)
+    low = float(torch.tensor(level if 0 < level < torch.inf else 1e-45))
+    ratio = float(torch.tensor([1.0, 1.01, 1.5, 8e11][seed % 4]))
+    packed = pack_nearest_levels(x, low, ratio)
+    indices = torch.arange(x.numel(), device=x.device)
+    return [packed, SparseLevels(x.numel(), indices, low, ratio, packed).values]
+
+
 def with_bits_of_sum(loop: Callable[..., object], x: torch.Tensor) -> Result:
     total = torch.empty_like(x)
     return [*with_bits(lambda x, out: loop(x, x.flip(0), out, total), x), total]
@@ -76,6 +88,7 @@ LOOPS: dict[str, Callable[[torch.Tensor, int], Result]] = {
     "block_norms": lambda x, seed: [blocks.block_norms(x, block_of(seed))],
     "pack_levels": packed_levels,
     "pack_powers": packed_powers,
+    "nearest_levels": nearest_levels,
     "send_at": sent,
     "ternary": lambda x, seed: [ternary.ternary(x, level_of(x, seed), [ternary.LEVELS, ternary.CODES][seed % 2])],
     "ternary_and_mean": lambda x, seed: ternary.ternary_and_mean(x, level_of(x, seed)),

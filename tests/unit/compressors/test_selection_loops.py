@@ -12,7 +12,7 @@ from collectives.kernels.library import reference_path
 from compressors.families.sparsifier import num_kept
 from compressors.kernels import magnitudes, selection
 from compressors.kernels.add import add
-from compressors.kernels.compensating import add_and_find, add_and_measure, add_and_top_k
+from compressors.kernels.compensating import add_and_find, add_and_measure, add_and_top_k, send_top_k
 from tests.testing.hard_numbers import hard_numbers
 from tests.testing.loops import assert_gives_what_the_reference_gives, needs_loops, same
 
@@ -74,6 +74,17 @@ def summed_and_largest(x: torch.Tensor, seed: int) -> torch.Tensor:
     return torch.cat([positions.double(), values.double(), out.double()])
 
 
+def sent_largest(x: torch.Tensor, seed: int) -> torch.Tensor:
+    left, numel = torch.empty_like(x), x.numel()
+    k = [1, numel // 100, numel // 3, numel][seed % 4]
+    if not numel:
+        return left
+    positions, values, is_finite = send_top_k(
+        x, x.flip(0) if seed % 2 else -x, left, max(1, k), selection.TYPES[seed % 3], 1 + seed % 5
+    )
+    return torch.cat([positions.double(), values.double(), left.double()]) if is_finite else torch.tensor([torch.inf])
+
+
 LOOPS: dict[str, Loop] = {
     "select_groups": groups,
     "send_groups": sent,
@@ -81,12 +92,14 @@ LOOPS: dict[str, Loop] = {
     "add_and_measure": summed_and_measured,
     "add_and_find": summed_and_found,
     "add_and_top_k": summed_and_largest,
+    "send_top_k": sent_largest,
     "top_k": lambda x, seed: selection.top_k(
         x, [0, min(1, x.numel()), x.numel() // 100, x.numel() // 3, x.numel()][seed % 5]
     ),
     "count_reaching": lambda x, seed: selection.count_reaching(x, level_in(x, seed)),
     "reaching": lambda x, seed: selection.reaching(x, level_in(x, seed)),
     "largest_magnitude": lambda x, seed: magnitudes.largest_magnitude(x),
+    "magnitude_range": lambda x, seed: torch.tensor(magnitudes.magnitude_range(x) if x.numel() else (0.0, 0.0)),
     "sum_of_squares": lambda x, seed: magnitudes.sum_of_squares(x),
     "magnitudes_and_largest": lambda x, seed: torch.tensor(magnitudes.magnitudes_and_largest(x), dtype=torch.float64),
     "squares_and_largest": lambda x, seed: torch.tensor(magnitudes.squares_and_largest(x), dtype=torch.float64),
