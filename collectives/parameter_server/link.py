@@ -2,8 +2,8 @@
 
 A worker sends a packed payload per layer, in the order in which backward gives them, and a control message at the end
 of its clock. The server answers with a control message and one packed `Dense` payload per layer. Control messages and
-payloads are told apart by their first two bytes. The server keeps a few buffers posted, so that a message need not wait
-for the one before it.
+payloads are told apart by their first two bytes. The server keeps buffers posted, for all messages of a clock where
+these need little memory: one that finds none waits for a round trip.
 
 Bytes per worker and step: up the packed payloads and 24 of control; down 16 + 4 m per layer of m elements and 24 of
 control. The worker that lives with the server sends nothing. What brings replicas together counts as state.
@@ -32,7 +32,9 @@ _MAGIC = 0x5357  # "WS" on the wire; payloads start otherwise
 _NONE = -1
 _NO_CLOCK = ClockEnd(index=0, epoch=0, lr=0.0)
 _Posted = collections.deque[tuple[torch.Tensor, Pending]]
-_POSTED_AHEAD = 8  # more would hide no more latency, and each has room for the largest layer
+_FEWEST_POSTED, _POSTED_BYTES = 8, 1 << 27
+"""buffers, and what more of them may take; each has room for the largest layer, though its pages are touched only by a
+message that is as long"""
 
 
 class Command(enum.IntEnum):
@@ -204,7 +206,7 @@ def _reply(link: Transport, answer: Answer) -> None:
 
 def _num_posted(numels: Sequence[int]) -> int:
     """Buffers that the server keeps posted; not more than a clock has messages."""
-    return min(_POSTED_AHEAD, len(numels) + 1)
+    return min(max(_FEWEST_POSTED, _POSTED_BYTES // _bound(numels)), len(numels) + 1)
 
 
 def _bound(numels: Sequence[int]) -> int:

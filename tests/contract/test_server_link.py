@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import torch
 
-from collectives.parameter_server.link import SERVER, WORKER, Command, ControlMessage, RemoteServer, serve
+from collectives.parameter_server.link import SERVER, WORKER, Command, ControlMessage, RemoteServer, _num_posted, serve
 from collectives.parameter_server.server import Answer, BoundedStaleness, ClockEnd, OnArrival, ParameterServer
 from collectives.payloads import Dense
 from collectives.payloads.base import unpack
@@ -202,3 +202,10 @@ def test_a_payload_longer_than_the_server_has_room_for_never_leaves() -> None:
 def test_more_layers_than_a_header_can_number_are_refused() -> None:
     with pytest.raises(PayloadError, match="at most 65536 layers"):
         RemoteServer(MemoryWires(2).transport(WORKER), [1] * 65537)
+
+
+@pytest.mark.parametrize(("numel", "num_layers", "expected"), [(1000, 0, 1), (1000, 60, 61), (2_000_000, 60, 8)])
+def test_all_messages_of_a_clock_find_a_buffer_unless_layers_are_large(
+    numel: int, num_layers: int, expected: int
+) -> None:
+    assert _num_posted([numel] * num_layers) == expected
