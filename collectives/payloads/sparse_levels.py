@@ -121,7 +121,8 @@ class SparseLevels(IndexedValues):
     def from_wire(cls, header: Header, body: torch.Tensor) -> Self:
         reader, count = Reader(body), header.num_entries
         low, ratio = map(float, reader.fields(FIXED))
-        if cls._dtype_in(header) != torch.float32 or header.flags >= len(CODINGS):
+        cls._dtype_in(header)
+        if header.flags >= len(CODINGS):
             raise PayloadError(f"no index coding has the number {header.flags}")
         indices = decode_indices(reader, count, header.numel, CODINGS[header.flags])
         return cls(header.numel, indices, low, ratio, reader.tensor(packed_nbytes(count, BITS), torch.uint8))

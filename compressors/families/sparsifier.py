@@ -124,7 +124,7 @@ class ShareSparsifier(Sparsifier):
 
 @dataclasses.dataclass(kw_only=True)
 class DensitySparsifier(ShareSparsifier, TypedSparsifier):
-    """Both."""
+    """Both: told how many entries to keep, whose values travel in a floating type."""
 
 
 def num_kept(density: float, numel: int) -> int:

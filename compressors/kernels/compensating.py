@@ -11,32 +11,17 @@ from collectives.payloads.codec.values import to_value_dtype, value_limit
 from compressors.kernels.magnitudes import magnitude_bits, magnitudes_and_largest, sum_of_squares
 from compressors.kernels.selection import FEW, SPARE, TYPES, candidates_room, reaching, top_k
 
-_FLOATS, _LONGS, _DOUBLES = array(torch.float32), array(torch.int64), array(torch.float64)
+_FLOATS, _INTS, _LONGS, _DOUBLES = map(array, (torch.float32, torch.int32, torch.int64, torch.float64))
 _MEASURE = Loop("add_and_measure", _FLOATS, _FLOATS, Int, _FLOATS, _FLOATS, returns=Double)
 _FIND = Loop("add_and_find", _FLOATS, _FLOATS, Int, Int, Int, _LONGS, _FLOATS, _DOUBLES, _FLOATS, returns=Int)
 _SEND_TOP_K = {
     dtype: Loop(
-        "send_top_k",
-        *[
-            _FLOATS,
-            _FLOATS,
-            Int,
-            Int,
-            Int,
-            Float,
-            _LONGS,
-            _FLOATS,
-            array(dtype),
-            Int,
-            _LONGS,
-            array(torch.int32),
-            _FLOATS,
-        ],
+        "send_top_k", _FLOATS, _FLOATS, Int, Int, Int, Float, _LONGS, _FLOATS, array(dtype), Int, _LONGS, _INTS, _FLOATS,
         returns=Int,
     )
     for dtype in TYPES
-}
-_TOP_K = Loop("add_and_top_k", _FLOATS, _FLOATS, Int, Int, _LONGS, _FLOATS, Int, _LONGS, array(torch.int32), _FLOATS)
+}  # fmt: skip
+_TOP_K = Loop("add_and_top_k", _FLOATS, _FLOATS, Int, Int, _LONGS, _FLOATS, Int, _LONGS, _INTS, _FLOATS)
 
 
 @dataclasses.dataclass(frozen=True)
