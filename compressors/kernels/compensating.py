@@ -16,8 +16,8 @@ _MEASURE = Loop("add_and_measure", _FLOATS, _FLOATS, Int, _FLOATS, _FLOATS, retu
 _FIND = Loop("add_and_find", _FLOATS, _FLOATS, Int, Int, Int, _LONGS, _FLOATS, _DOUBLES, _FLOATS, returns=Int)
 _SEND_TOP_K = {
     dtype: Loop(
-        "send_top_k", _FLOATS, _FLOATS, Int, Int, Int, Float, _LONGS, _FLOATS, array(dtype), Int, _LONGS, _INTS, _FLOATS,
-        returns=Int,
+        "send_top_k", _FLOATS, _FLOATS, Int, Int, Int, Float, _LONGS, _FLOATS, array(dtype), Int, _LONGS, _INTS,
+        _FLOATS, returns=Int,
     )
     for dtype in TYPES
 }  # fmt: skip
