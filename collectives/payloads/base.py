@@ -1,6 +1,6 @@
 """Payload: what travels. A self-describing value that every rank can turn back into a dense tensor.
 
-A payload stands for a flat fp32 tensor of `numel` elements. The kinds lie in `collectives/kinds/`, one per file; this
+A payload stands for a flat fp32 tensor of `numel` elements. The kinds lie beside it, one per file; this
 module holds what they share: the interface, the 16-byte header that starts every packed payload, and `unpack`.
 
 Header, little endian: magic u16 | kind u8 | dtype u8 | flags u16 | tensor_id u16 | numel u32 | num_entries u32.

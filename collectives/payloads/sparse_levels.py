@@ -121,7 +121,7 @@ class SparseLevels(IndexedValues):
     def from_wire(cls, header: Header, body: torch.Tensor) -> Self:
         reader, count = Reader(body), header.num_entries
         low, ratio = map(float, reader.fields(FIXED))
-        cls._dtype_in(header)
+        cls._dtype_in(header)  # fp32 alone, or it raises
         if header.flags >= len(CODINGS):
             raise PayloadError(f"no index coding has the number {header.flags}")
         indices = decode_indices(reader, count, header.numel, CODINGS[header.flags])

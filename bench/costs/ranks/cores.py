@@ -9,13 +9,17 @@ Source: processor sharing, Kleinrock, "Queueing systems", volume 2 (1976), secti
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Generator
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+import simpy
 
 from bench.core.parts import Calibration
 from bench.costs.arrays import Floats
 from bench.costs.ranks.crowds import crowd_at
+from bench.costs.sharing import Sharing
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -39,20 +43,19 @@ class SharedCores:
             starts: when each begins, float [ranks].
             marks: seconds of work until each, alone on the machine, ascending.
         """
+        env, first = simpy.Environment(), float(starts.min())
+        cores = Sharing(env, len(starts), self.rates)
         times = np.empty((len(marks), len(starts)))
-        done, passed = np.zeros(len(starts)), np.zeros(len(starts), dtype=int)
-        now = float(starts.min())
-        while (passed < len(marks)).any():
-            computes = (starts <= now) & (passed < len(marks))
-            rates = self.rates(computes)
-            at_mark = np.full(len(starts), np.inf)
-            at_mark[computes] = now + np.maximum(0.0, marks[passed[computes]] - done[computes]) / rates[computes]
-            event = min(float(at_mark.min()), float(starts[starts > now].min(initial=np.inf)))
-            done += rates * (event - now)
-            now = event
-            there = np.flatnonzero(at_mark <= now)
-            times[passed[there], there] = now
-            passed[there] += 1
+
+        def compute(rank: int) -> Generator[simpy.Event, Any, None]:
+            yield env.timeout(starts[rank] - first)
+            for number, seconds in enumerate(np.diff(marks, prepend=0.0)):
+                yield cores.begin(rank, seconds)
+                times[number, rank] = first + env.now
+
+        for rank in range(len(starts)):
+            env.process(compute(rank))
+        env.run()
         return times
 
     def rates(self, computes: npt.NDArray[np.bool_]) -> Floats:
