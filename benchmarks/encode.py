@@ -46,7 +46,7 @@ FLOOR = "r += g"
 GROUP_SIZE = 1024
 RATIO = 0.01
 RANKS = 4
-DECODED = ("group_topk", "topk")
+DECODED = ("group_topk", "int8", "natural", "qsgd", "topk")
 ZEROED = "zero the update"
 OPTIONS = {  # one percent, at full compression from the first step
     "group_topk": f"ratio={RATIO},group_size={GROUP_SIZE},warmup_epochs=0",

@@ -146,7 +146,19 @@ class Compressor(Options, abc.ABC):
         Raises:
             TypeError: "powersgd takes several rounds between the ranks; call reduce".
         """
+        if (payload := self.encode_parts([x], layer, step)) is not None:
+            return payload
         raise TypeError(f"{self.component_name} takes several rounds between the ranks; call reduce")
+
+    def encode_parts(self, gradients: Sequence[torch.Tensor], layer: Layer, step: Step) -> Payload | None:
+        """Do what `encode` does without laying the gradients end to end first; None: it cannot.
+
+        Args:
+            gradients: fp32 and contiguous; laid end to end they are the `x` of `encode`.
+            layer: as in `encode`.
+            step: where training is.
+        """
+        return None
 
     def encode_sum(
         self, gradients: Sequence[torch.Tensor], residual: torch.Tensor, left: torch.Tensor, layer: Layer, step: Step

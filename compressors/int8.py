@@ -6,12 +6,14 @@ Source: block-wise linear quantisation as in Dettmers 2016 (arXiv:1511.04561).
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Sequence
 from typing import Annotated, ClassVar, Literal
 
 import torch
 from annotated_types import Ge, Le
 from typing_extensions import Doc, override
 
+from collectives.kernels.parts import Parts
 from collectives.payloads.base import Payload
 from collectives.payloads.codes import Codes
 from compressors.base import Granularity, LossyCompressor
@@ -39,12 +41,13 @@ class Int8(LossyCompressor):
     )
 
     @override
-    def encode(self, x: torch.Tensor, layer: Layer, step: Step) -> Codes:
+    def encode_parts(self, gradients: Sequence[torch.Tensor], layer: Layer, step: Step) -> Codes:
+        x = Parts(gradients)
         scales = block_maxima(x, self.block_numel).div_(LEVELS)
         key = seed_for(layer, step, per_rank=True) if self.rounding == "stochastic" else None
-        packed = Codes.room(x.numel(), 8, x.device, block_numel=self.block_numel)
+        packed = Codes.room(x.numel, 8, x.device, block_numel=self.block_numel)
         pack_levels(x, scales, self.block_numel, bits=8, key=key, out=packed)
-        return Codes(x.numel(), "levels", 8, packed, scales, self.block_numel)
+        return Codes(x.numel, "levels", 8, packed, scales, self.block_numel)
 
     def contraction_bound(self, layer: Layer) -> float:
         """In blocks of n, n / (4 * 127^2): an element is off by at most half a level, at random in the mean square."""

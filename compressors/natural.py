@@ -9,11 +9,13 @@ from __future__ import annotations
 
 import dataclasses
 import math
+from collections.abc import Sequence
 from typing import Annotated, Literal
 
 import torch
 from typing_extensions import Doc, override
 
+from collectives.kernels.parts import Parts
 from collectives.payloads.codes import Codes
 from compressors.families.stochastic_quantizer import StochasticQuantizer
 from compressors.kernels.blocks import block_maxima
@@ -47,13 +49,14 @@ class Natural(StochasticQuantizer):
         return 1 / 8 + 2 * math.sqrt(self.block_numel) * 2.0 ** (1 - self.num_exponents)
 
     @override
-    def encode(self, x: torch.Tensor, layer: Layer, step: Step) -> Codes:
+    def encode_parts(self, gradients: Sequence[torch.Tensor], layer: Layer, step: Step) -> Codes:
+        x = Parts(gradients)
         maxima = block_maxima(x, self.block_numel)
         mantissas, _ = torch.frexp(
             maxima
         )  # maximum = mantissa * 2^exponent, so the quotient is a power of two, exactly
         scales = torch.where(maxima > 0, maxima / mantissas, 0).clamp_(max=2.0**127)
-        packed = Codes.room(x.numel(), self.bits, x.device, block_numel=self.block_numel)
+        packed = Codes.room(x.numel, self.bits, x.device, block_numel=self.block_numel)
         key = seed_for(layer, step, per_rank=True)
         pack_powers(x, scales, self.block_numel, bits=self.bits, key=key, out=packed)
-        return Codes(x.numel(), "natural", self.bits, packed, scales.mul_(self.shrinkage), self.block_numel)
+        return Codes(x.numel, "natural", self.bits, packed, scales.mul_(self.shrinkage), self.block_numel)

@@ -8,11 +8,13 @@ from __future__ import annotations
 
 import dataclasses
 import math
+from collections.abc import Sequence
 from typing import Annotated, Literal
 
 import torch
 from typing_extensions import Doc, override
 
+from collectives.kernels.parts import Parts
 from collectives.payloads.codes import Codes
 from compressors.families.stochastic_quantizer import StochasticQuantizer
 from compressors.kernels.blocks import block_maxima, block_norms
@@ -47,11 +49,12 @@ class Qsgd(StochasticQuantizer):
         return min(self.block_numel / (4 * self.num_levels**2), math.sqrt(self.block_numel) / self.num_levels)
 
     @override
-    def encode(self, x: torch.Tensor, layer: Layer, step: Step) -> Codes:
+    def encode_parts(self, gradients: Sequence[torch.Tensor], layer: Layer, step: Step) -> Codes:
+        x = Parts(gradients)
         measure = block_norms if self.norm == "l2" else block_maxima
         norms = measure(x, self.block_numel)
         key = seed_for(layer, step, per_rank=True)
-        packed = Codes.room(x.numel(), self.bits, x.device, block_numel=self.block_numel)
+        packed = Codes.room(x.numel, self.bits, x.device, block_numel=self.block_numel)
         pack_levels(x, norms, self.block_numel, bits=self.bits, multiplier=self.num_levels, key=key, out=packed)
         scales = norms.mul_(self.shrinkage / self.num_levels)
-        return Codes(x.numel(), "levels", self.bits, packed, scales, self.block_numel)
+        return Codes(x.numel, "levels", self.bits, packed, scales, self.block_numel)

@@ -10,6 +10,7 @@ from typing import Any, ParamSpec, TypeVar, cast
 import torch
 
 from collectives.kernels.library import kernels_in_use
+from collectives.kernels.parts import Parts
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -18,7 +19,8 @@ T = TypeVar("T")
 def also_on_gpus(function: Callable[P, T]) -> Callable[P, T]:
     """Call the function of the same name and arguments in `triton/`, beside its module, where Triton serves.
 
-    The first argument that is a tensor or a device says where that is. The module is imported at the first such call.
+    The first argument that is a tensor, parts of one or a device says where that is. The module is imported at the
+    first such call.
     """
     package, _, module = function.__module__.rpartition(".")
 
@@ -42,7 +44,7 @@ def launch(kernel: Any, num_programs: int, *arguments: Any, **constants: Any) ->
 
 def _device_of(args: tuple[object, ...]) -> torch.device:
     for argument in args:
-        if isinstance(argument, torch.Tensor):
+        if isinstance(argument, torch.Tensor | Parts):
             return argument.device
         if isinstance(argument, torch.device):
             return argument

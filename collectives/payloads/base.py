@@ -161,6 +161,10 @@ class Payload(abc.ABC):
             parts: floating, 1-D, as many elements together as this payload stands for; overwritten.
             divisor: of the values.
         """
+        return self.write_all_to([], parts, divisor=divisor)
+
+    def write_all_to(self, others: Sequence[Payload], parts: Sequence[torch.Tensor], *, divisor: float) -> bool:
+        """The same of the sum of this one and others behind it: the bits that adding it to zeros gives."""
         return False
 
     @abc.abstractmethod

@@ -13,14 +13,14 @@ import dataclasses
 import math
 import struct
 from collections.abc import Sequence
-from typing import Self, cast
+from typing import Self, TypeGuard
 
 import torch
 from typing_extensions import override
 
 from collectives.payloads.base import HEADER_BYTES, Header, Payload
 from collectives.payloads.codec.bits import pack_bits, packed_nbytes, unpack_bits
-from collectives.payloads.codec.code_sums import add_codes_
+from collectives.payloads.codec.code_sums import Term, add_codes_, write_codes_
 from collectives.payloads.codec.codebooks import Codebook, codebook_named, codebook_numbered
 from collectives.payloads.errors import PayloadError
 from collectives.payloads.fields import FLOAT_DTYPES, Field, Reader, with_room
@@ -145,10 +145,16 @@ class Codes(Payload):
 
     @override
     def add_all_to_(self, others: Sequence[Payload], dense: torch.Tensor, *, divisor: float) -> bool:
-        if not all(isinstance(other, Codes) and other._meaning == self._meaning for other in others):
+        if not self._agrees_with(others):
             return False
-        self._add([self, *cast("Sequence[Codes]", others)], dense, divisor=divisor)
+        self._add([self, *others], dense, divisor=divisor)
         return True
+
+    @override
+    def write_all_to(self, others: Sequence[Payload], parts: Sequence[torch.Tensor], *, divisor: float) -> bool:
+        return self._agrees_with(others) and write_codes_(
+            parts, _terms([self, *others]), self._table, block_numel=self._elements_per_scale, divisor=divisor
+        )
 
     @override
     def slice(self, start: int, stop: int) -> Codes:
@@ -170,13 +176,27 @@ class Codes(Payload):
         """What codes must share to be read with one table and one layout of scales."""
         return self.codebook, self.bits, self.block_numel
 
+    def _agrees_with(self, others: Sequence[Payload]) -> TypeGuard[Sequence[Codes]]:
+        return all(isinstance(other, Codes) and other._meaning == self._meaning for other in others)
+
+    @property
+    def _table(self) -> torch.Tensor:
+        return self._book.byte_table(self.bits, self.device)
+
+    @property
+    def _elements_per_scale(self) -> int:
+        return max(1, self.block_numel or self.numel)
+
     def _add(self, payloads: Sequence[Codes], dense: torch.Tensor, *, divisor: float = 1.0, sign: float = 1.0) -> None:
         """Add what these stand for, all coded like this one."""
-        terms = [(payload.packed, payload.scales) for payload in payloads if payload.num_entries]
-        if terms:
-            table = self._book.byte_table(self.bits, self.device)
-            block_numel = self.block_numel or self.numel
-            add_codes_(dense, terms, table, block_numel=block_numel, divisor=divisor, sign=sign)
+        if terms := _terms(payloads):
+            block_numel = self._elements_per_scale
+            add_codes_(dense, terms, self._table, block_numel=block_numel, divisor=divisor, sign=sign)
+
+
+def _terms(payloads: Sequence[Codes]) -> list[Term]:
+    """Packed codes and scales of those that are not zero."""
+    return [(payload.packed, payload.scales) for payload in payloads if payload.num_entries]
 
 
 def num_scales(numel: int, block_numel: int) -> int:

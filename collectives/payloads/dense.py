@@ -10,8 +10,7 @@ import torch
 from typing_extensions import override
 
 from collectives.payloads.base import HEADER_BYTES, Header, Payload
-from collectives.payloads.codec.cache_blocks import cache_blocks
-from collectives.payloads.codec.values import add_divided_, add_values
+from collectives.payloads.codec.values import add_divided_, add_values, write_divided
 from collectives.payloads.errors import PayloadError
 from collectives.payloads.fields import VALUE_DTYPES, Field, Reader, with_room
 from collectives.payloads.typed_values import TypedValues
@@ -71,11 +70,7 @@ class Dense(TypedValues):
         if not self.values.is_floating_point() or any(part.dtype != torch.float32 for part in parts):
             return False
         for part, values in zip(parts, self.values.split([part.numel() for part in parts]), strict=True):
-            if values.dtype == torch.float32:
-                torch.div(values, divisor, out=part)
-                continue
-            for block in cache_blocks(part.numel(), part.device):
-                part[block].copy_(values[block]).div_(divisor)
+            write_divided(values, divisor, part)
         return True
 
     @override

@@ -82,7 +82,10 @@ class UnreducedSum(Payload):
     @override
     def write_to(self, parts: Sequence[torch.Tensor], *, divisor: float) -> bool:
         terms = [term for term in self.terms if isinstance(term, IndexedValues)]
-        return len(terms) == len(self.terms) and write_sum_(terms, parts, divisor=divisor)
+        if len(terms) == len(self.terms):
+            return write_sum_(terms, parts, divisor=divisor)
+        first, *others = self.terms
+        return first.write_all_to(others, parts, divisor=divisor)
 
     @override
     def subtract_from_(self, dense: torch.Tensor) -> None:

@@ -215,7 +215,12 @@ class Reducer:
             NonFiniteSum: the bucket was not screened, and a method that notices it found what is not finite.
         """
         started = time.perf_counter()
-        inputs = [None if self._takes_sum(unit) else self._compensated(unit, bucket.step) for unit in units]
+        inputs = [
+            None
+            if self._takes_sum(unit) or self._takes_parts(unit, bucket.step)
+            else self._compensated(unit, bucket.step)
+            for unit in units
+        ]
         bucket.encode_s += time.perf_counter() - started
         if transport is not None:
             given = [(unit.layer, x) for unit, x in zip(units, inputs, strict=True) if x is not None and not unit.dense]
@@ -231,8 +236,8 @@ class Reducer:
                 unit = dataclasses.replace(unit, gradients=[g * (limit / norm) for g in unit.gradients])
         velocity = self._accelerated(unit) if self.compressor.owns_momentum else None
         keeps_residual = self.compressor.keeps_residual and not unit.dense
-        if velocity is None and not keeps_residual and not unit.dense:
-            return unit.flat()
+        if velocity is None and not keeps_residual and not unit.dense and len(unit.gradients) == 1:
+            return unit.gradients[0].float()
         residual = self._residuals.accepted(unit) if keeps_residual else None
         x = self._residuals.propose(unit) if keeps_residual else self._rooms.lend(unit)
         if velocity is None:
@@ -261,11 +266,23 @@ class Reducer:
             and compressor.keeps_residual
             and not (unit.dense or compressor.owns_momentum or compressor.needs_all_ranks)
             and self._residuals.accepted(unit) is not None
-            and all(gradient.dtype == torch.float32 and gradient.is_contiguous() for gradient in unit.gradients)
+            and unit.is_plain
         )
 
-    def _encode_sum(self, unit: Unit, step: Step, *, screened: bool) -> Payload | None:
-        """Gradient and residual added and encoded in one pass, which leaves the proposed residual."""
+    def _takes_parts(self, unit: Unit, step: Step) -> bool:
+        """Whether the compressor may encode the gradients where they lie: nothing is added to them before."""
+        compressor = self.compressor
+        return (
+            type(compressor).encode_parts is not Compressor.encode_parts
+            and compressor.clip_limit(step) is None
+            and not (unit.dense or compressor.keeps_residual or compressor.owns_momentum or compressor.needs_all_ranks)
+            and unit.is_plain
+        )
+
+    def _encode_in_place(self, unit: Unit, step: Step, *, screened: bool) -> Payload | None:
+        """Gradients encoded where they lie; a residual is added in the same pass, which leaves the proposed one."""
+        if not self.compressor.keeps_residual:
+            return self.compressor.encode_parts(unit.gradients, unit.layer, step)
         residual = self._residuals.accepted(unit)
         assert residual is not None
         left = self._residuals.propose(unit)
@@ -279,11 +296,11 @@ class Reducer:
     def _encode(
         self, units: Sequence[Unit], inputs: Sequence[torch.Tensor | None], bucket: Bucket, *, screened: bool
     ) -> list[_Encoded]:
-        """What this rank sends; each input becomes its proposed residual; None: it is yet to be summed."""
+        """What this rank sends; each input becomes its proposed residual; None: the gradients are encoded in place."""
         compressor, encoded = self.compressor, []
         for unit, x in zip(units, inputs, strict=True):
             started = time.perf_counter()
-            payload = self._encode_sum(unit, bucket.step, screened=screened) if x is None else None
+            payload = self._encode_in_place(unit, bucket.step, screened=screened) if x is None else None
             if payload is None:
                 x = self._compensated(unit, bucket.step) if x is None else x
                 payload = Dense(x) if unit.dense else compressor.encode(x, unit.layer, bucket.step)

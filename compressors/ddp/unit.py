@@ -39,10 +39,10 @@ class Unit:
         """Where each layer starts, and the end."""
         return list(itertools.accumulate((layer.numel for layer in self.layers), initial=0))
 
-    def flat(self) -> torch.Tensor:
-        """Return the gradient as one fp32 tensor [layer.numel]; may share memory with the bucket."""
-        parts = [gradient.float() for gradient in self.gradients]
-        return parts[0] if len(parts) == 1 else torch.cat(parts)
+    @property
+    def is_plain(self) -> bool:
+        """Whether loops can read the gradients where they lie."""
+        return all(gradient.dtype == torch.float32 and gradient.is_contiguous() for gradient in self.gradients)
 
     def add_gradient(self, base: torch.Tensor | None, *, factor: float = 1.0, out: torch.Tensor) -> None:
         """Write gradient + factor * base into `out`, without laying the gradient end to end first.

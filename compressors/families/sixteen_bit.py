@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Sequence
 from typing import ClassVar
 
 import torch
@@ -26,9 +27,11 @@ class SixteenBit(LossyCompressor):
     dtype: ClassVar[torch.dtype]
 
     @override
-    def encode(self, x: torch.Tensor, layer: Layer, step: Step) -> Dense:
-        out = Dense.room(x.numel(), self.dtype, x.device)
-        return Dense(to_value_dtype(x, self.dtype, step.world_size, out=out))
+    def encode_parts(self, gradients: Sequence[torch.Tensor], layer: Layer, step: Step) -> Dense:
+        values = Dense.room(layer.numel, self.dtype, gradients[0].device)
+        for gradient, out in zip(gradients, values.split([len(part) for part in gradients]), strict=True):
+            to_value_dtype(gradient, self.dtype, step.world_size, out=out)
+        return Dense(values)
 
     def contraction_bound(self, layer: Layer) -> float:
         """SixteenBit a unit in the last place, squared."""

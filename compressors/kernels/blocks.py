@@ -5,37 +5,36 @@ from __future__ import annotations
 import torch
 
 from collectives.kernels.gpu import also_on_gpus
-from collectives.kernels.loop import Int, Loop, array
+from collectives.kernels.loop import Int, Longs, Loop, array
+from collectives.kernels.parts import Parts
 from compressors.kernels.magnitudes import folded_sum
 
-_FLOATS, _INTS, _DOUBLES = array(torch.float32), array(torch.int32), array(torch.float64)
-_MAXIMA = Loop("block_maxima", _INTS, Int, Int, _INTS)
-_SQUARES = Loop("block_squares", _FLOATS, Int, Int, _DOUBLES)
+_MAXIMA = Loop("block_maxima", Longs, Longs, Int, Int, array(torch.int32))
+_SQUARES = Loop("block_squares", Longs, Longs, Int, Int, array(torch.float64))
 
 
 @also_on_gpus
-def block_maxima(x: torch.Tensor, block_numel: int) -> torch.Tensor:
+def block_maxima(x: Parts, block_numel: int) -> torch.Tensor:
     """Largest magnitude of every block, NaN above all: fp32 [ceil(numel / block_numel)]."""
-    bits = x.contiguous().view(torch.int32)
-    if _MAXIMA.serves(x):
-        maxima = torch.empty(-(-x.numel() // block_numel), dtype=torch.int32)
-        _MAXIMA(bits, x.numel(), block_numel, maxima)
+    if _MAXIMA.serves(*x.tensors):
+        maxima = torch.empty(-(-x.numel // block_numel), dtype=torch.int32)
+        _MAXIMA(x.starts, x.borders, x.numel, block_numel, maxima)
     else:
-        maxima = _per_block(bits & 0x7FFFFFFF, block_numel).amax(1)
+        maxima = _per_block(x.flat.view(torch.int32) & 0x7FFFFFFF, block_numel).amax(1)
     return maxima.view(torch.float32)
 
 
 @also_on_gpus
-def block_squares(x: torch.Tensor, block_numel: int) -> torch.Tensor:
+def block_squares(x: Parts, block_numel: int) -> torch.Tensor:
     """The sum of every block's squares: fp64 [ceil(numel / block_numel)]; they neither overflow nor vanish."""
-    if _SQUARES.serves(x):
-        squares = torch.empty(-(-x.numel() // block_numel), dtype=torch.float64)
-        _SQUARES(x.contiguous(), x.numel(), block_numel, squares)
+    if _SQUARES.serves(*x.tensors):
+        squares = torch.empty(-(-x.numel // block_numel), dtype=torch.float64)
+        _SQUARES(x.starts, x.borders, x.numel, block_numel, squares)
         return squares
-    return folded_sum(_per_block(x.double().square(), block_numel))
+    return folded_sum(_per_block(x.flat.double().square(), block_numel))
 
 
-def block_norms(x: torch.Tensor, block_numel: int) -> torch.Tensor:
+def block_norms(x: Parts, block_numel: int) -> torch.Tensor:
     """L2 norm of every block: fp32 [ceil(numel / block_numel)]."""
     return block_squares(x, block_numel).sqrt_().clamp_(max=torch.finfo(torch.float32).max).float()
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 import torch
 
 from collectives.kernels.gpu import also_on_gpus
-from collectives.kernels.loop import Float, Int, Loop, array
+from collectives.kernels.loop import Float, Int, Longs, Loop, array
+from collectives.kernels.parts import Parts
 from collectives.payloads.codec.bits import pack_bits
 from collectives.payloads.codec.philox import shared_words
 from compressors.kernels.blocks import divisors, relative_to_blocks
@@ -14,13 +15,14 @@ PART_BITS = 23
 PARTS = 1 << PART_BITS
 """of a level: as fine as fp32 is below one, and 127 levels of them an int32"""
 
-_FLOATS = array(torch.float32)
-_PACK = Loop("pack_levels", _FLOATS, Int, _FLOATS, Int, Float, Float, Int, Int, Int, array(torch.uint8))
+_PACK = Loop(
+    "pack_levels", Longs, Longs, Int, array(torch.float32), Int, Float, Float, Int, Int, Int, array(torch.uint8)
+)
 
 
 @also_on_gpus
 def pack_levels(
-    x: torch.Tensor,
+    x: Parts,
     scales: torch.Tensor,
     block_numel: int,
     *,
@@ -34,7 +36,7 @@ def pack_levels(
     At random means: in `PARTS` of a level, with a random number of them added, rounded down.
 
     Args:
-        x: fp32 [numel]; NaN becomes level 0.
+        x: [numel]; NaN becomes level 0.
         scales: fp32 [ceil(numel / block_numel)], >= 0.
         block_numel: elements per scale.
         bits: of a level, 2, 4 or 8; levels stay within +-(2^(bits - 1) - 1), for a denormal scale has few bits, and the
@@ -44,18 +46,18 @@ def pack_levels(
         out: uint8 [ceil(numel * bits / 8)], overwritten: two's complement, as the codebook "levels" reads it.
     """
     most = (1 << (bits - 1)) - 1
-    if _PACK.serves(x, scales):
+    if _PACK.serves(*x.tensors, scales):
         _PACK(
-            x.contiguous(), x.numel(), divisors(scales), block_numel, multiplier, most, key is not None, key or 0, bits,
-            out,
+            x.starts, x.borders, x.numel, divisors(scales), block_numel, multiplier, most, key is not None, key or 0,
+            bits, out,
         )  # fmt: skip
         return
-    relative = relative_to_blocks(x, divisors(scales), block_numel)
+    relative = relative_to_blocks(x.flat, divisors(scales), block_numel)
     if key is None:
         levels = _within(relative * multiplier, most)
     else:
         parts = _within(relative * (PARTS * multiplier), PARTS * most)
-        levels = (parts + (shared_words(key, x.numel(), x.device) >> (32 - PART_BITS))) >> PART_BITS
+        levels = (parts + (shared_words(key, x.numel, x.device) >> (32 - PART_BITS))) >> PART_BITS
     out.copy_(pack_bits(levels.to(torch.int8), bits))
 
 

@@ -5,13 +5,13 @@ Of equal magnitudes the first wins; NaN counts as infinite. Positions ascend.
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Sequence
 
 import torch
 
 from collectives.kernels.gpu import also_on_gpus
-from collectives.kernels.loop import Float, Int, Longs, Loop, array, longs
+from collectives.kernels.loop import Float, Int, Longs, Loop, array
+from collectives.kernels.parts import Parts
 from collectives.payloads.codec.values import to_value_dtype, value_limit
 from compressors.kernels.magnitudes import magnitude_bits, magnitudes
 
@@ -101,13 +101,12 @@ def send_groups(
     group_size, k, k_last = groups
     numel, loop = len(left), _SEND_GROUPS[dtype]
     if group_size <= LONGEST_GROUP and loop.serves(left):
-        addresses = longs([gradient.data_ptr() for gradient in gradients])
-        borders = longs([0, *itertools.accumulate(map(len, gradients))])
+        x = Parts(gradients)
         num_groups, rest = divmod(numel, group_size)
         num_sent = num_groups * k + (k_last if rest else 0)
         values, indices = torch.empty(num_sent, dtype=dtype), torch.empty(num_sent, dtype=torch.int64)
         limit = value_limit(dtype, world_size)
-        arguments = addresses, borders, residual, numel, *groups, TYPES.index(dtype), limit, values, indices, left
+        arguments = x.starts, x.borders, residual, numel, *groups, TYPES.index(dtype), limit, values, indices, left
         return values, indices, bool(loop(*arguments))
     torch.add(torch.cat(list(gradients)), residual, out=left)
     positions = select_groups(left, *groups)

@@ -15,6 +15,8 @@ _ROUND = {
     dtype: Loop(name, _FLOATS, Int, Float, array(dtype))
     for dtype, name in ((torch.float16, "round_to_fp16"), (torch.bfloat16, "round_to_bf16"))
 }
+_KINDS = (torch.float32, *_ROUND)
+_WRITE = Loop("write_values", array(*_KINDS), Int, Int, Float, _FLOATS)
 _SUM = {
     dtype: Loop(name, array(dtype), array(dtype), Int, Float, array(dtype))
     for dtype, name in ((torch.float16, "sum_fp16"), (torch.bfloat16, "sum_bf16"))
@@ -104,6 +106,15 @@ def sum_values(a: torch.Tensor, b: torch.Tensor, limit: float, out: torch.Tensor
         loop(a, b, a.numel(), limit, out)
     else:
         to_value_dtype(a.float() + b.float(), out.dtype, out=out)
+
+
+def write_divided(values: torch.Tensor, divisor: float, out: torch.Tensor) -> None:
+    """Write values / divisor, floating, into fp32 of the same length; both are 1-D."""
+    if values.dtype in _KINDS and out.is_contiguous() and _WRITE.serves(values, out):
+        _WRITE(values.contiguous(), _KINDS.index(values.dtype), values.numel(), divisor, out)
+        return
+    for part in cache_blocks(values.numel(), values.device):
+        out[part].copy_(values[part]).div_(divisor)
 
 
 def divided(values: torch.Tensor, divisor: float, dtype: torch.dtype) -> torch.Tensor:

@@ -1,4 +1,5 @@
 /* Elements as integer levels of their block's scale, rounded to the nearest or at random, and packed. */
+#include "../../../collectives/payloads/codec/native/parts.h"
 #include "../../../collectives/payloads/codec/native/philox.h"
 #include "nearest.h"
 #include "spread.h"
@@ -26,13 +27,15 @@ static inline void round_at_random(
 
 /* level = round(x / divisor * multiplier), within +-most; at random by the numbers of `key`. */
 void pack_levels(
-    const float *x, int64_t numel, const float *divisors, int64_t block_numel, float multiplier, float most,
+    const float *const *starts, const int64_t *borders, int64_t numel, const float *divisors, int64_t block_numel, float multiplier, float most,
     int64_t at_random, uint64_t key, int64_t bits, uint8_t *packed) {
+    struct parts x = {starts, borders, 0};
     for (int64_t start = 0; start < numel; start += STRETCH) {
         int64_t width = numel - start < STRETCH ? numel - start : STRETCH;
-        float room[STRETCH];
+        float gathered[STRETCH], room[STRETCH];
         uint8_t levels[STRETCH], bytes[STRETCH];
-        struct stretch of = stretch_at(x, divisors, block_numel, start, width, room);
+        const float *here = elements_at(&x, start, width, gathered);
+        struct stretch of = stretch_of(here, divisors, block_numel, start, width, room);
         if (at_random) {
             uint32_t numbers[SHARED];
             shared_stretch(key, start / STRETCH, numbers);

@@ -1,5 +1,6 @@
 /* Elements as signed powers of two relative to their block's scale, rounded at random without bias, and packed. */
 #include "../../../collectives/payloads/codec/native/floats.h"
+#include "../../../collectives/payloads/codec/native/parts.h"
 #include "../../../collectives/payloads/codec/native/philox.h"
 #include "spread.h"
 
@@ -21,15 +22,17 @@ static inline uint32_t code_of(float x, uint32_t number, uint32_t num_exponents)
 
 /* `scales`: fp32 [num_blocks], powers of two. */
 void pack_powers(
-    const float *x, int64_t numel, const float *scales, int64_t block_numel, uint64_t key, int64_t bits,
+    const float *const *starts, const int64_t *borders, int64_t numel, const float *scales, int64_t block_numel, uint64_t key, int64_t bits,
     uint8_t *packed) {
     uint32_t num_exponents = (1u << (bits - 1)) - 1;
+    struct parts x = {starts, borders, 0};
     for (int64_t start = 0; start < numel; start += STRETCH) {
         int64_t width = numel - start < STRETCH ? numel - start : STRETCH;
-        float room[STRETCH];
+        float gathered[STRETCH], room[STRETCH];
         uint32_t numbers[SHARED];
         uint8_t codes[STRETCH], bytes[STRETCH];
-        struct stretch of = stretch_at(x, scales, block_numel, start, width, room);
+        const float *here = elements_at(&x, start, width, gathered);
+        struct stretch of = stretch_of(here, scales, block_numel, start, width, room);
         shared_stretch(key, start / STRETCH, numbers);
         for (int64_t i = 0; i < STRETCH; i++)
             codes[i] = (uint8_t)code_of(of.x[i] / of.divisor, numbers[i], num_exponents);

@@ -3,6 +3,7 @@
    The maxima of several times k interleaved lanes give a bound that k entries reach and few more; the exact choice is
    made among those few. */
 #include "../../../collectives/payloads/codec/native/floats.h"
+#include "../../../collectives/payloads/codec/native/parts.h"
 #include "../../../collectives/payloads/codec/native/past_cache.h"
 #include "magnitude.h"
 #include "put_value.h"
@@ -117,52 +118,45 @@ void select_groups(const int32_t *x, int64_t numel, int64_t group_size, int64_t 
     }
 }
 
-/* Where a gradient in several pieces of memory is read next. */
-struct reader {
-    const float *const *parts;
-    const int64_t *borders; /* of the parts, laid end to end */
-    int64_t part;
-    const float *next; /* behind what was read last */
-};
-
-/* The sums of elements start..start+size-1 come into x, and what was there leaves to `out`. */
-static void read_group(
-    struct reader *from, const float *residual, int64_t start, int64_t size, float *x, float *out) {
+/* The sums of elements start..start+size-1 come into x, and what was there leaves to `out`. Returns where the gradient
+   goes on. */
+static const float *read_group(
+    struct parts *from, const float *residual, int64_t start, int64_t size, float *x, float *out) {
+    const float *next = residual;
     for (int64_t done = 0, length; done < size; done += length) {
-        while (from->borders[from->part + 1] <= start + done)
-            from->part++;
-        int64_t left = from->borders[from->part + 1] - start - done;
-        length = left < size - done ? left : size - done;
-        const float *gradient = from->parts[from->part] + (start + done - from->borders[from->part]);
+        const float *gradient = element_at(from, start + done, &length);
+        length = length < size - done ? length : size - done;
         replace_by_sum(gradient, residual + start + done, length, x + done, 1, out + done);
-        from->next = gradient + length;
+        next = gradient + length;
     }
+    return next;
 }
 
 /* x = gradient + residual, of which the k largest per group are sent and the rest stays: one pass over memory.
 
-   gradient: parts laid end to end; borders: int64 [parts + 1]; residual and left: fp32 [numel]. Of what is selected,
+   The gradient: `starts` and `borders` of its parts; residual and left: fp32 [numel]. Of what is selected,
    values: [as selected] in the type that travels, within +-limit; indices: int64, within the group. Returns whether
    all of x is finite: what is not is among the largest. */
-int64_t send_groups(const float *const *parts, const int64_t *borders, const float *residual, int64_t numel,
+int64_t send_groups(const float *const *starts, const int64_t *borders, const float *residual, int64_t numel,
                     int64_t group_size, int64_t k, int64_t k_last, int type, float limit, void *values,
                     int64_t *indices, float *left) {
-    struct reader gradient = {parts, borders, 0, 0};
+    struct parts gradient = {starts, borders, 0};
     int32_t positions[LONGEST_GROUP];
     _Alignas(64) float x[LONGEST_GROUP];
     int64_t sent = 0, all_finite = 1, size = numel < group_size ? numel : group_size;
     __builtin_memset(x, 0, (uint64_t)size * sizeof *x);
-    read_group(&gradient, residual, 0, size, x, left); /* zeros leave, whose place the first group takes later */
+    /* Zeros leave, whose place the first group takes later. */
+    const float *next = read_group(&gradient, residual, 0, size, x, left);
     for (int64_t start = 0; start < numel;) {
         int64_t kept = size == group_size ? k : k_last;
-        choose((const int32_t *)x, size, kept, gradient.next, positions);
+        choose((const int32_t *)x, size, kept, next, positions);
         for (int64_t i = 0; i < kept; i++, sent++) {
             indices[sent] = positions[i];
             all_finite &= magnitude((int32_t)bits_of(x[positions[i]])) < INFINITE;
             x[positions[i]] -= put_value(x[positions[i]], type, limit, values, sent);
         }
         int64_t rest = numel - start - size, following = rest < size ? rest : size;
-        read_group(&gradient, residual, start + size, following, x, left + start);
+        next = read_group(&gradient, residual, start + size, following, x, left + start);
         copy_past_cache(x + following, size - following, left + start + following);
         start += size;
         size = following;

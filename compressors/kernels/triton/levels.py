@@ -5,6 +5,7 @@ import triton
 import triton.language as tl
 
 from collectives.kernels.gpu import launch
+from collectives.kernels.parts import Parts
 from collectives.payloads.codec.triton.philox import shared_tile
 from compressors.kernels.blocks import divisors
 from compressors.kernels.triton.tiles import pack_tile, relative_tile, store_bytes
@@ -13,7 +14,7 @@ TILE = 2048
 
 
 def pack_levels(
-    x: torch.Tensor,
+    x: Parts,
     scales: torch.Tensor,
     block_numel: int,
     *,
@@ -24,8 +25,8 @@ def pack_levels(
 ) -> None:
     """Rounded to the nearest, or at random by the numbers of a key."""
     launch(
-        _pack_levels, triton.cdiv(x.numel(), TILE),
-        x.contiguous(), divisors(scales), out, x.numel(), block_numel, float(multiplier), key or 0,
+        _pack_levels, triton.cdiv(x.numel, TILE),
+        x.flat, divisors(scales), out, x.numel, block_numel, float(multiplier), key or 0,
         AT_RANDOM=key is not None, BITS=bits, TILE=TILE,
     )  # fmt: skip
 

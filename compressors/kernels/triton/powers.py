@@ -5,6 +5,7 @@ import triton
 import triton.language as tl
 
 from collectives.kernels.gpu import launch
+from collectives.kernels.parts import Parts
 from collectives.payloads.codec.triton.philox import shared_tile
 from compressors.kernels.blocks import divisors
 from compressors.kernels.triton.tiles import magnitude_bits, pack_tile, relative_tile, store_bytes
@@ -12,13 +13,11 @@ from compressors.kernels.triton.tiles import magnitude_bits, pack_tile, relative
 TILE = 2048
 
 
-def pack_powers(
-    x: torch.Tensor, scales: torch.Tensor, block_numel: int, *, bits: int, key: int, out: torch.Tensor
-) -> None:
+def pack_powers(x: Parts, scales: torch.Tensor, block_numel: int, *, bits: int, key: int, out: torch.Tensor) -> None:
     """Rounded at random by the numbers of a key."""
     launch(
-        _pack_powers, triton.cdiv(x.numel(), TILE),
-        x.contiguous(), divisors(scales), out, x.numel(), block_numel, key, BITS=bits, TILE=TILE,
+        _pack_powers, triton.cdiv(x.numel, TILE),
+        x.flat, divisors(scales), out, x.numel, block_numel, key, BITS=bits, TILE=TILE,
     )  # fmt: skip
 
 

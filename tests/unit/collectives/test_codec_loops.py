@@ -7,6 +7,7 @@ from collections.abc import Callable
 import pytest
 import torch
 
+from collectives.kernels.library import kernels_in_use
 from collectives.payloads.base import Payload, PayloadError, unpack
 from collectives.payloads.codec.bits import pack_bits, unpack_bits
 from collectives.payloads.codec.codebooks import LEVELS, NATURAL, SIGN, TERNARY
@@ -74,6 +75,23 @@ def sums_of_codes(x: torch.Tensor, seed: int) -> list[torch.Tensor]:
     return added(coded(x, seed), x, seed) + added(UnreducedSum([coded(x, seed), other]), x, seed)[:1]
 
 
+def written_codes(x: torch.Tensor, seed: int) -> list[torch.Tensor]:
+    """A sum of codes written into tensors laid end to end, or added to zeros where no loop writes it."""
+    terms = [coded(x, seed) for _ in range(1 + seed % 3)]
+    for number, term in enumerate(terms):
+        term.packed = term.packed.roll(number)
+    if seed % 7 == 0:
+        terms[0].scales = terms[0].scales[:0]  # of nothing but zeros
+    total, divisor = UnreducedSum(terms), [1, 2, 3, 0.5][seed % 4]
+    out = torch.full_like(x, torch.nan)
+    borders = sorted((seed * factor) % (x.numel() + 1) for factor in (7, 31, 1009)[: seed % 4])
+    is_written = total.write_to(out.tensor_split(borders), divisor=divisor)
+    assert is_written == (kernels_in_use() == "native")
+    if not is_written:
+        total.add_to_(out.zero_(), divisor=divisor)
+    return [out]
+
+
 def two_means(x: torch.Tensor, seed: int) -> list[torch.Tensor]:
     mask = torch.rand(x.numel(), generator=generator(seed)) < 0.5
     return added(TwoMeans.from_mask(mask.to(x.device), -0.1, 0.3), x, seed)
@@ -139,6 +157,10 @@ LOOPS: dict[str, Callable[[torch.Tensor, int], list[torch.Tensor]]] = {
     "sixteen bits": sixteen_bits,
     "positions": lambda x, seed: [seeded_positions(x.numel(), seed * 31 % (x.numel() + 1), seed)],
 }
+
+
+def test_a_sum_of_codes_is_written_as_it_would_be_added_to_zeros(cases: range) -> None:
+    assert_gives_what_the_reference_gives(written_codes, cases)
 
 
 @pytest.mark.parametrize(

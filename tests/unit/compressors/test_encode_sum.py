@@ -41,6 +41,9 @@ SPECS = [
 ]
 
 
+IN_PARTS = ["bf16", "fp16", "int8", "int8:rounding=stochastic,block_numel=100", "qsgd", "qsgd:norm=max", "natural"]
+"""that encode the layers of a bucket where they lie"""
+
 LONG = layers_of_shapes((700, 400), (3,), (500, 601), kinds=("linear", "bias", "linear"))
 """more elements than a cache holds, which are written past it; the last layer starts where no vector does"""
 
@@ -71,7 +74,20 @@ def test_one_pass_gives_what_three_give(spec: str, path: str, monkeypatch: pytes
         assert same(one, three)
 
 
-@pytest.mark.parametrize("spec", SPECS)
+@pytest.mark.parametrize("path", ["native", "reference"])
+@pytest.mark.parametrize("spec", IN_PARTS)
+def test_layers_where_they_lie_give_what_they_give_laid_end_to_end(
+    spec: str, path: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with reference_path() if path == "reference" else contextlib.nullcontext():
+        in_parts = messages_and_residuals(spec)
+        monkeypatch.setattr(Reducer, "_takes_parts", lambda self, unit, step: False)
+        in_one = messages_and_residuals(spec)
+    for parts, one in zip(in_parts, in_one, strict=True):
+        assert same(parts, one)
+
+
+@pytest.mark.parametrize("spec", [*SPECS, *IN_PARTS])
 def test_native_loops_send_what_the_reference_path_sends(spec: str) -> None:
     native = messages_and_residuals(spec)
     with reference_path():
@@ -80,7 +96,7 @@ def test_native_loops_send_what_the_reference_path_sends(spec: str) -> None:
         assert same(one, other)
 
 
-@pytest.mark.parametrize("spec", SPECS)
+@pytest.mark.parametrize("spec", [*SPECS, *IN_PARTS])
 def test_what_is_written_past_the_caches_arrives(spec: str) -> None:
     def residuals() -> list[torch.Tensor]:
         reducer = Reducer(build("compressors", Compressor, spec))

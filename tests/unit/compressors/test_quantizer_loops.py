@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from collectives.kernels.library import reference_path
+from collectives.kernels.parts import Parts
 from collectives.payloads.codec.positions import seeded_positions
 from collectives.payloads.sparse_levels import SparseLevels
 from compressors.kernels import blocks, levels, powers, sending, signs, ternary
@@ -18,6 +19,13 @@ pytestmark = needs_loops
 
 Result = Sequence[torch.Tensor | float]
 
+
+def parts_of(x: torch.Tensor, seed: int) -> Parts:
+    """Up to four, some of them empty, cut where no block need end."""
+    borders = sorted((seed * factor) % (x.numel() + 1) for factor in (7, 31, 1009)[: seed % 4])
+    return Parts(x.tensor_split(borders))
+
+
 BLOCKS = [1, 3, 8, 64, 100, 512, 2048, 1 << 20]
 
 
@@ -27,19 +35,20 @@ def block_of(seed: int) -> int:
 
 def packed_levels(x: torch.Tensor, seed: int) -> Result:
     bits = [2, 4, 8][seed % 3]
-    norms = (blocks.block_norms if seed % 2 else blocks.block_maxima)(x, block_of(seed))
+    norms = (blocks.block_norms if seed % 2 else blocks.block_maxima)(parts_of(x, seed), block_of(seed))
     key = None if seed % 5 == 0 else 2**62 + seed
     packed = torch.empty(-(-x.numel() * bits // 8), dtype=torch.uint8, device=x.device)
-    levels.pack_levels(x, norms, block_of(seed), bits=bits, multiplier=(1 << (bits - 1)) - 1, key=key, out=packed)
+    multiplier = (1 << (bits - 1)) - 1
+    levels.pack_levels(parts_of(x, seed), norms, block_of(seed), bits=bits, multiplier=multiplier, key=key, out=packed)
     return [packed]
 
 
 def packed_powers(x: torch.Tensor, seed: int) -> Result:
-    maxima = blocks.block_maxima(x, block_of(seed))
+    maxima = blocks.block_maxima(parts_of(x, seed), block_of(seed))
     scales = torch.where(maxima.isfinite(), 2.0 ** torch.frexp(maxima).exponent.clamp(-126, 127).float(), 0.0)
     bits = [4, 8][seed % 2]
     packed = torch.empty(-(-x.numel() * bits // 8), dtype=torch.uint8, device=x.device)
-    powers.pack_powers(x, scales, block_of(seed), bits=bits, key=seed, out=packed)
+    powers.pack_powers(parts_of(x, seed), scales, block_of(seed), bits=bits, key=seed, out=packed)
     return [packed]
 
 
@@ -84,8 +93,8 @@ def with_bits_of_sum(loop: Callable[..., object], x: torch.Tensor) -> Result:
 
 
 LOOPS: dict[str, Callable[[torch.Tensor, int], Result]] = {
-    "block_maxima": lambda x, seed: [blocks.block_maxima(x, block_of(seed))],
-    "block_norms": lambda x, seed: [blocks.block_norms(x, block_of(seed))],
+    "block_maxima": lambda x, seed: [blocks.block_maxima(parts_of(x, seed), block_of(seed))],
+    "block_norms": lambda x, seed: [blocks.block_norms(parts_of(x, seed), block_of(seed))],
     "pack_levels": packed_levels,
     "pack_powers": packed_powers,
     "nearest_levels": nearest_levels,

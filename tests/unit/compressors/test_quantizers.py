@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from collectives.kernels.library import reference_path
+from collectives.kernels.parts import Parts
 from collectives.options import OptionError
 from collectives.payloads import Codes
 from compressors.base import Compressor
@@ -74,10 +75,11 @@ def test_of_all_random_numbers_as_many_round_up_as_the_value_is_over(
         match name:
             case "levels":
                 x = torch.full((numel,), (1 + share) / 127)
-                levels.pack_levels(x, one, numel, bits=8, multiplier=127, key=1, out=packed)
+                levels.pack_levels(Parts([x]), one, numel, bits=8, multiplier=127, key=1, out=packed)
                 lower, upper = 1, 2
             case "powers":
-                powers.pack_powers(torch.full((numel,), 0.25 * (1 + share)), one, numel, bits=8, key=1, out=packed)
+                x = torch.full((numel,), 0.25 * (1 + share))
+                powers.pack_powers(Parts([x]), one, numel, bits=8, key=1, out=packed)
                 lower, upper = 3, 2  # code j is 2^(1-j)
             case _:
                 packed = ternary.random_ternary(torch.full((numel,), share), 1.0, 1, ternary.LEVELS)

@@ -73,6 +73,18 @@ static inline uint16_t to_fp16(float x) {
     return (uint16_t)(x == x ? rounded_to_fp16(x) : 0x7e00 | (bits_of(x) >> 16 & 0x8000));
 }
 
+/* By a power of two, which has no mantissa, a product is the same and takes a fraction of the time. */
+static inline __attribute__((always_inline)) void divide(float *x, int64_t count, float divisor) {
+    if (bits_of(divisor) & 0x7fffff) {
+        for (int64_t i = 0; i < count; i++)
+            x[i] /= divisor;
+        return;
+    }
+    float factor = 1 / divisor;
+    for (int64_t i = 0; i < count; i++)
+        x[i] *= factor;
+}
+
 /* Values first..first+count-1 in fp32; at most AT_ONCE. */
 static inline __attribute__((always_inline)) void widen(
     const void *values, int64_t kind, int64_t first, int64_t count, float *wide) {

@@ -1,5 +1,6 @@
 /* Values in the type they travel in: rounded to it, added in it, put where they belong. */
 #include "floats.h"
+#include "past_cache.h"
 
 #define AHEAD 32 /* entries: so long does memory take to answer */
 
@@ -11,6 +12,18 @@ void round_to_bf16(const float *x, int64_t count, float limit, uint16_t *out) {
 void round_to_fp16(const float *x, int64_t count, float limit, uint16_t *out) {
     for (int64_t i = 0; i < count; i++)
         out[i] = to_fp16(limited(x[i], limit));
+}
+
+/* out = values / divisor */
+void write_values(const void *values, int64_t kind, int64_t count, float divisor, float *out) {
+    _Alignas(64) float wide[AT_ONCE];
+    for (int64_t first = 0; first < count; first += AT_ONCE) {
+        int64_t width = count - first < AT_ONCE ? count - first : AT_ONCE;
+        widen(values, kind, first, width, wide);
+        divide(wide, width, divisor);
+        copy_part(wide, width, count, out + first);
+    }
+    finish_past_cache();
 }
 
 void sum_bf16(const uint16_t *a, const uint16_t *b, int64_t count, float limit, uint16_t *out) {
