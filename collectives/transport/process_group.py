@@ -36,6 +36,8 @@ from collectives.transport.failure_detector import failure_detector
 _OPS = {"sum": dist.ReduceOp.SUM, "max": dist.ReduceOp.MAX}
 
 _TAG = 0
+_WORDS_OF_BACKENDS = ("gloo", "Wait timeout")
+"""in errors of no type of their own; the second are of a store that is a file"""
 
 _num_backends: collections.Counter[tuple[str, tuple[int, ...]]] = collections.Counter()
 
@@ -215,15 +217,15 @@ class ProcessGroupTransport(Transport):
 
 
 def backend_failure(error: RuntimeError) -> TransportError | None:
-    """What a failure of the backend's own making means, found out from the other ranks; takes some seconds.
+    """What a failure of the backend's own making, or of the store in which ranks meet, means; takes some seconds.
 
     Args:
         error: as DDP or `torch.distributed` raised it on the default group.
 
     Returns:
-        The error that says which rank is lost; None where `error` is not the backend's.
+        The error that says which rank is lost, found out from the others; None where `error` is not the backend's.
     """
-    if not isinstance(error, dist.DistBackendError) and "gloo" not in str(error):
+    if not isinstance(error, dist.DistError) and not any(words in str(error) for words in _WORDS_OF_BACKENDS):
         return None
     return ProcessGroupTransport()._lost(None, str(error))
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import datetime
 import os
 import signal
 import threading
@@ -22,7 +23,7 @@ from collectives.ring import Ring
 from collectives.transport import failure_detector
 from collectives.transport.base import Transport, TransportError
 from collectives.transport.failure_detector import Verdict
-from collectives.transport.process_group import ProcessGroupTransport
+from collectives.transport.process_group import ProcessGroupTransport, backend_failure
 from collectives.transport.sockets import open_transport
 from tests.testing.ranks import run_ranks
 
@@ -99,6 +100,24 @@ def stop_rank_1(rank: int) -> tuple[str, int | None]:
 def test_ranks_name_the_one_that_was_stopped(tmp_path: Path) -> None:
     by_rank = run_ranks(stop_rank_1, 3, tmp_path, timeout_s=60.0, may_die=[1])
     assert [by_rank[rank][1] for rank in (0, 2)] == [1, 1]
+
+
+def meet_one_that_was_killed(rank: int) -> tuple[str, int | None] | None:
+    """Ranks make a group, which one of them never joins."""
+    failure_detector.failure_detector()
+    if rank == KILLED:
+        os.kill(os.getpid(), signal.SIGKILL)
+    with pytest.raises(RuntimeError) as caught:
+        dist.new_group(timeout=datetime.timedelta(seconds=TIMEOUT_S))
+    error = backend_failure(caught.value)
+    return error and (str(error), error.lost_rank)
+
+
+def test_ranks_that_make_a_group_name_the_one_that_does_not_join(tmp_path: Path) -> None:
+    by_rank = run_ranks(meet_one_that_was_killed, 3, tmp_path, timeout_s=60.0, may_die=[KILLED])
+    assert [by_rank[rank] for rank in (0, 1)] == [
+        (f"rank {rank} lost rank 2, which does not answer any more", KILLED) for rank in (0, 1)
+    ]
 
 
 def join_twice(_: int) -> int:
