@@ -151,7 +151,7 @@ class Compressor(Options, abc.ABC):
         raise TypeError(f"{self.component_name} takes several rounds between the ranks; call reduce")
 
     def encode_parts(self, gradients: Sequence[torch.Tensor], layer: Layer, step: Step) -> Payload | None:
-        """Do what `encode` does without laying the gradients end to end first; None: it cannot.
+        """Do what `encode` does without laying the gradients end to end first: a method has one of the two.
 
         Args:
             gradients: fp32 and contiguous; laid end to end they are the `x` of `encode`.

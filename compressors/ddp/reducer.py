@@ -11,6 +11,7 @@ momentum over changes nothing for those layers.
 from __future__ import annotations
 
 import dataclasses
+import functools
 import math
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -75,6 +76,16 @@ def _account(encoded: Sequence[_Encoded], bucket: Bucket) -> None:
     """Enter into the bucket's report what was sent."""
     for one in encoded:
         bucket.encoded += one.unit.account(one.payload, one.seconds, one.density_wanted)
+
+
+@functools.cache
+def _has_own(compressor: type[Compressor], name: str) -> bool:
+    """Whether a class has this form of `encode`, and has not derived from one that has it to encode in another way."""
+    definer, encoder = (
+        next(number for number, cls in enumerate(compressor.__mro__) if method in vars(cls))
+        for method in (name, "encode")
+    )
+    return definer <= encoder and compressor.__mro__[definer] is not Compressor
 
 
 class Reducer:
@@ -262,7 +273,7 @@ class Reducer:
         """Whether the compressor may add the residual itself: nothing is to be known of the sum before it encodes."""
         compressor = self.compressor
         return (
-            type(compressor).encode_sum is not Compressor.encode_sum
+            _has_own(type(compressor), "encode_sum")
             and compressor.keeps_residual
             and not (unit.dense or compressor.owns_momentum or compressor.needs_all_ranks)
             and self._residuals.accepted(unit) is not None
@@ -273,7 +284,7 @@ class Reducer:
         """Whether the compressor may encode the gradients where they lie: nothing is added to them before."""
         compressor = self.compressor
         return (
-            type(compressor).encode_parts is not Compressor.encode_parts
+            _has_own(type(compressor), "encode_parts")
             and compressor.clip_limit(step) is None
             and not (unit.dense or compressor.keeps_residual or compressor.owns_momentum or compressor.needs_all_ranks)
             and unit.is_plain

@@ -11,11 +11,15 @@ import torch
 from collectives.base import Key, PendingSum
 from collectives.kernels.library import reference_path
 from collectives.payloads.base import Payload
+from collectives.payloads.dense import Dense
 from collectives.spec import build
 from collectives.transport.alone import Alone
 from compressors.base import Compressor
 from compressors.ddp.bucket import Bucket
 from compressors.ddp.reducer import Reducer
+from compressors.int8 import Int8
+from compressors.layer import Layer, Step
+from compressors.topk import TopK
 from tests.testing.compressor_cases import gradient, layers_of_shapes, step_at
 from tests.testing.loops import same
 
@@ -115,6 +119,22 @@ def test_what_is_written_past_the_caches_arrives(spec: str) -> None:
         reference = residuals()
     for one, other in zip(native, reference, strict=True):
         assert same(one, other)
+
+
+@pytest.mark.parametrize("base", [TopK, Int8], ids=["encode_sum", "encode_parts"])
+def test_a_class_that_derives_from_one_to_encode_in_its_own_way_does(base: type[Compressor]) -> None:
+    class Own(base):  # type: ignore[valid-type, misc]
+        def encode(self, x: torch.Tensor, layer: Layer, step: Step) -> Payload:
+            return Dense(x.clone())
+
+    reducer = Reducer(Own())
+    for index in range(2):
+        gradients = [gradient(layer, index, 0) for layer in LAYERS]
+        bucket = Bucket(layers=LAYERS, gradients=gradients, step=step_at(index))
+        message = reducer.message(bucket, Alone())
+        assert isinstance(message, Payload)
+        assert same(message.to_dense(), torch.cat(gradients))
+        reducer.commit()
 
 
 def second_step(
