@@ -163,6 +163,15 @@ def test_a_sum_of_codes_is_written_as_it_would_be_added_to_zeros(cases: range) -
     assert_gives_what_the_reference_gives(written_codes, cases)
 
 
+def test_what_is_divided_to_nothing_is_written_without_its_sign() -> None:
+    written, added = torch.empty(8), torch.zeros(8)
+    payload = Codes.from_codes(-torch.ones(8), codebook="levels", bits=8, scales=torch.tensor([1e-45]))
+    assert payload.write_to([written], divisor=3)
+    payload.add_to_(added, divisor=3)
+    assert same(written, torch.zeros(8))
+    assert same(written, added)
+
+
 @pytest.mark.parametrize(
     "payload",
     [
