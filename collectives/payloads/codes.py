@@ -177,6 +177,7 @@ class Codes(Payload):
         return self.codebook, self.bits, self.block_numel
 
     def _agrees_with(self, others: Sequence[Payload]) -> TypeGuard[Sequence[Codes]]:
+        """Whether others can be read with this one's table and layout of scales."""
         return all(isinstance(other, Codes) and other._meaning == self._meaning for other in others)
 
     @property

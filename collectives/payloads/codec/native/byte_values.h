@@ -1,5 +1,5 @@
-/* What codes of eight or four bits stand for, where that follows a formula: many go through one at a time, while each
-   byte would look into a table by itself. */
+/* What codes of eight or four bits stand for, where that follows a formula: it takes many bytes at once, while each would
+   be looked up in a table by itself. */
 #ifndef BYTE_VALUES_H
 #define BYTE_VALUES_H
 
@@ -52,7 +52,7 @@ static inline __attribute__((always_inline)) void add_values_of(
 /* sum += both halves of each byte, times a scale. */
 static inline void add_halves(const uint8_t *bytes, int64_t count, float scale, float *sum) {
     int64_t i = 0;
-#ifdef __clang__ /* for which no compiler puts the halves in order by itself */
+#ifdef __clang__ /* no compiler finds by itself how to put the halves in order */
     typedef int8_t bytes_8 __attribute__((vector_size(8)));
     typedef float floats_16 __attribute__((vector_size(64)));
     for (; i + 8 <= count; i += 8) {
