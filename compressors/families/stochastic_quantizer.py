@@ -29,7 +29,7 @@ class StochasticQuantizer(LossyCompressor):
     biased: ClassVar[bool] = False
     granularity: ClassVar[Granularity] = "bucket"
 
-    block_numel: Annotated[int, Ge(8), Le(1 << 20), Doc("elements per scale, a multiple of 8")] = 512
+    block_numel: Annotated[int, Ge(8), Le(1 << 20), Doc("elements per scale")] = 512
 
     @property
     @abc.abstractmethod

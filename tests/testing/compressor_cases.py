@@ -70,7 +70,7 @@ VARIANTS = [
     case("qsgd", bits=2, norm="max", block_numel=64),
     case("qsgd", error_feedback=True),
     case("natural", error_feedback=True),
-    case("natural", bits=4, block_numel=128),
+    case("natural", bits=4, block_numel=99),
     case("terngrad", clip_sigmas=0),
     case("terngrad", error_feedback=True),
     case("terngrad", shared_scale=True),

@@ -45,7 +45,15 @@ SPECS = [
 ]
 
 
-IN_PARTS = ["bf16", "fp16", "int8", "int8:rounding=stochastic,block_numel=100", "qsgd", "qsgd:norm=max", "natural"]
+IN_PARTS = [
+    "bf16",
+    "fp16",
+    "int8",
+    "int8:rounding=stochastic,block_numel=100",
+    "qsgd",
+    "qsgd:norm=max,block_numel=13",
+    "natural",
+]
 """that encode the layers of a bucket where they lie"""
 
 LONG = layers_of_shapes((700, 400), (3,), (500, 601), kinds=("linear", "bias", "linear"))
