@@ -38,6 +38,7 @@ PARTS = {
     "write out": (
         "compressors.ddp.reducer:Reducer._finish",
         "compressors.ddp.reducer:Reducer.finish_bucket",
+        "compressors.ddp.unit:Unit.scatter_to_updates",
         "compressors.ddp.unit:Unit.scatter_to_gradients",
     ),
 }

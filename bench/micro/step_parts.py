@@ -38,6 +38,7 @@ from collectives.transport.base import Transport
 from compressors.base import Compressor
 from compressors.ddp.bucket import Bucket
 from compressors.ddp.reducer import Reducer
+from compressors.ddp.taken import TakenGradients
 from compressors.layer import Layer, Step, layers_of
 
 WARMUP = 4
@@ -88,7 +89,7 @@ class StepParts:
         model = cast(Model, spec.build("models", config.model)).build(dataset.num_classes)
         self._ddp: DistributedDataParallel = wrap(model, device, config.bucket_mb)
         optimizer = cast(Optimizer, spec.build("optimizers", config.optimizer))
-        self._optimizer = optimizer.build(model.parameters(), 1e-3)
+        self._optimizer = optimizer.build(model.parameters(), 0.0)  # for gradients that are taken come to no update
         train, _ = dataset.load(Path(config.data_dir), seed=config.seed, train_size=None, test_size=None)
         of_run = RunConfig(batch_size=config.batch_size, augment=config.augment, seed=config.seed, replicas=1)
         self._batches = Batches(of_run, dataset, train, 0, device)
@@ -97,6 +98,7 @@ class StepParts:
         self._arrived: list[tuple[float, list[Layer], list[torch.Tensor]]] = []
         self._keeps = False
         self._clock = clock
+        self._taken = TakenGradients(self._ddp)
         self._ddp.register_comm_hook(None, lambda _, bucket: self._take(bucket))
         for _ in range(WARMUP):  # in the first of these DDP's ranks agree on their buckets
             self._step()
@@ -225,7 +227,8 @@ class StepParts:
     def _take(self, bucket: Any) -> torch.futures.Future[torch.Tensor]:
         arrived = self._clock()
         layers = [self._layer_of[id(parameter)] for parameter in bucket.parameters()]
-        kept = [gradient.flatten().clone() for gradient in bucket.gradients()] if self._keeps else []
+        gradients, _ = self._taken.of(bucket)
+        kept = [gradient.clone() for gradient in gradients] if self._keeps else []
         self._arrived.append((arrived, layers, kept))
         future: torch.futures.Future[torch.Tensor] = torch.futures.Future()
         future.set_result(bucket.buffer())

@@ -235,6 +235,11 @@ def await_command(transport: Transport) -> None:
             transport.receive_into(word, 0).wait()
 
 
+def is_finite(tensor: torch.Tensor) -> bool:
+    """Whether all elements are; in one pass, unless finite ones have a sum that is not."""
+    return bool(torch.isfinite(tensor.sum())) or bool(torch.isfinite(tensor).all())
+
+
 def zero_nonfinite_(tensor: torch.Tensor, nonfinite: Nonfinite) -> bool:
     """Keep NaN and infinity away from whatever remembers: it would never recover.
 
@@ -245,7 +250,7 @@ def zero_nonfinite_(tensor: torch.Tensor, nonfinite: Nonfinite) -> bool:
     Returns:
         Whether the step must be left out.
     """
-    if bool(torch.isfinite(tensor.sum())) or bool(torch.isfinite(tensor).all()):
+    if is_finite(tensor):
         return False
     if nonfinite == "zero":
         torch.nan_to_num_(tensor, nan=0.0, posinf=0.0, neginf=0.0)

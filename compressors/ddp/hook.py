@@ -25,9 +25,18 @@ from typing_extensions import override
 from collectives.base import Collective
 from collectives.transport.bell import Bell
 from compressors.ddp.bucket import Bucket
-from compressors.ddp.channel import Channel, Nonfinite, Trigger, await_command, own_transport, zero_nonfinite_
+from compressors.ddp.channel import (
+    Channel,
+    Nonfinite,
+    Trigger,
+    await_command,
+    is_finite,
+    own_transport,
+    zero_nonfinite_,
+)
 from compressors.ddp.reducer import DONE, PendingReduction, Reducer
 from compressors.ddp.report import StepReport
+from compressors.ddp.taken import TakenGradients
 from compressors.layer import Step, layers_of
 
 
@@ -58,8 +67,8 @@ class _Job:
 
     Attributes:
         future: completed with `buffer` once that holds the updates.
-        buffer: all gradients of the bucket, 1-D.
-        bucket: views of the buffer, by layer.
+        buffer: all gradients of the bucket, 1-D, but for those that were taken.
+        bucket: its layers; their updates are parts of the buffer.
         is_last: of this step.
         arrived: when DDP handed it over, in seconds of `time.perf_counter`.
         ready: on a GPU, when the gradients will be there.
@@ -102,6 +111,7 @@ class CompressionHook(Channel):
         self._thread.start()
         # DDP inspects annotations of the hook and cannot read postponed ones; a lambda has none.
         ddp.register_comm_hook(None, lambda _, bucket: self._take(bucket))
+        self._taken = TakenGradients(ddp)
         self._layer_of = {id(layer.weight): layer for layer in self.layers}
         self._index = 0
         self._epoch: int | None = None
@@ -167,6 +177,7 @@ class CompressionHook(Channel):
         self._hand_over([])
         self._thread.join()
         self._bell.close()
+        self._taken.close()
         super().close()
 
     def _take(self, bucket: dist.GradBucket) -> torch.futures.Future[torch.Tensor]:  # type: ignore[name-defined]
@@ -177,14 +188,14 @@ class CompressionHook(Channel):
         on_cuda = buffer.device.type == "cuda"
         future: torch.futures.Future[torch.Tensor] = torch.futures.Future(devices=[buffer.device] if on_cuda else None)
         layers = [self._layer_of[id(parameter)] for parameter in bucket.parameters()]
-        gradients = [gradient.flatten() for gradient in bucket.gradients()]
+        gradients, updates = self._taken.of(bucket)
+        of_step = Bucket(layers=layers, gradients=gradients, updates=updates, step=self._step)
+        of_step.screen = functools.partial(self._screen, of_step, buffer)
         self._held.append(
             _Job(
                 future=future,
                 buffer=buffer,
-                bucket=Bucket(
-                    layers=layers, gradients=gradients, step=self._step, screen=functools.partial(self._screen, buffer)
-                ),
+                bucket=of_step,
                 is_last=bucket.is_last(),
                 arrived=time.perf_counter(),
                 ready=torch.cuda.current_stream(buffer.device).record_event() if on_cuda else None,
@@ -284,9 +295,14 @@ class CompressionHook(Channel):
             self._conclude()
             self._report.exposed_s = time.perf_counter() - job.arrived
 
-    def _screen(self, buffer: torch.Tensor) -> None:
+    def _screen(self, bucket: Bucket, buffer: torch.Tensor) -> bool:
         """Keep NaN and infinity away from the compressor: residuals would never recover."""
+        is_laid_down = bucket.is_laid_down
+        if not is_laid_down and all(map(is_finite, bucket.gradients)):
+            return False
+        bucket.lay_down()
         self._saw_nonfinite |= zero_nonfinite_(buffer, self._settings.nonfinite)
+        return not is_laid_down
 
     def _conclude(self) -> None:
         """Accept the step on all ranks, or drop it on all of them."""

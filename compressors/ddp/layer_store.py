@@ -46,7 +46,7 @@ class LayerStore:
         self._sizes.update((layer.id, layer.numel) for layer in unit.layers)
         proposed = self._proposed.get(unit.key, self._spare.pop(unit.key, None))
         if proposed is None:
-            proposed = torch.empty(unit.layer.numel, device=unit.gradients[0].device)
+            proposed = torch.empty(unit.layer.numel, device=unit.device)
         self._proposed[unit.key] = proposed
         return proposed
 
@@ -86,7 +86,7 @@ class LayerStore:
         views = self.by_layer()
         if not wanted & views.keys():
             return
-        device = unit.gradients[0].device
+        device = unit.device
         parts = [
             views[layer.id].to(device) if layer.id in views else torch.zeros(layer.numel, device=device)
             for layer in unit.layers

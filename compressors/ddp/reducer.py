@@ -139,8 +139,8 @@ class Reducer:
         """
         units = self._units(bucket)
         finds_nonfinite = self.compressor.notices_nonfinite and all(map(self._takes_sum, units))
-        if not finds_nonfinite:
-            bucket.screen()
+        if not finds_nonfinite and bucket.screen():
+            units = self._units(bucket)
         if self.compressor.several_rounds:
             self._reduce_in_rounds(units, bucket, lambda payload, key: start_sum(payload, key).finish())
             return DONE
@@ -151,10 +151,14 @@ class Reducer:
         try:
             encoded = self._encode_all(units, bucket, transport, screened=not finds_nonfinite)
         except NonFiniteSum:
-            bucket.screen()
+            if bucket.screen():
+                units = self._units(bucket)
             encoded = self._encode_all(units, bucket, transport)
         pending = start_sum(_message(encoded), key)
-        _account(encoded, bucket)  # while the message travels
+        bucket.let_go()  # while the message travels
+        for unit in units:
+            unit.gradients.clear()
+        _account(encoded, bucket)
 
         def finish() -> None:
             self._finish(units, pending.finish(), bucket)
@@ -215,7 +219,7 @@ class Reducer:
     def _units(self, bucket: Bucket) -> list[Unit]:
         """Cut the bucket, and open this rank's memory to the compressor."""
         bucket.step = dataclasses.replace(bucket.step, memory=self.memory)
-        return cut(self.compressor, bucket.layers, bucket.step, bucket.gradients)
+        return cut(self.compressor, bucket.layers, bucket.step, bucket.gradients, bucket.updates)
 
     def _encode_all(
         self, units: Sequence[Unit], bucket: Bucket, transport: Transport | None, *, screened: bool = True
@@ -248,7 +252,7 @@ class Reducer:
         velocity = self._accelerated(unit) if self.compressor.owns_momentum else None
         keeps_residual = self.compressor.keeps_residual and not unit.dense
         if velocity is None and not keeps_residual and not unit.dense and len(unit.gradients) == 1:
-            return unit.gradients[0].float()
+            return unit.own_gradient().float()
         residual = self._residuals.accepted(unit) if keeps_residual else None
         x = self._residuals.propose(unit) if keeps_residual else self._rooms.lend(unit)
         if velocity is None:
@@ -333,21 +337,21 @@ class Reducer:
         """Turn the sum of all ranks' messages into each gradient's update."""
         started = time.perf_counter()
         numels = [unit.layer.numel for unit in units]
-        if units and (self._scratch.numel() < max(numels) or self._scratch.device != units[0].gradients[0].device):
-            self._scratch = torch.empty(max(numels), device=units[0].gradients[0].device)
+        if units and (self._scratch.numel() < max(numels) or self._scratch.device != units[0].device):
+            self._scratch = torch.empty(max(numels), device=units[0].device)
         averages = type(self.compressor).finish is Compressor.finish
         for unit, part in zip(units, members(total, numels), strict=True):
-            if (unit.dense or averages) and part.write_to(unit.gradients, divisor=bucket.step.world_size):
+            if (unit.dense or averages) and part.write_to(unit.updates, divisor=bucket.step.world_size):
                 continue
-            alone = len(unit.gradients) == 1
-            out = unit.gradients[0] if alone else self._scratch[: unit.layer.numel]
+            alone = len(unit.updates) == 1
+            out = unit.updates[0] if alone else self._scratch[: unit.layer.numel]
             if unit.dense:
                 out.zero_()
                 part.add_to_(out, divisor=bucket.step.world_size)
             else:
                 self.compressor.finish(part, unit.layer, bucket.step, out)
             if not alone:
-                unit.scatter_to_gradients(out)
+                unit.scatter_to_updates(out)
         bucket.encode_s += time.perf_counter() - started
 
     def _reduce_in_rounds(self, units: Sequence[Unit], bucket: Bucket, sum_payloads: SumPayloads) -> None:
@@ -367,13 +371,13 @@ class Reducer:
         inputs = [self._compensated(unit, bucket.step) for unit in units]
         compressed = [(unit.layer, x) for unit, x in zip(units, inputs, strict=True) if not unit.dense]
         rest = [x for unit, x in zip(units, inputs, strict=True) if unit.dense]
-        updates = [unit.gradients[0] for unit in units if not unit.dense]  # layers by themselves, first
+        updates = [unit.updates[0] for unit in units if not unit.dense]  # layers by themselves, first
         means = self.compressor.reduce(compressed, rest, bucket.step, average, updates)
         if self.compressor.keeps_residual:
             for (_, x), update in zip(compressed, updates, strict=True):
                 x.sub_(update)
         for unit, mean in zip(units[len(updates) :], means, strict=True):
-            unit.scatter_to_gradients(mean)
+            unit.scatter_to_updates(mean)
         bucket.encode_s += time.perf_counter() - started - waited_s
         numel = sum(unit.layer.numel for unit in units)
         for layer, dense in ((layer, unit.dense) for unit in units for layer in unit.layers):

@@ -26,7 +26,7 @@ class Rooms:
         """Return an fp32 tensor [numel] of undefined contents that a message is made around without a copy."""
         room = self._free.pop(unit.key, None)
         if room is None or room.numel() != unit.layer.numel:
-            room = Dense.room(unit.layer.numel, torch.float32, unit.gradients[0].device)
+            room = Dense.room(unit.layer.numel, torch.float32, unit.device)
         self._lent[unit.key] = room
         return room
 

@@ -25,14 +25,21 @@ class Unit:
         layers: the layers inside.
         key: their ids.
         dense: sent as it is, by the per-layer policy.
-        gradients: the layers' flat gradient views, in the same order; empty where only sizes are asked for.
+        gradients: the layers' flat gradients, in the same order; empty where only sizes are asked for.
+        updates: where their updates go, likewise.
     """
 
     layer: Layer
     layers: Sequence[Layer]
     key: Key
     dense: bool
-    gradients: Sequence[torch.Tensor] = ()
+    gradients: list[torch.Tensor] = dataclasses.field(default_factory=list)
+    updates: list[torch.Tensor] = dataclasses.field(default_factory=list)
+
+    @property
+    def device(self) -> torch.device:
+        """Where gradients and updates lie."""
+        return self.updates[0].device
 
     @property
     def borders(self) -> list[int]:
@@ -58,11 +65,16 @@ class Unit:
             else:
                 add(gradient, base[start:stop], factor=factor, out=out[start:stop])
 
-    def scatter_to_gradients(self, update: torch.Tensor) -> None:
-        """Copy an update, floating [numel], into the gradients."""
+    def own_gradient(self) -> torch.Tensor:
+        """The only layer's gradient, in memory that a message may be made of and sums be written to."""
+        (gradient,), (update,) = self.gradients, self.updates
+        return gradient if gradient is update else update.copy_(gradient)
+
+    def scatter_to_updates(self, update: torch.Tensor) -> None:
+        """Copy an update, floating [numel], to where the layers' updates go."""
         parts = torch.split(update, [layer.numel for layer in self.layers])
-        for gradient, part in zip(self.gradients, parts, strict=True):
-            gradient.copy_(part)
+        for out, part in zip(self.updates, parts, strict=True):
+            out.copy_(part)
 
     def account(self, payload: Payload, seconds: float, density_wanted: float | None) -> list[EncodedLayer]:
         """Share the payload's bytes out over the layers inside by what each sends, the seconds by their sizes."""
@@ -82,7 +94,11 @@ class Unit:
 
 
 def cut(
-    compressor: Compressor, layers: Iterable[Layer], step: Step | None = None, gradients: Sequence[torch.Tensor] = ()
+    compressor: Compressor,
+    layers: Iterable[Layer],
+    step: Step | None = None,
+    gradients: Sequence[torch.Tensor] = (),
+    updates: Sequence[torch.Tensor] = (),
 ) -> list[Unit]:
     """Return compressed units first, in model order, then one unit of all layers that stay dense.
 
@@ -93,8 +109,10 @@ def cut(
         layers: in any order.
         step: where training is; None for full compression.
         gradients: of these layers, in the same order; none where only sizes are asked for.
+        updates: where their updates go, likewise; the gradients themselves where none are given.
     """
     gradient_of = {layer.id: gradient for layer, gradient in zip(layers, gradients, strict=False)}
+    update_of = {layer.id: update for layer, update in zip(layers, updates or gradients, strict=False)}
     compressed: list[Layer] = []
     dense: list[Layer] = []
     all_dense = step is not None and compressor.is_dense_at(step.index)
@@ -107,7 +125,8 @@ def cut(
             layers=group,
             key=tuple(layer.id for layer in group),
             dense=group is dense,
-            gradients=[gradient_of[layer.id] for layer in group] if gradients else (),
+            gradients=[gradient_of[layer.id] for layer in group] if gradient_of else [],
+            updates=[update_of[layer.id] for layer in group] if update_of else [],
         )
         for group in (*groups, dense)
         if group

@@ -80,15 +80,16 @@ class ChosenPairs(Reducer):
         bucket.screen()
         if self.look is not None:
             self.look(bucket)
-        for layer, gradient in zip(bucket.layers, bucket.gradients, strict=True):
+        for index, layer in enumerate(bucket.layers):
             if (residual := self._carried.get(layer.id)) is not None:
-                gradient.add_(residual)
+                bucket.gradients[index] = torch.add(bucket.gradients[index], residual, out=bucket.updates[index])
                 self._added.add(layer.id)
         parts, pendings = [], []
         for pair, part in self._cut(bucket):
             arm = self._arm(pair)
             parts.append(part)
             pendings.append(arm.reducer.start(part, self._timed(arm.collective), transport))
+        bucket.let_go()
 
         def wait() -> None:
             started = time.perf_counter()
@@ -159,13 +160,10 @@ class ChosenPairs(Reducer):
 
     def _cut(self, bucket: Bucket) -> Sequence[tuple[Pair, Bucket]]:
         """The bucket's layers by the pairs that they go through."""
-        parts: dict[Pair, Bucket] = {}
-        for layer, gradient in zip(bucket.layers, bucket.gradients, strict=True):
-            pair = self._pair_of[layer.id]
-            part = parts.setdefault(pair, Bucket(layers=[], gradients=[], step=bucket.step))
-            part.layers.append(layer)
-            part.gradients.append(gradient)
-        return sorted(parts.items())
+        of_pair: dict[Pair, list[int]] = {}
+        for index, layer in enumerate(bucket.layers):
+            of_pair.setdefault(self._pair_of[layer.id], []).append(index)
+        return [(pair, bucket.part(indices)) for pair, indices in sorted(of_pair.items())]
 
     def _timed(self, collective: BoundCollective) -> StartSum:
         """The collective's sums, with the time in which nothing else is done."""

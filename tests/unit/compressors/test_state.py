@@ -17,7 +17,7 @@ LAYERS = layers_of_shapes((3,), (2,), (4,), (1,))
 def unit_of(*ids: int) -> Unit:
     layers = [LAYERS[i] for i in ids]
     gradients = [torch.zeros(layer.numel) for layer in layers]
-    return Unit(layer=end_to_end(layers), layers=layers, key=ids, dense=False, gradients=gradients)
+    return Unit(layer=end_to_end(layers), layers=layers, key=ids, dense=False, gradients=gradients, updates=gradients)
 
 
 def fill(store: LayerStore, unit: Unit, start: float) -> None:
