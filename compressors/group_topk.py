@@ -112,10 +112,10 @@ class GroupTopK(DensitySparsifier):
     ) -> Payload:
         k, last_k = self._kept(self.density(step), layer.numel)
         groups, dtype = (self.group_size, k, last_k), TORCH_DTYPES[self.value_dtype]
-        values, indices, is_finite = send_groups(gradients, residual, left, groups, dtype, step.world_size)
+        values, indices, positions, is_finite = send_groups(gradients, residual, left, groups, dtype, step.world_size)
         if not is_finite:
             raise NonFiniteSum
-        return GroupSparse(layer.numel, self.group_size, k, values, indices)
+        return GroupSparse.at(positions, layer.numel, self.group_size, k, values, indices)
 
     def contraction_bound(self, layer: Layer) -> float:
         """1 - k / group_size, or what the short last group gives where that is more."""

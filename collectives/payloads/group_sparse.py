@@ -75,6 +75,15 @@ class GroupSparse(IndexedValues):
         self.values = canonical_values(self.values)
         self.indices = self.indices[: self.values.numel()]
 
+    @classmethod
+    def at(
+        cls, positions: torch.Tensor, numel: int, group_size: int, k: int, values: torch.Tensor, indices: torch.Tensor
+    ) -> Self:
+        """One whose positions, int64 and as many as the indices that stand for them, are known already."""
+        payload = cls(numel, group_size, k, values, indices)
+        payload.__dict__["positions"] = positions[: payload.num_entries]
+        return payload
+
     @staticmethod
     def packed_nbytes(numel: int, group_size: int, num_entries: int, dtype: torch.dtype) -> int:
         """Length of a packed payload with this many entries, not all of them zero."""
@@ -104,7 +113,7 @@ class GroupSparse(IndexedValues):
     @functools.cached_property
     @override
     def positions(self) -> torch.Tensor:
-        return _positions(self.indices.to(torch.int64), self.group_size, self.k)
+        return _positions(self.indices, self.group_size, self.k)
 
     @override
     def fields(self) -> list[Field]:
@@ -136,9 +145,7 @@ class GroupSparse(IndexedValues):
             positions = _positions(indices, group_size, k)
         else:
             raise PayloadError(f"no index coding of GroupSparse has the number {header.flags}")
-        payload = cls(header.numel, group_size, k, values, indices)
-        payload.__dict__["positions"] = positions[: payload.num_entries]  # known already
-        return payload
+        return cls.at(positions, header.numel, group_size, k, values, indices)
 
     @override
     def slice(self, start: int, stop: int) -> GroupSparse:
@@ -187,13 +194,13 @@ def _unpack_groups(
 
 
 def _positions(indices: torch.Tensor, group_size: int, k: int) -> torch.Tensor:
-    """Positions, int64 [count], of int64 indices [count] within their groups.
+    """Positions, int64 [count], of integer indices [count] within their groups.
 
     Raises:
         PayloadError: an index lies outside its group.
     """
     if _ADD_GROUP_STARTS.serves(indices):
-        positions = indices.clone()
+        positions = indices.to(torch.int64, copy=True)
         is_inside = _ADD_GROUP_STARTS(positions, len(positions), group_size, k)
     else:
         positions = indices + _group_starts(len(indices), group_size, k, indices.device)

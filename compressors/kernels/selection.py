@@ -33,6 +33,7 @@ _SEND_GROUPS = {
         *[_FLOATS, Int, Int, Int, Int, Int, Float],
         array(dtype),
         _POSITIONS,
+        _POSITIONS,
         _FLOATS,
         returns=Int,
     )
@@ -83,7 +84,7 @@ def send_groups(
     groups: tuple[int, int, int],
     dtype: torch.dtype,
     world_size: int,
-) -> tuple[torch.Tensor, torch.Tensor, bool]:
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, bool]:
     """Of x = gradients + residual the k largest per group, in the type they travel in; the rest goes to `left`.
 
     Args:
@@ -95,8 +96,8 @@ def send_groups(
         world_size: as in `to_value_dtype`.
 
     Returns:
-        values [as `select_groups` gives positions], -0.0 as +0.0; for each its index in its group, int64; and whether
-        all of x is finite: what is not is among the largest.
+        values [as `select_groups` gives positions], -0.0 as +0.0; for each its index in its group, int64; the
+        positions; and whether all of x is finite: what is not is among the largest.
     """
     group_size, k, k_last = groups
     numel, loop = len(left), _SEND_GROUPS[dtype]
@@ -104,16 +105,19 @@ def send_groups(
         x = Parts(gradients)
         num_groups, rest = divmod(numel, group_size)
         num_sent = num_groups * k + (k_last if rest else 0)
-        values, indices = torch.empty(num_sent, dtype=dtype), torch.empty(num_sent, dtype=torch.int64)
-        limit = value_limit(dtype, world_size)
-        arguments = x.starts, x.borders, residual, numel, *groups, TYPES.index(dtype), limit, values, indices, left
-        return values, indices, bool(loop(*arguments))
+        values = torch.empty(num_sent, dtype=dtype)
+        indices, positions = (torch.empty(num_sent, dtype=torch.int64) for _ in range(2))
+        is_finite = loop(
+            x.starts, x.borders, residual, numel, *groups, TYPES.index(dtype), value_limit(dtype, world_size),
+            values, indices, positions, left,
+        )  # fmt: skip
+        return values, indices, positions, bool(is_finite)
     torch.add(torch.cat(list(gradients)), residual, out=left)
     positions = select_groups(left, *groups)
     largest = left.index_select(0, positions)
     values = to_value_dtype(largest, dtype, world_size) + 0
     left.scatter_add_(0, positions, values.float().neg())
-    return values, positions.remainder(group_size), bool(largest.isfinite().all())
+    return values, positions.remainder(group_size), positions, bool(largest.isfinite().all())
 
 
 @also_on_gpus

@@ -135,13 +135,13 @@ static const float *read_group(
 /* x = gradient + residual, of which the k largest per group are sent and the rest stays: one pass over memory.
 
    The gradient: `starts` and `borders` of its parts; residual and left: fp32 [numel]. Of what is selected,
-   values: [as selected] in the type that travels, within +-limit; indices: int64, within the group. Returns whether
-   all of x is finite: what is not is among the largest. */
+   values: [as selected] in the type that travels, within +-limit; indices: int64, within the group; positions: int64.
+   Returns whether all of x is finite: what is not is among the largest. */
 int64_t send_groups(const float *const *starts, const int64_t *borders, const float *residual, int64_t numel,
                     int64_t group_size, int64_t k, int64_t k_last, int type, float limit, void *values,
-                    int64_t *indices, float *left) {
+                    int64_t *indices, int64_t *positions, float *left) {
     struct parts gradient = {starts, borders, 0};
-    int32_t positions[LONGEST_GROUP];
+    int32_t chosen[LONGEST_GROUP];
     _Alignas(64) float x[LONGEST_GROUP];
     int64_t sent = 0, all_finite = 1, size = numel < group_size ? numel : group_size;
     __builtin_memset(x, 0, (uint64_t)size * sizeof *x);
@@ -149,11 +149,13 @@ int64_t send_groups(const float *const *starts, const int64_t *borders, const fl
     const float *next = read_group(&gradient, residual, 0, size, x, left);
     for (int64_t start = 0; start < numel;) {
         int64_t kept = size == group_size ? k : k_last;
-        choose((const int32_t *)x, size, kept, next, positions);
+        choose((const int32_t *)x, size, kept, next, chosen);
         for (int64_t i = 0; i < kept; i++, sent++) {
-            indices[sent] = positions[i];
-            all_finite &= magnitude((int32_t)bits_of(x[positions[i]])) < INFINITE;
-            x[positions[i]] -= put_value(x[positions[i]], type, limit, values, sent);
+            float *entry = x + chosen[i];
+            indices[sent] = chosen[i];
+            positions[sent] = start + chosen[i];
+            all_finite &= magnitude((int32_t)bits_of(*entry)) < INFINITE;
+            *entry -= put_value(*entry, type, limit, values, sent);
         }
         int64_t rest = numel - start - size, following = rest < size ? rest : size;
         next = read_group(&gradient, residual, start + size, following, x, left + start);

@@ -43,10 +43,11 @@ def sent(x: torch.Tensor, seed: int) -> torch.Tensor:
     gradients = x.tensor_split(borders)
     size = [1, 2, 7, 64, 100, 256, 1024, 4096][seed % 8]
     groups = size, num_kept(0.01 if seed % 3 else 0.25, size), num_kept(0.01 if seed % 3 else 0.25, numel % size)
-    values, indices, is_finite = selection.send_groups(
+    values, indices, positions, is_finite = selection.send_groups(
         gradients, residual, left, groups, selection.TYPES[seed % 3], 1 + seed % 5
     )
-    return torch.cat([values.double(), indices.double(), left.double(), torch.tensor([float(is_finite)]).double()])
+    found = values, indices, positions, left, torch.tensor([is_finite])
+    return torch.cat([part.double() for part in found])
 
 
 def added(x: torch.Tensor, seed: int) -> torch.Tensor:
