@@ -26,7 +26,7 @@ PARTS = {
         "collectives.transport.process_group:ProcessGroupTransport.post",
     ),
     "wait": (
-        "collectives.transport.under_way:UnderWay.wait",
+        "collectives.transport.sockets:SocketTransport._wait",
         "collectives.transport.sockets:_Message.wait",
         "collectives.transport.process_group:_Message.wait",
     ),

@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 import contextlib
-import select
 import socket
 
 _AT_ONCE = 64
 
 
 class Bell:
-    """Rung until it is silenced, however often and whenever it was rung; can be polled as a socket."""
+    """Rung until it is silenced, however often and whenever it was rung; can be polled as a socket.
+
+    Attributes:
+        is_ringing: whether it was rung since it was silenced; for who asks often, no question to the kernel.
+    """
 
     def __init__(self) -> None:
+        self.is_ringing = False
         self._rung, self._ringer = socket.socketpair()
         for end in (self._rung, self._ringer):
             end.setblocking(False)
@@ -25,19 +29,16 @@ class Bell:
         """From any thread."""
         with contextlib.suppress(BlockingIOError):  # it rings already, and nobody has listened for long
             self._ringer.send(b"\0")
+        self.is_ringing = True  # behind the byte: whoever silences it in between finds it ringing for nothing, at worst
 
     def silence(self) -> None:
         """What was handed over before any ring until now is to be looked for afterwards."""
+        if not self.is_ringing:
+            return
+        self.is_ringing = False
         with contextlib.suppress(BlockingIOError):
             while self._rung.recv(_AT_ONCE):
                 pass
-
-    @property
-    def is_ringing(self) -> bool:
-        """Whether it was rung since it was silenced."""
-        poll = select.poll()
-        poll.register(self._rung, select.POLLIN)
-        return bool(poll.poll(0))
 
     def close(self) -> None:
         """It cannot ring afterwards."""

@@ -31,13 +31,14 @@ class Outgoing:
         """Whether the kernel has all of it."""
         return not self._left
 
-    def move(self, sock: socket.socket) -> None:
-        """Hand over what the kernel takes."""
+    def move(self, sock: socket.socket) -> bool:
+        """Hand over what the kernel takes; returns whether it has all of it now. Raises as a socket does."""
         sent = sock.sendmsg(self._left)
         while self._left and sent >= len(self._left[0]):
             sent -= len(self._left.pop(0))
         if self._left:
             self._left[0] = self._left[0][sent:]
+        return self.is_done
 
 
 class Incoming:
@@ -68,10 +69,11 @@ class Incoming:
         """Bytes of what is being read, the length or the body, that have not come."""
         return len(self._left)
 
-    def move(self, sock: socket.socket) -> None:
-        """Take what the kernel has.
+    def move(self, sock: socket.socket) -> bool:
+        """Take what the kernel has; returns whether all of it is there now.
 
         Raises:
+            BlockingIOError: the kernel has nothing.
             ConnectionError: the peer has closed the connection.
             OverflowError: the message is longer than the room for it.
         """
@@ -80,9 +82,12 @@ class Incoming:
             if not count:
                 raise ConnectionResetError("the peer has closed the connection")
             self._left = self._left[count:]
-            if not self._left and not self._has_length:
+            if self._left:  # the kernel gave all that it had: asked again, it would say so
+                break
+            if not self._has_length:
                 self._has_length = True
                 self._left = self._body()
+        return self.is_done
 
     def _body(self) -> memoryview:
         (length,) = _LENGTH.unpack(self._length)
@@ -149,15 +154,12 @@ class Connection:
 
     def _move_out(self) -> None:
         with contextlib.suppress(BlockingIOError):  # the kernel's buffer is full
-            while self._outgoing:
-                self._outgoing[0].move(self._socket)
-                if self._outgoing[0].is_done:
-                    self._outgoing.popleft()
+            while self._outgoing and self._outgoing[0].move(self._socket):
+                self._outgoing.popleft()
 
     def _move_in(self) -> None:
         with contextlib.suppress(BlockingIOError):  # the rest is on its way
-            while self._incoming:
-                self._incoming[0].move(self._socket)
+            while self._incoming and self._incoming[0].move(self._socket):
                 self._incoming.popleft()
 
 

@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from compressors.choice import Choice
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
+@dataclasses.dataclass(kw_only=True)  # frozen ones take three times as long to make, and there are many
 class EncodedLayer:
     """What one encode produced for one layer.
 
