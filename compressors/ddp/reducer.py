@@ -252,7 +252,7 @@ class Reducer:
         velocity = self._accelerated(unit) if self.compressor.owns_momentum else None
         keeps_residual = self.compressor.keeps_residual and not unit.dense
         if velocity is None and not keeps_residual and not unit.dense and len(unit.gradients) == 1:
-            return unit.own_gradient().float()
+            return unit.gradients[0].float()
         residual = self._residuals.accepted(unit) if keeps_residual else None
         x = self._residuals.propose(unit) if keeps_residual else self._rooms.lend(unit)
         if velocity is None:

@@ -65,11 +65,6 @@ class Unit:
             else:
                 add(gradient, base[start:stop], factor=factor, out=out[start:stop])
 
-    def own_gradient(self) -> torch.Tensor:
-        """The only layer's gradient, in memory that a message may be made of and sums be written to."""
-        (gradient,), (update,) = self.gradients, self.updates
-        return gradient if gradient is update else update.copy_(gradient)
-
     def scatter_to_updates(self, update: torch.Tensor) -> None:
         """Copy an update, floating [numel], to where the layers' updates go."""
         parts = torch.split(update, [layer.numel for layer in self.layers])

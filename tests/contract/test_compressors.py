@@ -251,6 +251,20 @@ def test_the_input_stays_and_the_payload_owns_its_memory(case: Case) -> None:
 
 
 @each_case
+def test_gradients_that_lie_elsewhere_than_their_updates_stay_and_give_the_same(case: Case) -> None:
+    reducer, apart, one = case.reducer(), case.reducer(), alone()
+    for index in range(3):
+        gradients = gradients_at(index)
+        expected, _ = reduce_once(reducer, one, LAYERS[::-1], gradients[::-1], step_at(index))
+        given, updates = [g.clone() for g in gradients], [torch.full_like(g, 7) for g in gradients]
+        bucket = Bucket(layers=LAYERS, gradients=list(given), updates=updates, step=step_at(index))
+        apart.reduce(bucket, one.sum, one.transport)
+        apart.commit()
+        assert all(map(torch.equal, given, gradients))
+        assert all(map(torch.equal, updates[::-1], expected))
+
+
+@each_case
 def test_global_random_generators_are_not_touched(case: Case) -> None:
     torch.manual_seed(3)
     states = torch.get_rng_state(), random.getstate(), np.random.get_state()[1].tolist()

@@ -52,10 +52,13 @@ class Rank:
         )
 
     def exchange(self, step: Step, mine: list[torch.Tensor]) -> list[torch.Tensor]:
-        bucket = Bucket(layers=list(LAYERS), gradients=[each.clone() for each in mine], step=step)
+        """What comes of gradients that lie elsewhere than their updates, and stay what they are."""
+        given, updates = [each.clone() for each in mine], [torch.empty_like(each) for each in mine]
+        bucket = Bucket(layers=list(LAYERS), gradients=list(given), updates=updates, step=step)
         self.reducer.start(bucket, self.sums.start, self.transport).finish()
         assert sorted(encoded.layer.id for encoded in bucket.encoded) == [0, 1, 2]
-        return bucket.gradients
+        assert all(map(torch.equal, given, mine))
+        return updates
 
     def steps(self, start: int, stop: int) -> list[torch.Tensor]:
         """The sum over these steps of the updates, times two ranks."""

@@ -1,0 +1,220 @@
+"""Gradients that the exchange reads where backward leaves them, on real gloo ranks."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from compressors.ddp import taken
+from compressors.ddp.attaching import attach
+from compressors.ddp.taken import TakenGradients
+from tests.testing.ddp_scenes import gradients, loss_of, network, played_by_two, train, wrapped
+
+NUM_PARAMETERS = 4
+PAIRS = (
+    ("group_topk:ratio=0.05,group_size=100", "ring"),
+    ("topk:ratio=0.05,momentum_correction=true", "allgather"),
+    ("sign:error_feedback=false", "allgather"),
+    ("qsgd", "allgather"),
+    ("bf16", "ring"),
+    ("powersgd:error_feedback=false", "ring"),
+    ("none", "ring"),
+)
+
+pytestmark = pytest.mark.xdist_group("ddp hook")  # its ranks play once for all tests
+
+
+@contextmanager
+def worth_taking(numel: int) -> Iterator[None]:
+    """From so many elements on, gradients are taken."""
+    usual, taken.WORTH_TAKING = taken.WORTH_TAKING, numel
+    try:
+        yield
+    finally:
+        taken.WORTH_TAKING = usual
+
+
+def trained_by_all_pairs(rank: int) -> dict[str, torch.Tensor]:
+    """Weights after six steps, in buckets that DDP regroups after the first."""
+    after = {}
+    for compressor, collective in PAIRS:
+        ddp = wrapped(gradient_as_bucket_view=True, bucket_cap_mb=0.001)
+        momentum = 0.9 if "momentum_correction" in compressor else None
+        hook = attach(ddp, compressor, collective, momentum=momentum)
+        after[compressor] = train(ddp, hook, range(6))
+        hook.close()
+    return after
+
+
+def taken_by_all_pairs(rank: int) -> dict[str, torch.Tensor]:
+    with worth_taking(1):
+        return trained_by_all_pairs(rank)
+
+
+def unlike_others(rank: int) -> dict[str, Any]:
+    """What becomes of gradients that are no plain step's, with all of them worth taking: by `none`, on two ranks."""
+    with worth_taking(1):
+        ddp = wrapped(gradient_as_bucket_view=True)
+        bare = network()
+        hook = attach(ddp, "none", "ring")
+        for step in range(3):
+            loss_of(ddp, rank, step).backward()
+            assert hook.step_ok()
+            ddp.zero_grad()
+            loss_of(bare, rank, step).backward()
+            bare.zero_grad()
+        seen: dict[str, Any] = {}
+
+        def both(name: str, *steps: int) -> None:
+            for step in steps:
+                loss_of(bare, rank, step).backward()
+            seen[name] = gradients(ddp).clone(), gradients(bare).clone()
+            ddp.zero_grad()
+            bare.zero_grad()
+
+        with hook.no_sync():
+            loss_of(ddp, rank, 3).backward()
+        both("inside no_sync", 3)
+        with hook.no_sync():
+            loss_of(ddp, rank, 4).backward()
+            loss = loss_of(ddp, rank, 5)
+        loss.backward()
+        both("forward inside no_sync and backward outside", 4, 5)
+        loss_of(ddp.module, rank, 6).backward()
+        both("the bare model", 6)
+        loss = loss_of(ddp, rank, 7)
+        asked = torch.autograd.grad(loss, list(ddp.parameters()), retain_graph=True)
+        loss.backward()
+        assert hook.step_ok()
+        ddp.zero_grad()
+        loss_of(bare, rank, 7).backward()
+        seen["torch.autograd.grad"] = torch.cat([each.flatten() for each in asked]), gradients(bare)
+        bare.zero_grad()
+        late: list[torch.Tensor] = []
+        first = next(ddp.parameters())
+        handle = first.register_post_accumulate_grad_hook(lambda p: late.append(p.grad.clone()))
+        loss_of(ddp, rank, 8).backward()
+        assert hook.step_ok()
+        handle.remove()
+        loss_of(bare, rank, 8).backward()
+        seen["a hook behind the accumulation"] = late[0], next(bare.parameters()).grad
+        bare.zero_grad()
+        hook.close()
+        ddp.zero_grad()
+        loss_of(ddp.module, rank, 9).backward()
+        both("after close", 9)
+    return seen
+
+
+def nonfinite(rank: int) -> dict[str, Any]:
+    """A gradient with NaN on rank 1, skipped and cleaned: (step_ok, weights' gradients are finite, what was taken)."""
+    found = {}
+    with worth_taking(1):
+        for treatment in ("skip", "zero"):
+            ddp = wrapped(gradient_as_bucket_view=True)
+            hook = attach(ddp, "sign", "allgather", nonfinite=treatment)  # type: ignore[arg-type]
+            train(ddp, hook, range(3))
+            seen: list[torch.Tensor] = []
+            weight = next(ddp.parameters())
+            weight.register_hook(lambda g, seen=seen: (seen.append(g * (torch.nan if rank else 1)), seen[-1])[1])
+            loss_of(ddp, rank, 3).backward()
+            ok = hook.step_ok()
+            residuals = hook.residual_norms()
+            kept = bool(seen[0].isnan().all()) if rank else bool(seen[0].isfinite().all())
+            found[treatment] = ok, kept, all(map(torch.isfinite, map(torch.tensor, residuals.values())))
+            hook.close()
+    return found
+
+
+def copies(rank: int) -> dict[str, Any]:
+    """Whether a step's gradients lie outside the bucket's memory, are right, and how many copies were made in backward.
+
+    With and without what taking needs; of the copies four are the test's own where gradients lie outside.
+    """
+    found = {}
+    for as_view in (True, False):
+        with worth_taking(1):
+            ddp = wrapped(gradient_as_bucket_view=as_view)
+            held = TakenGradients(ddp)
+            outside: list[list[bool]] = []
+
+            def take(state: Any, bucket: Any, held: TakenGradients = held, outside: list[list[bool]] = outside) -> Any:
+                given, updates = held.of(bucket)
+                outside.append([a.data_ptr() != b.data_ptr() for a, b in zip(given, updates, strict=True)])
+                for gradient, update in zip(given, updates, strict=True):
+                    update.copy_(gradient)
+                future: torch.futures.Future[torch.Tensor] = torch.futures.Future()
+                future.set_result(bucket.buffer())
+                return future
+
+            take.__annotations__ = {}
+            ddp.register_comm_hook(None, take)
+            equal, copied = [], []
+            for step in range(4):
+                loss = loss_of(ddp, rank, step)
+                with torch.autograd.profiler.profile() as profile:
+                    loss.backward()
+                copied.append(sum(event.name == "aten::copy_" for event in profile.function_events))
+                bare = network()
+                loss_of(bare, rank, step).backward()
+                equal.append(torch.equal(gradients(ddp), gradients(bare)))
+                ddp.zero_grad()
+            found[as_view] = [all(each) for each in outside], equal, copied
+    return found
+
+
+@pytest.fixture(scope="module")
+def played(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
+    folder: Path = tmp_path_factory.mktemp("ranks")
+    return played_by_two([trained_by_all_pairs, taken_by_all_pairs, unlike_others, nonfinite, copies], folder)
+
+
+@pytest.mark.parametrize("compressor", [compressor for compressor, _ in PAIRS])
+def test_training_is_the_same_to_the_last_bit(played: list[dict[str, Any]], compressor: str) -> None:
+    for rank in played:
+        assert torch.equal(rank["taken_by_all_pairs"][compressor], rank["trained_by_all_pairs"][compressor])
+
+
+def test_gradients_are_taken_from_the_second_step_on_where_ddp_keeps_them_in_its_buckets(
+    played: list[dict[str, Any]],
+) -> None:
+    for rank in played:
+        outside, equal, copied = rank["copies"][True]
+        assert outside == [False, True, True, True]
+        assert all(equal)
+        assert copied[2:] == [NUM_PARAMETERS] * 2
+        outside, equal, copied = rank["copies"][False]
+        assert not any(outside)
+        assert all(equal)
+        assert min(copied) >= 2 * NUM_PARAMETERS
+
+
+@pytest.mark.parametrize(
+    "what",
+    [
+        "inside no_sync",
+        "forward inside no_sync and backward outside",
+        "the bare model",
+        "torch.autograd.grad",
+        "a hook behind the accumulation",
+        "after close",
+    ],
+)
+def test_what_ddp_does_not_exchange_and_what_others_see_is_the_gradient(
+    played: list[dict[str, Any]], what: str
+) -> None:
+    for rank in played:
+        got, expected = rank["unlike_others"][what]
+        assert torch.allclose(got, expected, atol=1e-7)
+        assert expected.any()
+
+
+def test_what_is_not_finite_is_noticed_and_left_as_it_is(played: list[dict[str, Any]]) -> None:
+    for rank in played:
+        assert rank["nonfinite"]["skip"] == (False, True, True)
+        assert rank["nonfinite"]["zero"] == (True, True, True)
