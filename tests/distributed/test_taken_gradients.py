@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -77,16 +78,23 @@ def unlike_others(rank: int) -> dict[str, Any]:
             ddp.zero_grad()
             bare.zero_grad()
 
+        loss_of(ddp.module, rank, 6).backward()
+        both("the bare model right after an exchange", 6)
         with hook.no_sync():
             loss_of(ddp, rank, 3).backward()
         both("inside no_sync", 3)
+        with hook.no_sync():
+            loss_of(ddp, rank, 10).backward()
+        loss_of(ddp, rank, 11).backward()
+        assert hook.step_ok()
+        for step, of in itertools.product((10, 11), (0, 1)):
+            (loss_of(bare, of, step) / 2).backward()
+        both("what is added up")
         with hook.no_sync():
             loss_of(ddp, rank, 4).backward()
             loss = loss_of(ddp, rank, 5)
         loss.backward()
         both("forward inside no_sync and backward outside", 4, 5)
-        loss_of(ddp.module, rank, 6).backward()
-        both("the bare model", 6)
         loss = loss_of(ddp, rank, 7)
         asked = torch.autograd.grad(loss, list(ddp.parameters()), retain_graph=True)
         loss.backward()
@@ -105,6 +113,7 @@ def unlike_others(rank: int) -> dict[str, Any]:
         seen["a hook behind the accumulation"] = late[0], next(bare.parameters()).grad
         bare.zero_grad()
         hook.close()
+        assert not ddp._forward_pre_hooks
         ddp.zero_grad()
         loss_of(ddp.module, rank, 9).backward()
         both("after close", 9)
@@ -197,9 +206,10 @@ def test_gradients_are_taken_from_the_second_step_on_where_ddp_keeps_them_in_its
 @pytest.mark.parametrize(
     "what",
     [
+        "the bare model right after an exchange",
         "inside no_sync",
+        "what is added up",
         "forward inside no_sync and backward outside",
-        "the bare model",
         "torch.autograd.grad",
         "a hook behind the accumulation",
         "after close",
