@@ -44,7 +44,8 @@ def attach(
     """Let `ddp` exchange its gradients through this pair from the next `backward` on; every rank must call.
 
     Args:
-        ddp: the wrapped model; has no communication hook yet.
+        ddp: the wrapped model; has no communication hook yet. With `gradient_as_bucket_view=True` gradients on CPUs are
+            read where `backward` leaves them, instead of copied first.
         compressor: with its options, or as a text: "group_topk:ratio=0.01".
         collective: how payloads are summed; likewise.
         seed: of the compressor's private random generators, the same on every rank.
