@@ -14,6 +14,7 @@
 
 from __future__ import annotations
 
+from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 from collectives.base import Collective
@@ -58,7 +59,8 @@ def attach(
 
     Raises:
         ValueError: "topk sends Sparse payloads: native adds ...; use collective allgather"; momentum missing or given
-            in vain; several buckets where the compressor wants one; or a hook of PyTorch's own.
+            in vain; several buckets where the compressor wants one; a hook of PyTorch's own; or an embedding whose
+            gradients are sparse.
         OptionError: a text that names no component, or a wrong option.
     """
     if isinstance(compressor, str):
@@ -74,6 +76,7 @@ def attach(
         )
     if reason := compressor.layers_refusal(layers_of(ddp.module)):
         raise ValueError(reason)
+    _check_dense(ddp)
     _check_one_bucket(ddp, compressor)
     _check_momentum(compressor, momentum)
     reducer = Reducer(compressor, momentum=momentum or 0.0, nesterov=nesterov)
@@ -87,6 +90,14 @@ def hook_for(
     """Register the hook that the reducer's compressor takes: one that chooses, or one that does as it is told."""
     make = ChoosingHook if reducer.compressor.chooses else CompressionHook
     return make(ddp, reducer, collective, settings)
+
+
+def _check_dense(ddp: DistributedDataParallel) -> None:
+    for name, module in ddp.module.named_modules():
+        if isinstance(module, nn.Embedding | nn.EmbeddingBag) and module.sparse:
+            raise ValueError(
+                f"the embedding {name} makes sparse gradients, which no bucket holds; give it sparse=False"
+            )
 
 
 def _check_one_bucket(ddp: DistributedDataParallel, compressor: Compressor) -> None:

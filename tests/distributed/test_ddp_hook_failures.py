@@ -94,6 +94,7 @@ def closed(rank: int) -> str:
 
 def refusals(rank: int) -> dict[str, str]:
     small, large = wrapped(), DistributedDataParallel(nn.Linear(1000, 1000))
+    sparse = DistributedDataParallel(nn.Sequential(nn.Embedding(10, 3, sparse=True)))
     tries: dict[str, Callable[[], Any]] = {
         "pair": lambda: attach(small, TopK(), Native()),
         "missing": lambda: attach(small, Dgc(), Allgather()),
@@ -101,6 +102,7 @@ def refusals(rank: int) -> dict[str, str]:
         "in vain": lambda: attach(small, TopK(), Allgather(), momentum=0.9),
         "buckets": lambda: attach(large, GroupTopK(preset="patent"), Ring()),
         "engine": lambda: attach(small, TorchFp16(), Native()),
+        "sparse": lambda: attach(sparse, TopK(), Allgather()),
     }
     return {name: message_of(call) for name, call in tries.items()}
 
@@ -141,6 +143,9 @@ def test_what_cannot_work_is_refused_in_one_sentence_before_anything_starts(
     assert said["range"] == said["missing"]
     assert said["in vain"].startswith("ValueError: topk applies no momentum")
     assert said["buckets"].endswith("wrap it with DistributedDataParallel(..., bucket_cap_mb=4)")
+    assert (
+        said["sparse"] == "ValueError: Embedding 0 makes sparse gradients, which no bucket holds; give it sparse=False"
+    )
     assert said["engine"].startswith("ValueError: torch_fp16 is PyTorch's own hook")
 
 
