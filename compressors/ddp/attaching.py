@@ -95,9 +95,8 @@ def hook_for(
 def _check_dense(ddp: DistributedDataParallel) -> None:
     for name, module in ddp.module.named_modules():
         if isinstance(module, nn.Embedding | nn.EmbeddingBag) and module.sparse:
-            raise ValueError(
-                f"the embedding {name} makes sparse gradients, which no bucket holds; give it sparse=False"
-            )
+            what = f"{type(module).__name__} {name}".strip()
+            raise ValueError(f"{what} makes sparse gradients, which no bucket holds; give it sparse=False")
 
 
 def _check_one_bucket(ddp: DistributedDataParallel, compressor: Compressor) -> None:
