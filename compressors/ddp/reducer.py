@@ -31,7 +31,6 @@ from compressors.ddp.layer_store import LayerStore
 from compressors.ddp.report import EncodedLayer
 from compressors.ddp.rooms import Rooms
 from compressors.ddp.unit import Unit, cut
-from compressors.kernels.add import add
 from compressors.layer import Step
 from compressors.state import Memory, copies
 
@@ -249,29 +248,18 @@ class Reducer:
             norm = math.sqrt(sum(float(gradient.float().norm()) ** 2 for gradient in unit.gradients))
             if norm > limit:
                 unit = dataclasses.replace(unit, gradients=[g * (limit / norm) for g in unit.gradients])
-        velocity = self._accelerated(unit) if self.compressor.owns_momentum else None
+        owns_momentum = self.compressor.owns_momentum
         keeps_residual = self.compressor.keeps_residual and not unit.dense
-        if velocity is None and not keeps_residual and not unit.dense and len(unit.gradients) == 1:
+        if not (owns_momentum or keeps_residual or unit.dense) and len(unit.gradients) == 1:
             return unit.gradients[0].float()
         residual = self._residuals.accepted(unit) if keeps_residual else None
         x = self._residuals.propose(unit) if keeps_residual else self._rooms.lend(unit)
-        if velocity is None:
-            unit.add_gradient(residual, out=x)
-            return x
-        if residual is None:
-            x.copy_(velocity)
+        if owns_momentum:
+            old, velocity = self._velocities.accepted(unit), self._velocities.propose(unit)
+            unit.accelerate(old, residual, self._momentum, nesterov=self._nesterov, now=velocity, out=x)
         else:
-            add(velocity, residual, out=x)
-        if self._nesterov:
-            unit.add_gradient(x, out=x)
+            unit.add_gradient(residual, out=x)
         return x
-
-    def _accelerated(self, unit: Unit) -> torch.Tensor:
-        """The proposed velocity, fp32 and 1-D: u' = m u + g, or m (u + g) to which nesterov adds g once more."""
-        old = self._velocities.accepted(unit)
-        velocity = self._velocities.propose(unit)
-        unit.add_gradient(old, factor=1.0 if self._nesterov else self._momentum, out=velocity)
-        return velocity.mul_(self._momentum) if self._nesterov else velocity
 
     def _takes_sum(self, unit: Unit) -> bool:
         """Whether the compressor may add the residual itself: nothing is to be known of the sum before it encodes."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 
 import torch
 
@@ -12,7 +12,7 @@ from collectives.base import Key
 from collectives.payloads.base import Payload
 from compressors.base import Compressor
 from compressors.ddp.report import EncodedLayer
-from compressors.kernels.add import add
+from compressors.kernels.add import accelerate, add
 from compressors.layer import Layer, Step, end_to_end
 
 
@@ -59,11 +59,32 @@ class Unit:
             factor: of `base`.
             out: fp32 [numel], overwritten; may be `base`.
         """
-        for gradient, (start, stop) in zip(self.gradients, itertools.pairwise(self.borders), strict=True):
+        for gradient, part in self._parts():
             if base is None:
-                out[start:stop].copy_(gradient)
+                out[part].copy_(gradient)
             else:
-                add(gradient, base[start:stop], factor=factor, out=out[start:stop])
+                add(gradient, base[part], factor=factor, out=out[part])
+
+    def accelerate(
+        self,
+        velocity: torch.Tensor | None,
+        residual: torch.Tensor | None,
+        momentum: float,
+        *,
+        nesterov: bool,
+        now: torch.Tensor,
+        out: torch.Tensor,
+    ) -> None:
+        """`accelerate` of the gradient, likewise; arguments as there, fp32 [numel] each."""
+        for gradient, part in self._parts():
+            old = None if velocity is None else velocity[part]
+            unsent = None if residual is None else residual[part]
+            accelerate(gradient, old, unsent, momentum, nesterov=nesterov, now=now[part], out=out[part])
+
+    def _parts(self) -> Iterator[tuple[torch.Tensor, slice]]:
+        """Each layer's gradient, and where it stands among all."""
+        for gradient, borders in zip(self.gradients, itertools.pairwise(self.borders), strict=True):
+            yield gradient, slice(*borders)
 
     def scatter_to_updates(self, update: torch.Tensor) -> None:
         """Copy an update, floating [numel], to where the layers' updates go."""

@@ -9,6 +9,7 @@ from collectives.kernels.loop import Float, Int, Loop, array
 
 _FLOATS = array(torch.float32)
 _ADD_SCALED = Loop("add_scaled", _FLOATS, Float, _FLOATS, Int, _FLOATS)
+_ACCELERATE = Loop("accelerate", _FLOATS, _FLOATS, _FLOATS, Float, Int, Int, _FLOATS, _FLOATS)
 
 
 @also_on_gpus
@@ -25,3 +26,44 @@ def add(a: torch.Tensor, b: torch.Tensor, *, factor: float = 1.0, out: torch.Ten
         _ADD_SCALED(a, factor, b, len(out), out)
     else:
         torch.add(a, b if factor == 1 else b * factor, out=out)
+
+
+def accelerate(
+    gradient: torch.Tensor,
+    velocity: torch.Tensor | None,
+    residual: torch.Tensor | None,
+    momentum: float,
+    *,
+    nesterov: bool,
+    now: torch.Tensor,
+    out: torch.Tensor,
+) -> None:
+    """Write the velocity's next value m u + g to `now`, and what is to be sent of it, now + residual, to `out`.
+
+    With nesterov the velocity is m (u + g), and what is to be sent has the gradient once more.
+
+    Args:
+        gradient: floating, 1-D.
+        velocity: u, fp32, as long; None for zeros.
+        residual: fp32, as long; None for zeros.
+        momentum: m, rounded to fp32.
+        nesterov: as above.
+        now: fp32, as long, overwritten; may share no memory with the others.
+        out: likewise.
+    """
+    if velocity is not None and residual is not None and gradient.is_contiguous():
+        if _ACCELERATE.serves(gradient, velocity, residual):
+            _ACCELERATE(gradient, velocity, residual, momentum, nesterov, len(out), now, out)
+            return
+    if velocity is None:
+        now.copy_(gradient)
+    else:
+        add(gradient, velocity, factor=1.0 if nesterov else momentum, out=now)
+    if nesterov:
+        now.mul_(momentum)
+    if residual is None:
+        out.copy_(now)
+    else:
+        add(now, residual, out=out)
+    if nesterov:
+        add(gradient, out, out=out)

@@ -18,3 +18,44 @@ void add_scaled(const float *a, float factor, const float *b, int64_t numel, flo
     for (; i < numel; i++)
         out[i] = a[i] + factor * b[i];
 }
+
+struct accelerated {
+    vector velocity, sum;
+};
+
+/* In the order of the plain sums: the velocity is rounded before the residual comes to it. */
+static inline struct accelerated accelerated(
+    vector g, vector velocity, vector residual, float momentum, int64_t nesterov) {
+    vector now = nesterov ? momentum * (g + velocity) : g + momentum * velocity;
+    vector sum = now + residual;
+    return (struct accelerated){now, nesterov ? g + sum : sum};
+}
+
+static inline void accelerate_one(
+    const float *g, const float *velocity, const float *residual, float momentum, int64_t nesterov, float *now,
+    float *sum) {
+    struct accelerated next = accelerated((vector){*g}, (vector){*velocity}, (vector){*residual}, momentum, nesterov);
+    *now = next.velocity[0];
+    *sum = next.sum[0];
+}
+
+/* now = gradient + momentum * velocity, sum = now + residual; with nesterov now = momentum * (gradient + velocity), and
+   sum has the gradient once more. */
+void accelerate(
+    const float *gradient, const float *velocity, const float *residual, float momentum, int64_t nesterov,
+    int64_t numel, float *now, float *sum) {
+    int64_t i = 0;
+    if (numel >= LONG && (uintptr_t)now % sizeof(vector) == (uintptr_t)sum % sizeof(vector)) {
+        for (; !is_aligned(now + i); i++)
+            accelerate_one(gradient + i, velocity + i, residual + i, momentum, nesterov, now + i, sum + i);
+        for (; i + VECTOR <= numel; i += VECTOR) {
+            struct accelerated next = accelerated(
+                vector_at(gradient + i), vector_at(velocity + i), vector_at(residual + i), momentum, nesterov);
+            store_past_cache(next.velocity, now + i);
+            store_past_cache(next.sum, sum + i);
+        }
+        finish_past_cache();
+    }
+    for (; i < numel; i++)
+        accelerate_one(gradient + i, velocity + i, residual + i, momentum, nesterov, now + i, sum + i);
+}

@@ -11,7 +11,7 @@ import torch
 from collectives.kernels.library import reference_path
 from compressors.families.sparsifier import num_kept
 from compressors.kernels import magnitudes, selection
-from compressors.kernels.add import add
+from compressors.kernels.add import accelerate, add
 from compressors.kernels.compensating import add_and_find, add_and_measure, add_and_top_k, send_top_k
 from tests.testing.hard_numbers import hard_numbers
 from tests.testing.loops import assert_gives_what_the_reference_gives, needs_loops, same
@@ -56,6 +56,13 @@ def added(x: torch.Tensor, seed: int) -> torch.Tensor:
     return out
 
 
+def accelerated(x: torch.Tensor, seed: int) -> torch.Tensor:
+    start = seed % 4  # as parts of a bucket's tensors begin: at any element, and both at the same or not
+    now, out = (torch.empty(x.numel() + 16)[first : first + x.numel()] for first in (start, start + seed % 3))
+    accelerate(x, x.flip(0), x.roll(1), [0.9, 0.5, 0.0][seed % 3], nesterov=seed % 2 == 1, now=now, out=out)
+    return torch.cat([now, out])
+
+
 def summed_and_measured(x: torch.Tensor, seed: int) -> torch.Tensor:
     out = torch.empty_like(x)
     return torch.cat([torch.tensor(add_and_measure(x, x.flip(0), out), dtype=torch.float64), out.double()])
@@ -90,6 +97,7 @@ LOOPS: dict[str, Loop] = {
     "select_groups": groups,
     "send_groups": sent,
     "add_scaled": added,
+    "accelerate": accelerated,
     "add_and_measure": summed_and_measured,
     "add_and_find": summed_and_found,
     "add_and_top_k": summed_and_largest,
@@ -136,8 +144,11 @@ def test_a_sample_that_misleads_changes_nothing(x: torch.Tensor) -> None:
     assert magnitudes.sum_of_squares(x) == expected[1]
 
 
-def test_what_is_written_past_the_caches_is_the_same() -> None:
-    x = torch.randn(2**22 + 1029, generator=torch.Generator().manual_seed(1))
-    with reference_path():
-        expected = summed_and_measured(x, 0)
-    assert same(summed_and_measured(x, 0), expected)
+@pytest.mark.parametrize("name", ["add_and_measure", "add_scaled", "accelerate"])
+@pytest.mark.parametrize("skipped", [0, 3])
+def test_what_is_written_past_the_caches_is_the_same(name: str, skipped: int) -> None:
+    x = torch.randn(2**22 + 1029, generator=torch.Generator().manual_seed(1))[skipped:]
+    for seed in (0, 1, 3, 6):
+        with reference_path():
+            expected = LOOPS[name](x, seed)
+        assert same(LOOPS[name](x, seed), expected)
