@@ -22,7 +22,7 @@ def add(a: torch.Tensor, b: torch.Tensor, *, factor: float = 1.0, out: torch.Ten
         factor: rounded to fp32.
         out: fp32, as long, overwritten; may be `a` or `b`.
     """
-    if a.dtype == torch.float32 and a.is_contiguous() and _ADD_SCALED.serves(a, b):
+    if _is_plain(a) and _ADD_SCALED.serves(a, b):
         _ADD_SCALED(a, factor, b, len(out), out)
     else:
         torch.add(a, b if factor == 1 else b * factor, out=out)
@@ -51,10 +51,10 @@ def accelerate(
         now: fp32, as long, overwritten; may share no memory with the others.
         out: likewise.
     """
-    if velocity is not None and residual is not None and gradient.is_contiguous():
-        if _ACCELERATE.serves(gradient, velocity, residual):
-            _ACCELERATE(gradient, velocity, residual, momentum, nesterov, len(out), now, out)
-            return
+    is_first = velocity is None or residual is None
+    if not is_first and _is_plain(gradient) and _ACCELERATE.serves(gradient, now, out):
+        _ACCELERATE(gradient, velocity, residual, momentum, nesterov, len(out), now, out)
+        return
     if velocity is None:
         now.copy_(gradient)
     else:
@@ -67,3 +67,7 @@ def accelerate(
         add(now, residual, out=out)
     if nesterov:
         add(gradient, out, out=out)
+
+
+def _is_plain(x: torch.Tensor) -> bool:
+    return x.dtype == torch.float32 and x.is_contiguous()
