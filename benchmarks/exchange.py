@@ -185,12 +185,20 @@ class Worker:
     def run(self) -> int:
         if self.checkout != "all":
             return self._measure()
-        processes = []
+        running: dict[int, subprocess.Popen[bytes]] = {}
         for name, path in self.plan["checkouts"].items():
             environment = os.environ | {"PYTHONPATH": f"{path}{os.pathsep}{HERE.parent}"}
             line = [sys.executable, str(HERE), "--worker", str(self.folder), name, str(self.host)]
-            processes.append(subprocess.Popen(line, env=environment, cwd=path))
-        return max(process.wait() for process in processes)
+            process = subprocess.Popen(line, env=environment, cwd=path)
+            running[process.pid] = process
+        while running:
+            pid, status = os.wait()
+            running.pop(pid, None)
+            if status:
+                for process in running.values():
+                    process.kill()  # it would wait for the other's turns
+                return 1
+        return 0
 
     def _measure(self) -> int:
         import torch
