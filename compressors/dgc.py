@@ -68,10 +68,17 @@ class Dgc(DensitySparsifier):
         return None
 
     def _select(self, x: torch.Tensor, k: int, layer: Layer, step: Step) -> torch.Tensor:
-        """Positions of at most k entries, ascending: all above a threshold, or the largest k where those are more."""
+        """Positions of at most k entries, ascending: all above a threshold, or the largest k where those are more.
+
+        They are the largest k as well where a sample would hold too few large ones.
+        """
+        stride = int(1 / self.sample_ratio)
         if k == x.numel():
             return torch.arange(k, device=x.device)
-        sample = self._sample(x, k, layer, step)
+        if k < MIN_SAMPLED * stride:
+            return top_k(x, k)
+        start = seed_for(layer, step, per_rank=True) % stride
+        sample = x[start::stride].contiguous()
         threshold = kth_largest(sample, max(1, math.ceil(sample.numel() * k / x.numel())))
         candidates = reaching(x, threshold)
         for _ in range(MAX_ROUNDS):
@@ -82,11 +89,3 @@ class Dgc(DensitySparsifier):
         if len(candidates) > k:
             candidates = candidates[top_k(x.index_select(0, candidates), k)]
         return candidates
-
-    def _sample(self, x: torch.Tensor, k: int, layer: Layer, step: Step) -> torch.Tensor:
-        """Every stride-th entry from a random start; all of them where a share would hold too few large ones."""
-        stride = int(1 / self.sample_ratio)
-        if k < MIN_SAMPLED * stride:
-            return x
-        start = seed_for(layer, step, per_rank=True) % stride
-        return x[start::stride].contiguous()

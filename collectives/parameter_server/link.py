@@ -182,7 +182,7 @@ def serve(link: Transport, session: Session, numels: Sequence[int]) -> None:
             return
         elif control.command is Command.SYNCHRONIZE:
             answer = session.synchronize()
-            with link.counted_as("state"):  # replicas are made equal; it is no step's traffic
+            with link.counted_as("replicas"):
                 _reply(link, answer)
         else:
             _reply(link, session.end_clock(control.clock_end))

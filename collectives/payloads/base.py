@@ -172,7 +172,7 @@ class Payload(abc.ABC):
         """`dense -= self`: turns a compensated gradient into the residual. Mutates `dense`, floating [numel]."""
 
     def clear_in_(self, dense: torch.Tensor) -> None:
-        """Zero `dense` [numel] (mutated) wherever this payload transmits an element: momentum masking."""
+        """Zero `dense` [numel] (mutated) wherever this payload transmits an element."""
         if self.num_entries:
             dense.zero_()
 

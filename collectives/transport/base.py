@@ -19,7 +19,8 @@ import torch
 
 from collectives.transport.bell import Bell
 
-Purpose = Literal["gradient", "control", "state", "activation"]
+Purpose = Literal["gradient", "control", "state", "activation", "replicas"]
+"""what a message is for; replicas: they are made equal to be evaluated or saved, which is no step's traffic"""
 ReduceOp = Literal["sum", "max"]
 
 

@@ -36,6 +36,8 @@ class LayerStore:
                 f"the state that was loaded has {accepted.numel()} elements for layer {unit.layer.name}, which has "
                 f"{unit.layer.numel}: it is of another model"
             )
+        if accepted is not None and accepted.device != unit.device:  # it was loaded
+            accepted = self._accepted[unit.key] = accepted.to(unit.device)
         return accepted
 
     def propose(self, unit: Unit) -> torch.Tensor:
@@ -83,6 +85,8 @@ class LayerStore:
     def _regroup(self, unit: Unit) -> None:
         """Lay the accepted tensors of the unit's layers end to end; others of their old groups go on alone."""
         wanted = set(unit.key)
+        for key in [key for key in self._spare if wanted & set(key) and key != unit.key]:
+            del self._spare[key]
         views = self.by_layer()
         if not wanted & views.keys():
             return
@@ -93,7 +97,6 @@ class LayerStore:
         ]
         for key in [key for key in self._accepted if wanted & set(key)]:
             del self._accepted[key]
-            self._spare.pop(key, None)
             self._accepted.update({(layer_id,): views[layer_id].clone() for layer_id in set(key) - wanted})
         self._sizes.update((layer.id, layer.numel) for layer in unit.layers)
         self._accepted[unit.key] = torch.cat(parts)

@@ -25,7 +25,8 @@ class TakenGradients:
 
     Taken is what lies on a CPU: on a GPU a copy is cheap, and memory is not. What DDP does not exchange, as inside
     `no_sync`, and what is added to a gradient that is there already go their usual way, and so does what a hook behind
-    the accumulation wants to see.
+    the accumulation wants to see, if `register_post_accumulate_grad_hook` made it: others find the place of a gradient
+    that was taken, and in it what was there before.
 
     Args:
         ddp: with gradient_as_bucket_view; of one without it, no gradient is taken.
@@ -71,6 +72,9 @@ class TakenGradients:
     def _take(self, parameter: nn.Parameter, gradients: tuple[torch.Tensor | None]) -> tuple[torch.Tensor] | None:
         """Before a gradient is accumulated: what is to be instead, or None."""
         (gradient,), place = gradients, self._places.get(parameter)
+        if (first := self._taken.pop(parameter, None)) is not None and place is not None:
+            place.copy_(first)  # another is added to it now, as a static graph allows
+            return None
         if (
             gradient is None
             or place is None
@@ -79,7 +83,7 @@ class TakenGradients:
             or parameter.grad is not None
             or parameter._post_accumulate_grad_hooks
             or gradient.dtype != place.dtype
-            or not (gradient.is_contiguous() and place.is_contiguous())
+            or not (gradient.is_contiguous() and parameter.is_contiguous())  # places have the parameters' own strides
         ):
             return None
         self._taken[parameter] = gradient

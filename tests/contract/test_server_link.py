@@ -93,7 +93,7 @@ def test_every_kind_of_payload_arrives_and_is_counted(kind: str) -> None:
         assert (sent["gradient"].nbytes, sent["gradient"].messages) == (sum(e.payload.nbytes for e in examples), 2)
         assert (sent["control"].nbytes, answered["control"].nbytes) == (CONTROL_BYTES, CONTROL_BYTES)
         assert (answered["gradient"].nbytes, answered["gradient"].messages) == (sum(16 + 4 * n for n in numels), 2)
-        assert answered["state"].nbytes == 0
+        assert answered["replicas"].nbytes == 0
     for example, values, packed in zip(examples, parameters.values, answer.parameters, strict=True):
         torch.testing.assert_close(values, example.dense)
         assert torch.equal(unpack(packed).to_dense(), values)
@@ -103,7 +103,7 @@ def test_what_settling_sends_is_state() -> None:
     with star(OnArrival(Recorded([5, 0]), 1, 20.0), [5, 0]) as links:
         answer = links.workers[0].synchronize()
         traffic = links.ends[0].traffic
-        assert traffic["state"].nbytes == (16 + 20) + 16
+        assert traffic["replicas"].nbytes == (16 + 20) + 16
         assert traffic["gradient"].nbytes == 0
     assert (answer.version, answer.num_steps, answer.staleness) == (0, 0, None)
 

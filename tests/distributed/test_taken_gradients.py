@@ -10,6 +10,9 @@ from typing import Any
 
 import pytest
 import torch
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+from torch.utils.checkpoint import checkpoint
 
 from compressors.ddp import taken
 from compressors.ddp.attaching import attach
@@ -177,10 +180,57 @@ def copies(rank: int) -> dict[str, Any]:
     return found
 
 
+class Transposed(nn.Module):
+    """A parameter that lies column by column, whose gradient comes row by row."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.shift = nn.Parameter(torch.arange(24.0).view(6, 4).t())
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return ((x + self.shift) ** 3).sum()
+
+
+class Twice(nn.Module):
+    """Layers that are run twice, and again in backward, each of which adds to their gradients by itself."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(1)
+        self.layers = nn.Sequential(nn.Linear(6, 6), nn.Tanh())
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        for _ in range(2):
+            x = checkpoint(self.layers, x, use_reentrant=True)
+        return (x**3).sum()
+
+
+def unusual(rank: int) -> dict[str, Any]:
+    """Gradients of modules above, exchanged by `none`, and the mean of both ranks' by themselves; four steps."""
+    seen: dict[str, Any] = {}
+    for kind, options in ((Transposed, {}), (Twice, {"static_graph": True})):
+        with worth_taking(1):
+            ddp = DistributedDataParallel(kind(), gradient_as_bucket_view=True, **options)
+            hook = attach(ddp, "none", "ring")
+            seen[kind.__name__] = []
+            for step in range(4):
+                ranks = [torch.randn(3, 4, 6, generator=torch.Generator().manual_seed(10 * step + of)) for of in (0, 1)]
+                ddp(ranks[rank].requires_grad_()).backward()
+                assert hook.step_ok()
+                bare = kind()
+                for x in ranks:
+                    (bare(x.requires_grad_()) / 2).backward()
+                pairs = zip(ddp.parameters(), bare.parameters(), strict=True)
+                seen[kind.__name__] += [(a.grad.clone(), b.grad) for a, b in pairs]  # type: ignore[union-attr]
+                ddp.zero_grad()
+            hook.close()
+    return seen
+
+
 @pytest.fixture(scope="module")
 def played(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
     folder: Path = tmp_path_factory.mktemp("ranks")
-    return played_by_two([trained_by_all_pairs, taken_by_all_pairs, unlike_others, nonfinite, copies], folder)
+    return played_by_two([trained_by_all_pairs, taken_by_all_pairs, unlike_others, nonfinite, copies, unusual], folder)
 
 
 @pytest.mark.parametrize("compressor", [compressor for compressor, _ in PAIRS])
@@ -222,6 +272,15 @@ def test_what_ddp_does_not_exchange_and_what_others_see_is_the_gradient(
         got, expected = rank["unlike_others"][what]
         assert torch.allclose(got, expected, atol=1e-7)
         assert expected.any()
+
+
+@pytest.mark.parametrize("module", ["Transposed", "Twice"])
+def test_gradients_of_unusual_modules_are_exchanged_whole_and_in_place(
+    played: list[dict[str, Any]], module: str
+) -> None:
+    for rank in played:
+        for got, expected in rank["unusual"][module]:
+            assert torch.allclose(got, expected, rtol=1e-5)
 
 
 def test_what_is_not_finite_is_noticed_and_left_as_it_is(played: list[dict[str, Any]]) -> None:

@@ -102,12 +102,14 @@ class Chooser:
 
     Attributes:
         step: the one that ended last; None before the first.
+        was_skipped: whether that one was left out, for a gradient was not finite.
     """
 
     def __init__(
         self, auto: Auto, reducer: ChosenPairs, collective: Collective, layers: Sequence[Layer], transport: Transport
     ) -> None:
         self.step: Step | None = None
+        self.was_skipped = False
         self._auto = auto
         self._reducer = reducer
         self._transport = transport
@@ -157,9 +159,10 @@ class Chooser:
 
     def _look(self) -> Decisions:
         """Have the compressors encode the next step's gradients beside what is sent; the worst of all ranks counts."""
-        self._candidates.forget_gradients()
-        self._reducer.look = self._candidates.look_at
-        yield
+        while self._reducer.look is None or self.was_skipped:  # zeros in the place of NaN say nothing
+            self._candidates.forget_gradients()
+            self._reducer.look = self._candidates.look_at
+            yield
         self._reducer.look = None
         self._candidates.agree(self._transport)
 

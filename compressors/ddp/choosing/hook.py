@@ -61,6 +61,7 @@ class ChoosingHook(CompressionHook):
                 some, those are made, for they reach further.
         """
         held = self._pairs.choice.step
+        self._pairs.look = None  # as decisions that are made no more had asked for
         self._decisions = self._resumed([choice for choice in self._auto.recorded or choices if choice.step > held])
         next(self._decisions, None)
 
@@ -72,7 +73,6 @@ class ChoosingHook(CompressionHook):
     @override
     def load_state_dict(self, state: dict[str, Any]) -> None:
         super().load_state_dict(state)
-        self._pairs.look = None
         self.follow([])
 
     @property
@@ -107,7 +107,7 @@ class ChoosingHook(CompressionHook):
         if self._settings.nonfinite == "zero":  # nobody was asked
             self.on_any_rank(False)
         self._own = StepSeconds(time.perf_counter() - self._ended, self._arrived - self._ended, self._pairs.wire_s)
-        self._chooser.step = self._step
+        self._chooser.step, self._chooser.was_skipped = self._step, self._report.skipped
         with contextlib.suppress(StopIteration):
             self._decisions.send(self._worst)
         self._ended = time.perf_counter()

@@ -38,7 +38,7 @@ class Seen(NamedTuple):
     Attributes:
         seconds: of encoding.
         nbytes: of the packed payload.
-        error: |x - C(x)| / |x|.
+        error: |x - C(x)| / |x|; 1 where there is no gradient, of which nobody knows what it would lose.
     """
 
     seconds: float
@@ -60,7 +60,7 @@ def look(compressor: Compressor, layer: Layer, x: torch.Tensor, step: Step) -> S
         seconds.append(time.perf_counter() - started)
     nbytes, left, norm = payload.nbytes, x.clone(), float(x.norm())
     compressor.subtract_(left, payload, layer, trial)
-    return Seen(seconds=min(seconds), nbytes=nbytes, error=float(left.norm()) / norm if norm else 0.0)
+    return Seen(seconds=min(seconds), nbytes=nbytes, error=float(left.norm()) / norm if norm else 1.0)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -1,7 +1,8 @@
 """ChosenPairs: a reducer that sends each layer through the pair that was chosen for it.
 
 Each pair has a reducer of its own. When a layer changes from one pair to another, what waits in its residual is added
-to its next gradient, whatever that goes through: nothing is lost, also on the way to a dense pair.
+to its next gradient, whatever that goes through: nothing is lost, also on the way to a dense pair, but what the
+gradient's type cannot hold.
 """
 
 from __future__ import annotations
@@ -82,7 +83,8 @@ class ChosenPairs(Reducer):
             self.look(bucket)
         for index, layer in enumerate(bucket.layers):
             if (residual := self._carried.get(layer.id)) is not None:
-                bucket.gradients[index] = torch.add(bucket.gradients[index], residual, out=bucket.updates[index])
+                update = bucket.updates[index]
+                bucket.gradients[index] = torch.add(bucket.gradients[index], residual.to(update.device), out=update)
                 self._added.add(layer.id)
         parts, pendings = [], []
         for pair, part in self._cut(bucket):

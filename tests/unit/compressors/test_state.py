@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 import pytest
 import torch
 
@@ -63,6 +65,27 @@ def test_regrouping_keeps_every_value() -> None:
     assert {i: v for i, v in values(store).items() if i != 3} == expected
     assert store.accepted(unit_of(0, 2)) is not None
     assert {i: v for i, v in values(store).items() if i != 3} == expected
+
+
+def test_memory_of_a_first_step_that_was_dropped_is_kept_for_the_same_buckets_only() -> None:
+    store = LayerStore()
+    for unit in (unit_of(0, 1), unit_of(2)):
+        fill(store, unit, 0)
+    store.drop()
+    for unit in (unit_of(1, 2), unit_of(0)):
+        assert store.accepted(unit) is None
+        fill(store, unit, 0)
+    store.commit()
+    assert not store._spare
+
+
+def test_what_was_loaded_goes_to_where_the_gradients_are() -> None:
+    store, elsewhere = LayerStore(), torch.zeros(3, device="meta")
+    store.load({0: torch.ones(3)})
+    unit = dataclasses.replace(unit_of(0), gradients=[elsewhere], updates=[elsewhere])
+    accepted = store.accepted(unit)
+    assert accepted is not None
+    assert accepted.device == elsewhere.device
 
 
 def test_layers_that_are_new_to_a_store_with_others_start_at_nothing() -> None:

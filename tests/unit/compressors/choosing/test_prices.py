@@ -3,14 +3,23 @@
 from __future__ import annotations
 
 import pytest
+import torch
 
 from collectives.ring import Ring
-from compressors.choice import Pair
-from compressors.ddp.choosing.prices import LinkCost, exchange_s, measure_link
+from compressors.auto import Auto
+from compressors.choice import FIRST, Choice, Pair, dense_pair
+from compressors.ddp.choosing.chooser import Chooser
+from compressors.ddp.choosing.prices import LinkCost, exchange_s, look, measure_link
+from compressors.ddp.choosing.standings import StepSeconds
+from compressors.layer import Step
+from compressors.topk import TopK
 from tests.testing.memory_transport import MemoryTransport, run_threads
 from tests.unit.compressors.choosing.played import (
     BF16,
+    LAYERS,
     SPARSE,
+    Rank,
+    gradients,
 )
 
 
@@ -22,6 +31,33 @@ def test_a_link_is_measured_alike_on_all_ranks_and_none_of_it_counts_as_gradient
     assert (cost, nbytes) == other
     assert cost.wave_s > 0
     assert nbytes == 0
+
+
+def test_a_layer_without_a_gradient_is_one_of_which_nothing_is_known() -> None:
+    step = Step(index=0, epoch=0, rank=0, world_size=2, seed=1)
+    nothing, something = (look(TopK(ratio=0.05), LAYERS[0], x, step) for x in (torch.zeros(6000), torch.ones(6000)))
+    assert nothing.error == 1
+    assert 0 < something.error < 1
+
+
+def test_gradients_of_a_step_that_is_left_out_are_looked_at_again() -> None:
+    def rank(transport: MemoryTransport) -> tuple[list[bool], float]:
+        one = Rank(transport, Choice.of_all(0, dense_pair(Ring()), LAYERS, FIRST))
+        chooser = Chooser(Auto(), one.reducer, Ring(), LAYERS, transport)
+        decisions = chooser.decisions()
+        next(decisions)
+        looking = []
+        for step, was_skipped in enumerate((True, True, False)):
+            looking.append(one.reducer.look is not None)
+            one.exchange(one.at(step), [g * (not was_skipped) for g in gradients(transport.rank, step)])
+            chooser.step, chooser.was_skipped = one.at(step), was_skipped
+            decisions.send(StepSeconds(0.1, 0.1, 0.0))
+        looking.append(one.reducer.look is not None)
+        return looking, chooser._candidates._seen[SPARSE][0].error
+
+    for looking, error in run_threads(rank, 2):
+        assert looking == [True, True, True, False]
+        assert 0 < error < 1
 
 
 def test_a_price_grows_with_bytes_waves_and_ranks() -> None:
