@@ -35,7 +35,10 @@ def main() -> None:
             strategy = f"placed:by=data,devices={devices}"
             options = [*RUN, *straggler, "--strategy", strategy, "--trigger", trigger, "--out", f"{folder}/runs"]
             subprocess.run([sys.executable, "-m", "bench", *options], check=True, capture_output=True)
-        rows = pd.concat(pd.read_csv(path).tail(1) for path in sorted(Path(folder).glob("runs/*/metrics.csv")))
+        rows = pd.concat(
+            pd.read_csv(path, dtype={"digest": str, "config_id": str}).tail(1)
+            for path in sorted(Path(folder).glob("runs/*/metrics.csv"))
+        )
     rows["strategy"] = "placed:by=data,devices=two gpus"  # the file is gone
     rows.to_csv(asked.out, index=False)
     rows["straggler"] = rows.straggler.fillna("none")

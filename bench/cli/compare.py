@@ -13,6 +13,7 @@ from bench.core.errors import NothingToCompare, Regression
 
 if TYPE_CHECKING:
     from bench.report.gates import Gate, GateResult
+    from bench.report.selection import Condition
     from bench.report.store import Row
 
 MEANING = "Meaning"
@@ -211,7 +212,7 @@ def compare(
     compared = comparison.compare(
         rows, baseline=baseline, metric=metric, by=_parts(by), where=conditions, targets=_parts(target), sort=sort
     )
-    judged = gates.check(compared, limits) + _held_against(reference, rows)
+    judged = gates.check(compared, limits) + _held_against(reference, rows, conditions)
     cautions = [] if allow_other_machine else caveats.cautions(compared)
     table = comparison_table.comparison_table(compared, extra=extra, cautions=cautions)
     write(table, compared, [*caveats.caveats(compared), *judged.undecided], chosen_format, out)
@@ -227,15 +228,17 @@ def _paths_and_gates(paths: list[Path], fail_on: list[str]) -> tuple[list[Path],
     return [path for path in paths if path not in further], gates
 
 
-def _held_against(reference: Path | None, rows: Sequence[Row]) -> GateResult:
+def _held_against(reference: Path | None, rows: Sequence[Row], conditions: Sequence[Condition]) -> GateResult:
     from bench.report.gates import GateResult
     from bench.report.reference import check_reference
     from bench.report.runs import collect_runs
+    from bench.report.selection import select
     from bench.report.store import read
 
     if reference is None:
         return GateResult()
-    return check_reference(collect_runs(rows), collect_runs(read([reference], warn=warn)))
+    measured, kept = (select(collect_runs(of), conditions) for of in (rows, read([reference], warn=warn)))
+    return check_reference(measured, kept)
 
 
 def _raise_crossed(judged: GateResult) -> None:

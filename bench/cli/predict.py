@@ -149,7 +149,7 @@ def _predict_curve(known: Calibration, asked: PredictConfig, text: str, *, as_js
     checked = check(asked, known)
     rates = parse_sweep(text)
     curve = sweep(known, checked, rates)
-    said = notes(known, checked.at_rate(rates[0])) or notes(known, checked.at_rate(rates[-1]))
+    said = list(dict.fromkeys(said for rate in (rates[0], rates[-1]) for said in notes(known, checked.at_rate(rate))))
     print_curve(checked, curve, said, as_json=as_json)
 
 
@@ -185,24 +185,30 @@ def _validate(known: Calibration, path: Path, file: Path, runs: Path, table: Pat
     """Every configuration is predicted before the first is run; the calibration remembers how far that was off."""
     from bench.cli.output.predict import print_validation
     from bench.cli.output.sweep import SweepProgress, say_plan
+    from bench.core.files import check_writable
     from bench.launch.jobs.fork_server import TRAIN, ForkServer
     from bench.launch.predictions.validating import as_rows, cells_of, compare, with_validated, write_table
     from bench.launch.sweeps.agenda import Agenda
     from bench.launch.sweeps.file import read_sweep
     from bench.launch.sweeps.plan import plan_runs
 
+    again = f"to run them again, remove their folders from {runs}"
     with ForkServer(TRAIN) as server:
         agenda = Agenda.look_up(plan_runs(read_sweep(file), server), runs)
         cells = cells_of(known, agenda.runs)
+        for written in (path, table):
+            if written is not None:
+                check_writable(written)
         configs = agenda.to_do(retry_failed=False)
-        say_plan(agenda, configs)
+        say_plan(agenda, configs, again)
         if configs:
             agenda = SweepProgress(agenda, configs, server).run_all()
     compared = compare(cells, agenda)
     rows = as_rows(compared, known)
-    write_table(rows, table or runs / "validation.csv")
     with_validated(known, compared).write(path)
+    write_table(rows, table or runs / "validation.csv")
     print_validation(rows, as_json=as_json)
+    agenda.raise_failures(again)
 
 
 def _pays(known: Calibration, checked: Asked, prediction: Prediction) -> list[str]:

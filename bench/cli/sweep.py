@@ -3,19 +3,17 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
 from bench.cli.options import AsJson
 from bench.core.config.job import OUTPUT
-from bench.core.errors import RunFailed, UsageError
+from bench.core.errors import UsageError
 from collectives.ranges import MOST
 
-if TYPE_CHECKING:
-    from bench.launch.sweeps.agenda import Agenda
-
 WHICH = "Which runs"
+RETRY = "--retry-failed runs them again"
 EXAMPLES = """[bold]Examples[/bold]
 
   bench sweep examples/sweep.toml --dry-run
@@ -77,6 +75,8 @@ def sweep(
     from bench.launch.sweeps.plan import plan_runs
     from bench.launch.sweeps.slurm import sbatch_line
 
+    if slurm and only is not None:
+        raise UsageError("--slurm asks for an array of all runs, and --only for one of them; leave out one")
     asked = read_sweep(file)
     with ForkServer(TRAIN) as server:
         runs = plan_runs(asked, server)
@@ -85,22 +85,13 @@ def sweep(
         chosen = runs if only is None else [runs[only]]
         agenda = Agenda.look_up(chosen, out or Path("results/runs") / file.stem)
         configs = agenda.to_do(retry_failed=retry_failed, limit=limit)
-        say_plan(agenda, configs)
+        say_plan(agenda, configs, RETRY)
         if slurm:
             if configs:
-                print(sbatch_line(file, agenda, configs))
+                print(sbatch_line(file, agenda, configs, retry_failed=retry_failed))
             return
         if not dry_run:
             agenda = SweepProgress(agenda, configs, server).run_all()
     print_agenda(agenda, as_json=as_json)
     if not dry_run:
-        _raise_failures(agenda)
-
-
-def _raise_failures(agenda: Agenda) -> None:
-    if failed := agenda.that_are("failed"):
-        first = agenda.past[failed[0].config.digest]
-        raise RunFailed(
-            f"{len(failed)} of {len(agenda.runs)} runs failed, one of them with: {first.summary['error']}; its logs "
-            f"are in {first.folder.path}, and --retry-failed runs them again"
-        )
+        agenda.raise_failures(RETRY)

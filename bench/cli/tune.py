@@ -78,7 +78,7 @@ def tune(
     with ForkServer(TRAIN) as server:
         agenda = Agenda.look_up(plan_runs(tuning_sweep(methods, tuning_seed), server), out)
         configs = agenda.to_do(retry_failed=False)
-        say_plan(agenda, configs)
+        say_plan(agenda, configs, f"to run them again, remove their folders from {out}")
         if dry_run:
             print_agenda(agenda, as_json=as_json)
             return
@@ -132,6 +132,8 @@ def _write(path: Path, text: str) -> None:
 
 def _print(methods: SweepFile, tuned: list[Tuned], *, as_json: bool) -> None:
     """What was chosen, and the commands that run it, on stdout; what should be looked at again on stderr."""
+    from rich.markup import escape
+
     from bench.cli.output.console import plain_table, print_json, stdout_console
     from bench.launch.sweeps.file import table_text
     from bench.launch.sweeps.tuning import evaluated_base
@@ -147,7 +149,7 @@ def _print(methods: SweepFile, tuned: list[Tuned], *, as_json: bool) -> None:
             table.add_column(heading, justify="right" if heading in ("held-out accuracy", "tried") else "left")
         for each in tuned:
             name = table_text(each.settings) or "[base]"
-            table.add_row(name, table_text(each.best), f"{each.accuracy:.2%}", str(each.rates_tried))
+            table.add_row(escape(name), table_text(each.best), f"{each.accuracy:.2%}", str(each.rates_tried))
         stdout_console().print(table)
         print(*commands, sep="\n")
     for each in tuned:

@@ -12,6 +12,7 @@ from annotated_types import Ge, Gt
 
 from bench.core.errors import UsageError
 from bench.core.files import check_regular
+from bench.core.run_folder import write_json
 
 Seconds = Annotated[float, Ge(0), pydantic.AllowInfNan(False)]
 Count = Annotated[int, Ge(1)]
@@ -252,7 +253,7 @@ class Calibration:
             UsageError: it cannot be written.
         """
         try:
-            path.write_text(json.dumps(dataclasses.asdict(self), indent=1) + "\n", encoding="utf-8")
+            write_json(path, dataclasses.asdict(self))
         except OSError as error:
             raise UsageError(f"cannot write {path}: {error.strerror or error}; choose another file") from None
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import os
+import resource
 import signal
 import sys
 import sysconfig
@@ -35,3 +36,9 @@ def die_with_parent() -> None:
     """Ask Linux to kill this process as soon as the one that started it ends, however that comes about."""
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+
+
+def peak_rss_bytes() -> int:
+    """The largest memory that this process has had."""
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return peak if sys.platform == "darwin" else peak * 1024

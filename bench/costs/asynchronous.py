@@ -81,7 +81,7 @@ class _Stock:
         serving_share: of the simulated time, what the server was busy for.
         updates: of the parameters.
         sent: bytes of each rank, control messages apart, float [ranks].
-        cpu_s: CPU time of each rank and of what carries its messages, likewise.
+        cpu_s: CPU time of each rank, likewise.
     """
 
     def __init__(
@@ -96,15 +96,17 @@ class _Stock:
         seconds, serving_s = (sum(each.ended - each.begun for each in played), sum(each.serving_s for each in played))
         self.serving_share = serving_s / seconds
         self.remote = np.arange(len(self.steps)) != setting.strategy.root
-        answers = (work.answer_nbytes - CONTROL_BYTES) * self.steps[self.remote].sum()
-        self.sent = np.where(self.remote, (sum(work.nbytes) - CONTROL_BYTES) * self.steps, answers)
+        pushed, answered = sum(work.nbytes) - CONTROL_BYTES, work.answer_nbytes - CONTROL_BYTES
+        self.sent = np.where(self.remote, pushed * self.steps, answered * self.steps[self.remote].sum())
         own_s = work.computing.cpu_s - calibration.update_s + sum(work.encode_s)
         messages_s = np.where(self.remote, sum(work.message_s) + work.answer_s, 0.0)
-        carried_s = setting.links.carry_byte_s * self.sent
-        self.cpu_s: Floats = self.steps * (own_s + messages_s) + np.where(self.remote, 0.0, serving_s) + carried_s
+        self.cpu_s: Floats = self.steps * (own_s + messages_s) + np.where(self.remote, 0.0, serving_s)
+        hosts = setting.links.host_of
+        steps_over_links = self.steps[hosts != hosts[setting.strategy.root]].sum()
+        carried_s = setting.links.carry_byte_s * steps_over_links * (pushed + answered)
         self.stretch = 1.0
         if setting.shared_cores is not None:
-            self.stretch = max(1.0, float(self.cpu_s.sum()) / (setting.shared_cores * seconds))
+            self.stretch = max(1.0, (float(self.cpu_s.sum()) + carried_s) / (setting.shared_cores * seconds))
         self.seconds = self.stretch * seconds
 
     @property

@@ -94,10 +94,10 @@ def predict(calibration: Calibration, setting: Setting) -> Prediction:
     ends = np.zeros(n)
     for _ in range(2 if n <= SETTLES_UP_TO else 1):
         starts, ends = ends, step.run(ends)
-    carried_s = setting.links.carry_byte_s * step.sent
-    cpu_s = computing.cpu_s + step.worked_s + step.busy_s + carried_s
+    cpu_s = computing.cpu_s + step.worked_s + step.busy_s
     slowest = float((ends - starts).max())
-    shared_s = 0.0 if setting.shared_cores is None else float(cpu_s.sum()) / setting.shared_cores
+    carried_s = setting.links.carry_byte_s * step.sent_over_links
+    shared_s = 0.0 if setting.shared_cores is None else float((cpu_s + carried_s).sum()) / setting.shared_cores
     exposed_s = float(step.exposed_s.mean()) + max(0.0, shared_s - slowest)
     over_time: dict[str, Any] = {}
     if period_s := setting.links.period_s:
@@ -138,6 +138,7 @@ class _Step:
         self.computed_s = np.zeros(setting.links.num_ranks)
         self.exposed_s = np.zeros(setting.links.num_ranks)
         self.sent = np.zeros(setting.links.num_ranks)
+        self.sent_over_links = np.zeros(setting.links.num_ranks)
         self.messages = np.zeros(setting.links.num_ranks)
         self.busy_s = np.zeros(setting.links.num_ranks)
         self.worked_s = 0.0
@@ -147,6 +148,7 @@ class _Step:
         calibration, setting, flows = self._calibration, self._setting, self._flows
         n = setting.links.num_ranks
         sent, messages, busy_s = flows.sent.copy(), flows.messages.copy(), flows.busy_s.copy()
+        over_links = flows.sent_over_links.copy()
         *early, last, computed = self.computing.reached(starts)
         self.computed_s = computed - starts
         self.worked_s = 0.0
@@ -159,7 +161,7 @@ class _Step:
         for number, (bucket, encoded) in enumerate(zip(calibration.buckets, setting.encoded, strict=True)):
             is_early = setting.starts_early and number < len(early)
             if number == len(early):
-                held_up_s = self._held_up_s(flows.sent - sent, flows.busy_s - busy_s)
+                held_up_s = self._held_up_s(flows.sent_over_links - over_links, flows.busy_s - busy_s)
                 last, computed = last + held_up_s, computed + held_up_s
             due = early[number] if is_early else last
             flows.crowded_until = float(computed.max())
@@ -175,7 +177,7 @@ class _Step:
             flows.work(self._takes(decode_s))
         flows.work(to_decode)
         flows.wait_until(all_told)
-        self.busy_s = flows.busy_s - busy_s
+        self.busy_s, self.sent_over_links = flows.busy_s - busy_s, flows.sent_over_links - over_links
         exchanged: Floats = np.maximum(flows.ready, computed)
         self.exposed_s = exchanged - last
         return exchanged + self.computing.factor * calibration.update_s
@@ -189,12 +191,12 @@ class _Step:
         told, flows.ready = flows.ready, begun
         return told
 
-    def _held_up_s(self, sent: Floats, busy_s: Floats) -> float:
+    def _held_up_s(self, sent_over_links: Floats, busy_s: Floats) -> float:
         """By how much compute ends later on cores that are all taken, for what went on beside it."""
         cores = self._setting.shared_cores
         if cores is None or self._setting.load < 1:
             return 0.0
-        carried_s = self._setting.links.carry_byte_s * sent
+        carried_s = self._setting.links.carry_byte_s * sent_over_links
         return float((busy_s + self.worked_s + carried_s).sum()) / cores
 
     def _takes(self, work_s: float) -> Floats:

@@ -7,10 +7,11 @@ processes exchange messages, all of them make steps at once, and the first goes 
 from __future__ import annotations
 
 import dataclasses
+import datetime
 import statistics
 import sys
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 import torch.distributed as dist
 
@@ -42,8 +43,10 @@ def run(config: CalibrateConfig, folder: RunFolder) -> None:
         messages = _messages(config.timeout_s)
         parts = StepParts(config)
         tell(f"steps of {config.model} by itself")
+        # All compressors together may take longer than any one sum may.
+        patient = dist.new_group(backend="gloo", timeout=datetime.timedelta(days=1))
         alone = _alone(config, parts, tell) if dist.get_rank() == 0 else {}
-        dist.barrier()
+        dist.barrier(cast(dist.ProcessGroup, patient))
         crowds, among_steps = _crowds(parts, tell), _among_steps(parts, config.timeout_s, tell)
         if dist.get_rank() == 0:
             found = {

@@ -34,5 +34,5 @@ def weights_hash(parameters: Iterable[torch.Tensor]) -> str:
     """A hash over the bits of all parameters: equal on two ranks exactly if the parameters are."""
     digest = hashlib.blake2b(digest_size=16)
     for parameter in parameters:
-        digest.update(parameter.detach().cpu().contiguous().view(torch.uint8).numpy().data)
+        digest.update(parameter.detach().cpu().contiguous().view(-1).view(torch.uint8).numpy().data)
     return digest.hexdigest()

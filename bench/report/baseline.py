@@ -27,32 +27,35 @@ def choose(
     Args:
         rows: the configurations, in order of appearance; at least one.
         wanted: a compressor, ``compressor+collective``, a run's name or a label's value; an exact spec wins over a
-            component's bare name. None: the first of the defaults that there is.
+            component's bare name. None: the first of the defaults of which a run ended well.
         defaults: compressors to compare with where nothing is wanted, the preferred one first.
 
     Returns:
-        The baseline, and a sentence where several rows fit (of these, collective ``native`` wins, else the first).
+        The baseline, and a sentence where several rows fit: of these, one with a run that ended well wins, then
+        collective ``native``, then the first.
 
     Raises:
         UsageError: no row fits (the message lists the rows).
     """
     if wanted is None:
+        fit = [row for row in rows if row.ok] or rows
         for compressor in defaults:
-            if dense := [row for row in rows if row.distinct("compressor") == [compressor]]:
-                return _first_native(dense), None
-        return rows[0], None
+            if dense := [row for row in fit if row.distinct("compressor") == [compressor]]:
+                return _preferred(dense), None
+        return fit[0], None
     for matches in _MATCHES:
         fitting = [row for row in rows if matches(row, wanted)]
         if fitting:
-            chosen = _first_native(fitting)
+            chosen = _preferred(fitting)
             if len(fitting) == 1:
                 return chosen, None
             return chosen, f"{len(fitting)} rows fit --baseline {wanted}; the baseline is {chosen.title}"
     raise UsageError(f"no row fits --baseline {wanted}; the rows are: {'; '.join(row.title for row in rows)}")
 
 
-def _first_native(rows: Sequence[Configuration]) -> Configuration:
-    return next((row for row in rows if row.distinct("collective") == ["native"]), rows[0])
+def _preferred(rows: Sequence[Configuration]) -> Configuration:
+    fit = [row for row in rows if row.ok] or rows
+    return next((row for row in fit if row.distinct("collective") == ["native"]), fit[0])
 
 
 def _bare(spec: str) -> str:

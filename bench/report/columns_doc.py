@@ -50,7 +50,8 @@ from pathlib import Path
 
 import pandas as pd
 
-runs = pd.concat(pd.read_csv(path) for path in Path("results/runs").glob("*/metrics.csv"))
+ids = {{"digest": str, "config_id": str}}  # some look like numbers
+runs = pd.concat(pd.read_csv(path, dtype=ids) for path in Path("results/runs").glob("*/metrics.csv"))
 last = runs[runs["status"] == "ok"].groupby("run_id").last()
 print(last.groupby(["compressor", "collective"])[["test_accuracy", "samples_per_s"]].agg(["mean", "std", "count"]))
 ```

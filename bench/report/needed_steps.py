@@ -43,7 +43,8 @@ def needed_steps(rows: Sequence[Row], calibration: Calibration, compressor: str,
     Raises:
         UsageError: the runs have several targets.
     """
-    wanted = {name: getattr(calibration, name) for name in _THE_SAME} | {"compressor": compressor, "strategy": "ddp"}
+    wanted = {name: getattr(calibration, name) for name in _THE_SAME}
+    wanted |= {"compressor": compressor, "strategy": "ddp", "accumulate": 1}
     by_run: dict[str, list[Row]] = {}
     for row in rows:
         if row["target_accuracy"] is not None and all(row[name] == value for name, value in wanted.items()):

@@ -62,10 +62,13 @@ class Repeat:
 
 
 def collect_runs(rows: Sequence[Row]) -> list[Run]:
-    """The runs that the rows belong to, in order of appearance."""
+    """The runs that the rows belong to, in order of appearance.
+
+    A run that was resumed with other ranks has rows of both configurations, and counts as the last one.
+    """
     runs: dict[tuple[Any, ...], list[Row]] = {}
     for row in rows:
-        runs.setdefault((row["run_id"], row["config_id"], row["seed"]), []).append(row)
+        runs.setdefault((row["run_id"] or row["config_id"], row["seed"]), []).append(row)
     return [Run(rows=evaluations) for evaluations in runs.values()]
 
 
@@ -84,8 +87,17 @@ def one_per_seed(runs: Sequence[Run], keys: Sequence[str]) -> tuple[list[Run], l
         alike.setdefault(tuple(run[key] for key in (*keys, "config_id", "seed")), []).append(run)
     counted, repeats = [], []
     for same in alike.values():
-        *others, newest = sorted(same, key=lambda run: (run.ended_well, run["started_at"] or ""))
+        *others, newest = sorted(same, key=_counts_last)
         counted.append(newest)
         if others:
             repeats.append(Repeat(counted=newest, superseded=others))
     return counted, repeats
+
+
+def newest(runs: Sequence[Run]) -> Run:
+    """The newest run that is ok, or the newest one if none is."""
+    return max(runs, key=_counts_last)
+
+
+def _counts_last(run: Run) -> tuple[bool, str]:
+    return run.ended_well, run["started_at"] or ""

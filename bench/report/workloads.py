@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from bench.report.formats import format_value
+from bench.report.runs import collect_runs
 from bench.report.store import Row
 
 WORKLOAD = (
@@ -31,13 +32,14 @@ class Workload:
 
 
 def by_workload(rows: Sequence[Row]) -> list[Workload]:
-    """The rows of each workload, in order of appearance."""
-    telling = _telling_columns(rows)
+    """The rows of each workload, in order of appearance; all of a run are of what it did in the end."""
+    runs = collect_runs(rows)
+    telling = _telling_columns([run.rows[-1] for run in runs])
     groups: dict[tuple[Any, ...], list[Row]] = {}
-    for row in rows:
-        groups.setdefault(tuple(row[name] for name in WORKLOAD), []).append(row)
+    for run in runs:
+        groups.setdefault(tuple(run.rows[-1][name] for name in WORKLOAD), []).extend(run.rows)
     return [
-        Workload(label=", ".join(f"{name}={format_value(name, group[0][name])}" for name in telling), rows=group)
+        Workload(label=", ".join(f"{name}={format_value(name, group[-1][name])}" for name in telling), rows=group)
         for group in groups.values()
     ]
 

@@ -266,6 +266,12 @@ class BoundStrategy(abc.ABC):
         self.model.load_state_dict(state["model"])
         self.exchange.load_state_dict(state["exchange"])
 
+    def begin(self) -> None:  # noqa: B027 - most have nothing to do
+        """Do what followers wait for, before this rank resumes or trains."""
+
+    def settle(self) -> None:  # noqa: B027 - ranks that wait in every step are level
+        """Wait for ranks that are behind, where they go at their own speed, before a checkpoint; every rank calls."""
+
     def rehearse(self, step: Step, x: torch.Tensor, y: torch.Tensor) -> None:  # noqa: B027 - most are ready at once
         """Do what a new process does in its first step alone; `load_state_dict` then replaces all that it changed.
 

@@ -101,6 +101,8 @@ class Trainer:
                 self._show_progress()
             if self.step >= self._evaluate_at:
                 self.strategy.synchronize()
+            elif self.step >= self._checkpoint_at:
+                self.strategy.settle()
             self._check_losses()
 
     @property
@@ -200,7 +202,7 @@ class Trainer:
         )
         self._forward_backward(x, y)
         outcome = self.strategy.finish_step()
-        forward_backward_s = time.perf_counter() - started - (outcome.exposed_s or 0.0)
+        until_exchanged_s = time.perf_counter() - started
         self._look_at(outcome)
         self.step = self.strategy.update(outcome)
         self.own_steps += 1
@@ -208,7 +210,7 @@ class Trainer:
             torch.cuda.synchronize(self.device)
         if self.profiler is not None:
             self.profiler.step()
-        self._account(outcome, started, cpu_started, forward_backward_s)
+        self._account(outcome, started, cpu_started, until_exchanged_s)
 
     def _forward_backward(self, x: torch.Tensor, y: torch.Tensor) -> None:
         """Compute the gradients of a step, batch after batch; what is exchanged starts with the last one."""
@@ -247,14 +249,14 @@ class Trainer:
                 "training has diverged: try a lower --lr"
             )
 
-    def _account(self, outcome: StepReport, started: float, cpu_started: float, forward_backward_s: float) -> None:
+    def _account(self, outcome: StepReport, started: float, cpu_started: float, until_exchanged_s: float) -> None:
         self.recorder.count(outcome)
         if self.own_steps - self._resumed_at > self.config.warmup_steps:
             self.times.steps.append(
                 StepTime(
                     total_s=time.perf_counter() - started,
                     cpu_s=time.process_time() - cpu_started,
-                    forward_backward_s=forward_backward_s,
+                    until_exchanged_s=until_exchanged_s,
                     encode_s=outcome.encode_s,
                     exchange_s=outcome.exchange_s,
                     exposed_s=outcome.exposed_s,

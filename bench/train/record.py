@@ -6,8 +6,7 @@ import contextlib
 import dataclasses
 import datetime
 import json
-import resource
-import sys
+import statistics
 import time
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -18,6 +17,7 @@ from bench.core import environment
 from bench.core.config.run import RunConfig
 from bench.core.forwarder_use import ForwarderUse
 from bench.core.interface import interface_bytes
+from bench.core.processes import peak_rss_bytes
 from bench.core.rows import RowWriter
 from bench.core.run_folder import RunFolder
 from bench.core.schema.layers import LAYERS
@@ -149,7 +149,7 @@ class Recorder:
         self._layer_counts |= {layer_id: _LayerCount(**count) for layer_id, count in state["layers"].items()}
         saved = {purpose: Traffic(**sent) for purpose, sent in state["traffic"].items()}
         now = self.strategy.exchange.traffic
-        self._traffic_before = {purpose: entry.since(saved[purpose]) for purpose, entry in now.items()}
+        self._traffic_before = {purpose: entry.since(saved.get(purpose, Traffic())) for purpose, entry in now.items()}
         self._go_on_choosing()
         self._started = time.time() - state["wall_time_s"]
         self._fixed["started_at"] = state["started_at"]
@@ -242,7 +242,7 @@ class Recorder:
             "loss": loss(),
             "accuracy": self.last_row.get("test_accuracy"),
             "samples_per_s": speed,
-            "waiting_share": min(1.0, sum(self._recent_exposed) / elapsed)
+            "waiting_share": min(1.0, steps * statistics.fmean(self._recent_exposed) / elapsed)
             if elapsed and self._recent_exposed
             else None,
             "eta_s": (total_steps - step) * elapsed / steps if elapsed else None,
@@ -297,7 +297,7 @@ class Recorder:
             "staleness": self._staleness,
             "index_sets": sample_index_sets(self.strategy.exchange.last_encoded, self._numel),
             "wire": (self._wire_sent, self._wire_received),
-            "peak_rss_bytes": _peak_rss_bytes(),
+            "peak_rss_bytes": peak_rss_bytes(),
             "weights": weights_hash(self.strategy.model.parameters()),
         }
 
@@ -421,8 +421,3 @@ def _line(choice: Choice) -> str:
 def _sent_bytes(everyone: list[dict[str, Any]], purpose: Purpose) -> int:
     """What all ranks together sent for one purpose."""
     return sum(figures["traffic"].get(purpose, {}).get("nbytes", 0) for figures in everyone)
-
-
-def _peak_rss_bytes() -> int:
-    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    return peak if sys.platform == "darwin" else peak * 1024

@@ -83,6 +83,7 @@ def _train(
 ) -> None:
     """Run the training loop, from where it was; rank 0 then says how it ended."""
     train, test = parts_of(config)
+    strategy.begin()
     with _profiler(config, folder) as profiler:
         trainer = Trainer(
             config=config,

@@ -76,6 +76,12 @@ def test_people_read_whether_it_pays(tmp_path: Path) -> None:
     assert "compression does not pay here" in fast.out
     curve = invoke("predict", "--calibration", path, "--compressor", "topk", "--sweep", "bandwidth=1mbit..10gbit")
     assert "compression pays below" in curve.out
+    dense, whole = (
+        invoke("predict", "--calibration", path, "--compressor", name, "--sweep", "bandwidth=1mbit..10gbit").out
+        for name in ("bf16", "none")
+    )
+    assert "pay" not in dense
+    assert "uncompressed in 32 bits is faster above" in whole
 
 
 def test_people_read_how_fast_a_server_is_asked_and_how_stale_it_answers(tmp_path: Path) -> None:
@@ -132,6 +138,18 @@ def test_more_ranks_than_a_job_of_this_tool_can_have_are_predicted(tmp_path: Pat
     assert (answer.code, answer.out.splitlines()[0]) == (0, "none on tree, 5000 ranks, on links without a limit")
 
 
+@pytest.mark.parametrize(
+    ("asked", "sentence"),
+    [
+        (["--hosts", "2049", "--ranks-per-host", "2"], "choose at most 4096, or one on each host"),
+        (["--world-size", "16385"], "less than or equal to 16384"),
+    ],
+)
+def test_more_ranks_than_can_be_simulated_are_refused_at_once(tmp_path: Path, asked: list[str], sentence: str) -> None:
+    answer = invoke("predict", "--calibration", written(tmp_path), *asked)
+    assert (answer.code, sentence in answer.error) == (2, True), answer.error
+
+
 def test_what_is_said_first_tells_one_question_from_another(tmp_path: Path) -> None:
     asked = ["--hosts", "4", "--bandwidth", "10mbit", "--latency", "5ms", "--straggler", "rank=1,slowdown=3"]
     first = invoke("predict", "--calibration", written(tmp_path), "--compressor", "topk", *asked).out.splitlines()[0]
@@ -147,6 +165,7 @@ def test_runs_say_how_many_steps_a_target_takes(tmp_path: Path) -> None:
         "batch_size": 32,
         "compressor": "topk",
         "strategy": "ddp",
+        "accumulate": 1,
     }
     writer = RowWriter(runs)
     for step, seconds in ((100, None), (200, 50.0)):
@@ -297,3 +316,21 @@ def test_predicted_and_measured_stand_side_by_side(tmp_path: Path) -> None:
     assert known["measured_s"] == cell["step_time_s"]
     assert (runs / "validation.csv").exists()
     assert calibration().validated == ()
+
+
+def test_a_run_that_failed_is_said_at_the_end(tmp_path: Path) -> None:
+    file = tmp_path / "cells.toml"
+    file.write_text(
+        "[base]\nsteps = 60\nwarmup_steps = 1\nthreads = 1\nbucket_mb = 1.0\ntrain_size = 300\ntest_size = 20\n"
+        "lr = 1e12\n[matrix]\ncompressor = ['none']\ncollective = ['ring']\n"
+    )
+    runs = tmp_path / "runs"
+    asked = ["predict", "--calibration", written(tmp_path), "--validate", str(file), "--runs", str(runs)]
+    nowhere = execute(*asked, "--table", str(tmp_path / "nowhere" / "x.csv"))
+    assert (nowhere.code, "nowhere/x.csv" in nowhere.error, runs.exists()) == (2, True, False), nowhere.error
+    answer = execute(*asked)
+    assert answer.code == 3
+    assert "1 of 1 runs failed" in answer.error
+    assert f"remove their folders from {runs}" in answer.error
+    assert "failed" in answer.out
+    assert (runs / "validation.csv").exists()

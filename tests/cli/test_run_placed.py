@@ -41,6 +41,16 @@ def assert_same_weights(ours: Path, theirs: Path) -> None:
         assert torch.equal(tensor, expected[name]), name
 
 
+def test_a_model_larger_than_the_way_to_its_devices_is_loaded(tmp_path: Path) -> None:
+    """4 MiB fit between two processes; devices read only after they have looked for a checkpoint."""
+    (row,) = train(
+        tmp_path, "--model", "vgg11:width=16,hidden=1024", "--strategy", f"placed:by=data,devices={CXL}",
+        "--steps", "2", "--eval-every", "0", "--warmup-steps", "1", "--train-size", "64",
+    )  # fmt: skip
+    assert row["state_bytes_per_step"] == "0.0"
+    assert float(row["cpu_s_per_step"]) > 0
+
+
 @pytest.mark.timeout(300)
 def test_layers_on_four_devices_train_as_one_process_does(tmp_path: Path) -> None:
     alone = train(tmp_path / "alone", "--world-size", "1")

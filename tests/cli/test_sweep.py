@@ -139,5 +139,7 @@ def test_limits_and_single_runs_and_plans(file: Path, tmp_path: Path) -> None:
 
 @pytest.mark.usefixtures("planned_here")
 def test_a_run_that_is_not_in_the_plan_is_refused(file: Path, tmp_path: Path) -> None:
+    both = plan(file, tmp_path, "--only", "1", "--slurm")
+    assert (both.code, "--slurm asks for an array of all runs" in both.error) == (2, True)
     answer = plan(file, tmp_path, "--only", "4")
     assert (answer.code, answer.error) == (2, "--only 4 is none of the 4 runs; they count from 0")

@@ -43,7 +43,7 @@ class LiveLine:
 
     def say(self, text: str) -> None:
         """Print a line that stays."""
-        self._console.print(text, highlight=False, soft_wrap=True)
+        self._console.print(text, highlight=False, markup=False, soft_wrap=True)
 
     def update(self, **changes: Any) -> None:
         """Redraw the line, with what `rich.progress.Progress.update` takes; nothing where it is not live."""

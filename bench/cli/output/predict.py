@@ -13,6 +13,7 @@ from bench.core.units import format_bytes, format_rate, format_seconds
 from bench.costs.asynchronous import AsyncPrediction
 from bench.costs.prediction import Prediction
 from bench.launch.predictions.asked import Asked
+from bench.launch.predictions.checking import BASELINE
 from bench.launch.predictions.curve import Curve
 from bench.launch.predictions.regimes import Regime
 
@@ -86,7 +87,7 @@ def _over_time(prediction: Prediction) -> list[tuple[str, str]]:
 
 def print_curve(checked: Asked, curve: Curve, said: list[str], *, as_json: bool) -> None:
     """What it takes at each rate, beside dense gradients in 16 bits, on stdout."""
-    said = [*said, _verdict(curve)]
+    said = [*said, *_verdict(checked, curve)]
     if as_json:
         rows = [
             {
@@ -114,15 +115,23 @@ def print_curve(checked: Asked, curve: Curve, said: list[str], *, as_json: bool)
     print(*said, sep="\n")
 
 
-def _verdict(curve: Curve) -> str:
+def _verdict(checked: Asked, curve: Curve) -> list[str]:
+    """Where it is faster than dense gradients in 16 bits; nothing of these themselves."""
+    if checked.compressor == BASELINE:
+        return []
+    it = "uncompressed in 32 bits is faster" if checked.compressor == "none" else "compression pays"
     if all(curve.pays):
-        return "compression pays over the whole range"
+        return [f"{it} over the whole range"]
     if not any(curve.pays):
-        return "compression does not pay anywhere in the range"
+        return [
+            "16 bits are faster over the whole range"
+            if checked.compressor == "none"
+            else "compression does not pay anywhere in the range"
+        ]
     where = " and ".join(format_rate(rate) for rate in curve.break_even_bps)
     if len(curve.break_even_bps) > 1:
-        return f"compression pays {'outside' if curve.pays[0] else 'between'} {where}"
-    return f"compression pays {'below' if curve.pays[0] else 'above'} {where}"
+        return [f"{it} {'outside' if curve.pays[0] else 'between'} {where}"]
+    return [f"{it} {'below' if curve.pays[0] else 'above'} {where}"]
 
 
 def print_map(found: list[Regime], said: list[str], *, as_json: bool) -> None:

@@ -5,6 +5,8 @@ from __future__ import annotations
 import sys
 from typing import Any
 
+from rich.markup import escape
+
 from bench.cli.output.console import plain_table, print_json, stdout_console
 from bench.cli.output.run import Display, print_notes
 from bench.core.config.run import RunConfig
@@ -19,15 +21,21 @@ from bench.launch.sweeps.file import table_text
 from bench.launch.sweeps.missing_runs import run_missing
 
 
-def say_plan(agenda: Agenda, configs: list[RunConfig]) -> None:
-    """How many runs there are, how many are done, and how long the others will take, on stderr."""
+def say_plan(agenda: Agenda, configs: list[RunConfig], again: str) -> None:
+    """How many runs there are, how many are done, and how long the others will take, on stderr.
+
+    Args:
+        agenda: the sweep.
+        configs: what is to be done now.
+        again: how runs that failed are done again.
+    """
     seconds = agenda.estimate().total_s(configs)
     time = f"about {format_seconds(seconds)}" if seconds is not None else "for how long is not known yet"
     failed = len(agenda.that_are("failed"))
     parts = [
         f"{len(agenda.runs)} runs of {len({run.config.config_id for run in agenda.runs})} configurations",
         f"{len(agenda.that_are('done'))} done",
-        *([f"{failed} failed (--retry-failed runs them again)"] if failed else []),
+        *([f"{failed} failed ({again})"] if failed else []),
         f"{len(configs)} to do now" + (f", {time}" if configs else ""),
     ]
     print("; ".join(parts), file=sys.stderr)
@@ -45,7 +53,7 @@ def print_agenda(agenda: Agenda, *, as_json: bool) -> None:
     for runs in _by_configuration(agenda):
         states = [agenda.progress(run) for run in runs]
         counts = (len(runs), states.count("done"), states.count("failed"))
-        table.add_row(table_text(runs[0].settings) or runs[0].config.name, *map(str, counts))
+        table.add_row(escape(table_text(runs[0].settings) or runs[0].config.name), *map(str, counts))
     stdout_console().print(table)
 
 

@@ -16,7 +16,9 @@ from collectives.ranges import Count
 WHAT = "What to predict"
 RANKS = "Ranks and links"
 VALIDATION = "Validation"
-MOST_RANKS = 100_000
+MOST_RANKS, MOST_TOGETHER = 16_384, 4096
+"""that can be simulated, each of which sends to each; where several share a host"""
+MOST_CORES = 100_000
 Ranks = Annotated[int, Ge(1), Le(MOST_RANKS)]
 LinkText = Annotated[str | None, Flag(RANKS)]
 
@@ -71,7 +73,7 @@ class PredictConfig(Configuration):
     shared_cores: Annotated[
         int | None,
         Ge(1),
-        Le(MOST_RANKS),
+        Le(MOST_CORES),
         Doc("cores that all hosts share, as virtual ones do; without it each has those of the calibrated machine"),
         Flag(RANKS),
     ] = None

@@ -11,7 +11,9 @@ from pathlib import Path
 
 import numpy as np
 
+from bench.core import signals
 from bench.core.errors import RunFailed
+from bench.core.processes import die_with_parent
 from bench.costs.catalog import LinkKind
 from collectives.shared_memory.patience import Patience
 
@@ -28,9 +30,10 @@ def measured_link() -> LinkKind:
 
     Raises:
         RunFailed: the other process did not answer.
+        Interrupted: the user ended it; no memory is left behind.
     """
     folder = "/dev/shm" if Path("/dev/shm").is_dir() else None
-    with tempfile.NamedTemporaryFile(dir=folder) as file:
+    with signals.interruptible(), tempfile.NamedTemporaryFile(dir=folder) as file:
         file.truncate(mmap.PAGESIZE + LONG_NBYTES)
         other = multiprocessing.get_context("spawn").Process(target=_answer, args=(file.name,), daemon=True)
         other.start()
@@ -83,6 +86,7 @@ def _ask(side: _Side) -> tuple[float, float]:
 
 def _answer(path: str) -> None:
     """The other process: gives back every message."""
+    die_with_parent()
     side = _Side(path, own=1)
     for message, nbytes in enumerate(_MESSAGES, start=1):
         side.receive(message, nbytes)

@@ -60,6 +60,7 @@ class Flows:
         ready: when each rank is done with what it did, seconds, float [ranks].
         busy_s: how long each rank worked on messages.
         sent: bytes that each rank has sent.
+        sent_over_links: those of them that left its host.
         messages: number of messages that each rank has sent.
         windows: of connections that were silent; None: they send as much as links take.
         crowded_until: until when cores compute that ranks share, and let nobody go on at once.
@@ -70,6 +71,7 @@ class Flows:
         self.ready = np.zeros(links.num_ranks)
         self.busy_s = np.zeros(links.num_ranks)
         self.sent = np.zeros(links.num_ranks)
+        self.sent_over_links = np.zeros(links.num_ranks)
         self.messages = np.zeros(links.num_ranks)
         self.windows: Windows | None = None
         self.crowded_until = -math.inf
@@ -105,7 +107,7 @@ class Flows:
             if wave.each_to_each and len(wave.sources) * len(wave.targets) > MOST_MESSAGES:
                 raise UsageError(
                     f"{len(wave.sources)} ranks that each send to {len(wave.targets)} are more messages than can be "
-                    "simulated at a time; choose fewer ranks, or a collective such as ring or tree"
+                    "simulated at a time; choose fewer ranks"
                 )
             if wave.each_to_each and self._one_per_host:
                 self._run_each_to_each(wave, *self._work_on(unpack, merge, np.asarray(wave.merged)))
@@ -136,7 +138,10 @@ class Flows:
         receive_s = paths.per_target(message_s + byte_s * nbytes)
         self.ready = self.ready + send_s
         begin = self.ready[sources]
-        over_link = nbytes if paths.inside is None else np.where(paths.inside, 0, nbytes)
+        over_link, over_link_bytes = nbytes, leaving_bytes
+        if paths.inside is not None:
+            over_link = np.where(paths.inside, 0, nbytes)
+            over_link_bytes = paths.per_source(over_link)
         up_bytes, down_bytes = paths.with_acknowledgements(over_link, self.links.ack_share)
         leaves = self._up.clock_at(paths.from_hosts, begin)
         first = np.maximum(self._up_free[paths.from_hosts], leaves)
@@ -160,7 +165,7 @@ class Flows:
         else:
             np.maximum.at(self.ready, targets, arrive)
         self.ready += receive_s
-        self._count(send_s + receive_s, paths.leaving, leaving_bytes)
+        self._count(send_s + receive_s, paths.leaving, leaving_bytes, over_link_bytes)
 
     def _run_each_to_each(self, wave: Wave, message_s: Floats, byte_s: Floats) -> None:
         links, (sources, targets) = self.links, (wave.sources, wave.targets)
@@ -202,7 +207,7 @@ class Flows:
             woken = np.where(coming[some], self._woken(latest), 0.0)
             self.ready[some] = np.maximum(self.ready[some], woken)
         self.ready += receive_s
-        self._count(send_s + receive_s, leaving, leaving_bytes)
+        self._count(send_s + receive_s, leaving, leaving_bytes, leaving_bytes)
 
     def _take_down(
         self, hosts: Ints, parts: Floats, order: Ints, service: Floats, is_sent: npt.NDArray[np.bool_]
@@ -259,7 +264,8 @@ class Flows:
         self._carried = max(self._carried, begin) + self.links.carry_byte_s * nbytes / self.links.carriers
         return self._carried
 
-    def _count(self, busy_s: Floats, messages: Floats, nbytes: Floats) -> None:
+    def _count(self, busy_s: Floats, messages: Floats, nbytes: Floats, over_links: Floats) -> None:
         self.busy_s += busy_s
         self.messages += messages
         self.sent += nbytes
+        self.sent_over_links += over_links

@@ -8,7 +8,7 @@ from typing import cast
 
 from bench.core import spec
 from bench.core.config.configuration import NOT_GIVEN
-from bench.core.config.predict import MOST_RANKS, PredictConfig
+from bench.core.config.predict import MOST_RANKS, MOST_TOGETHER, PredictConfig
 from bench.core.config.run import RunConfig
 from bench.core.config.straggler import Straggler
 from bench.core.errors import UsageError
@@ -36,6 +36,9 @@ def check(config: PredictConfig, calibration: Calibration) -> Asked:
         UsageError: something is unknown, illegal together, not calibrated, or says nothing of its rounds.
     """
     hosts, ranks_per_host = _hosts(config)
+    most, where = (MOST_RANKS, "") if ranks_per_host == 1 else (MOST_TOGETHER, ", or one on each host")
+    if (number := len(hosts) * ranks_per_host) > most:
+        raise UsageError(f"{number} ranks are more than can be predicted; choose at most {most}{where}")
     return check_asked(
         calibration,
         Asked(
@@ -67,8 +70,6 @@ def _hosts(config: PredictConfig) -> tuple[tuple[HostLink, ...], int]:
         raise UsageError(
             f"--world-size {config.world_size} is not {number} hosts with {per_host} rank(s) each; leave out one"
         )
-    if number * per_host > MOST_RANKS:
-        raise UsageError(f"{number * per_host} ranks are more than can be predicted; choose at most {MOST_RANKS}")
     if number * per_host < 2:
         raise UsageError("one rank exchanges nothing; give --world-size 2 or more")
     return (link_of(texts),) * number, per_host

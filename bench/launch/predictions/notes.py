@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import math
+import statistics
 
 from bench.core import environment
-from bench.core.parts import Calibration
+from bench.core.parts import Calibration, Validated
 from bench.core.units import format_rate, format_seconds
 from bench.launch.predictions.asked import Asked
 
@@ -22,7 +23,26 @@ def notes(calibration: Calibration, asked: Asked, *, range_too: bool = True) -> 
         said.append("jitter and loss are not part of the model, and left out")
     if range_too and (reason := outside(calibration, asked)):
         said.append(f"outside the validated range: {reason}")
+    if error := _known_error(calibration, asked):
+        said.append(error)
     return said
+
+
+def _known_error(calibration: Calibration, asked: Asked) -> str | None:
+    """How far step times were off that were predicted from this calibration under this strategy; None: nobody knows."""
+    errors = [abs(cell.error) for cell in _alike(calibration, asked)]
+    if not errors:
+        return None
+    return (
+        f"such step times held against {len(errors)} measurement(s): off by {statistics.median(errors):.1%} in the "
+        f"median, by {max(errors):.1%} at most"
+    )
+
+
+def _alike(calibration: Calibration, asked: Asked) -> list[Validated]:
+    """What was measured with the same strategy and the same straggler, on links that change likewise."""
+    as_asked = asked.strategy, asked.straggler_text, asked.link_trace
+    return [cell for cell in calibration.validated if (cell.strategy, cell.straggler, cell.link_trace) == as_asked]
 
 
 def outside(calibration: Calibration, asked: Asked) -> str | None:
@@ -34,8 +54,7 @@ def outside(calibration: Calibration, asked: Asked) -> str | None:
     if not checked:
         beside = "without a straggler" if asked.straggler is None else f"with the straggler {asked.straggler}"
         return f"{asked.strategy} {beside} was not measured"
-    checked = [cell for cell in checked if cell.link_trace == asked.link_trace]
-    if not checked:
+    if not (checked := _alike(calibration, asked)):
         return f"links that follow {asked.link_trace or 'no trace'} were not measured"
     name = asked.collective.partition(":")[0]
     if (asked.compressor, name) not in {(cell.compressor, cell.collective.partition(":")[0]) for cell in checked}:

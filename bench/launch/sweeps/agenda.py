@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any, Literal, Self
 
 from bench.core.config.run import RunConfig
+from bench.core.errors import RunFailed
 from bench.launch.sweeps.estimate import Estimate
 from bench.launch.sweeps.past_runs import PastRun, by_digest, past_runs
 from bench.launch.sweeps.plan import PlannedRun
@@ -51,6 +52,23 @@ class Agenda:
         """
         wanted = ("missing", "failed") if retry_failed else ("missing",)
         return [run.config for run in self.runs if self.progress(run) in wanted][:limit]
+
+    def raise_failures(self, again: str) -> None:
+        """Say what failed, if anything did.
+
+        Args:
+            again: how it is done again.
+
+        Raises:
+            RunFailed: "2 of 6 runs failed, one of them with: ...; its logs are in ..., and --retry-failed runs them
+                again".
+        """
+        if failed := self.that_are("failed"):
+            first = self.past[failed[0].config.digest]
+            raise RunFailed(
+                f"{len(failed)} of {len(self.runs)} runs failed, one of them with: {first.summary['error']}; its logs "
+                f"are in {first.folder.path}, and {again}"
+            )
 
     def estimate(self) -> Estimate:
         """What the runs that are done say of how long runs take."""

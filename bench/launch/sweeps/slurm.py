@@ -11,12 +11,20 @@ from bench.core.config.run import RunConfig
 from bench.launch.sweeps.agenda import Agenda
 
 
-def sbatch_line(file: Path, agenda: Agenda, configs: list[RunConfig]) -> str:
-    """The line for these runs of the agenda; each element asks for as many cores as the largest of them uses."""
+def sbatch_line(file: Path, agenda: Agenda, configs: list[RunConfig], *, retry_failed: bool) -> str:
+    """The line for these runs of the agenda; each element asks for as many cores as the largest of them uses.
+
+    Args:
+        file: of the sweep.
+        agenda: of all its runs.
+        configs: those that are to be done.
+        retry_failed: runs that failed are among them.
+    """
     wanted = {config.digest for config in configs}
     indices = [index for index, run in enumerate(agenda.runs) if run.config.digest in wanted]
     cores = max(config.world_size * config.threads for config in configs)
-    element = shlex.join(["bench", "sweep", str(file.absolute()), "--out", str(agenda.out.absolute())])
+    again = ["--retry-failed"] if retry_failed else []
+    element = shlex.join(["bench", "sweep", str(file.absolute()), "--out", str(agenda.out.absolute()), *again])
     return shlex.join(
         [
             "sbatch",

@@ -26,7 +26,7 @@ def _answer(comparison: Comparison) -> str:
     rows = comparison.candidates
     better = [row for row in rows if row.verdict in _BETTER]
     kept = [row for row in better if row.accuracy.verdict in _KEPT]
-    unclear = [row for row in rows if row.verdict == "unclear"]
+    unclear = [row for row in rows if row.verdict in ("unclear", "failed")]
     gain = f"{_GAINS[comparison.metric.name]} {comparison.baseline.title}"
     if not rows:
         return f"There is only {comparison.baseline.title}, and nothing to compare it with."

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Sequence
+from typing import Any
 
 from bench.report import baseline as baselines
 from bench.report.comparison import DENSE
@@ -13,6 +14,7 @@ from bench.report.formats import format_value
 from bench.report.plots import style
 from bench.report.plots.picture import Picture
 from bench.report.plots.results import NotDrawable, Results
+from bench.report.runs import Run
 from bench.report.statistics import Effect, improvement
 
 _ROOM = 1.6  # above and below the points; intervals of two seeds would need all of the paper
@@ -79,14 +81,19 @@ def break_even(points: Sequence[tuple[float, float]]) -> list[float]:
 
 def _gains(baseline: Configuration, group: Configuration) -> Gains:
     gains = []
-    for bandwidth in sorted(set(group.values("uplink_bps"))):
+    links = {_link(run) for run in group.ok if run["uplink_bps"] is not None}
+    for link in sorted(links, key=lambda link: (link[0], link[1] or 0.0)):
         ours, theirs = (
-            [run["samples_per_s"] for run in each.ok if run["uplink_bps"] == bandwidth and run["samples_per_s"]]
+            [run["samples_per_s"] for run in each.ok if _link(run) == link and run["samples_per_s"]]
             for each in (group, baseline)
         )
         if effect := improvement(theirs, ours, higher_is_better=True):
-            gains.append((bandwidth, effect))
+            gains.append((link[0], effect))
     return gains
+
+
+def _link(run: Run) -> tuple[Any, Any]:
+    return run["uplink_bps"], run["downlink_bps"]
 
 
 def _whiskers(gains: Gains) -> list[list[float]]:

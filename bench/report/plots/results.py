@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from bench.core.errors import NothingToCompare
 from bench.report.configurations import SETTINGS, Configuration, configurations
-from bench.report.runs import Run, collect_runs, one_per_seed
+from bench.report.runs import Run, collect_runs, newest, one_per_seed
 from bench.report.store import Row, to_frame
 
 if TYPE_CHECKING:
@@ -42,8 +42,11 @@ class Results:
     def across(self, *varied: str) -> list[Configuration]:
         """Configurations whose runs may differ in the columns that a picture has on an axis, besides the seed."""
         kept = [name for name in SETTINGS if name not in varied]
-        alike: dict[tuple[Any, ...], list[Run]] = {}
+        repeated: dict[tuple[Any, ...], list[Run]] = {}  # other versions gave the same settings other ids
         for run in self._runs:
+            repeated.setdefault(tuple(run[name] for name in (*SETTINGS, "seed")), []).append(run)
+        alike: dict[tuple[Any, ...], list[Run]] = {}
+        for run in map(newest, repeated.values()):
             alike.setdefault(tuple(run[name] for name in kept), []).append(run)
         hidden = dict.fromkeys((*varied, "name"))
         labelled = [

@@ -69,7 +69,8 @@ def step_parts(configuration: Configuration) -> dict[str, float]:
     """Seconds of a mean step; the rest is what a rank's samples per second leave unexplained."""
     runs = last_known(configuration)
     samples = runs["batch_size"].astype(float) * runs["accumulate"].fillna(1.0).astype(float)  # of a rank
-    step = samples * runs["world_size"].astype(float) / runs["samples_per_s"]
+    replicas = runs["replicas"].fillna(runs["world_size"]).astype(float)
+    step = samples * replicas / runs["samples_per_s"]
     computing, exposed = runs["forward_backward_s"], runs["exposed_s"].fillna(0.0)
     rest = (step - computing - exposed).clip(lower=0.0).fillna(0.0)
     return {name: float(part.mean()) for name, part in zip(_OF_STEP, (computing, exposed, rest), strict=True)}

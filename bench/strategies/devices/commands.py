@@ -38,8 +38,8 @@ def hear(transport: Transport, source: int) -> Any:
 
 
 def send_all(transport: Transport, to: int, tensors: list[torch.Tensor]) -> None:
-    """Send fp32 and other tensors whose shapes the receiver knows, as state."""
-    with transport.counted_as("state"):
+    """Send fp32 and other tensors whose shapes the receiver knows: a part of a replica."""
+    with transport.counted_as("replicas"):
         pendings: list[Pending] = []
         for tensor in tensors:
             if tensor.numel():

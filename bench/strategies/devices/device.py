@@ -11,6 +11,7 @@ and says so. From reduce to updated it goes when the host knows from all devices
 from __future__ import annotations
 
 import dataclasses
+import statistics
 import time
 from collections.abc import Mapping
 from typing import Any, Literal
@@ -21,6 +22,7 @@ from typing_extensions import override
 
 from bench.core.config.run import RunConfig
 from bench.core.config.straggler import Straggler
+from bench.core.processes import peak_rss_bytes
 from bench.models.base import weights_hash
 from bench.optimizers.base import Optimizer
 from bench.strategies.base import Follower, SaveState
@@ -84,7 +86,8 @@ class DeviceProcess(Follower):
         self._slowdown = straggler.slowdown if straggler and straggler.rank == transport.rank else 1.0
         self._exchanges = channel.transport.world_size > 1 and bool(self._parameters)
         self._restored: dict[str, Any] | None = None
-        self._num_steps = 0
+        self._num_steps = self._num_steps_here = 0
+        self._cpu_s: list[float] = []  # of timed steps since the last report
         self._in_pool = self._gradients_in_pool() if self._exchanges and not self._keeps_gradients else None
 
     @override
@@ -152,6 +155,7 @@ class DeviceProcess(Follower):
 
     def _train(self, step: Step, lr: float) -> None:
         self._enter("compute")
+        cpu_began = time.process_time()
         self._channel.start_step(step)
         self._compute()
         self._enter("done")
@@ -166,6 +170,9 @@ class DeviceProcess(Follower):
             self._update(outcome, lr)
         tell(self._transport, HOST_RANK, self._outcome(outcome, time.perf_counter() - computed))
         self._num_steps += 1
+        self._num_steps_here += 1
+        if self._num_steps_here > self._config.warmup_steps:
+            self._cpu_s.append(time.process_time() - cpu_began)
         self._enter("wait")
 
     def _compute(self) -> None:
@@ -243,7 +250,10 @@ class DeviceProcess(Follower):
             "links": dict(self._stage.sent_bytes),
             "residual_norms": self._channel.residual_norms(),
             "weights": weights_hash(self._parameters),
+            "cpu_s_per_step": statistics.fmean(self._cpu_s) if self._cpu_s else None,
+            "peak_rss_bytes": peak_rss_bytes(),
         }
+        self._cpu_s.clear()
         tell(self._transport, HOST_RANK, figures)
         if self._replica == 0:
             send_all(self._transport, HOST_RANK, list(self._parameters))

@@ -54,6 +54,10 @@ class HostTraining(BoundStrategy):
         self._num_steps = 0
         self._step: dict[str, Any] = {}
         self._lr = 0.0
+
+    @override
+    def begin(self) -> None:
+        """Bring the network onto the devices, which read it once they have looked for a checkpoint."""
         self.devices.load()
 
     @property
@@ -97,10 +101,10 @@ class HostTraining(BoundStrategy):
 
     @override
     def members(self, figures: list[dict[str, Any]]) -> list[dict[str, Any]]:
-        """One entry per replica: what its devices sent, together."""
+        """One entry per replica: what its devices sent, together, and what they and the host needed."""
         (own,) = figures
         share = {"samples": own["samples"] // len(self.dealt)}
-        return [own | share | replica for replica in self.devices.figures()]
+        return [own | share | replica for replica in self.devices.figures(own)]
 
     @override
     def dismiss(self) -> None:
@@ -259,9 +263,24 @@ class Devices:
             for rank in self._plan.peers(index):
                 send_all(self._transport, rank, buffers)
 
-    def figures(self) -> list[dict[str, Any]]:
-        """What each replica sent between the last two `collect`s, and a hash of its parameters; counts each once."""
-        return [self._figures_of(ranks) for ranks in self._plan.ranks]
+    def figures(self, own: Mapping[str, Any]) -> list[dict[str, Any]]:
+        """What each replica sent and took between the last two `collect`s, and a hash of its parameters.
+
+        Counts each once. The host, with its `own` figures, counts as a rank: a part of it for each replica.
+        """
+        return [self._figures_of(ranks) | self._taken_by(ranks, own) for ranks in self._plan.ranks]
+
+    def _taken_by(self, ranks: Sequence[int], own: Mapping[str, Any]) -> dict[str, Any]:
+        reports = [self._reports[rank] for rank in ranks]
+        part = 1 / len(self._plan.ranks)
+        cpu_s = [report["cpu_s_per_step"] for report in reports if report["cpu_s_per_step"] is not None]
+        of_host = own["cpu_s_per_step"]
+        return {
+            "cpu_s_per_step": (
+                None if of_host is None or not cpu_s else (sum(cpu_s) + part * of_host) / (len(cpu_s) + part)
+            ),
+            "peak_rss_bytes": max(own["peak_rss_bytes"], *(report["peak_rss_bytes"] for report in reports)),
+        }
 
     def _figures_of(self, ranks: Sequence[int]) -> dict[str, Any]:
         sent = _nothing()

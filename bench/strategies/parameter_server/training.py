@@ -79,6 +79,10 @@ class AsyncTraining(BoundStrategy):
         self._take(self.exchange.synchronize())
 
     @override
+    def settle(self) -> None:
+        self.synchronize()
+
+    @override
     def state_dict(self) -> dict[str, Any]:
         """Everything pushed so far is applied before, and nobody pushes on until all have theirs."""
         self.synchronize()

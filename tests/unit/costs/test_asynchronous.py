@@ -189,6 +189,8 @@ def test_what_carries_frames_takes_the_cores_that_ranks_share() -> None:
     cpu_s = 2 * 0.35 + 0.05 + (PUSHED + ANSWERED) * 4e-6
     assert prediction.step_time_s == pytest.approx(cpu_s / 2, rel=1e-3)
     assert prediction.samples_per_s == pytest.approx(32 * 2 / prediction.step_time_s, rel=1e-3)
+    together = step(known, strategy="async_server", hosts=1, ranks_per_host=2, shared_cores=2)
+    assert together.step_time_s < 0.5
 
 
 def test_faster_links_looser_bounds_and_quicker_ranks_make_nothing_slower() -> None:
@@ -246,6 +248,7 @@ def test_what_was_measured_with_a_strategy_and_a_straggler_says_nothing_of_other
         asked = {"strategy": "async_server:staleness=2", "straggler": SLOW} | other
         return notes(known, check(PredictConfig(**asked), known))
 
-    assert said() == []
+    (known_error,) = said()
+    assert known_error.startswith("such step times held against 1 measurement(s): off by")
     assert "async_server:staleness=2 without a straggler was not measured" in said(straggler=None)[0]
     assert "ddp with the straggler rank=1,slowdown=3 was not measured" in said(strategy="ddp")[0]

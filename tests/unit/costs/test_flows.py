@@ -120,6 +120,16 @@ def test_cores_that_carry_all_links_are_one_more_link_that_all_share() -> None:
     assert seconds("ring", links(4, carry_byte_s=1e-9)) == pytest.approx(seconds("ring", links(4)))
 
 
+def test_what_stays_on_a_host_is_sent_and_takes_no_link() -> None:
+    """Ranks 3 and 7 of a ring of eight send to the other host."""
+    shared = dataclasses.replace(links(2), host_of=np.repeat([0, 1], 4))
+    flows = flows_of("ring", shared, 8000)
+    assert flows.sent.tolist() == [2 * 7 * 4000] * 8
+    assert flows.sent_over_links.tolist() == [0, 0, 0, 2 * 7 * 4000] * 2
+    apart = flows_of("allgather", links(4))
+    assert apart.sent_over_links.tolist() == apart.sent.tolist()
+
+
 def test_more_messages_than_memory_holds_are_refused() -> None:
     ranks = np.arange(100_000)
     with pytest.raises(UsageError, match="100000 ranks that each send to 100000"):

@@ -207,7 +207,11 @@ def test_what_carries_messages_between_virtual_hosts_takes_the_cores_that_ranks_
     prediction = step(known, collective="ring", hosts=2, shared_cores=2)
     assert prediction.step_time_s == pytest.approx((2 * 0.4 + 4 * 500_000 * 4e-6) / 2, rel=1e-3)
     assert prediction.bound_by == "cpu"
+    assert prediction.cpu_s_per_step == pytest.approx(0.4)
     assert step(known, collective="ring", hosts=2).step_time_s == pytest.approx(0.4)
+    together = step(known, collective="ring", hosts=2, ranks_per_host=2, shared_cores=2)
+    of_links_s = 2 * (2 * 3 / 4 * 1_000_000) * 4e-6  # what two of the four ranks send
+    assert together.step_time_s == pytest.approx((4 * together.cpu_s_per_step + of_links_s) / 2, rel=1e-3)
 
 
 def test_only_real_frames_are_headed_and_acknowledged() -> None:
@@ -286,14 +290,15 @@ def test_what_was_not_measured_is_outside_the_validated_range() -> None:
         compressor="topk", collective="allgather", world_size=4, bandwidth_bps=1e8, latency_s=0.0, predicted_s=1.0,
         measured_s=1.0, error=0.0,
     )  # fmt: skip
-    known = calibration(validated=(cell, dataclasses.replace(cell, world_size=8, bandwidth_bps=1e9)))
+    known = calibration(validated=(cell, dataclasses.replace(cell, world_size=8, bandwidth_bps=1e9, error=-0.1)))
 
     def said(**asked: Any) -> list[str]:
         return notes(
             known, check(PredictConfig(**{"compressor": "topk", "hosts": 4, "bandwidth": "200mbit"} | asked), known)
         )
 
-    assert said() == []
+    known_error = "such step times held against 2 measurement(s): off by 5.0% in the median, by 10.0% at most"
+    assert said() == [known_error]
     for other in (
         {"hosts": 9},
         {"bandwidth": "10mbit"},
@@ -301,8 +306,10 @@ def test_what_was_not_measured_is_outside_the_validated_range() -> None:
         {"compressor": "none"},
         {"bandwidth": None},
     ):
-        (sentence,) = said(**other)
+        sentence, beside = said(**other)
         assert sentence.startswith("outside the validated range: ")
+        assert beside == known_error
+    assert len(said(straggler="rank=1,slowdown=2")) == 1
     assert "was measured yet" in notes(calibration(), check(PredictConfig(), calibration()))[0]
 
 

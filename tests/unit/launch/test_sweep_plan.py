@@ -88,12 +88,14 @@ def test_what_the_base_makes_impossible_is_named_so() -> None:
 def test_the_line_for_slurm_has_one_element_per_run_that_is_to_be_done(tmp_path: Path) -> None:
     runs = plan(SWEEP)
     todo = [runs[index].config for index in (0, 1, 2, 5, 15)]
-    line = sbatch_line(Path("/x/grid.toml"), Agenda(runs=runs, out=tmp_path, past={}), todo)
+    line = sbatch_line(Path("/x/grid.toml"), Agenda(runs=runs, out=tmp_path, past={}), todo, retry_failed=False)
     cores = max(config.world_size * config.threads for config in todo)
     assert line == (
         f"sbatch --job-name=grid --array=0-2,5,15 --ntasks=1 --cpus-per-task={cores} "
         f"'--wrap=bench sweep /x/grid.toml --out {tmp_path} --only $SLURM_ARRAY_TASK_ID'"
     )
+    again = sbatch_line(Path("/x/grid.toml"), Agenda(runs=runs, out=tmp_path, past={}), todo, retry_failed=True)
+    assert f"--out {tmp_path} --retry-failed --only" in again
 
 
 def test_an_estimate_takes_the_same_configuration_else_the_mean_of_all() -> None:

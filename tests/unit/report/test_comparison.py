@@ -115,6 +115,16 @@ def test_configurations_that_no_setting_tells_apart_are_told_apart_by_name_or_di
     assert titles(compared(tmp_path, same))[1] == "none + native, name=longer-warmup"
 
 
+def test_what_never_ended_well_is_no_baseline_where_something_else_did(tmp_path: Path) -> None:
+    failed = fake_seeds([100.0], config_id="steep", lr=5.0, status="failed")
+    rows = [*failed, *TOPK, *DENSE]
+    for baseline in (None, "none"):
+        assert compared(tmp_path, rows, baseline=baseline).baseline.ok
+    bf16 = fake_seeds([100.0], compressor="bf16", config_id="bf16", status="failed")
+    assert compared(tmp_path, [*bf16, *DENSE, *TOPK]).baseline.title == "none + native"
+    assert not compared(tmp_path, [*bf16, *failed]).baseline.ok
+
+
 @pytest.mark.parametrize(
     ("baseline", "expected"),
     [

@@ -21,6 +21,7 @@ def run(name: str, world_size: int, reached_at: int | None, **other: Any) -> lis
         "batch_size": 32,
         "compressor": "topk",
         "strategy": "ddp",
+        "accumulate": 1,
         "world_size": world_size,
         "target_accuracy": 0.9,
     }
@@ -37,6 +38,11 @@ def needed(rows: list[dict[str, Any]], world_size: int) -> NeededSteps:
 def test_steps_in_which_ranks_do_not_wait_for_each_other_are_no_steps_of_all() -> None:
     rows = run("a", 4, 100) + run("b", 4, 400, strategy="async_server:mode=asp")
     assert needed(rows, 4).said == "steps to 90.0%: median of 1 run(s) with 4 ranks"
+
+
+def test_steps_of_several_batches_are_no_steps_of_one() -> None:
+    rows = run("a", 4, 400) + run("b", 4, 100, accumulate=4)
+    assert needed(rows, 4).steps == 400
 
 
 def test_it_is_the_median_over_seeds_with_as_many_ranks() -> None:

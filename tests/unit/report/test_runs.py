@@ -41,3 +41,12 @@ def test_runs_in_different_groups_never_stand_for_each_other(tmp_path: Path) -> 
     runs, repeats = one_per_seed(collect_runs(stored(tmp_path, rows)), ["git_sha"])
     assert [run["run_id"] for run in runs] == ["a", "b"]
     assert repeats == []
+
+
+def test_a_run_that_went_on_with_other_ranks_is_one_run(tmp_path: Path) -> None:
+    rows = [
+        fake_row(run_id="a", config_id="two", world_size=2, status="running", step=1),
+        fake_row(run_id="a", config_id="four", world_size=4, step=2),
+    ]
+    (run,) = collect_runs(stored(tmp_path, rows))
+    assert (run["config_id"], run["world_size"], run.ended_well, len(run.rows)) == ("four", 4, True, 2)

@@ -22,3 +22,13 @@ def test_what_tells_workloads_apart_is_said_once(tmp_path: Path) -> None:
         ("world_size=2, uplink_bps=100 Mbit/s", 1),
         ("world_size=4, uplink_bps=-", 1),
     ]
+
+
+def test_a_run_is_of_the_workload_that_it_ended_with(tmp_path: Path) -> None:
+    rows = [
+        fake_row(run_id="a", world_size=2, status="running", step=1),
+        fake_row(run_id="a", world_size=4, step=2),
+        fake_row(run_id="b", world_size=4, compressor="topk"),
+    ]
+    (only,) = by_workload(stored(tmp_path, rows))
+    assert (only.label, len(only.rows)) == ("", 3)

@@ -58,6 +58,7 @@ def train(
         if transport.rank == 0:
             stages = {rank: Stage(route, 0, transport, CPU) for route in routes for rank in route.ranks}
             host = host_type(config, model, plan, stages, transport, None)
+            host.begin()
             outcomes = steps(host)
             host.synchronize()
             host.dismiss()

@@ -123,6 +123,27 @@ def test_a_step_of_several_batches_is_as_long_as_all_of_them(tmp_path: Path) -> 
     assert sum(step_time.step_parts(configuration).values()) == pytest.approx(4 * 64 / 1280)
 
 
+def test_a_step_of_replicas_on_several_devices_is_as_long_as_one_of_each(tmp_path: Path) -> None:
+    rows = fake_run([0.95], batch_size=32, world_size=5, replicas=1, samples_per_s=640.0)
+    (configuration,) = results(tmp_path, rows).configurations
+    assert sum(step_time.step_parts(configuration).values()) == pytest.approx(0.05)
+
+
+def test_runs_of_two_versions_are_one_configuration_of_a_picture(tmp_path: Path) -> None:
+    rows = [
+        row
+        for compressor, ids in (("none", ("d",)), ("topk", ("before", "after")))
+        for number, config_id in enumerate(ids)
+        for seed in (1, 2)
+        for row in fake_run(
+            [0.95], compressor=compressor, seed=seed, config_id=config_id, started_at=f"2026-03-0{1 + number}"
+        )
+    ]
+    dense, sparse = results(tmp_path, rows).across("uplink_bps")
+    assert len(dense.runs) == len(sparse.runs) == 2
+    assert {run["started_at"] for run in sparse.runs} == {"2026-03-02"}
+
+
 def test_a_hidden_exchange_has_no_bar(tmp_path: Path) -> None:
     (configuration,) = results(tmp_path, fake_run([0.95], encode_s=None, exchange_s=None)).configurations
     assert step_time.exchange_parts(configuration) == {}
