@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable
-from typing import Any
 
 import pytest
 import torch
@@ -15,7 +14,7 @@ from bench.core.topology import Topology
 from bench.models.linear import Linear
 from bench.optimizers.sgd import Sgd
 from bench.strategies.devices.device import DeviceProcess
-from bench.strategies.devices.host import Devices, HostTraining
+from bench.strategies.devices.host import HostTraining
 from bench.strategies.devices.host_sum import HostSum
 from bench.strategies.devices.plan import Plan
 from bench.strategies.devices.stage import Stage
@@ -155,10 +154,8 @@ def test_a_device_computes_nothing_before_its_part_of_the_model_is_loaded(plan: 
     class Forgetful(HostTraining):
         """A host that deals before it loads."""
 
-        def __init__(self, *arguments: Any) -> None:
-            with pytest.MonkeyPatch.context() as patch:
-                patch.setattr(Devices, "load", lambda _devices: None)
-                super().__init__(*arguments)
+        def begin(self) -> None:
+            pass
 
     with pytest.raises(RuntimeError, match="a device that is in state idle cannot go to compute"):
         train(
