@@ -173,6 +173,15 @@ def test_runs_are_held_against_a_reference(runs: Path, tmp_path: Path) -> None:
         bench_compare(runs, "--reference", reference)
 
 
+def test_what_where_leaves_out_is_held_against_no_reference(tmp_path: Path) -> None:
+    reference, ours = tmp_path / "ci.csv", tmp_path / "ours.csv"
+    RowWriter(reference).extend(fake_seeds([1204.0]))
+    RowWriter(ours).extend([*fake_seeds([1204.0]), *fake_seeds([900.0], dataset="synthetic", name="other", run_id="b")])
+    assert bench_compare(ours, "--reference", reference, "--where", "dataset=digits").code == 0
+    with pytest.raises(NothingToCompare, match="is not in the reference"):
+        bench_compare(ours, "--reference", reference)
+
+
 REFERENCE = Path(__file__).parents[2] / "results" / "reference" / "ci.csv"
 
 

@@ -11,6 +11,7 @@ from pathlib import Path
 import psutil
 import pytest
 
+from bench.cli.output.live_line import LiveLine
 from bench.core.schema.metrics import METRICS
 from tests.testing.invoke import Answer, execute, invoke, processes_of, rows, start
 
@@ -143,3 +144,9 @@ def test_a_run_that_is_not_in_the_plan_is_refused(file: Path, tmp_path: Path) ->
     assert (both.code, "--slurm asks for an array of all runs" in both.error) == (2, True)
     answer = plan(file, tmp_path, "--only", "4")
     assert (answer.code, answer.error) == (2, "--only 4 is none of the 4 runs; they count from 0")
+
+
+def test_brackets_in_what_is_said_are_no_markup(capsys: pytest.CaptureFixture[str]) -> None:
+    said = "failed: [/__w/pytorch/gloo/tcp/pair.cc:1] refused [base]"
+    LiveLine("a sweep").say(said)
+    assert capsys.readouterr().err.strip() == said

@@ -11,6 +11,7 @@ from torch import nn
 from bench.core import registry, spec
 from bench.core.errors import UsageError
 from bench.models._cifar_resnet import BasicBlock
+from bench.models.base import weights_hash
 
 PARAMETERS = {
     "linear": 30_730,
@@ -151,3 +152,9 @@ def test_vgg11_has_the_papers_layers_and_scales_all_of_them_alike() -> None:
 def test_bad_options_are_usage_errors(text: str, message: str) -> None:
     with pytest.raises(UsageError, match=message):
         spec.build("models", text)
+
+
+def test_a_parameter_without_dimensions_is_hashed_like_others() -> None:
+    scales = [nn.Parameter(torch.tensor(value)) for value in (1.0, 1.0, 2.0)]
+    first, same, other = (weights_hash([scale]) for scale in scales)
+    assert (first == same, first == other) == (True, False)

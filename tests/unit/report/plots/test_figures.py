@@ -95,6 +95,26 @@ def test_speed_up_is_over_the_baseline_on_the_same_link(tmp_path: Path) -> None:
     assert "0.50x to 2.00x, 31.6 Mbit/s" in turned.alt
 
 
+def test_links_that_differ_one_way_only_are_points_of_their_own(tmp_path: Path) -> None:
+    rows = [
+        row
+        for compressor, factor in (("none", 1.0), ("topk", 2.0))
+        for uplink, downlink in ((1e7, 1e7), (1e7, 1e8), (1e8, 1e8))
+        for row in fake_run(
+            [0.95],
+            compressor=compressor,
+            uplink_bps=uplink,
+            downlink_bps=downlink,
+            samples_per_s=100.0 * (factor if downlink == 1e7 else 1.0),
+            config_id=f"{compressor}{uplink}{downlink}",
+        )
+    ]
+    dense, sparse = results(tmp_path, rows).across("uplink_bps", "downlink_bps")
+    gains = [(rate, effect.value) for rate, effect in bandwidth._gains(dense, sparse)]
+    assert [rate for rate, _ in gains] == [1e7, 1e7, 1e8]
+    assert [gain for _, gain in gains] == pytest.approx([2.0, 1.0, 1.0])
+
+
 def test_a_point_is_on_the_front_unless_one_beats_it_in_everything() -> None:
     def point(title: str, accuracy: float, seconds: float, sent: float) -> pareto.Point:
         accuracies, times, numbers = ((value,) * 3 for value in (accuracy, seconds, sent))
