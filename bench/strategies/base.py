@@ -15,8 +15,9 @@ One step, as the loop makes it:
     outcome = strategy.finish_step()
     num_steps = strategy.update(outcome)
 
-`strategy.synchronize()` comes before every evaluation, `strategy.state_dict()` at every checkpoint, and
-`strategy.close()` at the end. Nothing else is known of a strategy: a new one is a new file.
+`strategy.begin()` comes before the first, `strategy.synchronize()` before every evaluation, `strategy.settle()` and
+`strategy.state_dict()` at every checkpoint, and `strategy.close()` at the end. Nothing else is known of a strategy: a
+new one is a new file.
 """
 
 from __future__ import annotations
