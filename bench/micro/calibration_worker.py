@@ -27,6 +27,8 @@ from collectives.transport.sockets import open_transport
 
 LONG_MESSAGES = 40
 CROWD_TURNS = 4
+WAKE_TURNS = 12
+"""of which the mean counts, for rounds that wait for one another add up, the long ones too"""
 _AS_GIVEN = ("model", "dataset", "optimizer", "batch_size", "threads", "bucket_mb")
 
 
@@ -121,9 +123,12 @@ def _among_steps(parts: StepParts, timeout_s: float, tell: Callable[[str], None]
     transport, group = open_transport(timeout_s=timeout_s), dist.group.WORLD
     assert group is not None
     message_s = parts.around_message_s(group, transport)
-    by_itself_s, beside_s = (parts.round_s(group, transport, computing=computing) for computing in (False, True))
+    later_s = []
+    for _ in range(WAKE_TURNS):
+        by_itself_s, beside_s = (parts.round_s(group, transport, computing=computing) for computing in (False, True))
+        later_s.append(beside_s - by_itself_s)
     transport.close()
-    return _AmongSteps(message_s=message_s, crowded_wake_s=max(0.0, beside_s - by_itself_s))
+    return _AmongSteps(message_s=message_s, crowded_wake_s=max(0.0, statistics.fmean(later_s)))
 
 
 def _origin(config: CalibrateConfig) -> dict[str, Any]:

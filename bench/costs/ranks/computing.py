@@ -50,6 +50,8 @@ class Computing:
         longer: times what backward has taken by its end, that a rank then sleeps before it hands over the last bucket.
         cores: that all ranks share; None: hosts have their own.
         marks: work until each bucket is ready and until backward has ended, alone on the machine, float [buckets + 1].
+        marks_of_last: the same as the last of ranks that begin at once comes to them: cores are not handed round so
+            evenly that all would be halfway at the same time, only those who end first leave more to the others.
     """
 
     handed_over_s: tuple[Floats, ...]
@@ -59,6 +61,7 @@ class Computing:
     longer: Floats
     cores: SharedCores | None
     marks: Floats
+    marks_of_last: Floats
 
     @classmethod
     def of_ranks(cls, calibration: Calibration, job: Job) -> Self:
@@ -86,6 +89,7 @@ class Computing:
             longer=longer,
             cores=cores,
             marks=np.array(work_alone(calibration)),
+            marks_of_last=np.array([*crowd.handed_over_s, crowd.computed_s]) / crowded,
         )
 
     def rates(self, computes: npt.NDArray[np.bool_]) -> Floats:
@@ -95,11 +99,13 @@ class Computing:
     def reached(self, starts: Floats) -> Floats:
         """When ranks have each bucket ready, and then backward behind them, float [buckets + 1, ranks].
 
+        On shared cores all have what the last of them has, as whoever sums with others waits for it.
+
         Args:
             starts: when each begins its step.
         """
         if self.cores is None:
             return starts + np.stack([*self.handed_over_s, self.computed_s])
-        times = self.cores.reached(starts, self.marks)
+        times = self.cores.reached(starts, self.marks_of_last)
         times[-2:] += self.longer * (times[-1] - starts)  # it computes faster while others still wait for it
         return times

@@ -55,9 +55,11 @@ def test_all_that_begin_at_once_are_the_crowd_that_was_measured(ranks: int) -> N
             for load, seconds in ((0.5, WORK_S), (1.0, 0.4), (2.0, 0.95))
         ),
     )
-    shared = SharedCores(calibration=known, shares=np.ones(ranks), load=0.5)
-    times = shared.reached(np.zeros(ranks), np.array(work_alone(known)))
-    np.testing.assert_allclose(times[-1], crowd_at(known, ranks / 2).computed_s)
+    job = Job(encoded=(), links=UNLIMITED, slower=np.ones(ranks), load=ranks / 2, shared_cores=2)
+    times = Computing.of_ranks(known, job).reached(np.zeros(ranks))
+    crowd = crowd_at(known, ranks / 2)
+    expected = [*crowd.handed_over_s, crowd.computed_s]
+    np.testing.assert_allclose(times, np.tile(expected, (ranks, 1)).T)
 
 
 def test_a_straggler_sleeps_for_what_it_computed_itself() -> None:
