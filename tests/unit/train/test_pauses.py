@@ -1,0 +1,26 @@
+"""What a rank waits for when training pauses: in training time, and before the pause begins."""
+
+from __future__ import annotations
+
+from unittest.mock import MagicMock, call
+
+import pytest
+
+from bench.train.loop import Trainer
+
+STEPS = 4
+
+
+@pytest.mark.parametrize(
+    ("evaluates_at", "saves_at", "waits"),
+    [(STEPS, 9, ["synchronize"]), (9, STEPS, ["settle"]), (STEPS, STEPS, ["synchronize"]), (9, 9, [])],
+)
+def test_ranks_wait_for_each_other_while_the_clock_runs(evaluates_at: int, saves_at: int, waits: list[str]) -> None:
+    trainer, seen = MagicMock(), MagicMock()
+    trainer.configure_mock(step=STEPS, _evaluate_at=evaluates_at, _checkpoint_at=saves_at)
+    seen.attach_mock(trainer.clock.running.return_value, "running")
+    seen.attach_mock(trainer.strategy, "strategy")
+    Trainer.train_until(trainer, STEPS)
+    before, *between, after = seen.mock_calls
+    assert (before, after) == (call.running.__enter__(), call.running.__exit__(None, None, None))
+    assert between == [call.strategy.end_pause(), *(getattr(call.strategy, name)() for name in waits)]
