@@ -169,12 +169,13 @@ def accuracy(model: str, method: str, seed: int) -> Row:
     return {**cell, **found, "chosen": last["chosen"]}
 
 
-def measure_all(path: Path, parts: Sequence[str], models: Sequence[str]) -> None:
-    """Append what the file lacks, scene by scene."""
-    done = set(map(scene_of, read(path))) if path.exists() else set()
+def measure_all(path: Path, parts: Sequence[str], models: Sequence[str], seeds: Sequence[int]) -> None:
+    """Append what the file lacks, scene by scene, accuracies seed by seed."""
+    rows = read(path) if path.exists() else []
+    done = set(map(scene_of, rows))
+    trained = {(row["model"], int(row["turn"])) for row in rows if row["part"] == "accuracy"}
     scenes = [("links", link, model) for model in models for link in LINKS]
     scenes += [("traces", trace, TRACE_MODEL) for trace in TRACES]
-    scenes += [("accuracy", "", model) for model in models]
     with tempfile.TemporaryDirectory(prefix="bench-auto-") as name:
         folder = Path(name)
         for trace, rate_at in TRACES.items():
@@ -182,11 +183,11 @@ def measure_all(path: Path, parts: Sequence[str], models: Sequence[str]) -> None
         for part, link, model in scenes:
             if part not in parts or (part, link, model) in done:
                 continue
-            if part == "accuracy":
-                rows = [accuracy(model, method, seed) for seed in SEEDS for method in PAIRED]
-            else:
-                rows = turns(part, link, model, folder)
-            append(path, rows)
+            append(path, turns(part, link, model, folder))
+    for model in models if "accuracy" in parts else ():
+        for seed in seeds:
+            if (model, seed) not in trained:
+                append(path, [accuracy(model, method, seed) for method in PAIRED])
 
 
 def append(path: Path, rows: Sequence[Row]) -> None:
@@ -258,9 +259,15 @@ def first_choice(scene: Sequence[Row], settled_s: float) -> str:
 
 
 def accuracies(model: str, rows: Sequence[Row]) -> str:
-    scores = {name: [100 * float(row["accuracy"]) for row in rows if row["method"] == name] for name in PAIRED}
-    auto, dense = (statistics.mean(values) for values in scores.values())
-    return f"{model}, accuracy: auto {auto:.2f} %, bf16 {dense:.2f} %, {auto - dense:+.2f} points"
+    """Means over seeds, and the 95 % interval of the mean of their differences."""
+    scores = {name: {r["turn"]: 100 * float(r["accuracy"]) for r in rows if r["method"] == name} for name in PAIRED}
+    auto, dense = (statistics.mean(values.values()) for values in scores.values())
+    lost = [scores["auto"][seed] - scores["bf16"][seed] for seed in scores["auto"]]
+    told = f"{model}, accuracy: auto {auto:.2f} %, bf16 {dense:.2f} %, {auto - dense:+.2f} points"
+    if len(lost) < 2:
+        return told
+    mean, half = statistics.mean(lost), half_interval(lost)
+    return f"{told} [{mean - half:+.2f}, {mean + half:+.2f}] over {len(lost)} seeds"
 
 
 def chosen_pair(rows: Sequence[Row]) -> str | None:
@@ -283,9 +290,13 @@ def log_ratios(ours: Mapping[str, float], theirs: Mapping[str, float]) -> list[f
 
 def interval(logs: Sequence[float]) -> str:
     """The mean of two or more ratios, and its 95 % interval."""
-    mean = statistics.mean(logs)
-    half = two_sided_quantile(0.05, len(logs) - 1) * statistics.stdev(logs) / len(logs) ** 0.5
+    mean, half = statistics.mean(logs), half_interval(logs)
     return f"{math.exp(mean):.3f} [{math.exp(mean - half):.3f}, {math.exp(mean + half):.3f}]"
+
+
+def half_interval(values: Sequence[float]) -> float:
+    """Half of the 95 % interval of the mean of two or more."""
+    return two_sided_quantile(0.05, len(values) - 1) * statistics.stdev(values) / len(values) ** 0.5
 
 
 def main(arguments: Iterable[str] | None = None) -> None:
@@ -294,11 +305,12 @@ def main(arguments: Iterable[str] | None = None) -> None:
     parser.add_argument("path", type=Path, metavar="OUT.csv")
     parser.add_argument("--parts", nargs="+", choices=PARTS, default=PARTS)
     parser.add_argument("--models", nargs="+", choices=tuple(MODELS), default=tuple(MODELS))
+    parser.add_argument("--seeds", nargs="+", type=int, default=SEEDS, help="of whole runs, for the accuracy")
     parser.add_argument("--summary", action="store_true", help="measure nothing")
     given = parser.parse_args(None if arguments is None else list(arguments))
     if not given.summary:
         try:
-            measure_all(given.path, given.parts, given.models)
+            measure_all(given.path, given.parts, given.models, given.seeds)
         except KeyboardInterrupt:
             print(f"stopped; the same command goes on with {given.path}", file=sys.stderr)
             sys.exit(130)

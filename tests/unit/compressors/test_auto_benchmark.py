@@ -40,13 +40,38 @@ def test_traces_are_held_against_each_other_over_all_of_the_time() -> None:
     assert last.startswith("over all traces, geometric mean: topk 105.0 ms, auto 108.2 ms, bf16 210.0 ms")
 
 
+def trained(method: str, seed: int, accuracy: float) -> Row:
+    link = auto.ACCURACY_LINKS[method]
+    row: Row = {"part": "accuracy", "link": link, "model": "resnet20", "method": method, "turn": seed}
+    return {**row, "accuracy": accuracy}
+
+
 def test_accuracy_is_a_difference_of_means_over_seeds() -> None:
+    """4.303 is the 97.5th percentile of Student's t with two degrees of freedom."""
     rows = [
-        {"part": "accuracy", "link": auto.ACCURACY_LINKS[method], "model": "resnet20", "method": method, "turn": seed,
-         "accuracy": 0.9 + 0.01 * seed - (0.005 if method == "auto" else 0)}
+        trained(method, seed, 0.9 + 0.01 * seed - (0.002 * seed if method == "auto" else 0))
         for method in auto.PAIRED for seed in (1, 2, 3)
     ]  # fmt: skip
-    assert list(summary(rows)) == ["resnet20, accuracy: auto 91.50 %, bf16 92.00 %, -0.50 points"]
+    half = 4.303 * 0.2 / 3**0.5
+    assert list(summary(rows)) == [
+        "resnet20, accuracy: auto 91.60 %, bf16 92.00 %, -0.40 points "
+        f"[{-0.4 - half:+.2f}, {-0.4 + half:+.2f}] over 3 seeds"
+    ]
+    assert list(summary(rows[::3])) == ["resnet20, accuracy: auto 90.80 %, bf16 91.00 %, -0.20 points"]
+
+
+def test_seeds_that_a_file_holds_are_not_trained_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[int] = []
+
+    def accuracy(model: str, method: str, seed: int) -> Row:
+        asked.append(seed)
+        return trained(method, seed, 0.9) | {"model": model}
+
+    monkeypatch.setattr(auto, "accuracy", accuracy)
+    for seeds in ([1, 2], [2, 3], [2]):
+        measure_all(tmp_path / "auto.csv", ["accuracy"], ["resnet20"], seeds)
+    assert asked == [1, 1, 2, 2, 3, 3]
+    assert [row["turn"] for row in read(tmp_path / "auto.csv")] == ["1", "1", "2", "2", "3", "3"]
 
 
 def test_scenes_that_a_file_holds_are_not_measured_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -57,8 +82,8 @@ def test_scenes_that_a_file_holds_are_not_measured_again(tmp_path: Path, monkeyp
         return [{**row, "accuracy": ""} for row in rows_of(part, link, model)]
 
     monkeypatch.setattr(auto, "turns", turns)
-    measure_all(tmp_path / "auto.csv", ["links"], ["small_cnn"])
-    measure_all(tmp_path / "auto.csv", ["links", "traces"], ["small_cnn"])
+    measure_all(tmp_path / "auto.csv", ["links"], ["small_cnn"], [1])
+    measure_all(tmp_path / "auto.csv", ["links", "traces"], ["small_cnn"], [1])
     links = [("links", link, "small_cnn") for link in auto.LINKS]
     assert measured == links + [("traces", trace, "small_cnn") for trace in auto.TRACES]
     assert list(dict.fromkeys(map(scene_of, read(tmp_path / "auto.csv")))) == measured
