@@ -3,11 +3,11 @@
 `python -m benchmarks.auto OUT.csv` has `auto` and six static pairs train on four virtual hosts, on every link with
 every model and on three traces of a link that changes: all of them in the same processes, in blocks of steps that take
 turns, so that what differs from process to process and from minute to minute is the same for all. On links `auto` makes
-its first choice before the first turn, on traces in its turns. Then `auto` and `bf16` train on real images over three
-seeds, as `bench run` does it, until the latter learns nothing more. Rows are appended as scenes end, and a file that is
-there already is gone on with. `--summary` prints, per scene, step times relative to the best static pair and to dense
-bf16 (the median over turns, and the 95 % interval of the mean). Do this on a machine that has nothing else to do; it
-takes three hours and a half.
+its first choice before the first turn, on traces in its turns. Then `auto` and `bf16` train on real images with three
+seeds, or those of `--seeds`, as `bench run` does it, until the latter learns nothing more. Rows are appended as scenes
+end, and a file that is there already is gone on with. `--summary` prints, per scene, step times relative to the best
+static pair and to dense bf16 (the median over turns, and the 95 % interval of the mean). Do this on a machine that has
+nothing else to do; it takes three hours and a half.
 """
 
 from __future__ import annotations

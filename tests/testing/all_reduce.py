@@ -21,10 +21,8 @@ def main(folder: str, num_floats: str) -> None:
     dist.init_process_group("gloo")
     rank = dist.get_rank()
     tensor = torch.full((int(num_floats),), float(rank + 1))
-    dist.barrier()
-    time.sleep(0.2)  # the barrier's own messages have passed before counting begins
     before, began = interface_bytes(), time.perf_counter()
-    dist.barrier()  # nobody sends before all have begun to count what their host sends; its few bytes do not matter
+    dist.barrier()  # nobody sends before all have begun to count what their host sends; its own few bytes count too
     dist.all_reduce(tensor)
     dist.barrier()
     seconds, after = time.perf_counter() - began, interface_bytes()

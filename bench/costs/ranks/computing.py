@@ -50,8 +50,8 @@ class Computing:
         longer: times what backward has taken by its end, that a rank then sleeps before it hands over the last bucket.
         cores: that all ranks share; None: hosts have their own.
         marks: work until each bucket is ready and until backward has ended, alone on the machine, float [buckets + 1].
-        marks_of_last: the same as the last of ranks that begin at once comes to them: cores are not handed round so
-            evenly that all would be halfway at the same time, only those who end first leave more to the others.
+        marks_of_last: the same for the last of ranks that begin at once: cores are not handed round evenly, so it comes
+            to them later than all would together, and ends as they would, for the others leave it their cores.
     """
 
     handed_over_s: tuple[Floats, ...]

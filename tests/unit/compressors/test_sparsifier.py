@@ -200,12 +200,13 @@ def test_dgc_sends_at_most_k_and_nearly_as_many() -> None:
 
 
 def test_dgc_sends_exactly_the_largest_k_of_a_layer_that_a_sample_would_not_tell() -> None:
-    """999 is one less than the ten entries that a sample of one percent should hold, and 1000 the first that it may."""
+    """A sample of one percent would hold nine of its 999 largest, one fewer than it takes to tell them by."""
     layer = layers_of_shapes((999, 100))[0]
     x = gradient(layer, 0, 0)
     payload = Dgc(ratio=0.01, momentum_correction=False, value_dtype="fp32").encode(x, layer, step_at(0))
     assert payload.num_entries == 999
-    expected = torch.zeros_like(x).index_copy(0, x.abs().topk(999).indices, x[x.abs().topk(999).indices])
+    largest = x.abs().topk(999).indices
+    expected = torch.zeros_like(x).index_copy(0, largest, x[largest])
     assert torch.equal(payload.to_dense(), expected)
 
 

@@ -6,6 +6,7 @@ from unittest.mock import MagicMock, call
 
 import pytest
 
+from bench.strategies.parameter_server.training import AsyncTraining
 from bench.train.loop import Trainer
 
 STEPS = 4
@@ -24,3 +25,9 @@ def test_ranks_wait_for_each_other_while_the_clock_runs(evaluates_at: int, saves
     before, *between, after = seen.mock_calls
     assert (before, after) == (call.running.__enter__(), call.running.__exit__(None, None, None))
     assert between == [call.strategy.end_pause(), *(getattr(call.strategy, name)() for name in waits)]
+
+
+def test_ranks_that_go_at_their_own_speed_wait_for_the_slowest_before_a_checkpoint() -> None:
+    strategy = MagicMock()
+    AsyncTraining.settle(strategy)
+    assert strategy.mock_calls == [call.synchronize()]
