@@ -42,7 +42,9 @@ FLAG_BYTES = 8
 """of the word that a gradient was not finite, from each rank to each"""
 ONE_BYTE = Lengths(lambda start, stop, terms: (np.ones_like(start), np.ones_like(start)))
 SETTLES_UP_TO = 64
-"""ranks for which a second step is simulated, begun where the first left each of them"""
+"""ranks for which further steps are simulated, each begun where the one before left every rank"""
+SETTLING_STEPS, SETTLING_WINDOWS = 2, 4
+"""that are simulated until one stands for all, the second where links have a delay: windows of new connections grow"""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -92,7 +94,7 @@ def predict(calibration: Calibration, setting: Setting) -> Prediction:
     computing = step.computing
     update_s = computing.factor * calibration.update_s
     ends = np.zeros(n)
-    for _ in range(2 if n <= SETTLES_UP_TO else 1):
+    for _ in range(step.settles_in):
         starts, ends = ends, step.run(ends)
     cpu_s = computing.cpu_s + step.worked_s + step.busy_s
     slowest = float((ends - starts).max())
@@ -130,10 +132,11 @@ class _Step:
         self._calibration = calibration
         self._setting = setting
         self._flows = Flows(setting.links)
+        self.settles_in = SETTLING_STEPS if setting.links.num_ranks <= SETTLES_UP_TO else 1
         if setting.links.latency_s.any():
-            self._flows.windows = Windows(setting.links.num_ranks)
-        # What was sent last is under way before a step can end.
-        self._silent_anyway_s = float(setting.links.latency_s.max()) + calibration.update_s
+            if self.settles_in > 1:
+                self.settles_in = SETTLING_WINDOWS
+            self._flows.windows = Windows(setting.links.num_ranks, are_new=self.settles_in > 1)
         self.computing = Computing.of_ranks(calibration, setting)
         self.computed_s = np.zeros(setting.links.num_ranks)
         self.exposed_s = np.zeros(setting.links.num_ranks)
@@ -154,7 +157,7 @@ class _Step:
         self.worked_s = 0.0
         first = early[0] if early and setting.starts_early else last
         if flows.windows is not None:
-            flows.windows.begin_step(float((first - starts).min()) + self._silent_anyway_s)
+            flows.windows.begin_step(float((first - starts).min()) + calibration.update_s)
         flows.ready = starts
         under_way: list[tuple[Floats, float]] = []
         to_decode = np.zeros(n)

@@ -6,7 +6,7 @@ Links are queues of fluid. For rank i with `ready` R_i, and the messages m of on
     up(h)     = drained(begin(m), b_m / uplink(h))               of all messages that leave host h: they share it
     down(h)   = drained(begin(m) + l_source, b_m / downlink(h))  of all that come to host h
     carried   = drained(begin(m), c b_m / carriers)              of all messages, where one machine's cores carry them
-    alone(m)  = begin(m) + window(m) + l_source                  on a connection that was silent before the step
+    alone(m)  = begin(m) + window(m) + l_source                  on a connection that was silent before
     arrive(m) = max(up(source) + l_source, down(target), carried, alone(m)) + w
     R_target  = max over its m of arrive(m), + a k + work(m)     k messages come; R_source = R_source + a k
 
@@ -62,7 +62,7 @@ class Flows:
         sent: bytes that each rank has sent.
         sent_over_links: those of them that left its host.
         messages: number of messages that each rank has sent.
-        windows: of connections that were silent; None: they send as much as links take.
+        windows: of connections that are silent now and then; None: they send as much as links take.
         crowded_until: until when cores compute that ranks share, and let nobody go on at once.
     """
 
@@ -159,6 +159,8 @@ class Flows:
             slowest_s = np.maximum(paths.up_s, paths.down_s)
             leaves_in_s = self.windows.leaves_in_s(sources, targets, over_link, slowest_s, paths.round_trip_s)
             arrive = np.maximum(arrive, begin + leaves_in_s + paths.latency_s)
+            busiest_s = paths.busiest_s(up_bytes, down_bytes)
+            self._end_wave(sources, targets, max(busiest_s, leaves_in_s.max()), paths.latency_s.max())
         arrive = self._woken(arrive)
         if paths.alone:
             self.ready[targets] = np.maximum(self.ready[targets], arrive)
@@ -189,6 +191,7 @@ class Flows:
         ends = np.maximum(parts[0], self._up.time_of(sources, last) + latency)
         self.ready, self._down_free = self.ready.copy(), self._down_free.copy()
         at_once = TARGETS_AT_ONCE // len(parts)
+        last_leaves_s = float(max((up_bytes / links.up_rate).max(), (coming_bytes / links.down_rate).max()))
         for number in range(0, len(targets), at_once):
             part = slice(number, number + at_once)
             some, is_sent = targets[part], sources[:, None] != targets[part]
@@ -203,9 +206,11 @@ class Flows:
                     sources[:, None], some, nbytes[:, part] * is_sent, slowest_s, round_trip_s
                 )
                 arrive = np.maximum(arrive, (begin + latency)[:, None] + leaves_in_s)
+                last_leaves_s = max(last_leaves_s, leaves_in_s.max())
             latest = np.maximum(down, np.where(is_sent, arrive, 0.0).max(0))
             woken = np.where(coming[some], self._woken(latest), 0.0)
             self.ready[some] = np.maximum(self.ready[some], woken)
+        self._end_wave(sources[:, None], targets, last_leaves_s, latency.max())
         self.ready += receive_s
         self._count(send_s + receive_s, leaving, leaving_bytes, leaving_bytes)
 
@@ -228,6 +233,10 @@ class Flows:
         comes = self._down.clock_at(hosts, parts.ravel()[:, None])
         self._down_free[hosts] = np.maximum(whole, last_busy_period(order, comes, service, is_sent))
         return self._down.time_of(hosts, self._down_free[hosts])
+
+    def _end_wave(self, sources: Ints, targets: Ints, leaves_in_s: float, latency_s: float) -> None:
+        if self.windows is not None:
+            self.windows.end_wave(sources, targets, leaves_in_s, latency_s + self.links.wake_s)
 
     def _shares(self, nbytes: Ints) -> Floats:
         """What has gone of a wave's messages when each of their parts begins, float [parts]; twice as many keep all."""

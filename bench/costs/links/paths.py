@@ -47,6 +47,12 @@ class Paths:
         down = nbytes + share * (leaving / np.maximum(1, num_coming))[self.to_hosts]
         return up, down
 
+    def busiest_s(self, up_bytes: Floats, down_bytes: Floats) -> float:
+        """How long the link carries these messages that is the last to be done with them."""
+        up = np.bincount(self.from_hosts, up_bytes * self.up_s)
+        down = np.bincount(self.to_hosts, down_bytes * self.down_s)
+        return float(max(up.max(), down.max()))
+
     def per_source(self, values: Ints | Floats) -> Floats:
         """The sum over what each rank sends."""
         return np.bincount(self.sources, values, len(self.leaving)).astype(float, copy=False)

@@ -176,6 +176,20 @@ def test_a_connection_that_was_silent_while_ranks_computed_begins_with_less(read
     assert step(known, collective="ring", latency="100ms").step_time_s == pytest.approx(expected_s, abs=1e-3)
 
 
+def test_a_trees_connections_are_silent_while_others_sum_and_begin_with_less_again() -> None:
+    """Three messages up and three down for each of two buckets of 0.5 MB, of which 14 480 bytes leave at once, and
+    after five round trips the rest, where the others' latencies are longer than a timeout."""
+    known = calibration(batch_s=0.0, forward_s=0.0, update_s=0.0)
+
+    def latencies(latency_s: float) -> float:
+        of_step = {"collective": "tree", "hosts": 8}
+        slower_s = step(known, latency=f"{latency_s}s", **of_step).step_time_s - step(known, **of_step).step_time_s
+        return slower_s / latency_s
+
+    assert latencies(0.01) == pytest.approx(6, rel=0.01)  # of the last bucket
+    assert latencies(0.1) == pytest.approx(2 * 6 * (1 + 5 * 2), rel=0.02)
+
+
 def test_ranks_that_share_cores_compute_more_slowly_and_never_faster_than_the_cores_allow() -> None:
     known = calibration(cores=2)
     crowded = step(known, collective="ring", hosts=8, shared_cores=2)
@@ -249,17 +263,18 @@ def test_pieces_of_a_message_are_as_long_together_as_the_message() -> None:
 @settings(max_examples=40, deadline=None)
 @given(
     compressor=st.sampled_from(["none", "bf16", "topk"]),
+    collective=st.sampled_from(["ring", "tree", "server", "allgather"]),
     hosts=st.integers(2, 6),
     rate=st.floats(1, 1000),
     latency=st.floats(0, 50),
     faster=st.floats(1, 10),
 )
 def test_faster_links_make_no_step_longer(
-    compressor: str, hosts: int, rate: float, latency: float, faster: float
+    compressor: str, collective: str, hosts: int, rate: float, latency: float, faster: float
 ) -> None:
     def at(rate: float, latency: float) -> float:
         links = {"bandwidth": f"{rate:.6f}mbit", "latency": f"{latency:.6f}ms"}
-        return step(compressor=compressor, hosts=hosts, **links).step_time_s
+        return step(compressor=compressor, collective=collective, hosts=hosts, **links).step_time_s
 
     slow = at(rate, latency)
     assert at(rate * faster, latency) <= slow * (1 + 1e-9)
