@@ -29,7 +29,7 @@ from bench.core.parts import BucketParts, Calibration, EncodedBucket, Offer, Wor
 from bench.costs.arrays import Floats
 from bench.costs.following import Window, follow, steps_for
 from bench.costs.links.flows import NOTHING, Flows
-from bench.costs.links.windows import Windows
+from bench.costs.links.windows import SettlingWindows, Windows
 from bench.costs.offers import layout_of, lengths_of
 from bench.costs.ranks.computing import Computing, Job
 from collectives.allgather import Allgather
@@ -43,7 +43,7 @@ FLAG_BYTES = 8
 ONE_BYTE = Lengths(lambda start, stop, terms: (np.ones_like(start), np.ones_like(start)))
 SETTLES_UP_TO = 64
 """ranks for which further steps are simulated, each begun where the one before left every rank"""
-SETTLING_STEPS, SETTLING_WINDOWS = 2, 4
+SETTLING_STEPS, SETTLING_WINDOWS = 2, 5
 """that are simulated until one stands for all, the second where links have a delay: windows of new connections grow"""
 
 
@@ -134,9 +134,13 @@ class _Step:
         self._flows = Flows(setting.links)
         self.settles_in = SETTLING_STEPS if setting.links.num_ranks <= SETTLES_UP_TO else 1
         if setting.links.latency_s.any():
-            if self.settles_in > 1:
+            if self.settles_in == 1:
+                self._flows.windows = Windows(setting.links.num_ranks)
+            else:
+                self._flows.windows = SettlingWindows(setting.links.num_ranks)
                 self.settles_in = SETTLING_WINDOWS
-            self._flows.windows = Windows(setting.links.num_ranks, are_new=self.settles_in > 1)
+        # What was sent last is under way before a step can end.
+        self._silent_anyway_s = float(setting.links.latency_s.max()) + calibration.update_s
         self.computing = Computing.of_ranks(calibration, setting)
         self.computed_s = np.zeros(setting.links.num_ranks)
         self.exposed_s = np.zeros(setting.links.num_ranks)
@@ -157,7 +161,7 @@ class _Step:
         self.worked_s = 0.0
         first = early[0] if early and setting.starts_early else last
         if flows.windows is not None:
-            flows.windows.begin_step(float((first - starts).min()) + calibration.update_s)
+            flows.windows.begin_step(float((first - starts).min()) + self._silent_anyway_s)
         flows.ready = starts
         under_way: list[tuple[Floats, float]] = []
         to_decode = np.zeros(n)

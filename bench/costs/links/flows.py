@@ -159,8 +159,8 @@ class Flows:
             slowest_s = np.maximum(paths.up_s, paths.down_s)
             leaves_in_s = self.windows.leaves_in_s(sources, targets, over_link, slowest_s, paths.round_trip_s)
             arrive = np.maximum(arrive, begin + leaves_in_s + paths.latency_s)
-            busiest_s = paths.busiest_s(up_bytes, down_bytes)
-            self._end_wave(sources, targets, max(busiest_s, leaves_in_s.max()), paths.latency_s.max())
+            leave_s = max(paths.busiest_s(up_bytes, down_bytes), leaves_in_s.max())
+            self.windows.end_wave(sources, targets, leave_s + paths.latency_s.max() + self.links.wake_s)
         arrive = self._woken(arrive)
         if paths.alone:
             self.ready[targets] = np.maximum(self.ready[targets], arrive)
@@ -191,7 +191,8 @@ class Flows:
         ends = np.maximum(parts[0], self._up.time_of(sources, last) + latency)
         self.ready, self._down_free = self.ready.copy(), self._down_free.copy()
         at_once = TARGETS_AT_ONCE // len(parts)
-        last_leaves_s = float(max((up_bytes / links.up_rate).max(), (coming_bytes / links.down_rate).max()))
+        down_bytes = coming_bytes + links.ack_share * leaving_bytes
+        leave_s = float(max((up_bytes / links.up_rate).max(), (down_bytes / links.down_rate).max()))
         for number in range(0, len(targets), at_once):
             part = slice(number, number + at_once)
             some, is_sent = targets[part], sources[:, None] != targets[part]
@@ -206,11 +207,12 @@ class Flows:
                     sources[:, None], some, nbytes[:, part] * is_sent, slowest_s, round_trip_s
                 )
                 arrive = np.maximum(arrive, (begin + latency)[:, None] + leaves_in_s)
-                last_leaves_s = max(last_leaves_s, leaves_in_s.max())
+                leave_s = max(leave_s, leaves_in_s.max())
             latest = np.maximum(down, np.where(is_sent, arrive, 0.0).max(0))
             woken = np.where(coming[some], self._woken(latest), 0.0)
             self.ready[some] = np.maximum(self.ready[some], woken)
-        self._end_wave(sources[:, None], targets, last_leaves_s, latency.max())
+        if self.windows is not None:
+            self.windows.end_wave(sources[:, None], targets, leave_s + latency.max() + links.wake_s)
         self.ready += receive_s
         self._count(send_s + receive_s, leaving, leaving_bytes, leaving_bytes)
 
@@ -233,10 +235,6 @@ class Flows:
         comes = self._down.clock_at(hosts, parts.ravel()[:, None])
         self._down_free[hosts] = np.maximum(whole, last_busy_period(order, comes, service, is_sent))
         return self._down.time_of(hosts, self._down_free[hosts])
-
-    def _end_wave(self, sources: Ints, targets: Ints, leaves_in_s: float, latency_s: float) -> None:
-        if self.windows is not None:
-            self.windows.end_wave(sources, targets, leaves_in_s, latency_s + self.links.wake_s)
 
     def _shares(self, nbytes: Ints) -> Floats:
         """What has gone of a wave's messages when each of their parts begins, float [parts]; twice as many keep all."""
