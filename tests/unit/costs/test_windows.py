@@ -46,7 +46,8 @@ def settled_round_trips(
         round_trip_s: of the link.
         link: more of it.
     """
-    windows, waits = SettlingWindows(2), []
+    windows = SettlingWindows(2)
+    waits: list[float] = []
     for _ in range(steps):
         windows.begin_step(silence_s)
         waits.clear()
@@ -123,7 +124,8 @@ def test_silences_too_short_for_a_timeout_do_nothing_however_many_they_are_and_h
 def test_what_is_slow_stays_slow(ranks: int, round_trips: int) -> None:
     """Ranks take turns, in four round trips over new connections: while one other does a window is halved once, while
     five do it is lost again."""
-    windows, waits = SettlingWindows(ranks), []
+    windows = SettlingWindows(ranks)
+    waits: list[float] = []
     for _ in range(5):
         windows.begin_step(0.0)
         for rank in range(ranks):
