@@ -33,8 +33,6 @@ LEAST_TIMEOUT_S = 0.2
 """of Linux, beside the round trip"""
 SEGMENT_BYTES = 1448
 LEAST_WINDOW_BYTES = 10 * SEGMENT_BYTES
-
-
 NEW_S = 60.0
 """of silence, after which windows are as small as those of new connections"""
 TIE_S = 1e-6
