@@ -120,6 +120,11 @@ def test_silences_too_short_for_a_timeout_do_nothing_however_many_they_are_and_h
         assert settled_round_trips(*messages, steps=steps)[-1] == 0
 
 
+def test_on_a_new_connection_a_window_grows_to_what_was_sent_and_no_further() -> None:
+    """20 kB take a round trip; then 20, 40, ... 320 kB leave in one each, and the rest."""
+    assert settled_round_trips((2e4, 0), (1e6, 0), steps=1) == pytest.approx([1, 5])
+
+
 @pytest.mark.parametrize(("ranks", "round_trips"), [(2, 0), (6, 4)])
 def test_what_is_slow_stays_slow(ranks: int, round_trips: int) -> None:
     """Ranks take turns, in four round trips over new connections: while one other does a window is halved once, while
