@@ -92,7 +92,7 @@ class Windows:
     def _before(
         self, sources: npt.NDArray[np.int64], targets: npt.NDArray[np.int64], nbytes: Ints
     ) -> tuple[Floats, Floats]:
-        """(seconds of silence since a window was as long as the message, bytes to which it has grown since)."""
+        """(seconds of silence since a window was as long as the message, bytes that were sent at once since)."""
         return np.asarray(self._silence_s), self._longest[sources, targets].astype(np.float64)
 
     def end_wave(self, sources: npt.NDArray[np.int64], targets: npt.NDArray[np.int64], seconds: float) -> None:
