@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -16,8 +18,11 @@ if TYPE_CHECKING:
     from bench.core.parts import Calibration
     from bench.costs.prediction import Prediction
     from bench.launch.predictions.asked import Asked
+    from bench.launch.predictions.validating import Cell
+    from bench.launch.sweeps.agenda import Agenda
 
 MAP_POINTS_PER_DECADE = 3
+RUNS, TABLE = Path("results/runs/predict"), "validation.csv"
 
 EXAMPLES = """[bold]Examples[/bold]
 
@@ -76,20 +81,23 @@ def predict(
     validate: Annotated[
         Path | None,
         typer.Option(
-            help="Predict the configurations of this sweep file, run them here, and show both.",
-            metavar="FILE",
+            help="Predict the configurations of this sweep file, run them here, and show both; or those of finished "
+            "runs, where it is their folder.",
+            metavar="PATH",
             rich_help_panel=VALIDATION,
         ),
     ] = None,
     runs: Annotated[
         Path,
-        typer.Option(help="Folder of these runs; what is done is not done again.", rich_help_panel=VALIDATION),
-    ] = Path("results/runs/predict"),
+        typer.Option(
+            help="Folder of the runs of a sweep file; what is done is not done again.", rich_help_panel=VALIDATION
+        ),
+    ] = RUNS,
     table: Annotated[
         Path | None,
         typer.Option(
             help="CSV file for what was predicted and measured.",
-            show_default="validation.csv in --runs",
+            show_default=f"{TABLE} in the runs' folder",
             rich_help_panel=VALIDATION,
         ),
     ] = None,
@@ -98,9 +106,11 @@ def predict(
     """Predict a training step, its exposed time and its bytes, and whether compression pays against dense bf16."""
     from bench.core.parts import Calibration
 
-    _check_together(asked, sweep, steps_from, validate)
+    _check_together(asked, sweep, steps_from, validate, runs)
     known = Calibration.read(calibration)
-    if validate is not None:
+    if validate is not None and validate.is_dir():
+        _hold_against_finished(known, calibration, validate, table, as_json=as_json)
+    elif validate is not None:
         _validate(known, calibration, validate, runs, table, as_json=as_json)
     elif sweep is None:
         _predict_one(known, asked, steps_from or [], as_json=as_json)
@@ -111,11 +121,13 @@ def predict(
 
 
 def _check_together(
-    asked: PredictConfig, sweep: str | None, steps_from: list[Path] | None, validate: Path | None
+    asked: PredictConfig, sweep: str | None, steps_from: list[Path] | None, validate: Path | None, runs: Path
 ) -> None:
     """Refuse options that leave each other no room."""
     if validate is not None and (sweep is not None or steps_from or asked != PredictConfig()):
         raise UsageError(f"{validate} says what is predicted; leave out what else says it")
+    if validate is not None and validate.is_dir() and runs != RUNS:
+        raise UsageError(f"{validate} holds the runs; leave out --runs, or give a sweep file")
     if sweep is not None and (asked.bandwidth or asked.uplink or asked.downlink or asked.network):
         raise UsageError("--sweep sets the rate of all links; leave out what else sets it")
     if sweep is not None and steps_from:
@@ -182,33 +194,60 @@ def _predict_map(known: Calibration, asked: PredictConfig, text: str, *, as_json
 
 
 def _validate(known: Calibration, path: Path, file: Path, runs: Path, table: Path | None, *, as_json: bool) -> None:
-    """Every configuration is predicted before the first is run; the calibration remembers how far that was off."""
-    from bench.cli.output.predict import print_validation
+    """Every configuration is predicted before the first is run."""
     from bench.cli.output.sweep import SweepProgress, say_plan
-    from bench.core.files import check_writable
     from bench.launch.jobs.fork_server import TRAIN, ForkServer
-    from bench.launch.predictions.validating import as_rows, cells_of, compare, with_validated, write_table
+    from bench.launch.predictions.validating import cells_of, check_machine
     from bench.launch.sweeps.agenda import Agenda
     from bench.launch.sweeps.file import read_sweep
     from bench.launch.sweeps.plan import plan_runs
 
+    check_machine(known)
     again = f"to run them again, remove their folders from {runs}"
     with ForkServer(TRAIN) as server:
         agenda = Agenda.look_up(plan_runs(read_sweep(file), server), runs)
         cells = cells_of(known, agenda.runs)
-        for written in (path, table):
-            if written is not None:
-                check_writable(written)
+        _check_kept(path, table)
         configs = agenda.to_do(retry_failed=False)
         say_plan(agenda, configs, again)
         if configs:
             agenda = SweepProgress(agenda, configs, server).run_all()
+    _keep_compared(known, path, cells, agenda, table or runs / TABLE, as_json=as_json)
+    agenda.raise_failures(again)
+
+
+def _hold_against_finished(known: Calibration, path: Path, folder: Path, table: Path | None, *, as_json: bool) -> None:
+    """Nothing is run: what was measured before is predicted now."""
+    from bench.launch.predictions.finished import finished_runs
+    from bench.launch.predictions.validating import cells_of
+
+    table = table or folder / TABLE
+    _check_kept(path, table)
+    agenda = finished_runs(known, folder, lambda sentence: print(sentence, file=sys.stderr))
+    _keep_compared(known, path, cells_of(known, agenda.runs), agenda, table, as_json=as_json)
+
+
+def _check_kept(*files: Path | None) -> None:
+    """Refuse before the work what could not be written after it."""
+    from bench.core.files import check_writable
+
+    for file in files:
+        if file is not None:
+            check_writable(file)
+
+
+def _keep_compared(
+    known: Calibration, path: Path, cells: Sequence[Cell], agenda: Agenda, table: Path, *, as_json: bool
+) -> None:
+    """Show predictions beside runs; the calibration remembers how far they were off."""
+    from bench.cli.output.predict import print_validation
+    from bench.launch.predictions.validating import as_rows, compare, with_validated, write_table
+
     compared = compare(cells, agenda)
     rows = as_rows(compared, known)
     with_validated(known, compared).write(path)
-    write_table(rows, table or runs / "validation.csv")
+    write_table(rows, table)
     print_validation(rows, as_json=as_json)
-    agenda.raise_failures(again)
 
 
 def _pays(known: Calibration, checked: Asked, prediction: Prediction) -> list[str]:

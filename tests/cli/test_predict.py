@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import json
+import shutil
 import statistics
 from pathlib import Path
 
@@ -216,6 +217,8 @@ def test_runs_say_how_many_steps_a_target_takes(tmp_path: Path) -> None:
         ([*CELL, "--sweep", "bandwidth=1mbit..1gbit,world_size=2..4"], "--sweep sets the rate of all links"),
         (["--cluster", "x.toml", *CELL], "--cluster and --bandwidth-trace both describe the hosts"),
         (["--validate", "x.toml", "--hosts", "3"], "x.toml says what is predicted"),
+        (["--validate", "examples", "--runs", "other"], "examples holds the runs; leave out --runs"),
+        (["--validate", "examples"], "holds no finished run that this calibration predicts; give a folder of runs"),
         (["--strategy", "placed"], "steps of placed cannot be predicted; choose ddp or async_server"),
         (["--strategy", "async_server", "--collective", "ring"], "leave out --collective ring"),
         (["--strategy", "async_server", "--trigger", "sync"], "--trigger sync waits for all ranks"),
@@ -316,6 +319,35 @@ def test_predicted_and_measured_stand_side_by_side(tmp_path: Path) -> None:
     assert known["measured_s"] == cell["step_time_s"]
     assert (runs / "validation.csv").exists()
     assert calibration().validated == ()
+    _held_against_finished_runs(tmp_path, runs, cell)
+
+
+def _held_against_finished_runs(tmp_path: Path, runs: Path, cell: dict[str, object]) -> None:
+    """The same from the runs alone, with another calibration; what it does not know is left out, and counted."""
+    (run,) = runs.glob("*-s*")
+    others = {"failed": "status.json", "of-another-model": "config.json", "of-another-machine": "environment.json"}
+    changes = {"failed": ('"ok"', '"failed"'), "of-another-model": ('"small_cnn"', '"resnet20"')}
+    for name, file in others.items():
+        path = shutil.copytree(run, runs / "deeper" / name) / file
+        was, becomes = changes.get(name, (" cores)", "0 cores)"))
+        path.write_text(path.read_text().replace(was, becomes))
+    fresh = tmp_path / "again"
+    fresh.mkdir()
+    path, table = written(fresh), fresh / "table.csv"
+    answer = invoke("predict", "--calibration", path, "--validate", str(runs), "--table", str(table), "--json")
+    assert answer.code == 0, answer.error
+    (again,) = json.loads(answer.out)["cells"]
+    assert {name: value for name, value in again.items() if name != "settings"} == {
+        name: value for name, value in cell.items() if name != "settings"
+    }
+    assert again["settings"] == "compressor = none, collective = ring"
+    assert "3 of 4 runs are left out: " in answer.error
+    for reason in ("failed (1)", "model resnet20 was not calibrated, but small_cnn (1)", "made with cpu "):
+        assert reason in answer.error
+    assert len(json.loads(Path(path).read_text())["validated"]) == 1
+    assert table.exists()
+    none = invoke("predict", "--calibration", path, "--validate", str(runs / "deeper"))
+    assert (none.code, "holds no finished run that this calibration predicts: " in none.error) == (2, True)
 
 
 def test_a_run_that_failed_is_said_at_the_end(tmp_path: Path) -> None:

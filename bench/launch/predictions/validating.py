@@ -1,4 +1,4 @@
-"""`bench predict --validate`: configurations are predicted, then run on this machine, and both are put side by side."""
+"""`bench predict --validate`: predictions of configurations and what was measured of them, side by side."""
 
 from __future__ import annotations
 
@@ -72,23 +72,31 @@ class Compared:
         return None if self.step_time_s is None else self.cell.prediction.step_time_s / self.step_time_s - 1
 
 
-def cells_of(calibration: Calibration, runs: Iterable[PlannedRun]) -> list[Cell]:
-    """Predict every configuration of a plan.
+def check_machine(calibration: Calibration) -> None:
+    """Refuse to measure elsewhere what is predicted.
 
     Raises:
-        UsageError: this is not the calibrated machine, or a configuration is not what was calibrated.
+        UsageError: this is not the calibrated machine.
     """
     if (calibration.cpu, calibration.cores) != (environment.cpu_model(), environment.usable_cores()):
         raise UsageError(
             f"the calibration is of another machine, {calibration.cpu} with {calibration.cores} cores; what it "
             "predicts can be measured there alone"
         )
+
+
+def cells_of(calibration: Calibration, runs: Iterable[PlannedRun]) -> list[Cell]:
+    """Predict every configuration of a plan.
+
+    Raises:
+        UsageError: a configuration is not what was calibrated.
+    """
     by_configuration: dict[str, list[PlannedRun]] = {}
     for run in runs:
         by_configuration.setdefault(run.config.config_id, []).append(run)
     cells = []
     for of_one in by_configuration.values():
-        asked = check_asked(calibration, _asked(calibration, of_one[0].config))
+        asked = asked_of(calibration, of_one[0].config)
         cells.append(
             Cell(
                 settings=table_text(of_one[0].settings),
@@ -100,7 +108,16 @@ def cells_of(calibration: Calibration, runs: Iterable[PlannedRun]) -> list[Cell]
     return cells
 
 
-def _asked(calibration: Calibration, config: RunConfig) -> Asked:
+def asked_of(calibration: Calibration, config: RunConfig) -> Asked:
+    """What of a run is predicted, checked.
+
+    Args:
+        calibration: of the machine on which it is made.
+        config: of the run, complete.
+
+    Raises:
+        UsageError: it is not what was calibrated, or nothing that can be predicted.
+    """
     for name in _AS_CALIBRATED:
         if name == "bucket_mb" and not waits(config.strategy):
             continue  # layers travel one by one; those of a calibrated bucket are pushed when all of it is ready
@@ -116,15 +133,18 @@ def _asked(calibration: Calibration, config: RunConfig) -> Asked:
     if config.cluster is not None:
         cluster = Cluster.from_dict(config.cluster)
         hosts, ranks_per_host = cluster.hosts, cluster.ranks_per_host
-    return Asked(
-        compressor=config.compressor,
-        collective=config.collective,
-        hosts=hosts,
-        ranks_per_host=ranks_per_host,
-        shared_cores=environment.usable_cores(),
-        starts_early=config.trigger == "async",
-        strategy=config.strategy,
-        straggler=Straggler.parse(config.straggler) if config.straggler else None,
+    return check_asked(
+        calibration,
+        Asked(
+            compressor=config.compressor,
+            collective=config.collective,
+            hosts=hosts,
+            ranks_per_host=ranks_per_host,
+            shared_cores=calibration.cores,
+            starts_early=config.trigger == "async",
+            strategy=config.strategy,
+            straggler=Straggler.parse(config.straggler) if config.straggler else None,
+        ),
     )
 
 
