@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from bench.cli.options import AsJson, takes
+from bench.core.config.losses import Losses
 from bench.core.config.predict import VALIDATION, WHAT, PredictConfig
 from bench.core.errors import UsageError
 from bench.core.units import format_seconds
@@ -33,6 +34,8 @@ EXAMPLES = """[bold]Examples[/bold]
   bench predict --calibration resnet20.json --latency 5ms --sweep bandwidth=1mbit..10gbit,world_size=2..64
 
   bench predict --calibration resnet20.json --compressor topk --hosts 4 --bandwidth 1mbit --steps-from results/runs
+
+  bench predict --calibration resnet20.json --hosts 8 --bandwidth 10mbit --losses every=6h,restart=30s,checkpoint=100
 
   bench predict --calibration resnet20.json --strategy async_server:mode=asp --hosts 8 --straggler rank=1,slowdown=3
 
@@ -130,8 +133,9 @@ def _check_together(
         raise UsageError(f"{validate} holds the runs; leave out --runs, or give a sweep file")
     if sweep is not None and (asked.bandwidth or asked.uplink or asked.downlink or asked.network):
         raise UsageError("--sweep sets the rate of all links; leave out what else sets it")
-    if sweep is not None and steps_from:
-        raise UsageError("--steps-from belongs to one prediction; leave out --sweep")
+    if sweep is not None and (steps_from or asked.losses):
+        one = "--steps-from" if steps_from else "--losses"
+        raise UsageError(f"{one} belongs to one prediction; leave out --sweep")
 
 
 def _predict_one(known: Calibration, asked: PredictConfig, steps_from: list[Path], *, as_json: bool) -> None:
@@ -139,6 +143,7 @@ def _predict_one(known: Calibration, asked: PredictConfig, steps_from: list[Path
     from bench.cli.output.predict import print_step
     from bench.launch.predictions.checking import check
     from bench.launch.predictions.columns import columns
+    from bench.launch.predictions.lost_hosts import with_losses
     from bench.launch.predictions.notes import notes
     from bench.launch.predictions.step import predicted
 
@@ -148,6 +153,8 @@ def _predict_one(known: Calibration, asked: PredictConfig, steps_from: list[Path
     row = columns(checked, prediction, known)
     if steps_from:
         said.append(_add_time_to_target(row, known, checked, steps_from))
+    if asked.losses:
+        row |= with_losses(Losses.parse(asked.losses), checked, prediction, row.get("time_to_target_s"))
     print_step(checked, prediction, row, [*said, *_pays(known, checked, prediction)], as_json=as_json)
 
 

@@ -11,7 +11,7 @@ from bench.core.errors import UsageError
 # Above 170 Gbit/s the queue that `tc` needs exceeds the 32 bits of its length.
 MAX_RATE_BPS = 1e11
 MAX_SIZE_BYTES = 1e12
-MAX_DURATION_S = 86_400.0
+MAX_DURATION_S = 1000 * 86_400.0
 
 _BYTE_STEPS = ((1e9, "GB"), (1e6, "MB"), (1e3, "kB"))
 _TIME_STEPS = ((1.0, "s"), (1e-3, "ms"), (1e-6, "us"))
@@ -20,10 +20,10 @@ _STEPS = {"bytes": _BYTE_STEPS, "s": _TIME_STEPS, "bit/s": _RATE_STEPS}
 _NUMBER = r"\s*([0-9]*\.?[0-9]+(?:e-?[0-9]{1,2})?)\s*"
 _RATE = re.compile(_NUMBER + r"([kmg]?)(?:bit|bps|bit/s)\s*", re.IGNORECASE)
 _SIZE = re.compile(_NUMBER + r"((?:[kmg]i?)?)b?\s*", re.IGNORECASE)
-_DURATION = re.compile(_NUMBER + r"(us|ms|s|m|h)\s*", re.IGNORECASE)
+_DURATION = re.compile(_NUMBER + r"(us|ms|s|m|h|d)\s*", re.IGNORECASE)
 _PREFIX = {"": 1.0, "k": 1e3, "m": 1e6, "g": 1e9}
 _BINARY = {"ki": 1024.0, "mi": 1024.0**2, "gi": 1024.0**3}
-_SECONDS = {"us": 1e-6, "ms": 1e-3, "s": 1.0, "m": 60.0, "h": 3600.0}
+_SECONDS = {"us": 1e-6, "ms": 1e-3, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86_400.0}
 
 
 def format_bytes(num_bytes: float) -> str:
@@ -118,7 +118,7 @@ def parse_duration(text: str) -> float:
     """
     duration = _quantity(text, _DURATION, _SECONDS, MAX_DURATION_S)
     if duration is None:
-        raise UsageError(f"'{text}' is not a duration; write it like 20ms, 1.5s or 10m, up to 24h")
+        raise UsageError(f"'{text}' is not a duration; write it like 20ms, 1.5s or 10m, up to 1000d")
     return duration
 
 

@@ -21,7 +21,7 @@ from bench.core.run_folder import RunFolder, write_json
 from bench.train.compiler import postpone_compiler
 from collectives.transport.base import TransportError
 from collectives.transport.failure_detector import failure_detector
-from collectives.transport.process_group import backend_failure
+from collectives.transport.process_group import backend_failure, is_of_backend
 
 C = TypeVar("C", bound=Configuration)
 INIT_METHOD = "BENCH_INIT_METHOD"
@@ -87,18 +87,9 @@ def process_group(device: torch.device, timeout_s: float) -> Iterator[None]:
     """The job's process group; left standing after a failure, when the process is about to end anyway.
 
     Raises:
-        TransportError: a rank was lost inside the block, also where only the backend noticed.
+        TransportError: a rank was lost inside the block or while ranks met, also where only the backend noticed.
     """
-    # NCCL needs a GPU per rank; ranks that share one talk through gloo.
-    own_gpu = device.type == "cuda" and torch.cuda.device_count() >= int(os.environ["LOCAL_WORLD_SIZE"])
-    dist.init_process_group(
-        "nccl" if own_gpu else "gloo",
-        init_method=os.environ.get(INIT_METHOD, "env://"),
-        rank=int(os.environ["RANK"]),
-        world_size=int(os.environ["WORLD_SIZE"]),
-        timeout=datetime.timedelta(seconds=timeout_s),
-        device_id=device if own_gpu else None,
-    )
+    _meet(device, timeout_s)
     postpone_compiler()
     failure_detector()  # from now on this rank answers when others ask who is still there
     try:
@@ -111,6 +102,25 @@ def process_group(device: torch.device, timeout_s: float) -> Iterator[None]:
             raise
         raise lost from error
     dist.destroy_process_group()
+
+
+def _meet(device: torch.device, timeout_s: float) -> None:
+    # NCCL needs a GPU per rank; ranks that share one talk through gloo.
+    own_gpu = device.type == "cuda" and torch.cuda.device_count() >= int(os.environ["LOCAL_WORLD_SIZE"])
+    try:
+        dist.init_process_group(
+            "nccl" if own_gpu else "gloo",
+            init_method=os.environ.get(INIT_METHOD, "env://"),
+            rank=int(os.environ["RANK"]),
+            world_size=int(os.environ["WORLD_SIZE"]),
+            timeout=datetime.timedelta(seconds=timeout_s),
+            device_id=device if own_gpu else None,
+        )
+    except RuntimeError as error:
+        if not is_of_backend(error):
+            raise
+        # Which one cannot be found out: nobody has a way to the others yet.
+        raise TransportError(f"a rank was lost while ranks met: {str(error).partition(chr(10))[0]}") from error
 
 
 def _leave_error(folder: RunFolder, error: Exception, *, is_sentence: bool) -> None:

@@ -52,6 +52,7 @@ def test_calibrated_parts_predict_the_bytes_that_are_sent(tmp_path: Path) -> Non
 
 
 CELL = ["--bandwidth-trace", "examples/cell.trace"]
+LOSSES = ["--losses", "every=2h,restart=60s,checkpoint=100"]
 
 
 def test_a_trace_is_followed_and_its_slowest_and_fastest_tenths_are_named(tmp_path: Path) -> None:
@@ -187,6 +188,14 @@ def test_runs_say_how_many_steps_a_target_takes(tmp_path: Path) -> None:
     told = json.loads(answer.out)
     assert told["steps_to_target"] == 200
     assert told["time_to_target_s"] == pytest.approx(200 * told["step_time_s"])
+    lost = json.loads(invoke(*asked, *LOSSES).out)
+    assert lost["losses"] == "every=7200s,restart=60s,checkpoint=100"
+    assert lost["restarts_per_hour"] == 1  # two hosts, each lost every two hours
+    assert lost["times_as_long_with_losses"] == pytest.approx(1 + (60 + 100 * told["step_time_s"] / 2) / 3600, rel=1e-3)
+    assert lost["time_to_target_with_losses_s"] == told["time_to_target_s"] * lost["times_as_long_with_losses"]
+    shown = invoke(*asked[:-1], *LOSSES).out
+    assert "with losses" in shown
+    assert "1 restart(s) per hour; to the target" in shown
     more = json.loads(invoke(*asked, "--world-size", "64").out)
     assert more["time_to_target_s"] is None
     assert any("what 64 would need does not follow" in note for note in more["notes"])
@@ -229,6 +238,12 @@ def test_runs_say_how_many_steps_a_target_takes(tmp_path: Path) -> None:
         (["--straggler", "rank=2,slowdown=3"], "--straggler rank=2,slowdown=3 names none of the 2 ranks"),
         (["--straggler", "rank=1"], "write rank=1,slowdown=3"),
         (["--sweep", "bandwidth=1mbit..1gbit,world_size=2..8", "--straggler", "rank=1,slowdown=3"], "--straggler"),
+        (["--losses", "every=6h"], "--losses every=6h is not possible; write every=6h,restart=30s,checkpoint=100"),
+        (["--losses", "every=6h,restart=soon,checkpoint=9"], "'soon' is not a duration"),
+        (["--losses", "every=0s,restart=1s,checkpoint=9"], "give a mean time between losses above 0"),
+        (["--losses", "every=1s,restart=1h,checkpoint=9"], "are hardly ever reached"),
+        ([*LOSSES, "--sweep", "bandwidth=1mbit..1gbit"], "--losses belongs to one prediction; leave out --sweep"),
+        ([*LOSSES, "--strategy", "async_server"], "leave out --strategy"),
     ],
 )
 def test_what_cannot_be_predicted_is_one_sentence(tmp_path: Path, arguments: list[str], sentence: str) -> None:

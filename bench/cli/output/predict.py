@@ -43,6 +43,7 @@ def print_step(checked: Asked, prediction: Prediction, row: dict[str, Any], said
             if row.get("steps_to_target")
             else []
         ),
+        *(_of_losses(row) if "losses" in row else ()),
     ):
         print(f"  {name:<20} {text}")
     print(*said, sep="\n")
@@ -63,6 +64,14 @@ def _heading(checked: Asked) -> str:
         f"a straggler ({checked.straggler_text})" if checked.straggler_text else "",
     ]
     return ", ".join(filter(None, parts))
+
+
+def _of_losses(row: dict[str, Any]) -> Iterator[tuple[str, str]]:
+    """What hosts that are lost make of it: names and texts."""
+    text = f"{row['times_as_long_with_losses']:.2f} times as long, {row['restarts_per_hour']:.2g} restart(s) per hour"
+    if (to_target_s := row["time_to_target_with_losses_s"]) is not None:
+        text += f"; to the target {format_seconds(to_target_s)}"
+    yield "with losses", text
 
 
 def _of_server(prediction: AsyncPrediction) -> Iterator[tuple[str, str]]:

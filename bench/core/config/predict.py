@@ -10,6 +10,7 @@ from typing_extensions import Doc
 
 from bench.core.config.configuration import NOT_GIVEN, Configuration, Flag, Form
 from bench.core.config.job import OUTPUT
+from bench.core.config.losses import Losses
 from bench.core.config.straggler import Straggler
 from collectives.ranges import Count
 
@@ -69,6 +70,15 @@ class PredictConfig(Configuration):
     ] = None
     straggler: Annotated[
         str | None, Doc("a rank that is slow on purpose: rank=1,slowdown=3"), Flag(RANKS), Form(Straggler.parse)
+    ] = None
+    losses: Annotated[
+        str | None,
+        Doc(
+            "hosts that are lost: the mean time until one is, the time until the job has begun anew, and the steps "
+            "between its checkpoints: every=6h,restart=30s,checkpoint=100"
+        ),
+        Flag(RANKS),
+        Form(Losses.parse),
     ] = None
     shared_cores: Annotated[
         int | None,

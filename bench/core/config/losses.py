@@ -1,0 +1,50 @@
+"""Losses: how often hosts are lost and what a restart takes, written ``every=6h,restart=30s,checkpoint=100``."""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+from typing import Self
+
+from bench.core.errors import UsageError
+from bench.core.units import parse_duration
+
+_FORM = re.compile(r"every=([^,]+),restart=([^,]+),checkpoint=([1-9][0-9]{0,8})")
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Losses:
+    """Hosts that are lost by chance, and a job that begins anew from its last checkpoint.
+
+    Attributes:
+        every_s: mean time until one host is lost.
+        restart_s: from a loss until training goes on.
+        checkpoint_steps: between two checkpoints.
+    """
+
+    every_s: float
+    restart_s: float
+    checkpoint_steps: int
+
+    @classmethod
+    def parse(cls, text: str) -> Self:
+        """Read ``every=6h,restart=30s,checkpoint=100``.
+
+        Raises:
+            UsageError: the text is not of that form, or no time passes between losses.
+        """
+        match = _FORM.fullmatch(text.replace(" ", ""))
+        if not match:
+            raise UsageError(
+                f"--losses {text} is not possible; write every=6h,restart=30s,checkpoint=100: the mean time until one "
+                "host is lost, that until training goes on, and the steps between checkpoints"
+            )
+        losses = cls(
+            every_s=parse_duration(match[1]), restart_s=parse_duration(match[2]), checkpoint_steps=int(match[3])
+        )
+        if losses.every_s <= 0:
+            raise UsageError(f"--losses {text} is not possible; give a mean time between losses above 0")
+        return losses
+
+    def __str__(self) -> str:
+        return f"every={self.every_s:g}s,restart={self.restart_s:g}s,checkpoint={self.checkpoint_steps}"

@@ -1,0 +1,47 @@
+"""What a rank does around its work."""
+
+from __future__ import annotations
+
+import socket
+import threading
+
+import pytest
+import torch
+
+from bench.train.rank import process_group
+from collectives.transport.base import TransportError
+
+
+def test_who_loses_a_rank_while_ranks_meet_says_so_as_later(monkeypatch: pytest.MonkeyPatch) -> None:
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        listener.listen()
+
+        def answer_and_be_gone() -> None:
+            while True:
+                try:
+                    connection, _ = listener.accept()
+                except OSError:
+                    return
+                with connection:
+                    connection.recv(1)
+
+        threading.Thread(target=answer_and_be_gone, daemon=True).start()
+        where = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": listener.getsockname()[1]}
+        for name, value in (where | {"RANK": 1, "WORLD_SIZE": 2, "LOCAL_WORLD_SIZE": 1}).items():
+            monkeypatch.setenv(name, str(value))
+        with (
+            pytest.raises(TransportError, match="a rank was lost while ranks met: "),
+            process_group(torch.device("cpu"), timeout_s=1.0),
+        ):
+            pass
+        listener.shutdown(socket.SHUT_RDWR)
+
+
+def test_what_was_asked_for_wrongly_is_no_loss(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("BENCH_INIT_METHOD", "file://")
+    for name, value in {"RANK": "1", "WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "1"}.items():
+        monkeypatch.setenv(name, value)
+    with pytest.raises(Exception) as caught, process_group(torch.device("cpu"), timeout_s=1.0):  # noqa: PT011
+        pass
+    assert not isinstance(caught.value, TransportError)
