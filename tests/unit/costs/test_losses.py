@@ -11,10 +11,10 @@ import pytest
 from bench.costs.losses import stretch
 
 
-def drawn(losses_per_s: float, checkpoint_s: float, restart_s: float, checkpoints: int = 20_000) -> float:
+def drawn(losses_per_s: float, checkpoint_s: float, restart_s: float, checkpoints: int = 200_000) -> float:
     """Mean time from one checkpoint to the next / that without a loss, played through loss by loss."""
     generator = np.random.default_rng(7)
-    until_lost = (float(gap) for gap in generator.exponential(1 / losses_per_s, 40 * checkpoints))
+    until_lost = (float(gap) for gap in generator.exponential(1 / losses_per_s, 5 * checkpoints))
     time_s = 0.0
     for _ in range(checkpoints):
         needed_s = checkpoint_s
