@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -46,6 +47,9 @@ EXAMPLES = """[bold]Examples[/bold]
 [bold]The model[/bold]
 
   Buckets are ready during backward, encoded one after the other, summed by the collective's own messages, and decoded.
+
+  "Bound by" is what it would help most to have more of: compute, network, exchange (what each rank does for it:
+  encoding, messages, decoding), or cpu where ranks share cores.
 
   Hosts hang from one switch by links of their own: queues that never idle while something waits. Every message and byte
   costs its rank some work. A step ends with its slowest rank, and not before shared cores have done all ranks' work.
@@ -109,7 +113,8 @@ def predict(
     """Predict a training step, its exposed time and its bytes, and whether compression pays against dense bf16."""
     from bench.core.parts import Calibration
 
-    _check_together(asked, sweep, steps_from, validate, runs)
+    _check_together(asked, sweep, steps_from, validate)
+    _check_validation(validate, runs, table)
     known = Calibration.read(calibration)
     if validate is not None and validate.is_dir():
         _hold_against_finished(known, calibration, validate, table, as_json=as_json)
@@ -124,18 +129,24 @@ def predict(
 
 
 def _check_together(
-    asked: PredictConfig, sweep: str | None, steps_from: list[Path] | None, validate: Path | None, runs: Path
+    asked: PredictConfig, sweep: str | None, steps_from: list[Path] | None, validate: Path | None
 ) -> None:
     """Refuse options that leave each other no room."""
     if validate is not None and (sweep is not None or steps_from or asked != PredictConfig()):
         raise UsageError(f"{validate} says what is predicted; leave out what else says it")
-    if validate is not None and validate.is_dir() and runs != RUNS:
-        raise UsageError(f"{validate} holds the runs; leave out --runs, or give a sweep file")
     if sweep is not None and (asked.bandwidth or asked.uplink or asked.downlink or asked.network):
         raise UsageError("--sweep sets the rate of all links; leave out what else sets it")
     if sweep is not None and (steps_from or asked.losses):
         one = "--steps-from" if steps_from else "--losses"
         raise UsageError(f"{one} belongs to one prediction; leave out --sweep")
+
+
+def _check_validation(validate: Path | None, runs: Path, table: Path | None) -> None:
+    """Refuse what would be ignored."""
+    if validate is None and (table is not None or runs != RUNS):
+        raise UsageError(f"--{'runs' if table is None else 'table'} belongs to --validate; leave it out")
+    if validate is not None and validate.is_dir() and runs != RUNS:
+        raise UsageError(f"{validate} holds the runs; leave out --runs, or give a sweep file")
 
 
 def _predict_one(known: Calibration, asked: PredictConfig, steps_from: list[Path], *, as_json: bool) -> None:
@@ -155,13 +166,15 @@ def _predict_one(known: Calibration, asked: PredictConfig, steps_from: list[Path
         said.append(_add_time_to_target(row, known, checked, steps_from))
     if asked.losses:
         row |= with_losses(Losses.parse(asked.losses), checked, prediction, row.get("time_to_target_s"))
-    print_step(checked, prediction, row, [*said, *_pays(known, checked, prediction)], as_json=as_json)
+    said += _pays(known, checked, prediction, row)
+    print_step(checked, prediction, row, said, as_json=as_json)
 
 
 def _predict_curve(known: Calibration, asked: PredictConfig, text: str, *, as_json: bool) -> None:
     """One configuration over a range of rates."""
     from bench.cli.output.predict import print_curve
     from bench.launch.predictions.checking import check
+    from bench.launch.predictions.columns import same_everywhere
     from bench.launch.predictions.curve import parse_sweep, sweep
     from bench.launch.predictions.notes import notes
 
@@ -169,13 +182,14 @@ def _predict_curve(known: Calibration, asked: PredictConfig, text: str, *, as_js
     rates = parse_sweep(text)
     curve = sweep(known, checked, rates)
     said = list(dict.fromkeys(said for rate in (rates[0], rates[-1]) for said in notes(known, checked.at_rate(rate))))
-    print_curve(checked, curve, said, as_json=as_json)
+    print_curve(checked, curve, said, same_everywhere(checked, known), as_json=as_json)
 
 
 def _predict_map(known: Calibration, asked: PredictConfig, text: str, *, as_json: bool) -> None:
     """Which pair is fastest where."""
     from bench.cli.output.predict import print_map
-    from bench.launch.predictions.checking import check
+    from bench.launch.predictions.checking import BASELINE, check
+    from bench.launch.predictions.columns import same_everywhere
     from bench.launch.predictions.curve import parse_sweep
     from bench.launch.predictions.notes import notes
     from bench.launch.predictions.regimes import parse_world_sizes, regimes
@@ -191,13 +205,13 @@ def _predict_map(known: Calibration, asked: PredictConfig, text: str, *, as_json
     if given := [option.flag_name for option in PredictConfig.options() if option.name in set_by_map and
                  getattr(asked, option.name) != getattr(plain, option.name)]:  # fmt: skip
         raise UsageError(f"a map tries all pairs among equal hosts with one rank each; leave out {', '.join(given)}")
-    checked = check(asked, known)
+    checked = check(dataclasses.replace(asked, compressor=BASELINE), known)
     found = regimes(known, checked, parse_sweep(rates_text, per_decade=MAP_POINTS_PER_DECADE), parse_world_sizes(sizes))
     beyond = sum(each.outside is not None for each in found)
     said = notes(known, checked, range_too=False)
     if beyond:
         said.append(f"outside the validated range: {beyond} of {len(found)} cells; see bench predict --validate")
-    print_map(found, said, as_json=as_json)
+    print_map(found, said, same_everywhere(checked, known), as_json=as_json)
 
 
 def _validate(known: Calibration, path: Path, file: Path, runs: Path, table: Path | None, *, as_json: bool) -> None:
@@ -257,18 +271,20 @@ def _keep_compared(
     print_validation(rows, as_json=as_json)
 
 
-def _pays(known: Calibration, checked: Asked, prediction: Prediction) -> list[str]:
-    """Whether it is faster than dense gradients in 16 bits, where those are calibrated."""
-    from bench.launch.predictions.checking import BASELINE, baseline
-    from bench.launch.predictions.step import predicted
+def _pays(known: Calibration, checked: Asked, prediction: Prediction, row: dict[str, Any]) -> list[str]:
+    """Whether it is faster than dense gradients in 16 bits, where those are calibrated; their step, into the row."""
+    from bench.launch.predictions.checking import BASELINE
+    from bench.launch.predictions.dense import dense_ways, fastest
 
     if BASELINE not in known.encoded or checked.compressor == BASELINE:
         return []
-    dense = predicted(known, baseline(checked, known))
-    ratio = dense.samples_per_s / prediction.samples_per_s
+    dense = fastest(known, dense_ways(known, checked))
+    row |= {"dense_collective": dense.collective, "dense_step_time_s": dense.step_time_s}
+    ratio = dense.prediction.samples_per_s / prediction.samples_per_s
     if not checked.waits:
-        return [f"{1 / ratio:.2f} times as many samples as with dense {BASELINE}: {dense.samples_per_s:.1f} per second"]
-    than = f"dense {BASELINE}, whose step takes {format_seconds(dense.step_time_s)}"
+        per_s = f"{dense.prediction.samples_per_s:.1f} per second"
+        return [f"{1 / ratio:.2f} times as many samples as with dense {BASELINE}: {per_s}"]
+    than = f"dense {BASELINE} on {dense.collective}, whose step takes {format_seconds(dense.step_time_s)}"
     if checked.compressor == "none":
         return [f"uncompressed in 32 bits a step takes {ratio:.2f} times as long as with {than}"]
     if ratio < 1:

@@ -151,10 +151,10 @@ class MessageCosts:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Validated:
-    """A configuration that was predicted, then measured.
+    """A configuration that was predicted and measured on the calibrated machine, whose cores all ranks shared.
 
     Attributes:
-        strategy, straggler, link_trace: as in `metrics.csv`.
+        strategy, trigger, straggler, link_trace, ranks_per_host: as in `metrics.csv`.
         error: predicted / measured - 1, of the time of a step.
     """
 
@@ -167,8 +167,10 @@ class Validated:
     measured_s: float
     error: float
     strategy: str = "ddp"
+    trigger: str = "async"
     straggler: str | None = None
     link_trace: str | None = None
+    ranks_per_host: Count = 1
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

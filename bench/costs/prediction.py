@@ -67,7 +67,8 @@ class Prediction:
     """A step, in the words of `metrics.csv`.
 
     Attributes:
-        bound_by: compute, network or cpu (of cores that ranks share): what it would help most to have more of.
+        bound_by: compute, network, exchange (each rank's work for it: encoding, messages, decoding) or cpu (of cores
+            that ranks share): what it would help most to have more of.
         step_time_p95_s, slowest_window, fastest_window: over a trace; None where rates are constant.
     """
 
@@ -120,9 +121,17 @@ def predict(calibration: Calibration, setting: Setting) -> Prediction:
         messages_per_step=float(step.messages.mean()),
         dense_bytes_per_step=dense,
         compression_ratio=2 * (n - 1) / n * dense / nbytes if nbytes else None,
-        bound_by="cpu" if 1.1 * shared_s >= slowest else "network" if slowest > 1.1 * computing_s else "compute",
+        bound_by=_bound_by(step, slowest_s=slowest, shared_s=shared_s, computing_s=computing_s),
         **over_time,
     )
+
+
+def _bound_by(step: _Step, *, slowest_s: float, shared_s: float, computing_s: float) -> str:
+    if 1.1 * shared_s >= slowest_s:
+        return "cpu"
+    if slowest_s <= 1.1 * computing_s:
+        return "compute"
+    return "exchange" if 2 * step.late_work_s.mean() > step.exposed_s.mean() else "network"
 
 
 class _Step:
@@ -144,6 +153,7 @@ class _Step:
         self.computing = Computing.of_ranks(calibration, setting)
         self.computed_s = np.zeros(setting.links.num_ranks)
         self.exposed_s = np.zeros(setting.links.num_ranks)
+        self.late_work_s = np.zeros(setting.links.num_ranks)
         self.sent = np.zeros(setting.links.num_ranks)
         self.sent_over_links = np.zeros(setting.links.num_ranks)
         self.messages = np.zeros(setting.links.num_ranks)
@@ -168,6 +178,7 @@ class _Step:
         for number, (bucket, encoded) in enumerate(zip(calibration.buckets, setting.encoded, strict=True)):
             is_early = setting.starts_early and number < len(early)
             if number == len(early):
+                worked_before_s = self._works_s(busy_s)
                 held_up_s = self._held_up_s(flows.sent_over_links - over_links, flows.busy_s - busy_s)
                 last, computed = last + held_up_s, computed + held_up_s
             due = early[number] if is_early else last
@@ -187,6 +198,7 @@ class _Step:
         self.busy_s, self.sent_over_links = flows.busy_s - busy_s, flows.sent_over_links - over_links
         exchanged: Floats = np.maximum(flows.ready, computed)
         self.exposed_s = exchanged - last
+        self.late_work_s = self._works_s(busy_s) - worked_before_s
         return exchanged + self.computing.factor * calibration.update_s
 
     def _tell_all_whether_finite(self) -> Floats:
@@ -205,6 +217,10 @@ class _Step:
             return 0.0
         carried_s = self._setting.links.carry_byte_s * sent_over_links
         return float((busy_s + self.worked_s + carried_s).sum()) / cores
+
+    def _works_s(self, busy_before_s: Floats) -> Floats:
+        """What each rank's exchange thread has worked in this step."""
+        return self.computing.factor * self.worked_s + self._flows.busy_s - busy_before_s
 
     def _takes(self, work_s: float) -> Floats:
         """What each rank takes for work of so much CPU time."""

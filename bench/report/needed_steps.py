@@ -10,6 +10,7 @@ from typing import Any
 
 from bench.core.errors import UsageError
 from bench.core.parts import Calibration
+from bench.report.runs import Run, collect_runs, one_per_seed
 from bench.report.store import Row
 
 _THE_SAME = ("model", "dataset", "optimizer", "batch_size")
@@ -45,28 +46,26 @@ def needed_steps(rows: Sequence[Row], calibration: Calibration, compressor: str,
     """
     wanted = {name: getattr(calibration, name) for name in _THE_SAME}
     wanted |= {"compressor": compressor, "strategy": "ddp", "accumulate": 1}
-    by_run: dict[str, list[Row]] = {}
-    for row in rows:
-        if row["target_accuracy"] is not None and all(row[name] == value for name, value in wanted.items()):
-            by_run.setdefault(row["run_id"], []).append(row)
-    if not by_run:
+    alike = [run for run in collect_runs(rows) if all(run[name] == value for name, value in wanted.items())]
+    runs, _ = one_per_seed([run for run in alike if run.ended_well and run["target_accuracy"] is not None], ())
+    if not runs:
         return NeededSteps(
             steps=None,
-            said=f"no time to target: no run with {compressor} had one on {calibration.model}, {calibration.dataset}, "
-            f"{calibration.optimizer} and batches of {calibration.batch_size}",
+            said=f"no time to target: no run with {compressor} had one, and ended well, on {calibration.model}, "
+            f"{calibration.dataset}, {calibration.optimizer} and batches of {calibration.batch_size}",
         )
-    targets = sorted({of_run[0]["target_accuracy"] for of_run in by_run.values()})
+    targets = sorted({run["target_accuracy"] for run in runs})
     if len(targets) > 1:
         raise UsageError(f"the runs have the targets {', '.join(map(str, targets))}; give those of one")
-    return _at(_medians(by_run), world_size, targets[0])
+    return _at(_medians(runs), world_size, targets[0])
 
 
-def _medians(by_run: Mapping[str, Sequence[Row]]) -> dict[int, tuple[float, int]]:
+def _medians(runs: Sequence[Run]) -> dict[int, tuple[float, int]]:
     """By ranks: (steps, seeds)."""
     seeds: dict[int, list[float]] = {}
-    for rows in by_run.values():
-        reached = [row["step"] for row in rows if row["time_to_target_s"] is not None]
-        seeds.setdefault(rows[0]["world_size"], []).append(min(reached, default=math.inf))
+    for run in runs:
+        reached = [row["step"] for row in run.rows if row["time_to_target_s"] is not None]
+        seeds.setdefault(run["world_size"], []).append(min(reached, default=math.inf))
     return {ranks: (statistics.median(steps), len(steps)) for ranks, steps in sorted(seeds.items())}
 
 

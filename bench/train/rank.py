@@ -21,11 +21,13 @@ from bench.core.run_folder import RunFolder, write_json
 from bench.train.compiler import postpone_compiler
 from collectives.transport.base import TransportError
 from collectives.transport.failure_detector import failure_detector
-from collectives.transport.process_group import backend_failure, is_of_backend
+from collectives.transport.process_group import backend_failure
 
 C = TypeVar("C", bound=Configuration)
 INIT_METHOD = "BENCH_INIT_METHOD"
 """The variable that says how ranks meet; without it as torchrun has them meet."""
+_WORDS_OF_A_LOSS = ("connectFullMesh", "Wait timeout")
+"""in errors of no type of their own: of gloo, and of a store that is a file"""
 
 
 def rank_main(
@@ -117,10 +119,16 @@ def _meet(device: torch.device, timeout_s: float) -> None:
             device_id=device if own_gpu else None,
         )
     except RuntimeError as error:
-        if not is_of_backend(error):
+        if not _is_a_loss(error):
             raise
         # Which one cannot be found out: nobody has a way to the others yet.
         raise TransportError(f"a rank was lost while ranks met: {str(error).partition(chr(10))[0]}") from error
+
+
+def _is_a_loss(error: RuntimeError) -> bool:
+    """Whether another rank is gone, or its store, rather than this one's port taken or its network device unknown."""
+    of_store = isinstance(error, dist.DistNetworkError | dist.DistStoreError) and "EADDRINUSE" not in str(error)
+    return of_store or any(words in str(error) for words in _WORDS_OF_A_LOSS)
 
 
 def _leave_error(folder: RunFolder, error: Exception, *, is_sentence: bool) -> None:

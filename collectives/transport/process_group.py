@@ -225,12 +225,9 @@ def backend_failure(error: RuntimeError) -> TransportError | None:
     Returns:
         The error that says which rank is lost, found out from the others; None where `error` is not the backend's.
     """
-    return ProcessGroupTransport()._lost(None, str(error)) if is_of_backend(error) else None
-
-
-def is_of_backend(error: RuntimeError) -> bool:
-    """Whether the backend, or the store in which ranks meet, failed, rather than what was asked of it."""
-    return isinstance(error, dist.DistError) or any(words in str(error) for words in _WORDS_OF_BACKENDS)
+    if not isinstance(error, dist.DistError) and not any(words in str(error) for words in _WORDS_OF_BACKENDS):
+        return None
+    return ProcessGroupTransport()._lost(None, str(error))
 
 
 class _AllReduce(Pending):

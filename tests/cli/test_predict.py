@@ -47,10 +47,11 @@ def test_calibrated_parts_predict_the_bytes_that_are_sent(tmp_path: Path) -> Non
     told = json.loads(answer.out)
     numel = sum(sum(bucket["numels"]) for bucket in parts["buckets"])
     assert told["payload_bytes_per_step"] == pytest.approx(2 * 2 / 3 * 4 * numel, rel=1e-4)
-    assert set(told) - {"notes", "bound_by"} <= set(METRICS_BY_NAME)
+    assert set(told) - {"notes", "bound_by", *DENSE} <= set(METRICS_BY_NAME)
     assert told["step_time_s"] > told["payload_bytes_per_step"] * 8 / 10e6
 
 
+DENSE = ("dense_collective", "dense_step_time_s")
 CELL = ["--bandwidth-trace", "examples/cell.trace"]
 LOSSES = ["--losses", "every=2h,restart=60s,checkpoint=100"]
 
@@ -61,7 +62,7 @@ def test_a_trace_is_followed_and_its_slowest_and_fastest_tenths_are_named(tmp_pa
     assert answer.code == 0, answer.error
     told = json.loads(answer.out)
     windows = [told.pop(f"{word}_window") for word in ("fastest", "slowest")]
-    assert set(told) - {"notes", "bound_by"} <= set(METRICS_BY_NAME)
+    assert set(told) - {"notes", "bound_by", *DENSE} <= set(METRICS_BY_NAME)
     assert told["link_trace"].startswith("cell.trace (")
     assert windows[0]["step_time_s"] < told["step_time_s"] < windows[1]["step_time_s"]
     said = invoke(*asked).out
@@ -94,7 +95,7 @@ def test_people_read_how_fast_a_server_is_asked_and_how_stale_it_answers(tmp_pat
                  "times as many samples as with dense bf16"):  # fmt: skip
         assert text in shown
     told = json.loads(invoke(*asked, "--json").out)
-    assert set(told) - {"notes", "bound_by", "updates_per_s", "step_times_s"} <= set(METRICS_BY_NAME)
+    assert set(told) - {"notes", "bound_by", "updates_per_s", "step_times_s", *DENSE} <= set(METRICS_BY_NAME)
     assert (told["strategy"], told["straggler"]) == ("async_server:staleness=2", "rank=1,slowdown=3")
     assert told["staleness_max"] == 2
     assert len(told["step_times_s"]) == 4
@@ -340,7 +341,7 @@ def test_predicted_and_measured_stand_side_by_side(tmp_path: Path) -> None:
 def _held_against_finished_runs(tmp_path: Path, runs: Path, cell: dict[str, object]) -> None:
     """The same from the runs alone, with another calibration; what it does not know is left out, and counted."""
     (run,) = runs.glob("*-s*")
-    others = {"failed": "status.json", "of-another-model": "config.json", "of-another-machine": "environment.json"}
+    others = {"failed": "status.json", "of-another-model": "config.json", "of-another-machine": "metrics.csv"}
     changes = {"failed": ('"ok"', '"failed"'), "of-another-model": ('"small_cnn"', '"resnet20"')}
     for name, file in others.items():
         path = shutil.copytree(run, runs / "deeper" / name) / file

@@ -94,8 +94,8 @@ def _over_time(prediction: Prediction) -> list[tuple[str, str]]:
     return said
 
 
-def print_curve(checked: Asked, curve: Curve, said: list[str], *, as_json: bool) -> None:
-    """What it takes at each rate, beside dense gradients in 16 bits, on stdout."""
+def print_curve(checked: Asked, curve: Curve, said: list[str], same: dict[str, Any], *, as_json: bool) -> None:
+    """What it takes at each rate, beside dense gradients in 16 bits, on stdout; `same`: at every rate."""
     said = [*said, *_verdict(checked, curve)]
     if as_json:
         rows = [
@@ -106,19 +106,19 @@ def print_curve(checked: Asked, curve: Curve, said: list[str], *, as_json: bool)
                 "payload_bytes_per_step": pair.payload_bytes_per_step,
                 "bound_by": pair.bound_by,
                 "dense_step_time_s": dense.step_time_s,
+                "dense_collective": dense.collective,
             }
             for rate, pair, dense in zip(curve.rates_bps, curve.pair, curve.dense, strict=True)
         ]
-        what = {"compressor": checked.compressor, "collective": checked.collective, "world_size": checked.world_size}
-        print_json({**what, "curve": rows, "break_even_bps": curve.break_even_bps, "notes": said})
+        print_json({**same, "curve": rows, "break_even_bps": curve.break_even_bps, "notes": said})
         return
     table = plain_table()
     for heading in ("bandwidth", "step", "bound by", "dense bf16", "times as fast"):
         table.add_column(heading, justify="left" if heading == "bound by" else "right")
     for rate, pair, dense in zip(curve.rates_bps, curve.pair, curve.dense, strict=True):
         times = f"{dense.step_time_s / pair.step_time_s:.2f}"
-        cells = format_rate(rate), format_seconds(pair.step_time_s), pair.bound_by, format_seconds(dense.step_time_s)
-        table.add_row(*cells, times)
+        other = f"{format_seconds(dense.step_time_s)} on {dense.collective}"
+        table.add_row(format_rate(rate), format_seconds(pair.step_time_s), pair.bound_by, other, times)
     print(f"{checked.compressor} on {checked.collective}, {checked.world_size} ranks")
     stdout_console().print(table)
     print(*said, sep="\n")
@@ -143,10 +143,13 @@ def _verdict(checked: Asked, curve: Curve) -> list[str]:
     return [f"{it} {'below' if curve.pays[0] else 'above'} {where}"]
 
 
-def print_map(found: list[Regime], said: list[str], *, as_json: bool) -> None:
-    """The fastest pair by rate and number of ranks, on stdout."""
+def print_map(found: list[Regime], said: list[str], same: dict[str, Any], *, as_json: bool) -> None:
+    """The fastest pair by rate and number of ranks, on stdout; `same`: for all of them, but for pair and ranks."""
     if as_json:
-        print_json({"regimes": [dataclasses.asdict(each) | {"speedup": each.speedup} for each in found], "notes": said})
+        of_cells = ("compressor", "collective", "world_size", "hosts")
+        everywhere = {name: value for name, value in same.items() if name not in of_cells}
+        cells = [dataclasses.asdict(each) | {"speedup": each.speedup} for each in found]
+        print_json({**everywhere, "regimes": cells, "notes": said})
         return
     table = plain_table()
     sizes = list(dict.fromkeys(each.world_size for each in found))
@@ -175,7 +178,8 @@ def print_validation(rows: list[dict[str, Any]], *, as_json: bool) -> None:
     for heading in ("configuration", "predicted", "measured", "error", "bound by"):
         table.add_column(heading, justify="left" if heading in ("configuration", "bound by") else "right")
     for row in rows:
-        measured = "failed" if row["step_time_s"] is None else format_seconds(row["step_time_s"])
+        untimed = "not timed" if row["runs"] else "failed"
+        measured = untimed if row["step_time_s"] is None else format_seconds(row["step_time_s"])
         error = "-" if row["error"] is None else f"{row['error']:+.1%}"
         name = row["settings"] or "[base]"
         table.add_row(name, format_seconds(row["predicted_step_time_s"]), measured, error, row["bound_by"])

@@ -17,7 +17,7 @@ class Losses:
     """Hosts that are lost by chance, and a job that begins anew from its last checkpoint.
 
     Attributes:
-        every_s: mean time until one host is lost.
+        every_s: mean time until a host is lost, the same for each of them.
         restart_s: from a loss until training goes on.
         checkpoint_steps: between two checkpoints.
     """
@@ -36,8 +36,8 @@ class Losses:
         match = _FORM.fullmatch(text.replace(" ", ""))
         if not match:
             raise UsageError(
-                f"--losses {text} is not possible; write every=6h,restart=30s,checkpoint=100: the mean time until one "
-                "host is lost, that until training goes on, and the steps between checkpoints"
+                f"--losses {text} is not possible; write every=6h,restart=30s,checkpoint=100: each host's mean time "
+                "until it is lost, the time until training goes on, and the steps between checkpoints"
             )
         losses = cls(
             every_s=parse_duration(match[1]), restart_s=parse_duration(match[2]), checkpoint_steps=int(match[3])
@@ -47,4 +47,9 @@ class Losses:
         return losses
 
     def __str__(self) -> str:
-        return f"every={self.every_s:g}s,restart={self.restart_s:g}s,checkpoint={self.checkpoint_steps}"
+        return f"every={_text(self.every_s)},restart={_text(self.restart_s)},checkpoint={self.checkpoint_steps}"
+
+
+def _text(seconds: float) -> str:
+    """As `parse_duration` reads it, to the microsecond."""
+    return f"{seconds:.6f}".rstrip("0").rstrip(".") + "s"

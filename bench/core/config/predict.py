@@ -74,8 +74,8 @@ class PredictConfig(Configuration):
     losses: Annotated[
         str | None,
         Doc(
-            "hosts that are lost: the mean time until one is, the time until the job has begun anew, and the steps "
-            "between its checkpoints: every=6h,restart=30s,checkpoint=100"
+            "hosts that are lost, each once in so long on average, the time until the job has begun anew, and the "
+            "steps between its checkpoints: every=6h,restart=30s,checkpoint=100"
         ),
         Flag(RANKS),
         Form(Losses.parse),

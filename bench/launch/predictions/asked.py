@@ -38,6 +38,11 @@ class Asked:
         return waits(self.strategy)
 
     @property
+    def trigger(self) -> str:
+        """As in `metrics.csv`."""
+        return "async" if self.starts_early else "sync"
+
+    @property
     def straggler_text(self) -> str | None:
         """As in `metrics.csv`."""
         return None if self.straggler is None else str(self.straggler)
@@ -77,10 +82,12 @@ class Asked:
         """The same over links of one rate, up and down.
 
         Raises:
-            UsageError: the hosts' links follow a trace.
+            UsageError: the hosts' links have rates of their own, or follow a trace.
         """
         if self.link_trace:
             raise UsageError("--sweep sets the rate of all links, which is then constant; leave out the trace")
+        if any(rate is not None for host in self.hosts for rate in (host.uplink_bps, host.downlink_bps)):
+            raise UsageError("--sweep sets the rate of all links; take those of the hosts out of the cluster file")
         hosts = [dataclasses.replace(host, uplink_bps=bandwidth_bps, downlink_bps=bandwidth_bps) for host in self.hosts]
         return dataclasses.replace(self, hosts=tuple(hosts))
 

@@ -75,15 +75,6 @@ def _hosts(config: PredictConfig) -> tuple[tuple[HostLink, ...], int]:
     return (link_of(texts),) * number, per_host
 
 
-def baseline(asked: Asked, calibration: Calibration) -> Asked:
-    """Dense gradients in 16 bits on the same links, summed as they would be without a choice.
-
-    Raises:
-        UsageError: they are not calibrated.
-    """
-    return check_asked(calibration, dataclasses.replace(asked, compressor=BASELINE, collective=""))
-
-
 def check_asked(calibration: Calibration, asked: Asked) -> Asked:
     """The pair filled in, as it is written shortest.
 

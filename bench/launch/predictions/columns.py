@@ -15,6 +15,20 @@ OVER_TIME = ("step_time_p95_s", "slowest_window", "fastest_window")
 
 def columns(asked: Asked, prediction: Prediction, calibration: Calibration) -> dict[str, Any]:
     """A prediction under the names of the columns of `metrics.csv`."""
+    figures = dataclasses.asdict(prediction)
+    return {
+        **_asked(asked, calibration),
+        **{name: value for name, value in figures.items() if name not in OVER_TIME or value},
+    }
+
+
+def same_everywhere(asked: Asked, calibration: Calibration) -> dict[str, Any]:
+    """What holds for all predictions of a sweep over the rate of the links, under the same names."""
+    swept = ("uplink_bps", "downlink_bps")
+    return {name: value for name, value in _asked(asked, calibration).items() if name not in swept}
+
+
+def _asked(asked: Asked, calibration: Calibration) -> dict[str, Any]:
     return {
         "model": calibration.model,
         "dataset": calibration.dataset,
@@ -23,6 +37,7 @@ def columns(asked: Asked, prediction: Prediction, calibration: Calibration) -> d
         "compressor": asked.compressor,
         "collective": asked.collective,
         "strategy": asked.strategy,
+        "trigger": asked.trigger,
         "straggler": asked.straggler_text,
         "world_size": asked.world_size,
         "hosts": len(asked.hosts),
@@ -32,5 +47,4 @@ def columns(asked: Asked, prediction: Prediction, calibration: Calibration) -> d
         "link_trace": asked.link_trace,
         "latency_s": max(host.latency_s for host in asked.hosts),
         "cpu_share": min(host.cpu_share for host in asked.hosts),
-        **{name: value for name, value in dataclasses.asdict(prediction).items() if name not in OVER_TIME or value},
     }

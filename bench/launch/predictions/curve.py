@@ -13,7 +13,7 @@ from bench.core.parts import Calibration
 from bench.core.units import parse_rate
 from bench.costs.prediction import Prediction
 from bench.launch.predictions.asked import Asked
-from bench.launch.predictions.checking import baseline
+from bench.launch.predictions.dense import Dense, dense_ways, fastest
 from bench.launch.predictions.step import predicted
 
 POINTS_PER_DECADE = 6
@@ -25,13 +25,14 @@ class Curve:
 
     Attributes:
         rates_bps: ascending.
-        pair, dense: step times of what was asked for, and of dense gradients in 16 bits.
+        pair: steps of what was asked for.
+        dense: of dense gradients in 16 bits, on the collective that is fastest there.
         break_even_bps: rates at which both are equal, by interpolation.
     """
 
     rates_bps: list[float]
     pair: list[Prediction]
-    dense: list[Prediction]
+    dense: list[Dense]
     break_even_bps: list[float]
 
     @property
@@ -48,9 +49,9 @@ def sweep(calibration: Calibration, asked: Asked, rates_bps: Sequence[float]) ->
     """
     if not asked.waits:
         raise UsageError(f"--sweep compares steps that ranks make together; leave out --strategy {asked.strategy}")
-    other = baseline(asked, calibration)
+    ways = dense_ways(calibration, asked)
     pair = [predicted(calibration, asked.at_rate(rate)) for rate in rates_bps]
-    dense = [predicted(calibration, other.at_rate(rate)) for rate in rates_bps]
+    dense = [fastest(calibration, [way.at_rate(rate) for way in ways]) for rate in rates_bps]
     ratios = np.log([a.step_time_s / b.step_time_s for a, b in zip(pair, dense, strict=True)])
     logs = np.log(rates_bps)
     crossings = np.flatnonzero((ratios[:-1] < 0) != (ratios[1:] < 0))

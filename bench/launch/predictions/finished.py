@@ -11,7 +11,9 @@ from bench.core.config.job import VIRTUAL_HOSTS
 from bench.core.config.run import RunConfig
 from bench.core.errors import UsageError
 from bench.core.parts import Calibration
+from bench.core.rows import read_rows
 from bench.core.run_folder import RunFolder, read_json
+from bench.launch.predictions.links import links_of
 from bench.launch.predictions.validating import asked_of
 from bench.launch.sweeps.agenda import Agenda
 from bench.launch.sweeps.past_runs import PastRun
@@ -40,6 +42,8 @@ def finished_runs(calibration: Calibration, folder: Path, tell: Callable[[str], 
         except UsageError as refusal:
             reasons[str(refusal).partition(";")[0]] += 1  # without what to do about it
         else:
+            if config.digest in past:
+                reasons["repeated later"] += 1
             configs[config.digest], past[config.digest] = config, found
     if not past:
         raise UsageError(f"{folder} holds no finished run that this calibration predicts{_said(reasons)}")
@@ -58,18 +62,18 @@ def _checked(calibration: Calibration, run: PastRun) -> RunConfig:
     """
     if run.state != "done":
         raise UsageError("not finished" if run.state == "torn" else "failed")
-    made_on = read_json(run.folder.environment) or {}
-    for name, known in (
-        ("cpu", f"{calibration.cpu} ({calibration.cores} cores)"),
-        ("kernels", calibration.kernels),
-    ):
-        if (value := made_on.get(name)) != known:
-            raise UsageError(f"made with {name} {value}, calibrated with {known}")
     try:
         config = RunConfig.from_json(run.folder.config)
     except UsageError:
         raise UsageError("written by another version") from None
-    asked_of(calibration, config)
+    if config.profile:
+        raise UsageError("slower for --profile")
+    calibrated = {"cpu": f"{calibration.cpu} ({calibration.cores} cores)", "kernels": calibration.kernels}
+    for row in read_rows(run.folder.metrics):
+        for name, known in calibrated.items():
+            if row[name] != known:
+                raise UsageError(f"made with {name} {row[name]}, calibrated with {known}")
+    links_of(calibration, asked_of(calibration, config))  # reads the traces that they followed
     return config
 
 

@@ -3,19 +3,15 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator, Sequence
-from typing import cast
+from collections.abc import Sequence
 
-from bench.core import registry, spec
 from bench.core.errors import UsageError
 from bench.core.parts import Calibration
-from bench.costs.prediction import refusal
 from bench.launch.predictions.asked import Asked
-from bench.launch.predictions.checking import BASELINE, baseline
+from bench.launch.predictions.checking import BASELINE
+from bench.launch.predictions.dense import dense_ways, pairs
 from bench.launch.predictions.notes import outside
 from bench.launch.predictions.step import predicted
-from collectives.base import Collective
-from compressors.base import Compressor
 
 MOST_RANKS = 1024
 """of a map, which asks for hundreds of predictions"""
@@ -60,28 +56,27 @@ def regimes(
     found = []
     for world_size in world_sizes:
         hosts = dataclasses.replace(asked, hosts=asked.hosts[:1] * world_size)
-        dense = baseline(hosts, calibration)
-        pairs = [dense, *_pairs(calibration, hosts)]
+        tried = [*dense_ways(calibration, hosts)[:1], *pairs(hosts, calibration.encoded)]
         for rate in rates_bps:
-            steps = [predicted(calibration, pair.at_rate(rate)).step_time_s for pair in pairs]
-            best = min(range(len(pairs)), key=steps.__getitem__)  # of equals the first, which is dense
-            dense_s = [seconds for pair, seconds in zip(pairs, steps, strict=True) if pair.compressor == BASELINE]
+            steps = [predicted(calibration, pair.at_rate(rate)).step_time_s for pair in tried]
+            best = min(range(len(tried)), key=steps.__getitem__)  # of equals the first, which is dense
+            dense_s = [seconds for pair, seconds in zip(tried, steps, strict=True) if pair.compressor == BASELINE]
             found.append(
                 Regime(
                     bandwidth_bps=rate,
                     world_size=world_size,
-                    compressor=pairs[best].compressor,
-                    collective=pairs[best].collective,
+                    compressor=tried[best].compressor,
+                    collective=tried[best].collective,
                     step_time_s=steps[best],
                     dense_step_time_s=min(dense_s),
-                    outside=outside(calibration, pairs[best].at_rate(rate)),
+                    outside=outside(calibration, tried[best].at_rate(rate)),
                 )
             )
     return found
 
 
 def parse_world_sizes(text: str) -> list[int]:
-    """``2..64`` -> 2, 4, 8, .. 64.
+    """``2..64`` -> 2, 4, 8, .. 64; the last one is among them whatever it is.
 
     Raises:
         UsageError: it is not of that form.
@@ -90,17 +85,6 @@ def parse_world_sizes(text: str) -> list[int]:
     if not (dots and first.isdecimal() and last.isdecimal()) or not 2 <= int(first) < int(last) <= MOST_RANKS:
         raise UsageError(f"world_size={text} is not possible; write it like world_size=2..64, at most {MOST_RANKS}")
     sizes = [int(first)]
-    while 2 * sizes[-1] <= int(last):
+    while 2 * sizes[-1] < int(last):
         sizes.append(2 * sizes[-1])
-    return sizes
-
-
-def _pairs(calibration: Calibration, asked: Asked) -> Iterator[Asked]:
-    """All that are legal among so many ranks; a backend's own sum is predicted as a ring, and left to that."""
-    for name in registry.entries("collectives"):
-        collective = cast(Collective, spec.build("collectives", name))
-        if name == "native" or refusal(collective) or collective.ranks_refusal(asked.world_size):
-            continue
-        for compressor in calibration.encoded:
-            if cast(Compressor, spec.build("compressors", compressor)).refusal(collective) is None:
-                yield dataclasses.replace(asked, compressor=compressor, collective=name)
+    return [*sizes, int(last)]

@@ -31,6 +31,7 @@ _PARTS = (
 )  # fmt: skip
 """Columns that are predicted and measured."""
 _FIXED = ("accumulate", "amp", "nnodes", "nonfinite")
+_LEFT_OUT = {"jitter_s": "jitter", "loss_ratio": "loss"}
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -76,13 +77,15 @@ def check_machine(calibration: Calibration) -> None:
     """Refuse to measure elsewhere what is predicted.
 
     Raises:
-        UsageError: this is not the calibrated machine.
+        UsageError: this is not the calibrated machine, or other kernels.
     """
     if (calibration.cpu, calibration.cores) != (environment.cpu_model(), environment.usable_cores()):
         raise UsageError(
             f"the calibration is of another machine, {calibration.cpu} with {calibration.cores} cores; what it "
             "predicts can be measured there alone"
         )
+    if calibration.kernels != (kernels := environment.kernels()):
+        raise UsageError(f"the calibration is of {calibration.kernels} kernels, these are {kernels}; calibrate anew")
 
 
 def cells_of(calibration: Calibration, runs: Iterable[PlannedRun]) -> list[Cell]:
@@ -128,6 +131,10 @@ def asked_of(calibration: Calibration, config: RunConfig) -> Asked:
             raise UsageError(
                 f"{option.flag_name} {getattr(config, option.name)} is not part of the model; leave it out"
             )
+    if config.device == "cuda":
+        raise UsageError("what a GPU takes is not part of the model; use --device cpu")
+    if left_out := [word for name, word in _LEFT_OUT.items() if getattr(config, name)]:
+        raise UsageError(f"{' and '.join(left_out)} of links are not part of the model; leave them out")
     hosts: tuple[HostLink, ...] = (HostLink(name="machine"),)
     ranks_per_host = config.world_size
     if config.cluster is not None:
@@ -154,20 +161,19 @@ def compare(cells: Sequence[Cell], agenda: Agenda) -> list[Compared]:
 
 
 def _compared(cell: Cell, agenda: Agenda) -> Compared:
-    rows = []
-    for run in cell.runs:
-        if agenda.progress(run) == "done":
-            rows.append(list(read_rows(agenda.past[run.config.digest].folder.metrics))[-1])
+    done = [agenda.past[run.config.digest] for run in cell.runs if agenda.progress(run) == "done"]
+    rows = [list(read_rows(run.folder.metrics)) for run in done]
 
     def median(column: str) -> float | None:
-        known = [row[column] for row in rows if row[column] is not None]
+        known = [value for of_run in rows if (value := _last_known(of_run, column)) is not None]
         return statistics.median(known) if known else None
 
-    return Compared(
-        cell=cell,
-        num_runs=len(rows),
-        measured={column: median(column) for column in _PARTS},
-    )
+    return Compared(cell=cell, num_runs=len(done), measured={column: median(column) for column in _PARTS})
+
+
+def _last_known(rows: Sequence[Mapping[str, Any]], column: str) -> float | None:
+    """What the last row says that says anything: one that was written soon after a restart knows no time of a step."""
+    return next((row[column] for row in reversed(rows) if row[column] is not None), None)
 
 
 def as_rows(compared: Sequence[Compared], calibration: Calibration) -> list[dict[str, Any]]:
@@ -227,6 +233,8 @@ def with_validated(calibration: Calibration, compared: Sequence[Compared]) -> Ca
             measured_s=each.step_time_s,
             error=each.error,
             strategy=each.cell.asked.strategy,
+            trigger=each.cell.asked.trigger,
+            ranks_per_host=each.cell.asked.ranks_per_host,
             straggler=each.cell.asked.straggler_text,
         )
         for each in compared

@@ -87,7 +87,7 @@ def test_reading_sizes(text: str, size: int) -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "seconds"), [("20ms", 0.02), ("1.5s", 1.5), ("10m", 600), ("50us", 5e-5), ("2h", 7200)]
+    ("text", "seconds"), [("20ms", 0.02), ("1.5s", 1.5), ("10m", 600), ("50us", 5e-5), ("2h", 7200), ("3d", 259_200)]
 )
 def test_reading_durations(text: str, seconds: float) -> None:
     assert parse_duration(text) == pytest.approx(seconds)
@@ -105,7 +105,7 @@ def test_what_is_no_size_is_refused(text: str) -> None:
         parse_size(text)
 
 
-@pytest.mark.parametrize("text", ["", "5", "soon", "-1s", "1..5s", "3d"])
+@pytest.mark.parametrize("text", ["", "5", "soon", "-1s", "1..5s", "3w", "1e+06s"])
 def test_what_is_no_duration_is_refused(text: str) -> None:
     with pytest.raises(UsageError, match="is not a duration; write it like 20ms"):
         parse_duration(text)

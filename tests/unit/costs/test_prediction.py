@@ -312,19 +312,34 @@ def test_what_was_not_measured_is_outside_the_validated_range() -> None:
             known, check(PredictConfig(**{"compressor": "topk", "hosts": 4, "bandwidth": "200mbit"} | asked), known)
         )
 
-    known_error = "such step times held against 2 measurement(s): off by 5.0% in the median, by 10.0% at most"
+    cores = known.cores
+    off_by = "off by 5.0% in the median, by 10.0% at most"
+    assert said(shared_cores=cores) == [f"such step times held against 2 measurement(s): {off_by}"]
+    known_error = (
+        f"such step times held against 2 measurement(s) of ranks that share {cores} core(s), as these do not: "
+    )
+    known_error += off_by
     assert said() == [known_error]
-    for other in (
-        {"hosts": 9},
-        {"bandwidth": "10mbit"},
-        {"latency": "1ms"},
-        {"compressor": "none"},
-        {"bandwidth": None},
+    for other, reason in (
+        ({"hosts": 9}, "9 ranks; 4 to 8 were measured"),
+        ({"bandwidth": "10mbit"}, "10 Mbit/s; 100 Mbit/s to 1 Gbit/s were measured"),
+        ({"latency": "1ms"}, "a latency of 1 ms, longer than any that was measured"),
+        ({"compressor": "none"}, "none on native was not measured"),
+        ({"bandwidth": None}, "links that are not limited were not measured"),
+        ({"hosts": 2, "ranks_per_host": 2}, "2 rank(s) on a host were not measured"),
     ):
-        sentence, beside = said(**other)
-        assert sentence.startswith("outside the validated range: ")
-        assert beside == known_error
-    assert len(said(straggler="rank=1,slowdown=2")) == 1
+        assert said(**other) == [f"outside the validated range: {reason}", known_error]
+    for other in ({"straggler": "rank=1,slowdown=2"}, {"trigger": "sync"}):
+        (sentence,) = said(**other)
+        assert sentence.startswith("outside the validated range: ddp with")
+    local = Validated(**vars(cell) | {"bandwidth_bps": None})
+    known = dataclasses.replace(known, validated=(cell, local))
+    assert said(bandwidth=None) == said(
+        bandwidth="100mbit"
+    )  # each was measured, which says nothing of what lies between
+    assert "200 Mbit/s; 100 Mbit/s to 100 Mbit/s were measured" in said()[0]
+    known = dataclasses.replace(known, validated=(local,))
+    assert "200 Mbit/s; only links without a limit were measured" in said()[0]
     assert "was measured yet" in notes(calibration(), check(PredictConfig(), calibration()))[0]
 
 

@@ -7,14 +7,18 @@ from typing import Any
 import pytest
 
 from bench.core.errors import UsageError
+from bench.core.schema.metrics import METRICS
 from bench.report.needed_steps import NeededSteps, needed_steps
 from tests.testing.calibrations import calibration
 
 
 def run(name: str, world_size: int, reached_at: int | None, **other: Any) -> list[dict[str, Any]]:
     """Evaluations after 100, 200, 300 and 400 steps."""
-    same = {
+    same = {column.name: None for column in METRICS} | {
         "run_id": name,
+        "config_id": "of-all",
+        "seed": ord(name),
+        "status": "ok",
         "model": "small_cnn",
         "dataset": "digits",
         "optimizer": "sgd",
@@ -54,6 +58,21 @@ def test_it_is_the_median_over_seeds_with_as_many_ranks() -> None:
 
 def test_it_lies_between_what_fewer_and_more_ranks_needed() -> None:
     assert needed(run("a", 2, 400) + run("b", 8, 100), 4).steps == pytest.approx(200)
+
+
+def test_a_run_that_did_not_end_well_says_nothing() -> None:
+    rows = run("a", 4, 300) + run("b", 4, None, status="interrupted") + run("c", 4, None, status="failed")
+    assert needed(rows, 4).said == "steps to 90.0%: median of 1 run(s) with 4 ranks"
+
+
+def test_a_seed_counts_once() -> None:
+    rows = run("a", 4, 100, started_at="1") + run("b", 4, 300, seed=ord("a"), started_at="2") + run("c", 4, 200)
+    assert needed(rows, 4).steps == 250
+
+
+def test_who_was_resumed_with_other_ranks_ran_with_those() -> None:
+    before, after = run("a", 2, None), run("a", 4, 300)
+    assert needed(before[:2] + after[2:], 4).steps == 300
 
 
 @pytest.mark.parametrize(
