@@ -59,8 +59,9 @@ def attach(
 
     Raises:
         ValueError: "topk sends Sparse payloads: native adds ...; use collective allgather"; momentum missing or given
-            in vain; several buckets where the compressor wants one; a hook of PyTorch's own; or an embedding whose
-            gradients are sparse.
+            in vain; several buckets where the compressor wants one; a hook of PyTorch's own; a model that has a hook
+            already, holds complex parameters or some that were frozen after it was wrapped; an embedding whose
+            gradients are sparse; or DDP with skip_all_reduce_unused_params.
         OptionError: a text that names no component, or a wrong option.
     """
     if isinstance(compressor, str):
@@ -76,7 +77,8 @@ def attach(
         )
     if reason := compressor.layers_refusal(layers_of(ddp.module)):
         raise ValueError(reason)
-    _check_dense(ddp)
+    _check_engine(ddp)
+    _check_gradients(ddp)
     _check_one_bucket(ddp, compressor)
     _check_momentum(compressor, momentum)
     reducer = Reducer(compressor, momentum=momentum or 0.0, nesterov=nesterov)
@@ -92,7 +94,23 @@ def hook_for(
     return make(ddp, reducer, collective, settings)
 
 
-def _check_dense(ddp: DistributedDataParallel) -> None:
+def _check_engine(ddp: DistributedDataParallel) -> None:
+    if ddp._comm_hooks:
+        raise ValueError("this model has a communication hook already, if a closed one; wrap it in DDP anew")
+    if ddp.skip_all_reduce_unused_params:
+        raise ValueError(
+            "with skip_all_reduce_unused_params ranks would not know when a step ends; wrap the model without it"
+        )
+
+
+def _check_gradients(ddp: DistributedDataParallel) -> None:
+    for name, parameter in ddp.module.named_parameters():
+        if parameter.is_complex():
+            raise ValueError(f"{name} is complex, which no compressor knows; hold real and imaginary parts")
+    wrapped = {id(parameter) for parameter in ddp._module_parameters}
+    for name, parameter in ddp.module.named_parameters():
+        if not parameter.requires_grad and id(parameter) in wrapped:
+            raise ValueError(f"{name} was frozen after it was wrapped; freeze first, then wrap the model in DDP")
     for name, module in ddp.module.named_modules():
         if isinstance(module, nn.Embedding | nn.EmbeddingBag) and module.sparse:
             what = f"{type(module).__name__} {name}".strip()

@@ -171,14 +171,18 @@ class CompressionHook(Channel):
     def close(self) -> None:
         """Stop the communication thread and release what the collective holds; every rank must call.
 
-        The model cannot go `backward` through DDP afterwards; wrap it anew to train on.
+        The model cannot go `backward` through DDP afterwards; wrap it anew to train on. Closed again, it stays closed.
         """
+        if self._closed:
+            return
         self._closed = True
         self._hand_over([])
         self._thread.join()
         self._bell.close()
         self._taken.close()
         super().close()
+        # DDP's own reducer holds the hook, unseen by Python's collector: both would hold each other for ever.
+        del self._taken, self._ddp
 
     def _take(self, bucket: dist.GradBucket) -> torch.futures.Future[torch.Tensor]:  # type: ignore[name-defined]
         """DDP's hook; runs in autograd's thread and only hands the bucket over."""
@@ -210,6 +214,8 @@ class CompressionHook(Channel):
         """Start a step, with the first bucket that `backward` completes."""
         if self._closed:
             raise RuntimeError("the communication hook of this model is closed; wrap it in DDP anew")
+        if self._ddp._join_config.enable:  # who has joined makes no step of the protocol
+            raise RuntimeError("ddp.join() is not possible with this hook; give every rank as many batches")
         if self._unfinished:  # else a lost rank or a gradient that is not finite would pass unseen
             raise RuntimeError("step_ok() was not called after the last backward(); call it after each")
         self._unfinished = True

@@ -87,6 +87,40 @@ def test_people_read_whether_it_pays(tmp_path: Path) -> None:
     assert "uncompressed in 32 bits is faster above" in whole
 
 
+def test_compression_is_held_against_the_fastest_dense_sum(tmp_path: Path) -> None:
+    asked = [
+        "predict",
+        "--calibration",
+        written(tmp_path),
+        "--compressor",
+        "topk",
+        "--hosts",
+        "16",
+        "--latency",
+        "50ms",
+    ]
+    told = json.loads(invoke(*asked, "--json").out)
+    assert told["dense_collective"] == "allgather"  # one round trip, where a ring makes 30
+    ring = json.loads(invoke(*asked[:3], "--compressor", "bf16", "--collective", "ring", *asked[5:], "--json").out)
+    assert told["dense_step_time_s"] < ring["step_time_s"]
+    assert "with dense bf16 on allgather, whose step takes" in invoke(*asked).out
+    curve = json.loads(invoke(*asked, "--sweep", "bandwidth=1mbit..10gbit", "--json").out)
+    assert (curve["latency_s"], curve["trigger"], curve["model"]) == (0.05, "async", "small_cnn")
+    fastest = [point["dense_collective"] for point in curve["curve"]]
+    assert fastest[-1] == "allgather"
+    assert fastest[0] != "allgather"  # each rank sends all of it to each
+
+
+def test_a_map_needs_dense_gradients_in_16_bits_alone(tmp_path: Path) -> None:
+    encoded = {name: calibration().encoded[name] for name in ("bf16", "topk")}
+    asked = ["--sweep", "bandwidth=1mbit..10mbit,world_size=2..6", "--latency", "2ms", "--json"]
+    answer = invoke("predict", "--calibration", written(tmp_path, encoded=encoded), *asked)
+    assert answer.code == 0, answer.error
+    told = json.loads(answer.out)
+    assert (told["latency_s"], told["model"]) == (0.002, "small_cnn")
+    assert {cell["world_size"] for cell in told["regimes"]} == {2, 4, 6}
+
+
 def test_people_read_how_fast_a_server_is_asked_and_how_stale_it_answers(tmp_path: Path) -> None:
     asked = ["predict", "--calibration", written(tmp_path), "--hosts", "4", "--compressor", "topk",
              "--strategy", "async_server:staleness=2", "--straggler", "rank=1,slowdown=3"]  # fmt: skip
@@ -227,6 +261,9 @@ def test_runs_say_how_many_steps_a_target_takes(tmp_path: Path) -> None:
         ([*CELL, "--sweep", "bandwidth=1mbit..1gbit,world_size=2..4"], "--sweep sets the rate of all links"),
         (["--cluster", "x.toml", *CELL], "--cluster and --bandwidth-trace both describe the hosts"),
         (["--validate", "x.toml", "--hosts", "3"], "x.toml says what is predicted"),
+        (["--table", "x.csv"], "--table belongs to --validate; leave it out"),
+        (["--runs", "other"], "--runs belongs to --validate; leave it out"),
+        (["--cluster", "examples/edge.toml", "--sweep", "bandwidth=1mbit..1gbit"], "out of the cluster file"),
         (["--validate", "examples", "--runs", "other"], "examples holds the runs; leave out --runs"),
         (["--validate", "examples"], "holds no finished run that this calibration predicts; give a folder of runs"),
         (["--strategy", "placed"], "steps of placed cannot be predicted; choose ddp or async_server"),

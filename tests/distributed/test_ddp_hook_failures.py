@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
+import gc
+import weakref
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, cast
@@ -92,6 +94,41 @@ def closed(rank: int) -> str:
     return message_of(lambda: loss_of(ddp, rank, 0).backward())
 
 
+def joined(rank: int) -> str:
+    ddp = wrapped()
+    hook = attach(ddp, NONE(), Allgather())
+    with ddp.join():
+        message = message_of(lambda: loss_of(ddp, rank, 0).backward())
+    hook.close()
+    return message
+
+
+def given_back(_: int) -> list[bool]:
+    """Whether the model lives on: while its hook is at work, and after that was closed, twice."""
+    ddp = wrapped(gradient_as_bucket_view=True)
+    hook = attach(ddp, TopK(ratio=0.05), Allgather())
+    train(ddp, hook, range(2))
+    model = weakref.ref(ddp)
+    del ddp
+    lives = [model() is not None]
+    hook.close()
+    hook.close()
+    gc.collect()
+    return [*lives, model() is not None]
+
+
+def frozen() -> DistributedDataParallel:
+    ddp = wrapped(find_unused_parameters=True)
+    ddp.module[0].weight.requires_grad_(False)
+    return ddp
+
+
+def hooked() -> DistributedDataParallel:
+    ddp = wrapped()
+    attach(ddp, NONE(), Allgather()).close()
+    return ddp
+
+
 def refusals(rank: int) -> dict[str, str]:
     small, large = wrapped(), DistributedDataParallel(nn.Linear(1000, 1000))
     sparse = DistributedDataParallel(nn.Sequential(nn.Embedding(10, 3, sparse=True)))
@@ -103,6 +140,12 @@ def refusals(rank: int) -> dict[str, str]:
         "buckets": lambda: attach(large, GroupTopK(preset="patent"), Ring()),
         "engine": lambda: attach(small, TorchFp16(), Native()),
         "sparse": lambda: attach(sparse, TopK(), Allgather()),
+        "complex": lambda: attach(DistributedDataParallel(nn.Linear(3, 3, dtype=torch.complex64)), TopK(), Allgather()),
+        "frozen": lambda: attach(frozen(), TopK(), Allgather()),
+        "hooked": lambda: attach(hooked(), TopK(), Allgather()),
+        "skips": lambda: attach(
+            wrapped(find_unused_parameters=True, skip_all_reduce_unused_params=True), TopK(), Allgather()
+        ),
     }
     return {name: message_of(call) for name, call in tries.items()}
 
@@ -110,7 +153,7 @@ def refusals(rank: int) -> dict[str, str]:
 @pytest.fixture(scope="module")
 def played(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
     """What every scene gave, per rank."""
-    scenes = (bad_gradient, bad_gradient_raises, forgotten, closed, refusals)
+    scenes = (bad_gradient, bad_gradient_raises, forgotten, closed, joined, given_back, refusals)
     return played_by_two(scenes, tmp_path_factory.mktemp("ranks"))
 
 
@@ -134,6 +177,16 @@ def test_a_closed_hook_says_so(played: list[dict[str, Any]]) -> None:
     assert "is closed; wrap it in DDP anew" in played[0]["closed"]
 
 
+def test_ranks_that_join_are_told_that_they_cannot(played: list[dict[str, Any]]) -> None:
+    assert [rank["joined"] for rank in played] == [
+        "RuntimeError: ddp.join() is not possible with this hook; give every rank as many batches"
+    ] * 2
+
+
+def test_a_closed_hook_lets_go_of_the_model(played: list[dict[str, Any]]) -> None:
+    assert [rank["given_back"] for rank in played] == [[True, False]] * 2
+
+
 def test_what_cannot_work_is_refused_in_one_sentence_before_anything_starts(
     played: list[dict[str, Any]],
 ) -> None:
@@ -147,6 +200,10 @@ def test_what_cannot_work_is_refused_in_one_sentence_before_anything_starts(
         said["sparse"] == "ValueError: Embedding 0 makes sparse gradients, which no bucket holds; give it sparse=False"
     )
     assert said["engine"].startswith("ValueError: torch_fp16 is PyTorch's own hook")
+    assert said["complex"].startswith("ValueError: weight is complex, which no compressor knows")
+    assert said["frozen"].startswith("ValueError: 0.weight was frozen after it was wrapped; freeze first")
+    assert said["hooked"].startswith("ValueError: this model has a communication hook already, if a closed one")
+    assert said["skips"].startswith("ValueError: with skip_all_reduce_unused_params ranks would not know")
 
 
 def leave_early(rank: int) -> int | None:

@@ -134,7 +134,7 @@ def asked_of(calibration: Calibration, config: RunConfig) -> Asked:
     if config.device == "cuda":
         raise UsageError("what a GPU takes is not part of the model; use --device cpu")
     if left_out := [word for name, word in _LEFT_OUT.items() if getattr(config, name)]:
-        raise UsageError(f"{' and '.join(left_out)} of links are not part of the model; leave them out")
+        raise UsageError(f"links with {' and '.join(left_out)} are not part of the model; leave that out")
     hosts: tuple[HostLink, ...] = (HostLink(name="machine"),)
     ranks_per_host = config.world_size
     if config.cluster is not None:

@@ -343,6 +343,20 @@ def test_what_was_not_measured_is_outside_the_validated_range() -> None:
     assert "was measured yet" in notes(calibration(), check(PredictConfig(), calibration()))[0]
 
 
+def test_what_binds_a_step_is_told() -> None:
+    slow = {"topk": tuple(dataclasses.replace(bucket, work_s=(0.3, 0.1)) for bucket in calibration().encoded["topk"])}
+    known = calibration(encoded=calibration().encoded | slow)
+
+    def bound_by(**asked: Any) -> str:
+        return predicted(known, check(PredictConfig(**asked), known)).bound_by
+
+    assert bound_by() == "compute"
+    assert bound_by(bandwidth="10mbit") == "network"
+    assert bound_by(compressor="topk") == "exchange"
+    assert bound_by(compressor="topk", bandwidth="100kbit") == "network"
+    assert bound_by(hosts=8, shared_cores=1) == "cpu"
+
+
 def test_another_machines_calibration_is_named() -> None:
     known = calibration(cpu="a processor that nobody has")
     assert "a processor that nobody has" in notes(known, check(PredictConfig(), known))[0]
