@@ -21,7 +21,7 @@ from bench.core.run_folder import RunFolder, read_json, write_json
 from bench.core.topology import Topology
 from bench.launch.jobs import torchrun
 from bench.launch.jobs.ending import record_ending
-from bench.launch.jobs.failure import explain, reports_of
+from bench.launch.jobs.failure import explain, is_disk_full, reports_of
 from bench.launch.jobs.fork_server import ForkServer
 from bench.launch.jobs.machine_zero import MachineZero
 from bench.launch.jobs.progress import ProgressReader
@@ -127,13 +127,14 @@ def _execute(
         server.close()  # with its ranks, if they were not watched yet
         return _failed(config, folder, started, "interrupted", "stopped by the user; the rows so far are kept"), False
     except RunFailed as failure:
-        return _failed(config, folder, started, "failed", str(failure)), job is not None
-    if ending.silent_s is not None and not reports_of(folder):
+        was_possible = job is not None or launch is _start_again
+        return _failed(config, folder, started, "failed", str(failure)), was_possible
+    summary = read_json(folder.status)  # written by rank 0 when all is done but taking leave of each other
+    if summary is None and ending.silent_s is not None and not reports_of(folder):
         return _failed(config, folder, started, "timeout", _silence(config, ending)), True
-    if ending.exit_code != 0:
-        was_lost = all(report["lost_a_peer"] for report in reports_of(folder))
+    if summary is None and ending.exit_code != 0:
+        was_lost = not is_disk_full(folder) and all(report["lost_a_peer"] for report in reports_of(folder))
         return _failed(config, folder, started, "failed", _with_names(config, explain(folder))), was_lost
-    summary = read_json(folder.status)
     if summary is None:  # machines other than machine 0 hold no rank 0
         summary = {"status": "ok", "error": "", "run_id": folder.run_id}
         write_json(folder.status, summary)

@@ -93,7 +93,6 @@ def process_group(device: torch.device, timeout_s: float) -> Iterator[None]:
     """
     _meet(device, timeout_s)
     postpone_compiler()
-    failure_detector()  # from now on this rank answers when others ask who is still there
     try:
         yield
     except TransportError:
@@ -118,6 +117,7 @@ def _meet(device: torch.device, timeout_s: float) -> None:
             timeout=datetime.timedelta(seconds=timeout_s),
             device_id=device if own_gpu else None,
         )
+        failure_detector()  # from now on this rank answers when others ask who is still there
     except RuntimeError as error:
         if not _is_a_loss(error):
             raise

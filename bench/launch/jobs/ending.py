@@ -7,7 +7,7 @@ from typing import Any
 
 from bench.core import environment
 from bench.core.config.run import RunConfig
-from bench.core.rows import RowWriter
+from bench.core.rows import RowWriter, read_rows
 from bench.core.run_folder import RunFolder, read_json, write_json
 from bench.core.schema.metrics import METRICS
 from bench.launch.jobs.progress import ProgressReader
@@ -30,9 +30,7 @@ def record_ending(
         StoreError: the row cannot be written.
     """
     shutil.rmtree(folder.rendezvous, ignore_errors=True)
-    progress = ProgressReader(folder.progress)
-    progress.new_lines()
-    reached = {key: progress.last.get(key) for key in ("epoch", "step")}
+    reached = _reached(folder)
     origin = environment.origin_columns(config.device)
     row = {
         **config.columns(),
@@ -49,3 +47,13 @@ def record_ending(
     summary = {"status": status, "error": error, "run_id": folder.run_id, **reached}
     write_json(folder.status, summary)
     return summary
+
+
+def _reached(folder: RunFolder) -> dict[str, Any]:
+    """How far training came: by its last report, or by its last row where it was lost again before any."""
+    progress = ProgressReader(folder.progress)
+    progress.new_lines()
+    known = progress.last
+    if known.get("step") is None and folder.metrics.is_file():
+        known = next((row for row in reversed(list(read_rows(folder.metrics))) if row["step"] is not None), known)
+    return {key: known.get(key) for key in ("epoch", "step")}

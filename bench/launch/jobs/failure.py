@@ -26,9 +26,14 @@ def explain(folder: RunFolder) -> str:
         return killed
     if reports:  # who names the lost one says more than who lost everybody
         return _sentence(next((report for report in reports if report.get("lost_rank") is not None), reports[0]))
-    if shutil.disk_usage(folder.path).free < _FREE_BYTES_NEEDED:
+    if is_disk_full(folder):
         return f"the disk that holds {folder.path} is full; free some space or choose another folder with --out"
     return f"the job ended without saying why; the end of its log: {_last_line(log)}"
+
+
+def is_disk_full(folder: RunFolder) -> bool:
+    """Whether a rank may have failed for want of room, and to say so too."""
+    return shutil.disk_usage(folder.path).free < _FREE_BYTES_NEEDED
 
 
 def reports_of(folder: RunFolder) -> list[dict[str, Any]]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -9,6 +10,7 @@ import pytest
 
 from bench.core.config.run import RunConfig
 from bench.core.errors import RunFailed, UsageError
+from bench.core.rows import RowWriter
 from bench.core.run_folder import RunFolder, read_json, write_json
 from bench.launch import run
 from bench.launch.jobs import torchrun
@@ -123,6 +125,59 @@ def test_a_job_that_lost_a_rank_is_started_again_as_often_as_it_may(
     config = make_config(checkpoint_every=1, max_restarts=max_restarts)
     result = run.execute(config, tmp_path, lambda _: None, ForkServer(TRAIN))
     assert (result.status, started) == ending
+
+
+def test_a_network_that_fails_when_it_is_made_anew_is_a_loss(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    started: list[int] = []
+
+    def launch(_config: object, folder: RunFolder, _server: object) -> None:
+        started.append(len(started))
+        if len(started) == 2:
+            raise RunFailed("the supervisor of the virtual hosts was killed by SIGKILL")
+
+    monkeypatch.setattr(torchrun, "launch", launch)
+    monkeypatch.setattr(torchrun, "watch", lambda *_: Ending(exit_code=int(len(started) == 1)))
+    config = make_config(checkpoint_every=1, max_restarts=2)
+    assert run.execute(config, tmp_path, lambda _: None, ForkServer(TRAIN)).status == "ok"
+    assert started == [0, 1, 2]
+
+
+def test_a_full_disk_is_no_loss(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    started: list[object] = []
+    monkeypatch.setattr(torchrun, "launch", lambda *asked: started.append(asked))
+    monkeypatch.setattr(torchrun, "watch", lambda *_: Ending(exit_code=1))
+    monkeypatch.setattr(shutil, "disk_usage", lambda _: shutil._ntuple_diskusage(10, 10, 0))
+    config = make_config(checkpoint_every=1, max_restarts=2)
+    result = run.execute(config, tmp_path, lambda _: None, ForkServer(TRAIN))
+    assert ("is full" in result.error, len(started)) == (True, 1)
+
+
+@pytest.mark.parametrize("silent_s", [None, 7.0])
+def test_who_is_lost_when_all_is_done_takes_nothing_along(
+    silent_s: float | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def launch(_config: object, folder: RunFolder, _server: object) -> None:
+        write_json(folder.status, {"status": "ok", "error": "", "test_accuracy": 0.5})
+
+    monkeypatch.setattr(torchrun, "launch", launch)
+    monkeypatch.setattr(torchrun, "watch", lambda *_: Ending(exit_code=1, silent_s=silent_s))
+    result = run.execute(make_config(), tmp_path, lambda _: None, ForkServer(TRAIN))
+    assert (result.status, result.summary["test_accuracy"]) == ("ok", 0.5)
+    assert status(result.folder.path)["status"] == "ok"
+
+
+def test_who_is_lost_again_before_it_begins_had_come_as_far_as_before(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def launch(_config: object, folder: RunFolder, _server: object) -> None:
+        if not folder.metrics.exists():
+            RowWriter(folder.metrics).append({"run_id": folder.run_id, "epoch": 2.0, "step": 40})
+
+    monkeypatch.setattr(torchrun, "launch", launch)
+    monkeypatch.setattr(torchrun, "watch", lambda *_: Ending(exit_code=1))
+    config = make_config(checkpoint_every=1, max_restarts=1)
+    result = run.execute(config, tmp_path, lambda _: None, ForkServer(TRAIN))
+    assert (result.status, result.summary["step"], result.summary["epoch"]) == ("failed", 40, 2.0)
 
 
 def test_a_run_that_cannot_go_on_here_is_still_one_that_was_cut_short(
