@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
@@ -13,10 +14,10 @@ import typer
 from bench.cli.options import AsJson, takes
 from bench.core.config.job import MEASUREMENT, OUTPUT
 from bench.core.config.run import RunConfig
-from bench.core.config.seeds import parse_seeds
+from bench.core.config.seeds import parse_seeds, seeds_text
 from bench.core.errors import Interrupted, RunFailed, UsageError
 from bench.core.locks import locked
-from bench.core.run_folder import RunFolder
+from bench.core.run_folder import RunFolder, write_json
 
 if TYPE_CHECKING:
     from bench.launch.jobs.fork_server import ForkServer
@@ -34,7 +35,7 @@ EXAMPLES = """[bold]Examples[/bold]
 
 Components are written name:key=value,key=value; `bench list compressors --long` shows every option."""
 
-_BESIDE_RESUME = ("resume", "as_json", "world_size", "resume_residuals")
+_BESIDE_RESUME = ("resume", "as_json", "world_size", "resume_residuals", "timeout_s")
 
 
 @takes(RunConfig)
@@ -51,7 +52,7 @@ def run(
         Path | None,
         typer.Option(
             metavar="RUN_FOLDER",
-            help="Go on with this run from its last checkpoint; it is what its configuration says, and nothing else.",
+            help="Go on with this run from its last checkpoint; it is what its configuration says, but for --timeout.",
             rich_help_panel=OUTPUT,
         ),
     ] = None,
@@ -71,10 +72,13 @@ def run(
     """Train a model in several processes with a chosen compressor x collective x optimizer, and record everything."""
     if resume is not None:
         _check_alone(context)
-        _resume(resume, asked.world_size, resume_residuals, as_json)
+        timeout_s = asked.timeout_s if _is_given(context, "timeout_s") else None
+        _resume(resume, asked.world_size, resume_residuals, timeout_s, as_json)
         return
     if resume_residuals is not None:
         raise UsageError("--resume-residuals is for a run that goes on with other ranks; add --resume and --world-size")
+    if seeds and _is_given(context, "seed"):
+        raise UsageError("--seed and --seeds contradict each other; give one of them")
     numbers = parse_seeds(seeds) if seeds else [asked.seed]
     from bench.cli.output.run import print_notes
     from bench.launch.jobs.fork_server import TRAIN, ForkServer
@@ -94,14 +98,18 @@ def run(
 
 def _check_alone(context: typer.Context) -> None:
     """Refuse what else was given beside --resume."""
-    sources = {name: context.get_parameter_source(name) for name in context.params if name not in _BESIDE_RESUME}
-    if given := [name for name, source in sources.items() if source is not None and source.name != "DEFAULT"]:
+    if given := [name for name in context.params if name not in _BESIDE_RESUME and _is_given(context, name)]:
         flags = {option.name: option.flag_name for option in RunConfig.options()}
         named = ", ".join(flags.get(name, f"--{name.replace('_', '-')}") for name in given)
         raise UsageError(f"--resume takes everything from the run's own configuration; leave out {named}")
 
 
-def _resume(path: Path, world_size: int | None, waiting: str | None, as_json: bool) -> None:
+def _is_given(context: typer.Context, name: str) -> bool:
+    source = context.get_parameter_source(name)
+    return source is not None and source.name != "DEFAULT"
+
+
+def _resume(path: Path, world_size: int | None, waiting: str | None, timeout_s: float | None, as_json: bool) -> None:
     from bench.cli.output.run import Display, print_summary
     from bench.launch.jobs.fork_server import TRAIN, ForkServer
     from bench.launch.resolve import with_ranks
@@ -119,6 +127,11 @@ def _resume(path: Path, world_size: int | None, waiting: str | None, as_json: bo
             with locked(folder.path) as is_held:
                 if is_held:  # else what follows says so
                     change_ranks(folder, config, waiting)
+        if timeout_s is not None:
+            config = dataclasses.replace(config, timeout_s=timeout_s)
+            with locked(folder.path) as is_held:
+                if is_held:
+                    write_json(folder.config, dataclasses.asdict(config))
         with Display(f"{config.name} seed {config.seed}, resumed") as display:
             result = resume(folder, display.report, server)
     if as_json:
@@ -157,16 +170,19 @@ def _execute(configs: list[RunConfig], out: Path, as_json: bool, server: ForkSer
         print(json.dumps([result.summary | {"folder": str(result.folder.path)} for result in results], indent=2))
     else:
         print_summary(configs, results)
-    _raise_failure(results[-1])
+    _raise_failure(results[-1], [config.seed for config in configs[len(results) :]])
 
 
-def _raise_failure(last: Result) -> None:
+def _raise_failure(last: Result, left: Sequence[int] = ()) -> None:
+    """End as the last run did; `left`: seeds that were not run for it."""
     if last.status == "ok":
         return
     from bench.launch.resuming import last_step
 
     step, path = last_step(last.folder), last.folder.path
     advice = f"; to go on from step {step}: bench run --resume {path}" if step is not None else ""
+    if left:
+        advice += f"; not run: --seeds {seeds_text(left)}"
     if last.status == "interrupted":
         raise Interrupted(f"{last.error} in {path}{advice}")
     raise RunFailed(f"{last.error}; rows and logs so far are in {path}{advice}")

@@ -105,6 +105,8 @@ def _methods(
         raise UsageError("--compressor and --compressors contradict each other; give one of them")
     if asked.nnodes > 1:
         raise UsageError("tuning runs on this machine; leave out --nnodes")
+    if "seed" in given and seeds:
+        raise UsageError("--seed and --seeds contradict each other; give one of them")
     first_seed = given.pop("seed", None)
     return SweepFile(
         where="the command line",
@@ -117,7 +119,7 @@ def _methods(
 
 def _rates(text: str) -> list[float]:
     try:
-        return sorted(float(rate) for rate in text.split(","))
+        return sorted({float(rate) for rate in text.split(",")})
     except ValueError:
         raise UsageError(f"--rates {text} is not a list of numbers; write 0.01,0.02,0.05") from None
 

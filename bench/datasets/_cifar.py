@@ -27,6 +27,7 @@ from torchvision.datasets.utils import calculate_md5, check_integrity, download_
 from typing_extensions import Doc, override
 
 from bench.core.files import check_regular
+from bench.core.locks import locked
 from bench.datasets.base import Dataset, DatasetError, Part
 
 _WITHOUT_NETWORK = "use --dataset digits or --dataset synthetic, which need no download"
@@ -86,13 +87,12 @@ class Cifar(Dataset):
         if self.is_present(data_dir):
             return
         try:
-            archive = self._fetch(data_dir)
-            for path in filter(Path.is_file, self._bad_files(data_dir)):
-                print(f"warning: {path} has a wrong checksum and is replaced", file=sys.stderr)
-            with tarfile.open(archive) as tar:
-                # Python before 3.11.4 knows no filters; the archive's checksum was verified
-                tar.extraction_filter = getattr(tarfile, "data_filter", None)
-                tar.extractall(data_dir)
+            data_dir.mkdir(parents=True, exist_ok=True)
+            lock = data_dir / f".{self.component_name}.lock"
+            lock.touch()
+            with locked(lock, wait=True):  # of several that find nothing one fetches it
+                if not self.is_present(data_dir):
+                    self._fetch_and_extract(data_dir)
         except OSError as error:
             raise DatasetError(
                 f"{self.component_name} could not be written to {data_dir}: {error.strerror or error}; make room or "
@@ -122,6 +122,15 @@ class Cifar(Dataset):
         except RuntimeError as error:  # what torchvision raises for a file that is missing or has a wrong checksum
             raise DatasetError(self._damage(self._bad_files(data_dir))) from error
         return train.subset(train_size), test.subset(test_size)
+
+    def _fetch_and_extract(self, data_dir: Path) -> None:
+        archive = self._fetch(data_dir)
+        for path in filter(Path.is_file, self._bad_files(data_dir)):
+            print(f"warning: {path} has a wrong checksum and is replaced", file=sys.stderr)
+        with tarfile.open(archive) as tar:
+            # Python before 3.11.4 knows no filters; the archive's checksum was verified
+            tar.extraction_filter = getattr(tarfile, "data_filter", None)
+            tar.extractall(data_dir)
 
     def _fetch(self, data_dir: Path) -> Path:
         """The verified archive's path: where it lies, or is then.

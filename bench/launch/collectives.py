@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import psutil
@@ -31,7 +31,6 @@ def resolve(asked: CollectivesConfig) -> tuple[CollectivesConfig, list[str]]:
     for size in config.sizes_bytes:
         if not config.count(size):
             raise UsageError(f"{size} bytes hold no {config.dtype} element; give larger --sizes")
-    _check_memory(config)
     from bench.launch.devices import choose_device
     from bench.launch.pairs import check_collective, legal_pairs
 
@@ -39,6 +38,7 @@ def resolve(asked: CollectivesConfig) -> tuple[CollectivesConfig, list[str]]:
     for name in collectives or ():
         check_collective(name, config.world_size)
     pairs, left_out = legal_pairs(spec.split_list(config.compressors), collectives, config.dtype)
+    _check_memory(config, pairs)
     device = choose_device(config.device, num_needed=config.world_size)
     return dataclasses.replace(config, pairs=tuple(pairs), device=device), left_out
 
@@ -61,12 +61,14 @@ def execute(config: CollectivesConfig, on_report: Callable[[Mapping[str, Any]], 
     measure("collectives", config, lambda folder: torchrun.launch(config, folder, server), timeouts, on_report)
 
 
-def _check_memory(config: CollectivesConfig) -> None:
-    """Every rank on this machine holds a tensor and its sum."""
+def _check_memory(config: CollectivesConfig, pairs: Sequence[tuple[str, str]]) -> None:
+    """Every rank on this machine holds its tensor, all ranks' payloads, its sum, and what each collective must make."""
     memory = psutil.virtual_memory().total
     largest, ranks = max(config.sizes_bytes), config.world_size // config.nnodes
-    if 2 * largest * ranks > memory:
+    collectives, compressors = (set(names) for names in zip(*pairs, strict=True))
+    held = 2 + len(collectives) + (config.world_size if "none" in compressors else 1)
+    if held * largest * ranks > memory:
         raise UsageError(
-            f"{format_bytes(largest)} on each of {ranks} ranks, and their sums, do not fit into this machine's memory "
-            f"of {format_bytes(memory)}; give smaller --sizes"
+            f"{format_bytes(largest)}, {held} times on each of {ranks} ranks with what sums are checked by, do not fit "
+            f"into this machine's memory of {format_bytes(memory)}; give smaller --sizes"
         )

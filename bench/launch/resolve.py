@@ -50,7 +50,14 @@ def make_ready(config: RunConfig) -> list[str]:
     if not parts.dataset.is_present(data_dir):
         parts.dataset.prepare(data_dir)
     of_strategy = parts.strategy.examine(config, model_without_values(parts))
-    return parts.compressor.warnings() + of_strategy + _checkpoint_warnings(config)
+    return parts.compressor.warnings() + of_strategy + _checkpoint_warnings(config) + _target_warnings(config)
+
+
+def _target_warnings(config: RunConfig) -> list[str]:
+    """Whether the time to a target would be that of the whole run."""
+    if config.target_accuracy is None or config.eval_every:
+        return []
+    return ["--target-accuracy with one evaluation, at the end, tells no time to it; add --eval-every"]
 
 
 def _checkpoint_warnings(config: RunConfig) -> list[str]:

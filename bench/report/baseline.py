@@ -31,8 +31,8 @@ def choose(
         defaults: compressors to compare with where nothing is wanted, the preferred one first.
 
     Returns:
-        The baseline, and a sentence where several rows fit: of these, one with a run that ended well wins, then
-        collective ``native``, then the first.
+        The baseline, and a sentence where several rows fit, wanted or not: of these, one with a run that ended well
+        wins, then collective ``native``, then the first.
 
     Raises:
         UsageError: no row fits (the message lists the rows).
@@ -41,7 +41,11 @@ def choose(
         fit = [row for row in rows if row.ok] or rows
         for compressor in defaults:
             if dense := [row for row in fit if row.distinct("compressor") == [compressor]]:
-                return _preferred(dense), None
+                chosen = _preferred(dense)
+                others = (
+                    f"{len(dense)} rows are of {compressor}, the baseline is {chosen.title}; --baseline chooses another"
+                )
+                return chosen, others if len(dense) > 1 else None
         return fit[0], None
     for matches in _MATCHES:
         fitting = [row for row in rows if matches(row, wanted)]

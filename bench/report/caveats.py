@@ -8,13 +8,16 @@ from typing import Any
 from bench.report import targets
 from bench.report.comparison import SAME_ACCURACY, SAME_FACTOR, Comparison, Row
 from bench.report.configurations import SETTINGS, Configuration
-from bench.report.formats import format_value
-from bench.report.statistics import FEWEST_SEEDS, MOST_SEEDS, Effect, seeds_needed
+from bench.report.formats import format_factor, format_value
+from bench.report.statistics import FEWEST_SEEDS, MOST_SEEDS, Effect, improvement, seeds_needed
 from bench.report.targets import Target
+from bench.report.workloads import WORKLOAD
 
 # Columns that make times of two rows incomparable, and columns that make them answer different questions.
 _MACHINE = ("host", "cpu", "torch_version", "kernels", "threads", "device")
-_WORK = ("model", "dataset", "train_size", "test_size", "batch_size", "accumulate", "target_accuracy")
+_WORK = [name for name in (*WORKLOAD, "accumulate") if name not in _MACHINE]
+# Here an empty cell says that there is none, and not that it is unknown.
+_NONE_COUNTS = ("uplink_bps", "downlink_bps", "link_trace", "cluster_digest", "straggler")
 _LISTED = 3
 
 
@@ -37,6 +40,8 @@ def caveats(comparison: Comparison) -> list[str]:
         *_failures(comparison),
         *_out_of_sync(comparison),
         *_other_work(comparison),
+        *_links(comparison),
+        *_warm_up(comparison),
         *_mixtures(comparison),
         *_missed(comparison),
         *_fallbacks(comparison),
@@ -81,6 +86,34 @@ def _other_work(comparison: Comparison) -> Iterator[str]:
             f"the rows differ in {_listing(comparison, differing)}: an effect then mixes this with the effect of the "
             "compressor and the collective"
         )
+
+
+def _links(comparison: Comparison) -> Iterator[str]:
+    for configuration in _configurations(comparison):
+        if warnings := configuration.distinct("link_warnings"):
+            yield f"{configuration.title}: the links were not as asked for: {warnings[0]}"
+
+
+def _warm_up(comparison: Comparison) -> Iterator[str]:
+    """Speeds are of a run's last part: compressors that send more at first were not as fast from the beginning."""
+    if comparison.metric.name != "samples_per_s":
+        return
+    known = _speeds_in_all(comparison.baseline)
+    others = []
+    for row in comparison.candidates:
+        in_all = improvement(known, _speeds_in_all(row.configuration), higher_is_better=True)
+        at_last = row.gain.effect
+        if in_all and at_last and not SAME_FACTOR[0] <= in_all.value / at_last.value <= SAME_FACTOR[1]:
+            others.append(f"{row.configuration.title} {format_factor(in_all.value)}x")
+    if others:
+        yield (
+            f"speeds are those of each run's last evaluation interval; over whole trainings, warm-up of the density "
+            f"included: {'; '.join(others)}; --metric time_to_target_s compares whole runs"
+        )
+
+
+def _speeds_in_all(configuration: Configuration) -> list[float]:
+    return [speed for speed in (run.samples_per_s_in_all for run in configuration.ok) if speed is not None]
 
 
 def _mixtures(comparison: Comparison) -> Iterator[str]:
@@ -145,7 +178,8 @@ def _too_few(comparison: Comparison) -> Iterator[str]:
             f"{_names(few)}: one seed says nothing about noise, so every verdict on it is unclear; "
             f"next: run at least {FEWEST_SEEDS} seeds of each row"
         )
-    advice = [text for row in comparison.candidates if row.verdict == "unclear" for text in _advice(comparison, row)]
+    noisy = [row for row in comparison.candidates if row.verdict == "unclear" and not row.gain.held_back]
+    advice = [text for row in noisy for text in _advice(comparison, row)]
     if advice:
         yield f"too noisy for a verdict: {'; '.join(advice)}; next: run more seeds of these and of the baseline"
 
@@ -194,6 +228,8 @@ def _differing(comparison: Comparison, names: Sequence[str]) -> list[str]:
 
 
 def _distinct(comparison: Comparison, name: str) -> list[Any]:
+    if name in _NONE_COUNTS:
+        return list(dict.fromkeys(run[name] for each in _configurations(comparison) for run in each.runs))
     values = [value for configuration in _configurations(comparison) for value in configuration.distinct(name)]
     return list(dict.fromkeys(values))
 

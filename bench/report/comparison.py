@@ -44,11 +44,18 @@ class Finding:
             has no value.
         p: the effect's p-value, adjusted for the number of candidates and targets.
         verdict: what may be said.
+        held_back: it is unclear for seeds that missed or diverged, whatever the figures of the others; more seeds would
+            not change that.
     """
 
     effect: Effect | None = None
     p: float | None = None
     verdict: Verdict
+    held_back: bool = False
+
+    def held_back_if(self, condition: bool) -> Finding:
+        """Without a verdict where the condition holds."""
+        return dataclasses.replace(self, verdict="unclear", held_back=True) if condition else self
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -157,7 +164,7 @@ def compare(
         metric=column,
         by=tuple(by),
         targets=to_reach,
-        rows=[_baseline_row(chosen), *_rows(chosen, in_order_of(sort, candidates), column, to_reach)],
+        rows=[_baseline_row(chosen), *_rows(chosen, in_order_of(sort, candidates, to_reach[0]), column, to_reach)],
         repeats=repeats,
         ambiguity=ambiguity,
     )
@@ -201,7 +208,24 @@ def _rows(
 def _accuracy_findings(baseline: Configuration, candidates: Sequence[Configuration]) -> list[Finding]:
     known = baseline.values("test_accuracy")
     effects = [difference(known, candidate.values("test_accuracy")) for candidate in candidates]
-    return _findings(candidates, effects, same=SAME_ACCURACY, words=("higher", "lower"))
+    findings = _findings(candidates, effects, same=SAME_ACCURACY, words=("higher", "lower"))
+    return [
+        finding.held_back_if(_divergence_forbids(finding.verdict, baseline, each))
+        for finding, each in zip(findings, candidates, strict=True)
+    ]
+
+
+def _divergence_forbids(verdict: Verdict, baseline: Configuration, candidate: Configuration) -> bool:
+    """Whether a verdict on accuracy would pass over seeds of which none is left, of the side that it does not blame."""
+    if verdict == "lower":
+        return diverges_more_often(baseline, candidate)
+    return verdict in ("same", "higher") and diverges_more_often(candidate, baseline)
+
+
+def diverges_more_often(candidate: Configuration, baseline: Configuration) -> bool:
+    """A larger share of its seeds came to nothing."""
+    mine, theirs = ((len(each.diverged), len(each.ok) + len(each.diverged)) for each in (candidate, baseline))
+    return mine[0] * theirs[1] > theirs[0] * mine[1]
 
 
 def _cpu_findings(baseline: Configuration, candidates: Sequence[Configuration], metric: Column) -> list[Finding]:
@@ -216,14 +240,18 @@ def _gains(
     words: tuple[Verdict, Verdict] = ("faster", "slower") if _is_speed(metric) else ("better", "worse")
     if metric.name not in TO_TARGET:
         known, higher = baseline.values(metric.name), metric.better == "higher"
-        effects = [improvement(known, each.values(metric.name), higher_is_better=higher) for each in candidates]
+        counted = metric.unit == "bytes" and metric.deterministic
+        effects = [
+            improvement(known, each.values(metric.name), higher_is_better=higher, counted=counted)
+            for each in candidates
+        ]
         return _findings(candidates, effects, same=SAME_FACTOR, words=words)
     theirs = needs(baseline, metric.name, target)
     ours = [needs(candidate, metric.name, target) for candidate in candidates]
     effects = [gain(theirs, each) for each in ours]
     findings = _findings(candidates, effects, same=SAME_FACTOR, words=words, tables=tables)
     return [
-        dataclasses.replace(finding, verdict="unclear") if _misses_forbid(finding.verdict, theirs, each) else finding
+        finding.held_back_if(_misses_forbid(finding.verdict, theirs, each))
         for finding, each in zip(findings, ours, strict=True)
     ]
 

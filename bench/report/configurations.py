@@ -14,6 +14,8 @@ from bench.report.statistics import Estimate, estimate
 
 _ALWAYS = ["compressor", "collective"]
 _SPECS = [*_ALWAYS, "strategy"]
+DENSE = ("none", "bf16", "fp16", "torch_bf16", "torch_fp16")
+"""Compressors that send every element, in 16 bits at least."""
 _NO_SETTING = {"run_id", "digest", "config_id", "name", "seed", "rates_tried"}
 SETTINGS = [column.name for column in METRICS if column.group == "identity" and column.name not in _NO_SETTING]
 """Columns that say how a run was set up, the seed and labels apart."""
@@ -42,6 +44,16 @@ class Configuration:
     def ok(self) -> list[Run]:
         """The runs that ended well: the only ones whose figures count."""
         return [run for run in self.runs if run.ended_well]
+
+    @functools.cached_property
+    def diverged(self) -> list[Run]:
+        """The runs that failed as a method fails, for whose accuracy there is no figure."""
+        return [run for run in self.runs if run.diverged]
+
+    @property
+    def is_dense(self) -> bool:
+        """All of its runs send every element, in 16 bits at least."""
+        return all(run["compressor"].partition(":")[0] in DENSE for run in self.runs)
 
     def values(self, column: str) -> list[float]:
         """The known values of a column, one per seed that ended well."""

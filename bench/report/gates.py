@@ -7,7 +7,7 @@ import re
 from typing import Literal
 
 from bench.core.errors import UsageError
-from bench.report.comparison import Comparison, Row
+from bench.report.comparison import Comparison, Row, diverges_more_often
 from bench.report.formats import format_factor, format_points
 from bench.report.statistics import CONFIDENCE, Effect, improvement
 
@@ -85,18 +85,25 @@ def check(comparison: Comparison, gates: list[Gate]) -> GateResult:
     for gate in gates:
         if gate.kind == "slower" and comparison.metric.name == "test_accuracy":
             raise UsageError(f"{gate.text} needs a factor, but --metric is test_accuracy; write accuracy:0.5 instead")
+        if not comparison.candidates:
+            result.unmeasured.append(
+                f"{gate.text} cannot be judged, there is no row beside {comparison.baseline.title}"
+            )
         for row in comparison.candidates:
             effect, certain = _effect(gate, comparison, row)
             title = f"{comparison.baseline.title} -> {row.configuration.title}"
-            if effect is None:
+            if gate.kind == "accuracy" and diverges_more_often(row.configuration, comparison.baseline):
+                lost, seeds = len(row.configuration.diverged), len(row.configuration.runs)
+                result.crossed.append(f"{title}: {lost} of {seeds} seeds diverged, which crosses {gate.text}")
+            elif effect is None:
                 result.unmeasured.append(f"{title}: {gate.text} cannot be judged, a side has no measured value")
-            elif _loss(gate, effect) > gate.limit:
+            elif _loss(gate, comparison, effect) > gate.limit:
                 if certain:
-                    result.crossed.append(f"{title}: {_text(gate, effect)} crosses {gate.text}")
+                    result.crossed.append(f"{title}: {_text(gate, comparison, effect)} crosses {gate.text}")
                 else:
                     result.undecided.append(
-                        f"{title}: {_text(gate, effect)} is beyond {gate.text}, but not significant with these "
-                        "seeds, so the gate holds; run more seeds"
+                        f"{title}: {_text(gate, comparison, effect)} is beyond {gate.text}, but not significant with "
+                        "these seeds, so the gate holds; run more seeds"
                     )
     return result
 
@@ -105,26 +112,29 @@ def _effect(gate: Gate, comparison: Comparison, row: Row) -> tuple[Effect | None
     """What the gate looks at, and whether it is more than noise: bytes are counted, Holm's p decides on the others."""
     if gate.kind == "bytes":
         sides = [each.values("payload_bytes_per_step") for each in (comparison.baseline, row.configuration)]
-        return improvement(*sides, higher_is_better=False), True
+        return improvement(*sides, higher_is_better=False, counted=True), True
     finding = row.gain if gate.kind == "slower" else row.accuracy
-    return finding.effect, finding.p is not None and finding.p < 1.0 - CONFIDENCE
+    return finding.effect, finding.p is not None and finding.p < 1.0 - CONFIDENCE and not finding.held_back
 
 
-def _loss(gate: Gate, effect: Effect) -> float:
+def _loss(gate: Gate, comparison: Comparison, effect: Effect) -> float:
+    """By which share of the baseline's figure the candidate's is worse, whichever way the metric points."""
     match gate.kind:
-        case "slower":
+        case "slower" if comparison.metric.better == "higher":
             return 1.0 - effect.value
+        case "slower":
+            return 1.0 / effect.value - 1.0
         case "accuracy":
             return -effect.value
         case "bytes":
             return 1.0 / effect.value - 1.0
 
 
-def _text(gate: Gate, effect: Effect) -> str:
+def _text(gate: Gate, comparison: Comparison, effect: Effect) -> str:
     match gate.kind:
         case "slower":
             return f"{format_factor(effect.value)}x"
         case "accuracy":
             return f"{format_points(effect.value)} points of accuracy"
         case "bytes":
-            return f"{_loss(gate, effect):+.1%} bytes per step"
+            return f"{_loss(gate, comparison, effect):+.1%} bytes per step"

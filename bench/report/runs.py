@@ -42,6 +42,18 @@ class Run:
         return bool(self["status"] == "ok")
 
     @property
+    def diverged(self) -> bool:
+        """It failed as a method fails: by a loss that is none any more, which no repetition would mend."""
+        return self["status"] == "failed" and "has diverged" in (self["error"] or "")
+
+    @property
+    def samples_per_s_in_all(self) -> float | None:
+        """Over all of the training, where `samples_per_s` is that of the last evaluation's interval."""
+        steps, seconds = self["step"], self["train_time_s"]
+        per_step = (self["batch_size"] or 0) * (self["accumulate"] or 1) * (self["replicas"] or self["world_size"] or 0)
+        return steps * per_step / seconds if steps and seconds and per_step else None
+
+    @property
     def in_sync(self) -> bool | None:
         """The ranks had equal parameters at every evaluation; None: not known."""
         known = [row["replicas_in_sync"] for row in self.rows if row["replicas_in_sync"] is not None]

@@ -13,6 +13,7 @@ from bench.report.columns import find_column
 from bench.report.configurations import Configuration
 from bench.report.formats import format_value
 from bench.report.runs import Run
+from bench.report.targets import TO_TARGET, Target, mean_need, needs, num_reached
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -72,8 +73,10 @@ def select(runs: Sequence[Run], conditions: Sequence[Condition]) -> list[Run]:
     return kept
 
 
-def in_order_of(name: str | None, candidates: Sequence[Configuration]) -> list[Configuration]:
+def in_order_of(name: str | None, candidates: Sequence[Configuration], target: Target) -> list[Configuration]:
     """The candidates by a column, the best first, or in rising order where none is best; what lacks it comes last.
+
+    What is needed until the target stands by the share of seeds that missed it first.
 
     Raises:
         UsageError: there is no such column.
@@ -84,6 +87,10 @@ def in_order_of(name: str | None, candidates: Sequence[Configuration]) -> list[C
     sign = -1.0 if column.better == "higher" else 1.0
 
     def place(candidate: Configuration) -> tuple[bool, Any]:
+        if name in TO_TARGET:
+            seeds = needs(candidate, name, target)
+            mean = mean_need(seeds)
+            return mean is None, (1 - num_reached(seeds) / len(seeds), mean.mean) if mean else None
         mean = candidate.estimate(name) if column.better else None
         value = sign * mean.mean if mean else next(iter(candidate.distinct(name)), None)
         return value is None, value

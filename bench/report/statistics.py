@@ -20,6 +20,7 @@ from bench.report.student import two_sided_p, two_sided_quantile
 CONFIDENCE = 0.95
 FEWEST_SEEDS = 3  # below this an interval is too wide to say anything
 MOST_SEEDS = 50
+_ROUNDING = 1e-9  # of a value; a spread below is that of its last digits
 
 Significance = Literal["above", "below", "same", "unclear"]
 
@@ -71,7 +72,9 @@ def estimate(values: Sequence[float]) -> Estimate | None:
     return Estimate(mean=mean, sd=sd, low=mean - half, high=mean + half, n=n)
 
 
-def difference(baseline: Sequence[float], candidate: Sequence[float], *, paired: bool = False) -> Effect | None:
+def difference(
+    baseline: Sequence[float], candidate: Sequence[float], *, paired: bool = False, counted: bool = False
+) -> Effect | None:
     """Candidate's mean minus the baseline's.
 
     Args:
@@ -79,6 +82,8 @@ def difference(baseline: Sequence[float], candidate: Sequence[float], *, paired:
         candidate: likewise.
         paired: values at the same place belong to the same seed, and what both sides share drops out (Student's
             interval of the differences); without, Welch's.
+        counted: figures that repeat exactly, whatever the seed; of others a spread of zero over a few seeds is
+            chance, or as coarse as evaluations are.
 
     Returns:
         None where a side has no value.
@@ -89,10 +94,23 @@ def difference(baseline: Sequence[float], candidate: Sequence[float], *, paired:
     if len(baseline) < 2 or len(candidate) < 2:
         return Effect(value=value, low=None, high=None, p=None)
     variance, degrees = _of_pairs(baseline, candidate) if paired else _of_welch(baseline, candidate)
-    if variance == 0.0:  # counted figures repeat exactly: what differs, differs for certain
-        return Effect(value=value, low=value, high=value, p=1.0 if value == 0.0 else 0.0)
+    if variance <= (_ROUNDING * value) ** 2:
+        return _without_spread(value, 0.0 if counted else _p_of_order(len(baseline), len(candidate), paired=paired))
     half = _t_quantile(degrees) * math.sqrt(variance)
     return Effect(value=value, low=value - half, high=value + half, p=two_sided_p(value / math.sqrt(variance), degrees))
+
+
+def _without_spread(value: float, p: float) -> Effect:
+    """Where the t-interval is a point: it is known where order alone would tell, or where there is no difference."""
+    if value == 0.0:
+        return Effect(value=value, low=value, high=value, p=1.0)
+    bound = value if p < 1.0 - CONFIDENCE else None
+    return Effect(value=value, low=bound, high=bound, p=p)
+
+
+def _p_of_order(num_baseline: int, num_candidates: int, *, paired: bool) -> float:
+    """How likely it is by chance that all values of one side, or of each pair, are above the other's; two-sided."""
+    return 2.0 ** (1 - num_baseline) if paired else 2.0 / math.comb(num_baseline + num_candidates, num_baseline)
 
 
 def _of_pairs(baseline: Sequence[float], candidate: Sequence[float]) -> tuple[float, float]:
@@ -113,7 +131,12 @@ def _of_welch(baseline: Sequence[float], candidate: Sequence[float]) -> tuple[fl
 
 
 def improvement(
-    baseline: Sequence[float], candidate: Sequence[float], *, higher_is_better: bool, paired: bool = False
+    baseline: Sequence[float],
+    candidate: Sequence[float],
+    *,
+    higher_is_better: bool,
+    paired: bool = False,
+    counted: bool = False,
 ) -> Effect | None:
     """By which factor the candidate is better than the baseline: above 1 is better, whichever way the metric points.
 
@@ -126,7 +149,7 @@ def improvement(
     if min((*baseline, *candidate), default=0.0) <= 0.0:
         return None
     logs = [[math.log(value) for value in values] for values in (baseline, candidate)]
-    effect = difference(*(logs if higher_is_better else logs[::-1]), paired=paired)
+    effect = difference(*(logs if higher_is_better else logs[::-1]), paired=paired, counted=counted)
     if effect is None:
         return None
     low, high = (None if bound is None else _factor(bound) for bound in (effect.low, effect.high))

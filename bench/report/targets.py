@@ -20,6 +20,7 @@ from bench.report.configurations import Configuration
 from bench.report.formats import format_number
 from bench.report.runs import Run
 from bench.report.statistics import Effect, Estimate, estimate, improvement
+from bench.report.store import Row
 
 TIME = "time_to_target_s"
 BYTES = BYTES_TO_TARGET.name
@@ -93,41 +94,46 @@ class Need:
 
 
 def needs(configuration: Configuration, metric: str, target: Target) -> list[Need]:
-    """One per run that ended well, had a target, and of which it is known what it spent until each evaluation.
+    """One per run that ended well or diverged, had a target, and of which is known what it spent until each evaluation.
+
+    One that diverged would have missed its target with any budget.
 
     Args:
         configuration: whose runs.
         metric: ``TIME`` or ``BYTES``.
         target: what to reach.
     """
-    asked = [(run, target.accuracy or run["target_accuracy"]) for run in configuration.ok]
+    counted = [*configuration.ok, *configuration.diverged]
+    asked = [(run, target.accuracy or run["target_accuracy"]) for run in counted]
     found = (_need(run, metric, target, accuracy) for run, accuracy in asked if accuracy is not None)
     return [need for need in found if need is not None]
 
 
 def _need(run: Run, metric: str, target: Target, accuracy: float) -> Need | None:
+    rows = [row for row in run.rows if row["test_accuracy"] is not None] if run.diverged else run.rows
+    budget = math.inf if run.diverged else None
     if target.accuracy is None and metric == TIME:
-        return Need(seed=run["seed"], amount=run[TIME], budget=run["train_time_s"])  # as the run itself found it
-    amounts = [row["train_time_s"] for row in run.rows] if metric == TIME else _bytes_sent(run)
+        return Need(seed=run["seed"], amount=run[TIME], budget=budget or run["train_time_s"])  # as the run found it
+    amounts = [row["train_time_s"] for row in rows] if metric == TIME else _bytes_sent(rows)
     if None in amounts:
         return None
     reached = (
         amount
-        for amount, row in zip(amounts, run.rows, strict=True)
+        for amount, row in zip(amounts, rows, strict=True)
         if row["test_accuracy"] is not None and row["test_accuracy"] >= accuracy
     )
-    return Need(seed=run["seed"], amount=next(reached, None), budget=amounts[-1])
+    return Need(seed=run["seed"], amount=next(reached, None), budget=budget or amounts[-1])
 
 
-def _bytes_sent(run: Run) -> list[float | None]:
+def _bytes_sent(rows: Sequence[Row]) -> list[float | None]:
     """Bytes of gradients and optimizer state that a rank sent until each evaluation."""
-    steps = [0, *(row["step"] for row in run.rows)]
-    if None in steps or any(row["payload_bytes_per_step"] is None for row in run.rows):
-        return [None for _ in run.rows]
+    steps = [0, *(row["step"] for row in rows)]
+    if None in steps or any(row["payload_bytes_per_step"] is None for row in rows):
+        return [None for _ in rows]
     return list(
         itertools.accumulate(
             (now - before) * (row["payload_bytes_per_step"] + (row["state_bytes_per_step"] or 0.0))
-            for before, now, row in zip(steps, steps[1:], run.rows, strict=False)
+            for before, now, row in zip(steps, steps[1:], rows, strict=False)
         )
     )
 
@@ -138,8 +144,13 @@ def num_reached(seeds: Sequence[Need], budget: float = math.inf) -> int:
 
 
 def mean_need(seeds: Sequence[Need]) -> Estimate | None:
-    """The mean over seeds, each that missed counted with its budget; then a lower bound, without an interval."""
-    amounts = [need.budget if need.amount is None else need.amount for need in seeds]
+    """The mean over seeds, each that missed counted with its budget; then a lower bound, without an interval.
+
+    One that diverged has no budget: it counts as the longest of all.
+    """
+    spent = [need.budget if need.amount is None else need.amount for need in seeds]
+    longest = max((amount for amount in spent if amount is not None and amount < math.inf), default=None)
+    amounts = [longest if amount == math.inf else amount for amount in spent]
     known = estimate([amount for amount in amounts if amount is not None]) if None not in amounts else None
     if known is None or num_reached(seeds) == len(seeds):
         return known

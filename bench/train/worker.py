@@ -179,7 +179,10 @@ def _check_same_configuration(config: RunConfig) -> None:
     if dist.get_world_size() != config.world_size:
         raise RuntimeError(f"{config.world_size} ranks were asked for, {dist.get_world_size()} came")
     if len(set(gather_json(config.digest))) > 1:
-        raise Mismatch("the machines were given different options; give the same command on each, but for --node-rank")
+        raise Mismatch(
+            "the machines were given different options; give the same command on each, but for "
+            "--node-rank, with --threads and --device where their cores or GPUs differ"
+        )
 
 
 def _check_same_weights(model: torch.nn.Module) -> None:

@@ -222,9 +222,11 @@ def test_a_hang_ends_at_the_timeout_and_the_rank_is_named(tmp_path: Path) -> Non
 
 def test_divergence_stops_the_run_and_names_the_step(tmp_path: Path) -> None:
     answer = execute(
-        *SMALL, "--epochs", "5", "--lr", "1e12", "--optimizer", "sgd:weight_decay=1", "--out", str(tmp_path / "out")
-    )
+        *SMALL, "--epochs", "5", "--lr", "1e12", "--optimizer", "sgd:weight_decay=1", "--out", str(tmp_path / "out"),
+        "--seeds", "1-3",
+    )  # fmt: skip
     assert answer.code == 3
+    assert answer.error.endswith("not run: --seeds 2,3")
     assert "at step" in answer.error
     assert "try a lower --lr" in answer.error
     assert rows(only_run(tmp_path / "out"))[-1]["status"] == "failed"

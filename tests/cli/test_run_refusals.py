@@ -29,6 +29,8 @@ REFUSALS = [
     (["--lr-scaling", "cubic"], "write none, linear or linear:base=4"),
     (["--seeds", "1,x"], "--seeds 1,x is not a list of seeds"),
     (["--seeds", "1,1"], "one of them twice"),
+    (["--seeds", "1,5-3"], "--seeds 1,5-3 has a range that ends before it begins"),
+    (["--seed", "7", "--seeds", "1,2"], "--seed and --seeds contradict each other; give one of them"),
     (["--name", "a/b"], "--name 'a/b'"),
     (["--nnodes", "2", "--world-size", "4"], "--rdzv-endpoint"),
     (["--nnodes", "2", "--world-size", "3", "--rdzv-endpoint", "a:1"], "multiple of --nnodes"),

@@ -45,7 +45,7 @@ def test_a_run_that_lost_a_rank_goes_on_from_its_checkpoint_as_if_it_had_not(tmp
     assert "rank 1 was killed by SIGKILL" in killed.error
     # That of step 3 was there before that of step 6 was begun.
     assert re.search(rf"to go on from step [36]: bench run --resume {folder}", killed.error)
-    resumed = execute("run", "--resume", str(folder), **told)
+    resumed = execute("run", "--resume", str(folder), "--timeout", "77", **told)
     assert resumed.code == 0, resumed.error
     undisturbed = execute(*RUN, "--out", str(tmp_path / "undisturbed"), **told)
     assert undisturbed.code == 0, undisturbed.error
@@ -55,6 +55,7 @@ def test_a_run_that_lost_a_rank_goes_on_from_its_checkpoint_as_if_it_had_not(tmp
         assert repeating(folder, name, columns) == repeating(other, name, columns)
     assert [row["resumes"] for row in rows(folder)][1:] == ["1", "1"]
     assert status(folder)["status"] == "ok"
+    assert RunConfig.from_json(folder / "config.json").timeout_s == 77  # which says nothing of what is trained
     assert not (folder / "checkpoints").exists()  # nothing goes on from them any more
     assert "came to its end" in invoke("run", "--resume", str(folder)).error
 
@@ -63,7 +64,7 @@ def test_a_run_that_lost_a_rank_goes_on_from_its_checkpoint_as_if_it_had_not(tmp
     ("arguments", "sentence"),
     [
         (("--epochs", "3"), "leave out --epochs"),
-        (("--timeout", "300", "--seeds", "1,2"), "leave out --timeout, --seeds"),
+        (("--lr", "0.1", "--seeds", "1,2"), "leave out --lr, --seeds"),
         ((), "is no run folder (it holds no config.json); give one below results/runs"),
     ],
 )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import sys
 from typing import Any
 
@@ -11,7 +12,7 @@ from bench.cli.output.console import plain_table, print_json, stdout_console
 from bench.cli.output.run import Display, print_notes
 from bench.core.config.run import RunConfig
 from bench.core.errors import Interrupted
-from bench.core.run_folder import RunFolder
+from bench.core.run_folder import RunFolder, write_json
 from bench.core.units import format_seconds
 from bench.launch.jobs.fork_server import ForkServer
 from bench.launch.resolve import make_ready
@@ -105,6 +106,7 @@ class SweepProgress:
             if begun is None:
                 result = execute(config, self._agenda.out, report, self._server)
             else:
+                write_json(begun.config, dataclasses.asdict(config))  # what identifies no run may be asked for anew
                 result = resume(begun, report, self._server)
             self._estimate.learn(config, result.summary.get("wall_time_s"))
             left_s = self._estimate.total_s(self._configs[number:])

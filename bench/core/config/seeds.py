@@ -26,6 +26,8 @@ def parse_seeds(text: str, option: str = "--seeds") -> list[int]:
         if not match:
             raise UsageError(f"{option} {text} is not a list of seeds; write 1,2,3 or 1-5")
         named = range(int(match[1]), int(match[2] or match[1]) + 1)
+        if not named:
+            raise UsageError(f"{option} {text} has a range that ends before it begins; write the smaller seed first")
         if len(seeds) + len(named) > MOST_SEEDS:
             raise UsageError(f"{option} {text} names more than {MOST_SEEDS} runs; give fewer seeds")
         seeds += named

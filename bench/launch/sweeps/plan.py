@@ -77,6 +77,7 @@ def _refusals(where: str, settings: list[Options], outcomes: Sequence[RunConfig 
 
 
 def _in_order(runs: list[PlannedRun], sweep: SweepFile) -> list[PlannedRun]:
+    runs = _each_once(runs)  # of doubles the first, so that all settings of one configuration stay together
     placements = list(dict.fromkeys(_placement(run.config) for run in runs))
     ordered: dict[str, PlannedRun] = {}
     for seed in sweep.seeds or [RunConfig.seed]:
@@ -88,6 +89,13 @@ def _in_order(runs: list[PlannedRun], sweep: SweepFile) -> list[PlannedRun]:
             config = dataclasses.replace(run.config, seed=seed)
             ordered.setdefault(config.digest, dataclasses.replace(run, config=config))
     return list(ordered.values())
+
+
+def _each_once(runs: list[PlannedRun]) -> list[PlannedRun]:
+    by_digest: dict[str, PlannedRun] = {}
+    for run in runs:
+        by_digest.setdefault(run.config.digest, run)
+    return list(by_digest.values())
 
 
 def _placement(config: RunConfig) -> str:

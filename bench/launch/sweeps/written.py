@@ -21,11 +21,13 @@ def toml_table(heading: str, options: Mapping[str, Any]) -> str:
 def run_arguments(options: Mapping[str, Any]) -> list[str]:
     """The arguments of `bench run` that say the same."""
     flags = {option.name: option.flag_name for option in RunConfig.options()}
+    without_no = {option.name for option in RunConfig.options() if option.flag and option.flag.name}
     arguments = []
     for name, value in options.items():
         flag = flags.get(name, f"--{name}")
         if isinstance(value, bool):
-            arguments.append(flag if value else flag.replace("--", "--no-", 1))
+            if value or name not in without_no:  # such a one is off unless it is given
+                arguments.append(flag if value else flag.replace("--", "--no-", 1))
         else:
             arguments += [flag, str(value)]
     return arguments

@@ -23,7 +23,12 @@ def in_words(comparison: Comparison) -> list[str]:
 
 
 def _answer(comparison: Comparison) -> str:
-    rows = comparison.candidates
+    baseline, rows = comparison.baseline, comparison.candidates
+    if rows and not baseline.is_dense:
+        return f"These runs do not say whether compression pays: {baseline.title}, the baseline, compresses too."
+    if rows and all(row.configuration.is_dense for row in rows):
+        return "These runs do not say whether compression pays: no row compresses."
+    rows = [row for row in rows if not row.configuration.is_dense]
     better = [row for row in rows if row.verdict in _BETTER]
     kept = [row for row in better if row.accuracy.verdict in _KEPT]
     unclear = [row for row in rows if row.verdict in ("unclear", "failed")]

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import math
 from collections.abc import Sequence
 from typing import Any
 
+from bench.core.errors import UsageError
 from bench.report import baseline as baselines
 from bench.report.comparison import DENSE
 from bench.report.configurations import Configuration
@@ -16,7 +18,9 @@ from bench.report.plots.picture import Picture
 from bench.report.plots.results import NotDrawable, Results
 from bench.report.runs import Run
 from bench.report.statistics import Effect, improvement
+from bench.report.workloads import WORKLOAD
 
+_WORKLOAD = [name for name in WORKLOAD if name not in ("uplink_bps", "downlink_bps")]
 _ROOM = 1.6  # above and below the points; intervals of two seeds would need all of the paper
 
 Gains = list[tuple[float, Effect]]
@@ -32,11 +36,12 @@ def draw(results: Results) -> Picture:
             "speed-up against bandwidth needs two configurations over two links that differ in uplink_bps: "
             "`bench run --hosts 2 --bandwidth RATE`"
         )
-    baseline, _ = baselines.choose(groups, results.baseline, DENSE)
-    gains = {group.title: _gains(baseline, group) for group in groups if group is not baseline}
+    baselines_of = _baselines(groups, results.baseline)
+    gains = {group.title: _gains(baseline, group) for group, baseline in baselines_of if group is not baseline}
     gains = {title: each for title, each in gains.items() if each}
+    beside = " / ".join(dict.fromkeys(baseline.title for _, baseline in baselines_of))
     if not gains:
-        raise NotDrawable(f"speed-up against bandwidth needs links on which both {baseline.title} and another ran")
+        raise NotDrawable(f"speed-up against bandwidth needs links on which both {beside} and another ran")
     figure, (axes,) = style.new_figure()
     axes.axhline(1.0, color=style.INK, linewidth=0.9)
     curves, words = {}, []
@@ -57,7 +62,7 @@ def draw(results: Results) -> Picture:
         curves[f"{title} ({f'breaks even at {even}' if at else 'no break-even point here'})"] = curve
         words.append(f"{title} {each[0][1].value:.2f}x to {each[-1][1].value:.2f}x, {even or 'no break-even'}")
     axes.set_xscale("log")
-    axes.set_title(f"Speed-up over {style.wrapped(baseline.title, 60)}")
+    axes.set_title(f"Speed-up over {style.wrapped(beside, 60)}")
     axes.set_xticks(bandwidths)
     style.name_axis(axes, "x", "bandwidth of the link", "uplink_bps")
     values = [effect.value for each in gains.values() for _, effect in each]
@@ -77,6 +82,24 @@ def break_even(points: Sequence[tuple[float, float]]) -> list[float]:
         if above * below < 0.0:
             crossings.append(left * (right / left) ** (above / (above - below)))
     return crossings + [bandwidth for bandwidth, gain in points if gain == 1.0]
+
+
+def _baselines(groups: Sequence[Configuration], wanted: str | None) -> list[tuple[Configuration, Configuration]]:
+    """Each configuration with the baseline of its own workload, links apart.
+
+    Raises:
+        UsageError: no row fits what is wanted.
+    """
+    baselines.choose(groups, wanted, DENSE)
+    alike: dict[tuple[Any, ...], list[Configuration]] = {}
+    for group in groups:
+        alike.setdefault(tuple(group.runs[0][name] for name in _WORKLOAD), []).append(group)
+    found = []
+    for of_one in alike.values():
+        with contextlib.suppress(UsageError):  # of another workload
+            baseline, _ = baselines.choose(of_one, wanted, DENSE)
+            found += [(group, baseline) for group in of_one]
+    return found
 
 
 def _gains(baseline: Configuration, group: Configuration) -> Gains:

@@ -59,7 +59,7 @@ def _times(results: Results) -> pd.DataFrame:
 
     columns = {}
     for group in results.across(*WORKLOAD):
-        runs = last_known(group).dropna(subset=["target_accuracy"])
+        runs = last_known(group, diverged=True).dropna(subset=["target_accuracy"])
         if len(runs):
             done = runs[list(WORKLOAD)].astype(str).apply(tuple, axis=1)
             seconds = runs["time_to_target_s"].fillna(math.inf)

@@ -92,6 +92,7 @@ def shortly_labelled(groups: list[Configuration]) -> list[Configuration]:
     ]
 
 
-def last_known(configuration: Configuration) -> pd.DataFrame:
-    """One row for every run that ended well: the last known value of each column."""
-    return to_frame([run.last_known for run in configuration.ok])
+def last_known(configuration: Configuration, *, diverged: bool = False) -> pd.DataFrame:
+    """One row for every run that ended well, or `diverged` as well: the last known value of each column."""
+    others = configuration.diverged if diverged else []
+    return to_frame([run.last_known for run in (*configuration.ok, *others)])

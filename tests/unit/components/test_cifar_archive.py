@@ -15,6 +15,7 @@ import time
 import urllib.error
 import warnings
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -118,6 +119,18 @@ def test_downloads_verifies_and_loads_the_published_pixels(server: Server, tmp_p
     assert train.images.is_contiguous()
 
 
+def test_of_two_at_once_one_downloads(server: Server, tmp_path: Path) -> None:
+    alone = tmp_path / "alone"
+    SmallCifar10(url=server.url).prepare(alone)
+    requests, server.requests = server.requests, 0
+    together = tmp_path / "together"
+    with ThreadPoolExecutor() as pool:
+        for done in [pool.submit(SmallCifar10(url=server.url).prepare, together) for _ in range(4)]:
+            done.result()
+    assert SmallCifar10().is_present(together)
+    assert server.requests == requests
+
+
 def test_small_archive_has_the_opcodes_of_python_2() -> None:
     opcodes = {opcode.name for opcode, _, _ in pickletools.genops(FILES["data_batch_1"])}
     assert {"SHORT_BINSTRING", "BINSTRING", "GLOBAL"} <= opcodes
@@ -208,7 +221,7 @@ def test_a_damaged_download_is_told_with_its_checksum_and_not_kept(server: Serve
         rf"{COMMAND} again, or {ALTERNATIVES}",
     ):
         SmallCifar10(url=server.url).prepare(tmp_path)
-    assert not list(tmp_path.iterdir())
+    assert [path.name for path in tmp_path.iterdir()] == [".small_cifar10.lock"]
 
     server.content, server.announced = ARCHIVE, None
     SmallCifar10(url=server.url).prepare(tmp_path)

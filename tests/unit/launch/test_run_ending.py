@@ -199,6 +199,14 @@ def test_restarts_without_checkpoints_are_refused() -> None:
         place_run(RunConfig(max_restarts=2))
 
 
+@pytest.mark.parametrize(
+    ("length", "warned"), [({"steps": 7}, True), ({"steps": 7, "eval_every": 2}, False), ({"epochs": 7}, False)]
+)
+def test_a_target_that_is_looked_at_once_is_told_of(length: dict[str, int], warned: bool) -> None:
+    config = resolve(RunConfig(dataset="digits", target_accuracy=0.9, **length))
+    assert any("tells no time to it; add --eval-every" in note for note in make_ready(config)) == warned
+
+
 @pytest.mark.parametrize(("length", "warned"), [({"steps": 7}, True), ({"epochs": 7}, True), ({"epochs": 8}, False)])
 def test_checkpoints_that_never_come_are_told_of(length: dict[str, int], warned: bool) -> None:
     config = resolve(RunConfig(dataset="digits", checkpoint_every=7, **length))

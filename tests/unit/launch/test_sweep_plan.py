@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections import Counter
 from pathlib import Path
 
@@ -109,3 +110,15 @@ def test_an_estimate_takes_the_same_configuration_else_the_mean_of_all() -> None
     unknown = make_config(lr=0.3)
     assert estimate.total_s([known, other, unknown]) == pytest.approx(15 + 40 + 70 / 3)
     assert estimate.total_s([]) == 0
+
+
+def test_of_doubles_the_first_has_all_runs_of_both() -> None:
+    tried = [
+        {"compressor": compressor, "lr": lr}
+        for compressor in ("topk", "topk:ratio=0.01")
+        for lr in (0.1, 0.2, 0.3, 0.4, 0.5)
+    ]
+    runs = plan(dataclasses.replace(SWEEP, seeds=[7], matrix={}, include=tried, base=SWEEP.base | {"world_size": 2}))
+    assert sorted((run.settings["compressor"], run.settings["lr"]) for run in runs) == [
+        ("topk", lr) for lr in (0.1, 0.2, 0.3, 0.4, 0.5)
+    ]

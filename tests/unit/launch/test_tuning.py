@@ -81,6 +81,7 @@ def test_the_written_file_is_a_sweep_on_the_test_set(tmp_path: Path) -> None:
 def test_arguments_of_run() -> None:
     options = {"augment": False, "save_model": True, "timeout_s": 20.0, "lr": 0.1, "seeds": "1,2"}
     assert " ".join(run_arguments(options)) == "--no-augment --save-model --timeout 20.0 --lr 0.1 --seeds 1,2"
+    assert run_arguments({"save_model": False}) == []  # there is no --no-save-model
 
 
 @pytest.mark.parametrize(

@@ -63,8 +63,8 @@ def test_two_seeds_decide_nothing() -> None:
 def test_figures_are_paired_by_seed_and_carry_their_interval(tmp_path: Path) -> None:
     runs = runs_of(
         tmp_path,
-        fake_seeds([100, 200, 400], accuracy=[0.5, 0.6, 0.7]),
-        topk_seeds([150, 300, 600], accuracy=[0.49, 0.59, 0.69]),
+        fake_seeds([100, 200, 400] * 2, accuracy=[0.5, 0.6, 0.7] * 2),
+        topk_seeds([150, 300, 600] * 2, accuracy=[0.49, 0.59, 0.69] * 2),
     )
     speed = faster(SPARSE, DENSE).of(runs)
     assert (speed.value, speed.low, speed.high) == pytest.approx((1.5, 1.5, 1.5))  # though the seeds differ much
@@ -100,7 +100,7 @@ def test_the_better_side_decides_only_where_all_its_seeds_reached_the_target(
 
 
 def test_what_the_document_does_not_claim_is_judged_for_comparison(tmp_path: Path) -> None:
-    runs = runs_of(tmp_path, fake_seeds([100, 200, 400]), topk_seeds([150, 300, 600]))
+    runs = runs_of(tmp_path, fake_seeds([100, 200, 400] * 2), topk_seeds([150, 300, 600] * 2))
     compared = dataclasses.replace(claim(faster(SPARSE, DENSE)), counts=False)
     assert judge(compared, runs).verdict == "for comparison: reproduced"
 

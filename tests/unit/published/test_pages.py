@@ -61,7 +61,7 @@ def summary_of(folder: Path, rows: list[dict[str, object]]) -> str:
 
 
 def test_what_is_recommended_follows_from_the_rows(tmp_path: Path) -> None:
-    text = summary_of(tmp_path, together(speed_up=2.0))
+    text = summary_of(tmp_path, together(speed_up=2.0, seeds=6))  # of fewer, equal ones would be chance
     assert (
         "- **10 Mbit/s**: ALGC, 2.00 [2.00, 2.00]x sooner than dense; all others that reached it are surely slower."
         in text

@@ -306,6 +306,10 @@ def test_repeats_of_a_seed_count_once_and_are_named(tmp_path: Path) -> None:
         ({"git_dirty": True}, "uncommitted changes"),
         ({"git_sha": "9f9f9f9"}, "different versions of the code: git_sha (1a2b3c4 / 9f9f9f9)"),
         ({"model": "resnet20"}, "differ in model (small_cnn / resnet20)"),
+        ({"uplink_bps": 1e7}, "differ in uplink_bps ("),
+        ({"world_size": 8, "config_id": "x"}, "differ in world_size (2 / 8)"),
+        ({"epochs": 9, "config_id": "x"}, "differ in epochs (2 / 9)"),
+        ({"link_warnings": "host1 reached half of it"}, "the links were not as asked for: host1 reached half of it"),
         ({"status": "running"}, "it is still running, or was killed"),
         ({"status": "interrupted"}, "was interrupted and does not count"),
     ],
@@ -392,3 +396,53 @@ def test_a_gate_on_a_row_without_figures_is_unmeasured(tmp_path: Path) -> None:
     comparison = compared(tmp_path, [*DENSE, *topk_seeds([1.0, 2.0], status="failed")])
     result = check(comparison, [Gate.parse("slower:5%")])
     assert (len(result.unmeasured), result.crossed) == (1, [])
+
+
+def test_of_several_dense_rows_one_is_the_baseline_and_that_is_said(tmp_path: Path) -> None:
+    other = fake_seeds([1300.0, 1310.0, 1290.0], lr=0.2)
+    assert not any("--baseline" in sentence for sentence in caveats(compared(tmp_path, [*DENSE, *TOPK])))
+    said = caveats(compared(tmp_path, [*DENSE, *other, *TOPK]))
+    assert "2 rows are of none, the baseline is none + native, lr=0.05; --baseline chooses another" in said
+
+
+def test_a_gate_without_a_row_to_judge_is_unmeasured(tmp_path: Path) -> None:
+    (sentence,) = check(compared(tmp_path, DENSE), [Gate.parse("slower:5%")]).unmeasured
+    assert sentence == "slower:5% cannot be judged, there is no row beside none + native"
+
+
+def test_a_share_of_a_time_is_a_share_of_that_time(tmp_path: Path) -> None:
+    dense = [row | {"step_time_s": seconds} for row, seconds in zip(DENSE, (0.100, 0.101, 0.099), strict=True)]
+    slow = [row | {"step_time_s": seconds} for row, seconds in zip(TOPK, (0.160, 0.161, 0.159), strict=True)]
+    comparison = compared(tmp_path, [*dense, *slow], metric="step_time_s")
+    assert check(comparison, [Gate.parse("slower:61%")]) == GateResult()
+    (sentence,) = check(comparison, [Gate.parse("slower:59%")]).crossed
+    assert "0.62x crosses slower:59%" in sentence
+
+
+DIVERGED = {"status": "failed", "error": "the loss is nan at step 7; training has diverged: try a lower --lr"}
+
+
+def test_seeds_that_diverged_allow_no_praise_of_the_others_accuracy(tmp_path: Path) -> None:
+    lost = [
+        row | DIVERGED | {"seed": seed, "run_id": f"lost-{seed}"} for row, seed in zip(TOPK, (4, 5, 6), strict=True)
+    ]
+    dense = fake_seeds([1204.0, 1190.0, 1221.0], [0.970, 0.971, 0.969])
+    topk = topk_seeds([1577.0, 1544.0, 1610.0], [0.970, 0.971, 0.969])
+    sound, (_, row) = compared(tmp_path, [*dense, *topk]), compared(tmp_path, [*dense, *topk, *lost]).rows
+    assert (sound.rows[1].accuracy.verdict, row.accuracy.verdict) == ("same", "unclear")
+    assert row.verdict == "faster"
+    (sentence,) = check(compared(tmp_path, [*dense, *topk, *lost]), [Gate.parse("accuracy:1")]).crossed
+    assert sentence.endswith("3 of 6 seeds diverged, which crosses accuracy:1")
+    assert check(sound, [Gate.parse("accuracy:1")]) == GateResult()
+
+
+def test_what_was_faster_at_the_end_alone_is_told_beside_it(tmp_path: Path) -> None:
+    whole = {"step": 100, "train_time_s": 10.0}  # 640 samples per second
+    dense = [row | whole | {"samples_per_s": 640.0 + row["seed"]} for row in DENSE]
+    late = [row | whole | {"samples_per_s": 1280.0 + row["seed"]} for row in TOPK]
+    said = caveats(compared(tmp_path, [*dense, *late]))
+    assert any(
+        "over whole trainings, warm-up of the density included: topk" in text and "1.00x" in text for text in said
+    )
+    steady = [row | whole | {"samples_per_s": 640.0 + row["seed"]} for row in TOPK]
+    assert not any("whole trainings" in text for text in caveats(compared(tmp_path, [*dense, *steady])))

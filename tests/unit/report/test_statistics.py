@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import itertools
 import math
 import random
 
@@ -50,7 +51,7 @@ def test_the_t_interval_covers_what_it_promises_at_three_seeds() -> None:
 
 
 def test_values_that_repeat_exactly_differ_for_certain() -> None:
-    assert difference([5.0, 5.0], [7.0, 7.0]) == Effect(value=2.0, low=2.0, high=2.0, p=0.0)
+    assert difference([5.0, 5.0], [7.0, 7.0], counted=True) == Effect(value=2.0, low=2.0, high=2.0, p=0.0)
     assert difference([5.0, 5.0], [5.0, 5.0]) == Effect(value=0.0, low=0.0, high=0.0, p=1.0)
 
 
@@ -133,3 +134,24 @@ def test_an_interval_that_no_float_holds_ends_at_a_finite_factor() -> None:
     assert effect is not None
     assert effect.high == pytest.approx(1e100)
     assert effect.low == 0.0
+
+
+def test_values_without_spread_say_as_much_as_their_order() -> None:
+    few = improvement([1.0] * 3, [2.0] * 3, higher_is_better=True)
+    many = improvement([1.0] * 4, [2.0] * 4, higher_is_better=True)
+    pairs = improvement([1.0, 3.0] * 3, [2.0, 6.0] * 3, higher_is_better=True, paired=True)
+    counted = improvement([1.0] * 2, [2.0] * 2, higher_is_better=True, counted=True)
+    assert few == Effect(value=2.0, low=None, high=None, p=0.1)
+    assert many == Effect(value=2.0, low=2.0, high=2.0, p=pytest.approx(2 / 70))
+    assert pairs is not None
+    assert pairs.p == 2**-5  # though logarithms are rounded
+    assert counted == Effect(value=2.0, low=2.0, high=2.0, p=0.0)
+    assert difference([0.97] * 2, [0.97] * 2) == Effect(value=0.0, low=0.0, high=0.0, p=1.0)
+
+
+def test_the_order_of_all_values_is_as_likely_as_counting_says() -> None:
+    everyone = list(itertools.permutations(range(6)))
+    apart = sum(max(order[:3]) < min(order[3:]) or min(order[:3]) > max(order[3:]) for order in everyone)
+    effect = difference([1.0] * 3, [2.0] * 3)
+    assert effect is not None
+    assert effect.p == pytest.approx(apart / len(everyone))

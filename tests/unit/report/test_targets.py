@@ -191,3 +191,41 @@ def test_one_evaluation_says_little_of_the_time_to_another_target(tmp_path: Path
 def test_what_is_no_target_is_refused(tmp_path: Path, text: str) -> None:
     with pytest.raises(UsageError, match=r"is no target; write a share as 0\.9, or best-1"):
         find_target(text, configuration(tmp_path, fake_row()))
+
+
+def diverged(seed: int, **values: Any) -> list[dict[str, Any]]:
+    """A run whose loss was none any more after 20 steps."""
+    lost = {"status": "failed", "error": "the loss is nan at step 21; training has diverged: try a lower --lr"}
+    rows = curve(seed, 0.1, 0.5, None, **values)  # type: ignore[arg-type]
+    return [row | lost for row in rows[:2]] + [rows[2] | lost | {"train_time_s": None, "step": 21}]
+
+
+@pytest.mark.parametrize("metric", [TIME, BYTES])
+def test_who_diverged_would_have_missed_with_any_budget(tmp_path: Path, metric: str) -> None:
+    runs = [curve(1, 0.5, 0.95, 0.96), diverged(2), curve(3, 0.1, 0.2, 0.3, status="failed", error="rank 1 was killed")]
+    known = needs(configuration(tmp_path, *itertools.chain(*runs)), metric, Target(accuracy=0.9))
+    assert [(need.seed, need.amount is None, need.budget == math.inf) for need in known] == [
+        (1, False, False),
+        (2, True, True),
+    ]
+    mean = mean_need(known)
+    assert mean is not None
+    assert (mean.mean, mean.low) == (known[0].amount, None)
+
+
+def test_a_side_that_diverges_is_not_sooner(tmp_path: Path) -> None:
+    dense = [curve(seed, 0.5, 0.5, 0.5, 0.95, compressor="none") for seed in (1, 2, 3, 4)]
+    sparse = [curve(seed, 0.5, 0.95, 0.95, 0.95, compressor="topk", collective="allgather") for seed in (1, 2)]
+    lost = [diverged(seed, compressor="topk", collective="allgather") for seed in (3, 4)]
+    comparison = compare(stored(tmp_path, list(itertools.chain(*dense, *sparse, *lost))), metric=TIME, targets=["0.9"])
+    assert comparison.rows[1].verdict == "unclear"
+    assert heading_to_text(comparison, 1)["verdict"].startswith("unclear")
+
+
+def test_by_the_time_to_a_target_who_reached_it_more_often_stands_first(tmp_path: Path) -> None:
+    once = [curve(1, 0.95, pace=1.0, compressor="sign"), *(curve(seed, 0.5, compressor="sign") for seed in (2, 3))]
+    always = [curve(seed, 0.5, 0.95, pace=9.0, compressor="topk") for seed in (1, 2, 3)]
+    dense = [curve(seed, 0.5, 0.95, pace=20.0, compressor="none") for seed in (1, 2, 3)]
+    rows = stored(tmp_path, list(itertools.chain(*dense, *once, *always)))
+    comparison = compare(rows, metric=TIME, targets=["0.9"], sort=TIME)
+    assert [row.configuration.label["compressor"] for row in comparison.candidates] == ["topk", "sign"]

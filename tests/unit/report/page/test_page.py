@@ -5,6 +5,7 @@ import itertools
 import json
 import re
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -143,6 +144,32 @@ def test_the_verdict_is_the_comparisons(candidate: dict[str, object], answer: st
     ]
     (part,) = page(results(tmp_path, rows), [], []).parts
     assert re.match(answer, part.answer)
+
+
+@pytest.mark.parametrize(
+    ("rows", "answer"),
+    [
+        (
+            [*fake_seeds([100, 101, 102], compressor="bf16"), *fake_seeds([130, 131, 132])],
+            "These runs do not say whether compression pays: no row compresses.",
+        ),
+        (
+            [*topk_seeds([100, 101, 102]), *topk_seeds([300, 301, 302], compressor="powersgd")],
+            "These runs do not say whether compression pays: topk:ratio=0.01 + allgather, the baseline, compresses "
+            "too.",
+        ),
+        (
+            [*fake_seeds([100, 101, 102], compressor="bf16"), *fake_seeds([130, 131, 132]), *topk_seeds([60, 61, 62])],
+            "No: no row is faster than bf16 + native.",
+        ),
+    ],
+)
+def test_whether_compression_pays_is_told_of_rows_that_compress_beside_one_that_does_not(
+    rows: list[dict[str, Any]], answer: str, tmp_path: Path
+) -> None:
+    rows = [row | {"target_accuracy": None} for row in rows]
+    (part,) = page(results(tmp_path, rows), [], []).parts
+    assert part.answer == answer
 
 
 def test_the_evidence_names_factor_and_points(tmp_path: Path) -> None:
