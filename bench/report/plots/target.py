@@ -31,10 +31,11 @@ def draw(results: Results) -> Picture:
     for index, (title, each) in enumerate(seeds.items()):
         reached = share_reached(each)
         shift = index * _SHIFT
-        steps = [0.0, *reached.quantiles, last]
+        missed = [step for step, hit in each if not hit]
+        watched_until = max(step for step, _ in each) if missed else last  # beyond, nobody knows
+        steps = [0.0, *reached.quantiles, watched_until]
         shares = [shift, *(1.0 - reached.probabilities + shift), 1.0 - reached.probabilities[-1] + shift]
         (curves[title],) = axes.plot(steps, shares, drawstyle="steps-post", **style.line(index) | {"marker": ""})
-        missed = [step for step, hit in each if not hit]
         axes.plot(
             missed,
             1.0 - reached.evaluate(missed) + shift,

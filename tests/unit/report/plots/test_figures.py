@@ -66,6 +66,13 @@ def test_a_miss_counts_until_its_last_step(tmp_path: Path) -> None:
     np.testing.assert_allclose(mark.get_xydata(), [[30.0, 0.5]])
 
 
+def test_a_curve_ends_where_nobody_was_watched_any_more(tmp_path: Path) -> None:
+    rows = [*fake_run([0.5, 0.6, 0.7], compressor="topk"), *fake_run([0.5] * 9 + [0.95], compressor="none")]
+    curves = {line.get_label(): line for line in target.draw(results(tmp_path, rows)).figure.axes[0].lines}
+    ends = sorted(line.get_xdata()[-1] for line in curves.values() if len(line.get_xdata()) > 1)
+    assert ends == [30.0, 100.0]
+
+
 def test_all_seeds_may_miss(tmp_path: Path) -> None:
     picture = target.draw(results(tmp_path, fake_run([0.5, 0.6])))
     np.testing.assert_allclose(picture.figure.axes[0].lines[0].get_ydata(), 0.0)
@@ -93,6 +100,27 @@ def test_speed_up_is_over_the_baseline_on_the_same_link(tmp_path: Path) -> None:
     assert "2.00x to 0.50x, 31.6 Mbit/s" in picture.alt
     turned = bandwidth.draw(results(tmp_path, two_ranks, baseline="topk"))
     assert "0.50x to 2.00x, 31.6 Mbit/s" in turned.alt
+
+
+def test_speed_up_is_over_the_baseline_of_the_same_workload(tmp_path: Path) -> None:
+    rows = [
+        row
+        for ranks, factor in ((2, 1.0), (8, 4.0))
+        for compressor, gain in (("none", 1.0), ("topk", 1.5))
+        for link in (1e7, 1e8)
+        for row in fake_run(
+            [0.95],
+            compressor=compressor,
+            world_size=ranks,
+            uplink_bps=link,
+            downlink_bps=link,
+            samples_per_s=100.0 * factor * gain,
+            config_id=f"{compressor}{ranks}{link}",
+        )
+    ]
+    picture = bandwidth.draw(results(tmp_path, rows))
+    assert picture.alt.count("1.50x to 1.50x") == 2
+    assert "none" not in picture.alt
 
 
 def test_links_that_differ_one_way_only_are_points_of_their_own(tmp_path: Path) -> None:
