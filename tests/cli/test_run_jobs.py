@@ -226,7 +226,7 @@ def test_divergence_stops_the_run_and_names_the_step(tmp_path: Path) -> None:
         "--seeds", "1-3",
     )  # fmt: skip
     assert answer.code == 3
-    assert answer.error.endswith("not run: --seeds 2,3")
+    assert answer.error.strip().endswith("not run: --seeds 2,3")
     assert "at step" in answer.error
     assert "try a lower --lr" in answer.error
     assert rows(only_run(tmp_path / "out"))[-1]["status"] == "failed"
