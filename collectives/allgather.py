@@ -31,6 +31,11 @@ class Allgather(Collective):
     carries_wires: ClassVar[bool] = False
     leaves_terms: ClassVar[bool] = True
 
+    @property
+    @override
+    def finds_maxima(self) -> bool:
+        return False
+
     @override
     def bind(self, transport: Transport, downlink: Downlink | None = None) -> BoundAllgather:
         return BoundAllgather(self, transport)

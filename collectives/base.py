@@ -70,6 +70,11 @@ class Collective(Options, abc.ABC):
     leaves_terms: ClassVar[bool] = False
     decodes: ClassVar[bool] = False
 
+    @property
+    def finds_maxima(self) -> bool:
+        """Whether it gives a dense tensor's maximum over ranks as well as its sum."""
+        return True
+
     def bind(self, transport: Transport, downlink: Downlink | None = None) -> BoundCollective:
         """Return a new one at work among the ranks of a transport; every rank must call.
 

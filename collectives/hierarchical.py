@@ -90,6 +90,11 @@ class Hierarchical(Collective):
         return all(map(self._keeps, layout.leaves))
 
     @property
+    @override
+    def finds_maxima(self) -> bool:
+        return self.within.finds_maxima and self.between.finds_maxima
+
+    @property
     def gathers(self) -> bool:
         """Whether payloads that cannot be added reach every rank as they are."""
         return self.within.leaves_terms and isinstance(self.between, Allgather)

@@ -4,8 +4,8 @@ Source: "Adaptive layered gradient compression with parameter server", Journal o
 Science) 43(1), 2025, 34-40, doi:10.13501/j.cnki.42-1908/n.2025.03.005 (the abstract: layers above a size threshold are
 compressed, each with a sparsity threshold that is adjusted as training goes; the server adds gradients and residuals).
 Differs: the abstract gives no formulas. Here a budget of entries is shared out by the layers' root mean squares, the
-threshold follows the density by a multiplicative controller, and a density outside [1/2, 2] of the wanted one is
-mended in the same step.
+threshold follows the density by a multiplicative controller, a density outside [1/2, 2] of the wanted one is mended in
+the same step, and values travel in 16 bits.
 """
 
 from __future__ import annotations

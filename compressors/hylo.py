@@ -5,7 +5,7 @@ layers above a size threshold are treated by type; of a convolution only importa
 falls with the layer's size; of a fully connected layer two bits per element, with a threshold that follows the layer's
 gradients; what is not sent accumulates); the two-bit layout of Apache MXNet's gradient compression.
 Differs: the abstract gives no formulas. Here the rate is (min_numel / m)^exponent, importance is the l1 norm and the
-threshold the mean magnitude, at most the largest one.
+threshold the mean magnitude, at most the largest one; a code stands for the mean magnitude of what reached it.
 """
 
 from __future__ import annotations
@@ -44,13 +44,13 @@ class Hylo(SharedScale):
     """Treats layers of more than `min_numel` elements by their kind.
 
     A convolution of F filters sends k = rate * F of them whole, rate = (min_numel / m)^exponent, at least min_rate. A
-    fully connected layer sends +t, 0 or -t per element with t = gamma * mean|x|; gamma above 1 is refused, for a flat
-    gradient would never reach such a threshold. A threshold of 0 is adaptive, any other is fixed, as MXNet's.
+    fully connected layer sends for each element whether it reaches t or -t, with t = gamma * mean|x|, and what that
+    stands for (`decode`); gamma above 1 is refused, for a flat gradient would never reach such a threshold. A threshold
+    of 0 is adaptive, any other is fixed, as MXNet's.
 
     Bytes: per layer of m elements. Convolution 24 + k (m / F) v + filter numbers (at most F / 8), where the filter
-        axis is 0; fully
-    connected 28 + m / 4, or 16 + m with shared_threshold (up to 127 ranks, and 8 control bytes); others 16 + 4 m
-    together.
+    axis is 0; fully connected 28 + m / 4, or 16 + m with shared_threshold (up to 127 ranks, and 8 control bytes);
+    others 16 + 4 m together.
 
     Raises:
         OptionError: options that contradict each other.

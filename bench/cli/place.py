@@ -61,13 +61,13 @@ def place(
 ) -> None:
     """Model a training step with layers placed by type on a file's devices, on its links and all of the catalogue's."""
     topology = Topology.read(devices)
-    from bench.costs.catalog import Catalog, folders
+    from bench.costs.catalog import SHM, Catalog, folders
 
     figures = Catalog.read(folders(catalog))
     from bench.cli.output.place import print_costs
     from bench.costs.devices.network import network_of
     from bench.costs.devices.placements import Comparison
-    from bench.costs.devices.shared_memory import SHM, measured_link
+    from bench.costs.devices.shared_memory import measured_link
 
     traced, operations = network_of(model, num_classes=num_classes, batch_size=batch_size)
     comparison = Comparison(traced, operations, topology, activations=activations, batch_size=batch_size)

@@ -16,6 +16,8 @@ from collectives.options import did_you_mean
 Figures = Literal["nominal", "measured"]
 SHIPPED = Path(__file__).with_suffix("")
 LARGEST = 1e9  # of any figure: no device or link is that fast or slow
+SHM = "shm"
+"""the link whose figures are measured on this machine"""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -92,14 +94,20 @@ class Catalog:
         """Return a catalogue that has this link too; an entry of that name stays, for a user wrote it."""
         return dataclasses.replace(self, links={name: kind, **self.links})
 
-    def check(self, topology: Topology) -> None:
+    def check(self, topology: Topology, *measured: str) -> None:
         """Make sure that every kind of a topology has figures.
+
+        Args:
+            topology: the host, its devices and links.
+            measured: kinds of links whose figures come from this machine.
 
         Raises:
             UsageError: one has none.
         """
+        _refuse_missing(topology.host_kind, self.devices, what="device")
         for link in topology.links:
-            _refuse_missing(link.kind, self.links, what="link")
+            if link.kind not in measured:
+                _refuse_missing(link.kind, self.links, what="link")
         for device in topology.devices:
             _refuse_missing(device.kind, self.devices, what="device")
 

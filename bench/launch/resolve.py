@@ -17,7 +17,7 @@ from bench.core.config.run import DEFAULT_EPOCHS, RunConfig
 from bench.core.config.straggler import Straggler
 from bench.core.errors import UsageError
 from bench.core.topology import Topology
-from bench.costs.catalog import Catalog, folders
+from bench.costs.catalog import SHM, Catalog, folders
 from bench.launch.jobs.placement import check_machines, place
 
 
@@ -120,7 +120,7 @@ def resolve(asked: RunConfig) -> RunConfig:
         Straggler.parse(config.straggler).check_among(config.world_size)
     config = config.choose(replicas=config.world_size)
     if config.devices is not None:
-        Catalog.read(folders(None)).check(Topology.from_dict(config.devices))
+        Catalog.read(folders(None)).check(Topology.from_dict(config.devices), SHM)
     train_size, test_size = parts.dataset.resolve_sizes(config.train_size, config.test_size)
     if config.holdout_size >= train_size:
         raise UsageError(

@@ -14,6 +14,7 @@ import torch
 from torch import nn
 from typing_extensions import Doc, override
 
+from bench.core import spec
 from bench.optimizers._belief import Belief, BeliefOptimizer, Rule, Tensors
 from collectives.base import Collective
 from collectives.options import OptionError
@@ -94,10 +95,10 @@ class MaxAdaBelief(BeliefOptimizer):
         name = self.component_name
         if reason := collective.refusal(Dense):
             return f"{name} sends Dense payloads: {reason}"
-        if self.reduce == "s_max" and collective.leaves_terms:
+        if self.reduce == "s_max" and not collective.finds_maxima:
             return (
-                f"{name} with reduce=s_max takes a maximum over ranks, and {collective.component_name} gives a sum of "
-                "terms; use collective ring or reduce=mean"
+                f"{name} with reduce=s_max takes a maximum over ranks, and {spec.short_text(collective)} gives a sum "
+                "of terms; use collective ring or reduce=mean"
             )
         return None
 

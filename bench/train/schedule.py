@@ -1,6 +1,7 @@
 """The learning rate over time.
 
 Source: gradual warm-up as in Goyal et al. 2017 (arXiv:1706.02677).
+Differs: it rises from zero, not from the rate of one worker, and so with any number of ranks.
 """
 
 from __future__ import annotations

@@ -35,7 +35,7 @@ class Figure:
 
     Attributes:
         value: percentage points as a share, a factor, or a share.
-        low, high: its 95 % interval over seeds; None with one seed.
+        low, high: its 95 % interval over seeds; None with one seed, or equal ones too few to tell.
         n: seeds.
         unit: how it is written.
         note: what else must be known to read it.
@@ -58,7 +58,7 @@ class Figure:
         return f"{write(self.value)}{interval}{after}"
 
     def __str__(self) -> str:
-        seeds = "one seed" if self.low is None or self.high is None else f"{self.n} seeds"
+        seeds = "one seed" if self.n == 1 else f"{self.n} seeds"
         return "; ".join(filter(None, (f"{self.text}, {seeds}", self.note)))
 
 
@@ -181,13 +181,18 @@ class Difference:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Factor:
-    """How many times as much of something as another configuration, or as little, paired by seed."""
+    """How many times as much of something as another configuration, or as little, paired by seed.
+
+    Attributes:
+        counted: figures that repeat exactly, whatever the seed.
+    """
 
     unit: ClassVar[Unit] = "factor"
     which: Which
     than: Which
     value: Callable[[Run], float | None]
     higher_is_better: bool
+    counted: bool = False
 
     @property
     def sides(self) -> Sequence[Which]:
@@ -196,7 +201,7 @@ class Factor:
 
     def of(self, runs: SweepRuns) -> Figure:
         ours, theirs = _sides(runs, self.which, self.than, self.value)
-        found = improvement(theirs, ours, higher_is_better=self.higher_is_better, paired=True)
+        found = improvement(theirs, ours, higher_is_better=self.higher_is_better, paired=True, counted=self.counted)
         if found is None:
             raise Missing(f"a value is 0: {which_text(self.which)}")
         return Figure(value=found.value, low=found.low, high=found.high, n=len(ours), unit=self.unit)
@@ -261,7 +266,7 @@ def faster(which: Which, than: Which) -> Factor:
 
 def fewer_bytes(which: Which, than: Which, column: str = "payload_bytes_per_step") -> Factor:
     """Another configuration's bytes per step over this one's."""
-    return Factor(which=which, than=than, value=lambda run: run[column], higher_is_better=False)
+    return Factor(which=which, than=than, value=lambda run: run[column], higher_is_better=False, counted=True)
 
 
 def step_s(run: Run) -> float | None:

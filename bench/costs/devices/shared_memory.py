@@ -17,7 +17,6 @@ from bench.core.processes import die_with_parent
 from bench.costs.catalog import LinkKind
 from collectives.shared_memory.patience import Patience
 
-SHM = "shm"
 LONG_NBYTES = 2**24
 _SHORT_NBYTES = 8
 _MESSAGES = (_SHORT_NBYTES,) * 200 + (LONG_NBYTES,) * 15

@@ -10,7 +10,7 @@ import pytest
 
 from bench.core.errors import UsageError
 from bench.core.topology import ROLES, Device, Link, Topology
-from bench.costs.catalog import SHIPPED, Catalog, Efficiency, LinkKind, folders
+from bench.costs.catalog import SHIPPED, SHM, Catalog, Efficiency, LinkKind, folders
 from bench.costs.devices.operations import Operation
 from bench.costs.devices.times import CatalogTimes
 from bench.strategies.placement.operations import Work
@@ -104,6 +104,17 @@ def test_unknown_kinds_of_a_device_file_are_refused(link: str, kind: str, senten
     with pytest.raises(UsageError) as caught:
         Catalog.read([SHIPPED]).check(there)
     assert sentence in str(caught.value)
+
+
+def test_the_kind_of_the_host_has_figures_too_and_what_is_measured_needs_none() -> None:
+    device = Device(name="gpu0", role="gpu", kind="gpu")
+    there = Topology(host_kind="nonsense", devices=(device,), links=(Link(node="gpu0", to="host", kind=SHM),))
+    with pytest.raises(UsageError, match="the catalogue has no device 'nonsense'"):
+        Catalog.read([SHIPPED]).check(there, SHM)
+    there = dataclasses.replace(there, host_kind="cpu")
+    Catalog.read([SHIPPED]).check(there, SHM)
+    with pytest.raises(UsageError, match="the catalogue has no link 'shm'"):
+        Catalog.read([SHIPPED]).check(there)
 
 
 def test_an_operation_takes_its_arithmetic_or_its_memory_traffic_whichever_is_longer() -> None:

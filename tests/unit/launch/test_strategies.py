@@ -43,6 +43,10 @@ REFUSALS: list[tuple[dict[str, Any], str]] = [
     ({"bucket_mb": 1.0, "optimizer": "max_adabelief"}, "--bucket-mb has no meaning with max_adabelief, which sends no"),
     ({"compressor": "dgc", "optimizer": "max_adabelief"}, "max_adabelief has no momentum to hand over"),
     ({"collective": "allgather", "optimizer": "max_adabelief:reduce=s_max"}, "use collective ring or reduce=mean"),
+    (
+        {"collective": "hierarchical:inter=allgather", "optimizer": "max_adabelief:reduce=s_max"},
+        "hierarchical:inter=allgather gives a sum of terms; use collective ring or reduce=mean",
+    ),
 ]
 TAKEN: list[dict[str, Any]] = [
     {"strategy": ASP},
@@ -68,6 +72,11 @@ def test_refusal(choice: dict[str, Any], sentence: str) -> None:
 def test_taken(choice: dict[str, Any]) -> None:
     config = resolve(RunConfig(**choice))
     assert (config.strategy, config.collective) == (choice["strategy"], "server")
+
+
+def test_a_pool_finds_the_largest_variance() -> None:
+    config = resolve(RunConfig(collective="pool", optimizer="max_adabelief:reduce=s_max"))
+    assert (config.collective, config.optimizer) == ("pool", "max_adabelief:reduce=s_max")
 
 
 def test_every_option_of_a_strategy_identifies_the_run() -> None:
