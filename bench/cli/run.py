@@ -17,7 +17,7 @@ from bench.core.config.run import RunConfig
 from bench.core.config.seeds import parse_seeds, seeds_text
 from bench.core.errors import Interrupted, RunFailed, UsageError
 from bench.core.locks import locked
-from bench.core.run_folder import RunFolder, write_json
+from bench.core.run_folder import RunFolder
 
 if TYPE_CHECKING:
     from bench.launch.jobs.fork_server import ForkServer
@@ -113,7 +113,7 @@ def _resume(path: Path, world_size: int | None, waiting: str | None, timeout_s: 
     from bench.cli.output.run import Display, print_summary
     from bench.launch.jobs.fork_server import TRAIN, ForkServer
     from bench.launch.resolve import with_ranks
-    from bench.launch.resuming import change_ranks, check_left, configuration_of
+    from bench.launch.resuming import ask_anew, change_ranks, check_left, configuration_of
     from bench.launch.run import resume
 
     folder = RunFolder(path.resolve())  # a run is known by its folder's name, which `.` and links do not tell
@@ -131,7 +131,7 @@ def _resume(path: Path, world_size: int | None, waiting: str | None, timeout_s: 
             config = dataclasses.replace(config, timeout_s=timeout_s)
             with locked(folder.path) as is_held:
                 if is_held:
-                    write_json(folder.config, dataclasses.asdict(config))
+                    ask_anew(folder, config)
         with Display(f"{config.name} seed {config.seed}, resumed") as display:
             result = resume(folder, display.report, server)
     if as_json:

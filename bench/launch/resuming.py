@@ -67,6 +67,11 @@ def change_ranks(folder: RunFolder, config: RunConfig, waiting: str) -> None:
     write_json(folder.config, dataclasses.asdict(config))
 
 
+def ask_anew(folder: RunFolder, config: RunConfig) -> None:
+    """Let a run go on with what identifies none, its timeout say, as this configuration of the same digest has it."""
+    write_json(folder.config, dataclasses.asdict(config))
+
+
 def last_step(folder: RunFolder) -> int | None:
     """The step from which a run can go on; None where it cannot, or has come to its end."""
     with contextlib.suppress(UsageError):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import sys
 from typing import Any
 
@@ -12,10 +11,11 @@ from bench.cli.output.console import plain_table, print_json, stdout_console
 from bench.cli.output.run import Display, print_notes
 from bench.core.config.run import RunConfig
 from bench.core.errors import Interrupted
-from bench.core.run_folder import RunFolder, write_json
+from bench.core.run_folder import RunFolder
 from bench.core.units import format_seconds
 from bench.launch.jobs.fork_server import ForkServer
 from bench.launch.resolve import make_ready
+from bench.launch.resuming import ask_anew
 from bench.launch.run import Result, execute, resume
 from bench.launch.sweeps.agenda import Agenda
 from bench.launch.sweeps.file import table_text
@@ -106,7 +106,7 @@ class SweepProgress:
             if begun is None:
                 result = execute(config, self._agenda.out, report, self._server)
             else:
-                write_json(begun.config, dataclasses.asdict(config))  # what identifies no run may be asked for anew
+                ask_anew(begun, config)
                 result = resume(begun, report, self._server)
             self._estimate.learn(config, result.summary.get("wall_time_s"))
             left_s = self._estimate.total_s(self._configs[number:])

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Iterable
+from typing import Self
 
+from bench.core.config.predict import PredictConfig
+from bench.core.config.run import RunConfig
 from bench.core.config.straggler import Straggler
 from bench.core.errors import UsageError
 from bench.core.parts import Calibration
@@ -31,6 +34,27 @@ class Asked:
     starts_early: bool
     strategy: str = DDP
     straggler: Straggler | None = None
+
+    @classmethod
+    def of(
+        cls,
+        config: PredictConfig | RunConfig,
+        *,
+        hosts: tuple[HostLink, ...],
+        ranks_per_host: int,
+        shared_cores: int | None,
+    ) -> Self:
+        """What the options say that a prediction and a run have in common, not checked yet."""
+        return cls(
+            compressor=config.compressor,
+            collective=config.collective,
+            hosts=hosts,
+            ranks_per_host=ranks_per_host,
+            shared_cores=shared_cores,
+            starts_early=config.trigger == "async",
+            strategy=config.strategy,
+            straggler=Straggler.parse(config.straggler) if config.straggler else None,
+        )
 
     @property
     def waits(self) -> bool:

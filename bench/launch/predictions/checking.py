@@ -10,7 +10,6 @@ from bench.core import spec
 from bench.core.config.configuration import NOT_GIVEN
 from bench.core.config.predict import MOST_RANKS, MOST_TOGETHER, PredictConfig
 from bench.core.config.run import RunConfig
-from bench.core.config.straggler import Straggler
 from bench.core.errors import UsageError
 from bench.core.parts import Calibration
 from bench.costs.asynchronous import check_size
@@ -39,19 +38,8 @@ def check(config: PredictConfig, calibration: Calibration) -> Asked:
     most, where = (MOST_RANKS, "") if ranks_per_host == 1 else (MOST_TOGETHER, ", or one on each host")
     if (number := len(hosts) * ranks_per_host) > most:
         raise UsageError(f"{number} ranks are more than can be predicted; choose at most {most}{where}")
-    return check_asked(
-        calibration,
-        Asked(
-            compressor=config.compressor,
-            collective=config.collective,
-            hosts=hosts,
-            ranks_per_host=ranks_per_host,
-            shared_cores=config.shared_cores,
-            starts_early=config.trigger == "async",
-            strategy=config.strategy,
-            straggler=Straggler.parse(config.straggler) if config.straggler else None,
-        ),
-    )
+    asked = Asked.of(config, hosts=hosts, ranks_per_host=ranks_per_host, shared_cores=config.shared_cores)
+    return check_asked(calibration, asked)
 
 
 def _hosts(config: PredictConfig) -> tuple[tuple[HostLink, ...], int]:

@@ -11,7 +11,6 @@ from typing import Any
 
 from bench.core import environment
 from bench.core.config.run import RunConfig
-from bench.core.config.straggler import Straggler
 from bench.core.errors import UsageError
 from bench.core.parts import Calibration, Validated
 from bench.core.rows import read_rows
@@ -140,19 +139,8 @@ def asked_of(calibration: Calibration, config: RunConfig) -> Asked:
     if config.cluster is not None:
         cluster = Cluster.from_dict(config.cluster)
         hosts, ranks_per_host = cluster.hosts, cluster.ranks_per_host
-    return check_asked(
-        calibration,
-        Asked(
-            compressor=config.compressor,
-            collective=config.collective,
-            hosts=hosts,
-            ranks_per_host=ranks_per_host,
-            shared_cores=calibration.cores,
-            starts_early=config.trigger == "async",
-            strategy=config.strategy,
-            straggler=Straggler.parse(config.straggler) if config.straggler else None,
-        ),
-    )
+    asked = Asked.of(config, hosts=hosts, ranks_per_host=ranks_per_host, shared_cores=calibration.cores)
+    return check_asked(calibration, asked)
 
 
 def compare(cells: Sequence[Cell], agenda: Agenda) -> list[Compared]:

@@ -2,10 +2,20 @@
 
 from __future__ import annotations
 
+import dataclasses
 from pathlib import Path
 
+import pytest
+
+from bench.cli.output import sweep
 from bench.core.run_folder import RunFolder
-from bench.launch.resuming import prepare_folder
+from bench.launch.jobs.fork_server import TRAIN, ForkServer
+from bench.launch.resuming import configuration_of, prepare_folder
+from bench.launch.run import Result
+from bench.launch.sweeps.agenda import Agenda
+from bench.launch.sweeps.plan import PlannedRun
+from tests.testing.checkpoints import add_checkpoint
+from tests.testing.configs import make_config
 
 
 def test_logs_of_every_attempt_are_kept_though_the_count_of_attempts_is_lost(tmp_path: Path) -> None:
@@ -17,3 +27,22 @@ def test_logs_of_every_attempt_are_kept_though_the_count_of_attempts_is_lost(tmp
         folder.resume.unlink()
     kept = sorted(tmp_path.glob("logs-before-*/rank-0.log"))
     assert [path.read_text(encoding="utf-8") for path in kept] == ["first", "second", "third"]
+
+
+def test_a_sweep_goes_on_with_the_timeout_that_its_file_says_now(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    before = make_config(checkpoint_every=1)
+    folder = RunFolder.create(tmp_path, "test", before.digest, before.seed)
+    add_checkpoint(folder, before, step=1)
+    now = dataclasses.replace(before, timeout_s=77.0)
+    seen = []
+
+    def resume(begun: RunFolder, *_: object) -> Result:
+        seen.append(configuration_of(begun))
+        return Result(status="ok", error="", folder=begun, summary={"test_accuracy": 0.5, "wall_time_s": 1.0})
+
+    monkeypatch.setattr(sweep, "resume", resume)
+    agenda = Agenda(runs=[PlannedRun(settings={}, config=now)], out=tmp_path, past={})
+    sweep.SweepProgress(agenda, [now], ForkServer(TRAIN))._train(now, folder)
+    assert seen == [now]

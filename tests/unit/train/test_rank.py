@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import socket
 import threading
+from pathlib import Path
 
 import pytest
 import torch
@@ -38,10 +39,10 @@ def test_who_loses_a_rank_while_ranks_meet_says_so_as_later(monkeypatch: pytest.
         listener.shutdown(socket.SHUT_RDWR)
 
 
-def test_what_was_asked_for_wrongly_is_no_loss(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("BENCH_INIT_METHOD", "file://")
-    for name, value in {"RANK": "1", "WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "1"}.items():
-        monkeypatch.setenv(name, value)
-    with pytest.raises(Exception) as caught, process_group(torch.device("cpu"), timeout_s=1.0):  # noqa: PT011
+def test_a_network_device_that_there_is_not_is_no_loss(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("BENCH_INIT_METHOD", f"file://{tmp_path}/store")
+    for name, value in {"GLOO_SOCKET_IFNAME": "nowhere0", "RANK": 0, "WORLD_SIZE": 1, "LOCAL_WORLD_SIZE": 1}.items():
+        monkeypatch.setenv(name, str(value))
+    with pytest.raises(RuntimeError, match="nowhere0") as caught, process_group(torch.device("cpu"), timeout_s=1.0):
         pass
     assert not isinstance(caught.value, TransportError)
