@@ -219,6 +219,15 @@ def test_a_profile_counts_the_seeds_that_missed(tmp_path: Path) -> None:
     )
 
 
+def test_a_profile_counts_a_seed_that_diverged_as_a_miss(tmp_path: Path) -> None:
+    lost = {"status": "failed", "error": "the loss is nan at step 7; training has diverged", "time_to_target_s": None}
+    rows = [
+        row | (lost if row["compressor"].startswith("topk") and row["uplink_bps"] == 1e7 else {})
+        for row in everything()[0]
+    ]
+    assert "Of 8 workloads, none + native is the fastest on 100%" in profile.draw(results(tmp_path, rows)).alt
+
+
 def test_a_workload_that_one_method_lacks_is_left_out(tmp_path: Path) -> None:
     rows = [
         row
