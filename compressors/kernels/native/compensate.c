@@ -18,7 +18,7 @@ static inline void measure_block(float *x, int64_t start, int64_t width, void *c
 /* sum = gradient + residual. Returns the sum of its magnitudes; `largest`: of them, where NaN counts as infinite. */
 double add_and_measure(const float *gradient, const float *residual, int64_t numel, float *largest, float *sum) {
     struct measuring measured = {.waiting.counts = {0}, .largest = 0};
-    sum_by_blocks(gradient, residual, numel, measure_block, &measured, sum);
+    sum_by_blocks(gradient, residual, numel, SUM_STRETCH, measure_block, &measured, sum);
     int32_t most = magnitude(measured.largest);
     __builtin_memcpy(largest, &most, sizeof *largest);
     return finished(&measured.waiting);
@@ -55,7 +55,7 @@ int64_t add_and_find(
     float *values, double *squares, float *sum) {
     struct finding found = {
         .waiting.counts = {0}, .bound = bound, .room = room, .positions = positions, .values = values};
-    sum_by_blocks(gradient, residual, numel, find_in_block, &found, sum);
+    sum_by_blocks(gradient, residual, numel, SUM_STRETCH, find_in_block, &found, sum);
     *squares = finished(&found.waiting);
     return found.count + found.missing;
 }

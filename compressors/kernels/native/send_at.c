@@ -35,6 +35,6 @@ int64_t send_at(
     const float *gradient, const float *residual, int64_t start, int64_t numel, const int64_t *positions, int64_t next,
     int64_t count, int64_t kind, float limit, void *values, float *left) {
     struct sending to = {start, positions, next, count, kind, limit, values};
-    sum_by_blocks(gradient, residual, numel, send_of_block, &to, left);
+    sum_by_blocks(gradient, residual, numel, SHORT_BLOCK, send_of_block, &to, left);
     return to.next;
 }

@@ -35,8 +35,8 @@ static inline void sign_block(float *x, int64_t start, int64_t width, void *cont
 /* Returns the sum of magnitudes. */
 double signs_and_magnitude(float *x, int64_t numel, uint8_t *packed) {
     struct signing signs = {packed, {.counts = {0}}};
-    for (int64_t start = 0; start < numel; start += BLOCK)
-        sign_block(x + start, start, smaller(BLOCK, numel - start), &signs);
+    for (int64_t start = 0; start < numel; start += SUM_STRETCH)
+        sign_block(x + start, start, smaller(SUM_STRETCH, numel - start), &signs);
     return finished(&signs.magnitudes);
 }
 
@@ -44,7 +44,7 @@ double signs_and_magnitude(float *x, int64_t numel, uint8_t *packed) {
 double add_signs_and_magnitude(
     const float *gradient, const float *residual, int64_t numel, uint8_t *packed, float *sum) {
     struct signing signs = {packed, {.counts = {0}}};
-    sum_by_blocks(gradient, residual, numel, sign_block, &signs, sum);
+    sum_by_blocks(gradient, residual, numel, SUM_STRETCH, sign_block, &signs, sum);
     return finished(&signs.magnitudes);
 }
 
@@ -70,8 +70,8 @@ static int64_t sums_of(struct splitting *split, double *sums) {
 /* Returns how many bits are set; `sums`: of the elements whose bits are, and of the others. NaN's is not. */
 int64_t signs_and_sums(float *x, int64_t numel, uint8_t *packed, double *sums) {
     struct splitting split = {packed, 0, {.counts = {0}}, {.counts = {0}}};
-    for (int64_t start = 0; start < numel; start += BLOCK)
-        split_block(x + start, start, smaller(BLOCK, numel - start), &split);
+    for (int64_t start = 0; start < numel; start += SUM_STRETCH)
+        split_block(x + start, start, smaller(SUM_STRETCH, numel - start), &split);
     return sums_of(&split, sums);
 }
 
@@ -79,6 +79,6 @@ int64_t signs_and_sums(float *x, int64_t numel, uint8_t *packed, double *sums) {
 int64_t add_signs_and_sums(
     const float *gradient, const float *residual, int64_t numel, uint8_t *packed, double *sums, float *sum) {
     struct splitting split = {packed, 0, {.counts = {0}}, {.counts = {0}}};
-    sum_by_blocks(gradient, residual, numel, split_block, &split, sum);
+    sum_by_blocks(gradient, residual, numel, SUM_STRETCH, split_block, &split, sum);
     return sums_of(&split, sums);
 }

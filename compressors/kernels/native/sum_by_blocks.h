@@ -4,16 +4,18 @@
 
 #include "../../../collectives/payloads/codec/native/past_cache.h"
 
-#define BLOCK 1024 /* elements */
+#define MOST 1024       /* elements of a block */
+#define SHORT_BLOCK 512 /* for work that needs no more at once: it is at hand sooner */
 
 /* What is done with elements start..start+width-1; it may change them. */
 typedef void (*block_work)(float *x, int64_t start, int64_t width, void *context);
 
-/* A block leaves in the loop in which the next one comes. */
+/* Blocks of `block` elements, at most MOST. One leaves in the loop in which the next one comes. */
 static inline __attribute__((always_inline)) void sum_by_blocks(
-    const float *gradient, const float *residual, int64_t numel, block_work work, void *context, float *sum) {
-    _Alignas(64) float x[BLOCK] = {0};
-    int64_t width = numel < BLOCK ? numel : BLOCK;
+    const float *gradient, const float *residual, int64_t numel, int64_t block, block_work work, void *context,
+    float *sum) {
+    _Alignas(64) float x[MOST] = {0};
+    int64_t width = numel < block ? numel : block;
     int past_cache = numel >= LONG;
     replace_by_sum(gradient, residual, width, x, past_cache, sum); /* zeros leave, whose place the first block takes */
     for (int64_t start = 0, following; start < numel; start += width, width = following) {

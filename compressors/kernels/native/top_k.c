@@ -140,7 +140,7 @@ void add_and_top_k(const float *gradient, const float *residual, int64_t numel, 
                    int32_t *values, int64_t most, int64_t *candidates, int32_t *scratch, float *sum) {
     int32_t bound = bound_by_sample(scratch, sample_of_sum(gradient, residual, numel, scratch), k);
     struct candidates found = {bound, most, bound ? 0 : most + 1, candidates, (float *)scratch};
-    sum_by_blocks(gradient, residual, numel, find_in_block, &found, sum);
+    sum_by_blocks(gradient, residual, numel, SHORT_BLOCK, find_in_block, &found, sum);
     const int32_t *all = (const int32_t *)sum;
     if (k <= found.count && found.count <= most)
         keep_first(scratch, found.count, k, kth_largest(scratch, found.count, k), candidates, selected, values);

@@ -8,7 +8,8 @@
 #define __has_builtin(name) 0
 #endif
 
-#define VECTOR 16
+/* Elements: half a cache line, of which two stores make a whole one sooner than one store of all of it does. */
+#define VECTOR 8
 
 /* Elements; less than this, a core's share of its caches, stays there for whoever reads it next. */
 #define LONG (1 << 18)
