@@ -33,6 +33,7 @@ from collectives.rounds.base import Message, Piece, Round
 from collectives.rounds.groups import repeated, spread, together
 from collectives.rounds.layout import Layout, Leaf, Stretch
 from collectives.rounds.waves import Ints, Lengths, Wave, as_arrays
+from collectives.server import Server
 from collectives.transport import messages
 from collectives.transport.base import ReduceOp, Transport
 
@@ -56,12 +57,17 @@ class Hierarchical(Collective):
         self.between = self._part("inter", self.inter)
 
     def _part(self, role: str, name: str) -> Collective:
-        if name == self.component_name:
-            raise OptionError(f"hierarchical: {role}={name} is not possible: it is made of other collectives")
         try:
-            return spec.build("collectives", Collective, name)
+            part = spec.build("collectives", Collective, name)
         except OptionError as error:
-            raise OptionError(f"hierarchical: {role}={name} is not possible: {error}") from None
+            raise OptionError(
+                f"hierarchical: {role}={name} is not possible: {error} (it is made of built-in ones)"
+            ) from None
+        if isinstance(part, Hierarchical):
+            raise OptionError(f"hierarchical: {role}={name} is not possible: it is made of other collectives")
+        if isinstance(part, Server) and part.downlink == "recode":
+            raise OptionError(f"hierarchical: {role}={name} is not possible; use downlink=dense or union")
+        return part
 
     @override
     def bind(self, transport: Transport, downlink: Downlink | None = None) -> BoundCollective:
@@ -77,6 +83,16 @@ class Hierarchical(Collective):
         if reason := self.within.refusal(kind):
             return f"within a group, {reason}"
         if self._keeps(kind) and (reason := self.between.refusal(kind)):
+            return f"among leaders, {reason}"
+        return None
+
+    @override
+    def ranks_refusal(self, world_size: int) -> str | None:
+        groups = self.groups(world_size)
+        for size in sorted({len(group) for group in groups}):
+            if size > 1 and (reason := self.within.ranks_refusal(size)):
+                return f"within a group, {reason}"
+        if len(groups) > 1 and (reason := self.between.ranks_refusal(len(groups))):
             return f"among leaders, {reason}"
         return None
 

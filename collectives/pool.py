@@ -124,7 +124,9 @@ class BoundPool(BoundCollective):
     def sum_like(self, payload: Payload, layout: Layout, op: ReduceOp) -> Payload:
         assert self._pool_rounds is not None
         if layout.itemsize is None:
-            return UnreducedSum([unpack(packed) for packed in self._pool_rounds.gather(payload.pack().cpu())])
+            return UnreducedSum(
+                [unpack(packed.to(payload.device)) for packed in self._pool_rounds.gather(payload.pack().cpu())]
+            )
         wire = payload.wire
         host = wire.cpu()
         self._rounds_of_buffers.get(host.data_ptr(), self._pool_rounds).sum_(host, op)

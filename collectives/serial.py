@@ -153,8 +153,9 @@ def _by_groups(collective: Hierarchical, terms: Terms, layout: Payload) -> Paylo
     groups = [terms[start : start + size] for start in range(0, len(terms), size)]
     if len(groups) == 1:
         return _total(collective.within, terms, layout)
-    is_kept = all(leaf.elementwise or (leaf.addable and collective.intra != "server") for leaf in leaves(layout))
-    if not is_kept and collective.inter == "allgather" and collective.intra in ("allgather", "pool"):
+    within, between = collective.within.component_name, collective.between.component_name
+    is_kept = all(leaf.elementwise or (leaf.addable and within != "server") for leaf in leaves(layout))
+    if not is_kept and between == "allgather" and within in ("allgather", "pool"):
         return _decoded(terms)
     totals = []
     for group in groups:

@@ -52,11 +52,13 @@ class Shard(NamedTuple):
         key: names the server's state for it.
         server: the rank that serves it.
         place: its elements in the message, and its number there.
+        elementwise: what is pushed of it has wires of one type, so that the sum comes back as what it was.
     """
 
     key: ShardKey
     server: int
     place: Place
+    elementwise: bool
 
     @property
     def numel(self) -> int:
@@ -102,13 +104,17 @@ class Server(Collective):
         """One per layer; if sharded, pieces of long layers and of payloads that hold several layers in one."""
         shards: list[Shard] = []
         first = 0
+        if not self.tells_layers_apart:
+            layout = dataclasses.replace(layout, layer_numels=())
         for unit in layout.by_layer():
             is_split = self._is_sharded and (unit.numel > self.split_numel or len(unit.key) > 1)
             if self.downlink == "recode" and not all(leaf.elementwise for leaf in unit.leaves):
                 is_split = False  # what is encoded again stays whole: its compressor looks at its shape
             for index, (start, stop) in enumerate(unit.cuts(world_size if is_split else 1)):
                 server = (unit.key[0] + index) % world_size if self._is_sharded else self.root
-                shards.append(Shard((unit.key, index), server, (first + start, first + stop, len(shards))))
+                place = (first + start, first + stop, len(shards))
+                is_whole = stop - start == unit.numel or all(leaf.is_full for leaf in unit.leaves)
+                shards.append(Shard((unit.key, index), server, place, is_whole and unit.itemsize is not None))
             first += unit.numel
         return shards
 
@@ -132,7 +138,8 @@ class Server(Collective):
         servers = np.array(list(by_server))
         pushed, rows = np.unique(weights, return_inverse=True)
         push = np.stack([of_all(lengths, terms) for terms in pushed.tolist()])[rows if len(pushed) > 1 else [0]]
-        answers = lengths.answered_densely() if self.downlink == "dense" else lengths
+        stays = np.array([shard.elementwise for shard in shards])
+        answers = lengths.answered_densely(start[~stays]) if self.downlink == "dense" else lengths
         pull = of_all(answers, 1 if self.downlink == "recode" else int(weights.sum()))
         return [
             Wave(ranks, servers, push, each_to_each=True, merged=True),
@@ -216,7 +223,7 @@ class BoundServer(BoundCollective):
             layout: of all ranks' payloads; that of `payload` where None.
         """
         layout = layout or Layout.of(payload, key)
-        if self._downlink is not None and self.options.tells_layers_apart:
+        if self._downlink is not None:
             numels = tuple(self._downlink.numel(layer_id) for layer_id in key)
             layout = dataclasses.replace(layout, layer_numels=numels)
         pieces = PackedPieces(self.transport, payload, layout)
@@ -259,7 +266,9 @@ class BoundServer(BoundCollective):
 
     @override
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        self._residuals = {key: residual.clone() for key, residual in state["residuals"].items()}
+        serves = self.options.placement == "sharded" or self.transport.rank == self.options.root
+        residuals = state["residuals"] if serves else {}  # another number of ranks begins with one state for all
+        self._residuals = {key: residual.clone() for key, residual in residuals.items()}
         if self._downlink is not None:
             self._downlink.load_state_dict(state["downlink"])
 
@@ -298,7 +307,7 @@ def added(terms: Sequence[Payload], op: ReduceOp = "sum") -> Payload:
 
 def _pieces(shards: Sequence[Shard], terms: Iterable[int]) -> list[Piece]:
     """Shards as parts of a message that holds these ranks' contributions."""
-    return [Piece(start, stop, frozenset(terms), number) for _, _, (start, stop, number) in shards]
+    return [Piece(*shard.place[:2], frozenset(terms), shard.place[2]) for shard in shards]
 
 
 def _others(world_size: int, rank: int) -> list[int]:

@@ -34,6 +34,7 @@ from bench.costs.offers import layout_of, lengths_of
 from bench.costs.ranks.computing import Computing, Job
 from collectives.allgather import Allgather
 from collectives.base import Collective
+from collectives.hierarchical import Hierarchical
 from collectives.native import Native
 from collectives.rounds.layout import Layout
 from collectives.rounds.waves import Lengths, Wave
@@ -269,6 +270,8 @@ class _Step:
 
 def refusal(collective: Collective) -> str | None:
     """Why sums of a collective cannot be predicted, one sentence; None where they can."""
-    if collective.waves(2, Layout.dense(2, key=(0,)), ONE_BYTE) is not None:
+    parts = [collective.within, collective.between] if isinstance(collective, Hierarchical) else [collective]
+    silent = [part for part in parts if part.waves(2, Layout.dense(2, key=(0,)), ONE_BYTE) is None]
+    if not silent:
         return None
-    return f"{collective.component_name} does not say what its ranks send, so it cannot be predicted; try ring or tree"
+    return f"{silent[0].component_name} does not say what its ranks send, so it cannot be predicted; try ring or tree"

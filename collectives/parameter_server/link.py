@@ -6,7 +6,7 @@ payloads are told apart by their first two bytes. The server keeps buffers poste
 these need little memory: one that finds none waits for a round trip.
 
 Bytes per worker and step: up the packed payloads and 24 of control; down 16 + 4 m per layer of m elements and 24 of
-control. The worker that lives with the server sends nothing. What brings replicas together counts as state.
+control. The worker that lives with the server sends nothing. What brings replicas together counts as `replicas`.
 """
 
 from __future__ import annotations

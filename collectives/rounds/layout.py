@@ -40,6 +40,15 @@ class Leaf(NamedTuple):
         """As `Payload.elementwise`."""
         return self.wire is not None
 
+    @property
+    def is_full(self) -> bool:
+        """Whether its wire has every element, so that a part of the payload is a payload of its kind."""
+        return self.wire is not None and self.wire[0] == self.numel
+
+    def part(self, numel: int) -> Leaf:
+        """So many of its elements."""
+        return Leaf(numel, self.alignment, self.addable, (numel, self.wire[1]) if self.wire and self.is_full else None)
+
 
 @dataclass(frozen=True)
 class Layout:
@@ -108,7 +117,7 @@ class Layout:
             count = next((i for i in range(1, len(numels) + 1) if sum(numels[:i]) == leaf.numel), 0)
             inside, ids, cuts, numels = ids[:count], ids[count:], numels[:count], numels[count:]
             if count and leaf.wire is not None and leaf.alignment == 1:
-                layers = [Leaf(numel, wire=(numel, leaf.wire[1])) for numel in cuts]
+                layers = [leaf] if count == 1 else [leaf.part(numel) for numel in cuts]
                 parts += [Layout((layer,), (layer_id,)) for layer, layer_id in zip(layers, inside, strict=True)]
             else:
                 parts.append(Layout((leaf,), tuple(inside)))

@@ -95,9 +95,18 @@ class Lengths:
         padded = _bundled(several, _sums(_padded(nbytes), first, last))
         return np.where(several == 1, _sums(nbytes, first, last), padded)
 
-    def answered_densely(self) -> Lengths:
-        """Of the same elements where they come back dense, in fp32."""
-        return Lengths(lambda start, stop, terms: (np.ones_like(start), HEADER_BYTES + 4 * (stop - start)))
+    def answered_densely(self, starts: Ints | None = None) -> Lengths:
+        """Of the same elements where they come back dense, in fp32: all pieces, or those with these first elements."""
+
+        def packed(start: Ints, stop: Ints, terms: Ints) -> tuple[Ints, Ints]:
+            payloads, nbytes = np.ones_like(start), HEADER_BYTES + 4 * (stop - start)
+            if starts is None:
+                return payloads, nbytes
+            is_dense = np.isin(start, starts)
+            others, as_they_were = self.packed(start, stop, terms)
+            return np.where(is_dense, payloads, others), np.where(is_dense, nbytes, as_they_were)
+
+        return Lengths(packed)
 
     def kept_apart(self) -> Lengths:
         """Of the same elements where contributions are not added but travel side by side."""

@@ -156,20 +156,30 @@ class _Offer:
     def make(self, place: Path, data_nbytes: int, smaller: str, *, is_stated: bool) -> SharedMemory:
         """The region, formatted; the others are told where it is, or why there is none."""
         try:
+            memory, told = self._made(place, data_nbytes, smaller, is_stated=is_stated)
+        except OptionError as error:
+            self._tell({"problem": str(error)})
+            raise
+        self._tell(told)
+        return memory
+
+    def _made(
+        self, place: Path, data_nbytes: int, smaller: str, *, is_stated: bool
+    ) -> tuple[SharedMemory, dict[str, Any]]:
+        try:
             helper = self._helper()
             if not is_stated and place.is_char_device():
                 raise OptionError(
                     f"pool: {place} need not show all hosts each other's stores; say coherent=true or coherent=false"
                 )
             extent = reserve(place, nbytes_of(self._num_lines, data_nbytes), smaller)
-        except OptionError as error:
-            self._tell({"problem": str(error)})
-            raise
+            memory = SharedMemory(Region(*extent), self._num_lines, helper, coherent=self._coherent)
+        except OSError as error:
+            raise OptionError(f"pool: {place} cannot be shared: {error}; choose another path") from None
         nonce = uuid.uuid4()
-        memory = SharedMemory(Region(*extent), self._num_lines, helper, coherent=self._coherent)
         memory.format(nonce.bytes)
-        self._tell({"path": str(extent.path), "nbytes": extent.nbytes, "offset": extent.offset, "nonce": nonce.hex})
-        return memory
+        path = str(extent.path)
+        return memory, {"path": path, "nbytes": extent.nbytes, "offset": extent.offset, "nonce": nonce.hex}
 
     def join(self) -> SharedMemory:
         """The region that rank 0 made."""

@@ -26,6 +26,7 @@ import torch.distributed as dist
 from torch.distributed import TCPStore  # type: ignore[attr-defined]
 from torch.distributed.distributed_c10d import PrefixStore, Store, _get_default_store
 
+from collectives.transport.meeting import interface_host
 from collectives.transport.ping import Address, PingServer, own_host, ping_all
 
 GRACE_S = 4.0
@@ -178,7 +179,7 @@ def failure_detector() -> FailureDetector:
     if not _joined or _joined[0][0] is not store:
         for _, former in _joined:
             former.stop()
-        detector = FailureDetector(store.clone(), dist.get_rank(), own_host(_meeting_point(store)))
+        detector = FailureDetector(store.clone(), dist.get_rank(), interface_host(own_host(_meeting_point(store))))
         detector.meet(dist.get_world_size())
         _joined[:] = [(store, detector)]
     return _joined[0][1]

@@ -243,6 +243,8 @@ def test_runs_say_how_many_steps_a_target_takes(tmp_path: Path) -> None:
         (["--compressor", "topkk"], "there is no compressor 'topkk' (did you mean 'topk'?)"),
         (["--collective", "rign"], "there is no collective 'rign' (did you mean 'ring'?)"),
         (["--collective", "pool"], "pool does not say what its ranks send"),
+        (["--collective", "hierarchical:inter=pool", "--world-size", "4"], "pool does not say what its ranks send"),
+        (["--collective", "hierarchical:inter=server:root=5", "--world-size", "4"], "root=5 is none of the 2 ranks"),
         (["--compressor", "topk", "--collective", "native"], "native adds tensors element by element"),
         (["--collective", "server:root=7"], "root=7 is none of the 2 ranks"),
         (["--world-size", "1"], "one rank exchanges nothing"),

@@ -99,7 +99,7 @@ def test_every_kind_of_payload_arrives_and_is_counted(kind: str) -> None:
         assert torch.equal(unpack(packed).to_dense(), values)
 
 
-def test_what_settling_sends_is_state() -> None:
+def test_what_settling_sends_is_counted_apart() -> None:
     with star(OnArrival(Recorded([5, 0]), 1, 20.0), [5, 0]) as links:
         answer = links.workers[0].synchronize()
         traffic = links.ends[0].traffic

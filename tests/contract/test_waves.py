@@ -12,6 +12,7 @@ import torch
 from collectives.hierarchical import Hierarchical
 from collectives.payloads import Codes, Dense, Sparse
 from collectives.payloads.base import Payload
+from collectives.payloads.seeded import Seeded
 from collectives.rounds.base import Piece, Round
 from collectives.rounds.layout import Layout, Leaf
 from collectives.rounds.waves import Ints, Lengths, Wave, of_rounds, weights_of
@@ -38,17 +39,39 @@ def dense(rank: int) -> Dense:
     return Dense(torch.ones(LENGTH))
 
 
+def half(rank: int) -> Dense:
+    return Dense(torch.ones(LENGTH, dtype=torch.float16))
+
+
+def seeded(rank: int) -> Seeded:
+    return Seeded(LENGTH, 7, torch.ones(LENGTH // MOST_RANKS))
+
+
+def of_seeded(start: int, stop: int) -> int:
+    """A part of it says where its entries are."""
+    if (start, stop) == (0, LENGTH):
+        return seeded(0).nbytes
+    count = int(((seeded(0).positions >= start) & (seeded(0).positions < stop)).sum())
+    return Sparse.packed_nbytes(stop - start, count, torch.float32)
+
+
 def lengths_of(kind: str) -> Lengths:
     """By the numbers of elements and contributions alone, for all ranks send equally many entries."""
 
     def one(numel: int, terms: int) -> int:
         if kind == "dense" or (kind == "codes" and terms > 1):
             return Dense(torch.empty(numel)).nbytes
+        if kind == "half":
+            return Dense(torch.empty(numel, dtype=torch.float16)).nbytes
         if kind == "codes" and terms == 1:
             return Codes.packed_nbytes(numel, 4)
         return Sparse.packed_nbytes(numel, numel * terms // MOST_RANKS, torch.float32)
 
     def packed(start: Ints, stop: Ints, terms: Ints) -> tuple[Ints, Ints]:
+        if kind == "seeded":
+            return np.ones_like(start), np.array(
+                [of_seeded(*each) for each in zip(start.tolist(), stop.tolist(), strict=True)]
+            )
         numels = (stop - start).tolist()
         return np.ones_like(start), np.array([one(*each) for each in zip(numels, terms.tolist(), strict=True)])
 
@@ -63,7 +86,7 @@ def waved(name: str, world_size: int, layout: Layout, lengths: Lengths) -> list[
     return sent
 
 
-MAKERS = {"dense": dense, "sparse": every_ninth, "codes": codes}
+MAKERS = {"dense": dense, "half": half, "seeded": seeded, "sparse": every_ninth, "codes": codes}
 
 
 @pytest.mark.parametrize("world_size", range(1, MOST_RANKS + 1))

@@ -201,6 +201,14 @@ def test_processors_that_reorder_stores_need_the_helper(monkeypatch: pytest.Monk
     cache_lines.cache_lines.cache_clear()
 
 
+def test_a_helper_that_cannot_be_kept_is_refused_on_all_ranks(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    (tmp_path / "gradwire").write_text("a file where a folder is to be")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    cache_lines.cache_lines.cache_clear()
+    assert all("cannot be shared" in said for said in refusals("/dev/shm", coherent=False))
+    cache_lines.cache_lines.cache_clear()
+
+
 @pytest.mark.skipif(sys.platform != "linux", reason="files without a name are Linux's")
 def test_a_region_in_a_folder_has_no_name_that_could_be_left_behind() -> None:
     """However the ranks are killed, and whenever."""

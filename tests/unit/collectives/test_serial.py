@@ -10,6 +10,7 @@ from collectives.payloads import Dense, Sparse
 from collectives.serial import error_bound, serial_sum
 from tests.testing.payloads import make
 
+NO_OPTIONS = ("", ":path=/dev/shm")
 BIG = 1e8  # in fp32, BIG + 1 == BIG
 
 
@@ -89,3 +90,13 @@ def test_the_bound_is_zero_for_integers_and_grows_with_ranks_magnitude_and_round
     assert error_bound(floats)[1].item() == 3 * 2.0**-24 * 8
     halves = [Sparse(2, torch.tensor([1]), torch.tensor([2.0]).half()) for _ in range(2)]
     assert error_bound(halves)[1].tolist() == [0, 2 * 2.0**-11 * 4]
+
+
+def test_a_hierarchy_goes_by_what_its_parts_are_and_not_by_how_they_are_written() -> None:
+    codes = [make("codes-sign", 9, torch.float32, seed).payload for seed in range(4)]
+    named = [
+        serial_sum(collective(f"hierarchical:intra=pool{options},inter=allgather"), codes) for options in NO_OPTIONS
+    ]
+    assert named[0] is not None
+    assert named[1] is not None
+    assert torch.equal(*(total for total in named if total is not None))

@@ -73,6 +73,8 @@ def test_building_validates_and_converts() -> None:
         ("server:root=-1", "root=-1 is not possible"),
         ("hierarchical:intra=rign", r"intra=rign is not possible: there is no collective 'rign' \(did you mean 'ring'"),
         ("hierarchical:inter=hierarchical", "it is made of other collectives"),
+        ("hierarchical:inter=hierarchical:group_size=2", "it is made of other collectives"),
+        ("hierarchical:inter=server:downlink=recode", "use downlink=dense or union"),
     ],
 )
 def test_what_cannot_be_built_is_refused_with_what_is_near(text: str, sentence: str) -> None:
@@ -84,3 +86,13 @@ def test_a_hierarchy_can_be_made_of_every_other_collective() -> None:
     for name in spec.component_names("collectives", Collective):
         if name != "hierarchical":
             assert Hierarchical(intra=name, inter=name).within.component_name == name
+
+
+def test_a_hierarchy_asks_its_parts_whether_so_many_ranks_are_possible() -> None:
+    among = spec.build("collectives", Collective, "hierarchical:inter=server:root=2")
+    assert among.ranks_refusal(6) is None
+    assert "among leaders, server: root=2 is none of the 2 ranks" in str(among.ranks_refusal(4))
+    within = spec.build("collectives", Collective, "hierarchical:group_size=3,intra=server:root=1")
+    assert [within.ranks_refusal(n) for n in (2, 3, 4, 6)] == [None] * 4  # a group of one sums nothing
+    within = spec.build("collectives", Collective, "hierarchical:group_size=3,intra=server:root=2")
+    assert "within a group" in str(within.ranks_refusal(5))
