@@ -27,6 +27,7 @@ from compressors.state import Memory
 FACTORS = (0.125, 0.25, 0.5, 1.0, 2.0, 4.0, 8.0)  # of the common ratio; the grid that is chosen from
 COMMON = FACTORS.index(1.0)
 BISECTIONS = 40
+MEASURED_AT = "measured_at"  # per layer: the density at which that was
 CURVES = "curves"  # per layer: squared error at each ratio of the grid, then the number of elements
 
 
@@ -49,7 +50,9 @@ class AdaptiveTopK(DensitySparsifier):
     @override
     def encode(self, x: torch.Tensor, layer: Layer, step: Step) -> Payload:
         if self._measures(layer, step):
-            step.memory.propose(CURVES, layer.id, _error_curve(x, self.density(step)))
+            density = self.density(step)
+            step.memory.propose(CURVES, layer.id, _error_curve(x, density).cpu())
+            step.memory.propose(MEASURED_AT, layer.id, torch.tensor(density, dtype=torch.float64))
         k = num_kept(self.density_for(layer, step), x.numel())
         indices = top_k(x, k)
         return self._sparse(x, indices, step)
@@ -64,8 +67,9 @@ class AdaptiveTopK(DensitySparsifier):
         return self._largest_of_sum(gradients, residual, left, k, step)
 
     def _measures(self, layer: Layer, step: Step) -> bool:
-        """Whether this step looks at the layer's errors."""
-        return step.memory.get(CURVES, layer.id) is None or step.index % self.refresh == 0
+        """Whether this step looks at the layer's errors: every so often, and where the warm-up changes the density."""
+        measured_at = step.memory.get(MEASURED_AT, layer.id)
+        return measured_at is None or float(measured_at) != self.density(step) or step.index % self.refresh == 0
 
     def contraction_bound(self, layer: Layer) -> float:
         """1 - k / m for the least k that the grid allows."""

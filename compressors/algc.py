@@ -13,7 +13,6 @@ from __future__ import annotations
 import dataclasses
 import math
 import re
-import sys
 from collections.abc import Sequence
 from typing import Annotated, ClassVar, Literal
 
@@ -21,11 +20,11 @@ import torch
 from annotated_types import Ge, Gt, Le, Lt
 from typing_extensions import Doc, override
 
-from collectives.options import OptionError
+from collectives.options import OptionError, value_text
 from collectives.payloads.base import Payload
 from collectives.payloads.dense import Dense
 from collectives.payloads.sparse import Sparse
-from collectives.ranges import Count, CountOrZero, Positive, PositiveOrZero
+from collectives.ranges import MOST, Count, CountOrZero, Positive, PositiveOrZero
 from compressors.families.sparsifier import DensitySparsifier, num_kept
 from compressors.kernels.compensating import Found, add_and_find, find
 from compressors.kernels.magnitudes import magnitudes
@@ -81,6 +80,8 @@ class Algc(DensitySparsifier):
                 raise OptionError(
                     f"algc: min_numel_of={text} is not possible; write the start of a name and a size, fc:1024"
                 )
+        if self.min_ratio > self.max_ratio:
+            raise OptionError("algc: min_ratio must be at most max_ratio; lower it, or raise max_ratio")
         if self.link_bps:
             chosen = self._worthwhile_numel()
             if self.min_numel not in (DEFAULT_MIN_NUMEL, chosen):
@@ -91,6 +92,16 @@ class Algc(DensitySparsifier):
     @override
     def emits(self) -> frozenset[type[Payload]]:
         return super().emits | ({Dense} if self.flush_every or self.min_numel_of else set())
+
+    @override
+    def warnings(self) -> list[str]:
+        sentences = super().warnings()
+        if self.ratio < self.min_ratio:
+            sentences.append(
+                f"algc sends at least min_ratio={value_text(self.min_ratio)} of every layer, so the density is not "
+                f"ratio={value_text(self.ratio)}; lower min_ratio too"
+            )
+        return sentences
 
     @override
     def min_numel_for(self, layer: Layer) -> int:
@@ -180,7 +191,7 @@ class Algc(DensitySparsifier):
         bytes_per_s = self.link_bps / 8
         kept_nbytes = self.ratio * (TORCH_DTYPES[self.value_dtype].itemsize + 4)
         gain_per_element = (4 - kept_nbytes) / bytes_per_s - 1 / self.compress_per_s
-        return math.ceil(self.compress_s / gain_per_element) if gain_per_element > 0 else sys.maxsize
+        return min(MOST, math.ceil(self.compress_s / gain_per_element)) if gain_per_element > 0 else MOST
 
 
 def mean_rms(memory: Memory) -> float:

@@ -87,7 +87,7 @@ class Auto(Compressor):
 
     @override
     def layers_refusal(self, layers: Sequence[Layer]) -> str | None:
-        ids = {layer.id for layer in layers}
+        ids = {layer.id for layer in layers if layer.numel}
         if self.choices is None or all(choice.ways.keys() == ids for choice in self.recorded):
             return None
         return f"auto: {self.choices} is of another model, whose layers are not this one's; give one of this model"

@@ -19,6 +19,7 @@ from collectives.payloads.base import HEADER_BYTES, Payload
 from collectives.payloads.bundle import Bundle
 from collectives.payloads.dense import Dense
 from collectives.ranges import CountOrZero
+from collectives.server import Server
 from collectives.transport.base import Transport
 from compressors.layer import Kind, Layer, Step, end_to_end
 
@@ -41,7 +42,7 @@ class Compressor(Options, abc.ABC):
 
     Class facts:
         sends: the kind of payload that `encode` makes at full compression, where it is one for all layers and options.
-        biased: the decoded payload's expectation is not the gradient.
+        biased: the decoded payload's expectation is not the gradient, under default options.
         granularity: "layer" encodes each layer by itself, "bucket" the layers of a bucket laid end to end in model
             order.
         several_rounds: ranks exchange several messages per bucket; `reduce` takes the place of `encode`.
@@ -104,7 +105,20 @@ class Compressor(Options, abc.ABC):
         for kind in sorted(self.emits, key=lambda kind: kind.__name__):
             if reason := refuses(kind):
                 return f"{self.component_name} sends {kind.__name__} payloads: {reason}"
+        recodes = isinstance(collective, Server) and collective.downlink == "recode"
+        if recodes and not (all(kind.elementwise for kind in self.kinds) or self._may_lose_and_keep):
+            return (
+                "server:downlink=recode keeps what an answer loses, which grows without end: "
+                f"{self.component_name} is no contraction under these options; use downlink=dense or union"
+            )
         return None
+
+    @property
+    def _may_lose_and_keep(self) -> bool:
+        """Whether error feedback around it stays bounded, as far as is known."""
+        numel = 2**16
+        bound = self.contraction_bound(Layer(id=0, name="any", shape=(256, 256), kind="linear", numel=numel))
+        return bound is None or bound <= 1  # at 1, a threshold's, what waits is sent once it has grown
 
     def layers_refusal(self, layers: Sequence[Layer]) -> str | None:
         """Return why these options cannot serve a model of these layers, one sentence; None where they can."""

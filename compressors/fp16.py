@@ -1,4 +1,4 @@
-"""SixteenBit precision: every element as IEEE fp16, saturating so that no sum over ranks overflows."""
+"""Half precision: every element as IEEE fp16, saturating so that no sum over ranks overflows."""
 
 from __future__ import annotations
 

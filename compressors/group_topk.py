@@ -48,7 +48,7 @@ class GroupTopK(DensitySparsifier):
     preset=recommended sets the defaults.
 
     Bytes: 24 + z v + min(ceil(z b / 8), ceil(m / 8)) for a bucket of m elements, z kept entries of v bytes, b =
-    ceil(log2(group_size)).
+    ceil(log2(min(group_size, m))).
 
     Raises:
         OptionError: "group_topk: preset=patent sets group_size=256; leave group_size out, or the preset".
@@ -71,9 +71,9 @@ class GroupTopK(DensitySparsifier):
         return super().__new__(cls)
 
     def __post_init__(self) -> None:
-        super().__post_init__()
-        for name, value in PRESETS[self.preset].items():
+        for name, value in PRESETS.get(self.preset, {}).items():
             setattr(self, name, value)
+        super().__post_init__()
 
     @property
     def one_bucket(self) -> bool:

@@ -99,6 +99,13 @@ class Hylo(SharedScale):
             return Dense if self._num_filters_kept(layer) == _num_filters(layer) else RowSparse
         return Dense if self.shared_threshold else Codes
 
+    @override
+    def layers_refusal(self, layers: Sequence[Layer]) -> str | None:
+        for layer in layers:
+            if layer.filter_axis is not None and layer.weight is not None and not layer.weight.is_contiguous():
+                return f"hylo: filters of {layer.name} lie in each other (channels_last); keep it contiguous"
+        return None
+
     def leaves_dense(self, layer: Layer) -> bool:
         """What is small, and what is neither a convolution nor fully connected."""
         if super().leaves_dense(layer):
@@ -220,12 +227,17 @@ class Hylo(SharedScale):
         """Numbers of the filters to send, ascending; of equal scores the lower. Proposes the others' ages."""
         scores = self._scores(x, layer, step)
         ages = step.memory.get("ages", layer.id)
-        if self.max_age and ages is not None:
-            scores = torch.where(ages >= self.max_age, torch.inf, scores)
-        chosen = top_k(scores, self._num_filters_kept(layer))
-        if self.max_age:
-            ages = torch.zeros_like(scores) if ages is None else ages
-            step.memory.propose("ages", layer.id, (ages + 1).index_fill_(0, chosen, 0))
+        k = self._num_filters_kept(layer)
+        if not self.max_age:
+            return top_k(scores, k)
+        ages = torch.zeros_like(scores) if ages is None else ages.to(scores.device)
+        waited = ages >= self.max_age
+        if int(waited.sum()) > k:  # those who waited longest, or the last of them would wait for ever
+            scores = torch.where(waited, ages, 0.0)
+        else:
+            scores = torch.where(waited, torch.inf, scores)
+        chosen = top_k(scores, k)
+        step.memory.propose("ages", layer.id, (ages + 1).index_fill_(0, chosen, 0))
         return chosen
 
     def _scores(self, x: torch.Tensor, layer: Layer, step: Step) -> torch.Tensor:

@@ -15,7 +15,7 @@ Kind = Literal["conv", "linear", "norm", "bias", "other"]
 
 _CONV = (nn.Conv1d, nn.Conv2d, nn.Conv3d)
 _CONV_TRANSPOSE = (nn.ConvTranspose1d, nn.ConvTranspose2d, nn.ConvTranspose3d)
-_NORM = (nn.modules.batchnorm._NormBase, nn.LayerNorm, nn.GroupNorm)
+_NORM = (nn.modules.batchnorm._NormBase, nn.LayerNorm, nn.GroupNorm, nn.RMSNorm)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, eq=False)

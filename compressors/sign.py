@@ -48,6 +48,12 @@ class Sign(LossyCompressor):
                 "sign: mode=vote needs error_feedback=false, for the residual of an unscaled sign diverges"
             )
 
+    @property
+    @override
+    def _may_lose_and_keep(self) -> bool:
+        """What a vote loses is no part of a gradient: old votes would outweigh new ones."""
+        return self.mode != "vote" and super()._may_lose_and_keep
+
     @override
     def warnings(self) -> list[str]:
         sentences = super().warnings()

@@ -40,7 +40,7 @@ class TernGrad(SharedScale):
     """
 
     sends: ClassVar[type[Payload]] = Codes
-    biased: ClassVar[bool] = False
+    biased: ClassVar[bool] = True  # clipped values are; the rounding is not
     combine: ClassVar[Literal["max", "mean"]] = "max"
 
     clip_sigmas: Annotated[PositiveOrZero, Doc("clip at this multiple of the layer's root mean square; 0: do not")] = (

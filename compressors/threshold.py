@@ -27,8 +27,8 @@ from compressors.layer import Layer, Step
 class Threshold(TypedSparsifier):
     """Entries with |x| >= threshold, in units of the gradient or of the layer's largest or root mean square magnitude.
 
-    With error feedback no residual exceeds an absolute threshold; a relative one lets the largest entry through at
-    every step.
+    With error feedback and values in fp32 no residual exceeds an absolute threshold; 16 bits add their rounding. A
+    relative one lets the largest entry through at every step.
 
     Bytes: 16 + min over index codings (z v + indices) per layer for z such entries of v bytes; at most 16 + m v.
     """

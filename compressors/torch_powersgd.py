@@ -19,7 +19,8 @@ from compressors.families.torch_comm_hook import DDPHook, TorchCommHook
 from compressors.layer import Layer
 
 # What the hook keeps by bucket, and how many steps it has seen.
-_KEPT = ("error_dict", "p_memory_dict", "q_memory_dict", "iter")
+_OF_BUCKETS = ("error_dict", "p_memory_dict", "q_memory_dict")
+_KEPT = (*_OF_BUCKETS, "iter")
 
 
 @dataclasses.dataclass(kw_only=True)
@@ -66,6 +67,15 @@ class TorchPowerSgd(TorchCommHook):
         for name in _KEPT:
             setattr(state, name, saved[name])
         state.rng.set_state(("MT19937", *saved["rng"]))
+
+    @override
+    def num_entries(self, layer: Layer) -> int:
+        return self.expected_nbytes(layer) // FP32_BYTES
+
+    @override
+    def forget(self, state: Any) -> None:
+        for name in _OF_BUCKETS:
+            getattr(state, name).clear()
 
     def expected_nbytes(self, layer: Layer) -> int:
         """Both factors, or the layer as it is where they would not shrink it enough."""

@@ -54,7 +54,7 @@ def main() -> None:
     sampler = DistributedSampler(train, seed=options.seed, drop_last=True)
     loader = DataLoader(train, batch_size=32, sampler=sampler, drop_last=True)
 
-    model = DistributedDataParallel(network())
+    model = DistributedDataParallel(network(), gradient_as_bucket_view=True)
     # Methods that correct the momentum apply it themselves, before they choose what to send.
     momentum = MOMENTUM if compressor.owns_momentum else None
     hook = attach(model, compressor, collective, seed=options.seed, momentum=momentum)  # (*)
@@ -66,6 +66,8 @@ def main() -> None:
     for epoch in range(first_epoch, options.epochs):
         sampler.set_epoch(epoch)
         hook.set_epoch(epoch)  # (*) the density warms up over the first epochs
+        if num_steps == options.steps:
+            break
         for x, y in loader:
             if num_steps == options.steps:
                 break
@@ -75,7 +77,7 @@ def main() -> None:
                 optimizer.step()
             optimizer.zero_grad()
             num_steps += 1
-        if options.checkpoint:
+        if options.checkpoint and num_steps != options.steps:  # an epoch that was not cut short
             save(options.checkpoint, epoch + 1, model, optimizer, hook)
 
     accuracy = accuracy_of(model.module, test)
@@ -84,8 +86,9 @@ def main() -> None:
     hook.close()  # (*)
     if dist.get_rank() == 0:
         dense = 4 * sum(p.numel() for p in model.parameters())
+        per_step = sent / max(1, num_steps)
         print(f"{options.compressor} on {collective.component_name}: accuracy {accuracy:.1%} after {num_steps} steps; "
-              f"each rank sent {sent / num_steps:,.0f} bytes per step (the gradient has {dense:,})")  # fmt: skip
+              f"each rank sent {per_step:,.0f} bytes per step (the gradient has {dense:,})")  # fmt: skip
     dist.destroy_process_group()
 
 

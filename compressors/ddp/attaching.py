@@ -80,7 +80,7 @@ def attach(
     _check_engine(ddp)
     _check_gradients(ddp)
     _check_one_bucket(ddp, compressor)
-    _check_momentum(compressor, momentum)
+    _check_momentum(compressor, momentum, nesterov=nesterov)
     reducer = Reducer(compressor, momentum=momentum or 0.0, nesterov=nesterov)
     settings = HookSettings(seed=seed, trigger=trigger, nonfinite=nonfinite, timeout_s=timeout_s)
     return hook_for(ddp, reducer, collective, settings)
@@ -127,7 +127,7 @@ def _check_one_bucket(ddp: DistributedDataParallel, compressor: Compressor) -> N
         )
 
 
-def _check_momentum(compressor: Compressor, momentum: float | None) -> None:
+def _check_momentum(compressor: Compressor, momentum: float | None, *, nesterov: bool) -> None:
     name = compressor.component_name
     if compressor.owns_momentum and (momentum is None or not 0 <= momentum < 1):
         raise ValueError(
@@ -136,3 +136,5 @@ def _check_momentum(compressor: Compressor, momentum: float | None) -> None:
         )
     if not compressor.owns_momentum and momentum is not None:
         raise ValueError(f"{name} applies no momentum under these options; leave momentum to the optimizer")
+    if not compressor.owns_momentum and nesterov:
+        raise ValueError(f"{name} applies no momentum under these options; leave nesterov to the optimizer")

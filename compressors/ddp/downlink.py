@@ -50,7 +50,9 @@ class Downlink:
             total: fp32 [numel], the layers' sums end to end.
             layers: their ids, in the order in which a worker's message holds them.
         """
-        step = dataclasses.replace(self.step, memory=self._memory, world_size=1)  # nobody adds to an answer
+        at, memory = self.step, self._memory
+        # Nobody adds to an answer, and what is drawn for it is drawn for no rank's own message.
+        step = dataclasses.replace(at, memory=memory, rank=at.world_size + at.rank, world_size=1)
         units = cut(self._compressor, [self._layer_of[layer_id] for layer_id in layers], step)
         payloads = [
             Dense(part.clone()) if unit.dense else self._compressor.encode(part, unit.layer, step)

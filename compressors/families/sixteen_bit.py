@@ -34,7 +34,7 @@ class SixteenBit(LossyCompressor):
         return Dense(values)
 
     def contraction_bound(self, layer: Layer) -> float:
-        """SixteenBit a unit in the last place, squared."""
+        """Half a unit in the last place, squared."""
         return float(torch.finfo(self.dtype).eps / 2) ** 2
 
     @override

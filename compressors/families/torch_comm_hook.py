@@ -46,6 +46,13 @@ class TorchCommHook(Compressor):
     def hook(self, process_group: dist.ProcessGroup) -> tuple[object, DDPHook]:
         """State and hook for `DistributedDataParallel.register_comm_hook`; every rank must call."""
 
+    def num_entries(self, layer: Layer) -> int:
+        """Return how many numbers are sent of a layer at full compression."""
+        return layer.numel
+
+    def forget(self, state: Any) -> None:
+        """Drop what a gradient that was not finite would spoil for ever; most hold nothing."""
+
     def state_of(self, state: Any) -> dict[str, Any]:
         """What the hook's state holds from step to step; most hold nothing."""
         return {}

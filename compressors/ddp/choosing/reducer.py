@@ -164,6 +164,8 @@ class ChosenPairs(Reducer):
         """The bucket's layers by the pairs that they go through."""
         of_pair: dict[Pair, list[int]] = {}
         for index, layer in enumerate(bucket.layers):
+            if not layer.numel:
+                continue  # nobody chose a pair for nothing
             of_pair.setdefault(self._pair_of[layer.id], []).append(index)
         return [(pair, bucket.part(indices)) for pair, indices in sorted(of_pair.items())]
 

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import dataclasses
+import itertools
+
 import torch
 
-from compressors.adaptive_topk import COMMON, FACTORS, AdaptiveTopK, _error_curve, choose_factors
+from compressors.adaptive_topk import COMMON, CURVES, FACTORS, AdaptiveTopK, _error_curve, choose_factors
 from compressors.ddp.reducer import Reducer
 from compressors.topk import TopK
 from tests.testing.compressor_cases import alone, layers_of_shapes, reduce_once, step_at
@@ -60,3 +63,13 @@ def test_training_steps_send_less_at_no_more_error() -> None:
             assert sent["adaptive_topk"] == sent["topk"]
     assert sent["adaptive_topk"] < 0.9 * sent["topk"]
     assert error["adaptive_topk"] < 1.02 * error["topk"]
+
+
+def test_errors_are_measured_again_where_the_warm_up_changes_the_density() -> None:
+    reducer = Reducer(AdaptiveTopK(warmup_epochs=2))
+    measured = []
+    for index, epoch in enumerate((0, 0, 1, 1, 2, 3)):
+        step = dataclasses.replace(step_at(index), epoch=epoch, warmup=True)
+        reduce_once(reducer, alone(), LAYERS, gradients_at(index), step)
+        measured.append(reducer.memory.by_layer(CURVES)[0].clone())
+    assert [not torch.equal(*pair) for pair in itertools.pairwise(measured)] == [False, True, False, True, False]

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import dataclasses
-import sys
 
 import pytest
 import torch
 
 from collectives.options import OptionError
 from collectives.payloads import Dense, Sparse
+from collectives.ranges import MOST
 from compressors.algc import Algc
 from compressors.ddp.reducer import Reducer
 from compressors.layer import Layer, Step
@@ -171,9 +171,17 @@ def test_the_size_that_is_worth_compressing_follows_from_the_link() -> None:
     slow, fast = Algc(link_bps=100e6), Algc(link_bps=10e9)
     # 1e8 bit/s: 4 - 0.01 * 6 bytes saved at 12.5 MB/s, less 1 / 3e8 s per element
     assert slow.min_numel == pytest.approx(3e-4 / ((4 - 0.06) / 12.5e6 - 1 / 3e8), abs=1)
-    assert fast.min_numel == sys.maxsize
+    assert fast.min_numel == MOST
     assert Algc().min_numel == 8192
-    again = Algc.from_text(slow.option_texts())
-    assert again.min_numel == slow.min_numel
+    for given in (slow, fast):
+        assert Algc.from_text(given.option_texts()).min_numel == given.min_numel
     with pytest.raises(OptionError, match="link_bps chooses min_numel itself"):
         Algc(link_bps=100e6, min_numel=5)
+
+
+def test_a_least_density_above_the_one_asked_for_is_pointed_out() -> None:
+    (sentence,) = Algc(ratio=1e-4).warnings()
+    assert "at least min_ratio=0.001 of every layer" in sentence
+    assert Algc().warnings() == []
+    with pytest.raises(OptionError, match="min_ratio must be at most max_ratio"):
+        Algc(min_ratio=0.5, max_ratio=0.01)

@@ -11,6 +11,7 @@ from compressors.algc import Algc
 from compressors.base import Compressor
 from compressors.ddp.downlink import Downlink
 from compressors.group_topk import GroupTopK
+from compressors.qsgd import Qsgd
 from tests.testing.compressor_cases import gradient, layers_of_shapes, step_at
 from tests.testing.memory_transport import MemoryWires
 
@@ -71,3 +72,10 @@ def test_a_dropped_step_leaves_what_the_server_encodes_with_as_it_was() -> None:
     downlink.encode(gradient(layers[0], 0, 0), (0,))
     server.commit()
     assert downlink.state_dict()
+
+
+def test_an_answer_is_drawn_apart_from_the_servers_own_message() -> None:
+    qsgd, layer = Qsgd(), LAYERS[0]
+    downlink = downlink_of(qsgd)
+    own = qsgd.encode(TOTAL[:10_000], layer, downlink.step)
+    assert not torch.equal(downlink.encode(TOTAL[:10_000], (0,)).to_dense(), own.to_dense())

@@ -94,6 +94,8 @@ def test_the_patent_groups_the_flat_gradient_in_model_order() -> None:
 def test_presets_refuse_what_contradicts_them_and_survive_being_written_out() -> None:
     with pytest.raises(OptionError, match="preset=patent sets error_feedback=false; leave error_feedback out"):
         GroupTopK(preset="patent", error_feedback=True)
+    with pytest.raises(OptionError, match="momentum_correction"):  # it needs a residual, which the patent does without
+        GroupTopK(preset="patent", momentum_correction=True)
     with pytest.raises(OptionError, match="group_size=256"):
         GroupTopK.from_text({"preset": "patent", "group_size": "512"})
     for text in ("group_topk:preset=patent,ratio=0.05", "group_topk:preset=recommended", "group_topk"):

@@ -121,6 +121,25 @@ def test_a_filter_that_waited_long_enough_is_sent() -> None:
         assert bool(sent[3].any()) is expected
 
 
+def test_of_filters_that_waited_too_long_the_longest_is_sent() -> None:
+    """One of 16 at a step, and an age of five: first come the best, and then each in its turn."""
+    compressor = Hylo(min_numel=1, max_age=5, exponent=4, min_rate=0.01)
+    reducer, sent = Reducer(compressor), torch.zeros(16, 36)
+    for index in range(5 + 16):
+        (update,), bucket = reduce_once(reducer, alone(), [CONV], [gradient(CONV, 0, 0)], step_at(index))
+        assert bucket.encoded[0].num_entries == 36
+        sent += update.view(16, -1).abs()
+    assert bool(sent.any(1).all())
+
+
+def test_filters_that_lie_in_each_other_are_refused() -> None:
+    model = nn.Sequential(nn.Conv2d(4, 16, 3), nn.Linear(3, 2))
+    assert Hylo().layers_refusal(layers_of(model)) is None
+    assert "0.weight lie in each other" in str(
+        Hylo().layers_refusal(layers_of(model.to(memory_format=torch.channels_last)))
+    )
+
+
 def test_taylor_weighs_by_the_weight() -> None:
     module = nn.Conv2d(4, 16, 3)
     with torch.no_grad():

@@ -23,6 +23,7 @@ def test_kinds_axes_and_positions() -> None:
     model = nn.Sequential(
         nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8), nn.ConvTranspose1d(8, 4, 3), nn.LayerNorm(4), nn.Linear(4, 2)
     )
+    assert layers_of(nn.RMSNorm(4))[0].kind == "norm"
     layers = layers_of(model)
     assert [layer.kind for layer in layers] == [
         *("conv", "bias", "norm", "norm", "conv", "bias", "norm", "norm", "linear", "bias"),

@@ -9,6 +9,8 @@ from bench.launch.layer_plan import planned_layers
 from collectives.allgather import Allgather
 from collectives.native import Native
 from collectives.ring import Ring
+from collectives.server import Server
+from collectives.spec import build
 from compressors.base import Compressor
 from compressors.group_topk import GroupTopK
 from compressors.hylo import Hylo
@@ -71,3 +73,21 @@ def test_plan() -> None:
         24 + kept * 72 * 4 + 4, 16 + 128, 16 + 128, 16 + 128, 28 + 1000, 16 + 160,
     ]  # fmt: skip
     assert [row.dense_nbytes for row in rows] == [9216, 128, 128, 128, 16000, 160]
+
+
+@pytest.mark.parametrize(
+    ("compressor", "possible"),
+    [
+        ("topk", True), ("algc", True), ("sign", True), ("qsgd:error_feedback=true", True),
+        ("hylo:threshold=0.1", True),
+        ("randomk:scaled=true,error_feedback=false", True),  # its sums come back as they are
+        ("qsgd", False), ("terngrad", False), ("sign:mode=vote,error_feedback=false", False),
+    ],
+)  # fmt: skip
+def test_a_server_keeps_what_its_answers_lose_only_where_that_stays_bounded(compressor: str, possible: bool) -> None:
+    built = build("compressors", Compressor, compressor)
+    reason = built.refusal(Server(downlink="recode"))
+    assert (reason is None) is possible
+    assert built.refusal(Server()) is None
+    if reason:
+        assert "is no contraction under these options; use downlink=dense or union" in reason

@@ -6,13 +6,15 @@ import json
 from pathlib import Path
 
 import pytest
+import torch
 
 from collectives.options import OptionError
 from collectives.ring import Ring
 from compressors.auto import Auto
 from compressors.choice import Choice, read_choices
+from compressors.ddp.bucket import Bucket
 from compressors.ddp.choosing.chooser import Chooser
-from compressors.layer import Step
+from compressors.layer import Layer, Step
 from tests.testing.memory_transport import MemoryTransport, run_threads
 from tests.unit.compressors.choosing.played import (
     GROUPS,
@@ -23,6 +25,7 @@ from tests.unit.compressors.choosing.played import (
     chosen,
     exchanged,
     fast_link,
+    gradients,
     run,
     slow_link,
 )
@@ -63,3 +66,26 @@ def test_a_file_that_holds_no_choices_is_refused_in_one_sentence(text: str, tmp_
         Auto(choices=str(path))
     with pytest.raises(OptionError, match="holds no choices"):
         Auto(choices=str(tmp_path / "absent"))
+
+
+def test_a_layer_without_elements_goes_through_no_pair() -> None:
+    """Candidates leave it out, so no choice knows it."""
+    empty = Layer(id=7, name="nothing", shape=(0,), numel=0)
+
+    def rank(transport: MemoryTransport) -> list[int]:
+        one = Rank(transport, WAYS[0])
+        mine = [*gradients(transport.rank, 0), torch.empty(0)]
+        bucket = Bucket(layers=[*LAYERS, empty], gradients=mine, step=one.at(0))
+        one.reducer.start(bucket, one.sums.start, transport).finish()
+        return [encoded.layer.id for encoded in bucket.encoded]
+
+    assert run_threads(rank, 2) == [[0, 1, 2]] * 2
+
+
+def test_choices_fit_a_model_with_an_empty_layer(tmp_path: Path) -> None:
+    path = tmp_path / "choices.jsonl"
+    path.write_text(json.dumps(WAYS[0].to_dict()) + "\n")
+    empty = Layer(id=7, name="nothing", shape=(0,), numel=0)
+    auto = Auto(choices=str(path))
+    assert auto.layers_refusal([*LAYERS, empty]) is None
+    assert "is of another model" in str(auto.layers_refusal(LAYERS[:2]))
