@@ -10,7 +10,7 @@ import dataclasses
 import importlib.util
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from bench.core import spec
 from bench.core.config.run import DEFAULT_EPOCHS, RunConfig
@@ -19,6 +19,9 @@ from bench.core.errors import UsageError
 from bench.core.topology import Topology
 from bench.costs.catalog import SHM, Catalog, folders
 from bench.launch.jobs.placement import check_machines, place
+
+if TYPE_CHECKING:
+    from bench.launch.components import Components
 
 
 def prepare(asked: RunConfig, seeds: Sequence[int]) -> tuple[list[RunConfig], list[str]]:
@@ -134,7 +137,7 @@ def resolve(asked: RunConfig) -> RunConfig:
         config,
         **short,
         filled={name: spec.full_text(component) for name, component in chosen.items()},
-        device=choose_device(config.device),
+        device=choose_device(config.device, _gpus_needed(config, parts)),
         train_size=train_size,
         test_size=test_size,
         data_dir=str(Path(config.data_dir).absolute()),
@@ -147,6 +150,14 @@ def resolve(asked: RunConfig) -> RunConfig:
     )
     check_together(config, parts)
     return config
+
+
+def _gpus_needed(config: RunConfig, parts: Components) -> int:
+    """On this machine: ranks that share one talk through gloo, which sums for DDP there and sends no message."""
+    from bench.strategies.ddp import is_plain
+
+    by_ddp = parts.compressor.engine_hook or is_plain(parts.compressor, parts.collective, config.trigger)
+    return 1 if by_ddp else config.world_size // config.nnodes
 
 
 def with_ranks(config: RunConfig, world_size: int) -> RunConfig:

@@ -37,7 +37,7 @@ def configuration_of(folder: RunFolder) -> RunConfig:
     if not folder.config.is_file():
         raise UsageError(f"{path} is no run folder (it holds no config.json); give one below results/runs")
     if (read_json(folder.status) or {}).get("status") == "ok":
-        raise UsageError(f"{path} came to its end; there is nothing to go on with")
+        raise UsageError(f"{path} came to its end; begin another with bench run")
     try:
         config = RunConfig.from_json(folder.config)
     except UsageError as error:

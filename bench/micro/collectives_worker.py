@@ -6,11 +6,14 @@ as soon as a size is done.
 
 from __future__ import annotations
 
+import datetime
 import sys
+from typing import Any
 
 import torch.distributed as dist
 
 from bench.core.config.collectives import CollectivesConfig
+from bench.core.environment import origin_columns
 from bench.core.errors import BenchError
 from bench.core.run_folder import RunFolder, append_json_line
 from bench.micro.summing import Summing
@@ -26,16 +29,20 @@ from collectives.transport.sockets import open_transport
 
 def run(config: CollectivesConfig, folder: RunFolder) -> None:
     """Set up this rank and go through all sizes."""
+    started_at = datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
+    origin = origin_columns(config.device) | {"started_at": started_at}
     device = set_up_device(config.device, config.threads)
     with process_group(device, config.timeout_s):
         transport = open_transport(device=device, timeout_s=config.timeout_s)
         for size in config.sizes_bytes:
-            measure(config, size, folder, transport)
+            measure(config, size, folder, transport, origin)
         dist.barrier()
         transport.close()
 
 
-def measure(config: CollectivesConfig, size: int, folder: RunFolder, transport: Transport) -> None:
+def measure(
+    config: CollectivesConfig, size: int, folder: RunFolder, transport: Transport, origin: dict[str, Any]
+) -> None:
     """All pairs at one size, taking turns; every rank must call."""
     compressors = dict.fromkeys(compressor for _, compressor in config.pairs)
     offers = {name: make_synthetic_payloads(config, name, config.count(size), transport) for name in compressors}
@@ -56,7 +63,7 @@ def measure(config: CollectivesConfig, size: int, folder: RunFolder, transport: 
         if is_reporter:
             turn = [summing.collective, summing.compressor, config.size_bytes(size)]
             append_json_line(folder.progress, {"turn": turn})
-    shared = config.columns() | link_columns(folder)
+    shared = config.columns() | link_columns(folder) | origin
     for summing in summings:
         line = {"row": shared | summing.row(), "extras": summing.extras()}
         if is_reporter:

@@ -45,6 +45,7 @@ class StepTime:
         total_s: the whole step, batch preparation included.
         cpu_s: CPU time of the process meanwhile, all threads together.
         until_exchanged_s: forward, backward, and what was waited for after them.
+        waited_s: what of it was waited for, as `exposed_s`, which holds what an optimizer sends later as well.
         encode_s, exchange_s: busy time of the exchange, beside backward; None where the engine hides it.
         exposed_s: what the step waited for after backward's own work had ended; None where the engine did not say.
     """
@@ -52,6 +53,7 @@ class StepTime:
     total_s: float
     cpu_s: float
     until_exchanged_s: float
+    waited_s: float | None
     encode_s: float | None
     exchange_s: float | None
     exposed_s: float | None
@@ -76,16 +78,16 @@ class StepTimes:
         if not self.steps:
             return {}
         total = torch.tensor([s.total_s for s in self.steps], dtype=torch.float64)
-        exposed_s = mean([s.exposed_s for s in self.steps])  # DDP says it of some steps only
+        waited_s = mean([s.waited_s for s in self.steps])  # DDP says it of some steps only
         until_exchanged_s = mean([s.until_exchanged_s for s in self.steps])
         assert until_exchanged_s is not None
         return {
             "step_time_s": float(total.quantile(0.5)),
             "step_time_p95_s": float(total.quantile(0.95)),
-            "forward_backward_s": max(0.0, until_exchanged_s - (exposed_s or 0.0)),
+            "forward_backward_s": max(0.0, until_exchanged_s - (waited_s or 0.0)),
             "encode_s": mean([s.encode_s for s in self.steps]),
             "exchange_s": mean([s.exchange_s for s in self.steps]),
-            "exposed_s": exposed_s,
+            "exposed_s": mean([s.exposed_s for s in self.steps]),
         }
 
 

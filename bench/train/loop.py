@@ -163,6 +163,12 @@ class Trainer:
         """Steps in what the length of the run is counted in."""
         return 1 if self.config.steps else self.steps_per_epoch
 
+    @property
+    def _untimed_steps(self) -> int:
+        """Of the beginning: those that warm up, and those that a profiler looks at, one to warm it up among them."""
+        config = self.config
+        return config.warmup_steps + (config.profile + 1 if config.profile else 0)
+
     def _next_batch(self) -> tuple[torch.Tensor, torch.Tensor]:
         """What is dealt to this process in a step, end to end: fp32 [dealt x batch, 3, 32, 32] and int64 alike."""
         parts = [next(batches) for batches in self._batches]
@@ -202,7 +208,7 @@ class Trainer:
         )
         self._forward_backward(x, y)
         outcome = self.strategy.finish_step()
-        until_exchanged_s = time.perf_counter() - started
+        until_exchanged_s, waited_s = time.perf_counter() - started, outcome.exposed_s
         self._look_at(outcome)
         self.step = self.strategy.update(outcome)
         self.own_steps += 1
@@ -210,7 +216,7 @@ class Trainer:
             torch.cuda.synchronize(self.device)
         if self.profiler is not None:
             self.profiler.step()
-        self._account(outcome, started, cpu_started, until_exchanged_s)
+        self._account(outcome, started, cpu_started, until_exchanged_s, waited_s)
 
     def _forward_backward(self, x: torch.Tensor, y: torch.Tensor) -> None:
         """Compute the gradients of a step, batch after batch; what is exchanged starts with the last one."""
@@ -249,14 +255,22 @@ class Trainer:
                 "training has diverged: try a lower --lr"
             )
 
-    def _account(self, outcome: StepReport, started: float, cpu_started: float, until_exchanged_s: float) -> None:
+    def _account(
+        self,
+        outcome: StepReport,
+        started: float,
+        cpu_started: float,
+        until_exchanged_s: float,
+        waited_s: float | None,
+    ) -> None:
         self.recorder.count(outcome)
-        if self.own_steps - self._resumed_at > self.config.warmup_steps:
+        if self.own_steps - self._resumed_at > self._untimed_steps:
             self.times.steps.append(
                 StepTime(
                     total_s=time.perf_counter() - started,
                     cpu_s=time.process_time() - cpu_started,
                     until_exchanged_s=until_exchanged_s,
+                    waited_s=waited_s,
                     encode_s=outcome.encode_s,
                     exchange_s=outcome.exchange_s,
                     exposed_s=outcome.exposed_s,

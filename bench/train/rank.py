@@ -81,6 +81,7 @@ def set_up_device(name: str, threads: int) -> torch.device:
     # The same seed must give the same numbers.
     torch.backends.cudnn.benchmark = False
     torch.backends.cudnn.deterministic = True
+    torch.backends.cudnn.allow_tf32 = False  # rows say fp32
     return device
 
 

@@ -8,8 +8,8 @@ import datetime
 import json
 import statistics
 import time
-from collections.abc import Callable, Iterator
-from typing import Any
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, Self
 
 import torch.distributed as dist
 
@@ -30,6 +30,7 @@ from bench.train.clock import StepTimes, mean
 from bench.train.gather import gather_json
 from bench.train.measured import link_columns
 from bench.train.overlap import sample_index_sets, sampled_overlap
+from bench.train.running import Running
 from bench.train.trackers import open_tracker
 from collectives.transport.base import Purpose, Traffic
 from compressors.choice import Choice, read_choices
@@ -84,9 +85,15 @@ class _LayerCount:
     payload: str = ""
     nbytes: float = 0.0
     seconds: float = 0.0
-    densities: list[float] = dataclasses.field(default_factory=list)
-    wanted: list[float] = dataclasses.field(default_factory=list)
-    of_wanted: list[float] = dataclasses.field(default_factory=list)
+    density: Running = dataclasses.field(default_factory=Running)
+    wanted: Running = dataclasses.field(default_factory=Running)
+    of_wanted: Running = dataclasses.field(default_factory=Running)
+
+    @classmethod
+    def from_dict(cls, kept: dict[str, Any]) -> Self:
+        """The inverse of `dataclasses.asdict`."""
+        found: dict[str, Any] = {n: Running(**v) if isinstance(v, dict) else v for n, v in kept.items()}
+        return cls(**found)
 
 
 class Recorder:
@@ -146,7 +153,7 @@ class Recorder:
         """Go on from what `state_dict` gave in another process, as if that had sent here what it sent there."""
         for name, value in state["counts"].items():
             setattr(self, name, value)
-        self._layer_counts |= {layer_id: _LayerCount(**count) for layer_id, count in state["layers"].items()}
+        self._layer_counts |= {layer_id: _LayerCount.from_dict(count) for layer_id, count in state["layers"].items()}
         saved = {purpose: Traffic(**sent) for purpose, sent in state["traffic"].items()}
         now = self.strategy.exchange.traffic
         self._traffic_before = {purpose: entry.since(saved.get(purpose, Traffic())) for purpose, entry in now.items()}
@@ -189,7 +196,7 @@ class Recorder:
         self._steps += 1
         if outcome.choice is not None and outcome.choice is not self._choice:
             self._note(outcome.choice)
-        if outcome.exposed_s is not None:
+        if outcome.exposed_s is not None and self.is_writer:
             self._recent_exposed.append(outcome.exposed_s)
         self._factor_fallbacks = add_counts(self._factor_fallbacks, outcome.factor_fallbacks)
         self._factor_updates_skipped = add_counts(self._factor_updates_skipped, outcome.factor_updates_skipped)
@@ -203,10 +210,10 @@ class Recorder:
             count.nbytes += encoded.nbytes
             count.seconds += encoded.seconds
             density = encoded.num_entries / max(1, encoded.layer.numel)
-            count.densities.append(density)
+            count.density.add(density)
             if encoded.density_wanted is not None:
-                count.wanted.append(encoded.density_wanted)
-                count.of_wanted.append(density / encoded.density_wanted)
+                count.wanted.add(encoded.density_wanted)
+                count.of_wanted.add(density / encoded.density_wanted)
             self._entries += encoded.num_entries
 
     def _note(self, choice: Choice) -> None:
@@ -320,7 +327,7 @@ class Recorder:
         staleness = [versions for figures in everyone for versions in figures["staleness"]]
         return {
             "samples": sum(figures["samples"] for figures in everyone),
-            "train_loss": mean([figures["train_loss"] for figures in everyone]),
+            "train_loss": mean_loss(everyone),
             **snapshot.times.columns(),
             "samples_per_s": sum(speeds) * self.config.samples_per_step if speeds else None,
             "cpu_s_per_step": mean([figures["cpu_s_per_step"] for figures in everyone]),
@@ -369,7 +376,6 @@ class Recorder:
 
     def _layer_row(self, snapshot: Snapshot, layer: Layer, norm: float | None) -> dict[str, Any]:
         count = self._layer_counts.get(layer.id, _LayerCount())
-        densities = count.densities
         part = self._choice and self._choice.of_layer(layer.id)
         return {
             "run_id": self._fixed["run_id"],
@@ -380,12 +386,12 @@ class Recorder:
             "numel": layer.numel,
             "payload": count.payload,
             "payload_bytes": count.nbytes / max(1, self._steps),
-            "density_min": min(densities, default=None),
-            "density_mean": mean(densities),
-            "density_max": max(densities, default=None),
-            "density_wanted": mean(count.wanted),
-            "density_of_wanted_min": min(count.of_wanted, default=None),
-            "density_of_wanted_max": max(count.of_wanted, default=None),
+            "density_min": count.density.least,
+            "density_mean": count.density.mean,
+            "density_max": count.density.largest,
+            "density_wanted": count.wanted.mean,
+            "density_of_wanted_min": count.of_wanted.least,
+            "density_of_wanted_max": count.of_wanted.largest,
             "residual_norm": norm,
             "encode_s": count.seconds / max(1, self._steps),
             "chosen": part and str(part.pair),
@@ -421,3 +427,11 @@ def _line(choice: Choice) -> str:
 def _sent_bytes(everyone: list[dict[str, Any]], purpose: Purpose) -> int:
     """What all ranks together sent for one purpose."""
     return sum(figures["traffic"].get(purpose, {}).get("nbytes", 0) for figures in everyone)
+
+
+def mean_loss(everyone: Sequence[dict[str, Any]]) -> float | None:
+    """Over all batches: a rank that made more steps since the previous row had more of them."""
+    told = [(each["train_loss"], max(1, each["steps"])) for each in everyone if each["train_loss"] is not None]
+    most = max((steps for _, steps in told), default=1)
+    shares = [steps / most for _, steps in told]  # 1 where all made as many, which changes no digit
+    return sum(loss * share for (loss, _), share in zip(told, shares, strict=True)) / sum(shares) if told else None

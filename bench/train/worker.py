@@ -35,12 +35,14 @@ from bench.train.record import Recorder
 from bench.train.resizing import resized
 from bench.train.straggler import slow_down
 from collectives.base import Collective
+from collectives.options import OptionError
+from collectives.payloads.errors import PayloadError
 from collectives.transport.base import TransportError
 from compressors.base import Compressor
 from compressors.ddp.hook import NonFiniteGradient
 
 # Errors whose message is already one sentence for the user; anything else is shown with its type.
-USER_ERRORS = (BenchError, DatasetError, Diverged, NonFiniteGradient, TransportError)
+USER_ERRORS = (BenchError, DatasetError, Diverged, NonFiniteGradient, OptionError, PayloadError, TransportError)
 
 
 def run(config: RunConfig, folder: RunFolder) -> None:

@@ -141,7 +141,7 @@ class RunConfig(RanksConfig):
     eval_every: Annotated[
         CountOrZero,
         Doc("epochs between evaluations, or steps with --steps; 0: only at the end"),
-        Flag(MEASUREMENT, chosen="1, with --steps 0"),
+        Flag(MEASUREMENT, chosen="1; with --steps: 0"),
     ] = NOT_GIVEN
     warmup_steps: Annotated[CountOrZero, Doc("first steps that are trained but not timed"), Flag(MEASUREMENT)] = 3
     rates_tried: Annotated[
@@ -151,7 +151,10 @@ class RunConfig(RanksConfig):
         Recorded(identity=False, absent=0),
     ] = 0
     profile: Annotated[
-        CountOrZero, Doc("record N steps as a Chrome trace on every rank"), Flag(MEASUREMENT), NOT_RECORDED
+        CountOrZero,
+        Doc("record N steps, which are not timed, as a Chrome trace on every rank"),
+        Flag(MEASUREMENT),
+        NOT_RECORDED,
     ] = 0
 
     name: Annotated[

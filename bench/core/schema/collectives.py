@@ -6,6 +6,7 @@ from functools import partial
 
 from bench.core.config.collectives import CollectivesConfig
 from bench.core.schema.column import Column, bytes_per_s, declared_columns, identity, num_bytes, seconds
+from bench.core.schema.metrics import ORIGIN
 
 _network = partial(Column, "network")
 
@@ -86,4 +87,5 @@ COLLECTIVES: tuple[Column, ...] = (
         better="higher",
         deterministic=False,
     ),
+    *ORIGIN,
 )

@@ -66,7 +66,10 @@ SPEED = (
     ),
     _step_seconds("step_time_s", "median time of a step"),
     _step_seconds("step_time_p95_s", "95th percentile of the time of a step"),
-    _step_seconds("forward_backward_s", "forward and backward without the wait for the network, mean per step"),
+    _step_seconds(
+        "forward_backward_s",
+        "forward and backward, and the batch made ready for them, without the wait for the network, mean per step",
+    ),
     _step_seconds("encode_s", "compressing and decompressing, mean per step (overlaps with backward)"),
     _step_seconds("exchange_s", "the exchange's busy time, encoding included, mean per step (overlaps with backward)"),
     _step_seconds("exposed_s", "what a step waited for after backward's own work had ended, mean per step"),
@@ -81,7 +84,9 @@ _wire = partial(Column, "wire")
 _wire_bytes = partial(num_bytes, "wire")
 
 WIRE = (
-    _wire_bytes("payload_bytes_per_step", "gradient bytes sent per rank and step, mean over ranks"),
+    _wire_bytes(
+        "payload_bytes_per_step", "gradient bytes sent per rank and step since the previous row, mean over ranks"
+    ),
     _wire_bytes("payload_bytes_max_per_step", "the same for the busiest rank"),
     _wire("payload_bytes_source", str, "counted, or formula where the backend hides the wire"),
     _wire_bytes(

@@ -46,7 +46,10 @@ def finished_runs(calibration: Calibration, folder: Path, tell: Callable[[str], 
                 reasons["repeated later"] += 1
             configs[config.digest], past[config.digest] = config, found
     if not past:
-        raise UsageError(f"{folder} holds no finished run that this calibration predicts{_said(reasons)}")
+        raise UsageError(
+            f"{folder} holds no finished run that this calibration predicts{_said(reasons)}; give a folder of runs of "
+            "its model, batch and machine"
+        )
     if reasons:
         tell(f"note: {reasons.total()} of {len(folders)} runs are left out{_said(reasons)}")
     names = _telling_apart(configs.values())

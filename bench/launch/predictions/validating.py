@@ -81,7 +81,7 @@ def check_machine(calibration: Calibration) -> None:
     if (calibration.cpu, calibration.cores) != (environment.cpu_model(), environment.usable_cores()):
         raise UsageError(
             f"the calibration is of another machine, {calibration.cpu} with {calibration.cores} cores; what it "
-            "predicts can be measured there alone"
+            "predicts can be measured there alone; calibrate here first"
         )
     if calibration.kernels != (kernels := environment.kernels()):
         raise UsageError(f"the calibration is of {calibration.kernels} kernels, these are {kernels}; calibrate anew")

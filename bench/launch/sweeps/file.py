@@ -75,7 +75,7 @@ class SweepFile:
                 raise UsageError(f"{self.where} [[exclude]]: {table_text(table)} excludes nothing; correct it")
             combined = kept
         if not combined + self.include:
-            raise UsageError(f"{self.where} excludes every configuration; there is nothing to run")
+            raise UsageError(f"{self.where} excludes every configuration; take an [[exclude]] out")
         return combined + self.include
 
 

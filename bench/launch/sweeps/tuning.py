@@ -58,7 +58,7 @@ def tuning_sweep(asked: SweepFile, seed: int) -> SweepFile:
         if any(name in options for options in configurations) or (name in asked.tune and name in asked.base):
             raise UsageError(
                 f"{asked.where}: {name} cannot be a setting of single configurations; all are tuned within one budget, "
-                "over the same values"
+                "over the same values; put it into [base]"
             )
     tried = [options | setting for options in configurations for setting in combinations(asked.tune)]
     return SweepFile(where=asked.where, base=asked.base, seeds=[seed], include=tried)
@@ -107,7 +107,8 @@ def _best(options: Options, tried: list[PlannedRun], lists: Lists, agenda: Agend
     }
     if not accuracies:
         error = agenda.past[tried[0].config.digest].summary["error"]
-        raise RunFailed(f"{table_text(options) or '[base]'} failed with every setting, first with: {error}")
+        failed = f"{table_text(options) or '[base]'} failed with every setting, first with: {error}"
+        raise RunFailed(f"{failed}; look into their logs, or try other values")
     best = max(tried, key=lambda run: accuracies.get(run.config.digest, -1.0))
     values = {name: best.settings[name] for name in lists}
     return Tuned(

@@ -73,11 +73,11 @@ class MomentExchange:
         Raises:
             TransportError: a rank was lost, or did not answer in time.
         """
-        with self._channel.exchanging():
-            if self._transfer == "triangle":
+        if self._transfer == "triangle":
+            with self._channel.exchanging():
                 payloads = self._broadcast(matrices, damping)
-            else:
-                payloads = [encode_symmetric(matrix, "cholesky", damping=damping).payload for matrix in matrices]
+        else:  # every rank factors all of them, and nothing is sent
+            payloads = [encode_symmetric(matrix, "cholesky", damping=damping).payload for matrix in matrices]
         self._channel.book(StepReport(factor_fallbacks=sum(_gave_way(payload, damping) for payload in payloads)))
         return [_factor(payload, damping).to(matrix.device) for payload, matrix in zip(payloads, matrices, strict=True)]
 

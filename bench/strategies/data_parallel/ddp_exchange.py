@@ -84,15 +84,19 @@ class DdpExchange:
 
     def _encoded(self, layer: Layer) -> EncodedLayer:
         nbytes: float = 4 * layer.numel
+        num_entries = layer.numel
         if self._torch_hook is not None and not self._torch_hook.is_dense_at(self._step_index):
             nbytes = self._torch_hook.expected_nbytes(layer) or 0
-        return EncodedLayer(layer=layer, payload="Dense", nbytes=nbytes, num_entries=layer.numel, seconds=0.0)
+            num_entries = self._torch_hook.num_entries(layer)
+        return EncodedLayer(layer=layer, payload="Dense", nbytes=nbytes, num_entries=num_entries, seconds=0.0)
 
     def _is_skipped(self) -> bool:
         gradients = [p.grad for p in self._ddp.parameters() if p.grad is not None]
         norms = torch.stack(torch._foreach_norm(gradients))
         if bool(torch.isfinite(norms).all()):
             return False
+        if self._torch_hook is not None:
+            self._torch_hook.forget(self._torch_state)
         if self._nonfinite == "zero":
             for gradient in gradients:
                 torch.nan_to_num_(gradient, nan=0.0, posinf=0.0, neginf=0.0)

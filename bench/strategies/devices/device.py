@@ -165,10 +165,11 @@ class DeviceProcess(Follower):
             hear(self._transport, HOST_RANK)
         self._enter("reduce")
         outcome = self._reduce(step)
+        outcome.exposed_s = time.perf_counter() - computed
         self._enter("updated")
         if self._optimizer is not None:
             self._update(outcome, lr)
-        tell(self._transport, HOST_RANK, self._outcome(outcome, time.perf_counter() - computed))
+        tell(self._transport, HOST_RANK, self._outcome(outcome))
         self._num_steps += 1
         self._num_steps_here += 1
         if self._num_steps_here > self._config.warmup_steps:
@@ -234,12 +235,12 @@ class DeviceProcess(Follower):
             parameter.grad = torch.zeros_like(parameter)
         return parameter.grad
 
-    def _outcome(self, outcome: StepReport, exposed_s: float) -> dict[str, Any]:
+    def _outcome(self, outcome: StepReport) -> dict[str, Any]:
         encoded = [vars(part) | {"layer": part.layer.id} for part in outcome.encoded if self._replica == 0]
         return {
             "encode_s": outcome.encode_s or 0.0,
             "exchange_s": outcome.exchange_s or 0.0,
-            "exposed_s": exposed_s,
+            "exposed_s": outcome.exposed_s or 0.0,
             "encoded": encoded,
         }
 

@@ -62,7 +62,8 @@ def test_the_columns_of_bench_collectives_are_these_and_in_this_order() -> None:
         "ranks_per_host uplink_bps downlink_bps link_trace latency_s jitter_s loss_ratio cpu_share cluster_digest "
         "measured_bandwidth_bps measured_rtt_s measured_loss_ratio forwarder_cpu_share wire_headers link_warnings "
         "time_p50_s time_p95_s algbw_Bps busbw_Bps "
-        "num_wrong messages bytes_sent wire_bytes_sent of_limit"
+        "num_wrong messages bytes_sent wire_bytes_sent of_limit "
+        "host cpu torch_version kernels git_sha git_dirty started_at"
     )
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 import pytest
 
 from bench.train.clock import StepTime, StepTimes
@@ -12,6 +14,7 @@ def step(until_exchanged_s: float, exposed_s: float | None) -> StepTime:
         total_s=until_exchanged_s + 1,
         cpu_s=0.5,
         until_exchanged_s=until_exchanged_s,
+        waited_s=exposed_s,
         encode_s=None,
         exchange_s=None,
         exposed_s=exposed_s,
@@ -28,3 +31,9 @@ def test_compute_is_what_is_left_without_the_wait_that_is_known(known: tuple[flo
 def test_where_no_wait_is_known_nothing_is_left_out() -> None:
     found = StepTimes(steps=[step(10.0, None)]).columns()
     assert (found["forward_backward_s"], found["exposed_s"]) == (10.0, None)
+
+
+def test_what_an_optimizer_sends_afterwards_is_no_part_of_computing() -> None:
+    late = dataclasses.replace(step(10.0, 5.0), waited_s=1.0)  # four seconds of the five came after the gradients
+    found = StepTimes(steps=[late]).columns()
+    assert (found["forward_backward_s"], found["exposed_s"]) == (9.0, 5.0)
