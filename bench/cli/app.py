@@ -28,7 +28,8 @@ from bench.core.environment import version_of
 from bench.launch.jobs.unfinished import clear_away
 
 EXIT_CODES = (
-    "Exit codes: 0 ok, 1 a bug, 2 wrong usage, 3 a run failed, 4 nothing to compare, 5 a regression, 130 interrupted."
+    "Exit codes: 0 ok, 1 a bug, 2 wrong usage, 3 a run failed, 4 nothing to compare or to judge, 5 a regression, "
+    "130 interrupted."
 )
 
 # Importing torch makes a great many objects and no garbage; looking for some in between, and again at the end, takes up
@@ -38,7 +39,7 @@ IMPORTED_OBJECTS = 100_000
 app = typer.Typer(
     name="bench",
     help="Will compressing my gradients make training finish sooner, on my link, without losing accuracy?\n\n"
-    "Trains real models in real processes with a chosen compressor x collective x optimizer, counting every byte.",
+    "Trains real models in real processes with a chosen compressor x collective x optimizer, and counts bytes.",
     epilog=EXIT_CODES,
     no_args_is_help=True,
     rich_markup_mode="rich",

@@ -51,7 +51,7 @@ def calibrate(
 
     calibration = Calibration.of(found)
     calibration.write(out)
-    print(f"wrote {out}")
+    print(f"wrote {out}", file=sys.stderr)
     if calibration.was_disturbed:
         print(
             "warning: other work took the cores meanwhile, and ranks that share some will be predicted too slow; "

@@ -70,4 +70,5 @@ def _check(rows: list[Row]) -> None:
     wrong = [row for row in rows if row["num_wrong"]]
     if wrong:
         first = "{collective} got {num_wrong} elements of {payload} at {size_bytes} bytes wrong".format(**wrong[0])
-        raise RunFailed(first + (f", and {len(wrong) - 1} more rows are wrong" if wrong[1:] else ""))
+        more = f", and {len(wrong) - 1} more rows are wrong" if wrong[1:] else ""
+        raise RunFailed(f"{first}{more}; rely on none of these pairs, and report this with the command")

@@ -145,7 +145,10 @@ def run_commands(commands: Sequence[Sequence[str]]) -> None:
         done = subprocess.run(command, capture_output=True, text=True, check=False)
         if done.returncode != 0:
             said = done.stderr.strip().replace("\n", "; ")
-            raise RunFailed(f"the virtual network could not be set up: `{' '.join(command)}` said: {said}")
+            tried = " ".join(command)
+            raise RunFailed(
+                f"the virtual network could not be set up (bench doctor says what it needs): `{tried}` said: {said}"
+            )
 
 
 def _listen(asked_to_stop: threading.Event, status: int) -> None:

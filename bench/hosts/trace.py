@@ -70,7 +70,9 @@ def _read(path: Path) -> array.array[int]:
     except OSError as error:
         raise UsageError(f"the trace {path} cannot be read: {error.strerror}") from None
     except ValueError:
-        raise UsageError(f"{path} is not a trace: it holds more than numbers") from None
+        raise UsageError(
+            f"{path} is not a trace: it holds more than numbers; give one with a whole number of milliseconds a line"
+        ) from None
     opportunities = array.array("I")
     last = 0
     for number, line in enumerate(lines, start=1):

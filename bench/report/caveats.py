@@ -19,6 +19,7 @@ _WORK = [name for name in (*WORKLOAD, "accumulate") if name not in _MACHINE]
 # Here an empty cell says that there is none, and not that it is unknown.
 _NONE_COUNTS = ("uplink_bps", "downlink_bps", "link_trace", "cluster_digest", "straggler")
 _LISTED = 3
+SHORT = 10  # so many times shorter than the one before says too little
 
 
 def cautions(comparison: Comparison) -> list[str]:
@@ -42,6 +43,8 @@ def caveats(comparison: Comparison) -> list[str]:
         *_other_work(comparison),
         *_links(comparison),
         *_warm_up(comparison),
+        *_sent_at_first(comparison),
+        *_short_last_part(comparison),
         *_mixtures(comparison),
         *_missed(comparison),
         *_fallbacks(comparison),
@@ -109,6 +112,37 @@ def _warm_up(comparison: Comparison) -> Iterator[str]:
         yield (
             f"speeds are those of each run's last evaluation interval; over whole trainings, warm-up of the density "
             f"included: {'; '.join(others)}; --metric time_to_target_s compares whole runs"
+        )
+
+
+def _sent_at_first(comparison: Comparison) -> Iterator[str]:
+    """Bytes per step are of a run's last part too."""
+    if comparison.metric.name == targets.BYTES:
+        return
+    more = []
+    for configuration in _configurations(comparison):
+        known = [(run.payload_bytes_per_step_in_all, run["payload_bytes_per_step"]) for run in configuration.ok]
+        factors = [in_all / at_last for in_all, at_last in known if in_all and at_last]
+        if factors and (factor := sum(factors) / len(factors)) > SAME_FACTOR[1]:
+            more.append(f"{configuration.title} {format_factor(factor)} times as many")
+    if more:
+        yield (
+            "bytes per step are those of each run's last evaluation interval; over whole trainings: "
+            f"{'; '.join(more)}; --metric bytes_to_target counts whole runs"
+        )
+
+
+def _short_last_part(comparison: Comparison) -> Iterator[str]:
+    """Speeds of a few steps that were left over say little."""
+    short = []
+    for configuration in _configurations(comparison):
+        lasts = [run.interval_steps[-2:] for run in configuration.ok]
+        if any(before and last and SHORT * last < before for before, last in (steps for steps in lasts if steps[1:])):
+            short.append(configuration)
+    if short:
+        yield (
+            f"the last evaluation interval of {_names(short)} is less than a tenth of the one before, and speeds are "
+            "those of its steps alone; choose --eval-every so that it divides the run"
         )
 
 

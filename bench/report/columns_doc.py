@@ -23,7 +23,7 @@ _TEMPLATE = """\
 | :--- | :--- |
 | `results/runs/` | The default output of `bench run`: one new folder per run, never committed. |
 | `results/plots/` | The default output of `bench plot`: one file per kind of picture, never committed. |
-| `results/reference/` | Committed CSV files behind the figures in the documentation, with the machine they come from. |
+| `results/reference/` | Committed CSV files behind the figures in the documentation. |
 
 ## A run's folder
 
@@ -40,6 +40,11 @@ _TEMPLATE = """\
 | `resume.json` | How often the run has gone on from a checkpoint. |
 | `progress.jsonl` | What the progress display reads while the run goes on. |
 | `link.json` | What was measured on the links before training (virtual hosts only). |
+| `links.csv` | Bytes from process to process (`--strategy placed` only). |
+| `choices.jsonl` | What `auto` chose, one choice per line. |
+| `model.pt` | The trained weights, with `--save-model`. |
+| `trace-rank-N.json` | A Chrome trace per rank, with `--profile`. |
+| `tensorboard/` | With `--track tensorboard`. |
 | `logs/`, `errors/` | What torchrun and every rank printed; why a rank failed. |
 
 Every row of `metrics.csv` says by itself which experiment, machine and code it belongs to, so tables of any runs can

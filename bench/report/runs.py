@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import itertools
 from collections.abc import Sequence
 from typing import Any
 
@@ -52,6 +53,22 @@ class Run:
         steps, seconds = self["step"], self["train_time_s"]
         per_step = (self["batch_size"] or 0) * (self["accumulate"] or 1) * (self["replicas"] or self["world_size"] or 0)
         return steps * per_step / seconds if steps and seconds and per_step else None
+
+    @property
+    def payload_bytes_per_step_in_all(self) -> float | None:
+        """Likewise, where `payload_bytes_per_step` is that of the last evaluation's interval."""
+        sent = [
+            (number, row["payload_bytes_per_step"]) for number, row in zip(self.interval_steps, self.rows, strict=True)
+        ]
+        if not sent or any(number is None or nbytes is None for number, nbytes in sent) or not self["step"]:
+            return None
+        return float(sum(number * nbytes for number, nbytes in sent) / self["step"])
+
+    @property
+    def interval_steps(self) -> list[int | None]:
+        """Steps between each evaluation and the one before."""
+        steps = [0, *(row["step"] for row in self.rows)]
+        return [None if now is None or before is None else now - before for before, now in itertools.pairwise(steps)]
 
     @property
     def in_sync(self) -> bool | None:

@@ -446,3 +446,24 @@ def test_what_was_faster_at_the_end_alone_is_told_beside_it(tmp_path: Path) -> N
     )
     steady = [row | whole | {"samples_per_s": 640.0 + row["seed"]} for row in TOPK]
     assert not any("whole trainings" in text for text in caveats(compared(tmp_path, [*dense, *steady])))
+
+
+def in_parts(rows: list[dict[str, Any]], *parts: tuple[int, float]) -> list[dict[str, Any]]:
+    """Each run with an evaluation at each of these steps, and the bytes per step since the one before."""
+    return [row | {"step": step, "payload_bytes_per_step": nbytes} for row in rows for step, nbytes in parts]
+
+
+def test_bytes_that_fell_while_the_density_warmed_up_are_told_of_the_whole(tmp_path: Path) -> None:
+    falling = in_parts(TOPK, (10, 400.0), (20, 100.0))
+    (sentence,) = [text for text in caveats(compared(tmp_path, [*DENSE, *falling])) if "bytes per step" in text]
+    assert "topk" in sentence
+    assert "2.50 times as many" in sentence  # 250 in the mean, 100 at last
+    even = in_parts(TOPK, (10, 100.0), (20, 100.0))
+    assert not any("bytes per step" in text for text in caveats(compared(tmp_path, [*DENSE, *even])))
+
+
+def test_a_last_part_of_a_few_steps_is_pointed_out(tmp_path: Path) -> None:
+    for last, expected in ((104, True), (190, False)):
+        rows = in_parts(TOPK, (100, 100.0), (last, 100.0))
+        said = caveats(compared(tmp_path, [*DENSE, *rows]))
+        assert any("less than a tenth of the one before" in text for text in said) is expected
