@@ -16,11 +16,12 @@ from typing_extensions import Doc, override
 
 from collectives.options import OptionError, value_text
 from collectives.payloads.base import Payload
+from collectives.payloads.codec.positions import seeded_positions
 from collectives.payloads.codec.values import to_value_dtype
 from collectives.payloads.seeded import Seeded
 from compressors.families.sparsifier import DensitySparsifier, num_kept
 from compressors.kernels.random import seed_for
-from compressors.kernels.sending import send_at
+from compressors.kernels.sending import send_drawn
 from compressors.kernels.value_types import TORCH_DTYPES, roundoff
 from compressors.layer import Layer, Step
 
@@ -65,23 +66,25 @@ class RandomK(DensitySparsifier):
     def encode_sum(
         self, gradients: Sequence[torch.Tensor], residual: torch.Tensor, left: torch.Tensor, layer: Layer, step: Step
     ) -> Payload:
-        blank = self._blank(layer.numel, left.device, layer, step)
-        values = Seeded.room(blank.num_entries, TORCH_DTYPES[self.value_dtype], left.device)
-        send_at(gradients, residual, left, blank.positions, step.world_size, values)
-        return blank.with_wire(values)
+        (gradient,) = gradients
+        seed, count = self._seed_and_count(layer, step)
+        values = Seeded.room(count, TORCH_DTYPES[self.value_dtype], left.device)
+        positions = send_drawn(gradient, residual, left, seed, step.world_size, values)
+        return Seeded(layer.numel, seed, values).knowing(positions)
 
     @override
     def encode(self, x: torch.Tensor, layer: Layer, step: Step) -> Payload:
-        blank = self._blank(x.numel(), x.device, layer, step)
-        values = x[blank.positions]
+        seed, count = self._seed_and_count(layer, step)
+        positions = seeded_positions(x.numel(), count, seed).to(x.device)
+        values = x[positions]
         if self.scaled:
             values.mul_(x.numel() / values.numel())
-        return blank.with_wire(to_value_dtype(values, TORCH_DTYPES[self.value_dtype], step.world_size))
+        values = to_value_dtype(values, TORCH_DTYPES[self.value_dtype], step.world_size)
+        return Seeded(x.numel(), seed, values).knowing(positions)
 
-    def _blank(self, numel: int, device: torch.device, layer: Layer, step: Step) -> Seeded:
-        """This step's positions, which all ranks share; its values are still to be filled in."""
-        k = num_kept(self.density(step), numel)
-        return Seeded(numel, seed_for(layer, step, per_rank=False), torch.empty(k, device=device))
+    def _seed_and_count(self, layer: Layer, step: Step) -> tuple[int, int]:
+        """Of this step's positions, which all ranks share."""
+        return seed_for(layer, step, per_rank=False), num_kept(self.density(step), layer.numel)
 
     def contraction_bound(self, layer: Layer) -> float:
         """1 - k / m, or m / k - 1 where scaled; both in expectation."""

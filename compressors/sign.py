@@ -80,7 +80,7 @@ class Sign(LossyCompressor):
 
     def _signs(self, packed: torch.Tensor, magnitude: float, layer: Layer) -> Codes:
         scale = magnitude / layer.numel if self.mode == "scaled" else 1.0
-        return Codes(layer.numel, "sign", 1, packed, torch.tensor([scale], device=packed.device))
+        return Codes(layer.numel, "sign", 1, packed, torch.tensor([scale], dtype=torch.float32, device=packed.device))
 
     def finish(self, total: Payload, layer: Layer, step: Step, out: torch.Tensor) -> None:
         """The mean; or the sign of the sum, 0 where the vote is even."""

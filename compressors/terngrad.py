@@ -109,4 +109,5 @@ class TernGrad(SharedScale):
         """The magnitude at which `x` is clipped, and its largest; both of fp32 precision."""
         squares, largest = squares_and_largest(x)
         root_mean_square = math.sqrt(squares / x.numel())
-        return float(torch.tensor(self.clip_sigmas * root_mean_square)) if self.clip_sigmas else math.inf, largest
+        limit = torch.tensor(self.clip_sigmas * root_mean_square, dtype=torch.float32)
+        return float(limit) if self.clip_sigmas else math.inf, largest

@@ -9,6 +9,7 @@ is MXNet's 0.5 over a batch of 32, for there gradients are sums over the batch, 
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Sequence
 from typing import Annotated, ClassVar
 
 import torch
@@ -18,7 +19,7 @@ from collectives.payloads.base import Payload
 from collectives.payloads.codes import Codes
 from collectives.ranges import Positive
 from compressors.base import LossyCompressor
-from compressors.kernels.ternary import CODES, ternary, ternary_payload
+from compressors.kernels.ternary import CODES, ternary, ternary_of_sum, ternary_payload
 from compressors.layer import Layer, Step
 
 
@@ -49,6 +50,14 @@ class TwoBit(LossyCompressor):
     def encode(self, x: torch.Tensor, layer: Layer, step: Step) -> Codes:
         threshold = x.new_tensor([self.threshold])
         return ternary_payload(ternary(x, float(threshold), CODES), x.numel(), threshold)
+
+    @override
+    def encode_sum(
+        self, gradients: Sequence[torch.Tensor], residual: torch.Tensor, left: torch.Tensor, layer: Layer, step: Step
+    ) -> Codes:
+        (gradient,) = gradients
+        threshold = residual.new_tensor([self.threshold])
+        return ternary_payload(ternary_of_sum(gradient, residual, float(threshold), left), layer.numel, threshold)
 
     def contraction_bound(self, layer: Layer) -> float:
         """1: an element that is sent moves by t <= |x| towards 0, and of a layer below t nothing is sent."""

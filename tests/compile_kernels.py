@@ -22,7 +22,7 @@ from tests.unit.compressors.test_triton import KERNELS
 CAPABILITIES = (80, 90)
 CASES = (*range(8), 10)
 """among them one without elements, and one of few"""
-DRAWING = {"send_at", "sparse"}
+DRAWING = {"send_at", "send_drawn", "sparse"}
 """cases that draw until places differ, which here none does; they have no kernels of their own"""
 ROUNDS_OTHERWISE = re.compile(r"\b(?:fma\.|div\.full|\w+(?:\.\w+)*\.(?:approx|ftz)\b)[\w.]*")
 

@@ -8,6 +8,7 @@ are those of the reference path, to the last bit.
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import os
 import platform
@@ -84,12 +85,13 @@ def processors_of_this_machine() -> tuple[str, ...]:
 def build_or_say_why(folder: Path, build: Callable[[Path], object] = build) -> str:
     """`build`; where it fails, leave the reason in `folder` for `bench doctor`. Returns it, or an empty text."""
     note = folder / NOT_BUILT
-    note.unlink(missing_ok=True)
     try:
+        note.unlink(missing_ok=True)
         build(folder)
-    except BuildError as error:
-        folder.mkdir(parents=True, exist_ok=True)
-        note.write_text(f"{error}\n", encoding="utf-8")
+    except (BuildError, OSError) as error:
+        with contextlib.suppress(OSError):  # a folder in which nothing can be left
+            folder.mkdir(parents=True, exist_ok=True)
+            note.write_text(f"{error}\n", encoding="utf-8")
         return str(error)
     return ""
 

@@ -15,7 +15,7 @@ import platform
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Literal
+from typing import Literal, cast
 
 from collectives.kernels.build import HERE, NOT_BUILT, TARGETS, digest, library_name, sources
 from collectives.options import OptionError
@@ -76,26 +76,38 @@ def found() -> Library:
 
 
 def load(folder: Path) -> Library:
-    """The library in `folder` that suits this processor best."""
-    suitable = suitable_processors()
-    best = suitable[-1] if suitable else "none"
-    return open_library(folder / library_name(best), sources(), f"compiled for {best}")
+    """Of the libraries in `folder` the one that suits this processor best; where none is, why not."""
+    best = None
+    for processor in reversed(suitable_processors() or ["none"]):
+        found = open_library(folder / library_name(processor), sources(), f"compiled for {processor}")
+        if found.handle is not None:
+            return found
+        best = best or found
+    return cast(Library, best)
 
 
 def open_library(path: Path, files: list[Path], finding: str) -> Library:
     """A library that `compile_library` made of these files; of a library without sources beside it nothing is asked."""
+    note = path.parent / NOT_BUILT
+    failed = note.read_text(encoding="utf-8").strip() if note.exists() else ""
     if not path.exists():
-        note = path.parent / NOT_BUILT
-        reason = note.read_text(encoding="utf-8").strip() if note.exists() else "nothing has been built here"
-        return Library(None, reason)
+        return Library(None, failed or "nothing has been built here")
     try:
         handle = ctypes.CDLL(str(path))
     except OSError as error:
         return Library(None, f"the library cannot be loaded: {error}")
-    handle.sources_digest.restype = ctypes.c_char_p
-    if files and handle.sources_digest().decode() != digest(files):
-        return Library(None, "they were built from other sources than those beside them, or with other flags")
+    if files and _built_from(handle) != digest(files):
+        reason = "they were built from other sources than those beside them, or with other flags"
+        return Library(None, f"{reason}; building them anew failed: {failed}" if failed else reason)
     return Library(handle, finding)
+
+
+def _built_from(handle: ctypes.CDLL) -> str:
+    try:
+        handle.sources_digest.restype = ctypes.c_char_p
+        return str(handle.sources_digest().decode())
+    except AttributeError:  # a library of something else
+        return ""
 
 
 def _wanted() -> str:

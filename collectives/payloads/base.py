@@ -199,7 +199,7 @@ class Payload(abc.ABC):
 
     def to_dense(self) -> torch.Tensor:
         """fp32 [numel], freshly made."""
-        dense = torch.zeros(self.numel, device=self.device)
+        dense = torch.zeros(self.numel, dtype=torch.float32, device=self.device)
         self.add_to_(dense)
         return dense
 

@@ -51,7 +51,7 @@ class CholeskyFactor(Triangular):
         super().__post_init__()
         if not bool(torch.isfinite(self.values).all()):
             raise PayloadError("a Cholesky factor must be finite; the matrix that it comes from was not")
-        self.damping = float(torch.tensor(self.damping))
+        self.damping = float(torch.tensor(self.damping, dtype=torch.float32))
         if not 0 <= self.damping < math.inf:
             raise PayloadError(f"damping must be finite and not negative, got {self.damping}")
 

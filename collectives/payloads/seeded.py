@@ -15,7 +15,7 @@ from typing import Self
 import torch
 from typing_extensions import override
 
-from collectives.payloads.base import HEADER_BYTES, Header, Payload
+from collectives.payloads.base import HEADER_BYTES, MAX_NUMEL, Header, Payload
 from collectives.payloads.codec.positions import seeded_positions
 from collectives.payloads.codec.values import add_values
 from collectives.payloads.errors import PayloadError
@@ -51,6 +51,8 @@ class Seeded(IndexedValues):
     def __post_init__(self) -> None:
         if self.values.dim() != 1 or self.values.numel() > self.numel:
             raise PayloadError(f"values {list(self.values.shape)} do not fit {self.numel} elements")
+        if self.numel > MAX_NUMEL:
+            raise PayloadError(f"positions are drawn among at most {MAX_NUMEL} elements; send smaller buckets")
         if not 0 <= self.seed <= MAX_SEED:
             raise PayloadError(f"a seed lies in 0..2^64 - 1, got {self.seed}")
 
@@ -96,6 +98,11 @@ class Seeded(IndexedValues):
         if isinstance(other, Seeded) and (other.seed, other.num_entries) == (self.seed, self.num_entries):
             return self.with_wire(add_values(self.values, other.values))
         return as_sparse(self).add(other)
+
+    def knowing(self, positions: torch.Tensor) -> Self:
+        """Itself, whose positions are these and need not be drawn."""
+        self.__dict__["positions"] = positions
+        return self
 
     def with_wire(self, wire: torch.Tensor) -> Seeded:
         """Other values at the same positions, which are not drawn again."""

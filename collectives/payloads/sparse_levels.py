@@ -97,11 +97,12 @@ class SparseLevels(IndexedValues):
     def values(self) -> torch.Tensor:  # type: ignore[override]  # found when asked for
         """What the codes stand for, fp32 [z]."""
         if _TAKE.serves(self.packed):
-            values = torch.empty(self.num_entries)
+            values = torch.empty(self.num_entries, dtype=torch.float32)
             _TAKE(self.packed, self.num_entries, self.low, self.ratio, values)
             return values
         magnitudes = levels(self.low, self.ratio)
-        table = torch.tensor([*magnitudes, *(-magnitude for magnitude in magnitudes)], device=self.device)
+        both = [*magnitudes, *(-magnitude for magnitude in magnitudes)]
+        table = torch.tensor(both, dtype=torch.float32, device=self.device)
         return table.index_select(0, unpack_bits(self.packed, self.num_entries, BITS))
 
     @property

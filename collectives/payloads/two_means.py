@@ -118,6 +118,7 @@ class TwoMeans(Payload):
     def _add(self, dense: torch.Tensor, *, divisor: float = 1.0, sign: float = 1.0) -> None:
         if self.num_entries:
             is_high = SIGN.byte_table(1, self.device) > 0
-            table = torch.where(is_high, self.high, self.low)
-            unit = torch.ones(1, device=self.device)
+            high, low = (torch.tensor(mean, dtype=torch.float32, device=self.device) for mean in (self.high, self.low))
+            table = torch.where(is_high, high, low)
+            unit = torch.ones(1, dtype=torch.float32, device=self.device)
             add_codes_(dense, [(self.packed, unit)], table, block_numel=self.numel, divisor=divisor, sign=sign)

@@ -48,7 +48,7 @@ class LayerStore:
         self._sizes.update((layer.id, layer.numel) for layer in unit.layers)
         proposed = self._proposed.get(unit.key, self._spare.pop(unit.key, None))
         if proposed is None:
-            proposed = torch.empty(unit.layer.numel, device=unit.device)
+            proposed = torch.empty(unit.layer.numel, dtype=torch.float32, device=unit.device)
         self._proposed[unit.key] = proposed
         return proposed
 
@@ -92,7 +92,9 @@ class LayerStore:
             return
         device = unit.device
         parts = [
-            views[layer.id].to(device) if layer.id in views else torch.zeros(layer.numel, device=device)
+            views[layer.id].to(device)
+            if layer.id in views
+            else torch.zeros(layer.numel, dtype=torch.float32, device=device)
             for layer in unit.layers
         ]
         for key in [key for key in self._accepted if wanted & set(key)]:

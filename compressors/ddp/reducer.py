@@ -113,7 +113,7 @@ class Reducer:
         self._velocities = LayerStore()
         self._rooms = Rooms()
         self._encoded: dict[Key, Payload] = {}
-        self._scratch = torch.empty(0)  # kept between steps, for fresh pages cost more than sums
+        self._scratch = torch.empty(0, dtype=torch.float32)  # kept between steps, for fresh pages cost more than sums
 
     def reduce(self, bucket: Bucket, sum_payloads: SumPayloads, transport: Transport) -> None:
         """Replace each gradient by the mean over ranks of what was transmitted; every rank must call.
@@ -326,7 +326,7 @@ class Reducer:
         started = time.perf_counter()
         numels = [unit.layer.numel for unit in units]
         if units and (self._scratch.numel() < max(numels) or self._scratch.device != units[0].device):
-            self._scratch = torch.empty(max(numels), device=units[0].device)
+            self._scratch = torch.empty(max(numels), dtype=torch.float32, device=units[0].device)
         averages = type(self.compressor).finish is Compressor.finish
         for unit, part in zip(units, members(total, numels), strict=True):
             if (unit.dense or averages) and part.write_to(unit.updates, divisor=bucket.step.world_size):
@@ -352,7 +352,7 @@ class Reducer:
             began = time.perf_counter()
             total = sum_payloads(Dense(tensor), tuple(layer.id for layer in bucket.layers))
             waited_s += time.perf_counter() - began
-            mean = torch.zeros(tensor.numel(), device=total.device)
+            mean = torch.zeros(tensor.numel(), dtype=torch.float32, device=total.device)
             total.add_to_(mean, divisor=bucket.step.world_size)
             return mean
 

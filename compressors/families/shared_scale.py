@@ -61,7 +61,7 @@ class SharedScale(LossyCompressor):
         scales = transport.all_reduce_scalars([scale for _, scale in shared], "max" if self.combine == "max" else "sum")
         if self.combine == "mean":
             scales = [total / step.world_size for total in scales]
-        rounded = self.rounded_scale(torch.tensor(scales)).tolist()
+        rounded = self.rounded_scale(torch.tensor(scales, dtype=torch.float32)).tolist()
         step.memory.scales.update(zip([layer_id for layer_id, _ in shared], rounded, strict=True))
 
     @override

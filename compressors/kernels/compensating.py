@@ -51,7 +51,7 @@ def add_and_measure(gradient: torch.Tensor, residual: torch.Tensor, out: torch.T
         `magnitudes_and_largest` of it.
     """
     if _MEASURE.serves(gradient, residual):
-        largest = torch.empty(1)
+        largest = torch.empty(1, dtype=torch.float32)
         return float(_MEASURE(gradient, residual, len(out), largest, out)), float(largest)
     torch.add(gradient, residual, out=out)
     return magnitudes_and_largest(out)
@@ -61,7 +61,7 @@ def add_and_find(gradient: torch.Tensor, residual: torch.Tensor, level: float, o
     """Write gradient + residual, and find what of it reaches a level; arguments as above, level as in `reaching`."""
     if _FIND.serves(gradient, residual):
         room = len(out) // FEW + SPARE
-        positions, values = torch.empty(room, dtype=torch.int64), torch.empty(room)
+        positions, values = torch.empty(room, dtype=torch.int64), torch.empty(room, dtype=torch.float32)
         squares = torch.empty(1, dtype=torch.float64)
         count = _FIND(gradient, residual, len(out), magnitude_bits(level), room, positions, values, squares, out)
         if count <= room:
@@ -76,7 +76,7 @@ def add_and_top_k(
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Write gradient + residual; returns `top_k` of it, k at least 1, and the values there. Arguments as above."""
     if _TOP_K.serves(gradient, residual):
-        positions, values = torch.empty(k, dtype=torch.int64), torch.empty(k)
+        positions, values = torch.empty(k, dtype=torch.int64), torch.empty(k, dtype=torch.float32)
         _TOP_K(gradient, residual, len(out), k, positions, values, *candidates_room(len(out), k), out)
         return positions, values
     torch.add(gradient, residual, out=out)
@@ -102,7 +102,7 @@ def send_top_k(
         is finite: where it is not, nothing of this counts.
     """
     if _SEND_TOP_K[dtype].serves(gradient, residual):
-        positions, sums = torch.empty(k, dtype=torch.int64), torch.empty(k)
+        positions, sums = torch.empty(k, dtype=torch.int64), torch.empty(k, dtype=torch.float32)
         values, limit = torch.empty(k, dtype=dtype), value_limit(dtype, world_size)
         count = _SEND_TOP_K[dtype](
             gradient, residual, len(left), k, TYPES.index(dtype), limit, positions, sums, values,

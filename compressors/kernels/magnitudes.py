@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import ctypes
 import math
+import struct
 
 import torch
 
@@ -10,6 +12,8 @@ from collectives.kernels.gpu import also_on_gpus
 from collectives.kernels.loop import Double, Float, Int, Loop, array
 
 STRETCH = 1024
+
+INFINITE = 0x7F800000  # its bits
 
 _FLOATS = array(torch.float32)
 _SUM_OF_SQUARES = Loop("sum_of_squares", _FLOATS, Int, Float, returns=Double)
@@ -28,7 +32,10 @@ def magnitudes(x: torch.Tensor) -> torch.Tensor:
 
 def magnitude_bits(level: float) -> int:
     """The bits of a magnitude as an integer: they are ordered as the magnitudes are. Below zero as zero, NaN as inf."""
-    return int(magnitudes(torch.tensor([level if not level < 0 else 0.0])).view(torch.int32))
+    if math.isnan(level):
+        return INFINITE
+    nearest = ctypes.c_float(max(level, 0.0)).value  # infinite where fp32 has no such number
+    return int(struct.unpack("<i", struct.pack("<f", abs(nearest)))[0])
 
 
 @also_on_gpus
@@ -42,7 +49,7 @@ def largest_magnitude(x: torch.Tensor) -> float:
 def magnitude_range(x: torch.Tensor) -> tuple[float, float]:
     """The smallest and the largest |x| of fp32 [numel], numel >= 1; NaN counts as infinite."""
     if _RANGE.serves(x):
-        extremes = torch.empty(2)
+        extremes = torch.empty(2, dtype=torch.float32)
         _RANGE(x, x.numel(), extremes)
     else:
         extremes = torch.stack(magnitudes(x).aminmax())
@@ -77,7 +84,7 @@ def sum_of_magnitudes(x: torch.Tensor, level: float = 0.0) -> float:
     """The sum of those |x| that reach `level`, of fp32 [numel], in fp64."""
     bound = magnitude_bits(level)
     if _SUM_OF_REACHING.serves(x):
-        return float(_SUM_OF_REACHING(x, x.numel(), float(torch.tensor(bound, dtype=torch.int32).view(torch.float32))))
+        return float(_SUM_OF_REACHING(x, x.numel(), *struct.unpack("<f", struct.pack("<i", bound))))
     reaches = magnitudes(x).view(torch.int32) >= bound
     return float(folded_sum(x.abs().double().masked_fill_(~reaches, 0.0)))
 
@@ -86,7 +93,7 @@ def sum_of_magnitudes(x: torch.Tensor, level: float = 0.0) -> float:
 def magnitudes_and_largest(x: torch.Tensor) -> tuple[float, float]:
     """`sum_of_magnitudes` and `largest_magnitude` in one pass."""
     if _MAGNITUDES_AND_LARGEST.serves(x):
-        largest = torch.empty(1)
+        largest = torch.empty(1, dtype=torch.float32)
         return float(_MAGNITUDES_AND_LARGEST(x, x.numel(), largest)), float(largest)
     return sum_of_magnitudes(x), largest_magnitude(x)
 
@@ -95,7 +102,7 @@ def magnitudes_and_largest(x: torch.Tensor) -> tuple[float, float]:
 def squares_and_largest(x: torch.Tensor) -> tuple[float, float]:
     """`sum_of_squares` and `largest_magnitude` in one pass."""
     if _SQUARES_AND_LARGEST.serves(x):
-        largest = torch.empty(1)
+        largest = torch.empty(1, dtype=torch.float32)
         return float(_SQUARES_AND_LARGEST(x, x.numel(), largest)), float(largest)
     return sum_of_squares(x), largest_magnitude(x)
 

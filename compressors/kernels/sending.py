@@ -1,4 +1,4 @@
-"""What is sent from given positions, and what is left."""
+"""What is sent from certain positions, and what is left."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from collections.abc import Sequence
 import torch
 
 from collectives.kernels.loop import Float, Int, Loop, array
+from collectives.payloads.codec.positions import has_marks, marks_for, seeded_positions
 from collectives.payloads.codec.values import to_value_dtype, value_limit
 
 KINDS = (torch.float32, torch.float16, torch.bfloat16)
@@ -15,6 +16,38 @@ _FLOATS, _LONGS = array(torch.float32), array(torch.int64)
 _SEND_AT = Loop(
     "send_at", _FLOATS, _FLOATS, Int, Int, _LONGS, Int, Int, Int, Float, array(*KINDS), _FLOATS, returns=Int
 )
+_SEND_DRAWN = Loop("send_drawn", _FLOATS, _FLOATS, Int, Int, Int, _LONGS, _LONGS, Int, Float, array(*KINDS), _FLOATS)
+
+
+def send_drawn(
+    gradient: torch.Tensor,
+    residual: torch.Tensor,
+    left: torch.Tensor,
+    seed: int,
+    world_size: int,
+    values: torch.Tensor,
+) -> torch.Tensor:
+    """`send_at` as many positions as there is room for values, drawn as `seeded_positions` does: these, int64 [count].
+
+    Args:
+        gradient: fp32 [numel] and contiguous.
+        residual: as there.
+        left: as there.
+        seed: of the positions.
+        world_size: as there.
+        values: likewise.
+    """
+    numel, count = gradient.numel(), values.numel()
+    if not (_SEND_DRAWN.serves(gradient) and has_marks(numel, count)):
+        positions = seeded_positions(numel, count, seed).to(gradient.device)
+        send_at([gradient], residual, left, positions, world_size, values)
+        return positions
+    positions, dtype = torch.empty(count, dtype=torch.int64), values.dtype
+    kind, limit = KINDS.index(dtype), value_limit(dtype, world_size)
+    _SEND_DRAWN(
+        gradient, residual, numel, count, seed, marks_for(numel), positions, kind, limit, values, left
+    )  # fmt: skip
+    return positions
 
 
 def send_at(

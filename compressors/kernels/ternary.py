@@ -24,6 +24,7 @@ LEVELS, CODES = 8, 2
 _FLOATS, _BYTES, _LONGS = array(torch.float32), array(torch.uint8), array(torch.int64)
 _TERNARY = Loop("pack_ternary", _FLOATS, Int, Float, Int, _BYTES)
 _TERNARY_AND_SUM = Loop("pack_ternary_and_sum", _FLOATS, Int, Float, _BYTES, _LONGS, returns=Double)
+_OF_SUM = Loop("pack_ternary_of_sum", _FLOATS, _FLOATS, Int, Float, _BYTES, _FLOATS)
 _RANDOM = Loop("pack_random_ternary", _FLOATS, Int, Float, Float, Int, Int, _BYTES)
 
 
@@ -42,6 +43,27 @@ def ternary(x: torch.Tensor, threshold: float, bits: int) -> torch.Tensor:
         return _as(bits, out)
     levels = (x >= threshold).to(torch.int8) - (x <= -threshold).to(torch.int8)
     return levels if bits == LEVELS else _codes_of(levels)
+
+
+def ternary_of_sum(
+    gradient: torch.Tensor, residual: torch.Tensor, threshold: float, left: torch.Tensor
+) -> torch.Tensor:
+    """`ternary` codes of gradient + residual; `left` becomes what is left of it where a code stands for the threshold.
+
+    Args:
+        gradient: fp32 [numel], contiguous.
+        residual: likewise.
+        threshold: of fp32 precision; > 0.
+        left: fp32 [numel], overwritten; shares no memory with the others.
+    """
+    if _OF_SUM.serves(gradient, residual):
+        out = _room(left, CODES)
+        _OF_SUM(gradient, residual, left.numel(), threshold, out, left)
+        return out
+    torch.add(gradient, residual, out=left)
+    levels = ternary(left, threshold, LEVELS)
+    left.sub_((levels.float() * threshold).masked_fill_(levels == 0, 0.0))
+    return _codes_of(levels)
 
 
 def ternary_and_mean(x: torch.Tensor, threshold: float) -> tuple[torch.Tensor, float]:

@@ -402,3 +402,25 @@ def flat_state(reducer: Reducer) -> dict[str, torch.Tensor]:
     state = reducer.state_dict()
     named = {**state.pop("memory"), **state}
     return {f"{name}/{layer_id}": tensor for name, tensors in named.items() for layer_id, tensor in tensors.items()}
+
+
+@each_case
+@pytest.mark.parametrize("default", [torch.bfloat16, torch.float64])
+def test_what_torch_makes_by_default_changes_nothing(case: Case, default: torch.dtype) -> None:
+    given = [gradients_at(index) for index in range(3)]
+
+    def three_steps() -> list[torch.Tensor]:
+        reducer, collective = case.reducer(), alone()
+        for index, gradients in enumerate(given):
+            mine = [gradient.clone() for gradient in gradients]
+            updates, _ = reduce_once(reducer, collective, LAYERS, mine, step_at(index))
+        return [*updates, *residuals(reducer).values()]
+
+    wanted = three_steps()
+    torch.set_default_dtype(default)
+    try:
+        found = three_steps()
+    finally:
+        torch.set_default_dtype(torch.float32)
+    assert all(map(torch.equal, found, wanted))
+    assert {tensor.dtype for tensor in found} == {torch.float32}

@@ -91,12 +91,12 @@ def _byte_table(codebook: Codebook, bits: int) -> torch.Tensor:
 
 def _sign_values(bits: int) -> torch.Tensor:
     """0 is -1, 1 is +1."""
-    return torch.tensor([-1.0, 1.0])
+    return torch.tensor([-1.0, 1.0], dtype=torch.float32)
 
 
 def _ternary_values(bits: int) -> torch.Tensor:
     """Binary 00 is 0, 11 is +1, 10 is -1; 01 is never sent and decodes to 0."""
-    return torch.tensor([0.0, 0.0, -1.0, 1.0])
+    return torch.tensor([0.0, 0.0, -1.0, 1.0], dtype=torch.float32)
 
 
 def _level_values(bits: int) -> torch.Tensor:
@@ -107,7 +107,7 @@ def _level_values(bits: int) -> torch.Tensor:
 
 def _natural_values(bits: int) -> torch.Tensor:
     """Top bit: sign. The rest: 0 is 0, j is 2^(1-j), a power of two relative to the scale."""
-    exponents = torch.arange(2 ** (bits - 1))
+    exponents = torch.arange(2 ** (bits - 1), dtype=torch.float32)
     magnitudes = torch.where(exponents == 0, 0.0, torch.exp2(1.0 - exponents))
     return torch.cat([magnitudes, -magnitudes + 0])
 

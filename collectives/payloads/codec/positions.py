@@ -15,6 +15,16 @@ _LONGS = array(torch.int64)
 _DRAW = Loop("draw_positions", Int, Int, Int, _LONGS, _LONGS)
 
 
+def has_marks(numel: int, count: int) -> bool:
+    """Whether so many are drawn by marking them."""
+    return numel <= SPARSEST * min(count, numel - count)
+
+
+def marks_for(numel: int) -> torch.Tensor:
+    """A bit for every element, none of them set: int64 [ceil(numel / 64)]."""
+    return torch.zeros(-(-numel // 64), dtype=torch.int64)
+
+
 def seeded_positions(numel: int, count: int, seed: int) -> torch.Tensor:
     """A uniformly random set of positions: of the seed's numbers, the first `count` that name different elements.
 
@@ -30,9 +40,9 @@ def seeded_positions(numel: int, count: int, seed: int) -> torch.Tensor:
         int64 [count] on the CPU, strictly ascending.
     """
     drawn = min(count, numel - count)
-    if _DRAW.serves() and numel <= SPARSEST * drawn:
-        marks, positions = torch.zeros(-(-numel // 64), dtype=torch.int64), torch.empty(count, dtype=torch.int64)
-        _DRAW(numel, count, seed, marks, positions)
+    if _DRAW.serves() and has_marks(numel, count):
+        positions = torch.empty(count, dtype=torch.int64)
+        _DRAW(numel, count, seed, marks_for(numel), positions)
         return positions
     positions = _first_distinct(numel, drawn, seed)
     if drawn == count:

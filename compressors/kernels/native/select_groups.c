@@ -121,12 +121,12 @@ void select_groups(const int32_t *x, int64_t numel, int64_t group_size, int64_t 
 /* The sums of elements start..start+size-1 come into x, and what was there leaves to `out`. Returns where the gradient
    goes on. */
 static const float *read_group(
-    struct parts *from, const float *residual, int64_t start, int64_t size, float *x, float *out) {
+    struct parts *from, const float *residual, int64_t start, int64_t size, float *x, int past_cache, float *out) {
     const float *next = residual;
     for (int64_t done = 0, length; done < size; done += length) {
         const float *gradient = element_at(from, start + done, &length);
         length = length < size - done ? length : size - done;
-        replace_by_sum(gradient, residual + start + done, length, x + done, 1, out + done);
+        replace_by_sum(gradient, residual + start + done, length, x + done, past_cache, out + done);
         next = gradient + length;
     }
     return next;
@@ -143,10 +143,11 @@ int64_t send_groups(const float *const *starts, const int64_t *borders, const fl
     struct parts gradient = {starts, borders, 0};
     int32_t chosen[LONGEST_GROUP];
     _Alignas(64) float x[LONGEST_GROUP];
+    int past_cache = numel >= LONG;
     int64_t sent = 0, all_finite = 1, size = numel < group_size ? numel : group_size;
     __builtin_memset(x, 0, (uint64_t)size * sizeof *x);
     /* Zeros leave, whose place the first group takes later. */
-    const float *next = read_group(&gradient, residual, 0, size, x, left);
+    const float *next = read_group(&gradient, residual, 0, size, x, past_cache, left);
     for (int64_t start = 0; start < numel;) {
         int64_t kept = size == group_size ? k : k_last;
         choose((const int32_t *)x, size, kept, next, chosen);
@@ -158,8 +159,8 @@ int64_t send_groups(const float *const *starts, const int64_t *borders, const fl
             *entry -= put_value(*entry, type, limit, values, sent);
         }
         int64_t rest = numel - start - size, following = rest < size ? rest : size;
-        next = read_group(&gradient, residual, start + size, following, x, left + start);
-        copy_past_cache(x + following, size - following, left + start + following);
+        next = read_group(&gradient, residual, start + size, following, x, past_cache, left + start);
+        copy_part(x + following, size - following, numel, left + start + following);
         start += size;
         size = following;
     }

@@ -74,8 +74,8 @@ static inline __attribute__((always_inline)) double stretch_sum(
     while (width < count)
         width *= 2;
     if (count < width) {
-        __builtin_memset(padded, 0, sizeof padded);
         __builtin_memcpy(padded, x, (uint64_t)count * sizeof *x);
+        __builtin_memset(padded + count, 0, (uint64_t)(width - count) * sizeof *padded);
         x = padded;
     }
     int64_t eighth = width / 8;

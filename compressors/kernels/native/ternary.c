@@ -1,6 +1,7 @@
 /* Elements as -1, 0 or +1: beyond a threshold, or at random without bias. */
 #include "../../../collectives/payloads/codec/native/philox.h"
 #include "masks.h"
+#include "sum_by_blocks.h"
 #include "sums.h"
 
 static inline int64_t smaller(int64_t a, int64_t b) { return a < b ? a : b; }
@@ -49,6 +50,26 @@ static inline void write_signs(const float *x, int64_t width, float threshold, i
 void pack_ternary(const float *x, int64_t numel, float threshold, int64_t bits, uint8_t *out) {
     for (int64_t i = 0; i < numel; i += SUM_STRETCH)
         write_signs(x + i, smaller(SUM_STRETCH, numel - i), threshold, bits, out + i * bits / 8);
+}
+
+struct coding {
+    float threshold;
+    uint8_t *out;
+};
+
+static inline void code_block(float *x, int64_t start, int64_t width, void *context) {
+    struct coding *to = context;
+    float threshold = to->threshold;
+    pack_codes(x, width, threshold, to->out + start / 4);
+    for (int64_t i = 0; i < width; i++)
+        x[i] -= x[i] >= threshold ? threshold : x[i] <= -threshold ? -threshold : 0.0f;
+}
+
+/* Codes of gradient + residual; `left`: the same less what the codes stand for, `threshold` with a sign. */
+void pack_ternary_of_sum(
+    const float *gradient, const float *residual, int64_t numel, float threshold, uint8_t *out, float *left) {
+    struct coding to = {threshold, out};
+    sum_by_blocks(gradient, residual, numel, SUM_STRETCH, code_block, &to, left);
 }
 
 /* |x| where it reaches a threshold; NaN does not. */

@@ -89,6 +89,7 @@ def test_counts_that_do_not_fit_are_refused() -> None:
         (lambda: RowSparse(9, zero, torch.ones(2, 3)), "kept"),
         (lambda: RowSparse(10, zero, torch.ones(1, 3)), "not whole rows of 3"),
         (lambda: Seeded(1, 0, torch.ones(2)), "do not fit"),
+        (lambda: Seeded(2**32, 0, torch.ones(2)), "at most 4294967295 elements; send smaller buckets"),
         (lambda: Seeded(1, -1, one), "a seed lies in"),
         (lambda: Triangle(2, one), "has 3 values"),
         (lambda: Triangle.from_matrix(torch.ones(2, 3)), "square"),

@@ -77,6 +77,19 @@ def sent(x: torch.Tensor, seed: int) -> Result:
     return [values, left]
 
 
+def drawn(x: torch.Tensor, seed: int) -> Result:
+    """From a part in three hundred, which is not drawn by marks, to all."""
+    count, left = [x.numel() // 300, x.numel() // 9, x.numel() * 2 // 3, x.numel()][seed % 4], torch.empty_like(x)
+    values = torch.empty(count, dtype=sending.KINDS[seed % 3], device=x.device)
+    positions = sending.send_drawn(x, x.flip(0), left, seed, 1 + seed % 4, values)
+    return [positions, values, left]
+
+
+def ternary_of_sum(x: torch.Tensor, seed: int) -> Result:
+    left, level = torch.empty_like(x), float(torch.tensor(level_of(x, seed)))
+    return [ternary.ternary_of_sum(x, x.flip(0), level, left), left]
+
+
 def nearest_levels(x: torch.Tensor, seed: int) -> Result:
     """The codes, and what they stand for; levels from any magnitude on, some of them beyond the largest number."""
     level = level_of(x, seed)
@@ -99,7 +112,9 @@ LOOPS: dict[str, Callable[[torch.Tensor, int], Result]] = {
     "pack_powers": packed_powers,
     "nearest_levels": nearest_levels,
     "send_at": sent,
+    "send_drawn": drawn,
     "ternary": lambda x, seed: [ternary.ternary(x, level_of(x, seed), [ternary.LEVELS, ternary.CODES][seed % 2])],
+    "ternary_of_sum": ternary_of_sum,
     "ternary_and_mean": lambda x, seed: ternary.ternary_and_mean(x, level_of(x, seed)),
     "random_ternary": randomly_ternary,
     "signs_and_magnitude": lambda x, _: with_bits(signs.signs_and_magnitude, x),

@@ -125,8 +125,9 @@ void write_codes(
     int64_t block_numel, float divisor, int64_t first, float *out, int64_t numel) {
     _Alignas(64) float sum[STRETCH];
     struct book book = book_of(table, per_byte);
-    for (int64_t start = 0; start < numel; start += STRETCH) {
-        int64_t width = smaller(numel - start, STRETCH);
+    int64_t width = before_aligned(out); /* all others start aligned */
+    for (int64_t start = 0; start < numel; start += width, width = STRETCH) {
+        width = smaller(numel - start, width);
         for (int64_t i = 0; i < STRETCH; i++)
             sum[i] = 0;
         add_terms(book, packed, scales, num_terms, block_numel, 1, first + start, first + start + width, sum);

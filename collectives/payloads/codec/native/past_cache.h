@@ -24,6 +24,11 @@ static inline void store_past_cache(vector values, float *out) {
 #endif
 }
 
+/* How many elements come before the first that is aligned. */
+static inline int64_t before_aligned(const float *out) {
+    return (int64_t)(-(uintptr_t)out % sizeof(vector) / sizeof *out);
+}
+
 static inline vector vector_at(const float *from) {
     vector values;
     __builtin_memcpy(&values, from, sizeof values);

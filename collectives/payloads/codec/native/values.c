@@ -17,8 +17,9 @@ void round_to_fp16(const float *x, int64_t count, float limit, uint16_t *out) {
 /* out = values / divisor */
 void write_values(const void *values, int64_t kind, int64_t count, float divisor, float *out) {
     _Alignas(64) float wide[AT_ONCE];
-    for (int64_t first = 0; first < count; first += AT_ONCE) {
-        int64_t width = count - first < AT_ONCE ? count - first : AT_ONCE;
+    int64_t width = before_aligned(out); /* all others start aligned */
+    for (int64_t first = 0; first < count; first += width, width = AT_ONCE) {
+        width = count - first < width ? count - first : width;
         widen(values, kind, first, width, wide);
         divide(wide, width, divisor);
         copy_part(wide, width, count, out + first);

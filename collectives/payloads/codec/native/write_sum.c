@@ -43,7 +43,7 @@ static void write_part(
     int64_t num_terms, float divisor, int64_t divide_first, int past_cache, float *block, int64_t start, float *out,
     int64_t numel) {
     float factor = divide_first ? 1.0f / divisor : 1.0f; /* by a power of two it is exact both ways */
-    int64_t length = BLOCK - (int64_t)((uintptr_t)out % sizeof(vector) / sizeof *out); /* all others start aligned */
+    int64_t length = before_aligned(out); /* all others start aligned */
     for (int64_t from = 0; from < numel; from += length, length = BLOCK) {
         length = numel - from < length ? numel - from : length;
         for (int64_t t = 0; t < num_terms; t++)
