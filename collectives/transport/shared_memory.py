@@ -26,6 +26,8 @@ from collectives.transport.under_way import UnderWay
 
 RING_BYTES = 2**20
 
+SMALLER = "fewer devices, more room there (a container's --shm-size)"
+
 
 class SharedMemoryTransport(Transport):
     """Messages between ranks that map one region, each from one thread; `open` makes one."""
@@ -142,9 +144,7 @@ class Channels:
             return
         pairs = list(itertools.permutations(range(opener.world_size), 2))
         ring_bytes = rounded_up(ring_bytes, PAGE)
-        memory = map_together(
-            opener, path, 2 * len(pairs), ring_bytes * len(pairs), coherent=coherent, smaller="smaller rings"
-        )
+        memory = map_together(opener, path, 2 * len(pairs), ring_bytes * len(pairs), coherent=coherent, smaller=SMALLER)
         for index, pair in enumerate(pairs):
             self._connect(memory, memory.data[ring_bytes * index :][:ring_bytes], 2 * index, *pair)
 
