@@ -90,9 +90,9 @@ class Hierarchical(Collective):
     def ranks_refusal(self, world_size: int) -> str | None:
         groups = self.groups(world_size)
         for size in sorted({len(group) for group in groups}):
-            if size > 1 and (reason := self.within.ranks_refusal(size)):
+            if reason := self.within.ranks_refusal(size):
                 return f"within a group, {reason}"
-        if len(groups) > 1 and (reason := self.between.ranks_refusal(len(groups))):
+        if reason := self.between.ranks_refusal(len(groups)):
             return f"among leaders, {reason}"
         return None
 

@@ -108,7 +108,7 @@ class Server(Collective):
             layout = dataclasses.replace(layout, layer_numels=())
         for unit in layout.by_layer():
             is_split = self._is_sharded and (unit.numel > self.split_numel or len(unit.key) > 1)
-            if self.downlink == "recode" and not all(leaf.elementwise for leaf in unit.leaves):
+            if self.downlink == "recode" and not all(leaf.is_full for leaf in unit.leaves):
                 is_split = False  # what is encoded again stays whole: its compressor looks at its shape
             for index, (start, stop) in enumerate(unit.cuts(world_size if is_split else 1)):
                 server = (unit.key[0] + index) % world_size if self._is_sharded else self.root
@@ -223,7 +223,7 @@ class BoundServer(BoundCollective):
             layout: of all ranks' payloads; that of `payload` where None.
         """
         layout = layout or Layout.of(payload, key)
-        if self._downlink is not None:
+        if self._downlink is not None and self.options.tells_layers_apart:
             numels = tuple(self._downlink.numel(layer_id) for layer_id in key)
             layout = dataclasses.replace(layout, layer_numels=numels)
         pieces = PackedPieces(self.transport, payload, layout)

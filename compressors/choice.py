@@ -62,9 +62,9 @@ class Choice:
         """All layers through one pair."""
         return cls(step=step, parts=(Part(pair=pair, layers=tuple(layer.id for layer in layers), why=why),))
 
-    def of_layer(self, layer_id: int) -> Part:
-        """The part that a layer is in."""
-        return next(part for part in self.parts if layer_id in part.layers)
+    def of_layer(self, layer_id: int) -> Part | None:
+        """The part that a layer is in; None of one without elements."""
+        return next((part for part in self.parts if layer_id in part.layers), None)
 
     @property
     def ways(self) -> dict[int, Pair]:

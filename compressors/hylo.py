@@ -102,7 +102,8 @@ class Hylo(SharedScale):
     @override
     def layers_refusal(self, layers: Sequence[Layer]) -> str | None:
         for layer in layers:
-            if layer.filter_axis is not None and layer.weight is not None and not layer.weight.is_contiguous():
+            sends_filters = layer.filter_axis is not None and not self.leaves_dense(layer)
+            if sends_filters and layer.weight is not None and not layer.weight.is_contiguous():
                 return f"hylo: filters of {layer.name} lie in each other (channels_last); keep it contiguous"
         return None
 

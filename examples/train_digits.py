@@ -77,8 +77,9 @@ def main() -> None:
                 optimizer.step()
             optimizer.zero_grad()
             num_steps += 1
-        if options.checkpoint and num_steps != options.steps:  # an epoch that was not cut short
-            save(options.checkpoint, epoch + 1, model, optimizer, hook)
+        else:  # the whole epoch
+            if options.checkpoint:
+                save(options.checkpoint, epoch + 1, model, optimizer, hook)
 
     accuracy = accuracy_of(model.module, test)
     sent = hook.traffic["gradient"].nbytes  # (*)

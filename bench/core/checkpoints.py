@@ -23,7 +23,7 @@ from bench.core.environment import version_of
 from bench.core.errors import UsageError
 from bench.core.run_folder import RunFolder, read_json
 
-FORMAT = 2
+FORMAT = 3
 _MANIFEST = "manifest.json"
 _MARK = "bench checkpoint"
 

@@ -53,7 +53,8 @@ def make_ready(config: RunConfig) -> list[str]:
     if not parts.dataset.is_present(data_dir):
         parts.dataset.prepare(data_dir)
     of_strategy = parts.strategy.examine(config, model_without_values(parts))
-    return parts.compressor.warnings() + of_strategy + _checkpoint_warnings(config) + _target_warnings(config)
+    of_run = _checkpoint_warnings(config) + _target_warnings(config) + _profile_warnings(config)
+    return parts.compressor.warnings() + of_strategy + of_run
 
 
 def _target_warnings(config: RunConfig) -> list[str]:
@@ -61,6 +62,13 @@ def _target_warnings(config: RunConfig) -> list[str]:
     if config.target_accuracy is None or config.eval_every:
         return []
     return ["--target-accuracy with one evaluation, at the end, tells no time to it; add --eval-every"]
+
+
+def _profile_warnings(config: RunConfig) -> list[str]:
+    """Whether all steps of a short run are looked at by the profiler, and none is timed."""
+    if not (config.profile and config.steps and config.steps <= config.untimed_steps):
+        return []
+    return [f"--profile {config.profile} leaves none of {config.steps} steps to be timed; add --steps"]
 
 
 def _checkpoint_warnings(config: RunConfig) -> list[str]:
@@ -157,7 +165,7 @@ def _gpus_needed(config: RunConfig, parts: Components) -> int:
     from bench.strategies.ddp import is_plain
 
     by_ddp = parts.compressor.engine_hook or is_plain(parts.compressor, parts.collective, config.trigger)
-    return 1 if by_ddp else config.world_size // config.nnodes
+    return 1 if by_ddp and not parts.optimizer.exchanges else config.world_size // config.nnodes
 
 
 def with_ranks(config: RunConfig, world_size: int) -> RunConfig:
@@ -167,6 +175,7 @@ def with_ranks(config: RunConfig, world_size: int) -> RunConfig:
         UsageError: it cannot.
     """
     from bench.launch.components import build_components, check_together
+    from bench.launch.devices import choose_device
     from collectives.server import Server
 
     parts = build_components(config)
@@ -185,6 +194,7 @@ def with_ranks(config: RunConfig, world_size: int) -> RunConfig:
     if changed.straggler:
         Straggler.parse(changed.straggler).check_among(world_size)
     _check_shards(changed, changed.train_size - changed.holdout_size, changed.holdout_size or changed.test_size)
+    choose_device(changed.device, _gpus_needed(changed, parts))
     check_together(changed, parts)
     return changed
 

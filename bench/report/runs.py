@@ -66,9 +66,10 @@ class Run:
 
     @property
     def interval_steps(self) -> list[int | None]:
-        """Steps between each evaluation and the one before."""
+        """Steps between each evaluation and the one before; None where steps were counted anew, with other ranks."""
         steps = [0, *(row["step"] for row in self.rows)]
-        return [None if now is None or before is None else now - before for before, now in itertools.pairwise(steps)]
+        known = [None if None in pair else pair[1] - pair[0] for pair in itertools.pairwise(steps)]
+        return [None if number is None or number < 0 else number for number in known]
 
     @property
     def in_sync(self) -> bool | None:

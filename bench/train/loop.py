@@ -163,12 +163,6 @@ class Trainer:
         """Steps in what the length of the run is counted in."""
         return 1 if self.config.steps else self.steps_per_epoch
 
-    @property
-    def _untimed_steps(self) -> int:
-        """Of the beginning: those that warm up, and those that a profiler looks at, one to warm it up among them."""
-        config = self.config
-        return config.warmup_steps + (config.profile + 1 if config.profile else 0)
-
     def _next_batch(self) -> tuple[torch.Tensor, torch.Tensor]:
         """What is dealt to this process in a step, end to end: fp32 [dealt x batch, 3, 32, 32] and int64 alike."""
         parts = [next(batches) for batches in self._batches]
@@ -264,7 +258,7 @@ class Trainer:
         waited_s: float | None,
     ) -> None:
         self.recorder.count(outcome)
-        if self.own_steps - self._resumed_at > self._untimed_steps:
+        if self.own_steps - self._resumed_at > self.config.untimed_steps:
             self.times.steps.append(
                 StepTime(
                     total_s=time.perf_counter() - started,

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import abc
+from collections.abc import Sequence
 
 import torch
 from typing_extensions import override
 
 from collectives.kernels.loop import Float, Int, Loop, array
+from collectives.payloads.base import Payload
 from collectives.payloads.codec.values import add_values, divided
 from collectives.payloads.typed_values import TypedValues
+from collectives.payloads.written_sum import write_sum_
 
 _ADD_AT = {
     dtype: Loop(name, array(dtype), array(torch.int64), Int, Float, array(torch.float32), Int, returns=Int)
@@ -41,6 +44,11 @@ class IndexedValues(TypedValues):
     @override
     def add_to_(self, dense: torch.Tensor, *, divisor: float = 1.0) -> None:
         self._add_at(dense, divisor)
+
+    @override
+    def write_all_to(self, others: Sequence[Payload], parts: Sequence[torch.Tensor], *, divisor: float) -> bool:
+        terms = [term for term in (self, *others) if isinstance(term, IndexedValues)]
+        return len(terms) == 1 + len(others) and write_sum_(terms, parts, divisor=divisor)
 
     @override
     def subtract_from_(self, dense: torch.Tensor) -> None:

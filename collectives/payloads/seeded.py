@@ -15,8 +15,8 @@ from typing import Self
 import torch
 from typing_extensions import override
 
-from collectives.payloads.base import HEADER_BYTES, MAX_NUMEL, Header, Payload
-from collectives.payloads.codec.positions import seeded_positions
+from collectives.payloads.base import HEADER_BYTES, Header, Payload
+from collectives.payloads.codec.positions import check_numel, seeded_positions
 from collectives.payloads.codec.values import add_values
 from collectives.payloads.errors import PayloadError
 from collectives.payloads.fields import Field, Reader, with_room
@@ -51,8 +51,7 @@ class Seeded(IndexedValues):
     def __post_init__(self) -> None:
         if self.values.dim() != 1 or self.values.numel() > self.numel:
             raise PayloadError(f"values {list(self.values.shape)} do not fit {self.numel} elements")
-        if self.numel > MAX_NUMEL:
-            raise PayloadError(f"positions are drawn among at most {MAX_NUMEL} elements; send smaller buckets")
+        check_numel(self.numel)
         if not 0 <= self.seed <= MAX_SEED:
             raise PayloadError(f"a seed lies in 0..2^64 - 1, got {self.seed}")
 

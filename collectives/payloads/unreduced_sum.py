@@ -15,8 +15,6 @@ from collectives.payloads.base import Header, Payload
 from collectives.payloads.codec.values import add_divided_
 from collectives.payloads.dense import Dense
 from collectives.payloads.errors import PayloadError
-from collectives.payloads.indexed_values import IndexedValues
-from collectives.payloads.written_sum import write_sum_
 
 
 @dataclasses.dataclass(eq=False)
@@ -81,9 +79,6 @@ class UnreducedSum(Payload):
 
     @override
     def write_to(self, parts: Sequence[torch.Tensor], *, divisor: float) -> bool:
-        terms = [term for term in self.terms if isinstance(term, IndexedValues)]
-        if len(terms) == len(self.terms):
-            return write_sum_(terms, parts, divisor=divisor)
         first, *others = self.terms
         return first.write_all_to(others, parts, divisor=divisor)
 

@@ -4,19 +4,21 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
 from collectives.kernels.loop import Float, Int, Longs, Loop, longs
-from collectives.payloads.indexed_values import IndexedValues
+
+if TYPE_CHECKING:
+    from collectives.payloads.indexed_values import IndexedValues
 
 _WRITE = Loop("write_sum", Longs, Longs, Longs, Longs, Longs, Int, Float, Int, Longs, Longs, Int)
 _KINDS = {torch.float32: 0, torch.float16: 1, torch.bfloat16: 2}
 
 
 def write_sum_(terms: Sequence[IndexedValues], parts: Sequence[torch.Tensor], *, divisor: float) -> bool:
-    """`parts`, laid end to end, become (term 0 + term 1 + ...) / divisor: the bits of `UnreducedSum.add_to_` on zeros.
+    """`parts`, laid end to end, become (term 0 + term 1 + ...) / divisor: the bits that adding them to zeros gives.
 
     Args:
         terms: of one length, at least one.

@@ -207,4 +207,9 @@ class _Offer:
 
     def _helper(self) -> CacheLines | None:
         """What orders and flushes stores, where the processor and its caches need that."""
-        return None if self._coherent and stores_are_ordered() else cache_lines()
+        try:
+            return None if self._coherent and stores_are_ordered() else cache_lines()
+        except OSError as error:
+            raise OptionError(
+                f"pool: the helper that flushes caches cannot be kept: {error}; set XDG_CACHE_HOME"
+            ) from None

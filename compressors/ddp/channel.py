@@ -190,6 +190,11 @@ class Channel:
         self._step = self._downlink.step = step
         self._report = StepReport(encode_s=0.0, exchange_s=0.0, exposed_s=0.0)
 
+    @property
+    def exposed_s(self) -> float:
+        """What this step has waited for until now."""
+        return self._report.exposed_s or 0.0
+
     def _account(self, encoded: Sequence[EncodedLayer], encode_s: float, started: float) -> None:
         """Book one message that nothing else was done beside."""
         seconds = time.perf_counter() - started

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import torch
 
 from collectives.kernels.loop import Float, Int, Loop, array
-from collectives.payloads.codec.positions import has_marks, marks_for, seeded_positions
+from collectives.payloads.codec.positions import check_numel, has_marks, marks_for, seeded_positions
 from collectives.payloads.codec.values import to_value_dtype, value_limit
 
 KINDS = (torch.float32, torch.float16, torch.bfloat16)
@@ -38,6 +38,7 @@ def send_drawn(
         values: likewise.
     """
     numel, count = gradient.numel(), values.numel()
+    check_numel(numel)
     if not (_SEND_DRAWN.serves(gradient) and has_marks(numel, count)):
         positions = seeded_positions(numel, count, seed).to(gradient.device)
         send_at([gradient], residual, left, positions, world_size, values)

@@ -12,6 +12,7 @@ from collectives.allgather import Allgather
 from collectives.options import OptionError
 from collectives.payloads import Bundle, Dense, GroupSparse, Sparse, members
 from collectives.payloads.base import Payload, PayloadError
+from collectives.payloads.seeded import Seeded
 from collectives.ring import Ring
 from collectives.rounds import in_place
 from collectives.rounds.layout import Layout
@@ -335,6 +336,28 @@ def test_a_server_that_encodes_its_answers_leaves_dense_layers_dense() -> None:
     for total in run_threads(rank, 2):
         assert total.tolist() == [*(2 * dense).tolist(), 0, 4, 0, 0]
     assert downlink.encoded == [(2,)]
+
+
+def test_a_layer_whose_parts_would_be_of_another_kind_goes_to_one_server_whole() -> None:
+    """Random entries come back as what they were, and not encoded again; cut, they would say where they are."""
+
+    def rank(transport: MemoryTransport) -> tuple[torch.Tensor, int]:
+        server = Server(downlink="recode", placement="sharded", split_numel=10).bind(transport, LargeOnes(_0=90))
+        total = server.sum(Seeded(90, 3, torch.full((9,), 1.0 + transport.rank)), (0,))
+        return total.to_dense(), total.num_entries
+
+    for total, num_entries in run_threads(rank, 3):
+        assert num_entries == 9
+        assert torch.equal(total, Seeded(90, 3, torch.full((9,), 6.0)).to_dense())
+
+
+def test_only_the_rank_that_serves_takes_residuals_over() -> None:
+    def rank(transport: MemoryTransport) -> int:
+        server = Server(downlink="recode", root=1).bind(transport, LargeOnes())
+        server.load_state_dict({"residuals": {((7,), 0): torch.ones(4)}, "downlink": {"heard": []}})
+        return len(server.state_dict()["residuals"])
+
+    assert run_threads(rank, 3) == [0, 1, 0]
 
 
 def test_server_asks_for_what_encodes_its_answer() -> None:

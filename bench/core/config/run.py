@@ -210,6 +210,11 @@ class RunConfig(RanksConfig):
         return identity
 
     @property
+    def untimed_steps(self) -> int:
+        """Of the beginning: those that warm up, and those that a profiler looks at, one to warm it up among them."""
+        return self.warmup_steps + (self.profile + 1 if self.profile else 0)
+
+    @property
     def samples_per_step(self) -> int:
         """Training samples that one replica uses in a step."""
         return self.batch_size * self.accumulate

@@ -165,10 +165,11 @@ class DeviceProcess(Follower):
             hear(self._transport, HOST_RANK)
         self._enter("reduce")
         outcome = self._reduce(step)
-        outcome.exposed_s = time.perf_counter() - computed
+        reduced_s, booked_s = time.perf_counter() - computed, self._channel.exposed_s
         self._enter("updated")
         if self._optimizer is not None:
             self._update(outcome, lr)
+        outcome.exposed_s = reduced_s + self._channel.exposed_s - booked_s  # and what the optimizer waited for
         tell(self._transport, HOST_RANK, self._outcome(outcome))
         self._num_steps += 1
         self._num_steps_here += 1

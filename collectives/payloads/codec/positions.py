@@ -7,12 +7,21 @@ import torch
 
 from collectives.kernels.loop import Int, Loop, array
 from collectives.payloads.codec.philox import random_words
+from collectives.payloads.errors import PayloadError
 
+MOST = 2**32 - 1
+"""elements that numbers of 32 bits tell apart"""
 SPARSEST = 256
 """elements per position up to which a bit for every element is worth its memory"""
 
 _LONGS = array(torch.int64)
 _DRAW = Loop("draw_positions", Int, Int, Int, _LONGS, _LONGS)
+
+
+def check_numel(numel: int) -> None:
+    """Refuse to draw among more elements than 32 bits tell apart."""
+    if numel > MOST:
+        raise PayloadError(f"positions are drawn among at most {MOST} elements; send smaller buckets")
 
 
 def has_marks(numel: int, count: int) -> bool:
@@ -38,7 +47,11 @@ def seeded_positions(numel: int, count: int, seed: int) -> torch.Tensor:
 
     Returns:
         int64 [count] on the CPU, strictly ascending.
+
+    Raises:
+        PayloadError: there are more elements than numbers.
     """
+    check_numel(numel)
     drawn = min(count, numel - count)
     if _DRAW.serves() and has_marks(numel, count):
         positions = torch.empty(count, dtype=torch.int64)

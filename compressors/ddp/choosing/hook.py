@@ -36,7 +36,8 @@ class ChoosingHook(CompressionHook):
     def __init__(
         self, ddp: DistributedDataParallel, reducer: Reducer, collective: Collective, settings: HookSettings
     ) -> None:
-        auto, layers = cast(Auto, reducer.compressor), layers_of(ddp.module)
+        auto = cast(Auto, reducer.compressor)
+        layers = [layer for layer in layers_of(ddp.module) if layer.numel]
         recorded = auto.recorded
         first, *later = recorded or [Choice.of_all(0, dense_pair(collective), layers, FIRST)]
         self._pairs = ChosenPairs(auto, first, self.bind)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -12,6 +14,8 @@ from collectives.hierarchical import Hierarchical
 from collectives.options import OptionError
 from collectives.server import Server
 from collectives.spec import Spec
+from collectives.transport.base import Transport
+from tests.testing.memory_transport import MemoryTransport, MemoryWires
 
 WORDS = st.from_regex(r"[a-z][a-z0-9_]{0,11}", fullmatch=True)
 VALUES = st.from_regex(r"[A-Za-z0-9_.+/:-]{1,12}", fullmatch=True)
@@ -92,7 +96,21 @@ def test_a_hierarchy_asks_its_parts_whether_so_many_ranks_are_possible() -> None
     among = spec.build("collectives", Collective, "hierarchical:inter=server:root=2")
     assert among.ranks_refusal(6) is None
     assert "among leaders, server: root=2 is none of the 2 ranks" in str(among.ranks_refusal(4))
+    assert "among leaders" in str(among.ranks_refusal(2))
     within = spec.build("collectives", Collective, "hierarchical:group_size=3,intra=server:root=1")
-    assert [within.ranks_refusal(n) for n in (2, 3, 4, 6)] == [None] * 4  # a group of one sums nothing
-    within = spec.build("collectives", Collective, "hierarchical:group_size=3,intra=server:root=2")
-    assert "within a group" in str(within.ranks_refusal(5))
+    assert [within.ranks_refusal(n) is None for n in (1, 2, 3, 4, 5, 6)] == [False, True, True, False, True, True]
+    for each, world_size in itertools.product((among, within), range(1, 8)):
+        refused = [refuses_to_bind(each, transport) for transport in ranks_of(MemoryWires(world_size))]
+        assert any(refused) is (each.ranks_refusal(world_size) is not None)
+
+
+def ranks_of(wires: MemoryWires) -> list[MemoryTransport]:
+    return [wires.transport(rank) for rank in range(wires.world_size)]
+
+
+def refuses_to_bind(collective: Collective, transport: Transport) -> bool:
+    try:
+        collective.bind(transport).close()
+    except OptionError:
+        return True
+    return False

@@ -43,6 +43,18 @@ def test_it_has_the_bits_of_adding_term_by_term(seed: int) -> None:
     assert same(written, expected)
 
 
+@pytest.mark.parametrize("divisor", [1, 3, 4])
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_one_payload_is_written_as_it_would_be_added_to_zeros(dtype: torch.dtype, divisor: int) -> None:
+    """Also the smallest values, of which a third is a zero with a sign."""
+    payload, expected = term(20_011, 4, dtype), torch.zeros(20_011)
+    payload.values[:4] = torch.tensor([-1e-45, 1e-45, -0.0, -6e-8]).to(dtype)
+    payload.add_to_(expected, divisor=divisor)
+    written = torch.full((20_011,), torch.nan)
+    assert payload.write_to(written.split(cuts(20_011, 4)), divisor=divisor)
+    assert same(written, expected)
+
+
 @pytest.mark.parametrize("divisor", [3, 4])
 def test_a_long_sum_goes_past_the_caches_wherever_its_parts_begin(divisor: int) -> None:
     numel, terms = 2**22 + 5, [term(20_011, seed, DTYPES[seed]) for seed in range(3)]

@@ -132,12 +132,13 @@ def test_of_filters_that_waited_too_long_the_longest_is_sent() -> None:
     assert bool(sent.any(1).all())
 
 
-def test_filters_that_lie_in_each_other_are_refused() -> None:
+def test_filters_that_lie_in_each_other_are_refused_where_filters_are_sent() -> None:
     model = nn.Sequential(nn.Conv2d(4, 16, 3), nn.Linear(3, 2))
-    assert Hylo().layers_refusal(layers_of(model)) is None
-    assert "0.weight lie in each other" in str(
-        Hylo().layers_refusal(layers_of(model.to(memory_format=torch.channels_last)))
-    )
+    compressor = Hylo(min_numel=100)
+    assert compressor.layers_refusal(layers_of(model)) is None
+    mixed = layers_of(model.to(memory_format=torch.channels_last))
+    assert "0.weight lie in each other" in str(compressor.layers_refusal(mixed))
+    assert Hylo().layers_refusal(mixed) is None  # it is sent whole
 
 
 def test_taylor_weighs_by_the_weight() -> None:

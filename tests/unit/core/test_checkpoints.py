@@ -114,7 +114,7 @@ def of_another_run(folder: RunFolder) -> None:
         (foreign, "manifest.json is no manifest of a checkpoint .*; remove .*step-000000009, and training goes on"),
         (half_a_manifest, "manifest.json is no manifest of a checkpoint"),
         (with_other_values, r"manifest.json is no manifest of a checkpoint \(step: Input should be a valid integer"),
-        (of_another_form, "was written by gradwire 0.0.9 in form 0, and this version reads form 2; go on with gradw"),
+        (of_another_form, "was written by gradwire 0.0.9 in form 0, and this version reads form 3; go on with gradw"),
         (of_another_run, "belongs to run .*, and the configuration here is .*; put the run's own config.json and"),
     ],
 )

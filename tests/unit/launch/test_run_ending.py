@@ -212,3 +212,9 @@ def test_checkpoints_that_never_come_are_told_of(length: dict[str, int], warned:
     config = resolve(RunConfig(dataset="digits", checkpoint_every=7, **length))
     sentence = "--checkpoint-every 7 makes no checkpoint in a run of 7"
     assert any(sentence in note for note in make_ready(config)) == warned
+
+
+@pytest.mark.parametrize(("steps", "warned"), [(9, True), (10, False)])
+def test_a_profile_that_leaves_no_step_to_be_timed_is_told_of(steps: int, warned: bool) -> None:
+    config = resolve(RunConfig(dataset="digits", steps=steps, profile=5))  # three warm up, and one the profiler
+    assert any("--profile 5 leaves none of 9 steps" in note for note in make_ready(config)) == warned

@@ -43,6 +43,7 @@ static void write_part(
     int64_t num_terms, float divisor, int64_t divide_first, int past_cache, float *block, int64_t start, float *out,
     int64_t numel) {
     float factor = divide_first ? 1.0f / divisor : 1.0f; /* by a power of two it is exact both ways */
+    float sign_of_zero = num_terms == 1 ? 0.0f : -0.0f; /* one term is divided before it is added to zeros */
     int64_t length = before_aligned(out); /* all others start aligned */
     for (int64_t from = 0; from < numel; from += length, length = BLOCK) {
         length = numel - from < length ? numel - from : length;
@@ -52,7 +53,7 @@ static void write_part(
                 length, factor, block);
         if (!divide_first)
             for (int64_t i = 0; i < length; i++)
-                block[i] /= divisor;
+                block[i] = block[i] / divisor + sign_of_zero;
         move_block(block, length, past_cache, out + from);
     }
 }
