@@ -223,17 +223,21 @@ def _advice(comparison: Comparison, row: Row) -> Iterator[str]:
     effect, half_width = _judged(comparison, row)
     if effect and effect.low is not None:
         n = min(len(row.configuration.ok), len(comparison.baseline.ok))
-        seeds = seeds_needed(effect, half_width=half_width, n=n)
+        seeds = seeds_needed(effect, half_width=half_width, n=n, comparisons=len(comparison.candidates))
         wanted = f"about {seeds} would do" if seeds else f"not even {MOST_SEEDS} would do, find the noise first"
         yield f"{row.configuration.title} ({n} seeds, {wanted})"
 
 
 def _judged(comparison: Comparison, row: Row) -> tuple[Effect | None, float]:
-    """The effect behind a row's verdict, and the half width of its interval that would allow one."""
+    """The effect behind a row's verdict, and the half width of its interval that would allow one.
+
+    That it is none; or, if it stays as large as it is, that it is one.
+    """
     effect = row.gain.effect
+    value = effect.value if effect else 1.0
     if comparison.metric.name == "test_accuracy":
-        return effect, SAME_ACCURACY[1]
-    return effect, (SAME_FACTOR[1] - 1.0) * (effect.value if effect else 1.0)
+        return effect, max(SAME_ACCURACY[1], abs(value))
+    return effect, max((SAME_FACTOR[1] - 1.0) * value, abs(value - 1.0))
 
 
 def _repeats(comparison: Comparison) -> Iterator[str]:

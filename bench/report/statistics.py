@@ -193,13 +193,14 @@ def judge(effect: Effect, *, same: tuple[float, float], p: float | None) -> Sign
     return "unclear"
 
 
-def seeds_needed(effect: Effect, *, half_width: float, n: int) -> int | None:
+def seeds_needed(effect: Effect, *, half_width: float, n: int, comparisons: int = 1) -> int | None:
     """How many seeds on each side would shrink an interval to plus or minus ``half_width``, if the spread stays.
 
     Args:
         effect: an effect.
         half_width: the wanted half width, in the effect's own unit.
         n: seeds that the effect rests on, the smaller side.
+        comparisons: among which it must hold (Bonferroni, as Holm's first).
 
     Returns:
         At least ``n + 1``; None where even ``MOST_SEEDS`` would not do.
@@ -207,7 +208,8 @@ def seeds_needed(effect: Effect, *, half_width: float, n: int) -> int | None:
     if effect.low is None or effect.high is None:
         return FEWEST_SEEDS
     spread = (effect.high - effect.low) / 2.0 / _half_width_per_sd(n)
-    return next((m for m in range(n + 1, MOST_SEEDS + 1) if spread * _half_width_per_sd(m) <= half_width), None)
+    enough = (m for m in range(n + 1, MOST_SEEDS + 1) if spread * _half_width_per_sd(m, comparisons) <= half_width)
+    return next(enough, None)
 
 
 def _mean_and_variance(values: Sequence[float]) -> tuple[float, float]:
@@ -223,9 +225,9 @@ def _factor(logarithm: float) -> float:
     return math.exp(min(logarithm, math.log(1e100)))
 
 
-def _half_width_per_sd(n: int) -> float:
+def _half_width_per_sd(n: int, comparisons: int = 1) -> float:
     """Half width of the interval of a difference between two sides of n values each, but for a constant factor."""
-    return _t_quantile(2 * (n - 1)) / math.sqrt(n)
+    return two_sided_quantile((1.0 - CONFIDENCE) / comparisons, 2 * (n - 1)) / math.sqrt(n)
 
 
 def _t_quantile(degrees: float) -> float:

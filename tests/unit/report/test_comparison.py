@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Any
 
@@ -467,3 +468,11 @@ def test_a_last_part_of_a_few_steps_is_pointed_out(tmp_path: Path) -> None:
         rows = in_parts(TOPK, (100, 100.0), (last, 100.0))
         said = caveats(compared(tmp_path, [*DENSE, *rows]))
         assert any("less than a tenth of the one before" in text for text in said) is expected
+
+
+def test_an_effect_that_is_large_and_unclear_needs_few_seeds_more(tmp_path: Path) -> None:
+    noisy = topk_seeds([1300.0, 3400.0, 2500.0], [0.970, 0.971, 0.969])
+    comparison = compared(tmp_path, [*DENSE, *noisy])
+    assert comparison.rows[1].verdict == "unclear"
+    (sentence,) = [text for text in caveats(comparison) if "too noisy" in text]
+    assert re.search(r"3 seeds, about \d would do", sentence)
