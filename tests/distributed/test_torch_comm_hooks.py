@@ -11,7 +11,10 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 from bench.core import registry
+from bench.strategies.data_parallel.ddp_exchange import DdpExchange
 from compressors.families.torch_comm_hook import TorchCommHook
+from compressors.torch_powersgd import TorchPowerSgd
+from tests.testing.compressor_cases import step_at
 from tests.testing.ranks import run_ranks
 
 RELATIVE_ERROR = {"torch_fp16": 2e-3, "torch_bf16": 2e-2, "torch_powersgd": 1.0}
@@ -56,3 +59,25 @@ def test_gradients_are_the_mean_over_ranks(tmp_path: Path) -> None:
                 assert error < 1e-6
             else:
                 assert 1e-6 < error < most
+
+
+def steps_around_one_that_is_not_finite(rank: int) -> list[tuple[bool, int]]:
+    """Per step, whether it is left out and how many numbers are sent of the weight; rank 0's third input is NaN."""
+    torch.manual_seed(0)
+    ddp = DistributedDataParallel(nn.Linear(40, 30))
+    exchange = DdpExchange(ddp, TorchPowerSgd(), nonfinite="skip")
+    found = []
+    for index in range(6):
+        ddp.zero_grad()
+        exchange.start_step(step_at(index, rank, 2))
+        inputs = torch.full((16, 40), torch.nan if (rank, index) == (0, 3) else float(index + 1))
+        ddp(inputs).square().sum().backward()
+        outcome = exchange.finish_step()
+        found.append((outcome.skipped, outcome.encoded[0].num_entries))
+    return found
+
+
+def test_what_is_not_finite_is_forgotten_and_factors_are_what_is_sent(tmp_path: Path) -> None:
+    dense, factors = 40 * 30, 2 * (40 + 30)
+    expected = [(False, dense)] * 2 + [(False, factors), (True, factors), (False, factors), (False, factors)]
+    assert run_ranks(steps_around_one_that_is_not_finite, 2, tmp_path) == [expected] * 2
