@@ -475,4 +475,4 @@ def test_an_effect_that_is_large_and_unclear_needs_few_seeds_more(tmp_path: Path
     comparison = compared(tmp_path, [*DENSE, *noisy])
     assert comparison.rows[1].verdict == "unclear"
     (sentence,) = [text for text in caveats(comparison) if "too noisy" in text]
-    assert re.search(r"3 seeds, about \d would do", sentence)
+    assert re.search(r"3 seeds, about \d+ would do", sentence)
