@@ -476,3 +476,10 @@ def test_an_effect_that_is_large_and_unclear_needs_few_seeds_more(tmp_path: Path
     assert comparison.rows[1].verdict == "unclear"
     (sentence,) = [text for text in caveats(comparison) if "too noisy" in text]
     assert re.search(r"3 seeds, about \d+ would do", sentence)
+
+
+def test_steps_that_were_counted_anew_make_no_interval(tmp_path: Path) -> None:
+    """A run that went on with more ranks counts its samples in their steps: 40, then 30."""
+    anew = in_parts(TOPK, (20, 400.0), (40, 100.0), (30, 100.0))
+    said = caveats(compared(tmp_path, [*DENSE, *anew]))
+    assert not any("less than a tenth" in text or "bytes per step" in text for text in said)
