@@ -48,7 +48,9 @@ class IndexedValues(TypedValues):
     @override
     def write_all_to(self, others: Sequence[Payload], parts: Sequence[torch.Tensor], *, divisor: float) -> bool:
         terms = [term for term in (self, *others) if isinstance(term, IndexedValues)]
-        return len(terms) == 1 + len(others) and write_sum_(terms, parts, divisor=divisor)
+        if len(terms) < 1 + len(others):
+            return False
+        return write_sum_([t.values for t in terms], [t.positions for t in terms], parts, divisor=divisor)
 
     @override
     def subtract_from_(self, dense: torch.Tensor) -> None:

@@ -93,12 +93,12 @@ def test_positions_that_do_not_ascend_are_an_error_and_nothing_outside_is_writte
     payload = term(10, 1, torch.float32)
     payload.indices, payload.values = torch.tensor([3, 2, 12]), torch.ones(3)
     with pytest.raises(IndexError, match="ascend"):
-        write_sum_([payload], [around[10:20]], divisor=1)
+        write_sum_([payload.values], [payload.positions], [around[10:20]], divisor=1)
     assert not around[:10].any()
     assert not around[20:].any()
 
 
 def test_other_types_and_layouts_are_left_to_others() -> None:
     payload = term(10, 1, torch.float32)
-    assert not write_sum_([payload], [torch.zeros(10, dtype=torch.float64)], divisor=1)
-    assert not write_sum_([payload], [torch.zeros(20)[::2]], divisor=1)
+    assert not write_sum_([payload.values], [payload.positions], [torch.zeros(10, dtype=torch.float64)], divisor=1)
+    assert not write_sum_([payload.values], [payload.positions], [torch.zeros(20)[::2]], divisor=1)
