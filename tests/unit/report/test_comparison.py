@@ -1,37 +1,17 @@
+"""Rows of a comparison: what stands in them, and what is held against what."""
+
 from __future__ import annotations
 
-import re
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from bench.core.errors import UsageError
 from bench.report.caveats import cautions, caveats
-from bench.report.comparison import Comparison, compare
 from bench.report.comparison_table import comparison_table
 from bench.report.gates import Gate, GateResult, check
-from tests.testing.fake_rows import fake_row, fake_seeds, stored, topk_seeds
-
-DENSE = fake_seeds([1204.0, 1190.0, 1221.0], [0.978, 0.981, 0.975])
-TOPK = topk_seeds([1577.0, 1544.0, 1610.0], [0.974, 0.980, 0.969])
-
-
-def compared(tmp_path: Path, rows: list[dict[str, Any]], **options: Any) -> Comparison:
-    return compare(stored(tmp_path, rows), **options)
-
-
-def cells(comparison: Comparison, row: int) -> dict[str, str]:
-    """Heading -> text of one row, headings on one line."""
-    table = comparison_table(comparison)
-    return {
-        column.heading.replace("\n", " "): cell.text
-        for column, cell in zip(table.columns, table.rows[row], strict=True)
-    }
-
-
-def titles(comparison: Comparison) -> list[str]:
-    return [row.configuration.title for row in comparison.rows]
+from tests.testing.fake_rows import fake_row, fake_seeds, topk_seeds
+from tests.unit.report.compared import DENSE, TOPK, cells, compared, titles
 
 
 def test_one_row_per_configuration_and_the_direction_is_baseline_to_candidate(tmp_path: Path) -> None:
@@ -190,11 +170,6 @@ def test_grouping_by_other_columns(tmp_path: Path) -> None:
     assert cautions(comparison) == []
 
 
-def test_a_group_that_mixes_configurations_says_so(tmp_path: Path) -> None:
-    comparison = compared(tmp_path, [*DENSE, *TOPK], by=["model"])
-    assert any("mixes runs that differ in compressor, collective" in sentence for sentence in caveats(comparison))
-
-
 def test_unknown_or_undirected_columns_are_refused(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match=r"no column 'sample_per_s' .did you mean 'samples_per_s'"):
         compared(tmp_path, DENSE, metric="sample_per_s")
@@ -204,39 +179,6 @@ def test_unknown_or_undirected_columns_are_refused(tmp_path: Path) -> None:
         compared(tmp_path, DENSE, metric="host")
     with pytest.raises(UsageError, match="no finished run has a value in encode_s"):
         compared(tmp_path, DENSE, metric="encode_s")
-
-
-def test_one_seed_is_unclear_and_says_what_to_do(tmp_path: Path) -> None:
-    comparison = compared(tmp_path, [*fake_seeds([100.0]), *topk_seeds([900.0, 910.0, 905.0])])
-    assert comparison.rows[1].verdict == "unclear"
-    assert cells(comparison, 1)["verdict"] == "unclear, n=1"
-    assert any(
-        "none + native: one seed says nothing" in sentence and "at least 3 seeds" in sentence
-        for sentence in caveats(comparison)
-    )
-
-
-def test_noise_is_unclear_and_says_how_many_seeds_would_do(tmp_path: Path) -> None:
-    comparison = compared(tmp_path, [*DENSE, *topk_seeds([1150.0, 1290.0, 1230.0])])
-    assert comparison.rows[1].verdict == "unclear"
-    assert any(
-        "topk:ratio=0.01 + allgather (3 seeds, about" in sentence and "run more seeds" in sentence
-        for sentence in caveats(comparison)
-    )
-
-
-def test_a_wall_clock_that_alone_is_noisy_is_told_by_cpu_time(tmp_path: Path) -> None:
-    noisy = zip([1150.0, 1290.0, 1230.0], [0.0301, 0.0300, 0.0302], strict=True)
-    sparse = [fake_row(seed=s, samples_per_s=v, cpu_s_per_step=c, compressor="topk") for s, (v, c) in enumerate(noisy)]
-    dense = [row | {"cpu_s_per_step": 0.03 + row["seed"] / 10_000} for row in DENSE]
-    comparison = compared(tmp_path, [*dense, *sparse])
-    assert cells(comparison, 1)["verdict"] == "unclear, CPU same"
-    assert cells(comparison, 1)["CPU time per step"] == "30.1 ms"
-    assert any("only the wall clock is noisy" in sentence for sentence in caveats(comparison))
-    unsure = [row | {"cpu_s_per_step": 0.02 * row["seed"] + 0.01} for row in sparse]
-    comparison = compared(tmp_path, [*dense, *unsure])
-    assert cells(comparison, 1)["verdict"] == "unclear"
-    assert not any("wall clock" in sentence for sentence in caveats(comparison))
 
 
 def test_the_tuning_budget_stands_beside_the_result(tmp_path: Path) -> None:
@@ -288,40 +230,6 @@ def test_all_missing_the_target_is_a_table_not_an_error(tmp_path: Path) -> None:
     assert cells(compared(tmp_path, rows, metric="time_to_target_s"), 0)["time to target [95% CI]"] == "miss (0/2)"
 
 
-def test_repeats_of_a_seed_count_once_and_are_named(tmp_path: Path) -> None:
-    again = fake_row(seed=1, samples_per_s=1000.0, run_id="again", started_at="2026-09-01")
-    comparison = compared(tmp_path, [*DENSE, again])
-    assert cells(comparison, 0)["seeds"] == "3/3 ok"
-    assert sorted(comparison.baseline.values("samples_per_s")) == [1000.0, 1190.0, 1221.0]
-    assert any("none + native seed 1; only the newest ok run" in sentence for sentence in caveats(comparison))
-
-
-@pytest.mark.parametrize(
-    ("change", "said"),
-    [
-        ({"host": "laptop"}, "DIFFERENT MACHINES OR VERSIONS: host (lab-3 / laptop)"),
-        ({"threads": 2}, "DIFFERENT MACHINES OR VERSIONS: threads (1 / 2)"),
-        ({"torch_version": "2.15"}, "DIFFERENT MACHINES OR VERSIONS: torch_version (2.14.1 / 2.15)"),
-        ({"factor_fallbacks": 2}, "topk:ratio=0.01 + allgather: some factors of K-FAC were sent in another form"),
-        ({"replicas_in_sync": False}, "the ranks ended with different parameters (seeds: 1, 2, 3)"),
-        ({"git_dirty": True}, "uncommitted changes"),
-        ({"git_sha": "9f9f9f9"}, "different versions of the code: git_sha (1a2b3c4 / 9f9f9f9)"),
-        ({"model": "resnet20"}, "differ in model (small_cnn / resnet20)"),
-        ({"uplink_bps": 1e7}, "differ in uplink_bps ("),
-        ({"world_size": 8, "config_id": "x"}, "differ in world_size (2 / 8)"),
-        ({"epochs": 9, "config_id": "x"}, "differ in epochs (2 / 9)"),
-        ({"link_warnings": "host1 reached half of it"}, "the links were not as asked for: host1 reached half of it"),
-        ({"status": "running"}, "it is still running, or was killed"),
-        ({"status": "interrupted"}, "was interrupted and does not count"),
-    ],
-)
-def test_what_weakens_a_comparison_is_said(tmp_path: Path, change: dict[str, Any], said: str) -> None:
-    without = compared(tmp_path, [*DENSE, *TOPK])
-    assert not any(said in sentence for sentence in [*cautions(without), *caveats(without)])
-    comparison = compared(tmp_path, [*DENSE, *topk_seeds([1577.0, 1544.0, 1610.0], **change)])
-    assert any(said in sentence for sentence in [*cautions(comparison), *caveats(comparison)])
-
-
 def test_replicas_out_of_sync_show_in_their_row(tmp_path: Path) -> None:
     comparison = compared(tmp_path, [*DENSE, *topk_seeds([1.0], replicas_in_sync=False)])
     assert [cells(comparison, row)["in sync"] for row in (0, 1)] == ["yes", "NO"]
@@ -334,90 +242,6 @@ def test_a_file_without_optional_columns_is_compared_by_what_it_has(tmp_path: Pa
     assert comparison.rows[1].verdict == "faster"
     assert cells(comparison, 1)["accuracy % ± sd"] == "-"
     assert caveats(comparison) == []
-
-
-@pytest.mark.parametrize(
-    ("text", "kind", "limit"),
-    [
-        ("slower:5%", "slower", 0.05),
-        ("slower:5", "slower", 0.05),
-        ("accuracy:1.5", "accuracy", 0.015),
-        ("accuracy:-0.5", "accuracy", 0.005),
-        ("bytes:+1%", "bytes", 0.01),
-    ],
-)
-def test_gates_are_read(text: str, kind: str, limit: float) -> None:
-    gate = Gate.parse(text)
-    assert gate.kind == kind
-    assert gate.limit == pytest.approx(limit)
-
-
-@pytest.mark.parametrize(
-    "text", ["slower", "faster:5%", "slower:x", "slower:-1%", "slower:100%", "accuracy", "accuracy:1%", "bytes:-1%", ""]
-)
-def test_malformed_gates_are_refused(text: str) -> None:
-    with pytest.raises(UsageError, match="is not a gate; write slower:5%"):
-        Gate.parse(text)
-
-
-def test_a_gate_is_crossed_only_beyond_its_limit_and_beyond_the_noise(tmp_path: Path) -> None:
-    slower = topk_seeds([1100.0, 1095.0, 1105.0])  # 0.91x, tight
-    noisy = topk_seeds([600.0, 1500.0, 900.0], compressor="randomk")  # 0.77x, anything
-    comparison = compared(tmp_path, [*DENSE, *slower, *noisy])
-    result = check(comparison, [Gate.parse("slower:5%")])
-    assert [sentence.partition(":")[0] for sentence in result.crossed] == ["none + native -> topk"]
-    assert "0.91x crosses slower:5%" in result.crossed[0]
-    assert [sentence.partition(":")[0] for sentence in result.undecided] == ["none + native -> randomk + allgather"]
-    assert check(comparison, [Gate.parse("slower:15%")]).crossed == []
-
-
-def test_the_accuracy_gate_counts_points(tmp_path: Path) -> None:
-    worse = topk_seeds([1500.0] * 3, [0.950, 0.951, 0.949])  # 2.8 points below
-    comparison = compared(tmp_path, [*DENSE, *worse])
-    assert check(comparison, [Gate.parse("accuracy:3")]).crossed == []
-    (sentence,) = check(comparison, [Gate.parse("accuracy:1")]).crossed
-    assert sentence.endswith("-2.8 points of accuracy crosses accuracy:1")
-
-
-def test_the_gate_on_bytes_needs_no_seeds_for_what_is_counted(tmp_path: Path) -> None:
-    dense = fake_seeds([1204.0], payload_bytes_per_step=1_000_000.0)
-    comparison = compared(tmp_path, [*dense, *topk_seeds([1204.0], payload_bytes_per_step=1_020_000.0)])
-    assert check(comparison, [Gate.parse("bytes:+3%")]) == GateResult()
-    (sentence,) = check(comparison, [Gate.parse("bytes:+1%")]).crossed
-    assert sentence.endswith("+2.0% bytes per step crosses bytes:+1%")
-
-
-def test_a_gate_on_speed_needs_a_factor(tmp_path: Path) -> None:
-    comparison = compared(tmp_path, [*DENSE, *TOPK], metric="test_accuracy")
-    with pytest.raises(UsageError, match="slower:5% needs a factor"):
-        check(comparison, [Gate.parse("slower:5%")])
-
-
-def test_a_gate_on_a_row_without_figures_is_unmeasured(tmp_path: Path) -> None:
-    comparison = compared(tmp_path, [*DENSE, *topk_seeds([1.0, 2.0], status="failed")])
-    result = check(comparison, [Gate.parse("slower:5%")])
-    assert (len(result.unmeasured), result.crossed) == (1, [])
-
-
-def test_of_several_dense_rows_one_is_the_baseline_and_that_is_said(tmp_path: Path) -> None:
-    other = fake_seeds([1300.0, 1310.0, 1290.0], lr=0.2)
-    assert not any("--baseline" in sentence for sentence in caveats(compared(tmp_path, [*DENSE, *TOPK])))
-    said = caveats(compared(tmp_path, [*DENSE, *other, *TOPK]))
-    assert "2 rows are of none, the baseline is none + native, lr=0.05; --baseline chooses another" in said
-
-
-def test_a_gate_without_a_row_to_judge_is_unmeasured(tmp_path: Path) -> None:
-    (sentence,) = check(compared(tmp_path, DENSE), [Gate.parse("slower:5%")]).unmeasured
-    assert sentence == "slower:5% cannot be judged, there is no row beside none + native"
-
-
-def test_a_share_of_a_time_is_a_share_of_that_time(tmp_path: Path) -> None:
-    dense = [row | {"step_time_s": seconds} for row, seconds in zip(DENSE, (0.100, 0.101, 0.099), strict=True)]
-    slow = [row | {"step_time_s": seconds} for row, seconds in zip(TOPK, (0.160, 0.161, 0.159), strict=True)]
-    comparison = compared(tmp_path, [*dense, *slow], metric="step_time_s")
-    assert check(comparison, [Gate.parse("slower:61%")]) == GateResult()
-    (sentence,) = check(comparison, [Gate.parse("slower:59%")]).crossed
-    assert "0.62x crosses slower:59%" in sentence
 
 
 DIVERGED = {"status": "failed", "error": "the loss is nan at step 7; training has diverged: try a lower --lr"}
@@ -435,51 +259,3 @@ def test_seeds_that_diverged_allow_no_praise_of_the_others_accuracy(tmp_path: Pa
     (sentence,) = check(compared(tmp_path, [*dense, *topk, *lost]), [Gate.parse("accuracy:1")]).crossed
     assert sentence.endswith("3 of 6 seeds diverged, which crosses accuracy:1")
     assert check(sound, [Gate.parse("accuracy:1")]) == GateResult()
-
-
-def test_what_was_faster_at_the_end_alone_is_told_beside_it(tmp_path: Path) -> None:
-    whole = {"step": 100, "train_time_s": 10.0}  # 640 samples per second
-    dense = [row | whole | {"samples_per_s": 640.0 + row["seed"]} for row in DENSE]
-    late = [row | whole | {"samples_per_s": 1280.0 + row["seed"]} for row in TOPK]
-    said = caveats(compared(tmp_path, [*dense, *late]))
-    assert any(
-        "over whole trainings, warm-up of the density included: topk" in text and "1.00x" in text for text in said
-    )
-    steady = [row | whole | {"samples_per_s": 640.0 + row["seed"]} for row in TOPK]
-    assert not any("whole trainings" in text for text in caveats(compared(tmp_path, [*dense, *steady])))
-
-
-def in_parts(rows: list[dict[str, Any]], *parts: tuple[int, float]) -> list[dict[str, Any]]:
-    """Each run with an evaluation at each of these steps, and the bytes per step since the one before."""
-    return [row | {"step": step, "payload_bytes_per_step": nbytes} for row in rows for step, nbytes in parts]
-
-
-def test_bytes_that_fell_while_the_density_warmed_up_are_told_of_the_whole(tmp_path: Path) -> None:
-    falling = in_parts(TOPK, (10, 400.0), (20, 100.0))
-    (sentence,) = [text for text in caveats(compared(tmp_path, [*DENSE, *falling])) if "bytes per step" in text]
-    assert "topk" in sentence
-    assert "2.50 times as many" in sentence  # 250 in the mean, 100 at last
-    even = in_parts(TOPK, (10, 100.0), (20, 100.0))
-    assert not any("bytes per step" in text for text in caveats(compared(tmp_path, [*DENSE, *even])))
-
-
-def test_a_last_part_of_a_few_steps_is_pointed_out(tmp_path: Path) -> None:
-    for last, expected in ((104, True), (190, False)):
-        rows = in_parts(TOPK, (100, 100.0), (last, 100.0))
-        said = caveats(compared(tmp_path, [*DENSE, *rows]))
-        assert any("less than a tenth of the one before" in text for text in said) is expected
-
-
-def test_an_effect_that_is_large_and_unclear_needs_few_seeds_more(tmp_path: Path) -> None:
-    noisy = topk_seeds([1300.0, 3400.0, 2500.0], [0.970, 0.971, 0.969])
-    comparison = compared(tmp_path, [*DENSE, *noisy])
-    assert comparison.rows[1].verdict == "unclear"
-    (sentence,) = [text for text in caveats(comparison) if "too noisy" in text]
-    assert re.search(r"3 seeds, about \d+ would do", sentence)
-
-
-def test_steps_that_were_counted_anew_make_no_interval(tmp_path: Path) -> None:
-    """A run that went on with more ranks counts its samples in their steps: 40, then 30."""
-    anew = in_parts(TOPK, (20, 400.0), (40, 100.0), (30, 100.0))
-    said = caveats(compared(tmp_path, [*DENSE, *anew]))
-    assert not any("less than a tenth" in text or "bytes per step" in text for text in said)

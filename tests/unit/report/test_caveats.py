@@ -1,0 +1,140 @@
+"""What a reader must know before believing a comparison."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from bench.report.caveats import cautions, caveats
+from tests.testing.fake_rows import fake_row, fake_seeds, topk_seeds
+from tests.unit.report.compared import DENSE, TOPK, cells, compared
+
+
+def test_a_group_that_mixes_configurations_says_so(tmp_path: Path) -> None:
+    comparison = compared(tmp_path, [*DENSE, *TOPK], by=["model"])
+    assert any("mixes runs that differ in compressor, collective" in sentence for sentence in caveats(comparison))
+
+
+def test_one_seed_is_unclear_and_says_what_to_do(tmp_path: Path) -> None:
+    comparison = compared(tmp_path, [*fake_seeds([100.0]), *topk_seeds([900.0, 910.0, 905.0])])
+    assert comparison.rows[1].verdict == "unclear"
+    assert cells(comparison, 1)["verdict"] == "unclear, n=1"
+    assert any(
+        "none + native: one seed says nothing" in sentence and "at least 3 seeds" in sentence
+        for sentence in caveats(comparison)
+    )
+
+
+def test_noise_is_unclear_and_says_how_many_seeds_would_do(tmp_path: Path) -> None:
+    comparison = compared(tmp_path, [*DENSE, *topk_seeds([1150.0, 1290.0, 1230.0])])
+    assert comparison.rows[1].verdict == "unclear"
+    assert any(
+        "topk:ratio=0.01 + allgather (3 seeds, about" in sentence and "run more seeds" in sentence
+        for sentence in caveats(comparison)
+    )
+
+
+def test_a_wall_clock_that_alone_is_noisy_is_told_by_cpu_time(tmp_path: Path) -> None:
+    noisy = zip([1150.0, 1290.0, 1230.0], [0.0301, 0.0300, 0.0302], strict=True)
+    sparse = [fake_row(seed=s, samples_per_s=v, cpu_s_per_step=c, compressor="topk") for s, (v, c) in enumerate(noisy)]
+    dense = [row | {"cpu_s_per_step": 0.03 + row["seed"] / 10_000} for row in DENSE]
+    comparison = compared(tmp_path, [*dense, *sparse])
+    assert cells(comparison, 1)["verdict"] == "unclear, CPU same"
+    assert cells(comparison, 1)["CPU time per step"] == "30.1 ms"
+    assert any("only the wall clock is noisy" in sentence for sentence in caveats(comparison))
+    unsure = [row | {"cpu_s_per_step": 0.02 * row["seed"] + 0.01} for row in sparse]
+    comparison = compared(tmp_path, [*dense, *unsure])
+    assert cells(comparison, 1)["verdict"] == "unclear"
+    assert not any("wall clock" in sentence for sentence in caveats(comparison))
+
+
+def test_repeats_of_a_seed_count_once_and_are_named(tmp_path: Path) -> None:
+    again = fake_row(seed=1, samples_per_s=1000.0, run_id="again", started_at="2026-09-01")
+    comparison = compared(tmp_path, [*DENSE, again])
+    assert cells(comparison, 0)["seeds"] == "3/3 ok"
+    assert sorted(comparison.baseline.values("samples_per_s")) == [1000.0, 1190.0, 1221.0]
+    assert any("none + native seed 1; only the newest ok run" in sentence for sentence in caveats(comparison))
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        ({"host": "laptop"}, "DIFFERENT MACHINES OR VERSIONS: host (lab-3 / laptop)"),
+        ({"threads": 2}, "DIFFERENT MACHINES OR VERSIONS: threads (1 / 2)"),
+        ({"torch_version": "2.15"}, "DIFFERENT MACHINES OR VERSIONS: torch_version (2.14.1 / 2.15)"),
+        ({"factor_fallbacks": 2}, "topk:ratio=0.01 + allgather: some factors of K-FAC were sent in another form"),
+        ({"replicas_in_sync": False}, "the ranks ended with different parameters (seeds: 1, 2, 3)"),
+        ({"git_dirty": True}, "uncommitted changes"),
+        ({"git_sha": "9f9f9f9"}, "different versions of the code: git_sha (1a2b3c4 / 9f9f9f9)"),
+        ({"model": "resnet20"}, "differ in model (small_cnn / resnet20)"),
+        ({"uplink_bps": 1e7}, "differ in uplink_bps ("),
+        ({"world_size": 8, "config_id": "x"}, "differ in world_size (2 / 8)"),
+        ({"epochs": 9, "config_id": "x"}, "differ in epochs (2 / 9)"),
+        ({"link_warnings": "host1 reached half of it"}, "the links were not as asked for: host1 reached half of it"),
+        ({"status": "running"}, "it is still running, or was killed"),
+        ({"status": "interrupted"}, "was interrupted and does not count"),
+    ],
+)
+def test_what_weakens_a_comparison_is_said(tmp_path: Path, change: dict[str, Any], said: str) -> None:
+    without = compared(tmp_path, [*DENSE, *TOPK])
+    assert not any(said in sentence for sentence in [*cautions(without), *caveats(without)])
+    comparison = compared(tmp_path, [*DENSE, *topk_seeds([1577.0, 1544.0, 1610.0], **change)])
+    assert any(said in sentence for sentence in [*cautions(comparison), *caveats(comparison)])
+
+
+def test_of_several_dense_rows_one_is_the_baseline_and_that_is_said(tmp_path: Path) -> None:
+    other = fake_seeds([1300.0, 1310.0, 1290.0], lr=0.2)
+    assert not any("--baseline" in sentence for sentence in caveats(compared(tmp_path, [*DENSE, *TOPK])))
+    said = caveats(compared(tmp_path, [*DENSE, *other, *TOPK]))
+    assert "2 rows are of none, the baseline is none + native, lr=0.05; --baseline chooses another" in said
+
+
+def test_what_was_faster_at_the_end_alone_is_told_beside_it(tmp_path: Path) -> None:
+    whole = {"step": 100, "train_time_s": 10.0}  # 640 samples per second
+    dense = [row | whole | {"samples_per_s": 640.0 + row["seed"]} for row in DENSE]
+    late = [row | whole | {"samples_per_s": 1280.0 + row["seed"]} for row in TOPK]
+    said = caveats(compared(tmp_path, [*dense, *late]))
+    assert any(
+        "over whole trainings, warm-up of the density included: topk" in text and "1.00x" in text for text in said
+    )
+    steady = [row | whole | {"samples_per_s": 640.0 + row["seed"]} for row in TOPK]
+    assert not any("whole trainings" in text for text in caveats(compared(tmp_path, [*dense, *steady])))
+
+
+def in_parts(rows: list[dict[str, Any]], *parts: tuple[int, float]) -> list[dict[str, Any]]:
+    """Each run with an evaluation at each of these steps, and the bytes per step since the one before."""
+    return [row | {"step": step, "payload_bytes_per_step": nbytes} for row in rows for step, nbytes in parts]
+
+
+def test_bytes_that_fell_while_the_density_warmed_up_are_told_of_the_whole(tmp_path: Path) -> None:
+    falling = in_parts(TOPK, (10, 400.0), (20, 100.0))
+    (sentence,) = [text for text in caveats(compared(tmp_path, [*DENSE, *falling])) if "bytes per step" in text]
+    assert "topk" in sentence
+    assert "2.50 times as many" in sentence  # 250 in the mean, 100 at last
+    even = in_parts(TOPK, (10, 100.0), (20, 100.0))
+    assert not any("bytes per step" in text for text in caveats(compared(tmp_path, [*DENSE, *even])))
+
+
+def test_a_last_part_of_a_few_steps_is_pointed_out(tmp_path: Path) -> None:
+    for last, expected in ((104, True), (190, False)):
+        rows = in_parts(TOPK, (100, 100.0), (last, 100.0))
+        said = caveats(compared(tmp_path, [*DENSE, *rows]))
+        assert any("less than a tenth of the one before" in text for text in said) is expected
+
+
+def test_an_effect_that_is_large_and_unclear_needs_few_seeds_more(tmp_path: Path) -> None:
+    noisy = topk_seeds([1300.0, 3400.0, 2500.0], [0.970, 0.971, 0.969])
+    comparison = compared(tmp_path, [*DENSE, *noisy])
+    assert comparison.rows[1].verdict == "unclear"
+    (sentence,) = [text for text in caveats(comparison) if "too noisy" in text]
+    assert re.search(r"3 seeds, about \d+ would do", sentence)
+
+
+def test_steps_that_were_counted_anew_make_no_interval(tmp_path: Path) -> None:
+    """A run that went on with more ranks counts its samples in their steps: 40, then 30."""
+    anew = in_parts(TOPK, (20, 400.0), (40, 100.0), (30, 100.0))
+    said = caveats(compared(tmp_path, [*DENSE, *anew]))
+    assert not any("less than a tenth" in text or "bytes per step" in text for text in said)
