@@ -75,6 +75,14 @@ class Collective(Options, abc.ABC):
         """Whether it gives a dense tensor's maximum over ranks as well as its sum."""
         return True
 
+    @property
+    def recodes(self) -> bool:
+        """Whether sums that are not element-wise come back encoded anew by the run's compressor.
+
+        What that loses is kept and added to the next sum.
+        """
+        return False
+
     def bind(self, transport: Transport, downlink: Downlink | None = None) -> BoundCollective:
         """Return a new one at work among the ranks of a transport; every rank must call.
 

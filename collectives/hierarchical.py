@@ -33,7 +33,6 @@ from collectives.rounds.base import Message, Piece, Round
 from collectives.rounds.groups import repeated, spread, together
 from collectives.rounds.layout import Layout, Leaf, Stretch
 from collectives.rounds.waves import Ints, Lengths, Wave, as_arrays
-from collectives.server import Server
 from collectives.transport import messages
 from collectives.transport.base import ReduceOp, Transport
 
@@ -65,7 +64,7 @@ class Hierarchical(Collective):
             ) from None
         if isinstance(part, Hierarchical):
             raise OptionError(f"hierarchical: {role}={name} is not possible: it is made of other collectives")
-        if isinstance(part, Server) and part.downlink == "recode":
+        if part.recodes:
             raise OptionError(f"hierarchical: {role}={name} is not possible; use downlink=dense or union")
         return part
 

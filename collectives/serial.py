@@ -139,7 +139,7 @@ def _by_layer(server: Server, terms: Terms) -> Payload | None:
     answers = []
     for of_layer in zip(*map(leaves, terms), strict=True):
         answer = _at_one_place(of_layer, of_layer[0])
-        if not of_layer[0].elementwise and server.downlink == "recode":
+        if not of_layer[0].elementwise and server.recodes:
             return None
         if server.downlink == "union" and isinstance(of_layer[0], (IndexedValues, RowSparse)):
             answer = Dense(to_value_dtype(answer.to_dense(), _value_dtype(of_layer[0])))

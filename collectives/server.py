@@ -83,6 +83,11 @@ class Server(Collective):
     ] = "dense"
     split_numel: Annotated[Count, Doc("elements beyond which all servers share a layer, when sharded")] = 1_000_000
 
+    @property
+    @override
+    def recodes(self) -> bool:
+        return self.downlink == "recode"
+
     @override
     def bind(self, transport: Transport, downlink: Downlink | None = None) -> BoundServer:
         if reason := self.ranks_refusal(transport.world_size):
@@ -108,7 +113,7 @@ class Server(Collective):
             layout = dataclasses.replace(layout, layer_numels=())
         for unit in layout.by_layer():
             is_split = self._is_sharded and (unit.numel > self.split_numel or len(unit.key) > 1)
-            if self.downlink == "recode" and not all(leaf.is_full for leaf in unit.leaves):
+            if self.recodes and not all(leaf.is_full for leaf in unit.leaves):
                 is_split = False  # what is encoded again stays whole: its compressor looks at its shape
             for index, (start, stop) in enumerate(unit.cuts(world_size if is_split else 1)):
                 server = (unit.key[0] + index) % world_size if self._is_sharded else self.root
@@ -140,7 +145,7 @@ class Server(Collective):
         push = np.stack([of_all(lengths, terms) for terms in pushed.tolist()])[rows if len(pushed) > 1 else [0]]
         stays = np.array([shard.elementwise for shard in shards])
         answers = lengths.answered_densely(start[~stays]) if self.downlink == "dense" else lengths
-        pull = of_all(answers, 1 if self.downlink == "recode" else int(weights.sum()))
+        pull = of_all(answers, 1 if self.recodes else int(weights.sum()))
         return [
             Wave(ranks, servers, push, each_to_each=True, merged=True),
             Wave(servers, ranks, pull[:, None], each_to_each=True),

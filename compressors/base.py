@@ -19,7 +19,6 @@ from collectives.payloads.base import HEADER_BYTES, Payload
 from collectives.payloads.bundle import Bundle
 from collectives.payloads.dense import Dense
 from collectives.ranges import CountOrZero
-from collectives.server import Server
 from collectives.transport.base import Transport
 from compressors.layer import Kind, Layer, Step, end_to_end
 
@@ -105,8 +104,8 @@ class Compressor(Options, abc.ABC):
         for kind in sorted(self.emits, key=lambda kind: kind.__name__):
             if reason := refuses(kind):
                 return f"{self.component_name} sends {kind.__name__} payloads: {reason}"
-        recodes = isinstance(collective, Server) and collective.downlink == "recode"
-        if recodes and not (all(kind.elementwise for kind in self.kinds) or self._may_lose_and_keep):
+        recodes = not isinstance(collective, type) and collective.recodes
+        if recodes and not (all(kind.elementwise for kind in self.kinds) or self.feedback_stays_bounded):
             return (
                 "server:downlink=recode keeps what an answer loses, which grows without end: "
                 f"{self.component_name} is no contraction under these options; use downlink=dense or union"
@@ -114,10 +113,9 @@ class Compressor(Options, abc.ABC):
         return None
 
     @property
-    def _may_lose_and_keep(self) -> bool:
-        """Whether error feedback around it stays bounded, as far as is known."""
-        numel = 2**16
-        bound = self.contraction_bound(Layer(id=0, name="any", shape=(256, 256), kind="linear", numel=numel))
+    def feedback_stays_bounded(self) -> bool:
+        """Whether what it loses may be kept and added to what it encodes next, as far as is known."""
+        bound = self.contraction_bound(Layer(id=0, name="any", shape=(256, 256), kind="linear", numel=256 * 256))
         return bound is None or bound <= 1  # at 1, a threshold's, what waits is sent once it has grown
 
     def layers_refusal(self, layers: Sequence[Layer]) -> str | None:

@@ -50,9 +50,9 @@ class Sign(LossyCompressor):
 
     @property
     @override
-    def _may_lose_and_keep(self) -> bool:
+    def feedback_stays_bounded(self) -> bool:
         """What a vote loses is no part of a gradient: old votes would outweigh new ones."""
-        return self.mode != "vote" and super()._may_lose_and_keep
+        return self.mode != "vote" and super().feedback_stays_bounded
 
     @override
     def warnings(self) -> list[str]:

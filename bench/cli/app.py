@@ -39,7 +39,8 @@ IMPORTED_OBJECTS = 100_000
 app = typer.Typer(
     name="bench",
     help="Will compressing my gradients make training finish sooner, on my link, without losing accuracy?\n\n"
-    "Trains real models in real processes with a chosen compressor x collective x optimizer, and counts bytes.",
+    "Trains real models in real processes with a chosen compressor x collective x optimizer, and counts "
+    "the bytes that leave a rank.",
     epilog=EXIT_CODES,
     no_args_is_help=True,
     rich_markup_mode="rich",

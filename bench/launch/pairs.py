@@ -10,7 +10,6 @@ from bench.core.config.collectives import Dtype
 from bench.core.errors import UsageError
 from bench.launch.old_spellings import refuse_old_spelling
 from collectives.base import Collective
-from collectives.server import Server
 from compressors.base import Compressor
 
 BASELINE = "native"
@@ -79,7 +78,7 @@ def check_collective(text: str, world_size: int) -> None:
     """
     refuse_old_spelling(text)
     collective = cast(Collective, spec.build("collectives", text))
-    if isinstance(collective, Server) and collective.downlink == "recode":
+    if collective.recodes:
         raise UsageError("server:downlink=recode needs the compressor of a training run; use downlink=dense or union")
     if reason := collective.ranks_refusal(world_size):
         raise UsageError(reason)

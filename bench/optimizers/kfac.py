@@ -30,7 +30,6 @@ from collectives.options import OptionError, Options
 from collectives.payloads import CholeskyFactor, Dense, Payload, Triangle
 from collectives.payloads.symmetric import Form
 from collectives.ranges import Count, Positive
-from collectives.server import Server
 from compressors.base import Compressor
 from compressors.ddp.channel import Channel
 
@@ -99,7 +98,7 @@ class Kfac(Optimizer):
         """Return why the factors cannot be summed as asked and what would work; None where they can."""
         summing, kind = self.summing or collective, _KINDS[self.transfer]
         reason = summing.refusal(kind)
-        if isinstance(summing, Server) and summing.downlink == "recode" and not kind.elementwise:
+        if summing.recodes and not kind.elementwise:
             reason = f"server:downlink=recode encodes gradients anew, not {kind.__name__} payloads"
         if reason is None:
             return None

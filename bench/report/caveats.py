@@ -9,6 +9,7 @@ from bench.report import targets
 from bench.report.comparison import SAME_ACCURACY, SAME_FACTOR, Comparison, Row
 from bench.report.configurations import SETTINGS, Configuration
 from bench.report.formats import format_factor, format_value
+from bench.report.runs import Run
 from bench.report.statistics import FEWEST_SEEDS, MOST_SEEDS, Effect, improvement, seeds_needed
 from bench.report.targets import Target
 from bench.report.workloads import WORKLOAD
@@ -134,16 +135,18 @@ def _sent_at_first(comparison: Comparison) -> Iterator[str]:
 
 def _short_last_part(comparison: Comparison) -> Iterator[str]:
     """Speeds of a few steps that were left over say little."""
-    short = []
-    for configuration in _configurations(comparison):
-        lasts = [run.interval_steps[-2:] for run in configuration.ok]
-        if any(before and last and SHORT * last < before for before, last in (steps for steps in lasts if steps[1:])):
-            short.append(configuration)
+    short = [each for each in _configurations(comparison) if any(map(_ends_shortly, each.ok))]
     if short:
         yield (
             f"the last evaluation interval of {_names(short)} is less than a tenth of the one before, and speeds are "
             "those of its steps alone; choose --eval-every so that it divides the run"
         )
+
+
+def _ends_shortly(run: Run) -> bool:
+    """Whether its last interval is far shorter than the one before."""
+    *_, before, last = [None, *run.interval_steps]
+    return before is not None and last is not None and 0 < SHORT * last < before
 
 
 def _speeds_in_all(configuration: Configuration) -> list[float]:

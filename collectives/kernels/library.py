@@ -15,7 +15,7 @@ import platform
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Literal, cast
+from typing import Literal
 
 from collectives.kernels.build import HERE, NOT_BUILT, TARGETS, digest, library_name, sources
 from collectives.options import OptionError
@@ -77,13 +77,13 @@ def found() -> Library:
 
 def load(folder: Path) -> Library:
     """Of the libraries in `folder` the one that suits this processor best; where none is, why not."""
-    best = None
+    refused = []
     for processor in reversed(suitable_processors() or ["none"]):
         found = open_library(folder / library_name(processor), sources(), f"compiled for {processor}")
         if found.handle is not None:
             return found
-        best = best or found
-    return cast(Library, best)
+        refused.append(found)
+    return refused[0]
 
 
 def open_library(path: Path, files: list[Path], finding: str) -> Library:
