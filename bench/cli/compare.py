@@ -48,6 +48,12 @@ def _complete_column(incomplete: str) -> list[tuple[str, str]]:
     return [(c.name, c.meaning) for c in METRICS if c.name.startswith(incomplete)]
 
 
+def _complete_order(incomplete: str) -> list[tuple[str, str]]:
+    from bench.report.columns import COLUMNS_BY_NAME
+
+    return [(c.name, c.meaning) for c in COLUMNS_BY_NAME.values() if c.name.startswith(incomplete)]
+
+
 Paths = Annotated[
     list[Path] | None,
     typer.Argument(
@@ -60,7 +66,7 @@ Baseline = Annotated[
     str | None,
     typer.Option(
         help="Row that the others are compared with: a compressor, COMPRESSOR+COLLECTIVE, or a run's name "
-        "(default: none, on native; for speeds bf16 where there is such a row).",
+        "(default: none, on native, else bf16; for speeds bf16 first).",
         metavar="SPEC",
         show_default=False,
         rich_help_panel=MEANING,
@@ -125,10 +131,10 @@ AllowOtherMachine = Annotated[
 Sort = Annotated[
     str | None,
     typer.Option(
-        help="Order the rows by this column, the best first (default: as they appear).",
+        help="Order the rows by this column, or bytes_to_target, the best first (default: as they appear).",
         metavar="COLUMN",
         show_default=False,
-        autocompletion=_complete_column,
+        autocompletion=_complete_order,
         rich_help_panel=OUTPUT,
     ),
 ]

@@ -5,6 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+from rich.markup import escape
+
 from bench.cli.output.console import plain_table, print_json, stdout_console
 from bench.core.errors import NothingToCompare
 from bench.core.locks import locked
@@ -29,10 +31,11 @@ def list_runs(out: Path, *, as_json: bool) -> None:
     for heading in ("run", "status", "step", "goes on from"):
         table.add_column(heading, justify="left" if heading in ("run", "status") else "right", overflow="fold")
     for run in runs:
-        table.add_row(*("" if run[name] is None else str(run[name]) for name in ("run", "status", "step", "resumable")))
+        shown = ("run", "status", "step", "resumable")
+        table.add_row(*("" if run[name] is None else escape(str(run[name])) for name in shown))
     stdout_console().print(table)
     if any(run["resumable"] is not None for run in runs):
-        stdout_console().print(f"[dim]bench run --resume {out}/RUN goes on with one of them[/dim]")
+        stdout_console().print(f"[dim]bench run --resume {escape(str(out))}/RUN goes on with one of them[/dim]")
 
 
 def _told(folder: RunFolder) -> dict[str, Any]:

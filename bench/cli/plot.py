@@ -11,6 +11,7 @@ import typer
 from bench.cli.compare import DEFAULT_PATH, Paths
 from bench.cli.output.compare import warn
 from bench.core.errors import UsageError
+from bench.core.files import make_folder
 from bench.report.plots.kinds import KINDS, Kind
 from bench.report.plots.picture import SUFFIXES, Picture, save
 from bench.report.plots.predictions import PREDICTED_KINDS
@@ -73,7 +74,8 @@ def plot(
     paths = paths or [DEFAULT_PATH]
     results = Results(rows=store.read(paths, warn=warn), layers=store.read_layers(paths, warn=warn), baseline=baseline)
     if not is_file:
-        _make_folder(out)
+        make_folder(out)
+    num_drawn = 0
     for each in chosen:
         try:
             picture = each.draw(results)
@@ -83,6 +85,9 @@ def plot(
             warn(f"{each.name} is left out: {error}")
         else:
             _save(picture, each.name, out, as_format)
+            num_drawn += 1
+    if not num_drawn:
+        raise NotDrawable("no picture can be drawn from these rows; the warnings say what each of them needs")
 
 
 def _draw_predicted(kind: str, paths: Sequence[Path] | None, baseline: str | None, out: Path, as_format: str) -> None:
@@ -91,7 +96,7 @@ def _draw_predicted(kind: str, paths: Sequence[Path] | None, baseline: str | Non
         raise UsageError(f"{kind} draws one file that bench predict wrote, without --baseline; name it behind the kind")
     picture = PREDICTED_KINDS[kind].draw(paths[0])
     if out.suffix.lower() not in SUFFIXES:
-        _make_folder(out)
+        make_folder(out)
     _save(picture, kind, out, as_format)
 
 
@@ -111,13 +116,6 @@ def _chosen(kind: str) -> list[Kind]:
             f"there is no picture '{kind}'{did_you_mean(kind, _SHOWN)}; choose {', '.join(_SHOWN)} or {ALL}"
         )
     return [KINDS[kind]]
-
-
-def _make_folder(folder: Path) -> None:
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise UsageError(f"cannot make the folder {folder}: {error.strerror or error}; choose another --out") from None
 
 
 plot.__doc__ = f"{plot.__doc__}\n\n{_LIST}"

@@ -10,6 +10,7 @@ import typer
 from bench.cli.compare import DEFAULT_PATH, Baseline, Paths
 from bench.cli.output.compare import warn
 from bench.core.errors import UsageError
+from bench.core.files import check_writable, make_folder
 
 EXAMPLES = """[bold]Examples[/bold]
 
@@ -38,6 +39,9 @@ def report(
     from bench.report.predicted_files import predicted_files
 
     paths = paths or [DEFAULT_PATH]
+    if out == DEFAULT_OUT:
+        make_folder(out.parent)
+    check_writable(out)
     predicted = predicted_files(paths)
     left_out: list[str] = []
     results = Results(

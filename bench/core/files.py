@@ -31,3 +31,15 @@ def check_writable(path: Path) -> None:
             path.unlink()
     except OSError as error:
         raise UsageError(f"cannot write {path}: {error.strerror or error}; choose another file") from None
+
+
+def make_folder(folder: Path) -> None:
+    """Make a folder, and those above it, that may be there already.
+
+    Raises:
+        UsageError: "cannot make the folder x: Permission denied; choose another --out".
+    """
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise UsageError(f"cannot make the folder {folder}: {error.strerror or error}; choose another --out") from None

@@ -7,6 +7,11 @@ from collections.abc import Callable, Sequence
 from bench.core.errors import UsageError
 from bench.report.configurations import Configuration
 
+
+class NoSuchBaseline(UsageError):
+    """No row fits what the user named."""
+
+
 # Ways to name a configuration, the most exact first.
 _MATCHES: tuple[Callable[[Configuration, str], bool], ...] = (
     lambda row, text: text in row.distinct("compressor"),
@@ -31,11 +36,11 @@ def choose(
         defaults: compressors to compare with where nothing is wanted, the preferred one first.
 
     Returns:
-        The baseline, and a sentence where several rows fit, wanted or not: of these, one with a run that ended well
-        wins, then collective ``native``, then the first.
+        The baseline, and a sentence where several rows fit, wanted or not, or no default does: of these, one with a run
+        that ended well wins, then collective ``native``, then the first.
 
     Raises:
-        UsageError: no row fits (the message lists the rows).
+        NoSuchBaseline: no row fits (the message lists the rows).
     """
     if wanted is None:
         fit = [row for row in rows if row.ok] or rows
@@ -46,7 +51,8 @@ def choose(
                     f"{len(dense)} rows are of {compressor}, the baseline is {chosen.title}; --baseline chooses another"
                 )
                 return chosen, others if len(dense) > 1 else None
-        return fit[0], None
+        said = f"no row is of {' or '.join(defaults)}, so the baseline is {fit[0].title}; --baseline chooses another"
+        return fit[0], said if len(fit) > 1 else None
     for matches in _MATCHES:
         fitting = [row for row in rows if matches(row, wanted)]
         if fitting:
@@ -54,7 +60,7 @@ def choose(
             if len(fitting) == 1:
                 return chosen, None
             return chosen, f"{len(fitting)} rows fit --baseline {wanted}; the baseline is {chosen.title}"
-    raise UsageError(f"no row fits --baseline {wanted}; the rows are: {'; '.join(row.title for row in rows)}")
+    raise NoSuchBaseline(f"no row fits --baseline {wanted}; the rows are: {'; '.join(row.title for row in rows)}")
 
 
 def _preferred(rows: Sequence[Configuration]) -> Configuration:

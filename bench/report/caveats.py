@@ -18,7 +18,7 @@ from bench.report.workloads import WORKLOAD
 _MACHINE = ("host", "cpu", "torch_version", "kernels", "threads", "device")
 _WORK = [name for name in (*WORKLOAD, "accumulate") if name not in _MACHINE]
 # Here an empty cell says that there is none, and not that it is unknown.
-_NONE_COUNTS = ("uplink_bps", "downlink_bps", "link_trace", "cluster_digest", "straggler")
+_NONE_COUNTS = ("epochs", "steps", "uplink_bps", "downlink_bps", "link_trace", "cluster_digest", "straggler")
 _LISTED = 3
 SHORT = 10  # so many times shorter than the one before says too little
 
@@ -225,10 +225,17 @@ def _advice(comparison: Comparison, row: Row) -> Iterator[str]:
     """How many seeds an unclear row needs, where its interval is known at all."""
     effect, half_width = _judged(comparison, row)
     if effect and effect.low is not None:
-        n = min(len(row.configuration.ok), len(comparison.baseline.ok))
+        n = min(_num_seeds(comparison, each) for each in (row.configuration, comparison.baseline))
         seeds = seeds_needed(effect, half_width=half_width, n=n, comparisons=len(comparison.candidates))
         wanted = f"about {seeds} would do" if seeds else f"not even {MOST_SEEDS} would do, find the noise first"
         yield f"{row.configuration.title} ({n} seeds, {wanted})"
+
+
+def _num_seeds(comparison: Comparison, configuration: Configuration) -> int:
+    """On which an effect rests: of what was needed until a target also those that diverged."""
+    if comparison.is_to_target:
+        return len(targets.needs(configuration, comparison.metric.name, comparison.targets[0]))
+    return len(configuration.ok)
 
 
 def _judged(comparison: Comparison, row: Row) -> tuple[Effect | None, float]:

@@ -13,7 +13,7 @@ from bench.core.errors import UsageError
 from bench.core.schema.column import Column
 from bench.report import baseline as baselines
 from bench.report.columns import find_column, find_metric
-from bench.report.configurations import Configuration, configurations
+from bench.report.configurations import SETTINGS, Configuration, configurations
 from bench.report.runs import Repeat, collect_runs, one_per_seed
 from bench.report.selection import Condition, in_order_of, select
 from bench.report.statistics import Effect, Significance, difference, holm, improvement, judge
@@ -25,9 +25,11 @@ SAME_FACTOR = (1 / 1.05, 1.05)
 SAME_ACCURACY = (-0.01, 0.01)
 """Differences of accuracy, as shares, that make no practical difference."""
 
-DENSE_FP32 = ("none",)
-DENSE = ("bf16", "torch_bf16", *DENSE_FP32)
-"""What speed is compared with where nothing else is asked for: 16 bits cost nothing, so fp32 would flatter the rest."""
+_FP32, _BF16 = ("none",), ("bf16", "torch_bf16")
+BASELINES = (*_FP32, *_BF16)
+"""What is compared with where nothing else is asked for."""
+BASELINES_OF_SPEED = (*_BF16, *_FP32)
+"""The same of speed: 16 bits cost nothing, so fp32 would flatter the rest."""
 
 CPU = "cpu_s_per_step"
 _OF_A_STEP = ("samples_per_s", "step_time_s", "step_time_p95_s")
@@ -141,8 +143,8 @@ def compare(
 
     Args:
         rows: what ``store.read`` returns; not changed.
-        baseline: what names the baseline (``baseline.choose``); None: the row without compression, of speeds the one in
-            bf16 if there is one.
+        baseline: what names the baseline (``baseline.choose``); None: the row without compression, else in bf16; of
+            speeds the one in bf16 first.
         metric: the column that the verdict is about.
         by: columns to group by instead of ``config_id``.
         where: what the runs must be.
@@ -154,9 +156,10 @@ def compare(
     """
     column = find_metric(metric)
     by = [find_column(name).name for name in by]
-    runs, repeats = one_per_seed(select(collect_runs(rows), where), by)
+    runs = select(collect_runs(rows), where)
+    runs, repeats = one_per_seed(runs, by, SETTINGS) if by else one_per_seed(runs, ())
     groups = configurations(runs, by)
-    chosen, ambiguity = baselines.choose(groups, baseline, DENSE if _is_speed(column) else DENSE_FP32)
+    chosen, ambiguity = baselines.choose(groups, baseline, BASELINES_OF_SPEED if _is_speed(column) else BASELINES)
     to_reach = [find_target(text, chosen) for text in targets] or [Target()]
     _check_measured(column, groups, to_reach[0])
     candidates = [group for group in groups if group is not chosen]
@@ -240,7 +243,7 @@ def _gains(
     words: tuple[Verdict, Verdict] = ("faster", "slower") if _is_speed(metric) else ("better", "worse")
     if metric.name not in TO_TARGET:
         known, higher = baseline.values(metric.name), metric.better == "higher"
-        counted = metric.unit == "bytes" and metric.deterministic
+        counted = metric.group == "wire" and metric.deterministic
         effects = [
             improvement(known, each.values(metric.name), higher_is_better=higher, counted=counted)
             for each in candidates

@@ -44,6 +44,7 @@ _MEANS = (
     "exposed_s",
 )
 _FIRST_MEANS = (targets.TIME, targets.BYTES, "payload_bytes_per_step")
+_OF_PAYLOAD = ("payload_bytes_per_step", "compression_ratio", targets.BYTES)
 _STYLES: dict[Verdict, str] = {
     "baseline": "dim",
     "faster": "green",
@@ -81,7 +82,7 @@ def comparison_table(comparison: Comparison, *, extra: Sequence[str] = (), cauti
 
 def _notes(comparison: Comparison, cells: Sequence[Cell]) -> list[str]:
     notes = ["[low, high]: 95 % interval over seeds; ±: standard deviation over seeds"]
-    if any(cell.text.startswith("~") for cell in cells):
+    if any(cell.text.lstrip("≥").startswith("~") for cell in cells):
         notes[0] += "; ~: by formula or estimated, not counted"
     if any(cell.text.startswith("≥") for cell in cells):
         notes.append(
@@ -96,9 +97,9 @@ def shared_settings(comparison: Comparison) -> dict[str, str]:
     """The settings that are the same in all rows, of those that a reader asks for first."""
     shared = {}
     for name in _SHARED:
-        values = {format_value(name, value) for row in comparison.rows for value in row.configuration.distinct(name)}
-        if len(values) == 1 and (name, values) != ("hosts", {"1"}):
-            shared[name] = values.pop()
+        values = {run[name] for row in comparison.rows for run in row.configuration.runs}
+        if len(values) == 1 and values != {None} and (name, values) != ("hosts", {1}):
+            shared[name] = format_value(name, values.pop())
     return shared
 
 
@@ -168,17 +169,19 @@ def _mean_cells(
     for name in shown:
         if name not in (comparison.metric.name, "samples_per_s"):
             priority = 3 if name in (*_FIRST_MEANS, *extra) else 4
-            column = Column(heading=_heading(name, target), priority=priority)
-            cells.append((column, _value_cell(configuration, name, target)))
+            to_reach = comparison.targets if name in targets.TO_TARGET else [target]
+            for each in to_reach:
+                column = Column(heading=_heading(name, each), priority=priority)
+                cells.append((column, _value_cell(configuration, name, each)))
     return cells
 
 
 def _seeds_cell(configuration: Configuration, by: Sequence[str]) -> Cell:
     ok, runs = len(configuration.ok), len(configuration.runs)
-    ids = [] if by else configuration.distinct("config_id")
+    ids = configuration.distinct("config_id")
     return Cell(
         text=f"{ok}/{runs} ok",
-        raw={"num_seeds": runs, "num_ok": ok, "config_id": ids[0] if len(ids) == 1 else None},
+        raw={"num_seeds": runs, "num_ok": ok} | ({} if by else {"config_id": ids[0] if len(ids) == 1 else None}),
         style="" if ok == runs else "red",
     )
 
@@ -201,8 +204,13 @@ def _need_cell(configuration: Configuration, name: str, target: Target, interval
     known = targets.mean_need(seeds)
     suffix = "" if target.accuracy is None else f"_{target.accuracy:g}"
     raw = _estimate_raw(f"{name}{suffix}", known, interval)
-    raw |= {f"num_reached{suffix}": reached if seeds else None, f"num_missed{suffix}": len(seeds) - reached}
-    text = _estimate_text(name, known, interval, "" if reached == len(seeds) else "≥")
+    if seeds or name == targets.TIME:  # of what nothing is known says nothing of the same seeds' times
+        raw |= {
+            f"num_reached{suffix}": reached if seeds else None,
+            f"num_missed{suffix}": len(seeds) - reached if seeds else None,
+        }
+    missed = "" if reached == len(seeds) else "≥"
+    text = _estimate_text(name, known, interval, missed + _mark(configuration, name))
     if reached < len(seeds):
         text = f"{text if known else 'miss'} ({reached}/{len(seeds)})"
     return Cell(text=text, raw=raw)
@@ -234,7 +242,7 @@ def _not_negative(bound: float | None) -> float | None:
 
 def _mark(configuration: Configuration, name: str) -> str:
     """``~`` before a number of bytes that nobody counted."""
-    formula = name == "payload_bytes_per_step" and "formula" in configuration.distinct("payload_bytes_source")
+    formula = name in _OF_PAYLOAD and "formula" in configuration.distinct("payload_bytes_source")
     estimated = name.startswith("wire_bytes") and "estimated" in configuration.distinct("wire_headers")
     return "~" if formula or estimated else ""
 

@@ -102,8 +102,7 @@ def check(comparison: Comparison, gates: list[Gate]) -> GateResult:
                     result.crossed.append(f"{title}: {_text(gate, comparison, effect)} crosses {gate.text}")
                 else:
                     result.undecided.append(
-                        f"{title}: {_text(gate, comparison, effect)} is beyond {gate.text}, but not significant with "
-                        "these seeds, so the gate holds; run more seeds"
+                        f"{title}: {_text(gate, comparison, effect)} is beyond {gate.text}, but {_why(gate, row)}"
                     )
     return result
 
@@ -115,6 +114,14 @@ def _effect(gate: Gate, comparison: Comparison, row: Row) -> tuple[Effect | None
         return improvement(*sides, higher_is_better=False, counted=True), True
     finding = row.gain if gate.kind == "slower" else row.accuracy
     return finding.effect, finding.p is not None and finding.p < 1.0 - CONFIDENCE and not finding.held_back
+
+
+def _why(gate: Gate, row: Row) -> str:
+    """Why a gate that is crossed holds."""
+    finding = row.gain if gate.kind == "slower" else row.accuracy
+    if finding.held_back:
+        return "seeds that missed their target or diverged forbid a verdict, so the gate holds"
+    return "not significant with these seeds, so the gate holds; run more seeds"
 
 
 def _loss(gate: Gate, comparison: Comparison, effect: Effect) -> float:

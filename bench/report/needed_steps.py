@@ -14,6 +14,8 @@ from bench.report.runs import Run, collect_runs, one_per_seed
 from bench.report.store import Row
 
 _THE_SAME = ("model", "dataset", "optimizer", "batch_size")
+_ALIKE = ("lr", "lr_scaling", "schedule", "warmup_epochs", "augment", "amp", "train_size", "holdout_size")
+"""Columns in which runs of as many ranks must not differ."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -21,12 +23,14 @@ class NeededSteps:
     """What runs say of a configuration.
 
     Attributes:
-        steps: median over seeds, of which those that missed count as the longest; None: they do not say it.
+        steps: median over seeds, of which those that missed or diverged count as the longest; None: they do not say it.
         said: on what it rests, or why there is none; one sentence.
+        of_epochs: a run of them was one of epochs, in the first of which compressors may send more.
     """
 
     steps: float | None
     said: str
+    of_epochs: bool = False
 
 
 def needed_steps(rows: Sequence[Row], calibration: Calibration, compressor: str, world_size: int) -> NeededSteps:
@@ -42,29 +46,51 @@ def needed_steps(rows: Sequence[Row], calibration: Calibration, compressor: str,
         world_size: of the job that is predicted.
 
     Raises:
-        UsageError: the runs have several targets.
+        UsageError: the runs have several targets, or those with as many ranks differ in what they do.
     """
     wanted = {name: getattr(calibration, name) for name in _THE_SAME}
     wanted |= {"compressor": compressor, "strategy": "ddp", "accumulate": 1}
     alike = [run for run in collect_runs(rows) if all(run[name] == value for name, value in wanted.items())]
-    runs, _ = one_per_seed([run for run in alike if run.ended_well and run["target_accuracy"] is not None], ())
+    counted = [run for run in alike if (run.ended_well or run.diverged) and run["target_accuracy"] is not None]
+    runs, _ = one_per_seed([run for run in counted if not _went_on(run)], ())
     if not runs:
         return NeededSteps(
             steps=None,
-            said=f"no time to target: no run with {compressor} had one, and ended well, on {calibration.model}, "
+            said=f"no time to target: no run with {compressor} had one, and ended, on {calibration.model}, "
             f"{calibration.dataset}, {calibration.optimizer} and batches of {calibration.batch_size}",
         )
     targets = sorted({run["target_accuracy"] for run in runs})
     if len(targets) > 1:
         raise UsageError(f"the runs have the targets {', '.join(map(str, targets))}; give those of one")
-    return _at(_medians(runs), world_size, targets[0])
+    for ranks in {run["world_size"] for run in runs}:
+        _check_alike([run for run in runs if run["world_size"] == ranks])
+    found = _at(_medians(runs), world_size, targets[0])
+    return dataclasses.replace(found, of_epochs=any(run["steps"] is None for run in runs))
+
+
+def _check_alike(runs: Sequence[Run]) -> None:
+    for name in _ALIKE:
+        if len(values := list(dict.fromkeys(run[name] for run in runs))) > 1:
+            raise UsageError(
+                f"the runs with {runs[0]['world_size']} ranks differ in {name} ({', '.join(map(str, values))}); give "
+                "those of one"
+            )
+
+
+def _reached(run: Run) -> list[Row]:
+    return [row for row in run.rows if row["time_to_target_s"] is not None]
+
+
+def _went_on(run: Run) -> bool:
+    """With other ranks, which count steps anew, when it had reached its target."""
+    return any(row["world_size"] != run["world_size"] for row in _reached(run))
 
 
 def _medians(runs: Sequence[Run]) -> dict[int, tuple[float, int]]:
     """By ranks: (steps, seeds)."""
     seeds: dict[int, list[float]] = {}
     for run in runs:
-        reached = [row["step"] for row in run.rows if row["time_to_target_s"] is not None]
+        reached = [row["step"] for row in _reached(run)]
         seeds.setdefault(run["world_size"], []).append(min(reached, default=math.inf))
     return {ranks: (statistics.median(steps), len(steps)) for ranks, steps in sorted(seeds.items())}
 

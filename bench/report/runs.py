@@ -67,15 +67,25 @@ class Run:
     @property
     def interval_steps(self) -> list[int | None]:
         """Steps between each evaluation and the one before; None where steps were counted anew, with other ranks."""
-        steps = [0, *(row["step"] for row in self.rows)]
-        known = [None if None in pair else pair[1] - pair[0] for pair in itertools.pairwise(steps)]
-        return [None if number is None or number < 0 else number for number in known]
+        return interval_steps(self.rows)
 
     @property
     def in_sync(self) -> bool | None:
         """The ranks had equal parameters at every evaluation; None: not known."""
         known = [row["replicas_in_sync"] for row in self.rows if row["replicas_in_sync"] is not None]
         return all(known) if known else None
+
+
+def interval_steps(rows: Sequence[Row]) -> list[int | None]:
+    """As `Run.interval_steps`, of some of a run's rows."""
+    if not rows:
+        return []
+    ranks = [rows[0]["world_size"], *(row["world_size"] for row in rows)]
+    steps = [0, *(row["step"] for row in rows)]
+    return [
+        None if None in pair or before != now or pair[1] < pair[0] else pair[1] - pair[0]
+        for pair, (before, now) in zip(itertools.pairwise(steps), itertools.pairwise(ranks), strict=True)
+    ]
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -102,19 +112,23 @@ def collect_runs(rows: Sequence[Row]) -> list[Run]:
     return [Run(rows=evaluations) for evaluations in runs.values()]
 
 
-def one_per_seed(runs: Sequence[Run], keys: Sequence[str]) -> tuple[list[Run], list[Repeat]]:
+def one_per_seed(
+    runs: Sequence[Run], keys: Sequence[str], settings: Sequence[str] = ("config_id",)
+) -> tuple[list[Run], list[Repeat]]:
     """For each configuration and seed the newest run that is ok, or the newest one if none is.
 
     Args:
         runs: any runs.
         keys: columns that the comparison groups by; runs that differ in one of them never stand for each other.
+        settings: columns that tell configurations apart where `keys` group several, for other versions gave the same
+            settings another `config_id`.
 
     Returns:
         The runs that count, in the order given, and what they supersede.
     """
     alike: dict[tuple[Any, ...], list[Run]] = {}
     for run in runs:
-        alike.setdefault(tuple(run[key] for key in (*keys, "config_id", "seed")), []).append(run)
+        alike.setdefault(tuple(run[key] for key in (*keys, *settings, "seed")), []).append(run)
     counted, repeats = [], []
     for same in alike.values():
         *others, newest = sorted(same, key=_counts_last)

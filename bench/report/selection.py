@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import Any
 
 from bench.core.errors import NothingToCompare, UsageError
 from bench.core.schema.cells import from_cell
 from bench.core.schema.metrics import METRICS_BY_NAME
-from bench.report.columns import find_column
+from bench.report.columns import COLUMNS_BY_NAME, find_column
 from bench.report.configurations import Configuration
 from bench.report.formats import format_value
 from bench.report.runs import Run
@@ -32,16 +32,31 @@ class Condition:
 def parse_conditions(text: str) -> list[Condition]:
     """Read ``dataset=digits,compressor=topk:ratio=0.01,skip=norm``: what names no column belongs to the value before.
 
+    So does what names a column and an option of the component before, as ``warmup_epochs``.
+
     Raises:
         UsageError: a part names no column, or its value does not fit the column.
     """
     parts: list[str] = []
     for part in text.split(","):
-        if parts and ":" in parts[-1] and part.partition("=")[0].strip() not in METRICS_BY_NAME:
+        name = part.partition("=")[0].strip()
+        if parts and ":" in parts[-1] and (name not in METRICS_BY_NAME or name in _options(parts[-1])):
             parts[-1] += f",{part}"
         else:
             parts.append(part)
     return [_condition(part) for part in parts]
+
+
+def _options(condition: str) -> Collection[str]:
+    """Of the component that a condition like ``compressor=topk:ratio=0.01`` names; none where there is no such one."""
+    from bench.core import registry
+
+    column, _, value = condition.partition("=")
+    kinds = {room.singular: kind for kind, room in registry.ROOMS.items()}
+    kind, name = kinds.get(column.strip()), value.partition(":")[0].strip()
+    if kind is None or name not in registry.entries(kind):
+        return ()
+    return registry.load(kind, name).option_names()  # brings torch along: only where it is needed
 
 
 def _condition(text: str) -> Condition:
@@ -83,7 +98,7 @@ def in_order_of(name: str | None, candidates: Sequence[Configuration], target: T
     """
     if name is None:
         return list(candidates)
-    column = find_column(name)
+    column = COLUMNS_BY_NAME.get(name) or find_column(name)
     sign = -1.0 if column.better == "higher" else 1.0
 
     def place(candidate: Configuration) -> tuple[bool, Any]:

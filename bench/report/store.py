@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import glob
+import os
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -78,7 +79,15 @@ def read_layers(paths: Sequence[str | Path], *, warn: Warn = warn_on_stderr) -> 
         paths: what ``read`` takes.
         warn: told one sentence for every line that is left out.
     """
-    return [row for file in beside(paths, "layers.csv") for row in read_rows(file, LAYERS, warn=warn)]
+    return [row for file in beside(paths, "layers.csv") for row in _layers(file, warn)]
+
+
+def _layers(file: Path, warn: Warn) -> list[Row]:
+    try:
+        return list(read_rows(file, LAYERS, required=("run_id", "layer", "step"), warn=warn))
+    except (OSError, MissingColumns) as error:
+        warn(f"{file} is left out: {error}")
+        return []
 
 
 def beside(paths: Sequence[str | Path], name: str) -> list[Path]:
@@ -124,12 +133,24 @@ def _sources(path: str, warn: Warn) -> Iterator[_Source]:
         raise NothingToCompare(f"{path} does not exist; give a run folder, a folder of runs or a CSV file")
     for match in map(Path, matches):
         if match.is_dir():
-            files = sorted(match.rglob("metrics.csv")) or sorted(match.glob("*.csv"))
+            files = _metrics_below(match) or sorted(match.glob("*.csv"))
             if not files:
                 warn(f"{match} is left out: it holds no metrics.csv")
             yield from (_Source(path=file, chosen=False) for file in files)
         else:
             yield _Source(path=match, chosen=True)
+
+
+def _metrics_below(folder: Path) -> list[Path]:
+    """Files of runs in all folders below, those of links too, which may lead back up."""
+    seen, found = set(), []
+    for path, folders, files in os.walk(folder, followlinks=True):
+        if (real := os.path.realpath(path)) in seen:
+            folders.clear()
+        elif "metrics.csv" in files:
+            found.append(Path(path, "metrics.csv"))
+        seen.add(real)
+    return sorted(found)
 
 
 def _rows(source: _Source, warn: Warn) -> list[Row]:
@@ -148,4 +169,4 @@ def _rows(source: _Source, warn: Warn) -> list[Row]:
     if not rows:
         warn(f"{source.path} is left out: it is empty, or no row of it can be read")
         return []
-    return rows if all(name in rows[0] for name in _ABSENT) else [_ABSENT | row for row in rows]
+    return [_ABSENT | {name: value for name, value in row.items() if value is not None} for row in rows]

@@ -18,7 +18,7 @@ from bench.core.errors import UsageError
 from bench.report.columns import BYTES_TO_TARGET
 from bench.report.configurations import Configuration
 from bench.report.formats import format_number
-from bench.report.runs import Run
+from bench.report.runs import Run, interval_steps
 from bench.report.statistics import Effect, Estimate, estimate, improvement
 from bench.report.store import Row
 
@@ -59,11 +59,13 @@ def find_target(text: str, baseline: Configuration) -> Target:
         if best is None:
             raise UsageError(f"--target {text} needs an accuracy of the baseline, {baseline.title}; give a number")
         accuracy = best.mean - float(match[1]) / 100.0
-        return Target(
-            accuracy=accuracy,
-            meaning=f"{text} is {accuracy:.2%}: {match[1]} points below the mean final accuracy of {baseline.title}, "
-            f"{best.mean:.2%} of {best.n} seeds",
+        meaning = (
+            f"{text} is {accuracy:.2%}: {match[1]} points below the mean final accuracy of {baseline.title}, "
+            f"{best.mean:.2%} of {best.n} seeds"
         )
+        if accuracy <= 0.0:
+            raise UsageError(f"--target {meaning}, which every run has from the start; take fewer points")
+        return Target(accuracy=accuracy, meaning=meaning)
     try:
         accuracy = float(text)
     except ValueError:
@@ -114,7 +116,7 @@ def _need(run: Run, metric: str, target: Target, accuracy: float) -> Need | None
     budget = math.inf if run.diverged else None
     if target.accuracy is None and metric == TIME:
         return Need(seed=run["seed"], amount=run[TIME], budget=budget or run["train_time_s"])  # as the run found it
-    amounts = [row["train_time_s"] for row in rows] if metric == TIME else _bytes_sent(rows)
+    amounts = [row["train_time_s"] for row in rows] if metric == TIME else bytes_sent(rows)
     if None in amounts:
         return None
     reached = (
@@ -125,15 +127,19 @@ def _need(run: Run, metric: str, target: Target, accuracy: float) -> Need | None
     return Need(seed=run["seed"], amount=next(reached, None), budget=budget or amounts[-1])
 
 
-def _bytes_sent(rows: Sequence[Row]) -> list[float | None]:
-    """Bytes of gradients and optimizer state that a rank sent until each evaluation."""
-    steps = [0, *(row["step"] for row in rows)]
-    if None in steps or any(row["payload_bytes_per_step"] is None for row in rows):
+def bytes_sent(rows: Sequence[Row]) -> list[float | None]:
+    """Bytes of gradients and optimizer state that a rank sent until each of a run's evaluations.
+
+    None of all of them where any is not known, as after steps were counted anew, with other ranks.
+    """
+    numbers = interval_steps(rows)
+    if None in numbers or any(row["payload_bytes_per_step"] is None for row in rows):
         return [None for _ in rows]
     return list(
         itertools.accumulate(
-            (now - before) * (row["payload_bytes_per_step"] + (row["state_bytes_per_step"] or 0.0))
-            for before, now, row in zip(steps, steps[1:], rows, strict=False)
+            number * (row["payload_bytes_per_step"] + (row["state_bytes_per_step"] or 0.0))
+            for number, row in zip(numbers, rows, strict=True)
+            if number is not None
         )
     )
 

@@ -104,3 +104,20 @@ def test_what_cannot_be_is_refused_in_a_sentence(
     answer = invoke("report", *arguments)
     assert answer.code == code
     assert sentence in answer.error
+
+
+def test_a_workload_that_lacks_the_baseline_has_its_own(tmp_path: Path) -> None:
+    rows = [*fake_run([0.5, 0.95]), *fake_run([0.5, 0.95], compressor="bf16")]
+    rows += [*fake_run([0.5, 0.95], model="resnet20"), *fake_run([0.5, 0.95], model="resnet20", compressor="topk")]
+    write_run(tmp_path / "runs", *rows)
+    answer = invoke("report", str(tmp_path), "--baseline", "bf16", "--out", str(tmp_path / "report.html"))
+    assert answer.code == 0, answer.error
+    assert "model=resnet20: no row fits --baseline bf16, so another one is taken" in " ".join(answer.error.split())
+    assert "model=small_cnn: no row fits" not in answer.error
+
+
+def test_the_folder_of_the_usual_file_is_made(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    write_run(tmp_path / "runs", *fake_run([0.5, 0.95]))
+    assert invoke("report", "runs").code == 0
+    assert (tmp_path / "results" / "report.html").is_file()

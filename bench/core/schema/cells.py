@@ -44,6 +44,8 @@ def from_cell(cell: str, type_: type) -> Any:
         return None  # what overflowed is no measured value
     if not abs(number) <= _LARGEST[type_]:
         raise ValueError(f"'{cell}' is no number, or larger than anything that can be measured")
+    if type_ is int and number != int(number):
+        raise ValueError(f"'{cell}' is no whole number")
     return type_(number)
 
 

@@ -10,6 +10,7 @@ from pathlib import Path
 from bench.core.environment import version_of
 from bench.core.schema.metrics import METRICS_BY_NAME
 from bench.report import caveats
+from bench.report.baseline import NoSuchBaseline
 from bench.report.comparison import compare
 from bench.report.comparison_table import comparison_table, shared_settings
 from bench.report.formats import format_value
@@ -85,9 +86,9 @@ def page(
         predicted: files of predictions, with the kind of picture that each is drawn as.
 
     Raises:
-        UsageError: no row fits the baseline.
+        NoSuchBaseline: no row fits the baseline.
     """
-    parts = [_part(workload, results.baseline) for workload in by_workload(results.rows)]
+    parts = _parts(by_workload(results.rows), results.baseline)
     figures, not_drawn = _figures(results, predicted)
     unread: list[str] = []
     environments = origin.environments(environment_files, unread.append)
@@ -121,6 +122,26 @@ def to_html(content: Page) -> str:
     environment = jinja2.Environment(autoescape=True, undefined=jinja2.StrictUndefined, trim_blocks=True)
     template = resources.files(__package__).joinpath("page.html.jinja").read_text(encoding="utf-8")
     return environment.from_string(template).render(page=content)
+
+
+def _parts(workloads: Sequence[Workload], baseline: str | None) -> list[Part]:
+    """Each workload by itself; one that lacks the baseline has its own, if any other has the one that is asked for.
+
+    Raises:
+        NoSuchBaseline: none has it.
+    """
+    parts, lacking = [], []
+    for workload in workloads:
+        try:
+            parts.append(_part(workload, baseline))
+        except NoSuchBaseline as error:
+            lacking.append(error)
+            part = _part(workload, None)
+            without = f"{part.label}: no row fits --baseline {baseline}, so another one is taken"
+            parts.append(dataclasses.replace(part, caveats=[without, *part.caveats]))
+    if len(lacking) == len(workloads):
+        raise lacking[0]
+    return parts
 
 
 def _part(workload: Workload, baseline: str | None) -> Part:

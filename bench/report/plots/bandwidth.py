@@ -10,7 +10,7 @@ from typing import Any
 
 from bench.core.errors import UsageError
 from bench.report import baseline as baselines
-from bench.report.comparison import DENSE
+from bench.report.comparison import BASELINES_OF_SPEED
 from bench.report.configurations import Configuration
 from bench.report.formats import format_value
 from bench.report.plots import style
@@ -90,14 +90,14 @@ def _baselines(groups: Sequence[Configuration], wanted: str | None) -> list[tupl
     Raises:
         UsageError: no row fits what is wanted.
     """
-    baselines.choose(groups, wanted, DENSE)
+    baselines.choose(groups, wanted, BASELINES_OF_SPEED)
     alike: dict[tuple[Any, ...], list[Configuration]] = {}
     for group in groups:
         alike.setdefault(tuple(group.runs[0][name] for name in _WORKLOAD), []).append(group)
     found = []
     for of_one in alike.values():
         with contextlib.suppress(UsageError):  # of another workload
-            baseline, _ = baselines.choose(of_one, wanted, DENSE)
+            baseline, _ = baselines.choose(of_one, wanted, BASELINES_OF_SPEED)
             found += [(group, baseline) for group in of_one]
     return found
 

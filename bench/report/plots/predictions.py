@@ -23,6 +23,8 @@ from bench.report.plots.results import NotDrawable
 _WITHIN = 0.15
 """of a prediction's error, the band that is drawn"""
 _DENSE = "bf16"
+_HATCHES = ("", "///", "\\\\\\")
+"""of pairs, which tell them apart without colours, and where there are more than colours"""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -92,7 +94,14 @@ def regime_map(path: Path) -> Picture:
         column, row = rates.index(cell["bandwidth_bps"]), sizes.index(cell["world_size"])
         index = pairs.index((cell["compressor"], cell["collective"]))
         boxes[" on ".join(pairs[index])] = axes.barh(
-            row, 1, left=column, height=1, color=style.color(index + 1), alpha=0.45, edgecolor="white"
+            row,
+            1,
+            left=column,
+            height=1,
+            color=style.color(index + 1),
+            alpha=0.45,
+            edgecolor="white",
+            hatch=_HATCHES[index % len(_HATCHES)],
         )
         sparing = "" if cell["outside"] is None else "?"
         axes.annotate(f"{cell['speedup']:.1f}{sparing}", (column + 0.5, row), ha="center", va="center", fontsize=7)
@@ -157,7 +166,7 @@ def _json(path: Path, key: str, command: str) -> dict[str, Any]:
     check_regular(path)
     try:
         content = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise NotDrawable(f"{path} cannot be read: {error}; write it with {command}") from None
     if not isinstance(content, dict) or not content.get(key):
         raise NotDrawable(f"{path} holds no {key}; write it with {command}")
@@ -169,7 +178,7 @@ def _validation(path: Path) -> list[dict[str, str]]:
     try:
         with path.open(newline="", encoding="utf-8") as file:
             cells = [cell for cell in csv.DictReader(file) if cell.get("error")]
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, csv.Error) as error:
         raise NotDrawable(f"{path} cannot be read: {error}") from None
     if not cells:
         raise NotDrawable(f"{path} holds no measured configuration; give the table of bench predict --validate")

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import math
 from typing import TYPE_CHECKING, Any
 
 from bench.core.errors import NothingToCompare
 from bench.report.configurations import SETTINGS, Configuration, configurations
 from bench.report.runs import Run, collect_runs, newest, one_per_seed
 from bench.report.store import Row, to_frame
+from bench.report.targets import bytes_sent
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -59,15 +61,10 @@ class Results:
         return shortly_labelled([group for group in groups if group.ok])
 
     def evaluations(self, configuration: Configuration) -> pd.DataFrame:
-        """The rows of a configuration's runs that ended well, with ``bytes_sent``: per rank, since the start.
-
-        A row counts for the steps since the previous one, so all rows of a run must be there.
-        """
-        ours = to_frame([row for run in configuration.ok for row in run.rows]).sort_values("step", kind="stable")
-        steps = ours["step"].astype(float)
-        new_steps = steps.groupby(ours["run_id"]).diff().fillna(steps)
-        per_step = ours["payload_bytes_per_step"] + ours["state_bytes_per_step"].fillna(0.0)
-        return ours.assign(step=steps, bytes_sent=(new_steps * per_step).groupby(ours["run_id"]).cumsum())
+        """The rows of a configuration's runs that ended well, with ``bytes_sent``: per rank, since the start."""
+        ours = to_frame([row for run in configuration.ok for row in run.rows])
+        sent = [math.nan if each is None else each for run in configuration.ok for each in bytes_sent(run.rows)]
+        return ours.assign(step=ours["step"].astype(float), bytes_sent=sent)
 
     @functools.cached_property
     def _runs(self) -> list[Run]:

@@ -7,26 +7,24 @@ Statistical Association 53 (1958).
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from bench.report.configurations import Configuration
 from bench.report.plots import style
 from bench.report.plots.picture import Picture
 from bench.report.plots.results import NotDrawable, Results
-
-if TYPE_CHECKING:
-    import pandas as pd
 
 _SHIFT = 0.008  # of the height: curves that coincide lie beside each other
 
 
 def draw(results: Results) -> Picture:
     """One rising curve per configuration, a mark where a seed's training ended without reaching its target."""
-    seeds = {each.title: steps_to_target(results.evaluations(each)) for each in results.configurations}
+    last = float(max(row["step"] or 0 for row in results.rows))
+    seeds = {each.title: steps_to_target(each, last) for each in results.configurations}
     seeds = {title: each for title, each in seeds.items() if each}
     if not seeds:
         raise NotDrawable("steps to target need a finished run with --target-accuracy")
     figure, (axes,) = style.new_figure()
-    last = float(max(row["step"] or 0 for row in results.rows))
     curves, counts = {}, []
     for index, (title, each) in enumerate(seeds.items()):
         reached = share_reached(each)
@@ -54,13 +52,18 @@ def draw(results: Results) -> Picture:
     return Picture(figure=figure, alt=f"Kaplan-Meier curves. Seeds that reached the target: {'; '.join(counts)}.")
 
 
-def steps_to_target(evaluations: pd.DataFrame) -> list[tuple[float, bool]]:
-    """For each seed with a target: the step that reached it and True, or its last step and False."""
+def steps_to_target(configuration: Configuration, last: float) -> list[tuple[float, bool]]:
+    """For each seed with a target: the step that reached it and True, or its last step and False.
+
+    One that diverged would have missed it with any number of steps: it counts until the `last` of all.
+    """
     seeds = []
-    for _, rows in evaluations.groupby("run_id", sort=False):
-        if rows["target_accuracy"].notna().any():
-            reached = rows.loc[rows["time_to_target_s"].notna(), "step"]
-            seeds.append((float(reached.min() if len(reached) else rows["step"].max()), len(reached) > 0))
+    for run in (*configuration.ok, *configuration.diverged):
+        if run["target_accuracy"] is None:
+            continue
+        reached = [row["step"] for row in run.rows if row["time_to_target_s"] is not None]
+        watched_until = last if run.diverged else max(row["step"] or 0 for row in run.rows)
+        seeds.append((float(min(reached, default=watched_until)), bool(reached)))
     return seeds
 
 

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from bench.report.caveats import cautions, caveats
+from bench.report.comparison_table import shared_settings
 from tests.testing.fake_rows import fake_row, fake_seeds, topk_seeds
 from tests.unit.report.compared import DENSE, TOPK, cells, compared
 
@@ -138,3 +139,14 @@ def test_steps_that_were_counted_anew_make_no_interval(tmp_path: Path) -> None:
     anew = in_parts(TOPK, (20, 400.0), (40, 100.0), (30, 100.0))
     said = caveats(compared(tmp_path, [*DENSE, *anew]))
     assert not any("less than a tenth" in text or "bytes per step" in text for text in said)
+
+
+def test_epochs_on_one_side_and_steps_on_the_other_are_other_work(tmp_path: Path) -> None:
+    comparison = compared(tmp_path, [*DENSE, *[row | {"epochs": None, "steps": 400} for row in TOPK]])
+    (sentence,) = [sentence for sentence in caveats(comparison) if sentence.startswith("the rows differ in")]
+    assert "epochs (2 / -)" in sentence
+    assert "steps (- / 400)" in sentence
+    shared = shared_settings(comparison)
+    assert "epochs" not in shared
+    assert "steps" not in shared
+    assert shared["batch_size"] == "32"

@@ -8,9 +8,10 @@ import pytest
 
 from bench.core.errors import UsageError
 from bench.report.caveats import cautions, caveats
+from bench.report.comparison import compare
 from bench.report.comparison_table import comparison_table
 from bench.report.gates import Gate, GateResult, check
-from tests.testing.fake_rows import fake_row, fake_seeds, topk_seeds
+from tests.testing.fake_rows import fake_row, fake_seeds, stored, topk_seeds
 from tests.unit.report.compared import DENSE, TOPK, cells, compared, titles
 
 
@@ -259,3 +260,27 @@ def test_seeds_that_diverged_allow_no_praise_of_the_others_accuracy(tmp_path: Pa
     (sentence,) = check(compared(tmp_path, [*dense, *topk, *lost]), [Gate.parse("accuracy:1")]).crossed
     assert sentence.endswith("3 of 6 seeds diverged, which crosses accuracy:1")
     assert check(sound, [Gate.parse("accuracy:1")]) == GateResult()
+
+
+def test_counts_of_the_wire_are_exact_whatever_their_unit(tmp_path: Path) -> None:
+    """Three seeds each, all alike: bytes and the ratio made of them say the same."""
+    rows = [*fake_seeds([1.0] * 3), *topk_seeds([1.0] * 3)]
+    for metric in ("payload_bytes_per_step", "compression_ratio"):
+        comparison = compare(stored(tmp_path, rows), metric=metric)
+        assert (comparison.rows[1].verdict, comparison.rows[1].gain.p) == ("better", 0.0), metric
+
+
+def test_without_a_row_in_fp32_that_in_bf16_is_the_baseline_and_without_both_it_is_said(tmp_path: Path) -> None:
+    sparse, half = topk_seeds([1.0] * 3), topk_seeds([1.0] * 3, compressor="bf16")
+    comparison = compare(stored(tmp_path, [*sparse, *half]), metric="test_accuracy")
+    assert (comparison.baseline.label["compressor"], comparison.ambiguity) == ("bf16", None)
+    comparison = compare(stored(tmp_path, [*sparse, *topk_seeds([1.0], compressor="sign")]), metric="test_accuracy")
+    assert comparison.ambiguity is not None
+    assert comparison.ambiguity.startswith("no row is of none or bf16 or torch_bf16, so the baseline is topk")
+
+
+def test_groups_of_configurations_keep_their_names_in_data(tmp_path: Path) -> None:
+    comparison = compare(stored(tmp_path, [*fake_seeds([1.0, 2.0]), *topk_seeds([1.0])]), by=["config_id"])
+    raw = [{key: value for cell in row for key, value in cell.raw.items()} for row in comparison_table(comparison).rows]
+    assert [row["config_id"] for row in raw] == [row.configuration.label["config_id"] for row in comparison.rows]
+    assert None not in [row["config_id"] for row in raw]

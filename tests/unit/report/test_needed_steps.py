@@ -96,3 +96,28 @@ def test_what_runs_do_not_say_is_not_made_up(rows: list[dict[str, Any]], reason:
 def test_runs_of_several_targets_are_refused() -> None:
     with pytest.raises(UsageError, match=r"targets 0.8, 0.9; give those of one"):
         needed(run("a", 4, 100) + run("b", 4, 100, target_accuracy=0.8), 4)
+
+
+def test_a_seed_that_diverged_counts_as_missed() -> None:
+    lost = {"status": "failed", "error": "the loss is nan at step 210; training has diverged: try a lower --lr"}
+    rows = run("a", 4, 100) + run("b", 4, None, **lost) + run("c", 4, None, **lost)
+    found = needed(rows, 4)
+    assert (found.steps, found.said) == (None, "no time to target: most of 3 run(s) missed 90.0%")
+
+
+def test_runs_that_do_something_else_are_refused() -> None:
+    with pytest.raises(UsageError, match=r"the runs with 4 ranks differ in lr \(0.1, 0.2\); give those of one"):
+        needed(run("a", 4, 100, lr=0.1) + run("b", 4, 200, lr=0.2), 4)
+    assert needed(run("a", 4, 100, lr=0.1) + run("b", 2, 200, lr=0.2), 4).steps == 100
+
+
+def test_who_reached_its_target_before_it_went_on_with_other_ranks_says_nothing() -> None:
+    rows = run("a", 2, 200)
+    rows = [row | ({"world_size": 4} if row["step"] > 200 else {}) for row in rows]
+    assert needed(rows, 4).steps is None
+    assert needed(rows + run("b", 4, 300), 4).steps == 300
+
+
+def test_steps_of_epochs_are_told_for_their_first_may_have_sent_more() -> None:
+    assert needed(run("a", 4, 100), 4).of_epochs
+    assert not needed(run("a", 4, 100, steps=400), 4).of_epochs

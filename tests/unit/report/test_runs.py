@@ -2,6 +2,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from bench.report.comparison import compare
 from bench.report.runs import collect_runs, one_per_seed
 from tests.testing.fake_rows import fake_row, stored
 
@@ -50,3 +51,15 @@ def test_a_run_that_went_on_with_other_ranks_is_one_run(tmp_path: Path) -> None:
     ]
     (run,) = collect_runs(stored(tmp_path, rows))
     assert (run["config_id"], run["world_size"], run.ended_well, len(run.rows)) == ("four", 4, True, 2)
+
+
+def test_the_same_settings_of_another_version_are_the_same_run_of_a_group(tmp_path: Path) -> None:
+    """A version that knows one option more gives them another `config_id`."""
+    rows = [
+        fake_row(run_id="old", config_id="1", started_at="2026-03-01"),
+        fake_row(run_id="new", config_id="2", started_at="2026-03-02"),
+        fake_row(run_id="other", config_id="3", lr=0.1),
+    ]
+    comparison = compare(stored(tmp_path, rows), by=["compressor"])
+    assert [run["run_id"] for run in comparison.baseline.runs] == ["new", "other"]
+    assert len(compare(stored(tmp_path, rows)).rows) == 3

@@ -27,6 +27,7 @@ def test_conditions_are_typed_and_options_of_a_component_stay_together() -> None
         ("datset=digits", "no column 'datset' .did you mean 'dataset'"),
         ("dataset=digits,word_size=4", "no column 'word_size'"),
         ("world_size=many", "--where world_size=many: "),
+        ("world_size=2.7", "--where world_size=2.7: '2.7' is no whole number"),
     ],
 )
 def test_bad_conditions_are_refused(text: str, sentence: str) -> None:
@@ -58,3 +59,18 @@ def test_rows_are_put_in_order_the_best_first_and_the_unknown_last(tmp_path: Pat
     ):
         comparison = compare(stored(tmp_path, rows), metric="step_time_s", sort=sort)
         assert [row.configuration.label["compressor"] for row in comparison.candidates] == expected
+
+
+def test_what_names_a_column_and_an_option_of_the_component_before_is_the_option() -> None:
+    conditions = parse_conditions("compressor=topk:ratio=0.01,warmup_epochs=0,lr=0.1,warmup_epochs=2")
+    assert conditions[0] == Condition(column="compressor", value="topk:ratio=0.01,warmup_epochs=0")
+    assert conditions[1:] == [Condition(column="lr", value=0.1), Condition(column="warmup_epochs", value=2.0)]
+    assert parse_conditions("strategy=async_server:staleness=1,warmup_epochs=0")[1].column == "warmup_epochs"
+    assert parse_conditions("compressor=of_another:ratio=1,warmup_epochs=0")[1].column == "warmup_epochs"
+
+
+def test_rows_are_put_in_order_by_bytes_to_target(tmp_path: Path) -> None:
+    rows = [*fake_seeds([1.0, 1.0]), *topk_seeds([1.0, 1.0], compressor="sign", payload_bytes_per_step=50_000.0)]
+    rows += topk_seeds([1.0, 1.0], compressor="topk")
+    comparison = compare(stored(tmp_path, rows), sort="bytes_to_target", targets=["0.9"])
+    assert [row.configuration.label["compressor"] for row in comparison.rows] == ["none", "topk", "sign"]

@@ -10,7 +10,7 @@ import pytest
 
 from bench.core.errors import NothingToCompare, UsageError
 from bench.core.schema.metrics import METRICS
-from bench.report.store import read, to_frame
+from bench.report.store import read, read_layers, to_frame
 from tests.testing.fake_rows import fake_row, fake_seeds, topk_seeds, write_run, write_runs
 from tests.testing.invoke import invoke
 
@@ -162,3 +162,33 @@ def test_a_file_that_cannot_be_read_is_named(tmp_path: Path, monkeypatch: pytest
     monkeypatch.setattr(Path, "read_bytes", refuse)
     with pytest.raises(NothingToCompare, match=r"metrics\.csv cannot be read: Permission denied"):
         load([path])
+
+
+def test_an_empty_cell_means_what_an_absent_column_means(tmp_path: Path) -> None:
+    """As in files that were put together of old and new ones."""
+    path = tmp_path / "old.csv"
+    path.write_text("run_id,config_id,seed,compressor,collective,status\nr,c,3,none,native,ok\n")
+    write_run(tmp_path / "new", fake_row(accumulate=4))
+    both = tmp_path / "both.csv"
+    frames = [pd.read_csv(file) for file in (path, tmp_path / "new" / "metrics.csv")]
+    pd.concat(frames).to_csv(both, index=False)
+    together = read([both])
+    assert together[0] == read([path])[0]
+    assert [row["accumulate"] for row in together] == [1, 4]
+
+
+def test_runs_behind_links_are_found_once_and_links_that_lead_back_end(tmp_path: Path) -> None:
+    write_run(tmp_path / "elsewhere" / "a", fake_row(run_id="a"))
+    write_run(tmp_path / "runs" / "b", fake_row(run_id="b"))
+    (tmp_path / "runs" / "a").symlink_to(tmp_path / "elsewhere" / "a")
+    (tmp_path / "runs" / "up").symlink_to(tmp_path)
+    found = [row["run_id"] for row in read([tmp_path / "runs"])]
+    assert sorted(found) == ["a", "b"]
+
+
+def test_layers_of_another_program_are_left_out_with_a_warning(tmp_path: Path) -> None:
+    folder = write_run(tmp_path / "a", fake_row())
+    (folder / "layers.csv").write_text("name,shape\nconv,3\n")
+    warnings: list[str] = []
+    assert read_layers([folder], warn=warnings.append) == []
+    assert "layers.csv is left out: it has no column run_id" in warnings[0]

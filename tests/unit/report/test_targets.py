@@ -171,7 +171,7 @@ def test_several_targets_stand_side_by_side(tmp_path: Path) -> None:
     assert cells["time to 80 % [95% CI]"].startswith("2.08 s [")
     assert cells["time to 96 %"] == "≥4.16 s (0/3)"
     assert cells["speed-up vs none [95% CI] to 96 %"] == "unclear"
-    assert cells["bytes to 80 %"] == "20 MB"
+    assert cells["bytes to 80 %"] == "~20 MB"  # by formula
     assert any(
         note == "best-1 is 96.00%: 1 points below the mean final accuracy of none + native, 97.00% of 3 seeds"
         for note in comparison_table(comparison).notes
@@ -229,3 +229,43 @@ def test_by_the_time_to_a_target_who_reached_it_more_often_stands_first(tmp_path
     rows = stored(tmp_path, list(itertools.chain(*dense, *once, *always)))
     comparison = compare(rows, metric=TIME, targets=["0.9"], sort=TIME)
     assert [row.configuration.label["compressor"] for row in comparison.candidates] == ["topk", "sign"]
+
+
+def test_bytes_are_not_known_where_steps_were_counted_anew(tmp_path: Path) -> None:
+    """With fewer ranks there are more steps, with more ranks fewer: neither tells how many were made."""
+    for step, ranks in ((15, 4), (30, 1)):
+        rows = curve(1, 0.5, 0.95)
+        rows[1] |= {"step": step, "world_size": ranks}
+        assert needs(configuration(tmp_path, *rows), BYTES, Target(accuracy=0.9)) == []
+        assert needs(configuration(tmp_path, *rows), TIME, Target(accuracy=0.9))[0].amount == 2.0
+
+
+def test_what_is_counted_as_missed_is_in_the_same_cells_whether_bytes_are_known_or_not(tmp_path: Path) -> None:
+    rows = [row for seed in (1, 2) for row in curve(seed, 0.5, 0.95, payload_bytes_per_step=None)]
+    raw = {}
+    for cell in comparison_table(compare(stored(tmp_path, rows), metric=TIME, targets=["0.9"])).rows[0]:
+        raw |= cell.raw
+    assert (raw["num_reached_0.9"], raw["num_missed_0.9"]) == (2, 0)
+    assert raw["bytes_to_target_0.9"] is None
+
+
+def test_every_target_has_its_time_whatever_the_metric(tmp_path: Path) -> None:
+    rows = [row for seed in (1, 2) for row in curve(seed, 0.5, 0.95, 0.96)]
+    comparison = compare(stored(tmp_path, rows), metric="samples_per_s", targets=["0.9", "0.96"])
+    cells = heading_to_text(comparison, 0)
+    assert (cells["time to 90 %"], cells["time to 96 %"]) == ("2 s", "3 s")
+
+
+def test_a_target_that_everybody_has_from_the_start_is_none(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="every run has from the start; take fewer points"):
+        compare(stored(tmp_path, fake_seeds([1.0, 2.0])), metric=TIME, targets=["best-99.5"])
+
+
+def test_seeds_that_would_do_follow_from_those_that_an_effect_rests_on(tmp_path: Path) -> None:
+    """One seed is left, and one diverged: together they have a spread."""
+    rows = [row for seed in (1, 2, 3) for row in curve(seed, 0.5, 0.95, 0.96, pace=1 + seed / 10)]
+    other = {"compressor": "topk", "collective": "allgather"}
+    rows += [*curve(3, 0.5, 0.95, 0.96, pace=1.1, **other), *diverged(1, **other)]
+    comparison = compare(stored(tmp_path, rows), metric=TIME, targets=["0.9"])
+    assert comparison.rows[1].verdict == "unclear"
+    assert caveats(comparison)

@@ -11,7 +11,7 @@ import pytest
 
 from bench.report.configurations import Configuration
 from bench.report.plots import accuracy, bandwidth, pareto, profile, scaling, step_time, target
-from bench.report.plots.results import shortly_labelled
+from bench.report.plots.results import NotDrawable, shortly_labelled
 from tests.testing.fake_results import everything, fake_run, results
 
 
@@ -58,7 +58,7 @@ def test_a_miss_counts_until_its_last_step(tmp_path: Path) -> None:
     rows = [*fake_run([0.5, 0.95, 0.96], seed=1), *fake_run([0.5, 0.6, 0.7], seed=2)]
     shown = results(tmp_path, rows)
     (configuration,) = shown.configurations
-    assert target.steps_to_target(shown.evaluations(configuration)) == [(20.0, True), (30.0, False)]
+    assert target.steps_to_target(configuration, 30.0) == [(20.0, True), (30.0, False)]
     picture = target.draw(shown)
     assert "1 of 2" in picture.alt
     curve, mark = picture.figure.axes[0].lines
@@ -235,3 +235,20 @@ def test_a_workload_that_one_method_lacks_is_left_out(tmp_path: Path) -> None:
         if not (row["compressor"] == "none" and row["world_size"] == 4 and row["uplink_bps"] == 1e8)
     ]
     assert "Of 6 workloads" in profile.draw(results(tmp_path, rows)).alt
+
+
+def test_a_seed_that_diverged_counts_as_missed_until_the_last_step_of_all(tmp_path: Path) -> None:
+    lost = fake_run([0.5], seed=2, status="failed", error="the loss is nan at step 11; training has diverged")
+    shown = results(tmp_path, [*fake_run([0.5, 0.95, 0.96], seed=1), *lost])
+    (configuration,) = shown.configurations
+    assert target.steps_to_target(configuration, 30.0) == [(20.0, True), (30.0, False)]
+    assert "1 of 2" in target.draw(shown).alt
+
+
+def test_bytes_are_not_drawn_where_steps_were_counted_anew(tmp_path: Path) -> None:
+    """A run that went on with twice as many ranks has half as many steps."""
+    rows = fake_run([0.5, 0.9, 0.95], payload_bytes_per_step=100.0)
+    rows[1] |= {"step": 6, "world_size": 4}
+    rows[2] |= {"step": 12, "world_size": 4}
+    with pytest.raises(NotDrawable, match="needs a finished run"):
+        accuracy.against_bytes(results(tmp_path, rows))
