@@ -58,7 +58,10 @@ class Auto(Compressor):
             path = Path(self.choices).absolute()
             self.choices = str(path)
             try:
-                for pair in {part.pair for choice in read_choices(path) for part in choice.parts}:
+                choices = read_choices(path)
+                if not choices:
+                    raise ValueError("it is empty")
+                for pair in {part.pair for choice in choices for part in choice.parts}:
                     pair.built()
             except (OSError, ValueError) as error:
                 raise OptionError(

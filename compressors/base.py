@@ -75,6 +75,11 @@ class Compressor(Options, abc.ABC):
         return False
 
     @property
+    def denser_epochs(self) -> int:
+        """First epochs of a run of epochs in which more is sent than later."""
+        return 0
+
+    @property
     def default_collectives(self) -> tuple[str, ...]:
         """What sums where nobody chooses: the first of these that takes what the compressor emits."""
         return ("native", "allgather")

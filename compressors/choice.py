@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import json
 from collections.abc import Iterable, Mapping
@@ -107,14 +108,19 @@ def read_choices(path: Path) -> list[Choice]:
         OSError: the file cannot be read.
         ValueError: it holds something else.
     """
-    choices = []
-    *whole, _ = path.read_text(encoding="utf-8").split("\n")
-    for line in whole:
-        try:
-            choices.append(Choice.from_dict(json.loads(line)))
-        except (KeyError, TypeError, AttributeError) as error:
-            raise ValueError(f"'{line[:40]}' is no choice: {error}") from None
+    *whole, last = path.read_text(encoding="utf-8").split("\n")
+    choices = [_choice(line) for line in whole]
+    if last:
+        with contextlib.suppress(ValueError):
+            choices.append(_choice(last))
     return choices
+
+
+def _choice(line: str) -> Choice:
+    try:
+        return Choice.from_dict(json.loads(line))
+    except (KeyError, TypeError, AttributeError) as error:
+        raise ValueError(f"'{line[:40]}' is no choice: {error}") from None
 
 
 def pairs_on(collective: Collective) -> list[Pair]:

@@ -6,7 +6,7 @@ import dataclasses
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, cast
 
 import typer
 
@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from bench.launch.predictions.asked import Asked
     from bench.launch.predictions.validating import Cell
     from bench.launch.sweeps.agenda import Agenda
+    from compressors.base import Compressor
 
 MAP_POINTS_PER_DECADE = 3
 RUNS, TABLE = Path("results/runs/predict"), "validation.csv"
@@ -296,10 +297,20 @@ def _add_time_to_target(row: dict[str, Any], known: Calibration, checked: Asked,
     """Into the row, where runs say it; return on what it rests, or why there is none."""
     if not checked.waits:
         raise UsageError("--steps-from knows steps of ranks that wait for each other; leave out --strategy")
+    from bench.core import spec
     from bench.report.needed_steps import needed_steps
     from bench.report.store import read
 
     needed = needed_steps(read(paths), known, checked.compressor, checked.world_size)
     row["steps_to_target"] = needed.steps
-    row["time_to_target_s"] = None if needed.steps is None else needed.steps * row["step_time_s"]
-    return needed.said
+    row["time_to_target_s"] = None
+    if needed.steps is None:
+        return needed.said
+    compressor = cast("Compressor", spec.build("compressors", checked.compressor))
+    if not (needed.of_epochs and compressor.denser_epochs):
+        row["time_to_target_s"] = needed.steps * row["step_time_s"]
+        return needed.said
+    return (
+        f"{needed.said}; {checked.compressor} sends more in its first epochs than in the step predicted, so no time "
+        "follows: give runs with --steps, or with warmup_epochs=0"
+    )

@@ -180,7 +180,7 @@ class Calibration:
     Attributes:
         cpu, torch_version, kernels: as in `metrics.csv`.
         cores: that ranks could use.
-        model, dataset, optimizer, batch_size, threads, bucket_mb: of the run that was measured.
+        model, dataset, optimizer, batch_size, augment, threads, bucket_mb: of the run that was measured.
         batch_s, forward_s, backward_s, update_s: of one rank that has the machine to itself, CPU seconds where several
             threads do not make that more than the time.
         buckets: in the order in which they are ready.
@@ -215,6 +215,7 @@ class Calibration:
     messages: dict[str, MessageCosts]
     around_message_s: Seconds = 0.0
     crowded_wake_s: Seconds = 0.0
+    augment: bool = True
     validated: tuple[Validated, ...] = ()
 
     def __post_init__(self) -> None:

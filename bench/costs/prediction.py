@@ -41,6 +41,8 @@ from collectives.rounds.waves import Lengths, Wave
 
 FLAG_BYTES = 8
 """of the word that a gradient was not finite, from each rank to each"""
+COMMAND_BYTES = 1
+"""of a rank's word to rank 0 that its backward ended, and of the answer that all may begin (trigger sync)"""
 ONE_BYTE = Lengths(lambda start, stop, terms: (np.ones_like(start), np.ones_like(start)))
 SETTLES_UP_TO = 64
 """ranks for which further steps are simulated, each begun where the one before left every rank"""
@@ -141,7 +143,7 @@ class _Step:
     def __init__(self, calibration: Calibration, setting: Setting) -> None:
         self._calibration = calibration
         self._setting = setting
-        self._flows = Flows(setting.links)
+        self._flows = Flows(setting.links, setting.slower)
         self.settles_in = SETTLING_STEPS if setting.links.num_ranks <= SETTLES_UP_TO else 1
         if setting.links.latency_s.any():
             if self.settles_in == 1:
@@ -165,24 +167,27 @@ class _Step:
         """When each rank's step ends that began at `starts`."""
         calibration, setting, flows = self._calibration, self._setting, self._flows
         n = setting.links.num_ranks
-        sent, messages, busy_s = flows.sent.copy(), flows.messages.copy(), flows.busy_s.copy()
-        over_links = flows.sent_over_links.copy()
+        busy_s, over_links = flows.busy_s.copy(), flows.sent_over_links.copy()
         *early, last, computed = self.computing.reached(starts)
         self.computed_s = computed - starts
         self.worked_s = 0.0
-        first = early[0] if early and setting.starts_early else last
+        num_early = len(early) if setting.starts_early else 0
+        first = early[0] if num_early else last
         if flows.windows is not None:
             flows.windows.begin_step(float((first - starts).min()) + self._silent_anyway_s)
-        flows.ready = starts
+        flows.ready, flows.crowded_until = starts, float(computed.max())
+        if not setting.starts_early:
+            self._await_command(last)
+        sent, messages = flows.sent.copy(), flows.messages.copy()
         under_way: list[tuple[Floats, float]] = []
         to_decode = np.zeros(n)
         for number, (bucket, encoded) in enumerate(zip(calibration.buckets, setting.encoded, strict=True)):
-            is_early = setting.starts_early and number < len(early)
-            if number == len(early):
+            if number == num_early:
                 worked_before_s = self._works_s(busy_s)
-                held_up_s = self._held_up_s(flows.sent_over_links - over_links, flows.busy_s - busy_s)
-                last, computed = last + held_up_s, computed + held_up_s
-            due = early[number] if is_early else last
+                if setting.starts_early:
+                    held_up_s = self._held_up_s(flows.sent_over_links - over_links, flows.busy_s - busy_s)
+                    last, computed = last + held_up_s, computed + held_up_s
+            due = early[number] if number < num_early else last
             flows.crowded_until = float(computed.max())
             waited = np.maximum(0.0, due - flows.ready)
             to_decode = np.maximum(0.0, to_decode - waited)
@@ -201,6 +206,14 @@ class _Step:
         self.exposed_s = exchanged - last
         self.late_work_s = self._works_s(busy_s) - worked_before_s
         return exchanged + self.computing.factor * calibration.update_s
+
+    def _await_command(self, computed: Floats) -> None:
+        """Every rank tells rank 0 that its backward has ended, which then lets all begin."""
+        flows = self._flows
+        others = np.arange(1, self._setting.links.num_ranks)
+        rank_0, nbytes = np.zeros_like(others), np.full(others.shape, COMMAND_BYTES)
+        flows.wait_until(computed)
+        flows.run([Wave(others, rank_0, nbytes), Wave(rank_0, others, nbytes)])
 
     def _tell_all_whether_finite(self) -> Floats:
         """When each rank has every other's word, which goes behind the last bucket while others are decoded."""
@@ -236,12 +249,14 @@ class _Step:
             flows.work(self._takes(work_s + (0.0 if self._is_bare(offer) else offer.pack_s)))
             begun = flows.ready
             self._sum(bucket, offer)
+            more_s = (setting.links.num_ranks - 1) * offer.decode_s if setting.collective.leaves_terms else 0.0
             goes_on = len(encoded.offers) == 1 and isinstance(setting.collective, Allgather | Native)
             if goes_on:
-                more_s = (setting.links.num_ranks - 1) * offer.decode_s if setting.collective.leaves_terms else 0.0
                 under_way.append((flows.ready, after_s + more_s))
                 flows.ready = begun
                 return 0.0
+            if len(encoded.offers) > 1:
+                flows.work(self._takes(more_s))  # the terms of each of several messages are added before the next one
         return after_s
 
     def _sum(self, bucket: BucketParts, offer: Offer) -> None:

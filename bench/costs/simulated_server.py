@@ -155,6 +155,7 @@ class Simulation:
     def __init__(self, setting: AsyncSetting, work: StepWork, draw: np.random.Generator) -> None:
         n = setting.links.num_ranks
         self._links, self._work, self._root = setting.links, work, setting.strategy.root
+        self._slower = setting.slower
         self._env = simpy.Environment()
         self._star = Star(self._env, setting.links, self._root)
         self._cores = Sharing(self._env, n, work.computing.rates)
@@ -186,7 +187,7 @@ class Simulation:
                 yield bucket
                 yield env.timeout(self._longer(rank) * work.encode_s[number])
                 if is_remote:
-                    yield env.timeout(work.message_s[number])
+                    yield env.timeout(self._slower[rank] * work.message_s[number])
                     sent.append(env.process(self._push(rank, number)))
             computed = yield backward
             yield env.all_of(sent)
@@ -217,7 +218,7 @@ class Simulation:
         """A bucket's way to the server, until that has it."""
         yield self._star.push(rank, self._work.nbytes[number])
         yield self._env.timeout(self._star.latency_s(rank, to_server=True) + self._links.wake_s)
-        yield from self._serve(self._work.message_s[number])
+        yield from self._serve(self._slower[self._root] * self._work.message_s[number])
 
     def _end_clock(self, rank: int) -> Life:
         """What the server does with a whole push, until the rank may make its next step."""
@@ -239,9 +240,10 @@ class Simulation:
     def _answer(self, rank: int) -> Life:
         """The parameters' way to a rank, until it has them."""
         work = self._work
-        yield from self._serve(work.answer_s)
+        yield from self._serve(self._slower[self._root] * work.answer_s)
         yield self._star.answer(rank, work.answer_nbytes)
-        yield self._env.timeout(self._star.latency_s(rank, to_server=False) + self._links.wake_s + work.answer_s)
+        taken_s = self._slower[rank] * work.answer_s
+        yield self._env.timeout(self._star.latency_s(rank, to_server=False) + self._links.wake_s + taken_s)
 
     def _serve(self, seconds: float) -> Life:
         with self._serving.request() as turn:

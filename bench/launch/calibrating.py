@@ -21,6 +21,7 @@ from bench.launch.jobs import torchrun
 from bench.launch.jobs.fork_server import ForkServer
 from bench.launch.jobs.watchdog import WatchdogTimeouts
 from bench.launch.measurement import measure
+from bench.launch.predictions.checking import cannot_be_calibrated
 from bench.launch.resolve import prepare
 
 if TYPE_CHECKING:
@@ -139,8 +140,6 @@ def _messages(config: CalibrateConfig, cluster: Cluster) -> dict[str, float]:
 
 def _measurable(text: str) -> str:
     compressor = cast("Compressor", spec.build("compressors", text))
-    if compressor.engine_hook:
-        raise UsageError(f"{text} encodes inside PyTorch's own hook, out of sight; leave it out")
-    if compressor.chooses:
-        raise UsageError(f"{text} encodes nothing itself; calibrate the compressors that it tries, topk or bf16 say")
+    if reason := cannot_be_calibrated(compressor):
+        raise UsageError(reason)
     return spec.short_text(compressor)

@@ -29,7 +29,7 @@ LONG_MESSAGES = 40
 CROWD_TURNS = 4
 WAKE_TURNS = 12
 """of which the mean counts, for rounds that wait for one another add up, the long ones too"""
-_AS_GIVEN = ("model", "dataset", "optimizer", "batch_size", "threads", "bucket_mb")
+_AS_GIVEN = ("model", "dataset", "optimizer", "batch_size", "augment", "threads", "bucket_mb")
 
 
 def run(config: CalibrateConfig, folder: RunFolder) -> None:

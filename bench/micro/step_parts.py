@@ -42,6 +42,8 @@ from compressors.ddp.taken import TakenGradients
 from compressors.layer import Layer, Step, layers_of
 
 WARMUP = 4
+LATE = 10**6
+"""a step at which no compressor sends all entries any more, as some do at first"""
 CROWDED_STEPS = 8
 RANKS = 4
 """whose gradients are recorded, at the same weights, to see how far the entries that they send are the same"""
@@ -111,9 +113,10 @@ class StepParts:
             ready = [at - marks[2] for at in arrived]
             times.append([after - before for before, after in itertools.pairwise(marks)] + ready)
         batch_s, forward_s, backward_s, update_s, *ready = map(statistics.median, zip(*times, strict=True))
+        of_buckets = [[layer for layer in of if layer.numel] for _, of, _ in self._arrived]
         buckets = [
             BucketParts(ready_s=at, layers=tuple(layer.id for layer in of), numels=tuple(layer.numel for layer in of))
-            for at, (_, of, _) in zip(ready, self._arrived, strict=True)
+            for at, of in zip(ready, of_buckets, strict=True)
         ]
         return Compute(
             batch_s=batch_s,
@@ -262,7 +265,7 @@ def encoded(
     offers: list[list[list[Message]]] = [[] for _ in range(num_buckets)]
     for turn in range(1 + config.turns):
         for rank, (reducer, of_rank) in enumerate(zip(reducers, gradients, strict=True)):
-            step = Step(index=turn, epoch=0, rank=rank, world_size=1, seed=config.seed, warmup=False)
+            step = Step(index=LATE + turn, epoch=0, rank=rank, world_size=1, seed=config.seed, warmup=False)
             for number, (layers, kept) in enumerate(of_rank):
                 bucket = Bucket(layers=layers, gradients=[gradient.clone() for gradient in kept], step=step)
                 if is_timed := turn > 0 and rank == 0:

@@ -111,6 +111,11 @@ class ShareSparsifier(Sparsifier):
     ratio: Annotated[float, Gt(0), Le(1), Doc("kept entries / entries")] = 0.01
     warmup_epochs: Annotated[CountOrZero, Doc("epochs in which the density falls as 0.25^(epoch+1) down to ratio")] = 4
 
+    @property
+    @override
+    def denser_epochs(self) -> int:
+        return self.warmup_epochs
+
     def density(self, step: Step) -> float:
         """Return the share of the entries to keep at this step, in (0, 1]."""
         if step.warmup and step.epoch < self.warmup_epochs:

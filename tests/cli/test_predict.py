@@ -203,6 +203,7 @@ def test_runs_say_how_many_steps_a_target_takes(tmp_path: Path) -> None:
         "compressor": "topk",
         "strategy": "ddp",
         "accumulate": 1,
+        "steps": 200,
     }
     writer = RowWriter(runs)
     for step, seconds in ((100, None), (200, 50.0)):
@@ -227,10 +228,15 @@ def test_runs_say_how_many_steps_a_target_takes(tmp_path: Path) -> None:
     assert lost["losses"] == "every=7200s,restart=60s,checkpoint=100"
     assert lost["restarts_per_hour"] == 1  # two hosts, each lost every two hours
     assert lost["times_as_long_with_losses"] == pytest.approx(1 + (60 + 100 * told["step_time_s"] / 2) / 3600, rel=1e-3)
-    assert lost["time_to_target_with_losses_s"] == told["time_to_target_s"] * lost["times_as_long_with_losses"]
+    assert lost["time_to_target_with_losses_s"] == pytest.approx(  # of two checkpoints
+        told["time_to_target_s"] * lost["times_as_long_with_losses"]
+    )
     shown = invoke(*asked[:-1], *LOSSES).out
     assert "with losses" in shown
     assert "1 restart(s) per hour; to the target" in shown
+    part = ("--losses", "every=7200s,restart=60s,checkpoint=20000")
+    often = json.loads(invoke(*asked, *part).out)
+    assert often["time_to_target_with_losses_s"] < told["time_to_target_s"] * often["times_as_long_with_losses"] / 2
     more = json.loads(invoke(*asked, "--world-size", "64").out)
     assert more["time_to_target_s"] is None
     assert any("what 64 would need does not follow" in note for note in more["notes"])

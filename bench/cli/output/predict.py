@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import math
 import statistics
 from collections.abc import Iterator
 from typing import Any
+
+from rich.markup import escape
 
 from bench.cli.output.console import plain_table, print_json, stdout_console
 from bench.core.units import format_bytes, format_rate, format_seconds
@@ -40,7 +43,7 @@ def print_step(checked: Asked, prediction: Prediction, row: dict[str, Any], said
         *_over_time(prediction),
         *(
             [("time to target", f"{format_seconds(row['time_to_target_s'])} in {row['steps_to_target']:.0f} steps")]
-            if row.get("steps_to_target")
+            if row.get("time_to_target_s")
             else []
         ),
         *(_of_losses(row) if "losses" in row else ()),
@@ -137,10 +140,10 @@ def _verdict(checked: Asked, curve: Curve) -> list[str]:
             if checked.compressor == "none"
             else "compression does not pay anywhere in the range"
         ]
-    where = " and ".join(format_rate(rate) for rate in curve.break_even_bps)
-    if len(curve.break_even_bps) > 1:
-        return [f"{it} {'outside' if curve.pays[0] else 'between'} {where}"]
-    return [f"{it} {'below' if curve.pays[0] else 'above'} {where}"]
+    first, *others = map(format_rate, curve.break_even_bps)
+    between = [f"between {low} and {high}" for low, high in itertools.pairwise((first, *others))]
+    stretches = [f"below {first}", *between, f"above {(first, *others)[-1]}"]
+    return [f"{it} {', and '.join(stretches[0 if curve.pays[0] else 1 :: 2])}"]
 
 
 def print_map(found: list[Regime], said: list[str], same: dict[str, Any], *, as_json: bool) -> None:
@@ -181,7 +184,7 @@ def print_validation(rows: list[dict[str, Any]], *, as_json: bool) -> None:
         untimed = "not timed" if row["runs"] else "failed"
         measured = untimed if row["step_time_s"] is None else format_seconds(row["step_time_s"])
         error = "-" if row["error"] is None else f"{row['error']:+.1%}"
-        name = row["settings"] or "[base]"
+        name = escape(row["settings"] or "[base]")
         table.add_row(name, format_seconds(row["predicted_step_time_s"]), measured, error, row["bound_by"])
     stdout_console().print(table)
     if middle is not None and most is not None:

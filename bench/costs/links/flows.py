@@ -55,10 +55,11 @@ class Flows:
 
     Args:
         links: of the ranks.
+        slower: the factor on what each does for messages, float [ranks].
 
     Attributes:
         ready: when each rank is done with what it did, seconds, float [ranks].
-        busy_s: how long each rank worked on messages.
+        busy_s: CPU time of each rank for messages, the same on a slow one.
         sent: bytes that each rank has sent.
         sent_over_links: those of them that left its host.
         messages: number of messages that each rank has sent.
@@ -66,8 +67,9 @@ class Flows:
         crowded_until: until when cores compute that ranks share, and let nobody go on at once.
     """
 
-    def __init__(self, links: Links) -> None:
+    def __init__(self, links: Links, slower: Floats | float = 1.0) -> None:
         self.links = links
+        self._slower = slower
         self.ready = np.zeros(links.num_ranks)
         self.busy_s = np.zeros(links.num_ranks)
         self.sent = np.zeros(links.num_ranks)
@@ -136,7 +138,7 @@ class Flows:
         leaving_bytes = paths.per_source(nbytes)
         send_s = self.links.message_s * paths.leaving + self.links.byte_s * leaving_bytes
         receive_s = paths.per_target(message_s + byte_s * nbytes)
-        self.ready = self.ready + send_s
+        self.ready = self.ready + self._slower * send_s
         begin = self.ready[sources]
         over_link, over_link_bytes = nbytes, leaving_bytes
         if paths.inside is not None:
@@ -166,7 +168,7 @@ class Flows:
             self.ready[targets] = np.maximum(self.ready[targets], arrive)
         else:
             np.maximum.at(self.ready, targets, arrive)
-        self.ready += receive_s
+        self.ready += self._slower * receive_s
         self._count(send_s + receive_s, paths.leaving, leaving_bytes, over_link_bytes)
 
     def _run_each_to_each(self, wave: Wave, message_s: Floats, byte_s: Floats) -> None:
@@ -178,7 +180,7 @@ class Flows:
         leaving_bytes[sources], coming_bytes[targets] = nbytes.sum(1), nbytes.sum(0)
         send_s = links.message_s * leaving + links.byte_s * leaving_bytes
         receive_s = message_s * coming + byte_s * coming_bytes
-        self.ready = self.ready + send_s
+        self.ready = self.ready + self._slower * send_s
         begin = self.ready[sources]
         up_bytes = leaving_bytes + links.ack_share * coming_bytes
         self._up_free = self._up_free.copy()
@@ -213,7 +215,7 @@ class Flows:
             self.ready[some] = np.maximum(self.ready[some], woken)
         if self.windows is not None:
             self.windows.end_wave(sources[:, None], targets, leave_s + latency.max() + links.wake_s)
-        self.ready += receive_s
+        self.ready += self._slower * receive_s
         self._count(send_s + receive_s, leaving, leaving_bytes, leaving_bytes)
 
     def _take_down(

@@ -42,6 +42,24 @@ def check(config: PredictConfig, calibration: Calibration) -> Asked:
     return check_asked(calibration, asked)
 
 
+def cannot_be_calibrated(compressor: Compressor) -> str | None:
+    """Why what a compressor takes cannot be measured on one rank, or does not follow from it; one sentence."""
+    text = spec.short_text(compressor)
+    obstacles = (
+        (compressor.engine_hook, "encodes inside PyTorch's own hook, out of sight; leave it out"),
+        (compressor.chooses, "encodes nothing itself; calibrate the compressors that it tries, topk or bf16 say"),
+        (
+            compressor.needs_all_ranks and not compressor.several_rounds,
+            "has ranks agree with each other before they encode, which is not part of the model; use other options",
+        ),
+        (
+            compressor.one_bucket,
+            "wants the whole model as one bucket, which is not how the others are measured; use other options",
+        ),
+    )
+    return next((f"{text} {reason}" for applies, reason in obstacles if applies), None)
+
+
 def _hosts(config: PredictConfig) -> tuple[tuple[HostLink, ...], int]:
     """(each host's link, ranks on each)."""
     texts = link_texts(config)
@@ -58,8 +76,6 @@ def _hosts(config: PredictConfig) -> tuple[tuple[HostLink, ...], int]:
         raise UsageError(
             f"--world-size {config.world_size} is not {number} hosts with {per_host} rank(s) each; leave out one"
         )
-    if number * per_host < 2:
-        raise UsageError("one rank exchanges nothing; give --world-size 2 or more")
     return (link_of(texts),) * number, per_host
 
 
@@ -69,10 +85,14 @@ def check_asked(calibration: Calibration, asked: Asked) -> Asked:
     Raises:
         UsageError: as `check`.
     """
+    if asked.world_size < 2:
+        raise UsageError("one rank exchanges nothing; give --world-size 2 or more")
     strategy = _strategy(asked)
     compressor = cast(Compressor, spec.build("compressors", asked.compressor))
     text = spec.short_text(compressor)
     if text not in calibration.encoded:
+        if reason := cannot_be_calibrated(compressor):
+            raise UsageError(reason)
         raise UsageError(
             f"{text} is not in the calibration, which holds {', '.join(calibration.encoded)}; name it in "
             "bench calibrate --compressors"

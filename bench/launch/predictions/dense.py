@@ -56,7 +56,10 @@ def fastest(calibration: Calibration, ways: Sequence[Asked]) -> Dense:
 
 def pairs(asked: Asked, compressors: Iterable[str]) -> Iterator[Asked]:
     """All that are legal among so many ranks; a backend's own sum is predicted as a ring, and left to that."""
-    for name in registry.entries("collectives"):
+    names = [*registry.entries("collectives")]
+    if asked.ranks_per_host > 1:
+        names.append(f"hierarchical:group_size={asked.ranks_per_host}")
+    for name in names:
         collective = cast(Collective, spec.build("collectives", name))
         if name == "native" or refusal(collective) or collective.ranks_refusal(asked.world_size):
             continue

@@ -7,9 +7,9 @@ import dataclasses
 import statistics
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
-from bench.core import environment
+from bench.core import environment, spec
 from bench.core.config.run import RunConfig
 from bench.core.errors import UsageError
 from bench.core.parts import Calibration, Validated
@@ -22,8 +22,9 @@ from bench.launch.predictions.step import predicted
 from bench.launch.sweeps.agenda import Agenda
 from bench.launch.sweeps.file import table_text
 from bench.launch.sweeps.plan import PlannedRun
+from compressors.base import Compressor
 
-_AS_CALIBRATED = ("model", "dataset", "optimizer", "batch_size", "threads", "bucket_mb")
+_AS_CALIBRATED = ("model", "dataset", "optimizer", "batch_size", "augment", "threads", "bucket_mb")
 _PARTS = (
     "step_time_s", "exposed_s", "encode_s", "cpu_s_per_step", "samples_per_s", "payload_bytes_per_step",
     "messages_per_step",
@@ -140,7 +141,20 @@ def asked_of(calibration: Calibration, config: RunConfig) -> Asked:
         cluster = Cluster.from_dict(config.cluster)
         hosts, ranks_per_host = cluster.hosts, cluster.ranks_per_host
     asked = Asked.of(config, hosts=hosts, ranks_per_host=ranks_per_host, shared_cores=calibration.cores)
-    return check_asked(calibration, asked)
+    asked = check_asked(calibration, asked)
+    compressor = cast(Compressor, spec.build("compressors", asked.compressor))
+    if config.epochs is not None and _last_interval_begins(config.epochs, config) < compressor.denser_epochs:
+        raise UsageError(
+            f"{asked.compressor} sends more in the first {compressor.denser_epochs} epochs, in which its last steps "
+            "are timed; use --steps, warmup_epochs=0 or more --epochs"
+        )
+    return asked
+
+
+def _last_interval_begins(epochs: int, config: RunConfig) -> int:
+    """After how many epochs that part of a run begins of which the last row is."""
+    every = min(config.eval_every or epochs, epochs)
+    return (epochs - 1) // every * every
 
 
 def compare(cells: Sequence[Cell], agenda: Agenda) -> list[Compared]:

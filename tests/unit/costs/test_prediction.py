@@ -8,12 +8,14 @@ import math
 import operator
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from bench.cli.output.predict import _verdict
 from bench.core.config.predict import PredictConfig
 from bench.core.errors import UsageError
 from bench.core.parts import (
@@ -32,12 +34,15 @@ from bench.core.parts import (
 from bench.costs.offers import lengths_of
 from bench.costs.prediction import Prediction
 from bench.costs.ranks.crowds import crowd_at
-from bench.launch.predictions.checking import check
+from bench.hosts.cluster import HostLink
+from bench.launch.calibrating import _measurable
+from bench.launch.predictions.checking import check, check_asked
 from bench.launch.predictions.curve import parse_sweep, sweep
+from bench.launch.predictions.dense import dense_ways
 from bench.launch.predictions.links import ACK_SHARE, FRAME_PER_PAYLOAD
 from bench.launch.predictions.notes import notes
 from bench.launch.predictions.step import predicted
-from tests.testing.calibrations import calibration
+from tests.testing.calibrations import SPARSE, calibration
 
 MEGABIT = 1e6 / 8 / FRAME_PER_PAYLOAD / (1 + ACK_SHARE)
 """payload bytes per second, of a link that carries as much the other way"""
@@ -68,7 +73,7 @@ def test_a_slow_link_is_waited_for_from_the_first_bucket_on() -> None:
 
 def test_the_sync_trigger_sends_nothing_before_the_last_bucket() -> None:
     waits = step(collective="ring", bandwidth="10mbit", trigger="sync").step_time_s
-    assert waits == pytest.approx(step(collective="ring", bandwidth="10mbit").step_time_s + 0.1)
+    assert waits == pytest.approx(step(collective="ring", bandwidth="10mbit").step_time_s + 0.1, abs=1e-5)
 
 
 def test_encoding_and_decoding_are_part_of_a_step() -> None:
@@ -391,3 +396,94 @@ def test_figures_that_nothing_can_have_are_no_calibration(place: tuple[Any, ...]
     inner[name] = value
     with pytest.raises(UsageError, match=sentence):
         Calibration.of(values)
+
+
+def test_the_sync_trigger_waits_for_rank_0_to_have_heard_of_all() -> None:
+    """There and back, before anything is sent: for a slow rank as well."""
+    asked: dict[str, Any] = {"collective": "ring", "trigger": "sync", "hosts": 4}
+    two = asked | {"hosts": 2}
+    assert step(latency="10ms", **two).step_time_s - step(**two).step_time_s == pytest.approx(
+        (2 + 2 * 2 + 1) * 0.010, abs=1e-4
+    )
+    slow = {"straggler": "rank=3,slowdown=3"}
+    last_s = 0.05 + 3 * 0.3
+    assert step(bandwidth="10mbit", **asked | slow).step_time_s == pytest.approx(
+        step(bandwidth="10mbit", **asked).step_time_s + last_s - 0.35
+    )
+    assert step(**asked).payload_bytes_per_step == step(collective="ring", hosts=4).payload_bytes_per_step
+    assert step(**asked).messages_per_step == step(collective="ring", hosts=4).messages_per_step
+
+
+def test_what_a_slow_host_does_for_messages_takes_longer_too(tmp_path: Path) -> None:
+    cluster = tmp_path / "cluster.toml"
+    cluster.write_text("[[host]]\n[[host]]\ncpu_share = 0.1\n")
+    known = calibration(messages={LOCAL: MessageCosts(message_s=0.01)})
+    more = [
+        step(costs, collective="allgather", compressor="topk", cluster_file=str(cluster)).step_time_s
+        for costs in (known, calibration())
+    ]
+    alone = [
+        step(costs, collective="allgather", compressor="topk", hosts=2).step_time_s for costs in (known, calibration())
+    ]
+    assert more[0] - more[1] == pytest.approx(10 * (alone[0] - alone[1]), rel=0.2)
+
+
+def test_the_terms_of_each_of_several_messages_are_added() -> None:
+    """Two messages of a bucket, of four ranks each: three more terms of each, where nobody has added them."""
+
+    def takes_s(*decode_s: float) -> float:
+        offers = [
+            [Offer(leaves=(SPARSE,), layers=(number,), decode_s=each) for each in decode_s] for number in range(2)
+        ]
+        buckets = tuple(EncodedBucket(work_s=(0.0, 0.0, 0.0), offers=tuple(of_bucket)) for of_bucket in offers)
+        known = calibration(encoded=calibration().encoded | {"powersgd": buckets})
+        asked = {"compressor": "powersgd", "collective": "allgather", "hosts": 4, "trigger": "sync"}
+        return step(known, **asked).step_time_s
+
+    assert takes_s(0.01, 0.02) - takes_s(0.0, 0.0) == pytest.approx(2 * 3 * (0.01 + 0.02))
+
+
+@pytest.mark.parametrize(
+    ("compressor", "sentence"),
+    [
+        ("terngrad:shared_scale=true", "has ranks agree with each other before they encode"),
+        ("group_topk:preset=patent", "wants the whole model as one bucket"),
+        ("auto", "encodes nothing itself; calibrate the compressors that it tries"),
+        ("torch_powersgd", "encodes inside PyTorch's own hook"),
+    ],
+)
+def test_what_cannot_be_calibrated_is_not_asked_for(compressor: str, sentence: str) -> None:
+    with pytest.raises(UsageError, match=sentence):
+        step(compressor=compressor)
+    with pytest.raises(UsageError, match=sentence):
+        _measurable(compressor)
+
+
+def test_ranks_of_a_host_are_one_group_of_a_dense_opponent() -> None:
+    ways = dense_ways(calibration(), check(PredictConfig(compressor="topk", hosts=4, ranks_per_host=8), calibration()))
+    assert "hierarchical:group_size=8" in [way.collective for way in ways]
+
+
+def test_a_rank_alone_is_not_predicted() -> None:
+    known = calibration()
+    alone = dataclasses.replace(check(PredictConfig(), known), hosts=(HostLink(name="machine"),), collective="tree")
+    with pytest.raises(UsageError, match="one rank exchanges nothing"):
+        check_asked(known, alone)
+
+
+@pytest.mark.parametrize(
+    ("pays", "even", "said"),
+    [
+        ((True, False), (2e6,), "below 2 Mbit/s"),
+        ((False, True), (2e6,), "above 2 Mbit/s"),
+        ((True, False, True), (2e6, 8e6), "below 2 Mbit/s, and above 8 Mbit/s"),
+        ((False, True, False), (2e6, 8e6), "between 2 Mbit/s and 8 Mbit/s"),
+        ((True, False, True, False), (2e6, 8e6, 5e7), "below 2 Mbit/s, and between 8 Mbit/s and 50 Mbit/s"),
+    ],
+)
+def test_every_stretch_on_which_compression_pays_is_told(
+    pays: tuple[bool, ...], even: tuple[float, ...], said: str
+) -> None:
+    known = calibration()
+    curve = Mock(pays=pays, break_even_bps=even)
+    assert _verdict(check(PredictConfig(compressor="topk"), known), curve) == [f"compression pays {said}"]

@@ -78,6 +78,12 @@ def test_a_run_without_timed_steps_has_no_error(tmp_path: Path) -> None:
         ({"loss_ratio": 0.1}, {}, "links with loss are not part of the model"),
         ({"batch_size": 64}, {}, "batch_size 64 was not calibrated, but 32"),
         ({"compressor": "dgc"}, {}, "dgc is not in the calibration, which holds none, bf16, topk"),
+        (
+            {"compressor": "topk", "collective": "allgather", "steps": None, "epochs": 4, "eval_every": 2},
+            {},
+            "topk sends more in the first 4 epochs, in which its last steps are timed",
+        ),
+        ({"augment": False}, {}, "augment False was not calibrated, but True"),
         ({}, {"cpu": "another (2 cores)"}, f"made with cpu another (2 cores), calibrated with {KNOWN.cpu} ("),
         ({}, {"kernels": "reference"}, "made with kernels reference, calibrated with native"),
     ],

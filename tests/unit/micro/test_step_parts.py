@@ -32,3 +32,14 @@ def test_work_on_a_whole_and_on_a_part_tells_what_any_part_takes() -> None:
     assert work_of((1000, 0.006), (100, 0.0015)) == Work(each_s=0.001, byte_s=5e-6)
     assert work_of((1000, 0.002), (100, 0.003)) == Work(each_s=0.003)  # never less for more
     assert work_of((1000, 0.002)) == work_of((1000, 0.002), (1000, 0.001)) == Work(each_s=0.002)
+
+
+def test_compressors_are_measured_as_they_are_in_the_end_and_not_at_first() -> None:
+    model = torch.nn.Linear(64, 96)
+    layers = layers_of(model)[::-1]
+    gradients = [(layers, [torch.randn(layer.numel) for layer in layers])]
+    at_first, at_last = (
+        encoded(text, [gradients] * 2, CalibrateConfig(turns=4), lambda: None)[0]
+        for text in ("powersgd:dense_steps=3,min_compression_rate=1", "powersgd:min_compression_rate=1")
+    )
+    assert [offer.nbytes for offer in at_first.offers] == [offer.nbytes for offer in at_last.offers]
