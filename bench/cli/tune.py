@@ -14,6 +14,7 @@ from bench.core.config.job import MAX_SEED, MEASUREMENT, OUTPUT
 from bench.core.config.run import WHAT, RunConfig
 from bench.core.config.seeds import parse_seeds
 from bench.core.errors import UsageError
+from bench.core.files import check_writable
 from bench.core.spec import split_list
 
 if TYPE_CHECKING:
@@ -75,6 +76,8 @@ def tune(
     from bench.launch.sweeps.tuning import choose, tuned_file, tuning_sweep
 
     methods = _methods(asked, file, compressors, rates, seeds)
+    if write is not None:
+        check_writable(write)
     with ForkServer(TRAIN) as server:
         agenda = Agenda.look_up(plan_runs(tuning_sweep(methods, tuning_seed), server), out)
         configs = agenda.to_do(retry_failed=False)
@@ -84,8 +87,8 @@ def tune(
             return
         agenda = SweepProgress(agenda, configs, server).run_all()
     tuned = choose(methods, agenda)
-    _write(write or out / "tuned.toml", tuned_file(methods, tuned, tuning_seed))
     _print(methods, tuned, as_json=as_json)
+    _write(write or out / "tuned.toml", tuned_file(methods, tuned, tuning_seed))
 
 
 def _methods(

@@ -6,6 +6,7 @@ import dataclasses
 import tempfile
 from pathlib import Path
 
+from bench.core import signals
 from bench.hosts.cluster import Cluster
 from bench.hosts.job import start_hosts
 
@@ -18,7 +19,7 @@ def forwarded_bps() -> float:
         RunFailed: they could not be set up.
     """
     cluster = dataclasses.replace(Cluster.uniform(2), forwarded=True)
-    with tempfile.TemporaryDirectory() as folder:
+    with signals.interruptible(), tempfile.TemporaryDirectory() as folder:
         with start_hosts(cluster, Path(folder), lambda index: (["true"], {})) as job:
             job.wait()
         return sum(flow.long_bps for flow in job.network.flows)

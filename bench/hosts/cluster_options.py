@@ -7,6 +7,7 @@ All three use the same words: `network`, `bandwidth` (both directions), `uplink`
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -125,7 +126,7 @@ def _hosts_of_table(table: Mapping[str, Any], *, first_index: int, where: str, f
     if isinstance(share, bool) or not isinstance(share, (int, float)):
         raise UsageError(f"{where}cpu_share={share!r} is not a number; write it like cpu_share = 0.5")
     texts = {key: table[key] for key in _LINK_KEYS if key in table}
-    link = dataclasses.replace(link_of(texts, where=where, folder=folder), name=name, cpu_share=float(share))
+    link = dataclasses.replace(link_of(texts, where=where, folder=folder), name=name, cpu_share=_as_float(share))
     if count == 1:
         return [link]
     prefix = name if "name" in table else "host"
@@ -205,13 +206,21 @@ def _named(name: str) -> Preset:
     return PRESETS[name]
 
 
+def _as_float(value: float) -> float:
+    """Also of a whole number that is larger than any float."""
+    try:
+        return float(value)
+    except OverflowError:
+        return math.inf
+
+
 def _parse_share(value: object) -> float:
     """``1%``, ``0.01`` or the number itself -> 0.01."""
     try:
         if isinstance(value, str) and value.strip().endswith("%"):
             return float(value.strip()[:-1]) / 100
         if isinstance(value, (str, int, float)) and not isinstance(value, bool):
-            return float(value)
+            return float(value) if isinstance(value, str) else _as_float(value)
     except ValueError:
         raise UsageError(f"'{value}' is not a share; write it like 1% or 0.01") from None
     raise UsageError(f"'{value}' is not a share; write it like 1% or 0.01")

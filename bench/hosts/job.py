@@ -30,7 +30,7 @@ from bench.hosts.cluster import Cluster
 from bench.hosts.network_report import NetworkReport
 from bench.hosts.network_script import INTERFACE
 from bench.hosts.supervisor import STOP_GRACE_S, Assignment
-from bench.hosts.support import UNSHARE, hosts_supported, search_path
+from bench.hosts.support import UNSHARE, search_path
 
 PORT = 29500
 """Where host 0's rendezvous listens; the network is private, so the port is always free."""
@@ -177,13 +177,15 @@ def _settled(cluster: Cluster, run_dir: Path) -> Cluster:
     Raises:
         UsageError: virtual hosts are not possible here, or what was asked of their links is not.
     """
-    supported, reason = hosts_supported()
-    if not supported:
-        raise UsageError(f"virtual hosts do not work here: {reason}")
-    for what, path in (("the run's folder", run_dir), ("the Python interpreter", Path(sys.executable))):
-        if path.resolve().is_relative_to("/run"):
+    needed = (
+        ("the run's folder", run_dir),
+        ("the Python interpreter", Path(sys.executable)),
+        ("bench", Path(__file__)),
+    )
+    for what, path in needed:
+        if any(each.is_relative_to("/run") for each in (path.absolute(), path.resolve())):
             raise UsageError(f"{what} is {path}, and /run is hidden from virtual hosts; use another place")
-    return ways.settle(cluster)
+    return ways.settle_here(cluster)
 
 
 def torchrun_arguments(

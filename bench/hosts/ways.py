@@ -10,7 +10,22 @@ import dataclasses
 
 from bench.core.errors import UsageError
 from bench.hosts.cluster import Cluster
-from bench.hosts.support import forwarder_supported, netem_supported
+from bench.hosts.support import forwarder_supported, hosts_supported, netem_supported
+
+MOST_LATENCY_S = 1.4
+"""Hosts look for each other's addresses over these links too, and the kernel waits 3 s for the answer."""
+
+
+def settle_here(cluster: Cluster) -> Cluster:
+    """The same, where it is not known yet whether there can be virtual hosts at all.
+
+    Raises:
+        UsageError: there cannot, or what was asked of their links is not possible here.
+    """
+    supported, reason = hosts_supported()
+    if not supported:
+        raise UsageError(f"virtual hosts do not work here: {reason}")
+    return settle(cluster)
 
 
 def settle(cluster: Cluster) -> Cluster:
@@ -19,6 +34,12 @@ def settle(cluster: Cluster) -> Cluster:
     Raises:
         UsageError: what was asked of its links is not possible here.
     """
+    slowest_s = max(host.latency_s + host.jitter_s for host in cluster.hosts)
+    if slowest_s > MOST_LATENCY_S:
+        raise UsageError(
+            f"a latency of {slowest_s:g} s, jitter included, is more than virtual hosts find each other over; choose "
+            f"{MOST_LATENCY_S:g} s at most"
+        )
     return dataclasses.replace(cluster, forwarded=cluster.forwarded or _needs_forwarder(cluster))
 
 

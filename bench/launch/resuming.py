@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import itertools
 import shutil
@@ -72,12 +71,18 @@ def ask_anew(folder: RunFolder, config: RunConfig) -> None:
     write_json(folder.config, dataclasses.asdict(config))
 
 
+def refusal(folder: RunFolder) -> str | None:
+    """Why a run cannot go on, or has come to its end, a sentence; None where it can."""
+    try:
+        configuration_of(folder)
+    except UsageError as error:
+        return str(error)
+    return None
+
+
 def last_step(folder: RunFolder) -> int | None:
     """The step from which a run can go on; None where it cannot, or has come to its end."""
-    with contextlib.suppress(UsageError):
-        configuration_of(folder)
-        return Checkpoints(folder).steps()[0]
-    return None
+    return None if refusal(folder) else Checkpoints(folder).steps()[0]
 
 
 def prepare_folder(folder: RunFolder) -> None:

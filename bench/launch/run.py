@@ -129,6 +129,11 @@ def _execute(
     except RunFailed as failure:
         was_possible = job is not None or launch is _start_again
         return _failed(config, folder, started, "failed", str(failure)), was_possible
+    except BaseException as error:
+        if job is not None:  # whoever read what is said here has gone, say
+            reason = f"bench itself ended with {type(error).__name__}; the rows so far are kept"
+            _failed(config, folder, started, "interrupted", reason)
+        raise
     summary = read_json(folder.status)  # written by rank 0 when all is done but taking leave of each other
     if summary is None and ending.silent_s is not None and not reports_of(folder):
         return _failed(config, folder, started, "timeout", _silence(config, ending)), True

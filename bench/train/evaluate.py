@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 import torch
@@ -51,21 +51,35 @@ def evaluate(
     dataset: Dataset,
     device: torch.device,
     group: dist.ProcessGroup | None = None,
+    on_batch: Callable[[], object] = lambda: None,
 ) -> list[Quality]:
     """How well the model does on each part, equal on every rank of the group; all of them must call.
 
     Leaves the model in training mode with averaged running statistics.
+
+    Args:
+        model: the network.
+        parts: samples to judge it on.
+        dataset: which these are of.
+        device: where the model lies.
+        group: that shares the work; None: all ranks.
+        on_batch: called after every mini-batch.
     """
     average_running_statistics_(model, group)
     model.eval()
-    qualities = [_quality(model, part, dataset, device, group) for part in parts]
+    qualities = [_quality(model, part, dataset, device, group, on_batch) for part in parts]
     model.train()
     return qualities
 
 
 @torch.no_grad()
 def _quality(
-    model: nn.Module, samples: Part, dataset: Dataset, device: torch.device, group: dist.ProcessGroup | None
+    model: nn.Module,
+    samples: Part,
+    dataset: Dataset,
+    device: torch.device,
+    group: dist.ProcessGroup | None,
+    on_batch: Callable[[], object],
 ) -> Quality:
     part = evaluation_part(len(samples), dist.get_rank(group), dist.get_world_size(group))
     images, labels = samples.images[part], samples.labels[part]
@@ -76,6 +90,7 @@ def _quality(
         logits = model(x)
         totals[0] += nn.functional.cross_entropy(logits, y, reduction="sum").double().cpu()
         totals[1] += (logits.argmax(1) == y).sum().cpu()
+        on_batch()
     totals = totals.to(device)
     dist.all_reduce(totals, group=group)
     loss, right = (totals / len(samples)).tolist()

@@ -294,7 +294,12 @@ class Trainer:
 
     def _evaluate(self) -> None:
         test, train = evaluate(
-            self.strategy.model, (self.test, self._train_sample), self.dataset, self.device, self.strategy.loop
+            self.strategy.model,
+            (self.test, self._train_sample),
+            self.dataset,
+            self.device,
+            self.strategy.loop,
+            self.recorder.still_here,
         )
         self.recorder.evaluation(
             Snapshot(

@@ -127,7 +127,8 @@ class Recorder:
         self._layers = RowWriter(folder.layers, LAYERS) if self.is_writer else None
         self._tracker = open_tracker(config, folder, after) if self.is_writer else None
         self._progress = folder.progress.open("a", encoding="utf-8") if self.is_writer else None
-        self._progress_written = 0.0
+        self._progress_written = self._last_told = 0.0
+        self._last_progress: dict[str, Any] = {}
         self._progress_samples = 0
         self._progress_step = 0
         self._numel = sum(layer.numel for layer in strategy.layers)
@@ -255,8 +256,14 @@ class Recorder:
             "eta_s": (total_steps - step) * elapsed / steps if elapsed else None,
         }
         self._write_progress(line)
+        self._last_progress = line
         self._progress_written, self._progress_samples, self._progress_step = now, samples, step
         self._recent_exposed = []
+
+    def still_here(self) -> None:
+        """Tell the launcher the same again, while an evaluation takes its time (rank 0)."""
+        if self._last_progress and time.monotonic() - self._last_told >= PROGRESS_EVERY_S:
+            self._write_progress(self._last_progress)
 
     def evaluation(self, snapshot: Snapshot) -> None:
         """Gather from all ranks and append a row to each file; every rank must call."""
@@ -274,6 +281,8 @@ class Recorder:
                 if snapshot.is_last:
                     self._tracker.close()
             self.last_row = row
+            if self._last_progress:
+                self._last_progress |= {"epoch": row["epoch"], "step": row["step"]}
             self._write_progress({"evaluated": {k: row[k] for k in ("epoch", "step", "train_loss", "test_accuracy")}})
         self._reset()
 
@@ -418,6 +427,7 @@ class Recorder:
         if self._progress is not None:
             self._progress.write(json.dumps(line) + "\n")
             self._progress.flush()
+            self._last_told = time.monotonic()
 
 
 def _line(choice: Choice) -> str:

@@ -236,7 +236,7 @@ def test_latency_is_refused_where_nothing_can_delay(tmp_path: Path, monkeypatch:
 
 
 def test_a_machine_without_namespaces_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(job, "hosts_supported", lambda: (False, "forbidden"))
+    monkeypatch.setattr(ways, "hosts_supported", lambda: (False, "forbidden"))
     with pytest.raises(UsageError, match="virtual hosts do not work here: forbidden"):
         start_hosts(PAIR, tmp_path, shell("true", "true"))
 

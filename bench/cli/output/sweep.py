@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import sys
 from typing import Any
 
@@ -81,6 +82,7 @@ class SweepProgress:
         self._server = server
         self._titles = {run.config.digest: table_text(run.settings) for run in agenda.runs}
         self._estimate = agenda.estimate()
+        self._failed: dict[str, str] = {}  # digest -> error
 
     def run_all(self) -> Agenda:
         """Do them and return the agenda afterwards.
@@ -92,7 +94,10 @@ class SweepProgress:
         for configuration in {config.config_id: config for config in self._configs}.values():
             print_notes(configuration, self._server.call(make_ready, configuration))
         run_missing(self._configs, self._agenda.out, self._agenda.past, self._train)
-        return Agenda.look_up(self._agenda.runs, self._agenda.out)
+        agenda = Agenda.look_up(self._agenda.runs, self._agenda.out)
+        missing = {run.config.digest for run in agenda.that_are("missing")}
+        unrecorded = tuple(error for digest, error in self._failed.items() if digest in missing)
+        return dataclasses.replace(agenda, unrecorded=unrecorded)
 
     def _train(self, config: RunConfig, begun: RunFolder | None) -> None:
         number = self._configs.index(config) + 1
@@ -112,6 +117,8 @@ class SweepProgress:
             left_s = self._estimate.total_s(self._configs[number:])
             left = f"; about {format_seconds(left_s)} left" if left_s else ""
             display.say(f"{display.title}: {_outcome(result)}{left}")
+        if result.status in ("failed", "timeout"):
+            self._failed[config.digest] = result.error
         if result.status == "interrupted":
             raise Interrupted("stopped by the user; the same command goes on where it was")
 

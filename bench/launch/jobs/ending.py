@@ -23,7 +23,7 @@ def record_ending(
         folder: the run's.
         status: failed, timeout or interrupted.
         error: one sentence.
-        wall_time_s: from the run's start to its end, where it is known.
+        wall_time_s: from the start of this job, or since the run went on, to its end, where it is known.
 
     Raises:
         OSError: `status.json` cannot be written.
@@ -31,6 +31,7 @@ def record_ending(
     """
     shutil.rmtree(folder.rendezvous, ignore_errors=True)
     reached = _reached(folder)
+    resumes = (read_json(folder.resume) or {"resumes": 0})["resumes"]
     origin = environment.origin_columns(config.device)
     row = {
         **config.columns(),
@@ -38,15 +39,27 @@ def record_ending(
         **{key: value for key, value in (read_json(folder.environment) or {}).items() if key in origin},
         **reached,
         "run_id": folder.run_id,
-        "resumes": (read_json(folder.resume) or {"resumes": 0})["resumes"],
+        "resumes": resumes,
         "status": status,
         "error": error,
-        "wall_time_s": wall_time_s,
+        "wall_time_s": None if wall_time_s is None else _in_all(folder, wall_time_s, resumes),
     }
-    RowWriter(folder.metrics, METRICS).append(row)
     summary = {"status": status, "error": error, "run_id": folder.run_id, **reached}
-    write_json(folder.status, summary)
+    try:
+        RowWriter(folder.metrics, METRICS).append(row)
+    finally:
+        write_json(folder.status, summary)
     return summary
+
+
+def _in_all(folder: RunFolder, wall_time_s: float, resumes: int) -> float:
+    """With what went before, of a run that went on: its last row knows that, if it is one of this time."""
+    rows = list(read_rows(folder.metrics)) if folder.metrics.is_file() else []
+    last = next((row for row in reversed(rows) if row["wall_time_s"] is not None), None)
+    if last is None:
+        return wall_time_s
+    known_s: float = last["wall_time_s"]
+    return max(known_s, wall_time_s) if last["resumes"] == resumes else known_s + wall_time_s
 
 
 def _reached(folder: RunFolder) -> dict[str, Any]:

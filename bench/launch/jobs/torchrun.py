@@ -71,8 +71,12 @@ def launch(config: RanksConfig, folder: RunFolder, server: ForkServer) -> Starte
     """
     if config.cluster is not None:
         job = start_on_hosts(config, Cluster.from_dict(config.cluster), folder, server.module)
-        for warning in job.network.warnings:
-            print(f"warning: {warning}", file=sys.stderr)
+        try:
+            for warning in job.network.warnings:
+                print(f"warning: {warning}", file=sys.stderr)
+        except OSError:  # whoever read that has gone
+            job.close()
+            raise
         return job
     if config.nnodes > 1:
         return start(command(config, folder, server.module), job_variables(config.threads), folder.log)

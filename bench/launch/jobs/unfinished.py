@@ -44,7 +44,7 @@ def clear_away() -> None:
     except RuntimeError:  # this user has no home, and so no notes
         return
     for path in paths:
-        with contextlib.suppress(FileNotFoundError), path.open("rb") as note:  # its job may end meanwhile
+        with contextlib.suppress(FileNotFoundError), path.open("r+b") as note:  # its job may end meanwhile
             if _is_left(path, note.fileno()) and (text := note.read()):
                 if job := _job_in(text):
                     _clear_away(*job)

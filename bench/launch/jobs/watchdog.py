@@ -39,7 +39,7 @@ class WatchdogTimeouts:
     def with_job(cls, job: RanksConfig) -> Self:
         """What this machine's part of a job needs."""
         if job.world_size == 1:
-            return cls.with_one_process(job.timeout_s)
+            return cls(first_s=max(job.timeout_s, START_S), next_s=job.timeout_s)
         next_s = job.timeout_s + FIND_OUT_S + END_S
         if job.cluster is not None:  # a host that hangs is stopped a while after another one failed
             next_s += HOSTS_GRACE_S + STOP_GRACE_S

@@ -23,11 +23,13 @@ class Agenda:
         runs: all of the sweep, in order.
         out: where runs lie.
         past: what lay there when this was looked up, by digest.
+        unrecorded: why runs failed of which that could not be kept there.
     """
 
     runs: list[PlannedRun]
     out: Path
     past: dict[str, PastRun]
+    unrecorded: tuple[str, ...] = ()
 
     @classmethod
     def look_up(cls, runs: list[PlannedRun], out: Path) -> Self:
@@ -68,6 +70,10 @@ class Agenda:
             raise RunFailed(
                 f"{len(failed)} of {len(self.runs)} runs failed, one of them with: {first.summary['error']}; its logs "
                 f"are in {first.folder.path}, and {again}"
+            )
+        if self.unrecorded:
+            raise RunFailed(
+                f"{len(self.unrecorded)} of {len(self.runs)} runs failed, one of them with: {self.unrecorded[0]}"
             )
 
     def estimate(self) -> Estimate:

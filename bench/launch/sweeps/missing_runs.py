@@ -55,7 +55,9 @@ def _is_missing(out: Path, digest: str, seen: Mapping[str, PastRun]) -> bool:
     if now is None or now.state == "torn":
         return True
     before = seen.get(digest)
-    return before is not None and before.state == "failed" and before.folder.path == now.folder.path
+    if before is None or before.state != "failed":
+        return False
+    return (before.folder.path, before.resumed) == (now.folder.path, now.resumed)  # one that goes on keeps its folder
 
 
 def _make_locks(out: Path) -> Path:

@@ -106,7 +106,8 @@ def _best(options: Options, tried: list[PlannedRun], lists: Lists, agenda: Agend
         if agenda.progress(run) == "done"
     }
     if not accuracies:
-        error = agenda.past[tried[0].config.digest].summary["error"]
+        past = agenda.past.get(tried[0].config.digest)
+        error = (past.summary.get("error") if past else None) or next(iter(agenda.unrecorded), "no reason was kept")
         failed = f"{table_text(options) or '[base]'} failed with every setting, first with: {error}"
         raise RunFailed(f"{failed}; look into their logs, or try other values")
     best = max(tried, key=lambda run: accuracies.get(run.config.digest, -1.0))

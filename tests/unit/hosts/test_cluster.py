@@ -147,6 +147,8 @@ def test_impossible_options_are_one_sentence(options: dict[str, Any], sentence: 
         ("[[host]]\ncount = 0", "count=0 is not possible"),
         ("ranks_per_host = 1.5\n[[host]]\ncount = 2", "ranks_per_host=1.5 is not possible"),
         ("[[host]]\ncpu_share = 2\ncount = 2", "cpu_share of 2 is not possible"),
+        (f"[[host]]\ncpu_share = 1{'0' * 400}\ncount = 2", "cpu_share of inf is not possible"),
+        (f"[[host]]\nloss = 1{'0' * 400}\ncount = 2", "loss of inf"),
         ('[[host]]\ncpu_share = "half"', "is not a number"),
         ('[[host]]\nname = "a b"', "is not a host's name"),
         ("[[host]]\nname = 3", "is not a name"),

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from bench.core.checkpoints import Checkpoints
 from bench.core.config.run import RunConfig
 from bench.core.errors import UsageError
 from bench.core.locks import locked
@@ -172,3 +173,33 @@ def test_a_place_that_cannot_be_written_is_refused(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     with pytest.raises(UsageError, match=r"cannot write results to .*; choose another folder with --out"):
         run_missing(CONFIGS, tmp_path / "file", {}, Training(tmp_path))
+
+
+def test_what_another_version_would_go_on_from_stays(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    torn = begin(tmp_path, CONFIGS[0])
+    add_checkpoint(torn, CONFIGS[0], step=1)
+    text = torn.config.read_text(encoding="utf-8")
+    torn.config.write_text(text.replace('"seed"', '"seed_of_another_version"'), encoding="utf-8")
+    training = Training(tmp_path)
+    run_missing(CONFIGS[:1], tmp_path, seen(tmp_path), training)
+    assert training.begun == [None]
+    assert Checkpoints(torn).steps() == [1]
+    assert "it stays, and the run begins anew beside it" in capsys.readouterr().err
+
+
+def test_a_run_that_went_on_with_other_ranks_is_another_one(tmp_path: Path) -> None:
+    other = begin(tmp_path, CONFIGS[0], "ok")
+    write_json(other.resume, {"resumes": 1, "digest_before": CONFIGS[0].digest})
+    training = Training(tmp_path)
+    run_missing(CONFIGS[:1], tmp_path, seen(tmp_path), training)
+    assert (training.trained, training.begun) == ([1], [None])
+    assert other.status.exists()
+
+
+def test_a_failed_run_that_went_on_since_and_failed_again_is_not_done_a_third_time(tmp_path: Path) -> None:
+    failed = begin(tmp_path, CONFIGS[0], "failed")
+    before = seen(tmp_path)
+    write_json(failed.resume, {"resumes": 1})
+    training = Training(tmp_path)
+    run_missing(CONFIGS[:1], tmp_path, before, training)
+    assert training.trained == []

@@ -6,8 +6,11 @@ import dataclasses
 from pathlib import Path
 
 import pytest
+from typing_extensions import override
 
 from bench.cli.output import sweep
+from bench.core.config.run import RunConfig
+from bench.core.errors import RunFailed
 from bench.core.run_folder import RunFolder
 from bench.launch.jobs.fork_server import TRAIN, ForkServer
 from bench.launch.resuming import configuration_of, prepare_folder
@@ -16,6 +19,14 @@ from bench.launch.sweeps.agenda import Agenda
 from bench.launch.sweeps.plan import PlannedRun
 from tests.testing.checkpoints import add_checkpoint
 from tests.testing.configs import make_config
+
+
+class Here(ForkServer):
+    """Calls nothing."""
+
+    @override
+    def call(self, *_: object) -> list[str]:
+        return []
 
 
 def test_logs_of_every_attempt_are_kept_though_the_count_of_attempts_is_lost(tmp_path: Path) -> None:
@@ -46,3 +57,18 @@ def test_a_sweep_goes_on_with_the_timeout_that_its_file_says_now(
     agenda = Agenda(runs=[PlannedRun(settings={}, config=now)], out=tmp_path, past={})
     sweep.SweepProgress(agenda, [now], ForkServer(TRAIN))._train(now, folder)
     assert seen == [now]
+
+
+def test_a_failure_that_could_not_be_kept_is_one_at_the_end_of_a_sweep(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def execute(config: RunConfig, out: Path, *_: object) -> Result:
+        return Result(status="failed", error="the disk is full", folder=RunFolder(out), summary={})
+
+    monkeypatch.setattr(sweep, "execute", execute)
+    monkeypatch.setattr(sweep, "print_notes", lambda *_: None)
+    config = make_config()
+    agenda = Agenda(runs=[PlannedRun(settings={}, config=config)], out=tmp_path, past={})
+    agenda = sweep.SweepProgress(agenda, [config], Here(TRAIN)).run_all()
+    with pytest.raises(RunFailed, match="1 of 1 runs failed, one of them with: the disk is full"):
+        agenda.raise_failures("again")

@@ -14,6 +14,7 @@ from bench.core.rows import RowWriter
 from bench.core.run_folder import RunFolder, read_json, write_json
 from bench.launch import run
 from bench.launch.jobs import torchrun
+from bench.launch.jobs.ending import record_ending
 from bench.launch.jobs.fork_server import TRAIN, ForkServer
 from bench.launch.jobs.torchrun import Ending
 from bench.launch.resolve import make_ready, place_run, resolve
@@ -218,3 +219,37 @@ def test_checkpoints_that_never_come_are_told_of(length: dict[str, int], warned:
 def test_a_profile_that_leaves_no_step_to_be_timed_is_told_of(steps: int, warned: bool) -> None:
     config = resolve(RunConfig(dataset="digits", steps=steps, profile=5))  # three warm up, and one the profiler
     assert any("--profile 5 leaves none of 9 steps" in note for note in make_ready(config)) == warned
+
+
+def test_when_bench_itself_ends_its_run_has_a_last_row(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def watch(*_: object) -> Ending:
+        raise SystemExit(1)  # as rich does where nobody reads any more
+
+    monkeypatch.setattr(torchrun, "launch", lambda *_: object())
+    monkeypatch.setattr(torchrun, "watch", watch)
+    with pytest.raises(SystemExit):
+        run.execute(make_config(), tmp_path, lambda _: None, ForkServer(TRAIN))
+    (folder,) = tmp_path.iterdir()
+    assert (status(folder)["status"], rows(folder)[-1]["status"]) == ("interrupted", "interrupted")
+    assert "bench itself ended with SystemExit" in status(folder)["error"]
+
+
+def test_how_a_run_ended_is_kept_though_its_row_cannot_be(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def launch(_config: object, folder: RunFolder, _server: object) -> None:
+        folder.metrics.write_text("columns,of,another,version\n", encoding="utf-8")
+
+    monkeypatch.setattr(torchrun, "launch", launch)
+    monkeypatch.setattr(torchrun, "watch", lambda *_: Ending(exit_code=1))
+    result = run.execute(make_config(), tmp_path, lambda _: None, ForkServer(TRAIN))
+    assert "(this last row could not be written)" in result.error
+    assert status(result.folder.path)["status"] == "failed"
+
+
+@pytest.mark.parametrize(("resumes", "wall_time_s"), [(1, 3600.0), (0, 3620.0)], ids=["of this time", "before"])
+def test_what_went_before_counts_in_a_last_row(resumes: int, wall_time_s: float, tmp_path: Path) -> None:
+    config = make_config()
+    folder = RunFolder.create(tmp_path, "test", config.digest, 1)
+    write_json(folder.resume, {"resumes": 1})
+    RowWriter(folder.metrics).append({"run_id": folder.run_id, "step": 1, "wall_time_s": 3600.0, "resumes": resumes})
+    record_ending(config, folder, "failed", "rank 1 was killed", 20.0)
+    assert float(rows(folder.path)[-1]["wall_time_s"]) == wall_time_s

@@ -46,9 +46,8 @@ def test_processes_may_take_their_time_to_start() -> None:
 
 
 def test_one_rank_waits_for_nobody() -> None:
-    assert WatchdogTimeouts.with_job(make_config(world_size=1, timeout_s=7.0)) == WatchdogTimeouts(
-        first_s=7.0, next_s=7.0
-    )
+    alone = make_config(world_size=1, timeout_s=7.0)
+    assert WatchdogTimeouts.with_job(alone) == WatchdogTimeouts(first_s=120.0, next_s=7.0)
 
 
 @pytest.mark.parametrize("reported", ["", '{"step": 1}\n'])
