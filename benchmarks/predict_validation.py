@@ -25,7 +25,7 @@ import numpy as np
 from bench.launch.sweeps.file import Options
 from bench.launch.sweeps.written import toml_table
 
-SEED, SEED_OF_OTHERS = 20261212, 20261130
+SEED, SEED_OF_OTHERS = 20261212, 20261225
 FILES = Path("examples/predict")
 RUNS = Path("results/runs/predict")
 MODELS = ("resnet20", "small_cnn")

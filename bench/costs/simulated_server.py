@@ -29,7 +29,7 @@ from collectives.parameter_server.server import ClockEnd, ParameterServer, Push,
 from collectives.payloads.base import HEADER_BYTES
 
 WARMUP_STEPS = 20
-"""of every rank, and for every step by which ranks may be ahead: then one that is 5 % slower is waited for"""
+"""of every rank, which do not count"""
 STEPS = 40
 """of every rank on average, which count"""
 NEVER_S = 1e9
@@ -164,7 +164,7 @@ class Simulation:
         self._server: ParameterServer = setting.strategy.server(self._applied, n, NEVER_S)
         self._sessions: list[Session] = [self._server.join(rank) for rank in range(n)]
         self._changed, self._over = self._env.event(), self._env.event()
-        self._untimed = n * WARMUP_STEPS * (1 + setting.strategy.staleness)
+        self._untimed = n * WARMUP_STEPS
         self._pushes = n * STEPS
         self._played = Played(step_s=[[] for _ in range(n)], exposed_s=[[] for _ in range(n)])
         for rank, begin in enumerate(draw.uniform(0.0, work.computing.computed_s)):

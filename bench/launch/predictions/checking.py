@@ -131,7 +131,7 @@ def _strategy(asked: Asked) -> Strategy:
     if strategy.component_name not in PREDICTED:
         raise UsageError(f"steps of {strategy.component_name} cannot be predicted; choose {' or '.join(PREDICTED)}")
     if isinstance(strategy, AsyncServer):
-        check_size(asked.world_size, strategy.staleness)
+        check_size(asked.world_size)
     if asked.straggler is not None:
         asked.straggler.check_among(asked.world_size)
     if not asked.waits and any(host.uplink_trace or host.downlink_trace for host in asked.hosts):
