@@ -60,7 +60,7 @@ class Auto(Compressor):
             try:
                 choices = read_choices(path)
                 if not choices:
-                    raise ValueError("it is empty")
+                    raise ValueError("there is none in it")
                 for pair in {part.pair for choice in choices for part in choice.parts}:
                     pair.built()
             except (OSError, ValueError) as error:

@@ -307,10 +307,10 @@ def _add_time_to_target(row: dict[str, Any], known: Calibration, checked: Asked,
     if needed.steps is None:
         return needed.said
     compressor = cast("Compressor", spec.build("compressors", checked.compressor))
-    if not (needed.of_epochs and compressor.denser_epochs):
-        row["time_to_target_s"] = needed.steps * row["step_time_s"]
-        return needed.said
-    return (
-        f"{needed.said}; {checked.compressor} sends more in its first epochs than in the step predicted, so no time "
-        "follows: give runs with --steps, or with warmup_epochs=0"
-    )
+    if (needed.of_epochs and compressor.denser_epochs) or getattr(compressor, "dense_steps", 0):
+        return (
+            f"{needed.said}; {checked.compressor} sends more in the first of them than in the step predicted, so no "
+            "time follows: give runs with --steps, or warmup_epochs=0, and without dense_steps"
+        )
+    row["time_to_target_s"] = needed.steps * row["step_time_s"]
+    return needed.said

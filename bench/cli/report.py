@@ -41,7 +41,8 @@ def report(
     paths = paths or [DEFAULT_PATH]
     if out == DEFAULT_OUT:
         make_folder(out.parent)
-    check_writable(out)
+    if not out.exists() or out.is_file():  # a terminal will do as well
+        check_writable(out)
     predicted = predicted_files(paths)
     left_out: list[str] = []
     results = Results(

@@ -76,7 +76,7 @@ def tune(
     from bench.launch.sweeps.tuning import choose, tuned_file, tuning_sweep
 
     methods = _methods(asked, file, compressors, rates, seeds)
-    if write is not None:
+    if write is not None and not write.absolute().is_relative_to(out.absolute()):  # which will be there
         check_writable(write)
     with ForkServer(TRAIN) as server:
         agenda = Agenda.look_up(plan_runs(tuning_sweep(methods, tuning_seed), server), out)
@@ -87,8 +87,10 @@ def tune(
             return
         agenda = SweepProgress(agenda, configs, server).run_all()
     tuned = choose(methods, agenda)
-    _print(methods, tuned, as_json=as_json)
-    _write(write or out / "tuned.toml", tuned_file(methods, tuned, tuning_seed))
+    try:
+        _write(write or out / "tuned.toml", tuned_file(methods, tuned, tuning_seed))
+    finally:
+        _print(methods, tuned, as_json=as_json)
 
 
 def _methods(

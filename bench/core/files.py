@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+from collections.abc import Iterator
 from pathlib import Path
 
 from bench.core.errors import UsageError
@@ -31,6 +33,23 @@ def check_writable(path: Path) -> None:
             path.unlink()
     except OSError as error:
         raise UsageError(f"cannot write {path}: {error.strerror or error}; choose another file") from None
+
+
+def walk(folder: Path) -> Iterator[tuple[Path, list[str], list[str]]]:
+    """As `os.walk`, in the order of names; links to folders are followed, and no folder is seen twice."""
+    seen = set()
+    for path, folders, files in os.walk(folder, followlinks=True):
+        folders.sort()
+        if (real := os.path.realpath(path)) in seen:
+            folders.clear()
+        else:
+            seen.add(real)
+            yield Path(path), folders, sorted(files)
+
+
+def files_below(folder: Path, name: str) -> list[Path]:
+    """Of this name, however deep, sorted."""
+    return sorted(path / name for path, _, files in walk(folder) if name in files)
 
 
 def make_folder(folder: Path) -> None:

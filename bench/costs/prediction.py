@@ -234,7 +234,8 @@ class _Step:
 
     def _works_s(self, busy_before_s: Floats) -> Floats:
         """What each rank's exchange thread has worked in this step."""
-        return self.computing.factor * self.worked_s + self._flows.busy_s - busy_before_s
+        busy_s = self._setting.slower * (self._flows.busy_s - busy_before_s)
+        return self.computing.factor * self.worked_s + busy_s
 
     def _takes(self, work_s: float) -> Floats:
         """What each rank takes for work of so much CPU time."""

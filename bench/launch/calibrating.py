@@ -21,7 +21,7 @@ from bench.launch.jobs import torchrun
 from bench.launch.jobs.fork_server import ForkServer
 from bench.launch.jobs.watchdog import WatchdogTimeouts
 from bench.launch.measurement import measure
-from bench.launch.predictions.checking import cannot_be_calibrated
+from bench.launch.predictions.measurable import cannot_be_calibrated
 from bench.launch.resolve import prepare
 
 if TYPE_CHECKING:

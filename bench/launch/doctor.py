@@ -16,7 +16,7 @@ from typing import Any, Literal, cast
 
 from bench.core import environment, registry
 from bench.core.environment import PACKAGES, usable_cores, version_of
-from bench.core.errors import BenchError, Interrupted
+from bench.core.errors import BenchError, Interrupted, RunFailed, UsageError
 from bench.core.units import format_bytes, format_rate
 from bench.launch.jobs.fork_server import TRAIN, ForkServer
 from bench.launch.jobs.unfinished import noted
@@ -179,7 +179,7 @@ def links(*, measure: bool) -> Check:
         return Check("ok", "links", finding)
     try:
         return Check("ok", "links", f"{finding}, which holds {format_rate(forwarded_bps())}, all links together")
-    except BenchError as error:
+    except (UsageError, RunFailed) as error:
         return Check("warn", "links", f"the forwarder does not work: {error}", f"needed only for {ours}")
 
 

@@ -130,7 +130,7 @@ def _execute(
         was_possible = job is not None or launch is _start_again
         return _failed(config, folder, started, "failed", str(failure)), was_possible
     except BaseException as error:
-        if job is not None:  # whoever read what is said here has gone, say
+        if job is not None and read_json(folder.status) is None:  # whoever read what is said here has gone, say
             reason = f"bench itself ended with {type(error).__name__}; the rows so far are kept"
             _failed(config, folder, started, "interrupted", reason)
         raise

@@ -113,11 +113,7 @@ class StepParts:
             ready = [at - marks[2] for at in arrived]
             times.append([after - before for before, after in itertools.pairwise(marks)] + ready)
         batch_s, forward_s, backward_s, update_s, *ready = map(statistics.median, zip(*times, strict=True))
-        of_buckets = [[layer for layer in of if layer.numel] for _, of, _ in self._arrived]
-        buckets = [
-            BucketParts(ready_s=at, layers=tuple(layer.id for layer in of), numels=tuple(layer.numel for layer in of))
-            for at, of in zip(ready, of_buckets, strict=True)
-        ]
+        buckets = [bucket_parts(at, of) for at, (_, of, _) in zip(ready, self._arrived, strict=True)]
         return Compute(
             batch_s=batch_s,
             forward_s=forward_s,
@@ -236,6 +232,13 @@ class StepParts:
         future: torch.futures.Future[torch.Tensor] = torch.futures.Future()
         future.set_result(bucket.buffer())
         return future
+
+
+def bucket_parts(ready_s: float, layers: Sequence[Layer]) -> BucketParts:
+    """Of layers without elements nothing is sent."""
+    filled = [layer for layer in layers if layer.numel]
+    ids, numels = tuple(layer.id for layer in filled), tuple(layer.numel for layer in filled)
+    return BucketParts(ready_s=ready_s, layers=ids, numels=numels)
 
 
 def _mean_of_ranks(value: float, group: dist.ProcessGroup) -> float:

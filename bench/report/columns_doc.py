@@ -72,7 +72,8 @@ print(last.groupby(["compressor", "collective"])[["test_accuracy", "samples_per_
 - *Better* says which direction a user wants; only such a column can be `bench compare --metric`.
 - Components are written `name:key=value`, with only the options that differ from their default.
 - *Repeats* says that two runs of one configuration and seed on one machine agree in the column.
-- Columns may be added in later versions; readers here take files with fewer or more columns.
+- Columns may be added in later versions; readers here take files with fewer or more columns, and files that were put
+  together of both.
 
 ## metrics.csv
 

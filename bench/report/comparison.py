@@ -157,7 +157,8 @@ def compare(
     column = find_metric(metric)
     by = [find_column(name).name for name in by]
     runs = select(collect_runs(rows), where)
-    runs, repeats = one_per_seed(runs, by, SETTINGS) if by else one_per_seed(runs, ())
+    # Within a group of several the settings themselves tell them apart: other versions gave the same another config_id.
+    runs, repeats = one_per_seed(runs, (*by, *SETTINGS)) if by else one_per_seed(runs)
     groups = configurations(runs, by)
     chosen, ambiguity = baselines.choose(groups, baseline, BASELINES_OF_SPEED if _is_speed(column) else BASELINES)
     to_reach = [find_target(text, chosen) for text in targets] or [Target()]

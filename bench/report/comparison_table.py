@@ -204,7 +204,7 @@ def _need_cell(configuration: Configuration, name: str, target: Target, interval
     known = targets.mean_need(seeds)
     suffix = "" if target.accuracy is None else f"_{target.accuracy:g}"
     raw = _estimate_raw(f"{name}{suffix}", known, interval)
-    if seeds or name == targets.TIME:  # of what nothing is known says nothing of the same seeds' times
+    if name == targets.TIME:  # of bytes fewer seeds may be known
         raw |= {
             f"num_reached{suffix}": reached if seeds else None,
             f"num_missed{suffix}": len(seeds) - reached if seeds else None,

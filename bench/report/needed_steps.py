@@ -52,7 +52,7 @@ def needed_steps(rows: Sequence[Row], calibration: Calibration, compressor: str,
     wanted |= {"compressor": compressor, "strategy": "ddp", "accumulate": 1}
     alike = [run for run in collect_runs(rows) if all(run[name] == value for name, value in wanted.items())]
     counted = [run for run in alike if (run.ended_well or run.diverged) and run["target_accuracy"] is not None]
-    runs, _ = one_per_seed([run for run in counted if not _went_on(run)], ())
+    runs, _ = one_per_seed([run for run in counted if not _changed_ranks(run)])
     if not runs:
         return NeededSteps(
             steps=None,
@@ -77,20 +77,16 @@ def _check_alike(runs: Sequence[Run]) -> None:
             )
 
 
-def _reached(run: Run) -> list[Row]:
-    return [row for row in run.rows if row["time_to_target_s"] is not None]
-
-
-def _went_on(run: Run) -> bool:
-    """With other ranks, which count steps anew, when it had reached its target."""
-    return any(row["world_size"] != run["world_size"] for row in _reached(run))
+def _changed_ranks(run: Run) -> bool:
+    """It went on with another number of them, which count steps anew."""
+    return len({row["world_size"] for row in run.rows}) > 1
 
 
 def _medians(runs: Sequence[Run]) -> dict[int, tuple[float, int]]:
     """By ranks: (steps, seeds)."""
     seeds: dict[int, list[float]] = {}
     for run in runs:
-        reached = [row["step"] for row in _reached(run)]
+        reached = [row["step"] for row in run.rows if row["time_to_target_s"] is not None]
         seeds.setdefault(run["world_size"], []).append(min(reached, default=math.inf))
     return {ranks: (statistics.median(steps), len(steps)) for ranks, steps in sorted(seeds.items())}
 

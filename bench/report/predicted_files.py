@@ -5,10 +5,10 @@ from __future__ import annotations
 import csv
 import glob
 import json
-import os
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
+from bench.core.files import walk
 from bench.report.plots.predictions import PREDICTED_KINDS, PredictedKind
 
 _RUN_FILE = "config.json"
@@ -39,12 +39,11 @@ def _candidates(path: str) -> Iterator[Path]:
         if match.is_file():
             yield match
             continue
-        for folder, folders, names in os.walk(match):
+        for folder, folders, names in walk(match):
             if _RUN_FILE in names:
                 folders.clear()
                 continue
-            folders.sort()
-            files = (Path(folder, name) for name in sorted(names) if name.endswith((".json", ".csv")))
+            files = (folder / name for name in names if name.endswith((".json", ".csv")))
             yield from filter(Path.is_file, files)  # a pipe, from which nothing may ever come, is none
 
 

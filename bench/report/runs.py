@@ -112,23 +112,19 @@ def collect_runs(rows: Sequence[Row]) -> list[Run]:
     return [Run(rows=evaluations) for evaluations in runs.values()]
 
 
-def one_per_seed(
-    runs: Sequence[Run], keys: Sequence[str], settings: Sequence[str] = ("config_id",)
-) -> tuple[list[Run], list[Repeat]]:
+def one_per_seed(runs: Sequence[Run], keys: Sequence[str] = ("config_id",)) -> tuple[list[Run], list[Repeat]]:
     """For each configuration and seed the newest run that is ok, or the newest one if none is.
 
     Args:
         runs: any runs.
-        keys: columns that the comparison groups by; runs that differ in one of them never stand for each other.
-        settings: columns that tell configurations apart where `keys` group several, for other versions gave the same
-            settings another `config_id`.
+        keys: columns that tell configurations apart; runs that differ in one of them never stand for each other.
 
     Returns:
         The runs that count, in the order given, and what they supersede.
     """
     alike: dict[tuple[Any, ...], list[Run]] = {}
     for run in runs:
-        alike.setdefault(tuple(run[key] for key in (*keys, *settings, "seed")), []).append(run)
+        alike.setdefault(tuple(run[key] for key in (*keys, "seed")), []).append(run)
     counted, repeats = [], []
     for same in alike.values():
         *others, newest = sorted(same, key=_counts_last)

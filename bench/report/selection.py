@@ -15,6 +15,9 @@ from bench.report.formats import format_value
 from bench.report.runs import Run
 from bench.report.targets import TO_TARGET, Target, mean_need, needs, num_reached
 
+BOTH = {"collective", "error", "seed", "test_size", "train_size", "warmup_epochs"}
+"""Names of columns that are options of some component too."""
+
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Condition:
@@ -32,7 +35,7 @@ class Condition:
 def parse_conditions(text: str) -> list[Condition]:
     """Read ``dataset=digits,compressor=topk:ratio=0.01,skip=norm``: what names no column belongs to the value before.
 
-    So does what names a column and an option of the component before, as ``warmup_epochs``.
+    So does what names both a column and an option of the component before; the column's condition then goes before it.
 
     Raises:
         UsageError: a part names no column, or its value does not fit the column.
@@ -40,7 +43,8 @@ def parse_conditions(text: str) -> list[Condition]:
     parts: list[str] = []
     for part in text.split(","):
         name = part.partition("=")[0].strip()
-        if parts and ":" in parts[-1] and (name not in METRICS_BY_NAME or name in _options(parts[-1])):
+        is_option = name not in METRICS_BY_NAME or (name in BOTH and parts and name in _options(parts[-1]))
+        if parts and ":" in parts[-1] and is_option:
             parts[-1] += f",{part}"
         else:
             parts.append(part)

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import dataclasses
 import glob
-import os
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from bench.core.errors import BenchError, NothingToCompare, UsageError
-from bench.core.files import check_regular
+from bench.core.files import check_regular, files_below
 from bench.core.rows import MissingColumns, Warn, read_rows, warn_on_stderr
 from bench.core.schema.column import Column
 from bench.core.schema.layers import LAYERS
@@ -29,6 +28,8 @@ REQUIRED = ("run_id", "config_id", "seed", "compressor", "collective", "status")
 """Columns without which a row cannot be told apart from others; every other column may be missing."""
 
 _ABSENT = {column.name: column.absent for column in METRICS}
+_ALWAYS = [c.name for c in METRICS if c.group in ("identity", "origin") and c.absent is not None]
+"""Columns that every row has: empty cells of them are those of files that were put together of old and new ones."""
 # Types that can be empty: an int or bool column with a hole must not turn into floats or objects.
 _DTYPES = {int: "Int64", float: "float64", bool: "boolean", str: "object"}
 
@@ -133,24 +134,12 @@ def _sources(path: str, warn: Warn) -> Iterator[_Source]:
         raise NothingToCompare(f"{path} does not exist; give a run folder, a folder of runs or a CSV file")
     for match in map(Path, matches):
         if match.is_dir():
-            files = _metrics_below(match) or sorted(match.glob("*.csv"))
+            files = files_below(match, "metrics.csv") or sorted(match.glob("*.csv"))
             if not files:
                 warn(f"{match} is left out: it holds no metrics.csv")
             yield from (_Source(path=file, chosen=False) for file in files)
         else:
             yield _Source(path=match, chosen=True)
-
-
-def _metrics_below(folder: Path) -> list[Path]:
-    """Files of runs in all folders below, those of links too, which may lead back up."""
-    seen, found = set(), []
-    for path, folders, files in os.walk(folder, followlinks=True):
-        if (real := os.path.realpath(path)) in seen:
-            folders.clear()
-        elif "metrics.csv" in files:
-            found.append(Path(path, "metrics.csv"))
-        seen.add(real)
-    return sorted(found)
 
 
 def _rows(source: _Source, warn: Warn) -> list[Row]:
@@ -169,4 +158,6 @@ def _rows(source: _Source, warn: Warn) -> list[Row]:
     if not rows:
         warn(f"{source.path} is left out: it is empty, or no row of it can be read")
         return []
-    return [_ABSENT | {name: value for name, value in row.items() if value is not None} for row in rows]
+    for row in rows:
+        row |= {name: _ABSENT[name] for name in _ALWAYS if row.get(name) is None}
+    return rows if all(name in rows[0] for name in _ABSENT) else [_ABSENT | row for row in rows]

@@ -114,7 +114,8 @@ class ShareSparsifier(Sparsifier):
     @property
     @override
     def denser_epochs(self) -> int:
-        return self.warmup_epochs
+        falling = range(self.warmup_epochs)
+        return next((epoch for epoch in falling if 0.25 ** (epoch + 1) <= self.ratio), self.warmup_epochs)
 
     def density(self, step: Step) -> float:
         """Return the share of the entries to keep at this step, in (0, 1]."""

@@ -14,6 +14,8 @@ from bench.core.config.run import RunConfig
 from bench.core.errors import Interrupted
 from bench.core.run_folder import RunFolder
 from bench.core.units import format_seconds
+from bench.hosts.cluster import Cluster
+from bench.hosts.ways import settle_here
 from bench.launch.jobs.fork_server import ForkServer
 from bench.launch.resolve import make_ready
 from bench.launch.resuming import ask_anew
@@ -82,7 +84,7 @@ class SweepProgress:
         self._server = server
         self._titles = {run.config.digest: table_text(run.settings) for run in agenda.runs}
         self._estimate = agenda.estimate()
-        self._failed: dict[str, str] = {}  # digest -> error
+        self._errors: dict[str, str] = {}  # of what failed, by digest
 
     def run_all(self) -> Agenda:
         """Do them and return the agenda afterwards.
@@ -92,11 +94,13 @@ class SweepProgress:
             UsageError: results cannot be written, or virtual hosts are not possible here.
         """
         for configuration in {config.config_id: config for config in self._configs}.values():
+            if configuration.cluster is not None:  # before anything starts, rather than in its turn
+                settle_here(Cluster.from_dict(configuration.cluster))
             print_notes(configuration, self._server.call(make_ready, configuration))
         run_missing(self._configs, self._agenda.out, self._agenda.past, self._train)
         agenda = Agenda.look_up(self._agenda.runs, self._agenda.out)
-        missing = {run.config.digest for run in agenda.that_are("missing")}
-        unrecorded = tuple(error for digest, error in self._failed.items() if digest in missing)
+        missing = [run.config.digest for run in agenda.that_are("missing")]
+        unrecorded = {digest: self._errors[digest] for digest in missing if digest in self._errors}
         return dataclasses.replace(agenda, unrecorded=unrecorded)
 
     def _train(self, config: RunConfig, begun: RunFolder | None) -> None:
@@ -118,7 +122,7 @@ class SweepProgress:
             left = f"; about {format_seconds(left_s)} left" if left_s else ""
             display.say(f"{display.title}: {_outcome(result)}{left}")
         if result.status in ("failed", "timeout"):
-            self._failed[config.digest] = result.error
+            self._errors[config.digest] = result.error
         if result.status == "interrupted":
             raise Interrupted("stopped by the user; the same command goes on where it was")
 

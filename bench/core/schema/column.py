@@ -27,7 +27,8 @@ class Column:
         unit: unit of a number, empty for texts and plain counts.
         better: which direction a user wants, where there is one.
         deterministic: equal in two runs of one configuration and seed on one machine.
-        absent: what a row means whose file lacks the column.
+        absent: what a row means whose file lacks the column; in columns that say how a run was set up or where it was,
+            also one whose cell is empty.
     """
 
     group: str

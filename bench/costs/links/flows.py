@@ -2,21 +2,21 @@
 
 Links are queues of fluid. For rank i with `ready` R_i, and the messages m of one wave with b_m bytes:
 
-    begin(m)  = R_source + a k                                   k messages leave source; a: work per message
+    begin(m)  = R_source + s a k                                 k messages leave source; a: work per message
     up(h)     = drained(begin(m), b_m / uplink(h))               of all messages that leave host h: they share it
     down(h)   = drained(begin(m) + l_source, b_m / downlink(h))  of all that come to host h
     carried   = drained(begin(m), c b_m / carriers)              of all messages, where one machine's cores carry them
     alone(m)  = begin(m) + window(m) + l_source                  on a connection that was silent before
     arrive(m) = max(up(source) + l_source, down(target), carried, alone(m)) + w
-    R_target  = max over its m of arrive(m), + a k + work(m)     k messages come; R_source = R_source + a k
+    R_target  = max over its m of arrive(m), + s (a k + work(m)) k messages come; R_source = R_source + s a k
 
 `drained` says when a queue of fluid ends (`queues.py`). It too is made of sums and maxima of non-negative
 terms alone, so no faster link, shorter delay or smaller message makes anything later (fair shares that flows negotiate
 do not promise that). Several messages that share an uplink end together, as flows of equal weight do. What comes to a
 host is acknowledged over the same link by which it sends, and lengthens the b_m of what leaves it. w is what it takes
-to wake a rank up; window(m) is in `windows.py`; work(m) is what is done to the payload that came: it is
-unpacked, and some are merged. Nobody waits for room at the other end: what a kernel has taken travels while the
-receiver still computes. On a link whose rate changes, `drained` is reckoned on the link's own clock
+to wake a rank up, s how much slower its host is; window(m) is in `windows.py`; work(m) is what is done to the payload
+that came: it is unpacked, and some are merged. Nobody waits for room at the other end: what a kernel has taken travels
+while the receiver still computes. On a link whose rate changes, `drained` is reckoned on the link's own clock
 (`paces.py`), and a message comes in parts, each when the uplink has sent what is before it: between
 constant rates the first and the last decide, here the slowest place may be in the middle.
 """

@@ -42,10 +42,10 @@ def record_ending(
         "resumes": resumes,
         "status": status,
         "error": error,
-        "wall_time_s": None if wall_time_s is None else _in_all(folder, wall_time_s, resumes),
     }
     summary = {"status": status, "error": error, "run_id": folder.run_id, **reached}
     try:
+        row["wall_time_s"] = None if wall_time_s is None else _in_all(folder, wall_time_s, resumes)
         RowWriter(folder.metrics, METRICS).append(row)
     finally:
         write_json(folder.status, summary)
@@ -55,11 +55,11 @@ def record_ending(
 def _in_all(folder: RunFolder, wall_time_s: float, resumes: int) -> float:
     """With what went before, of a run that went on: its last row knows that, if it is one of this time."""
     rows = list(read_rows(folder.metrics)) if folder.metrics.is_file() else []
-    last = next((row for row in reversed(rows) if row["wall_time_s"] is not None), None)
+    last = next((row for row in reversed(rows) if row.get("wall_time_s") is not None), None)
     if last is None:
         return wall_time_s
     known_s: float = last["wall_time_s"]
-    return max(known_s, wall_time_s) if last["resumes"] == resumes else known_s + wall_time_s
+    return max(known_s, wall_time_s) if last.get("resumes") == resumes else known_s + wall_time_s
 
 
 def _reached(folder: RunFolder) -> dict[str, Any]:
@@ -68,5 +68,5 @@ def _reached(folder: RunFolder) -> dict[str, Any]:
     progress.new_lines()
     known = progress.last
     if known.get("step") is None and folder.metrics.is_file():
-        known = next((row for row in reversed(list(read_rows(folder.metrics))) if row["step"] is not None), known)
+        known = next((row for row in reversed(list(read_rows(folder.metrics))) if row.get("step") is not None), known)
     return {key: known.get(key) for key in ("epoch", "step")}

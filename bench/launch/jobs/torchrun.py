@@ -74,7 +74,7 @@ def launch(config: RanksConfig, folder: RunFolder, server: ForkServer) -> Starte
         try:
             for warning in job.network.warnings:
                 print(f"warning: {warning}", file=sys.stderr)
-        except OSError:  # whoever read that has gone
+        except BaseException:  # whoever read that has gone, or stopped it
             job.close()
             raise
         return job

@@ -17,6 +17,7 @@ from bench.costs.prediction import refusal
 from bench.hosts.cluster import HostLink
 from bench.hosts.cluster_options import cluster_from_toml, link_of, link_texts
 from bench.launch.predictions.asked import DDP, Asked
+from bench.launch.predictions.measurable import cannot_be_calibrated
 from bench.optimizers.base import Optimizer
 from bench.strategies.async_server import AsyncServer
 from bench.strategies.base import Strategy
@@ -40,24 +41,6 @@ def check(config: PredictConfig, calibration: Calibration) -> Asked:
         raise UsageError(f"{number} ranks are more than can be predicted; choose at most {most}{where}")
     asked = Asked.of(config, hosts=hosts, ranks_per_host=ranks_per_host, shared_cores=config.shared_cores)
     return check_asked(calibration, asked)
-
-
-def cannot_be_calibrated(compressor: Compressor) -> str | None:
-    """Why what a compressor takes cannot be measured on one rank, or does not follow from it; one sentence."""
-    text = spec.short_text(compressor)
-    obstacles = (
-        (compressor.engine_hook, "encodes inside PyTorch's own hook, out of sight; leave it out"),
-        (compressor.chooses, "encodes nothing itself; calibrate the compressors that it tries, topk or bf16 say"),
-        (
-            compressor.needs_all_ranks and not compressor.several_rounds,
-            "has ranks agree with each other before they encode, which is not part of the model; use other options",
-        ),
-        (
-            compressor.one_bucket,
-            "wants the whole model as one bucket, which is not how the others are measured; use other options",
-        ),
-    )
-    return next((f"{text} {reason}" for applies, reason in obstacles if applies), None)
 
 
 def _hosts(config: PredictConfig) -> tuple[tuple[HostLink, ...], int]:

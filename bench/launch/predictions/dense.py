@@ -55,11 +55,12 @@ def fastest(calibration: Calibration, ways: Sequence[Asked]) -> Dense:
 
 
 def pairs(asked: Asked, compressors: Iterable[str]) -> Iterator[Asked]:
-    """All that are legal among so many ranks; a backend's own sum is predicted as a ring, and left to that."""
+    """All that are legal among so many ranks, a hierarchy by hosts too; a backend's own sum is left to the ring."""
     names = [*registry.entries("collectives")]
-    if asked.ranks_per_host > 1:
-        names.append(f"hierarchical:group_size={asked.ranks_per_host}")
-    for name in names:
+    if 1 < asked.ranks_per_host < asked.world_size:
+        by_host = spec.build("collectives", f"hierarchical:group_size={asked.ranks_per_host}")
+        names.append(spec.short_text(by_host))
+    for name in dict.fromkeys(names):
         collective = cast(Collective, spec.build("collectives", name))
         if name == "native" or refusal(collective) or collective.ranks_refusal(asked.world_size):
             continue

@@ -10,6 +10,7 @@ from typing import Any
 from bench.core.config.job import VIRTUAL_HOSTS
 from bench.core.config.run import RunConfig
 from bench.core.errors import UsageError
+from bench.core.files import files_below
 from bench.core.parts import Calibration
 from bench.core.rows import read_rows
 from bench.core.run_folder import RunFolder, read_json
@@ -34,7 +35,7 @@ def finished_runs(calibration: Calibration, folder: Path, tell: Callable[[str], 
         UsageError: none can be predicted.
     """
     configs, past, reasons = {}, {}, collections.Counter[str]()
-    folders = [RunFolder(file.parent) for file in folder.rglob("metrics.csv")]
+    folders = [RunFolder(file.parent) for file in files_below(folder, "metrics.csv")]
     for run in sorted(folders, key=lambda each: each.run_id):  # the newest stands for its digest
         found = PastRun(folder=run, summary=read_json(run.status) or {})
         try:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Literal, Self
 
@@ -23,13 +24,13 @@ class Agenda:
         runs: all of the sweep, in order.
         out: where runs lie.
         past: what lay there when this was looked up, by digest.
-        unrecorded: why runs failed of which that could not be kept there.
+        unrecorded: why runs failed of which that could not be kept there, by digest.
     """
 
     runs: list[PlannedRun]
     out: Path
     past: dict[str, PastRun]
-    unrecorded: tuple[str, ...] = ()
+    unrecorded: Mapping[str, str] = dataclasses.field(default_factory=dict)
 
     @classmethod
     def look_up(cls, runs: list[PlannedRun], out: Path) -> Self:
@@ -65,16 +66,13 @@ class Agenda:
             RunFailed: "2 of 6 runs failed, one of them with: ...; its logs are in ..., and --retry-failed runs them
                 again".
         """
-        if failed := self.that_are("failed"):
+        failed = self.that_are("failed")
+        number = f"{len(failed) + len(self.unrecorded)} of {len(self.runs)} runs failed, one of them with"
+        if failed:
             first = self.past[failed[0].config.digest]
-            raise RunFailed(
-                f"{len(failed)} of {len(self.runs)} runs failed, one of them with: {first.summary['error']}; its logs "
-                f"are in {first.folder.path}, and {again}"
-            )
+            raise RunFailed(f"{number}: {first.summary['error']}; its logs are in {first.folder.path}, and {again}")
         if self.unrecorded:
-            raise RunFailed(
-                f"{len(self.unrecorded)} of {len(self.runs)} runs failed, one of them with: {self.unrecorded[0]}"
-            )
+            raise RunFailed(f"{number}: {next(iter(self.unrecorded.values()))}")
 
     def estimate(self) -> Estimate:
         """What the runs that are done say of how long runs take."""

@@ -11,7 +11,7 @@ from typing import Any, Literal
 from bench.core.checkpoints import Checkpoints
 from bench.core.locks import locked
 from bench.core.run_folder import RunFolder, read_json
-from bench.launch.resuming import last_step, refusal
+from bench.launch.resuming import refusal
 
 State = Literal["torn", "failed", "done"]
 _STATES: dict[str, State] = {"ok": "done", "failed": "failed", "timeout": "failed"}
@@ -57,8 +57,8 @@ def by_digest(runs: list[PastRun]) -> dict[str, PastRun]:
 def take_up(out: Path, digest: str) -> RunFolder | None:
     """The newest run that was cut short or failed, and can go on from a checkpoint; None where there is none.
 
-    Others that were cut short are removed, unless there is a checkpoint that only this version cannot go on from;
-    others that failed stay, as does what is still under way; what becomes of a run is said on stderr.
+    Others that were cut short are removed, but for those with a checkpoint that cannot be used here, another version's
+    say; others that failed stay, as does what is still under way; what becomes of a run is said on stderr.
     """
     found: RunFolder | None = None
     for run in sorted(past_runs(out, digest), key=lambda run: run.folder.run_id, reverse=True):
@@ -69,9 +69,10 @@ def take_up(out: Path, digest: str) -> RunFolder | None:
             if not (found or reason):
                 found = run.folder
                 ended = "failed" if run.state == "failed" else "was cut short"
-                print(f"note: {found.path} {ended}; it goes on from step {last_step(found)}", file=sys.stderr)
+                step = Checkpoints(found).steps()[0]
+                print(f"note: {found.path} {ended}; it goes on from step {step}", file=sys.stderr)
             elif run.state == "torn" and reason and Checkpoints(run.folder).steps():
-                print(f"note: {reason}; it stays, and the run begins anew beside it", file=sys.stderr)
+                print(f"note: {reason}; its folder stays", file=sys.stderr)
             elif run.state == "torn":
                 shutil.rmtree(run.folder.path)
                 print(f"note: {run.folder.path} was cut short; it is removed and run again", file=sys.stderr)

@@ -9,8 +9,6 @@ from bench.core.config.configuration import short_digest
 from bench.core.config.job import RanksConfig
 from bench.core.config.run import RunConfig
 from bench.core.errors import UsageError
-from bench.hosts.cluster import Cluster
-from bench.hosts.ways import settle_here
 from bench.launch.jobs.fork_server import ForkServer
 from bench.launch.resolve import place_run, resolve_each
 from bench.launch.sweeps.file import Options, SweepFile, table_text
@@ -50,7 +48,6 @@ def plan_runs(sweep: SweepFile, server: ForkServer) -> list[PlannedRun]:
         server.warm_up_for(asked[0])
         resolved = iter(server.call(resolve_each, asked))
         outcomes = [next(resolved) if isinstance(outcome, RunConfig) else outcome for outcome in outcomes]
-        outcomes = [_on_links(outcome) if isinstance(outcome, RunConfig) else outcome for outcome in outcomes]
     configs = [outcome for outcome in outcomes if isinstance(outcome, RunConfig)]
     if len(configs) < len(outcomes):
         raise UsageError(_refusals(sweep.where, settings, outcomes))
@@ -66,16 +63,6 @@ def _asked(options: Options) -> RunConfig | UsageError:
     except UsageError as refusal:
         return refusal
     return asked
-
-
-def _on_links(config: RunConfig) -> RunConfig | UsageError:
-    """The configuration, if this machine can make its links."""
-    try:
-        if config.cluster is not None:
-            settle_here(Cluster.from_dict(config.cluster))
-    except UsageError as refusal:
-        return refusal
-    return config
 
 
 def _refusals(where: str, settings: list[Options], outcomes: Sequence[RunConfig | UsageError]) -> str:

@@ -106,8 +106,8 @@ def _best(options: Options, tried: list[PlannedRun], lists: Lists, agenda: Agend
         if agenda.progress(run) == "done"
     }
     if not accuracies:
-        past = agenda.past.get(tried[0].config.digest)
-        error = (past.summary.get("error") if past else None) or next(iter(agenda.unrecorded), "no reason was kept")
+        digest = tried[0].config.digest
+        error = agenda.unrecorded.get(digest) or agenda.past[digest].summary["error"]
         failed = f"{table_text(options) or '[base]'} failed with every setting, first with: {error}"
         raise RunFailed(f"{failed}; look into their logs, or try other values")
     best = max(tried, key=lambda run: accuracies.get(run.config.digest, -1.0))

@@ -130,18 +130,25 @@ def _parts(workloads: Sequence[Workload], baseline: str | None) -> list[Part]:
     Raises:
         NoSuchBaseline: none has it.
     """
-    parts, lacking = [], []
+    parts: list[Part | NoSuchBaseline] = []
     for workload in workloads:
         try:
             parts.append(_part(workload, baseline))
         except NoSuchBaseline as error:
-            lacking.append(error)
-            part = _part(workload, None)
-            without = f"{part.label}: no row fits --baseline {baseline}, so another one is taken"
-            parts.append(dataclasses.replace(part, caveats=[without, *part.caveats]))
+            parts.append(error)
+    lacking = [each for each in parts if isinstance(each, NoSuchBaseline)]
     if len(lacking) == len(workloads):
         raise lacking[0]
-    return parts
+    return [
+        _part_without(workload, baseline) if isinstance(part, NoSuchBaseline) else part
+        for workload, part in zip(workloads, parts, strict=True)
+    ]
+
+
+def _part_without(workload: Workload, baseline: str | None) -> Part:
+    part = _part(workload, None)
+    without = f"{part.label}: no row fits --baseline {baseline}, so another one is taken"
+    return dataclasses.replace(part, caveats=[without, *part.caveats])
 
 
 def _part(workload: Workload, baseline: str | None) -> Part:

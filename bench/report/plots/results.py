@@ -36,6 +36,11 @@ class Results:
     layers: list[Row]
     baseline: str | None = None
 
+    @property
+    def that_ended(self) -> list[Configuration]:
+        """Those with at least one run that ended well or diverged, likewise."""
+        return shortly_labelled([group for group in configurations(self._runs, ()) if group.ok or group.diverged])
+
     @functools.cached_property
     def configurations(self) -> list[Configuration]:
         """The configurations with at least one run that ended well, in order of appearance."""
@@ -68,7 +73,7 @@ class Results:
 
     @functools.cached_property
     def _runs(self) -> list[Run]:
-        runs, _ = one_per_seed(collect_runs(self.rows), ())
+        runs, _ = one_per_seed(collect_runs(self.rows))
         return runs
 
 

@@ -20,7 +20,7 @@ _SHIFT = 0.008  # of the height: curves that coincide lie beside each other
 def draw(results: Results) -> Picture:
     """One rising curve per configuration, a mark where a seed's training ended without reaching its target."""
     last = float(max(row["step"] or 0 for row in results.rows))
-    seeds = {each.title: steps_to_target(each, last) for each in results.configurations}
+    seeds = {each.title: steps_to_target(each, last) for each in results.that_ended}
     seeds = {title: each for title, each in seeds.items() if each}
     if not seeds:
         raise NotDrawable("steps to target need a finished run with --target-accuracy")
@@ -63,7 +63,7 @@ def steps_to_target(configuration: Configuration, last: float) -> list[tuple[flo
             continue
         reached = [row["step"] for row in run.rows if row["time_to_target_s"] is not None]
         watched_until = last if run.diverged else max(row["step"] or 0 for row in run.rows)
-        seeds.append((float(min(reached, default=watched_until)), bool(reached)))
+        seeds.append((float(next(iter(reached), watched_until)), bool(reached)))
     return seeds
 
 

@@ -81,7 +81,7 @@ def test_a_run_without_timed_steps_has_no_error(tmp_path: Path) -> None:
         (
             {"compressor": "topk", "collective": "allgather", "steps": None, "epochs": 4, "eval_every": 2},
             {},
-            "topk sends more in the first 4 epochs, in which its last steps are timed",
+            "topk sends more in the first 3 epochs, in which its last steps are timed",
         ),
         ({"augment": False}, {}, "augment False was not calibrated, but True"),
         ({}, {"cpu": "another (2 cores)"}, f"made with cpu another (2 cores), calibrated with {KNOWN.cpu} ("),

@@ -10,8 +10,10 @@ from typing_extensions import override
 
 from bench.cli.output import sweep
 from bench.core.config.run import RunConfig
-from bench.core.errors import RunFailed
+from bench.core.errors import RunFailed, UsageError
 from bench.core.run_folder import RunFolder
+from bench.hosts import ways
+from bench.hosts.cluster import Cluster, HostLink
 from bench.launch.jobs.fork_server import TRAIN, ForkServer
 from bench.launch.resuming import configuration_of, prepare_folder
 from bench.launch.run import Result
@@ -72,3 +74,17 @@ def test_a_failure_that_could_not_be_kept_is_one_at_the_end_of_a_sweep(
     agenda = sweep.SweepProgress(agenda, [config], Here(TRAIN)).run_all()
     with pytest.raises(RunFailed, match="1 of 1 runs failed, one of them with: the disk is full"):
         agenda.raise_failures("again")
+
+
+def test_links_that_this_machine_cannot_make_are_refused_before_anything_starts(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(ways, "hosts_supported", lambda: (True, ""))
+    monkeypatch.setattr(ways, "netem_supported", lambda: (False, "no netem"))
+    monkeypatch.setattr(ways, "forwarder_supported", lambda: (False, "no TAP devices"))
+    monkeypatch.setattr(sweep, "execute", lambda *_: pytest.fail("it began"))
+    late = Cluster.uniform(2, link=HostLink(name="host", latency_s=0.005))
+    configs = [make_config(seed=1), make_config(seed=1, cluster=late.to_dict(), world_size=2)]
+    agenda = Agenda(runs=[PlannedRun(settings={}, config=each) for each in configs], out=tmp_path, past={})
+    with pytest.raises(UsageError, match="latency cannot be set here: no TAP devices"):
+        sweep.SweepProgress(agenda, configs, Here(TRAIN)).run_all()

@@ -234,9 +234,25 @@ def test_when_bench_itself_ends_its_run_has_a_last_row(tmp_path: Path, monkeypat
     assert "bench itself ended with SystemExit" in status(folder)["error"]
 
 
+def test_a_run_that_ended_well_did_so_whoever_reads_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def launch(_config: object, folder: RunFolder, _server: object) -> object:
+        write_json(folder.status, {"status": "ok", "error": "", "test_accuracy": 0.5})
+        return object()
+
+    def watch(*_: object) -> Ending:
+        raise SystemExit(1)
+
+    monkeypatch.setattr(torchrun, "launch", launch)
+    monkeypatch.setattr(torchrun, "watch", watch)
+    with pytest.raises(SystemExit):
+        run.execute(make_config(), tmp_path, lambda _: None, ForkServer(TRAIN))
+    (folder,) = tmp_path.iterdir()
+    assert status(folder)["status"] == "ok"
+
+
 def test_how_a_run_ended_is_kept_though_its_row_cannot_be(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def launch(_config: object, folder: RunFolder, _server: object) -> None:
-        folder.metrics.write_text("columns,of,another,version\n", encoding="utf-8")
+        folder.metrics.write_text("columns,of,another,version\n1,2,3,4\n", encoding="utf-8")
 
     monkeypatch.setattr(torchrun, "launch", launch)
     monkeypatch.setattr(torchrun, "watch", lambda *_: Ending(exit_code=1))

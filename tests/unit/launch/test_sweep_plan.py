@@ -10,7 +10,6 @@ import pytest
 from typing_extensions import override
 
 from bench.core.errors import UsageError
-from bench.hosts import ways
 from bench.launch.jobs.fork_server import TRAIN, ForkServer
 from bench.launch.sweeps.agenda import Agenda
 from bench.launch.sweeps.estimate import Estimate
@@ -123,15 +122,3 @@ def test_of_doubles_the_first_has_all_runs_of_both() -> None:
     assert sorted((run.settings["compressor"], run.settings["lr"]) for run in runs) == [
         ("topk", lr) for lr in (0.1, 0.2, 0.3, 0.4, 0.5)
     ]
-
-
-def test_links_that_this_machine_cannot_make_are_refused_before_anything_starts(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr(ways, "hosts_supported", lambda: (True, ""))
-    monkeypatch.setattr(ways, "netem_supported", lambda: (False, "no netem"))
-    monkeypatch.setattr(ways, "forwarder_supported", lambda: (False, "no TAP devices"))
-    base = {"model": "linear", "train_size": 64, "test_size": 32, "batch_size": 8, "hosts": 2, "latency": "5ms"}
-    sweep = SweepFile(where="grid.toml", base=base, seeds=[], matrix={"jitter": ["0ms", "1ms"]})
-    with pytest.raises(UsageError, match="latency and jitter cannot be set here: no TAP devices"):
-        plan(sweep)

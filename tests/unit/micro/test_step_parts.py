@@ -7,7 +7,7 @@ import torch
 from bench.core.config.calibrate import CalibrateConfig
 from bench.core.parts import BucketParts, Work
 from bench.costs.offers import layout_of
-from bench.micro.step_parts import encoded, work_of
+from bench.micro.step_parts import bucket_parts, encoded, work_of
 from compressors.layer import layers_of
 
 
@@ -43,3 +43,8 @@ def test_compressors_are_measured_as_they_are_in_the_end_and_not_at_first() -> N
         for text in ("powersgd:dense_steps=3,min_compression_rate=1", "powersgd:min_compression_rate=1")
     )
     assert [offer.nbytes for offer in at_first.offers] == [offer.nbytes for offer in at_last.offers]
+
+
+def test_layers_without_elements_are_no_part_of_a_bucket() -> None:
+    layers = layers_of(torch.nn.ParameterList([torch.empty(0), torch.zeros(3)]))
+    assert bucket_parts(0.5, layers) == BucketParts(ready_s=0.5, layers=(1,), numels=(3,))

@@ -70,11 +70,6 @@ def test_a_seed_counts_once() -> None:
     assert needed(rows, 4).steps == 250
 
 
-def test_who_was_resumed_with_other_ranks_ran_with_those() -> None:
-    before, after = run("a", 2, None), run("a", 4, 300)
-    assert needed(before[:2] + after[2:], 4).steps == 300
-
-
 @pytest.mark.parametrize(
     ("rows", "reason"),
     [
@@ -111,10 +106,10 @@ def test_runs_that_do_something_else_are_refused() -> None:
     assert needed(run("a", 4, 100, lr=0.1) + run("b", 2, 200, lr=0.2), 4).steps == 100
 
 
-def test_who_reached_its_target_before_it_went_on_with_other_ranks_says_nothing() -> None:
-    rows = run("a", 2, 200)
-    rows = [row | ({"world_size": 4} if row["step"] > 200 else {}) for row in rows]
+def test_who_went_on_with_other_ranks_says_nothing_for_these_count_steps_anew() -> None:
+    rows = [row | ({"world_size": 4} if row["step"] > 200 else {}) for row in run("a", 2, 200)]
     assert needed(rows, 4).steps is None
+    assert needed(run("a", 2, None)[:2] + run("a", 4, 300)[2:], 4).steps is None
     assert needed(rows + run("b", 4, 300), 4).steps == 300
 
 

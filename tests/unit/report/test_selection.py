@@ -4,10 +4,12 @@ from pathlib import Path
 
 import pytest
 
+from bench.core import registry
 from bench.core.errors import NothingToCompare, UsageError
+from bench.core.schema.metrics import METRICS_BY_NAME
 from bench.report.comparison import compare
 from bench.report.runs import collect_runs
-from bench.report.selection import Condition, parse_conditions, select
+from bench.report.selection import BOTH, Condition, parse_conditions, select
 from tests.testing.fake_rows import fake_row, fake_seeds, stored, topk_seeds
 
 
@@ -74,3 +76,12 @@ def test_rows_are_put_in_order_by_bytes_to_target(tmp_path: Path) -> None:
     rows += topk_seeds([1.0, 1.0], compressor="topk")
     comparison = compare(stored(tmp_path, rows), sort="bytes_to_target", targets=["0.9"])
     assert [row.configuration.label["compressor"] for row in comparison.rows] == ["none", "topk", "sign"]
+
+
+def test_names_of_columns_that_are_options_too_are_known() -> None:
+    """They are written down, so that reading a condition needs none of the components."""
+    kinds = [kind for kind, room in registry.ROOMS.items() if room.singular in METRICS_BY_NAME]
+    options = {
+        name for kind in kinds for each in registry.entries(kind) for name in registry.load(kind, each).option_names()
+    }
+    assert options & set(METRICS_BY_NAME) == BOTH

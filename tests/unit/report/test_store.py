@@ -10,7 +10,8 @@ import pytest
 
 from bench.core.errors import NothingToCompare, UsageError
 from bench.core.schema.metrics import METRICS
-from bench.report.store import read, read_layers, to_frame
+from bench.report.configurations import SETTINGS
+from bench.report.store import beside, read, read_layers, to_frame
 from tests.testing.fake_rows import fake_row, fake_seeds, topk_seeds, write_run, write_runs
 from tests.testing.invoke import invoke
 
@@ -173,7 +174,8 @@ def test_an_empty_cell_means_what_an_absent_column_means(tmp_path: Path) -> None
     frames = [pd.read_csv(file) for file in (path, tmp_path / "new" / "metrics.csv")]
     pd.concat(frames).to_csv(both, index=False)
     together = read([both])
-    assert together[0] == read([path])[0]
+    alone = read([path])[0]
+    assert {name: together[0][name] for name in SETTINGS} == {name: alone[name] for name in SETTINGS}
     assert [row["accumulate"] for row in together] == [1, 4]
 
 
@@ -182,8 +184,8 @@ def test_runs_behind_links_are_found_once_and_links_that_lead_back_end(tmp_path:
     write_run(tmp_path / "runs" / "b", fake_row(run_id="b"))
     (tmp_path / "runs" / "a").symlink_to(tmp_path / "elsewhere" / "a")
     (tmp_path / "runs" / "up").symlink_to(tmp_path)
-    found = [row["run_id"] for row in read([tmp_path / "runs"])]
-    assert sorted(found) == ["a", "b"]
+    assert [row["run_id"] for row in read([tmp_path / "runs"])] == ["a", "b"]
+    assert len(beside([tmp_path / "runs"], "metrics.csv")) == 2
 
 
 def test_layers_of_another_program_are_left_out_with_a_warning(tmp_path: Path) -> None:

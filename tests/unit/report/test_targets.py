@@ -268,4 +268,4 @@ def test_seeds_that_would_do_follow_from_those_that_an_effect_rests_on(tmp_path:
     rows += [*curve(3, 0.5, 0.95, 0.96, pace=1.1, **other), *diverged(1, **other)]
     comparison = compare(stored(tmp_path, rows), metric=TIME, targets=["0.9"])
     assert comparison.rows[1].verdict == "unclear"
-    assert caveats(comparison)
+    assert comparison.rows[1].gain.held_back or any("(2 seeds, " in sentence for sentence in caveats(comparison))

@@ -243,6 +243,8 @@ def test_a_seed_that_diverged_counts_as_missed_until_the_last_step_of_all(tmp_pa
     (configuration,) = shown.configurations
     assert target.steps_to_target(configuration, 30.0) == [(20.0, True), (30.0, False)]
     assert "1 of 2" in target.draw(shown).alt
+    only = [row | {"compressor": "topk", "run_id": "all of topk", "config_id": "t"} for row in lost]
+    assert target.draw(results(tmp_path, [*fake_run([0.5, 0.95]), *only])).alt.endswith("topk, epochs=1 0 of 1.")
 
 
 def test_bytes_are_not_drawn_where_steps_were_counted_anew(tmp_path: Path) -> None:
