@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 import torch.distributed as dist
 
-from bench.core.errors import UsageError
+from bench.core.errors import Interrupted, UsageError
 from bench.hosts import capacity, support
 from bench.launch import doctor
 from bench.launch.jobs.fork_server import TRAIN, ForkServer
@@ -176,3 +176,14 @@ def test_a_smoke_test_that_cannot_start_is_a_failure(tmp_path: Path, monkeypatch
     assert doctor.smoke_test(tmp_path, ForkServer(TRAIN)) == doctor.Check(
         "fail", "smoke", "no such thing", "mend what the other lines name"
     )
+
+
+def test_who_stops_it_while_links_are_measured_stops_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    def stopped() -> float:
+        raise Interrupted("interrupted")
+
+    monkeypatch.setattr(capacity, "forwarded_bps", stopped)
+    monkeypatch.setattr(support, "netem_supported", lambda: (False, "no netem"))
+    monkeypatch.setattr(support, "forwarder_supported", lambda: (True, ""))
+    with pytest.raises(Interrupted):
+        doctor.links(measure=True)

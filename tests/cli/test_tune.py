@@ -50,6 +50,10 @@ def test_tuned_then_swept(tmp_path: Path) -> None:
         (("--holdout-size", "9"), "the command line tunes nothing; give --rates 0.01,0.02,0.05 or lists under [tune]"),
         (("--rates", "a"), "--rates a is not a list of numbers; write 0.01,0.02,0.05"),
         (("--compressor", "topk", "--compressors", "none"), "--compressor and --compressors contradict each other"),
+        (
+            ("--rates", "0.1", "--holdout-size", "9", "--write", "nowhere/x.toml"),
+            "cannot write nowhere/x.toml: No such file or directory",
+        ),
         (("x.toml", "--lr", "0.1"), "x.toml says what is run; write there what the other options say"),
     ],
 )

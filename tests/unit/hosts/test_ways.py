@@ -69,3 +69,10 @@ def test_neither_is_one_sentence(
 def test_the_forwarder_where_it_is_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
     machine(monkeypatch, netem=True, forwarder=True)
     assert ways.settle(Cluster(hosts=cluster({}).hosts, forwarded=True)).forwarded
+
+
+def test_what_hosts_do_not_find_each_other_over_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    machine(monkeypatch, netem=True, forwarder=True)
+    assert ways.settle(cluster({"latency_s": 1.0, "jitter_s": 0.4}))
+    with pytest.raises(UsageError, match=r"a latency of 1\.5 s, jitter included, is more than virtual hosts"):
+        ways.settle(cluster({"latency_s": 1.0, "jitter_s": 0.5}))

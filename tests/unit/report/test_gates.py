@@ -87,3 +87,15 @@ def test_a_share_of_a_time_is_a_share_of_that_time(tmp_path: Path) -> None:
     assert check(comparison, [Gate.parse("slower:61%")]) == GateResult()
     (sentence,) = check(comparison, [Gate.parse("slower:59%")]).crossed
     assert "0.62x crosses slower:59%" in sentence
+
+
+def test_a_gate_that_holds_for_seeds_that_missed_says_so(tmp_path: Path) -> None:
+    """More seeds would not change that."""
+    speeds = [1000.0] * 20
+    dense = [row | {"train_time_s": 300.0, "time_to_target_s": 8.0 + row["seed"] / 9} for row in fake_seeds(speeds)]
+    dense[-1] |= {"time_to_target_s": None}
+    other = [row | {"train_time_s": 300.0, "time_to_target_s": 250.0 + row["seed"]} for row in topk_seeds(speeds)]
+    comparison = compared(tmp_path, [*dense, *other], metric="time_to_target_s")
+    assert comparison.rows[1].gain.held_back
+    (sentence,) = check(comparison, [Gate.parse("slower:5%")]).undecided
+    assert sentence.endswith("seeds that missed their target or diverged forbid a verdict, so the gate holds")

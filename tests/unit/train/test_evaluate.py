@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator
+from unittest.mock import MagicMock, call
 
 import pytest
 import torch
@@ -12,7 +14,8 @@ from torch import nn
 from bench.datasets.augment import normalise
 from bench.datasets.base import Part
 from bench.datasets.digits import Digits
-from bench.train.evaluate import TRAIN_SAMPLES, evaluate, train_sample
+from bench.train.evaluate import EVALUATION_BATCH, TRAIN_SAMPLES, evaluate, train_sample
+from bench.train.record import PROGRESS_EVERY_S, Recorder
 
 
 @pytest.fixture(autouse=True)
@@ -54,3 +57,22 @@ def test_training_samples_are_a_thousand_with_classes_as_in_all_or_all_there_are
     assert sample.labels.bincount().tolist() == [TRAIN_SAMPLES // 10] * 10
     assert torch.equal(sample.images, train_sample(many).images)
     assert train_sample(few) is few
+
+
+def test_every_mini_batch_is_told_of() -> None:
+    told: list[None] = []
+    parts = [make_part(EVALUATION_BATCH + 1, seed=1), make_part(40, seed=2)]
+    evaluate(make_model(), parts, Digits(), torch.device("cpu"), on_batch=lambda: told.append(None))
+    assert len(told) == 2 + 1
+
+
+def test_while_an_evaluation_takes_its_time_the_launcher_hears_of_it_now_and_then() -> None:
+    recorder = MagicMock(_last_progress={"step": 7}, _last_told=time.monotonic())
+    Recorder.still_here(recorder)
+    assert not recorder.mock_calls
+    recorder._last_told -= PROGRESS_EVERY_S
+    Recorder.still_here(recorder)
+    assert recorder.mock_calls == [call._write_progress({"step": 7})]
+    recorder = MagicMock(_last_progress={}, _last_told=0.0)  # of a rank that tells nothing, or before its first step
+    Recorder.still_here(recorder)
+    assert not recorder.mock_calls

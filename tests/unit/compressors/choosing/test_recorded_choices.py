@@ -55,10 +55,14 @@ def test_a_file_of_choices_ends_where_it_was_cut(tmp_path: Path) -> None:
     path = tmp_path / "choices.jsonl"
     path.write_text("".join(json.dumps(choice.to_dict()) + "\n" for choice in WAYS) + '{"step": 9, "pa')
     assert read_choices(path) == list(WAYS)
+    path.write_text("\n".join(json.dumps(choice.to_dict()) for choice in WAYS))
+    assert read_choices(path) == list(WAYS)  # an editor may have taken the last line's end
     assert WAYS[1].summary(LAYERS) == f"{GROUPS} 60.2%, {TOPK} 39.8%"
 
 
-@pytest.mark.parametrize("text", ["[]\n", '{"step": 1}\n', "not json\n", '{"step": 1, "parts": [{"layers": []}]}\n'])
+@pytest.mark.parametrize(
+    "text", ["", '{"step": 9, "pa', "[]\n", '{"step": 1}\n', "not json\n", '{"step": 1, "parts": [{"layers": []}]}\n']
+)
 def test_a_file_that_holds_no_choices_is_refused_in_one_sentence(text: str, tmp_path: Path) -> None:
     path = tmp_path / "choices.jsonl"
     path.write_text(text)
