@@ -119,7 +119,7 @@ def _cells(comparison: Comparison, row: Row, extra: Sequence[str]) -> list[tuple
     ]
     return [
         *named,
-        (Column(heading="seeds"), _seeds_cell(configuration, comparison.by)),
+        (Column(heading="seeds"), _seeds_cell(configuration)),
         *_judged_cells(comparison, row),
         *_cells_of_further_targets(comparison, row),
         *_mean_cells(comparison, configuration, extra),
@@ -176,12 +176,12 @@ def _mean_cells(
     return cells
 
 
-def _seeds_cell(configuration: Configuration, by: Sequence[str]) -> Cell:
+def _seeds_cell(configuration: Configuration) -> Cell:
     ok, runs = len(configuration.ok), len(configuration.runs)
     ids = configuration.distinct("config_id")
     return Cell(
         text=f"{ok}/{runs} ok",
-        raw={"num_seeds": runs, "num_ok": ok} | ({} if by else {"config_id": ids[0] if len(ids) == 1 else None}),
+        raw={"num_seeds": runs, "num_ok": ok, "config_id": ids[0] if len(ids) == 1 else None},
         style="" if ok == runs else "red",
     )
 
