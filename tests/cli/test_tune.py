@@ -50,10 +50,6 @@ def test_tuned_then_swept(tmp_path: Path) -> None:
         (("--holdout-size", "9"), "the command line tunes nothing; give --rates 0.01,0.02,0.05 or lists under [tune]"),
         (("--rates", "a"), "--rates a is not a list of numbers; write 0.01,0.02,0.05"),
         (("--compressor", "topk", "--compressors", "none"), "--compressor and --compressors contradict each other"),
-        (
-            ("--rates", "0.1", "--holdout-size", "9", "--write", "nowhere/x.toml"),
-            "cannot write nowhere/x.toml: No such file or directory",
-        ),
         (("x.toml", "--lr", "0.1"), "x.toml says what is run; write there what the other options say"),
     ],
 )
@@ -61,3 +57,13 @@ def test_refusals(arguments: tuple[str, ...], sentence: str) -> None:
     answer = invoke("tune", *arguments)
     assert answer.code == 2
     assert sentence in answer.error
+
+
+def test_a_file_that_cannot_be_written_is_refused_before_anything_is_tried(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    answer = invoke("tune", "--rates", "0.1", "--holdout-size", "9", "--write", "nowhere/x.toml")
+    assert answer.code == 2
+    assert "cannot write nowhere/x.toml: No such file or directory" in answer.error
+    assert list(tmp_path.iterdir()) == []
