@@ -82,7 +82,7 @@ class SweepRuns:
     def read(cls, path: Path) -> Self:
         """All of the file; nothing where there is none."""
         rows = read_rows([path]) if path.is_file() else []
-        runs, _ = one_per_seed(collect_runs(rows), ())
+        runs, _ = one_per_seed(collect_runs(rows))
         return cls(path=path, rows=rows, runs=runs)
 
     def by_seed(self, which: Which) -> dict[int, Run]:
