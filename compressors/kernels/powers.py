@@ -40,7 +40,7 @@ def pack_powers(x: Parts, scales: torch.Tensor, block_numel: int, *, bits: int, 
     num_exponents = (1 << (bits - 1)) - 1
     smallest = 2.0 ** (1 - num_exponents)
     is_below = magnitude < smallest
-    mantissa = (magnitude + is_below * smallest).view(torch.int32)  # below: its share of the smallest power
+    mantissa = (magnitude + is_below.float() * smallest).view(torch.int32)  # below: its share of the smallest power
     chance = shared_words(key, x.numel, x.device) >> (32 - MANTISSA_BITS)
     exponent = ((mantissa + chance) >> MANTISSA_BITS) - is_below.int()
     codes = (EXPONENT_OF_ONE + 1 - exponent) & num_exponents

@@ -33,7 +33,7 @@ def calibration(**other: Any) -> Calibration:
         "cpu": environment.cpu_model(),
         "cores": environment.usable_cores(),
         "torch_version": "2.0",
-        "kernels": "native",
+        "kernels": environment.kernels(),
         "model": "small_cnn",
         "dataset": "digits",
         "optimizer": "sgd",

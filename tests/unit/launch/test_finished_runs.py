@@ -85,7 +85,7 @@ def test_a_run_without_timed_steps_has_no_error(tmp_path: Path) -> None:
         ),
         ({"augment": False}, {}, "augment False was not calibrated, but True"),
         ({}, {"cpu": "another (2 cores)"}, f"made with cpu another (2 cores), calibrated with {KNOWN.cpu} ("),
-        ({}, {"kernels": "reference"}, "made with kernels reference, calibrated with native"),
+        ({}, {"kernels": "other"}, f"made with kernels other, calibrated with {KNOWN.kernels}"),
     ],
 )
 def test_what_the_model_does_not_know_is_left_out(
