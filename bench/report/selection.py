@@ -15,7 +15,7 @@ from bench.report.formats import format_value
 from bench.report.runs import Run
 from bench.report.targets import TO_TARGET, Target, mean_need, needs, num_reached
 
-BOTH = {"collective", "error", "seed", "test_size", "train_size", "warmup_epochs"}
+ALSO_OPTIONS = {"collective", "error", "seed", "test_size", "train_size", "warmup_epochs"}
 """Names of columns that are options of some component too."""
 
 
@@ -43,7 +43,7 @@ def parse_conditions(text: str) -> list[Condition]:
     parts: list[str] = []
     for part in text.split(","):
         name = part.partition("=")[0].strip()
-        is_option = name not in METRICS_BY_NAME or (name in BOTH and parts and name in _options(parts[-1]))
+        is_option = name not in METRICS_BY_NAME or (name in ALSO_OPTIONS and parts and name in _options(parts[-1]))
         if parts and ":" in parts[-1] and is_option:
             parts[-1] += f",{part}"
         else:

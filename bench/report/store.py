@@ -28,7 +28,7 @@ REQUIRED = ("run_id", "config_id", "seed", "compressor", "collective", "status")
 """Columns without which a row cannot be told apart from others; every other column may be missing."""
 
 _ABSENT = {column.name: column.absent for column in METRICS}
-_ALWAYS = [c.name for c in METRICS if c.group in ("identity", "origin") and c.absent is not None]
+_IN_EVERY_ROW = [c.name for c in METRICS if c.group in ("identity", "origin") and c.absent is not None]
 """Columns that every row has: empty cells of them are those of files that were put together of old and new ones."""
 # Types that can be empty: an int or bool column with a hole must not turn into floats or objects.
 _DTYPES = {int: "Int64", float: "float64", bool: "boolean", str: "object"}
@@ -159,5 +159,5 @@ def _rows(source: _Source, warn: Warn) -> list[Row]:
         warn(f"{source.path} is left out: it is empty, or no row of it can be read")
         return []
     for row in rows:
-        row |= {name: _ABSENT[name] for name in _ALWAYS if row.get(name) is None}
+        row |= {name: _ABSENT[name] for name in _IN_EVERY_ROW if row.get(name) is None}
     return rows if all(name in rows[0] for name in _ABSENT) else [_ABSENT | row for row in rows]

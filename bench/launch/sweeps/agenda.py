@@ -67,12 +67,12 @@ class Agenda:
                 again".
         """
         failed = self.that_are("failed")
-        number = f"{len(failed) + len(self.unrecorded)} of {len(self.runs)} runs failed, one of them with"
+        counted = f"{len(failed) + len(self.unrecorded)} of {len(self.runs)} runs failed, one of them with"
         if failed:
             first = self.past[failed[0].config.digest]
-            raise RunFailed(f"{number}: {first.summary['error']}; its logs are in {first.folder.path}, and {again}")
+            raise RunFailed(f"{counted}: {first.summary['error']}; its logs are in {first.folder.path}, and {again}")
         if self.unrecorded:
-            raise RunFailed(f"{number}: {next(iter(self.unrecorded.values()))}")
+            raise RunFailed(f"{counted}: {next(iter(self.unrecorded.values()))}")
 
     def estimate(self) -> Estimate:
         """What the runs that are done say of how long runs take."""

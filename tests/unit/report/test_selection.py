@@ -9,7 +9,7 @@ from bench.core.errors import NothingToCompare, UsageError
 from bench.core.schema.metrics import METRICS_BY_NAME
 from bench.report.comparison import compare
 from bench.report.runs import collect_runs
-from bench.report.selection import BOTH, Condition, parse_conditions, select
+from bench.report.selection import ALSO_OPTIONS, Condition, parse_conditions, select
 from tests.testing.fake_rows import fake_row, fake_seeds, stored, topk_seeds
 
 
@@ -84,4 +84,4 @@ def test_names_of_columns_that_are_options_too_are_known() -> None:
     options = {
         name for kind in kinds for each in registry.entries(kind) for name in registry.load(kind, each).option_names()
     }
-    assert options & set(METRICS_BY_NAME) == BOTH
+    assert options & set(METRICS_BY_NAME) == ALSO_OPTIONS
