@@ -9,8 +9,9 @@ import pytest
 
 from tests.testing.invoke import REPOSITORY
 
-# `payloads` has tests of its own, and the other parts take too long here.
-SLICES = [("inputs", 25), ("plugins", 2), pytest.param("sockets", 1, marks=pytest.mark.long), ("kills", 2)]
+# `payloads`, plug-ins and deaths have tests of their own, and the other parts take too long here.
+LONG = [("plugins", 2), ("sockets", 1), ("kills", 2)]
+SLICES = [("inputs", 25), *(pytest.param(*each, marks=pytest.mark.long) for each in LONG)]
 
 
 @pytest.mark.timeout(300)

@@ -159,9 +159,10 @@ def test_a_stopped_command_may_say_its_last_words(tmp_path: Path) -> None:
 
 
 def test_a_command_that_ignores_the_signal_is_killed(tmp_path: Path) -> None:
-    deaf = f"trap '' TERM; touch {tmp_path}/set; while :; do sleep 0.05; done"
-    with start_hosts(PAIR, tmp_path, shell(deaf, "true")) as job:
-        while not (tmp_path / "set").exists():
+    ready = [tmp_path / f"ready-{index}" for index in range(2)]
+    deaf = [f"trap '' TERM; touch {mark}; while :; do sleep 0.05; done" for mark in ready]
+    with start_hosts(PAIR, tmp_path, shell(*deaf)) as job:
+        while not all(mark.exists() for mark in ready):
             time.sleep(0.02)
         job.terminate()
         assert job.wait(timeout=8) == 137

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import csv
 import dataclasses
+import functools
 import json
 import os
 import subprocess
@@ -13,10 +14,13 @@ from pathlib import Path
 from typing import Any
 
 import psutil
-from typer.testing import CliRunner
+import typer.main
+import typer.testing
 
 from bench.cli.ending import as_told
 
+# The runner would read the signatures of all commands anew for every call, which takes longer than most calls.
+vars(typer.testing)["_get_command"] = functools.cache(typer.main.get_command)
 REPOSITORY = Path(__file__).parents[2]
 
 
@@ -33,7 +37,7 @@ def invoke(*arguments: str) -> Answer:
     """Run a command in this process; errors become exit codes as in `bench.cli.app.main`."""
     from bench.cli.app import app
 
-    result = CliRunner().invoke(app, list(arguments))
+    result = typer.testing.CliRunner().invoke(app, list(arguments))
     if result.exception is not None and (told := as_told(result.exception)):
         return Answer(told.exit_code, result.stdout, str(told))
     if result.exception is not None and not isinstance(result.exception, SystemExit):

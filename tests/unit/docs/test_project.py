@@ -71,3 +71,10 @@ def test_scripts_can_be_run(script: str) -> None:
 
 def test_the_version_is_the_changelogs() -> None:
     assert f"] {PROJECT['version']}\n" in (ROOT / "CHANGELOG.md").read_text(encoding="utf-8")
+
+
+@pytest.mark.xdist_group("a group")
+def test_tests_of_one_group_stay_together(request: pytest.FixtureRequest) -> None:
+    """Where tests run side by side, their group is part of their names, by which they are dealt out."""
+    if request.config.getoption("loadgroup", False):
+        assert request.node.nodeid.endswith("@a group")

@@ -29,9 +29,9 @@ LABELS = {
 MAGIC = {".png": b"\x89PNG", ".svg": b"<?xml", ".pdf": b"%PDF"}
 
 
-@pytest.fixture
-def full(tmp_path: Path) -> Results:
-    return results(tmp_path, *everything())
+@pytest.fixture(scope="module")
+def full(tmp_path_factory: pytest.TempPathFactory) -> Results:
+    return results(tmp_path_factory.mktemp("full"), *everything())
 
 
 def test_every_kind_is_tried_below() -> None:
