@@ -68,7 +68,7 @@ class Trainer:
         self.step = 0  # optimizer steps of the run, in each of which `replicas` batches are used
         self.own_steps = 0  # batches that this rank used; the same, unless ranks go at their own speed
         self.skipped_steps = 0
-        self._resumed_at = 0  # own steps that another process made
+        self._resumed_at = 0  # steps that another process made
         self._evaluate_at = self._due(config.eval_every)
         self._checkpoint_at = self._due(config.checkpoint_every)
         self._skips_in_a_row = 0
@@ -127,7 +127,7 @@ class Trainer:
         self._losses = list(state["losses"].unbind())
         self.times = StepTimes(steps=[StepTime(**seconds) for seconds in state["times"]])
         self.clock.elapsed_s = state["train_time_s"]
-        self._resumed_at = self.own_steps
+        self._resumed_at = self.step
         torch.set_rng_state(state["generator"])
         if self.device.type == "cuda":
             torch.cuda.set_rng_state(state["device_generator"], self.device)
@@ -258,7 +258,7 @@ class Trainer:
         waited_s: float | None,
     ) -> None:
         self.recorder.count(outcome)
-        if self.own_steps - self._resumed_at > self.config.untimed_steps:
+        if self.step - self._resumed_at > self.config.untimed_steps:  # of all, for a slow rank makes few of its own
             self.times.steps.append(
                 StepTime(
                     total_s=time.perf_counter() - started,

@@ -1,0 +1,68 @@
+"""Which steps are timed: those behind the first steps of all ranks together, whoever made them."""
+
+from __future__ import annotations
+
+import contextlib
+from typing import Any, cast
+from unittest import mock
+
+import pytest
+import torch
+
+from bench.core import spec
+from bench.datasets.base import Part
+from bench.strategies.base import BoundStrategy
+from bench.train.loop import Trainer
+from bench.train.record import Recorder
+from compressors.ddp.report import StepReport
+from tests.testing.configs import make_config
+
+PART = Part(images=torch.zeros(64, 3, 32, 32, dtype=torch.uint8), labels=torch.zeros(64, dtype=torch.int64))
+
+
+class Among:
+    """A strategy that computes nothing; while this rank makes a step, all of them together make so many."""
+
+    dealt = (0,)
+
+    def __init__(self, steps_of_all: int) -> None:
+        self._each, self._done = steps_of_all, 0
+
+    def forward(self, _: torch.Tensor, __: torch.Tensor) -> torch.Tensor:
+        return torch.zeros(())
+
+    def finish_step(self) -> StepReport:
+        return StepReport(skipped=False, encode_s=0.0, exchange_s=0.0, exposed_s=0.0, encoded=[])
+
+    def update(self, _: StepReport) -> int:
+        self._done += self._each
+        return self._done
+
+    def __getattr__(self, name: str) -> Any:
+        return lambda *_: None
+
+
+@pytest.mark.parametrize(
+    ("steps_of_all", "timed"),
+    [
+        pytest.param(1, 9, id="ranks-in-step"),
+        pytest.param(4, 3, id="a-slow-rank"),  # its second step is the eighth
+    ],
+)
+def test_a_slow_rank_is_timed_from_the_step_of_all_on(
+    steps_of_all: int, timed: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("torch.distributed.get_rank", lambda: 0)
+    recorder = mock.Mock(counting_wire=contextlib.nullcontext)
+    trainer = Trainer(
+        config=make_config(batch_size=4, steps=100, epochs=None, warmup_steps=7),
+        strategy=cast(BoundStrategy, Among(steps_of_all)),
+        dataset=cast(Any, spec.build("datasets", "digits")),
+        train=PART,
+        test=PART,
+        recorder=cast(Recorder, recorder),
+        device=torch.device("cpu"),
+    )
+    trainer.train_until(16)
+    assert trainer.own_steps == 16 // steps_of_all
+    assert len(trainer.times.steps) == timed
