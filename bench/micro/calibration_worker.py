@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import datetime
+import math
 import statistics
 import sys
 from collections.abc import Callable, Sequence
@@ -75,13 +76,20 @@ def _messages(timeout_s: float) -> MessageCosts:
 
 
 def _alone(config: CalibrateConfig, parts: StepParts, tell: Callable[[str], None]) -> dict[str, Any]:
-    """Its compute, and what compressors make of its gradients."""
-    compute, gradients = parts.compute(), parts.gradients()
+    """Its compute, and what compressors make of its gradients.
+
+    Steps are timed before and behind each compressor, for the machine is faster at one moment than at another.
+    """
+    texts = spec.split_list(config.compressors)
+    steps_at_once = math.ceil(config.repeats / (1 + len(texts)))
+    gradients = parts.gradients()
+    parts.time_steps(steps_at_once)
     by_compressor = {}
-    for text in spec.split_list(config.compressors):
+    for text in texts:
         tell(f"encoding by {text}")
         by_compressor[text] = [dataclasses.asdict(bucket) for bucket in encoded(text, gradients, config, parts.stir)]
-    return dataclasses.asdict(compute) | {"encoded": by_compressor}
+        parts.time_steps(steps_at_once)
+    return dataclasses.asdict(parts.compute()) | {"encoded": by_compressor}
 
 
 def _crowds(parts: StepParts, tell: Callable[[str], None]) -> list[Crowd]:

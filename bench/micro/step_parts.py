@@ -95,7 +95,7 @@ class StepParts:
         train, _ = dataset.load(Path(config.data_dir), seed=config.seed, train_size=None, test_size=None)
         of_run = RunConfig(batch_size=config.batch_size, augment=config.augment, seed=config.seed, replicas=1)
         self._batches = Batches(of_run, dataset, train, 0, device)
-        self._repeats = config.repeats
+        self._times: list[list[float]] = []
         self._layer_of = {id(layer.weight): layer for layer in layers_of(model)}
         self._arrived: list[tuple[float, list[Layer], list[torch.Tensor]]] = []
         self._keeps = False
@@ -105,14 +105,16 @@ class StepParts:
         for _ in range(WARMUP):  # in the first of these DDP's ranks agree on their buckets
             self._step()
 
-    def compute(self) -> Compute:
-        """Time some steps."""
-        times: list[list[float]] = []
-        for _ in range(self._repeats):
+    def time_steps(self, count: int) -> None:
+        """Time some steps more."""
+        for _ in range(count):
             marks, arrived = self._step()
             ready = [at - marks[2] for at in arrived]
-            times.append([after - before for before, after in itertools.pairwise(marks)] + ready)
-        batch_s, forward_s, backward_s, update_s, *ready = map(statistics.median, zip(*times, strict=True))
+            self._times.append([after - before for before, after in itertools.pairwise(marks)] + ready)
+
+    def compute(self) -> Compute:
+        """What all timed steps come to, of which there must be some."""
+        batch_s, forward_s, backward_s, update_s, *ready = map(statistics.median, zip(*self._times, strict=True))
         buckets = [bucket_parts(at, of) for at, (_, of, _) in zip(ready, self._arrived, strict=True)]
         return Compute(
             batch_s=batch_s,
@@ -221,6 +223,7 @@ class StepParts:
             torch.nn.functional.cross_entropy(self._ddp(x), y).backward()
             self._optimizer.zero_grad()
             ranks.append([(of, kept) for _, of, kept in self._arrived])
+        self._keeps = False
         return ranks
 
     def _take(self, bucket: Any) -> torch.futures.Future[torch.Tensor]:
