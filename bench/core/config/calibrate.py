@@ -36,6 +36,8 @@ class CalibrateConfig(JobConfig):
     virtual_hosts: Annotated[
         bool, Doc("measure messages between virtual hosts too, where they are possible"), Flag(MEASUREMENT)
     ] = True
-    repeats: Annotated[Count, Doc("timed steps of the model, at least, spread over the measurement"), Flag(MEASUREMENT)] = 15
+    repeats: Annotated[
+        Count, Doc("timed steps of the model, at least, spread over the measurement"), Flag(MEASUREMENT)
+    ] = 15
     turns: Annotated[Count, Doc("timed turns of each compressor, on four ranks' gradients each"), Flag(MEASUREMENT)] = 5
     threads: Annotated[Threads, Flag(PROCESSES)] = 1

@@ -15,7 +15,7 @@ _FREE_BYTES_NEEDED = 1 << 20  # a job that ended has given some back
 
 
 def explain(folder: RunFolder) -> str:
-    """One sentence: the first rank that failed by itself, who was killed, or the end of torchrun's log."""
+    """One sentence: the first rank that failed by itself, who was killed, or the end of a rank's log or torchrun's."""
     reports = reports_of(folder)
     own = [report for report in reports if not report["lost_a_peer"]]
     log = read_log(folder)
@@ -28,7 +28,7 @@ def explain(folder: RunFolder) -> str:
         return _sentence(next((report for report in reports if report.get("lost_rank") is not None), reports[0]))
     if is_disk_full(folder):
         return f"the disk that holds {folder.path} is full; free some space or choose another folder with --out"
-    return f"the job ended without saying why; the end of its log: {_last_line(log)}"
+    return f"the job ended without saying why; the end of its log: {_last_line(_first_log_of_a_rank(folder) or log)}"
 
 
 def is_disk_full(folder: RunFolder) -> bool:
@@ -70,6 +70,13 @@ def _killed_rank(log: str) -> str | None:
     if match is None:
         return None
     return killed_by(f"rank {match[1]}", -int(match[2]))
+
+
+def _first_log_of_a_rank(folder: RunFolder) -> str:
+    """Of the one that printed its last line before all others; torchrun does not know why a rank could not begin."""
+    logs = [path for path in folder.logs.rglob("stderr.log") if path.stat().st_size]
+    first = min(logs, key=lambda path: path.stat().st_mtime, default=None)
+    return first.read_text(encoding="utf-8", errors="replace") if first else ""
 
 
 def _last_line(log: str) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 from pathlib import Path
 from typing import Any
@@ -85,6 +86,18 @@ def test_a_killed_rank_is_named_before_two_that_cannot_reach_each_other(folder: 
 def test_without_any_report_the_end_of_the_log_is_shown(folder: RunFolder) -> None:
     say(folder, "first\nImportError: no such thing\n======\n")
     assert "ImportError: no such thing" in explain(folder)
+
+
+def test_a_rank_that_could_not_begin_says_why_where_torchrun_does_not(folder: RunFolder) -> None:
+    say(folder, RAISED + "traceback : To enable traceback see: ...\n")
+    for host, (text, at) in enumerate(
+        [("broken pipe", 2.0), ("in a file\nSyntaxError: invalid syntax\n", 1.0), ("", 0.5)]
+    ):
+        log = folder.logs / f"host-{host}" / "none_x" / "attempt_0" / "0" / "stderr.log"
+        log.parent.mkdir(parents=True)
+        log.write_text(text, encoding="utf-8")
+        os.utime(log, (at, at))
+    assert explain(folder).endswith("the end of its log: SyntaxError: invalid syntax")
 
 
 def test_a_full_disk_is_named(folder: RunFolder, monkeypatch: pytest.MonkeyPatch) -> None:
