@@ -258,7 +258,7 @@ class Trainer:
         waited_s: float | None,
     ) -> None:
         self.recorder.count(outcome)
-        if self.step - self._resumed_at > self.config.untimed_steps:  # of all, for a slow rank makes few of its own
+        if self._is_timed:
             self.times.steps.append(
                 StepTime(
                     total_s=time.perf_counter() - started,
@@ -270,6 +270,13 @@ class Trainer:
                     exposed_s=outcome.exposed_s,
                 )
             )
+
+    @property
+    def _is_timed(self) -> bool:
+        """Steps of all ranks count, for a slow one makes few of its own where nobody waits; each profiles its own."""
+        untimed = self.config.untimed_steps
+        is_profiled = self.profiler is not None and self.profiler.step_num <= untimed
+        return self.step - self._resumed_at > untimed and not is_profiled
 
     def _remember_loss(self, loss: torch.Tensor) -> None:
         self._losses.append(loss)

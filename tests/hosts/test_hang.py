@@ -11,9 +11,10 @@ from tests.testing.plugins import install
 
 
 @pytest.mark.timeout(180)
-def test_the_rank_that_hangs_is_named(tmp_path: Path) -> None:
+@pytest.mark.parametrize("hosts", ["2", pytest.param("3", marks=pytest.mark.long)])
+def test_the_rank_that_hangs_is_named(hosts: str, tmp_path: Path) -> None:
     answer = execute(
-        "run", "--hosts", "2", "--bandwidth", "100mbit", "--compressor", "hanging", "--collective", "ring",
+        "run", "--hosts", hosts, "--bandwidth", "100mbit", "--compressor", "hanging", "--collective", "ring",
         "--model", "linear", "--train-size", "256", "--test-size", "64", "--batch-size", "16", "--steps", "5",
         "--timeout", "3", "--out", str(tmp_path / "out"), PYTHONPATH=install(tmp_path),
     )  # fmt: skip

@@ -28,7 +28,9 @@ def explain(folder: RunFolder) -> str:
         return _sentence(next((report for report in reports if report.get("lost_rank") is not None), reports[0]))
     if is_disk_full(folder):
         return f"the disk that holds {folder.path} is full; free some space or choose another folder with --out"
-    return f"the job ended without saying why; the end of its log: {_last_line(_first_log_of_a_rank(folder) or log)}"
+    if _ROOT_CAUSE.search(log):  # a rank that could not begin: torchrun knows its exit code alone
+        log = _first_log_of_a_rank(folder) or log
+    return f"the job ended without saying why; the end of its log: {_last_line(log)}"
 
 
 def is_disk_full(folder: RunFolder) -> bool:
@@ -73,7 +75,7 @@ def _killed_rank(log: str) -> str | None:
 
 
 def _first_log_of_a_rank(folder: RunFolder) -> str:
-    """Of the one that printed its last line before all others; torchrun does not know why a rank could not begin."""
+    """Of the one that printed its last line before all others; empty if none printed any."""
     logs = [path for path in folder.logs.rglob("stderr.log") if path.stat().st_size]
     first = min(logs, key=lambda path: path.stat().st_mtime, default=None)
     return first.read_text(encoding="utf-8", errors="replace") if first else ""

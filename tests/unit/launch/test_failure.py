@@ -88,16 +88,23 @@ def test_without_any_report_the_end_of_the_log_is_shown(folder: RunFolder) -> No
     assert "ImportError: no such thing" in explain(folder)
 
 
-def test_a_rank_that_could_not_begin_says_why_where_torchrun_does_not(folder: RunFolder) -> None:
-    say(folder, RAISED + "traceback : To enable traceback see: ...\n")
+@pytest.mark.parametrize(
+    ("log", "end"),
+    [
+        pytest.param(RAISED + "traceback : ...\n", "SyntaxError: invalid syntax", id="a-rank-failed"),
+        pytest.param("Address already in use\n", "Address already in use", id="torchrun-failed"),
+    ],
+)
+def test_a_rank_that_could_not_begin_says_why_where_torchrun_does_not(folder: RunFolder, log: str, end: str) -> None:
+    say(folder, log)
     for host, (text, at) in enumerate(
         [("broken pipe", 2.0), ("in a file\nSyntaxError: invalid syntax\n", 1.0), ("", 0.5)]
     ):
-        log = folder.logs / f"host-{host}" / "none_x" / "attempt_0" / "0" / "stderr.log"
-        log.parent.mkdir(parents=True)
-        log.write_text(text, encoding="utf-8")
-        os.utime(log, (at, at))
-    assert explain(folder).endswith("the end of its log: SyntaxError: invalid syntax")
+        path = folder.logs / f"host-{host}" / "none_x" / "attempt_0" / "0" / "stderr.log"
+        path.parent.mkdir(parents=True)
+        path.write_text(text, encoding="utf-8")
+        os.utime(path, (at, at))
+    assert explain(folder).endswith(f"the end of its log: {end}")
 
 
 def test_a_full_disk_is_named(folder: RunFolder, monkeypatch: pytest.MonkeyPatch) -> None:

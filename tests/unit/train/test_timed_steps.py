@@ -43,25 +43,28 @@ class Among:
 
 
 @pytest.mark.parametrize(
-    ("steps_of_all", "timed"),
+    ("steps_of_all", "profile", "timed"),
     [
-        pytest.param(1, 9, id="ranks-in-step"),
-        pytest.param(4, 3, id="a-slow-rank"),  # its second step is the eighth
+        pytest.param(1, 0, 9, id="ranks-in-step"),
+        pytest.param(4, 0, 3, id="a-slow-rank"),  # its second step is the eighth
+        pytest.param(8, 1, 0, id="a-slow-rank-that-is-looked-at"),  # until its ninth step
     ],
 )
 def test_a_slow_rank_is_timed_from_the_step_of_all_on(
-    steps_of_all: int, timed: int, monkeypatch: pytest.MonkeyPatch
+    steps_of_all: int, profile: int, timed: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("torch.distributed.get_rank", lambda: 0)
-    recorder = mock.Mock(counting_wire=contextlib.nullcontext)
+    recorder, profiler = mock.Mock(counting_wire=contextlib.nullcontext), mock.Mock(step_num=0)
+    profiler.step.side_effect = lambda: setattr(profiler, "step_num", profiler.step_num + 1)
     trainer = Trainer(
-        config=make_config(batch_size=4, steps=100, epochs=None, warmup_steps=7),
+        config=make_config(batch_size=4, steps=100, epochs=None, warmup_steps=7, profile=profile),
         strategy=cast(BoundStrategy, Among(steps_of_all)),
         dataset=cast(Any, spec.build("datasets", "digits")),
         train=PART,
         test=PART,
         recorder=cast(Recorder, recorder),
         device=torch.device("cpu"),
+        profiler=profiler if profile else None,
     )
     trainer.train_until(16)
     assert trainer.own_steps == 16 // steps_of_all
