@@ -18,7 +18,7 @@ from collectives.payloads.base import HEADER_BYTES, Header, Payload
 from collectives.payloads.bundle import Bundle
 from collectives.payloads.codec.values import to_value_dtype
 from collectives.payloads.dense import Dense
-from collectives.payloads.fields import VALUE_DTYPES
+from collectives.payloads.fields import VALUE_DTYPES, bytes_of
 from collectives.payloads.indexed_values import IndexedValues
 from collectives.payloads.row_sparse import RowSparse
 from collectives.rounds.layout import leaves
@@ -181,4 +181,4 @@ def _added(terms: Terms) -> Payload:
 
 def _value_dtype(payload: Payload) -> torch.dtype:
     """The value type that a payload's header names."""
-    return VALUE_DTYPES[Header.from_bytes(payload.pack()[:HEADER_BYTES].cpu().numpy().tobytes()).dtype]
+    return VALUE_DTYPES[Header.from_bytes(bytes_of(payload.pack(), slice(HEADER_BYTES))).dtype]

@@ -27,7 +27,7 @@ from bench.core.errors import BenchError, RunFailed
 from bench.core.forwarder_use import FORWARDER_VARIABLE
 from bench.core.processes import killed_by
 from bench.core.run_folder import RunFolder
-from bench.hosts import congestion, network_script, probe
+from bench.hosts import congestion, network_script, packet_filters, probe
 from bench.hosts.cluster import Cluster
 from bench.hosts.forwarder import Forwarder, open_tap
 from bench.hosts.namespace_thread import start_in
@@ -122,6 +122,7 @@ def _prepare(assignment: Assignment) -> Forwarder | None:
 def _build(cluster: Cluster, seed: int) -> Forwarder | None:
     """The network; returns what forwards its frames, unless the kernel does."""
     run_commands(network_script.namespace_commands(cluster))
+    packet_filters.leave_out()
     forwarder = None
     if cluster.forwarded:
         names = map(network_script.namespace, range(len(cluster.hosts)))

@@ -72,6 +72,11 @@ def as_bytes(tensor: torch.Tensor) -> torch.Tensor:
     return tensor.contiguous().view(-1).view(torch.uint8)
 
 
+def bytes_of(tensor: torch.Tensor, part: slice) -> bytes:
+    """A few bytes of a message, uint8 [any], or as many of them as there are; on a CPU no tensor is made for them."""
+    return (tensor.numpy()[part] if tensor.is_cpu else tensor[part].cpu().numpy()).tobytes()
+
+
 class Reader:
     """Takes one field after the other from a received body; what is not there raises instead of being read."""
 
@@ -86,7 +91,7 @@ class Reader:
         Raises:
             PayloadError: the body ends before them.
         """
-        return layout.unpack(self._take(layout.size).cpu().numpy().tobytes())
+        return layout.unpack(bytes_of(self._body, self._next(layout.size)))
 
     def tensor(self, count: int, dtype: torch.dtype) -> torch.Tensor:
         """The next `count` elements, 1-D: a view of the body where it is aligned for the type, else a copy.
@@ -94,14 +99,14 @@ class Reader:
         Raises:
             PayloadError: the body ends before them; nothing is allocated.
         """
-        raw = self._take(count * dtype.itemsize)
+        raw = self._body[self._next(count * dtype.itemsize)]
         if raw.storage_offset() % dtype.itemsize or raw.data_ptr() % dtype.itemsize:
             raw = raw.clone()
         return raw.view(dtype)
 
-    def _take(self, nbytes: int) -> torch.Tensor:
+    def _next(self, nbytes: int) -> slice:
         left = self._body.numel() - self._offset
         if nbytes > left:
             raise PayloadError(f"the payload is cut short: {nbytes} more bytes were promised, {left} are there")
         start, self._offset = self._offset, self._offset + nbytes
-        return self._body[start : self._offset]
+        return slice(start, self._offset)

@@ -67,13 +67,14 @@ class GroupSparse(IndexedValues):
             raise PayloadError(
                 f"values {list(self.values.shape)} and indices {list(self.indices.shape)} must be 1-D and equally long"
             )
-        if self.num_entries and not 1 <= self.last_k <= min(self.k, self._last_size):
+        count, most = self.num_entries, min(self.k, self._last_size)
+        if count and not 1 <= self.last_k <= most:
             raise PayloadError(
-                f"{self.values.numel()} entries do not fill {self.num_groups} groups with {self.k} each "
-                f"(the last one with 1..{min(self.k, self._last_size)})"
+                f"{count} entries do not fill {self.num_groups} groups with {self.k} each (the last one with 1..{most})"
             )
         self.values = canonical_values(self.values)
-        self.indices = self.indices[: self.values.numel()]
+        if self.num_entries < count:
+            self.indices = self.indices[: self.num_entries]
 
     @classmethod
     def at(
@@ -81,7 +82,8 @@ class GroupSparse(IndexedValues):
     ) -> Self:
         """One whose positions, int64 and as many as the indices that stand for them, are known already."""
         payload = cls(numel, group_size, k, values, indices)
-        payload.__dict__["positions"] = positions[: payload.num_entries]
+        count = payload.num_entries
+        payload.__dict__["positions"] = positions if count == len(positions) else positions[:count]
         return payload
 
     @staticmethod

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import abc
+import itertools
 from collections.abc import Sequence
 
+import numpy as np
 import torch
 from typing_extensions import override
 
@@ -70,7 +72,11 @@ class IndexedValues(TypedValues):
 
     @override
     def entries_between(self, borders: list[int]) -> list[int]:
-        return torch.searchsorted(self.positions, torch.tensor(borders, device=self.device)).diff().tolist()
+        if self.positions.is_cpu:  # by numpy, which makes no tensors of a few numbers
+            before = np.searchsorted(self.positions.numpy(), borders).tolist()
+        else:
+            before = torch.searchsorted(self.positions, torch.tensor(borders, device=self.device)).tolist()
+        return [stop - start for start, stop in itertools.pairwise(before)]
 
     def _added_onto(self, values: torch.Tensor) -> torch.Tensor:
         total = values.to(torch.promote_types(values.dtype, self.values.dtype), copy=True)

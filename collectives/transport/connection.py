@@ -13,10 +13,12 @@ import select
 import socket
 import struct
 
+import numpy as np
 import torch
 
 _LENGTH = struct.Struct("<Q")
 _LONG_BYTES, _PART_BYTES = 1 << 20, 1 << 16
+_NOTHING = np.empty(0, dtype=np.uint8)
 
 
 class Outgoing:
@@ -47,17 +49,20 @@ class Incoming:
     Args:
         room: longest message that may come, in bytes.
         tensor: what it fills from the front; memory of just its length where None.
-
-    Attributes:
-        tensor: as given, or uint8 1-D once the length is known.
     """
 
     def __init__(self, room: int, tensor: torch.Tensor | None = None) -> None:
-        self.tensor = tensor
+        self._tensor = tensor
+        self._memory = _NOTHING
         self._room = room
         self._length = bytearray(_LENGTH.size)
         self._left = memoryview(self._length)
         self._has_length = False
+
+    @property
+    def tensor(self) -> torch.Tensor:
+        """As given; else uint8 1-D, empty until the length is known."""
+        return torch.from_numpy(self._memory) if self._tensor is None else self._tensor
 
     @property
     def is_done(self) -> bool:
@@ -93,9 +98,11 @@ class Incoming:
         (length,) = _LENGTH.unpack(self._length)
         if length > self._room:
             raise OverflowError(f"{length} bytes where this rank has room for {self._room}")
-        if self.tensor is None:
-            self.tensor = torch.empty(length, dtype=torch.uint8)
-        return _bytes_of(self.tensor)[:length]
+        if self._tensor is not None:
+            return _bytes_of(self._tensor)[:length]
+        # By numpy: right after a wake-up torch, of which no cache holds anything, takes thirty times as long as usual.
+        self._memory = np.empty(length, dtype=np.uint8)
+        return self._memory.data
 
 
 class Connection:
@@ -165,4 +172,6 @@ class Connection:
 
 def _bytes_of(tensor: torch.Tensor) -> memoryview:
     """The tensor's own memory."""
-    return tensor.detach().view(-1).view(torch.uint8).numpy().data
+    if tensor.dtype != torch.uint8 or tensor.dim() != 1:  # what is packed need not be looked at in another way
+        tensor = tensor.detach().view(-1).view(torch.uint8)
+    return tensor.numpy().data

@@ -253,4 +253,4 @@ class _Arriving(base.Incoming):
     @override
     def wait(self) -> list[torch.Tensor]:
         wait_all(self.pendings)
-        return [message.tensor for message in self.messages if message.tensor is not None]
+        return [message.tensor for message in self.messages]

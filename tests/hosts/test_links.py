@@ -53,6 +53,17 @@ def test_each_direction_has_its_own_rate(tmp_path: Path) -> None:
     pytest.fail(f"rates of both directions are wrong: {report}")
 
 
+@pytest.mark.skipif(not Path("/proc/sys/net/bridge").exists(), reason="this kernel has no filters on bridges")
+def test_no_packet_filter_looks_at_the_frames_on_the_switch(tmp_path: Path) -> None:
+    shown = "nsenter --net=/proc/1/ns/net cat /proc/sys/net/bridge/bridge-nf-call-iptables > $0"
+    command = ["sh", "-c", shown, str(tmp_path / "shown")]
+    before = Path("/proc/sys/net/bridge/bridge-nf-call-iptables").read_text(encoding="ascii")
+    with start_hosts(Cluster.uniform(2, link=link(100e6)), tmp_path, lambda _: (command, {})) as job:
+        assert job.wait() == 0
+    assert (tmp_path / "shown").read_text(encoding="ascii").strip() == "0"
+    assert Path("/proc/sys/net/bridge/bridge-nf-call-iptables").read_text(encoding="ascii") == before
+
+
 def test_an_uneven_cluster_is_measured_both_ways_round(tmp_path: Path) -> None:
     cluster = Cluster(hosts=(link(50e6, "a"), link(50e6, "b"), link(5e6, "edge")))
     report = measure(cluster, tmp_path)
