@@ -48,14 +48,13 @@ def with_room(nbytes_before: int, count: int, dtype: torch.dtype, device: torch.
 
 def lay_out(fields: Sequence[Field], device: torch.device) -> torch.Tensor:
     """uint8 [sum of lengths] on `device`: the fields end to end, each copied once, but a last one `with_room` not."""
-    nbytes = sum(map(field_nbytes, fields))
+    starts = list(itertools.accumulate(map(field_nbytes, fields), initial=0))
     out = getattr(fields[-1], MEMORY, None) if fields else None
-    if out is not None and out.numel() == nbytes:
+    if out is not None and out.numel() == starts[-1]:
         fields = fields[:-1]
     else:
-        out = torch.empty(nbytes, dtype=torch.uint8, device=device)
-    stops = list(itertools.accumulate(map(field_nbytes, fields)))
-    starts = [0, *stops]
+        out = torch.empty(starts[-1], dtype=torch.uint8, device=device)
+    stops = starts[1:]
     if device.type == "cpu":  # without a tensor around every few bytes of a header
         memory = out.numpy().data
         for field, start, stop in zip(fields, starts, stops, strict=False):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import itertools
 from collections.abc import Iterable, Iterator, Sequence
 
@@ -46,7 +47,7 @@ class Unit:
         """Where each layer starts, and the end."""
         return list(itertools.accumulate((layer.numel for layer in self.layers), initial=0))
 
-    @property
+    @functools.cached_property
     def is_plain(self) -> bool:
         """Whether loops can read the gradients where they lie."""
         return all(gradient.dtype == torch.float32 and gradient.is_contiguous() for gradient in self.gradients)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 
 import torch
@@ -68,6 +69,7 @@ def value_limit(dtype: torch.dtype, world_size: int) -> float:
     return sum_limit(dtype, world_size) if dtype is torch.float16 else torch.finfo(dtype).max
 
 
+@functools.cache
 def sum_limit(dtype: torch.dtype, world_size: int) -> float:
     """The largest value of which `world_size` can be added without overflow.
 

@@ -4,6 +4,8 @@
 #include "../../../collectives/payloads/codec/native/set_bits.h"
 #include "sum_by_blocks.h"
 
+#define LINE 16 /* elements that memory hands over at once */
+
 static inline float sent(float x, int64_t kind, float limit, void *values, int64_t i) {
     if (kind == FP32)
         return ((float *)values)[i] = x;
@@ -47,12 +49,15 @@ struct listing {
     int64_t numel, room;
     const uint64_t *marks;
     uint64_t others; /* all ones where those that were not drawn are sent */
+    const float *gradient;
 };
 
 /* A block's positions are listed, and its entries taken, while the elements that follow are on their way. */
 static inline void send_drawn_of_block(float *x, int64_t start, int64_t width, void *context) {
     struct listing *drawn = context;
     for (int64_t i = start; i < start + width; i += 64) {
+        for (int64_t j = i + width; j < i + width + 64; j += LINE)
+            __builtin_prefetch(drawn->gradient + j);
         uint64_t word = drawn->marks[i / 64] ^ drawn->others;
         if (drawn->numel - i < 64)
             word &= (1ull << (drawn->numel - i)) - 1;
@@ -68,6 +73,7 @@ void send_drawn(
     int others = count > numel / 2;
     draw((uint32_t)numel, others ? numel - count : count, key, marks);
     struct listing drawn = {
-        {0, positions, 0, 0, kind, limit, values}, positions, numel, count, marks, others ? ~0ull : 0};
+        {0, positions, 0, 0, kind, limit, values}, positions, numel, count, marks, others ? ~0ull : 0,
+        gradient};
     sum_by_blocks(gradient, residual, numel, SHORT_BLOCK, send_drawn_of_block, &drawn, left);
 }
