@@ -47,6 +47,27 @@ def interface_bytes(headers: WireHeaders | None = None) -> InterfaceBytes:
     return parse_counters(_COUNTERS.read_text(encoding="ascii"), headers)
 
 
+class Counters:
+    """The counters of the network namespace in which the calling thread is now, to be read from any thread.
+
+    Args:
+        headers: as of `interface_bytes`.
+    """
+
+    def __init__(self, headers: WireHeaders) -> None:
+        self._headers = headers
+        self._file = _COUNTERS.open("rb", buffering=0)
+
+    def read(self) -> InterfaceBytes:
+        """What they say now."""
+        self._file.seek(0)
+        return parse_counters(self._file.read().decode("ascii"), self._headers)
+
+    def close(self) -> None:
+        """They cannot be read afterwards."""
+        self._file.close()
+
+
 def parse_counters(text: str, headers: WireHeaders) -> InterfaceBytes:
     """Read the format of `/proc/<pid>/net/dev`: two heading lines, then one line per interface."""
     sent = received = 0.0

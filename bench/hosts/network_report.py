@@ -16,8 +16,9 @@ class Flow:
     Attributes:
         sender, receiver: names of the hosts.
         asked_bps: the lower of the sender's uplink and the receiver's downlink; None where neither is limited.
-        long_bps: rate of the second half of a long message: frames through the receiver's interface over time. Where
-            frames are lost, that of a row of datagrams, those included that were lost.
+        long_bps: rate of the second half of a long message: frames through the interface of the slower link, the
+            receiver's if both are as slow, over time. Where frames are lost, that of a row of datagrams, those
+            included that were lost.
         short_bps: rate of 100 kB after 0.2 s of silence, from the first byte sent to the last one received.
         rtt_s: median round trip time of a small message before the links were loaded.
         num_sent, num_received: datagrams of the row; 0 where there was none.

@@ -22,7 +22,7 @@ from concurrent.futures import Future
 from functools import partial
 
 from bench.core.errors import RunFailed
-from bench.core.interface import WireHeaders, interface_bytes
+from bench.core.interface import Counters, WireHeaders, interface_bytes
 from bench.hosts import datagrams
 from bench.hosts.cluster import Cluster
 from bench.hosts.congestion import congestion_warnings
@@ -49,7 +49,8 @@ _ZEROS = memoryview(bytes(_MAX_LONG_BYTES))  # the kernel gives its pages when t
 class _Lane:
     """One connection of a round: who sends to whom, how much, and what was asked of the links between.
 
-    Where frames are lost, at a constant rate, the long message is `row`.
+    Where frames are lost, at a constant rate, the long message is `row`. `sender_is_slower`: the receiver's link has
+    room for what others send it meanwhile, so the frames that fill the slower one are to be counted at its own end.
     """
 
     sender: int
@@ -58,6 +59,7 @@ class _Lane:
     long_bytes: int
     asked_bps: float | None
     headers: WireHeaders
+    sender_is_slower: bool
     row: Row | None
 
 
@@ -103,12 +105,13 @@ def measure_flows(cluster: Cluster, pairs: Sequence[tuple[int, int]]) -> list[Fl
     for sender, receiver in pairs:
         lane = _lane(cluster, sender, receiver)
         listening: Future[None] = Future()
+        counting: Future[Counters] = Future()
         start = _ShortStart()
         # On slow links no processor is short, and a hundred messages in a row would take minutes.
         slow = lane.asked_bps is not None and lane.asked_bps < _SLOW_BPS
         turn = contextlib.nullcontext() if slow else one_at_a_time
-        received = start_in(namespace(receiver), partial(_receive, lane, in_step, listening))
-        sent = start_in(namespace(sender), partial(_send, lane, in_step, turn, listening, start))
+        received = start_in(namespace(receiver), partial(_receive, lane, in_step, listening, counting))
+        sent = start_in(namespace(sender), partial(_send, lane, in_step, turn, listening, counting, start))
         running.append((lane, sent, received, start))
     flows, problems = [], []
     for lane, sent, received, start in running:
@@ -179,11 +182,12 @@ def _lane(cluster: Cluster, sender: int, receiver: int) -> _Lane:
         long_bytes=int(min(max(wanted, _MIN_LONG_BYTES), _MAX_LONG_BYTES)),
         asked_bps=None if by_trace else asked,
         headers=cluster.wire_headers,
+        sender_is_slower=asked is not None and asked != target.mean_rates[1],
         row=Row.at(asked) if any(host.loss for host in cluster.hosts) and not by_trace else None,
     )
 
 
-def _receive(lane: _Lane, in_step: threading.Barrier, listening: Future[None]) -> _Seen:
+def _receive(lane: _Lane, in_step: threading.Barrier, listening: Future[None], counting: Future[Counters]) -> _Seen:
     """What the receiving host sees of the long and of the short message."""
     try:
         with (
@@ -200,7 +204,7 @@ def _receive(lane: _Lane, in_step: threading.Barrier, listening: Future[None]) -
                     _read(connection, 1)
                     connection.sendall(b".")
                 in_step.wait()
-                long = lane.row.receive(_TIMEOUT_S) if lane.row else _receive_long(connection, lane)
+                long = lane.row.receive(_TIMEOUT_S) if lane.row else _receive_long(connection, lane, counting.result())
                 in_step.wait()
                 _read(connection, 1)
                 bytes_before = interface_bytes(lane.headers).received
@@ -217,13 +221,17 @@ def _receive(lane: _Lane, in_step: threading.Barrier, listening: Future[None]) -
             listening.set_exception(RunFailed("it does not listen"))
 
 
-def _receive_long(connection: socket.socket, lane: _Lane) -> tuple[int, float]:
+def _receive_long(connection: socket.socket, lane: _Lane, at_sender: Counters) -> tuple[int, float]:
     """(no datagrams, the rate of the second half)."""
+
+    def passed() -> float:
+        return at_sender.read().sent if lane.sender_is_slower else interface_bytes(lane.headers).received
+
     half = lane.long_bytes // 2
     _read(connection, half)
-    bytes_before, began = interface_bytes(lane.headers).received, time.perf_counter()
+    bytes_before, began = passed(), time.perf_counter()
     _read(connection, lane.long_bytes - half)
-    ended, num_bytes = time.perf_counter(), interface_bytes(lane.headers).received - bytes_before
+    ended, num_bytes = time.perf_counter(), passed() - bytes_before
     return 0, 8 * num_bytes / (ended - began)
 
 
@@ -232,36 +240,50 @@ def _send(
     in_step: threading.Barrier,
     turn: contextlib.AbstractContextManager[object],
     listening: Future[None],
+    counting: Future[Counters],
     start: _ShortStart,
 ) -> float:
-    """Median round trip time, seen by the sending host, which also sends both messages."""
+    """`_send_both`, while the receiver can read this host's counters; a failure ends everybody's wait."""
     try:
-        listening.result(_TIMEOUT_S)
-        with socket.create_connection((lane.address, _PORT), timeout=_TIMEOUT_S) as connection:
-            connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-            round_trips = []
-            for _ in range(_NUM_PINGS):
-                sent = time.perf_counter()
-                connection.sendall(b".")
-                _read(connection, 1)
-                round_trips.append(time.perf_counter() - sent)
-            in_step.wait()
-            if lane.row:
-                lane.row.send(lane.address, _PORT)
-            else:
-                connection.sendall(_ZEROS[: lane.long_bytes])
-            in_step.wait()
-            time.sleep(_SILENCE_S)
-            with turn:
-                connection.sendall(b".")
-                _read(connection, 1)  # the receiver counts from here on
-                start.time_s = time.perf_counter()
-                connection.sendall(_ZEROS[:SHORT_MESSAGE_BYTES])
-                _read(connection, 1)
-            return statistics.median(round_trips)
+        with contextlib.closing(Counters(lane.headers)) as counters:
+            counting.set_result(counters)
+            return _send_both(lane, in_step, turn, listening, start)
     except BaseException:
         in_step.abort()
         raise
+
+
+def _send_both(
+    lane: _Lane,
+    in_step: threading.Barrier,
+    turn: contextlib.AbstractContextManager[object],
+    listening: Future[None],
+    start: _ShortStart,
+) -> float:
+    """Median round trip time, seen by the sending host, which also sends both messages."""
+    listening.result(_TIMEOUT_S)
+    with socket.create_connection((lane.address, _PORT), timeout=_TIMEOUT_S) as connection:
+        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        round_trips = []
+        for _ in range(_NUM_PINGS):
+            sent = time.perf_counter()
+            connection.sendall(b".")
+            _read(connection, 1)
+            round_trips.append(time.perf_counter() - sent)
+        in_step.wait()
+        if lane.row:
+            lane.row.send(lane.address, _PORT)
+        else:
+            connection.sendall(_ZEROS[: lane.long_bytes])
+        in_step.wait()
+        time.sleep(_SILENCE_S)
+        with turn:
+            connection.sendall(b".")
+            _read(connection, 1)  # the receiver counts from here on
+            start.time_s = time.perf_counter()
+            connection.sendall(_ZEROS[:SHORT_MESSAGE_BYTES])
+            _read(connection, 1)
+        return statistics.median(round_trips)
 
 
 def _read(connection: socket.socket, num_bytes: int) -> None:

@@ -77,7 +77,7 @@ def test_an_uneven_cluster_is_measured_both_ways_round(tmp_path: Path) -> None:
     }
     # A busy machine can starve one flow for a while; a limit that is wrong shows in all of them.
     slow = [flow.long_bps for flow in report.flows if flow.asked_bps == 5e6]
-    assert max(slow) == pytest.approx(5e6, rel=0.1)
+    assert max(slow) == pytest.approx(5e6, rel=0.05)
     assert report.measured_bandwidth_bps == min(flow.long_bps for flow in report.flows)
 
 
