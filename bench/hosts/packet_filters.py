@@ -2,7 +2,7 @@
 
 Where the machine's kernel has `br_netfilter`, as for containers, every bridge of a new namespace shows each frame to
 the namespace's filters. Here they are empty, and yet an exchange at 100 Mbit/s takes 3 % longer for it and its ranks a
-twentieth more CPU time: results would hang on a module that nobody sees.
+twentieth to a tenth more CPU time: results would hang on a module that nobody sees.
 
 Source: Linux, Documentation/networking/ip-sysctl.rst, bridge-nf-call-*.
 """

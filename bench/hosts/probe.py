@@ -105,13 +105,12 @@ def measure_flows(cluster: Cluster, pairs: Sequence[tuple[int, int]]) -> list[Fl
     for sender, receiver in pairs:
         lane = _lane(cluster, sender, receiver)
         listening: Future[None] = Future()
-        counting: Future[Counters] = Future()
         start = _ShortStart()
         # On slow links no processor is short, and a hundred messages in a row would take minutes.
         slow = lane.asked_bps is not None and lane.asked_bps < _SLOW_BPS
         turn = contextlib.nullcontext() if slow else one_at_a_time
-        received = start_in(namespace(receiver), partial(_receive, lane, in_step, listening, counting))
-        sent = start_in(namespace(sender), partial(_send, lane, in_step, turn, listening, counting, start))
+        received = start_in(namespace(receiver), partial(_receive, lane, in_step, listening))
+        sent = start_in(namespace(sender), partial(_send, lane, in_step, turn, listening, start))
         running.append((lane, sent, received, start))
     flows, problems = [], []
     for lane, sent, received, start in running:
@@ -187,7 +186,7 @@ def _lane(cluster: Cluster, sender: int, receiver: int) -> _Lane:
     )
 
 
-def _receive(lane: _Lane, in_step: threading.Barrier, listening: Future[None], counting: Future[Counters]) -> _Seen:
+def _receive(lane: _Lane, in_step: threading.Barrier, listening: Future[None]) -> _Seen:
     """What the receiving host sees of the long and of the short message."""
     try:
         with (
@@ -204,7 +203,7 @@ def _receive(lane: _Lane, in_step: threading.Barrier, listening: Future[None], c
                     _read(connection, 1)
                     connection.sendall(b".")
                 in_step.wait()
-                long = lane.row.receive(_TIMEOUT_S) if lane.row else _receive_long(connection, lane, counting.result())
+                long = lane.row.receive(_TIMEOUT_S) if lane.row else _receive_long(connection, lane)
                 in_step.wait()
                 _read(connection, 1)
                 bytes_before = interface_bytes(lane.headers).received
@@ -221,17 +220,19 @@ def _receive(lane: _Lane, in_step: threading.Barrier, listening: Future[None], c
             listening.set_exception(RunFailed("it does not listen"))
 
 
-def _receive_long(connection: socket.socket, lane: _Lane, at_sender: Counters) -> tuple[int, float]:
+def _receive_long(connection: socket.socket, lane: _Lane) -> tuple[int, float]:
     """(no datagrams, the rate of the second half)."""
+    counted_at = namespace(lane.sender if lane.sender_is_slower else lane.receiver)
+    with contextlib.closing(start_in(counted_at, partial(Counters, lane.headers)).result()) as counters:
 
-    def passed() -> float:
-        return at_sender.read().sent if lane.sender_is_slower else interface_bytes(lane.headers).received
+        def passed() -> float:
+            return counters.read().sent if lane.sender_is_slower else counters.read().received
 
-    half = lane.long_bytes // 2
-    _read(connection, half)
-    bytes_before, began = passed(), time.perf_counter()
-    _read(connection, lane.long_bytes - half)
-    ended, num_bytes = time.perf_counter(), passed() - bytes_before
+        half = lane.long_bytes // 2
+        _read(connection, half)
+        bytes_before, began = passed(), time.perf_counter()
+        _read(connection, lane.long_bytes - half)
+        ended, num_bytes = time.perf_counter(), passed() - bytes_before
     return 0, 8 * num_bytes / (ended - began)
 
 
@@ -240,50 +241,36 @@ def _send(
     in_step: threading.Barrier,
     turn: contextlib.AbstractContextManager[object],
     listening: Future[None],
-    counting: Future[Counters],
-    start: _ShortStart,
-) -> float:
-    """`_send_both`, while the receiver can read this host's counters; a failure ends everybody's wait."""
-    try:
-        with contextlib.closing(Counters(lane.headers)) as counters:
-            counting.set_result(counters)
-            return _send_both(lane, in_step, turn, listening, start)
-    except BaseException:
-        in_step.abort()
-        raise
-
-
-def _send_both(
-    lane: _Lane,
-    in_step: threading.Barrier,
-    turn: contextlib.AbstractContextManager[object],
-    listening: Future[None],
     start: _ShortStart,
 ) -> float:
     """Median round trip time, seen by the sending host, which also sends both messages."""
-    listening.result(_TIMEOUT_S)
-    with socket.create_connection((lane.address, _PORT), timeout=_TIMEOUT_S) as connection:
-        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        round_trips = []
-        for _ in range(_NUM_PINGS):
-            sent = time.perf_counter()
-            connection.sendall(b".")
-            _read(connection, 1)
-            round_trips.append(time.perf_counter() - sent)
-        in_step.wait()
-        if lane.row:
-            lane.row.send(lane.address, _PORT)
-        else:
-            connection.sendall(_ZEROS[: lane.long_bytes])
-        in_step.wait()
-        time.sleep(_SILENCE_S)
-        with turn:
-            connection.sendall(b".")
-            _read(connection, 1)  # the receiver counts from here on
-            start.time_s = time.perf_counter()
-            connection.sendall(_ZEROS[:SHORT_MESSAGE_BYTES])
-            _read(connection, 1)
-        return statistics.median(round_trips)
+    try:
+        listening.result(_TIMEOUT_S)
+        with socket.create_connection((lane.address, _PORT), timeout=_TIMEOUT_S) as connection:
+            connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            round_trips = []
+            for _ in range(_NUM_PINGS):
+                sent = time.perf_counter()
+                connection.sendall(b".")
+                _read(connection, 1)
+                round_trips.append(time.perf_counter() - sent)
+            in_step.wait()
+            if lane.row:
+                lane.row.send(lane.address, _PORT)
+            else:
+                connection.sendall(_ZEROS[: lane.long_bytes])
+            in_step.wait()
+            time.sleep(_SILENCE_S)
+            with turn:
+                connection.sendall(b".")
+                _read(connection, 1)  # the receiver counts from here on
+                start.time_s = time.perf_counter()
+                connection.sendall(_ZEROS[:SHORT_MESSAGE_BYTES])
+                _read(connection, 1)
+            return statistics.median(round_trips)
+    except BaseException:
+        in_step.abort()
+        raise
 
 
 def _read(connection: socket.socket, num_bytes: int) -> None:

@@ -13,7 +13,6 @@
 #define MANY_LANES 192
 #define LANES_PER_KEPT 3
 #define FEW 16 /* bits of one mask */
-#define LINE 16 /* elements that memory hands over at once */
 
 /* A bound that at least k of the elements reach, and few more. */
 static inline __attribute__((always_inline)) int32_t bound_by_lanes(const int32_t *x, int64_t size, int64_t k,

@@ -4,8 +4,6 @@
 #include "../../../collectives/payloads/codec/native/set_bits.h"
 #include "sum_by_blocks.h"
 
-#define LINE 16 /* elements that memory hands over at once */
-
 static inline float sent(float x, int64_t kind, float limit, void *values, int64_t i) {
     if (kind == FP32)
         return ((float *)values)[i] = x;

@@ -10,6 +10,7 @@
 
 /* Elements: half a cache line, of which two stores make a whole one sooner than one store of all of it does. */
 #define VECTOR 8
+#define LINE 16 /* elements that memory hands over at once */
 
 /* Elements; less than this, a core's share of its caches, stays there for whoever reads it next. */
 #define LONG (1 << 18)
