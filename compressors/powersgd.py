@@ -28,7 +28,7 @@ Factor = Literal["last_p", "last_q"]
 
 @dataclasses.dataclass(kw_only=True)
 class PowerSgd(LossyCompressor):
-    """A gradient [n, m] becomes P [n, r] and Q [m, r], r = approx_rank; the rest is sent in fp32.
+    """Send a gradient [n, m] as P [n, r] and Q [m, r], where r is `rank`; the rest is sent in fp32.
 
     Two messages per bucket: all P and what is not compressed, then all Q. Both are plain sums, so any collective
     carries them. `alternate` sends P at even steps and Q at odd ones, each found from the other as it was sent last:
@@ -43,7 +43,7 @@ class PowerSgd(LossyCompressor):
 
     several_rounds: ClassVar[bool] = True
 
-    approx_rank: Annotated[Count, Doc("r, columns of the two thin matrices")] = 2
+    rank: Annotated[Count, Doc("r, columns of the two thin matrices")] = 2
     min_compression_rate: Annotated[Positive, Doc("compress where n m / (r (n + m)) exceeds this")] = 2.0
     warm_start: Annotated[bool, Doc("go on from the last step's Q; else draw it anew")] = True
     alternate: Annotated[bool, Doc("send one of P and Q per step, in turns, instead of both")] = False
@@ -146,7 +146,7 @@ class PowerSgd(LossyCompressor):
         return drawn if last is None else torch.where(last.to(device).any(0), last.to(device), drawn)
 
     def _rank_of(self, layer: Layer) -> int:
-        return min(self.approx_rank, *matrix_shape(layer))
+        return min(self.rank, *matrix_shape(layer))
 
 
 def matrix_shape(layer: Layer) -> tuple[int, int]:

@@ -31,7 +31,7 @@ class TorchPowerSgd(TorchCommHook):
     4 m before start_step.
     """
 
-    approx_rank: Annotated[Count, Doc("columns of the two thin matrices")] = 2
+    rank: Annotated[Count, Doc("columns of the two thin matrices")] = 2
     min_compression_rate: Annotated[Positive, Doc("compress where n k / (r (n + k)) exceeds this")] = 2.0
     warm_start: Annotated[bool, Doc("go on from the last step's factors; else draw them anew")] = True
     error_feedback: Annotated[bool, Doc("add what was not sent to the next gradient")] = True
@@ -46,7 +46,7 @@ class TorchPowerSgd(TorchCommHook):
     def hook(self, process_group: dist.ProcessGroup) -> tuple[object, DDPHook]:
         state = powersgd.PowerSGDState(
             process_group=process_group,
-            matrix_approximation_rank=self.approx_rank,
+            matrix_approximation_rank=self.rank,
             start_powerSGD_iter=self.start_step,
             min_compression_rate=self.min_compression_rate,
             use_error_feedback=self.error_feedback,
@@ -83,5 +83,5 @@ class TorchPowerSgd(TorchCommHook):
             return FP32_BYTES * layer.numel
         num_rows = layer.shape[0]
         num_columns = layer.numel // num_rows
-        factors = min(self.approx_rank, num_rows, num_columns) * (num_rows + num_columns)
+        factors = min(self.rank, num_rows, num_columns) * (num_rows + num_columns)
         return FP32_BYTES * (factors if factors * self.min_compression_rate < layer.numel else layer.numel)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import glob
+import re
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -30,6 +31,8 @@ REQUIRED = ("run_id", "config_id", "seed", "compressor", "collective", "status")
 _ABSENT = {column.name: column.absent for column in METRICS}
 _IN_EVERY_ROW = [c.name for c in METRICS if c.group in ("identity", "origin") and c.absent is not None]
 """Columns that every row has: empty cells of them are those of files that were put together of old and new ones."""
+_OLD_RANK = re.compile(r"\bapprox_rank=")
+"""The option `rank` of powersgd and torch_powersgd as older files spell it."""
 # Types that can be empty: an int or bool column with a hole must not turn into floats or objects.
 _DTYPES = {int: "Int64", float: "float64", bool: "boolean", str: "object"}
 
@@ -160,4 +163,6 @@ def _rows(source: _Source, warn: Warn) -> list[Row]:
         return []
     for row in rows:
         row |= {name: _ABSENT[name] for name in _IN_EVERY_ROW if row.get(name) is None}
+        if row.get("compressor"):
+            row["compressor"] = _OLD_RANK.sub("rank=", row["compressor"])
     return rows if all(name in rows[0] for name in _ABSENT) else [_ABSENT | row for row in rows]

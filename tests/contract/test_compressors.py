@@ -68,7 +68,7 @@ NOT_FAITHFUL = {
     "sign,mode=vote,error_feedback=False": "a vote forgets magnitudes",
     "topk,error_feedback=False": "drops what it does not send",
     "group_topk,preset=patent": "drops what it does not send",
-    "powersgd,approx_rank=4,warm_start=False,error_feedback=False": "drops what it does not send",
+    "powersgd,rank=4,warm_start=False,error_feedback=False": "drops what it does not send",
     "dgc,ratio=0.01,clip_norm=1.0,sample_ratio=0.1": "clips the gradient",
 }
 

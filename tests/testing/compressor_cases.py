@@ -87,8 +87,8 @@ VARIANTS = [
     case("hylo", min_numel=50, exponent=1.0, pow2_threshold=True, importance="l2", max_age=3),
     case("hylo", min_numel=50, shared_threshold=True, importance="random"),
     case("hylo", min_numel=50, decode="mean_selected", value_dtype="fp16", gamma=0.7),
-    case("powersgd", approx_rank=1),
-    case("powersgd", approx_rank=4, warm_start=False, error_feedback=False),
+    case("powersgd", rank=1),
+    case("powersgd", rank=4, warm_start=False, error_feedback=False),
     case("powersgd", dense_steps=2, skip=("conv",)),
     case("powersgd", alternate=True),
 ]

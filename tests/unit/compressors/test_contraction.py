@@ -53,7 +53,7 @@ BOUNDED = [
         case("hylo", min_numel=50, importance="l2"),
         case("hylo", min_numel=50, importance="random"),
         case("hylo", min_numel=50, threshold=0.5),
-        case("powersgd", approx_rank=2, warm_start=False),
+        case("powersgd", rank=2, warm_start=False),
     )
     for layer in LAYERS
     if (each.name != "randomk" or ("ratio", 0.2) in each.options)  # at 1 % a few draws miss a single large entry
@@ -115,7 +115,7 @@ def flat_filters_beside_peaks(num_flat: int) -> torch.Tensor:
         (case("hylo", min_numel=50, threshold=4.0), LINEAR, gradients()["one entry"]),
         (case("hylo", min_numel=50, importance="l2"), CONV, gradients()["flat"]),
         (case("hylo", min_numel=275), CONV, flat_filters_beside_peaks(10)),
-        (case("powersgd", approx_rank=2, warm_start=False), LINEAR, crossed()),
+        (case("powersgd", rank=2, warm_start=False), LINEAR, crossed()),
     ],
     ids=lambda value: str(value) if isinstance(value, Case) else "",
 )

@@ -55,21 +55,21 @@ class FakeBucket:
 
 
 @pytest.mark.usefixtures("lone_group")
-@pytest.mark.parametrize("approx_rank", [1, 2, 4])
-def test_it_walks_with_pytorchs_hook(approx_rank: int) -> None:
+@pytest.mark.parametrize("rank", [1, 2, 4])
+def test_it_walks_with_pytorchs_hook(rank: int) -> None:
     """Same start, same gradients, six steps of warm start and error feedback: the same updates to 1e-5."""
-    compressor = PowerSgd(approx_rank=approx_rank, min_compression_rate=1.0)
+    compressor = PowerSgd(rank=rank, min_compression_rate=1.0)
     reducer = Reducer(compressor)
     step = step_at(0)
     starts = [
         compressor._start(layer, step, torch.device("cpu")) for layer in LAYERS if not compressor.leaves_dense(layer)
     ]
-    state = PowerSGDState(None, matrix_approximation_rank=approx_rank, start_powerSGD_iter=2, min_compression_rate=1.0)
+    state = PowerSGDState(None, matrix_approximation_rank=rank, start_powerSGD_iter=2, min_compression_rate=1.0)
     state.iter = 2
     state.q_memory_dict[0] = torch.cat([q.reshape(-1) for q in starts])
     state.p_memory_dict[0] = torch.empty(
         sum(
-            min(approx_rank, *matrix(layer)) * matrix(layer)[0]
+            min(rank, *matrix(layer)) * matrix(layer)[0]
             for layer in LAYERS
             if not compressor.leaves_dense(layer)
         )
@@ -90,16 +90,16 @@ def test_layers_of_one_shape_are_normalised_each_by_itself() -> None:
     """One norm for a whole batch would scale a layer by its share, and starve the small ones."""
     layers = layers_of_shapes((30, 20), (30, 20), (30, 20), (30, 20))
     gradients = [gradient(layer, 0, 0, scale=10.0**i) for i, layer in enumerate(layers)]
-    together, _ = reduce_once(Reducer(PowerSgd(approx_rank=1)), alone(), layers, gradients, step_at(0))
+    together, _ = reduce_once(Reducer(PowerSgd(rank=1)), alone(), layers, gradients, step_at(0))
     for layer, g, update in zip(layers, gradients, together, strict=True):
-        (lone,), _ = reduce_once(Reducer(PowerSgd(approx_rank=1)), alone(), [layer], [g], step_at(0))
+        (lone,), _ = reduce_once(Reducer(PowerSgd(rank=1)), alone(), [layer], [g], step_at(0))
         torch.testing.assert_close(update, lone, rtol=1e-4, atol=1e-5 * float(lone.abs().max()))
 
 
 def test_full_rank_is_lossless() -> None:
     layer = layers_of_shapes((12, 8))[0]
     g = gradient(layer, 0, 0)
-    reducer = Reducer(PowerSgd(approx_rank=8, min_compression_rate=0.1))
+    reducer = Reducer(PowerSgd(rank=8, min_compression_rate=0.1))
     (update,), _ = reduce_once(reducer, alone(), [layer], [g], step_at(0))
     torch.testing.assert_close(update, g, rtol=1e-5, atol=1e-5)
 
@@ -108,7 +108,7 @@ def test_a_matrix_of_low_rank_arrives_whole_once_the_start_is_warm() -> None:
     layer = layers_of_shapes((40, 30))[0]
     generator = torch.Generator().manual_seed(0)
     g = (torch.randn(40, 2, generator=generator) @ torch.randn(2, 30, generator=generator)).view(-1)
-    reducer = Reducer(PowerSgd(approx_rank=2, error_feedback=False))
+    reducer = Reducer(PowerSgd(rank=2, error_feedback=False))
     for index in range(3):
         (update,), _ = reduce_once(reducer, alone(), [layer], [g], step_at(index))
     torch.testing.assert_close(update, g, rtol=1e-4, atol=1e-4)
@@ -118,7 +118,7 @@ def test_a_matrix_of_low_rank_arrives_whole_once_the_start_is_warm() -> None:
 def test_a_constant_gradient_is_transmitted(warm_start: bool) -> None:
     layer = layers_of_shapes((40, 30))[0]
     g, total = gradient(layer, 0, 0), torch.zeros(1200)
-    reducer, collective = Reducer(PowerSgd(approx_rank=1, warm_start=warm_start)), alone()
+    reducer, collective = Reducer(PowerSgd(rank=1, warm_start=warm_start)), alone()
     for index in range(200):
         (update,), _ = reduce_once(reducer, collective, [layer], [g], step_at(index))
         total += update
@@ -128,7 +128,7 @@ def test_a_constant_gradient_is_transmitted(warm_start: bool) -> None:
 def test_zeros_and_then_a_gradient() -> None:
     """A warm start from nothing must not stay nothing."""
     layer = layers_of_shapes((40, 30))[0]
-    reducer, collective = Reducer(PowerSgd(approx_rank=2)), alone()
+    reducer, collective = Reducer(PowerSgd(rank=2)), alone()
     reduce_once(reducer, collective, [layer], [torch.zeros(1200)], step_at(0))
     (update,), _ = reduce_once(reducer, collective, [layer], [gradient(layer, 1, 0)], step_at(1))
     assert update.any()
@@ -137,7 +137,7 @@ def test_zeros_and_then_a_gradient() -> None:
 
 def test_alternating_it_sends_one_factor_per_step_by_the_papers_formula() -> None:
     layer = layers_of_shapes((40, 30))[0]
-    compressor = PowerSgd(approx_rank=2, alternate=True)
+    compressor = PowerSgd(rank=2, alternate=True)
     reducer, collective = Reducer(compressor), alone()
     residual, q = torch.zeros(40, 30), compressor._start(layer, step_at(0), torch.device("cpu"))
     for index in range(6):
@@ -164,7 +164,7 @@ def test_residuals_differ_by_rank_and_their_mean_is_what_the_update_lacks() -> N
     layers = layers_of_shapes((24, 20), (20,))
 
     def rank_of(transport: Any, collective: Any) -> tuple[torch.Tensor, torch.Tensor]:
-        reducer = Reducer(PowerSgd(approx_rank=1))
+        reducer = Reducer(PowerSgd(rank=1))
         gradients = [gradient(layer, 0, transport.rank) for layer in layers]
         updates, _ = reduce_once(reducer, collective, layers, gradients, step_at(0, transport.rank, 3))
         return updates[0], reducer.state_dict()["residuals"][0]
@@ -177,7 +177,7 @@ def test_residuals_differ_by_rank_and_their_mean_is_what_the_update_lacks() -> N
 
 
 def test_what_would_not_shrink_is_left_alone() -> None:
-    compressor = PowerSgd(approx_rank=2, min_compression_rate=2)
+    compressor = PowerSgd(rank=2, min_compression_rate=2)
     shapes = {(64, 64): False, (8, 8): True, (64,): True, (64, 3, 1, 1): True, (64, 3, 3, 3): False}
     for shape, dense in shapes.items():
         assert compressor.leaves_dense(layers_of_shapes(shape, kinds=("other",))[0]) is dense

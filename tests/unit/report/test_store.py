@@ -194,3 +194,8 @@ def test_layers_of_another_program_are_left_out_with_a_warning(tmp_path: Path) -
     warnings: list[str] = []
     assert read_layers([folder], warn=warnings.append) == []
     assert "layers.csv is left out: it has no column run_id" in warnings[0]
+
+
+def test_the_rank_of_powersgd_is_read_from_older_files(tmp_path: Path) -> None:
+    old = write_run(tmp_path / "old", fake_row(compressor="powersgd:approx_rank=4,warm_start=false"))
+    assert load([old])["compressor"].to_list() == ["powersgd:rank=4,warm_start=false"]
