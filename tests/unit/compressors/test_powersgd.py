@@ -68,11 +68,7 @@ def test_it_walks_with_pytorchs_hook(rank: int) -> None:
     state.iter = 2
     state.q_memory_dict[0] = torch.cat([q.reshape(-1) for q in starts])
     state.p_memory_dict[0] = torch.empty(
-        sum(
-            min(rank, *matrix(layer)) * matrix(layer)[0]
-            for layer in LAYERS
-            if not compressor.leaves_dense(layer)
-        )
+        sum(min(rank, *matrix(layer)) * matrix(layer)[0] for layer in LAYERS if not compressor.leaves_dense(layer))
     )
     collective = alone()
     for index in range(6):
