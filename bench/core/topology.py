@@ -1,4 +1,4 @@
-"""Topology: one host, its devices of several roles, and the tree of links that joins them, from a TOML file.
+"""Topology: hosts, their devices of several roles, and the links that join them, from a TOML file.
 
 [host]
 kind = "cpu"                 # whose figures in the catalogue
@@ -13,13 +13,31 @@ role = "gpu"                 # gpu, fpga, asic, dpu or cpu
 count = 2                    # gpu0 and gpu1, each with a link of its own
 link = "cxl2x16"
 to = "switch0"
+
+Several hosts have names, each with a pool of devices; the first host controls the training:
+
+[[host]]
+name = "left"
+
+[[host]]
+name = "right"
+
+[[device]]
+role = "gpu"
+link = "cxl2x16"
+host = "right"               # or `to`, a switch of that host
+
+[[link]]
+from = "right"               # a host or a switch
+to = "left"
+link = "upi"
 """
 
 from __future__ import annotations
 
 import dataclasses
 import typing
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal, Self
 
@@ -32,7 +50,20 @@ ROLES: tuple[Role, ...] = typing.get_args(Role)
 HOST = "host"
 MAX_DEVICES = 64
 
-_DEVICE_KEYS = ("role", "count", "kind", "torch_device", "link", "to")
+_DEVICE_KEYS = ("role", "count", "kind", "torch_device", "link", "host", "to")
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Host:
+    """One host.
+
+    Attributes:
+        name: what links lead to.
+        kind: whose figures in the catalogue it has.
+    """
+
+    name: str = HOST
+    kind: str = "cpu"
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -54,10 +85,10 @@ class Device:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Link:
-    """The link by which a device or switch hangs from another node, on its way to the host.
+    """A link between two nodes.
 
     Attributes:
-        node, to: names of both ends; `to` is the one nearer the host.
+        node, to: names of both ends; `to` is the one nearer a device's own host.
         kind: its name in the catalogue.
     """
 
@@ -68,36 +99,46 @@ class Link:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Topology:
-    """A host and its devices; links form a tree whose root is the host, so that there is one way between any two.
+    """Hosts and their devices. The links of devices and switches form a tree below each host; bridges join the trees.
 
     Attributes:
-        host_kind: whose figures in the catalogue the host has.
+        hosts: the first one controls the training.
         devices: in the order of the file.
-        links: one per device and switch.
+        links: one per device and switch, towards its host.
+        bridges: further links, between hosts or switches.
 
     Raises:
-        UsageError: no device, two nodes of one name, a link to nobody, or links in a circle.
+        UsageError: no device, two nodes of one name, a link to an unknown node, links in a circle, or a node that no
+            link joins to the first host.
     """
 
-    host_kind: str
+    hosts: tuple[Host, ...] = (Host(),)
     devices: tuple[Device, ...]
     links: tuple[Link, ...]
+    bridges: tuple[Link, ...] = ()
 
     def __post_init__(self) -> None:
         if not 1 <= len(self.devices) <= MAX_DEVICES:
             raise UsageError(f"{len(self.devices)} devices are not possible; describe 1 to {MAX_DEVICES}")
-        names = [HOST, *(link.node for link in self.links)]
+        names = [*(host.name for host in self.hosts), *(link.node for link in self.links)]
         for name in names:
             if names.count(name) > 1:
                 raise UsageError(f"two nodes are named '{name}'; give each its own name")
-        for link in self.links:
-            if link.to not in names:
-                raise UsageError(
-                    f"the link of {link.node} leads to '{link.to}', which is not there{did_you_mean(link.to, names)}; "
-                    "name the host or a switch"
-                )
+        device_names = {device.name for device in self.devices}
+        for link in self.all_links:
+            for end in (link.node, link.to):
+                if end not in names:
+                    raise UsageError(
+                        f"the link of {link.node} leads to '{end}', which is not there{did_you_mean(end, names)}; "
+                        "name a host or a switch"
+                    )
+        for link in self.bridges:
+            if device := next((end for end in (link.node, link.to) if end in device_names), None):
+                raise UsageError(f"a [[link]] joins {device}, which is a device; let it join hosts or switches")
         for link in self.links:
             self._way_to_host(link.node)
+        for name in names:
+            self.route(self.host, name)
 
     @classmethod
     def read(cls, path: Path) -> Self:
@@ -107,17 +148,14 @@ class Topology:
             UsageError: it cannot be read, or does not describe a topology; the sentence names the file.
         """
         content = read_toml(path, "device file")
-        refuse_unknown(content, ("host", "switch", "device"), where=str(path))
-        host = content.get("host", {})
-        if not isinstance(host, dict):
-            raise UsageError(f"{path}: write the host as a table under the heading [host]")
-        refuse_unknown(host, ("kind",), where=f"{path}, host")
+        refuse_unknown(content, ("host", "switch", "device", "link"), where=str(path))
+        hosts = _hosts(content, where=str(path))
         links: list[Link] = []
         devices: list[Device] = []
         for number, table in enumerate(tables(content, "switch", where=str(path)), start=1):
             where = f"{path}, switch {number}"
-            refuse_unknown(table, ("name", "link", "to"), where=where)
-            links.append(_link(table, text(table, "name", None, where=where), where=where))
+            refuse_unknown(table, ("name", "link", "host", "to"), where=where)
+            links.append(_link(table, text(table, "name", None, where=where), hosts, where=where))
         for number, table in enumerate(tables(content, "device", where=str(path)), start=1):
             where = f"{path}, device {number}"
             refuse_unknown(table, _DEVICE_KEYS, where=where)
@@ -132,13 +170,27 @@ class Topology:
                     torch_device=text(table, "torch_device", "cpu", where=where),
                 )
                 devices.append(device)
-                links.append(_link(table, device.name, where=where))
+                links.append(_link(table, device.name, hosts, where=where))
+        bridges: list[Link] = []
+        for number, table in enumerate(tables(content, "link", where=str(path)), start=1):
+            where = f"{path}, link {number}"
+            refuse_unknown(table, ("from", "to", "link"), where=where)
+            ends = {"node": text(table, "from", None, where=where), "to": text(table, "to", None, where=where)}
+            bridges.append(Link(**ends, kind=text(table, "link", None, where=where)))
         try:
-            return cls(
-                host_kind=text(host, "kind", "cpu", where=f"{path}, host"), devices=tuple(devices), links=tuple(links)
-            )
+            return cls(hosts=hosts, devices=tuple(devices), links=tuple(links), bridges=tuple(bridges))
         except UsageError as error:
             raise UsageError(f"{path}: {error}") from None
+
+    @property
+    def host(self) -> str:
+        """Name of the host that controls the training and deals the data."""
+        return self.hosts[0].name
+
+    @property
+    def all_links(self) -> tuple[Link, ...]:
+        """The links of the trees, then the bridges."""
+        return self.links + self.bridges
 
     @property
     def roles(self) -> frozenset[Role]:
@@ -146,67 +198,112 @@ class Topology:
         return frozenset(device.role for device in self.devices)
 
     def rank_names(self) -> dict[int, str]:
-        """What users call the processes, by their ranks: the host is the first, the devices follow."""
+        """Return what users call the processes, by rank: the controlling host is the first, the devices follow."""
         names = [f"the {HOST}", *(f"device {device.name}" for device in self.devices)]
         return {rank: f"{name} (rank {rank})" for rank, name in enumerate(names)}
 
     def route(self, source: str, to: str) -> list[Link]:
-        """The links on the way between two nodes, in order; none from a node to itself."""
-        up, down = self._way_to_host(source), self._way_to_host(to)
-        while up and down and up[-1] == down[-1]:
-            up.pop()
-            down.pop()
-        return up + down[::-1]
-
-    def pools(self) -> list[tuple[Device, ...]]:
-        """The devices dealt into as many equal groups as every role allows, each in the order of the roles.
+        """Return the fewest links that lead from one node to another, in order; the file's order decides ties.
 
         Raises:
-            UsageError: a role cannot be dealt evenly.
+            UsageError: no links join them.
         """
-        number = min(sum(device.role == role for device in self.devices) for role in self.roles)
-        groups: list[list[Device]] = [[] for _ in range(number)]
-        for role in ROLES:
-            members = [device for device in self.devices if device.role == role]
-            if len(members) % number:
+        routes: dict[str, list[Link]] = {source: []}
+        nodes = [source]
+        for node in nodes:  # breadth first; the list grows meanwhile
+            for link in self.all_links:
+                if node in (link.node, link.to):
+                    other = link.to if node == link.node else link.node
+                    if other not in routes:
+                        routes[other] = [*routes[node], link]
+                        nodes.append(other)
+        if to not in routes:
+            raise UsageError(f"no link joins {to} to {source}; add one under the heading [[link]]")
+        return routes[to]
+
+    def pools(self) -> list[tuple[Device, ...]]:
+        """Divide each host's devices into as many equal groups as every role allows, in the order of the roles.
+
+        Raises:
+            UsageError: a role cannot be divided evenly, or hosts have pools that differ.
+        """
+        groups: list[list[Device]] = []
+        for host in self.hosts:
+            devices = [device for device in self.devices if self._way_to_host(device.name)[-1].to == host.name]
+            groups += _equal_groups(devices)
+        shapes = [[device.role for device in group] for group in groups]
+        for shape in shapes:
+            if shape != shapes[0]:
                 raise UsageError(
-                    f"{len(members)} devices of role {role} cannot be dealt to {number} equal pools; make their count "
-                    f"a multiple of {number}"
+                    f"one pool has the devices {', '.join(shapes[0])}, another {', '.join(shape)}; give every host the "
+                    "same devices in each pool"
                 )
-            for index, device in enumerate(members):
-                groups[index % number].append(device)
         return [tuple(group) for group in groups]
 
     def to_dict(self) -> dict[str, Any]:
-        """The topology as plain values that JSON brings back the same."""
+        """Return the topology as plain values that JSON brings back unchanged."""
         return dataclasses.asdict(self)
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> Self:
-        """The topology of which `to_dict` gave these values.
+        """Return the topology of which `to_dict` gave these values.
 
         Raises:
             UsageError: they are not a topology.
         """
         try:
             return cls(
-                host_kind=values["host_kind"],
+                hosts=tuple(Host(**host) for host in values["hosts"]),
                 devices=tuple(Device(**device) for device in values["devices"]),
                 links=tuple(Link(**link) for link in values["links"]),
+                bridges=tuple(Link(**link) for link in values["bridges"]),
             )
         except (TypeError, KeyError) as error:
             raise UsageError(f"these are not devices as `bench` writes them ({error})") from None
 
     def _way_to_host(self, node: str) -> list[Link]:
+        hosts = {host.name for host in self.hosts}
         link_of = {link.node: link for link in self.links}
         way: list[Link] = []
-        while node != HOST:
+        while node not in hosts:
             if link_of[node] in way:
                 circle = " -> ".join([*(link.node for link in way), node])
-                raise UsageError(f"links form a circle: {circle}; each must lead nearer to the host")
+                raise UsageError(f"links form a circle: {circle}; each must lead nearer to a host")
             way.append(link_of[node])
             node = link_of[node].to
         return way
+
+
+def _equal_groups(devices: Sequence[Device]) -> list[list[Device]]:
+    counts = {role: sum(device.role == role for device in devices) for role in ROLES}
+    number = min((count for count in counts.values() if count), default=0)
+    groups: list[list[Device]] = [[] for _ in range(number)]
+    for role, count in counts.items():
+        if number and count % number:
+            raise UsageError(
+                f"{count} devices of role {role} cannot be dealt to {number} equal pools; make their count "
+                f"a multiple of {number}"
+            )
+        for index, device in enumerate(device for device in devices if device.role == role):
+            groups[index % number].append(device)
+    return groups
+
+
+def _hosts(content: Mapping[str, Any], *, where: str) -> tuple[Host, ...]:
+    """Return the hosts of a file: one table [host], tables [[host]], or neither for one host of the default kind."""
+    found = content.get("host", {})
+    if isinstance(found, dict):
+        refuse_unknown(found, ("kind",), where=f"{where}, host")
+        return (Host(kind=text(found, "kind", "cpu", where=f"{where}, host")),)
+    if not (isinstance(found, list) and all(isinstance(table, dict) for table in found)):
+        raise UsageError(f"{where}: write the host as a table under the heading [host], several under [[host]]")
+    hosts = []
+    for number, table in enumerate(found, start=1):
+        place = f"{where}, host {number}"
+        refuse_unknown(table, ("name", "kind"), where=place)
+        name = text(table, "name", HOST if len(found) == 1 else None, where=place)
+        hosts.append(Host(name=name, kind=text(table, "kind", "cpu", where=place)))
+    return tuple(hosts)
 
 
 def _role(name: str, *, where: str) -> Role:
@@ -216,6 +313,13 @@ def _role(name: str, *, where: str) -> Role:
     raise UsageError(f"{where}: there is no role '{name}'{did_you_mean(name, ROLES)}; known are {', '.join(ROLES)}")
 
 
-def _link(table: Mapping[str, Any], node: str, *, where: str) -> Link:
+def _link(table: Mapping[str, Any], node: str, hosts: Sequence[Host], *, where: str) -> Link:
     kind = text(table, "link", None, where=f"{where} ({node})")
-    return Link(node=node, to=text(table, "to", HOST, where=where), kind=kind)
+    if "host" not in table:
+        return Link(node=node, to=text(table, "to", hosts[0].name, where=where), kind=kind)
+    if "to" in table:
+        raise UsageError(f"{where}: 'host' and 'to' both say where the link of {node} leads; give one of them")
+    host, names = text(table, "host", None, where=where), [host.name for host in hosts]
+    if host not in names:
+        raise UsageError(f"{where}: there is no host '{host}'{did_you_mean(host, names)}; known are {', '.join(names)}")
+    return Link(node=node, to=host, kind=kind)

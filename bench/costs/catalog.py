@@ -104,8 +104,9 @@ class Catalog:
         Raises:
             UsageError: one has none.
         """
-        _refuse_missing(topology.host_kind, self.devices, what="device")
-        for link in topology.links:
+        for host in topology.hosts:
+            _refuse_missing(host.kind, self.devices, what="device")
+        for link in topology.all_links:
             if link.kind not in measured:
                 _refuse_missing(link.kind, self.links, what="link")
         for device in topology.devices:

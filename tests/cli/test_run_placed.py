@@ -11,7 +11,7 @@ import psutil
 import pytest
 import torch
 
-from tests.testing.devices import CXL, device_file
+from tests.testing.devices import CXL, TWO_HOSTS, device_file
 from tests.testing.invoke import execute, invoke, only_run, processes_of, rows, start
 
 SMALL = (
@@ -97,24 +97,30 @@ strategy = "placed:by=both,devices=FOUR"
 [[include]]
 name = "pools-host"
 strategy = "placed:by=both,merge=host,devices=FOUR"
+[[include]]
+name = "two-hosts"
+strategy = "placed:by=both,devices=HOSTS"
 """
 
 
 @pytest.mark.timeout(400)
 def test_replicas_on_devices_train_as_ranks_on_the_pool_do(tmp_path: Path) -> None:
-    devices = {"TWO": device_file(tmp_path, gpu=2), "FOUR": device_file(tmp_path, gpu=2, fpga=2)}
+    devices = {"TWO": device_file(tmp_path, gpu=2), "FOUR": device_file(tmp_path, gpu=2, fpga=2), "HOSTS": TWO_HOSTS}
     file = tmp_path / "replicas.toml"
     file.write_text(re.sub("|".join(devices), lambda word: str(devices[word[0]]), REPLICAS), encoding="utf-8")
     answer = execute("sweep", str(file), "--out", str(tmp_path / "out"))
     assert answer.code == 0, answer.error
     folders = {name: next(tmp_path.glob(f"out/*-{name}-s1-*")) for name in re.findall('name = "(.*)"', REPLICAS)}
     ranks = rows(folders["ranks"])[-1]
-    for name in ("async", "sync", "pools", "pools-host"):
+    for name in ("async", "sync", "pools", "pools-host", "two-hosts"):
         row = rows(folders[name])[-1]
         assert_same_weights(folders[name], folders["ranks"])
         assert (row["replicas_in_sync"], row["replicas"], row["samples"]) == ("true", "2", ranks["samples"])
         assert float(row["train_loss"]) == pytest.approx(float(ranks["train_loss"]))
         assert float(row["test_loss"]) == pytest.approx(float(ranks["test_loss"]))
+    links = {(row["source"], row["to"]) for row in rows(folders["two-hosts"], "links.csv")}
+    assert {to for source, to in links if source == "left"} >= {"fpga0", "fpga1"}  # it deals to both hosts' pools
+    assert not any({source[-1], to[-1]} == {"0", "1"} for source, to in links)  # no replica spans two hosts
 
 
 @pytest.mark.timeout(200)

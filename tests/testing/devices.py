@@ -8,6 +8,7 @@ from bench.core.topology import Device, Topology
 
 REPOSITORY = Path(__file__).parents[2]
 CXL = REPOSITORY / "examples" / "cxl.toml"
+TWO_HOSTS = REPOSITORY / "examples" / "two_hosts.toml"
 
 
 def device_file(folder: Path, **counts: int) -> Path:

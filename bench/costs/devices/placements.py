@@ -46,7 +46,7 @@ class DeviceCost:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class LinkCost:
-    """One link's part of a step; `to_host` is the direction that leads nearer to the host."""
+    """One link's part of a step; `to_host` is the direction from `node` to `to`, nearer to the host below a switch."""
 
     node: str
     to: str
@@ -93,7 +93,7 @@ class Cost:
             cut_nbytes=sum(task.nbytes for task in cut),
             cut_transfers=len(cut),
             devices=tuple(_device_cost(device, tasks, placement) for device in topology.devices),
-            links=tuple(_link_cost(link, tasks) for link in topology.links),
+            links=tuple(_link_cost(link, tasks) for link in topology.all_links),
         )
 
     @property
@@ -166,7 +166,8 @@ class Comparison:
         topology = self._topology
         if link is not None:
             links = tuple(dataclasses.replace(own, kind=link) for own in topology.links)
-            topology = dataclasses.replace(topology, links=links)
+            bridges = tuple(dataclasses.replace(own, kind=link) for own in topology.bridges)
+            topology = dataclasses.replace(topology, links=links, bridges=bridges)
         catalog.check(topology)
         costs = {}
         for title, placement in self.placements.items():

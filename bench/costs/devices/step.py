@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 
-from bench.core.topology import HOST, Link, Topology
+from bench.core.topology import Link, Topology
 from bench.costs.devices.operations import Operation
 from bench.costs.devices.schedule import Purpose, Task
 from bench.costs.devices.times import Times
@@ -57,6 +57,7 @@ class _Step:
         self._operations = operations
         self._device_of = device_of
         self._topology = topology
+        self._host = topology.host
         self._times = times
         self._devices = {device.name: device for device in topology.devices}
         self._readers: dict[str, list[Operation]] = {operation.name: [] for operation in operations}
@@ -71,9 +72,9 @@ class _Step:
             for operation in self._operations:
                 if operation.is_input:
                     to = device_of[operation.name]
-                    self._transfer(f"{pool} deal {operation.name}", HOST, to, operation.value_nbytes, (), "batch")
+                    self._transfer(f"{pool} deal {operation.name}", self._host, to, operation.value_nbytes, (), "batch")
             to = device_of[self._operations[-1].name]
-            self._transfer(f"{pool} deal labels", HOST, to, LABEL_NBYTES * batch_size, (), "batch")
+            self._transfer(f"{pool} deal labels", self._host, to, LABEL_NBYTES * batch_size, (), "batch")
 
     def run_forward(self) -> None:
         """Every operation runs where it is placed; its result goes to every other device that reads it."""
@@ -119,7 +120,7 @@ class _Step:
             self._gradients_done[here].append(name)
 
     def sum_gradients(self) -> None:
-        """Replicas add their gradients in memory at the host: published, added chunk by chunk, and read by all.
+        """Replicas add their gradients in memory at the first host: published, added chunk by chunk, and read by all.
 
         Each writes N (1 + 1/n) and reads 2 N (n-1)/n bytes, where n replicas have N bytes of gradient.
         """
@@ -129,13 +130,13 @@ class _Step:
             published, added = [], []
             for owner in owners:
                 published.append(f"publish {owner}")
-                self._transfer(published[-1], owner, HOST, nbytes, self._gradients_done[owner], "sum")
+                self._transfer(published[-1], owner, self._host, nbytes, self._gradients_done[owner], "sum")
             for owner in owners:
-                self._transfer(f"read {owner}", HOST, owner, others, published, "sum")
+                self._transfer(f"read {owner}", self._host, owner, others, published, "sum")
                 added.append(f"add {owner}")
-                self._transfer(added[-1], owner, HOST, chunk, (f"read {owner}",), "sum")
+                self._transfer(added[-1], owner, self._host, chunk, (f"read {owner}",), "sum")
             for owner in owners:
-                self._transfer(f"take {owner}", HOST, owner, others, added, "sum")
+                self._transfer(f"take {owner}", self._host, owner, others, added, "sum")
                 self._gradients_done[owner] = [f"take {owner}"]
 
     def update(self) -> None:

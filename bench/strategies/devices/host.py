@@ -299,7 +299,7 @@ class Devices:
         totals = {(HOST_RANK, rank): nbytes for rank, nbytes in self._dealt_bytes.items() if nbytes}
         for rank, report in self._reports.items():
             totals |= {(rank, int(to)): nbytes for to, nbytes in report["links"].items()}
-        names = {HOST_RANK: "host"} | self._names
+        names = {HOST_RANK: self._plan.host} | self._names
         rows = [
             LinkBytes(source=names[source], to=names[to], nbytes=nbytes - self._links_counted.get((source, to), 0))
             for (source, to), nbytes in sorted(totals.items())

@@ -18,15 +18,17 @@ Split = Literal["type", "data", "both"]
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Plan:
-    """Rank 0 is the host; the devices follow in the order of the topology.
+    """Rank 0 is the controlling host; the devices follow in the order of the topology.
 
     Attributes:
         pools: the devices of each replica; those at one index hold the same part of it.
         ranks: of these devices, likewise.
+        host: name of the host that deals the data.
     """
 
     pools: tuple[tuple[Device, ...], ...]
     ranks: tuple[tuple[int, ...], ...]
+    host: str
 
     @classmethod
     def of(cls, topology: Topology, by: Split) -> Plan:
@@ -40,7 +42,8 @@ class Plan:
             case "both":
                 pools = topology.pools()
         rank_of = {device.name: rank for rank, device in enumerate(devices, start=HOST_RANK + 1)}
-        return cls(pools=tuple(pools), ranks=tuple(tuple(rank_of[device.name] for device in pool) for pool in pools))
+        ranks = tuple(tuple(rank_of[device.name] for device in pool) for pool in pools)
+        return cls(pools=tuple(pools), ranks=ranks, host=topology.host)
 
     @property
     def num_replicas(self) -> int:

@@ -48,6 +48,60 @@ def test_pools_hold_one_share_of_every_role(tmp_path: Path) -> None:
     assert names == [["gpu0", "gpu2", "fpga0"], ["gpu1", "gpu3", "fpga1"]]
 
 
+TWO_HOSTS = """
+[[host]]
+name = "left"
+
+[[host]]
+name = "right"
+
+[[switch]]
+name = "s"
+link = "upi"
+host = "left"
+
+[[switch]]
+name = "t"
+link = "upi"
+host = "right"
+
+[[device]]
+role = "gpu"
+link = "upi"
+to = "s"
+
+[[device]]
+role = "gpu"
+link = "upi"
+to = "t"
+"""
+HOSTS_JOINED = '[[link]]\nfrom = "right"\nto = "left"\nlink = "upi"\n'
+SWITCHES_JOINED = '[[link]]\nfrom = "t"\nto = "s"\nlink = "cxl2x16"\n'
+
+
+def test_pools_of_two_hosts_are_joined_by_a_link_between_the_hosts_or_between_their_switches(tmp_path: Path) -> None:
+    through_hosts = read(tmp_path, TWO_HOSTS + HOSTS_JOINED)
+    assert [link.node for link in through_hosts.route("gpu0", "gpu1")] == ["gpu0", "s", "right", "t", "gpu1"]
+    assert through_hosts.host == "left"
+    assert [[device.name for device in pool] for pool in through_hosts.pools()] == [["gpu0"], ["gpu1"]]
+    both = read(tmp_path, TWO_HOSTS + HOSTS_JOINED + SWITCHES_JOINED)
+    assert [(link.node, link.kind) for link in both.route("gpu0", "gpu1")] == [
+        ("gpu0", "upi"),
+        ("t", "cxl2x16"),
+        ("gpu1", "upi"),
+    ]
+    assert [link.node for link in both.route("left", "gpu1")] in (["right", "t", "gpu1"], ["s", "t", "gpu1"])
+    assert Topology.from_dict(both.to_dict()) == both
+
+
+def test_each_host_has_pools_of_its_own(tmp_path: Path) -> None:
+    text = TWO_HOSTS + HOSTS_JOINED + FPGA + 'host = "right"\n' + FPGA + 'host = "left"\n'
+    names = [[device.name for device in pool] for pool in read(tmp_path, text).pools()]
+    assert names == [["gpu0", "fpga1"], ["gpu1", "fpga0"]]
+    with pytest.raises(UsageError, match="one pool has the devices gpu, fpga, another gpu; give every host the same"):
+        read(tmp_path, TWO_HOSTS + HOSTS_JOINED + FPGA + 'host = "left"\n').pools()
+
+
 def test_pools_must_be_equal(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="3 devices of role gpu cannot be dealt to 2 equal pools"):
         read(tmp_path, f"{GPU}count = 3\n{FPGA}count = 2\n").pools()
@@ -74,6 +128,12 @@ def test_pools_must_be_equal(tmp_path: Path) -> None:
         ("[host]\nkinds = 1\n" + GPU, "there is no 'kinds' (did you mean 'kind'?)"),
         ("hosts = 1\n" + GPU, "there is no 'hosts' (did you mean 'host'?)"),
         ("host = 1\n" + GPU, "write the host as a table"),
+        (TWO_HOSTS, "no link joins right to left; add one under the heading [[link]]"),
+        (TWO_HOSTS + HOSTS_JOINED.replace('"left"', '"lft"'), "'lft', which is not there (did you mean 'left'?)"),
+        (TWO_HOSTS + HOSTS_JOINED.replace('"left"', '"gpu0"'), "a [[link]] joins gpu0, which is a device"),
+        (TWO_HOSTS + HOSTS_JOINED + FPGA + 'host = "rigth"\n', "there is no host 'rigth' (did you mean 'right'?)"),
+        (TWO_HOSTS + HOSTS_JOINED + FPGA + 'host = "left"\nto = "s"\n', "give one of them"),
+        (TWO_HOSTS.replace('name = "right"', "", 1) + HOSTS_JOINED, "host 2 has no name"),
         ("[device]\n", "write each device as its own table"),
         ("role = \n", "is not TOML"),
     ],

@@ -35,7 +35,7 @@ def samples() -> list[Sample]:
 def placed(model: str) -> PlacedNetwork:
     devices = tuple(Device(name=f"{role}0", role=role, kind=role) for role in ("gpu", "fpga", "asic"))
     links = tuple(Link(node=device.name, to="host", kind="shm") for device in devices)
-    topology = Topology(host_kind="cpu", devices=devices, links=links)
+    topology = Topology(devices=devices, links=links)
     traced, operations = network_of(model, num_classes=10, batch_size=8)
     device_of = assign(traced, devices).device_of
     return PlacedNetwork(operations=operations, device_of=device_of, topology=topology, batch_size=8)

@@ -9,7 +9,7 @@ from typing import get_args
 import pytest
 
 from bench.core.errors import UsageError
-from bench.core.topology import ROLES, Device, Link, Topology
+from bench.core.topology import ROLES, Device, Host, Link, Topology
 from bench.costs.catalog import SHIPPED, SHM, Catalog, Efficiency, LinkKind, folders
 from bench.costs.devices.operations import Operation
 from bench.costs.devices.times import CatalogTimes
@@ -100,7 +100,7 @@ def test_a_named_folder_without_files_is_refused(tmp_path: Path) -> None:
 )
 def test_unknown_kinds_of_a_device_file_are_refused(link: str, kind: str, sentence: str) -> None:
     device = Device(name="gpu0", role="gpu", kind=kind)
-    there = Topology(host_kind="cpu", devices=(device,), links=(Link(node="gpu0", to="host", kind=link),))
+    there = Topology(devices=(device,), links=(Link(node="gpu0", to="host", kind=link),))
     with pytest.raises(UsageError) as caught:
         Catalog.read([SHIPPED]).check(there)
     assert sentence in str(caught.value)
@@ -108,10 +108,10 @@ def test_unknown_kinds_of_a_device_file_are_refused(link: str, kind: str, senten
 
 def test_the_kind_of_the_host_has_figures_too_and_what_is_measured_needs_none() -> None:
     device = Device(name="gpu0", role="gpu", kind="gpu")
-    there = Topology(host_kind="nonsense", devices=(device,), links=(Link(node="gpu0", to="host", kind=SHM),))
+    there = Topology(hosts=(Host(kind="nonsense"),), devices=(device,), links=(Link(node="gpu0", to="host", kind=SHM),))
     with pytest.raises(UsageError, match="the catalogue has no device 'nonsense'"):
         Catalog.read([SHIPPED]).check(there, SHM)
-    there = dataclasses.replace(there, host_kind="cpu")
+    there = dataclasses.replace(there, hosts=(Host(),))
     Catalog.read([SHIPPED]).check(there, SHM)
     with pytest.raises(UsageError, match="the catalogue has no link 'shm'"):
         Catalog.read([SHIPPED]).check(there)

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bench.core.topology import Device, Link, Topology
+from bench.core.topology import Device, Host, Link, Topology
 from bench.costs.catalog import Catalog, DeviceKind, Efficiency, LinkKind
 from bench.costs.devices.network import network_of
 from bench.costs.devices.operations import Operation
@@ -27,7 +27,7 @@ ROLES = ("gpu", "fpga", "asic")
 def topology(pools: int = 1) -> Topology:
     devices = tuple(Device(name=f"{role}{pool}", role=role, kind="plain") for role in ROLES for pool in range(pools))
     links = tuple(Link(node=device.name, to="host", kind="wire") for device in devices)
-    return Topology(host_kind="cpu", devices=devices, links=links)
+    return Topology(devices=devices, links=links)
 
 
 def catalog(latency_s: float = 1, bytes_per_s: float = 10) -> Catalog:
@@ -222,3 +222,18 @@ def test_two_pools_add_their_gradients_in_the_hosts_memory() -> None:
     }
     ends = end_times(tasks)
     assert ends["update gpu0"] > ends["take gpu0"] > ends["add gpu1"] > ends["publish gpu1"] > ends["1 backward fc"]
+
+
+def test_what_goes_to_another_hosts_pool_passes_the_link_between_the_hosts() -> None:
+    hosts = (Host(name="left"), Host(name="right"))
+    devices = tuple(Device(name=f"{role}{pool}", role=role, kind="plain") for pool in range(2) for role in ROLES)
+    links = tuple(Link(node=device.name, to=hosts[device.name[-1] == "1"].name, kind="wire") for device in devices)
+    there = Topology(hosts=hosts, devices=devices, links=links, bridges=(Link(node="right", to="left", kind="wire"),))
+    device_of = [BY_TYPE, {name: device.replace("0", "1") for name, device in BY_TYPE.items()}]
+    tasks = step_tasks(THREE, device_of, there, CatalogTimes(catalog()), batch_size=1)
+    passed = {task.name: task.nbytes for task in tasks if {"left to right", "right to left"} & set(task.uses)}
+    assert passed["1 deal x"] == 100
+    assert not any(name.startswith("0 ") for name in passed)
+    assert sum(nbytes for name, nbytes in passed.items() if name.startswith("publish")) == 20 + 40
+    ends = end_times(tasks)
+    assert ends["1 deal x"] > ends["0 deal x"]  # one link more
