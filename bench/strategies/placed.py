@@ -137,7 +137,7 @@ class Placed(Strategy):
                 "by=both with several pools",
             ),
             (
-                optimizer.exchanges and not optimizer.keeps_gradients,
+                optimizer.watches_layers,
                 f"{optimizer.component_name} watches whole layers, which {name} takes apart; use --strategy ddp",
             ),
         )
