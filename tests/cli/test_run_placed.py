@@ -179,6 +179,21 @@ def test_what_placed_refuses_is_one_sentence(options: list[str], sentence: str, 
 
 
 @pytest.mark.timeout(200)
+def test_images_of_another_size_are_dealt_like_others(tmp_path: Path) -> None:
+    options = (
+        "--model", "resnet18:stem=imagenet", "--dataset", "synthetic:size=64,classes=20", "--steps", "2",
+        "--train-size", "32", "--test-size", "8", "--batch-size", "4", "--threads", "1", "--save-model",
+    )  # fmt: skip
+    for name, more in (
+        ("placed", ("--strategy", f"placed:devices={CXL}")),
+        ("ddp", ("--world-size", "1")),
+    ):
+        answer = execute("run", *options, *more, "--out", str(tmp_path / name))
+        assert answer.code == 0, answer.error
+    assert_same_weights(only_run(tmp_path / "placed"), only_run(tmp_path / "ddp"))
+
+
+@pytest.mark.timeout(200)
 def test_an_optimizer_that_exchanges_moments_does_so_among_devices(tmp_path: Path) -> None:
     options = ("--optimizer", "max_adabelief", "--collective", "ring")
     (*_, row) = train(
