@@ -120,8 +120,14 @@ def _compressor_facts(component: Options) -> dict[str, Any]:
 
 
 def _dataset_facts(component: Options) -> dict[str, Any]:
-    train, test = cast("Dataset", component).sizes()
-    return {"train_size": train, "test_size": test}
+    dataset = cast("Dataset", component)
+    train, test = dataset.sizes()
+    return {
+        "num_classes": dataset.num_classes,
+        "image_size": dataset.image_size,
+        "train_size": train,
+        "test_size": test,
+    }
 
 
 def _model_facts(component: Options) -> dict[str, Any]:

@@ -15,6 +15,8 @@ EXAMPLES = """[bold]Examples[/bold]
 
   bench place --model resnet50 --devices examples/cxl.toml
 
+  bench place --model resnet50:stem=imagenet --image-size 224 --num-classes 1000 --devices examples/cxl.toml
+
   bench place --model small_cnn:width=64 --devices examples/cxl.toml --batch-size 256 --activations turns
 
   bench place --model resnet20 --devices my_devices.toml --catalog my_catalogue --json
@@ -53,6 +55,7 @@ def place(
     devices: Annotated[Path, typer.Option(help="Device file: a host, its devices and links.", metavar="FILE")],
     batch_size: Annotated[int, typer.Option(min=1, max=MOST, help="Samples in a pool's mini-batch.")] = 32,
     num_classes: Annotated[int, typer.Option(min=1, max=MOST, help="Outputs of the network.")] = 10,
+    image_size: Annotated[int, typer.Option(min=1, max=4096, help="Side of the square images, in pixels.")] = 32,
     activations: Annotated[
         Literal["asic", "dpu", "turns"], typer.Option(help="The role for activations; turns: both.")
     ] = "asic",
@@ -69,7 +72,7 @@ def place(
     from bench.costs.devices.placements import Comparison
     from bench.costs.devices.shared_memory import measured_link
 
-    traced, operations = network_of(model, num_classes=num_classes, batch_size=batch_size)
+    traced, operations = network_of(model, num_classes=num_classes, batch_size=batch_size, image_size=image_size)
     comparison = Comparison(traced, operations, topology, activations=activations, batch_size=batch_size)
     if SHM not in figures.links:
         figures = figures.with_link(SHM, measured_link())

@@ -12,6 +12,9 @@ import torch
 from bench.core.errors import UsageError
 from collectives.options import Options
 
+IMAGE_SIZE = 32
+"""Side of an image in pixels, unless a data set says otherwise."""
+
 
 class DatasetError(UsageError):
     """A data set that is absent, corrupt or too small; the message is one sentence for the user."""
@@ -22,7 +25,7 @@ class Part:
     """Images and labels of a training or test set.
 
     Attributes:
-        images: uint8 [num_samples, 3, 32, 32].
+        images: uint8 [num_samples, 3, image_size, image_size].
         labels: int64 [num_samples].
     """
 
@@ -67,18 +70,26 @@ class Part:
 
 @dataclasses.dataclass(kw_only=True)
 class Dataset(Options, abc.ABC):
-    """Ten- or hundred-class images of 3x32x32. One file, one class, named after the file.
+    """Square colour images in classes. One file, one class, named after the file.
 
     Class facts:
-        num_classes: number of labels.
         mean, std: per channel, of pixel values scaled to [0, 1]: what normalisation subtracts and divides by.
         mirror: a mirrored image keeps its label (true for photographs, false for digits), so augmentation may flip.
     """
 
-    num_classes: ClassVar[int]
     mean: ClassVar[tuple[float, float, float]]
     std: ClassVar[tuple[float, float, float]]
     mirror: ClassVar[bool]
+
+    @property
+    @abc.abstractmethod
+    def num_classes(self) -> int:
+        """Number of labels; a class variable where it is always the same."""
+
+    @property
+    def image_size(self) -> int:
+        """Side of an image in pixels."""
+        return IMAGE_SIZE
 
     @abc.abstractmethod
     def sizes(self) -> tuple[int, int]:

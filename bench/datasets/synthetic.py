@@ -1,10 +1,10 @@
-"""Generated images of textured shapes, CIFAR-shaped, in any number: what to train on where nothing can be downloaded.
+"""Generated images of textured shapes, in any number and size: what to train on where nothing can be downloaded.
 
 A class is one of five shapes (disc, square, triangle, cross, ring) with one of two textures (stripes, checks).
 Position, size, rotation, colours, the texture's phase and period, the background's blotches and noise are drawn anew
 for every image and say nothing about the class. Since a shape may be brighter or darker than what surrounds it, no
 single pixel helps: a linear model stays near chance, while a small convolutional network learns the task in a few
-epochs.
+epochs. Beyond ten classes, each has an axis of its own in colour space, along which its two colours differ.
 
 Each rank generates the same images from the run's seed, with private generators. Image i of a part does not depend on
 how many are asked for, so a smaller set is the beginning of a larger one.
@@ -21,22 +21,20 @@ from typing import Annotated, ClassVar
 import torch
 from annotated_types import Ge, Le
 from torch.nn import functional
-from typing_extensions import Doc
+from typing_extensions import Doc, override
 
-from bench.datasets.base import Dataset, DatasetError, Part
+from bench.datasets.base import IMAGE_SIZE, Dataset, DatasetError, Part
 from collectives.ranges import Count
 
-_SIZE = 32
 _NUM_SHAPES = 5
-_NUM_CLASSES = 2 * _NUM_SHAPES
-_BLOCK = 500  # images per generator: small enough for a core's cache
+_NUM_TEXTURED = 2 * _NUM_SHAPES
+_BLOCK = 500  # images of 32x32 drawn at once: small enough for a core's cache
 
 
 @dataclasses.dataclass(kw_only=True)
 class Synthetic(Dataset):
-    """Ten balanced classes; every ten images in a row hold each class once."""
+    """Balanced classes; every `classes` images in a row hold each of them once."""
 
-    num_classes: ClassVar[int] = _NUM_CLASSES
     mean: ClassVar[tuple[float, float, float]] = (0.5, 0.5, 0.5)
     std: ClassVar[tuple[float, float, float]] = (0.141, 0.141, 0.141)
     mirror: ClassVar[bool] = True
@@ -44,6 +42,20 @@ class Synthetic(Dataset):
     train_size: Annotated[Count, Doc("training samples where the run does not say how many")] = 10_000
     test_size: Annotated[Count, Doc("test samples where the run does not say how many")] = 2_000
     noise: Annotated[float, Ge(0), Le(1), Doc("noise on every pixel, as a share of white; more makes it harder")] = 0.05
+    size: Annotated[
+        int, Ge(8), Le(1024), Doc("side of an image in pixels; at 224 a sample takes 150 kB of memory and 5 ms to make")
+    ] = IMAGE_SIZE
+    classes: Annotated[int, Ge(2), Le(10_000), Doc("number of classes")] = _NUM_TEXTURED
+
+    @property
+    @override
+    def num_classes(self) -> int:
+        return self.classes
+
+    @property
+    @override
+    def image_size(self) -> int:
+        return self.size
 
     def sizes(self) -> tuple[int, int]:
         """The sizes given as options; `load` makes more on request."""
@@ -58,7 +70,7 @@ class Synthetic(Dataset):
     def load(
         self, data_dir: Path, *, seed: int, train_size: int | None = None, test_size: int | None = None
     ) -> tuple[Part, Part]:
-        """Both parts, generated from `seed` (about 0.1 ms per image and core); `data_dir` does not matter.
+        """Both parts, generated from `seed` (about 0.1 ms per 32x32 image and core); `data_dir` does not matter.
 
         Raises:
             DatasetError: a size below 1.
@@ -67,15 +79,35 @@ class Synthetic(Dataset):
         return self._generate("train", train_size, seed), self._generate("test", test_size, seed)
 
     def _generate(self, part: str, size: int, seed: int) -> Part:
-        images = torch.empty(size, 3, _SIZE, _SIZE, dtype=torch.uint8)
+        images = torch.empty(size, 3, self.size, self.size, dtype=torch.uint8)
         labels = torch.empty(size, dtype=torch.int64)
-        for start in range(0, size, _BLOCK):
+        rounds = max(1, _BLOCK // self.classes)
+        at_once = max(1, _BLOCK * IMAGE_SIZE**2 // self.size**2)
+        axes = _axes(math.ceil(self.classes / _NUM_TEXTURED)) if self.classes > _NUM_TEXTURED else None
+        for start in range(0, size, rounds * self.classes):
             generator = _generator(seed, part, start)
-            block_labels = _shuffled_classes(generator)
-            block_images = _draw(block_labels, self.noise, generator)
-            labels[start : start + _BLOCK] = block_labels[: size - start]
-            images[start : start + _BLOCK] = block_images[: size - start]
+            wanted = _shuffled_classes(rounds, self.classes, generator)
+            for first, some in zip(range(start, size, at_once), wanted.split(at_once), strict=False):
+                span = slice(first, min(first + len(some), size))
+                labels[span] = some[: size - first]
+                # All of them whatever is asked for: what a generator gives next depends on how much it gave.
+                images[span] = self._draw(some, axes, generator)[: size - first]
         return Part(images=images, labels=labels)
+
+    def _draw(self, labels: torch.Tensor, axes: torch.Tensor | None, generator: torch.Generator) -> torch.Tensor:
+        """One image per label, int64 [n] -> uint8 [n, 3, size, size]."""
+        n = len(labels)
+        shape, texture = labels % _NUM_SHAPES, labels // _NUM_SHAPES % 2
+        grid = _Grid(self.size)
+        x, y = grid.object_coordinates(n, generator)
+        inside = _coverage(_distance(x, y, shape), self.size).unsqueeze(1)
+        weight = grid.texture(texture, generator).unsqueeze(1)
+        bright, dark = _two_colours(n, None if axes is None else axes[labels // _NUM_TEXTURED], generator)
+        figure = dark + (bright - dark) * weight
+        background = _blotches(n, self.size, generator)
+        image = background + (figure - background) * inside
+        image += self.noise * torch.randn(image.shape, generator=generator)
+        return (image * 255).round_().clamp_(0, 255).to(torch.uint8)
 
 
 def _generator(seed: int, part: str, start: int) -> torch.Generator:
@@ -83,59 +115,61 @@ def _generator(seed: int, part: str, start: int) -> torch.Generator:
     return torch.Generator().manual_seed(int.from_bytes(digest[:8], "little", signed=True))
 
 
-def _shuffled_classes(generator: torch.Generator) -> torch.Tensor:
-    """Labels of one block, int64 [_BLOCK]: each class once in every ten, in random order."""
-    return torch.rand(_BLOCK // _NUM_CLASSES, _NUM_CLASSES, generator=generator).argsort(dim=1).flatten()
+def _shuffled_classes(rounds: int, classes: int, generator: torch.Generator) -> torch.Tensor:
+    """Labels, int64 [rounds * classes]: each class once in every round, in random order."""
+    return torch.rand(rounds, classes, generator=generator).argsort(dim=1).flatten()
 
 
-def _draw(labels: torch.Tensor, noise: float, generator: torch.Generator) -> torch.Tensor:
-    """One image per label, int64 [n] -> uint8 [n, 3, 32, 32]."""
-    n = len(labels)
-    shape, texture = labels % _NUM_SHAPES, labels // _NUM_SHAPES
-    x, y = _object_coordinates(n, generator)
-    inside = _coverage(_distance(x, y, shape)).unsqueeze(1)
-    weight = _texture(texture, generator).unsqueeze(1)
-    bright, dark = _two_colours(n, generator)
-    figure = dark + (bright - dark) * weight
-    background = _blotches(n, generator)
-    image = background + (figure - background) * inside
-    image += noise * torch.randn(image.shape, generator=generator)
-    return (image * 255).round_().clamp_(0, 255).to(torch.uint8)
+def _axes(count: int) -> torch.Tensor:
+    """Directions in colour space, [count, 3], evenly spread over half a sphere: an axis has two ends."""
+    height = (torch.arange(count) + 0.5) / count
+    angle = torch.arange(count) * (math.pi * (3 - math.sqrt(5)))  # the golden angle: a Fibonacci lattice
+    radius = (1 - height**2).sqrt()
+    return torch.stack([radius * angle.cos(), radius * angle.sin(), height], dim=1)
 
 
 def _uniform(n: int, low: float, high: float, generator: torch.Generator) -> torch.Tensor:
-    """[n, 1, 1], to be combined with maps [n, 32, 32]."""
+    """[n, 1, 1], to be combined with maps [n, size, size]."""
     return torch.rand(n, 1, 1, generator=generator) * (high - low) + low
 
 
-def _pixel_grid() -> tuple[torch.Tensor, torch.Tensor]:
-    """(x, y) of the pixel centres, [1, 32] and [32, 1], from -1 to 1 across the image."""
-    centre = (torch.arange(_SIZE) + 0.5) * (2 / _SIZE) - 1
-    return centre.view(1, -1), centre.view(-1, 1)
+class _Grid:
+    """Pixel centres from -1 to 1 across a square image, as x [1, size] and y [size, 1]."""
 
+    def __init__(self, size: int) -> None:
+        centre = (torch.arange(size) + 0.5) * (2 / size) - 1
+        self.x, self.y = centre.view(1, -1), centre.view(-1, 1)
 
-def _rotated(n: int, generator: torch.Generator) -> tuple[torch.Tensor, torch.Tensor]:
-    """The pixel grid turned about the image's centre by up to 0.5 radians either way: two maps [n, 32, 32]."""
-    angle = _uniform(n, -0.5, 0.5, generator)
-    x, y = _pixel_grid()
-    return x * angle.cos() + y * angle.sin(), y * angle.cos() - x * angle.sin()
+    def rotated(self, n: int, generator: torch.Generator) -> tuple[torch.Tensor, torch.Tensor]:
+        """The grid turned about the image's centre by up to 0.5 radians either way: two maps [n, size, size]."""
+        angle = _uniform(n, -0.5, 0.5, generator)
+        return self.x * angle.cos() + self.y * angle.sin(), self.y * angle.cos() - self.x * angle.sin()
 
+    def object_coordinates(self, n: int, generator: torch.Generator) -> tuple[torch.Tensor, torch.Tensor]:
+        """Pixel positions seen from a shape that is moved, turned and scaled at random: two maps [n, size, size].
 
-def _object_coordinates(n: int, generator: torch.Generator) -> tuple[torch.Tensor, torch.Tensor]:
-    """Pixel positions seen from a shape that is moved, turned and scaled at random: two maps [n, 32, 32].
+        The shape's radius is 1 in these units: 0.5 to 0.85 of half the image.
+        """
+        x, y = self.rotated(n, generator)
+        radius = _uniform(n, 0.5, 0.85, generator)
+        return (x - _uniform(n, -0.25, 0.25, generator)) / radius, (y - _uniform(n, -0.25, 0.25, generator)) / radius
 
-    The shape's radius is 1 in these units: 0.5 to 0.85 of half the image.
-    """
-    x, y = _rotated(n, generator)
-    radius = _uniform(n, 0.5, 0.85, generator)
-    return (x - _uniform(n, -0.25, 0.25, generator)) / radius, (y - _uniform(n, -0.25, 0.25, generator)) / radius
+    def texture(self, texture: torch.Tensor, generator: torch.Generator) -> torch.Tensor:
+        """Stripes (0) or checks (1) of random angle, phase and period, [n, size, size], from 0 to 1."""
+        n = len(texture)
+        u, v = self.rotated(n, generator)
+        frequency = _uniform(n, 8, 13, generator)  # radians per half image: of 32 pixels periods of 8 to 15
+        waves = torch.sin(u * frequency + _uniform(n, 0, 2 * math.pi, generator))
+        across = torch.sin(v * frequency + _uniform(n, 0, 2 * math.pi, generator))
+        waves *= torch.where(texture.view(n, 1, 1) == 1, across, torch.ones(()))
+        return (waves * 3).clamp_(-1, 1) * 0.5 + 0.5
 
 
 def _distance(x: torch.Tensor, y: torch.Tensor, shape: torch.Tensor) -> torch.Tensor:
-    """Signed distance to the outline of each image's shape, negative inside, [n, 32, 32], in radii.
+    """Signed distance to the outline of each image's shape, negative inside, [n, size, size], in radii.
 
     Args:
-        x: positions [n, 32, 32], in radii, to the right.
+        x: positions [n, size, size], in radii, to the right.
         y: likewise, downwards.
         shape: int64 [n], 0 to 4.
     """
@@ -152,34 +186,30 @@ def _distance(x: torch.Tensor, y: torch.Tensor, shape: torch.Tensor) -> torch.Te
     return torch.stack(outlines, dim=1)[torch.arange(len(shape)), shape]
 
 
-def _coverage(distance: torch.Tensor) -> torch.Tensor:
+def _coverage(distance: torch.Tensor, size: int) -> torch.Tensor:
     """Share of each pixel that lies inside, by a ramp of about a pixel's width at the outline."""
-    return (0.5 - distance * 8).clamp_(0, 1)
+    return (0.5 - distance * (size / 4)).clamp_(0, 1)
 
 
-def _texture(texture: torch.Tensor, generator: torch.Generator) -> torch.Tensor:
-    """Stripes (0) or checks (1) of random angle, phase and period, [n, 32, 32], from 0 to 1."""
-    n = len(texture)
-    u, v = _rotated(n, generator)
-    frequency = _uniform(n, 8, 13, generator)  # radians per half image: periods of 8 to 15 pixels
-    waves = torch.sin(u * frequency + _uniform(n, 0, 2 * math.pi, generator))
-    across = torch.sin(v * frequency + _uniform(n, 0, 2 * math.pi, generator))
-    waves *= torch.where(texture.view(n, 1, 1) == 1, across, torch.ones(()))
-    return (waves * 3).clamp_(-1, 1) * 0.5 + 0.5
+def _two_colours(n: int, axis: torch.Tensor | None, generator: torch.Generator) -> tuple[torch.Tensor, torch.Tensor]:
+    """Two random colours per image, each [n, 3, 1, 1], that differ by 0.7 in one channel and by less in the others.
 
-
-def _two_colours(n: int, generator: torch.Generator) -> tuple[torch.Tensor, torch.Tensor]:
-    """Two random colours per image, each [n, 3, 1, 1], that differ by 0.7 in one channel and by less in the others."""
+    Args:
+        n: images.
+        axis: [n, 3], along which each image's colours differ; None: at random.
+        generator: of all that is random.
+    """
     middle = torch.rand(n, 3, 1, 1, generator=generator) * 0.3 + 0.35
-    direction = torch.randn(n, 3, 1, 1, generator=generator)
+    direction = torch.randn(n, 3, 1, 1, generator=generator) if axis is None else axis.view(n, 3, 1, 1)
     half_difference = direction / direction.abs().amax(dim=1, keepdim=True) * 0.35
     return middle + half_difference, middle - half_difference
 
 
-def _blotches(n: int, generator: torch.Generator) -> torch.Tensor:
-    """Smooth random colour at two scales, [n, 3, 32, 32], centred at 0.5."""
+def _blotches(n: int, size: int, generator: torch.Generator) -> torch.Tensor:
+    """Smooth random colour at two scales, [n, 3, size, size], centred at 0.5."""
     coarse = torch.randn(n, 3, 4, 4, generator=generator) * 0.10
     fine = torch.randn(n, 3, 11, 11, generator=generator) * 0.05
-    size = (_SIZE, _SIZE)
-    large, small = (functional.interpolate(m, size=size, mode="bilinear", align_corners=True) for m in (coarse, fine))
+    large, small = (
+        functional.interpolate(m, size=(size, size), mode="bilinear", align_corners=True) for m in (coarse, fine)
+    )
     return large + small + 0.5

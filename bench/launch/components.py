@@ -11,9 +11,9 @@ from torch import nn
 from bench.core import spec
 from bench.core.config.run import RunConfig
 from bench.core.errors import UsageError
-from bench.datasets.base import Dataset
+from bench.datasets.base import IMAGE_SIZE, Dataset
 from bench.launch.old_spellings import refuse_old_spelling
-from bench.models.base import Model
+from bench.models.base import Model, images_refusal
 from bench.optimizers.base import Optimizer
 from bench.strategies.base import Strategy
 from collectives.base import Collective
@@ -82,6 +82,10 @@ def check_together(config: RunConfig, parts: Components) -> None:
     if reason:
         raise UsageError(reason)
     model = model_without_values(parts)
+    if parts.dataset.image_size != IMAGE_SIZE and (
+        reason := images_refusal(model, config.model, parts.dataset.image_size)
+    ):
+        raise UsageError(f"{reason}; use --model resnet50:stem=imagenet, or leave size out of --dataset")
     parts.strategy.examine(config, model)
     if reason := parts.compressor.layers_refusal(layers_of(model)):
         raise UsageError(reason)

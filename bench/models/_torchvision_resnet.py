@@ -1,19 +1,20 @@
-"""Torchvision's residual networks with the stem that 32x32 images need.
+"""Torchvision's residual networks, with the stem that 32x32 images need or with their own.
 
 Source: He, Zhang, Ren, Sun, "Deep Residual Learning for Image Recognition" (2015), table 1; the networks are
 torchvision's.
-Differs: the first convolution is 3x3 with stride 1 instead of 7x7 with stride 2, and the max pooling after it is left
-out, as is usual for small images: the original stem would leave 1x1 maps for the last stage.
+Differs: with stem=small the first convolution is 3x3 with stride 1 instead of 7x7 with stride 2, and the max pooling
+after it is left out, as is usual for small images: the original stem would leave 1x1 maps for the last stage.
 """
 
 from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable
-from typing import ClassVar
+from typing import Annotated, ClassVar, Literal
 
 from torch import nn
 from torchvision.models import ResNet
+from typing_extensions import Doc
 
 from bench.models.base import Model
 
@@ -28,12 +29,21 @@ class TorchvisionResNet(Model):
 
     network: ClassVar[Callable[..., ResNet]]
 
+    stem: Annotated[
+        Literal["small", "imagenet"],
+        Doc("small: a 3x3 convolution, for 32x32 images; imagenet: torchvision's 7x7 and max pooling, for 224x224"),
+    ] = "small"
+
     def build(self, num_classes: int) -> nn.Module:
-        """Four stages at resolutions 32, 16, 8 and 4, global average, one linear layer."""
+        """Four stages, of 32x32 images at resolutions 32, 16, 8 and 4, global average, one linear layer."""
+        network: nn.Module
+        if self.stem == "imagenet":
+            network = type(self).network(num_classes=num_classes)
+            return network
         stem = nn.Conv2d(3, 64, kernel_size=3, stride=1, padding=1, bias=False)
         # As torchvision initialises all its convolutions.
         nn.init.kaiming_normal_(stem.weight, mode="fan_out", nonlinearity="relu")
-        network: nn.Module = type(self).network(num_classes=num_classes)
+        network = type(self).network(num_classes=num_classes)
         network.conv1 = stem
         network.maxpool = nn.Identity()
         return network

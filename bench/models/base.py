@@ -15,19 +15,35 @@ from collectives.options import Options
 
 @dataclasses.dataclass(kw_only=True)
 class Model(Options, abc.ABC):
-    """A network for 3x32x32 images. One file, one class, named after the file."""
+    """A network for 3x32x32 images, or for other sizes too. One file, one class, named after the file."""
 
     @abc.abstractmethod
     def build(self, num_classes: int) -> nn.Module:
         """The network with freshly drawn weights, fp32, on the CPU, in training mode.
 
-        It maps normalised images, float [num_samples, 3, 32, 32], to logits, float [num_samples, num_classes].
+        It maps normalised images, float [num_samples, 3, height, width], to logits, float [num_samples, num_classes].
 
         Args:
             num_classes: number of outputs.
 
         Draws from torch's global generator: the caller has seeded it, so that every rank builds the same weights.
         """
+
+
+def images_refusal(network: nn.Module, name: str, image_size: int) -> str | None:
+    """Return why a network on the meta device takes 32x32 images but none of this size; None where it may take them."""
+    reason = _failure(network, image_size)
+    if reason is None or _failure(network, 32) is not None:  # the latter looks at values, perhaps
+        return None
+    return f"{name} cannot take images of {image_size}x{image_size} ({reason})"
+
+
+def _failure(network: nn.Module, image_size: int) -> str | None:
+    try:
+        network(torch.empty(2, 3, image_size, image_size, device="meta"))
+    except (RuntimeError, ValueError) as error:
+        return " ".join(str(error).split()).rstrip(".")
+    return None
 
 
 def weights_hash(parameters: Iterable[torch.Tensor]) -> str:

@@ -1,4 +1,4 @@
-"""ResNet-18 with a stem for 32x32 images: 11.2 million parameters.
+"""ResNet-18 for 32x32 images, or larger ones with stem=imagenet: 11.2 million parameters.
 
 Source: He, Zhang, Ren, Sun, "Deep Residual Learning for Image Recognition" (2015), table 1.
 """

@@ -1,4 +1,4 @@
-"""ResNet-34 with a stem for 32x32 images: 21.3 million parameters.
+"""ResNet-34 for 32x32 images, or larger ones with stem=imagenet: 21.3 million parameters.
 
 Source: He, Zhang, Ren, Sun, "Deep Residual Learning for Image Recognition" (2015), table 1.
 """

@@ -1,4 +1,4 @@
-"""ResNet-50 with a stem for 32x32 images: 23.5 million parameters.
+"""ResNet-50 for 32x32 images, or larger ones with stem=imagenet: 23.5 million parameters.
 
 Source: He, Zhang, Ren, Sun, "Deep Residual Learning for Image Recognition" (2015), table 1.
 """

@@ -57,6 +57,11 @@ class Optimizer(Options, abc.ABC):
         """Whether every rank keeps its own gradient, because the optimizer exchanges something in its place."""
         return False
 
+    @property
+    def watches_layers(self) -> bool:
+        """Whether the optimizer takes something from every layer in the one forward and backward of a step."""
+        return False
+
     def refusal(self, compressor: Compressor, collective: Collective) -> str | None:
         """Return why this optimizer cannot work with this pair and what would work; None where it can."""
         return None

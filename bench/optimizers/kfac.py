@@ -41,7 +41,13 @@ _KINDS: dict[Form, type[Payload]] = {"triangle": Triangle, "cholesky": CholeskyF
 class Kfac(Optimizer):
     """Bytes, per update and factor of d rows in v bytes each: v d (d + 1) / 2 summed, and again the broadcast factor.
 
-    `transfer=cholesky` sends 24 + v d (d + 1) / 2 to everybody, `transfer=dense` sums v d^2; both factor on all ranks.
+    `transfer=dense` sums v d^2, and `transfer=cholesky` 24 + v d (d + 1) / 2; both factor on all ranks. Around a ring,
+    which merges factors by QR, `cholesky` halves the bytes of `dense` for every number of ranks. By `allgather` each
+    rank sends its factor n - 1 times: half of a dense ring for two ranks, as much for four, more beyond.
+
+    An `inner` that exchanges moments in the gradients' place (max_adabelief) steps on every rank's own gradient,
+    preconditioned with the factors that all ranks share. `kl_clip` then bounds the mean over ranks of their predicted
+    changes, which is no less than that of the mean gradient; all ranks shorten their steps alike.
 
     Raises:
         OptionError: "kfac: inner=kfac is not possible: ...", or a collective that there is not.
@@ -67,7 +73,12 @@ class Kfac(Optimizer):
         ),
     ] = "triangle"
     precision: Annotated[Literal["fp32", "bf16", "fp16"], Doc("values of factors as they travel")] = "fp32"
-    collective: Annotated[str | None, Doc("what sums the factors; none: the run's own")] = None
+    collective: Annotated[
+        str | None,
+        Doc(
+            "what sums the factors; ring halves them at any number of ranks with transfer=cholesky; none: the run's own"
+        ),
+    ] = None
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -75,11 +86,6 @@ class Kfac(Optimizer):
         self.summing: Collective | None = None
         if self.collective is not None:
             self.summing = cast(Collective, self._part("collectives", "collective", self.collective))
-        if self.stepping.exchanges:
-            raise OptionError(
-                f"{self.component_name}: inner={self.inner} is not possible: it exchanges something by itself; "
-                "use sgd, adam or another that does not"
-            )
 
     def _part(self, room: str, option: str, text: str) -> Options:
         if text.partition(":")[0] == self.component_name:  # it would be built without end
@@ -94,17 +100,27 @@ class Kfac(Optimizer):
     def exchanges(self) -> bool:
         return True
 
+    @property
+    @override
+    def keeps_gradients(self) -> bool:
+        return self.stepping.keeps_gradients
+
+    @property
+    @override
+    def watches_layers(self) -> bool:
+        return True
+
+    @override
     def refusal(self, compressor: Compressor, collective: Collective) -> str | None:
-        """Return why the factors cannot be summed as asked and what would work; None where they can."""
+        if reason := self.stepping.refusal(compressor, collective):
+            return reason
         summing, kind = self.summing or collective, _KINDS[self.transfer]
         reason = summing.refusal(kind)
         if summing.recodes and not kind.elementwise:
             reason = f"server:downlink=recode encodes gradients anew, not {kind.__name__} payloads"
         if reason is None:
             return None
-        return (
-            f"{self.component_name}: transfer={self.transfer} is not possible: {reason}; add collective=allgather to it"
-        )
+        return f"{self.component_name}: transfer={self.transfer} is not possible: {reason}; add collective=ring to it"
 
     def build(self, parameters: Iterable[torch.nn.Parameter], lr: float) -> torch.optim.Optimizer:
         """The optimizer behind it: parameters by themselves have no inputs and outputs to take factors of."""
@@ -125,8 +141,9 @@ class Kfac(Optimizer):
             damping=self.damping,
             decay=self.decay,
             kl_clip=self.kl_clip,
+            own_gradients=self.keeps_gradients,
         )
-        optimizer = self.stepping.bind(model, lr)
+        optimizer = self.stepping.bind(model, lr, channel if self.stepping.exchanges else None)
         optimizer.register_step_pre_hook(lambda step, *_: preconditioner.precondition_(step.param_groups[0]["lr"]))
         optimizer.register_state_dict_post_hook(lambda _, state: state | {"factors": preconditioner.state_dict()})
         optimizer.register_load_state_dict_pre_hook(

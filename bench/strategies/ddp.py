@@ -56,7 +56,7 @@ class Ddp(Strategy):
                 f"{compressor.component_name} tries ways to send gradients, and {optimizer.component_name} sends "
                 "something else as well; use another compressor or optimizer"
             )
-        if config.accumulate > 1 and optimizer.exchanges and not optimizer.keeps_gradients:
+        if config.accumulate > 1 and optimizer.watches_layers:
             return (
                 f"{optimizer.component_name} takes its factors from one batch's forward and backward, and --accumulate "
                 f"{config.accumulate} makes a step of several; leave one of them out"

@@ -26,6 +26,7 @@ from bench.core.config.run import RunConfig
 from bench.core.config.straggler import Straggler
 from bench.core.errors import UsageError
 from bench.core.topology import Topology
+from bench.datasets.base import Dataset
 from bench.optimizers.base import Optimizer
 from bench.strategies.base import BoundStrategy, Follower, Setup, Strategy
 from bench.strategies.devices.commands import HOST_RANK
@@ -137,7 +138,7 @@ class Placed(Strategy):
                 "by=both with several pools",
             ),
             (
-                optimizer.exchanges and not optimizer.keeps_gradients,
+                optimizer.watches_layers,
                 f"{optimizer.component_name} watches whole layers, which {name} takes apart; use --strategy ddp",
             ),
         )
@@ -180,7 +181,7 @@ class Placed(Strategy):
         """
         plan = Plan.of(Topology.from_dict(config.devices or {}), self.by)
         assignment, routes = plan.assign(model, self.activations)
-        check_values(routes[0].traced)
+        check_values(routes[0].traced, cast(Dataset, spec.build("datasets", config.dataset)).image_size)
         return list(assignment.notes)
 
     @override

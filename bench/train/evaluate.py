@@ -10,10 +10,11 @@ import torch.distributed as dist
 from torch import nn
 
 from bench.datasets.augment import normalise
-from bench.datasets.base import Dataset, Part
+from bench.datasets.base import IMAGE_SIZE, Dataset, Part
 from bench.train.shards import evaluation_part
 
 EVALUATION_BATCH = 256
+"""Images of 32x32 that are classified at once; as many fewer larger ones as have their pixels."""
 TRAIN_SAMPLES = 1000
 """Training samples that are classified as the test set is: enough for half a point at 97 %, and cheap."""
 
@@ -84,9 +85,10 @@ def _quality(
     part = evaluation_part(len(samples), dist.get_rank(group), dist.get_world_size(group))
     images, labels = samples.images[part], samples.labels[part]
     totals = torch.zeros(2, dtype=torch.float64)  # sum of losses, number right
-    for start in range(0, len(labels), EVALUATION_BATCH):
-        x = normalise(images[start : start + EVALUATION_BATCH].to(device), dataset.mean, dataset.std)
-        y = labels[start : start + EVALUATION_BATCH].to(device)
+    size = max(1, min(EVALUATION_BATCH, EVALUATION_BATCH * IMAGE_SIZE**2 // dataset.image_size**2))
+    for start in range(0, len(labels), size):
+        x = normalise(images[start : start + size].to(device), dataset.mean, dataset.std)
+        y = labels[start : start + size].to(device)
         logits = model(x)
         totals[0] += nn.functional.cross_entropy(logits, y, reduction="sum").double().cpu()
         totals[1] += (logits.argmax(1) == y).sum().cpu()

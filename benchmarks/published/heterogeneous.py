@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from bench.report.targets import TIME
 from benchmarks.published.claims import Claim, Stated, above
-from benchmarks.published.figures import Difference, Factor, Gain, Which, fewer_bytes
+from benchmarks.published.figures import Difference, Factor, Gain, Which, faster, fewer_bytes
 from benchmarks.published.parts import Drawing, System, Table
 from benchmarks.published.setups import LINKS
 
@@ -13,7 +13,23 @@ RELATIVES: dict[str, Which] = {"Adam": {"optimizer": "adam"}, "AdaBelief": {"opt
 PLACED: Which = {"optimizer": "sgd", "strategy": "placed:*"}
 
 
-def _factors(form: str) -> Which:
+FACTORS: dict[str, Which] = {
+    "whole, by a ring": {"optimizer": "kfac:transfer=dense,update_every=1"},
+    "triangles, by a ring": {"optimizer": "kfac:update_every=1"},
+    "L, by a ring with QR merge": {"optimizer": "kfac:transfer=cholesky,update_every=1"},
+    "L, by all-gather": {"optimizer": "kfac:collective=allgather,transfer=cholesky,update_every=1"},
+}
+WHOLE, TRIANGLES, *OF_L = FACTORS
+RANKS = (2, 3, 4, 6)
+SLOW_LINKS: Which = {"world_size": 4, **LINKS["100 Mbit/s"]}
+
+
+def _among(ranks: int, form: str) -> Which:
+    """Return the factors in this form among so many ranks of this machine."""
+    return {**FACTORS[form], "world_size": ranks, "uplink_bps": None}
+
+
+def _trained_with(form: str) -> Which:
     usual = "kfac:collective=allgather"
     return {"optimizer": usual if form == "triangle" else f"{usual},transfer={form}"}
 
@@ -50,16 +66,26 @@ SYSTEM = System(
             Claim(
                 text="sending L instead of D halves the traffic",
                 source="paragraphs 9, 60-64",
-                setup=f"K-FAC's factors, 2 ranks, bytes of the whole matrix / of {name}",
-                sweep="heterogeneous",
-                measure=fewer_bytes(_factors(form), _factors("dense"), "state_bytes_per_step"),
+                setup=f"K-FAC's factors, {ranks} ranks, bytes of whole matrices by a ring / of {form}",
+                sweep="heterogeneous_factors",
+                measure=fewer_bytes(_among(ranks, form), _among(ranks, WHOLE), "state_bytes_per_step"),
                 claimed=above(1.9),
-                counts=form == "cholesky",
+                counts=form in OF_L,
             )
-            for name, form in (
-                ("L", "cholesky"),
-                ("triangles to be summed, and of the factor of their mean that one rank broadcasts", "triangle"),
+            for form in (*OF_L, TRIANGLES)
+            for ranks in RANKS
+        ),
+        *(
+            Claim(
+                text="sending L instead of D saves time",
+                source="not stated",
+                setup=f"the same, 4 hosts at 100 Mbit/s, samples per second of {form} / of whole matrices by a ring",
+                sweep="heterogeneous_factors",
+                measure=faster({**FACTORS[form], **SLOW_LINKS}, {**FACTORS[WHOLE], **SLOW_LINKS}),
+                claimed=above(1.0),
+                counts=False,
             )
+            for form in (*OF_L, TRIANGLES)
         ),
         *(
             Claim(
@@ -95,8 +121,8 @@ SYSTEM = System(
             text="the receiver restores D from L; both can be combined with Max-AdaBelief",
             source="paragraphs 63, 72, 78",
             verdict="built",
-            why="`kfac:transfer=cholesky`, no fallback in any run below; with `inner=max_adabelief:mode=gradient`, "
-            "while exchanged moments beside exchanged factors are refused",
+            why="`kfac:transfer=cholesky,collective=ring`, no fallback in any run below; with `inner=max_adabelief` "
+            "ranks exchange the moments of their own gradients, preconditioned with the factors that all share (tests)",
         ),
         Stated(
             text="the host loads the model, deals the data and commands; devices compute, exchange and wait",
@@ -140,10 +166,21 @@ SYSTEM = System(
             note="The trigger changes when a sum starts, not what it is.",
         ),
         Table(
-            title="Factors of K-FAC",
+            title="Factors of K-FAC: bytes and time",
+            sweep="heterogeneous_factors",
+            rows=[
+                *((f"{ranks} ranks, {form}", _among(ranks, form)) for ranks in RANKS for form in FACTORS),
+                *((f"4 hosts at 100 Mbit/s, {form}", {**which, **SLOW_LINKS}) for form, which in FACTORS.items()),
+            ],
+            columns=["state_bytes_per_step", "step_time_s", "exchange_s", "factor_fallbacks"],
+            note="An update in every step. Bytes are the mean over ranks.",
+        ),
+        Table(
+            title="Factors of K-FAC: accuracy",
             sweep="heterogeneous",
-            rows=[(form, _factors(form)) for form in ("dense", "triangle", "cholesky")],
-            columns=["state_bytes_per_step", "factor_fallbacks", "test_accuracy"],
+            rows=[(form, _trained_with(form)) for form in ("dense", "triangle", "cholesky")],
+            columns=["factor_fallbacks", "test_accuracy"],
+            note="After one epoch of two ranks, all three by all-gather.",
         ),
     ],
     drawings=[

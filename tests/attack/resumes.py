@@ -51,6 +51,9 @@ METHODS: dict[str, tuple[str, ...]] = {
     "torch_powersgd": ("--compressor", "torch_powersgd"),
     "max_adabelief": ("--optimizer", "max_adabelief", "--compressor", "topk:ratio=0.1", "--collective", "allgather"),
     "kfac": ("--optimizer", "kfac:update_every=5", "--collective", "ring"),
+    "kfac moments": (
+        "--optimizer", "kfac:update_every=5,inner=max_adabelief,transfer=cholesky", "--collective", "ring",
+    ),
     "adam": ("--optimizer", "adam", "--compressor", "onebit"),
     "accumulate": ("--accumulate", "2", "--compressor", "topk:ratio=0.05", "--collective", "allgather"),
     "placed": ("--strategy", f"placed:by=type,devices={REPOSITORY / 'examples' / 'cxl.toml'}"),

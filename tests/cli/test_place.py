@@ -41,6 +41,17 @@ def test_a_small_network_on_the_shipped_devices() -> None:
     assert told["by_link"]["eth1g"]["by type"] > told["by_link"]["eth10g"]["by type"]
 
 
+def test_images_of_another_size_pass_more_between_devices() -> None:
+    def cut(*options: str) -> int:
+        answer = invoke("place", "--model", "resnet18:stem=imagenet", "--devices", EXAMPLE, "--json", *options)
+        assert answer.code == 0, answer.error
+        return int(json.loads(answer.out)["placements"]["by type"]["cut_nbytes"])
+
+    assert cut("--image-size", "224") > 40 * cut()
+    answer = invoke("place", "--model", "linear", "--devices", EXAMPLE, "--image-size", "64")
+    assert (answer.code, "linear cannot take images of 64x64" in answer.error) == (2, True)
+
+
 def test_the_bytes_are_those_that_a_run_counts_less_its_headers(tmp_path: Path) -> None:
     answer = execute(
         "run", "--model", "resnet20", "--strategy", f"placed:devices={EXAMPLE}", "--steps", "2", "--eval-every", "0",

@@ -11,6 +11,7 @@ from collectives.payloads.bundle import Bundle
 from tests.testing.invoke import execute, invoke, only_run, rows
 
 WORLD_SIZE, STEPS, EVERY = 2, 8, 3
+MOMENTS = "kfac:inner=max_adabelief"
 UPDATES = 3  # at steps 0, 3 and 6
 # small_cnn with width 2 and 4 hidden units: inputs and outputs of each layer, biases in the fully connected ones.
 SIZES = [27, 2, 18, 4, 36, 8, 72, 8, 129, 4, 5, 10]
@@ -43,6 +44,19 @@ def test_factors_travel_as_triangles_and_as_cholesky_factors(tmp_path: Path) -> 
     assert triangle["payload_bytes_per_step"] == cholesky["payload_bytes_per_step"]
 
 
+@pytest.mark.timeout(240)
+def test_moments_and_factors_are_booked_apart(tmp_path: Path) -> None:
+    """Both moments are gradient bytes, the factors state, as they are without each other."""
+    chosen = f"kfac:update_every={EVERY},transfer=cholesky,collective=ring"
+    averaged = run(tmp_path / "averaged", f"{chosen},inner=max_adabelief:mode=gradient")
+    moments = run(tmp_path / "moments", f"{chosen},inner=max_adabelief")
+    assert float(moments["payload_bytes_per_step"]) == 2 * float(averaged["payload_bytes_per_step"]) > 0
+    assert moments["state_bytes_per_step"] == averaged["state_bytes_per_step"]
+    assert float(moments["state_bytes_per_step"]) > 0
+    assert moments["factor_fallbacks"] == "0"
+    assert moments["train_loss"] != averaged["train_loss"]
+
+
 def test_without_factors_their_columns_are_empty(tmp_path: Path) -> None:
     answer = execute(
         "run", "--model", "linear", "--steps", "2", "--train-size", "64", "--test-size", "32", "--batch-size", "8",
@@ -57,9 +71,16 @@ def test_without_factors_their_columns_are_empty(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("arguments", "sentence"),
     [
-        (["--optimizer", "kfac:transfer=cholesky"], "add collective=allgather to it"),
+        (["--optimizer", "kfac:transfer=cholesky"], "add collective=ring to it"),
         (["--optimizer", "kfac:inner=kfac"], "kfac: inner=kfac is not possible"),
         (["--optimizer", "kfac", "--strategy", "async_server"], "kfac exchanges something between all ranks"),
+        (["--optimizer", MOMENTS, "--strategy", "async_server"], "kfac exchanges something between all ranks"),
+        (["--optimizer", MOMENTS, "--accumulate", "2"], "kfac takes its factors from one batch's forward and backward"),
+        (
+            ["--optimizer", MOMENTS, "--bucket-mb", "1"],
+            "--bucket-mb has no meaning with kfac, which sends no gradients",
+        ),
+        (["--optimizer", MOMENTS, "--compressor", "torch_fp16"], "exchanges something in their place; use another"),
         (["--optimizer", "kfac", "--compressor", "dgc"], "kfac has no momentum to hand over"),
     ],
 )

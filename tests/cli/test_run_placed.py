@@ -165,6 +165,7 @@ def has_open(process: psutil.Process, part: str) -> bool:
         ([f"placed:devices={CXL}", "--collective", "ring"], "one replica has nobody to sum with; leave out"),
         ([f"placed:devices={CXL}", "--compressor", "topk"], "topk would compress nothing"),
         ([f"placed:devices={CXL}", "--optimizer", "kfac"], "kfac watches whole layers"),
+        ([f"placed:by=data,devices={CXL}", "--optimizer", "kfac:inner=max_adabelief"], "kfac watches whole layers"),
         ([f"placed:devices={CXL}", "--straggler", "rank=0,slowdown=2"], "rank 0 is the host, which computes nothing"),
         ([f"placed:by=data,devices={CXL}", "--collective", "server:root=4"], "root=4 is none of the 4 ranks"),
         ([f"placed:devices={CXL},merge=host", "--collective", "ring"], "leave out --collective ring"),
@@ -181,6 +182,21 @@ def test_what_placed_refuses_is_one_sentence(options: list[str], sentence: str, 
     answer = invoke("run", "--device", "cpu", "--strategy", *options, "--out", str(tmp_path / "out"))
     assert (answer.code, sentence in answer.error) == (2, True), answer.error
     assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.timeout(200)
+def test_images_of_another_size_are_dealt_like_others(tmp_path: Path) -> None:
+    options = (
+        "--model", "resnet18:stem=imagenet", "--dataset", "synthetic:size=64,classes=20", "--steps", "2",
+        "--train-size", "32", "--test-size", "8", "--batch-size", "4", "--threads", "1", "--save-model",
+    )  # fmt: skip
+    for name, more in (
+        ("placed", ("--strategy", f"placed:devices={CXL}")),
+        ("ddp", ("--world-size", "1")),
+    ):
+        answer = execute("run", *options, *more, "--out", str(tmp_path / name))
+        assert answer.code == 0, answer.error
+    assert_same_weights(only_run(tmp_path / "placed"), only_run(tmp_path / "ddp"))
 
 
 @pytest.mark.timeout(200)

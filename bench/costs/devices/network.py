@@ -8,18 +8,24 @@ import torch
 from torch import fx
 
 from bench.core import spec
+from bench.core.errors import UsageError
 from bench.costs.devices.operations import Operation, operations_of
-from bench.models.base import Model
+from bench.datasets.base import IMAGE_SIZE
+from bench.models.base import Model, images_refusal
 from bench.strategies.placement.tracing import trace
 
 
-def network_of(model: str, *, num_classes: int, batch_size: int) -> tuple[fx.GraphModule, list[Operation]]:
-    """Return the network of a model and what its operations do with one mini-batch of 3x32x32 images.
+def network_of(
+    model: str, *, num_classes: int, batch_size: int, image_size: int = IMAGE_SIZE
+) -> tuple[fx.GraphModule, list[Operation]]:
+    """Return the network of a model and what its operations do with one mini-batch of square colour images.
 
     Raises:
-        UsageError: there is no such model, or it has no one graph.
+        UsageError: there is no such model, it has no one graph, or it cannot take images of this size.
     """
     with torch.device("meta"):
         network = cast(Model, spec.build("models", model)).build(num_classes)
         traced = trace(network)
-        return traced, operations_of(traced, torch.empty(batch_size, 3, 32, 32))
+        if reason := images_refusal(network, model, image_size):
+            raise UsageError(f"{reason}; use another --model or --image-size")
+        return traced, operations_of(traced, torch.empty(batch_size, 3, image_size, image_size))

@@ -81,6 +81,16 @@ class MomentExchange:
         self._channel.book(StepReport(factor_fallbacks=sum(_gave_way(payload, damping) for payload in payloads)))
         return [_factor(payload, damping).to(matrix.device) for payload, matrix in zip(payloads, matrices, strict=True)]
 
+    def mean_scalar(self, value: float) -> float:
+        """Return the mean over ranks, the same bits on all; every rank must call.
+
+        Raises:
+            TransportError: a rank was lost, or did not answer in time.
+        """
+        with self._channel.exchanging():
+            (total,) = self._transport.all_reduce_scalars([value], "sum")
+        return total / self._transport.world_size
+
     def _scaled_mean(self, moments: Moments, largest: list[float]) -> Moments:
         """The mean of moments whose elements are at most `largest` on any rank."""
         world_size = self._transport.world_size

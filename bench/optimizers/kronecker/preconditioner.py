@@ -27,6 +27,8 @@ class Preconditioner:
         damping: added to the diagonal of both factors.
         decay: share of the running averages that an update keeps.
         kl_clip: bound of a step's predicted change; None: no bound.
+        own_gradients: gradients are this rank's own, and the mean of the ranks' changes is bounded; else they are
+            equal on all ranks.
     """
 
     def __init__(
@@ -38,6 +40,7 @@ class Preconditioner:
         damping: float,
         decay: float,
         kl_clip: float | None,
+        own_gradients: bool = False,
     ) -> None:
         self._capture = capture
         self._exchange = exchange
@@ -45,6 +48,7 @@ class Preconditioner:
         self._damping = damping
         self._decay = decay
         self._kl_clip = kl_clip
+        self._own_gradients = own_gradients
         self._averages = [
             torch.eye(size, device=layer.module.weight.device) for layer in capture.layers for size in layer.sizes
         ]
@@ -71,7 +75,7 @@ class Preconditioner:
             preconditioned(gradient, *self._factors[2 * index : 2 * index + 2])
             for index, gradient in enumerate(gradients)
         ]
-        scale = 1.0 if self._kl_clip is None else kl_scale(gradients, changed, lr, self._kl_clip)
+        scale = 1.0 if self._kl_clip is None else self._scale(gradients, changed, lr, self._kl_clip)
         for layer, matrix in zip(layers, changed, strict=True):
             layer.replace_gradient(matrix * scale)
 
@@ -86,6 +90,10 @@ class Preconditioner:
         self._factors = [factor.clone() for factor in state["factors"]]
         self._steps = state["steps"]
         self._capture.wanted = self._steps % self._update_every == 0
+
+    def _scale(self, gradients: list[torch.Tensor], changed: list[torch.Tensor], lr: float, bound: float) -> float:
+        change = predicted_change(gradients, changed, lr)
+        return kl_scale(self._exchange.mean_scalar(change) if self._own_gradients else change, bound)
 
     def _update(self) -> None:
         """Take this step's moments into the averages and factor these anew, unless a moment is not finite."""
@@ -109,8 +117,12 @@ def preconditioned(gradient: torch.Tensor, of_inputs: torch.Tensor, of_outputs: 
     return torch.cholesky_solve(half.T, of_inputs).T
 
 
-def kl_scale(gradients: list[torch.Tensor], changed: list[torch.Tensor], lr: float, bound: float) -> float:
-    """The factor, at most 1, for preconditioned gradients that keeps lr^2 sum(gradient * changed) within the bound."""
+def predicted_change(gradients: list[torch.Tensor], changed: list[torch.Tensor], lr: float) -> float:
+    """Return lr^2 sum(gradient * preconditioned gradient), at least 0."""
     products = [(gradient * matrix).sum() for gradient, matrix in zip(gradients, changed, strict=True)]
-    change = lr**2 * abs(float(torch.stack(products).sum()))
+    return lr**2 * abs(float(torch.stack(products).sum()))
+
+
+def kl_scale(change: float, bound: float) -> float:
+    """Return the factor, at most 1, for preconditioned gradients that keeps their predicted change within the bound."""
     return min(1.0, math.sqrt(bound / change)) if change else 1.0

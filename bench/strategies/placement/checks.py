@@ -8,19 +8,21 @@ import torch
 from torch import fx
 
 from bench.core.errors import UsageError
+from bench.datasets.base import IMAGE_SIZE
 from bench.strategies.placement.tracing import IN_PLACE
 
 
-def check_values(traced: fx.GraphModule) -> None:
+def check_values(traced: fx.GraphModule, image_size: int = IMAGE_SIZE) -> None:
     """Run the network on tensors without contents, and look at what each operation makes.
 
     Args:
-        traced: a network of 3x32x32 images whose tensors lie on the meta device.
+        traced: a network whose tensors lie on the meta device.
+        image_size: side of the square images that it takes.
 
     Raises:
         UsageError: an operation makes something else than one tensor, or changes what others hold too.
     """
-    _Looking(traced).run(torch.empty(2, 3, 32, 32, device="meta"))
+    _Looking(traced).run(torch.empty(2, 3, image_size, image_size, device="meta"))
 
 
 class _Looking(fx.Interpreter):

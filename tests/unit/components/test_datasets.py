@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
+import math
 from pathlib import Path
 from typing import cast
 
@@ -11,12 +12,14 @@ import numpy as np
 import pytest
 import torch
 from sklearn.datasets import load_digits
+from torch.nn import functional
 
 from bench.core import registry, spec
 from bench.core.errors import UsageError
 from bench.core.run_folder import RunFolder
 from bench.datasets.base import Dataset, DatasetError, Part
 from bench.datasets.digits import Digits
+from bench.datasets.synthetic import _axes, _two_colours
 from bench.train.worker import parts_of, prepare
 from tests.testing.configs import make_config
 
@@ -157,11 +160,52 @@ def test_sizes_are_known_without_loading() -> None:
         build("synthetic").resolve_sizes(None, 0)
 
 
+LARGE = "synthetic:size=64,classes=70"
+
+
+@pytest.mark.parametrize("text", [LARGE, "synthetic:size=8,classes=1000", "synthetic:size=100,classes=3"])
+def test_generated_images_have_the_size_and_classes_asked_for(text: str) -> None:
+    dataset = build(text)
+    train, test = dataset.load(NOWHERE, seed=1, train_size=2 * dataset.num_classes, test_size=5)
+    assert train.images.shape == (len(train), 3, dataset.image_size, dataset.image_size)
+    assert test.images.shape == (5, 3, dataset.image_size, dataset.image_size)
+    for round_ in train.labels.split(dataset.num_classes):  # each class once
+        assert sorted(round_.tolist()) == list(range(dataset.num_classes))
+
+
+@pytest.mark.parametrize("text", [LARGE, "synthetic:size=100,classes=7"])
+def test_a_generated_image_does_not_depend_on_how_many_are_asked_for(text: str) -> None:
+    many, _ = build(text).load(NOWHERE, seed=1, train_size=600, test_size=1)
+    for size in (1, 60, 520):
+        few, _ = build(text).load(NOWHERE, seed=1, train_size=size, test_size=1)
+        assert torch.equal(few.images, many.images[:size])
+        assert torch.equal(few.labels, many.labels[:size])
+
+
+def test_mean_and_deviation_hold_for_other_sizes_and_numbers_of_classes() -> None:
+    dataset = build(LARGE)
+    pixels = dataset.load(NOWHERE, seed=1, train_size=700, test_size=1)[0].images.double() / 255
+    torch.testing.assert_close(pixels.mean((0, 2, 3)), torch.tensor(dataset.mean).double(), atol=5e-3, rtol=0)
+    torch.testing.assert_close(pixels.std((0, 2, 3)), torch.tensor(dataset.std).double(), atol=1e-2, rtol=0)
+
+
+def test_beyond_ten_a_class_is_told_by_the_axis_of_its_colours() -> None:
+    axes = _axes(100)
+    cosines = (axes @ axes.T).abs().fill_diagonal_(0)
+    assert float(cosines.max()) < math.cos(math.radians(8))
+    labels = torch.arange(1000)
+    bright, dark = _two_colours(1000, axes[labels // 10], torch.Generator().manual_seed(1))
+    along = functional.cosine_similarity((bright - dark).view(1000, 3), axes[labels // 10])
+    torch.testing.assert_close(along, torch.ones(1000))
+
+
 @pytest.mark.parametrize(
     ("text", "message"),
     [
         ("digits:size=3", "digits has no option 'size'"),
         ("synthetic:train_size=0", "train_size=0 is not possible"),
+        ("synthetic:size=4", "size=4 is not possible"),
+        ("synthetic:classes=1", "classes=1 is not possible"),
         ("synthetic:noise=2", "noise=2 is not possible"),
         ("cifar100:url=nowhere", "url=nowhere is not possible"),
         ("cifar11", "did you mean 'cifar10'"),

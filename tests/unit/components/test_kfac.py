@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import itertools
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import cast
 
 import pytest
@@ -13,7 +13,6 @@ from torch import nn
 
 from bench.core import spec
 from bench.core.errors import UsageError
-from bench.optimizers.adam import Adam
 from bench.optimizers.kfac import Kfac
 from bench.optimizers.kronecker.layer import KroneckerLayer
 from collectives.base import Collective
@@ -31,6 +30,11 @@ WAYS = [
     "kfac:update_every=2,transfer=dense",
     "kfac:update_every=2,transfer=cholesky,collective=allgather",
     "kfac:update_every=2,transfer=cholesky,collective=server",
+    "kfac:update_every=2,transfer=cholesky,collective=ring",
+]
+MOMENTS = [
+    "kfac:update_every=2,inner=max_adabelief",
+    "kfac:update_every=2,inner=max_adabelief,transfer=cholesky,collective=ring",
 ]
 
 
@@ -61,7 +65,8 @@ def batches(rank: int) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
 
 def bound(text: str, model: nn.Module, transport: Transport, lr: float = LR) -> torch.optim.Optimizer:
     native = cast(Collective, spec.build("collectives", "native"))
-    return build(text).bind(model, lr, Channel(layers_of(model), Reducer(NONE()), native, transport))
+    channel = Channel(layers_of(model), Reducer(NONE()), native, transport)
+    return build(text).bind(model, lr, channel)
 
 
 def backward(model: nn.Module, batch: tuple[torch.Tensor, torch.Tensor]) -> None:
@@ -71,16 +76,17 @@ def backward(model: nn.Module, batch: tuple[torch.Tensor, torch.Tensor]) -> None
 
 
 def trained(text: str, transport: Transport, steps: int = 5) -> list[torch.Tensor]:
-    """A rank's parameters after some steps on the mean gradient."""
+    """A rank's parameters after some steps on the mean gradient, or on its own where moments are exchanged."""
     torch.set_num_threads(1)
     model = make_model()
     optimizer = bound(text, model, transport)
     for batch in itertools.islice(batches(transport.rank), steps):
         backward(model, batch)
-        for parameter in model.parameters():
-            assert parameter.grad is not None
-            transport.all_reduce_(parameter.grad)
-            parameter.grad /= transport.world_size
+        if not build(text).keeps_gradients:
+            for parameter in model.parameters():
+                assert parameter.grad is not None
+                transport.all_reduce_(parameter.grad)
+                parameter.grad /= transport.world_size
         optimizer.step()
     return [parameter.detach() for parameter in model.parameters()]
 
@@ -110,7 +116,8 @@ class PublishedKfac:
         damped = self.factors[module, which] + self.damping * torch.eye(len(new), dtype=torch.float64)
         self.inverses[module, which] = torch.linalg.inv(damped)
 
-    def update_factors(self, module: nn.Conv2d | nn.Linear) -> None:
+    def rows(self, module: nn.Conv2d | nn.Linear) -> tuple[torch.Tensor, torch.Tensor]:
+        """What A and G of the last forward and backward are the second moments of."""
         a, g = self.seen[module]
         if isinstance(module, nn.Conv2d):
             size = g.shape[2] * g.shape[3]
@@ -119,33 +126,39 @@ class PublishedKfac:
             g = g.permute(0, 2, 3, 1).reshape(6 * size, -1) / size
         if module.bias is not None:
             a = torch.cat([a, a.new_ones(len(a), 1)], dim=1)
-        self.average(module, "A", a / size if isinstance(module, nn.Conv2d) else a)
-        self.average(module, "G", g)
+        return (a / size if isinstance(module, nn.Conv2d) else a), g
+
+    def update_factors(self, others: Sequence[PublishedKfac] = ()) -> None:
+        """Take the mean over this rank and others of their moments into the averages."""
+        for index, module in enumerate(self.layers):
+            rows = [each.rows(each.layers[index]) for each in (self, *others)]
+            for which, of_ranks in zip("AG", zip(*rows, strict=True), strict=True):
+                self.average(module, which, torch.cat(of_ranks))  # equally many of each rank
+
+    def preconditioned(self, own: PublishedKfac) -> tuple[list[torch.Tensor], float]:
+        """(a rank's gradients times the inverses, sum(gradient * preconditioned gradient)), parameter by parameter."""
+        changed, product = {id(p): cast(torch.Tensor, p.grad) for p in own.model.parameters()}, 0.0
+        for mine, module in zip(self.layers, own.layers, strict=True):
+            g = module.weight.grad.flatten(1)
+            if module.bias is not None:
+                g = torch.cat([g, module.bias.grad.view(-1, 1)], 1)
+            v = self.inverses[mine, "G"] @ g @ self.inverses[mine, "A"]
+            product += float((v * g).sum())
+            changed[id(module.weight)] = v[:, : module.weight[0].numel()].reshape(module.weight.shape)
+            if module.bias is not None:
+                changed[id(module.bias)] = v[:, -1]
+        return [changed[id(parameter)] for parameter in own.model.parameters()], product
 
     def step(self, index: int, lr: float) -> None:
         """Change the parameters by one preconditioned step."""
-        products, moves = 0.0, []
-        for module in self.layers:
-            if index % self.every == 0:
-                self.update_factors(module)
-            assert module.weight.grad is not None
-            g = module.weight.grad.flatten(1)
-            if module.bias is not None:
-                assert module.bias.grad is not None
-                g = torch.cat([g, module.bias.grad.view(-1, 1)], 1)
-            v = self.inverses[module, "G"] @ g @ self.inverses[module, "A"]
-            products += float((v * g).sum()) * lr**2
-            moves.append((module, v))
-        scale = min(1.0, (self.kl_clip / abs(products)) ** 0.5)
+        if index % self.every == 0:
+            self.update_factors()
+        changed, product = self.preconditioned(self)
+        scale = min(1.0, (self.kl_clip / (lr**2 * product)) ** 0.5)
+        layered = {id(parameter) for module in self.layers for parameter in module.parameters()}
         with torch.no_grad():
-            for module, v in moves:
-                columns = module.weight[0].numel()
-                module.weight -= lr * scale * v[:, :columns].reshape(module.weight.shape)
-                if module.bias is not None:
-                    module.bias -= lr * scale * v[:, -1]
-            for other in (m for m in self.model if isinstance(m, nn.BatchNorm2d)):
-                for parameter in other.parameters():
-                    parameter -= lr * parameter.grad
+            for parameter, v in zip(self.model.parameters(), changed, strict=True):
+                parameter -= lr * (scale if id(parameter) in layered else 1.0) * v
 
 
 @pytest.mark.parametrize("transfer", ["triangle", "cholesky,collective=allgather", "dense"])
@@ -166,7 +179,72 @@ def test_steps_are_those_of_the_published_package(transfer: str, kl_clip: float)
         assert (moved - wanted).norm() <= 1e-3 * wanted.norm()
 
 
-@pytest.mark.parametrize("text", WAYS)
+def serial_moments(world_size: int, steps: int, kl_clip: float) -> list[torch.Tensor]:
+    """K-FAC in front of exchanged moments, written out in fp64 for all ranks, one after the other."""
+    ranks = [PublishedKfac(copy.deepcopy(MODEL).double(), 2, 0.01, kl_clip) for _ in range(world_size)]
+    own = [batches(rank) for rank in range(world_size)]
+    theta = [parameter.detach().clone() for parameter in ranks[0].model.parameters()]
+    zeros = [[torch.zeros_like(tensor) for tensor in theta] for _ in range(3 * world_size)]
+    m, s, smax = zeros[:world_size], zeros[world_size : 2 * world_size], zeros[2 * world_size :]
+    layered = [not isinstance(module, nn.BatchNorm2d) for module in MODEL for _ in module.parameters()]
+    for t in range(1, steps + 1):
+        for rank, data in zip(ranks, own, strict=True):
+            for parameter, value in zip(rank.model.parameters(), theta, strict=True):
+                parameter.data.copy_(value)
+            x, y = next(data)
+            backward(rank.model, (x.double(), y))
+        if (t - 1) % 2 == 0:
+            ranks[0].update_factors(ranks[1:])
+        each = [ranks[0].preconditioned(rank) for rank in ranks]
+        change = LR**2 * sum(product for _, product in each) / world_size
+        scale = min(1.0, (kl_clip / change) ** 0.5)
+        for i, value in enumerate(theta):
+            for rank, (changed, _) in enumerate(each):
+                g = changed[i] * (scale if layered[i] else 1.0)
+                m[rank][i] = 0.9 * m[rank][i] + 0.1 * g
+                s[rank][i] = 0.999 * s[rank][i] + 0.001 * (g - m[rank][i]) ** 2 + 1e-10
+                smax[rank][i] = torch.maximum(smax[rank][i], s[rank][i])
+            mean = sum(m[rank][i] for rank in range(world_size)) / world_size / (1 - 0.9**t)
+            largest = sum(smax[rank][i] for rank in range(world_size)) / world_size / (1 - 0.999**t)
+            value -= LR * mean / (largest.sqrt() + 1e-10)
+    return theta
+
+
+@pytest.mark.parametrize("world_size", [1, 2, 3])
+@pytest.mark.parametrize("kl_clip", [1e-4, 1e6])
+@pytest.mark.parametrize("transfer", ["triangle", "cholesky,collective=ring", "cholesky,collective=allgather"])
+def test_exchanged_moments_are_of_preconditioned_own_gradients(transfer: str, kl_clip: float, world_size: int) -> None:
+    text = f"kfac:inner=max_adabelief:eps=1e-10,update_every=2,damping=0.01,kl_clip={kl_clip},transfer={transfer}"
+    found = run_threads(lambda transport: trained(text, transport, steps=6), world_size)[0]
+    for ours, theirs, before in zip(found, serial_moments(world_size, 6, kl_clip), MODEL.parameters(), strict=True):
+        moved, wanted = ours - before.detach(), theirs.float() - before.detach()
+        assert (moved - wanted).norm() <= 1e-3 * wanted.norm()
+
+
+def test_both_states_go_on_from_a_checkpoint_bit_for_bit() -> None:
+    """Moments differ between ranks; factors, averages and the number of steps do not."""
+
+    def run(transport: Transport, saved_after: int | None) -> list[torch.Tensor]:
+        torch.set_num_threads(1)
+        model = make_model()
+        optimizer = bound(MOMENTS[1], model, transport)
+        for index, batch in enumerate(itertools.islice(batches(transport.rank), 7)):
+            if index == saved_after:
+                saved = copy.deepcopy(optimizer.state_dict())
+                model = copy.deepcopy(model)
+                optimizer = bound(MOMENTS[1], model, transport)
+                optimizer.load_state_dict(saved)
+            backward(model, batch)
+            optimizer.step()
+        return [parameter.detach() for parameter in model.parameters()]
+
+    for saved_after in (3, 4):
+        whole, resumed = (run_threads(lambda t, at=at: run(t, at), 2) for at in (None, saved_after))
+        for rank, again in zip(whole, resumed, strict=True):
+            assert all(torch.equal(a, b) for a, b in zip(rank, again, strict=True))
+
+
+@pytest.mark.parametrize("text", [*WAYS, *MOMENTS])
 @pytest.mark.parametrize("precision", ["fp32", "bf16", "fp16"])
 def test_parameters_stay_equal_bit_for_bit(text: str, precision: str) -> None:
     first, *others = run_threads(lambda transport: trained(f"{text},precision={precision}", transport), 3)
@@ -181,13 +259,14 @@ def test_all_transfers_train_alike_to_rounding() -> None:
             torch.testing.assert_close(a, b, rtol=1e-4, atol=1e-5)
 
 
-def test_a_step_that_is_left_out_changes_nothing() -> None:
+@pytest.mark.parametrize("inner", ["sgd", "max_adabelief"])
+def test_a_step_that_is_left_out_changes_nothing(inner: str) -> None:
     """Before an update, and between two: as if the batch had never been."""
 
     def run(left_out: tuple[int, ...]) -> list[torch.Tensor]:
         model = make_model()
         model[2].momentum = 0.0  # running statistics of the normalisation follow every forward
-        optimizer = bound("kfac:update_every=3", model, Alone())
+        optimizer = bound(f"kfac:update_every=3,inner={inner}", model, Alone())
         own = batches(0)
         for index in range(7):
             if index in left_out:
@@ -256,12 +335,6 @@ def test_bad_options_are_refused(text: str, message: str) -> None:
         build(text)
 
 
-def test_an_optimizer_that_exchanges_by_itself_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Adam, "exchanges", True)
-    with pytest.raises(UsageError, match="inner=adam is not possible: it exchanges something by itself; use sgd"):
-        build("kfac:inner=adam")
-
-
 @pytest.mark.parametrize(
     ("text", "collective", "sentence"),
     [
@@ -269,8 +342,10 @@ def test_an_optimizer_that_exchanges_by_itself_is_refused(monkeypatch: pytest.Mo
         ("kfac:transfer=cholesky", "allgather", None),
         ("kfac:transfer=cholesky,collective=server", "native", None),
         ("kfac:transfer=cholesky", "native", "kfac: transfer=cholesky is not possible: native adds tensors element by"),
-        ("kfac:transfer=cholesky", "native", "allgather takes every kind; add collective=allgather to it"),
-        ("kfac:transfer=cholesky", "server:downlink=recode", "add collective=allgather to it"),
+        ("kfac:transfer=cholesky", "native", "allgather takes every kind; add collective=ring to it"),
+        ("kfac:transfer=cholesky", "server:downlink=recode", "add collective=ring to it"),
+        ("kfac:inner=max_adabelief", "native", None),
+        ("kfac:inner=max_adabelief:reduce=s_max", "allgather", "max_adabelief with reduce=s_max takes a maximum"),
         ("kfac", "server:downlink=recode", None),
     ],
 )

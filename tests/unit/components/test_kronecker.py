@@ -13,7 +13,7 @@ from torch import nn
 from bench.core import spec
 from bench.optimizers.kronecker.exchange import MomentExchange, owned
 from bench.optimizers.kronecker.layer import KroneckerLayer, MomentCapture, kronecker_layers
-from bench.optimizers.kronecker.preconditioner import kl_scale, preconditioned
+from bench.optimizers.kronecker.preconditioner import kl_scale, preconditioned, predicted_change
 from collectives.base import Collective
 from collectives.payloads.bundle import Bundle
 from collectives.payloads.symmetric import Form, cholesky
@@ -328,6 +328,7 @@ def test_a_preconditioned_gradient_is_the_product_with_both_inverses() -> None:
 def test_a_step_is_shortened_to_the_predicted_change_that_is_allowed() -> None:
     gradients, changed = [random(2, 3), random(4, 1)], [3 * random(2, 3), 3 * random(4, 1)]
     change = sum(float((g * c).sum()) for g, c in zip(gradients, changed, strict=True))
-    assert kl_scale(gradients, changed, 0.1, 0.001) == pytest.approx((0.001 / (0.01 * change)) ** 0.5)
-    assert kl_scale(gradients, changed, 0.1, 0.01 * change * 1.01) == 1
-    assert kl_scale([torch.zeros(2, 2)], [torch.zeros(2, 2)], 0.1, 0.001) == 1
+    assert predicted_change(gradients, changed, 0.1) == pytest.approx(0.01 * change)
+    assert kl_scale(0.01 * change, 0.001) == pytest.approx((0.001 / (0.01 * change)) ** 0.5)
+    assert kl_scale(0.01 * change, 0.01 * change * 1.01) == 1
+    assert kl_scale(0.0, 0.001) == 1

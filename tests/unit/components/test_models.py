@@ -6,12 +6,13 @@ import itertools
 
 import pytest
 import torch
+import torchvision
 from torch import nn
 
 from bench.core import registry, spec
 from bench.core.errors import UsageError
 from bench.models._cifar_resnet import BasicBlock
-from bench.models.base import weights_hash
+from bench.models.base import images_refusal, weights_hash
 
 PARAMETERS = {
     "linear": 30_730,
@@ -88,6 +89,27 @@ def test_stem_keeps_the_resolution_of_small_images(name: str) -> None:
     assert sizes == {"layer1": (32, 32), "layer4": (4, 4)}
 
 
+@pytest.mark.parametrize(
+    ("name", "num_parameters"), [("resnet18", 11_689_512), ("resnet34", 21_797_672), ("resnet50", 25_557_032)]
+)
+def test_with_the_stem_of_imagenet_a_network_is_torchvisions(name: str, num_parameters: int) -> None:
+    torch.manual_seed(0)
+    ours, theirs = build(f"{name}:stem=imagenet", num_classes=1000), torchvision.models.get_model(name)
+    assert count(ours) == num_parameters
+    assert [p.shape for p in ours.parameters()] == [p.shape for p in theirs.parameters()]
+    ours.load_state_dict(theirs.state_dict())
+    x = torch.randn(2, 3, 64, 64)
+    assert torch.equal(ours.eval()(x), theirs.eval()(x))
+
+
+def test_an_image_that_a_network_cannot_take_is_told_from_its_shapes() -> None:
+    with torch.device("meta"):
+        linear, resnet = build("linear"), build("resnet18:stem=imagenet")
+    assert images_refusal(linear, "linear", 32) is None
+    assert "linear cannot take images of 64x64 (" in (images_refusal(linear, "linear", 64) or "")
+    assert images_refusal(resnet, "resnet18", 224) is None
+
+
 @pytest.mark.parametrize("name", ["resnet20", "resnet18"])
 def test_convolutions_have_he_initialisation(name: str) -> None:
     torch.manual_seed(0)
@@ -146,6 +168,7 @@ def test_vgg11_has_the_papers_layers_and_scales_all_of_them_alike() -> None:
         ("small_cnn:width=0", "width=0 is not possible"),
         ("small_cnn:hidden=many", "hidden=many is not possible"),
         ("resnet20:depth=3", "resnet20 has no option 'depth'"),
+        ("resnet50:stem=large", "stem=large is not possible"),
         ("resnet19", "there is no model 'resnet19'"),
     ],
 )

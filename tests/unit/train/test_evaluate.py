@@ -14,6 +14,7 @@ from torch import nn
 from bench.datasets.augment import normalise
 from bench.datasets.base import Part
 from bench.datasets.digits import Digits
+from bench.datasets.synthetic import Synthetic
 from bench.train.evaluate import EVALUATION_BATCH, TRAIN_SAMPLES, evaluate, train_sample
 from bench.train.record import PROGRESS_EVERY_S, Recorder
 
@@ -64,6 +65,15 @@ def test_every_mini_batch_is_told_of() -> None:
     parts = [make_part(EVALUATION_BATCH + 1, seed=1), make_part(40, seed=2)]
     evaluate(make_model(), parts, Digits(), torch.device("cpu"), on_batch=lambda: told.append(None))
     assert len(told) == 2 + 1
+
+
+def test_of_larger_images_as_many_fewer_are_classified_at_once() -> None:
+    sizes: list[int] = []
+    model = nn.Sequential(nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(3, 10))
+    model.register_forward_hook(lambda _, x, y: sizes.append(len(x[0])))
+    part = Part(images=torch.zeros(70, 3, 64, 64, dtype=torch.uint8), labels=torch.arange(70) % 10)
+    evaluate(model, [part], Synthetic(size=64), torch.device("cpu"))
+    assert sizes == [EVALUATION_BATCH // 4, 70 - EVALUATION_BATCH // 4]
 
 
 def test_while_an_evaluation_takes_its_time_the_launcher_hears_of_it_now_and_then() -> None:
