@@ -236,10 +236,16 @@ def by_python_reducer() -> DistributedDataParallel:
         return wrapped()
 
 
+def mixed() -> DistributedDataParallel:
+    ddp = wrapped()
+    ddp.mixed_precision = _MixedPrecision()  # DDP itself takes it on GPUs alone
+    return ddp
+
+
 def delayed() -> DistributedDataParallel:
-    model = network()
-    every = list(model.named_parameters())
-    return DistributedDataParallel(model, delay_all_reduce_named_params=every, param_to_hook_all_reduce=every[0][1])
+    model = with_a_layer_at_rest()
+    trained = [(name, parameter) for name, parameter in model.named_parameters() if parameter.requires_grad]
+    return DistributedDataParallel(model, delay_all_reduce_named_params=trained, param_to_hook_all_reduce=trained[0][1])
 
 
 def hooked() -> DistributedDataParallel:
@@ -278,7 +284,7 @@ def refusals(rank: int) -> dict[str, str]:
             Allgather(),
         ),
         "python": lambda: attach(by_python_reducer(), TopK(), Allgather()),
-        "mixed": lambda: attach(wrapped(mixed_precision=_MixedPrecision()), TopK(), Allgather()),
+        "mixed": lambda: attach(mixed(), TopK(), Allgather()),
         "delayed": lambda: attach(delayed(), TopK(), Allgather()),
         "hooked": lambda: attach(hooked(), TopK(), Allgather()),
         "skips": lambda: attach(
