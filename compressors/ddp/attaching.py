@@ -130,7 +130,7 @@ def _engine(model: nn.Module) -> DistributedDataParallel:
         raise ValueError(
             "mixed_precision takes the place of DDP's communication hook; wrap the model without it and use autocast"
         )
-    if ddp._comm_hooks:
+    if ddp._get_ddp_logging_data().get("comm_hook"):
         raise ValueError("this model has a communication hook already, if a closed one; wrap it in DDP anew")
     if ddp.skip_all_reduce_unused_params:
         raise ValueError(

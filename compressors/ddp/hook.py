@@ -191,7 +191,7 @@ class CompressionHook(Channel):
         super().load_state_dict(state)
 
     def close(self) -> None:
-        """Stop the communication thread and release what the collective holds; every rank must call.
+        """Stop the communication thread and release the process group and what the collective holds; every rank must call.
 
         The model cannot go `backward` through DDP afterwards; wrap it anew to train on. Closed again, it stays closed.
         """
@@ -202,10 +202,10 @@ class CompressionHook(Channel):
         self._thread.join()
         self._bell.close()
         self._taken.close()
-        super().close()
-        # Another DDP over the same model would come by this one's buckets; what goes forward here must not pass unseen.
+        # Else this DDP's buckets would also take what a new DDP over the same model computes.
         self._ddp._remove_autograd_hooks()
         self._ddp.register_forward_hook(_refuse_backward)
+        super().close()
         # DDP's own reducer holds the hook, unseen by Python's collector: both would hold each other for ever.
         del self._taken, self._ddp
 
@@ -366,7 +366,7 @@ class CompressionHook(Channel):
 
 
 def _refuse_backward(_: nn.Module, __: object, output: object) -> None:
-    """Forward hook: let nothing go backward through what DDP made, for it exchanges no gradients any more."""
+    """Make `backward` through what DDP returned an error, for its gradients are exchanged no more; a forward hook."""
     for tensor in _find_tensors(output):
         if tensor.requires_grad:
             tensor.register_hook(_raise_closed)

@@ -13,6 +13,7 @@ from typing import Any, cast
 import pytest
 import torch
 import torch._dynamo
+import torch.distributed as dist
 from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import FullyShardedDataParallel, fully_shard
@@ -254,6 +255,12 @@ def hooked() -> DistributedDataParallel:
     return ddp
 
 
+def with_a_built_in_hook() -> DistributedDataParallel:
+    ddp = wrapped()
+    ddp._register_builtin_comm_hook(dist.BuiltinCommHookType.ALLREDUCE)
+    return ddp
+
+
 def refusals(rank: int) -> dict[str, str]:
     small, large = wrapped(), DistributedDataParallel(nn.Linear(1000, 1000))
     sparse = DistributedDataParallel(nn.Sequential(nn.Embedding(10, 3, sparse=True)))
@@ -287,6 +294,7 @@ def refusals(rank: int) -> dict[str, str]:
         "mixed": lambda: attach(mixed(), TopK(), Allgather()),
         "delayed": lambda: attach(delayed(), TopK(), Allgather()),
         "hooked": lambda: attach(hooked(), TopK(), Allgather()),
+        "built in": lambda: attach(with_a_built_in_hook(), TopK(), Allgather()),
         "skips": lambda: attach(
             wrapped(find_unused_parameters=True, skip_all_reduce_unused_params=True), TopK(), Allgather()
         ),
@@ -411,6 +419,7 @@ def test_what_cannot_work_is_refused_in_one_sentence_before_anything_starts(
     assert said["mixed"].startswith("ValueError: mixed_precision takes the place of DDP's communication hook")
     assert said["delayed"].startswith("ValueError: delay_all_reduce_named_params leaves DDP no bucket")
     assert said["hooked"].startswith("ValueError: this model has a communication hook already, if a closed one")
+    assert said["built in"] == said["hooked"]
     assert said["skips"].startswith("ValueError: with skip_all_reduce_unused_params ranks would not know")
 
 
