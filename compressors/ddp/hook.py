@@ -191,7 +191,7 @@ class CompressionHook(Channel):
         super().load_state_dict(state)
 
     def close(self) -> None:
-        """Stop the communication thread and release the process group and what the collective holds; every rank must call.
+        """Stop the thread, and release the process group and what the collective holds; every rank must call.
 
         The model cannot go `backward` through DDP afterwards; wrap it anew to train on. Closed again, it stays closed.
         """
