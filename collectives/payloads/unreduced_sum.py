@@ -64,7 +64,7 @@ class UnreducedSum(Payload):
         raise PayloadError("a sum of separate terms does not travel")
 
     def add_to_(self, dense: torch.Tensor, *, divisor: float = 1.0) -> None:
-        """`dense += (term 0 + term 1 + ...) / divisor`: the terms are added in rank order in fp32, then divided."""
+        """`dense += (term 0 + term 1 + ...) / divisor`: added in rank order in fp32 or better, then divided."""
         first, *others = self.terms
         if others and first.add_all_to_(others, dense, divisor=divisor):
             return
@@ -75,7 +75,10 @@ class UnreducedSum(Payload):
             self.add_to_(dense)
             dense.div_(divisor)
         else:
-            add_divided_(dense, self.to_dense(), divisor)
+            total = dense.new_zeros(self.numel, dtype=torch.promote_types(dense.dtype, torch.float32))
+            for term in self.terms:
+                term.add_to_(total)
+            add_divided_(dense, total, divisor)
 
     @override
     def write_to(self, parts: Sequence[torch.Tensor], *, divisor: float) -> bool:

@@ -9,7 +9,9 @@ that go both ways, so there a message of unknown length is preceded by its lengt
 from __future__ import annotations
 
 import collections
+import contextlib
 import copy
+import dataclasses
 import datetime
 from collections.abc import Callable, Sequence
 from typing import cast
@@ -42,12 +44,25 @@ _WORDS_OF_BACKENDS = ("gloo", "Wait timeout")
 _num_backends: collections.Counter[tuple[str, tuple[int, ...]]] = collections.Counter()
 
 
+@dataclasses.dataclass(eq=False)
+class _Groups:
+    """Process groups that a transport shares with its views; gloo frees threads and sockets with the last reference.
+
+    Attributes:
+        whole: of all ranks; None once the transport is closed.
+        parts: of some of them, by their numbers in `whole`, for the backend's own collectives.
+    """
+
+    whole: dist.ProcessGroup | None
+    parts: dict[tuple[int, ...], dist.ProcessGroup] = dataclasses.field(default_factory=dict)
+
+
 class ProcessGroupTransport(Transport):
     """Messages over one process group, used from one thread.
 
     Args:
         group: the process group, best a `dist.new_group()` of its own (two threads on one gloo group corrupt sums
-            silently); the default group where None.
+            silently), which `close` destroys; the default group, which it does not, where None.
         device: where tensors lie; the CPU for gloo and the current GPU for NCCL where None.
         timeout_s: longest wait for any one message.
     """
@@ -56,10 +71,9 @@ class ProcessGroupTransport(Transport):
     def __init__(
         self, group: dist.ProcessGroup | None = None, device: torch.device | None = None, timeout_s: float = 60.0
     ) -> None:
-        self._group = group if group is not None else _world()
+        self._groups = _Groups(group if group is not None else _world())
         self.in_step = dist.get_backend(self._group) == "nccl"
         self._members = list(range(dist.get_world_size(self._group)))
-        self._own_backend: dist.ProcessGroup | None = self._group
         self.rank = dist.get_rank(self._group)
         self.world_size = len(self._members)
         self.device = device if device is not None else _default_device(self.in_step)
@@ -67,6 +81,11 @@ class ProcessGroupTransport(Transport):
         self._timeout = datetime.timedelta(seconds=timeout_s)
         self.ledger = Ledger()
         self._failure_detector = failure_detector()
+
+    @property
+    def _group(self) -> dist.ProcessGroup:
+        assert self._groups.whole is not None, "this transport is closed"
+        return self._groups.whole
 
     @property
     def group_name(self) -> str:
@@ -133,10 +152,20 @@ class ProcessGroupTransport(Transport):
         """The backend's own collectives get a group of their own when first used."""
         part = copy.copy(self)
         part._members = [self._members[rank] for rank in ranks]
-        part._own_backend = self._own_backend if part._members == self._members else None
         part.rank = list(ranks).index(self.rank)
         part.world_size = len(part._members)
         return part
+
+    @override
+    def close(self) -> None:
+        """Destroy the process group, unless it is the default one, and those that views made; closed stays closed."""
+        group = self._groups.whole
+        self._groups.parts.clear()
+        if group is None or group == dist.group.WORLD:
+            return
+        self._groups.whole = None
+        with contextlib.suppress(ValueError):  # destroyed already, with all others
+            dist.destroy_process_group(group)
 
     def _start(
         self, function: Callable[[list[torch.Tensor], int, int], dist.Work], tensor: torch.Tensor, peer: int
@@ -166,8 +195,11 @@ class ProcessGroupTransport(Transport):
         A view makes its own, past torch's registry: `dist.new_group` wants every rank of the job to call, and its
         variant that does not leaves ranks disagreeing about the names of later groups.
         """
-        if self._own_backend is None:
-            place = (self._group.group_name, tuple(self._members))
+        members = tuple(self._members)
+        if members == tuple(range(self._group.size())):
+            return self._group
+        if members not in self._groups.parts:
+            place = (self._group.group_name, members)
             store = PrefixStore(f"gradwire/view/{place}/{_num_backends[place]}", _get_default_store())
             _num_backends[place] += 1
             if self.in_step:
@@ -176,8 +208,8 @@ class ProcessGroupTransport(Transport):
                 backend: object = dist.ProcessGroupNCCL(store, self.rank, self.world_size, options)
             else:
                 backend = dist.ProcessGroupGloo(store, self.rank, self.world_size, self._timeout)
-            self._own_backend = cast(dist.ProcessGroup, backend)  # the same methods
-        return self._own_backend
+            self._groups.parts[members] = cast(dist.ProcessGroup, backend)  # the same methods
+        return self._groups.parts[members]
 
     def _wait_for_all(self, work: dist.Work) -> None:
         try:

@@ -44,7 +44,8 @@ def open_transport(
     """Messages among the ranks of a process group: over sockets between CPUs, else the backend's own; all must call.
 
     Args:
-        group: the process group, which no other thread may use; the default group where None.
+        group: the process group, which no other thread may use, and which the transport destroys when it is closed; the
+            default group, which it does not destroy, where None.
         device: where tensors lie; the CPU for gloo and the current GPU for NCCL where None.
         timeout_s: longest wait for any one message.
 
@@ -143,6 +144,7 @@ class SocketTransport(Transport):
     @override
     def close(self) -> None:
         self._connections.close()
+        self._backend.close()
 
     def _post(self, sends: Sequence[Send], receives: Sequence[tuple[Incoming, int]]) -> list[Pending]:
         with self.ledger.timed():

@@ -9,11 +9,16 @@
         optimizer.zero_grad()
     hook.close()
 
+`hook.set_epoch(epoch)` before each epoch lets methods that begin with more entries know where training is.
+
 `examples/train_digits.py` is a whole script.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
+import torch
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
@@ -23,8 +28,9 @@ from compressors.base import Compressor
 from compressors.ddp.channel import Nonfinite, Trigger
 from compressors.ddp.choosing.hook import ChoosingHook
 from compressors.ddp.hook import CompressionHook, HookSettings
+from compressors.ddp.reduced import change_since_wrapping, reduced_layers
 from compressors.ddp.reducer import Reducer
-from compressors.layer import layers_of
+from compressors.layer import Layer
 
 # DDP closes its first bucket at this size unless it is given one for all (bucket_cap_mb).
 FIRST_BUCKET_BYTES = 1 << 20
@@ -45,8 +51,8 @@ def attach(
     """Let `ddp` exchange its gradients through this pair from the next `backward` on; every rank must call.
 
     Args:
-        ddp: the wrapped model; has no communication hook yet. With `gradient_as_bucket_view=True` gradients on CPUs are
-            read where `backward` leaves them, instead of copied first.
+        ddp: the wrapped model, compiled or not; has no communication hook yet. With `gradient_as_bucket_view=True`
+            gradients on CPUs are read where `backward` leaves them, instead of copied first.
         compressor: with its options, or as a text: "group_topk:ratio=0.01".
         collective: how payloads are summed; likewise.
         seed: of the compressor's private random generators, the same on every rank.
@@ -59,9 +65,10 @@ def attach(
 
     Raises:
         ValueError: "topk sends Sparse payloads: native adds ...; use collective allgather"; momentum missing or given
-            in vain; several buckets where the compressor wants one; a hook of PyTorch's own; a model that has a hook
-            already, holds complex parameters or some that were frozen after it was wrapped; an embedding whose
-            gradients are sparse; or DDP with skip_all_reduce_unused_params.
+            in vain; several buckets where the compressor wants one; a hook of PyTorch's own; a model that is not in DDP
+            (bare, FSDP), has a hook already, has changed since it was wrapped (frozen, converted), or trains complex
+            parameters or fp64 ones that would not be sent whole; an embedding whose gradients are sparse; or options
+            of DDP that give a hook no buckets.
         OptionError: a text that names no component, or a wrong option.
     """
     if isinstance(compressor, str):
@@ -75,11 +82,15 @@ def attach(
             f"{compressor.component_name} is PyTorch's own hook; "
             "use ddp.register_comm_hook(*compressor.hook(ddp.process_group))"
         )
-    if reason := compressor.layers_refusal(layers_of(ddp.module)):
+    ddp = _engine(ddp)
+    _check_embeddings(ddp)
+    if reason := change_since_wrapping(ddp):
         raise ValueError(reason)
-    _check_engine(ddp)
-    _check_gradients(ddp)
-    _check_one_bucket(ddp, compressor)
+    layers = reduced_layers(ddp)
+    if reason := compressor.layers_refusal(layers):
+        raise ValueError(reason)
+    _check_types(layers, compressor)
+    _check_one_bucket(ddp, layers, compressor)
     _check_momentum(compressor, momentum, nesterov=nesterov)
     reducer = Reducer(compressor, momentum=momentum or 0.0, nesterov=nesterov)
     settings = HookSettings(seed=seed, trigger=trigger, nonfinite=nonfinite, timeout_s=timeout_s)
@@ -94,31 +105,61 @@ def hook_for(
     return make(ddp, reducer, collective, settings)
 
 
-def _check_engine(ddp: DistributedDataParallel) -> None:
-    if ddp._comm_hooks:
+def _engine(model: nn.Module) -> DistributedDataParallel:
+    """Return the DDP that hands gradients over, without what `torch.compile` put around it.
+
+    Raises:
+        ValueError: there is none, or it gives a hook no buckets.
+    """
+    ddp = getattr(model, "_orig_mod", model)
+    if not isinstance(ddp, DistributedDataParallel):
+        # by name, for the import takes half a second
+        is_sharded = any(cls.__module__.startswith("torch.distributed.fsdp") for cls in type(ddp).__mro__)
+        got = "one that FSDP shards and reduces itself" if is_sharded else f"a bare {type(ddp).__name__}"
+        raise ValueError(f"attach needs a model in DDP and got {got}; give it DistributedDataParallel(model)")
+    if ddp._use_python_reducer:
+        raise ValueError(
+            'under torch._dynamo.config.optimize_ddp = "python_reducer" DDP has no buckets, which attach needs; '
+            "set it to True, then wrap the model anew"
+        )
+    if ddp._delay_all_reduce_all_params:
+        raise ValueError(
+            "delay_all_reduce_named_params leaves DDP no bucket, and attach needs some; wrap the model without it"
+        )
+    if ddp.mixed_precision is not None:
+        raise ValueError(
+            "mixed_precision takes the place of DDP's communication hook; wrap the model without it and use autocast"
+        )
+    if ddp._get_ddp_logging_data().get("comm_hook"):
         raise ValueError("this model has a communication hook already, if a closed one; wrap it in DDP anew")
     if ddp.skip_all_reduce_unused_params:
         raise ValueError(
             "with skip_all_reduce_unused_params ranks would not know when a step ends; wrap the model without it"
         )
+    return ddp
 
 
-def _check_gradients(ddp: DistributedDataParallel) -> None:
-    for name, parameter in ddp.module.named_parameters():
-        if parameter.is_complex():
-            raise ValueError(f"{name} is complex, which no compressor knows; hold real and imaginary parts")
-    wrapped = {id(parameter) for parameter in ddp._module_parameters}
-    for name, parameter in ddp.module.named_parameters():
-        if not parameter.requires_grad and id(parameter) in wrapped:
-            raise ValueError(f"{name} was frozen after it was wrapped; freeze first, then wrap the model in DDP")
+def _check_embeddings(ddp: DistributedDataParallel) -> None:
     for name, module in ddp.module.named_modules():
-        if isinstance(module, nn.Embedding | nn.EmbeddingBag) and module.sparse:
+        if isinstance(module, nn.Embedding | nn.EmbeddingBag) and module.sparse and module.weight.requires_grad:
             what = f"{type(module).__name__} {name}".strip()
             raise ValueError(f"{what} makes sparse gradients, which no bucket holds; give it sparse=False")
 
 
-def _check_one_bucket(ddp: DistributedDataParallel, compressor: Compressor) -> None:
-    nbytes = sum(p.numel() * p.element_size() for p in ddp.parameters() if p.requires_grad)
+def _check_types(layers: Sequence[Layer], compressor: Compressor) -> None:
+    for layer in layers:
+        assert layer.weight is not None
+        if layer.weight.is_complex():
+            raise ValueError(f"{layer.name} is complex, which no compressor knows; hold real and imaginary parts")
+        if layer.weight.dtype == torch.float64 and not compressor.leaves_dense(layer):
+            raise ValueError(
+                f"{layer.name} is fp64 and {compressor.component_name} works in fp32, where its gradient may overflow; "
+                "convert the model to fp32, or use compressor none"
+            )
+
+
+def _check_one_bucket(ddp: DistributedDataParallel, layers: Sequence[Layer], compressor: Compressor) -> None:
+    nbytes = sum(layer.weight.nbytes for layer in layers if layer.weight is not None)
     limit = FIRST_BUCKET_BYTES if ddp.bucket_bytes_cap_default else ddp.bucket_bytes_cap
     if compressor.one_bucket and nbytes > limit:
         raise ValueError(

@@ -206,7 +206,7 @@ def _sent_whole(layer: Layer, tensor: torch.Tensor) -> EncodedLayer:
 
 
 def own_transport(device: torch.device, timeout_s: float, group: dist.ProcessGroup | None = None) -> Transport:
-    """A transport over a process group of its own: two threads on one gloo group corrupt sums silently.
+    """Return a transport over a process group of its own, for two threads on one gloo group corrupt sums silently.
 
     Every rank of the group must call.
 

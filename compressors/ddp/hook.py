@@ -13,13 +13,16 @@ import functools
 import queue
 import threading
 import time
+import warnings
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from typing import Any, cast
 
 import torch
 import torch.distributed as dist
+from torch import nn
 from torch.nn.parallel import DistributedDataParallel
+from torch.nn.parallel.distributed import _find_tensors
 from typing_extensions import override
 
 from collectives.base import Collective
@@ -34,10 +37,13 @@ from compressors.ddp.channel import (
     own_transport,
     zero_nonfinite_,
 )
+from compressors.ddp.reduced import change_since_wrapping, reduced_layers
 from compressors.ddp.reducer import DONE, PendingReduction, Reducer
 from compressors.ddp.report import StepReport
 from compressors.ddp.taken import TakenGradients
-from compressors.layer import Step, layers_of
+from compressors.layer import Step
+
+_CLOSED = "the communication hook of this model is closed; wrap it in DDP anew"
 
 
 class NonFiniteGradient(RuntimeError):
@@ -91,7 +97,7 @@ class CompressionHook(Channel):
     propose is accepted or dropped on all of them alike.
 
     Attributes:
-        layers: every trainable parameter.
+        layers: every parameter that DDP reduces.
         reducer, collective, transport: the parts; only the communication thread uses them while a step goes on.
     """
 
@@ -99,7 +105,7 @@ class CompressionHook(Channel):
         self, ddp: DistributedDataParallel, reducer: Reducer, collective: Collective, settings: HookSettings
     ) -> None:
         transport = own_transport(next(ddp.parameters()).device, settings.timeout_s, ddp.process_group)
-        super().__init__(layers_of(ddp.module), reducer, collective, transport)
+        super().__init__(reduced_layers(ddp), reducer, collective, transport)
         self._ddp = ddp
         self._settings = settings
         self._held: list[_Job] = []  # by the sync trigger, until backward ends
@@ -116,7 +122,9 @@ class CompressionHook(Channel):
         self._index = 0
         self._epoch: int | None = None
         self._announced: Step | None = None
+        self._epoch_is_missing = reducer.compressor.denser_epochs > 0
         self._unfinished = False
+        self._is_whole = False  # the last bucket has arrived, and nobody has asked since
         self._closed = False
         self._saw_nonfinite = False
         self._any_nonfinite: Callable[[], bool] = lambda: False
@@ -124,13 +132,15 @@ class CompressionHook(Channel):
     def set_epoch(self, epoch: int) -> None:
         """Tell how many epochs are finished: what the warm-up of the density follows.
 
-        Without it, compressors work at full compression from the first step.
+        Without it, compressors work at full compression from the first step, and one that has a warm-up says so.
         """
         self._epoch = epoch
+        self._epoch_is_missing = False
 
     def start_step(self, step: Step) -> None:
         """Tell where the next `backward` is in training, instead of having the steps counted."""
         self._announced = step
+        self._epoch_is_missing = False
 
     def end_pause(self) -> None:
         """Tell that what went on since the last step, an evaluation say, is no part of the next one's time."""
@@ -144,19 +154,31 @@ class CompressionHook(Channel):
         return cast("AbstractContextManager[None]", self._ddp.no_sync())
 
     def step_ok(self) -> bool:
-        """Whether to call `optimizer.step()`; ask after every `backward`. False: a rank's gradient was not finite.
+        """Return whether to call `optimizer.step()`; ask once per step. False: a rank's gradient was not finite.
 
         Raises:
             TransportError: a rank was lost or did not answer in time.
             NonFiniteGradient: a gradient was not finite, and `nonfinite` is "raise".
+            RuntimeError: DDP has not handed over all gradients since the last call, so ranks would drift apart.
         """
         return not self.finish_step().skipped
 
     def finish_step(self) -> StepReport:
         """Return what the exchange did in the last `backward`; raises as `step_ok` does."""
-        self._unfinished = False
+        has_begun, is_whole = self._unfinished, self._is_whole
+        self._unfinished = self._is_whole = False
         if self._failure is not None:
             raise self._failure
+        if not is_whole:
+            raise RuntimeError(self._why_missing(has_begun=has_begun))
+        if self._epoch_is_missing and self.transport.rank == 0:
+            compressor = self.reducer.compressor
+            warnings.warn(
+                f"{compressor.component_name} sends more in its first {compressor.denser_epochs} epochs only if "
+                "hook.set_epoch(epoch) is called before each; call it, or give warmup_epochs=0",
+                stacklevel=3,
+            )
+        self._epoch_is_missing = False
         return self._report
 
     @override
@@ -169,7 +191,7 @@ class CompressionHook(Channel):
         super().load_state_dict(state)
 
     def close(self) -> None:
-        """Stop the communication thread and release what the collective holds; every rank must call.
+        """Stop the thread, and release the process group and what the collective holds; every rank must call.
 
         The model cannot go `backward` through DDP afterwards; wrap it anew to train on. Closed again, it stays closed.
         """
@@ -180,6 +202,9 @@ class CompressionHook(Channel):
         self._thread.join()
         self._bell.close()
         self._taken.close()
+        # Else this DDP's buckets would also take what a new DDP over the same model computes.
+        self._ddp._remove_autograd_hooks()
+        self._ddp.register_forward_hook(_refuse_backward)
         super().close()
         # DDP's own reducer holds the hook, unseen by Python's collector: both would hold each other for ever.
         del self._taken, self._ddp
@@ -195,6 +220,7 @@ class CompressionHook(Channel):
         gradients, updates = self._taken.of(bucket)
         of_step = Bucket(layers=layers, gradients=gradients, updates=updates, step=self._step)
         of_step.screen = functools.partial(self._screen, of_step, buffer)
+        self._is_whole = bucket.is_last()
         self._held.append(
             _Job(
                 future=future,
@@ -213,7 +239,7 @@ class CompressionHook(Channel):
     def _begin(self) -> None:
         """Start a step, with the first bucket that `backward` completes."""
         if self._closed:
-            raise RuntimeError("the communication hook of this model is closed; wrap it in DDP anew")
+            raise RuntimeError(_CLOSED)
         if self._ddp._join_config.enable:  # who has joined makes no step of the protocol
             raise RuntimeError("ddp.join() is not possible with this hook; give every rank as many batches")
         if self._unfinished:  # else a lost rank or a gradient that is not finite would pass unseen
@@ -233,6 +259,24 @@ class CompressionHook(Channel):
         self._announced = None
         self._index += 1
         self._saw_nonfinite = False
+
+    def _why_missing(self, *, has_begun: bool) -> str:
+        """Say why DDP has handed over no gradient, or not all of them, since a step was last asked for."""
+        if self._closed:
+            return _CLOSED
+        if reason := change_since_wrapping(self._ddp):
+            return reason
+        without = [layer.name for layer in self.layers if layer.weight is not None and layer.weight.grad is None]
+        if has_begun or 0 < len(without) < len(self.layers):
+            name = without[0] if without else "some parameter"
+            return (
+                f"backward() gave {name} no gradient, so DDP did not finish; "
+                "wrap the model with find_unused_parameters=True"
+            )
+        return (
+            "no gradient came through DDP since the last step_ok(); call ddp(x), not model(x), leave the last "
+            "backward() of a step outside no_sync(), and ask once per step"
+        )
 
     def _hand_over(self, jobs: list[_Job]) -> None:
         """Give the communication thread something to do, whatever it waits for; nothing to do ends it."""
@@ -319,3 +363,14 @@ class CompressionHook(Channel):
             self.commit()
         if self._report.skipped and self._settings.nonfinite == "raise":
             raise NonFiniteGradient(f"a gradient was not finite at step {self._step.index}")
+
+
+def _refuse_backward(_: nn.Module, __: object, output: object) -> None:
+    """Make `backward` through what DDP returned an error, for its gradients are exchanged no more; a forward hook."""
+    for tensor in _find_tensors(output):
+        if tensor.requires_grad:
+            tensor.register_hook(_raise_closed)
+
+
+def _raise_closed(_: torch.Tensor) -> None:
+    raise RuntimeError(_CLOSED)

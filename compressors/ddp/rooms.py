@@ -23,10 +23,10 @@ class Rooms:
         self._returned: dict[Key, torch.Tensor] = {}
 
     def lend(self, unit: Unit) -> torch.Tensor:
-        """Return an fp32 tensor [numel] of undefined contents that a message is made around without a copy."""
+        """Return a tensor [numel] of the unit's type, of undefined contents; a message around it needs no copy."""
         room = self._free.pop(unit.key, None)
-        if room is None or room.numel() != unit.layer.numel:
-            room = Dense.room(unit.layer.numel, torch.float32, unit.device)
+        if room is None or room.numel() != unit.layer.numel or room.dtype != unit.dtype:
+            room = Dense.room(unit.layer.numel, unit.dtype, unit.device)
         self._lent[unit.key] = room
         return room
 

@@ -43,6 +43,11 @@ class Unit:
         return self.updates[0].device
 
     @property
+    def dtype(self) -> torch.dtype:
+        """fp64 where the gradients are, which may be beyond the range of fp32; else fp32."""
+        return torch.promote_types(self.updates[0].dtype, torch.float32)
+
+    @property
     def borders(self) -> list[int]:
         """Where each layer starts, and the end."""
         return list(itertools.accumulate((layer.numel for layer in self.layers), initial=0))

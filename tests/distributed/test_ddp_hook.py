@@ -13,12 +13,14 @@ from typing import Any, cast
 import pytest
 import torch
 import torch.distributed as dist
+from torch import nn
 from torch.distributed.distributed_c10d import _get_default_store
 from torch.nn.parallel import DistributedDataParallel
 
 from collectives.allgather import Allgather
-from collectives.base import PendingSum
+from collectives.base import Collective, PendingSum
 from collectives.ring import Ring
+from collectives.spec import build
 from compressors.choice import Choice
 from compressors.ddp.attaching import attach
 from compressors.ddp.choosing.hook import ChoosingHook
@@ -26,6 +28,7 @@ from compressors.none import NONE
 from compressors.topk import TopK
 from tests.testing.ddp_scenes import (
     LR,
+    batch,
     gradients,
     loaded,
     loss_of,
@@ -40,13 +43,23 @@ from tests.testing.ddp_scenes import (
 from tests.testing.ranks import run_ranks
 
 PAUSE_S = 1.0
+ALL_SUMS = ("allgather", "halving_doubling", "hierarchical:group_size=2", "native", "pool", "ring", "server", "tree")
+FINE_TUNING = (
+    ("none", "ring"),
+    ("topk", "allgather"),
+    ("group_topk", "ring"),
+    ("powersgd", "native"),
+    ("hylo", "allgather"),
+)
 
 pytestmark = pytest.mark.xdist_group("ddp hook")  # its ranks play once for all tests
 
 
-def trained_by_hand(world_size: int, num_steps: int, momentum: float = 0.0) -> torch.Tensor:
-    """One process that sees all ranks' batches."""
-    model = network()
+def trained_by_hand(
+    world_size: int, num_steps: int, momentum: float = 0.0, model: nn.Module | None = None
+) -> torch.Tensor:
+    """Weights of one process that sees all ranks' batches."""
+    model = model or network()
     optimizer = torch.optim.SGD(model.parameters(), lr=LR, momentum=momentum)
     for step in range(num_steps):
         sum(loss_of(model, rank, step) / world_size for rank in range(world_size)).backward()  # type: ignore[union-attr]
@@ -216,6 +229,49 @@ def beside_a_wait(rank: int) -> bool:
     return len(started) == 2
 
 
+def fine_tuned(rank: int) -> dict[str, dict[str, torch.Tensor]]:
+    """Weights after four steps on a first layer at rest, by compressor."""
+    after = {}
+    for compressor, collective in FINE_TUNING:
+        model = network()
+        model[0].requires_grad_(False)
+        ddp = DistributedDataParallel(model)
+        hook = attach(ddp, compressor, collective)
+        train(ddp, hook, range(4))
+        assert [layer.name for layer in hook.layers] == ["2.weight", "2.bias"]
+        hook.close()
+        after[compressor] = dict(model.state_dict())
+    return after
+
+
+def left_to_others(rank: int) -> list[str]:
+    """Layers that the hook knows of a model that keeps one parameter from DDP."""
+    model = network()
+    model._ddp_params_and_buffers_to_ignore = ["0.weight"]  # type: ignore[assignment]
+    ddp = DistributedDataParallel(model)
+    hook = attach(ddp, TopK(), Allgather())
+    train(ddp, hook, range(2))
+    hook.close()
+    return [layer.name for layer in hook.layers]
+
+
+def in_fp64(rank: int) -> dict[str, torch.Tensor]:
+    """Gradients beyond the range of fp32, by collective."""
+    found = {}
+    for collective in ALL_SUMS:
+        ddp = DistributedDataParallel(network().double())
+        hook = attach(ddp, "none", cast(Collective, build("collectives", Collective, collective)))
+        (ddp(double_batch(rank)).sum() * 1e60).backward()
+        assert hook.step_ok()
+        hook.close()
+        found[collective] = gradients(ddp)
+    return found
+
+
+def double_batch(rank: int) -> torch.Tensor:
+    return batch(rank, 0)[0].double()
+
+
 @pytest.fixture(scope="module")
 def played(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
     """What every scene gave, per rank."""
@@ -228,6 +284,9 @@ def played(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
         warm_up,
         accumulated,
         telescoped,
+        fine_tuned,
+        left_to_others,
+        in_fp64,
         ahead,
         beside_a_wait,
     )
@@ -302,6 +361,31 @@ def test_what_was_sent_and_what_waits_are_all_gradients_that_accumulated(
     assert first["waiting"].count_nonzero() > 0
     everything = (first["all"] + second["all"]) / 2
     torch.testing.assert_close(first["sent"] + (first["waiting"] + second["waiting"]) / 2, everything)
+
+
+def test_layers_at_rest_stay_out_of_the_exchange(played: list[dict[str, Any]]) -> None:
+    first, second = (rank["fine_tuned"] for rank in played)
+    start = network().state_dict()
+    for compressor, _ in FINE_TUNING:
+        for name, weight in first[compressor].items():
+            assert torch.equal(weight, second[compressor][name])
+            assert torch.equal(weight, start[name]) == name.startswith("0.")
+    whole = network()
+    whole[0].requires_grad_(False)
+    trained_by_hand(2, 4, model=whole)
+    torch.testing.assert_close(first["none"], dict(whole.state_dict()))
+
+
+def test_parameters_that_are_kept_from_ddp_are_no_layers_of_the_hook(played: list[dict[str, Any]]) -> None:
+    assert [rank["left_to_others"] for rank in played] == [["0.bias", "2.weight", "2.bias"]] * 2
+
+
+@pytest.mark.parametrize("collective", ALL_SUMS)
+def test_gradients_in_fp64_stay_in_fp64(played: list[dict[str, Any]], collective: str) -> None:
+    model = network().double()
+    sum(model(double_batch(rank)).sum() * 1e60 / 2 for rank in range(2)).backward()  # type: ignore[union-attr]
+    for rank in played:
+        torch.testing.assert_close(rank["in_fp64"][collective], gradients(model), rtol=1e-14, atol=0)
 
 
 def two_of_three(rank: int) -> bytes | None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import gc
+import warnings
 import weakref
 from collections.abc import Callable
 from pathlib import Path
@@ -11,8 +12,13 @@ from typing import Any, cast
 
 import pytest
 import torch
+import torch._dynamo
+import torch.distributed as dist
 from torch import nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import FullyShardedDataParallel, fully_shard
 from torch.nn.parallel import DistributedDataParallel
+from torch.nn.parallel.distributed import _MixedPrecision
 
 from collectives.allgather import Allgather, BoundAllgather
 from collectives.base import Downlink
@@ -20,13 +26,14 @@ from collectives.native import Native
 from collectives.ring import Ring
 from collectives.transport.base import Transport, TransportError
 from compressors.ddp.attaching import attach
-from compressors.ddp.hook import NonFiniteGradient
+from compressors.ddp.hook import CompressionHook, NonFiniteGradient
 from compressors.dgc import Dgc
 from compressors.group_topk import GroupTopK
+from compressors.layer import Step
 from compressors.none import NONE
 from compressors.topk import TopK
 from compressors.torch_fp16 import TorchFp16
-from tests.testing.ddp_scenes import loss_of, message_of, played_by_two, train, wrapped
+from tests.testing.ddp_scenes import batch, loss_of, message_of, network, played_by_two, train, wrapped
 from tests.testing.ranks import run_ranks
 
 pytestmark = pytest.mark.xdist_group("ddp hook failures")  # its ranks play once for all tests
@@ -94,6 +101,101 @@ def closed(rank: int) -> str:
     return message_of(lambda: loss_of(ddp, rank, 0).backward())
 
 
+def wrapped_again(rank: int) -> list[str]:
+    """What a closed hook's model says when it is trained on, and a new DDP over the same network beside it."""
+    said = []
+    for bucket_view in (False, True):
+        first = wrapped(gradient_as_bucket_view=bucket_view)
+        hook = attach(first, TopK(ratio=0.05), Allgather())
+        train(first, hook, range(2))
+        loss_of(first, rank, 2)  # as an evaluation that keeps a graph
+        hook.close()
+        second = DistributedDataParallel(first.module, gradient_as_bucket_view=bucket_view)
+        hook = attach(second, TopK(ratio=0.05), Allgather())
+        train(second, hook, range(2, 5))
+        hook.close()
+        said.append(message_of(lambda: loss_of(first, rank, 5).backward()))  # noqa: B023 - called at once
+    return said
+
+
+def missed(rank: int) -> dict[str, str]:
+    """What `step_ok` says to steps whose gradients DDP did not hand over, and to legitimate ones."""
+
+    def of(step: Callable[[DistributedDataParallel], object], **options: Any) -> str:
+        ddp = wrapped(**options)
+        hook = attach(ddp, NONE(), Allgather())
+        train(ddp, hook, range(2))
+        step(ddp)
+        message = message_of(hook.step_ok)
+        hook.close()
+        return message
+
+    def inside_no_sync(ddp: DistributedDataParallel) -> None:
+        with ddp.no_sync():
+            loss_of(ddp, rank, 2).backward()
+
+    def accumulate(ddp: DistributedDataParallel) -> None:
+        inside_no_sync(ddp)
+        loss_of(ddp.module, rank, 3).backward()
+        loss_of(ddp, rank, 4).backward()
+
+    def in_bf16(ddp: DistributedDataParallel) -> None:
+        ddp.bfloat16()
+        ddp(batch(rank, 2)[0].bfloat16()).sum().backward()
+
+    def freeze(ddp: DistributedDataParallel) -> None:
+        ddp.module[0].requires_grad_(False)
+        loss_of(ddp, rank, 2).backward()
+
+    def replace(ddp: DistributedDataParallel) -> None:
+        ddp.module[0] = nn.Linear(20, 30)
+        loss_of(ddp, rank, 2).backward()
+
+    def use_the_first(ddp: DistributedDataParallel) -> None:
+        ddp.module = ddp.module[:1]
+        ddp(torch.ones(3, 20)).sum().backward()
+
+    def use_the_last(ddp: DistributedDataParallel) -> None:
+        ddp.module = ddp.module[2:]
+        ddp(torch.ones(3, 30)).sum().backward()
+
+    return {
+        "bare": of(lambda ddp: loss_of(ddp.module, rank, 2).backward()),
+        "no_sync": of(inside_no_sync),
+        "twice": of(lambda _: None),
+        "accumulated": of(accumulate),
+        "converted": of(in_bf16),
+        "frozen": of(freeze),
+        "replaced": of(replace),
+        "last unused": of(use_the_first, bucket_cap_mb=3e-4),
+        "first unused": of(use_the_last, bucket_cap_mb=3e-4),
+    }
+
+
+def warned(rank: int) -> list[list[str]]:
+    """Warnings of three steps: epoch untold, told, and steps told; without a warm-up; and of a hook that chooses."""
+
+    def of(compressor: str, prepare: Callable[[CompressionHook], object], collective: str = "allgather") -> list[str]:
+        ddp = wrapped()
+        hook = attach(ddp, compressor, collective)
+        prepare(hook)
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            train(ddp, hook, range(3))
+        hook.close()
+        return [str(warning.message) for warning in caught if warning.category is UserWarning]
+
+    step = Step(index=0, epoch=0, rank=rank, world_size=2, seed=0, warmup=False)
+    return [
+        of("topk:ratio=0.01", lambda _: None),
+        of("topk:ratio=0.01", lambda hook: hook.set_epoch(0)),
+        of("topk:ratio=0.01", lambda hook: hook.start_step(step)),
+        of("topk:warmup_epochs=0", lambda _: None),
+        of("topk:ratio=0.5", lambda _: None),
+        of("auto", lambda _: None, "ring"),
+    ]
+
+
 def joined(rank: int) -> str:
     ddp = wrapped()
     hook = attach(ddp, NONE(), Allgather())
@@ -117,15 +219,45 @@ def given_back(_: int) -> list[bool]:
     return [*lives, model() is not None]
 
 
-def frozen() -> DistributedDataParallel:
-    ddp = wrapped(find_unused_parameters=True)
-    ddp.module[0].weight.requires_grad_(False)
+def changed(change: Callable[[nn.Module], object], model: nn.Module | None = None) -> DistributedDataParallel:
+    """The network, or another one, changed after it was wrapped."""
+    ddp = DistributedDataParallel(model or network(), find_unused_parameters=True)
+    change(ddp.module[0])
     return ddp
+
+
+def with_a_layer_at_rest() -> nn.Module:
+    model = network()
+    model[0].requires_grad_(False)
+    return model
+
+
+def by_python_reducer() -> DistributedDataParallel:
+    with torch._dynamo.config.patch(optimize_ddp="python_reducer"):
+        return wrapped()
+
+
+def mixed() -> DistributedDataParallel:
+    ddp = wrapped()
+    ddp.mixed_precision = _MixedPrecision()  # DDP itself takes it on GPUs alone
+    return ddp
+
+
+def delayed() -> DistributedDataParallel:
+    model = with_a_layer_at_rest()
+    trained = [(name, parameter) for name, parameter in model.named_parameters() if parameter.requires_grad]
+    return DistributedDataParallel(model, delay_all_reduce_named_params=trained, param_to_hook_all_reduce=trained[0][1])
 
 
 def hooked() -> DistributedDataParallel:
     ddp = wrapped()
     attach(ddp, NONE(), Allgather()).close()
+    return ddp
+
+
+def with_a_built_in_hook() -> DistributedDataParallel:
+    ddp = wrapped()
+    ddp._register_builtin_comm_hook(dist.BuiltinCommHookType.ALLREDUCE)
     return ddp
 
 
@@ -141,8 +273,28 @@ def refusals(rank: int) -> dict[str, str]:
         "engine": lambda: attach(small, TorchFp16(), Native()),
         "sparse": lambda: attach(sparse, TopK(), Allgather()),
         "complex": lambda: attach(DistributedDataParallel(nn.Linear(3, 3, dtype=torch.complex64)), TopK(), Allgather()),
-        "frozen": lambda: attach(frozen(), TopK(), Allgather()),
+        "frozen": lambda: attach(changed(lambda m: m.weight.requires_grad_(False)), TopK(), Allgather()),
+        "thawed": lambda: attach(
+            changed(lambda m: m.requires_grad_(True), with_a_layer_at_rest()), TopK(), Allgather()
+        ),
+        "converted": lambda: attach(changed(lambda m: m.bfloat16()), TopK(), Allgather()),
+        "fp64": lambda: attach(DistributedDataParallel(network().double()), TopK(), Allgather()),
+        "bare": lambda: attach(network(), TopK(), Allgather()),  # type: ignore[arg-type]
+        "FSDP": lambda: attach(
+            FullyShardedDataParallel(network(), device_id=torch.device("cpu")),  # type: ignore[arg-type]
+            TopK(),
+            Allgather(),
+        ),
+        "FSDP2": lambda: attach(
+            fully_shard(network(), mesh=init_device_mesh("cpu", (2,))),  # type: ignore[arg-type]
+            TopK(),
+            Allgather(),
+        ),
+        "python": lambda: attach(by_python_reducer(), TopK(), Allgather()),
+        "mixed": lambda: attach(mixed(), TopK(), Allgather()),
+        "delayed": lambda: attach(delayed(), TopK(), Allgather()),
         "hooked": lambda: attach(hooked(), TopK(), Allgather()),
+        "built in": lambda: attach(with_a_built_in_hook(), TopK(), Allgather()),
         "skips": lambda: attach(
             wrapped(find_unused_parameters=True, skip_all_reduce_unused_params=True), TopK(), Allgather()
         ),
@@ -153,7 +305,18 @@ def refusals(rank: int) -> dict[str, str]:
 @pytest.fixture(scope="module")
 def played(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
     """What every scene gave, per rank."""
-    scenes = (bad_gradient, bad_gradient_raises, forgotten, closed, joined, given_back, refusals)
+    scenes = (
+        bad_gradient,
+        bad_gradient_raises,
+        forgotten,
+        closed,
+        wrapped_again,
+        missed,
+        warned,
+        joined,
+        given_back,
+        refusals,
+    )
     return played_by_two(scenes, tmp_path_factory.mktemp("ranks"))
 
 
@@ -175,6 +338,43 @@ def test_a_step_that_nobody_asked_about_is_an_error(played: list[dict[str, Any]]
 
 def test_a_closed_hook_says_so(played: list[dict[str, Any]]) -> None:
     assert "is closed; wrap it in DDP anew" in played[0]["closed"]
+
+
+def test_a_closed_hook_leaves_the_network_to_a_new_ddp(played: list[dict[str, Any]]) -> None:
+    for rank in played:
+        assert [message.partition(":")[0] for message in rank["wrapped_again"]] == ["RuntimeError"] * 2
+        assert all("is closed; wrap it in DDP anew" in message for message in rank["wrapped_again"])
+
+
+def test_a_step_without_gradients_from_ddp_is_an_error_that_says_why(played: list[dict[str, Any]]) -> None:
+    nothing_came = (
+        "no gradient came through DDP since the last step_ok(); call ddp(x), not model(x), leave the last "
+        "backward() of a step outside no_sync(), and ask once per step"
+    )
+    unused = "backward() gave {} no gradient, so DDP did not finish; wrap the model with find_unused_parameters=True"
+    for rank in played:
+        assert rank["missed"].pop("accumulated") == "no error"
+        assert {name: said.removeprefix("RuntimeError: ") for name, said in rank["missed"].items()} == {
+            "bare": nothing_came,
+            "no_sync": nothing_came,
+            "twice": nothing_came,
+            "converted": "0.weight was torch.float32 on cpu when it was wrapped and is torch.bfloat16 on cpu; "
+            "convert first, then wrap the model in DDP",
+            "frozen": "0.weight was frozen after it was wrapped; freeze first, then wrap the model in DDP",
+            "replaced": "0.weight was added or unfrozen after the model was wrapped; "
+            "do that first, then wrap it in DDP",
+            "last unused": unused.format("2.weight"),
+            "first unused": unused.format("0.weight"),
+        }
+
+
+def test_a_density_that_waits_for_its_epoch_warns_once_and_on_one_rank(played: list[dict[str, Any]]) -> None:
+    warning = (
+        "topk sends more in its first 3 epochs only if hook.set_epoch(epoch) is called before each; "
+        "call it, or give warmup_epochs=0"
+    )
+    assert played[0]["warned"] == [[warning], [], [], [], [], []]
+    assert played[1]["warned"] == [[]] * 6
 
 
 def test_ranks_that_join_are_told_that_they_cannot(played: list[dict[str, Any]]) -> None:
@@ -202,7 +402,24 @@ def test_what_cannot_work_is_refused_in_one_sentence_before_anything_starts(
     assert said["engine"].startswith("ValueError: torch_fp16 is PyTorch's own hook")
     assert said["complex"].startswith("ValueError: weight is complex, which no compressor knows")
     assert said["frozen"].startswith("ValueError: 0.weight was frozen after it was wrapped; freeze first")
+    assert said["thawed"].startswith("ValueError: 0.weight was added or unfrozen after the model was wrapped")
+    assert said["converted"].startswith(
+        "ValueError: 0.weight was torch.float32 on cpu when it was wrapped and is torch.b"
+    )
+    assert said["fp64"] == (
+        "ValueError: 0.weight is fp64 and topk works in fp32, where its gradient may overflow; "
+        "convert the model to fp32, or use compressor none"
+    )
+    wanted = "ValueError: attach needs a model in DDP and got {}; give it DistributedDataParallel(model)"
+    assert said["bare"] == wanted.format("a bare Sequential")
+    assert said["FSDP"] == said["FSDP2"] == wanted.format("one that FSDP shards and reduces itself")
+    assert said["python"].startswith(
+        'ValueError: under torch._dynamo.config.optimize_ddp = "python_reducer" DDP has no'
+    )
+    assert said["mixed"].startswith("ValueError: mixed_precision takes the place of DDP's communication hook")
+    assert said["delayed"].startswith("ValueError: delay_all_reduce_named_params leaves DDP no bucket")
     assert said["hooked"].startswith("ValueError: this model has a communication hook already, if a closed one")
+    assert said["built in"] == said["hooked"]
     assert said["skips"].startswith("ValueError: with skip_all_reduce_unused_params ranks would not know")
 
 

@@ -19,8 +19,9 @@ from compressors.ddp.choosing.chooser import Chooser, Decisions
 from compressors.ddp.choosing.reducer import ChosenPairs
 from compressors.ddp.choosing.standings import StepSeconds
 from compressors.ddp.hook import CompressionHook, HookSettings
+from compressors.ddp.reduced import reduced_layers
 from compressors.ddp.reducer import Reducer
-from compressors.layer import Step, layers_of
+from compressors.layer import Step
 
 
 class ChoosingHook(CompressionHook):
@@ -37,7 +38,7 @@ class ChoosingHook(CompressionHook):
         self, ddp: DistributedDataParallel, reducer: Reducer, collective: Collective, settings: HookSettings
     ) -> None:
         auto = cast(Auto, reducer.compressor)
-        layers = [layer for layer in layers_of(ddp.module) if layer.numel]
+        layers = [layer for layer in reduced_layers(ddp) if layer.numel]
         recorded = auto.recorded
         first, *later = recorded or [Choice.of_all(0, dense_pair(collective), layers, FIRST)]
         self._pairs = ChosenPairs(auto, first, self.bind)

@@ -1,0 +1,101 @@
+"""Hooks that come and go in one process: a closed one leaves no descriptor and no thread."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+import torch.distributed as dist
+from torch.nn.parallel import DistributedDataParallel
+
+from compressors.ddp.attaching import attach
+from tests.testing.ddp_scenes import network, played_by_two, train
+from tests.testing.ranks import run_ranks
+
+CYCLES = 50
+PAIRS = (
+    ("topk", "allgather"),
+    ("none", "native"),
+    ("powersgd", "ring"),
+    ("auto", "ring"),
+)
+
+pytestmark = pytest.mark.xdist_group("ddp hook closing")  # its ranks play once for all tests
+
+
+def held() -> tuple[int, int]:
+    """Return how many (descriptors, threads) this process has."""
+    process = psutil.Process()
+    return process.num_fds(), process.num_threads()
+
+
+def comings_and_goings(_: int) -> list[tuple[int, int]]:
+    """What is held after each cycle, the models and hooks of all of them kept."""
+    kept: list[Any] = []
+    counts = []
+    for cycle in range(CYCLES):
+        ddp = DistributedDataParallel(network())
+        hook = attach(ddp, *PAIRS[cycle % len(PAIRS)])
+        train(ddp, hook, range(2))
+        hook.close()
+        kept += ddp, hook
+        counts.append(held())
+    return counts
+
+
+def over_a_group(_: int) -> list[tuple[int, int]]:
+    """The same over a process group of the user's, which is there afterwards."""
+    group = dist.new_group([0, 1])
+    counts = []
+    for _ in range(4):
+        ddp = DistributedDataParallel(network(), process_group=group)
+        hook = attach(ddp, "topk", "allgather")
+        train(ddp, hook, range(1))
+        hook.close()
+        counts.append(held())
+    dist.barrier(group)
+    return counts
+
+
+def one_by_one(rank: int) -> list[tuple[int, int]]:
+    """The same where ranks close when it suits them, while others may still be in the last step."""
+    counts = []
+    for cycle in range(8):
+        ddp = DistributedDataParallel(network())
+        hook = attach(ddp, "none", "hierarchical:group_size=2,intra=native,inter=native", timeout_s=20)
+        train(ddp, hook, range(2))
+        time.sleep(0.1 * ((rank + cycle) % 3))
+        hook.close()
+        counts.append(held())
+    return counts
+
+
+def after_the_job(_: int) -> None:
+    """A hook that is closed when all process groups are destroyed already."""
+    hook = attach(DistributedDataParallel(network()), "none", "native")
+    dist.destroy_process_group()
+    hook.close()
+
+
+def grows(counts: Sequence[tuple[int, int]]) -> bool:
+    """Return whether more is held later than after the first cycle."""
+    return any(now > then for later in counts[1:] for now, then in zip(later, counts[0], strict=True))
+
+
+@pytest.fixture(scope="module")
+def played(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
+    """What every scene gave, per rank."""
+    return played_by_two((comings_and_goings, over_a_group, after_the_job), tmp_path_factory.mktemp("ranks"))
+
+
+@pytest.mark.parametrize("scene", ["comings_and_goings", "over_a_group"])
+def test_closed_hooks_hold_nothing(played: list[dict[str, Any]], scene: str) -> None:
+    assert not any(grows(rank[scene]) for rank in played)
+
+
+def test_ranks_need_not_close_at_the_same_time(tmp_path: Path) -> None:
+    assert not any(map(grows, run_ranks(one_by_one, 3, tmp_path)))
