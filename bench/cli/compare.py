@@ -106,8 +106,8 @@ By = Annotated[
 Where = Annotated[
     list[str] | None,
     typer.Option(
-        help="Only runs with these values: 'dataset=digits,world_size=4'; a component's bare name fits any options; "
-        "what is an option of a component before it belongs to that.",
+        help="Only runs with these values: 'dataset=digits,world_size=4', 'steps=-' for an empty cell; a component's bare "
+        "name fits any options; what is an option of a component before it belongs to that.",
         metavar="COLUMN=VALUE",
         show_default=False,
         rich_help_panel=INPUT,

@@ -56,8 +56,8 @@ class Configuration:
         return all(run["compressor"].partition(":")[0] in DENSE for run in self.runs)
 
     def values(self, column: str) -> list[float]:
-        """The known values of a column, one per seed that ended well."""
-        return [float(value) for value in (run[column] for run in self.ok) if value is not None]
+        """Return the known values of a column, one per seed that ended well."""
+        return [float(value) for value in (_measured(run, column) for run in self.ok) if value is not None]
 
     def estimate(self, column: str) -> Estimate | None:
         """Mean over seeds with its interval, None where no seed has a value."""
@@ -66,6 +66,13 @@ class Configuration:
     def distinct(self, column: str) -> list[Any]:
         """The known values of a column over all runs, each once, in order of appearance."""
         return [value for value in dict.fromkeys(run[column] for run in self.runs) if value is not None]
+
+
+def _measured(run: Run, column: str) -> Any:
+    """Return a run's value; none of two timers that contradict each other, as in rows of older versions."""
+    if column == "exposed_s" and None not in (run[column], run["step_time_s"]) and run[column] > run["step_time_s"]:
+        return None
+    return run[column]
 
 
 def configurations(runs: Sequence[Run], by: Sequence[str]) -> list[Configuration]:
