@@ -14,6 +14,9 @@ from bench.report.store import Row, run_key
 _MEASURED = [column.name for column in METRICS if column.group not in ("identity", "origin")]
 
 
+_ENDINGS = {"running": "is still running, or was killed", "interrupted": "was interrupted", "timeout": "timed out"}
+
+
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Run:
     """One run: ``run["samples_per_s"]`` is what is known of a column at its end.
@@ -36,6 +39,16 @@ class Run:
             if known[column] is None:
                 known[column] = next((row[column] for row in reversed(self.rows) if row[column] is not None), None)
         return known
+
+    @property
+    def title(self) -> str:
+        """``topk:ratio=0.01 + allgather, seed 1``."""
+        return f"{self['compressor']} + {self['collective']}, seed {self['seed']}"
+
+    @property
+    def ending(self) -> str:
+        """How it ended, as a predicate: ``was interrupted``."""
+        return _ENDINGS.get(self["status"], self["status"])
 
     @property
     def ended_well(self) -> bool:
