@@ -20,6 +20,7 @@ _WORK = [name for name in (*WORKLOAD, "accumulate") if name not in _MACHINE]
 # Here an empty cell says that there is none, and not that it is unknown.
 _NONE_COUNTS = ("epochs", "steps", "uplink_bps", "downlink_bps", "link_trace", "cluster_digest", "straggler")
 _LISTED = 3
+NOTEWORTHY_SHARE = 0.1  # of the cores' time, taken by other programs; less is what an idle machine does by itself
 SHORT = 10  # so many times shorter than the one before says too little
 
 
@@ -54,6 +55,7 @@ def caveats(comparison: Comparison) -> list[str]:
         *_one_seed(comparison),
         *_too_few(comparison),
         *_noisy_clock(comparison),
+        *_shared_cores(comparison),
         *_repeats(comparison),
         *_dirty(comparison),
         *([comparison.ambiguity] if comparison.ambiguity else []),
@@ -207,6 +209,20 @@ def _noisy_clock(comparison: Comparison) -> Iterator[str]:
         yield (
             f"times are too noisy for a verdict, but CPU time per step says: {verdicts}; other programs were using the "
             "machine or the network: run again when it is idle"
+        )
+
+
+def _shared_cores(comparison: Comparison) -> Iterator[str]:
+    shares = []
+    for configuration in _configurations(comparison):
+        # Rows of versions that did not measure it lack the column.
+        known = [run.last_known.get("other_cpu_share") or 0.0 for run in configuration.ok]
+        if (share := max(known, default=0.0)) > NOTEWORTHY_SHARE:
+            shares.append(f"{configuration.short} {share:.0%}")
+    if shares:
+        yield (
+            f"other programs took part of the cores while these runs were timed: {_first_of(shares)}; their times are "
+            "too long: run them again on an idle machine"
         )
 
 
