@@ -76,7 +76,7 @@ Metric = Annotated[
     str | None,
     typer.Option(
         help="Column that the verdict is about, or bytes_to_target (default: samples_per_s, with --target "
-        "time_to_target_s).",
+        "time_to_target_s; test_accuracy of runs too short to be timed).",
         metavar="COLUMN",
         show_default=False,
         autocompletion=_complete_metric,
@@ -218,7 +218,7 @@ def compare(
     extra = find_numbers([name for name in names if name != ALL])
     conditions = [condition for text in where or [] for condition in selection.parse_conditions(text)]
     rows = store.read(given or [DEFAULT_PATH], keep_going=keep_going, warn=warn)
-    metric = metric or ("time_to_target_s" if target else "samples_per_s")
+    metric = metric or ("time_to_target_s" if target else _default_metric(rows))
     compared = comparison.compare(
         rows, baseline=baseline, metric=metric, by=_parts(by), where=conditions, targets=_parts(target), sort=sort
     )
@@ -228,6 +228,11 @@ def compare(
     table = table_of(compared, extra=extra, cautions=cautions)
     write(table, compared, [*caveats.caveats(compared), *judged.undecided], chosen_format, out)
     _raise_crossed(judged)
+
+
+def _default_metric(rows: Sequence[Row]) -> str:
+    """Return speed, or accuracy where all runs were too short to be timed."""
+    return "samples_per_s" if any(row["samples_per_s"] is not None for row in rows) else "test_accuracy"
 
 
 def _paths_and_gates(paths: list[Path], fail_on: list[str]) -> tuple[list[Path], list[Gate]]:

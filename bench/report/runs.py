@@ -48,7 +48,7 @@ class Run:
     @property
     def ending(self) -> str:
         """How it ended, as a predicate: ``was interrupted``."""
-        return _ENDINGS.get(self["status"], self["status"])
+        return _ENDINGS.get(self["status"], str(self["status"]))
 
     @property
     def ended_well(self) -> bool:

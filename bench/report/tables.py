@@ -238,7 +238,7 @@ def _block(table: Table, indices: Sequence[int], widths: Sequence[int], above: S
     text = Text()
     _append_row(text, headings, columns, shown_widths)
     text.append("─" * (sum(shown_widths) + len(_GAP) * (len(columns) - 1)) + "\n")
-    for row, heading in itertools.zip_longest(table.rows, above, fillvalue=""):
+    for row, heading in zip(table.rows, above or itertools.repeat(""), strict=False):
         if heading:
             text.append(f"{heading}\n")
         _append_row(text, [row[i] for i in indices], columns, shown_widths)

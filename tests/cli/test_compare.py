@@ -128,6 +128,24 @@ def test_targets_are_what_the_verdict_is_about(runs: Path) -> None:
     assert dense["num_reached_0.968"] == "3"
 
 
+def test_runs_too_short_to_be_timed_are_compared_by_accuracy(tmp_path: Path) -> None:
+    rows = [row | {"samples_per_s": None} for row in [*DENSE, *TOPK]]
+    answer = bench_compare(write_runs(tmp_path / "short", rows))
+    assert answer.out.startswith("No verdict, too much noise: topk -0.4 points")
+
+
+def test_the_terminal_has_the_answer_first_and_every_column_where_asked(runs: Path) -> None:
+    usual = bench_compare(runs).out
+    assert usual.startswith("Faster, accuracy unclear: topk 1.31x (-0.4 points)\n\nsamples/s: every row against none")
+    assert "CI]" in usual
+    assert "compression" not in usual
+    assert "compression" in bench_compare(runs, "--columns", "all").out
+    assert "forward and" not in usual
+    answer = json.loads(bench_compare(runs, "--json").out)
+    assert answer["verdict"] == ["Faster, accuracy unclear: topk 1.31x (-0.4 points)"]
+    assert "\nFaster, accuracy unclear: topk" in bench_compare(runs, "--format", "markdown").out
+
+
 def test_latex_is_written_with_its_signs_escaped(runs: Path, tmp_path: Path) -> None:
     bench_compare(runs, "--out", tmp_path / "table.tex")
     text = (tmp_path / "table.tex").read_text()

@@ -45,7 +45,7 @@ class Display(LiveLine):
 
 def _progress(line: dict[str, Any]) -> list[str]:
     """Return what a report says, the most important first."""
-    known = {
+    known: dict[str, Callable[[float], str]] = {
         "eta_s": lambda value: f"{format_seconds(value)} left",
         "epoch": "epoch {:.1f}".format,
         "accuracy": "accuracy {:.1%}".format,
