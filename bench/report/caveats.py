@@ -90,11 +90,16 @@ def _out_of_sync(comparison: Comparison) -> Iterator[str]:
 
 
 def _other_work(comparison: Comparison) -> Iterator[str]:
-    if differing := _differing(comparison, _WORK):
+    if differing := differing_work(comparison):
         yield (
             f"the rows differ in {_listing(comparison, differing)}, so a difference between them may come from that; "
             "--where chooses rows"
         )
+
+
+def differing_work(comparison: Comparison) -> list[str]:
+    """Return the settings that say what has to be done, in which rows differ though they are not compared by them."""
+    return _differing(comparison, _WORK)
 
 
 def _links(comparison: Comparison) -> Iterator[str]:
@@ -132,10 +137,14 @@ def _sent_at_first(comparison: Comparison) -> Iterator[str]:
         if factors and (factor := sum(factors) / len(factors)) > SAME_FACTOR[1]:
             more.append((factor, configuration.short))
     if more:
-        texts = [f"{name} sent {format_factor(factor)} times" for factor, name in sorted(more, reverse=True)]
+        (most, name), *others = sorted(more, reverse=True)
+        texts = [
+            f"{name} sent {format_factor(most)}",
+            *(f"{other} {format_factor(factor)}" for factor, other in others),
+        ]
         yield (
-            f"averaged over the whole run, {_first_of(texts)} the bytes per step shown (early steps compress less); "
-            "--metric bytes_to_target counts whole runs"
+            f"averaged over the whole run, {_first_of(texts)} times the bytes per step shown (early steps compress "
+            "less); --metric bytes_to_target counts whole runs"
         )
 
 

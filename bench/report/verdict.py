@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from bench.report.caveats import differing_work
 from bench.report.comparison import Comparison, Row
 from bench.report.formats import format_factor, format_points
 
@@ -36,6 +37,8 @@ def sentences(comparison: Comparison) -> list[str]:
     for row in sorted(comparison.candidates, key=_gain, reverse=True):
         rows[_heading(comparison, row)].append(row)
     said = [f"{heading}: {_listing(comparison, group)}" for heading, group in rows.items() if group]
+    if mixed := differing_work(comparison):
+        said.insert(0, f"Compare only rows with the same work: these differ in {', '.join(mixed)}")
     return [*said[: _LINES - 1], *filter(None, [". ".join(said[_LINES - 1 :])])]
 
 

@@ -16,12 +16,13 @@ from tests.testing.fake_rows import fake_seeds, topk_seeds
 from tests.unit.report.compared import compared
 
 REFERENCE = Path(__file__).parents[3] / "results" / "reference"
-DENSE = fake_seeds([1000.0, 1010.0, 990.0], [0.980, 0.981, 0.979])
+DENSE_ACCURACY = [0.980, 0.981, 0.979]
+DENSE = fake_seeds([1000.0, 1010.0, 990.0], DENSE_ACCURACY)
 SPEED = [2000.0, 2010.0, 1990.0]
 
 
 def other(name: str, speed: list[float], accuracy: list[float] | None = None, **values: Any) -> list[dict[str, Any]]:
-    return topk_seeds(speed, accuracy or [0.980, 0.981, 0.979][: len(speed)], compressor=name, **values)
+    return topk_seeds(speed, accuracy or DENSE_ACCURACY[: len(speed)], compressor=name, **values)
 
 
 def test_rows_are_grouped_by_what_they_gain_and_what_that_costs(tmp_path: Path) -> None:
@@ -55,6 +56,12 @@ def test_one_seed_allows_no_verdict_and_one_row_no_comparison(tmp_path: Path) ->
     single = [*fake_seeds([1000.0], [0.98]), *topk_seeds([2000.0], [0.97])]
     assert sentences(compared(tmp_path, single)) == ["No verdict from one seed: topk 2.00x (-1.0 points)"]
     assert sentences(compared(tmp_path, DENSE)) == ["There is only none + native, and nothing to compare it with"]
+
+
+def test_rows_on_other_work_are_pointed_out_first(tmp_path: Path) -> None:
+    first, second = sentences(compared(tmp_path, [*DENSE, *topk_seeds(SPEED, DENSE_ACCURACY, uplink_bps=1e7)]))
+    assert first == "Compare only rows with the same work: these differ in uplink_bps"
+    assert second == "Faster, no less accurate: topk 2.00x"
 
 
 @pytest.mark.parametrize(
