@@ -76,7 +76,7 @@ Metric = Annotated[
     str | None,
     typer.Option(
         help="Column that the verdict is about, or bytes_to_target (default: samples_per_s, with --target "
-        "time_to_target_s).",
+        "time_to_target_s; test_accuracy of runs too short to be timed).",
         metavar="COLUMN",
         show_default=False,
         autocompletion=_complete_metric,
@@ -106,8 +106,8 @@ By = Annotated[
 Where = Annotated[
     list[str] | None,
     typer.Option(
-        help="Only runs with these values: 'dataset=digits,world_size=4'; a component's bare name fits any options; "
-        "what is an option of a component before it belongs to that.",
+        help="Only runs with these values: 'dataset=digits,world_size=4' ('steps=-': an empty cell); a component's "
+        "bare name fits any options; what is an option of a component before it belongs to that.",
         metavar="COLUMN=VALUE",
         show_default=False,
         rich_help_panel=INPUT,
@@ -142,7 +142,8 @@ Sort = Annotated[
 Columns = Annotated[
     list[str] | None,
     typer.Option(
-        help="Show these columns too, separated by commas; step: where a step goes.",
+        help="Show these columns too, separated by commas; step: where a step goes; all: every column, with intervals, "
+        "as the other formats have them.",
         metavar="COLUMNS",
         show_default=False,
         autocompletion=_complete_metric,
@@ -207,23 +208,31 @@ def compare(
 
     Faster or slower means significant and beyond 5%; with a single seed the verdict is always unclear.
     """
-    from bench.report import caveats, comparison, comparison_table, gates, selection, store
-    from bench.report.columns import find_numbers
+    from bench.report import caveats, comparison, gates, selection, store
+    from bench.report.columns import ALL, find_numbers
+    from bench.report.comparison_table import answer_table, comparison_table
 
     chosen_format = choose_format(as_format, as_json, out)
     given, limits = _paths_and_gates(paths or [], _parts(fail_on))
-    extra = find_numbers(_parts(columns))
+    names = _parts(columns)
+    extra = find_numbers([name for name in names if name != ALL])
     conditions = [condition for text in where or [] for condition in selection.parse_conditions(text)]
     rows = store.read(given or [DEFAULT_PATH], keep_going=keep_going, warn=warn)
-    metric = metric or ("time_to_target_s" if target else "samples_per_s")
+    metric = metric or ("time_to_target_s" if target else _default_metric(rows))
     compared = comparison.compare(
         rows, baseline=baseline, metric=metric, by=_parts(by), where=conditions, targets=_parts(target), sort=sort
     )
     judged = gates.check(compared, limits) + _held_against(reference, rows, conditions)
     cautions = [] if allow_other_machine else caveats.cautions(compared)
-    table = comparison_table.comparison_table(compared, extra=extra, cautions=cautions)
+    table_of = answer_table if chosen_format == "rich" and ALL not in names else comparison_table
+    table = table_of(compared, extra=extra, cautions=cautions)
     write(table, compared, [*caveats.caveats(compared), *judged.undecided], chosen_format, out)
     _raise_crossed(judged)
+
+
+def _default_metric(rows: Sequence[Row]) -> str:
+    """Return speed, or accuracy where all runs were too short to be timed."""
+    return "samples_per_s" if any(row["samples_per_s"] is not None for row in rows) else "test_accuracy"
 
 
 def _paths_and_gates(paths: list[Path], fail_on: list[str]) -> tuple[list[Path], list[Gate]]:

@@ -107,6 +107,13 @@ class MissingColumns(ValueError):
         self.names = names
 
 
+class RepeatedColumns(ValueError):
+    """A file has a column more than once, so that nothing says which of its values counts."""
+
+    def __init__(self, names: Sequence[str]) -> None:
+        super().__init__(f"it has more than one column {', '.join(names)}")
+
+
 def read_rows(
     path: Path,
     columns: tuple[Column, ...] = METRICS,
@@ -129,6 +136,7 @@ def read_rows(
     Raises:
         OSError: the file cannot be read.
         MissingColumns: the file lacks required columns; of a file that is no CSV file at all, all of them.
+        RepeatedColumns: the file has a column of the schema twice.
     """
     lines = _lines(path)
     if not lines:
@@ -182,11 +190,14 @@ class RowReader:
 
     Raises:
         MissingColumns: the header lacks some of these.
+        RepeatedColumns: the header has a column of the schema twice.
     """
 
     def __init__(self, header: list[str], columns: tuple[Column, ...], required: Sequence[str] = ()) -> None:
         if missing := [name for name in required if name not in header]:
             raise MissingColumns(missing)
+        if repeated := [column.name for column in columns if header.count(column.name) > 1]:
+            raise RepeatedColumns(repeated)
         self._required = required
         by_name = {column.name: column for column in columns}
         self._empty = dict.fromkeys(name for name in header if name in by_name)
@@ -201,8 +212,6 @@ class RowReader:
         Raises:
             ValueError: the line is cut or damaged, a cell does not hold its column's type, or a required one is empty.
         """
-        if not line.endswith("\n"):
-            raise ValueError("it is cut (the line has no end)")
         cells = _cells(line)
         if len(cells) != self._num_cells:
             raise ValueError(f"it is cut or damaged ({len(cells)} cells under {self._num_cells} columns)")

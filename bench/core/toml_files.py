@@ -24,7 +24,7 @@ def read_toml(path: Path, what: str) -> dict[str, Any]:
     """
     check_regular(path)
     try:
-        return tomllib.loads(path.read_text(encoding="utf-8"))
+        return tomllib.loads(path.read_text(encoding="utf-8-sig"))
     except OSError as error:
         raise UsageError(f"the {what} {path} cannot be read: {error.strerror}") from None
     except (ValueError, RecursionError) as error:  # not TOML, not UTF-8, a number without end, nested without end

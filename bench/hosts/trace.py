@@ -9,6 +9,7 @@ Source: Netravali et al. 2015 (Mahimahi, USENIX ATC), whose recorded traces of c
 from __future__ import annotations
 
 import array
+import codecs
 import dataclasses
 import hashlib
 from pathlib import Path
@@ -66,7 +67,7 @@ class Trace:
 def _read(path: Path) -> array.array[int]:
     check_regular(path)
     try:
-        lines = path.read_text(encoding="ascii").splitlines()
+        lines = path.read_bytes().removeprefix(codecs.BOM_UTF8).decode("ascii").splitlines()
     except OSError as error:
         raise UsageError(f"the trace {path} cannot be read: {error.strerror}") from None
     except ValueError:

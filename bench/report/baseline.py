@@ -48,10 +48,10 @@ def choose(
             if dense := [row for row in fit if row.distinct("compressor") == [compressor]]:
                 chosen = _preferred(dense)
                 others = (
-                    f"{len(dense)} rows are of {compressor}, the baseline is {chosen.title}; --baseline chooses another"
+                    f"{len(dense)} rows use {compressor}; the baseline is {chosen.title} (--baseline chooses another)"
                 )
                 return chosen, others if len(dense) > 1 else None
-        said = f"no row is of {' or '.join(defaults)}, so the baseline is {fit[0].title}; --baseline chooses another"
+        said = f"no row uses {' or '.join(defaults)}, so the baseline is {fit[0].title} (--baseline chooses another)"
         return fit[0], said if len(fit) > 1 else None
     for matches in _MATCHES:
         fitting = [row for row in rows if matches(row, wanted)]

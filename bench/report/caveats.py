@@ -20,16 +20,18 @@ _WORK = [name for name in (*WORKLOAD, "accumulate") if name not in _MACHINE]
 # Here an empty cell says that there is none, and not that it is unknown.
 _NONE_COUNTS = ("epochs", "steps", "uplink_bps", "downlink_bps", "link_trace", "cluster_digest", "straggler")
 _LISTED = 3
+NOTEWORTHY_SHARE = 0.1  # of the cores' time, taken by other programs; less is what an idle machine does by itself
 SHORT = 10  # so many times shorter than the one before says too little
 
 
 def cautions(comparison: Comparison) -> list[str]:
-    """What must be known before looking at a number: rows of different machines or versions."""
+    """Return what must be known before looking at a number: rows of different machines or versions."""
     sentences = []
     if differing := _differing(comparison, _MACHINE):
         sentences.append(
-            f"THE ROWS COME FROM DIFFERENT MACHINES OR VERSIONS: {_listing(comparison, differing)}; their times cannot "
-            "be compared: run them on one machine, or silence this with --allow-other-machine"
+            f"the rows come from different machines or versions, so their times cannot be compared: "
+            f"{_listing(comparison, differing)}; run all of them on one machine, or hide this with "
+            "--allow-other-machine"
         )
     if differing := _differing(comparison, ("git_sha",)):
         sentences.append(f"the rows come from different versions of the code: {_listing(comparison, differing)}")
@@ -37,9 +39,10 @@ def cautions(comparison: Comparison) -> list[str]:
 
 
 def caveats(comparison: Comparison) -> list[str]:
-    """Everything else that weakens a comparison, the gravest first."""
+    """Return everything else that weakens a comparison, the gravest first."""
     return [
         *_failures(comparison),
+        *_unfinished(comparison),
         *_out_of_sync(comparison),
         *_other_work(comparison),
         *_links(comparison),
@@ -49,8 +52,10 @@ def caveats(comparison: Comparison) -> list[str]:
         *_mixtures(comparison),
         *_missed(comparison),
         *_fallbacks(comparison),
+        *_one_seed(comparison),
         *_too_few(comparison),
         *_noisy_clock(comparison),
+        *_shared_cores(comparison),
         *_repeats(comparison),
         *_dirty(comparison),
         *([comparison.ambiguity] if comparison.ambiguity else []),
@@ -61,17 +66,17 @@ def _failures(comparison: Comparison) -> Iterator[str]:
     for row in comparison.rows:
         for run in row.configuration.runs:
             if not run.ended_well:
-                reason = run["error"] or (
-                    "it is still running, or was killed" if run["status"] == "running" else "no reason is recorded"
-                )
                 yield (
-                    f"{row.configuration.title}: seed {run['seed']} {_ended(run['status'])} and does not count: "
-                    f"{reason} ({run['run_id']})"
+                    f"{row.configuration.short}: seed {run['seed']} {run.ending} and does not count: "
+                    f"{run['error'] or 'no reason is recorded'} ({run['run_id']})"
                 )
 
 
-def _ended(status: str) -> str:
-    return {"running": "has not ended", "interrupted": "was interrupted", "timeout": "timed out"}.get(status, status)
+def _unfinished(comparison: Comparison) -> Iterator[str]:
+    """Runs of which no row tells."""
+    if runs := comparison.unfinished:
+        texts = [f"{run.title}, {run.ending} ({run['run_id']})" for run in runs]
+        yield f"not in the table, since not finished: {_first_of(texts)}"
 
 
 def _out_of_sync(comparison: Comparison) -> Iterator[str]:
@@ -79,27 +84,32 @@ def _out_of_sync(comparison: Comparison) -> Iterator[str]:
         if wrong := [run for run in configuration.runs if run.in_sync is False]:
             seeds = ", ".join(str(run["seed"]) for run in wrong)
             yield (
-                f"{configuration.title}: the ranks ended with different parameters (seeds: {seeds}); "
-                "its accuracy is that of one replica, and the run is not data-parallel training"
+                f"{configuration.short}: the ranks ended with different parameters (seeds: {seeds}), so this was not "
+                "data-parallel training, and its accuracy is that of one rank's model"
             )
 
 
 def _other_work(comparison: Comparison) -> Iterator[str]:
-    if differing := _differing(comparison, _WORK):
+    if differing := differing_work(comparison):
         yield (
-            f"the rows differ in {_listing(comparison, differing)}: an effect then mixes this with the effect of the "
-            "compressor and the collective"
+            f"the rows differ in {_listing(comparison, differing)}, so a difference between them may come from that; "
+            "--where chooses rows"
         )
 
 
+def differing_work(comparison: Comparison) -> list[str]:
+    """Return the settings that say what has to be done, in which rows differ though they are not compared by them."""
+    return _differing(comparison, _WORK)
+
+
 def _links(comparison: Comparison) -> Iterator[str]:
-    for configuration in _configurations(comparison):
-        if warnings := configuration.distinct("link_warnings"):
-            yield f"{configuration.title}: the links were not as asked for: {warnings[0]}"
+    if rows := [each for each in _configurations(comparison) if each.distinct("link_warnings")]:
+        where = f"{rows[0].short}, and in {len(rows) - 1} more rows" if rows[1:] else rows[0].short
+        yield f"{where}: the links were not as configured: {rows[0].distinct('link_warnings')[0]}"
 
 
 def _warm_up(comparison: Comparison) -> Iterator[str]:
-    """Speeds are of a run's last part: compressors that send more at first were not as fast from the beginning."""
+    """Compare speeds of whole runs: compressors that send more at first were not as fast from the beginning."""
     if comparison.metric.name != "samples_per_s":
         return
     known = _speeds_in_all(comparison.baseline)
@@ -108,16 +118,16 @@ def _warm_up(comparison: Comparison) -> Iterator[str]:
         in_all = improvement(known, _speeds_in_all(row.configuration), higher_is_better=True)
         at_last = row.gain.effect
         if in_all and at_last and not SAME_FACTOR[0] <= in_all.value / at_last.value <= SAME_FACTOR[1]:
-            others.append(f"{row.configuration.title} {format_factor(in_all.value)}x")
+            others.append(f"{row.configuration.short} {format_factor(in_all.value)}x")
     if others:
         yield (
-            f"speeds are those of each run's last evaluation interval; over whole trainings, warm-up of the density "
-            f"included: {'; '.join(others)}; --metric time_to_target_s compares whole runs"
+            f"averaged over the whole run, the speed-up was: {_first_of(others)} (the table shows each run's last "
+            "evaluation interval); --metric time_to_target_s compares whole runs"
         )
 
 
 def _sent_at_first(comparison: Comparison) -> Iterator[str]:
-    """Bytes per step are of a run's last part too."""
+    """Compare bytes of whole runs with those of the last part."""
     if comparison.metric.name == targets.BYTES:
         return
     more = []
@@ -125,26 +135,29 @@ def _sent_at_first(comparison: Comparison) -> Iterator[str]:
         known = [(run.payload_bytes_per_step_in_all, run["payload_bytes_per_step"]) for run in configuration.ok]
         factors = [in_all / at_last for in_all, at_last in known if in_all and at_last]
         if factors and (factor := sum(factors) / len(factors)) > SAME_FACTOR[1]:
-            more.append(f"{configuration.title} {format_factor(factor)} times as many")
+            more.append((factor, configuration.short))
     if more:
+        (most, name), *others = sorted(more, reverse=True)
+        texts = [
+            f"{name} sent {format_factor(most)}",
+            *(f"{other} {format_factor(factor)}" for factor, other in others),
+        ]
         yield (
-            "bytes per step are those of each run's last evaluation interval; over whole trainings: "
-            f"{'; '.join(more)}; --metric bytes_to_target counts whole runs"
+            f"averaged over the whole run, {_first_of(texts)} times the bytes per step shown (early steps compress "
+            "less); --metric bytes_to_target counts whole runs"
         )
 
 
 def _short_last_part(comparison: Comparison) -> Iterator[str]:
-    """Speeds of a few steps that were left over say little."""
-    short = [each for each in _configurations(comparison) if any(map(_ends_shortly, each.ok))]
-    if short:
+    if short := [each for each in _configurations(comparison) if any(map(_ends_shortly, each.ok))]:
         yield (
-            f"the last evaluation interval of {_names(short)} is less than a tenth of the one before, and speeds are "
-            "those of its steps alone; choose --eval-every so that it divides the run"
+            f"{_names(short)}: speeds are measured over the last evaluation interval, which is less than a tenth of "
+            "the one before; choose --eval-every so that it divides the run"
         )
 
 
 def _ends_shortly(run: Run) -> bool:
-    """Whether its last interval is far shorter than the one before."""
+    """Return whether its last interval is far shorter than the one before."""
     *_, before, last = [None, *run.interval_steps]
     return before is not None and last is not None and 0 < SHORT * last < before
 
@@ -158,8 +171,8 @@ def _mixtures(comparison: Comparison) -> Iterator[str]:
         mixed = [name for name in SETTINGS if name not in comparison.by and len(configuration.distinct(name)) > 1]
         if mixed:
             yield (
-                f"{configuration.title} mixes runs that differ in {', '.join(mixed)}, so its intervals are not only "
-                "noise; add these to --by"
+                f"{configuration.short} averages runs that differ in {', '.join(mixed)}, so its intervals are not only "
+                f"noise; group by these too: --by {','.join([*comparison.by, *mixed])}"
             )
 
 
@@ -170,17 +183,17 @@ def _missed(comparison: Comparison) -> Iterator[str]:
         for configuration in _configurations(comparison):
             seeds = targets.needs(configuration, metric, target)
             if missed := len(seeds) - targets.num_reached(seeds):
-                counts.append(f"{configuration.title} ({missed} of {len(seeds)} seeds)")
+                counts.append(f"{configuration.short} ({missed} of {len(seeds)} seeds)")
         if counts:
             accuracy = "the target accuracy" if target.accuracy is None else target.title
             yield (
-                f"{accuracy} was missed by {'; '.join(counts)}: a seed that missed it counts with all that it spent, "
-                "so that its mean is a lower bound; more epochs would tell more"
+                f"missed {accuracy}: {_first_of(counts)}; a seed that missed it counts with all that it spent, so the "
+                "true mean is higher: train longer to see it"
             )
         if once := [each for each in _configurations(comparison) if _evaluated_once(each, metric, target)]:
             yield (
-                f"{_names(once)}: one evaluation per run, so what was needed until {target.title} is known no better "
-                "than the run's end; run with --eval-every"
+                f"{_names(once)}: evaluated only once, at the end of the run, so {target.title} may have been reached "
+                "long before; run with --eval-every"
             )
 
 
@@ -194,31 +207,46 @@ def _evaluated_once(configuration: Configuration, metric: str, target: Target) -
 def _fallbacks(comparison: Comparison) -> Iterator[str]:
     if fell_back := [each for each in _configurations(comparison) if any(each.values("factor_fallbacks"))]:
         yield (
-            f"{_names(fell_back)}: some factors of K-FAC were sent in another form than asked for, or factored with "
-            "more damping (factor_fallbacks), so this is not quite the method named"
+            f"{_names(fell_back)}: K-FAC sent some factors in another form, or with more damping, than configured "
+            "(column factor_fallbacks), so this is not exactly the method named"
         )
 
 
 def _noisy_clock(comparison: Comparison) -> Iterator[str]:
     if noisy := [row for row in comparison.candidates if row.only_wall_clock_is_noisy]:
-        verdicts = "; ".join(f"{row.configuration.title} ({row.cpu.verdict})" for row in noisy)
+        verdicts = _first_of([f"{row.configuration.short} {row.cpu.verdict}" for row in noisy])
         yield (
-            f"only the wall clock is noisy, CPU time per step allows a verdict: {verdicts}; something else was using "
-            "the machine or the network: repeat these runs on an idle one"
+            f"times are too noisy for a verdict, but CPU time per step says: {verdicts}; other programs were using the "
+            "machine or the network: run again when it is idle"
         )
+
+
+def _shared_cores(comparison: Comparison) -> Iterator[str]:
+    shares = []
+    for configuration in _configurations(comparison):
+        # Rows of versions that did not measure it lack the column.
+        known = [run.last_known.get("other_cpu_share") or 0.0 for run in configuration.ok]
+        if (share := max(known, default=0.0)) > NOTEWORTHY_SHARE:
+            shares.append(f"{configuration.short} {share:.0%}")
+    if shares:
+        yield (
+            f"other programs took part of the cores while these runs were timed: {_first_of(shares)}; their times are "
+            "too long: run them again on an idle machine"
+        )
+
+
+def _one_seed(comparison: Comparison) -> Iterator[str]:
+    rows = [each for each in _configurations(comparison) if each.ok]
+    if single := [each for each in rows if len(each.ok) == 1]:
+        seeds = ",".join(map(str, range(1, FEWEST_SEEDS + 1)))
+        whose = "each" if len(single) == len(rows) else f"of {_names(single)}"
+        yield f"only one seed {whose}, so noise cannot be told from an effect: run `--seeds {seeds}`"
 
 
 def _too_few(comparison: Comparison) -> Iterator[str]:
-    few = [each for each in _configurations(comparison) if len(each.ok) == 1]
-    if few:
-        yield (
-            f"{_names(few)}: one seed says nothing about noise, so every verdict on it is unclear; "
-            f"next: run at least {FEWEST_SEEDS} seeds of each row"
-        )
     noisy = [row for row in comparison.candidates if row.verdict == "unclear" and not row.gain.held_back]
-    advice = [text for row in noisy for text in _advice(comparison, row)]
-    if advice:
-        yield f"too noisy for a verdict: {'; '.join(advice)}; next: run more seeds of these and of the baseline"
+    if advice := [text for row in noisy for text in _advice(comparison, row)]:
+        yield f"too noisy for a verdict: {_first_of(advice)}; run more seeds of these and of the baseline"
 
 
 def _advice(comparison: Comparison, row: Row) -> Iterator[str]:
@@ -227,8 +255,8 @@ def _advice(comparison: Comparison, row: Row) -> Iterator[str]:
     if effect and effect.low is not None:
         n = min(_num_seeds(comparison, each) for each in (row.configuration, comparison.baseline))
         seeds = seeds_needed(effect, half_width=half_width, n=n, comparisons=len(comparison.candidates))
-        wanted = f"about {seeds} would do" if seeds else f"not even {MOST_SEEDS} would do, find the noise first"
-        yield f"{row.configuration.title} ({n} seeds, {wanted})"
+        wanted = f"about {seeds} would do" if seeds else f"not even {MOST_SEEDS} would do: find the noise first"
+        yield f"{row.configuration.short} ({n} seeds; {wanted})"
 
 
 def _num_seeds(comparison: Comparison, configuration: Configuration) -> int:
@@ -251,14 +279,13 @@ def _judged(comparison: Comparison, row: Row) -> tuple[Effect | None, float]:
 
 
 def _repeats(comparison: Comparison) -> Iterator[str]:
-    if comparison.repeats:
-        runs = [each.counted for each in comparison.repeats]
-        seeds = [f"{run['compressor']} + {run['collective']} seed {run['seed']}" for run in runs]
-        more = f" and {len(seeds) - _LISTED} more" if len(seeds) > _LISTED else ""
-        yield (
-            f"run more than once: {', '.join(seeds[:_LISTED])}{more}; only the newest ok run of each counts, since "
-            "repeats of a seed say nothing about other seeds"
-        )
+    counted = {id(repeat.counted) for repeat in comparison.repeats}
+    runs = [
+        (each.short, run["seed"]) for each in _configurations(comparison) for run in each.runs if id(run) in counted
+    ]
+    if runs:
+        listing = _first_of([f"{name} seed {seed}" for name, seed in runs])
+        yield f"run more than once: {listing}; only the newest run of each that ended well counts"
 
 
 def _dirty(comparison: Comparison) -> Iterator[str]:
@@ -289,4 +316,9 @@ def _listing(comparison: Comparison, names: list[str]) -> str:
 
 
 def _names(configurations: Sequence[Configuration]) -> str:
-    return "; ".join(configuration.title for configuration in configurations)
+    return _first_of([configuration.short for configuration in configurations])
+
+
+def _first_of(texts: Sequence[str]) -> str:
+    more = f" and {len(texts) - _LISTED} more" if len(texts) > _LISTED else ""
+    return "; ".join(texts[:_LISTED]) + more

@@ -20,6 +20,9 @@ BYTES_TO_TARGET = Column(
 COLUMNS_BY_NAME: Mapping[str, Column] = {**METRICS_BY_NAME, BYTES_TO_TARGET.name: BYTES_TO_TARGET}
 """What can be shown: the columns of metrics.csv and what follows from them."""
 
+ALL = "all"
+"""Stands for every column that a comparison has."""
+
 STEP = ("forward_backward_s", "encode_s", "exchange_s", "exposed_s")
 """Where a step goes."""
 

@@ -14,7 +14,7 @@ from bench.core.schema.column import Column
 from bench.report import baseline as baselines
 from bench.report.columns import find_column, find_metric
 from bench.report.configurations import SETTINGS, Configuration, configurations
-from bench.report.runs import Repeat, collect_runs, one_per_seed
+from bench.report.runs import Repeat, Run, collect_runs, one_per_seed
 from bench.report.selection import Condition, in_order_of, select
 from bench.report.statistics import Effect, Significance, difference, holm, improvement, judge
 from bench.report.store import Row as Evaluation
@@ -97,6 +97,8 @@ class Comparison:
         by: the columns grouped by; empty for ``config_id``.
         targets: accuracies to reach, the verdict is about the first; at least one.
         rows: the baseline first, then the candidates.
+        unfinished: runs that were stopped or are still running, and no other run of their seed was finished; no row
+            holds them, unless no run at all was finished.
         repeats: seeds that were run more than once.
         ambiguity: what to say where ``--baseline`` fits several rows.
     """
@@ -105,6 +107,7 @@ class Comparison:
     by: tuple[str, ...]
     targets: list[Target]
     rows: list[Row]
+    unfinished: list[Run]
     repeats: list[Repeat]
     ambiguity: str | None
 
@@ -112,6 +115,13 @@ class Comparison:
     def baseline(self) -> Configuration:
         """The configuration that the others are compared with."""
         return self.rows[0].configuration
+
+    @property
+    def without_row(self) -> list[Run]:
+        """The unfinished runs of configurations that no row is about."""
+        keys = self.by or ("config_id",)
+        shown = {tuple(run[key] for key in keys) for row in self.rows for run in row.configuration.runs}
+        return [run for run in self.unfinished if tuple(run[key] for key in keys) not in shown]
 
     @property
     def candidates(self) -> list[Row]:
@@ -156,7 +166,10 @@ def compare(
     """
     column = find_metric(metric)
     by = [find_column(name).name for name in by]
-    runs = select(collect_runs(rows), where)
+    selected = select(collect_runs(rows), where)
+    runs = [run for run in selected if not run.unfinished] or selected
+    seeds = {(run["config_id"], run["seed"]) for run in runs}
+    unfinished = [run for run in selected if (run["config_id"], run["seed"]) not in seeds]
     # Within a group of several the settings themselves tell them apart: other versions gave the same another config_id.
     runs, repeats = one_per_seed(runs, (*by, *SETTINGS)) if by else one_per_seed(runs)
     groups = configurations(runs, by)
@@ -168,6 +181,7 @@ def compare(
         metric=column,
         by=tuple(by),
         targets=to_reach,
+        unfinished=unfinished,
         rows=[_baseline_row(chosen), *_rows(chosen, in_order_of(sort, candidates, to_reach[0]), column, to_reach)],
         repeats=repeats,
         ambiguity=ambiguity,

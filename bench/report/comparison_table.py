@@ -1,8 +1,8 @@
-"""The table of a comparison: which columns it has and how each cell reads."""
+"""The tables of a comparison: one with every column, and one that answers the question on a terminal."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from bench.report import targets
 from bench.report.comparison import Comparison, Finding, Row, Verdict
@@ -19,6 +19,7 @@ from bench.report.formats import (
 from bench.report.statistics import Effect, Estimate
 from bench.report.tables import Cell, Column, Raw, Table
 from bench.report.targets import Target
+from bench.report.verdict import sentences
 
 _HEADINGS = {
     "samples_per_s": "samples/s",
@@ -33,6 +34,7 @@ _HEADINGS = {
     "exchange_s": "exchange\nper step",
     "exposed_s": "exposed\nper step",
 }
+_SHORT_HEADINGS = {"payload_bytes_per_step": "sent/\nstep"}
 # Shown as plain means after the columns of the verdict, unless one of them is the metric itself.
 _MEANS = (
     targets.TIME,
@@ -56,11 +58,12 @@ _STYLES: dict[Verdict, str] = {
     "failed": "red",
     "unclear": "yellow",
 }
+_COMPONENTS = ("compressor", "collective", "strategy")
 _SHARED = ("dataset", "model", "optimizer", "lr", "world_size", "batch_size", "epochs", "steps", "hosts", "uplink_bps")
 
 
 def comparison_table(comparison: Comparison, *, extra: Sequence[str] = (), cautions: Sequence[str] = ()) -> Table:
-    """One row per configuration, the baseline first.
+    """Return the table with every column, one row per configuration, the baseline first.
 
     Args:
         comparison: what to show.
@@ -68,29 +71,56 @@ def comparison_table(comparison: Comparison, *, extra: Sequence[str] = (), cauti
         cautions: what a reader must know before looking at a number.
     """
     parts = [_cells(comparison, row, extra) for row in comparison.rows]
-    columns = [column for column, _ in parts[0]]
+    return _table(comparison, parts, shared_settings(comparison), cautions)
+
+
+def answer_table(comparison: Comparison, *, extra: Sequence[str] = (), cautions: Sequence[str] = ()) -> Table:
+    """Return the table for a terminal, at most 7 columns and those asked for: is a row better, and at what cost?
+
+    Args:
+        comparison: what to show.
+        extra: columns to show as plain means besides.
+        cautions: what a reader must know before looking at a number.
+    """
+    parts = [_answer_cells(comparison, row, extra) for row in comparison.rows]
+    settings = {name: value for name, value in _shared_components(comparison).items() if _named_by_settings(comparison)}
+    settings |= shared_settings(comparison)
+    if (seeds := _num_seeds(comparison)) is not None:
+        settings["seeds"] = f"{seeds} each" if len(comparison.rows) > 1 else str(seeds)
+    return _table(comparison, parts, settings, cautions)
+
+
+def _table(
+    comparison: Comparison,
+    parts: Sequence[Sequence[tuple[Column, Cell]]],
+    settings: Mapping[str, str],
+    cautions: Sequence[str],
+) -> Table:
     rows = [[cell for _, cell in part] for part in parts]
     return Table(
-        title=_title(comparison),
-        subtitle=" ".join(f"{name}={value}" for name, value in shared_settings(comparison).items()),
         cautions=cautions,
-        columns=columns,
+        answer=sentences(comparison),
+        title=_title(comparison),
+        subtitle=" ".join(f"{name}={value}" for name, value in settings.items()),
+        columns=[column for column, _ in parts[0]],
         rows=rows,
-        notes=_notes(comparison, [cell for row in rows for cell in row]),
+        notes=_notes(comparison, [cell.text for row in rows for cell in row]),
     )
 
 
-def _notes(comparison: Comparison, cells: Sequence[Cell]) -> list[str]:
-    notes = ["[low, high]: 95 % interval over seeds; ±: standard deviation over seeds"]
-    if any(cell.text.lstrip("≥").startswith("~") for cell in cells):
-        notes[0] += "; ~: by formula or estimated, not counted"
-    if any(cell.text.startswith("≥") for cell in cells):
+def _notes(comparison: Comparison, texts: Sequence[str]) -> list[str]:
+    signs = {
+        "[low, high]: 95 % interval over seeds": any("[" in text for text in texts),
+        "±: standard deviation over seeds": any("±" in text for text in texts),
+        "~: from a formula, or estimated": any(text.lstrip("≥").startswith("~") for text in texts),
+    }
+    notes = ["; ".join(sign for sign, is_used in signs.items() if is_used)]
+    if any(text.startswith("≥") for text in texts):
         notes.append(
-            "≥ (reached/seeds): a seed that missed the target counts with all that it spent; two rows are compared up "
-            "to the smallest budget of any seed of either, and where most seeds of a row need more than that, its "
-            "interval is too narrow: at 5 seeds it holds the truth in 91 of 100 cases"
+            "≥ (reached/seeds): seeds that missed the target count with all that they spent, so the mean is at least "
+            "this; two rows are compared up to the smallest budget of any of their seeds"
         )
-    return [*notes, *(target.meaning for target in comparison.targets if target.meaning)]
+    return [*filter(None, notes), *(target.meaning for target in comparison.targets if target.meaning)]
 
 
 def shared_settings(comparison: Comparison) -> dict[str, str]:
@@ -104,11 +134,106 @@ def shared_settings(comparison: Comparison) -> dict[str, str]:
 
 
 def _title(comparison: Comparison) -> str:
-    heading = _heading(comparison.metric.name, comparison.targets[0]).replace("\n", " ")
     if comparison.metric.name == "test_accuracy":
-        return f"{heading}: baseline {comparison.baseline.title} -> each row"
+        return f"test accuracy: every row against {comparison.baseline.title}"
+    heading = _heading(comparison.metric.name, comparison.targets[0]).replace("\n", " ")
     better = "faster" if comparison.is_about_speed else "better"
-    return f"{heading}: baseline {comparison.baseline.title} -> each row (above 1x is {better})"
+    return f"{heading}: every row against {comparison.baseline.title} (above 1x is {better})"
+
+
+def _answer_cells(comparison: Comparison, row: Row, extra: Sequence[str]) -> list[tuple[Column, Cell]]:
+    metric, target, configuration = comparison.metric.name, comparison.targets[0], row.configuration
+    further = [
+        (
+            Column(heading=f"{_gain_word(comparison)}\nto {each.title}"),
+            _further_cell(row.further[i] if row.further else None, each, interval=False),
+        )
+        for i, each in enumerate(comparison.targets[1:])
+        if comparison.is_to_target
+    ]
+    shown = {metric, "test_accuracy"}
+    means = [name for name in ("payload_bytes_per_step", *extra) if name not in shown]
+    return [
+        (Column(heading="", align="left", priority=0), Cell(text=_row_name(comparison, configuration))),
+        *_uneven_seeds(comparison, configuration),
+        *_metric_cells(comparison, row),
+        (Column(heading="verdict", align="left"), _verdict_cell(comparison, row, short=True)),
+        *further,
+        *([] if metric == "test_accuracy" else [(_accuracy_heading(comparison), _short_accuracy_cell(row))]),
+        *(
+            (
+                Column(heading=_SHORT_HEADINGS.get(name) or _heading(name, target)),
+                _value_cell(configuration, name, target),
+            )
+            for name in dict.fromkeys(means)
+            if not (further and name not in extra)  # several targets take their place
+        ),
+    ]
+
+
+def _row_name(comparison: Comparison, configuration: Configuration) -> str:
+    """Return the title, without the components where these are the same in all rows."""
+    if not _named_by_settings(comparison):
+        return configuration.title
+    return configuration.named(name for name in configuration.named_by or () if name not in _COMPONENTS)
+
+
+def _named_by_settings(comparison: Comparison) -> bool:
+    """Whether all rows have the same components, and differ in settings alone."""
+    shared, named_by = _shared_components(comparison), comparison.baseline.named_by or ()
+    return (
+        bool(shared)
+        and all(name in shared for name in named_by if name in _COMPONENTS)
+        and shared.keys() < set(named_by)
+    )
+
+
+def _shared_components(comparison: Comparison) -> dict[str, str]:
+    labels = [row.configuration.label for row in comparison.rows]
+    return {
+        name: format_value(name, labels[0][name])
+        for name in _COMPONENTS
+        if name in labels[0] and len({label[name] for label in labels}) == 1
+    }
+
+
+def _uneven_seeds(comparison: Comparison, configuration: Configuration) -> list[tuple[Column, Cell]]:
+    """Return the column of seeds, where rows differ in them or runs failed; else the subtitle has their number."""
+    return [] if _num_seeds(comparison) else [(Column(heading="seeds"), _seeds_cell(configuration, "{}/{}"))]
+
+
+def _num_seeds(comparison: Comparison) -> int | None:
+    """Return how many seeds ended well, where that is the same in all rows and no run failed."""
+    counts = {(len(row.configuration.ok), len(row.configuration.runs)) for row in comparison.rows}
+    ok, runs = counts.pop()
+    return ok if not counts and ok == runs else None
+
+
+def _metric_cells(comparison: Comparison, row: Row) -> list[tuple[Column, Cell]]:
+    metric, target = comparison.metric.name, comparison.targets[0]
+    if metric == "test_accuracy":
+        return [
+            (Column(heading="accuracy\n% ± sd"), _accuracy_cell(row.configuration)),
+            (Column(heading=f"points vs {_baseline_word(comparison)}\n[95% CI]"), _points_cell(row)),
+        ]
+    return [
+        (Column(heading=_heading(metric, target)), _value_cell(row.configuration, metric, target)),
+        (Column(heading=_gain_heading(comparison)), _gain_cell(row)),
+    ]
+
+
+def _accuracy_heading(comparison: Comparison) -> Column:
+    return Column(heading=f"accuracy %\n(vs {_baseline_word(comparison)})")
+
+
+def _short_accuracy_cell(row: Row) -> Cell:
+    """``97.2 (-1.0)``: the mean, and its difference from the baseline's in percentage points."""
+    known, effect = row.configuration.estimate("test_accuracy"), row.accuracy.effect
+    if known is None:
+        return Cell()
+    change = f" ({format_points(effect.value)})" if effect else ""
+    style = _STYLES.get(row.accuracy.verdict, "") if effect else ""
+    return Cell(text=f"{known.mean * 100:.1f}{change}", style=style)
 
 
 def _cells(comparison: Comparison, row: Row, extra: Sequence[str]) -> list[tuple[Column, Cell]]:
@@ -176,11 +301,11 @@ def _mean_cells(
     return cells
 
 
-def _seeds_cell(configuration: Configuration) -> Cell:
+def _seeds_cell(configuration: Configuration, form: str = "{}/{} ok") -> Cell:
     ok, runs = len(configuration.ok), len(configuration.runs)
     ids = configuration.distinct("config_id")
     return Cell(
-        text=f"{ok}/{runs} ok",
+        text=form.format(ok, runs),
         raw={"num_seeds": runs, "num_ok": ok, "config_id": ids[0] if len(ids) == 1 else None},
         style="" if ok == runs else "red",
     )
@@ -247,10 +372,17 @@ def _mark(configuration: Configuration, name: str) -> str:
     return "~" if formula or estimated else ""
 
 
-def _gain_heading(comparison: Comparison) -> str:
+def _baseline_word(comparison: Comparison) -> str:
     compressors = comparison.baseline.distinct("compressor")
-    baseline = compressors[0].partition(":")[0] if len(compressors) == 1 else "baseline"
-    return f"{'speed-up' if comparison.is_about_speed else 'improvement'}\nvs {baseline} [95% CI]"
+    return compressors[0].partition(":")[0] if len(compressors) == 1 else "baseline"
+
+
+def _gain_word(comparison: Comparison) -> str:
+    return "speed-up" if comparison.is_about_speed else "improvement"
+
+
+def _gain_heading(comparison: Comparison) -> str:
+    return f"{_gain_word(comparison)}\nvs {_baseline_word(comparison)} [95% CI]"
 
 
 def _gain_cell(row: Row) -> Cell:
@@ -261,7 +393,7 @@ def _gain_cell(row: Row) -> Cell:
     return Cell(text=_factor_text(finding.effect), raw=raw)
 
 
-def _further_cell(finding: Finding | None, target: Target) -> Cell:
+def _further_cell(finding: Finding | None, target: Target, *, interval: bool = True) -> Cell:
     effect = finding.effect if finding else None
     suffix = f"_{target.accuracy:g}"
     raw = {
@@ -271,8 +403,8 @@ def _further_cell(finding: Finding | None, target: Target) -> Cell:
     }
     if finding is None:
         return Cell(text="1.00x", raw=raw, style="dim")
-    text = finding.verdict if effect is None else f"{_factor_text(effect)} {finding.verdict}"
-    return Cell(text=text, raw=raw, style=_STYLES.get(finding.verdict, ""))
+    factor = "" if effect is None else _factor_text(effect) if interval else f"{format_factor(effect.value)}x"
+    return Cell(text=f"{factor} {finding.verdict}".strip(), raw=raw, style=_STYLES.get(finding.verdict, ""))
 
 
 def _factor_text(effect: Effect | None) -> str:
@@ -282,9 +414,9 @@ def _factor_text(effect: Effect | None) -> str:
     return format_interval(f"{format_factor(effect.value)}x", low, high)
 
 
-def _verdict_cell(comparison: Comparison, row: Row) -> Cell:
+def _verdict_cell(comparison: Comparison, row: Row, *, short: bool = False) -> Cell:
     text: str = row.verdict
-    if row.verdict == "unclear":
+    if row.verdict == "unclear" and not short:
         if min(len(row.configuration.ok), len(comparison.baseline.ok)) == 1:
             text = "unclear, n=1"
         elif comparison.is_to_target and (_any_missed(comparison, row.configuration)):
@@ -313,17 +445,24 @@ def _accuracy_cell(configuration: Configuration) -> Cell:
 
 
 def _accuracy_difference_cell(row: Row) -> Cell:
-    effect = row.accuracy.effect
     raw = {
-        **_effect_raw("accuracy_difference", effect),
+        **_effect_raw("accuracy_difference", row.accuracy.effect),
         "accuracy_p_adjusted": row.accuracy.p,
         "accuracy_verdict": row.accuracy.verdict,
     }
+    cell = _points_cell(row)
+    text = f"{cell.text} {row.accuracy.verdict}" if row.accuracy.effect else cell.text
+    return Cell(text=text, raw=raw, style=cell.style)
+
+
+def _points_cell(row: Row) -> Cell:
+    effect = row.accuracy.effect
     if effect is None:
-        return Cell(raw=raw)
+        return Cell()
     low, high = (None if bound is None else format_points(bound) for bound in (effect.low, effect.high))
-    text = f"{format_interval(format_points(effect.value), low, high)} {row.accuracy.verdict}"
-    return Cell(text=text, raw=raw, style=_STYLES.get(row.accuracy.verdict, ""))
+    return Cell(
+        text=format_interval(format_points(effect.value), low, high), style=_STYLES.get(row.accuracy.verdict, "")
+    )
 
 
 def _tuning_cells(comparison: Comparison, configuration: Configuration) -> list[tuple[Column, Cell]]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from bench.core.schema.metrics import METRICS, METRICS_BY_NAME
@@ -26,19 +26,26 @@ class Configuration:
     """What is compared with others: one configuration, or one group of ``--by``.
 
     Attributes:
-        label: the columns that tell it from the others, with their values.
+        label: the columns in which it may differ from the others, with their values.
+        named_by: those of them that are needed to tell it from the others; None: all.
+        short: the shortest name that no other has: ``topk``.
         runs: one per seed (``runs.one_per_seed``).
     """
 
     label: dict[str, Any]
+    named_by: Sequence[str] | None = None
+    short: str = ""
     runs: list[Run]
 
     @property
     def title(self) -> str:
-        """``topk:ratio=0.01 + allgather, lr=0.1``: the label in one text."""
-        specs = " + ".join(format_value(name, value) for name, value in self.label.items() if name in _SPECS)
-        others = [f"{name}={format_value(name, value)}" for name, value in self.label.items() if name not in _SPECS]
-        return ", ".join([specs, *others] if specs else others)
+        """``topk:ratio=0.01 + allgather, lr=0.1``: what tells it from the others, in one text."""
+        is_whole = self.named_by is not None and self.label.keys() >= set(self.named_by)
+        return self.named(self.named_by if self.named_by is not None and is_whole else self.label)
+
+    def named(self, columns: Iterable[str]) -> str:
+        """Return the values of these columns of the label in one text."""
+        return _name(self.label, columns)
 
     @functools.cached_property
     def ok(self) -> list[Run]:
@@ -56,8 +63,8 @@ class Configuration:
         return all(run["compressor"].partition(":")[0] in DENSE for run in self.runs)
 
     def values(self, column: str) -> list[float]:
-        """The known values of a column, one per seed that ended well."""
-        return [float(value) for value in (run[column] for run in self.ok) if value is not None]
+        """Return the known values of a column, one per seed that ended well."""
+        return [float(value) for value in (_measured(run, column) for run in self.ok) if value is not None]
 
     def estimate(self, column: str) -> Estimate | None:
         """Mean over seeds with its interval, None where no seed has a value."""
@@ -66,6 +73,13 @@ class Configuration:
     def distinct(self, column: str) -> list[Any]:
         """The known values of a column over all runs, each once, in order of appearance."""
         return [value for value in dict.fromkeys(run[column] for run in self.runs) if value is not None]
+
+
+def _measured(run: Run, column: str) -> Any:
+    """Return a run's value; none of two timers that contradict each other, as in rows of older versions."""
+    if column == "exposed_s" and None not in (run[column], run["step_time_s"]) and run[column] > run["step_time_s"]:
+        return None
+    return run[column]
 
 
 def configurations(runs: Sequence[Run], by: Sequence[str]) -> list[Configuration]:
@@ -80,7 +94,47 @@ def configurations(runs: Sequence[Run], by: Sequence[str]) -> list[Configuration
     for run in runs:
         groups.setdefault(tuple(run[key] for key in by or ["config_id"]), []).append(run)
     names = list(by) or _telling_columns(runs, list(groups.values()))
-    return [Configuration(label={name: group[0][name] for name in names}, runs=group) for group in groups.values()]
+    labels = [{name: group[0][name] for name in names} for group in groups.values()]
+    needed = list(by) or _needed(labels)
+    return [
+        Configuration(label=label, named_by=needed, short=short, runs=group)
+        for label, short, group in zip(labels, _short_names(labels, needed), groups.values(), strict=True)
+    ]
+
+
+def _name(label: Mapping[str, Any], names: Iterable[str], *, with_options: bool = True) -> str:
+    values = {name: format_value(name, label[name]) for name in names}
+    specs = " + ".join(
+        value if with_options else value.partition(":")[0] for name, value in values.items() if name in _SPECS
+    )
+    others = [f"{name}={value}" for name, value in values.items() if name not in _SPECS]
+    return ", ".join([specs, *others] if specs else others)
+
+
+def _needed(labels: Sequence[Mapping[str, Any]]) -> list[str]:
+    """Return the columns that tell all labels apart: the components, and what separates labels that they do not."""
+    needed: list[str] = []
+    num_apart = 0
+    for name in labels[0] if labels else ():
+        apart = len({tuple(label[each] for each in [*needed, name]) for label in labels})
+        if name in _SPECS or apart > num_apart:
+            needed.append(name)
+            num_apart = apart
+    return needed
+
+
+def _short_names(labels: Sequence[Mapping[str, Any]], needed: Sequence[str]) -> list[str]:
+    """Return for each label the first that no other shares: its compressor, components, settings, or all of these."""
+    settings = [name for name in needed if name not in _SPECS]
+    components = [name for name in needed if name in _SPECS]
+    varied = [name for name in components if len({label[name] for label in labels}) > 1]
+    choices = (components[:1], components, [] if varied else settings, [*components[:1], *settings], needed)
+    forms = [[_name(label, names, with_options=False) for label in labels] for names in choices]
+    forms.append([_name(label, needed) for label in labels])
+    return [
+        next((form[i] for form in forms if form[i] and form.count(form[i]) == 1), forms[-1][i])
+        for i in range(len(labels))
+    ]
 
 
 def _telling_columns(runs: Sequence[Run], groups: Sequence[list[Run]]) -> list[str]:

@@ -85,9 +85,12 @@ def check(comparison: Comparison, gates: list[Gate]) -> GateResult:
     for gate in gates:
         if gate.kind == "slower" and comparison.metric.name == "test_accuracy":
             raise UsageError(f"{gate.text} needs a factor, but --metric is test_accuracy; write accuracy:0.5 instead")
+        result.unmeasured.extend(
+            f"{gate.text} cannot be judged for {run.title}: it {run.ending}" for run in comparison.without_row
+        )
         if not comparison.candidates:
             result.unmeasured.append(
-                f"{gate.text} cannot be judged, there is no row beside {comparison.baseline.title}"
+                f"{gate.text} cannot be judged: there is no row beside {comparison.baseline.title}"
             )
         for row in comparison.candidates:
             effect, certain = _effect(gate, comparison, row)
@@ -96,7 +99,7 @@ def check(comparison: Comparison, gates: list[Gate]) -> GateResult:
                 lost, seeds = len(row.configuration.diverged), len(row.configuration.runs)
                 result.crossed.append(f"{title}: {lost} of {seeds} seeds diverged, which crosses {gate.text}")
             elif effect is None:
-                result.unmeasured.append(f"{title}: {gate.text} cannot be judged, a side has no measured value")
+                result.unmeasured.append(f"{title}: {gate.text} cannot be judged: one of the two has no measured value")
             elif _loss(gate, comparison, effect) > gate.limit:
                 if certain:
                     result.crossed.append(f"{title}: {_text(gate, comparison, effect)} crosses {gate.text}")
@@ -120,8 +123,8 @@ def _why(gate: Gate, row: Row) -> str:
     """Why a gate that is crossed holds."""
     finding = row.gain if gate.kind == "slower" else row.accuracy
     if finding.held_back:
-        return "seeds that missed their target or diverged forbid a verdict, so the gate holds"
-    return "not significant with these seeds, so the gate holds; run more seeds"
+        return "seeds that missed their target or diverged allow no verdict, so the gate passes"
+    return "with these seeds that may be noise, so the gate passes; run more seeds"
 
 
 def _loss(gate: Gate, comparison: Comparison, effect: Effect) -> float:

@@ -9,9 +9,12 @@ from collections.abc import Sequence
 from typing import Any
 
 from bench.core.schema.metrics import METRICS
-from bench.report.store import Row
+from bench.report.store import Row, run_key
 
 _MEASURED = [column.name for column in METRICS if column.group not in ("identity", "origin")]
+
+
+_ENDINGS = {"running": "is still running, or was killed", "interrupted": "was interrupted", "timeout": "timed out"}
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -38,9 +41,24 @@ class Run:
         return known
 
     @property
+    def title(self) -> str:
+        """``topk:ratio=0.01 + allgather, seed 1``."""
+        return f"{self['compressor']} + {self['collective']}, seed {self['seed']}"
+
+    @property
+    def ending(self) -> str:
+        """How it ended, as a predicate: ``was interrupted``."""
+        return _ENDINGS.get(self["status"], str(self["status"]))
+
+    @property
     def ended_well(self) -> bool:
         """Its figures count."""
         return bool(self["status"] == "ok")
+
+    @property
+    def unfinished(self) -> bool:
+        """It was stopped from outside, or is still running: that says nothing about its method."""
+        return self["status"] in ("interrupted", "running")
 
     @property
     def diverged(self) -> bool:
@@ -108,7 +126,7 @@ def collect_runs(rows: Sequence[Row]) -> list[Run]:
     """
     runs: dict[tuple[Any, ...], list[Row]] = {}
     for row in rows:
-        runs.setdefault((row["run_id"] or row["config_id"], row["seed"]), []).append(row)
+        runs.setdefault(run_key(row), []).append(row)
     return [Run(rows=evaluations) for evaluations in runs.values()]
 
 

@@ -11,7 +11,7 @@ from bench.core.schema.cells import from_cell
 from bench.core.schema.metrics import METRICS_BY_NAME
 from bench.report.columns import COLUMNS_BY_NAME, find_column
 from bench.report.configurations import Configuration
-from bench.report.formats import format_value
+from bench.report.formats import NOTHING, format_value
 from bench.report.runs import Run
 from bench.report.targets import TO_TARGET, Target, mean_need, needs, num_reached
 
@@ -21,7 +21,7 @@ ALSO_OPTIONS = {"collective", "error", "seed", "test_size", "train_size", "warmu
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Condition:
-    """A column must have a value; a component's bare name stands for it with any options."""
+    """A column must have a value, or none; a component's bare name stands for it with any options."""
 
     column: str
     value: Any
@@ -68,8 +68,8 @@ def _condition(text: str) -> Condition:
     if not equals:
         raise UsageError(f"'{text}' is no condition; write --where COLUMN=VALUE, as dataset=digits")
     column = find_column(name)
-    try:
-        return Condition(column=column.name, value=from_cell(value, column.type))
+    try:  # tables show an empty cell as NOTHING
+        return Condition(column=column.name, value=from_cell("" if value == NOTHING else value, column.type))
     except ValueError as error:
         raise UsageError(f"--where {text}: {error}") from None
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import glob
+import math
 import re
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from pathlib import Path
@@ -11,7 +12,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from bench.core.errors import BenchError, NothingToCompare, UsageError
 from bench.core.files import check_regular, files_below
-from bench.core.rows import MissingColumns, Warn, read_rows, warn_on_stderr
+from bench.core.rows import MissingColumns, RepeatedColumns, Warn, read_rows, warn_on_stderr
 from bench.core.schema.column import Column
 from bench.core.schema.layers import LAYERS
 from bench.core.schema.metrics import METRICS
@@ -50,7 +51,7 @@ def read(
     keep_going: bool = False,
     warn: Warn = warn_on_stderr,
 ) -> list[Row]:
-    """All readable rows below the given paths, in the order of the files, each row once.
+    """Return all readable rows below the given paths, each once: runs in the order of files, rows as they were written.
 
     Args:
         paths: run folders, folders of run folders, CSV files, or glob patterns of these.
@@ -63,7 +64,7 @@ def read(
         One per CSV row, with every column of the schema (missing ones None, or what the schema says that they mean).
 
     Raises:
-        UsageError: a file that was named lacks a required column (the message names it).
+        UsageError: a file that was named lacks a required column, or any has a column twice (the message names it).
         NothingToCompare: a path does not exist, a file cannot be read, or no path holds a readable row.
     """
     others = {path.absolute() for path in without}
@@ -73,7 +74,24 @@ def read(
     if not rows:
         places = ", ".join(str(path) for path in paths)
         raise NothingToCompare(f"there is no readable row in {places}; `bench run` writes rows to results/runs")
-    return list(rows.values())
+    return _in_order(rows.values())
+
+
+def _in_order(rows: Iterable[Row]) -> list[Row]:
+    """Undo the sorting of another program; a row written at the end of an attempt follows its evaluations."""
+    runs: dict[tuple[Any, ...], list[Row]] = {}
+    for row in rows:
+        runs.setdefault(run_key(row), []).append(row)
+    return [row for evaluations in runs.values() for row in sorted(evaluations, key=_when)]
+
+
+def run_key(row: Row) -> tuple[Any, ...]:
+    """Return what the rows of one run have in common."""
+    return row["run_id"] or row["config_id"], row["seed"]
+
+
+def _when(row: Row) -> tuple[int, bool, float]:
+    return row["resumes"] or 0, row["status"] != "running", math.inf if row["step"] is None else row["step"]
 
 
 def read_layers(paths: Sequence[str | Path], *, warn: Warn = warn_on_stderr) -> list[Row]:
@@ -89,7 +107,7 @@ def read_layers(paths: Sequence[str | Path], *, warn: Warn = warn_on_stderr) -> 
 def _layers(file: Path, warn: Warn) -> list[Row]:
     try:
         return list(read_rows(file, LAYERS, required=("run_id", "layer", "step"), warn=warn))
-    except (OSError, MissingColumns) as error:
+    except (OSError, MissingColumns, RepeatedColumns) as error:
         warn(f"{file} is left out: {error}")
         return []
 
@@ -158,6 +176,8 @@ def _rows(source: _Source, warn: Warn) -> list[Row]:
             ) from None
         warn(f"{source.path} is left out: {error}")
         return []
+    except RepeatedColumns as error:
+        raise UsageError(f"{source.path}: {error}; remove all but one of them") from None
     if not rows:
         warn(f"{source.path} is left out: it is empty, or no row of it can be read")
         return []

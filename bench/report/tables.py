@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from rich.text import Text
 
 _GAP = "  "  # between columns
+_NARROWEST_NAME = 2  # of a column of names, where they stand above their figures
 _LATEX = str.maketrans(
     {sign: f"\\{sign}" for sign in "&%$#_{}"}
     | {"\\": r"\textbackslash{}", "~": r"\textasciitilde{}", "^": r"\textasciicircum{}", "<": "$<$", ">": "$>$"}
@@ -67,15 +68,17 @@ class Table:
     """A table with what stands above and below it.
 
     Attributes:
+        cautions: what must be known before looking at a number.
+        answer: what the numbers say, for people who do not look at them.
         title: what is shown.
         subtitle: what all rows share.
-        cautions: what must be known before looking at a number.
         notes: how to read it.
     """
 
+    cautions: Sequence[str] = ()
+    answer: Sequence[str] = ()
     title: str
     subtitle: str = ""
-    cautions: Sequence[str] = ()
     columns: Sequence[Column]
     rows: Sequence[Sequence[Cell]]
     notes: Sequence[str] = ()
@@ -107,7 +110,8 @@ def to_markdown(table: Table) -> str:
     """Texts as a Markdown table, with title and notes around it."""
     shown = table.without_empty_columns()
     lines = [f"**{shown.title}**", *([f"\n{shown.subtitle}"] if shown.subtitle else [])]
-    lines += [*(f"\n**Caution:** {caution}" for caution in shown.cautions), ""]
+    lines += [*(f"\n**Caution:** {caution}" for caution in shown.cautions)]
+    lines += [*(f"\n{sentence}" for sentence in shown.answer), ""]
     lines.append(_markdown_row(column.heading for column in shown.columns))
     lines.append(_markdown_row("---:" if column.align == "right" else ":---" for column in shown.columns))
     lines += [_markdown_row(cell.text for cell in row) for row in shown.rows]
@@ -155,19 +159,23 @@ def to_text(table: Table, width: int = 120) -> str:
 
 
 def print_rich(table: Table, console: Console) -> None:
-    """Print for a terminal; where it is too narrow, columns that do not fit follow in further blocks below.
+    """Print for a terminal, in one block if the figures of a row fit side by side: long names stand above them.
 
-    No cell is ever cut: the columns that name a row are repeated in each block, and broken at commas if they alone
-    would fill the terminal.
+    Where they do not, columns follow in further blocks below, and those that name a row are repeated in each. No cell
+    is ever cut.
     """
     from rich.text import Text
 
     shown = table.without_empty_columns()
+    for caution in shown.cautions:
+        console.print(Text(f"caution: {caution}", style="yellow"))
+    for sentence in shown.answer:
+        console.print(Text(sentence, style="bold"))
+    if shown.answer:
+        console.print()
     console.print(Text(shown.title, style="bold"))
     if shown.subtitle:
         console.print(Text(shown.subtitle, style="dim"))
-    for caution in shown.cautions:
-        console.print(Text(f"caution: {caution}", style="yellow"))
     for block in _blocks(shown, console.width):
         console.print()
         # What is laid out already is not broken again; in one piece, since rich takes its time for every piece.
@@ -180,8 +188,12 @@ def print_rich(table: Table, console: Console) -> None:
 
 def _blocks(table: Table, width: int) -> Iterator[Text]:
     names = [i for i, column in enumerate(table.columns) if column.priority == 0]
+    figures = sum(_width(table, i) + len(_GAP) for i in range(len(table.columns)) if i not in names)
+    if len(names) == 1 and figures and figures + _NARROWEST_NAME <= width:
+        yield _block_with_names_above(table, names[0], width, width - figures)
+        return
     table = _with_short_names(table, names, width)
-    widths = [max(len(line) for line in _column_lines(table, i)) for i in range(len(table.columns))]
+    widths = [_width(table, i) for i in range(len(table.columns))]
     block: list[int] = []
     for i in sorted(set(range(len(table.columns))) - set(names), key=lambda i: (table.columns[i].priority, i)):
         # A block has at least one column, whatever its width, so that every column finds a place.
@@ -192,14 +204,31 @@ def _blocks(table: Table, width: int) -> Iterator[Text]:
     yield _block(table, [*names, *sorted(block)], widths)
 
 
+def _block_with_names_above(table: Table, name: int, width: int, room: int) -> Text:
+    """All columns side by side; a name that has no room beside its figures stands on lines of its own above them."""
+    names = [row[name].text for row in table.rows]
+    above = ["" if len(text) <= room else _broken(text, width) for text in names]
+    rows = [
+        [dataclasses.replace(cell, text="") if i == name and text else cell for i, cell in enumerate(row)]
+        for row, text in zip(table.rows, above, strict=True)
+    ]
+    shown = dataclasses.replace(table, rows=rows)
+    indices = range(len(table.columns))
+    return _block(shown, indices, [_width(shown, i) for i in indices], above)
+
+
+def _width(table: Table, index: int) -> int:
+    return max(len(line) for line in _column_lines(table, index))
+
+
 def _column_lines(table: Table, index: int) -> Iterator[str]:
     yield from table.columns[index].heading.split("\n")
     for row in table.rows:
         yield from row[index].text.split("\n")
 
 
-def _block(table: Table, indices: Sequence[int], widths: Sequence[int]) -> Text:
-    """The columns with these indices side by side."""
+def _block(table: Table, indices: Sequence[int], widths: Sequence[int], above: Sequence[str] = ()) -> Text:
+    """The columns with these indices side by side; `above`: what stands above each row, or nothing."""
     from rich.text import Text
 
     columns = [table.columns[i] for i in indices]
@@ -209,7 +238,9 @@ def _block(table: Table, indices: Sequence[int], widths: Sequence[int]) -> Text:
     text = Text()
     _append_row(text, headings, columns, shown_widths)
     text.append("─" * (sum(shown_widths) + len(_GAP) * (len(columns) - 1)) + "\n")
-    for row in table.rows:
+    for row, heading in zip(table.rows, above or itertools.repeat(""), strict=False):
+        if heading:
+            text.append(f"{heading}\n")
         _append_row(text, [row[i] for i in indices], columns, shown_widths)
     text.rstrip()
     return text

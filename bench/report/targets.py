@@ -60,7 +60,8 @@ def find_target(text: str, baseline: Configuration) -> Target:
             raise UsageError(f"--target {text} needs an accuracy of the baseline, {baseline.title}; give a number")
         accuracy = best.mean - float(match[1]) / 100.0
         meaning = (
-            f"{text} is {accuracy:.2%}: {match[1]} points below the mean final accuracy of {baseline.title}, "
+            f"{text} is {accuracy:.2%}: {match[1]} {'point' if match[1] == '1' else 'points'} below the mean final "
+            f"accuracy of {baseline.title}, "
             f"{best.mean:.2%} of {best.n} seeds"
         )
         if accuracy <= 0.0:

@@ -20,14 +20,14 @@ def test_one_file_holds_everything(tmp_path: Path) -> None:
     out = tmp_path / "report.html"
     answer = invoke("report", str(tmp_path / "runs"), "--out", str(out))
     assert answer.code == 0, answer.error
-    assert "warning: topk + native: run from a checkout with uncommitted changes" in answer.error
+    assert "warning: topk: run from a checkout with uncommitted changes" in answer.error
     text = out.read_text(encoding="utf-8")
     question, verdict = answer.out.splitlines()
     assert question.endswith("without losing accuracy?")
     assert question in text
     assert verdict in text
     assert "bench run --seeds 1-3" in text
-    assert "topk + native: run from a checkout with uncommitted changes" in text
+    assert "topk: run from a checkout with uncommitted changes" in text
     assert text.count("<svg") >= 4
 
 

@@ -59,11 +59,12 @@ def write(table: Table, compared: Comparison, warnings: list[str], chosen: Forma
 
 
 def warn(sentence: str) -> None:
-    """Say on stderr what weakens a result or was left out."""
+    """Say on stderr what weakens a result or was left out; one line where no terminal shows it."""
     from rich.console import Console
     from rich.text import Text
 
-    Console(stderr=True).print(Text(f"warning: {sentence}", style="yellow"), soft_wrap=True)
+    console = Console(stderr=True)
+    console.print(Text(f"warning: {sentence}", style="yellow"), soft_wrap=not console.is_terminal)
 
 
 def _text(table: Table, compared: Comparison, warnings: list[str], chosen: Format) -> str:
@@ -78,6 +79,7 @@ def _text(table: Table, compared: Comparison, warnings: list[str], chosen: Forma
                 metric=compared.metric.name,
                 baseline=compared.baseline.title,
                 settings=comparison_table.shared_settings(compared),
+                verdict=list(table.answer),
                 warnings=[*table.cautions, *warnings],
             )
         case "markdown":

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any, Self
 
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn
+
+_WIDE = 100  # columns of a terminal, from which the bar is long
+_TITLE = 24  # columns that a title keeps, whatever else there is to say
 
 
 class LiveLine:
@@ -23,15 +27,18 @@ class LiveLine:
         self.title = title
         self._console = Console(stderr=True)
         self.is_live = self._console.is_terminal
+        bar_width = 20 if self._console.width >= _WIDE else 10
+        self._room = self._console.width - bar_width - len("  ")
         self._progress = Progress(
-            TextColumn("{task.description}"),
-            BarColumn(bar_width=20),
-            TextColumn("{task.fields[text]}"),
+            TextColumn("{task.description}", markup=False),
+            BarColumn(bar_width=bar_width),
+            TextColumn("{task.fields[text]}", markup=False),
             console=self._console,
             transient=True,
             disable=not self.is_live,
         )
-        self._task = self._progress.add_task(title, total=None, text="starting processes")
+        description, text = fitted(title, ["starting processes"], self._room)
+        self._task = self._progress.add_task(description, total=None, text=text)
 
     def __enter__(self) -> Self:
         if not self.is_live:
@@ -45,8 +52,32 @@ class LiveLine:
         """Print a line that stays."""
         self._console.print(text, highlight=False, markup=False, soft_wrap=True)
 
-    def update(self, **changes: Any) -> None:
-        """Redraw the line, with what `rich.progress.Progress.update` takes; nothing where it is not live."""
+    def say_of_title(self, text: str) -> None:
+        """Print a line that stays and begins with the title, which is cut where a terminal is too narrow for both."""
+        room = self._console.width - len(": ") if self.is_live else len(self.title) + len(text)
+        self.say(": ".join(fitted(self.title, [text], room)))
+
+    def update(self, parts: Sequence[str], **changes: Any) -> None:
+        """Redraw the line; nothing where it is not live.
+
+        Args:
+            parts: what there is to say, the most important first: the last ones are left out where the line is full.
+            changes: what `rich.progress.Progress.update` takes.
+        """
         # The thread that redraws starts here: after the job, which must be started by a process without threads.
         self._progress.start()
-        self._progress.update(self._task, **changes)
+        description, text = fitted(self.title, parts, self._room)
+        self._progress.update(self._task, description=description, text=text, **changes)
+
+
+def fitted(title: str, parts: Sequence[str], room: int) -> tuple[str, str]:
+    """Return the title and the first of the parts as one text, which together take no more than this many columns."""
+    kept = list(parts)
+    while len(kept) > 1 and min(len(title), _TITLE) + len("  ".join(kept)) > room:
+        kept.pop()
+    text = _cut("  ".join(kept), room - min(len(title), _TITLE))
+    return _cut(title, room - len(text)), text
+
+
+def _cut(text: str, room: int) -> str:
+    return text if len(text) <= room else f"{text[: max(0, room - 1)]}…"

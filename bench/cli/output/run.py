@@ -35,27 +35,25 @@ class Display(LiveLine):
         """Show one report of rank 0."""
         if "evaluated" in line:
             row = line["evaluated"]
-            self.say(
-                f"{self.title}: epoch {row['epoch']:.4g}  step {row['step']}  loss {row['train_loss']:.4f}  "
+            self.say_of_title(
+                f"epoch {row['epoch']:.4g}  step {row['step']}  loss {row['train_loss']:.4f}  "
                 f"accuracy {row['test_accuracy']:.2%}"
             )
         else:
-            self.update(total=line["total_steps"], completed=line["step"], text=_progress_text(line))
+            self.update(_progress(line), total=line["total_steps"], completed=line["step"])
 
 
-def _progress_text(line: dict[str, Any]) -> str:
-    parts = [f"epoch {line['epoch']:.1f}"]
-    if line["loss"] is not None:
-        parts.append(f"loss {line['loss']:.3f}")
-    if line["accuracy"] is not None:
-        parts.append(f"accuracy {line['accuracy']:.1%}")
-    if line["samples_per_s"] is not None:
-        parts.append(f"{line['samples_per_s']:,.0f} samples/s")
-    if line["waiting_share"] is not None:
-        parts.append(f"waiting {line['waiting_share']:.0%}")
-    if line["eta_s"] is not None:
-        parts.append(f"{format_seconds(line['eta_s'])} left")
-    return "  ".join(parts)
+def _progress(line: dict[str, Any]) -> list[str]:
+    """Return what a report says, the most important first."""
+    known: dict[str, Callable[[float], str]] = {
+        "eta_s": lambda value: f"{format_seconds(value)} left",
+        "epoch": "epoch {:.1f}".format,
+        "accuracy": "accuracy {:.1%}".format,
+        "loss": "loss {:.3f}".format,
+        "samples_per_s": "{:,.0f} samples/s".format,
+        "waiting_share": "waiting {:.0%}".format,
+    }
+    return [text(line[name]) for name, text in known.items() if line[name] is not None]
 
 
 def print_notes(config: RunConfig, warnings: list[str]) -> None:

@@ -38,7 +38,7 @@ class Turns(LiveLine):
                 self._writer.append(report["row"])
             return
         part, turn = self._describe(report["turn"])
-        self.update(total=self._total, advance=1, text=f"{part}  {turn}".strip())
+        self.update([f"{part}  {turn}".strip()], total=self._total, advance=1)
         if part != self._part and not self.is_live:
             self.say(f"measuring {part}")
         self._part = part

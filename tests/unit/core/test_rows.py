@@ -11,7 +11,7 @@ import pytest
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
-from bench.core.rows import RowWriter, StoreError, read_rows
+from bench.core.rows import RepeatedColumns, RowWriter, StoreError, read_rows
 from bench.core.schema.layers import LAYERS
 from bench.core.schema.metrics import METRICS
 
@@ -94,7 +94,7 @@ def test_a_cut_last_line_is_skipped_and_named(tmp_path: Path) -> None:
     writer = RowWriter(path)
     writer.append({"seed": 1, "started_at": "2026-01-01T00:00:00Z"})
     writer.append({"seed": 2, "started_at": "2026-01-01T00:00:00Z"})
-    for missing in (1, 5, 40):  # even where only the last cell is shortened
+    for missing in (25, 40):  # in the cell before the last
         content = path.read_bytes()
         path.write_bytes(content[:-missing])
         skipped: list[str] = []
@@ -102,6 +102,21 @@ def test_a_cut_last_line_is_skipped_and_named(tmp_path: Path) -> None:
         assert len(skipped) == 1
         assert skipped[0].startswith(f"{path} line 3 is skipped: it is cut")
         path.write_bytes(content)
+
+
+def test_a_complete_last_line_needs_no_newline(tmp_path: Path) -> None:
+    path = tmp_path / "edited.csv"
+    path.write_text("seed,status\n1,running\n1,ok")
+    skipped: list[str] = []
+    assert [row["status"] for row in read_rows(path, warn=skipped.append)] == ["running", "ok"]
+    assert skipped == []
+
+
+def test_a_column_that_is_there_twice_is_refused_and_named(tmp_path: Path) -> None:
+    path = tmp_path / "merged.csv"
+    path.write_text("seed,test_accuracy,note,note,test_accuracy\n1,0.813,a,b,0.5\n")
+    with pytest.raises(RepeatedColumns, match=r"more than one column test_accuracy$"):
+        read_rows(path)
 
 
 @pytest.mark.parametrize(
@@ -126,7 +141,7 @@ def test_an_unreadable_line_is_skipped_and_its_neighbours_stay(tmp_path: Path, l
 
 
 def test_skipped_lines_go_to_stderr_by_default(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    (tmp_path / "m.csv").write_text("seed\n1\n2")
+    (tmp_path / "m.csv").write_text("seed,status\n1,ok\n2")
     read_rows(tmp_path / "m.csv")
     assert "m.csv line 3 is skipped" in capsys.readouterr().err
 

@@ -22,6 +22,11 @@ def test_a_trace_is_its_opportunities(tmp_path: Path) -> None:
     assert trace.label == f"cell.up ({trace.digest})"
 
 
+def test_a_byte_order_mark_says_nothing(tmp_path: Path) -> None:
+    marked = Trace.of(write(tmp_path / "marked", "\ufeff0\n5\n"))
+    assert marked.digest == Trace.of(write(tmp_path / "plain", "0\n5\n")).digest
+
+
 def test_the_digest_is_that_of_what_it_says(tmp_path: Path) -> None:
     digests = [
         Trace.of(write(tmp_path / str(index), text)).digest for index, text in enumerate(("1\n2\n", "1\r\n2", "1\n3\n"))

@@ -46,6 +46,17 @@ def test_only_what_fits_takes_part_and_a_bare_name_fits_any_options(tmp_path: Pa
         select(runs, parse_conditions("seed=7"))
 
 
+def test_an_empty_cell_is_chosen_as_tables_show_it(tmp_path: Path) -> None:
+    rows = [
+        fake_row(run_id="epochs", steps=None),
+        fake_row(run_id="steps", steps=40),
+        fake_row(run_id="straggler", straggler="rank=1"),
+    ]
+    runs = collect_runs(stored(tmp_path, rows))
+    assert [run["run_id"] for run in select(runs, parse_conditions("steps=-"))] == ["epochs", "straggler"]
+    assert [run["run_id"] for run in select(runs, parse_conditions("steps=-,straggler=-"))] == ["epochs"]
+
+
 def test_rows_are_put_in_order_the_best_first_and_the_unknown_last(tmp_path: Path) -> None:
     rows = [
         *fake_seeds([100.0, 101.0]),

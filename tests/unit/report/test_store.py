@@ -11,6 +11,7 @@ import pytest
 from bench.core.errors import NothingToCompare, UsageError
 from bench.core.schema.metrics import METRICS
 from bench.report.configurations import SETTINGS
+from bench.report.runs import collect_runs
 from bench.report.store import beside, read, read_layers, to_frame
 from tests.testing.fake_rows import fake_row, fake_seeds, topk_seeds, write_run, write_runs
 from tests.testing.invoke import invoke
@@ -199,3 +200,42 @@ def test_layers_of_another_program_are_left_out_with_a_warning(tmp_path: Path) -
 def test_the_rank_of_powersgd_is_read_from_older_files(tmp_path: Path) -> None:
     old = write_run(tmp_path / "old", fake_row(compressor="powersgd:approx_rank=4,warm_start=false"))
     assert load([old])["compressor"].to_list() == ["powersgd:rank=4,warm_start=false"]
+
+
+def test_rows_that_another_program_sorted_are_put_in_order_again(tmp_path: Path) -> None:
+    """By accuracy, say: the last line of the file is not the end of the run."""
+    rows = [
+        fake_row(step=40, status="ok", test_accuracy=0.81),
+        fake_row(step=20, status="running", test_accuracy=0.97),
+        fake_row(step=10, status="running", test_accuracy=0.99),
+    ]
+    (run,) = collect_runs(read([write_run(tmp_path / "a", *rows)]))
+    assert [row["step"] for row in run.rows] == [10, 20, 40]
+    assert (run["status"], run["test_accuracy"]) == ("ok", 0.81)
+
+
+def test_the_row_of_an_end_follows_its_evaluations_and_a_resumed_run_what_went_before(tmp_path: Path) -> None:
+    rows = [
+        fake_row(step=30, status="ok", resumes=1),
+        fake_row(step=None, status="failed", resumes=0),
+        fake_row(step=20, status="running", resumes=1),
+        fake_row(step=40, status="running", resumes=0),
+    ]
+    (run,) = collect_runs(read([write_run(tmp_path / "a", *rows)]))
+    assert [(row["resumes"], row["step"]) for row in run.rows] == [(0, 40), (0, None), (1, 20), (1, 30)]
+
+
+def test_a_column_that_is_there_twice_is_refused_wherever_the_file_was_found(tmp_path: Path) -> None:
+    path = tmp_path / "metrics.csv"
+    path.write_text(
+        "run_id,config_id,seed,compressor,collective,status,test_accuracy,test_accuracy\nr,c,3,none,native,ok,.8,.5\n"
+    )
+    for given in (path, tmp_path):
+        with pytest.raises(
+            UsageError, match=r"metrics\.csv: it has more than one column test_accuracy; remove all but one"
+        ):
+            read([given])
+    write_run(tmp_path / "good", fake_row())
+    warnings: list[str] = []
+    assert len(read([tmp_path], keep_going=True, warn=warnings.append)) == 1
+    assert "test_accuracy" in warnings[0]
