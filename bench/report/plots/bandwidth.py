@@ -51,7 +51,7 @@ def draw(results: Results) -> Picture:
         curve = axes.errorbar(
             [bandwidth for bandwidth, _ in each],
             [effect.value for _, effect in each],
-            yerr=_whiskers(each),
+            yerr=style.whiskers([_interval(effect) for _, effect in each]),
             **style.line(index),
             elinewidth=0.8,
             capsize=2,
@@ -119,7 +119,7 @@ def _link(run: Run) -> tuple[Any, Any]:
     return run["uplink_bps"], run["downlink_bps"]
 
 
-def _whiskers(gains: Gains) -> list[list[float]]:
-    """How far each interval reaches below and above its value."""
-    bounds = [(effect.value, effect.low or effect.value, effect.high or effect.value) for _, effect in gains]
-    return [[value - low for value, low, _ in bounds], [high - value for value, _, high in bounds]]
+def _interval(effect: Effect) -> tuple[float, float, float]:
+    """Return the value and its bounds, which are the value itself where they are not known."""
+    low, high = (effect.value if bound is None else bound for bound in (effect.low, effect.high))
+    return effect.value, low, high

@@ -47,8 +47,8 @@ def draw(results: Results) -> Picture:
             drawn[point.title] = axes.errorbar(
                 x[0],
                 y[0],
-                xerr=[[x[0] - x[1]], [x[2] - x[0]]],
-                yerr=[[y[0] - y[1]], [y[2] - y[0]]],
+                xerr=style.whiskers([x]),
+                yerr=style.whiskers([y]),
                 **style.marker(index),
                 markerfacecolor=style.color(index) if point in front else "white",
                 markersize=7,

@@ -22,11 +22,10 @@ def draw(results: Results) -> Picture:
     words = []
     for index, (title, curve) in enumerate(curves.items()):
         sizes, means = list(curve), [sum(speeds) / len(speeds) for speeds in curve.values()]
-        spread = [
-            [mean - min(speeds) for mean, speeds in zip(means, curve.values(), strict=True)],
-            [max(speeds) - mean for mean, speeds in zip(means, curve.values(), strict=True)],
-        ]
-        drawn[title] = axes.errorbar(sizes, means, yerr=spread, **style.line(index), elinewidth=0.8, capsize=2)
+        spread = [(mean, min(speeds), max(speeds)) for mean, speeds in zip(means, curve.values(), strict=True)]
+        drawn[title] = axes.errorbar(
+            sizes, means, yerr=style.whiskers(spread), **style.line(index), elinewidth=0.8, capsize=2
+        )
         words.append(f"{title} {means[-1] / means[0]:.2f}x from {sizes[0]:.0f} to {sizes[-1]:.0f} ranks")
         if index == 0:
             ideal = [means[0] * size / sizes[0] for size in sizes]

@@ -8,7 +8,7 @@ from __future__ import annotations
 import contextlib
 import re
 import textwrap
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Literal
 
 from bench.core.schema.metrics import METRICS_BY_NAME
@@ -96,6 +96,17 @@ def marker(index: int) -> dict[str, Any]:
 def color(index: int) -> str:
     """The colour with this index."""
     return PALETTE[index % len(PALETTE)]
+
+
+def whiskers(intervals: Sequence[tuple[float, float, float]]) -> list[list[float]]:
+    """Return how far each (value, low, high) reaches below and above its value, as ``errorbar`` takes it.
+
+    Never below 0: the mean of equal values may differ from them in its last digit.
+    """
+    return [
+        [max(0.0, value - low) for value, low, _ in intervals],
+        [max(0.0, high - value) for value, _, high in intervals],
+    ]
 
 
 def wrapped(text: str, width: int) -> str:

@@ -92,6 +92,26 @@ def test_rows_that_do_not_allow_it_are_named(name: str, tmp_path: Path) -> None:
         KINDS[name].draw(results(tmp_path, [bare]))
 
 
+@pytest.mark.parametrize("name", ["pareto", "scaling", "bandwidth"])
+def test_seeds_that_agree_are_drawn_although_their_mean_is_rounded(name: str, tmp_path: Path) -> None:
+    """Three times 0.7 has the mean 0.6999999999999998, below the lowest seed."""
+    methods = itertools.product((("none", 100.1), ("topk", 200.1)), (2, 4), (1e7, 1e8), (1, 2, 3))
+    rows = [
+        row
+        for (compressor, speed), world_size, uplink_bps, seed in methods
+        for row in fake_run(
+            [0.1, 0.7],
+            compressor=compressor,
+            samples_per_s=speed,
+            world_size=world_size,
+            uplink_bps=uplink_bps,
+            seed=seed,
+            config_id=f"{compressor}{world_size}{uplink_bps}",
+        )
+    ]
+    KINDS[name].draw(results(tmp_path, rows))
+
+
 def test_curves_differ_in_grey_print_too() -> None:
     looks = [(str(style.line(i)["linestyle"]), style.line(i)["marker"]) for i in range(35)]
     assert len(set(looks)) == 35
