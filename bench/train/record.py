@@ -250,15 +250,20 @@ class Recorder:
             "loss": loss(),
             "accuracy": self.last_row.get("test_accuracy"),
             "samples_per_s": speed,
-            "waiting_share": min(1.0, steps * statistics.fmean(self._recent_exposed) / elapsed)
-            if elapsed and self._recent_exposed
-            else None,
+            "waiting_share": self._waiting_share(steps, elapsed),
             "eta_s": (total_steps - step) * elapsed / steps if elapsed else None,
         }
         self._write_progress(line)
         self._last_progress = line
         self._progress_written, self._progress_samples, self._progress_step = now, samples, step
         self._recent_exposed = []
+
+    def _waiting_share(self, steps: int, elapsed_s: float | None) -> float | None:
+        """Return the share of the last moments in which rank 0 waited; None where the few readings say more than all."""
+        if not elapsed_s or not self._recent_exposed:
+            return None
+        share = steps * statistics.fmean(self._recent_exposed) / elapsed_s
+        return share if share <= 1.0 else None
 
     def still_here(self) -> None:
         """Tell the launcher the same again, while an evaluation takes its time (rank 0)."""

@@ -66,13 +66,10 @@ def draw(results: Results) -> Picture:
 
 
 def step_parts(configuration: Configuration) -> dict[str, float]:
-    """Seconds of a mean step; the rest is what a rank's samples per second leave unexplained."""
+    """Return the seconds of each part of a step; the rest is what the others leave of it."""
     runs = last_known(configuration)
-    samples = runs["batch_size"].astype(float) * runs["accumulate"].fillna(1.0).astype(float)  # of a rank
-    replicas = runs["replicas"].fillna(runs["world_size"]).astype(float)
-    step = samples * replicas / runs["samples_per_s"]
     computing, exposed = runs["forward_backward_s"], runs["exposed_s"].fillna(0.0)
-    rest = (step - computing - exposed).clip(lower=0.0).fillna(0.0)
+    rest = (runs["step_time_s"] - computing - exposed).clip(lower=0.0).fillna(0.0)
     return {name: float(part.mean()) for name, part in zip(_OF_STEP, (computing, exposed, rest), strict=True)}
 
 
