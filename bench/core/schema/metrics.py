@@ -82,6 +82,15 @@ SPEED = (
         "CPU time of a rank per timed step, its exchange thread included, mean over ranks; other work on the machine "
         "changes it less than the wall clock",
     ),
+    Column(
+        "speed",
+        "other_cpu_share",
+        float,
+        "share of the usable cores' time that programs other than the run took while it trained; above 0.1 its times "
+        "are longer than on an idle machine (empty: not known)",
+        better="lower",
+        deterministic=False,
+    ),
 )
 
 _wire = partial(Column, "wire")
