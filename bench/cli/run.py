@@ -239,7 +239,7 @@ def _compare(results: Sequence[Result]) -> None:
 
 
 def _next_command(asked: RunConfig, configs: Sequence[RunConfig], results: Sequence[Result], out: Path) -> list[str]:
-    """Return what to type next: a report of what was compared, a comparison with other runs, or runs to compare with."""
+    """Return what to type next: a report of the methods, a comparison with other runs, or runs to compare with."""
     from bench.launch.sweeps.past_runs import past_runs
     from bench.launch.sweeps.written import run_arguments
 
@@ -268,8 +268,8 @@ def _raise_failures(configs: Sequence[RunConfig], results: Sequence[Result]) -> 
         more = f"; {left} of {len(configs)} runs had not begun" if left else ""
         raise Interrupted(f"{last.error} in {last.folder.path}{_how_to_go_on(last)}{more}")
     raise RunFailed(
-        f"{len(failed)} of {len(configs)} runs failed, the last of them with: {last.error}; rows and logs so far are in "
-        f"{last.folder.path}{_how_to_go_on(last)}"
+        f"{len(failed)} of {len(configs)} runs failed, the last of them with: {last.error}; rows and logs so far are "
+        f"in {last.folder.path}{_how_to_go_on(last)}"
     )
 
 

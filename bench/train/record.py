@@ -266,7 +266,7 @@ class Recorder:
         self._recent_exposed = []
 
     def _waiting_share(self, steps: int, elapsed_s: float | None) -> float | None:
-        """Return the share of the last moments in which rank 0 waited; None where the few readings say more than all."""
+        """Return the share of the last moments in which rank 0 waited; None where few readings say more than all."""
         if not elapsed_s or not self._recent_exposed:
             return None
         share = steps * statistics.fmean(self._recent_exposed) / elapsed_s

@@ -45,19 +45,30 @@ def draw(results: Results) -> Picture:
     figure, (axes,) = style.new_figure()
     axes.axhline(1.0, color=style.INK, linewidth=0.9)
     curves, words = {}, []
-    for index, (title, each) in enumerate(gains.items(), start=1):
+    looks = results.looks(groups)
+    for title, each in gains.items():
         at = break_even([(bandwidth, effect.value) for bandwidth, effect in each])
         even = " and ".join(format_value("uplink_bps", bandwidth) for bandwidth in at)
         curve = axes.errorbar(
             [bandwidth for bandwidth, _ in each],
             [effect.value for _, effect in each],
             yerr=style.whiskers([_interval(effect) for _, effect in each]),
-            **style.line(index),
+            **style.line(*looks[title]),
             elinewidth=0.8,
             capsize=2,
         )
         axes.plot(
-            at, [1.0] * len(at), linestyle="", marker="o", markersize=9, fillstyle="none", color=style.color(index)
+            at,
+            [1.0] * len(at),
+            linestyle="",
+            marker="o",
+            markersize=9,
+            fillstyle="none",
+            color=style.color(*looks[title]),
+        )
+        style.tooltips(
+            curve.lines[0],
+            *(f"{title}: {effect.value:.2f}x at {format_value('uplink_bps', rate)}" for rate, effect in each),
         )
         curves[f"{title} ({f'breaks even at {even}' if at else 'no break-even point here'})"] = curve
         words.append(f"{title} {each[0][1].value:.2f}x to {each[-1][1].value:.2f}x, {even or 'no break-even'}")
