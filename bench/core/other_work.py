@@ -45,7 +45,8 @@ class OtherWork:
 
 def launcher_of_rank() -> int:
     """Return the id of the process that started the one which started this rank."""
-    return [os.getpid(), *(process.pid for process in psutil.Process().parents()[:2])][-1]
+    above = psutil.Process().parents()[:2]
+    return int(above[-1].pid) if above else os.getpid()
 
 
 def _others_and_cores_s(root: int) -> tuple[float, float]:
