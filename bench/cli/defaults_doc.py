@@ -56,7 +56,8 @@ def _row(parameter: inspect.Parameter, type_: Any, info: OptionInfo) -> str:
     elif isinstance(parameter.default, bool):
         default = "yes" if parameter.default else "no"
     else:
-        default = f"`{value_text(parameter.default)}`"
+        values = parameter.default if isinstance(parameter.default, list) else [parameter.default]
+        default = f"`{','.join(map(value_text, values))}`"
     return f"| {_names(parameter.name, type_, info)} | {default} | {meaning}{_choices(type_, meaning)} |"
 
 

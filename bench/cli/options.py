@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Annotated, Any, Concatenate, ParamSpec, TypeVar
 
@@ -27,15 +27,23 @@ AsJson = Annotated[bool, typer.Option("--json", help="Print data as JSON on stdo
 
 
 def takes(
-    configuration: type[C],
+    configuration: type[C], *, several: Mapping[str, str] | None = None
 ) -> Callable[[Callable[Concatenate[C, Own], None]], Callable[..., None]]:
-    """Give a command every option of a configuration, which becomes its first argument; its own options stay."""
+    """Give a command every option of a configuration, which becomes its first argument; its own options stay.
+
+    Args:
+        configuration: the options.
+        several: components of which the command takes several, and what the help says of that; the configuration gets
+            their specs separated by commas.
+    """
+    lists = several or {}
 
     def decorate(function: Callable[Concatenate[C, Own], None]) -> Callable[..., None]:
         _, *own = inspect.signature(function, eval_str=True).parameters.values()
-        declared = [_parameter(option) for option in configuration.options() if option.flag]
+        declared = [_parameter(option, lists.get(option.name)) for option in configuration.options() if option.flag]
 
         def command(**given: Any) -> None:
+            given |= {name: ",".join(given[name]) for name in lists}
             options = configuration(**{parameter.name: given.pop(parameter.name) for parameter in declared})
             function(options, **given)  # type: ignore[call-arg]
 
@@ -62,21 +70,24 @@ def row_writer(out: Path | None, columns: tuple[Column, ...]) -> RowWriter | Non
         raise UsageError(str(error)) from None
 
 
-def _parameter(option: Option) -> inspect.Parameter:
+def _parameter(option: Option, several: str | None) -> inspect.Parameter:
     flag = option.flag
     assert flag is not None
-    completer = (complete_list if flag.many else complete)(flag.room) if flag.room else None
+    completer = (complete_list if flag.many or several else complete)(flag.room) if flag.room else None
     info = typer.Option(
         *([flag.name] if flag.name else []),
-        help=f"{option.meaning[0].upper()}{option.meaning[1:]}.",
+        help=f"{option.meaning[0].upper()}{option.meaning[1:]}{f'; {several}' if several else ''}.",
         rich_help_panel=flag.panel,
         metavar=f"{option.cell_type.__name__} {option.range}" if option.range else None,
         show_default=flag.chosen or True,
         autocompletion=completer,
     )
-    optional = option.type if option.default is not None else option.type | None
+    kind = option.type if option.default is not None else option.type | None
+    default = option.default
+    if several:
+        kind, default = list[str], [default]
     return inspect.Parameter(
-        option.name, inspect.Parameter.KEYWORD_ONLY, default=option.default, annotation=Annotated[optional, info]
+        option.name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=Annotated[kind, info]
     )
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import shlex
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -11,6 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
+from bench.cli.compare import DEFAULT_PATH
 from bench.cli.options import AsJson, takes
 from bench.core.config.job import MEASUREMENT, OUTPUT
 from bench.core.config.run import RunConfig
@@ -18,6 +20,7 @@ from bench.core.config.seeds import parse_seeds, seeds_text
 from bench.core.errors import Interrupted, RunFailed, UsageError
 from bench.core.locks import locked
 from bench.core.run_folder import RunFolder
+from bench.core.spec import split_list
 
 if TYPE_CHECKING:
     from bench.launch.jobs.fork_server import ForkServer
@@ -29,6 +32,8 @@ EXAMPLES = """[bold]Examples[/bold]
 
   bench run --compressor group_topk:ratio=0.01 --collective ring --seeds 1,2,3 --target-accuracy 0.97
 
+  bench run --compressor none,powersgd,topk:ratio=0.001,skip=norm --steps 100
+
   bench run --hosts 4 --bandwidth 100mbit --model resnet18 --dataset synthetic --batch-size 4 --steps 20
 
   bench run --model resnet18 --dataset cifar10 --world-size 4 --compressor topk:ratio=0.001 --dry-run
@@ -38,16 +43,19 @@ Components are written name:key=value,key=value; `bench list compressors --long`
 _BESIDE_RESUME = ("resume", "as_json", "world_size", "resume_residuals", "timeout_s")
 
 
-@takes(RunConfig)
+@takes(
+    RunConfig,
+    several={"compressor": "several, separated by commas or in options of their own, are run in turn and compared"},
+)
 def run(
     asked: RunConfig,
     context: typer.Context,
     seeds: Annotated[
         str | None, typer.Option(help="Several runs, one per seed: 1,2,3 or 1-5.", rich_help_panel=MEASUREMENT)
     ] = None,
-    out: Annotated[Path, typer.Option(help="Folder in which a new run folder is made.", rich_help_panel=OUTPUT)] = Path(
-        "results/runs"
-    ),
+    out: Annotated[
+        Path, typer.Option(help="Folder in which a new run folder is made.", rich_help_panel=OUTPUT)
+    ] = DEFAULT_PATH,
     resume: Annotated[
         Path | None,
         typer.Option(
@@ -80,20 +88,49 @@ def run(
     if seeds and _is_given(context, "seed"):
         raise UsageError("--seed and --seeds contradict each other; give one of them")
     numbers = parse_seeds(seeds) if seeds else [asked.seed]
-    from bench.cli.output.run import print_notes
+    from bench.cli.output.run import make_each_ready, print_notes
     from bench.launch.jobs.fork_server import TRAIN, ForkServer
     from bench.launch.resolve import place_run, prepare, resolve
 
+    specs = split_list(asked.compressor)
+    if len(specs) > 1 and asked.nnodes > 1:
+        raise UsageError(
+            f"--compressor names {len(specs)} methods, which are compared on one machine; give one of them with "
+            f"--nnodes {asked.nnodes}"
+        )
     place_run(asked)
     with ForkServer(TRAIN) as server:  # which refuses kernels that there are not, for a plan too
+        if len(specs) > 1:
+            configs = _plan_methods(asked, specs, numbers, server)
+        elif dry_run:
+            configs = [dataclasses.replace(resolve(asked), seed=seed) for seed in numbers]
+        else:
+            server.warm_up_for(asked)
+            configs, warnings = server.call(prepare, asked, numbers)
+            print_notes(configs[0], warnings)
         if dry_run:
-            resolved = resolve(asked)
-            _print_plan([dataclasses.replace(resolved, seed=seed) for seed in numbers], out, as_json)
+            _print_plans(configs, out, as_json)
             return
-        server.warm_up_for(asked)
-        configs, warnings = server.call(prepare, asked, numbers)
-        print_notes(configs[0], warnings)
-        _execute(configs, out, as_json, server)
+        if len(specs) > 1:
+            make_each_ready(configs, server)
+        _execute(asked, configs, out, as_json, server)
+
+
+def _plan_methods(asked: RunConfig, specs: list[str], seeds: list[int], server: ForkServer) -> list[RunConfig]:
+    """Return the runs of several compressors: seeds outermost, methods within a seed in random order, as in a sweep.
+
+    Raises:
+        UsageError: one is not possible, or is named twice.
+    """
+    from bench.launch.sweeps.file import SweepFile
+    from bench.launch.sweeps.plan import plan_runs
+
+    given = {option.name: getattr(asked, option.name) for option in RunConfig.options() if option.flag}
+    methods = SweepFile(where="--compressor", base=given, seeds=seeds, matrix={"compressor": specs})
+    configs = [run.config for run in plan_runs(methods, server)]
+    if len(configs) < len(specs) * len(seeds):
+        raise UsageError(f"--compressor {asked.compressor} names one method twice; each is run once per seed")
+    return configs
 
 
 def _check_alone(context: typer.Context) -> None:
@@ -110,7 +147,7 @@ def _is_given(context: typer.Context, name: str) -> bool:
 
 
 def _resume(path: Path, world_size: int | None, waiting: str | None, timeout_s: float | None, as_json: bool) -> None:
-    from bench.cli.output.run import Display, print_summary
+    from bench.cli.output.run import Display, print_summary, warn_of_other_work
     from bench.launch.jobs.fork_server import TRAIN, ForkServer
     from bench.launch.resolve import with_ranks
     from bench.launch.resuming import ask_anew, change_ranks, check_left, configuration_of
@@ -138,6 +175,7 @@ def _resume(path: Path, world_size: int | None, waiting: str | None, timeout_s: 
         print(json.dumps([result.summary | {"folder": str(result.folder.path)}], indent=2))
     else:
         print_summary([config], [result])
+    warn_of_other_work([result])
     _raise_failure(result)
 
 
@@ -155,40 +193,118 @@ def _check_waiting(folder: RunFolder, before: int, now: int | None, waiting: str
         )
 
 
-def _execute(configs: list[RunConfig], out: Path, as_json: bool, server: ForkServer) -> None:
-    from bench.cli.output.run import Display, print_summary
+def _execute(asked: RunConfig, configs: list[RunConfig], out: Path, as_json: bool, server: ForkServer) -> None:
+    """Do the runs; the first failure ends those of one method, and is a row like any other among several."""
+    from bench.cli.output.run import Display, print_summary, warn_of_other_work
     from bench.launch.run import execute
 
+    are_several = _num_methods(configs) > 1
     results: list[Result] = []
     for number, config in enumerate(configs, 1):
         position = f"{number}/{len(configs)} " if len(configs) > 1 else ""
-        with Display(f"{position}{config.name} seed {config.seed}") as display:
+        what = config.compressor if are_several else config.name
+        with Display(f"{position}{what} seed {config.seed}") as display:
             results.append(execute(config, out, display.report, server))
-        if results[-1].status != "ok":
+        if results[-1].status == "interrupted" or (results[-1].status != "ok" and not are_several):
             break
     if as_json:
-        print(json.dumps([result.summary | {"folder": str(result.folder.path)} for result in results], indent=2))
+        of_run = ({"compressor": config.compressor, "seed": config.seed} for config in configs)
+        data = [
+            of | each.summary | {"folder": str(each.folder.path)} for of, each in zip(of_run, results, strict=False)
+        ]
+        print(json.dumps(data, indent=2))
+    elif are_several:
+        _compare(results)
     else:
         print_summary(configs, results)
-    _raise_failure(results[-1], [config.seed for config in configs[len(results) :]])
+    warn_of_other_work(results)
+    if not as_json and all(result.status == "ok" for result in results):  # else the error says what to do
+        print(f"next: {shlex.join(_next_command(asked, configs, results, out))}", file=sys.stderr)
+    if are_several:
+        _raise_failures(configs, results)
+    else:
+        _raise_failure(results[-1], [config.seed for config in configs[len(results) :]])
+
+
+def _num_methods(configs: Sequence[RunConfig]) -> int:
+    return len({config.config_id for config in configs})
+
+
+def _compare(results: Sequence[Result]) -> None:
+    from bench.cli.compare import compare
+
+    if any(result.status == "ok" for result in results):
+        is_timed = any(result.summary.get("samples_per_s") for result in results)
+        compare([result.folder.path for result in results], metric=None if is_timed else "test_accuracy")
+
+
+def _next_command(asked: RunConfig, configs: Sequence[RunConfig], results: Sequence[Result], out: Path) -> list[str]:
+    """Return what to type next: a report of the methods, a comparison with other runs, or runs to compare with."""
+    from bench.launch.sweeps.past_runs import past_runs
+    from bench.launch.sweeps.written import run_arguments
+
+    place = [] if out == DEFAULT_PATH else [str(out)]
+    has_others = len(past_runs(out)) > len(results)
+    if _num_methods(configs) > 1:
+        return ["bench", "report", *([str(result.folder.path) for result in results] if has_others else place)]
+    if has_others:
+        return ["bench", "compare", *place]
+    options = {option.name: getattr(asked, option.name) for option in RunConfig.options() if option.flag}
+    given = {name: value for name, value in options.items() if value != getattr(RunConfig, name)}
+    others = "none,bf16,powersgd" if asked.compressor == "none" else f"none,{asked.compressor}"
+    seeds = {"seeds": seeds_text(config.seed for config in configs)} if len(configs) > 1 else {}
+    folder = {"out": out} if place else {}
+    return ["bench", "run", *run_arguments(given | {"compressor": others} | seeds | folder)]
+
+
+def _raise_failures(configs: Sequence[RunConfig], results: Sequence[Result]) -> None:
+    """Say which of several methods' runs failed, or that the user stopped them."""
+    failed = [result for result in results if result.status != "ok"]
+    if not failed:
+        return
+    last = failed[-1]
+    if last.status == "interrupted":
+        left = len(configs) - len(results)
+        more = f"; {left} of {len(configs)} runs had not begun" if left else ""
+        raise Interrupted(f"{last.error} in {last.folder.path}{_how_to_go_on(last)}{more}")
+    raise RunFailed(
+        f"{len(failed)} of {len(configs)} runs failed, the last of them with: {last.error}; rows and logs so far are "
+        f"in {last.folder.path}{_how_to_go_on(last)}"
+    )
 
 
 def _raise_failure(last: Result, left: Sequence[int] = ()) -> None:
     """End as the last run did; `left`: seeds that were not run for it."""
     if last.status == "ok":
         return
-    from bench.launch.resuming import last_step
-
-    step, path = last_step(last.folder), last.folder.path
-    advice = f"; to go on from step {step}: bench run --resume {path}" if step is not None else ""
+    advice = _how_to_go_on(last)
     if left:
         advice += f"; not run: --seeds {seeds_text(left)}"
     if last.status == "interrupted":
-        raise Interrupted(f"{last.error} in {path}{advice}")
-    raise RunFailed(f"{last.error}; rows and logs so far are in {path}{advice}")
+        raise Interrupted(f"{last.error} in {last.folder.path}{advice}")
+    raise RunFailed(f"{last.error}; rows and logs so far are in {last.folder.path}{advice}")
 
 
-def _print_plan(configs: list[RunConfig], out: Path, as_json: bool) -> None:
+def _how_to_go_on(result: Result) -> str:
+    from bench.launch.resuming import last_step
+
+    step, path = last_step(result.folder), result.folder.path
+    return f"; to go on from step {step}: bench run --resume {path}" if step is not None else ""
+
+
+def _print_plans(configs: list[RunConfig], out: Path, as_json: bool) -> None:
+    """Print the plan of every method; as JSON an object, or a list of them where there are several methods."""
+    by_method: dict[str, list[RunConfig]] = {}
+    for config in configs:
+        by_method.setdefault(config.config_id, []).append(config)
+    plans = [_print_plan(each, out, as_json) for each in by_method.values()]
+    if as_json:
+        json.dump(plans if len(plans) > 1 else plans[0], sys.stdout, indent=2)
+        print()
+
+
+def _print_plan(configs: list[RunConfig], out: Path, as_json: bool) -> dict[str, Any]:
+    """Print one method's plan, unless it is printed as JSON; return it as data."""
     from bench.cli.output.run import print_layers, print_notes, print_plan
     from bench.core.run_folder import RunFolder
     from bench.launch.jobs import torchrun
@@ -198,16 +314,13 @@ def _print_plan(configs: list[RunConfig], out: Path, as_json: bool) -> None:
     layers = plan_layers(config)
     folder = RunFolder(out / f"<utc>-{config.name}-s{config.seed}-{config.digest}")
     lines = torchrun.shell_lines(config, folder)
-    if as_json:
-        plan: dict[str, Any] = {
-            "configs": [dataclasses.asdict(c) | {"digest": c.digest} for c in configs],
-            "layers": dataclasses.asdict(layers),
-            "torchrun": lines,
-        }
-        json.dump(plan, sys.stdout, indent=2)
-        print()
-    else:
+    if not as_json:
         print_plan(configs)
         print_layers(layers)
         print(*lines, sep="\n")
     print_notes(config, layers.warnings)
+    return {
+        "configs": [dataclasses.asdict(c) | {"digest": c.digest} for c in configs],
+        "layers": dataclasses.asdict(layers),
+        "torchrun": lines,
+    }

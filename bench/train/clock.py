@@ -74,21 +74,36 @@ class StepTimes:
         return mean([step.cpu_s for step in self.steps])
 
     def columns(self) -> dict[str, float | None]:
-        """The `speed` columns that are times; all None where no step was timed."""
+        """Return the `speed` columns that are times; none where no step was timed.
+
+        Sums of parts are set against sums of whole steps and scaled to the median step: means beside a median would
+        exceed it where a few steps are slow.
+        """
         if not self.steps:
             return {}
         total = torch.tensor([s.total_s for s in self.steps], dtype=torch.float64)
-        waited_s = mean([s.waited_s for s in self.steps])  # DDP says it of some steps only
-        until_exchanged_s = mean([s.until_exchanged_s for s in self.steps])
-        assert until_exchanged_s is not None
-        return {
-            "step_time_s": float(total.quantile(0.5)),
-            "step_time_p95_s": float(total.quantile(0.95)),
-            "forward_backward_s": max(0.0, until_exchanged_s - (waited_s or 0.0)),
-            "encode_s": mean([s.encode_s for s in self.steps]),
-            "exchange_s": mean([s.exchange_s for s in self.steps]),
-            "exposed_s": mean([s.exposed_s for s in self.steps]),
+        median_s = float(total.quantile(0.5))
+        computing, waiting = self._share("until_exchanged_s"), self._share("waited_s")
+        shares = {
+            "forward_backward_s": computing and max(0.0, computing - (waiting or 0.0)),
+            "encode_s": self._share("encode_s"),
+            "exchange_s": self._share("exchange_s"),
+            "exposed_s": self._share("exposed_s"),
         }
+        return {
+            "step_time_s": median_s,
+            "step_time_p95_s": float(total.quantile(0.95)),
+            **{name: share and share * median_s for name, share in shares.items()},
+        }
+
+    def _share(self, part: str) -> float | None:
+        """Return the share of a part in the steps of which it is known.
+
+        None where it is known of no step, or takes longer than the steps: then one of two clocks is wrong.
+        """
+        known = [step for step in self.steps if getattr(step, part) is not None]  # DDP tells `exposed_s` of some only
+        part_s, total_s = sum(getattr(step, part) for step in known), sum(step.total_s for step in known)
+        return part_s / total_s if known and part_s <= total_s else None
 
 
 def mean(values: list[float] | list[float | None]) -> float | None:

@@ -94,7 +94,7 @@ class Trainer:
 
     def train_until(self, step: int) -> None:
         """Train until so many optimizer steps are done, on the training clock."""
-        with self.recorder.counting_wire(), self.clock.running():
+        with self.recorder.measuring(), self.clock.running():
             self.strategy.end_pause()
             while self.step < step:
                 self._train_step()

@@ -17,6 +17,7 @@ from bench.core import environment
 from bench.core.config.run import RunConfig
 from bench.core.forwarder_use import ForwarderUse
 from bench.core.interface import interface_bytes
+from bench.core.other_work import OtherWork, launcher_of_rank
 from bench.core.processes import peak_rss_bytes
 from bench.core.rows import RowWriter
 from bench.core.run_folder import RunFolder
@@ -115,6 +116,8 @@ class Recorder:
         self._folder = folder
         self.is_writer = dist.get_rank() == 0
         self._started = started_at
+        on_one_machine = config.world_size // config.nnodes
+        self._is_first_here = dist.get_rank() % on_one_machine == 0
         self._fixed = {
             **config.columns(),
             "run_id": folder.run_id,
@@ -174,23 +177,27 @@ class Recorder:
             self._choice = choices[-1] if choices else None
 
     @contextlib.contextmanager
-    def counting_wire(self) -> Iterator[None]:
-        """Add what the virtual host's interface sends and receives inside the block; every rank must call.
+    def measuring(self) -> Iterator[None]:
+        """Count what other programs and the virtual host's interface do inside the block; every rank must call.
 
-        All ranks enter and leave together: a backend returns before the kernel has sent everything.
+        All ranks of virtual hosts enter and leave together: a backend returns before the kernel has sent everything.
         """
+        if self._is_first_here:
+            self._other_work.start()
         if self.config.cluster is None:
             yield
-            return
-        dist.barrier()
-        before = interface_bytes()
-        self._forwarder_use.start()
-        yield
-        dist.barrier()
-        now = interface_bytes()
-        self._forwarder_use.stop()
-        self._wire_sent += now.sent - before.sent
-        self._wire_received += now.received - before.received
+        else:
+            dist.barrier()
+            before = interface_bytes()
+            self._forwarder_use.start()
+            yield
+            dist.barrier()
+            now = interface_bytes()
+            self._forwarder_use.stop()
+            self._wire_sent += now.sent - before.sent
+            self._wire_received += now.received - before.received
+        if self._is_first_here:
+            self._other_work.stop()
 
     def count(self, outcome: StepReport) -> None:
         """Add one step's exchange."""
@@ -250,15 +257,20 @@ class Recorder:
             "loss": loss(),
             "accuracy": self.last_row.get("test_accuracy"),
             "samples_per_s": speed,
-            "waiting_share": min(1.0, steps * statistics.fmean(self._recent_exposed) / elapsed)
-            if elapsed and self._recent_exposed
-            else None,
+            "waiting_share": self._waiting_share(steps, elapsed),
             "eta_s": (total_steps - step) * elapsed / steps if elapsed else None,
         }
         self._write_progress(line)
         self._last_progress = line
         self._progress_written, self._progress_samples, self._progress_step = now, samples, step
         self._recent_exposed = []
+
+    def _waiting_share(self, steps: int, elapsed_s: float | None) -> float | None:
+        """Return the share of the last moments in which rank 0 waited; None where few readings say more than all."""
+        if not elapsed_s or not self._recent_exposed:
+            return None
+        share = steps * statistics.fmean(self._recent_exposed) / elapsed_s
+        return share if share <= 1.0 else None
 
     def still_here(self) -> None:
         """Tell the launcher the same again, while an evaluation takes its time (rank 0)."""
@@ -294,6 +306,9 @@ class Recorder:
         self._traffic_before = {p: dataclasses.replace(t) for p, t in self.strategy.exchange.traffic.items()}
         self._wire_sent = self._wire_received = 0.0
         self._forwarder_use = ForwarderUse()
+        self._other_work = OtherWork(
+            1 if self.config.cluster else launcher_of_rank()
+        )  # 1: the hosts' own first process
 
     def _sent(self) -> dict[Purpose, Traffic]:
         """What this rank sent since the previous row."""
@@ -307,6 +322,7 @@ class Recorder:
             "skipped_steps": snapshot.skipped_steps,
             "steps_per_s": snapshot.times.steps_per_s(),
             "cpu_s_per_step": snapshot.times.cpu_s_per_step(),
+            "other_cpu_share": self._other_work.share if self._is_first_here else None,
             "train_loss": snapshot.train_loss,
             "traffic": {purpose: dataclasses.asdict(entry) for purpose, entry in sent.items()},
             "entries": self._entries,
@@ -333,6 +349,7 @@ class Recorder:
     def _joint_columns(self, everyone: list[dict[str, Any]], snapshot: Snapshot) -> dict[str, Any]:
         steps = max(1, sum(figures["steps"] for figures in everyone))  # of all ranks
         speeds = [figures["steps_per_s"] for figures in everyone if figures["steps_per_s"] is not None]
+        other_work = [share for figures in everyone if (share := figures["other_cpu_share"]) is not None]
         staleness = [versions for figures in everyone for versions in figures["staleness"]]
         return {
             "samples": sum(figures["samples"] for figures in everyone),
@@ -340,6 +357,7 @@ class Recorder:
             **snapshot.times.columns(),
             "samples_per_s": sum(speeds) * self.config.samples_per_step if speeds else None,
             "cpu_s_per_step": mean([figures["cpu_s_per_step"] for figures in everyone]),
+            "other_cpu_share": max(other_work, default=None),
             **self._wire_columns(everyone, steps),
             "effective_density": sum(figures["entries"] for figures in everyone) / steps / self._numel,
             "support_overlap": sampled_overlap([figures["index_sets"] for figures in everyone]),

@@ -278,8 +278,8 @@ def step_s(run: Run) -> float | None:
 
 def waiting_share(run: Run) -> float | None:
     """Share of a step in which a rank waits for the exchange after backward's own work has ended."""
-    step, exposed = step_s(run), run["exposed_s"]
-    return None if step is None or exposed is None else float(exposed) / step
+    step, exposed = run["step_time_s"], run["exposed_s"]
+    return None if not step or exposed is None else float(exposed / step)
 
 
 def waiting_percent(run: Run) -> float | None:

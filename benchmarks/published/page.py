@@ -27,8 +27,6 @@ QUICK = """
 **The quick version**: one seed, shorter runs and fewer cells than the set-ups say. It shows that all works, no result.
 """
 _SHARES = ("test_accuracy", "train_accuracy")
-_MEAN_TIMES = {"exposed_s", "exchange_s"}
-_MEDIAN_AND_MEANS = "`step_time_s` is the median step, the other times are means, which a few slow steps lengthen."
 
 
 def write_page(system: System, runs: Mapping[str, SweepRuns], folder: Path, *, quick: bool = False) -> None:
@@ -85,8 +83,6 @@ def values_table(table: Table, runs: SweepRuns) -> str:
     rows = [[name, *_cells(table, _found(runs, which))] for name, which in table.rows]
     heading = ["", *(f"`{column}`" + (" %" if column in _SHARES else "") for column in table.columns), *table.derived]
     notes = [_from(table.sweep), table.note]
-    if "step_time_s" in table.columns and _MEAN_TIMES.intersection(table.columns):
-        notes.append(_MEDIAN_AND_MEANS)
     return f"### {table.title}\n\n{markdown_table(heading, rows)}\n\n{' '.join(filter(None, notes))}"
 
 

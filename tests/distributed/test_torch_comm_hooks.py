@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from pathlib import Path
 from typing import Any, cast
 
@@ -11,8 +12,9 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 from bench.core import registry
-from bench.strategies.data_parallel.ddp_exchange import DdpExchange
+from bench.strategies.data_parallel.ddp_exchange import DDP_TIMER_EVERY, DdpExchange
 from compressors.families.torch_comm_hook import TorchCommHook
+from compressors.none import NONE
 from compressors.torch_powersgd import TorchPowerSgd
 from tests.testing.compressor_cases import step_at
 from tests.testing.ranks import run_ranks
@@ -81,3 +83,28 @@ def test_what_is_not_finite_is_forgotten_and_factors_are_what_is_sent(tmp_path: 
     dense, factors = 40 * 30, 2 * (40 + 30)
     expected = [(False, dense)] * 2 + [(False, factors), (True, factors), (False, factors), (False, factors)]
     assert run_ranks(steps_around_one_that_is_not_finite, 2, tmp_path) == [expected] * 2
+
+
+LATE_S = 0.4
+
+
+def waits_for_a_late_peer(rank: int) -> list[float | None]:
+    """Per step, what was waited for; rank 1 is late in the one step that is read."""
+    ddp = DistributedDataParallel(nn.Linear(40, 30))
+    exchange = DdpExchange(ddp, NONE(), nonfinite="skip")
+    found = []
+    for index in range(DDP_TIMER_EVERY):
+        exchange.start_step(step_at(index, rank, 2))
+        loss = ddp(torch.ones(16, 40)).sum()
+        if rank == 1 and index == DDP_TIMER_EVERY - 1:
+            time.sleep(LATE_S)
+        loss.backward()
+        found.append(exchange.finish_step().exposed_s)
+    return found
+
+
+def test_ddps_timers_are_those_of_the_step_that_is_read(tmp_path: Path) -> None:
+    *before, waited_s = run_ranks(waits_for_a_late_peer, 2, tmp_path)[0]
+    assert before == [None] * (DDP_TIMER_EVERY - 1)
+    assert waited_s is not None
+    assert waited_s > LATE_S / 2

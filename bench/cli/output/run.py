@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from rich import box
@@ -13,9 +13,13 @@ from rich.table import Table
 from bench.cli.output.console import plain_table
 from bench.cli.output.live_line import LiveLine
 from bench.core.config.run import RunConfig
+from bench.core.other_work import NOTEWORTHY_SHARE
 from bench.core.rows import read_rows
 from bench.core.units import format_bytes, format_seconds
 from bench.hosts.cluster import Cluster
+from bench.hosts.ways import settle_here
+from bench.launch.jobs.fork_server import ForkServer
+from bench.launch.resolve import make_ready
 from bench.launch.run import Result
 
 if TYPE_CHECKING:
@@ -57,11 +61,43 @@ def _progress(line: dict[str, Any]) -> list[str]:
 
 
 def print_notes(config: RunConfig, warnings: list[str]) -> None:
-    """What the user should know of a configuration before it is run, on stderr."""
-    for sentence in warnings:
+    """Say on stderr what the user should know of a configuration before it is run."""
+    for sentence in notes(config, warnings):
         print(f"note: {sentence}", file=sys.stderr)
+
+
+def notes(config: RunConfig, warnings: list[str]) -> list[str]:
+    """Return the warnings, and what follows from the configuration alone."""
     if config.steps and "warmup_epochs=" in config.filled["compressor"]:
-        print(f"note: --steps {config.steps} starts at full compression, without warm-up", file=sys.stderr)
+        return [*warnings, f"--steps {config.steps} starts at full compression, without warm-up"]
+    return warnings
+
+
+def make_each_ready(configs: Sequence[RunConfig], server: ForkServer) -> None:
+    """Prepare every configuration of several before the first one starts, and print what to know of them, each once.
+
+    Raises:
+        UsageError: one of them is not possible here.
+    """
+    said: dict[str, None] = {}
+    for config in {config.config_id: config for config in configs}.values():
+        if config.cluster is not None:
+            settle_here(Cluster.from_dict(config.cluster))
+        said |= dict.fromkeys(notes(config, server.call(make_ready, config)))
+    for sentence in said:
+        print(f"note: {sentence}", file=sys.stderr)
+
+
+def warn_of_other_work(results: Sequence[Result]) -> None:
+    """Say on stderr if other programs took a part of the cores that makes times longer."""
+    written = [result.folder.metrics for result in results if result.folder.metrics.exists()]
+    shares = [row.get("other_cpu_share") or 0.0 for path in written for row in read_rows(path)]
+    if (share := max(shares, default=0.0)) > NOTEWORTHY_SHARE:
+        print(
+            f"warning: other programs took up to {share:.0%} of this machine's cores during training, which makes the "
+            "times too long; run it again on an idle machine",
+            file=sys.stderr,
+        )
 
 
 def print_plan(configs: list[RunConfig]) -> None:

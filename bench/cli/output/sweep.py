@@ -9,15 +9,12 @@ from typing import Any
 from rich.markup import escape
 
 from bench.cli.output.console import plain_table, print_json, stdout_console
-from bench.cli.output.run import Display, print_notes
+from bench.cli.output.run import Display, make_each_ready, warn_of_other_work
 from bench.core.config.run import RunConfig
 from bench.core.errors import Interrupted
 from bench.core.run_folder import RunFolder
 from bench.core.units import format_seconds
-from bench.hosts.cluster import Cluster
-from bench.hosts.ways import settle_here
 from bench.launch.jobs.fork_server import ForkServer
-from bench.launch.resolve import make_ready
 from bench.launch.resuming import ask_anew
 from bench.launch.run import Result, execute, resume
 from bench.launch.sweeps.agenda import Agenda
@@ -85,6 +82,7 @@ class SweepProgress:
         self._titles = {run.config.digest: table_text(run.settings) for run in agenda.runs}
         self._estimate = agenda.estimate()
         self._errors: dict[str, str] = {}  # of what failed, by digest
+        self._results: list[Result] = []
 
     def run_all(self) -> Agenda:
         """Do them and return the agenda afterwards.
@@ -93,11 +91,9 @@ class SweepProgress:
             Interrupted: the user stopped a run.
             UsageError: results cannot be written, or virtual hosts are not possible here.
         """
-        for configuration in {config.config_id: config for config in self._configs}.values():
-            if configuration.cluster is not None:  # before anything starts, rather than in its turn
-                settle_here(Cluster.from_dict(configuration.cluster))
-            print_notes(configuration, self._server.call(make_ready, configuration))
+        make_each_ready(self._configs, self._server)
         run_missing(self._configs, self._agenda.out, self._agenda.past, self._train)
+        warn_of_other_work(self._results)
         agenda = Agenda.look_up(self._agenda.runs, self._agenda.out)
         missing = [run.config.digest for run in agenda.that_are("missing")]
         unrecorded = {digest: self._errors[digest] for digest in missing if digest in self._errors}
@@ -117,6 +113,7 @@ class SweepProgress:
             else:
                 ask_anew(begun, config)
                 result = resume(begun, report, self._server)
+            self._results.append(result)
             self._estimate.learn(config, result.summary.get("wall_time_s"))
             left_s = self._estimate.total_s(self._configs[number:])
             left = f"; about {format_seconds(left_s)} left" if left_s else ""

@@ -68,15 +68,28 @@ SPEED = (
     _step_seconds("step_time_p95_s", "95th percentile of the time of a step"),
     _step_seconds(
         "forward_backward_s",
-        "forward and backward, and the batch made ready for them, without the wait for the network, mean per step",
+        "forward and backward, and the batch made ready for them, without the wait for the network: their share of all "
+        "timed steps x the median step, as the three that follow",
     ),
-    _step_seconds("encode_s", "compressing and decompressing, mean per step (overlaps with backward)"),
-    _step_seconds("exchange_s", "the exchange's busy time, encoding included, mean per step (overlaps with backward)"),
-    _step_seconds("exposed_s", "what a step waited for after backward's own work had ended, mean per step"),
+    _step_seconds("encode_s", "compressing and decompressing (overlaps with backward)"),
+    _step_seconds("exchange_s", "the exchange's busy time, encoding included (overlaps with backward)"),
+    _step_seconds(
+        "exposed_s",
+        "what a step waited for after backward's own work had ended; empty where its clock says more than the step's",
+    ),
     _step_seconds(
         "cpu_s_per_step",
         "CPU time of a rank per timed step, its exchange thread included, mean over ranks; other work on the machine "
         "changes it less than the wall clock",
+    ),
+    Column(
+        "speed",
+        "other_cpu_share",
+        float,
+        "share of the usable cores' time that programs other than the run took while it trained; above 0.1 its times "
+        "are longer than on an idle machine (empty: not known)",
+        better="lower",
+        deterministic=False,
     ),
 )
 

@@ -183,7 +183,7 @@ def _figures(results: Results, predicted: Sequence[tuple[PredictedKind, Path]]) 
             not_drawn.append(str(error))
     for number, (predicted_kind, file) in enumerate(predicted):
         try:
-            svg = inline_svg(predicted_kind.draw(file), f"{predicted_kind.name}-{number}")
+            svg = inline_svg(predicted_kind.draw(file, results.methods), f"{predicted_kind.name}-{number}")
             drawn.append(Figure(svg=svg, reading=f"{predicted_kind.reading} Drawn from {file}."))
         except NotDrawable as error:
             not_drawn.append(str(error))

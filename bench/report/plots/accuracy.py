@@ -38,12 +38,23 @@ def _draw(results: Results, cost: str, what: str, unit_of: str) -> Picture:
         )
     figure, (axes,) = style.new_figure()
     lines = {}
-    for index, (title, curve) in enumerate(curves.items()):
-        (lines[title],) = axes.plot(curve["cost"], curve["mean"], **style.line(index))
-        axes.fill_between(curve["cost"], curve["low"], curve["high"], color=style.color(index), alpha=0.15, linewidth=0)
+    looks = results.looks(results.configurations)
+    for title, curve in curves.items():
+        (lines[title],) = axes.plot(curve["cost"], curve["mean"], **style.line(*looks[title]))
+        style.tooltips(
+            lines[title],
+            *(
+                f"{title}: {point.mean:.2%} after {format_value(unit_of, point.cost)}, "
+                f"seeds from {point.low:.2%} to {point.high:.2%}"
+                for point in curve.itertuples()
+            ),
+        )
+        axes.fill_between(
+            curve["cost"], curve["low"], curve["high"], color=style.color(*looks[title]), alpha=0.15, linewidth=0
+        )
     axes.set_title(f"Test accuracy against {what}")
     style.name_axis(axes, "x", what, unit_of, log=cost == "bytes_sent")
-    style.name_axis(axes, "y", "test accuracy", "test_accuracy")
+    style.accuracy_axis(axes)
     style.legend(figure, lines)
     ends = "; ".join(
         f"{title} {curve['mean'].iloc[-1]:.1%} after {format_value(unit_of, curve['cost'].iloc[-1])}"

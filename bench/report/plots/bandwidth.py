@@ -45,19 +45,30 @@ def draw(results: Results) -> Picture:
     figure, (axes,) = style.new_figure()
     axes.axhline(1.0, color=style.INK, linewidth=0.9)
     curves, words = {}, []
-    for index, (title, each) in enumerate(gains.items(), start=1):
+    looks = results.looks(groups)
+    for title, each in gains.items():
         at = break_even([(bandwidth, effect.value) for bandwidth, effect in each])
         even = " and ".join(format_value("uplink_bps", bandwidth) for bandwidth in at)
         curve = axes.errorbar(
             [bandwidth for bandwidth, _ in each],
             [effect.value for _, effect in each],
-            yerr=_whiskers(each),
-            **style.line(index),
+            yerr=style.whiskers([_interval(effect) for _, effect in each]),
+            **style.line(*looks[title]),
             elinewidth=0.8,
             capsize=2,
         )
         axes.plot(
-            at, [1.0] * len(at), linestyle="", marker="o", markersize=9, fillstyle="none", color=style.color(index)
+            at,
+            [1.0] * len(at),
+            linestyle="",
+            marker="o",
+            markersize=9,
+            fillstyle="none",
+            color=style.color(*looks[title]),
+        )
+        style.tooltips(
+            curve.lines[0],
+            *(f"{title}: {effect.value:.2f}x at {format_value('uplink_bps', rate)}" for rate, effect in each),
         )
         curves[f"{title} ({f'breaks even at {even}' if at else 'no break-even point here'})"] = curve
         words.append(f"{title} {each[0][1].value:.2f}x to {each[-1][1].value:.2f}x, {even or 'no break-even'}")
@@ -119,7 +130,7 @@ def _link(run: Run) -> tuple[Any, Any]:
     return run["uplink_bps"], run["downlink_bps"]
 
 
-def _whiskers(gains: Gains) -> list[list[float]]:
-    """How far each interval reaches below and above its value."""
-    bounds = [(effect.value, effect.low or effect.value, effect.high or effect.value) for _, effect in gains]
-    return [[value - low for value, low, _ in bounds], [high - value for value, _, high in bounds]]
+def _interval(effect: Effect) -> tuple[float, float, float]:
+    """Return the value and its bounds, which are the value itself where they are not known."""
+    low, high = (effect.value if bound is None else bound for bound in (effect.low, effect.high))
+    return effect.value, low, high

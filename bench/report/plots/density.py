@@ -37,8 +37,17 @@ def draw(results: Results) -> Picture:
         "norm": LogNorm(smallest, 1.0),
         "edgecolors": "face",
     }  # no seams between cells
+    figure.suptitle("Share of each layer that was sent", x=0.01, ha="left", fontsize=9)
     for axes, (title, each) in zip(panels, sparse.items(), strict=True):
         mesh = axes.pcolormesh([0.0, *each.columns], range(len(each) + 1), each.clip(lower=smallest), **colors)
+        style.tooltips(
+            mesh,
+            *(
+                f"{title}: {share:.2g} of {layer}, step {step}"
+                for layer, shares in each.iterrows()
+                for step, share in shares.items()
+            ),
+        )
         axes.set_title(style.wrapped(title, 70))
         axes.set_yticks([row + 0.5 for row in range(len(each))], each.index, fontsize=6)
         axes.tick_params(axis="y", length=0)

@@ -6,6 +6,7 @@ import dataclasses
 from collections.abc import Sequence
 
 from bench.report.configurations import Configuration
+from bench.report.formats import format_value
 from bench.report.plots import style
 from bench.report.plots.picture import Picture
 from bench.report.plots.results import NotDrawable, Results
@@ -38,26 +39,30 @@ def draw(results: Results) -> Picture:
     front = pareto_front(points)
     figure, panels = style.new_figure(columns=2, sharey=True)
     drawn = {}
+    looks = results.looks(results.configurations)
     for axes, name, what, column in (
         (panels[0], "time", "training time", "train_time_s"),
         (panels[1], "bytes", "bytes sent per rank", "payload_bytes_per_step"),
     ):
-        for index, point in enumerate(points):
-            x, y = getattr(point, name), point.accuracy
+        for point in points:
+            look, x, y = looks[point.title], getattr(point, name), point.accuracy
             drawn[point.title] = axes.errorbar(
                 x[0],
                 y[0],
-                xerr=[[x[0] - x[1]], [x[2] - x[0]]],
-                yerr=[[y[0] - y[1]], [y[2] - y[0]]],
-                **style.marker(index),
-                markerfacecolor=style.color(index) if point in front else "white",
+                xerr=style.whiskers([x]),
+                yerr=style.whiskers([y]),
+                **style.marker(*look),
+                markerfacecolor=style.color(*look) if point in front else "white",
                 markersize=7,
                 linestyle="",
                 elinewidth=0.8,
             )
+            style.tooltips(
+                drawn[point.title].lines[0], f"{point.title}: {y[0]:.2%}, {what} {format_value(column, x[0])}"
+            )
         style.name_axis(axes, "x", what, column, log=True)
     panels[0].set_title("Accuracy, time and bytes at the end")
-    style.name_axis(panels[0], "y", "test accuracy", "test_accuracy")
+    style.accuracy_axis(panels[0])
     style.legend(figure, drawn)
     titles = "; ".join(point.title for point in front)
     return Picture(figure=figure, alt=f"Points of accuracy against time and bytes. On the Pareto front: {titles}.")

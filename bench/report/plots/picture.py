@@ -40,18 +40,26 @@ def save(picture: Picture, path: Path) -> None:
         UsageError: the file cannot be written.
     """
     form = path.suffix.lower().removeprefix(".")
+    metadata = _UNDATED[form] | {_DESCRIPTION[form]: picture.alt}
     try:
+        if form == "svg":
+            path.write_text(_svg(picture, metadata=metadata), encoding="utf-8")
+            return
         with style.applied():
-            picture.figure.savefig(path, format=form, metadata=_UNDATED[form] | {_DESCRIPTION[form]: picture.alt})
+            picture.figure.savefig(path, format=form, metadata=metadata)
     except OSError as error:
         raise UsageError(f"cannot write {path}: {error.strerror or error}; choose another --out") from None
 
 
 def inline_svg(picture: Picture, name: str) -> str:
     """The ``svg`` element, to stand in a page beside others: named by its text, every id in it begins with ``name``."""
-    buffer = io.StringIO()
-    with style.applied():
-        picture.figure.savefig(buffer, format="svg", metadata=_UNDATED["svg"], transparent=True)
-    svg = re.sub(r"<!--.*?-->", "", buffer.getvalue(), flags=re.DOTALL)
+    svg = re.sub(r"<!--.*?-->", "", _svg(picture, metadata=_UNDATED["svg"], transparent=True), flags=re.DOTALL)
     element = re.sub(r'(\bid="|href="#|url\(#)', rf"\g<1>{name}-", svg[svg.index("<svg") :])
     return element.replace("<svg", f'<svg role="img" aria-label="{html.escape(picture.alt)}"', 1)
+
+
+def _svg(picture: Picture, **options: Any) -> str:
+    buffer = io.StringIO()
+    with style.applied():
+        picture.figure.savefig(buffer, format="svg", **options)
+    return style.with_tooltips(picture.figure, buffer.getvalue())

@@ -16,6 +16,7 @@ from typing import Any
 
 from bench.core.files import check_regular
 from bench.core.units import format_rate
+from bench.report.formats import format_value
 from bench.report.plots import style
 from bench.report.plots.picture import Picture
 from bench.report.plots.results import NotDrawable
@@ -41,22 +42,26 @@ class PredictedKind:
     name: str
     shows: str
     reading: str
-    function: Callable[[Path], Picture]
+    function: Callable[[Path, style.Methods], Picture]
 
-    def draw(self, path: Path) -> Picture:
+    def draw(self, path: Path, methods: style.Methods | None = None) -> Picture:
         """Draw it in the common style.
+
+        Args:
+            path: what `bench predict` wrote.
+            methods: looks of the methods in other pictures beside it.
 
         Raises:
             NotDrawable: the file is not what `bench predict` writes for it.
         """
         try:
             with style.applied():
-                return self.function(path)
+                return self.function(path, style.Methods() if methods is None else methods)
         except (KeyError, TypeError, ValueError, OverflowError) as error:
             raise NotDrawable(f"{path} is damaged ({error}); write it anew with bench predict") from None
 
 
-def curve(path: Path) -> Picture:
+def curve(path: Path, methods: style.Methods) -> Picture:
     """Predicted step time of a pair and of dense gradients over the bandwidth; break-even points are marked."""
     content = _json(path, "curve", "bench predict --sweep bandwidth=1mbit..10gbit --json")
     rates = [point["bandwidth_bps"] for point in content["curve"]]
@@ -65,8 +70,17 @@ def curve(path: Path) -> Picture:
     pair = f"{content['compressor']} on {content['collective']}"
     figure, (axes,) = style.new_figure()
     lines = {}
-    for index, (name, column) in enumerate(((f"dense {_DENSE}", "dense_step_time_s"), (pair, "step_time_s"))):
-        (lines[name],) = axes.plot(rates, [point[column] for point in content["curve"]], **style.line(index))
+    dense, own = methods.index(_DENSE), methods.index(content["compressor"], content["collective"])
+    for name, column, index in ((f"dense {_DENSE}", "dense_step_time_s", dense), (pair, "step_time_s", own)):
+        seconds = [point[column] for point in content["curve"]]
+        (lines[name],) = axes.plot(rates, seconds, **style.line(index, int(name == pair and own == dense)))
+        style.tooltips(
+            lines[name],
+            *(
+                f"{name}: {format_value('step_time_s', each)} at {format_rate(rate)}"
+                for rate, each in zip(rates, seconds, strict=True)
+            ),
+        )
     for rate in content["break_even_bps"]:
         axes.axvline(rate, color=style.GREY, linewidth=0.9)
         axes.annotate(
@@ -82,7 +96,7 @@ def curve(path: Path) -> Picture:
     return Picture(figure=figure, alt=f"Predicted step times of {pair} and dense {_DENSE}; break-even: {even}.")
 
 
-def regime_map(path: Path) -> Picture:
+def regime_map(path: Path, methods: style.Methods) -> Picture:
     """Which pair is fastest by bandwidth and ranks, and how many times as fast as dense gradients."""
     cells = _json(path, "regimes", "bench predict --sweep bandwidth=1mbit..10gbit,world_size=2..64 --json")["regimes"]
     rates = sorted({cell["bandwidth_bps"] for cell in cells})
@@ -93,15 +107,21 @@ def regime_map(path: Path) -> Picture:
     for cell in cells:
         column, row = rates.index(cell["bandwidth_bps"]), sizes.index(cell["world_size"])
         index = pairs.index((cell["compressor"], cell["collective"]))
-        boxes[" on ".join(pairs[index])] = axes.barh(
+        (box,) = axes.barh(
             row,
             1,
             left=column,
             height=1,
-            color=style.color(index + 1),
+            color=style.color(methods.index(*pairs[index])),
             alpha=0.45,
             edgecolor="white",
             hatch=_HATCHES[index % len(_HATCHES)],
+        )
+        boxes[" on ".join(pairs[index])] = box
+        style.tooltips(
+            box,
+            f"{' on '.join(pairs[index])}: {cell['speedup']:.2f}x as fast as dense {_DENSE}, "
+            f"{cell['world_size']} ranks at {format_rate(cell['bandwidth_bps'])}",
         )
         sparing = "" if cell["outside"] is None else "?"
         axes.annotate(f"{cell['speedup']:.1f}{sparing}", (column + 0.5, row), ha="center", va="center", fontsize=7)
@@ -116,7 +136,7 @@ def regime_map(path: Path) -> Picture:
     return Picture(figure=figure, alt=f"Map of the fastest pair by bandwidth and ranks: {', '.join(boxes)}.")
 
 
-def predicted_measured(path: Path) -> Picture:
+def predicted_measured(path: Path, methods: style.Methods) -> Picture:
     """Each configuration of a validation: predicted step time against measured, within 15 % and beyond."""
     from matplotlib.ticker import LogLocator
 
@@ -134,8 +154,10 @@ def predicted_measured(path: Path) -> Picture:
     points: dict[str, Any] = {}
     for measured, predicted, cell in known:
         pair = f"{cell['compressor']} on {cell['collective']}"
-        index = list(points).index(pair) if pair in points else len(points)
-        (points[pair],) = axes.plot(measured, predicted, linestyle="", **style.marker(index + 1))
+        look = style.marker(methods.index(cell["compressor"], cell["collective"]))
+        (points[pair],) = axes.plot(measured, predicted, linestyle="", **look)
+        times = (format_value("step_time_s", seconds) for seconds in (predicted, measured))
+        style.tooltips(points[pair], f"{pair}: predicted {' and measured '.join(times)}")
     axes.set_xscale("log")
     axes.set_yscale("log")
     axes.set_xlim(*bounds)
@@ -147,7 +169,11 @@ def predicted_measured(path: Path) -> Picture:
     errors = sorted(abs(predicted / measured - 1) for measured, predicted, _ in known)
     middle, most = statistics.median(errors), errors[math.ceil(0.9 * len(errors)) - 1]
     said = f"{len(known)} configurations, error: median {middle:.1%}, 90th percentile {most:.1%}"
-    axes.set_title(style.wrapped(f"{said}; the band is {_WITHIN:.0%} wide to either side", 60))
+    axes.set_title(
+        style.wrapped(
+            f"Predicted against measured step time: {said}; the band is {_WITHIN:.0%} wide to either side", 60
+        )
+    )
     style.legend(figure, points)
     return Picture(figure=figure, alt=f"Predicted against measured step times: {said}.")
 

@@ -21,19 +21,21 @@ if TYPE_CHECKING:
 def draw(results: Results) -> Picture:
     """One rising curve per method; the higher, the more workloads it does nearly as fast as the best."""
     factors = slow_downs(_times(results))
+    looks = results.looks(results.across(*WORKLOAD))
     figure, (axes,) = style.new_figure()
     finite = factors.to_numpy()[~factors.isin([math.inf]).to_numpy()]
     last = max(1.1, float(finite.max()) * 1.05)
     curves, words = {}, []
-    for index, (title, values) in enumerate(factors.items()):
+    for title, values in factors.items():
         reached = sorted(value for value in values if value < math.inf)
         shares = [(count + 1) / len(values) for count in range(len(reached))]
         (curves[str(title)],) = axes.plot(
             [1.0, *reached, last],
             [0.0, *shares, shares[-1] if shares else 0.0],
             drawstyle="steps-post",
-            **style.line(index),
+            **style.line(*looks[str(title)]),
         )
+        style.tooltips(curves[str(title)], str(title))
         words.append(f"{title} is the fastest on {(values == 1.0).mean():.0%}")
     axes.set_title(f"Performance profile over {len(factors)} workloads")
     style.name_axis(axes, "x", "time to target / that of the fastest method (factor)", None, log=True)

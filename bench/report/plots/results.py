@@ -5,16 +5,21 @@ from __future__ import annotations
 import dataclasses
 import functools
 import math
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from bench.core.errors import NothingToCompare
 from bench.report.configurations import SETTINGS, Configuration, configurations
+from bench.report.plots.style import Look, Methods
 from bench.report.runs import Run, collect_runs, newest, one_per_seed
 from bench.report.store import Row, to_frame
 from bench.report.targets import bytes_sent
 
 if TYPE_CHECKING:
     import pandas as pd
+
+
+_METHOD = ("compressor", "collective", "optimizer", "strategy")
 
 
 class NotDrawable(NothingToCompare):
@@ -72,9 +77,22 @@ class Results:
         return ours.assign(step=ours["step"].astype(float), bytes_sent=sent)
 
     @functools.cached_property
+    def methods(self) -> Methods:
+        """All methods, so that each has the same colour in every picture of these rows."""
+        return Methods(map(_method, self._runs))
+
+    def looks(self, groups: Sequence[Configuration]) -> dict[str, Look]:
+        """Return the look of each of a picture's groups by its title."""
+        return self.methods.looks({group.title: _method(group.runs[0]) for group in groups})
+
+    @functools.cached_property
     def _runs(self) -> list[Run]:
         runs, _ = one_per_seed(collect_runs(self.rows))
         return runs
+
+
+def _method(run: Run) -> tuple[str, ...]:
+    return tuple(str(run[name]) for name in _METHOD)
 
 
 def shortly_labelled(groups: list[Configuration]) -> list[Configuration]:

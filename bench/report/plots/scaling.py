@@ -20,21 +20,25 @@ def draw(results: Results) -> Picture:
     figure, (axes,) = style.new_figure()
     drawn: dict[str, Any] = {}
     words = []
-    for index, (title, curve) in enumerate(curves.items()):
+    looks = results.looks(groups)
+    for number, (title, curve) in enumerate(curves.items()):
         sizes, means = list(curve), [sum(speeds) / len(speeds) for speeds in curve.values()]
-        spread = [
-            [mean - min(speeds) for mean, speeds in zip(means, curve.values(), strict=True)],
-            [max(speeds) - mean for mean, speeds in zip(means, curve.values(), strict=True)],
-        ]
-        drawn[title] = axes.errorbar(sizes, means, yerr=spread, **style.line(index), elinewidth=0.8, capsize=2)
+        spread = [(mean, min(speeds), max(speeds)) for mean, speeds in zip(means, curve.values(), strict=True)]
+        drawn[title] = axes.errorbar(
+            sizes, means, yerr=style.whiskers(spread), **style.line(*looks[title]), elinewidth=0.8, capsize=2
+        )
+        style.tooltips(
+            drawn[title].lines[0],
+            *(f"{title}: {mean:,.0f} samples/s, {size:.0f} ranks" for size, mean in zip(sizes, means, strict=True)),
+        )
         words.append(f"{title} {means[-1] / means[0]:.2f}x from {sizes[0]:.0f} to {sizes[-1]:.0f} ranks")
-        if index == 0:
+        if number == 0:
             ideal = [means[0] * size / sizes[0] for size in sizes]
             (line,) = axes.plot(sizes, ideal, color=style.GREY, linewidth=0.9)
     drawn[f"in proportion to the ranks, from {next(iter(curves))}"] = line
     axes.set_xscale("log", base=2)
     axes.set_xticks(sorted({size for curve in curves.values() for size in curve}))
-    axes.set_title("Scaling")
+    axes.set_title("Samples per second against the number of ranks")
     style.name_axis(axes, "x", "ranks", "world_size")
     axes.set_ylim(bottom=0.0)
     style.name_axis(axes, "y", "speed", "samples_per_s")

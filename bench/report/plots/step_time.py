@@ -13,15 +13,15 @@ from bench.report.plots.results import NotDrawable, Results, last_known
 _BAR = 0.38
 _NAME_WIDTH = 34  # characters beside the bars
 _LINE_IN = 0.15
-# Hatches tell the parts apart where colours cannot.
+# Shade and hatch tell the parts apart: a colour is that of a method, as in every picture.
 _OF_STEP: dict[str, dict[str, Any]] = {
-    "forward and backward": {"color": "#56b4e9", "hatch": ""},
-    "exposed exchange": {"color": "#d55e00", "hatch": "////"},
-    "optimizer and rest": {"color": "#d9d9d9", "hatch": "...."},
+    "forward and backward": {"alpha": 0.85, "hatch": ""},
+    "exposed exchange": {"alpha": 0.5, "hatch": "////"},
+    "optimizer and rest": {"alpha": 0.2, "hatch": ""},
 }
 _BESIDE: dict[str, dict[str, Any]] = {
-    "busy encoding": {"color": "#e69f00", "hatch": "\\\\\\\\"},
-    "busy exchanging": {"color": "#f0e442", "hatch": "xxxx"},
+    "busy encoding": {"alpha": 0.5, "hatch": "...."},
+    "busy exchanging": {"alpha": 0.2, "hatch": "xxxx"},
 }
 
 
@@ -30,29 +30,35 @@ def draw(results: Results) -> Picture:
     shown = [each for each in results.configurations if each.values("forward_backward_s")]
     if not shown:
         raise NotDrawable("a step's time needs a finished run with values in forward_backward_s")
+    from matplotlib.patches import Patch
+
     names = [style.wrapped(each.title, _NAME_WIDTH) for each in shown]
     most_lines = max(name.count("\n") + 1 for name in names)
     figure, (axes,) = style.new_figure(height=0.9 + len(shown) * max(0.55, 0.1 + _LINE_IN * most_lines))
-    bars: dict[str, object] = {}
+    looks = results.looks(results.configurations)
+    bars = {name: Patch(color=style.GREY, ec="white", **shade) for name, shade in (_OF_STEP | _BESIDE).items()}
+    drawn: set[str] = set()
     longest = 0.0
     for position, configuration in enumerate(shown):
-        for offset, parts, looks in (
+        for offset, parts, shades in (
             (-_BAR / 2, step_parts(configuration), _OF_STEP),
             (_BAR / 2, exchange_parts(configuration), _BESIDE),
         ):
             left = 0.0
             for name, seconds in parts.items():
-                bar = axes.barh(
+                (bar,) = axes.barh(
                     position + offset,
                     seconds,
                     _BAR,
                     left=left,
                     label=name,
+                    facecolor=style.color(*looks[configuration.title]),
                     edgecolor="white",
                     linewidth=0.4,
-                    **looks[name],
+                    **shades[name],
                 )
-                bars.setdefault(name, bar)
+                style.tooltips(bar, f"{configuration.title}: {name} {format_value('step_time_s', seconds)}")
+                drawn.add(name)
                 left += seconds
             longest = max(longest, left)
     axes.set_yticks(range(len(shown)), names)
@@ -61,18 +67,15 @@ def draw(results: Results) -> Picture:
     axes.grid(visible=False, axis="y")
     axes.set_title("Where a step's time goes")
     style.name_axis(axes, "x", "time per step, mean over seeds", "step_time_s")
-    style.legend(figure, bars)
+    style.legend(figure, {name: bar for name, bar in bars.items() if name in drawn})
     return Picture(figure=figure, alt=f"Stacked bars of a step's time. {'; '.join(map(_in_words, shown))}.")
 
 
 def step_parts(configuration: Configuration) -> dict[str, float]:
-    """Seconds of a mean step; the rest is what a rank's samples per second leave unexplained."""
+    """Return the seconds of each part of a step; the rest is what the others leave of it."""
     runs = last_known(configuration)
-    samples = runs["batch_size"].astype(float) * runs["accumulate"].fillna(1.0).astype(float)  # of a rank
-    replicas = runs["replicas"].fillna(runs["world_size"]).astype(float)
-    step = samples * replicas / runs["samples_per_s"]
     computing, exposed = runs["forward_backward_s"], runs["exposed_s"].fillna(0.0)
-    rest = (step - computing - exposed).clip(lower=0.0).fillna(0.0)
+    rest = (runs["step_time_s"] - computing - exposed).clip(lower=0.0).fillna(0.0)
     return {name: float(part.mean()) for name, part in zip(_OF_STEP, (computing, exposed, rest), strict=True)}
 
 

@@ -5,10 +5,13 @@ Source: M. Okabe and K. Ito, "Color Universal Design" (2008): eight colours that
 
 from __future__ import annotations
 
+import collections
 import contextlib
+import html
 import re
 import textwrap
-from collections.abc import Mapping
+import weakref
+from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Literal
 
 from bench.core.schema.metrics import METRICS_BY_NAME
@@ -32,6 +35,7 @@ _WRAP = 88  # characters of 8 points in that width
 _LEGEND_LINE_IN = 0.17
 _WIDE_RANGE = 20.0
 _COUNTS = ("epoch", "step")
+_TOOLTIPS_OF: weakref.WeakKeyDictionary[Figure, list[tuple[str, ...]]] = weakref.WeakKeyDictionary()
 
 _SETTINGS: dict[str, Any] = {
     "axes.axisbelow": True,
@@ -83,19 +87,103 @@ def new_figure(*, height: float = 3.4, rows: int = 1, columns: int = 1, **more: 
     return figure, list(figure.subplots(rows, columns, squeeze=False, **more).flat)
 
 
-def line(index: int) -> dict[str, Any]:
-    """Colour, line style and marker of the curve with this index."""
-    return {"linestyle": _LINES[index % len(_LINES)], **marker(index)}
+Look = tuple[int, int]
+"""Index of a method, which has one colour in all pictures, and of one of its curves in a picture."""
 
 
-def marker(index: int) -> dict[str, Any]:
-    """Colour and marker of the point with this index."""
-    return {"color": color(index), "marker": _MARKERS[index % len(_MARKERS)]}
+def line(index: int, curve: int = 0) -> dict[str, Any]:
+    """Return colour, line style and marker of a method's curve."""
+    return {"linestyle": _LINES[(index + curve) % len(_LINES)], **marker(index, curve)}
 
 
-def color(index: int) -> str:
-    """The colour with this index."""
+def marker(index: int, curve: int = 0) -> dict[str, Any]:
+    """Return colour and marker of a method's points."""
+    return {"color": color(index), "marker": _MARKERS[(index + curve) % len(_MARKERS)]}
+
+
+def color(index: int, _: int = 0) -> str:
+    """Return a method's colour."""
     return PALETTE[index % len(PALETTE)]
+
+
+class Methods:
+    """Gives each method a look, the same in all pictures that are drawn with this object.
+
+    Args:
+        known: compressor, collective and what else tells methods apart, in the order of their colours.
+    """
+
+    def __init__(self, known: Iterable[tuple[str, ...]] = ()) -> None:
+        self._known = list(dict.fromkeys(known))
+
+    def index(self, *method: str) -> int:
+        """Return the index of the first method that begins so; another one gets the next index."""
+        for index, known in enumerate(self._known):
+            if known[: len(method)] == method:
+                return index
+        self._known.append(method)
+        return len(self._known) - 1
+
+    def looks(self, methods: Mapping[str, tuple[str, ...]]) -> dict[str, Look]:
+        """Return the look of each curve by its title."""
+        curves: collections.Counter[int] = collections.Counter()
+        found = {}
+        for title, method in methods.items():
+            index = self.index(*method)
+            found[title] = (index, curves[index])
+            curves[index] += 1
+        return found
+
+
+def tooltips(artist: Any, *texts: str) -> None:
+    """Say in SVG files what an artist shows: one text, or one for each of its points."""
+    artist.set_gid(f"tooltip-{len(_TOOLTIPS_OF.setdefault(artist.figure, []))}")
+    _TOOLTIPS_OF[artist.figure].append(texts)
+
+
+def with_tooltips(figure: Figure, svg: str) -> str:
+    """Return the figure's SVG with a ``title`` element, which browsers show as a tooltip, where there is a text."""
+    for number, texts in enumerate(_TOOLTIPS_OF.get(figure, [])):
+        start = svg.find(f'<g id="tooltip-{number}">')
+        if start < 0:
+            continue
+        end = svg.find('<g id="', start + 1)
+        svg = (
+            svg[:start] + _with_titles(svg[start : end if end >= 0 else None], texts) + (svg[end:] if end >= 0 else "")
+        )
+    return svg
+
+
+def _with_titles(group: str, texts: Sequence[str]) -> str:
+    """Return a group of SVG elements with a text for all of it, or one for each of its points."""
+    titles = [f"<title>{html.escape(text)}</title>" for text in texts]
+    tag = "use" if "<use " in group else "path"  # markers of a curve, or cells of a mesh
+    points = re.compile(rf"<{tag} ([^>]*)/>")
+    if len(titles) == 1:
+        return group.replace(">", f">{titles[0]}", 1)
+    if len(points.findall(group)) != len(titles):  # some lie outside the axes
+        return group
+    remaining = iter(titles)
+    return points.sub(lambda point: f"<{tag} {point[1]}>{next(remaining)}</{tag}>", group)
+
+
+def accuracy_axis(axes: Axes) -> None:
+    """Let a y axis of accuracies end at 100 %, with its label; to be called when everything is drawn."""
+    low = float(axes.dataLim.intervaly[0])
+    room = 0.05 * (1.0 - low) or 0.01
+    axes.set_ylim(low - room, 1.0 + room / 2)
+    name_axis(axes, "y", "test accuracy", "test_accuracy")
+
+
+def whiskers(intervals: Sequence[tuple[float, float, float]]) -> list[list[float]]:
+    """Return how far each (value, low, high) reaches below and above its value, as ``errorbar`` takes it.
+
+    Never below 0: the mean of equal values may differ from them in its last digit.
+    """
+    return [
+        [max(0.0, value - low) for value, low, _ in intervals],
+        [max(0.0, high - value) for value, _, high in intervals],
+    ]
 
 
 def wrapped(text: str, width: int) -> str:

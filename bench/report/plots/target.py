@@ -26,21 +26,25 @@ def draw(results: Results) -> Picture:
         raise NotDrawable("steps to target need a finished run with --target-accuracy")
     figure, (axes,) = style.new_figure()
     curves, counts = {}, []
-    for index, (title, each) in enumerate(seeds.items()):
+    looks = results.looks(results.that_ended)
+    for number, (title, each) in enumerate(seeds.items()):
         reached = share_reached(each)
-        shift = index * _SHIFT
+        shift = number * _SHIFT
         missed = [step for step, hit in each if not hit]
         watched_until = max(step for step, _ in each) if missed else last  # beyond, nobody knows
         steps = [0.0, *reached.quantiles, watched_until]
         shares = [shift, *(1.0 - reached.probabilities + shift), 1.0 - reached.probabilities[-1] + shift]
-        (curves[title],) = axes.plot(steps, shares, drawstyle="steps-post", **style.line(index) | {"marker": ""})
+        (curves[title],) = axes.plot(
+            steps, shares, drawstyle="steps-post", **style.line(*looks[title]) | {"marker": ""}
+        )
+        style.tooltips(curves[title], f"{title}: {len(each) - len(missed)} of {len(each)} seeds reached the target")
         axes.plot(
             missed,
             1.0 - reached.evaluate(missed) + shift,
             linestyle="",
             marker="|",
             markersize=11,
-            color=style.color(index),
+            color=style.color(*looks[title]),
         )
         counts.append(f"{title} {len(each) - len(missed)} of {len(each)}")
     axes.set_title("Steps to the target accuracy")

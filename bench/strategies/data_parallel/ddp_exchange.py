@@ -106,7 +106,9 @@ class DdpExchange:
     def _exposed_s(self) -> float | None:
         if self._step_index % DDP_TIMER_EVERY != DDP_TIMER_EVERY - 1:
             return None
-        timers = self._ddp._get_ddp_logging_data()  # of the step before this one
+        assert self._ddp.logger is not None
+        self._ddp.logger.set_runtime_stats_and_log()  # else the timers are of the step before this one
+        timers = self._ddp._get_ddp_logging_data()
         ended, computed = timers.get("backward_comm_time_end"), timers.get("backward_compute_time_end")
         if not ended or not computed:
             return None

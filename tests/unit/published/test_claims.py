@@ -75,7 +75,7 @@ def test_figures_are_paired_by_seed_and_carry_their_interval(tmp_path: Path) -> 
 
 
 def test_a_share_of_a_step_counts_what_is_not_hidden(tmp_path: Path) -> None:
-    row = {"world_size": 2, "batch_size": 32, "exposed_s": 0.3}  # 64 samples at 160 per second: 0.4 s
+    row = {"step_time_s": 0.4, "exposed_s": 0.3}
     figure = Mean(which=DENSE, value=waiting_share).of(runs_of(tmp_path, fake_seeds([160, 160, 160], **row)))
     assert str(figure) == "75.0 [75.0, 75.0] %, 3 seeds"
 

@@ -37,3 +37,22 @@ def test_what_an_optimizer_sends_afterwards_is_no_part_of_computing() -> None:
     late = dataclasses.replace(step(10.0, 5.0), waited_s=1.0)  # four seconds of the five came after the gradients
     found = StepTimes(steps=[late]).columns()
     assert (found["forward_backward_s"], found["exposed_s"]) == (9.0, 5.0)
+
+
+def test_a_few_slow_steps_do_not_lift_the_wait_above_the_median_step() -> None:
+    steps = [step(10.0, 5.0)] * 8 + [step(1000.0, 990.0)] * 2
+    found = StepTimes(steps=steps).columns()
+    waiting = (8 * 5 + 2 * 990) / (8 * 11 + 2 * 1001)
+    assert found["step_time_s"] == 11.0
+    assert found["exposed_s"] == pytest.approx(11.0 * waiting)
+    assert found["forward_backward_s"] == pytest.approx(11.0 * ((8 * 10 + 2 * 1000) / (8 * 11 + 2 * 1001) - waiting))
+
+
+def test_a_wait_is_set_against_the_steps_of_which_it_is_known() -> None:
+    found = StepTimes(steps=[step(10.0, None)] * 2 + [step(100.0, 95.0)]).columns()
+    assert found["exposed_s"] == pytest.approx(11.0 * 95 / 101)
+
+
+def test_where_clocks_contradict_each_other_the_cell_is_empty() -> None:
+    found = StepTimes(steps=[step(10.0, None), step(10.0, 88.2)]).columns()
+    assert (found["exposed_s"], found["forward_backward_s"]) == (None, 10.0)

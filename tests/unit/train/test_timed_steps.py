@@ -54,7 +54,7 @@ def test_a_slow_rank_is_timed_from_the_step_of_all_on(
     steps_of_all: int, profile: int, timed: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("torch.distributed.get_rank", lambda: 0)
-    recorder, profiler = mock.Mock(counting_wire=contextlib.nullcontext), mock.Mock(step_num=0)
+    recorder, profiler = mock.Mock(measuring=contextlib.nullcontext), mock.Mock(step_num=0)
     profiler.step.side_effect = lambda: setattr(profiler, "step_num", profiler.step_num + 1)
     trainer = Trainer(
         config=make_config(batch_size=4, steps=100, epochs=None, warmup_steps=7, profile=profile),

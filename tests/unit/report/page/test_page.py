@@ -15,7 +15,7 @@ from tests.testing.fake_results import everything, fake_run, results
 from tests.testing.fake_rows import fake_row, fake_seeds, topk_seeds
 
 HOSTILE = "</style><script>alert('x')</script>\" onload=\"x&amp;"
-VOID = {"meta", "br", "img", "link", "input", "hr"}
+VOID = {"meta", "br", "wbr", "img", "link", "input", "hr"}
 
 
 class Elements(html.parser.HTMLParser):
@@ -214,3 +214,11 @@ def test_runs_too_short_to_time_are_judged_by_accuracy(tmp_path: Path) -> None:
 def test_a_baseline_that_no_row_fits_is_refused(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="no row fits --baseline sign"):
         page(results(tmp_path, fake_run([0.95]), baseline="sign"), [], [])
+
+
+@of_the_full_page
+def test_every_cell_names_its_column_where_columns_do_not_fit(full: str) -> None:
+    cells = Elements(full).named("td")
+    assert cells
+    assert all(cell.get("data-heading") for cell in cells)
+    assert not [cell for cell in cells if "\n" in (cell["data-heading"] or "")]

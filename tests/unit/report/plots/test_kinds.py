@@ -5,6 +5,7 @@ from pathlib import Path
 from xml.etree import ElementTree
 
 import pytest
+from matplotlib.colors import to_hex
 from matplotlib.text import Text
 
 from bench.report.plots import style
@@ -26,6 +27,7 @@ LABELS = {
     "profile": ("time to target / that of the fastest method (factor)", "workloads within this factor (%)"),
     "density": ("", "layer"),
 }
+SVG = "{http://www.w3.org/2000/svg}"
 MAGIC = {".png": b"\x89PNG", ".svg": b"<?xml", ".pdf": b"%PDF"}
 
 
@@ -90,6 +92,71 @@ def test_rows_that_do_not_allow_it_are_named(name: str, tmp_path: Path) -> None:
     bare = fake_row(status="failed")
     with pytest.raises(NotDrawable, match=r" needs? .*"):
         KINDS[name].draw(results(tmp_path, [bare]))
+
+
+@pytest.mark.parametrize("name", ["pareto", "scaling", "bandwidth"])
+def test_seeds_that_agree_are_drawn_although_their_mean_is_rounded(name: str, tmp_path: Path) -> None:
+    """Three times 0.7 has the mean 0.6999999999999998, below the lowest seed."""
+    methods = itertools.product((("none", 100.1), ("topk", 200.1)), (2, 4), (1e7, 1e8), (1, 2, 3))
+    rows = [
+        row
+        for (compressor, speed), world_size, uplink_bps, seed in methods
+        for row in fake_run(
+            [0.1, 0.7],
+            compressor=compressor,
+            samples_per_s=speed,
+            world_size=world_size,
+            uplink_bps=uplink_bps,
+            seed=seed,
+            config_id=f"{compressor}{world_size}{uplink_bps}",
+        )
+    ]
+    KINDS[name].draw(results(tmp_path, rows))
+
+
+@pytest.mark.parametrize("name", KINDS)
+def test_every_picture_has_a_title(name: str, full: Results) -> None:
+    figure = KINDS[name].draw(full).figure
+    titles = [figure.get_suptitle(), figure.axes[0].get_title(loc="left")]
+    assert any("topk" not in title and title for title in titles)
+
+
+@pytest.mark.parametrize("name", KINDS)
+def test_what_is_drawn_says_its_figures_under_the_pointer(name: str, full: Results, tmp_path: Path) -> None:
+    save(KINDS[name].draw(full), tmp_path / "picture.svg")
+    for svg in (inline_svg(KINDS[name].draw(full), name), (tmp_path / "picture.svg").read_text(encoding="utf-8")):
+        said = [title.text or "" for title in ElementTree.fromstring(svg).iter(f"{SVG}title")]
+        assert any("topk:ratio=0.01 + allgather" in text for text in said)
+
+
+def test_each_point_of_a_curve_has_its_own_tooltip(tmp_path: Path) -> None:
+    svg = inline_svg(KINDS["accuracy-epochs"].draw(results(tmp_path, fake_run([0.5, 0.95]))), "a")
+    said = [point[0].text for point in ElementTree.fromstring(svg).iter(f"{SVG}use") if len(point)]
+    assert said == [
+        "none + native: 50.00% after 1, seeds from 50.00% to 50.00%",
+        "none + native: 95.00% after 2, seeds from 95.00% to 95.00%",
+    ]
+
+
+@pytest.mark.parametrize("name", ["accuracy-time", "accuracy-bytes", "accuracy-epochs", "pareto"])
+def test_an_axis_of_accuracies_ends_at_100_percent(name: str, full: Results) -> None:
+    axes = KINDS[name].draw(full).figure.axes[0]
+    assert 1.0 < axes.get_ylim()[1] < 1.03
+
+
+def test_a_method_has_one_colour_in_all_pictures_of_the_same_rows(tmp_path: Path) -> None:
+    """Whichever other methods a picture leaves out, and however many curves the method has in it."""
+    rows, layers = everything()
+    failed = fake_row(compressor="bf16", status="failed", error="a rank was lost")
+    of_all = results(tmp_path, [failed, *rows], layers)
+    curve = {name: KINDS[name].draw(of_all).figure.axes[0].lines for name in ("accuracy-time", "scaling", "profile")}
+    colors = {
+        name: [line.get_color() for line in lines if line.get_color() != style.GREY] for name, lines in curve.items()
+    }
+    assert {tuple(dict.fromkeys(each)) for each in colors.values()} == {(style.PALETTE[1], style.PALETTE[2])}
+    bars = KINDS["step"].draw(of_all).figure.axes[0].patches
+    assert {to_hex(bar.get_facecolor()) for bar in bars} == {style.PALETTE[1], style.PALETTE[2]}
+    assert style.Methods([("topk", "allgather", "sgd")]).index("topk", "allgather") == 0  # as a prediction names it
 
 
 def test_curves_differ_in_grey_print_too() -> None:

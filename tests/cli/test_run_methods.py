@@ -1,0 +1,89 @@
+"""`bench run` with several compressors: planned as a sweep, run one after the other, compared at the end."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from tests.testing.invoke import execute, invoke
+
+SMALL = ("run", "--model", "linear", "--train-size", "64", "--test-size", "32", "--batch-size", "16", "--steps", "2")
+METHODS = ("--compressor", "none,topk:ratio=0.1,value_dtype=fp32", "--compressor", "powersgd")
+NAMES = {"none", "topk:ratio=0.1,value_dtype=fp32", "powersgd"}
+
+pytestmark = pytest.mark.timeout(300)
+
+
+def test_several_methods_end_with_their_comparison(tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    answer = execute(*SMALL, *METHODS, "--seeds", "1,2", "--out", str(out))
+    assert answer.code == 0, answer.error
+    assert len(list(out.iterdir())) == 6
+    assert "baseline none + native -> each row" in answer.out
+    assert answer.out.count("2/2 ok") == len(NAMES)
+    assert answer.error.splitlines()[-1] == f"next: bench report {out}"
+    single = execute(*SMALL, "--out", str(out))
+    assert single.error.splitlines()[-1] == f"next: bench compare {out}"
+
+
+def test_as_json_they_are_one_list_that_names_each_method_and_nothing_else_is_printed(tmp_path: Path) -> None:
+    answer = execute(*SMALL, "--compressor", "powersgd,none", "--json", "--out", str(tmp_path))
+    runs = json.loads(answer.out)
+    assert {(run["compressor"], run["seed"], run["status"]) for run in runs} == {
+        ("powersgd", 1, "ok"),
+        ("none", 1, "ok"),
+    }
+    assert "next:" not in answer.error
+
+
+def test_a_failed_method_is_a_row_and_the_others_go_on(tmp_path: Path) -> None:
+    far = ("--lr", "1e12", "--optimizer", "sgd:weight_decay=1", "--steps", "50")
+    answer = execute(*SMALL, *far, "--compressor", "none,sign", "--seeds", "1,2", "--out", str(tmp_path))
+    assert answer.code == 3
+    assert len(list(tmp_path.iterdir())) == 4
+    assert "of 4 runs failed, the last of them with: " in answer.error
+
+
+@pytest.mark.usefixtures("planned_here")
+def test_each_method_has_a_plan_and_seeds_are_outermost(tmp_path: Path) -> None:
+    answer = invoke(*SMALL, *METHODS, "--seeds", "1,2", "--dry-run", "--json", "--out", str(tmp_path))
+    plans = json.loads(answer.out)
+    assert [[config["seed"] for config in plan["configs"]] for plan in plans] == [[1, 2]] * len(NAMES)
+    assert {config["compressor"] for plan in plans for config in plan["configs"]} == NAMES
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.usefixtures("planned_here")
+@pytest.mark.parametrize(
+    ("arguments", "sentence"),
+    [
+        (("--compressor", "none,topkk"), "compressor = topkk: there is no compressor 'topkk' (did you mean 'topk'?)"),
+        (("--compressor", "topk,topk:ratio=0.01"), "names one method twice; each is run once per seed"),
+        (("--compressor", "none", "--compressor", "none"), "--compressor none,none names one method twice"),
+        (("--compressor", ","), "',' names no component"),
+        (
+            ("--compressor", "none,topk", "--nnodes", "2", "--rdzv-endpoint", "a:1"),
+            "--compressor names 2 methods, which are compared on one machine; give one of them with --nnodes 2",
+        ),
+        (("--compressor", "none,topk", "--resume", "a"), "leave out --compressor"),
+    ],
+)
+def test_what_cannot_be_is_refused_before_anything_starts(
+    arguments: tuple[str, ...], sentence: str, tmp_path: Path
+) -> None:
+    answer = invoke("run", *arguments, *([] if "--resume" in arguments else ["--out", str(tmp_path / "out")]))
+    assert answer.code == 2
+    assert sentence in answer.error
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_first_run_is_followed_by_the_runs_to_compare_it_with(tmp_path: Path) -> None:
+    answer = execute(
+        *SMALL, "--compressor", "topk:ratio=0.1,value_dtype=fp32", "--seeds", "1,2", "--out", str(tmp_path)
+    )
+    command = answer.error.splitlines()[-1].removeprefix("next: bench ").split()
+    assert invoke(*command, "--dry-run", "--json").code == 0
+    assert "none,topk:ratio=0.1,value_dtype=fp32" in command
+    assert command[-4:] == ["--seeds", "1,2", "--out", str(tmp_path)]
