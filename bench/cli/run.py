@@ -217,7 +217,8 @@ def _execute(asked: RunConfig, configs: list[RunConfig], out: Path, as_json: boo
         _compare(results)
     else:
         print_summary(configs, results)
-    warn_of_other_work(results)
+    if as_json or not are_several:  # the comparison warns by itself
+        warn_of_other_work(results)
     if not as_json and all(result.status == "ok" for result in results):  # else the error says what to do
         print(f"next: {shlex.join(_next_command(asked, configs, results, out))}", file=sys.stderr)
     if are_several:

@@ -20,7 +20,6 @@ _WORK = [name for name in (*WORKLOAD, "accumulate") if name not in _MACHINE]
 # Here an empty cell says that there is none, and not that it is unknown.
 _NONE_COUNTS = ("epochs", "steps", "uplink_bps", "downlink_bps", "link_trace", "cluster_digest", "straggler")
 _LISTED = 3
-NOTEWORTHY_SHARE = 0.1  # of the cores' time, taken by other programs; less is what an idle machine does by itself
 SHORT = 10  # so many times shorter than the one before says too little
 
 
