@@ -98,8 +98,8 @@ class Kfac(Optimizer):
         """Return why the factors cannot be summed as asked and what would work; None where they can."""
         summing, kind = self.summing or collective, _KINDS[self.transfer]
         reason = summing.refusal(kind)
-        if summing.recodes and not kind.elementwise:
-            reason = f"server:downlink=recode encodes gradients anew, not {kind.__name__} payloads"
+        if (summing.recodes or summing.keeps_residuals) and not kind.elementwise:
+            reason = f"a server encodes gradients anew and keeps what they lose, not {kind.__name__} payloads"
         if reason is None:
             return None
         return (

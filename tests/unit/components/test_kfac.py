@@ -271,6 +271,7 @@ def test_an_optimizer_that_exchanges_by_itself_is_refused(monkeypatch: pytest.Mo
         ("kfac:transfer=cholesky", "native", "kfac: transfer=cholesky is not possible: native adds tensors element by"),
         ("kfac:transfer=cholesky", "native", "allgather takes every kind; add collective=allgather to it"),
         ("kfac:transfer=cholesky", "server:downlink=recode", "add collective=allgather to it"),
+        ("kfac:transfer=cholesky", "server:downlink=union,error_feedback=true", "add collective=allgather to it"),
         ("kfac", "server:downlink=recode", None),
     ],
 )
