@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, NamedTuple, cast
+from typing import Any, NamedTuple
 
 import torch
 
@@ -134,4 +134,4 @@ class AnswerResiduals:
 
 def _cut(total: torch.Tensor, stretches: Sequence[LayerStretch]) -> tuple[torch.Tensor, ...]:
     numels = [stretch.stop - stretch.start for stretch in stretches]
-    return cast("tuple[torch.Tensor, ...]", torch.split(total, numels))
+    return torch.split(total, numels)
