@@ -139,12 +139,14 @@ SYSTEM = System(
             Claim(
                 text="less traffic",
                 source=ABSTRACT,
-                setup=f"4 nodes, {placement}, all gradient bytes of dense / of ALGC, answers of the server included",
+                setup=f"4 nodes, {placement}, all gradient bytes of {name} / of ALGC, answers of the server included",
                 sweep="algc_nodes",
-                measure=fewer_bytes({**ALGC, **where, "hosts": 4}, {**DENSE, **where, "hosts": 4}),
+                measure=fewer_bytes({**ALGC, **where, "hosts": 4}, {**than, **where, "hosts": 4}),
                 claimed=above(1.0),
+                counts=than is DENSE,
             )
             for placement, where in PLACEMENTS.items()
+            for name, than in (("dense", DENSE), ("bf16", BF16))
         ),
         *(
             Claim(
