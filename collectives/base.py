@@ -77,10 +77,12 @@ class Collective(Options, abc.ABC):
 
     @property
     def recodes(self) -> bool:
-        """Whether sums that are not element-wise come back encoded anew by the run's compressor.
+        """Whether sums that are not element-wise come back encoded anew by the run's compressor."""
+        return False
 
-        What that loses is kept and added to the next sum.
-        """
+    @property
+    def keeps_residuals(self) -> bool:
+        """Whether what answers lose is added to the next sums, for which the layers of a training run must be known."""
         return False
 
     def bind(self, transport: Transport, downlink: Downlink | None = None) -> BoundCollective:

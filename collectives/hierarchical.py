@@ -64,8 +64,10 @@ class Hierarchical(Collective):
             ) from None
         if isinstance(part, Hierarchical):
             raise OptionError(f"hierarchical: {role}={name} is not possible: it is made of other collectives")
-        if part.recodes:
-            raise OptionError(f"hierarchical: {role}={name} is not possible; use downlink=dense or union")
+        if part.recodes or part.keeps_residuals:
+            raise OptionError(
+                f"hierarchical: {role}={name} is not possible; use downlink=dense or union without error feedback"
+            )
         return part
 
     @override

@@ -6,7 +6,11 @@ each serves the layers whose id is its rank modulo n and its share of every laye
 payload that holds several layers in one (sharded).
 The sum is taken in fp32 in rank order (integers in their own type). Element-wise payloads come back as what they were;
 others as the downlink says: `dense` all elements in fp32, `union` only elements that some rank sent, `recode` encoded
-again, the server keeping what that lost.
+again by the run's compressor.
+
+What answers lose: 16-bit element-wise payloads and `union` the rounding of the sums to the type that travels, `recode`
+all that the compressor leaves out; `dense` answers in fp32 lose nothing. With error feedback the server keeps that per
+layer, and adds it to the next sums. It costs the server one fp32 tensor per layer, and no bytes on the wire.
 
 Bytes: packed payloads. A worker pushes each part once to its server (its own server's share costs nothing); a server
 answers n-1 times. With one server, a dense downlink and an uplink c times smaller than dense, all traffic together
@@ -26,7 +30,8 @@ from typing_extensions import Doc, override
 
 from collectives.base import BoundCollective, Collective, Downlink
 from collectives.options import OptionError
-from collectives.payloads.base import Payload
+from collectives.parameter_server.residuals import AnswerResiduals, LayerStretch, stretches_between
+from collectives.payloads.base import Payload, PayloadError
 from collectives.payloads.bundle import members
 from collectives.payloads.codec.values import to_value_dtype
 from collectives.payloads.dense import Dense
@@ -35,30 +40,29 @@ from collectives.payloads.row_sparse import RowSparse
 from collectives.payloads.sparse import Sparse
 from collectives.ranges import Count, CountOrZero
 from collectives.rounds.base import Piece, Place, Round
-from collectives.rounds.layout import Key, Layout, Stretch
+from collectives.rounds.layout import Key, Layout, Stretch, leaves
 from collectives.rounds.packed import PackedPieces
 from collectives.rounds.waves import Ints, Lengths, Wave, as_arrays, weights_of
 from collectives.transport.arithmetic import sum_in_order, sum_wires
 from collectives.transport.base import ReduceOp, Transport
-
-ShardKey = tuple[Key, int]
-"""(ids of the layers inside, which shard of them)"""
 
 
 class Shard(NamedTuple):
     """What one server sums at a time: a layer, a piece of a long one, or a whole flat bucket.
 
     Attributes:
-        key: names the server's state for it.
+        key: ids of the layers inside.
         server: the rank that serves it.
         place: its elements in the message, and its number there.
         elementwise: what is pushed of it has wires of one type, so that the sum comes back as what it was.
+        keeps_loss: the server keeps what its answer loses.
     """
 
-    key: ShardKey
+    key: Key
     server: int
     place: Place
     elementwise: bool
+    keeps_loss: bool
 
     @property
     def numel(self) -> int:
@@ -82,11 +86,19 @@ class Server(Collective):
         Doc("answer with all elements, with those that some rank sent, or encoded by the run's compressor"),
     ] = "dense"
     split_numel: Annotated[Count, Doc("elements beyond which all servers share a layer, when sharded")] = 1_000_000
+    error_feedback: Annotated[
+        bool | None, Doc("add what an answer lost to the next sum; none: only where answers are encoded (recode)")
+    ] = None
 
     @property
     @override
     def recodes(self) -> bool:
         return self.downlink == "recode"
+
+    @property
+    @override
+    def keeps_residuals(self) -> bool:
+        return self.recodes if self.error_feedback is None else self.error_feedback
 
     @override
     def bind(self, transport: Transport, downlink: Downlink | None = None) -> BoundServer:
@@ -119,7 +131,9 @@ class Server(Collective):
                 server = (unit.key[0] + index) % world_size if self._is_sharded else self.root
                 place = (first + start, first + stop, len(shards))
                 is_whole = stop - start == unit.numel or all(leaf.is_full for leaf in unit.leaves)
-                shards.append(Shard((unit.key, index), server, place, is_whole and unit.itemsize is not None))
+                elementwise = is_whole and unit.itemsize is not None
+                loses = _is_16_bit(unit) if elementwise else self.downlink != "dense"
+                shards.append(Shard(unit.key, server, place, elementwise, loses and self.keeps_residuals))
             first += unit.numel
         return shards
 
@@ -210,9 +224,9 @@ class BoundServer(BoundCollective):
         super().__init__(options, transport)
         self._downlink = downlink
         self._shards: dict[Layout, list[Shard]] = {}
+        self._stretches: dict[Layout, dict[Place, list[LayerStretch]]] = {}
         self._pushed: dict[Key, tuple[Layout, PackedPieces]] = {}
-        self._residuals: dict[ShardKey, torch.Tensor] = {}
-        self._proposed: dict[ShardKey, torch.Tensor] = {}
+        self._residuals = AnswerResiduals(transport)
 
     @override
     def sum_like(self, payload: Payload, layout: Layout, op: ReduceOp) -> Payload:
@@ -233,6 +247,9 @@ class BoundServer(BoundCollective):
             layout = dataclasses.replace(layout, layer_numels=numels)
         pieces = PackedPieces(self.transport, payload, layout)
         shards = self._shards_of(layout)
+        if stretches := self._stretches[layout]:
+            keepers = {each: shard.server for shard in shards for each in stretches.get(shard.place, ())}
+            self._residuals.settle(keepers)
         for shard, part in zip(shards, members(payload, [shard.numel for shard in shards]), strict=True):
             pieces[shard.place] = part
         push_round, _ = self.rounds_of(layout)
@@ -244,63 +261,80 @@ class BoundServer(BoundCollective):
         layout, pieces = self._pushed.pop(key)
         for shard in self._shards_of(layout):
             if shard.server == self.transport.rank:
-                pieces[shard.place] = self._answer(shard.key, pieces.terms(shard.place), op)
+                pieces[shard.place] = self._answer(shard, pieces.terms(shard.place), op, layout)
         _, pull_round = self.rounds_of(layout)
         pieces.run([pull_round])
         return pieces.total()
 
     @override
     def commit(self) -> None:
-        self._residuals.update(self._proposed)
-        self._proposed.clear()
+        self._residuals.commit()
         if self._downlink is not None:
             self._downlink.commit()
 
     @override
     def drop(self) -> None:
-        self._proposed.clear()
+        self._residuals.drop()
         if self._downlink is not None:
             self._downlink.drop()
 
     @override
     def state_dict(self) -> dict[str, Any]:
-        return {
-            "residuals": {key: residual.clone() for key, residual in self._residuals.items()},
+        return self._residuals.state_dict() | {
             "downlink": {} if self._downlink is None else self._downlink.state_dict(),
         }
 
     @override
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        serves = self.options.placement == "sharded" or self.transport.rank == self.options.root
-        residuals = state["residuals"] if serves else {}  # another number of ranks begins with one state for all
-        self._residuals = {key: residual.clone() for key, residual in residuals.items()}
+        self._residuals.load_state_dict(state)
         if self._downlink is not None:
             self._downlink.load_state_dict(state["downlink"])
 
     def _shards_of(self, layout: Layout) -> list[Shard]:
         """What all servers sum, which is asked for in every step."""
         if layout not in self._shards:
-            self._shards[layout] = self.options.shards(self.transport.world_size, layout)
+            shards = self.options.shards(self.transport.world_size, layout)
+            kept = [shard for shard in shards if shard.keeps_loss]
+            layers = self._layers_of(layout) if kept else []
+            self._stretches[layout] = {shard.place: list(stretches_between(layers, *shard.place[:2])) for shard in kept}
+            self._shards[layout] = shards
         return self._shards[layout]
 
-    def _answer(self, key: ShardKey, terms: Sequence[Payload], op: ReduceOp) -> Payload:
+    def _layers_of(self, layout: Layout) -> list[tuple[int, int]]:
+        """(id, elements) of the layers in a message."""
+        if self._downlink is None:
+            raise OptionError(
+                "server: downlink=recode and error_feedback=true need the layers of a training run; use downlink=dense "
+                "or union without error feedback"
+            )
+        layers = [(layer_id, self._downlink.numel(layer_id)) for layer_id in layout.key]
+        if sum(numel for _, numel in layers) != layout.numel:
+            raise PayloadError(
+                f"a server with error feedback was sent {layout.numel} elements for layers {list(layout.key)}, which "
+                f"have {sum(numel for _, numel in layers)}"
+            )
+        return layers
+
+    def _answer(self, shard: Shard, terms: Sequence[Payload], op: ReduceOp, layout: Layout) -> Payload:
         """What a server answers for one shard: the terms of all ranks added in rank order."""
-        downlink = self.options.downlink
-        if downlink == "dense" or all(term.elementwise for term in terms):
+        elementwise = all(term.elementwise for term in terms)
+        if op == "max" or not (shard.keeps_loss or (self.options.downlink != "dense" and not elementwise)):
             return added(terms, op)
         total = sum_in_order(terms)
-        return _union(terms, total) if downlink == "union" else self._recoded(key, total)
+        if shard.keeps_loss:
+            self._residuals.add_to_(total, self._stretches[layout][shard.place])
+        answer = _rounded(terms[0], total) if elementwise else self._encoded(shard.key, terms, total)
+        if shard.keeps_loss:
+            answer.subtract_from_(total)
+            self._residuals.propose(total, self._stretches[layout][shard.place])
+        return answer
 
-    def _recoded(self, key: ShardKey, total: torch.Tensor) -> Payload:
+    def _encoded(self, key: Key, terms: Sequence[Payload], total: torch.Tensor) -> Payload:
+        if self.options.downlink == "union":
+            return _union(terms, total)
         if self._downlink is None:
             raise OptionError("server: downlink=recode needs the run's compressor; use downlink=dense or union")
-        residual = self._residuals.get(key)
-        if residual is not None:
-            total += residual
-        payload = self._downlink.encode(total, key[0])
-        payload.subtract_from_(total)
-        self._proposed[key] = total
-        return payload
+        return self._downlink.encode(total, key)
 
 
 def added(terms: Sequence[Payload], op: ReduceOp = "sum") -> Payload:
@@ -308,6 +342,22 @@ def added(terms: Sequence[Payload], op: ReduceOp = "sum") -> Payload:
     if all(term.elementwise for term in terms):
         return terms[0].with_wire(sum_wires([term.wire for term in terms], op))
     return Dense(sum_in_order(terms))
+
+
+def _rounded(term: Payload, total: torch.Tensor) -> Payload:
+    """`total` [numel] in the wire type of an element-wise payload, where that has elements."""
+    parts = torch.split(total, [leaf.numel for leaf in leaves(term)])
+    values = [
+        part.index_select(0, leaf.positions) if isinstance(leaf, IndexedValues) else part
+        for leaf, part in zip(leaves(term), parts, strict=True)
+    ]
+    return term.with_wire(to_value_dtype(torch.cat(values), term.wire.dtype))
+
+
+def _is_16_bit(unit: Layout) -> bool:
+    """Whether sums of these element-wise payloads are rounded when they travel."""
+    dtypes = {leaf.wire[1] for leaf in unit.leaves if leaf.wire is not None}
+    return dtypes <= {torch.float16, torch.bfloat16}
 
 
 def _pieces(shards: Sequence[Shard], terms: Iterable[int]) -> list[Piece]:

@@ -109,11 +109,12 @@ class Compressor(Options, abc.ABC):
         for kind in sorted(self.emits, key=lambda kind: kind.__name__):
             if reason := refuses(kind):
                 return f"{self.component_name} sends {kind.__name__} payloads: {reason}"
-        recodes = not isinstance(collective, type) and collective.recodes
-        if recodes and not (all(kind.elementwise for kind in self.kinds) or self.feedback_stays_bounded):
+        keeps = not isinstance(collective, type) and collective.recodes and collective.keeps_residuals
+        if keeps and not (all(kind.elementwise for kind in self.kinds) or self.feedback_stays_bounded):
             return (
                 "server:downlink=recode keeps what an answer loses, which grows without end: "
-                f"{self.component_name} is no contraction under these options; use downlink=dense or union"
+                f"{self.component_name} is no contraction under these options; use downlink=dense or union, "
+                "or error_feedback=false"
             )
         return None
 

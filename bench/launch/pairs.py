@@ -78,7 +78,9 @@ def check_collective(text: str, world_size: int) -> None:
     """
     refuse_old_spelling(text)
     collective = cast(Collective, spec.build("collectives", text))
-    if collective.recodes:
-        raise UsageError("server:downlink=recode needs the compressor of a training run; use downlink=dense or union")
+    if collective.recodes or collective.keeps_residuals:
+        raise UsageError(
+            f"{text} needs the compressor of a training run; use downlink=dense or union without error feedback"
+        )
     if reason := collective.ranks_refusal(world_size):
         raise UsageError(reason)

@@ -116,8 +116,8 @@ class Kfac(Optimizer):
             return reason
         summing, kind = self.summing or collective, _KINDS[self.transfer]
         reason = summing.refusal(kind)
-        if summing.recodes and not kind.elementwise:
-            reason = f"server:downlink=recode encodes gradients anew, not {kind.__name__} payloads"
+        if (summing.recodes or summing.keeps_residuals) and not kind.elementwise:
+            reason = f"a server encodes gradients anew and keeps what they lose, not {kind.__name__} payloads"
         if reason is None:
             return None
         return f"{self.component_name}: transfer={self.transfer} is not possible: {reason}; add collective=ring to it"

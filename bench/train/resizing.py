@@ -20,6 +20,7 @@ from bench.core.config.run import RunConfig
 from bench.datasets.base import Dataset, Part
 from bench.train import shards
 from bench.train.batches import Batches
+from collectives.parameter_server.residuals import EVERY_RANK
 
 Waiting = Literal["sum", "drop"]
 State = dict[str, Any]
@@ -77,13 +78,14 @@ def _means(by_rank: Sequence[dict[int, torch.Tensor]]) -> dict[int, torch.Tensor
 
 
 def _server(parts: Sequence[State], world_size: int, waiting: Waiting) -> State:
-    """A server keeps sums over ranks, and one of them serves: every new rank knows what it knew."""
+    """What servers owe of sums over ranks: every new rank begins with all of it, and keeps what it then serves."""
     serving = next((part for part in parts if part.get("residuals")), parts[0])
     if not serving:
         return serving
     scale = world_size / len(parts)
-    kept = {key: residual * scale for key, residual in serving["residuals"].items()} if waiting == "sum" else {}
-    return serving | {"residuals": kept}
+    owed = {key: residual * scale for part in parts for key, residual in part["residuals"].items()}
+    kept = owed if waiting == "sum" else {}
+    return serving | {"residuals": kept, "keepers": dict.fromkeys(kept, EVERY_RANK)}
 
 
 def _dealt_anew(saved: Sequence[State], config: RunConfig, rank: int, dataset: Dataset, train: Part) -> State:

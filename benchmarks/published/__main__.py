@@ -20,15 +20,15 @@ def main() -> None:
     asked = _arguments()
     folder = QUICK_RUNS / "pages" if asked.quick else PAGES
     folder.mkdir(parents=True, exist_ok=True)
-    if asked.tune:
-        for name in TUNINGS:
+    if asked.tune is not None:
+        for name in asked.tune or TUNINGS:
             keep_tuning(name, run_tuning(name), folder)
         _print_rates(folder)
         return
     systems = [SYSTEMS[asked.only]] if asked.only in SYSTEMS else [] if asked.only else list(SYSTEMS.values())
     names = list(dict.fromkeys(sweep for system in systems for sweep in system.sweeps))
-    if not systems:
-        names = [SWEEP]
+    if asked.only:  # what all systems share is the summary's
+        names = [SWEEP] if asked.only == SUMMARY else [name for name in names if name != SWEEP]
     for sweep in (SWEEPS[name] for name in names):
         runs_folder = runs_of(sweep, quick=asked.quick)
         if not asked.no_runs or runs_folder.is_dir():
@@ -51,10 +51,18 @@ def _print_rates(folder: Path) -> None:
 
 def _arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.published", description=__doc__)
-    parser.add_argument("--only", choices=[*SYSTEMS, SUMMARY], help="one system's sweeps and page, or the summary's")
+    parser.add_argument(
+        "--only", choices=[*SYSTEMS, SUMMARY], help="one system's sweeps and page, or the sweep of all together"
+    )
     parser.add_argument("--quick", action="store_true", help="a tenth of each sweep, pages below results/runs/")
     parser.add_argument("--no-runs", action="store_true", help="run nothing, write the pages from what there is")
-    parser.add_argument("--tune", action="store_true", help="tune the learning rates instead, and keep what was tried")
+    parser.add_argument(
+        "--tune",
+        nargs="*",
+        choices=TUNINGS,
+        metavar="NAME",
+        help="tune the learning rates instead, and keep what was tried; of these tunings, or of all",
+    )
     return parser.parse_args()
 
 

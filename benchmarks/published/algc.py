@@ -16,16 +16,33 @@ from benchmarks.published.figures import (
     times_one_node,
 )
 from benchmarks.published.parts import Drawing, System, Table
-from benchmarks.published.setups import DENSE, WHOLE_TRAINING
+from benchmarks.published.setups import (
+    BF16,
+    DENSE,
+    DENSE_ANSWERS,
+    DENSE_ANSWERS_KEPT,
+    ENCODED_ANSWERS,
+    ENCODED_ANSWERS_KEPT,
+    LINKS,
+    METHODS,
+    SPARSE_ANSWERS,
+    SPARSE_ANSWERS_KEPT,
+    WHOLE_TRAINING,
+    WITHOUT_SERVER,
+)
 
 ALGC: Which = {"compressor": "algc"}
-OTHERS: dict[str, Which] = {
+VARIED: dict[str, Which] = {
     "top-k per layer with the same densities": {"compressor": "algc:threshold=exact"},
-    "top-k per layer with one density": {"compressor": "topk"},
+    "top-k per layer with one density": {"compressor": "topk", "collective": "server*"},
     "one fixed threshold": {"compressor": "threshold:*"},
 }
-ALL = {"dense": DENSE, "ALGC": ALGC, **OTHERS}
+OTHERS: dict[str, Which] = {"dense": DENSE, "bf16": BF16, **VARIED, **WITHOUT_SERVER}
 PLACEMENTS = {"one server": {"collective": "server"}, "sharded server": {"collective": "server:*sharded*"}}
+ON_SERVERS: dict[str, Which] = {"dense": DENSE, "bf16": BF16, "top-k": {"compressor": "topk"}}
+ANSWERED: Which = {**ALGC, **DENSE_ANSWERS}
+FLUSHED: dict[int, Which] = {steps: {"compressor": f"algc:flush_every={steps}", **DENSE_ANSWERS} for steps in (10, 50)}
+ANSWERS = "digits, small_cnn, 4 hosts at 100 Mbit/s, layers cut for the servers"
 RECIPE = "digits, small_cnn, 4 hosts at 100 Mbit/s, sharded server"
 ABSTRACT = "abstract"
 LAST_EPOCH = "`payload_bytes_per_step` is the last epoch's; densities fall over the first four."
@@ -78,19 +95,32 @@ SYSTEM = System(
                 measure=Gain(which=ALGC, than=than, metric=TIME),
                 claimed=above(1.0),
             )
-            for name, than in {"dense": DENSE, **OTHERS}.items()
+            for name, than in OTHERS.items()
         ),
         *(
             Claim(
                 text="shortest time of convergence",
                 source=ABSTRACT,
-                setup=f"the same runs, time of {name} to 97 % / of ALGC; this target was chosen afterwards",
+                setup=f"4 hosts at {link}, layers cut for the servers, time of {name} to 90 % / of ALGC",
+                sweep="together",
+                measure=Gain(which={**METHODS["ALGC"], **bandwidth}, than={**than, **bandwidth}, metric=TIME),
+                claimed=above(1.0),
+            )
+            for link, bandwidth in LINKS.items()
+            for name, than in METHODS.items()
+            if not name.startswith("ALGC")
+        ),
+        *(
+            Claim(
+                text="shortest time of convergence",
+                source=ABSTRACT,
+                setup=f"{RECIPE}, time of {name} to 97 % / of ALGC; this target was chosen afterwards",
                 sweep="algc",
                 measure=Gain(which=ALGC, than=than, metric=TIME, accuracy=0.97),
                 claimed=above(1.0),
                 counts=False,
             )
-            for name, than in {"dense": DENSE, **OTHERS}.items()
+            for name, than in OTHERS.items()
         ),
         *(
             Claim(
@@ -98,24 +128,25 @@ SYSTEM = System(
                 source=ABSTRACT,
                 setup=f"{nodes} nodes of a fifth of a core at 100 Mbit/s, {placement}, samples/s of ALGC / of {name}",
                 sweep="algc_nodes",
-                measure=faster({**ALGC, **where, "hosts": nodes}, {**than, **where, "hosts": nodes}),
+                measure=faster({**ALGC, **where, "hosts": nodes}, {**where, **than, "hosts": nodes}),
                 claimed=above(1.0),
             )
             for placement, where in PLACEMENTS.items()
-            for name, than in {"dense": DENSE, "top-k": {"compressor": "topk"}}.items()
-            if placement == "one server" or name == "dense"
+            for name, than in {**ON_SERVERS, **WITHOUT_SERVER}.items()
             for nodes in (2, 4, 8)
         ),
         *(
             Claim(
                 text="less traffic",
                 source=ABSTRACT,
-                setup=f"4 nodes, {placement}, all gradient bytes of dense / of ALGC, answers of the server included",
+                setup=f"4 nodes, {placement}, all gradient bytes of {name} / of ALGC, answers of the server included",
                 sweep="algc_nodes",
-                measure=fewer_bytes({**ALGC, **where, "hosts": 4}, {**DENSE, **where, "hosts": 4}),
+                measure=fewer_bytes({**ALGC, **where, "hosts": 4}, {**than, **where, "hosts": 4}),
                 claimed=above(1.0),
+                counts=than is DENSE,
             )
             for placement, where in PLACEMENTS.items()
+            for name, than in (("dense", DENSE), ("bf16", BF16))
         ),
         *(
             Claim(
@@ -134,6 +165,42 @@ SYSTEM = System(
             )
             for name, which in (("ALGC", ALGC), ("dense", DENSE))
         ),
+        *(
+            Claim(
+                text="the server adds gradients and residuals",
+                source=ABSTRACT,
+                setup=f"{ANSWERS}, test accuracy with {name} less without",
+                sweep="answers",
+                measure=Difference(which=which, than=than),
+                claimed=above(0.0),
+                counts=False,
+            )
+            for name, which, than in (
+                ("residuals sent in full every 10 steps", FLUSHED[10], ANSWERED),
+                ("residuals sent in full every 50 steps", FLUSHED[50], ANSWERED),
+                ("what sparse answers lose kept", {**ALGC, **SPARSE_ANSWERS_KEPT}, {**ALGC, **SPARSE_ANSWERS}),
+                (
+                    "what encoded answers lose kept",
+                    {**ALGC, **ENCODED_ANSWERS_KEPT},
+                    {**ALGC, **ENCODED_ANSWERS},
+                ),
+            )
+        ),
+        *(
+            Claim(
+                text="shortest time of convergence",
+                source=ABSTRACT,
+                setup=f"{ANSWERS}, time with dense answers to 90 % / with {name}",
+                sweep="answers",
+                measure=Gain(which={**ALGC, **answers}, than=ANSWERED, metric=TIME),
+                claimed=above(1.0),
+                counts=False,
+            )
+            for name, answers in (
+                ("sparse answers and the server's residual", SPARSE_ANSWERS_KEPT),
+                ("encoded answers and the server's residual", ENCODED_ANSWERS_KEPT),
+            )
+        ),
         Stated(
             text="only layers above a threshold are compressed, each with a sparsity threshold that follows training",
             source=ABSTRACT,
@@ -144,14 +211,15 @@ SYSTEM = System(
             text="the server adds gradients and residuals",
             source=ABSTRACT,
             verdict="built",
-            why="residuals stay on the worker and enter its next gradient; `flush_every` sends them in full",
+            why="residuals stay on the worker and enter its next gradient; `flush_every` sends them in full; "
+            "`server:error_feedback=true` adds what the server's own answers lose to its next sums (measured above)",
         ),
     ],
     tables=[
         Table(
-            title="What ALGC varies, one at a time",
+            title="ALGC, what it varies, one at a time, and the usual methods",
             sweep="algc",
-            rows=list(ALL.items()),
+            rows=[("ALGC", ALGC), *OTHERS.items()],
             columns=[
                 "test_accuracy",
                 "train_accuracy",
@@ -168,7 +236,7 @@ SYSTEM = System(
         Table(
             title="The same on harder data",
             sweep="harder",
-            rows=list(ALL.items()),
+            rows=[("dense", DENSE), ("bf16", BF16), ("ALGC", ALGC), *VARIED.items()],
             columns=["test_accuracy", "train_accuracy", "effective_density", "payload_bytes_per_step"],
             derived=WHOLE_TRAINING,
             note=LAST_EPOCH,
@@ -177,10 +245,15 @@ SYSTEM = System(
             title="Speed by nodes",
             sweep="algc_nodes",
             rows=[
-                (f"{name}, {placement}, {nodes} nodes", {**which, **where, "hosts": nodes})
-                for placement, where in PLACEMENTS.items()
-                for name, which in {"dense": DENSE, "ALGC": ALGC, "top-k": {"compressor": "topk"}}.items()
-                if placement == "one server" or name != "top-k"
+                (f"{name}, {nodes} nodes", {**which, "hosts": nodes})
+                for name, which in {
+                    **{
+                        f"{name}, {placement}": {**which, **where}
+                        for placement, where in PLACEMENTS.items()
+                        for name, which in {**ON_SERVERS, "ALGC": ALGC}.items()
+                    },
+                    **WITHOUT_SERVER,
+                }.items()
                 for nodes in (2, 4, 8)
             ],
             columns=["samples_per_s", "step_time_s", "exposed_s", "payload_bytes_max_per_step"],
@@ -188,6 +261,24 @@ SYSTEM = System(
             note="Bytes are those of the busiest rank. `times one node` is nodes x share of the step in which rank 0 "
             "does not wait for the exchange: an upper bound of the speed-up over a node that trains alone, which would "
             "neither encode nor serve.",
+        ),
+        Table(
+            title="What the server's answers lose, and residuals sent in full",
+            sweep="answers",
+            rows=[
+                ("dense answers", ANSWERED),
+                ("dense answers, residuals in full every 10 steps", FLUSHED[10]),
+                ("dense answers, residuals in full every 50 steps", FLUSHED[50]),
+                ("sparse answers", {**ALGC, **SPARSE_ANSWERS}),
+                ("sparse answers, the server keeps what they lose", {**ALGC, **SPARSE_ANSWERS_KEPT}),
+                ("encoded answers", {**ALGC, **ENCODED_ANSWERS}),
+                ("encoded answers, the server keeps what they lose", {**ALGC, **ENCODED_ANSWERS_KEPT}),
+                ("bf16", {**BF16, **DENSE_ANSWERS}),
+                ("bf16, the server keeps what rounding loses", {**BF16, **DENSE_ANSWERS_KEPT}),
+            ],
+            columns=["test_accuracy", "train_accuracy", "time_to_target_s", "step_time_s"],
+            derived=WHOLE_TRAINING,
+            note="ALGC but for the last two rows, 4 hosts at 100 Mbit/s, layers cut for the servers.",
         ),
         Table(
             title="Overlap",

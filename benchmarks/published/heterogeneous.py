@@ -140,8 +140,9 @@ SYSTEM = System(
             text="layers by type on GPU, FPGA, ASIC and DPU are more efficient, perhaps more accurate",
             source="paragraphs 7-8, 39-42",
             verdict="not testable here",
-            why="no such devices; built (`placed:by=type`), the numbers are bit for bit those of one process, and "
-            "modelled with nominal figures the step is slower than the best single device's: `../heterogeneous.md`",
+            why="no such devices; built (`placed:by=type`), the numbers are bit for bit those of one process with as "
+            "many threads, and modelled with nominal figures the step is slower than the best single device's: "
+            "`../heterogeneous.md`",
         ),
         Stated(
             text="devices reach each other's memory over CXL; one oneAPI kernel for all of them; a host on QPI or UPI",

@@ -17,23 +17,10 @@ from benchmarks.published.claims import RULE
 from benchmarks.published.figures import UNIT_OF, Gain, Missing, SweepRuns, Which
 from benchmarks.published.page import NOTHING, TEXTS, interval_text, markdown_table, origin, outcome, write_text
 from benchmarks.published.parts import System
-from benchmarks.published.setups import LINKS
+from benchmarks.published.setups import LINKS, METHODS
 
 SWEEP = "together"
 DENSE = "dense fp32"
-METHODS: Mapping[str, Which] = {
-    DENSE: {"compressor": "none", "optimizer": "sgd"},
-    "bf16": {"compressor": "bf16"},
-    "top-k": {"compressor": "topk"},
-    "DGC": {"compressor": "dgc"},
-    "PowerSGD": {"compressor": "powersgd"},
-    "Group-TopK, patent": {"compressor": "group_topk:*preset=patent*"},
-    "Group-TopK, recommended": {"compressor": "group_topk"},
-    "Max-AdaBelief": {"optimizer": "max_adabelief"},
-    "ALGC": {"compressor": "algc", "collective": "server:placement=sharded*"},
-    "ALGC, sparse answers": {"compressor": "algc", "collective": "server:downlink=union*"},
-    "Hylo": {"compressor": "hylo"},
-}
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

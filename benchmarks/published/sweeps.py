@@ -77,11 +77,12 @@ SWEEPS: Mapping[str, Sweep] = {
         Sweep(name="harder", quick=SHORT, every_row=True),
         Sweep(name="algc_nodes", quick={"steps": 5}, quick_cells={"cluster_file": (str(FILES / "nodes2.toml"),)}),
         Sweep(name="algc_overlap", quick={"steps": 6}),
+        Sweep(name="answers", quick=SHORT, every_row=True),
         Sweep(name="hylo", quick=SHORT, quick_cells={"model": ("vgg11:width=16,hidden=1024",)}, every_row=True),
         Sweep(
             name="hylo_links",
             quick={"steps": 5},
-            quick_cells={"bandwidth": ("1gbit",), "collective": ("server:placement=sharded",)},
+            quick_cells={"bandwidth": ("1gbit",), "collective": ("server:placement=sharded", "allgather", "native")},
         ),
         Sweep(name="heterogeneous", quick=SHORT, every_row=True),
         Sweep(name="heterogeneous_factors", quick={"steps": 2}, quick_cells={"world_size": (2, 3)}),

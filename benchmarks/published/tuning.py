@@ -22,6 +22,7 @@ TUNINGS: Mapping[str, Sequence[int]] = {
     "digits_max_adabelief": _THREE,
     "hylo": (100, 101),
     "hylo_twobit": (100, 101),
+    "hylo_usual": (100, 101),
     "synthetic": (100,),
     "synthetic_threshold": (100,),
 }
@@ -30,11 +31,14 @@ _OF_SWEEP: Mapping[str, tuple[str, ...]] = {
     "group_topk": ("digits",),
     "algc": ("digits", "digits_threshold"),
     "harder": ("synthetic", "synthetic_threshold"),
-    "hylo": ("hylo", "hylo_twobit"),
+    "answers": ("digits",),
+    "hylo": ("hylo", "hylo_twobit", "hylo_usual"),
     "together": ("digits", "digits_max_adabelief"),
 }
 TUNED_SWEEPS = tuple(_OF_SWEEP)
 _TUNED_WITH_THRESHOLD = ("threshold", "twobit")
+VARIANTS = ("group_topk:group_size", "algc:flush_every")
+"""How compressors begin that take the rate of the method that they vary."""
 
 Method = tuple[str, str, str]
 """Model, compressor and optimizer."""
@@ -87,10 +91,10 @@ def best_for(sweep: str, folder: Path = PAGES) -> dict[Method, Setting]:
 
     Args:
         sweep: one of `TUNED_SWEEPS`.
-        folder: of the tunings' CSV files.
+        folder: of the tunings' CSV files; of one that is not there nothing is chosen.
     """
     tried: dict[tuple[Method, Setting], list[float]] = {}
-    for run in collect_runs(read(tuning_files(sweep, folder))):
+    for run in collect_runs(read([file for file in tuning_files(sweep, folder) if file.is_file()])):
         setting = Setting(lr=run["lr"], compressor=run["compressor"])
         tried.setdefault((method_of(run), setting), []).append(run["test_accuracy"] if run.ended_well else 0.0)
     best: dict[Method, Setting] = {}
@@ -100,8 +104,8 @@ def best_for(sweep: str, folder: Path = PAGES) -> dict[Method, Setting]:
 
 
 def method_of(run: Run) -> Method:
-    """What a rate is chosen for; a threshold is chosen with it, and a group size takes the rate of its method."""
+    """What a rate is chosen for; a threshold is chosen with it, and a variant takes the rate of its method."""
     compressor = run["compressor"]
     name = compressor.partition(":")[0]
-    takes_name = name in _TUNED_WITH_THRESHOLD or compressor.startswith("group_topk:group_size")
+    takes_name = name in _TUNED_WITH_THRESHOLD or compressor.startswith(VARIANTS)
     return run["model"], name if takes_name else compressor, run["optimizer"]

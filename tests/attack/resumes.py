@@ -45,6 +45,13 @@ METHODS: dict[str, tuple[str, ...]] = {
     ),
     "powersgd": ("--compressor", "powersgd"),
     "algc": ("--compressor", "algc:min_numel=100", "--collective", "server:downlink=recode"),
+    "answers": (
+        "--compressor", "group_topk:ratio=0.05", "--collective", "server:placement=sharded,downlink=recode",
+        "--world-size", "3", "--bucket-mb", "0.05",
+    ),
+    "rounded answers": (
+        "--compressor", "bf16", "--collective", "server:placement=sharded,split_numel=5000,error_feedback=true",
+    ),
     "dgc": ("--compressor", "dgc", "--collective", "allgather"),
     "hylo": ("--compressor", "hylo", "--collective", "allgather"),
     "adaptive_topk": ("--compressor", "adaptive_topk", "--collective", "allgather"),

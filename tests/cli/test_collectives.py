@@ -24,6 +24,7 @@ REFUSALS = [
     (["--compressors", "none,topk", "--dtype", "int8"], "topk compresses floating-point tensors"),
     (["--collectives", "server:mode=asp"], "write `bench run --strategy async_server:mode=asp`"),
     (["--collectives", "server:downlink=recode"], "use downlink=dense or union"),
+    (["--collectives", "server:error_feedback=true"], "use downlink=dense or union without error feedback"),
     (["--collectives", "server:root=2"], "root=2 is none of the 2 ranks"),
     (["--sizes", "1MB,huge"], "'huge' is not a size"),
     (["--sizes", "1MB:1kB"], "'1MB:1kB' is not a range of sizes"),

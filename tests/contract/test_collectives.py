@@ -10,6 +10,7 @@ import torch
 
 from collectives.allgather import Allgather
 from collectives.options import OptionError
+from collectives.parameter_server.residuals import EVERY_RANK
 from collectives.payloads import Bundle, Dense, GroupSparse, Sparse, members
 from collectives.payloads.base import Payload, PayloadError
 from collectives.payloads.seeded import Seeded
@@ -351,23 +352,49 @@ def test_a_layer_whose_parts_would_be_of_another_kind_goes_to_one_server_whole()
         assert torch.equal(total, Seeded(90, 3, torch.full((9,), 6.0)).to_dense())
 
 
-def test_only_the_rank_that_serves_takes_residuals_over() -> None:
-    def rank(transport: MemoryTransport) -> int:
+def test_what_every_rank_was_given_of_residuals_stays_where_it_is_served() -> None:
+    """As after a resume with another number of ranks."""
+
+    def rank(transport: MemoryTransport) -> tuple[list[float], list[int]]:
         server = Server(downlink="recode", root=1).bind(transport, LargeOnes())
-        server.load_state_dict({"residuals": {((7,), 0): torch.ones(4)}, "downlink": {"heard": []}})
-        return len(server.state_dict()["residuals"])
+        given = {"residuals": {(7, 0, 4): torch.ones(4)}, "keepers": {(7, 0, 4): EVERY_RANK}, "downlink": {"heard": []}}
+        server.load_state_dict(given)
+        total = server.sum(Sparse(4, torch.tensor([2]), torch.tensor([1.0])), (7,))
+        server.commit()
+        state = server.state_dict()
+        assert state["keepers"] == {(7, 0, 4): 1}
+        return total.to_dense().tolist(), list(state["residuals"])
 
-    assert run_threads(rank, 3) == [0, 1, 0]
+    answers = run_threads(rank, 3)
+    assert answers == [([1, 1, 4, 1], []), ([1, 1, 4, 1], [(7, 0, 4)]), ([1, 1, 4, 1], [])]
 
 
-def test_server_asks_for_what_encodes_its_answer() -> None:
+def test_a_server_that_keeps_residuals_asks_for_the_layers() -> None:
     def rank(transport: MemoryTransport) -> None:
         server = Server(downlink="recode").bind(transport)
+        with pytest.raises(OptionError, match="downlink=dense or union without error feedback"):
+            server.sum(Sparse(4, torch.tensor([2]), torch.tensor([1.0])), (7,))
+
+    run_threads(rank, 2)
+
+
+def test_a_server_asks_for_what_encodes_its_answer() -> None:
+    def rank(transport: MemoryTransport) -> None:
+        server = Server(downlink="recode", error_feedback=False).bind(transport)
         if transport.rank == 0:
             with pytest.raises(OptionError, match="downlink=dense or union"):
                 server.sum(Sparse(4, torch.tensor([2]), torch.tensor([1.0])), (7,))
         else:
             server.push((7,), Sparse(4, torch.tensor([2]), torch.tensor([1.0])))
+
+    run_threads(rank, 2)
+
+
+def test_a_server_is_told_of_a_message_that_its_layers_do_not_fit() -> None:
+    def rank(transport: MemoryTransport) -> None:
+        server = Server(downlink="recode").bind(transport, LargeOnes())
+        with pytest.raises(PayloadError, match=r"was sent 5 elements for layers \[7\], which have 4"):
+            server.sum(Sparse(5, torch.tensor([2]), torch.tensor([1.0])), (7,))
 
     run_threads(rank, 2)
 

@@ -2,8 +2,8 @@
 
 Every operation is a little autograd graph of its own, so its output's gradient can come from anywhere. Where several
 operations use one value, their gradients are added as autograd's engine adds them: one by one, the last user's first.
-Losses and gradients are therefore bit for bit those of one process, where torch rounds alike whatever a tensor's
-strides: what passes from device to device arrives contiguous.
+Losses and gradients are therefore bit for bit those of one process with as many threads, where torch rounds alike
+whatever a tensor's strides: what passes from device to device arrives contiguous.
 """
 
 from __future__ import annotations

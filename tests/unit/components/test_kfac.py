@@ -346,6 +346,7 @@ def test_bad_options_are_refused(text: str, message: str) -> None:
         ("kfac:transfer=cholesky", "server:downlink=recode", "add collective=ring to it"),
         ("kfac:inner=max_adabelief", "native", None),
         ("kfac:inner=max_adabelief:reduce=s_max", "allgather", "max_adabelief with reduce=s_max takes a maximum"),
+        ("kfac:transfer=cholesky", "server:downlink=union,error_feedback=true", "add collective=ring to it"),
         ("kfac", "server:downlink=recode", None),
     ],
 )

@@ -89,5 +89,6 @@ def test_a_server_keeps_what_its_answers_lose_only_where_that_stays_bounded(comp
     reason = built.refusal(Server(downlink="recode"))
     assert (reason is None) is possible
     assert built.refusal(Server()) is None
+    assert built.refusal(Server(downlink="recode", error_feedback=False)) is None  # then nothing is kept
     if reason:
         assert "is no contraction under these options; use downlink=dense or union" in reason

@@ -9,8 +9,8 @@ import pytest
 from bench.core.rows import RowWriter
 from benchmarks.published.figures import SweepRuns
 from benchmarks.published.page import origin, write_page, write_text
-from benchmarks.published.setups import LINKS
-from benchmarks.published.summary import DENSE, METHODS, write_summary
+from benchmarks.published.setups import LINKS, METHODS
+from benchmarks.published.summary import DENSE, write_summary
 from benchmarks.published.sweeps import SWEEPS, keep_rows
 from benchmarks.published.systems import SYSTEMS
 from tests.testing.fake_rows import fake_row, write_runs

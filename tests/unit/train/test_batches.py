@@ -11,6 +11,7 @@ from bench.core import spec
 from bench.datasets.base import Part
 from bench.train.batches import Batches
 from bench.train.resizing import resized
+from collectives.parameter_server.residuals import EVERY_RANK
 from tests.testing.configs import make_config
 
 DATASET = spec.build("datasets", "digits")
@@ -77,17 +78,20 @@ def test_what_waits_to_be_sent_is_applied_by_other_ranks_as_it_would_have_been()
     states = []
     for rank in range(2):
         reducer = {"residuals": {0: torch.tensor([4.0 + 2 * rank, 1.0])}, "velocities": {}, "memory": {"q": {0: rank}}}
-        kept = {((0,), 0): torch.tensor([6.0, 0.0])} if rank == 0 else {}
-        hook = {"step": 3, "reducer": reducer, "collective": {"residuals": kept, "downlink": {}}}
+        kept = {(0, rank, rank + 1): torch.tensor([6.0 + rank])}  # sharded: each server keeps a part
+        keepers = {(0, 0, 1): 0, (0, 1, 2): 1}
+        hook = {"step": 3, "reducer": reducer, "collective": {"residuals": kept, "keepers": keepers, "downlink": {}}}
         old = batches()
         next(old)
         states.append({"batches": [old.state_dict()], "counts": {}, "strategy": {"exchange": hook}})
     config = make_config(batch_size=4, replicas=3, world_size=3)
-    for waiting, mean, served in (("sum", 5.0, 2.0 * 3 + 3.0), ("drop", 0.0, 0.0)):
+    for waiting, mean, served in (("sum", 5.0, [9.0, 10.5]), ("drop", 0.0, [])):
         new = [resized(states, config, rank, waiting, DATASET, TRAIN) for rank in range(3)]  # type: ignore[arg-type]
         exchanges = [state["strategy"]["exchange"] for state in new]
         zero = torch.zeros(2)
         residuals = [exchange["reducer"]["residuals"].get(0, zero) for exchange in exchanges]
         assert float(torch.stack(residuals).mean(dim=0)[0]) == mean
-        assert float(exchanges[0]["collective"]["residuals"].get(((0,), 0), zero)[0]) == served
+        for state in (exchange["collective"] for exchange in exchanges):  # each begins with all of it
+            assert [float(residual) for residual in state["residuals"].values()] == served
+            assert state["keepers"] == dict.fromkeys(state["residuals"], EVERY_RANK)
         assert [exchange["reducer"]["memory"]["q"][0] for exchange in exchanges] == [0, 1, 0]

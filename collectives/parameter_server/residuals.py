@@ -1,0 +1,137 @@
+"""What servers' answers lost and still owe: fp32 tensors by stretch of a layer, wherever its bucket has its server."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import torch
+
+from collectives.transport.base import Receive, Send, Transport, wait_all
+
+EVERY_RANK = -1
+"""as the keeper of a stretch: all ranks hold the same residual of it, as after a resume with another number of ranks"""
+
+
+class LayerStretch(NamedTuple):
+    """Elements `start` to `stop` of the layer with this id."""
+
+    layer: int
+    start: int
+    stop: int
+
+
+def stretches_between(layers: Sequence[tuple[int, int]], start: int, stop: int) -> Iterator[LayerStretch]:
+    """Yield the stretches of layers that lie between two elements of a message.
+
+    Args:
+        layers: (id, elements) of the layers in the message, in its order.
+        start: the first element.
+        stop: one past the last.
+    """
+    borders = itertools.accumulate((numel for _, numel in layers), initial=0)
+    for (layer, numel), first in zip(layers, borders, strict=False):
+        begin, end = max(start - first, 0), min(stop - first, numel)
+        if begin < end:
+            yield LayerStretch(layer, begin, end)
+
+
+class AnswerResiduals:
+    """One rank's share of what all servers owe, with proposed values beside accepted ones.
+
+    All ranks know which server keeps which stretch. When DDP lays buckets anew, a layer may get another server, or be
+    cut in other places: what is owed of it then moves to where it is served.
+    """
+
+    def __init__(self, transport: Transport) -> None:
+        self._transport = transport
+        self._kept: dict[LayerStretch, torch.Tensor] = {}
+        self._proposed: dict[LayerStretch, torch.Tensor] = {}
+        self._keepers: dict[LayerStretch, int] = {}
+
+    def settle(self, keepers: Mapping[LayerStretch, int]) -> None:
+        """Move what is owed to the ranks that serve from now on; every rank must call.
+
+        Costs nothing while servers stay what they were; else one fp32 message per stretch that changes its server,
+        counted as state.
+
+        Args:
+            keepers: the rank that serves each stretch, of whole layers; the same on all ranks.
+        """
+        changed = {stretch: keeper for stretch, keeper in keepers.items() if self._keepers.get(stretch) != keeper}
+        if not changed:
+            return
+        rank = self._transport.rank
+        layers = {stretch.layer for stretch in changed}
+        before = {old: keeper for old, keeper in self._keepers.items() if old.layer in layers}
+        arrived: dict[LayerStretch, torch.Tensor] = {}
+        sends: list[Send] = []
+        receives: list[Receive] = []
+        for new, keeper in changed.items():
+            for old, source in before.items():
+                start, stop = max(new.start, old.start), min(new.stop, old.stop)
+                if old.layer != new.layer or start >= stop:
+                    continue
+                if keeper != rank:
+                    if source == rank:
+                        sends.append((self._part(old, start, stop), keeper))
+                    continue
+                whole = arrived.setdefault(new, self._zeros(new.stop - new.start))
+                into = whole[start - new.start : stop - new.start]
+                if source in (rank, EVERY_RANK):
+                    into.copy_(self._part(old, start, stop))
+                else:
+                    receives.append((into, source))
+        with self._transport.counted_as("state"):
+            wait_all(self._transport.post(sends, receives))
+        for old in before.keys() - (keepers.keys() - changed.keys()):
+            self._kept.pop(old, None)
+            del self._keepers[old]
+        self._kept |= arrived
+        self._keepers |= changed
+
+    def add_to_(self, total: torch.Tensor, stretches: Sequence[LayerStretch]) -> None:
+        """Add what is owed of these stretches to `total`, fp32, which holds them end to end."""
+        for stretch, part in zip(stretches, _cut(total, stretches), strict=True):
+            if stretch in self._kept:
+                part.add_(self._kept[stretch])
+
+    def propose(self, total: torch.Tensor, stretches: Sequence[LayerStretch]) -> None:
+        """Owe `total`, fp32, of these stretches from the next `commit` on; it must not be changed after that."""
+        self._proposed.update(zip(stretches, _cut(total, stretches), strict=True))
+
+    def commit(self) -> None:
+        """Accept what was proposed."""
+        self._kept |= self._proposed
+        self._proposed = {}
+
+    def drop(self) -> None:
+        """Forget what was proposed."""
+        self._proposed = {}
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return what this rank keeps, and who keeps what."""
+        return {
+            "residuals": {tuple(stretch): residual.clone() for stretch, residual in self._kept.items()},
+            "keepers": {tuple(stretch): keeper for stretch, keeper in self._keepers.items()},
+        }
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Replace everything by what `state_dict` gave."""
+        self._kept = {LayerStretch(*each): residual.clone() for each, residual in state["residuals"].items()}
+        self._keepers = {LayerStretch(*each): keeper for each, keeper in state["keepers"].items()}
+        self._proposed = {}
+
+    def _part(self, stretch: LayerStretch, start: int, stop: int) -> torch.Tensor:
+        if stretch not in self._kept:  # no step was accepted yet
+            return self._zeros(stop - start)
+        return self._kept[stretch][start - stretch.start : stop - stretch.start]
+
+    def _zeros(self, numel: int) -> torch.Tensor:
+        return torch.zeros(numel, dtype=torch.float32, device=self._transport.device)
+
+
+def _cut(total: torch.Tensor, stretches: Sequence[LayerStretch]) -> tuple[torch.Tensor, ...]:
+    numels = [stretch.stop - stretch.start for stretch in stretches]
+    return torch.split(total, numels)
