@@ -118,9 +118,17 @@ def _check_gradients(ddp: DistributedDataParallel) -> None:
 
 
 def _check_one_bucket(ddp: DistributedDataParallel, compressor: Compressor) -> None:
+    if not compressor.one_bucket:
+        return
+    types = {str(p.dtype) for p in ddp.parameters() if p.requires_grad}
+    if len(types) > 1:
+        raise ValueError(
+            f"{compressor.component_name} wants the whole model as one bucket under these options, and DDP puts "
+            f"parameters of {' and '.join(sorted(types))} into buckets of their own; give them one type"
+        )
     nbytes = sum(p.numel() * p.element_size() for p in ddp.parameters() if p.requires_grad)
     limit = FIRST_BUCKET_BYTES if ddp.bucket_bytes_cap_default else ddp.bucket_bytes_cap
-    if compressor.one_bucket and nbytes > limit:
+    if nbytes > limit:
         raise ValueError(
             f"{compressor.component_name} wants the whole model as one bucket under these options; "
             f"wrap it with DistributedDataParallel(..., bucket_cap_mb={-(-nbytes // 2**20)})"

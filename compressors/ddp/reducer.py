@@ -5,8 +5,9 @@ payload; momentum correction and momentum factor masking as in Lin et al. 2018 (
 arXiv:1712.01887), sections 3.1 and 3.2.
 Differs: the residual is in gradient units (no learning rate inside), so a schedule does not rescale what waits to be
 sent; a collective that adds 16-bit values on their way rounds each sum, and the rank that rounds keeps the difference
-in its residual (a server, the host of `placed` and a backend's own all-reduce keep none); the velocity is kept per layer also where the per-layer policy sends a layer whole, so that taking the optimizer's
-momentum over changes nothing for those layers.
+in its residual (a server, the host of `placed` and a backend's own all-reduce keep none); the velocity is kept per
+layer also where the per-layer policy sends a layer whole, so that taking the optimizer's momentum over changes nothing
+for those layers.
 """
 
 from __future__ import annotations
