@@ -66,8 +66,8 @@ def _scaling_notes(config: RunConfig, parts: Components) -> list[str]:
     scaled = config.lr * LrScaling.parse(chosen).factor(config.replicas)
     return [
         f"{config.compressor} scales the learning rate linearly, as its document does: {config.lr:g} x "
-        f"{config.replicas} ranks = {scaled:g}; if {config.lr:g} was tuned for N ranks, add --lr-scaling linear:base=N, "
-        "or --lr-scaling none to keep it"
+        f"{config.replicas} ranks = {scaled:g}; where {config.lr:g} was tuned on N ranks add --lr-scaling "
+        "linear:base=N, and to keep it --lr-scaling none"
     ]
 
 

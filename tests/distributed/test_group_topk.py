@@ -1,4 +1,4 @@
-"""Group-TopK over the whole model: the document's algorithm, in float64 and without buckets, against the hook's updates."""
+"""Group-TopK over the whole model: the hook's updates against the document's algorithm in float64."""
 
 from __future__ import annotations
 
