@@ -73,7 +73,9 @@ class Trainee:
         device = torch.device("cpu")
         model = spec.build("models", config.model).build(dataset.num_classes)
         megabytes = sum(p.numel() for p in model.parameters()) * 4 / 2**20
-        bucket_mb = Ddp().default_bucket_mb(megabytes, spec.build("optimizers", "sgd"))
+        bucket_mb = Ddp().default_bucket_mb(
+            megabytes, spec.build("optimizers", "sgd"), spec.build("compressors", "auto")
+        )
         self._ddp = wrap(model, device, bucket_mb or megabytes)
         self._hook = attach(self._ddp, *way, seed=config.seed, timeout_s=config.timeout_s)
         self._optimizer = torch.optim.SGD(model.parameters(), lr=LR, momentum=MOMENTUM)

@@ -152,7 +152,9 @@ class Subject:
         self.way, self.parts, self.per_turn = way, parts, plan["per_turn"]
         self.network = spec.build("models", "resnet18").build(10)
         megabytes = sum(p.numel() for p in self.network.parameters()) * 4 / 2**20
-        bucket_mb = Ddp().default_bucket_mb(megabytes, spec.build("optimizers", "sgd"))
+        bucket_mb = Ddp().default_bucket_mb(
+            megabytes, spec.build("optimizers", "sgd"), spec.build("compressors", "none")
+        )
         if way.name == "powersgd of its authors":
             bucket_mb = 2.0**20
         self.model = self.network if plan["whole_step"] else Given(self.network)

@@ -18,6 +18,7 @@ from collectives.payloads.bundle import Bundle
 from collectives.rounds.base import Round
 from collectives.rounds.in_place import Scratch, run_in_place
 from collectives.rounds.layout import Key, Layout, Stretch, leaves
+from collectives.rounds.lost import lost_on_wire
 from collectives.rounds.packed import PackedPieces
 from collectives.rounds.waves import Ints, Lengths, Wave, of_rounds, weights_of
 from collectives.transport import messages
@@ -261,7 +262,7 @@ class BoundCollective:
             pieces.run(rounds)
             return pieces.total()
         wire = payload.wire
-        run_in_place(self.transport, wire, rounds, op, self._scratch)
+        run_in_place(self.transport, wire, rounds, op, self._scratch, lost_on_wire(payload))
         return payload.with_wire(wire)
 
     def rounds_of(self, layout: Layout) -> list[Round]:

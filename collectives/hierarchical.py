@@ -24,7 +24,7 @@ from collectives import spec
 from collectives.allgather import Allgather, BoundAllgather
 from collectives.base import BoundCollective, Collective, Downlink
 from collectives.options import OptionError
-from collectives.payloads.base import Payload, unpack
+from collectives.payloads.base import KeepLost, Payload, unpack
 from collectives.payloads.bundle import Bundle, members
 from collectives.payloads.dense import Dense
 from collectives.payloads.unreduced_sum import UnreducedSum
@@ -220,7 +220,10 @@ class BoundHierarchical(BoundCollective):
         if len(self._groups) == 1:
             return total
         if self.options.keeps_kinds(layout):
-            return self._among_groups(_merged(total), layout, op)
+            keep_lost = payload.keep_lost if self._inter is not None else None  # only what the leader adds goes on
+            total = _merged(total, keep_lost)
+            total.keep_lost = keep_lost
+            return self._among_groups(total, layout, op)
         if self.options.gathers:
             return self._gathered(total, layout)
         return self._among_groups(Dense(total.to_dense()), Layout.dense(layout.numel, key=layout.key), op)
@@ -234,7 +237,8 @@ class BoundHierarchical(BoundCollective):
     def _among_groups(self, total: Payload, layout: Layout, op: ReduceOp) -> Payload:
         """A group's total -> the total of all groups, by way of its leader."""
         if self._inter is not None:
-            total = _merged(self._inter.sum_like(total, layout, op))
+            keep_lost = total.keep_lost if self.transport.rank == 0 else None  # of leaders that add the same, one
+            total = _merged(self._inter.sum_like(total, layout, op), keep_lost)
         if layout.itemsize is not None:
             wire = total.wire
             messages.broadcast_wire_(self._group, wire, source=0)
@@ -258,9 +262,9 @@ class BoundHierarchical(BoundCollective):
         return UnreducedSum(members(bundle, self.transport.world_size * [layout.numel]))
 
 
-def _merged(total: Payload) -> Payload:
+def _merged(total: Payload, keep_lost: KeepLost | None) -> Payload:
     """One payload that can travel on."""
-    return total.merged() if isinstance(total, UnreducedSum) else total
+    return total.merged(keep_lost) if isinstance(total, UnreducedSum) else total
 
 
 def _results(rounds: Iterable[Round], world_size: int, layout: Layout) -> list[Stretch]:

@@ -27,6 +27,7 @@ from collectives.options import OptionError
 from collectives.payloads.base import Payload, unpack
 from collectives.payloads.unreduced_sum import UnreducedSum
 from collectives.rounds.layout import Layout
+from collectives.rounds.lost import lost_on_wire
 from collectives.shared_memory.layout import PoolMemory, region_nbytes
 from collectives.shared_memory.memory import PAGE, map_together
 from collectives.shared_memory.pool_rounds import PoolRounds
@@ -129,7 +130,7 @@ class BoundPool(BoundCollective):
             )
         wire = payload.wire
         host = wire.cpu()
-        self._rounds_of_buffers.get(host.data_ptr(), self._pool_rounds).sum_(host, op)
+        self._rounds_of_buffers.get(host.data_ptr(), self._pool_rounds).sum_(host, op, lost_on_wire(payload))
         return payload.with_wire(host.to(wire.device))
 
     @override

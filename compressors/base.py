@@ -85,6 +85,11 @@ class Compressor(Options, abc.ABC):
         return ("native", "allgather")
 
     @property
+    def default_lr_scaling(self) -> str:
+        """How the learning rate follows the number of ranks where nobody chooses: "none" or "linear" (times ranks)."""
+        return "none"
+
+    @property
     def needs_all_ranks(self) -> bool:
         """Whether ranks wait for each other while they encode (a shared scale, several rounds)."""
         return self.several_rounds

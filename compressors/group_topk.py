@@ -2,8 +2,8 @@
 
 Source: patent application of the Institute of Computing Technology, Chinese Academy of Sciences (2024) on distributed
 training of edge devices with group-wise top-k gradients shared around a ring (preset=patent).
-Differs: preset=recommended adds error feedback, density warm-up and 16-bit values; groups are laid over each bucket,
-so that encoding and sending overlap with backward; indices count within their group.
+Differs: the defaults (preset=recommended) add error feedback, density warm-up and 16-bit values; groups start anew in
+each bucket (scope=bucket), so that encoding and sending overlap with backward; indices count within their group.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from typing import Annotated, Any, ClassVar, Literal, Self
 import torch
 from typing_extensions import Doc, override
 
-from collectives.options import OptionError, value_text
+from collectives.options import value_text
 from collectives.payloads.base import Payload
 from collectives.payloads.codec.values import to_value_dtype
 from collectives.payloads.group_sparse import GroupSparse
@@ -30,8 +30,20 @@ Preset = Literal["none", "patent", "recommended"]
 
 PRESETS: dict[str, dict[str, Any]] = {
     "none": {},
-    "patent": {"error_feedback": False, "group_size": 256, "value_dtype": "fp32", "warmup_epochs": 0},
-    "recommended": {"error_feedback": True, "group_size": 1024, "value_dtype": "fp16", "warmup_epochs": 4},
+    "patent": {
+        "error_feedback": False,
+        "group_size": 256,
+        "scope": "model",
+        "value_dtype": "fp32",
+        "warmup_epochs": 0,
+    },
+    "recommended": {
+        "error_feedback": True,
+        "group_size": 1024,
+        "scope": "bucket",
+        "value_dtype": "fp16",
+        "warmup_epochs": 4,
+    },
 }
 
 
@@ -39,19 +51,20 @@ PRESETS: dict[str, dict[str, Any]] = {
 class GroupTopK(DensitySparsifier):
     """k = ratio * group_size entries of largest magnitude per group, rounded half up, at least 1; of equals the first.
 
-    The number of entries per group is fixed, so kept zeros are sent, and every block of a ring carries the same load;
-    only a gradient of zeros is nothing but a header. The patent drops what it does not send; here `error_feedback`
-    keeps it.
+    The number of entries per group is fixed, so kept zeros are sent, and blocks of whole groups carry the same load
+    around a ring; only a gradient of zeros is nothing but a header. The patent drops what it does not send;
+    `error_feedback` keeps it.
 
-    preset=patent sets error_feedback=false, group_size=256, value_dtype=fp32, warmup_epochs=0 and lays the groups over
-    the flat gradient of the whole model: one bucket, which is complete only when backward ends, so nothing overlaps.
-    preset=recommended sets the defaults.
+    scope=model lays the groups over the flat gradient of the whole model, in the order of its parameters, as the patent
+    does: one bucket, which is complete only when backward ends, so nothing overlaps. Layers that the policy sends whole
+    (`min_numel`, `skip`, `dense_ends`) are left out of it.
+
+    A preset sets the defaults of other options; what you give yourself wins. preset=patent: error_feedback=false,
+    group_size=256, scope=model, value_dtype=fp32, warmup_epochs=0, shared around a ring, and `bench` multiplies the
+    learning rate by the number of ranks, as the patent does. preset=recommended: the defaults that hold without it.
 
     Bytes: 24 + z v + min(ceil(z b / 8), ceil(m / 8)) for a bucket of m elements, z kept entries of v bytes, b =
     ceil(log2(min(group_size, m))).
-
-    Raises:
-        OptionError: "group_topk: preset=patent sets group_size=256; leave group_size out, or the preset".
     """
 
     sends: ClassVar[type[Payload]] = GroupSparse
@@ -59,31 +72,50 @@ class GroupTopK(DensitySparsifier):
     notices_nonfinite: ClassVar[bool] = True
 
     group_size: Annotated[Count, Doc("elements per group")] = 1024
-    preset: Annotated[Preset, Doc("patent or recommended: fixes several options at once")] = "none"
+    scope: Annotated[
+        Literal["model", "bucket"], Doc("what the groups are laid over: the whole model's gradient, or each bucket's")
+    ] = "bucket"
+    preset: Annotated[Preset, Doc("patent or recommended: other defaults for several options")] = "none"
+    given: frozenset[str] = dataclasses.field(init=False, repr=False, compare=False)
 
     def __new__(cls, **given: Any) -> Self:
-        """Refuse what contradicts a preset; only here is it known which options were given."""
-        preset = value_text(given.get("preset", "none"))
-        for name, value in PRESETS.get(preset, {}).items():
-            text = value_text(value)
-            if value_text(given.get(name, value)) != text:
-                raise OptionError(f"group_topk: preset={preset} sets {name}={text}; leave {name} out, or the preset")
-        return super().__new__(cls)
+        """Note which options were given, which their values alone do not tell."""
+        compressor = super().__new__(cls)
+        compressor.given = frozenset(given)
+        return compressor
 
     def __post_init__(self) -> None:
-        for name, value in PRESETS.get(self.preset, {}).items():
-            setattr(self, name, value)
+        for name, value in self._of_preset.items():
+            if name not in self.given:
+                setattr(self, name, value)
         super().__post_init__()
 
     @property
+    def _of_preset(self) -> dict[str, Any]:
+        return PRESETS.get(self.preset, {})
+
+    @override
+    def option_texts(self, *, only_changed: bool = False) -> dict[str, str]:
+        texts = super().option_texts()
+        if not only_changed:
+            return texts
+        defaults = type(self)(preset=self.preset).option_texts() | {"preset": "none"}
+        return {name: text for name, text in texts.items() if text != defaults[name]}
+
+    @property
     def one_bucket(self) -> bool:
-        """The patent groups the gradient of the whole model."""
-        return self.preset == "patent"
+        """Groups over the whole model need its gradient in one piece."""
+        return self.scope == "model"
 
     @property
     def default_collectives(self) -> tuple[str, ...]:
         """The patent shares around a ring."""
         return ("ring",) if self.preset == "patent" else super().default_collectives
+
+    @property
+    def default_lr_scaling(self) -> str:
+        """The patent multiplies the learning rate by the number of nodes."""
+        return "linear" if self.preset == "patent" else super().default_lr_scaling
 
     @override
     def warnings(self) -> list[str]:
@@ -94,9 +126,7 @@ class GroupTopK(DensitySparsifier):
                 f"ratio={value_text(self.ratio)}; use group_size={int(1 / self.ratio)} or more"
             )
         if self.one_bucket:
-            sentences.append(
-                "preset=patent makes one bucket of the whole model, so sending cannot overlap with backward"
-            )
+            sentences.append("scope=model makes one bucket of the whole model, so sending cannot overlap with backward")
         return sentences
 
     @override

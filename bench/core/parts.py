@@ -39,6 +39,7 @@ class LeafSize:
     addable: bool = True
     wire_numel: int | None = None
     wire_dtype: str | None = None
+    splits_blocks: bool = False
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -53,4 +53,4 @@ def _leaf(size: LeafSize) -> Leaf:
     wire = None
     if size.wire_numel is not None and size.wire_dtype is not None:
         wire = size.wire_numel, getattr(torch, size.wire_dtype)
-    return Leaf(size.numel, size.alignment, size.addable, wire)
+    return Leaf(size.numel, size.alignment, size.addable, wire, size.splits_blocks)

@@ -81,6 +81,12 @@ def check_together(config: RunConfig, parts: Components) -> None:
     )
     if reason:
         raise UsageError(reason)
+    needed_mb = gradient_mb(parts)
+    if parts.compressor.one_bucket and config.bucket_mb is not None and config.bucket_mb < needed_mb:
+        raise UsageError(
+            f"{config.compressor} makes one bucket of the whole model, which --bucket-mb {config.bucket_mb:g} is too "
+            f"small for; leave it out, or give {needed_mb:g} or more"
+        )
     model = model_without_values(parts)
     if parts.dataset.image_size != IMAGE_SIZE and (
         reason := images_refusal(model, config.model, parts.dataset.image_size)

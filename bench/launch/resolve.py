@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from bench.core import spec
+from bench.core.config.lr_scaling import LrScaling
 from bench.core.config.run import DEFAULT_EPOCHS, RunConfig
 from bench.core.config.straggler import Straggler
 from bench.core.errors import UsageError
@@ -54,7 +55,20 @@ def make_ready(config: RunConfig) -> list[str]:
         parts.dataset.prepare(data_dir)
     of_strategy = parts.strategy.examine(config, model_without_values(parts))
     of_run = _checkpoint_warnings(config) + _target_warnings(config) + _profile_warnings(config)
-    return parts.compressor.warnings() + of_strategy + of_run
+    return parts.compressor.warnings() + _scaling_notes(config, parts) + of_strategy + of_run
+
+
+def _scaling_notes(config: RunConfig, parts: Components) -> list[str]:
+    """Say that the learning rate is scaled where the compressor, not the user, may have chosen that."""
+    chosen = parts.compressor.default_lr_scaling
+    if chosen == "none" or config.lr_scaling != chosen or config.replicas == 1:
+        return []
+    scaled = config.lr * LrScaling.parse(chosen).factor(config.replicas)
+    return [
+        f"{config.compressor} scales the learning rate linearly, as its document does: {config.lr:g} x "
+        f"{config.replicas} ranks = {scaled:g}; where {config.lr:g} was tuned on N ranks add --lr-scaling "
+        "linear:base=N, and to keep it --lr-scaling none"
+    ]
 
 
 def _target_warnings(config: RunConfig) -> list[str]:
@@ -154,7 +168,8 @@ def resolve(asked: RunConfig) -> RunConfig:
         epochs=None if config.steps else DEFAULT_EPOCHS,
         eval_every=0 if config.steps else 1,
         lr=parts.optimizer.default_lr,
-        bucket_mb=parts.strategy.default_bucket_mb(gradient_mb(parts), parts.optimizer),
+        lr_scaling=parts.compressor.default_lr_scaling,
+        bucket_mb=parts.strategy.default_bucket_mb(gradient_mb(parts), parts.optimizer, parts.compressor),
     )
     check_together(config, parts)
     return config

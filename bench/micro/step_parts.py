@@ -377,4 +377,5 @@ def _size(leaf: Payload) -> LeafSize:
         addable=leaf.addable,
         wire_numel=None if wire is None else wire.numel(),
         wire_dtype=None if wire is None else str(wire.dtype).removeprefix("torch."),
+        splits_blocks=leaf.splits_blocks,
     )

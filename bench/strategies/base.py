@@ -89,7 +89,7 @@ class Strategy(Options, abc.ABC):
         """Where the user names no collective: the first of these that takes what the compressor emits."""
         return compressor.default_collectives
 
-    def default_bucket_mb(self, model_mb: float, optimizer: Optimizer) -> float | None:
+    def default_bucket_mb(self, model_mb: float, optimizer: Optimizer, compressor: Compressor) -> float | None:
         """Where the user names no bucket size: MiB, for a model whose gradient has so many; None without buckets."""
         return None
 

@@ -36,9 +36,11 @@ class Ddp(Strategy):
     """
 
     @override
-    def default_bucket_mb(self, model_mb: float, optimizer: Optimizer) -> float | None:
+    def default_bucket_mb(self, model_mb: float, optimizer: Optimizer, compressor: Compressor) -> float | None:
         """Four, so that the first ones travel while backward goes on; below 1 MiB they cost more than they hide."""
-        return None if optimizer.keeps_gradients else min(25.0, max(1.0, model_mb / 4))
+        if optimizer.keeps_gradients:
+            return None
+        return max(0.001, model_mb) if compressor.one_bucket else min(25.0, max(1.0, model_mb / 4))
 
     @override
     def refusal(

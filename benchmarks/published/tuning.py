@@ -10,10 +10,12 @@ from collections.abc import Container, Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
+from bench.core import spec
 from bench.core.schema.metrics import METRICS
 from bench.report.runs import Run, collect_runs
 from bench.report.store import read
 from benchmarks.published.sweeps import FILES, PAGES, RUNS, ended_runs, write_csv
+from collectives.spec import Spec
 
 _THREE = (100, 101, 102)
 TUNINGS: Mapping[str, Sequence[int]] = {
@@ -37,7 +39,7 @@ _OF_SWEEP: Mapping[str, tuple[str, ...]] = {
 }
 TUNED_SWEEPS = tuple(_OF_SWEEP)
 _TUNED_WITH_THRESHOLD = ("threshold", "twobit")
-VARIANTS = ("group_topk:group_size", "algc:flush_every")
+_TAKE_THE_RATE_OF_THEIR_METHOD = ("group_size", "flush_every")
 """How compressors begin that take the rate of the method that they vary."""
 
 Method = tuple[str, str, str]
@@ -95,7 +97,7 @@ def best_for(sweep: str, folder: Path = PAGES) -> dict[Method, Setting]:
     """
     tried: dict[tuple[Method, Setting], list[float]] = {}
     for run in collect_runs(read([file for file in tuning_files(sweep, folder) if file.is_file()])):
-        setting = Setting(lr=run["lr"], compressor=run["compressor"])
+        setting = Setting(lr=run["lr"], compressor=_as_written_now(run["compressor"]))
         tried.setdefault((method_of(run), setting), []).append(run["test_accuracy"] if run.ended_well else 0.0)
     best: dict[Method, Setting] = {}
     for method, setting in sorted(tried, key=lambda each: (-statistics.fmean(tried[each]), each[1].lr)):
@@ -104,8 +106,13 @@ def best_for(sweep: str, folder: Path = PAGES) -> dict[Method, Setting]:
 
 
 def method_of(run: Run) -> Method:
-    """What a rate is chosen for; a threshold is chosen with it, and a variant takes the rate of its method."""
-    compressor = run["compressor"]
-    name = compressor.partition(":")[0]
-    takes_name = name in _TUNED_WITH_THRESHOLD or compressor.startswith(VARIANTS)
-    return run["model"], name if takes_name else compressor, run["optimizer"]
+    """Return what a rate is chosen for: model, compressor with the options that matter for its rate, and optimizer."""
+    chosen = spec.parse(_as_written_now(run["compressor"]))
+    tuned = {} if chosen.name in _TUNED_WITH_THRESHOLD else chosen.options
+    options = {name: text for name, text in tuned.items() if name not in _TAKE_THE_RATE_OF_THEIR_METHOD}
+    return run["model"], str(Spec(chosen.name, options)), run["optimizer"]
+
+
+def _as_written_now(compressor: str) -> str:
+    """Return a compressor's text without the options that its preset sets, which rows of before have as well."""
+    return spec.short_text(spec.build("compressors", compressor)) if "preset=" in compressor else compressor

@@ -14,7 +14,7 @@ import dataclasses
 import itertools
 import struct
 from collections.abc import Sequence
-from typing import Any, ClassVar, Self
+from typing import Any, ClassVar, NamedTuple, Protocol, Self
 
 import torch
 
@@ -24,7 +24,9 @@ from collectives.payloads.fields import FLOAT_DTYPES, VALUE_DTYPES, Field, bytes
 __all__ = [
     "HEADER",
     "HEADER_BYTES",
+    "Blocks",
     "Header",
+    "KeepLost",
     "Payload",
     "PayloadError",
     "balanced_borders",
@@ -36,6 +38,32 @@ MAGIC = 0x4757  # "WG" on the wire
 HEADER = struct.Struct("<HBBHHII")
 HEADER_BYTES = HEADER.size
 MAX_NUMEL = 2**32 - 1
+UNEVEN = 1.1
+"""longest part / mean part of a partition, from which on blocks that can be split are split"""
+
+
+class KeepLost(Protocol):
+    """Keeps what rounding took off a sum: for error feedback, which adds it to this rank's next gradient."""
+
+    def __call__(self, start: int, values: torch.Tensor, positions: torch.Tensor | None = None) -> None:
+        """Keep exact sum - rounded sum.
+
+        Args:
+            start: first element.
+            values: fp32, 1-D.
+            positions: int64, as many: which element each is of, counted from `start`; None: one after the other.
+        """
+
+
+def shifted(keep_lost: KeepLost | None, offset: int) -> KeepLost | None:
+    """Return the same for a part that begins at element `offset`."""
+    if keep_lost is None or not offset:
+        return keep_lost
+
+    def keep(start: int, values: torch.Tensor, positions: torch.Tensor | None = None) -> None:
+        keep_lost(offset + start, values, positions)
+
+    return keep
 
 
 @dataclasses.dataclass(slots=True)  # frozen ones take three times as long to make
@@ -78,20 +106,25 @@ class Payload(abc.ABC):
         dtypes: value types that the kind carries.
         addable: `a.add(b)` is exact up to rounding to the value type; it may widen (GroupSparse -> Sparse -> Dense),
             never back.
+        splits_blocks: `slice` cuts inside a block of `alignment` elements too; the part may be of a wider kind.
 
     Attributes:
         numel: elements of the dense tensor it stands for.
         tensor_id: free for the sender, 0..65535; travels in the header.
+        keep_lost: set by the sender, does not travel: a collective that rounds sums to 16 bits on their way calls it
+            with what that takes off on this rank; None: the sender keeps no such residual.
     """
 
     code: ClassVar[int]
     dtypes: ClassVar[tuple[torch.dtype, ...]] = FLOAT_DTYPES
     kinds: ClassVar[dict[int, type[Payload]]] = {}
+    splits_blocks: ClassVar[bool] = False
 
     elementwise: bool = False
     addable: bool = False
     numel: int
     tensor_id: int = 0
+    keep_lost: KeepLost | None = None
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
@@ -181,7 +214,7 @@ class Payload(abc.ABC):
         """The payload of elements start..stop-1, counted from 0 again.
 
         Args:
-            start: first element, a multiple of `alignment` or `numel`.
+            start: first element, a multiple of `alignment` or `numel` unless the kind `splits_blocks`.
             stop: one past the last element, likewise.
 
         Raises:
@@ -190,8 +223,13 @@ class Payload(abc.ABC):
 
     @property
     def alignment(self) -> int:
-        """Borders at which `slice` may cut are multiples of this (group size, row length, block length)."""
+        """Length of the blocks at whose borders `slice` cuts best, or only there (group, row, block of codes)."""
         return 1
+
+    @property
+    def blocks(self) -> Blocks:
+        """Return what `borders_of_blocks` has to know."""
+        return Blocks(self.numel, self.alignment, self.splits_blocks)
 
     def entries_between(self, borders: list[int]) -> list[int]:
         """Number of transmitted elements in each interval borders[i]..borders[i+1]-1; dense kinds send all or none."""
@@ -205,14 +243,18 @@ class Payload(abc.ABC):
 
     def borders(self, num_parts: int) -> list[int]:
         """num_parts + 1 borders of a balanced partition at which `slice` may cut; equal on ranks with equal layouts."""
-        return balanced_borders(self.numel, num_parts, self.alignment)
+        return borders_of_blocks([self.blocks], num_parts)
 
     def split(self, num_parts: int) -> list[Payload]:
         """`num_parts` payloads laid end to end, cut at `borders`."""
         return [self.slice(start, stop) for start, stop in itertools.pairwise(self.borders(num_parts))]
 
-    def add(self, other: Payload) -> Payload:
+    def add(self, other: Payload, keep_lost: KeepLost | None = None) -> Payload:
         """The sum of both as a payload; values are added in fp32 and rounded once to the value type.
+
+        Args:
+            other: of the same number of elements.
+            keep_lost: called with what rounding to 16 bits takes off; None: nobody keeps that.
 
         Raises:
             PayloadError: the kind is not addable, or the two do not fit together.
@@ -261,8 +303,8 @@ class Payload(abc.ABC):
             raise PayloadError(f"{cls.__name__} carries no value type of number {header.dtype}")
         return VALUE_DTYPES[header.dtype]
 
-    def _added_onto(self, values: torch.Tensor) -> torch.Tensor:
-        """A fresh sum of dense values [numel] and this payload, in the wider type of both, rounded once.
+    def _added_onto(self, values: torch.Tensor, keep_lost: KeepLost | None) -> torch.Tensor:
+        """A fresh sum of dense values [numel] and this payload, in the wider type of both, rounded once; as `add`.
 
         Raises:
             PayloadError: the kind is not addable.
@@ -274,7 +316,7 @@ class Payload(abc.ABC):
         if not 0 <= start <= stop <= self.numel:
             raise PayloadError(f"elements {start}..{stop} do not lie within the {self.numel} of this payload")
         for border in (start, stop):
-            if border % self.alignment and border != self.numel:
+            if border % self.alignment and border != self.numel and not self.splits_blocks:
                 raise PayloadError(
                     f"{type(self).__name__} can be cut at multiples of {self.alignment} elements only, not at {border}"
                 )
@@ -295,18 +337,43 @@ def balanced_borders(numel: int, num_parts: int, alignment: int = 1) -> list[int
     return [min(numel, blocks * alignment) for blocks in blocks_before]
 
 
-def borders_of_blocks(blocks: Sequence[tuple[int, int]], num_parts: int) -> list[int]:
-    """num_parts + 1 borders of a balanced partition of blocks laid end to end, each (numel, alignment).
+class Blocks(NamedTuple):
+    """Elements in blocks of `alignment` each, the last one shorter where that does not divide `numel`.
 
-    Several blocks: each border lies at the place nearest to its due one at which the block there can be cut.
+    Attributes:
+        numel: elements.
+        alignment: of a block.
+        may_split: a border may lie inside a block.
     """
-    if len(blocks) == 1:
-        return balanced_borders(blocks[0][0], num_parts, blocks[0][1])
-    offsets = [0, *itertools.accumulate(numel for numel, _ in blocks)]
+
+    numel: int
+    alignment: int = 1
+    may_split: bool = False
+
+
+def borders_of_blocks(stretches: Sequence[Blocks], num_parts: int) -> list[int]:
+    """num_parts + 1 borders of a balanced partition of stretches of blocks laid end to end.
+
+    One stretch: whole blocks are shared out. Several: each border lies at the place nearest to its due one at which the
+    stretch there can be cut. Where a part would be more than a tenth longer than the mean, blocks that may be split are
+    split.
+    """
+    borders = _borders_between_blocks(stretches, num_parts)
+    longest = max(stop - start for start, stop in itertools.pairwise(borders))
+    if longest * num_parts > UNEVEN * borders[-1] and any(each.may_split for each in stretches):
+        split = [each._replace(alignment=1) if each.may_split else each for each in stretches]
+        return _borders_between_blocks(split, num_parts)
+    return borders
+
+
+def _borders_between_blocks(stretches: Sequence[Blocks], num_parts: int) -> list[int]:
+    if len(stretches) == 1:
+        return balanced_borders(stretches[0].numel, num_parts, stretches[0].alignment)
+    offsets = [0, *itertools.accumulate(each.numel for each in stretches)]
 
     def nearest_cut(position: int) -> int:
-        index = min(bisect.bisect_right(offsets, position), len(blocks)) - 1
-        (numel, alignment), inside = blocks[index], position - offsets[index]
+        index = min(bisect.bisect_right(offsets, position), len(stretches)) - 1
+        (numel, alignment, _), inside = stretches[index], position - offsets[index]
         below = inside // alignment * alignment
         above = min(below + alignment, numel)
         return offsets[index] + (below if inside - below <= above - inside else above)

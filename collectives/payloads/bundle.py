@@ -19,7 +19,7 @@ from typing import Self
 import torch
 from typing_extensions import override
 
-from collectives.payloads.base import HEADER_BYTES, Header, Payload, borders_of_blocks, unpack
+from collectives.payloads.base import HEADER_BYTES, Header, KeepLost, Payload, borders_of_blocks, shifted, unpack
 from collectives.payloads.errors import PayloadError
 from collectives.payloads.fields import Field, Reader, field_nbytes
 from collectives.payloads.unreduced_sum import UnreducedSum
@@ -52,6 +52,8 @@ class Bundle(Payload):
         self.elementwise = all(member.elementwise for member in self.payloads) and (
             len({member.wire.dtype for member in self.payloads}) == 1
         )
+        if any(member.keep_lost is not None for member in self.payloads):
+            self.keep_lost = _keep_in_members([member.keep_lost for member in self.payloads], self._offsets)
 
     @staticmethod
     def packed_nbytes(lengths: Sequence[int]) -> int:
@@ -131,7 +133,7 @@ class Bundle(Payload):
 
     @override
     def borders(self, num_parts: int) -> list[int]:
-        return borders_of_blocks([(member.numel, member.alignment) for member in self.payloads], num_parts)
+        return borders_of_blocks([member.blocks for member in self.payloads], num_parts)
 
     def slice(self, start: int, stop: int) -> Payload:
         """The members between, the outer ones cut; a single piece stands for itself.
@@ -161,7 +163,7 @@ class Bundle(Payload):
             for start, stop in itertools.pairwise(borders)
         ]
 
-    def add(self, other: Payload) -> Bundle:
+    def add(self, other: Payload, keep_lost: KeepLost | None = None) -> Bundle:
         """Member by member; another kind is cut at this bundle's borders first.
 
         Raises:
@@ -169,7 +171,12 @@ class Bundle(Payload):
         """
         self._check_fits(other)
         pieces = members(other, [member.numel for member in self.payloads])
-        return Bundle([member.add(piece) for member, piece in zip(self.payloads, pieces, strict=True)])
+        return Bundle(
+            [
+                member.add(piece, shifted(keep_lost, offset))
+                for member, piece, offset in zip(self.payloads, pieces, self._offsets, strict=False)
+            ]
+        )
 
     @property
     @override
@@ -216,6 +223,19 @@ def members(total: Payload, numels: Sequence[int]) -> list[Payload]:
         return list(total.payloads)  # as they are: empty ones lie at a border where `slice` finds their neighbour
     borders = [0, *itertools.accumulate(numels)]
     return [total.slice(start, stop) for start, stop in itertools.pairwise(borders)]
+
+
+def _keep_in_members(of_member: Sequence[KeepLost | None], offsets: Sequence[int]) -> KeepLost:
+    """Return what calls a member's own; a sum is rounded member by member."""
+
+    def keep(start: int, values: torch.Tensor, positions: torch.Tensor | None = None) -> None:
+        if not values.numel():
+            return
+        index = bisect.bisect_right(offsets, start) - 1
+        if (keep_lost := of_member[index]) is not None:
+            keep_lost(start - offsets[index], values, positions)
+
+    return keep
 
 
 def _opened(payload: Payload) -> Sequence[Payload]:

@@ -21,7 +21,7 @@ from typing import Self
 import torch
 from typing_extensions import override
 
-from collectives.payloads.base import Header, Payload
+from collectives.payloads.base import Header, KeepLost, Payload
 from collectives.payloads.codec.values import to_value_dtype
 from collectives.payloads.errors import PayloadError
 from collectives.payloads.fields import Field, Reader
@@ -94,8 +94,10 @@ class CholeskyFactor(Triangular):
         size = matrix_size(header)
         return cls(size, reader.tensor(header.num_entries, cls._dtype_in(header)), damping)
 
-    def add(self, other: Payload) -> CholeskyFactor:
+    def add(self, other: Payload, keep_lost: KeepLost | None = None) -> CholeskyFactor:
         """Factor of the sum by QR, with a non-negative diagonal; computed in fp32 or better, rounded once.
+
+        Nobody keeps what that takes off: it is no gradient.
 
         Raises:
             PayloadError: not a factor of the same size.

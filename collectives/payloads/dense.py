@@ -9,8 +9,8 @@ from typing import Self
 import torch
 from typing_extensions import override
 
-from collectives.payloads.base import HEADER_BYTES, Header, Payload
-from collectives.payloads.codec.values import add_divided_, add_values, write_divided
+from collectives.payloads.base import HEADER_BYTES, Header, KeepLost, Payload
+from collectives.payloads.codec.values import SHORT, add_divided_, add_values, lost_in_sum, write_divided
 from collectives.payloads.errors import PayloadError
 from collectives.payloads.fields import VALUE_DTYPES, Field, Reader, with_room
 from collectives.payloads.typed_values import TypedValues
@@ -83,13 +83,16 @@ class Dense(TypedValues):
         return Dense(self.values[start:stop])
 
     @override
-    def add(self, other: Payload) -> Dense:
+    def add(self, other: Payload, keep_lost: KeepLost | None = None) -> Dense:
         self._check_fits(other)
-        return Dense(other._added_onto(self.values))
+        return Dense(other._added_onto(self.values, keep_lost))
 
     @override
-    def _added_onto(self, values: torch.Tensor) -> torch.Tensor:
-        return add_values(values, self.values)
+    def _added_onto(self, values: torch.Tensor, keep_lost: KeepLost | None) -> torch.Tensor:
+        total = add_values(values, self.values)
+        if keep_lost is not None and total.dtype in SHORT:
+            keep_lost(0, lost_in_sum(values, self.values, total))
+        return total
 
     @override
     def with_wire(self, wire: torch.Tensor) -> Dense:

@@ -12,19 +12,19 @@ from __future__ import annotations
 import dataclasses
 import functools
 import struct
-from typing import Self
+from typing import ClassVar, Self
 
 import torch
 from typing_extensions import override
 
 from collectives.kernels.loop import Int, Loop, array
-from collectives.payloads.base import HEADER_BYTES, Header, Payload
+from collectives.payloads.base import HEADER_BYTES, Header, KeepLost, Payload
 from collectives.payloads.codec.bits import bits_for, pack_bits, packed_nbytes, unpack_bits
 from collectives.payloads.codec.index_sets import bitmap_of, check_ascending, positions_in
 from collectives.payloads.errors import PayloadError
 from collectives.payloads.fields import Field, Reader
 from collectives.payloads.indexed_values import IndexedValues, canonical_values
-from collectives.payloads.sparse import as_sparse
+from collectives.payloads.sparse import Sparse, as_sparse
 
 FIXED = struct.Struct("<II")
 LOCAL, BITMAP = 0, 1
@@ -53,6 +53,7 @@ class GroupSparse(IndexedValues):
 
     code = 3
     addable = True
+    splits_blocks: ClassVar[bool] = True
 
     numel: int
     group_size: int
@@ -149,23 +150,26 @@ class GroupSparse(IndexedValues):
             raise PayloadError(f"no index coding of GroupSparse has the number {header.flags}")
         return cls.at(positions, header.numel, group_size, k, values, indices)
 
-    @override
-    def slice(self, start: int, stop: int) -> GroupSparse:
+    def slice(self, start: int, stop: int) -> IndexedValues:
+        """Return a part; one that cuts a group is `Sparse`, for its groups would not keep `k` entries each."""
         self._check_borders(start, stop)
+        if any(border % self.group_size and border != self.numel for border in (start, stop)):
+            begin, end = torch.searchsorted(self.positions, torch.tensor([start, stop], device=self.device)).tolist()
+            return Sparse(stop - start, self.positions[begin:end] - start, self.values[begin:end])
         first, last = (-(-border // self.group_size) * self.k for border in (start, stop))
         entries = slice(
             min(first, self.num_entries), self.num_entries if stop == self.numel else min(last, self.num_entries)
         )
         return GroupSparse(stop - start, self.group_size, self.k, self.values[entries], self.indices[entries])
 
-    def add(self, other: Payload) -> Payload:
+    def add(self, other: Payload, keep_lost: KeepLost | None = None) -> Payload:
         """Index sets differ from group to group, so the sum is `Sparse` (or `Dense`).
 
         Raises:
             PayloadError: the two do not fit together.
         """
         self._check_fits(other)
-        return as_sparse(self).add(other)
+        return as_sparse(self).add(other, keep_lost)
 
     @property
     def _bits(self) -> int:

@@ -11,8 +11,8 @@ import torch
 from typing_extensions import override
 
 from collectives.kernels.loop import Float, Int, Loop, array
-from collectives.payloads.base import Payload
-from collectives.payloads.codec.values import add_values, divided
+from collectives.payloads.base import KeepLost, Payload
+from collectives.payloads.codec.values import SHORT, add_values, divided, lost_in_sum
 from collectives.payloads.typed_values import TypedValues
 from collectives.payloads.written_sum import write_sum_
 
@@ -78,10 +78,13 @@ class IndexedValues(TypedValues):
             before = torch.searchsorted(self.positions, torch.tensor(borders, device=self.device)).tolist()
         return [stop - start for start, stop in itertools.pairwise(before)]
 
-    def _added_onto(self, values: torch.Tensor) -> torch.Tensor:
+    def _added_onto(self, values: torch.Tensor, keep_lost: KeepLost | None) -> torch.Tensor:
         total = values.to(torch.promote_types(values.dtype, self.values.dtype), copy=True)
         here = total.index_select(0, self.positions)
-        return total.index_copy_(0, self.positions, add_values(here, self.values).to(total.dtype))
+        there = add_values(here, self.values).to(total.dtype)
+        if keep_lost is not None and total.dtype in SHORT:
+            keep_lost(0, lost_in_sum(here, self.values, there), self.positions)
+        return total.index_copy_(0, self.positions, there)
 
 
 def canonical_values(values: torch.Tensor) -> torch.Tensor:

@@ -16,7 +16,7 @@ from typing import Self
 import torch
 from typing_extensions import override
 
-from collectives.payloads.base import HEADER_BYTES, Header, Payload
+from collectives.payloads.base import HEADER_BYTES, Header, KeepLost, Payload
 from collectives.payloads.codec.index_sets import (
     CODINGS,
     add_index_sets,
@@ -25,7 +25,7 @@ from collectives.payloads.codec.index_sets import (
     encode_indices,
     index_set_nbytes,
 )
-from collectives.payloads.codec.values import add_values, divided
+from collectives.payloads.codec.values import SHORT, add_values, divided, lost_in_sum
 from collectives.payloads.dense import Dense
 from collectives.payloads.errors import PayloadError
 from collectives.payloads.fields import Field, Reader
@@ -146,7 +146,7 @@ class RowSparse(TypedValues):
         self._matrix(dense)[self.rows] = self.values
         return Dense(dense)
 
-    def add(self, other: Payload) -> Payload:
+    def add(self, other: Payload, keep_lost: KeepLost | None = None) -> Payload:
         """Union of the rows; `Dense` as soon as that takes no more bytes.
 
         Raises:
@@ -154,18 +154,27 @@ class RowSparse(TypedValues):
         """
         self._check_fits(other)
         if isinstance(other, Dense):
-            return other.add(self)
+            return other.add(self, keep_lost)
         if not isinstance(other, RowSparse) or other.row_numel != self.row_numel:
             raise PayloadError("row-sparse payloads can be added to ones of the same row length only")
-        total = RowSparse(self.numel, *add_index_sets(self.rows, self.values, other.rows, other.values))
+        keep = None if keep_lost is None else lambda rows, lost: self._keep_rows(keep_lost, rows, lost)
+        total = RowSparse(self.numel, *add_index_sets(self.rows, self.values, other.rows, other.values, keep))
         dense_nbytes = HEADER_BYTES + self.numel * total.values.element_size()
         return total.widened() if total.nbytes >= dense_nbytes else total
 
-    def _added_onto(self, values: torch.Tensor) -> torch.Tensor:
+    def _added_onto(self, values: torch.Tensor, keep_lost: KeepLost | None) -> torch.Tensor:
         total = values.to(torch.promote_types(values.dtype, self.values.dtype), copy=True)
         here = self._matrix(total).index_select(0, self.rows)
-        self._matrix(total).index_copy_(0, self.rows, add_values(here, self.values).to(total.dtype))
+        there = add_values(here, self.values).to(total.dtype)
+        if keep_lost is not None and total.dtype in SHORT:
+            self._keep_rows(keep_lost, self.rows, lost_in_sum(here, self.values, there))
+        self._matrix(total).index_copy_(0, self.rows, there)
         return total
+
+    def _keep_rows(self, keep_lost: KeepLost, rows: torch.Tensor, lost: torch.Tensor) -> None:
+        """Keep what rows lost, fp32 [rows, row_numel]."""
+        positions = rows[:, None] * self.row_numel + torch.arange(self.row_numel, device=rows.device)
+        keep_lost(0, lost.view(-1), positions.view(-1))
 
     def _matrix(self, dense: torch.Tensor) -> torch.Tensor:
         return dense.view(self.num_rows, self.row_numel)

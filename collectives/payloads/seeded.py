@@ -15,9 +15,9 @@ from typing import Self
 import torch
 from typing_extensions import override
 
-from collectives.payloads.base import HEADER_BYTES, Header, Payload
+from collectives.payloads.base import HEADER_BYTES, Header, KeepLost, Payload
 from collectives.payloads.codec.positions import check_numel, seeded_positions
-from collectives.payloads.codec.values import add_values
+from collectives.payloads.codec.values import SHORT, add_values, lost_in_sum
 from collectives.payloads.errors import PayloadError
 from collectives.payloads.fields import Field, Reader, with_room
 from collectives.payloads.indexed_values import IndexedValues
@@ -87,7 +87,7 @@ class Seeded(IndexedValues):
         """The whole is itself; a part is `Sparse`, for its positions do not follow from the seed alone."""
         return self if (start, stop) == (0, self.numel) else as_sparse(self).slice(start, stop)
 
-    def add(self, other: Payload) -> Payload:
+    def add(self, other: Payload, keep_lost: KeepLost | None = None) -> Payload:
         """Values at the same positions add up; other positions give a `Sparse` union.
 
         Raises:
@@ -95,8 +95,11 @@ class Seeded(IndexedValues):
         """
         self._check_fits(other)
         if isinstance(other, Seeded) and (other.seed, other.num_entries) == (self.seed, self.num_entries):
-            return self.with_wire(add_values(self.values, other.values))
-        return as_sparse(self).add(other)
+            total = add_values(self.values, other.values)
+            if keep_lost is not None and total.dtype in SHORT:
+                keep_lost(0, lost_in_sum(self.values, other.values, total), self.positions)
+            return self.with_wire(total)
+        return as_sparse(self).add(other, keep_lost)
 
     def knowing(self, positions: torch.Tensor) -> Self:
         """Itself, whose positions are these and need not be drawn."""

@@ -13,7 +13,7 @@ import dataclasses
 import torch
 from typing_extensions import override
 
-from collectives.payloads.base import HEADER_BYTES, Header, Payload
+from collectives.payloads.base import HEADER_BYTES, Header, KeepLost, Payload
 from collectives.payloads.codec.index_sets import (
     CODINGS,
     add_index_sets,
@@ -117,7 +117,7 @@ class Sparse(IndexedValues):
         first, last = torch.searchsorted(self.indices, torch.tensor([start, stop], device=self.device)).tolist()
         return Sparse(stop - start, self.indices[first:last] - start, self.values[first:last])
 
-    def add(self, other: Payload) -> Payload:
+    def add(self, other: Payload, keep_lost: KeepLost | None = None) -> Payload:
         """Union of the index sets, kept even where values cancel; `Dense` as soon as that takes no more bytes.
 
         Raises:
@@ -125,10 +125,11 @@ class Sparse(IndexedValues):
         """
         self._check_fits(other)
         if isinstance(other, Dense):
-            return other.add(self)
+            return other.add(self, keep_lost)
         if not isinstance(other, IndexedValues):
             raise PayloadError(f"Sparse and {type(other).__name__} payloads cannot be added without decoding them")
-        total = Sparse(self.numel, *add_index_sets(self.indices, self.values, other.positions, other.values))
+        keep = None if keep_lost is None else lambda indices, lost: keep_lost(0, lost, indices)
+        total = Sparse(self.numel, *add_index_sets(self.indices, self.values, other.positions, other.values, keep))
         return total.widened() if total.is_wide else total
 
 

@@ -19,7 +19,7 @@ import torch
 from typing_extensions import override
 
 from collectives.kernels.loop import Double, Int, Loop, array
-from collectives.payloads.base import HEADER_BYTES, Header, Payload
+from collectives.payloads.base import HEADER_BYTES, Header, KeepLost, Payload
 from collectives.payloads.codec.bits import pack_bits, packed_nbytes, unpack_bits
 from collectives.payloads.codec.index_sets import (
     CODINGS,
@@ -136,14 +136,14 @@ class SparseLevels(IndexedValues):
         indices = self.indices[first:last] - start
         return SparseLevels(stop - start, indices, self.low, self.ratio, pack_bits(codes, BITS))
 
-    def add(self, other: Payload) -> Payload:
+    def add(self, other: Payload, keep_lost: KeepLost | None = None) -> Payload:
         """A sum is none of the levels any more, so it is `Sparse` in fp32 (or `Dense`).
 
         Raises:
             PayloadError: the two do not fit together.
         """
         self._check_fits(other)
-        return as_sparse(self).add(other)
+        return as_sparse(self).add(other, keep_lost)
 
 
 def levels(low: float, ratio: float) -> list[float]:

@@ -13,7 +13,7 @@ from typing import Self
 import torch
 from typing_extensions import override
 
-from collectives.payloads.base import Header, Payload
+from collectives.payloads.base import Header, KeepLost, Payload
 from collectives.payloads.codec.values import add_values
 from collectives.payloads.errors import PayloadError
 from collectives.payloads.fields import Field, Reader
@@ -60,7 +60,12 @@ class Triangle(Triangular):
         return cls(size, Reader(body).tensor(header.num_entries, cls._dtype_in(header)))
 
     @override
-    def add(self, other: Payload) -> Triangle:
+    def add(self, other: Payload, keep_lost: KeepLost | None = None) -> Triangle:
+        """Nobody keeps what rounding takes off second moments.
+
+        Raises:
+            PayloadError: not a triangle of the same size.
+        """
         self._check_fits(other)
         if not isinstance(other, Triangle):
             raise PayloadError(f"Triangle and {type(other).__name__} payloads cannot be added without decoding them")

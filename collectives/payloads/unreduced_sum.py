@@ -11,7 +11,7 @@ from typing import NoReturn, Self
 import torch
 from typing_extensions import override
 
-from collectives.payloads.base import Header, Payload
+from collectives.payloads.base import Header, KeepLost, Payload
 from collectives.payloads.codec.values import add_divided_
 from collectives.payloads.dense import Dense
 from collectives.payloads.errors import PayloadError
@@ -108,8 +108,8 @@ class UnreducedSum(Payload):
     def entries_between(self, borders: list[int]) -> list[int]:
         return [sum(counts) for counts in zip(*(term.entries_between(borders) for term in self.terms), strict=True)]
 
-    def merged(self) -> Payload:
+    def merged(self, keep_lost: KeepLost | None = None) -> Payload:
         """The sum as one payload that can travel: added in rank order where the kind allows it, else dense in fp32."""
         if all(term.addable for term in self.terms):
-            return functools.reduce(lambda total, term: total.add(term), self.terms)
+            return functools.reduce(lambda total, term: total.add(term, keep_lost), self.terms)
         return Dense(self.to_dense())

@@ -6,11 +6,13 @@ for which that would take too much memory, and NCCL, whose group calls want both
 
 from __future__ import annotations
 
+import functools
 import itertools
 
 import torch
 
 from collectives.rounds.base import Round
+from collectives.rounds.lost import WireLost
 from collectives.transport.arithmetic import combine_
 from collectives.transport.base import Pending, Receive, ReduceOp, Transport, wait_all
 
@@ -32,7 +34,14 @@ class Scratch:
         return kept[:numel]
 
 
-def run_in_place(transport: Transport, wire: torch.Tensor, rounds: list[Round], op: ReduceOp, scratch: Scratch) -> None:
+def run_in_place(
+    transport: Transport,
+    wire: torch.Tensor,
+    rounds: list[Round],
+    op: ReduceOp,
+    scratch: Scratch,
+    lost: WireLost | None = None,
+) -> None:
     """Carry the rounds out; the rounds of all ranks must mirror each other, one for one.
 
     Args:
@@ -41,6 +50,7 @@ def run_in_place(transport: Transport, wire: torch.Tensor, rounds: list[Round], 
         rounds: what this rank does.
         op: what to do with two elements.
         scratch: memory for what comes.
+        lost: called with what rounding to 16 bits takes off the sums that this rank makes.
     """
     is_eager = wire.nbytes <= EAGER_BYTES and not transport.in_step
     buffers = _buffers(wire, rounds, scratch, is_eager=is_eager)
@@ -63,7 +73,8 @@ def run_in_place(transport: Transport, wire: torch.Tensor, rounds: list[Round], 
         wait_all(receives[index])
         for message, buffer in zip(round_.receives, buffers[index], strict=True):
             if message.effect != "replace":
-                combine_(wire[message.stretch], buffer, op)
+                stretch = message.stretch
+                combine_(wire[stretch], buffer, op, lost and functools.partial(lost, stretch.start))
     wait_all(sends)
 
 

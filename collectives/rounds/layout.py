@@ -9,7 +9,7 @@ from typing import NamedTuple, Self
 
 import torch
 
-from collectives.payloads.base import Payload, balanced_borders, borders_of_blocks
+from collectives.payloads.base import Blocks, Payload, balanced_borders, borders_of_blocks
 from collectives.payloads.bundle import Bundle
 
 Key = tuple[int, ...]
@@ -25,15 +25,17 @@ class Leaf(NamedTuple):
 
     Attributes:
         numel: elements that it stands for.
-        alignment: it may be cut at multiples of this.
+        alignment: as `Payload.alignment`.
         addable: as `Payload.addable`.
         wire: (elements, dtype) of its wire tensor; None where it is not element-wise.
+        splits_blocks: as `Payload.splits_blocks`.
     """
 
     numel: int
     alignment: int = 1
     addable: bool = True
     wire: tuple[int, torch.dtype] | None = None
+    splits_blocks: bool = False
 
     @property
     def elementwise(self) -> bool:
@@ -74,6 +76,7 @@ class Layout:
                     leaf.alignment,
                     leaf.addable,
                     (leaf.wire.numel(), leaf.wire.dtype) if leaf.elementwise else None,
+                    leaf.splits_blocks,
                 )
                 for leaf in leaves(payload)
             ),
@@ -132,8 +135,8 @@ class Layout:
 
     def cuts(self, num_parts: int) -> list[Stretch]:
         """A balanced partition at borders at which payloads can be cut."""
-        blocks = [(leaf.numel, leaf.alignment) for leaf in self.leaves]
-        return list(itertools.pairwise(borders_of_blocks(blocks, num_parts)))
+        stretches = [Blocks(leaf.numel, leaf.alignment, leaf.splits_blocks) for leaf in self.leaves]
+        return list(itertools.pairwise(borders_of_blocks(stretches, num_parts)))
 
 
 def leaves(payload: Payload) -> tuple[Payload, ...]:

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 
 import torch
 
-from collectives.payloads.base import Payload, unpack
+from collectives.payloads.base import Payload, shifted, unpack
 from collectives.payloads.bundle import Bundle, members
 from collectives.rounds.base import Message, Piece, Place, Round
 from collectives.rounds.layout import Layout
@@ -19,13 +19,14 @@ class PackedPieces:
 
     Args:
         transport: the ranks.
-        payload: this rank's contribution.
+        payload: this rank's contribution; keeps what rounding takes off the sums that this rank makes.
         layout: the same on all ranks; says how long messages can be.
     """
 
     def __init__(self, transport: Transport, payload: Payload, layout: Layout) -> None:
         self._transport = transport
         self._num_leaves = len(layout.leaves)
+        self._keep_lost = payload.keep_lost
         self._held: dict[Place, Payload] = {(0, layout.numel, 0): payload}
         self._collected: dict[Place, dict[int, Payload]] = {}
         self._packed: dict[tuple[Piece, ...], torch.Tensor] = {}  # passing on what came costs no packing
@@ -88,11 +89,11 @@ class PackedPieces:
             self._replace(message.pieces, received)
             return
         for piece, part in zip(message.pieces, _parts(message.pieces, received), strict=True):
-            place = piece.place
+            place, keep_lost = piece.place, shifted(self._keep_lost, piece.start)
             if message.effect == "own + received":
-                self[place] = self[place].add(part)
+                self[place] = self[place].add(part, keep_lost)
             elif message.effect == "received + own":
-                self[place] = part.add(self[place])
+                self[place] = part.add(self[place], keep_lost)
             else:
                 self._collected.setdefault(place, {})[message.peer] = part
 

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 
 import torch
 
 from collectives.payloads.base import balanced_borders
+from collectives.rounds.lost import WireLost
 from collectives.shared_memory.layout import DONE, LENGTH, READY, PoolMemory
 from collectives.shared_memory.memory import LINE
 from collectives.shared_memory.patience import Patience
@@ -33,7 +35,7 @@ class PoolRounds:
         self._transport = transport
         self._round = 0
 
-    def sum_(self, wire: torch.Tensor, op: ReduceOp) -> None:
+    def sum_(self, wire: torch.Tensor, op: ReduceOp, lost: WireLost | None = None) -> None:
         """Put the sum over ranks, in rank order, in the place of `wire`, which may be this rank's slot itself."""
         memory, n, rank = self.memory, self._transport.world_size, self._transport.rank
         ledger = self._transport.ledger
@@ -62,7 +64,8 @@ class PoolRounds:
             for term in terms:
                 memory.synchronize(term)
             result = memory.result(round_, piece.nbytes).view(wire.dtype)[own]
-            sum_wires_into_(result, terms, op)
+            start = index * (memory.slot_bytes // wire.element_size()) + own.start
+            sum_wires_into_(result, terms, op, lost and functools.partial(lost, start))
             memory.synchronize(result)
             ledger.book(result.nbytes)
 

@@ -159,9 +159,18 @@ def _check_types(layers: Sequence[Layer], compressor: Compressor) -> None:
 
 
 def _check_one_bucket(ddp: DistributedDataParallel, layers: Sequence[Layer], compressor: Compressor) -> None:
-    nbytes = sum(layer.weight.nbytes for layer in layers if layer.weight is not None)
+    if not compressor.one_bucket:
+        return
+    weights = [layer.weight for layer in layers if layer.weight is not None]
+    types = {str(weight.dtype) for weight in weights}
+    if len(types) > 1:
+        raise ValueError(
+            f"{compressor.component_name} wants the whole model as one bucket under these options, and DDP puts "
+            f"parameters of {' and '.join(sorted(types))} into buckets of their own; give them one type"
+        )
+    nbytes = sum(weight.nbytes for weight in weights)
     limit = FIRST_BUCKET_BYTES if ddp.bucket_bytes_cap_default else ddp.bucket_bytes_cap
-    if compressor.one_bucket and nbytes > limit:
+    if nbytes > limit:
         raise ValueError(
             f"{compressor.component_name} wants the whole model as one bucket under these options; "
             f"wrap it with DistributedDataParallel(..., bucket_cap_mb={-(-nbytes // 2**20)})"

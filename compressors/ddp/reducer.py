@@ -4,8 +4,10 @@ Source: error feedback as in Karimireddy et al. 2019 (arXiv:1901.09847): x = g +
 payload; momentum correction and momentum factor masking as in Lin et al. 2018 (Deep Gradient Compression,
 arXiv:1712.01887), sections 3.1 and 3.2.
 Differs: the residual is in gradient units (no learning rate inside), so a schedule does not rescale what waits to be
-sent; the velocity is kept per layer also where the per-layer policy sends a layer whole, so that taking the optimizer's
-momentum over changes nothing for those layers.
+sent; a collective that adds 16-bit values on their way rounds each sum, and the rank that rounds keeps the difference
+in its residual (a server, the host of `placed` and a backend's own all-reduce keep none); the velocity is kept per
+layer also where the per-layer policy sends a layer whole, so that taking the optimizer's momentum over changes nothing
+for those layers.
 """
 
 from __future__ import annotations
@@ -20,7 +22,7 @@ from typing import Any
 import torch
 
 from collectives.base import Key, PendingSum
-from collectives.payloads.base import Payload
+from collectives.payloads.base import KeepLost, Payload
 from collectives.payloads.bundle import Bundle, members
 from collectives.payloads.dense import Dense
 from collectives.payloads.indexed_values import IndexedValues
@@ -75,6 +77,18 @@ def _account(encoded: Sequence[_Encoded], bucket: Bucket) -> None:
     """Enter into the bucket's report what was sent."""
     for one in encoded:
         bucket.encoded += one.unit.account(one.payload, one.seconds, one.density_wanted)
+
+
+def keep_in(residual: torch.Tensor) -> KeepLost:
+    """Return what adds to a residual, fp32 [numel]: dropped and accepted with it."""
+
+    def keep(start: int, values: torch.Tensor, positions: torch.Tensor | None = None) -> None:
+        if positions is None:
+            residual[start : start + values.numel()].add_(values)
+        else:
+            residual[start:].index_add_(0, positions, values)
+
+    return keep
 
 
 @functools.cache
@@ -309,6 +323,8 @@ class Reducer:
                 payload = Dense(x) if unit.dense else compressor.encode(x, unit.layer, bucket.step)
                 if compressor.keeps_residual and not unit.dense:
                     compressor.subtract_(x, payload, unit.layer, bucket.step)
+            if compressor.keeps_residual and not unit.dense and type(compressor).finish is Compressor.finish:
+                payload.keep_lost = keep_in(self._residuals.proposed(unit))
             if not unit.dense:
                 if compressor.owns_momentum and isinstance(payload, IndexedValues):
                     self._velocities.proposed(unit).index_fill_(0, payload.positions[payload.values != 0], 0)

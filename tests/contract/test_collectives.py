@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from typing import Any
 
@@ -16,9 +17,11 @@ from collectives.payloads.base import Payload, PayloadError
 from collectives.payloads.seeded import Seeded
 from collectives.ring import Ring
 from collectives.rounds import in_place
-from collectives.rounds.layout import Layout
+from collectives.rounds.layout import Layout, leaves
+from collectives.serial import error_bound
 from collectives.server import Server
 from collectives.transport.base import Pending, Receive, Send, wait_all
+from compressors.ddp.reducer import keep_in
 from tests.testing.collectives import COLLECTIVES, Result, check, clone, key_of, refusal
 from tests.testing.memory_transport import MemoryTransport, run_threads
 from tests.testing.payloads import make
@@ -117,6 +120,37 @@ def test_sum_of_short_floats(name: str, kind: str, dtype: torch.dtype) -> None:
     check(name, payloads, [by_payload[0] for by_payload in results], itemsize=2)
 
 
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+@pytest.mark.parametrize("kind", ["dense", "sparse", "group_sparse", "row_sparse", "seeded", "bundle"])
+@pytest.mark.parametrize("name", [name for name in COLLECTIVES if not re.search("native|server", name)])
+@pytest.mark.parametrize("world_size", [2, 3, 4, 5, 7])
+def test_what_rounding_takes_off_is_kept_by_one_rank(name: str, kind: str, dtype: torch.dtype, world_size: int) -> None:
+    """The total and what the ranks kept are the exact sum, but for what fp32 cannot hold of it."""
+    payloads = [make(kind, 1000, dtype, rank).payload for rank in range(world_size)]
+    if refusal(COLLECTIVES[name](), payloads[0]):
+        return
+
+    def rank(transport: MemoryTransport) -> tuple[torch.Tensor, torch.Tensor]:
+        collective = COLLECTIVES[name]().bind(transport)
+        payload = clone(payloads[transport.rank])
+        members = leaves(payload)
+        kept = torch.zeros(payload.numel)
+        for leaf, part in zip(members, kept.split([leaf.numel for leaf in members]), strict=True):
+            leaf.keep_lost = keep_in(part)
+        payload = members[0] if len(members) == 1 else Bundle(members)
+        total = collective.sum(payload, key_of(payload))
+        collective.close()
+        return total.to_dense(), kept
+
+    results = run_threads(rank, world_size)
+    exact, _ = error_bound(payloads)
+    magnitude = sum(payload.to_dense().abs() for payload in payloads)
+    found = results[0][0].double() + sum(kept.double() for _, kept in results)
+    assert ((found - exact).abs() <= world_size * 2**-23 * magnitude).all()
+    if kind == "dense" and name in ("ring", "halving_doubling", "tree", "pool"):
+        assert not torch.equal(results[0][0].double(), exact)
+
+
 @pytest.mark.parametrize("name", COLLECTIVES)
 def test_fp16_saturates_and_nan_stays(name: str) -> None:
     values = torch.tensor([60_000.0, -60_000.0, 1.0, torch.nan, 0.0], dtype=torch.float16)
@@ -196,6 +230,29 @@ def test_bytes_by_hand_sparse_ring() -> None:
     """
     payloads = [Sparse(400, torch.tensor([399 * rank]), torch.tensor([1.0])) for rank in range(2)]
     assert [sent for [(_, sent)] in run("ring", [list(payloads)])] == [42, 42]
+
+
+@pytest.mark.parametrize("world_size", [1, 2, 3, 5, 8])
+@pytest.mark.parametrize("group_size", [100_000, 30_000])
+@pytest.mark.parametrize("name", ["ring", "halving_doubling"])
+def test_groups_that_are_few_are_shared_out(name: str, group_size: int, world_size: int) -> None:
+    """Every rank carries about as much, and the sum is the serial one as with whole groups."""
+    generator = torch.Generator().manual_seed(3)
+
+    def payload() -> GroupSparse:
+        rows = [torch.randperm(n, generator=generator)[: n // 20].sort().values for n in sizes]
+        return GroupSparse(
+            100_000, group_size, len(rows[0]), torch.randn(sum(map(len, rows)), generator=generator), torch.cat(rows)
+        )
+
+    sizes = [min(group_size, 100_000 - start) for start in range(0, 100_000, group_size)]
+    payloads = [payload() for _ in range(world_size)]
+    results = [by_payload[0] for by_payload in run(name, [payloads])]
+    check(name, payloads, results)
+    sent = [nbytes for _, nbytes in results]
+    p = 1 << (world_size.bit_length() - 1)  # of halving-doubling, ranks beyond and their partners have more to do
+    if name == "ring" or world_size == p:
+        assert max(sent) <= 1.05 * sum(sent) / world_size
 
 
 def test_bytes_by_hand_halving_doubling() -> None:

@@ -264,12 +264,14 @@ def with_a_built_in_hook() -> DistributedDataParallel:
 def refusals(rank: int) -> dict[str, str]:
     small, large = wrapped(), DistributedDataParallel(nn.Linear(1000, 1000))
     sparse = DistributedDataParallel(nn.Sequential(nn.Embedding(10, 3, sparse=True)))
+    mixed = DistributedDataParallel(nn.Sequential(nn.Linear(3, 3), nn.Linear(3, 3, dtype=torch.bfloat16)))
     tries: dict[str, Callable[[], Any]] = {
         "pair": lambda: attach(small, TopK(), Native()),
         "missing": lambda: attach(small, Dgc(), Allgather()),
         "range": lambda: attach(small, Dgc(), Allgather(), momentum=1.0),
         "in vain": lambda: attach(small, TopK(), Allgather(), momentum=0.9),
         "buckets": lambda: attach(large, GroupTopK(preset="patent"), Ring()),
+        "types": lambda: attach(mixed, GroupTopK(scope="model"), Ring()),
         "engine": lambda: attach(small, TorchFp16(), Native()),
         "sparse": lambda: attach(sparse, TopK(), Allgather()),
         "complex": lambda: attach(DistributedDataParallel(nn.Linear(3, 3, dtype=torch.complex64)), TopK(), Allgather()),
@@ -396,6 +398,7 @@ def test_what_cannot_work_is_refused_in_one_sentence_before_anything_starts(
     assert said["range"] == said["missing"]
     assert said["in vain"].startswith("ValueError: topk applies no momentum")
     assert said["buckets"].endswith("wrap it with DistributedDataParallel(..., bucket_cap_mb=4)")
+    assert "parameters of torch.bfloat16 and torch.float32 into buckets of their own" in said["types"]
     assert (
         said["sparse"] == "ValueError: Embedding 0 makes sparse gradients, which no bucket holds; give it sparse=False"
     )

@@ -25,6 +25,7 @@ def make_config(**changes: Any) -> RunConfig:
         "epochs": 1,
         "eval_every": 1,
         "lr": 0.1,
+        "lr_scaling": "none",
         "train_size": 64,
         "test_size": 32,
         "world_size": 2,

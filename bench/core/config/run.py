@@ -84,9 +84,9 @@ class RunConfig(RanksConfig):
     lr_scaling: Annotated[
         str,
         Doc("how lr follows the ranks: none, linear (times ranks), linear:base=N (times ranks / N: lr suits N)"),
-        Flag(WHAT),
+        Flag(WHAT, chosen="the compressor's own: linear for group_topk:preset=patent, else none"),
         Form(LrScaling.parse),
-    ] = "none"
+    ] = NOT_GIVEN
     augment: Annotated[bool, Doc("random crop and flip"), Flag(WHAT)] = True
     amp: Annotated[Literal["none", "bf16"], Doc("autocast: none or bf16"), Flag(WHAT)] = "none"
     train_size: Annotated[Count, Doc("training samples used, all ranks together"), Flag(WHAT, chosen="all")] = NOT_GIVEN
@@ -119,7 +119,11 @@ class RunConfig(RanksConfig):
         Flag(COMMUNICATION),
     ] = "async"
     bucket_mb: Annotated[
-        BucketMb, Flag(COMMUNICATION, chosen="a quarter of the model, from 1 to 25; none without DDP")
+        BucketMb,
+        Flag(
+            COMMUNICATION,
+            chosen="a quarter of the model, from 1 to 25; all of it for group_topk:scope=model; none without DDP",
+        ),
     ] = NOT_GIVEN
     nonfinite: Annotated[
         Literal["skip", "raise", "zero"],

@@ -13,6 +13,7 @@ R. M. Fano, "On the number of bits required to implement an associative memory",
 from __future__ import annotations
 
 import functools
+from collections.abc import Callable
 from typing import Literal
 
 import numpy as np
@@ -20,7 +21,7 @@ import torch
 
 from collectives.kernels.loop import Int, Loop, array
 from collectives.payloads.codec.bits import pack_bits, packed_nbytes, unpack_bits
-from collectives.payloads.codec.values import to_value_dtype
+from collectives.payloads.codec.values import SHORT, to_value_dtype
 from collectives.payloads.errors import PayloadError
 from collectives.payloads.fields import Field, Reader
 
@@ -118,7 +119,11 @@ def check_ascending(indices: torch.Tensor, universe: int) -> None:
 
 
 def add_index_sets(
-    indices_a: torch.Tensor, values_a: torch.Tensor, indices_b: torch.Tensor, values_b: torch.Tensor
+    indices_a: torch.Tensor,
+    values_a: torch.Tensor,
+    indices_b: torch.Tensor,
+    values_b: torch.Tensor,
+    keep_lost: Callable[[torch.Tensor, torch.Tensor], None] | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Union of two index sets; values are added where both have an entry, rounded once, and kept as they are elsewhere.
 
@@ -127,6 +132,8 @@ def add_index_sets(
         values_a: floating [a] or [a, width]; `values_b` likewise.
         indices_b: int64 [b].
         values_b: floating [b] or [b, width].
+        keep_lost: called with the indices at which values of both sides were added, and what rounding each sum to 16
+            bits took off, fp32.
 
     Returns:
         indices int64 [u], strictly ascending, and values [u] or [u, width] in the wider type of both; fresh unless one
@@ -140,9 +147,20 @@ def add_index_sets(
     indices, slots = _union(indices_a, indices_b)
     wide = torch.promote_types(dtype, torch.float32)
     total = torch.zeros((indices.numel(), *values_a.shape[1:]), dtype=wide, device=values_a.device)
-    total.index_copy_(0, slots[: indices_a.numel()], values_a.to(wide))
-    total.index_add_(0, slots[indices_a.numel() :], values_b.to(wide))
-    return indices, to_value_dtype(total, dtype)
+    slots_a, slots_b = slots[: indices_a.numel()], slots[indices_a.numel() :]
+    total.index_copy_(0, slots_a, values_a.to(wide))
+    keeps = keep_lost is not None and dtype in SHORT
+    both = slots_b[_any_in_row(total.index_select(0, slots_b))] if keeps else slots_b[:0]
+    total.index_add_(0, slots_b, values_b.to(wide))
+    values = to_value_dtype(total, dtype)
+    if keep_lost is not None and both.numel():
+        keep_lost(indices.index_select(0, both), total.index_select(0, both).sub_(values.index_select(0, both)))
+    return indices, values
+
+
+def _any_in_row(values: torch.Tensor) -> torch.Tensor:
+    """Return which values, [n], or rows of them, [n, width], are not zero: bool [n]."""
+    return values != 0 if values.dim() == 1 else (values != 0).any(1)
 
 
 def _union(a: torch.Tensor, b: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:

@@ -17,6 +17,8 @@ _ROUND = {
     for dtype, name in ((torch.float16, "round_to_fp16"), (torch.bfloat16, "round_to_bf16"))
 }
 _KINDS = (torch.float32, *_ROUND)
+SHORT = tuple(_ROUND)
+"""types to which sums are rounded"""
 _WRITE = Loop("write_values", array(*_KINDS), Int, Int, Float, _FLOATS)
 _SUM = {
     dtype: Loop(name, array(dtype), array(dtype), Int, Float, array(dtype))
@@ -98,6 +100,11 @@ def add_values(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
         sum_values(a.contiguous(), b.contiguous(), torch.finfo(dtype).max, total)
         return total
     return a + b
+
+
+def lost_in_sum(a: torch.Tensor, b: torch.Tensor, total: torch.Tensor) -> torch.Tensor:
+    """Return what rounding took off `total`, one of `SHORT`: the sum in fp32 less what it became."""
+    return (a.float() + b.float()).sub_(total)
 
 
 @also_on_gpus

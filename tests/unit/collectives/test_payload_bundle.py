@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from collectives.payloads import Bundle, Codes, Dense, GroupSparse, Sparse, Triangle, UnreducedSum, members
+from collectives.payloads import Bundle, Codes, Dense, GroupSparse, RowSparse, Sparse, Triangle, UnreducedSum, members
 from collectives.payloads.base import Payload, PayloadError, unpack
 from tests.testing.payloads import Example, bundled, make
 
@@ -65,12 +65,29 @@ def test_elementwise_members_share_one_wire() -> None:
 
 
 def test_borders_lie_where_members_can_be_cut() -> None:
-    """Balanced borders of 20 + 64 + 4 elements are 30 and 59; groups of 16 start at 20, 36, 52, ..."""
-    groups = GroupSparse(64, 16, 1, torch.ones(4), torch.zeros(4, dtype=torch.int64))
-    bundle = Bundle([Dense(torch.ones(20)), groups, Triangle.from_matrix(torch.ones(2, 2))])
+    """Balanced borders of 20 + 64 + 4 elements are 30 and 59; rows of 16 start at 20, 36, 52, ..."""
+    rows = RowSparse(64, torch.tensor([1]), torch.ones(1, 16))
+    bundle = Bundle([Dense(torch.ones(20)), rows, Triangle.from_matrix(torch.ones(2, 2))])
     assert bundle.borders(3) == [0, 36, 52, 88]
     assert bundle.borders(88)[-3:] == [84, 88, 88]
     assert [part.numel for part in bundle.split(3)] == [36, 16, 36]
+    with pytest.raises(PayloadError, match="can be cut at multiples of 16"):
+        bundle.slice(0, 30)
+
+
+def test_groups_are_split_where_whole_ones_would_make_parts_uneven() -> None:
+    groups = GroupSparse(64, 16, 1, torch.ones(4), torch.tensor([3, 3, 15, 0]))
+    bundle = Bundle([Dense(torch.ones(20)), groups])
+    assert bundle.borders(2) == [0, 42, 84]
+    assert isinstance(bundle.slice(42, 84), Sparse)
+    assert torch.equal(torch.cat([part.to_dense() for part in bundle.split(5)]), bundle.to_dense())
+    assert groups.borders(2) == [0, 32, 64]
+    assert isinstance(groups.slice(16, 48), GroupSparse)
+    assert groups.borders(3) == [0, 22, 43, 64]
+    large = GroupSparse(11 * 16, 16, 1, torch.ones(11), torch.zeros(11, dtype=torch.int64))
+    assert large.borders(10)[:3] == [0, 18, 36]  # 2 groups and 9 times one: up to 1.8 times the mean
+    assert large.borders(5)[:3] == [0, 36, 71]  # 3 groups and 4 times two: 1.36 times
+    assert large.borders(3) == [0, 64, 128, 176]  # 1.09 times
 
 
 def test_alignment_of_a_bundle() -> None:

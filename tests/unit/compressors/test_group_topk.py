@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from bench.core.spec import build, full_text
+from bench.core.spec import build, full_text, short_text
 from collectives.options import OptionError
 from collectives.payloads import GroupSparse
 from compressors.ddp.reducer import Reducer
@@ -78,6 +78,7 @@ def test_patent_preset() -> None:
     assert compressor.one_bucket
     assert not GroupTopK().one_bucket
     assert any("one bucket" in sentence for sentence in compressor.warnings())
+    assert (compressor.default_collectives, compressor.default_lr_scaling) == (("ring",), "linear")
     gradients = [gradient(layer, 0, 0) for layer in LAYERS]
     reduce_once(reducer, alone(), LAYERS, gradients, step_at(0))
     assert reducer.residual_norms() == {}
@@ -91,16 +92,36 @@ def test_the_patent_groups_the_flat_gradient_in_model_order() -> None:
     assert torch.equal(torch.cat(updates), expected)
 
 
-def test_presets_refuse_what_contradicts_them_and_survive_being_written_out() -> None:
-    with pytest.raises(OptionError, match="preset=patent sets error_feedback=false; leave error_feedback out"):
-        GroupTopK(preset="patent", error_feedback=True)
+def test_what_is_given_wins_over_the_preset() -> None:
     with pytest.raises(OptionError, match="momentum_correction"):  # it needs a residual, which the patent does without
         GroupTopK(preset="patent", momentum_correction=True)
-    with pytest.raises(OptionError, match="group_size=256"):
-        GroupTopK.from_text({"preset": "patent", "group_size": "512"})
-    for text in ("group_topk:preset=patent,ratio=0.05", "group_topk:preset=recommended", "group_topk"):
-        compressor = build("compressors", text)
-        assert full_text(build("compressors", full_text(compressor))) == full_text(compressor)
+    assert GroupTopK(preset="patent", momentum_correction=True, error_feedback=True).owns_momentum
+    chosen = GroupTopK.from_text({"preset": "patent", "group_size": "1024", "scope": "bucket"})
+    assert (chosen.group_size, chosen.scope, chosen.one_bucket, chosen.value_dtype) == (1024, "bucket", False, "fp32")
+    assert GroupTopK(scope="model", group_size=512).one_bucket
+    with pytest.raises(OptionError, match="preset=fast is not possible"):
+        GroupTopK.from_text({"preset": "fast"})
+
+
+@pytest.mark.parametrize(
+    ("given", "short"),
+    [
+        ("group_topk", "group_topk"),
+        ("group_topk:preset=patent", "group_topk:preset=patent"),
+        ("group_topk:preset=patent,group_size=256,ratio=0.05", "group_topk:preset=patent,ratio=0.05"),
+        ("group_topk:preset=patent,group_size=1024", "group_topk:group_size=1024,preset=patent"),
+        ("group_topk:preset=recommended,scope=model", "group_topk:preset=recommended,scope=model"),
+        ("group_topk:scope=model,group_size=512", "group_topk:group_size=512,scope=model"),
+    ],
+)
+def test_options_survive_being_written_out(given: str, short: str) -> None:
+    compressor = build("compressors", given)
+    assert short_text(compressor) == short
+    for text in (short, full_text(compressor)):
+        assert full_text(build("compressors", text)) == full_text(compressor)
+
+
+def test_the_recommended_preset_is_the_default() -> None:
     recommended, plain = GroupTopK(preset="recommended"), GroupTopK()
     assert recommended.option_texts() == {**plain.option_texts(), "preset": "recommended"}
 

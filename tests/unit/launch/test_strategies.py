@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from typing import Any
 
 import pytest
@@ -9,7 +10,8 @@ import pytest
 from bench.core.config.run import RunConfig
 from bench.core.errors import UsageError
 from bench.launch import devices
-from bench.launch.resolve import resolve
+from bench.launch.resolve import make_ready, resolve, with_ranks
+from bench.train.schedule import learning_rate
 
 ASP, SSP = "async_server:mode=asp", "async_server"
 
@@ -102,9 +104,43 @@ def test_a_gpu_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
         ({"model": "resnet50:stem=imagenet", "dataset": "synthetic:size=224,classes=1000"}, 24.37),
         ({"model": "resnet18", "dataset": "synthetic", "bucket_mb": 3.0}, 3.0),
         ({"strategy": "async_server"}, None),
+        ({"model": "resnet18", "dataset": "synthetic", "compressor": "group_topk:preset=patent"}, 42.63),
+        ({"model": "resnet18", "dataset": "synthetic", "compressor": "group_topk:scope=model", "bucket_mb": 50.0}, 50),
+        ({"model": "resnet18", "dataset": "synthetic", "compressor": "group_topk:preset=patent,scope=bucket"}, 10.66),
     ],
     ids=str,
 )
 def test_buckets_follow_the_size_of_the_model(choice: dict[str, Any], bucket_mb: float | None) -> None:
     chosen = resolve(RunConfig(**choice)).bucket_mb
     assert chosen == (None if bucket_mb is None else pytest.approx(bucket_mb, rel=1e-3))
+
+
+def test_a_bucket_too_small_for_the_whole_model_is_refused() -> None:
+    asked = RunConfig(model="small_cnn", compressor="group_topk:scope=model,group_size=512", bucket_mb=0.1)
+    with pytest.raises(
+        UsageError, match=r"which --bucket-mb 0\.1 is too small for; leave it out, or give 0\.7369 or more"
+    ):
+        resolve(asked)
+    chosen = resolve(dataclasses.replace(asked, bucket_mb=None))
+    assert with_ranks(chosen, 3).bucket_mb == chosen.bucket_mb == 0.7369  # what was recorded is not refused
+
+
+@pytest.mark.parametrize(
+    ("compressor", "given", "scaling", "says"),
+    [
+        ("group_topk:preset=patent", None, "linear", "0.1 x 4 ranks = 0.4"),
+        ("group_topk:preset=patent,group_size=512", "linear:base=2", "linear:base=2", ""),
+        ("group_topk:preset=patent", "none", "none", ""),
+        ("group_topk", None, "none", ""),
+        ("none", "linear", "linear", ""),
+    ],
+)
+def test_the_learning_rate_follows_the_ranks_as_the_document_has_it(
+    compressor: str, given: str | None, scaling: str, says: str
+) -> None:
+    config = resolve(RunConfig(compressor=compressor, lr=0.1, lr_scaling=given, world_size=4))  # type: ignore[arg-type]
+    assert config.lr_scaling == scaling
+    peak = learning_rate(config, 0, 100, 10)
+    assert peak == pytest.approx(0.1 * {"linear": 4, "linear:base=2": 2, "none": 1}[scaling], rel=1e-3)
+    notes = [note for note in make_ready(config) if "scales the learning rate" in note]
+    assert [says in note for note in notes] == [True] * bool(says)
