@@ -30,14 +30,16 @@ class PredictConfig(Configuration):
 
     panels: ClassVar[tuple[str, ...]] = (WHAT, RANKS, VALIDATION, OUTPUT)
 
-    compressor: Annotated[str, Doc("gradient compressor"), Flag(WHAT, room="compressors")] = "none"
+    compressor: Annotated[
+        str, Doc("gradient compressor"), Flag(WHAT, room="compressors", chosen="all of the calibration, ranked")
+    ] = NOT_GIVEN
     collective: Annotated[
         str,
         Doc("how ranks sum"),
         Flag(
             WHAT,
             room="collectives",
-            chosen="the strategy's own; with ddp the first legal of those that the compressor prefers",
+            chosen="the fastest; among more than 64 ranks, and with async_server, the one that a run would choose",
         ),
     ] = NOT_GIVEN
     strategy: Annotated[str, Doc("when ranks exchange what: ddp or async_server"), Flag(WHAT, room="strategies")] = (
