@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from compressors.base import Compressor
 
 MAP_POINTS_PER_DECADE = 3
+CALIBRATION = Path("calibration.json")
 RUNS, TABLE = Path("results/runs/predict"), "validation.csv"
 
 EXAMPLES = """[bold]Examples[/bold]
@@ -69,8 +70,11 @@ EXAMPLES = """[bold]Examples[/bold]
 def predict(
     asked: PredictConfig,
     calibration: Annotated[
-        Path, typer.Option(help="File from bench calibrate.", metavar="FILE", rich_help_panel=WHAT)
-    ] = Path("calibration.json"),
+        Path | None,
+        typer.Option(
+            help="File from bench calibrate.", metavar="FILE", rich_help_panel=WHAT, show_default=str(CALIBRATION)
+        ),
+    ] = None,
     sweep: Annotated[
         str | None,
         typer.Option(
@@ -114,23 +118,61 @@ def predict(
     as_json: AsJson = False,
 ) -> None:
     """Predict a training step, its exposed time and its bytes, and whether compression pays against dense bf16."""
-    from bench.core.parts import Calibration
-
     _check_together(asked, sweep, steps_from, validate)
     _check_validation(validate, runs, table)
-    known = Calibration.read(calibration)
+    known = _known(asked, calibration)
+    calibration = calibration or CALIBRATION
     if validate is not None and validate.is_dir():
         _hold_against_finished(known, calibration, validate, table, as_json=as_json)
     elif validate is not None:
         _validate(known, calibration, validate, runs, table, as_json=as_json)
-    elif sweep is None and asked.compressor is None:
+    elif sweep is None and not asked.compressor:
         _rank(known, asked, as_json=as_json)
     elif sweep is None:
         _predict_one(known, asked, steps_from or [], as_json=as_json)
-    elif "," in sweep or asked.compressor is None:
+    elif "," in sweep or not asked.compressor:
         _predict_map(known, asked, sweep, as_json=as_json)
     else:
         _predict_curve(known, asked, sweep, as_json=as_json)
+
+
+def _known(asked: PredictConfig, path: Path | None) -> Calibration:
+    """The parts of a step: a calibration, or an estimate where the time of a step is given.
+
+    Raises:
+        UsageError: there is none, or it is of another model, data set or batch than the options name.
+    """
+    from bench.core import spec
+    from bench.core.parts import Calibration
+
+    if asked.step_time is not None:
+        if path is not None:
+            raise UsageError("--step-time is for an estimate without a calibration; leave out --calibration")
+        from bench.launch.predictions.estimate import estimated
+
+        return estimated(asked)
+    if path is None and not CALIBRATION.exists():
+        named = f"--model {asked.model} " if asked.model else ""
+        raise UsageError(
+            f"there is no {CALIBRATION} here; measure a model with `bench calibrate {named}--out {CALIBRATION}`, or "
+            f"give {named}--step-time 120ms for a rough estimate"
+        )
+    known = Calibration.read(path or CALIBRATION)
+    measured = {name: getattr(known, name) for name in ("model", "dataset", "batch_size")}
+    wanted = measured | {
+        name: spec.short_text(spec.build(room, text))
+        for name, room in (("model", "models"), ("dataset", "datasets"))
+        if (text := getattr(asked, name)) is not None
+    }
+    wanted["batch_size"] = asked.batch_size or known.batch_size
+    for name, value in wanted.items():
+        if value != measured[name]:
+            options = " ".join(f"--{key.replace('_', '-')} {text}" for key, text in wanted.items())
+            raise UsageError(
+                f"{path or CALIBRATION} was measured with {name} {measured[name]}, which says nothing of {value}; run "
+                f"`bench calibrate {options} --out other.json`, or give --step-time 120ms for a rough estimate"
+            )
+    return known
 
 
 def _check_together(
@@ -144,7 +186,7 @@ def _check_together(
     if sweep is not None and (steps_from or asked.losses):
         one = "--steps-from" if steps_from else "--losses"
         raise UsageError(f"{one} belongs to one prediction; leave out --sweep")
-    if asked.compressor is None and (steps_from or asked.losses):
+    if not asked.compressor and (steps_from or asked.losses):
         one = "--steps-from" if steps_from else "--losses"
         raise UsageError(f"{one} belongs to one compressor; name it with --compressor")
 

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import csv
 import json
+import re
 import shutil
+import signal
 import statistics
 from pathlib import Path
 
@@ -14,7 +16,7 @@ from bench.core.parts import VERSION
 from bench.core.rows import RowWriter
 from bench.core.schema.metrics import METRICS_BY_NAME
 from tests.testing.calibrations import calibration, written
-from tests.testing.invoke import execute, invoke
+from tests.testing.invoke import execute, invoke, start
 
 
 def test_calibrated_parts_predict_the_bytes_that_are_sent(tmp_path: Path) -> None:
@@ -24,7 +26,9 @@ def test_calibrated_parts_predict_the_bytes_that_are_sent(tmp_path: Path) -> Non
         "--turns", "1", "--no-virtual-hosts", "--out", str(out),
     )  # fmt: skip
     assert answer.code == 0, answer.error
+    assert re.match(r"\[1/10\] messages between two processes, at most 3 min left\n\[2/10\] one rank", answer.error)
     parts = json.loads(out.read_text())
+    assert (parts["cut"], list(tmp_path.glob("*.parts"))) == ([], [])
     assert parts["forward_s"] > 0
     assert list(parts["messages"]) == ["local"]
     assert parts["messages"]["local"]["message_s"] > 0
@@ -49,6 +53,32 @@ def test_calibrated_parts_predict_the_bytes_that_are_sent(tmp_path: Path) -> Non
     assert told["payload_bytes_per_step"] == pytest.approx(2 * 2 / 3 * 4 * numel, rel=1e-4)
     assert set(told) - {"notes", "bound_by", *DENSE} <= set(METRICS_BY_NAME)
     assert told["step_time_s"] > told["payload_bytes_per_step"] * 8 / 10e6
+
+
+def test_a_calibration_that_was_interrupted_goes_on_and_one_in_a_hurry_says_so(tmp_path: Path) -> None:
+    out = tmp_path / "parts.json"
+    asked = ["calibrate", "--batch-size", "8", "--compressors", "none,topk", "--no-virtual-hosts", "--budget", "1s",
+             "--out", str(out)]  # fmt: skip
+    process = start(*asked)
+    assert process.stderr is not None
+    for line in process.stderr:
+        if line.startswith("[4/10]"):
+            process.send_signal(signal.SIGINT)
+            break
+    _, error = process.communicate(timeout=60)
+    assert process.returncode == 130
+    kept = len(json.loads(Path(f"{out}.parts").read_text())["parts"])
+    assert kept >= 3
+    said = f"{kept} part(s) are kept in {out}.parts, and the same command goes on from there"
+    assert error.splitlines()[-1] == f"bench: stopped by the user; {said}"
+    answer = execute(*asked)
+    assert answer.code == 0, answer.error
+    assert answer.error.startswith(f"going on with {kept} part(s) that are kept in {out}.parts\n[{kept + 1}/10] ")
+    cut = json.loads(out.read_text())["cut"]
+    assert "1 of 36 steps of several ranks at once" in cut
+    assert f"--budget 1s was too short to repeat everything as often as planned: {cut[0]}" in answer.error
+    assert not Path(f"{out}.parts").exists()
+    assert f"The calibration had little time: {cut[0]}" in invoke("predict", "--calibration", str(out)).out
 
 
 DENSE = ("dense_collective", "dense_step_time_s")
@@ -335,6 +365,14 @@ def test_runs_say_how_many_steps_a_target_takes(tmp_path: Path) -> None:
         (["--straggler", "rank=2,slowdown=3"], "--straggler rank=2,slowdown=3 names none of the 2 ranks"),
         (["--straggler", "rank=1"], "write rank=1,slowdown=3"),
         (["--sweep", "bandwidth=1mbit..1gbit,world_size=2..8", "--straggler", "rank=1,slowdown=3"], "--straggler"),
+        (
+            ["--model", "resnet20"],
+            "was measured with model small_cnn, which says nothing of resnet20; run `bench",
+        ),
+        (["--dataset", "synthetic"], "--model small_cnn --dataset synthetic --batch-size 32 --out other.json`"),
+        (["--batch-size", "64"], "was measured with batch_size 32, which says nothing of 64"),
+        (["--model", "resnet20", "--step-time", "9ms"], "leave out --calibration"),
+        (["--step-time", "soon"], "'soon' is not a duration"),
         (["--losses", "every=6h"], "--losses every=6h is not possible; write every=6h,restart=30s,checkpoint=100"),
         (["--losses", "every=6h,restart=soon,checkpoint=9"], "'soon' is not a duration"),
         (["--losses", "every=0s,restart=1s,checkpoint=9"], "give a mean time between losses above 0"),
@@ -348,6 +386,38 @@ def test_what_cannot_be_predicted_is_one_sentence(tmp_path: Path, arguments: lis
     answer = invoke("predict", "--calibration", written(tmp_path), *arguments)
     assert (answer.code, sentence in answer.error) == (2, True), answer.error
     assert "\n" not in answer.error
+
+
+@pytest.mark.parametrize(
+    ("arguments", "sentence"),
+    [
+        ([], "measure a model with `bench calibrate --out calibration.json`, or give --step-time 120ms"),
+        (
+            ["--model", "vgg11"],
+            "with `bench calibrate --model vgg11 --out calibration.json`, or give --model vgg11",
+        ),
+        (["--step-time", "9ms"], "--step-time needs the shapes of a model; name it with --model"),
+        (["--step-time", "9ms", "--model", "linear", "--shared-cores", "2"], "on --shared-cores is known from a cal"),
+        (["--step-time", "9ms", "--model", "linear", "--compressor", "auto"], "auto encodes nothing itself"),
+    ],
+)
+def test_without_a_calibration_one_sentence_says_what_to_do(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, arguments: list[str], sentence: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    answer = invoke("predict", *arguments)
+    assert (answer.code, sentence in answer.error) == (2, True), answer.error
+
+
+def test_the_time_of_a_step_is_enough_for_a_rough_estimate(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    asked = ["predict", "--model", "small_cnn", "--step-time", "20ms", "--hosts", "4", "--bandwidth", "10mbit"]
+    shown = invoke(*asked, "--compressor", "topk:ratio=0.001")
+    assert shown.code == 0, shown.error
+    assert "Rough estimate from the shapes of small_cnn, a step of 20 ms and typical costs of encoding" in shown.out
+    assert "Not yet checked against real runs on this machine: this is a rough estimate" in shown.out
+    told = json.loads(invoke(*asked, "--compressor", "bf16", "--batch-size", "8", "--json").out)
+    assert told["samples_per_s"] == pytest.approx(4 * 8 / told["step_time_s"])
 
 
 @pytest.mark.parametrize(
@@ -377,6 +447,7 @@ def test_what_is_no_calibration_is_one_sentence(tmp_path: Path, content: str | N
         (["--optimizer", "kfac"], "kfac exchanges something of its own"),
         (["--compressors", "torch_bf16"], "torch_bf16 encodes inside PyTorch's own hook"),
         (["--compressors", "nothing"], "there is no compressor 'nothing'"),
+        (["--budget", "soon"], "'soon' is not a duration"),
     ],
 )
 def test_what_cannot_be_calibrated_is_one_sentence(tmp_path: Path, arguments: list[str], sentence: str) -> None:

@@ -12,6 +12,7 @@ from bench.core.config.configuration import NOT_GIVEN, Configuration, Flag, Form
 from bench.core.config.job import OUTPUT
 from bench.core.config.losses import Losses
 from bench.core.config.straggler import Straggler
+from bench.core.units import duration
 from collectives.ranges import Count
 
 WHAT = "What to predict"
@@ -26,7 +27,7 @@ LinkText = Annotated[str | None, Flag(RANKS)]
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class PredictConfig(Configuration):
-    """A pair, ranks and links; model, batch and optimizer are those of the calibration."""
+    """A pair, ranks and links; model, data set, batch and optimizer are those of the calibration."""
 
     panels: ClassVar[tuple[str, ...]] = (WHAT, RANKS, VALIDATION, OUTPUT)
 
@@ -45,6 +46,19 @@ class PredictConfig(Configuration):
     strategy: Annotated[str, Doc("when ranks exchange what: ddp or async_server"), Flag(WHAT, room="strategies")] = (
         "ddp"
     )
+    model: Annotated[
+        str | None, Doc("network that is trained; a calibration must be of it"), Flag(WHAT, room="models")
+    ] = None
+    dataset: Annotated[str | None, Doc("data set, likewise; digits in an estimate"), Flag(WHAT, room="datasets")] = None
+    batch_size: Annotated[
+        int | None, Ge(1), Doc("samples per rank and step, likewise; 32 in an estimate"), Flag(WHAT)
+    ] = None
+    step_time: Annotated[
+        str | None,
+        Doc("time of a step without exchange: a rough estimate from the shapes of --model, without a calibration"),
+        Flag(WHAT),
+        Form(duration),
+    ] = None
     trigger: Annotated[
         Literal["async", "sync"],
         Doc("when a bucket is sent; async: when it is ready, sync: when all are"),

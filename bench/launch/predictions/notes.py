@@ -10,6 +10,7 @@ from bench.core.config.predict import PredictConfig
 from bench.core.parts import Calibration, Validated
 from bench.core.units import format_rate, format_seconds
 from bench.launch.predictions.asked import Asked
+from bench.launch.predictions.estimate import Estimate
 
 NOT_CHECKED = "Not yet checked against real runs on this machine"
 
@@ -30,18 +31,28 @@ def notes(calibration: Calibration, asked: Asked, *, range_too: bool = True) -> 
         asked: what was predicted.
         range_too: also say how it differs from the runs that predictions were checked against.
     """
-    said = []
-    if (calibration.cpu, calibration.cores) != (environment.cpu_model(), environment.usable_cores()):
-        said.append(
-            f"calibrated on {calibration.cpu} ({calibration.cores} cores), which this machine is not: that one is what "
-            "is predicted"
-        )
+    said = _origin(calibration)
     if any(host.jitter_s or host.loss for host in asked.hosts):
         said.append("jitter and loss are not part of the model, and left out")
     if range_too and (reason := outside(calibration, asked)):
         said.append(f"{NOT_CHECKED}: {reason}")
     if error := _known_error(calibration, asked):
         said.append(error)
+    return said
+
+
+def _origin(calibration: Calibration) -> list[str]:
+    """What the parts rest on, where that is less than a full measurement on this machine."""
+    if isinstance(calibration, Estimate):
+        return [calibration.said]
+    said = []
+    if (calibration.cpu, calibration.cores) != (environment.cpu_model(), environment.usable_cores()):
+        said.append(
+            f"Calibrated on another machine ({calibration.cpu}, {calibration.cores} cores), which is the one that is "
+            "predicted"
+        )
+    if calibration.cut:
+        said.append(f"The calibration had little time: {', '.join(calibration.cut)}")
     return said
 
 
@@ -80,6 +91,8 @@ def _alike(calibration: Calibration, asked: Asked) -> list[Validated]:
 
 def outside(calibration: Calibration, asked: Asked) -> str | None:
     """Why a prediction is further than any that was held against a measurement; None where it is not."""
+    if isinstance(calibration, Estimate):
+        return "this is a rough estimate"
     if not calibration.validated:
         return "bench predict --validate does that"
     as_asked = asked.strategy, asked.trigger, asked.straggler_text
