@@ -28,7 +28,9 @@ EXAMPLES = """[bold]Examples[/bold]
 
   Then steps of several ranks at once, as many as cores and twice as many, by the clock: what they take from each other.
   And where virtual hosts are possible, what messages cost between two, the kernel's work included. Both want a machine
-  that does nothing else."""
+  that does nothing else.
+
+  Each part is kept in FILE.parts until all are there: the same command goes on where it was interrupted."""
 
 
 @takes(CalibrateConfig)

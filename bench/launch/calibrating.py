@@ -48,6 +48,8 @@ LINKS = {
     FORWARDED: HostLink(name="host", uplink_bps=400e6, downlink_bps=400e6, latency_s=1e-3),
 }
 
+OUTSIDE_S = 10.0
+"""seconds of the budget in which the command begins and ends, and its processes start"""
 HOSTS_S = 20.0
 """seconds that messages of one kind between virtual hosts are expected to take"""
 _AS_GIVEN = ("model", "dataset", "optimizer", "batch_size", "augment", "threads", "bucket_mb")
@@ -103,13 +105,12 @@ def execute(config: CalibrateConfig, tell: Callable[[str], None], server: ForkSe
 
 
 def _measure_parts(config: CalibrateConfig, tell: Callable[[str], None], server: ForkServer, kept: KeptParts) -> None:
-    ends = time.monotonic() + config.budget_s - kept.took_s
+    ends = time.monotonic() + config.budget_s - OUTSIDE_S - kept.took_s
     clusters = _clusters(config)
     number = of = 0
 
     def say(text: str, left_s: float | None) -> None:
-        left = f"at most {_rounded(ends - time.monotonic())}" if left_s is None else f"about {_rounded(left_s)}"
-        tell(f"[{number}/{of}] {text}, {left} left")
+        tell(f"[{number}/{of}] {text}" + ("" if left_s is None else f", about {_rounded(left_s)} left"))
 
     def take(report: Mapping[str, Any]) -> None:
         nonlocal number, of
@@ -130,11 +131,11 @@ def _measure_parts(config: CalibrateConfig, tell: Callable[[str], None], server:
         WatchdogTimeouts.with_one_process(config.timeout_s),
         take,
     )
-    of = len(kept.parts) + sum(_text_of(way) not in kept.parts for way in clusters)
     left = [way for way in clusters if _text_of(way) not in kept.parts]
-    for index, way in enumerate(left):
-        number = of - len(left) + index + 1
-        say(_text_of(way), HOSTS_S * (len(left) - index))
+    of = len(kept.parts) + len(left)
+    for count, way in zip(range(len(left), 0, -1), left, strict=True):
+        number = of - count + 1
+        say(_text_of(way), HOSTS_S * count)
         kept.add({"part": _text_of(way), "found": {"messages": {way: _messages(config, clusters[way])}}})
 
 

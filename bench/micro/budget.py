@@ -32,6 +32,11 @@ class Part:
         """Return the expected seconds."""
         return self.once_s + self.each_s * repetitions
 
+    @property
+    def extra_s(self) -> float:
+        """Return the expected seconds of all repetitions above the least."""
+        return self.each_s * (self.full - self.least)
+
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Allotment:
@@ -42,8 +47,10 @@ class Allotment:
 
 
 class Budget:
-    """Gives each part its full repetitions where the time suffices for all; else all give up the same share of theirs.
+    """Gives each part its full repetitions where the time suffices for all.
 
+    Else each gets the same number of seconds for repetitions above the least, and a short one no more than it needs: so
+    short measurements are repeated as often as ever, and long ones, which average over more by themselves, less often.
     What was measured so far corrects what is expected of the rest: it takes longer where other work is going on.
 
     Args:
@@ -64,34 +71,35 @@ class Budget:
 
     def allot(self) -> Allotment:
         """Return what the next part may take."""
-        part, share = self._rest[0], self._share
-        repetitions = part.least + int((part.full - part.least) * share)
-        return Allotment(
-            repetitions=repetitions, seconds=math.inf if share == 1 else self._pace * self._takes_s(part, share)
-        )
+        part, extra_s = self._rest[0], self._extra_s()
+        if self._pace * part.extra_s <= extra_s:
+            repetitions = part.full
+        else:
+            repetitions = part.least + int(extra_s / (self._pace * part.each_s))
+        return Allotment(repetitions=repetitions, seconds=self._pace * part.takes_s(part.least) + extra_s)
 
     @property
     def left_s(self) -> float:
         """Return the seconds that the rest is expected to take."""
-        return self._pace * sum(self._takes_s(part, self._share) for part in self._rest)
+        extra_s, pace = self._extra_s(), self._pace
+        return sum(pace * part.takes_s(part.least) + min(extra_s, pace * part.extra_s) for part in self._rest)
 
     def made(self, repetitions: int, seconds: float) -> None:
         """Note what the next part took, which is then over."""
         self._expected_s += self._rest.pop(0).takes_s(repetitions)
         self._took_s += seconds
 
-    @property
-    def _share(self) -> float:
-        """The share of the repetitions above the least for which there is time."""
-        least_s, full_s = (self._pace * sum(self._takes_s(part, share) for part in self._rest) for share in (0, 1))
-        left_s = self._ends - self._clock()
-        return 1.0 if full_s <= max(left_s, least_s) else max(0.0, (left_s - least_s) / (full_s - least_s))
+    def _extra_s(self) -> float:
+        """The seconds that each part may take for repetitions above the least."""
+        slack_s = self._ends - self._clock() - self._pace * sum(part.takes_s(part.least) for part in self._rest)
+        wanted = sorted(self._pace * part.extra_s for part in self._rest)
+        for index, seconds in enumerate(wanted):
+            if seconds > (equal_s := slack_s / (len(wanted) - index)):
+                return max(0.0, equal_s)
+            slack_s -= seconds
+        return math.inf
 
     @property
     def _pace(self) -> float:
         """Seconds that parts took / seconds that were expected; 1 before much was measured."""
         return (self._took_s + PRIOR_S) / (self._expected_s + PRIOR_S)
-
-    @staticmethod
-    def _takes_s(part: Part, share: float) -> float:
-        return part.takes_s(part.least + (part.full - part.least) * share)

@@ -13,7 +13,7 @@ from bench.core.config.job import OUTPUT
 from bench.core.config.losses import Losses
 from bench.core.config.straggler import Straggler
 from bench.core.units import duration
-from collectives.ranges import Count
+from collectives.ranges import MOST, Count
 
 WHAT = "What to predict"
 RANKS = "Ranks and links"
@@ -51,7 +51,7 @@ class PredictConfig(Configuration):
     ] = None
     dataset: Annotated[str | None, Doc("data set, likewise; digits in an estimate"), Flag(WHAT, room="datasets")] = None
     batch_size: Annotated[
-        int | None, Ge(1), Doc("samples per rank and step, likewise; 32 in an estimate"), Flag(WHAT)
+        int | None, Ge(1), Le(MOST), Doc("samples per rank and step, likewise; 32 in an estimate"), Flag(WHAT)
     ] = None
     step_time: Annotated[
         str | None,

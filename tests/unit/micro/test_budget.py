@@ -36,13 +36,23 @@ def test_nothing_is_cut_where_there_is_time_for_all() -> None:
     assert go_through(budget, clock) == [10] * 4
 
 
-def test_all_parts_give_up_the_same_share_where_time_is_short() -> None:
+def test_equal_parts_get_equal_time_where_it_is_short() -> None:
     clock = Clock()
     budget = Budget(CROWDS, 48.0, clock)  # half of what there is above the least, 12 s
     assert budget.allot() == Allotment(repetitions=5, seconds=12.0)
     made = go_through(budget, clock)
     assert made == [5, 5, 6, 6]  # what rounding down left over
     assert clock.now <= 48.0
+
+
+def test_short_measurements_are_repeated_in_full_where_long_ones_are_not() -> None:
+    clock = Clock()
+    short = Part(text="short", each_s=0.1, full=10)
+    budget = Budget([short, *CROWDS, short], 30.0, clock)
+    assert budget.allot().repetitions == 10
+    budget.made(10, 1.0)
+    assert go_through(budget, clock)[0] < 10
+    assert budget.allot().repetitions == 10
 
 
 def test_what_is_least_is_made_however_late_it_is() -> None:
