@@ -85,8 +85,9 @@ def validated(name: str) -> list[dict[str, str]]:
     if not calibration.exists():
         compressors = ",".join(dict.fromkeys(compressor for compressor, _ in PAIRS))
         bench(
-            "calibrate", "--model", model, "--dataset", "synthetic", "--compressors", compressors, "--out", calibration
-        )
+            "calibrate", "--model", model, "--dataset", "synthetic", "--compressors", compressors, "--budget", "1h",
+            "--out", calibration,
+        )  # fmt: skip
     cells = FILES / f"{name}.toml"
     bench("predict", "--calibration", calibration, "--validate", cells, "--runs", RUNS / name, "--table", table)
     with table.open(newline="", encoding="utf-8") as file:

@@ -28,7 +28,9 @@ EXAMPLES = """[bold]Examples[/bold]
 
   Then steps of several ranks at once, as many as cores and twice as many, by the clock: what they take from each other.
   And where virtual hosts are possible, what messages cost between two, the kernel's work included. Both want a machine
-  that does nothing else."""
+  that does nothing else.
+
+  Each part is kept in FILE.parts until all are there: the same command goes on where it was interrupted."""
 
 
 @takes(CalibrateConfig)
@@ -40,18 +42,25 @@ def calibrate(
 ) -> None:
     """Measure the parts of a training step on this machine, and write them to a small file that travels."""
     check_writable(out)
-    from bench.launch.calibrating import execute, resolve
+    from bench.launch.calibrating import KeptParts, execute, resolve
     from bench.launch.jobs.fork_server import CALIBRATE, ForkServer
 
     with ForkServer(CALIBRATE) as server:
         server.warm_up(asked.threads)
         config = server.call(resolve, asked)
-        found = execute(config, lambda text: print(f"measuring {text}", file=sys.stderr), server)
-    from bench.core.parts import Calibration
-
-    calibration = Calibration.of(found)
+        kept = KeptParts(out, config)
+        if kept.parts:
+            print(f"going on with {len(kept.parts)} part(s) that are kept in {kept.path}", file=sys.stderr)
+        calibration = execute(config, lambda text: print(text, file=sys.stderr, flush=True), server, kept)
     calibration.write(out)
+    kept.remove()
     print(f"wrote {out}", file=sys.stderr)
+    if calibration.cut:
+        print(
+            f"note: --budget {asked.budget} was too short to repeat everything as often as planned: "
+            f"{', '.join(calibration.cut)}; a longer one makes predictions more precise",
+            file=sys.stderr,
+        )
     if calibration.was_disturbed:
         print(
             "warning: other work took the cores meanwhile, and ranks that share some will be predicted too slow; "

@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from compressors.base import Compressor
 
 MAP_POINTS_PER_DECADE = 3
+CALIBRATION = Path("calibration.json")
 RUNS, TABLE = Path("results/runs/predict"), "validation.csv"
 
 EXAMPLES = """[bold]Examples[/bold]
@@ -37,7 +38,9 @@ EXAMPLES = """[bold]Examples[/bold]
 
   bench predict --calibration resnet20.json --compressor topk --hosts 4 --bandwidth 1mbit --steps-from results/runs
 
-  bench predict --calibration resnet20.json --hosts 8 --bandwidth 10mbit --losses every=6h,restart=30s,checkpoint=100
+  bench predict --calibration resnet20.json --hosts 8 --bandwidth 10mbit --latency 5ms
+
+  bench predict --calibration resnet20.json --compressor topk --hosts 8 --losses every=6h,restart=30s,checkpoint=100
 
   bench predict --calibration resnet20.json --strategy async_server:mode=asp --hosts 8 --straggler rank=1,slowdown=3
 
@@ -67,8 +70,11 @@ EXAMPLES = """[bold]Examples[/bold]
 def predict(
     asked: PredictConfig,
     calibration: Annotated[
-        Path, typer.Option(help="File from bench calibrate.", metavar="FILE", rich_help_panel=WHAT)
-    ] = Path("calibration.json"),
+        Path | None,
+        typer.Option(
+            help="File from bench calibrate.", metavar="FILE", rich_help_panel=WHAT, show_default=str(CALIBRATION)
+        ),
+    ] = None,
     sweep: Annotated[
         str | None,
         typer.Option(
@@ -112,21 +118,61 @@ def predict(
     as_json: AsJson = False,
 ) -> None:
     """Predict a training step, its exposed time and its bytes, and whether compression pays against dense bf16."""
-    from bench.core.parts import Calibration
-
     _check_together(asked, sweep, steps_from, validate)
     _check_validation(validate, runs, table)
-    known = Calibration.read(calibration)
+    known = _known(asked, calibration)
+    calibration = calibration or CALIBRATION
     if validate is not None and validate.is_dir():
         _hold_against_finished(known, calibration, validate, table, as_json=as_json)
     elif validate is not None:
         _validate(known, calibration, validate, runs, table, as_json=as_json)
+    elif sweep is None and not asked.compressor:
+        _rank(known, asked, as_json=as_json)
     elif sweep is None:
         _predict_one(known, asked, steps_from or [], as_json=as_json)
-    elif "," in sweep:
+    elif "," in sweep or not asked.compressor:
         _predict_map(known, asked, sweep, as_json=as_json)
     else:
         _predict_curve(known, asked, sweep, as_json=as_json)
+
+
+def _known(asked: PredictConfig, path: Path | None) -> Calibration:
+    """The parts of a step: a calibration, or an estimate where the time of a step is given.
+
+    Raises:
+        UsageError: there is none, or it is of another model, data set or batch than the options name.
+    """
+    from bench.core import spec
+    from bench.core.parts import Calibration
+
+    if asked.step_time is not None:
+        if path is not None:
+            raise UsageError("--step-time is for an estimate without a calibration; leave out --calibration")
+        from bench.launch.predictions.estimate import estimated
+
+        return estimated(asked)
+    if path is None and not CALIBRATION.exists():
+        named = f"--model {asked.model} " if asked.model else ""
+        raise UsageError(
+            f"there is no {CALIBRATION} here; measure a model with `bench calibrate {named}--out {CALIBRATION}`, or "
+            f"give {named}--step-time 120ms for a rough estimate"
+        )
+    known = Calibration.read(path or CALIBRATION)
+    measured = {name: getattr(known, name) for name in ("model", "dataset", "batch_size")}
+    wanted = measured | {
+        name: spec.short_text(spec.build(room, text))
+        for name, room in (("model", "models"), ("dataset", "datasets"))
+        if (text := getattr(asked, name)) is not None
+    }
+    wanted["batch_size"] = asked.batch_size or known.batch_size
+    for name, value in wanted.items():
+        if value != measured[name]:
+            options = " ".join(f"--{key.replace('_', '-')} {text}" for key, text in wanted.items())
+            raise UsageError(
+                f"{path or CALIBRATION} was measured with {name} {measured[name]}, which says nothing of {value}; run "
+                f"`bench calibrate {options} --out other.json`, or give --step-time 120ms for a rough estimate"
+            )
+    return known
 
 
 def _check_together(
@@ -140,6 +186,9 @@ def _check_together(
     if sweep is not None and (steps_from or asked.losses):
         one = "--steps-from" if steps_from else "--losses"
         raise UsageError(f"{one} belongs to one prediction; leave out --sweep")
+    if not asked.compressor and (steps_from or asked.losses):
+        one = "--steps-from" if steps_from else "--losses"
+        raise UsageError(f"{one} belongs to one compressor; name it with --compressor")
 
 
 def _check_validation(validate: Path | None, runs: Path, table: Path | None) -> None:
@@ -151,17 +200,23 @@ def _check_validation(validate: Path | None, runs: Path, table: Path | None) -> 
 
 
 def _predict_one(known: Calibration, asked: PredictConfig, steps_from: list[Path], *, as_json: bool) -> None:
-    """One configuration at one rate."""
+    """One compressor at one rate, on its fastest collective unless one is named."""
     from bench.cli.output.predict import print_step
-    from bench.launch.predictions.checking import check
+    from bench.launch.predictions.checking import asked_of_options
     from bench.launch.predictions.columns import columns
     from bench.launch.predictions.lost_hosts import with_losses
-    from bench.launch.predictions.notes import notes
-    from bench.launch.predictions.step import predicted
+    from bench.launch.predictions.notes import latency_note, notes
+    from bench.launch.predictions.ways import fastest, ways_of
 
-    checked = check(asked, known)
-    said = notes(known, checked)
-    prediction = predicted(known, checked)
+    ways = ways_of(known, asked_of_options(asked))
+    best = fastest(known, ways)
+    checked, prediction = best.asked, best.prediction
+    said = [*notes(known, checked), *latency_note(asked, checked)]
+    if best.asked != ways[0]:
+        said.append(
+            f"The fastest of {len(ways)} collectives is shown; bench run takes {ways[0].collective} unless you add "
+            f"--collective {best.collective}"
+        )
     row = columns(checked, prediction, known)
     if steps_from:
         said.append(_add_time_to_target(row, known, checked, steps_from))
@@ -171,33 +226,78 @@ def _predict_one(known: Calibration, asked: PredictConfig, steps_from: list[Path
     print_step(checked, prediction, row, said, as_json=as_json)
 
 
+def _rank(known: Calibration, asked: PredictConfig, *, as_json: bool) -> None:
+    """Every calibrated compressor at one rate."""
+    from bench.cli.output.predict import print_ranking
+    from bench.launch.predictions.checking import BASELINE, asked_of_options
+    from bench.launch.predictions.columns import columns
+    from bench.launch.predictions.notes import latency_note, notes, range_notes
+    from bench.launch.predictions.ways import MOST_TRIED, dense_ways, fastest, ranked
+
+    job = asked_of_options(asked)
+    ways, left_out = ranked(known, job)
+    dense = fastest(known, dense_ways(known, job)) if BASELINE in known.encoded else None
+    rows = [
+        columns(way.asked, way.prediction, known)
+        | ({"times_as_fast": way.prediction.samples_per_s / dense.prediction.samples_per_s} if dense else {})
+        for way in ways
+    ]
+    said = [*dict.fromkeys(note for way in ways for note in notes(known, way.asked, range_too=False))]
+    said += [*range_notes(known, [way.asked for way in ways]), *latency_note(asked, ways[0].asked)]
+    if not job.collective and job.waits and job.world_size > MOST_TRIED:
+        said.append(f"Among more than {MOST_TRIED} ranks each is taken on the collective that a run would choose")
+    said += [f"{name} is left out: {reason}" for name, reason in left_out.items()]
+    print_ranking(ways[0].asked, rows, said, as_json=as_json)
+
+
 def _predict_curve(known: Calibration, asked: PredictConfig, text: str, *, as_json: bool) -> None:
-    """One configuration over a range of rates."""
+    """One compressor over a range of rates."""
     from bench.cli.output.predict import print_curve
-    from bench.launch.predictions.checking import check
+    from bench.launch.predictions.checking import asked_of_options, check
     from bench.launch.predictions.columns import same_everywhere
     from bench.launch.predictions.curve import parse_sweep, sweep
-    from bench.launch.predictions.notes import notes
+    from bench.launch.predictions.notes import latency_note, notes
 
-    checked = check(asked, known)
     rates = parse_sweep(text)
-    curve = sweep(known, checked, rates)
-    said = list(dict.fromkeys(said for rate in (rates[0], rates[-1]) for said in notes(known, checked.at_rate(rate))))
+    checked = check(asked, known)
+    curve = sweep(known, asked_of_options(asked), rates)
+    said = list(dict.fromkeys(said for way in (curve.pair[0], curve.pair[-1]) for said in notes(known, way.asked)))
+    said += latency_note(asked, checked)
     print_curve(checked, curve, said, same_everywhere(checked, known), as_json=as_json)
 
 
 def _predict_map(known: Calibration, asked: PredictConfig, text: str, *, as_json: bool) -> None:
-    """Which pair is fastest where."""
+    """Which pair is fastest where: over the rate, and over numbers of ranks where the text has some."""
     from bench.cli.output.predict import print_map
     from bench.launch.predictions.checking import BASELINE, check
     from bench.launch.predictions.columns import same_everywhere
     from bench.launch.predictions.curve import parse_sweep
-    from bench.launch.predictions.notes import notes
+    from bench.launch.predictions.notes import NOT_CHECKED, latency_note, notes
     from bench.launch.predictions.regimes import parse_world_sizes, regimes
 
-    rates_text, _, sizes_text = text.partition(",")
-    name, _, sizes = sizes_text.partition("=")
-    if name.strip() != "world_size":
+    rates_text, comma, sizes_text = text.partition(",")
+    if comma:
+        _check_map(asked, text)
+    if asked.collective:
+        raise UsageError(
+            f"--sweep tries all collectives; name a --compressor, or leave out --collective {asked.collective}"
+        )
+    checked = check(dataclasses.replace(asked, compressor=BASELINE), known)
+    jobs = [checked]
+    if comma:
+        sizes = parse_world_sizes(sizes_text.partition("=")[2])
+        jobs = [dataclasses.replace(checked, hosts=checked.hosts[:1] * size) for size in sizes]
+    found = regimes(known, jobs, parse_sweep(rates_text, per_decade=MAP_POINTS_PER_DECADE))
+    beyond = sum(each.outside is not None for each in found)
+    said = [*notes(known, checked, range_too=False), *latency_note(asked, checked)]
+    if beyond:
+        said.append(f"{NOT_CHECKED}: {beyond} of {len(found)} cells; bench predict --validate does that")
+    print_map(found, said, same_everywhere(checked, known), as_json=as_json)
+
+
+def _check_map(asked: PredictConfig, text: str) -> None:
+    """Refuse options that a map over numbers of ranks sets."""
+    if text.partition(",")[2].partition("=")[0].strip() != "world_size":
         raise UsageError(f"--sweep '{text}' is not possible; write it like bandwidth=1mbit..10gbit,world_size=2..64")
     set_by_map = (
         "compressor", "collective", "strategy", "straggler", "world_size", "hosts", "ranks_per_host", "cluster_file",
@@ -206,13 +306,6 @@ def _predict_map(known: Calibration, asked: PredictConfig, text: str, *, as_json
     if given := [option.flag_name for option in PredictConfig.options() if option.name in set_by_map and
                  getattr(asked, option.name) != getattr(plain, option.name)]:  # fmt: skip
         raise UsageError(f"a map tries all pairs among equal hosts with one rank each; leave out {', '.join(given)}")
-    checked = check(dataclasses.replace(asked, compressor=BASELINE), known)
-    found = regimes(known, checked, parse_sweep(rates_text, per_decade=MAP_POINTS_PER_DECADE), parse_world_sizes(sizes))
-    beyond = sum(each.outside is not None for each in found)
-    said = notes(known, checked, range_too=False)
-    if beyond:
-        said.append(f"outside the validated range: {beyond} of {len(found)} cells; see bench predict --validate")
-    print_map(found, said, same_everywhere(checked, known), as_json=as_json)
 
 
 def _validate(known: Calibration, path: Path, file: Path, runs: Path, table: Path | None, *, as_json: bool) -> None:
@@ -275,7 +368,7 @@ def _keep_compared(
 def _pays(known: Calibration, checked: Asked, prediction: Prediction, row: dict[str, Any]) -> list[str]:
     """Whether it is faster than dense gradients in 16 bits, where those are calibrated; their step, into the row."""
     from bench.launch.predictions.checking import BASELINE
-    from bench.launch.predictions.dense import dense_ways, fastest
+    from bench.launch.predictions.ways import dense_ways, fastest
 
     if BASELINE not in known.encoded or checked.compressor == BASELINE:
         return []

@@ -41,6 +41,20 @@ class LeafSize:
     wire_dtype: str | None = None
     splits_blocks: bool = False
 
+    @classmethod
+    def of(cls, leaf: Any) -> LeafSize:
+        """Return the size of a `collectives.payloads.base.Payload`."""
+        wire = leaf.wire if leaf.elementwise else None
+        return cls(
+            numel=leaf.numel,
+            nbytes=leaf.nbytes,
+            alignment=leaf.alignment,
+            addable=leaf.addable,
+            wire_numel=None if wire is None else wire.numel(),
+            wire_dtype=None if wire is None else str(wire.dtype).removeprefix("torch."),
+            splits_blocks=leaf.splits_blocks,
+        )
+
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Work:
@@ -193,6 +207,7 @@ class Calibration:
         crowded_wake_s: from a message's arrival until the rank goes on, while all cores of its crowd, the last of
             `crowds`, compute.
         validated: what is known of predictions from here.
+        cut: what was measured less often than it might have been, for lack of time: "4 of 36 steps".
     """
 
     version: int
@@ -218,6 +233,7 @@ class Calibration:
     crowded_wake_s: Seconds = 0.0
     augment: bool = True
     validated: tuple[Validated, ...] = ()
+    cut: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         count = len(self.buckets)

@@ -122,6 +122,16 @@ def parse_duration(text: str) -> float:
     return duration
 
 
+def duration(text: str) -> str:
+    """Return a text that `parse_duration` reads.
+
+    Raises:
+        UsageError: as there.
+    """
+    parse_duration(text)
+    return text
+
+
 def _quantity(text: str, form: re.Pattern[str], factors: Mapping[str, float], most: float) -> float | None:
     """The number in a text times the factor of its unit; None where it has another form or exceeds `most`."""
     match = form.fullmatch(text)

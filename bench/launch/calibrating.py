@@ -4,16 +4,24 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-from collections.abc import Callable
+import itertools
+import json
+import math
+import statistics
+import time
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
-from bench.core import spec
+from bench.core import environment, signals, spec
 from bench.core.config.calibrate import CalibrateConfig
 from bench.core.config.job import RanksConfig
 from bench.core.config.run import RunConfig
 from bench.core.environment import usable_cores
-from bench.core.errors import UsageError
-from bench.core.parts import FORWARDED, FRAMES, SEGMENTS
+from bench.core.errors import Interrupted, RunFailed, UsageError
+from bench.core.files import check_writable
+from bench.core.parts import FORWARDED, FRAMES, LOCAL, SEGMENTS, VERSION, Calibration
+from bench.core.run_folder import read_json, write_json
 from bench.hosts.cluster import Cluster, HostLink
 from bench.hosts.support import hosts_supported
 from bench.hosts.ways import settle
@@ -40,6 +48,13 @@ LINKS = {
     FORWARDED: HostLink(name="host", uplink_bps=400e6, downlink_bps=400e6, latency_s=1e-3),
 }
 
+OUTSIDE_S = 10.0
+"""seconds of the budget in which the command begins and ends, and its processes start"""
+HOSTS_S = 20.0
+"""seconds that messages of one kind between virtual hosts are expected to take"""
+_AS_GIVEN = ("model", "dataset", "optimizer", "batch_size", "augment", "threads", "bucket_mb")
+_MAY_DIFFER = ("data_dir", "timeout_s", "compressors", "virtual_hosts", "left_s", "done", "later")
+"""between a measurement that was interrupted and the one that goes on"""
 _OF_A_RUN = ("model", "dataset", "data_dir", "optimizer", "batch_size", "augment", "bucket_mb", "threads", "seed")
 
 
@@ -67,35 +82,175 @@ def resolve(asked: CalibrateConfig) -> CalibrateConfig:
     )
 
 
-def execute(config: CalibrateConfig, tell: Callable[[str], None], server: ForkServer) -> dict[str, Any]:
-    """Measure, and return what was found as plain values, as `Calibration` has them.
+def execute(config: CalibrateConfig, tell: Callable[[str], None], server: ForkServer, kept: KeptParts) -> Calibration:
+    """Measure what is not kept already.
 
     Args:
         config: from `resolve`.
         tell: is told what comes next.
         server: starts the processes; made with `fork_server.CALIBRATE`.
+        kept: the parts; each is added when it is measured.
 
     Raises:
         RunFailed: a process failed or hung; its log is kept and named.
         Interrupted: the user stopped it.
     """
-    found: dict[str, Any] = {}
+    try:
+        with signals.interruptible():
+            _measure_parts(config, tell, server, kept)
+    except (Interrupted, RunFailed) as error:
+        what = "stopped by the user" if isinstance(error, Interrupted) else str(error)
+        raise type(error)(f"{what}; {kept.said}") from None
+    return kept.calibration(config)
 
-    def take(report: Any) -> None:
+
+def _measure_parts(config: CalibrateConfig, tell: Callable[[str], None], server: ForkServer, kept: KeptParts) -> None:
+    ends = time.monotonic() + config.budget_s - OUTSIDE_S - kept.took_s
+    clusters = _clusters(config)
+    number = of = 0
+
+    def say(text: str, left_s: float | None) -> None:
+        tell(f"[{number}/{of}] {text}" + ("" if left_s is None else f", about {_rounded(left_s)} left"))
+
+    def take(report: Mapping[str, Any]) -> None:
+        nonlocal number, of
         if "measuring" in report:
-            tell(report["measuring"])
-        found.update(report.get("calibration", {}))
+            number, of = report["number"], report["of"]
+            say(report["measuring"], report["left_s"])
+        if "part" in report:
+            kept.add(report)
 
     num_ranks = _at_once(config.threads)
+    job = dataclasses.replace(
+        config, left_s=max(0.0, ends - time.monotonic()), done=tuple(kept.parts), later=tuple(map(_text_of, clusters))
+    )
     measure(
         "calibrate",
-        config,
+        job,
         lambda folder: server.start(folder, num_ranks=num_ranks, threads=config.threads, device=config.device),
         WatchdogTimeouts.with_one_process(config.timeout_s),
         take,
     )
-    found["messages"] |= _between_hosts(config, tell)
-    return found
+    left = [way for way in clusters if _text_of(way) not in kept.parts]
+    of = len(kept.parts) + len(left)
+    for count, way in zip(range(len(left), 0, -1), left, strict=True):
+        number = of - count + 1
+        say(_text_of(way), HOSTS_S * count)
+        kept.add({"part": _text_of(way), "found": {"messages": {way: _messages(config, clusters[way])}}})
+
+
+def _rounded(seconds: float) -> str:
+    """``87.3`` -> ``85 s``; from two minutes on in whole minutes."""
+    return f"{round(seconds / 60)} min" if seconds >= 120 else f"{max(5, 5 * round(seconds / 5))} s"
+
+
+class KeptParts:
+    """The parts of a measurement, in a file beside the calibration until all are there, so that it can be interrupted.
+
+    Args:
+        out: the calibration that they are for.
+        config: from `resolve`; parts of another measurement are not taken.
+
+    Attributes:
+        path: of the file.
+        parts: reports of the parts, by name.
+    """
+
+    def __init__(self, out: Path, config: CalibrateConfig) -> None:
+        self.path = out.with_name(f"{out.name}.parts")
+        check_writable(self.path)
+        asked = {name: value for name, value in dataclasses.asdict(config).items() if name not in _MAY_DIFFER}
+        self._of = json.loads(json.dumps(_origin() | asked))
+        kept = read_json(self.path) or {}
+        self.parts: dict[str, dict[str, Any]] = kept.get("parts", {}) if kept.get("of") == self._of else {}
+        self._since = time.monotonic()
+
+    @property
+    def took_s(self) -> float:
+        """Return the seconds that measuring them took, with what came before each."""
+        return math.fsum(part["seconds"] for part in self.parts.values())
+
+    @property
+    def said(self) -> str:
+        """Return what is kept, for whoever must begin again."""
+        if not self.parts:
+            return "no part was measured yet"
+        return f"{len(self.parts)} part(s) are kept in {self.path}, and the same command goes on from there"
+
+    def add(self, report: Mapping[str, Any]) -> None:
+        """Keep one more part."""
+        now = time.monotonic()
+        self.parts[report["part"]] = {**report, "seconds": now - self._since}
+        self._since = now
+        write_json(self.path, {"of": self._of, "parts": self.parts})
+
+    def remove(self) -> None:
+        """Remove the file."""
+        self.path.unlink(missing_ok=True)
+
+    def calibration(self, config: CalibrateConfig) -> Calibration:
+        """Put all of them together."""
+        found = [part["found"] for part in self.parts.values()]
+
+        def each(name: str) -> list[Any]:
+            return [values[name] for values in found if name in values]
+
+        def merged(name: str) -> dict[str, Any]:
+            return {key: value for values in each(name) for key, value in values.items()}
+
+        times = itertools.chain.from_iterable(each("times"))
+        batch_s, forward_s, backward_s, update_s, *ready = map(statistics.median, zip(*times, strict=True))
+        (buckets,), (among_steps_s,), (later_s,) = each("buckets"), each("among_steps_s"), each("later_s")
+        rounds = itertools.chain.from_iterable(each("crowds"))
+        messages, encoded = merged("messages"), merged("encoded")
+        return Calibration.of(
+            {
+                **_origin(),
+                **{name: getattr(config, name) for name in _AS_GIVEN},
+                "batch_s": batch_s,
+                "forward_s": forward_s,
+                "backward_s": backward_s,
+                "update_s": update_s,
+                "buckets": [bucket | {"ready_s": at} for bucket, at in zip(buckets, ready, strict=True)],
+                "encoded": {text: encoded[text] for text in spec.split_list(config.compressors)},
+                "crowds": [_mean(crowds) for crowds in zip(*rounds, strict=True)],
+                "messages": messages,
+                "around_message_s": max(0.0, among_steps_s - messages[LOCAL]["message_s"]),
+                "crowded_wake_s": max(0.0, statistics.fmean(later_s)),
+                "cut": self._cut(),
+            }
+        )
+
+    def _cut(self) -> list[str]:
+        """What was measured less often than it might have been: "12 of 36 steps of several ranks at once"."""
+        sums: dict[str, list[int]] = {}
+        for part in self.parts.values():
+            for name, made, full in part.get("counts", []):
+                of_name = sums.setdefault(name, [0, 0])
+                of_name[0] += made
+                of_name[1] += full
+        return [f"{made} of {full} {name}" for name, (made, full) in sums.items() if made < full]
+
+
+def _mean(crowds: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """The same number of ranks in several rounds."""
+    return {
+        "load": crowds[0]["load"],
+        "handed_over_s": [statistics.fmean(at) for at in zip(*(each["handed_over_s"] for each in crowds), strict=True)],
+        "computed_s": statistics.fmean(each["computed_s"] for each in crowds),
+        "cpu_s": statistics.fmean(each["cpu_s"] for each in crowds),
+    }
+
+
+def _origin() -> dict[str, Any]:
+    """Where it is measured."""
+    return {
+        "version": VERSION,
+        "cpu": environment.cpu_model(),
+        "cores": usable_cores(),
+        "torch_version": environment.version_of("torch"),
+        "kernels": environment.kernels(),
+    }
 
 
 def _at_once(threads: int) -> int:
@@ -103,19 +258,20 @@ def _at_once(threads: int) -> int:
     return max(2, min(MOST_AT_ONCE, CROWDED * usable_cores() // threads))
 
 
-def _between_hosts(config: CalibrateConfig, tell: Callable[[str], None]) -> dict[str, dict[str, float]]:
-    """What messages cost on virtual hosts, by what their network is made of; nothing where there are none here."""
-    if not (config.virtual_hosts and hosts_supported()[0]):
-        return {}
-    found: dict[str, dict[str, float]] = {}
-    for way, link in LINKS.items():
+def _clusters(config: CalibrateConfig) -> dict[str, Cluster]:
+    """Virtual hosts by the way that their messages go; none where there are none here."""
+    found = {}
+    for way, link in LINKS.items() if config.virtual_hosts and hosts_supported()[0] else ():
         hosts = tuple(dataclasses.replace(link, name=f"host{index}") for index in range(_at_once(threads=1)))
         with contextlib.suppress(UsageError):  # nothing here can delay frames
             cluster = settle(Cluster(hosts=hosts))
             if cluster.forwarded == (way == FORWARDED):
-                tell(f"messages between virtual hosts, {way}")
-                found[way] = _messages(config, cluster)
+                found[way] = cluster
     return found
+
+
+def _text_of(way: str) -> str:
+    return f"messages between virtual hosts, {way}"
 
 
 def _messages(config: CalibrateConfig, cluster: Cluster) -> dict[str, float]:

@@ -6,13 +6,13 @@ frames do between two of them. So it is found from what is missing to ranks that
 
 from __future__ import annotations
 
+import statistics
 import threading
 import time
 from collections.abc import Callable
 from typing import Self
 
 import torch
-from scipy.stats import trim_mean
 
 from bench.core import environment
 from bench.core.forwarder_use import ForwarderUse
@@ -71,7 +71,8 @@ def carry_byte_s(transport: Transport, costs: MessageCosts) -> float:
             at_rest, beside, seconds = transport.all_reduce_scalars([at_rest, beside, seconds], "sum")
             taken_s = cores * seconds / n * (1 - beside / at_rest)
             found.append((taken_s / (n * (n - 1)) - own_s) / MESSAGE_BYTES)
-    return max(0.0, float(trim_mean(found, STRAY_SHARE)))
+    stray = int(STRAY_SHARE * len(found))
+    return max(0.0, statistics.fmean(sorted(found)[stray : len(found) - stray]))
 
 
 def forwarded_byte_s(transport: Transport) -> float:

@@ -6,8 +6,8 @@ itself, time after time, encoding takes half as long, and reading a short messag
 
 from __future__ import annotations
 
-import dataclasses
 import itertools
+import math
 import statistics
 import time
 from collections.abc import Callable, Sequence
@@ -41,14 +41,19 @@ from compressors.ddp.reducer import Reducer
 from compressors.ddp.taken import TakenGradients
 from compressors.layer import Layer, Step, layers_of
 
-WARMUP = 4
+WARMUP, LEAST_WARMUP = 4, 2
+"""steps before the first that is timed; in the first two DDP's ranks agree on their buckets"""
+SLOW_S = 1.0
+"""a step that takes longer is made no more often than it must be"""
 LATE = 10**6
 """a step at which no compressor sends all entries any more, as some do at first"""
 CROWDED_STEPS = 8
+LEAST_TURNS = 2
+"""of a compressor, however little time there is"""
 RANKS = 4
 """whose gradients are recorded, at the same weights, to see how far the entries that they send are the same"""
 MOMENTUM = 0.9
-STIRRED_SAMPLES = 8
+STIRRED_SAMPLES, STIRRED_SAMPLES_IF_SLOW = 8, 2
 """of a mini-batch, at most, that are computed between two timings"""
 PARTS = 8
 """of one of which, as of the whole, it is measured what is done to it"""
@@ -66,22 +71,16 @@ def clock() -> float:
     return time.process_time() if torch.get_num_threads() == 1 else time.perf_counter()
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class Compute:
-    """One rank's step without any exchange: medians, seconds."""
-
-    batch_s: float
-    forward_s: float
-    backward_s: float
-    update_s: float
-    buckets: tuple[BucketParts, ...]
-
-
 class StepParts:
     """A model that trains by itself; every rank of the process group must make one.
 
     Args:
         config: complete.
+
+    Attributes:
+        numel: elements of the gradient.
+        num_buckets: into which DDP cuts it.
+        step_s, stir_s: seconds of a step, and of what `stir` computes.
     """
 
     def __init__(self, config: CalibrateConfig) -> None:
@@ -95,15 +94,29 @@ class StepParts:
         train, _ = dataset.load(Path(config.data_dir), seed=config.seed, train_size=None, test_size=None)
         of_run = RunConfig(batch_size=config.batch_size, augment=config.augment, seed=config.seed, replicas=1)
         self._batches = Batches(of_run, dataset, train, 0, device)
+        self.numel = sum(parameter.numel() for parameter in model.parameters())
         self._times: list[list[float]] = []
         self._layer_of = {id(layer.weight): layer for layer in layers_of(model)}
         self._arrived: list[tuple[float, list[Layer], list[torch.Tensor]]] = []
         self._keeps = False
+        self._copied_s = 0.0
         self._clock = clock
         self._taken = TakenGradients(self._ddp)
         self._ddp.register_comm_hook(None, lambda _, bucket: self._take(bucket))
-        for _ in range(WARMUP):  # in the first of these DDP's ranks agree on their buckets
-            self._step()
+        for number in range(WARMUP):
+            marks, arrived = self._step()
+            self.num_buckets = len(arrived)
+            self.step_s = marks[-1] - marks[0]
+            if number + 1 >= LEAST_WARMUP and self.is_slow:
+                break
+        started = clock()
+        self.stir()
+        self.stir_s = clock() - started
+
+    @property
+    def is_slow(self) -> bool:
+        """Return whether a step takes so long that some of what is measured must do with less of it."""
+        return self.step_s > SLOW_S
 
     def time_steps(self, count: int) -> None:
         """Time some steps more."""
@@ -112,28 +125,22 @@ class StepParts:
             ready = [at - marks[2] for at in arrived]
             self._times.append([after - before for before, after in itertools.pairwise(marks)] + ready)
 
-    def compute(self) -> Compute:
-        """What all timed steps come to, of which there must be some."""
-        batch_s, forward_s, backward_s, update_s, *ready = map(statistics.median, zip(*self._times, strict=True))
-        buckets = [bucket_parts(at, of) for at, (_, of, _) in zip(ready, self._arrived, strict=True)]
-        return Compute(
-            batch_s=batch_s,
-            forward_s=forward_s,
-            backward_s=backward_s,
-            update_s=update_s,
-            buckets=tuple(buckets),
-        )
+    def take_times(self) -> list[list[float]]:
+        """Return seconds of each step timed since the last call: batch, forward, backward, update, buckets ready."""
+        times, self._times = self._times, []
+        return times
 
-    def crowd(self, group: dist.ProcessGroup, cores: int) -> Crowd:
+    def crowd(self, group: dist.ProcessGroup, cores: int, steps: int) -> Crowd:
         """Time steps that all ranks of a group, which must all call, begin at once: by the clock, until the last one.
 
         Args:
             group: of this rank and the others.
             cores: that they share.
+            steps: to make, of which the first does not count if there are more.
         """
         self._clock = time.perf_counter
         ends, used_s = [], []
-        for _ in range(1 + CROWDED_STEPS):
+        for _ in range(steps):
             dist.barrier(group)
             cpu_started = time.process_time()
             marks, arrived = self._step()
@@ -144,24 +151,26 @@ class StepParts:
             dist.all_reduce(last, dist.ReduceOp.MAX, group)
             ends.append((last - begun).tolist())
         self._clock = clock
-        *handed_over, computed_s = map(statistics.median, zip(*ends[1:], strict=True))
+        first = min(1, steps - 1)
+        *handed_over, computed_s = map(statistics.median, zip(*ends[first:], strict=True))
         return Crowd(
             load=dist.get_world_size(group) * torch.get_num_threads() / cores,
             handed_over_s=tuple(handed_over),
             computed_s=computed_s,
-            cpu_s=_mean_of_ranks(statistics.median(used_s[1:]), group),
+            cpu_s=_mean_of_ranks(statistics.median(used_s[first:]), group),
         )
 
-    def around_message_s(self, group: dist.ProcessGroup, transport: Transport) -> float:
+    def around_message_s(self, group: dist.ProcessGroup, transport: Transport, steps: int) -> float:
         """CPU seconds of a rank for a message that comes behind compute, sent or received; all of a group must call.
 
         Args:
             group: of this rank and the others.
             transport: among them.
+            steps: to make, each with a message behind it.
         """
         n, ring = dist.get_world_size(group), Ring().bind(transport)
         taken = []
-        for _ in range(CROWDED_STEPS):
+        for _ in range(steps):
             self._step()
             dist.barrier(group)
             started = time.thread_time()
@@ -175,7 +184,7 @@ class StepParts:
         Args:
             group: of this rank and the others.
             transport: among them.
-            computing: all ranks make steps meanwhile.
+            computing: all ranks compute meanwhile: steps, or what `stir` computes where these are slow.
         """
         n, ring = dist.get_world_size(group), Ring().bind(transport)
 
@@ -189,48 +198,57 @@ class StepParts:
         with ThreadPoolExecutor(1) as beside:
             under_way = beside.submit(sums)
             while computing and not under_way.done():
-                self._step()
+                (self.stir if self.is_slow else self._step)()
         return _mean_of_ranks(under_way.result(), group)
 
     def stir(self) -> None:
         """Compute on a few samples, so that caches hold what they hold behind backward."""
         x, y = next(self._batches)
+        if self.is_slow:  # reading all weights is enough to fill the caches
+            with torch.no_grad():
+                self._ddp.module(x[:STIRRED_SAMPLES_IF_SLOW])
+            return
         torch.nn.functional.cross_entropy(self._ddp(x[:STIRRED_SAMPLES]), y[:STIRRED_SAMPLES]).backward()
         self._optimizer.zero_grad()
 
     def _step(self) -> tuple[list[float], list[float]]:
         """(when the batch was asked for, it was there, forward, backward and update had ended; when buckets came)."""
         self._arrived = []
-        marks = [self._clock()]
+        marks = [self._now()]
         x, y = next(self._batches)
-        marks.append(self._clock())
+        marks.append(self._now())
         loss = torch.nn.functional.cross_entropy(self._ddp(x), y)
-        marks.append(self._clock())
+        marks.append(self._now())
         loss.backward()
-        marks.append(self._clock())
+        marks.append(self._now())
         self._optimizer.step()
         self._optimizer.zero_grad()
-        marks.append(self._clock())
+        marks.append(self._now())
         return marks, [arrived for arrived, _, _ in self._arrived]
 
     def gradients(self) -> list[list[tuple[list[Layer], list[torch.Tensor]]]]:
-        """Of some ranks at the same weights: each bucket's layers and gradients."""
+        """Return each bucket's layers and gradients, of some ranks at the same weights; their steps are timed too."""
         self._keeps = True
         ranks = []
         for _ in range(RANKS):
-            self._arrived = []
-            x, y = next(self._batches)
-            torch.nn.functional.cross_entropy(self._ddp(x), y).backward()
-            self._optimizer.zero_grad()
+            self.time_steps(1)
             ranks.append([(of, kept) for _, of, kept in self._arrived])
         self._keeps = False
         return ranks
 
+    def _now(self) -> float:
+        """Time by the clock, without what copying gradients took."""
+        return self._clock() - self._copied_s
+
     def _take(self, bucket: Any) -> torch.futures.Future[torch.Tensor]:
-        arrived = self._clock()
+        arrived = self._now()
         layers = [self._layer_of[id(parameter)] for parameter in bucket.parameters()]
         gradients, _ = self._taken.of(bucket)
-        kept = [gradient.clone() for gradient in gradients] if self._keeps else []
+        kept: list[torch.Tensor] = []
+        if self._keeps:
+            started = self._clock()
+            kept = [gradient.clone() for gradient in gradients]
+            self._copied_s += self._clock() - started
         self._arrived.append((arrived, layers, kept))
         future: torch.futures.Future[torch.Tensor] = torch.futures.Future()
         future.set_result(bucket.buffer())
@@ -255,21 +273,26 @@ def encoded(
     gradients: Sequence[Sequence[tuple[list[Layer], list[torch.Tensor]]]],
     config: CalibrateConfig,
     stir: Callable[[], object],
-) -> tuple[EncodedBucket, ...]:
-    """What a compressor makes of every bucket.
+    seconds: float = math.inf,
+) -> tuple[tuple[EncodedBucket, ...], int]:
+    """Return what a compressor makes of every bucket, and how many turns of it were timed.
 
     Args:
         text: of the compressor.
         gradients: as of `StepParts.gradients`; left as they are.
         config: complete.
         stir: computes something else.
+        seconds: that all of it may take; where they are short there are fewer turns, but at least `LEAST_TURNS`.
     """
     compressor = cast(Compressor, spec.build("compressors", text))
     reducers = [Reducer(compressor, momentum=MOMENTUM if compressor.owns_momentum else 0.0) for _ in gradients]
     num_buckets = len(gradients[0])
     works: list[list[list[float]]] = [[] for _ in range(num_buckets)]
-    offers: list[list[list[Message]]] = [[] for _ in range(num_buckets)]
-    for turn in range(1 + config.turns):
+    offers: list[list[list[Message]]] = []
+    started, turn, turns = time.monotonic(), 0, config.turns
+    while turn <= turns:
+        turn_started = time.monotonic()
+        offers = [[] for _ in range(num_buckets)]
         for rank, (reducer, of_rank) in enumerate(zip(reducers, gradients, strict=True)):
             step = Step(index=LATE + turn, epoch=0, rank=rank, world_size=1, seed=config.seed, warmup=False)
             for number, (layers, kept) in enumerate(of_rank):
@@ -279,16 +302,21 @@ def encoded(
                 work_s, messages = _reduced(reducer, bucket)
                 if is_timed:
                     works[number].append(work_s)
-                if turn == config.turns:
-                    offers[number].append(messages)
+                offers[number].append(messages)
             reducer.commit()
-    return tuple(
+        if turn == 1 and seconds < math.inf:
+            turn_s = 2 * (time.monotonic() - turn_started)  # what is done to messages takes about as long again
+            turns = min(turns, max(LEAST_TURNS, int((seconds - (turn_started - started)) / turn_s)))
+        turn += 1
+    repeats = REPEATS if turns == config.turns else min(REPEATS, turns)
+    buckets = tuple(
         EncodedBucket(
             work_s=tuple(map(statistics.median, zip(*work, strict=True))),
-            offers=tuple(_offer(of_ranks, stir) for of_ranks in zip(*of_bucket, strict=True)),
+            offers=tuple(_offer(of_ranks, stir, repeats) for of_ranks in zip(*of_bucket, strict=True)),
         )
         for work, of_bucket in zip(works, offers, strict=True)
     )
+    return buckets, turns
 
 
 def _reduced(reducer: Reducer, bucket: Bucket) -> tuple[list[float], list[Message]]:
@@ -306,7 +334,7 @@ def _reduced(reducer: Reducer, bucket: Bucket) -> tuple[list[float], list[Messag
     return [after - before for before, after in zip(marks[::2], marks[1::2], strict=True)], messages
 
 
-def _offer(messages: Sequence[Message], stir: Callable[[], object]) -> Offer:
+def _offer(messages: Sequence[Message], stir: Callable[[], object], repeats: int) -> Offer:
     """A message, from what several ranks offer."""
     keys, of_ranks = zip(*messages, strict=True)
     first, second = of_ranks[:2]
@@ -316,10 +344,10 @@ def _offer(messages: Sequence[Message], stir: Callable[[], object]) -> Offer:
         for count, payload in enumerate(of_ranks[1:], start=2):
             total = total.add(payload)
             growth.append((count, max(growth[-1][1], total.nbytes / first.nbytes)))
-    whole = _handled(first, second, stir)
-    part = _handled(first.split(PARTS)[0], second.split(PARTS)[0], stir) if first.addable else None
+    whole = _handled(first, second, stir, repeats)
+    part = _handled(first.split(PARTS)[0], second.split(PARTS)[0], stir, repeats) if first.addable else None
     return Offer(
-        leaves=tuple(_size(leaf) for leaf in leaves(first)),
+        leaves=tuple(map(LeafSize.of, leaves(first))),
         layers=keys[0],
         growth=tuple(growth),
         merge=work_of(*((each.nbytes, each.merge_s) for each in (whole, part) if each is not None)),
@@ -339,10 +367,10 @@ class _Handled(NamedTuple):
     decode_s: float
 
 
-def _handled(first: Payload, second: Payload, stir: Callable[[], object]) -> _Handled:
+def _handled(first: Payload, second: Payload, stir: Callable[[], object], repeats: int) -> _Handled:
     """Medians of a few times, each behind other work."""
     dense, times = torch.zeros(first.numel), []
-    for _ in range(REPEATS):
+    for _ in range(repeats):
         stir()
         marks = [clock()]
         packed = first.pack()
@@ -366,16 +394,3 @@ def work_of(whole: tuple[int, float], part: tuple[int, float] | None = None) -> 
         return Work(each_s=whole[1])
     byte_s = max(0.0, whole[1] - part[1]) / (whole[0] - part[0])
     return Work(each_s=max(0.0, part[1] - byte_s * part[0]), byte_s=byte_s)
-
-
-def _size(leaf: Payload) -> LeafSize:
-    wire = leaf.wire if leaf.elementwise else None
-    return LeafSize(
-        numel=leaf.numel,
-        nbytes=leaf.nbytes,
-        alignment=leaf.alignment,
-        addable=leaf.addable,
-        wire_numel=None if wire is None else wire.numel(),
-        wire_dtype=None if wire is None else str(wire.dtype).removeprefix("torch."),
-        splits_blocks=leaf.splits_blocks,
-    )

@@ -39,8 +39,7 @@ _OF_SWEEP: Mapping[str, tuple[str, ...]] = {
 }
 TUNED_SWEEPS = tuple(_OF_SWEEP)
 _TUNED_WITH_THRESHOLD = ("threshold", "twobit")
-_TAKE_THE_RATE_OF_THEIR_METHOD = ("group_size", "flush_every")
-"""How compressors begin that take the rate of the method that they vary."""
+RATE_NEUTRAL_OPTIONS = ("group_size", "flush_every")  # variants take the rate of their method
 
 Method = tuple[str, str, str]
 """Model, compressor and optimizer."""
@@ -109,7 +108,7 @@ def method_of(run: Run) -> Method:
     """Return what a rate is chosen for: model, compressor with the options that matter for its rate, and optimizer."""
     chosen = spec.parse(_as_written_now(run["compressor"]))
     tuned = {} if chosen.name in _TUNED_WITH_THRESHOLD else chosen.options
-    options = {name: text for name, text in tuned.items() if name not in _TAKE_THE_RATE_OF_THEIR_METHOD}
+    options = {name: text for name, text in tuned.items() if name not in RATE_NEUTRAL_OPTIONS}
     return run["model"], str(Spec(chosen.name, options)), run["optimizer"]
 
 

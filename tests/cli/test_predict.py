@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import csv
 import json
+import re
 import shutil
+import signal
 import statistics
 from pathlib import Path
 
@@ -14,7 +16,7 @@ from bench.core.parts import VERSION
 from bench.core.rows import RowWriter
 from bench.core.schema.metrics import METRICS_BY_NAME
 from tests.testing.calibrations import calibration, written
-from tests.testing.invoke import execute, invoke
+from tests.testing.invoke import execute, invoke, start
 
 
 def test_calibrated_parts_predict_the_bytes_that_are_sent(tmp_path: Path) -> None:
@@ -24,7 +26,11 @@ def test_calibrated_parts_predict_the_bytes_that_are_sent(tmp_path: Path) -> Non
         "--turns", "1", "--no-virtual-hosts", "--out", str(out),
     )  # fmt: skip
     assert answer.code == 0, answer.error
+    assert re.match(
+        r"\[1/10\] messages between two processes\n\[2/10\] one rank computing, about \d+ s left\n", answer.error
+    )
     parts = json.loads(out.read_text())
+    assert (parts["cut"], list(tmp_path.glob("*.parts"))) == ([], [])
     assert parts["forward_s"] > 0
     assert list(parts["messages"]) == ["local"]
     assert parts["messages"]["local"]["message_s"] > 0
@@ -40,8 +46,8 @@ def test_calibrated_parts_predict_the_bytes_that_are_sent(tmp_path: Path) -> Non
     ready = [bucket["ready_s"] for bucket in parts["buckets"]]
     assert ready == sorted(ready)
     answer = invoke(
-        "predict", "--calibration", str(out), "--world-size", "3", "--collective", "ring", "--bandwidth", "10mbit",
-        "--json",
+        "predict", "--calibration", str(out), "--world-size", "3", "--compressor", "none", "--collective", "ring",
+        "--bandwidth", "10mbit", "--json",
     )  # fmt: skip
     assert answer.code == 0, answer.error
     told = json.loads(answer.out)
@@ -51,13 +57,41 @@ def test_calibrated_parts_predict_the_bytes_that_are_sent(tmp_path: Path) -> Non
     assert told["step_time_s"] > told["payload_bytes_per_step"] * 8 / 10e6
 
 
+def test_a_calibration_that_was_interrupted_goes_on_and_one_in_a_hurry_says_so(tmp_path: Path) -> None:
+    out = tmp_path / "parts.json"
+    asked = ["calibrate", "--batch-size", "8", "--compressors", "none,topk", "--no-virtual-hosts", "--budget", "1s",
+             "--out", str(out)]  # fmt: skip
+    process = start(*asked)
+    assert process.stderr is not None
+    for line in process.stderr:
+        if line.startswith("[4/10]"):
+            process.send_signal(signal.SIGINT)
+            break
+    _, error = process.communicate(timeout=60)
+    assert process.returncode == 130
+    kept = len(json.loads(Path(f"{out}.parts").read_text())["parts"])
+    assert kept >= 3
+    said = f"{kept} part(s) are kept in {out}.parts, and the same command goes on from there"
+    assert error.splitlines()[-1] == f"bench: stopped by the user; {said}"
+    answer = execute(*asked)
+    assert answer.code == 0, answer.error
+    assert answer.error.startswith(f"going on with {kept} part(s) that are kept in {out}.parts\n[{kept + 1}/10] ")
+    cut = json.loads(out.read_text())["cut"]
+    assert "1 of 36 steps of several ranks at once" in cut
+    assert f"--budget 1s was too short to repeat everything as often as planned: {cut[0]}" in answer.error
+    assert not Path(f"{out}.parts").exists()
+    assert f"The calibration had little time: {cut[0]}" in invoke("predict", "--calibration", str(out)).out
+
+
 DENSE = ("dense_collective", "dense_step_time_s")
 CELL = ["--bandwidth-trace", "examples/cell.trace"]
+PLAIN = ["--compressor", "none"]
 LOSSES = ["--losses", "every=2h,restart=60s,checkpoint=100"]
 
 
 def test_a_trace_is_followed_and_its_slowest_and_fastest_tenths_are_named(tmp_path: Path) -> None:
-    asked = ["predict", "--calibration", written(tmp_path), "--collective", "ring", *CELL]
+    pair = ["--compressor", "none", "--collective", "ring"]
+    asked = ["predict", "--calibration", written(tmp_path), *pair, *CELL]
     answer = invoke(*asked, "--json")
     assert answer.code == 0, answer.error
     told = json.loads(answer.out)
@@ -74,7 +108,7 @@ def test_people_read_whether_it_pays(tmp_path: Path) -> None:
     path = written(tmp_path)
     pays = invoke("predict", "--calibration", path, "--compressor", "topk", "--bandwidth", "1mbit")
     assert "times as fast as with dense bf16" in pays.out
-    assert "outside the validated range" in pays.out
+    assert "Not yet checked against real runs on this machine" in pays.out
     fast = invoke("predict", "--calibration", path, "--compressor", "topk")
     assert "compression does not pay here" in fast.out
     curve = invoke("predict", "--calibration", path, "--compressor", "topk", "--sweep", "bandwidth=1mbit..10gbit")
@@ -109,6 +143,49 @@ def test_compression_is_held_against_the_fastest_dense_sum(tmp_path: Path) -> No
     fastest = [point["dense_collective"] for point in curve["curve"]]
     assert fastest[-1] == "allgather"
     assert fastest[0] != "allgather"  # each rank sends all of it to each
+
+
+def test_a_compressor_is_predicted_on_its_fastest_collective_too(tmp_path: Path) -> None:
+    asked = ["predict", "--calibration", written(tmp_path), "--compressor", "topk", "--hosts", "16", "--json"]
+    slow = [*asked, "--bandwidth", "1mbit"]
+    told = json.loads(invoke(*slow).out)
+    named = {name: json.loads(invoke(*slow, "--collective", name).out) for name in ("allgather", "halving_doubling")}
+    steps = {name: each["step_time_s"] for name, each in named.items()}
+    assert steps["halving_doubling"] < steps["allgather"]  # which a run would choose
+    assert told["step_time_s"] <= steps["halving_doubling"]
+    assert any("bench run takes allgather unless you add --collective" in note for note in told["notes"])
+    assert not any("bench run takes" in note for each in named.values() for note in each["notes"])
+    curve = json.loads(invoke(*asked, "--sweep", "bandwidth=1mbit..10mbit").out)["curve"]
+    assert curve[0]["step_time_s"] == told["step_time_s"]
+    assert curve[0]["collective"] == told["collective"]
+
+
+def test_without_a_compressor_all_are_ranked(tmp_path: Path) -> None:
+    asked = ["predict", "--calibration", written(tmp_path), "--hosts", "4", "--bandwidth", "10mbit"]
+    told = json.loads(invoke(*asked, "--json").out)
+    ranking = told["ranking"]
+    assert {row["compressor"] for row in ranking} == {"none", "bf16", "topk"}
+    assert [row["step_time_s"] for row in ranking] == sorted(row["step_time_s"] for row in ranking)
+    for row in ranking:
+        alone = json.loads(invoke(*asked, "--compressor", row["compressor"], "--json").out)
+        assert (row["collective"], row["step_time_s"]) == (alone["collective"], alone["step_time_s"])
+    dense = next(row for row in ranking if row["compressor"] == "bf16")
+    assert dense["times_as_fast"] == 1
+    lines = invoke(*asked).out.splitlines()
+    assert lines[0] == "4 ranks, at 10 Mbit/s"
+    assert max(map(len, lines[1:6])) <= 80
+    native = json.loads(invoke(*asked, "--collective", "native", "--json").out)
+    assert {row["compressor"] for row in native["ranking"]} == {"none", "bf16"}
+    assert any("topk is left out: " in note and "native adds tensors" in note for note in native["notes"])
+
+
+def test_a_latency_that_is_not_given_is_said_to_be_taken_as_0(tmp_path: Path) -> None:
+    path = written(tmp_path)
+    said = "Latency is taken as 0, because none is given; add --latency"
+    for asked in ([], [*PLAIN], [*PLAIN, "--sweep", "bandwidth=1mbit..10mbit"], ["--sweep", "bandwidth=1mbit..10mbit"]):
+        assert said in invoke("predict", "--calibration", path, *asked).out
+    for given in (["--latency", "0ms"], ["--latency", "1ms"], ["--network", "adsl"]):
+        assert said not in invoke("predict", "--calibration", path, *PLAIN, *given).out
 
 
 def test_a_map_needs_dense_gradients_in_16_bits_alone(tmp_path: Path) -> None:
@@ -171,7 +248,8 @@ def test_predictions_are_drawn_beside_what_was_measured(tmp_path: Path) -> None:
 
 
 def test_more_ranks_than_a_job_of_this_tool_can_have_are_predicted(tmp_path: Path) -> None:
-    answer = invoke("predict", "--calibration", written(tmp_path), "--hosts", "5000", "--collective", "tree")
+    pair = ["--compressor", "none", "--collective", "tree"]
+    answer = invoke("predict", "--calibration", written(tmp_path), "--hosts", "5000", *pair)
     assert (answer.code, answer.out.splitlines()[0]) == (0, "none on tree, 5000 ranks, on links without a limit")
 
 
@@ -280,22 +358,68 @@ def test_runs_say_how_many_steps_a_target_takes(tmp_path: Path) -> None:
         (["--strategy", "async_server:root=2"], "root=2 is none of the 2 ranks"),
         (["--strategy", "async_server:mode=asp,staleness=2"], "staleness=2 bounds mode=ssp"),
         (["--strategy", "async_server", "--sweep", "bandwidth=1mbit..1gbit"], "leave out --strategy async_server"),
-        (["--strategy", "async_server", "--steps-from", "none.csv"], "leave out --strategy"),
+        ([*PLAIN, "--strategy", "async_server", "--steps-from", "none.csv"], "leave out --strategy"),
+        (["--steps-from", "none.csv"], "--steps-from belongs to one compressor; name it with --compressor"),
+        (
+            ["--sweep", "bandwidth=1mbit..1gbit", "--collective", "ring"],
+            "name a --compressor, or leave out --collective",
+        ),
         (["--straggler", "rank=2,slowdown=3"], "--straggler rank=2,slowdown=3 names none of the 2 ranks"),
         (["--straggler", "rank=1"], "write rank=1,slowdown=3"),
         (["--sweep", "bandwidth=1mbit..1gbit,world_size=2..8", "--straggler", "rank=1,slowdown=3"], "--straggler"),
+        (
+            ["--model", "resnet20"],
+            "was measured with model small_cnn, which says nothing of resnet20; run `bench",
+        ),
+        (["--dataset", "synthetic"], "--model small_cnn --dataset synthetic --batch-size 32 --out other.json`"),
+        (["--batch-size", "64"], "was measured with batch_size 32, which says nothing of 64"),
+        (["--model", "resnet20", "--step-time", "9ms"], "leave out --calibration"),
+        (["--step-time", "soon"], "'soon' is not a duration"),
         (["--losses", "every=6h"], "--losses every=6h is not possible; write every=6h,restart=30s,checkpoint=100"),
         (["--losses", "every=6h,restart=soon,checkpoint=9"], "'soon' is not a duration"),
         (["--losses", "every=0s,restart=1s,checkpoint=9"], "give a mean time between losses above 0"),
-        (["--losses", "every=1s,restart=1h,checkpoint=9"], "are hardly ever reached"),
+        ([*PLAIN, "--losses", "every=1s,restart=1h,checkpoint=9"], "are hardly ever reached"),
         ([*LOSSES, "--sweep", "bandwidth=1mbit..1gbit"], "--losses belongs to one prediction; leave out --sweep"),
-        ([*LOSSES, "--strategy", "async_server"], "leave out --strategy"),
+        ([*PLAIN, *LOSSES, "--strategy", "async_server"], "leave out --strategy"),
+        (LOSSES, "--losses belongs to one compressor; name it with --compressor"),
     ],
 )
 def test_what_cannot_be_predicted_is_one_sentence(tmp_path: Path, arguments: list[str], sentence: str) -> None:
     answer = invoke("predict", "--calibration", written(tmp_path), *arguments)
     assert (answer.code, sentence in answer.error) == (2, True), answer.error
     assert "\n" not in answer.error
+
+
+@pytest.mark.parametrize(
+    ("arguments", "sentence"),
+    [
+        ([], "measure a model with `bench calibrate --out calibration.json`, or give --step-time 120ms"),
+        (
+            ["--model", "vgg11"],
+            "with `bench calibrate --model vgg11 --out calibration.json`, or give --model vgg11",
+        ),
+        (["--step-time", "9ms"], "--step-time needs the shapes of a model; name it with --model"),
+        (["--step-time", "9ms", "--model", "linear", "--shared-cores", "2"], "on --shared-cores is known from a cal"),
+        (["--step-time", "9ms", "--model", "linear", "--compressor", "auto"], "auto encodes nothing itself"),
+    ],
+)
+def test_without_a_calibration_one_sentence_says_what_to_do(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, arguments: list[str], sentence: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    answer = invoke("predict", *arguments)
+    assert (answer.code, sentence in answer.error) == (2, True), answer.error
+
+
+def test_the_time_of_a_step_is_enough_for_a_rough_estimate(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    asked = ["predict", "--model", "small_cnn", "--step-time", "20ms", "--hosts", "4", "--bandwidth", "10mbit"]
+    shown = invoke(*asked, "--compressor", "topk:ratio=0.001")
+    assert shown.code == 0, shown.error
+    assert "Rough estimate from the shapes of small_cnn, a step of 20 ms and typical costs of encoding" in shown.out
+    assert "Not yet checked against real runs on this machine: this is a rough estimate" in shown.out
+    told = json.loads(invoke(*asked, "--compressor", "bf16", "--batch-size", "8", "--json").out)
+    assert told["samples_per_s"] == pytest.approx(4 * 8 / told["step_time_s"])
 
 
 @pytest.mark.parametrize(
@@ -325,6 +449,7 @@ def test_what_is_no_calibration_is_one_sentence(tmp_path: Path, content: str | N
         (["--optimizer", "kfac"], "kfac exchanges something of its own"),
         (["--compressors", "torch_bf16"], "torch_bf16 encodes inside PyTorch's own hook"),
         (["--compressors", "nothing"], "there is no compressor 'nothing'"),
+        (["--budget", "soon"], "'soon' is not a duration"),
     ],
 )
 def test_what_cannot_be_calibrated_is_one_sentence(tmp_path: Path, arguments: list[str], sentence: str) -> None:

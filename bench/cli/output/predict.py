@@ -52,15 +52,46 @@ def print_step(checked: Asked, prediction: Prediction, row: dict[str, Any], said
     print(*said, sep="\n")
 
 
-def _heading(checked: Asked) -> str:
-    """What is predicted, in one line."""
+def print_ranking(checked: Asked, rows: list[dict[str, Any]], said: list[str], *, as_json: bool) -> None:
+    """Print compressors on stdout, the fastest first."""
+    if as_json:
+        print_json({"ranking": rows, "notes": said})
+        return
+    print(_heading(checked, of_all=True))
+    table = plain_table()
+    compared = "times_as_fast" in rows[0]
+    for heading in (
+        "compressor",
+        "collective",
+        "step",
+        *(["vs bf16"] if compared else []),
+        "sent per rank",
+        "bound by",
+    ):
+        table.add_column(heading, justify="left" if heading in ("compressor", "collective", "bound by") else "right")
+    for row in rows:
+        table.add_row(
+            escape(row["compressor"]),
+            escape(row["collective"]),
+            format_seconds(row["step_time_s"]),
+            *([f"{row['times_as_fast']:.2f}x"] if compared else []),
+            format_bytes(row["payload_bytes_per_step"]),
+            row["bound_by"],
+        )
+    stdout_console().print(table)
+    print(*said, sep="\n")
+
+
+def _heading(checked: Asked, *, of_all: bool = False) -> str:
+    """What is predicted, in one line; `of_all`: for every compressor."""
     where = checked.collective if checked.waits else checked.strategy
+    pair = (checked.strategy if not checked.waits else "") if of_all else f"{checked.compressor} on {where}"
     rate = "on links without a limit" if checked.slowest_bps is None else f"at {format_rate(checked.slowest_bps)}"
     if len({dataclasses.replace(host, name="any") for host in checked.hosts}) > 1:
         rate += " on the slowest link"
     latency = max(host.latency_s for host in checked.hosts)
     parts = [
-        f"{checked.compressor} on {where}",
+        pair,
         f"{checked.world_size} ranks",
         f"{checked.link_trace}, {rate} on average" if checked.link_trace else rate,
         f"latency {format_seconds(latency)}" if latency else "",
@@ -105,9 +136,10 @@ def print_curve(checked: Asked, curve: Curve, said: list[str], same: dict[str, A
             {
                 "bandwidth_bps": rate,
                 "step_time_s": pair.step_time_s,
-                "exposed_s": pair.exposed_s,
-                "payload_bytes_per_step": pair.payload_bytes_per_step,
-                "bound_by": pair.bound_by,
+                "exposed_s": pair.prediction.exposed_s,
+                "payload_bytes_per_step": pair.prediction.payload_bytes_per_step,
+                "bound_by": pair.prediction.bound_by,
+                "collective": pair.collective,
                 "dense_step_time_s": dense.step_time_s,
                 "dense_collective": dense.collective,
             }
@@ -116,13 +148,14 @@ def print_curve(checked: Asked, curve: Curve, said: list[str], same: dict[str, A
         print_json({**same, "curve": rows, "break_even_bps": curve.break_even_bps, "notes": said})
         return
     table = plain_table()
-    for heading in ("bandwidth", "step", "bound by", "dense bf16", "times as fast"):
-        table.add_column(heading, justify="left" if heading == "bound by" else "right")
+    for heading in ("bandwidth", "step", "collective", "bound by", "dense bf16", "vs bf16"):
+        table.add_column(heading, justify="left" if heading in ("collective", "bound by") else "right")
     for rate, pair, dense in zip(curve.rates_bps, curve.pair, curve.dense, strict=True):
-        times = f"{dense.step_time_s / pair.step_time_s:.2f}"
-        other = f"{format_seconds(dense.step_time_s)} on {dense.collective}"
-        table.add_row(format_rate(rate), format_seconds(pair.step_time_s), pair.bound_by, other, times)
-    print(f"{checked.compressor} on {checked.collective}, {checked.world_size} ranks")
+        times = f"{dense.step_time_s / pair.step_time_s:.2f}x"
+        steps = format_seconds(pair.step_time_s), pair.collective, pair.prediction.bound_by
+        table.add_row(format_rate(rate), *steps, format_seconds(dense.step_time_s), times)
+    where = ", ".join(dict.fromkeys(dense.collective for dense in curve.dense))
+    print(f"{checked.compressor}, {checked.world_size} ranks, beside dense bf16 on {where}")
     stdout_console().print(table)
     print(*said, sep="\n")
 

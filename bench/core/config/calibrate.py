@@ -7,8 +7,9 @@ from typing import Annotated, ClassVar
 
 from typing_extensions import Doc
 
-from bench.core.config.configuration import NOT_GIVEN, Flag
+from bench.core.config.configuration import NOT_GIVEN, NOT_RECORDED, Flag, Form
 from bench.core.config.job import DATA_DIR, MEASUREMENT, OUTPUT, PROCESSES, BucketMb, DataDir, JobConfig, Threads
+from bench.core.units import duration, parse_duration
 from collectives.ranges import Count
 
 WHAT = "What to measure"
@@ -36,8 +37,22 @@ class CalibrateConfig(JobConfig):
     virtual_hosts: Annotated[
         bool, Doc("measure messages between virtual hosts too, where they are possible"), Flag(MEASUREMENT)
     ] = True
+    budget: Annotated[
+        str,
+        Doc("time for all of it; where that is short, steps and turns are timed less often"),
+        Flag(MEASUREMENT),
+        Form(duration),
+    ] = "3m"
     repeats: Annotated[
         Count, Doc("timed steps of the model, at least, spread over the measurement"), Flag(MEASUREMENT)
     ] = 15
     turns: Annotated[Count, Doc("timed turns of each compressor, on four ranks' gradients each"), Flag(MEASUREMENT)] = 5
     threads: Annotated[Threads, Flag(PROCESSES)] = 1
+    left_s: Annotated[float, Doc("seconds left of the budget"), NOT_RECORDED] = 0.0
+    done: Annotated[tuple[str, ...], Doc("parts that were measured before"), NOT_RECORDED] = ()
+    later: Annotated[tuple[str, ...], Doc("parts that the launcher measures behind these"), NOT_RECORDED] = ()
+
+    @property
+    def budget_s(self) -> float:
+        """Return the seconds for all of it."""
+        return parse_duration(self.budget)

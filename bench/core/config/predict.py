@@ -12,7 +12,8 @@ from bench.core.config.configuration import NOT_GIVEN, Configuration, Flag, Form
 from bench.core.config.job import OUTPUT
 from bench.core.config.losses import Losses
 from bench.core.config.straggler import Straggler
-from collectives.ranges import Count
+from bench.core.units import duration
+from collectives.ranges import MOST, Count
 
 WHAT = "What to predict"
 RANKS = "Ranks and links"
@@ -26,23 +27,38 @@ LinkText = Annotated[str | None, Flag(RANKS)]
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class PredictConfig(Configuration):
-    """A pair, ranks and links; model, batch and optimizer are those of the calibration."""
+    """A pair, ranks and links; model, data set, batch and optimizer are those of the calibration."""
 
     panels: ClassVar[tuple[str, ...]] = (WHAT, RANKS, VALIDATION, OUTPUT)
 
-    compressor: Annotated[str, Doc("gradient compressor"), Flag(WHAT, room="compressors")] = "none"
+    compressor: Annotated[
+        str, Doc("gradient compressor"), Flag(WHAT, room="compressors", chosen="all of the calibration, ranked")
+    ] = NOT_GIVEN
     collective: Annotated[
         str,
         Doc("how ranks sum"),
         Flag(
             WHAT,
             room="collectives",
-            chosen="the strategy's own; with ddp the first legal of those that the compressor prefers",
+            chosen="the fastest; among more than 64 ranks, and with async_server, the one that a run would choose",
         ),
     ] = NOT_GIVEN
     strategy: Annotated[str, Doc("when ranks exchange what: ddp or async_server"), Flag(WHAT, room="strategies")] = (
         "ddp"
     )
+    model: Annotated[
+        str | None, Doc("network that is trained; a calibration must be of it"), Flag(WHAT, room="models")
+    ] = None
+    dataset: Annotated[str | None, Doc("data set, likewise; digits in an estimate"), Flag(WHAT, room="datasets")] = None
+    batch_size: Annotated[
+        int | None, Ge(1), Le(MOST), Doc("samples per rank and step, likewise; 32 in an estimate"), Flag(WHAT)
+    ] = None
+    step_time: Annotated[
+        str | None,
+        Doc("time of a step without exchange: a rough estimate from the shapes of --model, without a calibration"),
+        Flag(WHAT),
+        Form(duration),
+    ] = None
     trigger: Annotated[
         Literal["async", "sync"],
         Doc("when a bucket is sent; async: when it is ready, sync: when all are"),

@@ -30,17 +30,26 @@ PREDICTED = (DDP, "async_server")
 
 
 def check(config: PredictConfig, calibration: Calibration) -> Asked:
-    """Refuse what cannot be predicted.
+    """Return what is to be predicted; the collective is the one that a run would choose, where none is named.
 
     Raises:
         UsageError: something is unknown, illegal together, not calibrated, or says nothing of its rounds.
+    """
+    return check_asked(calibration, asked_of_options(config))
+
+
+def asked_of_options(config: PredictConfig) -> Asked:
+    """Return what the options say, uncompressed where they name no compressor, and not checked yet.
+
+    Raises:
+        UsageError: hosts or links contradict each other, or there are too many ranks.
     """
     hosts, ranks_per_host = _hosts(config)
     most, where = (MOST_RANKS, "") if ranks_per_host == 1 else (MOST_TOGETHER, ", or one on each host")
     if (number := len(hosts) * ranks_per_host) > most:
         raise UsageError(f"{number} ranks are more than can be predicted; choose at most {most}{where}")
-    asked = Asked.of(config, hosts=hosts, ranks_per_host=ranks_per_host, shared_cores=config.shared_cores)
-    return check_asked(calibration, asked)
+    config = config.choose(compressor="none")
+    return Asked.of(config, hosts=hosts, ranks_per_host=ranks_per_host, shared_cores=config.shared_cores)
 
 
 def _hosts(config: PredictConfig) -> tuple[tuple[HostLink, ...], int]:
@@ -92,6 +101,16 @@ def check_asked(calibration: Calibration, asked: Asked) -> Asked:
     return dataclasses.replace(
         asked, compressor=text, collective=spec.short_text(legal), strategy=spec.short_text(strategy)
     )
+
+
+def check_waits(asked: Asked) -> None:
+    """Refuse a sweep over steps that ranks do not make together.
+
+    Raises:
+        UsageError: the strategy is another than ddp.
+    """
+    if not asked.waits:
+        raise UsageError(f"--sweep compares steps that ranks make together; leave out --strategy {asked.strategy}")
 
 
 def _as_run(asked: Asked) -> RunConfig:

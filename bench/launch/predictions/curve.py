@@ -11,10 +11,9 @@ import numpy as np
 from bench.core.errors import UsageError
 from bench.core.parts import Calibration
 from bench.core.units import parse_rate
-from bench.costs.prediction import Prediction
 from bench.launch.predictions.asked import Asked
-from bench.launch.predictions.dense import Dense, dense_ways, fastest
-from bench.launch.predictions.step import predicted
+from bench.launch.predictions.checking import check_waits
+from bench.launch.predictions.ways import Way, dense_ways, fastest, ways_of
 
 POINTS_PER_DECADE = 6
 
@@ -25,14 +24,14 @@ class Curve:
 
     Attributes:
         rates_bps: ascending.
-        pair: steps of what was asked for.
+        pair: steps of what was asked for, on the collective that is fastest there unless one was named.
         dense: of dense gradients in 16 bits, on the collective that is fastest there.
         break_even_bps: rates at which both are equal, by interpolation.
     """
 
     rates_bps: list[float]
-    pair: list[Prediction]
-    dense: list[Dense]
+    pair: list[Way]
+    dense: list[Way]
     break_even_bps: list[float]
 
     @property
@@ -45,13 +44,14 @@ def sweep(calibration: Calibration, asked: Asked, rates_bps: Sequence[float]) ->
     """Predict at every rate.
 
     Raises:
-        UsageError: dense gradients in 16 bits are not calibrated, or ranks do not make their steps together.
+        UsageError: as `check_asked`; or dense gradients in 16 bits are not calibrated, or ranks do not make their
+            steps together.
     """
-    if not asked.waits:
-        raise UsageError(f"--sweep compares steps that ranks make together; leave out --strategy {asked.strategy}")
-    ways = dense_ways(calibration, asked)
-    pair = [predicted(calibration, asked.at_rate(rate)) for rate in rates_bps]
-    dense = [fastest(calibration, [way.at_rate(rate) for way in ways]) for rate in rates_bps]
+    check_waits(asked)
+    pair, dense = (
+        [fastest(calibration, [way.at_rate(rate) for way in ways]) for rate in rates_bps]
+        for ways in (ways_of(calibration, asked), dense_ways(calibration, asked))
+    )
     ratios = np.log([a.step_time_s / b.step_time_s for a, b in zip(pair, dense, strict=True)])
     logs = np.log(rates_bps)
     crossings = np.flatnonzero((ratios[:-1] < 0) != (ratios[1:] < 0))

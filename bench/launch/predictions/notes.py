@@ -3,40 +3,79 @@
 from __future__ import annotations
 
 import statistics
+from collections.abc import Sequence
 
 from bench.core import environment
+from bench.core.config.predict import PredictConfig
 from bench.core.parts import Calibration, Validated
 from bench.core.units import format_rate, format_seconds
 from bench.launch.predictions.asked import Asked
+from bench.launch.predictions.estimate import Estimate
+
+NOT_CHECKED = "Not yet checked against real runs on this machine"
+
+
+def latency_note(config: PredictConfig, asked: Asked) -> list[str]:
+    """Return that latency is taken as 0, where no option or file said so."""
+    if len(asked.hosts) == 1 or config.latency is not None or any(host.latency_s for host in asked.hosts):
+        return []
+    how = "add --latency" if config.cluster_file is None else f"write it into {config.cluster_file}"
+    return [f"Latency is taken as 0, because none is given; {how} (half the time that ping shows)"]
 
 
 def notes(calibration: Calibration, asked: Asked, *, range_too: bool = True) -> list[str]:
-    """What a user should know before trusting a prediction, one sentence each; `range_too`: also what was validated."""
-    said = []
-    if (calibration.cpu, calibration.cores) != (environment.cpu_model(), environment.usable_cores()):
-        said.append(
-            f"calibrated on {calibration.cpu} ({calibration.cores} cores), which this machine is not: that one is what "
-            "is predicted"
-        )
+    """Return what a user should know before trusting a prediction, one sentence each.
+
+    Args:
+        calibration: of the parts.
+        asked: what was predicted.
+        range_too: also say how it differs from the runs that predictions were checked against.
+    """
+    said = _origin(calibration)
     if any(host.jitter_s or host.loss for host in asked.hosts):
         said.append("jitter and loss are not part of the model, and left out")
     if range_too and (reason := outside(calibration, asked)):
-        said.append(f"outside the validated range: {reason}")
+        said.append(f"{NOT_CHECKED}: {reason}")
     if error := _known_error(calibration, asked):
         said.append(error)
     return said
 
 
+def _origin(calibration: Calibration) -> list[str]:
+    """What the parts rest on, where that is less than a full measurement on this machine."""
+    if isinstance(calibration, Estimate):
+        return [calibration.said]
+    said = []
+    if (calibration.cpu, calibration.cores) != (environment.cpu_model(), environment.usable_cores()):
+        said.append(
+            f"Calibrated on another machine ({calibration.cpu}, {calibration.cores} cores), which is the one that is "
+            "predicted"
+        )
+    if calibration.cut:
+        said.append(f"The calibration had little time: {', '.join(calibration.cut)}")
+    return said
+
+
+def range_notes(calibration: Calibration, ways: Sequence[Asked]) -> list[str]:
+    """Return how many of several predictions are unlike the runs that predictions were checked against."""
+    reasons = [reason for asked in ways if (reason := outside(calibration, asked))]
+    if not reasons:
+        return []
+    some = "" if len(reasons) == len(ways) else f" for {len(reasons)} of {len(ways)} predictions"
+    same = f": {reasons[0]}" if len(set(reasons)) == 1 else ""
+    return [f"{NOT_CHECKED}{some}{same}"]
+
+
 def _known_error(calibration: Calibration, asked: Asked) -> str | None:
-    """How far step times were off that were predicted from this calibration under this strategy; None: nobody knows."""
+    """Return how far such step times from this calibration were off; None where none was measured."""
     errors = [abs(cell.error) for cell in _alike(calibration, asked)]
     if not errors:
         return None
     elsewhere = asked.shared_cores != calibration.cores
-    where = f" of ranks that share {calibration.cores} core(s), as these do not" if elsewhere else ""
+    where = f", whose ranks shared {calibration.cores} core(s) as these do not" if elsewhere else ""
     return (
-        f"such step times held against {len(errors)} measurement(s){where}: off by {statistics.median(errors):.1%} in "
-        f"the median, by {max(errors):.1%} at most"
+        f"Such step times were checked against {len(errors)} real run(s){where}: off by "
+        f"{statistics.median(errors):.1%} in the median, by {max(errors):.1%} at most"
     )
 
 
@@ -52,8 +91,10 @@ def _alike(calibration: Calibration, asked: Asked) -> list[Validated]:
 
 def outside(calibration: Calibration, asked: Asked) -> str | None:
     """Why a prediction is further than any that was held against a measurement; None where it is not."""
+    if isinstance(calibration, Estimate):
+        return "this is a rough estimate"
     if not calibration.validated:
-        return "nothing that this calibration predicts was measured yet; see bench predict --validate"
+        return "bench predict --validate does that"
     as_asked = asked.strategy, asked.trigger, asked.straggler_text
     if not any((cell.strategy, cell.trigger, cell.straggler) == as_asked for cell in calibration.validated):
         beside = "without a straggler" if asked.straggler is None else f"with the straggler {asked.straggler}"

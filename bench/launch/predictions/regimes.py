@@ -8,10 +8,10 @@ from collections.abc import Sequence
 from bench.core.errors import UsageError
 from bench.core.parts import Calibration
 from bench.launch.predictions.asked import Asked
-from bench.launch.predictions.checking import BASELINE
-from bench.launch.predictions.dense import dense_ways, pairs
+from bench.launch.predictions.checking import BASELINE, check_waits
 from bench.launch.predictions.notes import outside
 from bench.launch.predictions.step import predicted
+from bench.launch.predictions.ways import dense_ways, pairs
 
 MOST_RANKS = 1024
 """of a map, which asks for hundreds of predictions"""
@@ -39,24 +39,21 @@ class Regime:
         return self.dense_step_time_s / self.step_time_s
 
 
-def regimes(
-    calibration: Calibration, asked: Asked, rates_bps: Sequence[float], world_sizes: Sequence[int]
-) -> list[Regime]:
-    """The best of all calibrated compressors on all collectives, at every rate and number of ranks.
+def regimes(calibration: Calibration, jobs: Sequence[Asked], rates_bps: Sequence[float]) -> list[Regime]:
+    """Return the best of all calibrated compressors on all collectives, in every job and at every rate.
 
     Args:
         calibration: of the parts.
-        asked: the link of its first host is that of all; its pair does not matter.
+        jobs: ranks and links; their pairs do not matter.
         rates_bps: of all links.
-        world_sizes: one rank on each host.
 
     Raises:
-        UsageError: dense gradients in 16 bits are not calibrated.
+        UsageError: dense gradients in 16 bits are not calibrated, or ranks do not make their steps together.
     """
+    check_waits(jobs[0])
     found = []
-    for world_size in world_sizes:
-        hosts = dataclasses.replace(asked, hosts=asked.hosts[:1] * world_size)
-        tried = [*dense_ways(calibration, hosts)[:1], *pairs(hosts, calibration.encoded)]
+    for job in jobs:
+        tried = [*dense_ways(calibration, job)[:1], *pairs(job, calibration.encoded)]
         for rate in rates_bps:
             steps = [predicted(calibration, pair.at_rate(rate)).step_time_s for pair in tried]
             best = min(range(len(tried)), key=steps.__getitem__)  # of equals the first, which is dense
@@ -64,7 +61,7 @@ def regimes(
             found.append(
                 Regime(
                     bandwidth_bps=rate,
-                    world_size=world_size,
+                    world_size=job.world_size,
                     compressor=tried[best].compressor,
                     collective=tried[best].collective,
                     step_time_s=steps[best],

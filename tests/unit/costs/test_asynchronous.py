@@ -252,7 +252,7 @@ def test_what_was_measured_with_a_strategy_and_a_straggler_says_nothing_of_other
         return notes(known, check(PredictConfig(**asked), known))
 
     (known_error,) = said()
-    assert known_error.startswith("such step times held against 1 measurement(s) of ranks that share ")
+    assert known_error.startswith("Such step times were checked against 1 real run(s), whose ranks shared ")
     assert "1 rank(s) on a host were not measured" in said(hosts=2, ranks_per_host=1)[0]
     assert "async_server:staleness=2 without a straggler, trigger async, was not measured" in said(straggler=None)[0]
     assert "ddp with the straggler rank=1,slowdown=3, trigger async, was not measured" in said(strategy="ddp")[0]

@@ -38,10 +38,10 @@ from bench.hosts.cluster import HostLink
 from bench.launch.calibrating import _measurable
 from bench.launch.predictions.checking import check, check_asked
 from bench.launch.predictions.curve import parse_sweep, sweep
-from bench.launch.predictions.dense import dense_ways
 from bench.launch.predictions.links import ACK_SHARE, FRAME_PER_PAYLOAD
 from bench.launch.predictions.notes import notes
 from bench.launch.predictions.step import predicted
+from bench.launch.predictions.ways import dense_ways
 from tests.testing.calibrations import SPARSE, calibration
 
 MEGABIT = 1e6 / 8 / FRAME_PER_PAYLOAD / (1 + ACK_SHARE)
@@ -319,9 +319,9 @@ def test_what_was_not_measured_is_outside_the_validated_range() -> None:
 
     cores = known.cores
     off_by = "off by 5.0% in the median, by 10.0% at most"
-    assert said(shared_cores=cores) == [f"such step times held against 2 measurement(s): {off_by}"]
+    assert said(shared_cores=cores) == [f"Such step times were checked against 2 real run(s): {off_by}"]
     known_error = (
-        f"such step times held against 2 measurement(s) of ranks that share {cores} core(s), as these do not: "
+        f"Such step times were checked against 2 real run(s), whose ranks shared {cores} core(s) as these do not: "
     )
     known_error += off_by
     assert said() == [known_error]
@@ -333,10 +333,10 @@ def test_what_was_not_measured_is_outside_the_validated_range() -> None:
         ({"bandwidth": None}, "links that are not limited were not measured"),
         ({"hosts": 2, "ranks_per_host": 2}, "2 rank(s) on a host were not measured"),
     ):
-        assert said(**other) == [f"outside the validated range: {reason}", known_error]
+        assert said(**other) == [f"Not yet checked against real runs on this machine: {reason}", known_error]
     for other in ({"straggler": "rank=1,slowdown=2"}, {"trigger": "sync"}):
         (sentence,) = said(**other)
-        assert sentence.startswith("outside the validated range: ddp with")
+        assert sentence.startswith("Not yet checked against real runs on this machine: ddp with")
     local = Validated(**vars(cell) | {"bandwidth_bps": None})
     known = dataclasses.replace(known, validated=(cell, local))
     assert said(bandwidth=None) == said(
@@ -345,7 +345,10 @@ def test_what_was_not_measured_is_outside_the_validated_range() -> None:
     assert "200 Mbit/s; 100 Mbit/s to 100 Mbit/s were measured" in said()[0]
     known = dataclasses.replace(known, validated=(local,))
     assert "200 Mbit/s; only links without a limit were measured" in said()[0]
-    assert "was measured yet" in notes(calibration(), check(PredictConfig(), calibration()))[0]
+    assert (
+        "Not yet checked against real runs on this machine"
+        in notes(calibration(), check(PredictConfig(), calibration()))[0]
+    )
 
 
 def test_what_binds_a_step_is_told() -> None:

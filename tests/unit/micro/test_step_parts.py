@@ -15,7 +15,7 @@ def test_a_message_is_cut_by_layer_as_its_payloads_lie_in_it_and_not_as_gradient
     model = torch.nn.Sequential(torch.nn.Linear(64, 96), torch.nn.BatchNorm1d(96), torch.nn.Linear(96, 48))
     backwards = layers_of(model)[::-1]
     gradients = [(backwards, [torch.randn(layer.numel) for layer in backwards])]
-    ((message,),) = (each.offers for each in encoded("topk", [gradients] * 2, CalibrateConfig(), lambda: None))
+    ((message,),) = (each.offers for each in encoded("topk", [gradients] * 2, CalibrateConfig(), lambda: None)[0])
     bucket = BucketParts(
         ready_s=0.0,
         layers=tuple(layer.id for layer in backwards),
@@ -39,7 +39,7 @@ def test_compressors_are_measured_as_they_are_in_the_end_and_not_at_first() -> N
     layers = layers_of(model)[::-1]
     gradients = [(layers, [torch.randn(layer.numel) for layer in layers])]
     at_first, at_last = (
-        encoded(text, [gradients] * 2, CalibrateConfig(turns=4), lambda: None)[0]
+        encoded(text, [gradients] * 2, CalibrateConfig(turns=4), lambda: None)[0][0]
         for text in ("powersgd:dense_steps=3,min_compression_rate=1", "powersgd:min_compression_rate=1")
     )
     assert [offer.nbytes for offer in at_first.offers] == [offer.nbytes for offer in at_last.offers]

@@ -1,0 +1,201 @@
+"""A rough estimate in place of a calibration: a model's shapes, the time of its step, and typical costs."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from typing import cast
+
+import torch
+
+from bench.core import environment, spec
+from bench.core.config.predict import PredictConfig
+from bench.core.errors import UsageError
+from bench.core.parts import (
+    LOCAL,
+    VERSION,
+    BucketParts,
+    Calibration,
+    Crowd,
+    EncodedBucket,
+    LeafSize,
+    MessageCosts,
+    Offer,
+    Work,
+)
+from bench.core.units import format_seconds, parse_duration
+from bench.datasets.base import Dataset
+from bench.launch.predictions.checking import BASELINE
+from bench.launch.predictions.measurable import cannot_be_calibrated
+from bench.models.base import Model
+from bench.optimizers.sgd import Sgd
+from bench.strategies.ddp import Ddp
+from collectives.base import Key
+from collectives.payloads.base import Payload
+from collectives.rounds.layout import leaves
+from collectives.transport.alone import Alone
+from compressors.base import FP32_BYTES, Compressor
+from compressors.ddp.bucket import Bucket
+from compressors.ddp.reducer import Reducer
+from compressors.layer import Layer, Step, layers_of
+
+DATASET, BATCH_SIZE = "digits", 32
+ENCODE_NS = {
+    "none": 0.33, "bf16": 0.29, "fp16": 0.29, "int8": 0.45, "natural": 0.74, "qsgd": 0.75, "terngrad": 1.03,
+    "sign": 1.10, "onebit": 1.36, "twobit": 0.82, "topk": 1.16, "group_topk": 0.48, "randomk": 0.68,
+    "adaptive_topk": 1.28, "threshold": 1.30, "qsparse": 1.25, "dgc": 1.71, "algc": 1.01, "hylo": 1.15,
+    "powersgd": 1.41,
+}  # fmt: skip
+"""CPU time of encoding an element, one after the other (ResNet-18, `results/reference/encode-resnet18.csv`)"""
+BEHIND_COMPUTE = 2.0
+"""times as long it takes behind compute, which has filled the caches with other things"""
+DECODE_NS, DECODE_TERM_NS = 0.4, 0.17
+"""of writing the mean of an element, and of adding a rank's to it"""
+MERGE_BYTE_S, ADD_BYTE_S, PACK_BYTE_S = 5e-9, 1e-10, 2e-10
+"""of a byte of sparse entries that are merged, of a byte that is added, and of one that is packed or read"""
+GROWTH = ((1, 1.0), (2, 1.8), (4, 3.3))
+"""bytes of several ranks' largest entries / bytes of one rank's"""
+MESSAGES = MessageCosts(message_s=15e-6, byte_s=1e-10, wake_s=30e-6)
+AROUND_MESSAGE_S = 50e-6
+BATCH_SHARE, UPDATE_SHARE = 0.03, 0.03
+"""of a step"""
+BACKWARD_SHARE = 2 / 3
+"""of forward and backward: it computes two products where forward computes one"""
+ANY_LOAD = 1e9
+"""under which ranks are taken to compute as fast as by themselves"""
+LATE = 10**6
+"""a step at which no compressor sends all entries any more, as some do at first"""
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Estimate(Calibration):
+    """Parts that were not measured.
+
+    Attributes:
+        said: what they rest on, one sentence.
+    """
+
+    said: str
+
+
+def estimated(config: PredictConfig) -> Estimate:
+    """Return the parts of a step of `config.model` that takes `config.step_time` without any exchange.
+
+    Raises:
+        UsageError: the model is not named, or the compressor is none whose cost is known.
+    """
+    if config.model is None or config.step_time is None:
+        raise UsageError("--step-time needs the shapes of a model; name it with --model")
+    if config.shared_cores is not None:
+        raise UsageError("what ranks take from each other on --shared-cores is known from a calibration; leave it out")
+    step_s = parse_duration(config.step_time)
+    dataset = cast(Dataset, spec.build("datasets", config.dataset or DATASET))
+    with torch.device("meta"):
+        model = cast(Model, spec.build("models", config.model))
+        layers = [dataclasses.replace(layer, weight=None) for layer in layers_of(model.build(dataset.num_classes))]
+    bucket_mb = Ddp().default_bucket_mb(FP32_BYTES * sum(layer.numel for layer in layers) / 2**20, Sgd())
+    buckets = _buckets([layer for layer in layers if layer.numel][::-1], (bucket_mb or 0) * 2**20)
+    batch_s, update_s = BATCH_SHARE * step_s, UPDATE_SHARE * step_s
+    backward_s = BACKWARD_SHARE * (step_s - batch_s - update_s)
+    forward_s = step_s - batch_s - update_s - backward_s
+    ready_s = [backward_s * share for share in _ready_shares(buckets)]
+    names = [config.compressor, BASELINE] if config.compressor else [*ENCODE_NS]
+    return Estimate(
+        version=VERSION,
+        cpu=environment.cpu_model(),
+        cores=environment.usable_cores(),
+        torch_version=environment.version_of("torch"),
+        kernels=environment.kernels(),
+        model=spec.short_text(model),
+        dataset=spec.short_text(dataset),
+        optimizer="sgd",
+        batch_size=config.batch_size or BATCH_SIZE,
+        threads=1,
+        bucket_mb=bucket_mb or 0.0,
+        batch_s=batch_s,
+        forward_s=forward_s,
+        backward_s=backward_s,
+        update_s=update_s,
+        buckets=tuple(
+            BucketParts(
+                ready_s=at,
+                layers=tuple(layer.id for layer in bucket),
+                numels=tuple(layer.numel for layer in bucket),
+            )
+            for at, bucket in zip(ready_s, buckets, strict=True)
+        ),
+        encoded={
+            spec.short_text(compressor): _encoded(compressor, buckets)
+            for compressor in (cast(Compressor, spec.build("compressors", name)) for name in dict.fromkeys(names))
+        },
+        crowds=(
+            Crowd(
+                load=ANY_LOAD,
+                handed_over_s=tuple(batch_s + forward_s + at for at in ready_s),
+                computed_s=batch_s + forward_s + backward_s,
+                cpu_s=step_s,
+            ),
+        ),
+        messages={LOCAL: MESSAGES},
+        around_message_s=AROUND_MESSAGE_S,
+        said=f"Rough estimate from the shapes of {config.model}, a step of {format_seconds(step_s)} and typical costs "
+        f"of encoding by one CPU thread; bench calibrate --model {config.model} measures them",
+    )
+
+
+def _buckets(layers: Sequence[Layer], limit_bytes: float) -> list[list[Layer]]:
+    """Layers in the order of backward, a bucket closed as soon as it reaches the limit, as DDP does."""
+    buckets: list[list[Layer]] = [[]]
+    for layer in layers:
+        if FP32_BYTES * sum(each.numel for each in buckets[-1]) >= limit_bytes:
+            buckets.append([])
+        buckets[-1].append(layer)
+    return buckets
+
+
+def _ready_shares(buckets: Sequence[Sequence[Layer]]) -> list[float]:
+    """Shares of backward after which buckets are ready; each matrix or convolution takes equally long."""
+    counts = [sum(layer.kind in ("conv", "linear") for layer in bucket) for bucket in buckets]
+    total = sum(counts) or 1
+    return [sum(counts[: number + 1]) / total for number in range(len(counts))]
+
+
+def _encoded(compressor: Compressor, buckets: Sequence[Sequence[Layer]]) -> tuple[EncodedBucket, ...]:
+    """What it makes of random gradients, which says how long its messages are.
+
+    Raises:
+        UsageError: its cost is not known.
+    """
+    if reason := cannot_be_calibrated(compressor):
+        raise UsageError(reason)
+    if compressor.component_name not in ENCODE_NS:
+        raise UsageError(f"what {compressor.component_name} costs is not known; measure it with bench calibrate")
+    reducer, random = Reducer(compressor), torch.Generator().manual_seed(1)
+    step = Step(index=LATE, epoch=0, rank=0, world_size=1, seed=1, warmup=False)
+    found = []
+    for layers in buckets:
+        gradients = [torch.randn(layer.numel, generator=random) for layer in layers]
+        offers: list[Offer] = []
+
+        def travel(payload: Payload, key: Key, offers: list[Offer] = offers) -> Payload:
+            offers.append(_offer(payload, key))
+            return payload
+
+        reducer.reduce(Bucket(layers=list(layers), gradients=gradients, step=step), travel, Alone())
+        numel = sum(layer.numel for layer in layers)
+        encode_s = 1e-9 * BEHIND_COMPUTE * ENCODE_NS[compressor.component_name] * numel / len(offers)
+        found.append(EncodedBucket(work_s=(*[encode_s] * len(offers), 1e-9 * DECODE_NS * numel), offers=tuple(offers)))
+    return tuple(found)
+
+
+def _offer(payload: Payload, key: Key) -> Offer:
+    is_sparse = payload.addable and not payload.elementwise
+    return Offer(
+        leaves=tuple(map(LeafSize.of, leaves(payload))),
+        layers=key,
+        growth=GROWTH if is_sparse else ((1, 1.0),),
+        merge=Work(byte_s=MERGE_BYTE_S if is_sparse else ADD_BYTE_S),
+        pack_s=PACK_BYTE_S * payload.nbytes,
+        unpack=Work(byte_s=PACK_BYTE_S),
+        decode_s=1e-9 * DECODE_TERM_NS * payload.numel,
+    )
