@@ -69,7 +69,7 @@ def print_notes(config: RunConfig, warnings: list[str]) -> None:
 def notes(config: RunConfig, warnings: list[str]) -> list[str]:
     """Return the warnings, and what follows from the configuration alone."""
     if config.steps and "warmup_epochs=" in config.filled["compressor"]:
-        return [*warnings, f"--steps {config.steps} starts at full compression, without warm-up"]
+        return [*warnings, "with --steps the density does not warm up: every step is fully compressed"]
     return warnings
 
 

@@ -38,6 +38,7 @@ from compressors.base import FP32_BYTES, Compressor
 from compressors.ddp.bucket import Bucket
 from compressors.ddp.reducer import Reducer
 from compressors.layer import Layer, Step, layers_of
+from compressors.none import NONE
 
 DATASET, BATCH_SIZE = "digits", 32
 ENCODE_NS = {
@@ -93,7 +94,7 @@ def estimated(config: PredictConfig) -> Estimate:
     with torch.device("meta"):
         model = cast(Model, spec.build("models", config.model))
         layers = [dataclasses.replace(layer, weight=None) for layer in layers_of(model.build(dataset.num_classes))]
-    bucket_mb = Ddp().default_bucket_mb(FP32_BYTES * sum(layer.numel for layer in layers) / 2**20, Sgd())
+    bucket_mb = Ddp().default_bucket_mb(FP32_BYTES * sum(layer.numel for layer in layers) / 2**20, Sgd(), NONE())
     buckets = _buckets([layer for layer in layers if layer.numel][::-1], (bucket_mb or 0) * 2**20)
     batch_s, update_s = BATCH_SHARE * step_s, UPDATE_SHARE * step_s
     backward_s = BACKWARD_SHARE * (step_s - batch_s - update_s)

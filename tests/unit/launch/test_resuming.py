@@ -68,7 +68,7 @@ def test_a_failure_that_could_not_be_kept_is_one_at_the_end_of_a_sweep(
         return Result(status="failed", error="the disk is full", folder=RunFolder(out), summary={})
 
     monkeypatch.setattr(sweep, "execute", execute)
-    monkeypatch.setattr(sweep, "print_notes", lambda *_: None)
+    monkeypatch.setattr(sweep, "make_each_ready", lambda *_: None)
     config = make_config()
     agenda = Agenda(runs=[PlannedRun(settings={}, config=config)], out=tmp_path, past={})
     agenda = sweep.SweepProgress(agenda, [config], Here(TRAIN)).run_all()
