@@ -45,9 +45,10 @@ class Options:
 
     component_name: ClassVar[str] = ""
 
-    def __init_subclass__(cls, **kwargs: Any) -> None:
+    def __init_subclass__(cls, *, name: str | None = None, **kwargs: Any) -> None:
+        """Name the component as users write it: by `name`, or by its file."""
         super().__init_subclass__(**kwargs)
-        cls.component_name = cls.__module__.rpartition(".")[2]
+        cls.component_name = name or cls.__module__.rpartition(".")[2]
 
     def __post_init__(self) -> None:
         hints = hints_of(type(self))

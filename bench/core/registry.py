@@ -1,8 +1,8 @@
 """The registry: which components exist, found without importing any of them.
 
-A room is a package; a component is a file in it with one top-level class that derives (directly or through a class of
-the same folder or of its `families/`) from the room's base class and is named after the file: ``group_topk.py`` holds
-``GroupTopK``. Names and one-line descriptions are read with ``ast``, so listing and completing names costs milliseconds
+A room is a package; a component is a top-level class in one of its files that derives (directly or through a class of
+the same folder or of its `families/`) from the room's base class. It is named after its file, as ``GroupTopK`` in
+``group_topk.py`` is, or, where related components share a file, by ``class ResNet18(Model, name="resnet18")``. Names and one-line descriptions are read with ``ast``, so listing and completing names costs milliseconds
 and no torch. Third parties add components by entry point (group ``bench.compressors``, ``bench.collectives``, ...);
 whatever goes wrong in theirs is a `PluginError`, which only who names them need mind.
 """
@@ -221,7 +221,7 @@ def warn_once(sentence: str) -> None:
 
 def _built_in(room: Room) -> dict[str, Entry]:
     classes: dict[str, list[str]] = {}  # class name -> names of its bases, over all files of the room
-    files: dict[str, tuple[str, str]] = {}  # class name -> (module name, first line of the module's docstring)
+    found: dict[str, Entry] = {}  # by class name
     folder = _folder(room.package)
     for path in sorted([*folder.glob("*.py"), *folder.glob("families/*.py")]):
         with _PARSER:
@@ -229,17 +229,25 @@ def _built_in(room: Room) -> dict[str, Entry]:
         for node in tree.body:
             if isinstance(node, ast.ClassDef):
                 classes[node.name] = [_last_name(base) for base in node.bases]
-                if (
-                    path.parent == folder
-                    and not path.stem.startswith("_")
-                    and node.name.lower() == path.stem.replace("_", "")
-                ):
-                    files[node.name] = (path.stem, (ast.get_docstring(tree) or "").partition("\n")[0])
-    return {
-        stem: Entry(name=stem, description=line, target=f"{room.package}.{stem}:{name}")
-        for name, (stem, line) in files.items()
-        if _derives(name, room.base, classes)
-    }
+                target = f"{room.package}.{path.stem}:{node.name}"
+                if path.parent == folder and (name := _given_name(node)):
+                    found[node.name] = Entry(name=name, description=_first_line(node), target=target)
+                elif path.parent == folder and _names_its_file(node, path):
+                    found[node.name] = Entry(name=path.stem, description=_first_line(tree), target=target)
+    return {entry.name: entry for name, entry in found.items() if _derives(name, room.base, classes)}
+
+
+def _given_name(node: ast.ClassDef) -> str | None:
+    """Return "group_topk" of `class GroupTopK(Compressor, name="group_topk")`."""
+    return next((ast.literal_eval(keyword.value) for keyword in node.keywords if keyword.arg == "name"), None)
+
+
+def _names_its_file(node: ast.ClassDef, path: Path) -> bool:
+    return not path.stem.startswith("_") and node.name.lower() == path.stem.replace("_", "")
+
+
+def _first_line(node: ast.ClassDef | ast.Module) -> str:
+    return (ast.get_docstring(node) or "").partition("\n")[0]
 
 
 def _folder(package: str) -> Path:
