@@ -1,9 +1,10 @@
 """The registry: which components exist, found without importing any of them.
 
 A room is a package; a component is a top-level class in one of its files that derives (directly or through a class of
-the same folder or of its `families/`) from the room's base class. It is named after its file, as ``GroupTopK`` in
-``group_topk.py`` is, or, where related components share a file, by ``class ResNet18(Model, name="resnet18")``. Names and one-line descriptions are read with ``ast``, so listing and completing names costs milliseconds
-and no torch. Third parties add components by entry point (group ``bench.compressors``, ``bench.collectives``, ...);
+the same folder or of its `families/`) from the room's base class. Its name is that of its file, as ``GroupTopK`` in
+``group_topk.py``, or, where several components share a file, the one in ``class ResNet18(Model, name="resnet18")``.
+Names and one-line descriptions are read with ``ast``, so listing and completing names costs milliseconds and no torch.
+Third parties add components by entry point (group ``bench.compressors``, ``bench.collectives``, ...);
 whatever goes wrong in theirs is a `PluginError`, which only who names them need mind.
 """
 
