@@ -36,7 +36,7 @@ from collectives.kernels.library import found, kernels_in_use, reference_path
 from collectives.payloads.base import Payload, unpack
 from collectives.payloads.unreduced_sum import UnreducedSum
 from collectives.spec import build, component_names
-from collectives.transport.alone import Alone
+from collectives.transport.base import Alone
 from compressors.base import Compressor
 from compressors.ddp.bucket import Bucket
 from compressors.ddp.reducer import Reducer

@@ -28,11 +28,10 @@ from collectives.payloads.base import Payload, unpack
 from collectives.payloads.unreduced_sum import UnreducedSum
 from collectives.rounds.layout import Layout
 from collectives.rounds.lost import lost_on_wire
-from collectives.shared_memory.layout import PoolMemory, region_nbytes
-from collectives.shared_memory.memory import PAGE, map_together
-from collectives.shared_memory.pool_rounds import PoolRounds
-from collectives.shared_memory.region import rounded_up
 from collectives.transport.base import ReduceOp, Transport
+from collectives.transport.mapped_memory import PAGE, map_together
+from collectives.transport.memory_region import rounded_up
+from collectives.transport.pool_rounds import PoolMemory, PoolRounds, region_nbytes
 
 
 @dataclass(kw_only=True)

@@ -43,8 +43,8 @@ from collectives.rounds.base import Piece, Place, Round
 from collectives.rounds.layout import Key, Layout, Stretch, leaves
 from collectives.rounds.packed import PackedPieces
 from collectives.rounds.waves import Ints, Lengths, Wave, as_arrays, weights_of
-from collectives.transport.arithmetic import sum_in_order, sum_wires
 from collectives.transport.base import ReduceOp, Transport
+from collectives.transport.messages import sum_in_order, sum_wires
 
 
 class Shard(NamedTuple):

@@ -213,7 +213,7 @@ def shared_memory(folder: Path) -> Check:
 
 def dax(sysfs: Path) -> Check:
     """Memory that a device brings, CXL's for one, which the collective pool can map."""
-    from collectives.shared_memory.dax import dax_devices
+    from collectives.transport.memory_region import dax_devices
 
     found = ", ".join(
         f"{device.path} of {format_bytes(device.nbytes)} in units of {device.alignment // 1024} KiB"
@@ -224,7 +224,7 @@ def dax(sysfs: Path) -> Check:
 
 def cache_lines() -> Check:
     """Memory whose ranks do not see each other's stores can be used all the same."""
-    from collectives.shared_memory.cache_lines import cache_lines, stores_are_ordered
+    from collectives.transport.cache_lines import cache_lines, stores_are_ordered
 
     order = "stores are seen in order" if stores_are_ordered() else "stores need fences"
     try:

@@ -15,7 +15,7 @@ from bench.core.config.compressors import CompressorsConfig
 from bench.train.clock import device_time
 from collectives.base import Key
 from collectives.payloads.base import Payload, unpack
-from collectives.transport.alone import Alone
+from collectives.transport.base import Alone
 from compressors.base import FP32_BYTES, Compressor
 from compressors.ddp.bucket import Bucket
 from compressors.ddp.reducer import Reducer

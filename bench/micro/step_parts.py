@@ -33,8 +33,7 @@ from collectives.payloads.base import Payload, unpack
 from collectives.payloads.dense import Dense
 from collectives.ring import Ring
 from collectives.rounds.layout import leaves
-from collectives.transport.alone import Alone
-from collectives.transport.base import Transport
+from collectives.transport.base import Alone, Transport
 from compressors.base import Compressor
 from compressors.ddp.bucket import Bucket
 from compressors.ddp.reducer import Reducer

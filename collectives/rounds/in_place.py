@@ -13,8 +13,8 @@ import torch
 
 from collectives.rounds.base import Round
 from collectives.rounds.lost import WireLost
-from collectives.transport.arithmetic import combine_
 from collectives.transport.base import Pending, Receive, ReduceOp, Transport, wait_all
+from collectives.transport.messages import combine_
 
 EAGER_BYTES = 16 << 20
 """longest tensor whose messages all get memory of their own"""

@@ -10,14 +10,55 @@ from __future__ import annotations
 import abc
 import contextlib
 import dataclasses
+import socket
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager
-from typing import Literal, get_args
+from typing import Generic, Literal, Protocol, TypeVar, get_args
 
 import torch
+from typing_extensions import override
 
-from collectives.transport.bell import Bell
+_AT_ONCE = 64
+
+
+class Bell:
+    """Rung until it is silenced, however often and whenever it was rung; can be polled as a socket.
+
+    Attributes:
+        is_ringing: whether it was rung since it was silenced; for who asks often, no question to the kernel.
+    """
+
+    def __init__(self) -> None:
+        self.is_ringing = False
+        self._rung, self._ringer = socket.socketpair()
+        for end in (self._rung, self._ringer):
+            end.setblocking(False)
+
+    def fileno(self) -> int:
+        """A descriptor that is readable while the bell rings; -1 once it is closed."""
+        return self._rung.fileno()
+
+    def ring(self) -> None:
+        """From any thread."""
+        with contextlib.suppress(BlockingIOError):  # it rings already, and nobody has listened for long
+            self._ringer.send(b"\0")
+        self.is_ringing = True  # behind the byte: whoever silences it in between finds it ringing for nothing, at worst
+
+    def silence(self) -> None:
+        """What was handed over before any ring until now is to be looked for afterwards."""
+        if not self.is_ringing:
+            return
+        self.is_ringing = False
+        with contextlib.suppress(BlockingIOError):
+            while self._rung.recv(_AT_ONCE):
+                pass
+
+    def close(self) -> None:
+        """It cannot ring afterwards."""
+        self._rung.close()
+        self._ringer.close()
+
 
 Purpose = Literal["gradient", "control", "state", "activation", "replicas"]
 """what a message is for; replicas: they are made equal to be evaluated or saved, which is no step's traffic"""
@@ -279,3 +320,67 @@ def wait_all(pendings: Sequence[Pending]) -> None:
     """Wait for each in turn."""
     for pending in pendings:
         pending.wait()
+
+
+class Message(Protocol):
+    """What moves."""
+
+    @property
+    def is_done(self) -> bool:
+        """Whether all of it has gone through."""
+
+
+M = TypeVar("M", bound=Message)
+
+
+class UnderWay(Pending, Generic[M]):
+    """A message and whom it waits for.
+
+    Args:
+        message: sent or received.
+        peer: the rank it goes to or comes from.
+        move: moves all that is under way until this message from or to `peer` has gone through.
+    """
+
+    def __init__(self, message: M, peer: int, move: Callable[[M, int], None]) -> None:
+        self._message = message
+        self._peer = peer
+        self._move = move
+
+    @override
+    def wait(self) -> None:
+        if not self._message.is_done:
+            self._move(self._message, self._peer)
+
+
+class Alone(Transport):
+    """The only rank there is."""
+
+    @override
+    def __init__(self) -> None:
+        self.rank, self.world_size = 0, 1
+        self.device = torch.device("cpu")
+        self.timeout_s = 0.0
+        self.ledger = Ledger()
+
+    @override
+    def name(self, rank: int) -> int:
+        return rank
+
+    @override
+    def timeout_error(self, rank: int) -> TransportError:
+        return TransportError(f"there is no rank {rank}: this one is alone")
+
+    @override
+    def post(self, sends: Sequence[Send], receives: Sequence[Receive]) -> list[Pending]:
+        for _, peer in (*sends, *receives):
+            raise self.timeout_error(peer)
+        return []
+
+    @override
+    def all_reduce_(self, tensor: torch.Tensor, op: ReduceOp = "sum") -> None:
+        """A sum of one term is that term."""
+
+    @override
+    def view(self, ranks: Sequence[int]) -> Alone:
+        return self

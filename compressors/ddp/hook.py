@@ -26,7 +26,7 @@ from torch.nn.parallel.distributed import _find_tensors
 from typing_extensions import override
 
 from collectives.base import Collective
-from collectives.transport.bell import Bell
+from collectives.transport.base import Bell
 from compressors.ddp.bucket import Bucket
 from compressors.ddp.channel import (
     Channel,

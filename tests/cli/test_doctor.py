@@ -14,7 +14,7 @@ from bench.core.errors import Interrupted, UsageError
 from bench.hosts import capacity, support
 from bench.launch import doctor
 from bench.launch.jobs.fork_server import TRAIN, ForkServer
-from collectives.shared_memory import cache_lines
+from collectives.transport import cache_lines
 from tests.testing.invoke import invoke
 
 DiskUsage = namedtuple("DiskUsage", ["total", "used", "free"])

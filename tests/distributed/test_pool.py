@@ -17,13 +17,12 @@ from collectives.options import OptionError
 from collectives.payloads import Codes, Dense
 from collectives.payloads.base import Payload
 from collectives.pool import Pool
-from collectives.shared_memory import cache_lines, region
-from collectives.shared_memory.layout import PoolMemory, region_nbytes
-from collectives.shared_memory.memory import SharedMemory, nbytes_of
-from collectives.shared_memory.pool_rounds import lines_of
-from collectives.shared_memory.region import Region, reserve
-from collectives.transport.arithmetic import sum_wires
+from collectives.transport import cache_lines, memory_region
 from collectives.transport.base import ReduceOp
+from collectives.transport.mapped_memory import SharedMemory, nbytes_of
+from collectives.transport.memory_region import Region, reserve
+from collectives.transport.messages import sum_wires
+from collectives.transport.pool_rounds import PoolMemory, lines_of, region_nbytes
 from collectives.transport.process_group import ProcessGroupTransport
 from tests.testing.memory_transport import MemoryTransport, run_threads
 from tests.testing.ranks import run_ranks
@@ -225,7 +224,7 @@ def test_a_region_in_a_folder_has_no_name_that_could_be_left_behind() -> None:
 def test_where_files_need_a_name_it_is_removed_once_all_have_the_region(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(region, "sys", SimpleNamespace(platform="darwin"))
+    monkeypatch.setattr(memory_region, "sys", SimpleNamespace(platform="darwin"))
     path, nbytes, *_ = reserve(tmp_path, 4096, "less")
     assert [path] == list(tmp_path.iterdir())
     Region(path, nbytes).remove_name()

@@ -11,10 +11,9 @@ from pathlib import Path
 import pytest
 import torch
 
-from collectives.shared_memory.channel import PARTS_PER_RING
 from collectives.transport.base import TransportError, wait_all
 from collectives.transport.process_group import ProcessGroupTransport
-from collectives.transport.shared_memory import SharedMemoryTransport
+from collectives.transport.shared_memory import PARTS_PER_RING, SharedMemoryTransport
 from tests.testing.ranks import run_ranks
 
 RING_BYTES = 8192

@@ -15,8 +15,8 @@ from typing import TypeVar
 import torch
 from typing_extensions import override
 
-from collectives.transport.arithmetic import combine_
 from collectives.transport.base import Ledger, Pending, Receive, ReduceOp, Send, Transport, TransportError, wait_all
+from collectives.transport.messages import combine_
 
 T = TypeVar("T")
 

@@ -15,7 +15,7 @@ from bench.core import signals
 from bench.core.errors import RunFailed
 from bench.core.processes import die_with_parent
 from bench.costs.catalog import LinkKind
-from collectives.shared_memory.patience import Patience
+from collectives.transport.mapped_memory import Patience
 
 LONG_NBYTES = 2**24
 _SHORT_NBYTES = 8

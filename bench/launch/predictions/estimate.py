@@ -33,7 +33,7 @@ from bench.strategies.ddp import Ddp
 from collectives.base import Key
 from collectives.payloads.base import Payload
 from collectives.rounds.layout import leaves
-from collectives.transport.alone import Alone
+from collectives.transport.base import Alone
 from compressors.base import FP32_BYTES, Compressor
 from compressors.ddp.bucket import Bucket
 from compressors.ddp.reducer import Reducer

@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 import time
 
-from collectives.transport.bell import Bell
+from collectives.transport.base import Bell
 
 
 def test_it_rings_however_often_it_was_rung_until_it_is_silenced() -> None:

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from collectives.transport.ping import PingServer, own_host, ping_all
+from collectives.transport.failure_detector import PingServer, own_host, ping_all
 
 
 def test_who_runs_answers_who_is_gone_or_stopped_does_not_and_a_lost_machine_is_left_out() -> None:

@@ -16,11 +16,9 @@ import pytest
 import torch
 from torch.distributed import HashStore  # type: ignore[attr-defined]
 
-from collectives.transport.base import TransportError, wait_all
-from collectives.transport.bell import Bell
-from collectives.transport.connection import Connection, Incoming
-from collectives.transport.meeting import MeetingError, interface_host, meet
-from collectives.transport.sockets import Connections, SocketTransport
+from collectives.transport.base import Bell, TransportError, wait_all
+from collectives.transport.rendezvous import MeetingError, interface_host, meet
+from collectives.transport.sockets import Connection, Connections, Incoming, SocketTransport
 from tests.testing.memory_transport import MemoryTransport, MemoryWires, run_threads
 
 T = TypeVar("T")

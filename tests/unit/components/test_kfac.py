@@ -16,8 +16,7 @@ from bench.core.errors import UsageError
 from bench.optimizers.kfac import Kfac
 from bench.optimizers.kronecker.layer import KroneckerLayer
 from collectives.base import Collective
-from collectives.transport.alone import Alone
-from collectives.transport.base import Transport
+from collectives.transport.base import Alone, Transport
 from compressors.ddp.channel import Channel
 from compressors.ddp.reducer import Reducer
 from compressors.layer import layers_of

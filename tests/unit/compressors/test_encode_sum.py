@@ -13,7 +13,7 @@ from collectives.kernels.library import reference_path
 from collectives.payloads.base import Payload
 from collectives.payloads.dense import Dense
 from collectives.spec import build
-from collectives.transport.alone import Alone
+from collectives.transport.base import Alone
 from compressors.base import Compressor
 from compressors.ddp.bucket import Bucket
 from compressors.ddp.reducer import Reducer

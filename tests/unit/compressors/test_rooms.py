@@ -5,7 +5,7 @@ from __future__ import annotations
 from collectives.base import Key, PendingSum
 from collectives.payloads.base import Payload
 from collectives.payloads.dense import Dense
-from collectives.transport.alone import Alone
+from collectives.transport.base import Alone
 from compressors.ddp.bucket import Bucket
 from compressors.ddp.reducer import Reducer
 from compressors.none import NONE

@@ -10,7 +10,7 @@ from collectives.kernels.library import reference_path, serving
 from collectives.payloads.codec.philox import random_words
 from collectives.payloads.codec.values import to_value_dtype
 from collectives.spec import build, component_names
-from collectives.transport.alone import Alone
+from collectives.transport.base import Alone
 from compressors.base import Compressor
 from compressors.ddp.bucket import Bucket
 from compressors.ddp.reducer import Reducer

@@ -7,7 +7,9 @@ how far that rank is. Aligned 8-byte stores are seen whole.
 from __future__ import annotations
 
 import json
+import os
 import struct
+import time
 import uuid
 from pathlib import Path
 from typing import Any
@@ -16,10 +18,10 @@ import numpy as np
 import torch
 
 from collectives.options import OptionError
-from collectives.shared_memory.cache_lines import CacheLines, cache_lines, stores_are_ordered
-from collectives.shared_memory.region import Region, reserve, rounded_up
 from collectives.transport import messages
 from collectives.transport.base import Transport
+from collectives.transport.cache_lines import CacheLines, cache_lines, stores_are_ordered
+from collectives.transport.memory_region import Region, reserve, rounded_up
 
 PAGE = 4096
 LINE = 128  # a pair of cache lines, which processors fetch together
@@ -213,3 +215,32 @@ class _Offer:
             raise OptionError(
                 f"pool: the helper that flushes caches cannot be kept: {error}; set XDG_CACHE_HOME"
             ) from None
+
+
+LOOKS_BEFORE_SLEEP = 100
+SLEEP_S = 50e-6
+
+
+class Patience:
+    """One wait.
+
+    Args:
+        timeout_s: how long it may take.
+    """
+
+    def __init__(self, timeout_s: float) -> None:
+        self._deadline = time.monotonic() + timeout_s
+        self._looks = 0
+
+    def pause(self) -> bool:
+        """Wait a little before the next look; return whether there is time for one."""
+        self._looks += 1
+        if self._looks <= LOOKS_BEFORE_SLEEP:
+            os.sched_yield()
+            return True
+        time.sleep(SLEEP_S)
+        return time.monotonic() < self._deadline
+
+    def renew(self) -> None:
+        """Something has come, so more may come soon: look closely again. The deadline stays."""
+        self._looks = 0

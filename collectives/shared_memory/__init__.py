@@ -1,1 +1,0 @@
-"""Memory that several ranks map: regions, their layout, and cache lines."""
