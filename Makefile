@@ -6,7 +6,7 @@ BIN := $(VENV)/bin
 # Exists when the environment is complete; every target that needs the environment depends on it.
 READY := $(VENV)/.ready
 # Native loops and the forwarder of virtual hosts, compiled along with the installation.
-LOOPS := bench/hosts/forwarder_build.py bench/hosts/native/* collectives/kernels/build.py collectives/kernels/native/* collectives/payloads/codec/native/* compressors/kernels/native/*
+LOOPS := bench/hosts/forwarder/build.py bench/hosts/forwarder/native/* collectives/kernels/build.py collectives/kernels/native/* collectives/payloads/codec/native/* compressors/kernels/native/*
 
 .DEFAULT_GOAL := help
 .PHONY: help setup demo demo-network test exhaustive sanitize triton bench-ci bless published published-quick attack resume-sweep lint format clean

@@ -27,7 +27,7 @@ from typing import Any
 from bench.core.environment import origin_columns
 from bench.hosts.cluster import Cluster
 from bench.hosts.cluster_options import link_of
-from bench.hosts.ways import settle
+from bench.hosts.support import choose_backend
 from bench.launch.jobs import torchrun
 from bench.launch.jobs.watchdog import WatchdogTimeouts
 from bench.launch.measurement import measure
@@ -104,7 +104,7 @@ def turns(part: str, link: str, model: str, folder: Path) -> list[Row]:
     """
     on_trace = part == "traces"
     texts = {"bandwidth_trace": str(folder / f"{link}.trace")} if on_trace else {"bandwidth": link}
-    cluster = settle(Cluster.uniform(HOSTS, link=link_of({} if link == "unlimited" else texts)))
+    cluster = choose_backend(Cluster.uniform(HOSTS, link=link_of({} if link == "unlimited" else texts)))
     workload = MODELS[model]
     far_behind, turns_far_behind = TRACE_FAR_BEHIND if on_trace else FAR_BEHIND
     config = TurnsConfig(

@@ -11,7 +11,7 @@ from bench.core.config.configuration import short_digest
 from bench.core.errors import UsageError
 from bench.core.interface import WireHeaders
 from bench.core.units import MAX_RATE_BPS, format_rate, format_seconds
-from bench.hosts.trace import Trace
+from bench.hosts.forwarder.trace import Trace
 
 # One /24 network, the first and the last address left out.
 MAX_HOSTS = 254

@@ -17,7 +17,7 @@ from bench.core.errors import UsageError
 from bench.core.toml_files import read_toml, refuse_unknown, tables, whole_number
 from bench.core.units import parse_duration, parse_rate
 from bench.hosts.cluster import MAX_HOSTS, Cluster, HostLink
-from bench.hosts.trace import Trace
+from bench.hosts.forwarder.trace import Trace
 from collectives.options import did_you_mean
 
 

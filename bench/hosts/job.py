@@ -9,26 +9,29 @@ a SIGKILL of the launcher brings about.
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import json
 import os
 import select
 import signal
 import subprocess
 import sys
+import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import IO, Any
 
 import psutil
 
+from bench.core import signals
 from bench.core.errors import RunFailed, UsageError
 from bench.core.interface import WIRE_HEADERS_VARIABLE
 from bench.core.processes import import_variables, killed_by
 from bench.core.run_folder import RunFolder
-from bench.hosts import ways
+from bench.hosts import support
 from bench.hosts.cluster import Cluster
-from bench.hosts.network_report import NetworkReport
-from bench.hosts.network_script import INTERFACE
+from bench.hosts.link_report import NetworkReport
+from bench.hosts.network import INTERFACE
 from bench.hosts.supervisor import STOP_GRACE_S, Assignment
 from bench.hosts.support import UNSHARE, search_path
 
@@ -185,7 +188,7 @@ def _settled(cluster: Cluster, run_dir: Path) -> Cluster:
     for what, path in needed:
         if any(each.is_relative_to("/run") for each in (path.absolute(), path.resolve())):
             raise UsageError(f"{what} is {path}, and /run is hidden from virtual hosts; use another place")
-    return ways.settle_here(cluster)
+    return support.check_and_choose_backend(cluster)
 
 
 def torchrun_arguments(
@@ -256,3 +259,17 @@ def _wait_until_ready(unshare: subprocess.Popen[bytes], status: IO[bytes]) -> No
         raise kind(message["error"])
     if "ready" not in message:
         raise RunFailed("the virtual hosts could not be set up; the job's output says why")
+
+
+def forwarded_bps() -> float:
+    """Bits per second, all links together, frames counted whole; takes about two seconds.
+
+    Raises:
+        UsageError: there are no virtual hosts here, or there is no forwarder.
+        RunFailed: they could not be set up.
+    """
+    cluster = dataclasses.replace(Cluster.uniform(2), forwarded=True)
+    with signals.interruptible(), tempfile.TemporaryDirectory() as folder:
+        with start_hosts(cluster, Path(folder), lambda index: (["true"], {})) as job:
+            job.wait()
+        return sum(flow.long_bps for flow in job.network.flows)

@@ -20,17 +20,88 @@ import time
 from collections.abc import Sequence
 from concurrent.futures import Future
 from functools import partial
+from typing import Self
 
 from bench.core.errors import RunFailed
-from bench.core.interface import Counters, WireHeaders, interface_bytes
-from bench.hosts import datagrams
+from bench.core.interface import FRAME_BYTES, Counters, WireHeaders, interface_bytes
 from bench.hosts.cluster import Cluster
-from bench.hosts.congestion import congestion_warnings
-from bench.hosts.datagrams import Row
-from bench.hosts.link_warnings import SHORT_MESSAGE_BYTES, link_warnings
-from bench.hosts.namespace_thread import start_in
-from bench.hosts.network_report import Flow, NetworkReport
-from bench.hosts.network_script import namespace
+from bench.hosts.link_report import SHORT_MESSAGE_BYTES, Flow, NetworkReport, link_warnings
+from bench.hosts.network import congestion_warnings, namespace, start_in
+
+# At one loss in a hundred 20 are expected of each host.
+_NUM_DATAGRAMS = 2000
+_LEAST_S = 0.5
+_UNLIMITED_BPS = 100e6
+_HEADER_BYTES = 42  # Ethernet 14, IPv4 20, UDP 8
+_LEAST_FRAME_BYTES = 60
+_PACE_S = 1e-3
+_DATAGRAM_SILENCE_S = 0.5
+
+
+@dataclasses.dataclass(frozen=True)
+class Row:
+    """Equal datagrams, one after the other.
+
+    Attributes:
+        number: of
+        frame_bytes: of each as a whole frame.
+        rate_bps: at which they are sent, frames counted whole.
+    """
+
+    number: int
+    frame_bytes: int
+    rate_bps: float
+
+    @classmethod
+    def at(cls, rate_bps: float | None) -> Self:
+        """The row for links of this rate (not limited: 100 Mbit/s): half a second, on slow links longer."""
+        rate_bps = rate_bps or _UNLIMITED_BPS
+        num_bytes = rate_bps / 8 * _LEAST_S
+        frame_bytes = min(max(int(num_bytes / _NUM_DATAGRAMS), _LEAST_FRAME_BYTES), FRAME_BYTES)
+        return cls(max(_NUM_DATAGRAMS, int(num_bytes / frame_bytes)), frame_bytes, rate_bps)
+
+    def send(self, address: str, port: int) -> None:
+        """Send it to a port on which somebody listens, or need not."""
+        payload = bytes(self.frame_bytes - _HEADER_BYTES)
+        per_second = self.rate_bps / 8 / self.frame_bytes
+        with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as source:
+            source.connect((address, port))
+            began, sent = time.perf_counter(), 0
+            while sent < self.number:
+                due = min(self.number, 1 + int((time.perf_counter() - began) * per_second))
+                for _ in range(due - sent):
+                    source.send(payload)
+                sent = due
+                time.sleep(_PACE_S)
+
+    def receive(self, timeout_s: float) -> tuple[int, float]:
+        """(datagrams that came, the rate in bits per second at which the row passed, losses included).
+
+        Raises:
+            RunFailed: none came.
+        """
+        before = interface_bytes("exact").received
+        began = changed = time.perf_counter()
+        first, last = None, before
+        while (now := time.perf_counter()) - changed < (_DATAGRAM_SILENCE_S if first is not None else timeout_s):
+            seen = interface_bytes("exact").received
+            if seen > last:
+                first, began = (seen, now) if first is None else (first, began)
+                last, changed = seen, now
+            time.sleep(_PACE_S)
+        if first is None:
+            raise RunFailed("no datagram came")
+        num_received = round((last - before) / self.frame_bytes)
+        share = num_received / self.number
+        return num_received, 8 * (last - first) / share / max(changed - began, _PACE_S)
+
+
+def ignoring(address: str, port: int) -> socket.socket:
+    """A socket that lets datagrams come, and nobody reads: a closed port would answer each."""
+    sink = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
+    sink.bind((address, port))
+    return sink
+
 
 _SILENCE_S = 0.2
 _LONG_MESSAGE_S = 0.25
@@ -150,7 +221,7 @@ class _Seen:
     """What the receiver saw.
 
     Attributes:
-        num_received: datagrams.
+        num_received:
         long_bps: rate of the long message.
         short_end_s: when it had the short one.
         short_bytes: of whose frames.
@@ -191,7 +262,7 @@ def _receive(lane: _Lane, in_step: threading.Barrier, listening: Future[None]) -
     try:
         with (
             socket.create_server((lane.address, _PORT)) as server,
-            datagrams.ignoring(lane.address, _PORT),
+            ignoring(lane.address, _PORT),
         ):
             server.settimeout(_TIMEOUT_S)
             listening.set_result(None)

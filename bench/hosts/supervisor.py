@@ -27,11 +27,65 @@ from bench.core.errors import BenchError, RunFailed
 from bench.core.forwarder_use import FORWARDER_VARIABLE
 from bench.core.processes import killed_by
 from bench.core.run_folder import RunFolder
-from bench.hosts import congestion, network_script, packet_filters, probe
+from bench.hosts import network, probe
 from bench.hosts.cluster import Cluster
-from bench.hosts.forwarder import Forwarder, open_tap
-from bench.hosts.namespace_thread import start_in
-from bench.hosts.slow_host import SlowHost
+from bench.hosts.forwarder.forwarder import Forwarder, open_tap
+from bench.hosts.network import start_in
+
+_PERIOD_S = 0.01
+_SEARCH_EVERY_S = 0.25
+
+
+class SlowHost:
+    """Limits every process of one network namespace; its thread ends with the process that made it."""
+
+    def __init__(self, namespace: str, cpu_share: float) -> None:
+        """Start limiting.
+
+        Args:
+            namespace: the host's network namespace, as `ip netns` knows it.
+            cpu_share: share of the time in which its processes may run, above 0 and below 1.
+        """
+        self._namespace_inode = Path("/run/netns", namespace).stat().st_ino
+        self._running_s = cpu_share * _PERIOD_S
+        self._released = threading.Event()
+        threading.Thread(target=self._limit, name=f"slow-{namespace}", daemon=True).start()
+
+    def release(self) -> None:
+        """Let the processes run freely from now on; a stopped process would not see a signal to end."""
+        self._released.set()
+
+    def _limit(self) -> None:
+        searched, processes = -_SEARCH_EVERY_S, list[int]()
+        while not self._released.is_set():
+            if time.monotonic() - searched >= _SEARCH_EVERY_S:
+                searched, processes = time.monotonic(), self._find()
+            _signal(processes, signal.SIGSTOP)
+            self._released.wait(_PERIOD_S - self._running_s)
+            _signal(processes, signal.SIGCONT)
+            time.sleep(self._running_s)
+
+    def _find(self) -> list[int]:
+        """Process ids inside the namespace; the private /proc lists only this job's."""
+        found = []
+        for folder in Path("/proc").iterdir():
+            if folder.name.isdecimal() and folder.name != str(os.getpid()):
+                try:
+                    inode = (folder / "ns" / "net").stat().st_ino
+                except OSError:  # it ended meanwhile
+                    continue
+                if inode == self._namespace_inode:
+                    found.append(int(folder.name))
+        return found
+
+
+def _signal(processes: list[int], number: signal.Signals) -> None:
+    for process in processes:
+        try:
+            os.kill(process, number)
+        except ProcessLookupError:
+            continue
+
 
 # What a stopped host may use to write its last words before it is killed.
 STOP_GRACE_S = 5.0
@@ -110,25 +164,23 @@ def _prepare(assignment: Assignment) -> Forwarder | None:
     if _NAMES.exists():
         # torch looks up the names of the addresses it talks to; there is no name server in here that would answer.
         own = Path("/run/hosts")
-        own.write_text(
-            _NAMES.read_text(encoding="utf-8") + network_script.name_lines(assignment.cluster), encoding="utf-8"
-        )
+        own.write_text(_NAMES.read_text(encoding="utf-8") + network.name_lines(assignment.cluster), encoding="utf-8")
         run_commands([["mount", "--bind", str(own), str(_NAMES)]])
-    congestion_control = congestion.settle(assignment.cluster)
+    congestion_control = network.set_congestion_control(assignment.cluster)
     probe.measure(assignment.cluster, congestion_control).write(RunFolder(assignment.run_dir))
     return forwarder
 
 
 def _build(cluster: Cluster, seed: int) -> Forwarder | None:
     """The network; returns what forwards its frames, unless the kernel does."""
-    run_commands(network_script.namespace_commands(cluster))
-    packet_filters.leave_out()
+    run_commands(network.namespace_commands(cluster))
+    network.disable_packet_filters()
     forwarder = None
     if cluster.forwarded:
-        names = map(network_script.namespace, range(len(cluster.hosts)))
-        taps = [start_in(name, partial(open_tap, network_script.INTERFACE)).result() for name in names]
+        names = map(network.namespace, range(len(cluster.hosts)))
+        taps = [start_in(name, partial(open_tap, network.INTERFACE)).result() for name in names]
         forwarder = Forwarder(cluster.hosts, taps, seed=seed)
-    run_commands(network_script.link_commands(cluster))
+    run_commands(network.link_commands(cluster))
     return forwarder
 
 
@@ -176,7 +228,7 @@ class _Hosts:
         self._stop_at: float | None = None
         signal.signal(signal.SIGTERM, lambda *_: asked_to_stop.set())
         self._slowed = [
-            SlowHost(network_script.namespace(index), host.cpu_share)
+            SlowHost(network.namespace(index), host.cpu_share)
             for index, host in enumerate(assignment.cluster.hosts)
             if host.cpu_share < 1
         ]
@@ -196,7 +248,7 @@ class _Hosts:
         return self._exit_code
 
     def _start(self, index: int) -> int:
-        command = network_script.inside(index, list(self._assignment.commands[index]))
+        command = network.inside(index, list(self._assignment.commands[index]))
         return os.posix_spawnp(
             command[0],
             command,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import os
 import shutil
@@ -9,7 +10,9 @@ import subprocess
 import sys
 from pathlib import Path
 
-from bench.hosts.forwarder_library import found
+from bench.core.errors import UsageError
+from bench.hosts.cluster import Cluster
+from bench.hosts.forwarder.forwarder import found
 
 # Ordinary users' PATH often lacks the folders in which `ip` and `tc` lie.
 _SYSTEM_FOLDERS = ("/usr/local/sbin", "/usr/sbin", "/sbin")
@@ -128,3 +131,59 @@ def _why_not_private(complaint: str) -> str:
         "private namespaces are forbidden here; a container must be allowed to make them (for Docker: --privileged)"
         f" ({complaint})"
     )
+
+
+MOST_LATENCY_S = 1.4
+"""Hosts look for each other's addresses over these links too, and the kernel waits 3 s for the answer."""
+
+
+def check_and_choose_backend(cluster: Cluster) -> Cluster:
+    """The same, where it is not known yet whether there can be virtual hosts at all.
+
+    Raises:
+        UsageError: there cannot, or what was asked of their links is not possible here.
+    """
+    supported, reason = hosts_supported()
+    if not supported:
+        raise UsageError(f"virtual hosts do not work here: {reason}")
+    return choose_backend(cluster)
+
+
+def choose_backend(cluster: Cluster) -> Cluster:
+    """The cluster with the way that its links will work here.
+
+    Raises:
+        UsageError: what was asked of its links is not possible here.
+    """
+    slowest_s = max(host.latency_s + host.jitter_s for host in cluster.hosts)
+    if slowest_s > MOST_LATENCY_S:
+        raise UsageError(
+            f"a latency of {slowest_s:g} s, jitter included, is more than virtual hosts find each other over; choose "
+            f"{MOST_LATENCY_S:g} s at most"
+        )
+    return dataclasses.replace(cluster, forwarded=cluster.forwarded or _needs_forwarder(cluster))
+
+
+def _needs_forwarder(cluster: Cluster) -> bool:
+    asked = _asked(cluster)
+    if not asked:
+        return False
+    by_kernel, no_netem = (False, "") if {"jitter", "traces"} & set(asked) else netem_supported()
+    if by_kernel:
+        return False
+    works, no_forwarder = forwarder_supported()
+    if works:
+        return True
+    reasons = "; and ".join(reason for reason in (no_forwarder, no_netem) if reason)
+    raise UsageError(f"{' and '.join(asked)} cannot be set here: {reasons}; or leave them out")
+
+
+def _asked(cluster: Cluster) -> list[str]:
+    """What plain queues cannot do, in words."""
+    words = {
+        "latency": any(host.latency_s for host in cluster.hosts),
+        "jitter": any(host.jitter_s for host in cluster.hosts),
+        "loss": any(host.loss for host in cluster.hosts),
+        "traces": bool(cluster.traces),
+    }
+    return [word for word, wanted in words.items() if wanted]

@@ -23,8 +23,7 @@ from bench.core.files import check_writable
 from bench.core.parts import FORWARDED, FRAMES, LOCAL, SEGMENTS, VERSION, Calibration
 from bench.core.run_folder import read_json, write_json
 from bench.hosts.cluster import Cluster, HostLink
-from bench.hosts.support import hosts_supported
-from bench.hosts.ways import settle
+from bench.hosts.support import choose_backend, hosts_supported
 from bench.launch.jobs import torchrun
 from bench.launch.jobs.fork_server import ForkServer
 from bench.launch.jobs.watchdog import WatchdogTimeouts
@@ -264,7 +263,7 @@ def _clusters(config: CalibrateConfig) -> dict[str, Cluster]:
     for way, link in LINKS.items() if config.virtual_hosts and hosts_supported()[0] else ():
         hosts = tuple(dataclasses.replace(link, name=f"host{index}") for index in range(_at_once(threads=1)))
         with contextlib.suppress(UsageError):  # nothing here can delay frames
-            cluster = settle(Cluster(hosts=hosts))
+            cluster = choose_backend(Cluster(hosts=hosts))
             if cluster.forwarded == (way == FORWARDED):
                 found[way] = cluster
     return found

@@ -165,7 +165,7 @@ def namespaces() -> Check:
 
 def links(*, measure: bool) -> Check:
     """Links of virtual hosts can be slow, late, lossy and uneven over time, by the kernel or by the forwarder."""
-    from bench.hosts.capacity import forwarded_bps
+    from bench.hosts.job import forwarded_bps
     from bench.hosts.support import forwarder_supported, netem_supported
 
     (by_kernel, no_netem), (by_forwarder, no_forwarder) = netem_supported(), forwarder_supported()

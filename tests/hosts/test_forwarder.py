@@ -13,10 +13,10 @@ import pytest
 
 from bench.core.errors import UsageError
 from bench.hosts.cluster import Cluster, HostLink
+from bench.hosts.forwarder.trace import Trace
 from bench.hosts.job import start_hosts
-from bench.hosts.network_report import NetworkReport
+from bench.hosts.link_report import NetworkReport
 from bench.hosts.support import forwarder_supported, hosts_supported
-from bench.hosts.trace import Trace
 from tests.hosts.conftest import processes_of
 from tests.testing.invoke import execute
 

@@ -16,10 +16,10 @@ import pytest
 
 from bench.core.errors import RunFailed, UsageError
 from bench.core.run_folder import RunFolder
-from bench.hosts import job, ways
+from bench.hosts import job, support
 from bench.hosts.cluster import Cluster, HostLink
 from bench.hosts.job import start_hosts
-from bench.hosts.network_report import NetworkReport
+from bench.hosts.link_report import NetworkReport
 from bench.hosts.support import hosts_supported
 from tests.hosts.conftest import processes_of, wait_for_end_of
 
@@ -229,15 +229,15 @@ def test_a_network_that_cannot_be_built_is_one_sentence(
 
 
 def test_latency_is_refused_where_nothing_can_delay(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(ways, "netem_supported", lambda: (False, "no network emulator"))
-    monkeypatch.setattr(ways, "forwarder_supported", lambda: (False, "no forwarder"))
+    monkeypatch.setattr(support, "netem_supported", lambda: (False, "no network emulator"))
+    monkeypatch.setattr(support, "forwarder_supported", lambda: (False, "no forwarder"))
     link = HostLink(name="any", latency_s=0.001)
     with pytest.raises(UsageError, match="no forwarder; and no network emulator; or leave them out"):
         start_hosts(Cluster.uniform(2, link=link), tmp_path, shell("true", "true"))
 
 
 def test_a_machine_without_namespaces_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(ways, "hosts_supported", lambda: (False, "forbidden"))
+    monkeypatch.setattr(support, "hosts_supported", lambda: (False, "forbidden"))
     with pytest.raises(UsageError, match="virtual hosts do not work here: forbidden"):
         start_hosts(PAIR, tmp_path, shell("true", "true"))
 

@@ -12,7 +12,7 @@ import pytest
 
 from bench.hosts.cluster import Cluster, HostLink
 from bench.hosts.job import HostsJob, start_hosts
-from bench.hosts.network_report import NetworkReport
+from bench.hosts.link_report import NetworkReport
 from tests.testing.links import set_link
 
 # Another process may take the processor away for the few milliseconds of a measurement; a wrong rate stays wrong.

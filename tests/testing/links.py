@@ -8,7 +8,7 @@ import subprocess
 import psutil
 
 from bench.hosts.job import HostsJob
-from bench.hosts.network_script import INTERFACE, namespace
+from bench.hosts.network import INTERFACE, namespace
 from bench.hosts.support import search_path
 
 

@@ -17,7 +17,7 @@ from bench.core.other_work import NOTEWORTHY_SHARE
 from bench.core.rows import read_rows
 from bench.core.units import format_bytes, format_seconds
 from bench.hosts.cluster import Cluster
-from bench.hosts.ways import settle_here
+from bench.hosts.support import check_and_choose_backend
 from bench.launch.jobs.fork_server import ForkServer
 from bench.launch.resolve import make_ready
 from bench.launch.run import Result
@@ -82,7 +82,7 @@ def make_each_ready(configs: Sequence[RunConfig], server: ForkServer) -> None:
     said: dict[str, None] = {}
     for config in {config.config_id: config for config in configs}.values():
         if config.cluster is not None:
-            settle_here(Cluster.from_dict(config.cluster))
+            check_and_choose_backend(Cluster.from_dict(config.cluster))
         said |= dict.fromkeys(notes(config, server.call(make_ready, config)))
     for sentence in said:
         print(f"note: {sentence}", file=sys.stderr)

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from bench.hosts.congestion import CONGESTION_CONTROL, _write, congestion_warnings
+from bench.hosts.network import CONGESTION_CONTROL, _write, congestion_warnings
 
 
 def test_the_setting_is_written_and_read_back(tmp_path: Path) -> None:

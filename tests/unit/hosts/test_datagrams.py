@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from bench.hosts.datagrams import Row
+from bench.hosts.probe import Row
 
 
 @pytest.mark.parametrize(

@@ -14,10 +14,9 @@ from pathlib import Path
 import pytest
 
 from bench.hosts.cluster import HostLink
-from bench.hosts.forwarder import Counts, Direction, Forwarder
-from bench.hosts.forwarder_library import found
-from bench.hosts.network_script import ethernet_address
-from bench.hosts.trace import Trace
+from bench.hosts.forwarder.forwarder import Counts, Direction, Forwarder, found
+from bench.hosts.forwarder.trace import Trace
+from bench.hosts.network import ethernet_address
 
 pytestmark = pytest.mark.skipif(found().handle is None, reason=f"there is no forwarder: {found().finding}")
 

@@ -7,9 +7,8 @@ import dataclasses
 import pytest
 
 from bench.hosts.cluster import Cluster, HostLink
-from bench.hosts.link_warnings import link_warnings
-from bench.hosts.network_report import Flow
-from bench.hosts.trace import Trace
+from bench.hosts.forwarder.trace import Trace
+from bench.hosts.link_report import Flow, link_warnings
 
 ASKED = 100e6
 

@@ -6,7 +6,7 @@ import dataclasses
 
 import pytest
 
-from bench.hosts import network_script, shaping
+from bench.hosts import network
 from bench.hosts.cluster import Cluster, HostLink
 
 FRAME = 1514
@@ -25,27 +25,27 @@ FRAME = 1514
     ],
 )
 def test_burst(rate_bps: float, real_frames: bool, burst: int) -> None:
-    assert shaping.burst_bytes(rate_bps, real_frames=real_frames) == burst
+    assert network.burst_bytes(rate_bps, real_frames=real_frames) == burst
 
 
 def test_a_rate_alone_is_one_token_bucket_with_a_queue_of_200_ms() -> None:
     host = HostLink(name="a", uplink_bps=100e6)
-    assert [" ".join(command) for command in shaping.uplink_commands("eth0", host, real_frames=True)] == [
+    assert [" ".join(command) for command in network.uplink_commands("eth0", host, real_frames=True)] == [
         "tc qdisc add dev eth0 root handle 1: tbf rate 100000000bit burst 4542 limit 2504542"
     ]
-    assert shaping.downlink_commands("port0", host, real_frames=True) == []
+    assert network.downlink_commands("port0", host, real_frames=True) == []
 
 
 def test_delay_and_loss_sit_below_the_rate_with_room_for_what_is_under_way() -> None:
     host = HostLink(name="a", uplink_bps=10e6, downlink_bps=10e6, latency_s=0.1, loss=0.001)
-    commands = [" ".join(command) for command in shaping.uplink_commands("eth0", host, real_frames=True)]
+    commands = [" ".join(command) for command in network.uplink_commands("eth0", host, real_frames=True)]
     assert commands[1] == ("tc qdisc add dev eth0 parent 1:1 handle 10: netem limit 348 delay 100000us loss 0.100000%")
-    assert len(shaping.downlink_commands("port0", host, real_frames=True)) == 1
+    assert len(network.downlink_commands("port0", host, real_frames=True)) == 1
 
 
 def test_delay_without_a_rate_is_the_root() -> None:
     host = HostLink(name="a", latency_s=0.002)
-    assert [" ".join(command) for command in shaping.uplink_commands("eth0", host, real_frames=False)] == [
+    assert [" ".join(command) for command in network.uplink_commands("eth0", host, real_frames=False)] == [
         "tc qdisc add dev eth0 root handle 10: netem limit 100000 delay 2000us"
     ]
 
@@ -53,23 +53,21 @@ def test_delay_without_a_rate_is_the_root() -> None:
 @pytest.mark.parametrize(("rate_bps", "segmented"), [(100e6, True), (1e9, False)])
 def test_segmentation_is_switched_off_on_both_ends_of_slow_links(rate_bps: float, segmented: bool) -> None:
     cluster = Cluster.uniform(3, link=HostLink(name="any", uplink_bps=rate_bps, downlink_bps=rate_bps))
-    off = [command for command in network_script.link_commands(cluster) if "gso_max_segs" in command]
+    off = [command for command in network.link_commands(cluster) if "gso_max_segs" in command]
     assert len(off) == (6 if segmented else 0)
 
 
 def test_packets_of_fast_links_are_as_large_as_their_rate_limiter_lets_through_whole() -> None:
     rates = (341e6, 1e9, 20e6, None)
     hosts = tuple(HostLink(name=f"h{index}", uplink_bps=rate, downlink_bps=rate) for index, rate in enumerate(rates))
-    limited = {
-        line[2]: line[-2] for line in network_script.link_commands(Cluster(hosts=hosts)) if "gso_max_segs" in line
-    }
+    limited = {line[2]: line[-2] for line in network.link_commands(Cluster(hosts=hosts)) if "gso_max_segs" in line}
     assert limited == {"bench0": "28", "bench2": "2"}
-    assert 28 * FRAME <= shaping.burst_bytes(341e6, real_frames=False) < 29 * FRAME
+    assert 28 * FRAME <= network.burst_bytes(341e6, real_frames=False) < 29 * FRAME
 
 
 def test_each_host_gets_its_own_address_and_rates() -> None:
     hosts = (HostLink(name="a", uplink_bps=1e6, downlink_bps=2e6), HostLink(name="b", uplink_bps=3e6, downlink_bps=4e6))
-    lines = [" ".join(command) for command in network_script.link_commands(Cluster(hosts=hosts))]
+    lines = [" ".join(command) for command in network.link_commands(Cluster(hosts=hosts))]
     assert "ip -n bench1 addr add 10.77.0.2/24 dev eth0" in lines
     rates = [line.partition(" limit ")[0] for line in lines if " tbf " in line]
     assert rates == [
@@ -83,7 +81,7 @@ def test_each_host_gets_its_own_address_and_rates() -> None:
 def test_of_a_forwarded_link_the_kernel_makes_the_uplinks_rate_alone() -> None:
     link = HostLink(name="any", uplink_bps=10e6, downlink_bps=20e6, latency_s=0.01, loss=0.1)
     cluster = dataclasses.replace(Cluster.uniform(2, link=link), forwarded=True)
-    lines = [" ".join(command) for command in network_script.link_commands(cluster)]
+    lines = [" ".join(command) for command in network.link_commands(cluster)]
     assert [line for line in lines if "tc " in line] == [
         f"tc -n bench{index} qdisc add dev eth0 root handle 1: tbf rate 10000000bit burst 3028 limit 253028"
         for index in range(2)

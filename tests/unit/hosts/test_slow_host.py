@@ -7,7 +7,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from bench.hosts import slow_host
+from bench.hosts import supervisor
 
 
 class Played:
@@ -36,9 +36,9 @@ def test_a_slow_host_is_stopped_for_the_rest_of_the_time(share: float, monkeypat
         def is_set(self) -> bool:
             return played.now > 10
 
-    monkeypatch.setattr(slow_host, "time", SimpleNamespace(monotonic=lambda: played.now, sleep=played.wait))
-    monkeypatch.setattr(slow_host.threading, "Event", Released)
-    monkeypatch.setattr(slow_host.threading.Thread, "start", lambda thread: thread.run())
-    monkeypatch.setattr(slow_host, "_signal", played.signal)
-    slow_host.SlowHost("/", share)  # no process has this folder for its network
+    monkeypatch.setattr(supervisor, "time", SimpleNamespace(monotonic=lambda: played.now, sleep=played.wait))
+    monkeypatch.setattr(supervisor.threading, "Event", Released)
+    monkeypatch.setattr(supervisor.threading.Thread, "start", lambda thread: thread.run())
+    monkeypatch.setattr(supervisor, "_signal", played.signal)
+    supervisor.SlowHost("/", share)  # no process has this folder for its network
     assert played.spent[signal.SIGCONT] / played.now == pytest.approx(share, rel=0.01)

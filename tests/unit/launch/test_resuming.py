@@ -12,7 +12,7 @@ from bench.cli.output import sweep
 from bench.core.config.run import RunConfig
 from bench.core.errors import RunFailed, UsageError
 from bench.core.run_folder import RunFolder
-from bench.hosts import ways
+from bench.hosts import support
 from bench.hosts.cluster import Cluster, HostLink
 from bench.launch.jobs.fork_server import TRAIN, ForkServer
 from bench.launch.resuming import configuration_of, prepare_folder
@@ -79,9 +79,9 @@ def test_a_failure_that_could_not_be_kept_is_one_at_the_end_of_a_sweep(
 def test_links_that_this_machine_cannot_make_are_refused_before_anything_starts(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(ways, "hosts_supported", lambda: (True, ""))
-    monkeypatch.setattr(ways, "netem_supported", lambda: (False, "no netem"))
-    monkeypatch.setattr(ways, "forwarder_supported", lambda: (False, "no TAP devices"))
+    monkeypatch.setattr(support, "hosts_supported", lambda: (True, ""))
+    monkeypatch.setattr(support, "netem_supported", lambda: (False, "no netem"))
+    monkeypatch.setattr(support, "forwarder_supported", lambda: (False, "no TAP devices"))
     monkeypatch.setattr(sweep, "execute", lambda *_: pytest.fail("it began"))
     late = Cluster.uniform(2, link=HostLink(name="host", latency_s=0.005))
     configs = [make_config(seed=1), make_config(seed=1, cluster=late.to_dict(), world_size=2)]

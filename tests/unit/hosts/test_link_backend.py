@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 
 from bench.core.errors import UsageError
-from bench.hosts import ways
+from bench.hosts import support
 from bench.hosts.cluster import Cluster, HostLink
-from bench.hosts.trace import Trace
+from bench.hosts.forwarder.trace import Trace
 
 LATE = {"latency_s": 0.01}
 SHAKY = {"latency_s": 0.01, "jitter_s": 0.001}
@@ -16,8 +16,8 @@ TRACED = {"uplink_trace": Trace(path="/cell", digest="0" * 10, mean_bps=1e7)}
 
 
 def machine(monkeypatch: pytest.MonkeyPatch, *, netem: bool, forwarder: bool) -> None:
-    monkeypatch.setattr(ways, "netem_supported", lambda: (netem, "" if netem else "no netem"))
-    monkeypatch.setattr(ways, "forwarder_supported", lambda: (forwarder, "" if forwarder else "no tun"))
+    monkeypatch.setattr(support, "netem_supported", lambda: (netem, "" if netem else "no netem"))
+    monkeypatch.setattr(support, "forwarder_supported", lambda: (forwarder, "" if forwarder else "no tun"))
 
 
 def cluster(link: dict[str, object]) -> Cluster:
@@ -42,7 +42,7 @@ def test_the_kernel_where_it_can(
     link: dict[str, object], netem: bool, forwarded: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     machine(monkeypatch, netem=netem, forwarder=True)
-    settled = ways.settle(cluster(link))
+    settled = support.choose_backend(cluster(link))
     assert settled.forwarded is forwarded
     assert settled.hosts == cluster(link).hosts
     assert settled.wire_headers == ("exact" if forwarded or link == LOSSY else "estimated")
@@ -63,16 +63,16 @@ def test_neither_is_one_sentence(
 ) -> None:
     machine(monkeypatch, netem=netem, forwarder=False)
     with pytest.raises(UsageError, match=sentence):
-        ways.settle(cluster(link))
+        support.choose_backend(cluster(link))
 
 
 def test_the_forwarder_where_it_is_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
     machine(monkeypatch, netem=True, forwarder=True)
-    assert ways.settle(Cluster(hosts=cluster({}).hosts, forwarded=True)).forwarded
+    assert support.choose_backend(Cluster(hosts=cluster({}).hosts, forwarded=True)).forwarded
 
 
 def test_what_hosts_do_not_find_each_other_over_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     machine(monkeypatch, netem=True, forwarder=True)
-    assert ways.settle(cluster({"latency_s": 1.0, "jitter_s": 0.4}))
+    assert support.choose_backend(cluster({"latency_s": 1.0, "jitter_s": 0.4}))
     with pytest.raises(UsageError, match=r"a latency of 1\.5 s, jitter included, is more than virtual hosts"):
-        ways.settle(cluster({"latency_s": 1.0, "jitter_s": 0.5}))
+        support.choose_backend(cluster({"latency_s": 1.0, "jitter_s": 0.5}))

@@ -42,7 +42,7 @@ const char *sources_digest(void) { return SOURCES; }
 static const int64_t NS_PER_MS = 1000000, NS_PER_S = 1000000000, NEVER = INT64_MAX;
 static const uint64_t LOSSES = 0x6c6f7373, DELAYS = 0x64656c61; /* what tells the two rows of random numbers apart */
 
-/* One direction of a host's link: a rate, a trace, or neither. `bench.hosts.forwarder` fills it in. */
+/* One direction of a host's link: a rate, a trace, or neither. `bench.hosts.forwarder.forwarder` fills it in. */
 typedef struct {
   double bytes_per_ns;    /* 0: no rate */
   const uint32_t *trace;  /* the millisecond of each delivery opportunity, ascending; the last one is the period, above 0 */
@@ -50,7 +50,7 @@ typedef struct {
   int64_t queue_bytes;    /* what may wait */
 } Direction;
 
-/* A host, as `bench.hosts.forwarder` describes it; the last three are counted here. */
+/* A host, as `bench.hosts.forwarder.forwarder` describes it; the last three are counted here. */
 typedef struct {
   int32_t fd; /* reads and writes one frame at a time, and never blocks */
   uint32_t loss; /* so many frames in 2^32 are lost */

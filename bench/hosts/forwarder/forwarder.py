@@ -12,6 +12,7 @@ import array
 import ctypes
 import dataclasses
 import fcntl
+import functools
 import os
 import struct
 import threading
@@ -19,10 +20,31 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
+from bench.core.errors import UsageError
 from bench.hosts.cluster import HostLink
-from bench.hosts.forwarder_library import library
-from bench.hosts.shaping import queue_bytes
-from bench.hosts.trace import Trace
+from bench.hosts.forwarder.build import HERE, LIBRARY, sources
+from bench.hosts.forwarder.trace import Trace
+from bench.hosts.network import queue_bytes
+from collectives.kernels.library import Library, open_library
+
+
+@functools.cache
+def found() -> Library:
+    """The library, or why there is none; looked for once."""
+    return open_library(HERE / LIBRARY, sources(), "compiled")
+
+
+def library() -> ctypes.CDLL:
+    """The library.
+
+    Raises:
+        UsageError: there is none.
+    """
+    handle = found().handle
+    if handle is None:
+        raise UsageError(f"the forwarder between virtual hosts is missing: {found().finding}; run `make setup`")
+    return handle
+
 
 TUN = Path("/dev/net/tun")
 

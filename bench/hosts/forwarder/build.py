@@ -1,4 +1,4 @@
-"""Compiles the forwarder of virtual hosts, as the native loops are compiled: `python -m bench.hosts.forwarder_build`.
+"""Compiles the forwarder of virtual hosts, as the native loops are compiled: `python -m bench.hosts.forwarder.build`.
 
 The C library that it calls is found in the process that loads it.
 """
