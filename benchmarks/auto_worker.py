@@ -23,8 +23,8 @@ from bench.core.config.run import RunConfig
 from bench.core.errors import BenchError
 from bench.core.run_folder import RunFolder, append_json_line
 from bench.datasets.base import Part
-from bench.strategies.data_parallel.replicas import wrap
-from bench.strategies.ddp import Ddp
+from bench.strategies.ddp.ddp import Ddp
+from bench.strategies.ddp.replicas import wrap
 from bench.train.batches import Batches
 from bench.train.rank import end_process, process_group, rank_main, set_up_device
 from compressors.ddp.attaching import attach

@@ -25,8 +25,7 @@ from bench.costs.devices.calibration import CalibratedTimes, PlacedNetwork, Samp
 from bench.costs.devices.network import network_of
 from bench.costs.devices.node_by_node import measure
 from bench.costs.devices.shared_memory import measured_link
-from bench.strategies.placement.assignment import assign
-from bench.strategies.placement.tracing import trace
+from bench.strategies.placed.assignment import assign, trace
 
 NUM_CLASSES = 10
 TRAIN_SIZE, TEST_SIZE = 1024, 10

@@ -1,9 +1,10 @@
 """The registry: which components exist, found without importing any of them.
 
 A room is a package; a component is a top-level class in one of its files that derives (directly or through a class of
-the same folder or of its `families/`) from the room's base class. Its name is that of its file, as ``GroupTopK`` in
-``group_topk.py``, or, where several components share a file, the one in ``class ResNet18(Model, name="resnet18")``.
-Names and one-line descriptions are read with ``ast``, so listing and completing names costs milliseconds and no torch.
+the same folder or of its `families/`) from the room's base class. It is named after its file, ``GroupTopK`` after
+``group_topk.py`` and ``Placed`` after ``placed/placed.py``; where several components share a file, each class says its
+name: ``class ResNet18(Model, name="resnet18")``. Names and one-line descriptions are read with ``ast``, so listing and
+completing names costs milliseconds and no torch.
 Third parties add components by entry point (group ``bench.compressors``, ``bench.collectives``, ...);
 whatever goes wrong in theirs is a `PluginError`, which only who names them need mind.
 """
@@ -224,16 +225,18 @@ def _built_in(room: Room) -> dict[str, Entry]:
     classes: dict[str, list[str]] = {}  # class name -> names of its bases, over all files of the room
     found: dict[str, Entry] = {}  # by class name
     folder = _folder(room.package)
-    for path in sorted([*folder.glob("*.py"), *folder.glob("families/*.py")]):
+    packages = (path for path in folder.glob("*/*.py") if path.stem == path.parent.name)
+    for path in sorted([*folder.glob("*.py"), *folder.glob("families/*.py"), *packages]):
         with _PARSER:
             tree = ast.parse(path.read_text(encoding="utf-8"))
         for node in tree.body:
             if isinstance(node, ast.ClassDef):
                 classes[node.name] = [_last_name(base) for base in node.bases]
-                target = f"{room.package}.{path.stem}:{node.name}"
-                if path.parent == folder and (name := _given_name(node)):
+                module = ".".join(path.relative_to(folder).with_suffix("").parts)
+                target = f"{room.package}.{module}:{node.name}"
+                if name := _given_name(node):
                     found[node.name] = Entry(name=name, description=_first_line(node), target=target)
-                elif path.parent == folder and _names_its_file(node, path):
+                elif _names_its_file(node, path) and path.parent.name != "families":
                     found[node.name] = Entry(name=path.stem, description=_first_line(tree), target=target)
     return {entry.name: entry for name, entry in found.items() if _derives(name, room.base, classes)}
 

@@ -23,7 +23,7 @@ from bench.core.parts import BucketParts, Calibration, EncodedBucket
 from bench.costs.links.star import Star
 from bench.costs.ranks.computing import Computing, Job
 from bench.costs.sharing import Sharing
-from bench.strategies.async_server import AsyncServer
+from bench.strategies.async_server.async_server import AsyncServer
 from collectives.parameter_server.link import CONTROL_BYTES
 from collectives.parameter_server.server import ClockEnd, ParameterServer, Push, Session
 from collectives.payloads.base import HEADER_BYTES

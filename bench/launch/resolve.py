@@ -177,7 +177,7 @@ def resolve(asked: RunConfig) -> RunConfig:
 
 def _gpus_needed(config: RunConfig, parts: Components) -> int:
     """On this machine: ranks that share one talk through gloo, which sums for DDP there and sends no message."""
-    from bench.strategies.ddp import is_plain
+    from bench.strategies.ddp.ddp import is_plain
 
     by_ddp = parts.compressor.engine_hook or is_plain(parts.compressor, parts.collective, config.trigger)
     return 1 if by_ddp and not parts.optimizer.exchanges else config.world_size // config.nnodes

@@ -26,7 +26,7 @@ from bench.core.parts import BucketParts, Crowd, EncodedBucket, LeafSize, Offer,
 from bench.datasets.base import Dataset
 from bench.models.base import Model
 from bench.optimizers.base import Optimizer
-from bench.strategies.data_parallel.replicas import wrap
+from bench.strategies.ddp.replicas import wrap
 from bench.train.batches import Batches
 from collectives.base import Key
 from collectives.payloads.base import Payload, unpack

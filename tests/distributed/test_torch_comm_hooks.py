@@ -12,7 +12,7 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 from bench.core import registry
-from bench.strategies.data_parallel.ddp_exchange import DDP_TIMER_EVERY, DdpExchange
+from bench.strategies.ddp.ddp import DDP_TIMER_EVERY, DdpExchange
 from compressors.families.torch_comm_hook import TorchCommHook
 from compressors.none import NONE
 from compressors.torch_powersgd import TorchPowerSgd

@@ -12,7 +12,7 @@ from bench.core.errors import UsageError
 from bench.costs.devices.operations import Operation, operations_of
 from bench.datasets.base import IMAGE_SIZE
 from bench.models.base import Model, images_refusal
-from bench.strategies.placement.tracing import trace
+from bench.strategies.placed.assignment import trace
 
 
 def network_of(

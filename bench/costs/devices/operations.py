@@ -16,8 +16,7 @@ from torch.utils.flop_counter import FlopCounterMode
 from typing_extensions import override
 
 from bench.core.errors import UsageError
-from bench.strategies.placement.operations import Work, work_of
-from bench.strategies.placement.tracing import parameters_of
+from bench.strategies.placed.assignment import Work, parameters_of, work_of
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

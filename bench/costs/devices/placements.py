@@ -14,7 +14,7 @@ from bench.costs.devices.operations import Operation
 from bench.costs.devices.schedule import Task, critical_path, makespan, serial_sum
 from bench.costs.devices.step import directions, step_tasks
 from bench.costs.devices.times import CatalogTimes
-from bench.strategies.placement.assignment import ActivationPolicy, assign
+from bench.strategies.placed.assignment import ActivationPolicy, assign
 
 BY_TYPE = "by type"
 MATRIX_AND_CONVOLUTION = "matrix and convolution only"

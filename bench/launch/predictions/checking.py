@@ -19,7 +19,7 @@ from bench.hosts.cluster_options import cluster_from_toml, link_of, link_texts
 from bench.launch.predictions.asked import DDP, Asked
 from bench.launch.predictions.measurable import cannot_be_calibrated
 from bench.optimizers.base import Optimizer
-from bench.strategies.async_server import AsyncServer
+from bench.strategies.async_server.async_server import AsyncServer
 from bench.strategies.base import Strategy
 from collectives.base import Collective
 from compressors.base import Compressor

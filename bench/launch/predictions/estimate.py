@@ -29,7 +29,7 @@ from bench.launch.predictions.checking import BASELINE
 from bench.launch.predictions.measurable import cannot_be_calibrated
 from bench.models.base import Model
 from bench.optimizers.sgd import Sgd
-from bench.strategies.ddp import Ddp
+from bench.strategies.ddp.ddp import Ddp
 from collectives.base import Key
 from collectives.payloads.base import Payload
 from collectives.rounds.layout import leaves

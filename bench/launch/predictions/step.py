@@ -15,7 +15,7 @@ from bench.costs.prediction import Prediction, Setting, predict
 from bench.costs.simulated_server import AsyncSetting
 from bench.launch.predictions.asked import Asked
 from bench.launch.predictions.links import links_of
-from bench.strategies.async_server import AsyncServer
+from bench.strategies.async_server.async_server import AsyncServer
 from collectives.base import Collective
 
 

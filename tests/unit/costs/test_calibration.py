@@ -16,8 +16,7 @@ from bench.costs.devices.calibration import UPDATE, CalibratedTimes, PlacedNetwo
 from bench.costs.devices.network import network_of
 from bench.costs.devices.node_by_node import NodeByNode, measure
 from bench.costs.devices.operations import Operation, operations_of
-from bench.strategies.placement.assignment import assign
-from bench.strategies.placement.tracing import trace
+from bench.strategies.placed.assignment import assign, trace
 
 TRUE = {("Conv2d", "forward"): (2e-5, 3e-11, 0.0), ("relu", "forward"): (1e-5, 0.0, 4e-10), UPDATE: (5e-4, 1e-5, 0.0)}
 

@@ -13,7 +13,7 @@ from bench.core.topology import ROLES, Device, Host, Link, Topology
 from bench.costs.catalog import SHIPPED, SHM, Catalog, Efficiency, LinkKind, folders
 from bench.costs.devices.operations import Operation
 from bench.costs.devices.times import CatalogTimes
-from bench.strategies.placement.operations import Work
+from bench.strategies.placed.assignment import Work
 
 LINK = '[link.mine]\ngbytes_per_s = 40\nlatency_us = 0.5\nsource = "a sheet"\n'
 DEVICE = '[device.mine]\ntflops = 10\ngbytes_per_s = 900\nlaunch_us = 5\nsource = "a sheet"\n'

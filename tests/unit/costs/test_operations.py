@@ -8,7 +8,7 @@ from torch import nn
 
 from bench.core.errors import UsageError
 from bench.costs.devices.operations import Operation, operations_of
-from bench.strategies.placement.tracing import trace
+from bench.strategies.placed.assignment import trace
 
 BATCH = 4
 

@@ -18,8 +18,7 @@ from bench.costs.devices.placements import Cost, Placement
 from bench.costs.devices.schedule import Task, end_times
 from bench.costs.devices.step import step_tasks
 from bench.costs.devices.times import CatalogTimes
-from bench.strategies.placement.assignment import assign
-from bench.strategies.placement.operations import Work
+from bench.strategies.placed.assignment import Work, assign
 
 ROLES = ("gpu", "fpga", "asic")
 

@@ -13,11 +13,10 @@ from bench.core.config.run import RunConfig
 from bench.core.topology import Topology
 from bench.models.linear import Linear
 from bench.optimizers.sgd import Sgd
-from bench.strategies.devices.device import DeviceProcess
-from bench.strategies.devices.host import HostTraining
-from bench.strategies.devices.host_sum import HostSum
-from bench.strategies.devices.plan import Plan
-from bench.strategies.devices.stage import Stage
+from bench.strategies.placed.device import DeviceProcess
+from bench.strategies.placed.host import HostSum, HostTraining
+from bench.strategies.placed.plan import Plan
+from bench.strategies.placed.stage import Stage
 from collectives.base import Collective
 from collectives.ring import Ring
 from compressors.base import Compressor

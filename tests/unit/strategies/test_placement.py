@@ -12,10 +12,7 @@ from bench.models.linear import Linear
 from bench.models.resnet18 import ResNet18
 from bench.models.resnet20 import ResNet20
 from bench.models.small_cnn import SmallCnn
-from bench.strategies.placement.assignment import assign
-from bench.strategies.placement.checks import check_values
-from bench.strategies.placement.operations import work_of
-from bench.strategies.placement.tracing import trace
+from bench.strategies.placed.assignment import assign, check_values, trace, work_of
 from tests.testing.devices import pool_of
 
 ALL = pool_of("gpu", "fpga", "asic", "dpu")

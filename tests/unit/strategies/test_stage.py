@@ -15,10 +15,9 @@ from bench.core.topology import Device
 from bench.models.base import Model
 from bench.models.resnet20 import ResNet20
 from bench.models.small_cnn import SmallCnn
-from bench.strategies.devices.stage import Route, Stage
-from bench.strategies.devices.tensors import receive_tensor, send_tensor
-from bench.strategies.placement.assignment import ActivationPolicy, assign
-from bench.strategies.placement.tracing import trace
+from bench.strategies.placed.assignment import ActivationPolicy, assign, trace
+from bench.strategies.placed.messages import receive_tensor, send_tensor
+from bench.strategies.placed.stage import Route, Stage
 from collectives.transport.base import TransportError
 from tests.testing.devices import pool_of
 from tests.testing.memory_transport import MemoryTransport, run_threads

@@ -7,9 +7,8 @@ import torch
 from torch import nn
 
 from bench.optimizers.sgd import Sgd
-from bench.strategies.data_parallel.kept_gradients import KeptGradients
-from bench.strategies.data_parallel.replicas import Replicas
-from bench.strategies.data_parallel.with_optimizer import WithOptimizer
+from bench.strategies.ddp.ddp import WithOptimizer
+from bench.strategies.ddp.replicas import KeptGradients, Replicas
 from collectives.ring import Ring
 from compressors.ddp.channel import Channel, Nonfinite, Trigger
 from compressors.ddp.reducer import Reducer

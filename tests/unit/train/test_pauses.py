@@ -6,7 +6,7 @@ from unittest.mock import MagicMock, call
 
 import pytest
 
-from bench.strategies.parameter_server.training import AsyncTraining
+from bench.strategies.async_server.training import AsyncTraining
 from bench.train.loop import Trainer
 
 STEPS = 4

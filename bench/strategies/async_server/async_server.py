@@ -19,8 +19,8 @@ from typing_extensions import Doc, override
 
 from bench.core.config.run import RunConfig
 from bench.optimizers.base import Optimizer
+from bench.strategies.async_server.training import AsyncTraining
 from bench.strategies.base import BoundStrategy, Setup, Strategy
-from bench.strategies.parameter_server.training import AsyncTraining
 from collectives.base import Collective
 from collectives.options import OptionError
 from collectives.parameter_server.server import BoundedStaleness, OnArrival, Parameters, ParameterServer

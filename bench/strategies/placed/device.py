@@ -26,9 +26,8 @@ from bench.core.processes import peak_rss_bytes
 from bench.models.base import weights_hash
 from bench.optimizers.base import Optimizer
 from bench.strategies.base import Follower, SaveState
-from bench.strategies.devices.commands import HOST_RANK, hear, receive_all_, send_all, tell
-from bench.strategies.devices.stage import Stage
-from bench.strategies.devices.tensors import receive_tensor
+from bench.strategies.placed.messages import HOST_RANK, hear, receive_all_, receive_tensor, send_all, tell
+from bench.strategies.placed.stage import Stage
 from collectives.pool import BoundPool
 from collectives.transport.base import Traffic, Transport
 from compressors.ddp.channel import Channel, zero_nonfinite_

@@ -16,8 +16,8 @@ from typing import Any
 import torch
 from torch import fx, nn
 
-from bench.strategies.devices.tensors import receive_tensor, send_tensor
-from bench.strategies.placement.tracing import attribute, parameters_of
+from bench.strategies.placed.assignment import attribute, parameters_of
+from bench.strategies.placed.messages import receive_tensor, send_tensor
 from collectives.transport.base import Pending, Transport, wait_all
 
 Edge = tuple[str, str]

@@ -8,10 +8,9 @@ from typing import Literal
 from torch import nn
 
 from bench.core.topology import Device, Topology
-from bench.strategies.devices.commands import HOST_RANK
-from bench.strategies.devices.stage import Route
-from bench.strategies.placement.assignment import ActivationPolicy, Assignment, assign
-from bench.strategies.placement.tracing import trace
+from bench.strategies.placed.assignment import ActivationPolicy, Assignment, assign, trace
+from bench.strategies.placed.messages import HOST_RANK
+from bench.strategies.placed.stage import Route
 
 Split = Literal["type", "data", "both"]
 

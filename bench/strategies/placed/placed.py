@@ -29,14 +29,12 @@ from bench.core.topology import Topology
 from bench.datasets.base import Dataset
 from bench.optimizers.base import Optimizer
 from bench.strategies.base import BoundStrategy, Follower, Setup, Strategy
-from bench.strategies.devices.commands import HOST_RANK
-from bench.strategies.devices.device import DeviceProcess
-from bench.strategies.devices.host import HostTraining
-from bench.strategies.devices.host_sum import HostSum
-from bench.strategies.devices.plan import Plan, Split
-from bench.strategies.devices.stage import Stage
-from bench.strategies.placement.assignment import ActivationPolicy
-from bench.strategies.placement.checks import check_values
+from bench.strategies.placed.assignment import ActivationPolicy, check_values
+from bench.strategies.placed.device import DeviceProcess
+from bench.strategies.placed.host import HostSum, HostTraining
+from bench.strategies.placed.messages import HOST_RANK
+from bench.strategies.placed.plan import Plan, Split
+from bench.strategies.placed.stage import Stage
 from collectives.base import Collective
 from collectives.transport.shared_memory import SharedMemoryTransport
 from compressors.base import Compressor

@@ -1,0 +1,1 @@
+"""The strategy `async_server`: a server that updates parameters as pushes arrive."""

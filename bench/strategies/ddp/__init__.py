@@ -1,0 +1,1 @@
+"""The strategy `ddp`: gradients are summed in every step."""

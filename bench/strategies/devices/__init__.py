@@ -1,1 +1,0 @@
-"""A host process that deals mini-batches and gives commands, and device processes that compute."""

@@ -1,0 +1,246 @@
+"""What kind of work an operation is: a matrix product, a convolution, an activation, or something around them."""
+
+from __future__ import annotations
+
+import copy
+import dataclasses
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, Literal
+
+import torch
+from torch import fx, nn
+
+from bench.core.errors import UsageError
+from bench.core.topology import Device, Role
+from bench.datasets.base import IMAGE_SIZE
+
+Work = Literal["matrix", "convolution", "activation", "other"]
+
+# Modules are known by their class, functions and methods by their name: `leaky_relu` does what `LeakyReLU` does.
+_ACTIVATIONS = tuple(name for name in nn.modules.activation.__all__ if name != "MultiheadAttention")
+_ACTIVATION_MODULES = tuple(getattr(nn, name) for name in _ACTIVATIONS)
+_ACTIVATION_NAMES = frozenset(name.lower() for name in _ACTIVATIONS)
+_MATRIX_NAMES = frozenset(["linear", "bilinear", "matmul", "mm", "bmm", "addmm", "addbmm", "baddbmm", "mv", "einsum"])
+
+
+def work_of(node: fx.Node, traced: fx.GraphModule) -> Work:
+    """What kind of work a node of a traced network is."""
+    if node.op == "call_module":
+        return _work_of_module(traced.get_submodule(str(node.target)))
+    if node.op in ("call_function", "call_method"):
+        return _work_of_name(getattr(node.target, "__name__", str(node.target)))
+    return "other"
+
+
+def _work_of_module(module: nn.Module) -> Work:
+    if isinstance(module, (nn.Linear, nn.Bilinear)):
+        return "matrix"
+    if isinstance(module, nn.modules.conv._ConvNd):
+        return "convolution"
+    return "activation" if isinstance(module, _ACTIVATION_MODULES) else "other"
+
+
+def _work_of_name(name: str) -> Work:
+    name = name.strip("_").replace("_", "")
+    if name in _MATRIX_NAMES:
+        return "matrix"
+    if name.startswith("conv"):
+        return "convolution"
+    return "activation" if name in _ACTIVATION_NAMES else "other"
+
+
+IN_PLACE = "changed in place"
+"""Key in a node's `meta`: the input that the network's own code changes there."""
+
+
+def trace(model: nn.Module) -> fx.GraphModule:
+    """The network's graph; its modules are copies without in-place operations that share `model`'s parameters.
+
+    Raises:
+        UsageError: what the network computes depends on its input's values, so there is no one graph.
+    """
+    parameters = {id(tensor): tensor for tensor in (*model.parameters(), *model.buffers())}
+    shared = copy.deepcopy(model, memo=dict(parameters))  # modules are copied, tensors are not
+    in_place = {name for name, module in shared.named_modules() if getattr(module, "inplace", False)}
+    for name in in_place:
+        setattr(shared.get_submodule(name), "inplace", False)  # noqa: B010 - modules in general declare no such attribute
+    try:
+        traced = fx.symbolic_trace(shared)
+    except Exception as error:  # noqa: BLE001 - tracing runs the network's own code on stand-ins, which may do anything
+        raise UsageError(
+            f"the model cannot be traced ({_first_line(error)}), so its layers cannot be placed by type; use "
+            "--strategy ddp, or a model without branches that depend on values"
+        ) from None
+    before: set[fx.Node] = set()
+    for node in traced.graph.nodes:
+        before.add(node)
+        if (node.op == "call_module" and node.target in in_place) or _rewritten(node):
+            node.meta[IN_PLACE] = changed = node.all_input_nodes[0]
+            changed.replace_all_uses_with(node, delete_user_cb=lambda user: user not in before)
+    traced.recompile()
+    return traced
+
+
+def _rewritten(node: fx.Node) -> bool:
+    """Whether a function or method changed its first input; it makes a new tensor from now on."""
+    if node.kwargs.get("inplace"):
+        node.update_kwarg("inplace", False)
+        return True
+    if node.op == "call_method" and str(node.target).endswith("_") and not str(node.target).startswith("_"):
+        node.target = str(node.target).removesuffix("_")
+        return True
+    return False
+
+
+def _first_line(error: Exception) -> str:
+    return (str(error).strip() or type(error).__name__).splitlines()[0].rstrip(".")
+
+
+def parameters_of(node: fx.Node, traced: fx.GraphModule) -> list[str]:
+    """Names of the trainable parameters that a node reads; one that modules share has the name of the first."""
+    read: list[torch.Tensor | None] = []
+    if node.op == "call_module":
+        read = list(traced.get_submodule(str(node.target)).parameters())
+    elif node.op == "get_attr":
+        read = [attribute(traced, str(node.target))]
+    return [name for name, p in traced.named_parameters() if p.requires_grad and any(p is tensor for tensor in read)]
+
+
+def attribute(traced: fx.GraphModule, path: str) -> torch.Tensor | None:
+    """The tensor that a name such as "layer.weight" stands for; None where it is none."""
+    owner, _, name = path.rpartition(".")
+    value = getattr(traced.get_submodule(owner), name)
+    return value if isinstance(value, torch.Tensor) else None
+
+
+ActivationPolicy = Literal["asic", "dpu", "turns", "producer"]
+
+# Where a role is missing, the next one does its work.
+_CHAINS: Mapping[str, tuple[Role, ...]] = {
+    "matrix": ("gpu", "cpu", "asic", "dpu", "fpga"),
+    "convolution": ("fpga", "gpu", "cpu", "asic", "dpu"),
+    "asic": ("asic", "dpu", "gpu", "cpu", "fpga"),
+    "dpu": ("dpu", "asic", "gpu", "cpu", "fpga"),
+}
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Assignment:
+    """Where every node of a graph runs.
+
+    Attributes:
+        device_of: the device's name, by node name, for every node but the output.
+        notes: what runs elsewhere than its type asks for, and why: one sentence each.
+    """
+
+    device_of: Mapping[str, str]
+    notes: Sequence[str]
+
+
+def assign(traced: fx.GraphModule, pool: Sequence[Device], activations: ActivationPolicy = "asic") -> Assignment:
+    """Place every operation on a device of one pool.
+
+    Several devices of one role take its operations in turns; a module that is called twice stays on one device, and so
+    do all operations that read one parameter.
+
+    Args:
+        traced: the network.
+        pool: devices, at least one.
+        activations: the role for activations: asic, dpu, or both in turns; producer: each stays where its input is
+            made.
+    """
+    dealer = _Dealer(pool, activations)
+    device_of: dict[str, str] = {}
+    home: dict[str, str] = {}  # of parameters, and of modules that are called
+    for node in traced.graph.nodes:
+        if node.op == "output":
+            continue
+        keys = [f"module {node.target}"] if node.op == "call_module" else []
+        keys += parameters_of(node, traced)
+        known = next((home[key] for key in keys if key in home), None)
+        work = work_of(node, traced)
+        if known is not None:
+            device_of[node.name] = known
+        elif work != "other" and (work != "activation" or activations != "producer"):
+            device_of[node.name] = dealer.next(work)
+        else:
+            device_of[node.name] = _beside(node.all_input_nodes, device_of, default="")
+        home.update((key, device_of[node.name]) for key in keys if device_of[node.name])
+    for node in reversed(traced.graph.nodes):  # inputs and parameters have no producer: they go where they are used
+        if node.op != "output" and not device_of[node.name]:
+            device_of[node.name] = _beside(node.users, device_of, default=pool[0].name)
+    return Assignment(device_of=device_of, notes=dealer.notes)
+
+
+def _beside(nodes: Iterable[fx.Node], device_of: Mapping[str, str], *, default: str) -> str:
+    return next((device_of[node.name] for node in nodes if device_of.get(node.name)), default)
+
+
+class _Dealer:
+    """Deals operations to the devices of the role that their type asks for."""
+
+    def __init__(self, pool: Sequence[Device], activations: ActivationPolicy) -> None:
+        self._pool = pool
+        self._activation_roles = ("asic", "dpu") if activations == "turns" else (activations,)
+        self._dealt: dict[str, int] = {}
+        self.notes: list[str] = []
+
+    def next(self, work: Work) -> str:
+        """Name of the device that takes the next operation of this kind."""
+        wanted: str = work
+        if work == "activation":
+            wanted = self._activation_roles[self._turn("activation") % len(self._activation_roles)]
+        chain = _CHAINS[wanted]
+        role = next(role for role in chain if any(device.role == role for device in self._pool))
+        if (
+            role != chain[0]
+            and (note := f"there is no {chain[0]} for {work} operations; {role} does them") not in self.notes
+        ):
+            self.notes.append(note)
+        members = [device.name for device in self._pool if device.role == role]
+        return members[self._turn(role) % len(members)]
+
+    def _turn(self, what: str) -> int:
+        turn = self._dealt.get(what, 0)
+        self._dealt[what] = turn + 1
+        return turn
+
+
+def check_values(traced: fx.GraphModule, image_size: int = IMAGE_SIZE) -> None:
+    """Run the network on tensors without contents, and look at what each operation makes.
+
+    Args:
+        traced: a network whose tensors lie on the meta device.
+        image_size: side of the square images that it takes.
+
+    Raises:
+        UsageError: an operation makes something else than one tensor, or changes what others hold too.
+    """
+    _Looking(traced).run(torch.empty(2, 3, image_size, image_size, device="meta"))
+
+
+class _Looking(fx.Interpreter):
+    def run_node(self, n: fx.Node) -> Any:
+        if self._is_seen_elsewhere(n):
+            raise UsageError(
+                f"the model's operation {n.name} changes in place what its other layers or its state hold too, so its "
+                "layers cannot be placed by type; use --strategy ddp, or an operation that makes a new tensor"
+            )
+        value = super().run_node(n)
+        if n.op != "output" and not isinstance(value, torch.Tensor):
+            raise UsageError(
+                f"the model's operation {n.name} makes a {type(value).__name__} instead of one tensor, so its layers "
+                "cannot be placed by type; use --strategy ddp"
+            )
+        return value
+
+    def _is_seen_elsewhere(self, n: fx.Node) -> bool:
+        """Whether a change in place reaches more than later uses of the same value, which have the new one."""
+        if n.op == "call_function" and getattr(n.target, "__name__", "").endswith("_"):
+            return True
+        changed = n.meta.get(IN_PLACE)
+        if changed is None or changed.op == "get_attr":
+            return changed is not None
+        memory = self.env[changed].untyped_storage()._cdata
+        sharing = [node for node, value in self.env.items() if value.untyped_storage()._cdata == memory]
+        return any(user is not n and user not in self.env for node in sharing for user in node.users)
