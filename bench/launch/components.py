@@ -81,15 +81,23 @@ def check_together(config: RunConfig, parts: Components) -> None:
     )
     if reason:
         raise UsageError(reason)
-    model = model_without_values(parts)
-    parts.strategy.examine(config, model)
-    if reason := parts.compressor.layers_refusal(layers_of(model)):
-        raise UsageError(reason)
     if parts.compressor.owns_momentum:
         try:
             parts.optimizer.hand_over_momentum()
         except OptionError as error:
             raise UsageError(str(error)) from None
+
+
+def check_network(config: RunConfig, parts: Components) -> None:
+    """Refuse a network that the strategy or the compressor cannot train.
+
+    Raises:
+        UsageError: it cannot.
+    """
+    model = model_without_values(parts)
+    parts.strategy.examine(config, model)
+    if reason := parts.compressor.layers_refusal(layers_of(model)):
+        raise UsageError(reason)
 
 
 def _first_legal(strategy: Strategy, compressor: Compressor) -> str:
