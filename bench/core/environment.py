@@ -8,7 +8,10 @@ import os
 import platform
 import socket
 import subprocess
+import textwrap
+import traceback
 from pathlib import Path
+from types import FrameType
 from typing import Any
 
 from bench.core.errors import UsageError
@@ -19,6 +22,29 @@ PACKAGES = ("gradwire", "torch", "torchvision", "typer", "rich", "pandas", "scip
 
 VECTORS = {"avx512f": "AVX-512", "avx2": "AVX2"}
 """flag of the processor -> how its widest vectors are called, the widest first"""
+
+
+TORCH_VARIABLES = ("TORCH", "PYTORCH", "GLOO_", "NCCL_")
+"""how the names of the variables begin that only torch reads"""
+
+
+def try_without_variables(beginnings: tuple[str, ...] = TORCH_VARIABLES) -> str:
+    """Return the end of a sentence about a failure inside torch: which of the user's variables to try without."""
+    given = [f"{name}={value}" for name, value in sorted(os.environ.items()) if name.startswith(beginnings)]
+    return f"; try without {' and '.join(given)} in the environment" if given else ""
+
+
+def failure_to_import_torch(error: BaseException) -> UsageError | None:
+    """Return the sentence for an error that came up while torch was being imported; None for another one."""
+    frames = [frame for frame, _ in traceback.walk_tb(error.__traceback__)]
+    if not any(_is_module_of_torch(frame) for frame in frames):
+        return None
+    reason = textwrap.shorten(str(error), 160, placeholder=" ...").rstrip(".") or type(error).__name__
+    return UsageError(f"torch cannot be imported: {reason}{try_without_variables(('TORCH', 'PYTORCH'))}")
+
+
+def _is_module_of_torch(frame: FrameType) -> bool:
+    return frame.f_code.co_name == "<module>" and frame.f_globals.get("__name__", "").partition(".")[0] == "torch"
 
 
 def usable_cores() -> int:
@@ -110,7 +136,7 @@ def describe(command: list[str], device: str) -> dict[str, Any]:
         "variables": {
             key: value
             for key, value in sorted(os.environ.items())
-            if key.startswith(("OMP_", "MKL_", "GLOO_", "NCCL_", "CUDA_VISIBLE", "TORCH", "GRADWIRE_"))
+            if key.startswith((*TORCH_VARIABLES, "OMP_", "MKL_", "CUDA_VISIBLE", "GRADWIRE_"))
         },
     }
 

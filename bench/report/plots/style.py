@@ -6,6 +6,7 @@ Source: M. Okabe and K. Ito, "Color Universal Design" (2008): eight colours that
 from __future__ import annotations
 
 import contextlib
+import os
 import re
 import textwrap
 from collections.abc import Mapping
@@ -63,6 +64,7 @@ _SETTINGS: dict[str, Any] = {
 
 def applied() -> contextlib.AbstractContextManager[None]:
     """Within it pictures are drawn and saved in this style, whatever a user's own matplotlibrc says."""
+    os.environ["MPLBACKEND"] = "agg"  # matplotlib cannot be imported with one that it does not know, as Jupyter's
     import matplotlib.style
 
     return matplotlib.style.context(["default", _SETTINGS])
