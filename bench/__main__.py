@@ -5,11 +5,12 @@ from __future__ import annotations
 import os
 import sys
 
+import gradwire
 from bench.core import signals
 
 
 def main() -> None:
-    """Entry point of the `bench` script."""
+    """Run the command, once the packages are known to be this project's."""
     signals.end_at_once()
     _open_closed_streams()
     from bench.cli.app import main as run_command
@@ -30,4 +31,4 @@ def _open_closed_streams() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    gradwire.main()
