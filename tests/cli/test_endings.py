@@ -166,7 +166,7 @@ def test_closed_standard_streams(command: str, closed: str, folder: Path) -> Non
 
 
 @pytest.mark.parametrize("backend", ["module://matplotlib_inline.backend_inline", "nonsense", "TkAgg"])
-@pytest.mark.parametrize("command", ["plot pareto good.csv --out pictures", "report good.csv --out page.html"])
+@pytest.mark.parametrize("command", ["plot accuracy-time good.csv --out drawn.svg", "report good.csv --out page.html"])
 def test_pictures_are_drawn_whatever_backend_is_asked_for(command: str, backend: str, folder: Path) -> None:
     answer = shell(f"bench {command}", folder, MPLBACKEND=backend)
     assert answer.code == 0, answer.error

@@ -53,7 +53,7 @@ def read_log(folder: RunFolder) -> str:
 
 
 def _sentence(report: dict[str, Any]) -> str:
-    advice = try_without_variables() if _IN_TORCH.search(report.get("traceback", "")) else ""
+    advice = try_without_variables() if _IN_TORCH.search(report["traceback"]) else ""
     return f"rank {report['rank']}: {report['message']}{advice}"
 
 
