@@ -6,6 +6,7 @@ import functools
 import importlib.metadata
 import os
 import platform
+import resource
 import socket
 import subprocess
 import textwrap
@@ -24,8 +25,11 @@ VECTORS = {"avx512f": "AVX-512", "avx2": "AVX2"}
 """flag of the processor -> how its widest vectors are called, the widest first"""
 
 
-TORCH_VARIABLES = ("TORCH", "PYTORCH", "GLOO_", "NCCL_")
+TORCH_VARIABLES = ("TORCH_", "PYTORCH_", "GLOO_", "NCCL_")
 """how the names of the variables begin that only torch reads"""
+
+ENOUGH_FILES = 1024
+"""that a process may have open at once"""
 
 
 def try_without_variables(beginnings: tuple[str, ...] = TORCH_VARIABLES) -> str:
@@ -34,13 +38,22 @@ def try_without_variables(beginnings: tuple[str, ...] = TORCH_VARIABLES) -> str:
     return f"; try without {' and '.join(given)} in the environment" if given else ""
 
 
+def possible_causes() -> str:
+    """Return the end of a sentence about a failure inside torch: the variables and limits here that may be why."""
+    files, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    memory, _ = resource.getrlimit(resource.RLIMIT_AS)
+    limits = [f"`ulimit -n` is {files}; raise it to {ENOUGH_FILES}"] if 0 <= files < ENOUGH_FILES else []
+    limits += [f"`ulimit -v` is {memory >> 10}; set it to unlimited"] if memory != resource.RLIM_INFINITY else []
+    return "".join(f"; {limit}" for limit in limits) + try_without_variables()
+
+
 def failure_to_import_torch(error: BaseException) -> UsageError | None:
     """Return the sentence for an error that came up while torch was being imported; None for another one."""
     frames = [frame for frame, _ in traceback.walk_tb(error.__traceback__)]
     if not any(_is_module_of_torch(frame) for frame in frames):
         return None
     reason = textwrap.shorten(str(error), 160, placeholder=" ...").rstrip(".") or type(error).__name__
-    return UsageError(f"torch cannot be imported: {reason}{try_without_variables(('TORCH', 'PYTORCH'))}")
+    return UsageError(f"torch cannot be imported: {reason}{try_without_variables(('TORCH_', 'PYTORCH_'))}")
 
 
 def _is_module_of_torch(frame: FrameType) -> bool:
@@ -136,7 +149,7 @@ def describe(command: list[str], device: str) -> dict[str, Any]:
         "variables": {
             key: value
             for key, value in sorted(os.environ.items())
-            if key.startswith((*TORCH_VARIABLES, "OMP_", "MKL_", "CUDA_VISIBLE", "GRADWIRE_"))
+            if key.startswith(("OMP_", "MKL_", "GLOO_", "NCCL_", "CUDA_VISIBLE", "TORCH", "GRADWIRE_"))
         },
     }
 

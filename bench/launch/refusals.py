@@ -7,6 +7,7 @@ imported; a check that asks one anything gets an exception, and its answer then 
 
 from __future__ import annotations
 
+import functools
 import importlib.abc
 import importlib.machinery
 import os
@@ -41,7 +42,7 @@ def without_torch(function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -
             os.close(reading)
             os.dup2(os.open(os.devnull, os.O_WRONLY), 2)  # warnings are given where torch is
             sys.meta_path.insert(0, _Placeholders())
-            answer = pickle.dumps(_outcome(lambda: function(*args, **kwargs)))
+            answer = pickle.dumps(_outcome(functools.partial(function, *args, **kwargs)))
             with os.fdopen(writing, "wb") as pipe:
                 pipe.write(answer)
         finally:
@@ -59,7 +60,8 @@ def without_torch(function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -
 
 def check_each(asked: Sequence[RunConfig]) -> list[UsageError | None]:
     """Return why each of the runs is refused, as far as that shows without torch; for `without_torch`."""
-    return [_outcome(lambda each=each: check(each) and None) for each in asked]
+    outcomes = [_outcome(functools.partial(check, each)) for each in asked]
+    return [outcome if isinstance(outcome, UsageError) else None for outcome in outcomes]
 
 
 def _outcome(function: Callable[[], T]) -> T | UsageError | None:

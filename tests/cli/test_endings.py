@@ -166,9 +166,9 @@ def test_closed_standard_streams(command: str, closed: str, folder: Path) -> Non
 
 
 @pytest.mark.parametrize("backend", ["module://matplotlib_inline.backend_inline", "nonsense", "TkAgg"])
-@pytest.mark.parametrize("command", ["plot accuracy-time good.csv --out drawn.svg", "report good.csv --out page.html"])
+@pytest.mark.parametrize("command", ["plot target good.csv --out drawn.pdf", "report good.csv --out page.html"])
 def test_pictures_are_drawn_whatever_backend_is_asked_for(command: str, backend: str, folder: Path) -> None:
-    answer = shell(f"bench {command}", folder, MPLBACKEND=backend)
+    answer = shell(f"bench {command}", folder, MPLBACKEND=backend, SOURCE_DATE_EPOCH="abc")
     assert answer.code == 0, answer.error
 
 
@@ -186,6 +186,17 @@ def test_a_variable_with_which_ranks_cannot_meet_is_named(folder: Path) -> None:
     answer = shell(f"bench run {SHORT}", folder, GLOO_SOCKET_IFNAME="nope0")
     assert answer.code == 3
     assert "try without GLOO_SOCKET_IFNAME=nope0 in the environment" in answer.error
+
+
+@pytest.mark.parametrize("mount", ["mount -t tmpfs -o ro none /dev/shm"])
+def test_shared_memory_that_cannot_be_written_is_named(mount: str, folder: Path) -> None:
+    """In a name space of our own, where /dev has nothing else either."""
+    line = f"{mount} && cd {folder} && exec 0<&- && bench run {SHORT}"
+    answer = shell(f"unshare --map-root-user --mount bash -c {shlex.quote(line)}", folder)
+    if "unshare failed" in answer.error or "mount:" in answer.error:
+        pytest.skip(answer.error)
+    assert answer.code == 2
+    assert "processes cannot share locks, which need a writable /dev/shm" in answer.error
 
 
 def test_a_bug_keeps_its_traceback(tmp_path: Path) -> None:

@@ -34,8 +34,9 @@ class Turns(LiveLine):
         self._part = ""
 
     @override
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, *rest: object) -> None:
-        super().__exit__(kind, error, *rest)
+    def __exit__(self, *raised: object) -> None:
+        super().__exit__(*raised)
+        error = raised[1]
         if isinstance(error, Interrupted):
             raise Interrupted(f"{error}; {self._kept()}") from None
 

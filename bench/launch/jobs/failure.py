@@ -6,7 +6,7 @@ import re
 import shutil
 from typing import Any
 
-from bench.core.environment import try_without_variables
+from bench.core.environment import possible_causes
 from bench.core.processes import killed_by
 from bench.core.run_folder import RunFolder, read_json
 
@@ -26,14 +26,14 @@ def explain(folder: RunFolder) -> str:
     if own and not (killed and _is_echo(own[0])):
         return _sentence(own[0])
     if killed:
-        return killed + (try_without_variables() if _CRASH.search(killed) else "")
+        return killed + (possible_causes() if _CRASH.search(killed) else "")
     if reports:  # who names the lost one says more than who lost everybody
         return _sentence(next((report for report in reports if report.get("lost_rank") is not None), reports[0]))
     if is_disk_full(folder):
         return f"the disk that holds {folder.path} is full; free some space or choose another folder with --out"
     if _ROOT_CAUSE.search(log):  # a rank that could not begin: torchrun knows its exit code alone
         log = _first_log_of_a_rank(folder) or log
-    return f"the job ended without saying why; the end of its log: {_last_line(log)}{try_without_variables()}"
+    return f"the job ended without saying why; the end of its log: {_last_line(log)}{possible_causes()}"
 
 
 def is_disk_full(folder: RunFolder) -> bool:
@@ -53,7 +53,8 @@ def read_log(folder: RunFolder) -> str:
 
 
 def _sentence(report: dict[str, Any]) -> str:
-    advice = try_without_variables() if _IN_TORCH.search(report["traceback"]) else ""
+    is_torchs = _IN_TORCH.search(report["traceback"]) or "Too many open files" in report["message"]
+    advice = possible_causes() if is_torchs else ""
     return f"rank {report['rank']}: {report['message']}{advice}"
 
 

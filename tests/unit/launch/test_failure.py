@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import resource
 import shutil
 from pathlib import Path
 from typing import Any
@@ -60,13 +61,18 @@ RuntimeError: Unable to find address for: nope0
 """
 
 
-def test_variables_are_named_where_torch_failed(folder: RunFolder, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_variables_and_limits_are_named_where_torch_failed(folder: RunFolder, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("GLOO_SOCKET_IFNAME", "nope0")
     leave(folder, 0, "RuntimeError: Unable to find address", at=1.0, traceback=IN_TORCH)
     advice = "; try without GLOO_SOCKET_IFNAME=nope0 in the environment"
     assert explain(folder) == f"rank 0: RuntimeError: Unable to find address{advice}"
     leave(folder, 0, "ValueError: broken", at=1.0, traceback=IN_TORCH.replace("/torch/", "/mine/"))
     assert explain(folder) == "rank 0: ValueError: broken"
+    monkeypatch.setattr(resource, "getrlimit", {resource.RLIMIT_NOFILE: (40, 40), resource.RLIMIT_AS: (-1, -1)}.get)
+    leave(folder, 0, "socket: Too many open files", at=1.0, lost_a_peer=True)
+    assert explain(folder) == f"rank 0: socket: Too many open files; `ulimit -n` is 40; raise it to 1024{advice}"
+    monkeypatch.undo()
+    monkeypatch.setenv("GLOO_SOCKET_IFNAME", "nope0")
     folder.error_of(0).unlink()
     say(folder, KILLED.replace("-9", "-11"))
     assert explain(folder) == f"rank 1 was killed by SIGSEGV{advice}"
