@@ -120,8 +120,8 @@ class _Placeholder:
         raise TypeError("a placeholder is neither true nor false")
 
     def __eq__(self, other: object) -> bool:
-        if isinstance(other, _Placeholder):
-            return self is other
-        raise TypeError("a placeholder equals nothing known")
+        if isinstance(other, (int, float, str, tuple, list)):
+            raise TypeError("a placeholder has no known value")
+        return self is other
 
     __hash__ = object.__hash__

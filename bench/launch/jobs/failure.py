@@ -53,7 +53,7 @@ def read_log(folder: RunFolder) -> str:
 
 
 def _sentence(report: dict[str, Any]) -> str:
-    is_torchs = _IN_TORCH.search(report["traceback"]) or "Too many open files" in report["message"]
+    is_torchs = _IN_TORCH.search(report.get("traceback", "")) or "Too many open files" in report["message"]
     advice = possible_causes() if is_torchs else ""
     return f"rank {report['rank']}: {report['message']}{advice}"
 
