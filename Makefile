@@ -6,6 +6,7 @@ BIN := $(VENV)/bin
 # Exists when the environment is complete; every target that needs the environment depends on it.
 READY := $(VENV)/.ready
 # Native loops and the forwarder of virtual hosts, compiled along with the installation.
+NOT_BUILT := collectives/kernels/not-built.txt bench/hosts/not-built.txt
 LOOPS := bench/hosts/forwarder_build.py bench/hosts/native/* collectives/kernels/build.py collectives/kernels/native/* collectives/payloads/codec/native/* compressors/kernels/native/*
 
 .DEFAULT_GOAL := help
@@ -73,6 +74,9 @@ $(READY): pyproject.toml constraints.txt setup.py $(wildcard $(LOOPS))
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
 		{ echo "$(PYTHON) is missing or older than 3.11; name another one with PYTHON=" >&2; exit 1; }
 	@echo "installing into $(VENV); PyTorch is large, so the first time takes some minutes"
-	@$(PYTHON) -m venv $(VENV)
-	@$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev]'
+	@log=$$(mktemp); trap 'rm -f "$$log"' EXIT; \
+		{ $(PYTHON) -m venv $(VENV) && \
+		$(BIN)/python -m pip install --disable-pip-version-check --progress-bar off -c constraints.txt -e '.[dev]'; } \
+		>"$$log" 2>&1 || { cat "$$log" >&2; exit 1; }
+	@for note in $(NOT_BUILT); do if [ -e $$note ]; then echo "note: the native code in $${note%/*} is missing: $$(cat $$note)" >&2; fi; done
 	@touch $@

@@ -53,7 +53,9 @@ def collectives(asked: CollectivesConfig, out: RowFile = None, as_json: AsJson =
 def _execute(asked: CollectivesConfig, out: Path | None, as_json: bool, server: ForkServer) -> list[Row]:
     from bench.cli.output.collectives import print_rows, turns_of
     from bench.launch.collectives import execute, resolve
+    from bench.launch.refusals import without_torch
 
+    without_torch(resolve, asked)
     config, left_out = server.call(resolve, asked)
     for reason in left_out:
         print(f"note: left out: {reason}", file=sys.stderr)

@@ -37,9 +37,11 @@ def compressors(asked: CompressorsConfig, out: RowFile = None, as_json: AsJson =
 
 def _execute(asked: CompressorsConfig, out: Path | None, as_json: bool, server: ForkServer) -> None:
     from bench.cli.output.compressors import print_rows, turns_of
-    from bench.launch.compressors import execute, resolve
+    from bench.launch.compressors import check, execute, prepare
+    from bench.launch.refusals import without_torch
 
-    config = server.call(resolve, asked)
+    without_torch(check, asked)
+    config = server.call(prepare, asked)
     with turns_of(config, row_writer(out, COMPRESSORS)) as turns:
         execute(config, turns.take, server)
     print_rows(turns.rows, config, as_json=as_json)

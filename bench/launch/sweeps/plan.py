@@ -10,6 +10,7 @@ from bench.core.config.job import RanksConfig
 from bench.core.config.run import RunConfig
 from bench.core.errors import UsageError
 from bench.launch.jobs.fork_server import ForkServer
+from bench.launch.refusals import check_each, without_torch
 from bench.launch.resolve import place_run, resolve_each
 from bench.launch.sweeps.file import Options, SweepFile, table_text
 
@@ -46,8 +47,9 @@ def plan_runs(sweep: SweepFile, server: ForkServer) -> list[PlannedRun]:
     asked = [outcome for outcome in outcomes if isinstance(outcome, RunConfig)]
     if asked:
         server.warm_up_for(asked[0])
-        resolved = iter(server.call(resolve_each, asked))
-        outcomes = [next(resolved) if isinstance(outcome, RunConfig) else outcome for outcome in outcomes]
+        refused = without_torch(check_each, asked) or []
+        answers = iter(refused if any(refused) else server.call(resolve_each, asked))
+        outcomes = [next(answers) or outcome if isinstance(outcome, RunConfig) else outcome for outcome in outcomes]
     configs = [outcome for outcome in outcomes if isinstance(outcome, RunConfig)]
     if len(configs) < len(outcomes):
         raise UsageError(_refusals(sweep.where, settings, outcomes))
