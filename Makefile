@@ -10,7 +10,7 @@ NOT_BUILT := collectives/kernels/not-built.txt bench/hosts/not-built.txt
 LOOPS := bench/hosts/forwarder_build.py bench/hosts/native/* collectives/kernels/build.py collectives/kernels/native/* collectives/payloads/codec/native/* compressors/kernels/native/*
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo demo-network test exhaustive sanitize triton bench-ci bless published published-quick attack resume-sweep lint format clean
+.PHONY: help setup demo demo-network test exhaustive sanitize triton bench-ci bless published published-quick attack resume-sweep lint format docs clean
 
 help: ## show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -65,6 +65,9 @@ lint: $(READY) ## check style, types and layers
 format: $(READY) ## rewrite the sources in the common style
 	@$(BIN)/ruff check --fix --quiet .
 	@$(BIN)/ruff format .
+
+docs: $(READY) ## build the documentation into build/site, which needs no web server and no network; a broken link fails
+	@NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
 
 clean: ## remove the environment, caches and build outputs; results and data stay
 	rm -rf $(VENV) build dist *.egg-info .mypy_cache .pytest_cache .ruff_cache .hypothesis .benchmarks
