@@ -45,8 +45,8 @@ def calibrate(
     from bench.launch.refusals import without_torch
 
     with ForkServer(CALIBRATE) as server:
-        server.warm_up(asked.threads)
         without_torch(check, asked)
+        server.warm_up(asked.threads)
         config = server.call(resolve, asked)
         found = execute(config, lambda text: print(f"measuring {text}", file=sys.stderr), server)
     from bench.core.parts import Calibration

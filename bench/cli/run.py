@@ -86,13 +86,12 @@ def run(
     from bench.launch.resolve import check, prepare, resolve
 
     with ForkServer(TRAIN) as server:  # which refuses kernels that there are not, for a plan too
-        if not dry_run:
-            server.warm_up_for(asked)
         without_torch(check, asked)
         if dry_run:
             resolved = resolve(asked)
             _print_plan([dataclasses.replace(resolved, seed=seed) for seed in numbers], out, as_json)
             return
+        server.warm_up_for(asked)
         configs, warnings = server.call(prepare, asked, numbers)
         print_notes(configs[0], warnings)
         _execute(configs, out, as_json, server)
