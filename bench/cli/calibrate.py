@@ -47,8 +47,8 @@ def calibrate(
     from bench.launch.refusals import without_torch
 
     with ForkServer(CALIBRATE) as server:
-        server.warm_up(asked.threads)
         without_torch(check, asked)
+        server.warm_up(asked.threads)
         config = server.call(resolve, asked)
         kept = KeptParts(out, config)
         if kept.parts:

@@ -31,7 +31,6 @@ def compressors(asked: CompressorsConfig, out: RowFile = None, as_json: AsJson =
     from bench.launch.jobs.fork_server import ENCODE, ForkServer
 
     with ForkServer(ENCODE) as server:
-        server.warm_up(asked.threads)
         _execute(asked, out, as_json, server)
 
 
@@ -41,6 +40,7 @@ def _execute(asked: CompressorsConfig, out: Path | None, as_json: bool, server: 
     from bench.launch.refusals import without_torch
 
     without_torch(check, asked)
+    server.warm_up(asked.threads)
     config = server.call(prepare, asked)
     with turns_of(config, row_writer(out, COMPRESSORS)) as turns:
         execute(config, turns.take, server)

@@ -103,12 +103,11 @@ def run(
         if len(specs) > 1:
             configs = _plan_methods(asked, specs, numbers, server)
         else:
-            if not dry_run:
-                server.warm_up_for(asked)
             without_torch(check, asked)
             if dry_run:
                 configs = [dataclasses.replace(resolve(asked), seed=seed) for seed in numbers]
             else:
+                server.warm_up_for(asked)
                 configs, warnings = server.call(prepare, asked, numbers)
                 print_notes(configs[0], warnings)
         if dry_run:

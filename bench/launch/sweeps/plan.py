@@ -46,10 +46,12 @@ def plan_runs(sweep: SweepFile, server: ForkServer) -> list[PlannedRun]:
     outcomes = [_asked(sweep.base | each) for each in settings]
     asked = [outcome for outcome in outcomes if isinstance(outcome, RunConfig)]
     if asked:
-        server.warm_up_for(asked[0])
-        refused = without_torch(check_each, asked) or []
-        answers = iter(refused if any(refused) else server.call(resolve_each, asked))
-        outcomes = [next(answers) or outcome if isinstance(outcome, RunConfig) else outcome for outcome in outcomes]
+        answers: Sequence[RunConfig | UsageError | None] = without_torch(check_each, asked) or []
+        if not any(answers):  # nothing is refused yet
+            server.warm_up_for(asked[0])
+            answers = server.call(resolve_each, asked)
+        given = iter(answers)
+        outcomes = [next(given) or outcome if isinstance(outcome, RunConfig) else outcome for outcome in outcomes]
     configs = [outcome for outcome in outcomes if isinstance(outcome, RunConfig)]
     if len(configs) < len(outcomes):
         raise UsageError(_refusals(sweep.where, settings, outcomes))
