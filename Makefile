@@ -6,10 +6,11 @@ BIN := $(VENV)/bin
 # Exists when the environment is complete; every target that needs the environment depends on it.
 READY := $(VENV)/.ready
 # Native loops and the forwarder of virtual hosts, compiled along with the installation.
+NOT_BUILT := collectives/kernels/not-built.txt bench/hosts/forwarder/not-built.txt
 LOOPS := bench/hosts/forwarder/build.py bench/hosts/forwarder/native/* collectives/kernels/build.py collectives/kernels/native/* collectives/payloads/codec/native/* compressors/kernels/native/*
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo demo-network test exhaustive sanitize triton bench-ci bless published published-quick attack resume-sweep lint format clean
+.PHONY: help setup demo demo-network test exhaustive sanitize triton bench-ci bless published published-quick attack resume-sweep lint format docs clean
 
 help: ## show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -65,6 +66,9 @@ format: $(READY) ## rewrite the sources in the common style
 	@$(BIN)/ruff check --fix --quiet .
 	@$(BIN)/ruff format .
 
+docs: $(READY) ## build the documentation into build/site, which needs no web server and no network; a broken link fails
+	@NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
+
 clean: ## remove the environment, caches and build outputs; results and data stay
 	rm -rf $(VENV) build dist *.egg-info .mypy_cache .pytest_cache .ruff_cache .hypothesis .benchmarks
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
@@ -73,6 +77,9 @@ $(READY): pyproject.toml constraints.txt setup.py $(wildcard $(LOOPS))
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
 		{ echo "$(PYTHON) is missing or older than 3.11; name another one with PYTHON=" >&2; exit 1; }
 	@echo "installing into $(VENV); PyTorch is large, so the first time takes some minutes"
-	@$(PYTHON) -m venv $(VENV)
-	@$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev]'
+	@log=$$(mktemp); trap 'rm -f "$$log"' EXIT; \
+		{ $(PYTHON) -m venv $(VENV) && \
+		$(BIN)/python -m pip install --disable-pip-version-check --progress-bar off -c constraints.txt -e '.[dev]'; } \
+		>"$$log" 2>&1 || { cat "$$log" >&2; exit 1; }
+	@for note in $(NOT_BUILT); do if [ -e $$note ]; then echo "note: the native code in $${note%/*} is missing: $$(cat $$note)" >&2; fi; done
 	@touch $@

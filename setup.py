@@ -9,7 +9,7 @@ import sys
 from pathlib import Path
 from typing import ClassVar
 
-from setuptools import Command, setup
+from setuptools import Command, Distribution, setup
 from setuptools.command.bdist_wheel import bdist_wheel
 from setuptools.command.build import build
 
@@ -53,15 +53,21 @@ class BuildLoops(Command):
 
 
 class PlatformWheel(bdist_wheel):
-    """The libraries fit one kind of machine, and every version of Python, for they know nothing of it."""
-
-    def finalize_options(self) -> None:
-        super().finalize_options()
-        self.root_is_pure = False
+    """The libraries fit one kind of machine, every version of Python, and every C library from `loops.GLIBC` on."""
 
     def get_tag(self) -> tuple[str, str, str]:
-        return "py3", "none", super().get_tag()[2]
+        platform = super().get_tag()[2]
+        if list(Path(self.get_finalized_command("build").build_lib).rglob("*.so")):
+            platform = platform.replace("linux_", f"manylinux_{loops.GLIBC.replace('.', '_')}_")
+        return "py3", "none", platform
+
+
+class PlatformDistribution(Distribution):
+    """Goes where packages with libraries go."""
+
+    def has_ext_modules(self) -> bool:
+        return True
 
 
 build.sub_commands.append(("build_loops", None))
-setup(cmdclass={"build_loops": BuildLoops, "bdist_wheel": PlatformWheel})
+setup(distclass=PlatformDistribution, cmdclass={"build_loops": BuildLoops, "bdist_wheel": PlatformWheel})

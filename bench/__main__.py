@@ -2,16 +2,33 @@
 
 from __future__ import annotations
 
+import os
+import sys
+
+import gradwire
 from bench.core import signals
 
 
 def main() -> None:
-    """Entry point of the `bench` script."""
+    """Run the command, once the packages are known to be this project's."""
     signals.end_at_once()
+    _open_closed_streams()
     from bench.cli.app import main as run_command
 
     run_command()
 
 
+def _open_closed_streams() -> None:
+    """Open what the caller closed of stdin, stdout and stderr on /dev/null, else the next file gets its number."""
+    for number, (name, mode) in enumerate((("stdin", "r"), ("stdout", "w"), ("stderr", "w"))):
+        if getattr(sys, name) is None:
+            null = os.open(os.devnull, os.O_RDWR)
+            if null != number:
+                os.dup2(null, number)
+                os.close(null)
+            os.set_inheritable(number, True)
+            setattr(sys, name, open(number, mode, encoding="utf-8", closefd=False))  # noqa: SIM115
+
+
 if __name__ == "__main__":
-    main()
+    gradwire.main()

@@ -1,1 +1,5 @@
 """Compressors: gradient -> payload. Import a method from its file: `from compressors.group_topk import GroupTopK`."""
+
+import gradwire
+
+gradwire.refuse_others()

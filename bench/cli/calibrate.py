@@ -42,10 +42,12 @@ def calibrate(
 ) -> None:
     """Measure the parts of a training step on this machine, and write them to a small file that travels."""
     check_writable(out)
-    from bench.launch.calibrating import KeptParts, execute, resolve
+    from bench.launch.calibrating import KeptParts, check, execute, resolve
     from bench.launch.jobs.fork_server import CALIBRATE, ForkServer
+    from bench.launch.refusals import without_torch
 
     with ForkServer(CALIBRATE) as server:
+        without_torch(check, asked)
         server.warm_up(asked.threads)
         config = server.call(resolve, asked)
         kept = KeptParts(out, config)

@@ -45,7 +45,6 @@ def collectives(asked: CollectivesConfig, out: RowFile = None, as_json: AsJson =
     from bench.launch.jobs.fork_server import SUM, ForkServer
 
     with ForkServer(SUM) as server:
-        server.warm_up_for(asked)
         rows = _execute(asked, out, as_json, server)
     _check(rows)
 
@@ -53,7 +52,10 @@ def collectives(asked: CollectivesConfig, out: RowFile = None, as_json: AsJson =
 def _execute(asked: CollectivesConfig, out: Path | None, as_json: bool, server: ForkServer) -> list[Row]:
     from bench.cli.output.collectives import print_rows, turns_of
     from bench.launch.collectives import execute, resolve
+    from bench.launch.refusals import without_torch
 
+    without_torch(resolve, asked)
+    server.warm_up_for(asked)
     config, left_out = server.call(resolve, asked)
     for reason in left_out:
         print(f"note: left out: {reason}", file=sys.stderr)

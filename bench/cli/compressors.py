@@ -31,15 +31,17 @@ def compressors(asked: CompressorsConfig, out: RowFile = None, as_json: AsJson =
     from bench.launch.jobs.fork_server import ENCODE, ForkServer
 
     with ForkServer(ENCODE) as server:
-        server.warm_up(asked.threads)
         _execute(asked, out, as_json, server)
 
 
 def _execute(asked: CompressorsConfig, out: Path | None, as_json: bool, server: ForkServer) -> None:
     from bench.cli.output.compressors import print_rows, turns_of
-    from bench.launch.compressors import execute, resolve
+    from bench.launch.compressors import check, execute, prepare
+    from bench.launch.refusals import without_torch
 
-    config = server.call(resolve, asked)
+    without_torch(check, asked)
+    server.warm_up(asked.threads)
+    config = server.call(prepare, asked)
     with turns_of(config, row_writer(out, COMPRESSORS)) as turns:
         execute(config, turns.take, server)
     print_rows(turns.rows, config, as_json=as_json)

@@ -1,6 +1,6 @@
-"""Writes the table of defaults in README.md from `bench run` itself: ``python -m bench.cli.defaults_doc``.
+"""Writes the table of `bench run`'s options into docs/options.md: ``python -m bench.cli.defaults_doc``.
 
-A test holds the README equal.
+A test fails if the page does not match the program.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from typer.models import OptionInfo
 from bench.cli.run import run
 from collectives.options import value_text
 
-README = Path("README.md")
+PAGE = Path("docs/options.md")
 BEGIN = "<!-- Written by `python -m bench.cli.defaults_doc`; edit the options, not this table. -->\n"
 END = "<!-- End of the table. -->\n"
 
@@ -33,7 +33,7 @@ def table() -> str:
 
 
 def document(text: str) -> str:
-    """The README's text with the table between its markers written anew."""
+    """Return the page's text with a new table between its markers."""
     before, _, rest = text.partition(BEGIN)
     _, _, after = rest.partition(END)
     return f"{before}{BEGIN}\n{table()}\n{END}{after}"
@@ -76,4 +76,4 @@ def _choices(type_: Any, meaning: str) -> str:
 
 
 if __name__ == "__main__":
-    README.write_text(document(README.read_text(encoding="utf-8")), encoding="utf-8")
+    PAGE.write_text(document(PAGE.read_text(encoding="utf-8")), encoding="utf-8")

@@ -9,6 +9,7 @@ import os
 import sys
 from collections.abc import Iterator
 
+from bench.core.environment import failure_to_import_torch
 from bench.core.errors import BenchError, Interrupted, RunFailed, UsageError
 
 # What the user's own words bring about: a path that leads in a circle, is too long, or is not for this user.
@@ -52,7 +53,7 @@ def as_told(error: BaseException) -> BenchError | None:
             return UsageError(f"{_place(error)}: {error.strerror}; give another path")
         case OSError() if error.errno in _MACHINES:
             return RunFailed(f"{_place(error)}: {error.strerror}; make room and try again")
-    return None
+    return failure_to_import_torch(error)
 
 
 def _place(error: OSError) -> str:

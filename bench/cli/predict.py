@@ -199,8 +199,21 @@ def _check_validation(validate: Path | None, runs: Path, table: Path | None) -> 
         raise UsageError(f"{validate} holds the runs; leave out --runs, or give a sweep file")
 
 
+def _refuse_early(asked: PredictConfig, known: Calibration) -> None:
+    """Refuse what shows without torch."""
+    from bench.launch.refusals import without_torch
+
+    def check_here() -> None:
+        from bench.launch.predictions.checking import check
+
+        check(asked, known)
+
+    without_torch(check_here)
+
+
 def _predict_one(known: Calibration, asked: PredictConfig, steps_from: list[Path], *, as_json: bool) -> None:
     """One compressor at one rate, on its fastest collective unless one is named."""
+    _refuse_early(asked, known)
     from bench.cli.output.predict import print_step
     from bench.launch.predictions.checking import asked_of_options
     from bench.launch.predictions.columns import columns
@@ -252,6 +265,7 @@ def _rank(known: Calibration, asked: PredictConfig, *, as_json: bool) -> None:
 
 def _predict_curve(known: Calibration, asked: PredictConfig, text: str, *, as_json: bool) -> None:
     """One compressor over a range of rates."""
+    _refuse_early(asked, known)
     from bench.cli.output.predict import print_curve
     from bench.launch.predictions.checking import asked_of_options, check
     from bench.launch.predictions.columns import same_everywhere

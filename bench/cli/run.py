@@ -90,7 +90,8 @@ def run(
     numbers = parse_seeds(seeds) if seeds else [asked.seed]
     from bench.cli.output.run import make_each_ready, print_notes
     from bench.launch.jobs.fork_server import TRAIN, ForkServer
-    from bench.launch.resolve import place_run, prepare, resolve
+    from bench.launch.refusals import without_torch
+    from bench.launch.resolve import check, prepare, resolve
 
     specs = split_list(asked.compressor)
     if len(specs) > 1 and asked.nnodes > 1:
@@ -98,16 +99,17 @@ def run(
             f"--compressor names {len(specs)} methods, which are compared on one machine; give one of them with "
             f"--nnodes {asked.nnodes}"
         )
-    place_run(asked)
     with ForkServer(TRAIN) as server:  # which refuses kernels that there are not, for a plan too
         if len(specs) > 1:
             configs = _plan_methods(asked, specs, numbers, server)
-        elif dry_run:
-            configs = [dataclasses.replace(resolve(asked), seed=seed) for seed in numbers]
         else:
-            server.warm_up_for(asked)
-            configs, warnings = server.call(prepare, asked, numbers)
-            print_notes(configs[0], warnings)
+            without_torch(check, asked)
+            if dry_run:
+                configs = [dataclasses.replace(resolve(asked), seed=seed) for seed in numbers]
+            else:
+                server.warm_up_for(asked)
+                configs, warnings = server.call(prepare, asked, numbers)
+                print_notes(configs[0], warnings)
         if dry_run:
             _print_plans(configs, out, as_json)
             return

@@ -23,6 +23,8 @@ if TYPE_CHECKING:
 
 EXAMPLES = """[bold]Examples[/bold]
 
+  bench tune
+
   bench tune --compressors none,topk,powersgd --rates 0.01,0.02,0.05,0.1 --holdout-size 300 --epochs 5
 
   bench sweep results/runs/tune/tuned.toml --out results/runs/tuned
@@ -40,10 +42,20 @@ def tune(
         ),
     ] = None,
     compressors: Annotated[
-        str | None, typer.Option(help="Compressors to tune, separated by commas.", rich_help_panel=MEASUREMENT)
+        str | None,
+        typer.Option(
+            help="Compressors to tune, separated by commas.",
+            show_default="none,topk,powersgd",
+            rich_help_panel=MEASUREMENT,
+        ),
     ] = None,
     rates: Annotated[
-        str | None, typer.Option(help="Learning rates to try, separated by commas.", rich_help_panel=MEASUREMENT)
+        str | None,
+        typer.Option(
+            help="Learning rates to try, separated by commas.",
+            show_default="a quarter to four times --lr, or the optimizer's own",
+            rich_help_panel=MEASUREMENT,
+        ),
     ] = None,
     seeds: Annotated[
         str | None,
@@ -67,7 +79,8 @@ def tune(
 ) -> None:
     """Choose each method's learning rate, and whatever else is named, and write a sweep of the methods at their best.
 
-    Every method tries the same values, trains for equally long, and is judged on training samples that are held out.
+    Every method tries the same values, trains for equally long, and is judged on training samples that are held out:
+    a fifth of them without --holdout-size.
     """
     from bench.cli.output.sweep import SweepProgress, print_agenda, say_plan
     from bench.launch.jobs.fork_server import TRAIN, ForkServer
@@ -98,6 +111,7 @@ def _methods(
 ) -> SweepFile:
     """What is to be tuned, from a file or from options."""
     from bench.launch.sweeps.file import SweepFile, read_sweep
+    from bench.launch.sweeps.tuning import with_defaults
 
     options = [option for option in RunConfig.options() if option.flag]
     given = {o.name: getattr(asked, o.name) for o in options if getattr(asked, o.name) != o.default}
@@ -113,13 +127,18 @@ def _methods(
     if "seed" in given and seeds:
         raise UsageError("--seed and --seeds contradict each other; give one of them")
     first_seed = given.pop("seed", None)
-    return SweepFile(
-        where="the command line",
-        base=given,
-        seeds=parse_seeds(seeds) if seeds else [first_seed] if first_seed is not None else [],
-        matrix={"compressor": split_list(compressors)} if compressors else {},
-        tune=tried,
+    methods, chosen = with_defaults(
+        SweepFile(
+            where="the command line",
+            base=given,
+            seeds=parse_seeds(seeds) if seeds else [first_seed] if first_seed is not None else [],
+            matrix={"compressor": split_list(compressors)} if compressors else {},
+            tune=tried,
+        )
     )
+    if chosen:
+        print(f"not given, so chosen: {chosen}", file=sys.stderr)
+    return methods
 
 
 def _rates(text: str) -> list[float]:

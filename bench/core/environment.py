@@ -6,9 +6,13 @@ import functools
 import importlib.metadata
 import os
 import platform
+import resource
 import socket
 import subprocess
+import textwrap
+import traceback
 from pathlib import Path
+from types import FrameType
 from typing import Any
 
 from bench.core.errors import UsageError
@@ -19,6 +23,41 @@ PACKAGES = ("gradwire", "torch", "torchvision", "typer", "rich", "pandas", "scip
 
 VECTORS = {"avx512f": "AVX-512", "avx2": "AVX2"}
 """flag of the processor -> how its widest vectors are called, the widest first"""
+
+
+TORCH_VARIABLES = ("TORCH_", "PYTORCH_", "GLOO_", "NCCL_")
+"""how the names of the variables begin that only torch reads"""
+
+ENOUGH_FILES = 1024
+"""that a process may have open at once"""
+
+
+def try_without_variables(beginnings: tuple[str, ...] = TORCH_VARIABLES) -> str:
+    """Return the end of a sentence about a failure inside torch: which of the user's variables to try without."""
+    given = [f"{name}={value}" for name, value in sorted(os.environ.items()) if name.startswith(beginnings)]
+    return f"; try without {' and '.join(given)} in the environment" if given else ""
+
+
+def possible_causes() -> str:
+    """Return the end of a sentence about a failure inside torch: the variables and limits here that may be why."""
+    files, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    memory, _ = resource.getrlimit(resource.RLIMIT_AS)
+    limits = [f"`ulimit -n` is {files}; raise it to {ENOUGH_FILES}"] if 0 <= files < ENOUGH_FILES else []
+    limits += [f"`ulimit -v` is {memory >> 10}; set it to unlimited"] if memory != resource.RLIM_INFINITY else []
+    return "".join(f"; {limit}" for limit in limits) + try_without_variables()
+
+
+def failure_to_import_torch(error: BaseException) -> UsageError | None:
+    """Return the sentence for an error that came up while torch was being imported; None for another one."""
+    frames = [frame for frame, _ in traceback.walk_tb(error.__traceback__)]
+    if not any(_is_module_of_torch(frame) for frame in frames):
+        return None
+    reason = textwrap.shorten(str(error), 160, placeholder=" ...").rstrip(".") or type(error).__name__
+    return UsageError(f"torch cannot be imported: {reason}{try_without_variables(('TORCH_', 'PYTORCH_'))}")
+
+
+def _is_module_of_torch(frame: FrameType) -> bool:
+    return frame.f_code.co_name == "<module>" and frame.f_globals.get("__name__", "").partition(".")[0] == "torch"
 
 
 def usable_cores() -> int:

@@ -40,6 +40,6 @@ class Regression(BenchError):
 
 
 class Interrupted(BenchError):
-    """The user stopped the program; rows so far are kept."""
+    """The user stopped the program; the message says what is kept."""
 
     exit_code = 130

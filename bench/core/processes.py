@@ -20,7 +20,7 @@ def import_variables() -> dict[str, str]:
     `python -m` would look there first, so that a user's own `bench.py` took the place of the package.
     """
     given = [entry for entry in os.environ.get("PYTHONPATH", "").split(os.pathsep) if entry]
-    is_installed = Path(sysconfig.get_path("purelib")) == _PACKAGES
+    is_installed = _PACKAGES in map(Path, (sysconfig.get_path("purelib"), sysconfig.get_path("platlib")))
     entries = list(dict.fromkeys(given if is_installed else [str(_PACKAGES), *given]))
     return {"PYTHONSAFEPATH": "1"} | ({"PYTHONPATH": os.pathsep.join(entries)} if entries else {})
 

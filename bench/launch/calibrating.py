@@ -29,6 +29,7 @@ from bench.launch.jobs.fork_server import ForkServer
 from bench.launch.jobs.watchdog import WatchdogTimeouts
 from bench.launch.measurement import measure
 from bench.launch.predictions.measurable import cannot_be_calibrated
+from bench.launch.resolve import check as check_run
 from bench.launch.resolve import prepare
 
 if TYPE_CHECKING:
@@ -57,8 +58,8 @@ _MAY_DIFFER = ("data_dir", "timeout_s", "compressors", "virtual_hosts", "left_s"
 _OF_A_RUN = ("model", "dataset", "data_dir", "optimizer", "batch_size", "augment", "bucket_mb", "threads", "seed")
 
 
-def resolve(asked: CalibrateConfig) -> CalibrateConfig:
-    """The measurement with every default filled in; an absent data set is fetched.
+def check(asked: CalibrateConfig) -> RunConfig:
+    """Return a run of what is to be measured.
 
     Raises:
         UsageError: something is unknown, or cannot be measured.
@@ -72,7 +73,20 @@ def resolve(asked: CalibrateConfig) -> CalibrateConfig:
             "optimizer"
         )
     given = {name: getattr(asked, name) for name in _OF_A_RUN}
-    (run,), _ = prepare(RunConfig(**given, world_size=1, device="cpu", steps=1), [asked.seed])
+    run = RunConfig(**given, world_size=1, device="cpu", steps=1)
+    check_run(run)
+    for text in spec.split_list(asked.compressors):
+        _measurable(text)
+    return run
+
+
+def resolve(asked: CalibrateConfig) -> CalibrateConfig:
+    """The measurement with every default filled in; an absent data set is fetched.
+
+    Raises:
+        UsageError: something is unknown, or cannot be measured.
+    """
+    (run,), _ = prepare(check(asked), [asked.seed])
     return dataclasses.replace(
         asked,
         **{name: getattr(run, name) for name in _OF_A_RUN},

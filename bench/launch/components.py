@@ -81,6 +81,19 @@ def check_together(config: RunConfig, parts: Components) -> None:
     )
     if reason:
         raise UsageError(reason)
+    if parts.compressor.owns_momentum:
+        try:
+            parts.optimizer.hand_over_momentum()
+        except OptionError as error:
+            raise UsageError(str(error)) from None
+
+
+def check_network(config: RunConfig, parts: Components) -> None:
+    """Refuse a network that the strategy or the compressor cannot train.
+
+    Raises:
+        UsageError: it cannot.
+    """
     needed_mb = gradient_mb(parts)
     if parts.compressor.one_bucket and config.bucket_mb is not None and config.bucket_mb < needed_mb:
         raise UsageError(
@@ -95,11 +108,6 @@ def check_together(config: RunConfig, parts: Components) -> None:
     parts.strategy.examine(config, model)
     if reason := parts.compressor.layers_refusal(layers_of(model)):
         raise UsageError(reason)
-    if parts.compressor.owns_momentum:
-        try:
-            parts.optimizer.hand_over_momentum()
-        except OptionError as error:
-            raise UsageError(str(error)) from None
 
 
 def _first_legal(strategy: Strategy, compressor: Compressor) -> str:

@@ -21,23 +21,31 @@ if TYPE_CHECKING:
 BASELINE = "none"
 
 
-def resolve(asked: CompressorsConfig) -> CompressorsConfig:
-    """The measurement with every default filled in.
+def check(asked: CompressorsConfig) -> CompressorsConfig:
+    """Fill in every default but the device.
+
+    Raises:
+        UsageError: something is unknown or out of range.
+    """
+    return dataclasses.replace(
+        asked,
+        compressors=",".join(_compressors(asked.compressors)),
+        model=spec.short_text(spec.build("models", asked.model)),
+        dataset=spec.short_text(spec.build("datasets", asked.dataset)),
+        data_dir=str(Path(asked.data_dir).absolute()),
+    )
+
+
+def prepare(asked: CompressorsConfig) -> CompressorsConfig:
+    """Fill in every default, and fetch the data set where it is needed and absent.
 
     Raises:
         UsageError: something is unknown, out of range, or impossible here.
     """
     from bench.launch.devices import choose_device
 
-    dataset = cast("Dataset", spec.build("datasets", asked.dataset))
-    config = dataclasses.replace(
-        asked,
-        compressors=",".join(_compressors(asked.compressors)),
-        model=spec.short_text(spec.build("models", asked.model)),
-        dataset=spec.short_text(dataset),
-        device=choose_device(asked.device),
-        data_dir=str(Path(asked.data_dir).absolute()),
-    )
+    config = dataclasses.replace(check(asked), device=choose_device(asked.device))
+    dataset = cast("Dataset", spec.build("datasets", config.dataset))
     if config.gradients == "recorded" and not dataset.is_present(Path(config.data_dir)):
         dataset.prepare(Path(config.data_dir))
     return config
@@ -47,7 +55,7 @@ def execute(config: CompressorsConfig, on_report: Callable[[Mapping[str, Any]], 
     """Measure in a process of its own, whose threads and memory are nobody else's.
 
     Args:
-        config: from `resolve`.
+        config: from `prepare`.
         on_report: called with ``{"turn": compressor}`` after every timed turn, ``{"row": ...}`` for each compressor.
         server: starts the process; made with `fork_server.ENCODE`.
 

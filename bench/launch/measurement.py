@@ -42,7 +42,7 @@ def measure(
         try:
             ending = torchrun.watch(start(folder), ProgressReader(folder.progress), timeouts, on_report)
         except KeyboardInterrupt:
-            raise Interrupted("stopped by the user; the rows so far are kept") from None
+            raise Interrupted("stopped by the user") from None
         if ending.silent_s is not None and not reports_of(folder):
             raise RunFailed(f"no turn ended within {ending.silent_s:g} s; raise --timeout")
         if ending.exit_code != 0:

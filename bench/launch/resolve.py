@@ -129,15 +129,17 @@ def place_run(asked: RunConfig) -> RunConfig:
     return config
 
 
-def resolve(asked: RunConfig) -> RunConfig:
-    """The run's configuration with every default filled in.
+def check(asked: RunConfig) -> RunConfig:
+    """Refuse everything that shows without a network: components, their options, pairs, numbers of ranks and samples.
+
+    Returns:
+        the configuration, in which only what depends on the network and on this machine's devices is left open
 
     Raises:
-        UsageError: something is unknown, illegal together, or impossible here or with this data.
+        UsageError: something is unknown, illegal together, or impossible with this data.
     """
     config = place_run(asked)
-    from bench.launch.components import build_components, check_together, gradient_mb
-    from bench.launch.devices import choose_device
+    from bench.launch.components import build_components, check_together
 
     parts = build_components(config)
     config = place_run(parts.strategy.complete(asked))
@@ -159,7 +161,6 @@ def resolve(asked: RunConfig) -> RunConfig:
         config,
         **short,
         filled={name: spec.full_text(component) for name, component in chosen.items()},
-        device=choose_device(config.device, _gpus_needed(config, parts)),
         train_size=train_size,
         test_size=test_size,
         data_dir=str(Path(config.data_dir).absolute()),
@@ -169,9 +170,28 @@ def resolve(asked: RunConfig) -> RunConfig:
         eval_every=0 if config.steps else 1,
         lr=parts.optimizer.default_lr,
         lr_scaling=parts.compressor.default_lr_scaling,
-        bucket_mb=parts.strategy.default_bucket_mb(gradient_mb(parts), parts.optimizer, parts.compressor),
     )
     check_together(config, parts)
+    return config
+
+
+def resolve(asked: RunConfig) -> RunConfig:
+    """The run's configuration with every default filled in.
+
+    Raises:
+        UsageError: something is unknown, illegal together, or impossible here or with this data.
+    """
+    config = check(asked)
+    from bench.launch.components import build_components, check_network, check_together, gradient_mb
+    from bench.launch.devices import choose_device
+
+    parts = build_components(config)
+    config = dataclasses.replace(config, device=choose_device(config.device, _gpus_needed(config, parts)))
+    check_together(config, parts)  # once more, for some work on the CPU only
+    config = config.choose(
+        bucket_mb=parts.strategy.default_bucket_mb(gradient_mb(parts), parts.optimizer, parts.compressor)
+    )
+    check_network(config, parts)
     return config
 
 
@@ -189,7 +209,7 @@ def with_ranks(config: RunConfig, world_size: int) -> RunConfig:
     Raises:
         UsageError: it cannot.
     """
-    from bench.launch.components import build_components, check_together
+    from bench.launch.components import build_components, check_network, check_together
     from bench.launch.devices import choose_device
     from collectives.server import Server
 
@@ -211,6 +231,7 @@ def with_ranks(config: RunConfig, world_size: int) -> RunConfig:
     _check_shards(changed, changed.train_size - changed.holdout_size, changed.holdout_size or changed.test_size)
     choose_device(changed.device, _gpus_needed(changed, parts))
     check_together(changed, parts)
+    check_network(changed, parts)
     return changed
 
 

@@ -37,7 +37,7 @@ def find_column(name: str) -> Column:
         from collectives.options import did_you_mean  # brings pydantic along: only where it is needed
 
         raise UsageError(
-            f"there is no column '{name}'{did_you_mean(name, METRICS_BY_NAME)}; results/README.md explains every column"
+            f"there is no column '{name}'{did_you_mean(name, METRICS_BY_NAME)}; docs/columns.md explains every column"
         )
     return METRICS_BY_NAME[name]
 

@@ -1,4 +1,7 @@
-"""Writes results/README.md from the schema: ``python -m bench.report.columns_doc``; a test holds the file equal."""
+"""Writes docs/columns.md from the schema: ``python -m bench.report.columns_doc``.
+
+A test fails if the page does not match the schema.
+"""
 
 from __future__ import annotations
 
@@ -12,43 +15,39 @@ from bench.core.schema.layers import LAYERS
 from bench.core.schema.links import LINKS
 from bench.core.schema.metrics import METRICS
 
-README = Path("results/README.md")
+PAGE = Path("docs/columns.md")
 
 _TEMPLATE = """\
-<!-- Written by `python -m bench.report.columns_doc` from bench/core/schema/; edit those, not this file. -->
+<!-- Written by `python -m bench.report.columns_doc` from bench/core/schema/; edit those, not this page. -->
 
-# Results
+# Columns of the CSV files
 
-| Folder | What it holds |
-| :--- | :--- |
-| `results/runs/` | The default output of `bench run`: one new folder per run, never committed. |
-| `results/plots/` | The default output of `bench plot`: one file per kind of picture, never committed. |
-| `results/reference/` | Committed CSV files behind the figures in the documentation. |
+This page lists every column that a run or a measurement writes, with its unit and its meaning.
 
-## A run's folder
+| File | One row per | Written by |
+| :--- | :--- | :--- |
+| [`metrics.csv`](#metricscsv) | evaluation, and one at the end of every run | `bench run`, `sweep`, `tune` |
+| [`layers.csv`](#layerscsv) | layer and evaluation | the same |
+| [`links.csv`](#linkscsv) | pair of processes and evaluation | `bench run --strategy placed` |
+| [`bench collectives --out`](#csv-of-bench-collectives-out) | collective, payload and size | `bench collectives` |
+| [`bench compressors --out`](#csv-of-bench-compressors-out) | compressor | `bench compressors` |
 
-`results/runs/<utc>-<name>-s<seed>-<digest>/` holds one run, which is one configuration and one seed:
+## How to read the columns
 
-| File | What it holds |
-| :--- | :--- |
-| `config.json` | The complete configuration, every default filled in. |
-| `environment.json` | The machine, versions and the state of the checkout. |
-| `metrics.csv` | One row per evaluation, and always one at the end, also for a run that failed. |
-| `layers.csv` | One row per layer and evaluation: what was sent for it. |
-| `status.json` | How the run ended; written last. |
-| `checkpoints/` | The last checkpoint, until the run has come to its end: a file per rank and a manifest. |
-| `resume.json` | How often the run has gone on from a checkpoint. |
-| `progress.jsonl` | What the progress display reads while the run goes on. |
-| `link.json` | What was measured on the links before training (virtual hosts only). |
-| `links.csv` | Bytes from process to process (`--strategy placed` only). |
-| `choices.jsonl` | What `auto` chose, one choice per line. |
-| `model.pt` | The trained weights, with `--save-model`. |
-| `trace-rank-N.json` | A Chrome trace per rank, with `--profile`. |
-| `tensorboard/` | With `--track tensorboard`. |
-| `logs/`, `errors/` | What torchrun and every rank printed; why a rank failed. |
+- Units are in the name: `_s` seconds, `_bytes` bytes, `_per_s` per second, `_bps` bits per second, `_Bps` bytes per
+  second. Accuracies, densities and other shares run from 0 to 1.
+- An empty cell means "not measured" or "does not apply". Flags are `true` and `false`.
+- Times of a step are those of rank 0. `samples_per_s` adds up the rates of all ranks.
+- *Better* says which direction is an improvement. `bench compare --metric` takes only columns that have one.
+- *Repeats* means that two runs with the same configuration and seed on the same machine agree in this column.
+- Components are written `name:key=value`, with only the options that differ from their default.
+- Later versions may add columns. All readers accept files with fewer or more columns, and files made by concatenating
+  both.
 
-Every row of `metrics.csv` says by itself which experiment, machine and code it belongs to, so tables of any runs can
-simply be concatenated:
+## Read the files with pandas
+
+Every row of `metrics.csv` names its experiment, machine and code version, so you can concatenate the tables of any
+runs:
 
 ```python
 from pathlib import Path
@@ -61,19 +60,7 @@ last = runs[runs["status"] == "ok"].groupby("run_id").last()
 print(last.groupby(["compressor", "collective"])[["test_accuracy", "samples_per_s"]].agg(["mean", "std", "count"]))
 ```
 
-`bench compare` adds intervals, a baseline and warnings; its CSV has raw numbers.
-
-## How to read the columns
-
-- Units are in the name: `_s` seconds, `_bytes` bytes, `_per_s` per second, `_bps` bits per second, `_Bps` bytes per
-  second. Accuracies, densities and other shares run from 0 to 1.
-- An empty cell means "not measured" or "does not apply"; flags are `true` and `false`.
-- Times of a step are those of rank 0; `samples_per_s` counts every rank at its own speed.
-- *Better* says which direction a user wants; only such a column can be `bench compare --metric`.
-- Components are written `name:key=value`, with only the options that differ from their default.
-- *Repeats* says that two runs of one configuration and seed on one machine agree in the column.
-- Columns may be added in later versions; readers here take files with fewer or more columns, and files that were put
-  together of both.
+`bench compare` adds intervals, a baseline and warnings; `bench compare --format csv` writes raw numbers.
 
 ## metrics.csv
 
@@ -83,24 +70,23 @@ print(last.groupby(["compressor", "collective"])[["test_accuracy", "samples_per_
 {layers}
 ## links.csv
 
-What went from process to process where layers lie on several devices; only such runs have the file.
+Traffic between the processes of a run with `--strategy placed`. Other runs do not have this file.
 
 {links}
 ## CSV of bench collectives --out
 
-One row per collective, payload and size, as nccl-tests counts; `bench collectives` appends, so files of several calls
-need no merging.
+`bench collectives` appends to the file, so several calls can share one.
 
 {collectives}
 ## CSV of bench compressors --out
 
-One row per compressor; `bench compressors` appends too, and `started_at` tells the calls apart.
+`bench compressors` appends as well; `started_at` tells the calls apart.
 
 {compressors}"""
 
 
 def document() -> str:
-    """The whole text of results/README.md."""
+    """Return the whole text of docs/columns.md."""
     return _TEMPLATE.format(
         metrics=_sections(METRICS),
         layers=_sections(LAYERS),
@@ -126,4 +112,4 @@ def _table(columns: tuple[Column, ...]) -> str:
 
 
 if __name__ == "__main__":
-    README.write_text(document(), encoding="utf-8")
+    PAGE.write_text(document(), encoding="utf-8")

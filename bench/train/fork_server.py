@@ -20,13 +20,27 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any, Literal
 
-import torch
-from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs, PContext, SignalException, Std, start_processes
-from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
-
 from bench.core import environment
 from bench.core.run_folder import RunFolder
-from bench.train.rank import INIT_METHOD, end_process
+
+try:
+    import torch
+    from torch.distributed.elastic.multiprocessing import (
+        DefaultLogsSpecs,
+        PContext,
+        SignalException,
+        Std,
+        start_processes,
+    )
+    from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
+
+    from bench.train.rank import INIT_METHOD, end_process
+except Exception as error:
+    if (refusal := environment.failure_to_import_torch(error)) is None:
+        raise
+    with Connection(int(sys.argv[2])) as waiting:
+        waiting.send(refusal)  # the answer to the first request, whatever that is
+    sys.exit(1)
 
 POLL_S = 0.02
 

@@ -24,6 +24,7 @@ ROOT = HERE.parents[1]
 FOLDERS = ("collectives/kernels/native", "collectives/payloads/codec/native", "compressors/kernels/native")
 FLAGS = ("-std=c11", "-O3", "-ffp-contract=off", "-fno-strict-aliasing", "-fno-math-errno", "-fno-sanitize=undefined")
 FLAGS_OF = {"x86_64_v4": ("-mprefer-vector-width=512",)}  # random numbers and sums take half the time
+GLIBC = "2.17"  # the oldest C library that has all that is called; wheels are tagged with it
 LINKED = ("-shared", "-fPIC", "-nostdlib", "-s")
 TARGETS = {
     "x86_64": ("x86_64", "x86_64_v3", "x86_64_v4"),
@@ -110,7 +111,7 @@ def compile_library(library: Path, files: list[Path], processor: str) -> Path:
 
 
 def _compile(library: Path, files: list[Path], processor: str, cache: str) -> None:
-    command = [sys.executable, "-m", "ziglang", "cc", "-target", f"{platform.machine()}-linux-gnu"]
+    command = [sys.executable, "-m", "ziglang", "cc", "-target", f"{platform.machine()}-linux-gnu.{GLIBC}"]
     command += [
         f"-mcpu={processor}",
         *FLAGS,

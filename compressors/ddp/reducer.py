@@ -341,11 +341,10 @@ class Reducer:
         """Turn the sum of all ranks' messages into each gradient's update."""
         started = time.perf_counter()
         numels = [unit.layer.numel for unit in units]
-        if units and (
-            self._scratch.numel() < max(numels)
-            or (self._scratch.device, self._scratch.dtype) != (units[0].device, units[0].dtype)
-        ):
-            self._scratch = torch.empty(max(numels), dtype=units[0].dtype, device=units[0].device)
+        if units:
+            device, dtype = units[0].device, max((unit.dtype for unit in units), key=lambda dtype: dtype.itemsize)
+            if self._scratch.numel() < max(numels) or (self._scratch.device, self._scratch.dtype) != (device, dtype):
+                self._scratch = torch.empty(max(numels), dtype=dtype, device=device)
         averages = type(self.compressor).finish is Compressor.finish
         for unit, part in zip(units, members(total, numels), strict=True):
             if (unit.dense or averages) and part.write_to(unit.updates, divisor=bucket.step.world_size):

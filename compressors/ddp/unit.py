@@ -44,8 +44,8 @@ class Unit:
 
     @property
     def dtype(self) -> torch.dtype:
-        """fp64 where the gradients are, which may be beyond the range of fp32; else fp32."""
-        return torch.promote_types(self.updates[0].dtype, torch.float32)
+        """fp64 for dense fp64 gradients, which may be beyond the range of fp32; otherwise fp32."""
+        return torch.promote_types(self.updates[0].dtype, torch.float32) if self.dense else torch.float32
 
     @property
     def borders(self) -> list[int]:

@@ -112,7 +112,7 @@ def test_a_process_that_says_nothing_is_stopped(monkeypatch: pytest.MonkeyPatch,
 
 
 def test_all_compressors_are_measured_unless_some_are_named() -> None:
-    chosen = compressors.resolve(CompressorsConfig()).compressor_specs
+    chosen = compressors.check(CompressorsConfig()).compressor_specs
     assert chosen[0] == "none"
     assert {"group_topk", "powersgd", "sign"} < set(chosen)
     assert not any(name.startswith("torch_") for name in chosen)

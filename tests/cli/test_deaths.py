@@ -104,6 +104,19 @@ def test_a_signal_while_the_ranks_start_is_an_interrupted_run_with_its_row(
     assert not processes_of(folder)
 
 
+@pytest.mark.parametrize("command", ["compressors --repeats 100000", "calibrate --model linear"])
+def test_a_signal_says_what_is_true_of_the_command(command: str, tmp_path: Path) -> None:
+    process = start(*command.split(), cwd=tmp_path, TMPDIR=str(tmp_path))
+    wait_until(lambda: list(tmp_path.glob("bench-*/logs/*/attempt_0/0")), process)
+    process.send_signal(signal.SIGTERM)
+    _, error = process.communicate(timeout=60)
+    assert process.returncode == 130
+    is_calibration = command.startswith("calibrate")
+    kept = "; no part was measured yet" if is_calibration else "; no row was finished, so none is kept"
+    assert error.splitlines()[-1] == f"bench: stopped by the user{kept}"
+    assert not list(tmp_path.glob("bench-*"))
+
+
 def test_a_run_that_was_started_with_nohup_outlives_the_terminal(tmp_path: Path) -> None:
     before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
     try:

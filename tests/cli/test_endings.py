@@ -151,6 +151,54 @@ def test_a_disk_that_is_full_before_the_run_starts(folder: Path) -> None:
     assert unshared.out.split() == ["full:", "runs", "x", "full/runs:"]  # nothing of the run
 
 
+SHORT = "--dataset digits --model linear --steps 2 --train-size 64 --test-size 32 --batch-size 8 --out runs"
+
+
+@pytest.mark.parametrize("closed", [">&-", "2>&-", "<&-", ">&- 2>&- <&-"])
+@pytest.mark.parametrize("command", ["list", "compare good.csv", f"run {SHORT}", "sweep one.toml --out runs"])
+def test_closed_standard_streams(command: str, closed: str, folder: Path) -> None:
+    (folder / "one.toml").write_text(
+        "[base]\nmodel = 'linear'\nsteps = 2\ntrain_size = 64\ntest_size = 32\nbatch_size = 8\n", encoding="utf-8"
+    )
+    answer = shell(f"bench {command} {closed}", folder)
+    assert answer.code == 0, answer.error
+    assert "Traceback" not in answer.error
+
+
+@pytest.mark.parametrize("backend", ["module://matplotlib_inline.backend_inline", "nonsense", "TkAgg"])
+@pytest.mark.parametrize("command", ["plot target good.csv --out drawn.pdf", "report good.csv --out page.html"])
+def test_pictures_are_drawn_whatever_backend_is_asked_for(command: str, backend: str, folder: Path) -> None:
+    answer = shell(f"bench {command}", folder, MPLBACKEND=backend, SOURCE_DATE_EPOCH="abc")
+    assert answer.code == 0, answer.error
+
+
+@pytest.mark.parametrize("command", [f"run {SHORT}", "run --dry-run"])
+def test_a_variable_with_which_torch_cannot_be_imported_is_named(command: str, folder: Path) -> None:
+    answer = shell(f"bench {command}", folder, TORCH_DISTRIBUTED_DEBUG="nonsense")
+    assert answer.code == 2
+    assert answer.error == (
+        "bench: torch cannot be imported: The value of TORCH_DISTRIBUTED_DEBUG must be OFF, INFO, or DETAIL; try "
+        "without TORCH_DISTRIBUTED_DEBUG=nonsense in the environment\n"
+    )
+
+
+def test_a_variable_with_which_ranks_cannot_meet_is_named(folder: Path) -> None:
+    answer = shell(f"bench run {SHORT}", folder, GLOO_SOCKET_IFNAME="nope0")
+    assert answer.code == 3
+    assert "try without GLOO_SOCKET_IFNAME=nope0 in the environment" in answer.error
+
+
+@pytest.mark.parametrize("mount", ["mount -t tmpfs -o ro none /dev/shm"])
+def test_shared_memory_that_cannot_be_written_is_named(mount: str, folder: Path) -> None:
+    """In a name space of our own, where /dev has nothing else either."""
+    line = f"{mount} && cd {folder} && exec 0<&- && bench run {SHORT}"
+    answer = shell(f"unshare --map-root-user --mount bash -c {shlex.quote(line)}", folder)
+    if "unshare failed" in answer.error or "mount:" in answer.error:
+        pytest.skip(answer.error)
+    assert answer.code == 2
+    assert "processes cannot share locks, which need a writable /dev/shm" in answer.error
+
+
 def test_a_bug_keeps_its_traceback(tmp_path: Path) -> None:
     (tmp_path / "sitecustomize.py").write_text(
         "import bench.report.store as s\ndef read(*a, **k): raise FileNotFoundError(2, 'No such file', 'internal')\n"

@@ -21,8 +21,8 @@ def test_several_methods_end_with_their_comparison(tmp_path: Path) -> None:
     answer = execute(*SMALL, *METHODS, "--seeds", "1,2", "--out", str(out))
     assert answer.code == 0, answer.error
     assert len(list(out.iterdir())) == 6
-    assert "baseline none + native -> each row" in answer.out
-    assert answer.out.count("2/2 ok") == len(NAMES)
+    assert "every row against none + native" in answer.out
+    assert "seeds=2 each" in answer.out
     assert answer.error.splitlines()[-1] == f"next: bench report {out}"
     single = execute(*SMALL, "--out", str(out))
     assert single.error.splitlines()[-1] == f"next: bench compare {out}"

@@ -11,7 +11,9 @@ from pathlib import Path
 import pytest
 
 from bench.cli.app import app
+from tests.testing.calibrations import calibration
 from tests.testing.fake_rows import fake_seeds, topk_seeds, write_runs
+from tests.testing.invoke import REPOSITORY
 
 HEAVY = ("torch", "torchvision", "numpy", "pandas", "scipy", "sklearn", "matplotlib")
 SAY_LOADED = f"""
@@ -118,6 +120,62 @@ def test_comparing_imports_no_torch(tmp_path: Path) -> None:
 )
 def test_what_numbers_alone_show_is_refused_without_torch(arguments: tuple[str, ...], sentence: str) -> None:
     assert sentence in refused_without_torch(*arguments)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "sentence"),
+    [
+        ("run --compressor topk:ratoi=0.1", "topk has no option 'ratoi' (did you mean 'ratio'?)"),
+        ("run --compressor nope", "there is no compressor 'nope'"),
+        ("run --dry-run --collective nope", "there is no collective 'nope'"),
+        ("run --compressor topk --collective native", "topk sends Sparse payloads: native adds"),
+        ("run --compressor topk:momentum_correction=true --optimizer adam", "adam has no momentum to hand over"),
+        ("run --compressor hylo:gamma=2", "gamma=2 is not possible"),
+        ("run --optimizer sgd:nesterov=true,momentum=0", "nesterov=true needs momentum above 0"),
+        ("run --model resnet19", "there is no model 'resnet19'"),
+        ("run --dataset synthetic:train_size=0", "train_size=0 is not possible"),
+        ("run --strategy async_server --compressor powersgd", "use --strategy ddp or another compressor"),
+        ("run --batch-size 5000", "is larger than a rank's shard"),
+        ("sweep wrong.toml", "collective = native: topk sends Sparse payloads"),
+        ("tune --compressors topk:ratoi=1", "topk has no option 'ratoi'"),
+        ("compressors --compressors topk:ratio=2", "ratio=2 is not possible"),
+        ("collectives --collectives native --compressors topk", "topk sends Sparse payloads"),
+        ("calibrate --batch-size 5000", "is larger than a rank's shard"),
+        ("calibrate --compressors auto", "auto encodes nothing itself"),
+        ("predict --compressor nope", "there is no compressor 'nope'"),
+    ],
+)
+def test_a_wrong_component_is_refused_without_torch(
+    arguments: str, sentence: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Torch cannot be imported here, neither by the command nor by a process that it starts."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "torch.py").write_text("raise ImportError('torch was imported')", encoding="utf-8")
+    (tmp_path / "wrong.toml").write_text(
+        "[base]\ncompressor = 'topk'\n[matrix]\ncollective = ['ring', 'native']", encoding="utf-8"
+    )
+    calibration().write(tmp_path / "calibration.json")
+    assert sentence in refused_without_torch(*arguments.split(), PYTHONPATH=f"{tmp_path}:{REPOSITORY}")
+
+
+WITH_AND_WITHOUT = """
+import sys
+from bench.core import registry, spec
+from bench.launch.refusals import without_torch
+
+def text(kind, name):
+    return spec.full_text(spec.build(kind, name))
+
+components = [(kind, name) for kind in registry.ROOMS for name in registry.entries(kind)]
+without = {each: without_torch(text, *each) for each in components}
+assert "torch" not in sys.modules
+print(*(each for each in components if without[each] != text(*each)))
+"""
+
+
+def test_placeholders_build_what_torch_builds() -> None:
+    done = subprocess.run([sys.executable, "-c", WITH_AND_WITHOUT], capture_output=True, text=True, check=True)
+    assert done.stdout == "('strategies', 'placed')\n"  # which lists torch's activations when it is imported
 
 
 def test_a_plan_with_kernels_that_there_are_not_is_refused_without_torch() -> None:

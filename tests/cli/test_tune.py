@@ -44,10 +44,30 @@ def test_tuned_then_swept(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
+    ("arguments", "chosen"),
+    [
+        ((), "--compressors none,topk,powersgd --rates 0.005,0.01,0.02,0.04,0.08 --holdout-size 269"),
+        (
+            ("--compressors", "topk", "--optimizer", "adam", "--train-size", "100"),
+            "--rates 0.00025,0.0005,0.001,0.002,0.004 --holdout-size 20",
+        ),
+        (("--lr", "0.4", "--compressor", "sign"), "--rates 0.1,0.2,0.4,0.8,1.6 --holdout-size 269"),
+        (("--rates", "0.1", "--holdout-size", "9"), "--compressors none,topk,powersgd"),
+    ],
+)
+@pytest.mark.usefixtures("planned_here")
+def test_what_is_left_open_has_defaults(
+    arguments: tuple[str, ...], chosen: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    answer = invoke("tune", *arguments, "--dry-run")
+    assert answer.code == 0, answer.error
+    assert answer.error.splitlines()[0] == f"not given, so chosen: {chosen}"
+
+
+@pytest.mark.parametrize(
     ("arguments", "sentence"),
     [
-        (("--rates", "0.1"), "the command line holds nothing out, and tuning sees no test set; give --holdout-size"),
-        (("--holdout-size", "9"), "the command line tunes nothing; give --rates 0.01,0.02,0.05 or lists under [tune]"),
         (("--rates", "a"), "--rates a is not a list of numbers; write 0.01,0.02,0.05"),
         (("--compressor", "topk", "--compressors", "none"), "--compressor and --compressors contradict each other"),
         (("x.toml", "--lr", "0.1"), "x.toml says what is run; write there what the other options say"),

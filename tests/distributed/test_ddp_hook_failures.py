@@ -264,14 +264,14 @@ def with_a_built_in_hook() -> DistributedDataParallel:
 def refusals(rank: int) -> dict[str, str]:
     small, large = wrapped(), DistributedDataParallel(nn.Linear(1000, 1000))
     sparse = DistributedDataParallel(nn.Sequential(nn.Embedding(10, 3, sparse=True)))
-    mixed = DistributedDataParallel(nn.Sequential(nn.Linear(3, 3), nn.Linear(3, 3, dtype=torch.bfloat16)))
+    of_two_types = DistributedDataParallel(nn.Sequential(nn.Linear(3, 3), nn.Linear(3, 3, dtype=torch.bfloat16)))
     tries: dict[str, Callable[[], Any]] = {
         "pair": lambda: attach(small, TopK(), Native()),
         "missing": lambda: attach(small, Dgc(), Allgather()),
         "range": lambda: attach(small, Dgc(), Allgather(), momentum=1.0),
         "in vain": lambda: attach(small, TopK(), Allgather(), momentum=0.9),
         "buckets": lambda: attach(large, GroupTopK(preset="patent"), Ring()),
-        "types": lambda: attach(mixed, GroupTopK(scope="model"), Ring()),
+        "types": lambda: attach(of_two_types, GroupTopK(scope="model"), Ring()),
         "engine": lambda: attach(small, TorchFp16(), Native()),
         "sparse": lambda: attach(sparse, TopK(), Allgather()),
         "complex": lambda: attach(DistributedDataParallel(nn.Linear(3, 3, dtype=torch.complex64)), TopK(), Allgather()),

@@ -5,7 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from typing_extensions import override
+
 from bench.cli.output.live_line import LiveLine
+from bench.core.errors import Interrupted
 from bench.core.rows import RowWriter
 
 
@@ -29,6 +32,19 @@ class Turns(LiveLine):
         self.rows: list[dict[str, Any]] = []
         self._total, self._describe, self._writer = total, describe, writer
         self._part = ""
+
+    @override
+    def __exit__(self, *raised: object) -> None:
+        super().__exit__(*raised)
+        error = raised[1]
+        if isinstance(error, Interrupted):
+            raise Interrupted(f"{error}; {self._kept()}") from None
+
+    def _kept(self) -> str:
+        """Return what becomes of the rows so far."""
+        if not self.rows:
+            return "no row was finished, so none is kept"
+        return f"the rows so far are {'shown' if self._writer is None else f'kept in {self._writer.path}'}"
 
     def take(self, report: Mapping[str, Any]) -> None:
         """Keep a row, or show that a turn has ended."""

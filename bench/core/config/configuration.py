@@ -2,7 +2,8 @@
 
 ``batch_size: Annotated[Count, Doc("samples per rank and step"), Flag(WHAT)] = 32`` says all there is to say of an
 option. The command line, the check of its value, the JSON that crosses to the ranks, the columns of the CSV, what
-identifies an experiment and the README's table follow from it. A field without a `Flag` is filled in by the program.
+identifies an experiment and the table in `docs/options.md` follow from it. A field without a `Flag` is filled in by the
+program.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Column: what one column of a CSV file holds; what was asked for is declared by its option, the rest in this package.
 
-Headings, `results/README.md`, `bench compare` and regression gates read their columns from here.
+Headings, `docs/columns.md`, `bench compare` and regression gates read their columns from here.
 """
 
 from __future__ import annotations

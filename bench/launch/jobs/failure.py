@@ -6,11 +6,14 @@ import re
 import shutil
 from typing import Any
 
+from bench.core.environment import possible_causes
 from bench.core.processes import killed_by
 from bench.core.run_folder import RunFolder, read_json
 
 _ROOT_CAUSE = re.compile(r"Root Cause.*?rank\s*:\s*(\d+).*?exitcode\s*:\s*(-?\d+)", re.DOTALL)
 _KILLED_AGENT = re.compile(r"^torchrun on .* was killed by .*$", re.MULTILINE)
+_CRASH = re.compile(r"SIG(SEGV|ABRT|BUS|FPE|ILL)")
+_IN_TORCH = re.compile(r'^  File "[^"]*/torch/[^"]*", line (?!.*^  File ")', re.MULTILINE | re.DOTALL)
 _FREE_BYTES_NEEDED = 1 << 20  # a job that ended has given some back
 
 
@@ -23,14 +26,14 @@ def explain(folder: RunFolder) -> str:
     if own and not (killed and _is_echo(own[0])):
         return _sentence(own[0])
     if killed:
-        return killed
+        return killed + (possible_causes() if _CRASH.search(killed) else "")
     if reports:  # who names the lost one says more than who lost everybody
         return _sentence(next((report for report in reports if report.get("lost_rank") is not None), reports[0]))
     if is_disk_full(folder):
         return f"the disk that holds {folder.path} is full; free some space or choose another folder with --out"
     if _ROOT_CAUSE.search(log):  # a rank that could not begin: torchrun knows its exit code alone
         log = _first_log_of_a_rank(folder) or log
-    return f"the job ended without saying why; the end of its log: {_last_line(log)}"
+    return f"the job ended without saying why; the end of its log: {_last_line(log)}{possible_causes()}"
 
 
 def is_disk_full(folder: RunFolder) -> bool:
@@ -50,7 +53,9 @@ def read_log(folder: RunFolder) -> str:
 
 
 def _sentence(report: dict[str, Any]) -> str:
-    return f"rank {report['rank']}: {report['message']}"
+    is_torchs = _IN_TORCH.search(report.get("traceback", "")) or "Too many open files" in report["message"]
+    advice = possible_causes() if is_torchs else ""
+    return f"rank {report['rank']}: {report['message']}{advice}"
 
 
 def _is_echo(report: dict[str, Any]) -> bool:

@@ -18,7 +18,7 @@ from typing import ParamSpec, Self, TypeVar
 
 from bench.core import environment
 from bench.core.config.job import RanksConfig
-from bench.core.errors import RunFailed
+from bench.core.errors import RunFailed, UsageError
 from bench.core.processes import die_with_parent
 from bench.core.run_folder import RunFolder
 from bench.launch.jobs.placement import place
@@ -47,6 +47,7 @@ class ForkServer:
 
     def __init__(self, module: str) -> None:
         environment.kernels()  # what the environment asks for is refused here, not by a rank
+        _check_locks()
         self.module = module
         self._processes: dict[int, ServerProcess] = {}
 
@@ -86,7 +87,9 @@ class ForkServer:
         try:
             answer = process.connection.recv()
         except ENDED:
-            raise RunFailed(f"the job could not be planned: {process.last_words()}") from None
+            raise RunFailed(
+                f"the job could not be planned: {process.last_words()}{environment.possible_causes()}"
+            ) from None
         if isinstance(answer, Exception):
             raise answer
         result: T = answer
@@ -118,6 +121,21 @@ class ForkServer:
         """End the processes, which have nothing to lose between two jobs."""
         while self._processes:
             self._processes.popitem()[1].close()
+
+
+def _check_locks() -> None:
+    """Refuse a machine on which processes cannot share locks, which lie on /dev/shm.
+
+    Raises:
+        UsageError: e.g. it is read-only.
+    """
+    try:
+        multiprocessing.Lock()
+    except (ImportError, OSError) as error:
+        raise UsageError(
+            f"processes cannot share locks, which need a writable /dev/shm ({error}); mount one: mount -t tmpfs tmpfs "
+            "/dev/shm"
+        ) from None
 
 
 class ServerProcess(subprocess.Popen[bytes]):

@@ -10,6 +10,7 @@ from bench.core.config.job import RanksConfig
 from bench.core.config.run import RunConfig
 from bench.core.errors import UsageError
 from bench.launch.jobs.fork_server import ForkServer
+from bench.launch.refusals import check_each, without_torch
 from bench.launch.resolve import place_run, resolve_each
 from bench.launch.sweeps.file import Options, SweepFile, table_text
 
@@ -45,9 +46,12 @@ def plan_runs(sweep: SweepFile, server: ForkServer) -> list[PlannedRun]:
     outcomes = [_asked(sweep.base | each) for each in settings]
     asked = [outcome for outcome in outcomes if isinstance(outcome, RunConfig)]
     if asked:
-        server.warm_up_for(asked[0])
-        resolved = iter(server.call(resolve_each, asked))
-        outcomes = [next(resolved) if isinstance(outcome, RunConfig) else outcome for outcome in outcomes]
+        answers: Sequence[RunConfig | UsageError | None] = without_torch(check_each, asked) or []
+        if not any(answers):  # nothing is refused yet
+            server.warm_up_for(asked[0])
+            answers = server.call(resolve_each, asked)
+        given = iter(answers)
+        outcomes = [next(given) or outcome if isinstance(outcome, RunConfig) else outcome for outcome in outcomes]
     configs = [outcome for outcome in outcomes if isinstance(outcome, RunConfig)]
     if len(configs) < len(outcomes):
         raise UsageError(_refusals(sweep.where, settings, outcomes))

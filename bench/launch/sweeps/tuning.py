@@ -8,13 +8,27 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Sequence
+from typing import TYPE_CHECKING, cast
 
+from bench.core import spec
+from bench.core.config.run import RunConfig
 from bench.core.config.seeds import seeds_text
 from bench.core.errors import RunFailed, UsageError
+from bench.launch.refusals import without_torch
 from bench.launch.sweeps.agenda import Agenda
 from bench.launch.sweeps.file import Lists, Options, SweepFile, combinations, table_text
 from bench.launch.sweeps.plan import PlannedRun
 from bench.launch.sweeps.written import toml_table
+
+if TYPE_CHECKING:
+    from bench.datasets.base import Dataset
+    from bench.optimizers.base import Optimizer
+
+METHODS = ["none", "topk", "powersgd"]
+FACTORS = (0.25, 0.5, 1.0, 2.0, 4.0)
+"""rates to try / the optimizer's own rate, or the one that the user gives"""
+HELD_OUT = 0.2
+"""samples held out / training samples"""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -39,6 +53,39 @@ class Tuned:
     def chosen(self) -> Options:
         """What the configuration is to be run with, beside `[base]`."""
         return {**self.settings, **self.best, "rates_tried": self.rates_tried}
+
+
+def with_defaults(asked: SweepFile) -> tuple[SweepFile, str]:
+    """Choose what the options of `bench tune` leave open: methods, rates, and how many samples are held out.
+
+    Returns:
+        the sweep, and the options that say the same; an empty text where nothing was left open
+
+    Raises:
+        UsageError: the optimizer or the data set is unknown, or has an option that is.
+    """
+    base, matrix, tune, said = dict(asked.base), dict(asked.matrix), dict(asked.tune), []
+    if "compressor" not in base | matrix:
+        matrix["compressor"] = list(METHODS)
+        said.append(f"--compressors {','.join(METHODS)}")
+    if not tune or not base.get("holdout_size"):
+        lr, train_size = without_torch(_lr_and_size, base) or _lr_and_size(base)
+        if not tune:
+            base.pop("lr", None)
+            tune["lr"] = [float(f"{factor * lr:.3g}") for factor in FACTORS]
+            said.append(f"--rates {','.join(map(str, tune['lr']))}")
+        if not base.get("holdout_size"):
+            base["holdout_size"] = max(1, round(HELD_OUT * train_size))
+            said.append(f"--holdout-size {base['holdout_size']}")
+    return dataclasses.replace(asked, base=base, matrix=matrix, tune=tune), " ".join(said)
+
+
+def _lr_and_size(base: Options) -> tuple[float, int]:
+    """(the peak learning rate, the number of training samples) of a run with these options."""
+    optimizer = cast("Optimizer", spec.build("optimizers", base.get("optimizer", RunConfig.optimizer)))
+    dataset = cast("Dataset", spec.build("datasets", base.get("dataset", RunConfig.dataset)))
+    train_size, _ = dataset.resolve_sizes(base.get("train_size"), None)
+    return base.get("lr", optimizer.default_lr), train_size
 
 
 def tuning_sweep(asked: SweepFile, seed: int) -> SweepFile:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import collections
 import contextlib
 import html
+import os
 import re
 import textwrap
 import weakref
@@ -67,6 +68,8 @@ _SETTINGS: dict[str, Any] = {
 
 def applied() -> contextlib.AbstractContextManager[None]:
     """Within it pictures are drawn and saved in this style, whatever a user's own matplotlibrc says."""
+    os.environ["MPLBACKEND"] = "agg"  # matplotlib cannot be imported with one that it does not know, as Jupyter's
+    os.environ.pop("SOURCE_DATE_EPOCH", None)  # pictures bear no date, and it need not be one
     import matplotlib.style
 
     return matplotlib.style.context(["default", _SETTINGS])

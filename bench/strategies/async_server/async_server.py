@@ -69,7 +69,7 @@ class AsyncServer(Strategy):
                 self.root >= config.world_size,
                 f"{name}: root={self.root} is none of the {config.world_size} ranks, which count from 0; lower it",
             ),
-            (config.device != "cpu", f"{name} works over gloo between CPUs only; add --device cpu"),
+            (config.device == "cuda", f"{name} works over gloo between CPUs only; add --device cpu"),
             (
                 config.trigger != "async",
                 f"--trigger {config.trigger} waits for all ranks, which {name} never does; leave it out",

@@ -151,7 +151,7 @@ class Placed(Strategy):
                 f"{name} joins processes of one machine by its memory; leave out virtual hosts and --nnodes",
             ),
             (
-                config.device != "cpu",
+                config.device == "cuda",
                 f"{name} computes in processes on the CPU; add --device cpu",
             ),
             (

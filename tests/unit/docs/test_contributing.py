@@ -1,4 +1,4 @@
-"""CONTRIBUTING.md's example is a real compressor: found by its file, described, checked, and right."""
+"""What CONTRIBUTING.md and the pages for contributors say is so; their example is a real compressor that works."""
 
 from __future__ import annotations
 
@@ -29,17 +29,21 @@ from tests.testing.compressor_cases import alone, gradient, layers_of_shapes, on
 from tests.testing.memory_transport import MemoryTransport
 
 ROOT = Path(__file__).parents[3]
-TEXT = (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8")
+CONTRIBUTING = (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8")
+COMPRESSOR = (ROOT / "docs/extend/compressor.md").read_text(encoding="utf-8")
+DESIGN = (ROOT / "docs/design.md").read_text(encoding="utf-8")
+EXTEND = "\n".join(page.read_text(encoding="utf-8") for page in sorted((ROOT / "docs/extend").glob("*.md")))
 LAYERS = layers_of_shapes((7, 10), (33,), (1,))
 
 
 @pytest.fixture(scope="module")
 def example(tmp_path_factory: pytest.TempPathFactory) -> Iterator[type[Compressor]]:
-    """The class that the document shows, found by the registry in a folder that holds it and the base class."""
+    """The class that the page shows, found by the registry in a folder that holds it and the base class."""
     folder = tmp_path_factory.mktemp("compressors")
     shutil.copy(compressors.base.__file__, folder)
     file = folder / "round_robin.py"
-    (code,) = re.findall(r"```python\n(.*?)```", TEXT, re.DOTALL)
+    blocks = re.findall(r"```python\n(.*?)```", COMPRESSOR, re.DOTALL)
+    (code,) = (block for block in blocks if "class RoundRobin" in block)
     file.write_text(code, encoding="utf-8")
     module_spec = importlib.util.spec_from_file_location("compressors.round_robin", file)
     assert module_spec is not None
@@ -130,7 +134,7 @@ def test_its_bytes_are_the_closed_form(example: type[Compressor]) -> None:
 
 
 def test_the_table_says_what_must_be_written() -> None:
-    rows = re.findall(r"^\| [a-z ]+ \| `([\w/]+)/` \| (.*) \| (.*) \|$", TEXT, re.MULTILINE)
+    rows = re.findall(r"^\| [a-z ]+ \| `([\w/]+)/` \| (.*) \| (.*) \|$", EXTEND, re.MULTILINE)
     assert {folder.replace("/", ".") for folder, _, _ in rows} == {room.package for room in registry.ROOMS.values()}
     for folder, derive_from, write in rows:
         module, _, name = re.findall(r"`([\w.]+)`", derive_from)[0].rpartition(".")
@@ -142,20 +146,21 @@ def test_the_table_says_what_must_be_written() -> None:
 
 
 def test_every_file_that_is_named_exists() -> None:
-    names = set(re.findall(r"`((?:bench|compressors|collectives|tests|results|benchmarks)/[\w./]*)`", TEXT))
-    made_by_the_reader = {"compressors/round_robin.py"}
+    text = CONTRIBUTING + DESIGN + EXTEND
+    names = set(re.findall(r"`((?:bench|compressors|collectives|tests|results|benchmarks|docs)/[\w./]*)`", text))
+    made_by_the_reader = set(re.findall(r"Put this file into `(.*)`:", EXTEND))
     missing = {name for name in names - made_by_the_reader if not (ROOT / name).exists()}
     assert names > made_by_the_reader
     assert not missing
 
 
 def test_the_commands_that_write_documents_are_the_real_ones() -> None:
-    assert f"python -m {columns_doc.__name__}" in TEXT
-    assert f"python -m {defaults_doc.__name__}" in TEXT
+    assert f"python -m {columns_doc.__name__}" in CONTRIBUTING
+    assert f"python -m {defaults_doc.__name__}" in CONTRIBUTING
 
 
 def test_a_gradients_way_is_as_drawn_and_short() -> None:
-    (drawing,) = re.findall(r"### A gradient's way.*?```\n(.*?)```", TEXT, re.DOTALL)
+    (drawing,) = re.findall(r"^#+ A gradient's way.*?```(?:text)?\n(.*?)```", DESIGN, re.DOTALL | re.MULTILINE)
     file, stations = "", set()
     for line in drawing.splitlines():
         path, names = re.match(r"(\S*) +(\w+(?:, \w+)*)", line).groups()  # type: ignore[union-attr]

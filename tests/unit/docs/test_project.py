@@ -32,6 +32,7 @@ PROMISED = {
 } | {
     "lint",
     "format",
+    "docs",
     "clean",
 }
 
@@ -49,6 +50,10 @@ def test_every_dependency_is_pinned_within_its_range(text: str) -> None:
     assert requirement.specifier.contains(pins()[canonicalize_name(requirement.name)])
 
 
+def test_who_develops_can_build_the_documentation() -> None:
+    assert set(PROJECT["optional-dependencies"]["docs"]) <= set(PROJECT["optional-dependencies"]["dev"])
+
+
 def test_every_promised_target_exists_and_explains_itself() -> None:
     explained = re.findall(r"^([\w-]+):.* ## \w", MAKEFILE, re.MULTILINE)
     assert set(explained) == PROMISED
@@ -58,7 +63,7 @@ def test_every_promised_target_exists_and_explains_itself() -> None:
 def test_ci_calls_targets_that_exist() -> None:
     script = (ROOT / ".ci/run").read_text(encoding="utf-8")
     (called,) = re.findall(r"^make ([\w -]+?) PYTHON=", script, re.MULTILINE)
-    assert called.split() == ["test", "bench-ci"]
+    assert called.split() == ["test", "bench-ci", "docs"]
     assert set(called.split()) <= PROMISED
     assert "- run: .ci/run\n" in (ROOT / ".github/workflows/ci.yml").read_text(encoding="utf-8")
 

@@ -1,7 +1,9 @@
-"""README.md says what is so: its table of defaults, its commands and its links."""
+"""README.md and the site's pages say what is so: their commands, outputs, tables and links."""
 
 from __future__ import annotations
 
+import dataclasses
+import os
 import re
 import shlex
 from pathlib import Path
@@ -16,18 +18,83 @@ from bench.launch.resolve import resolve
 from tests.testing.invoke import invoke
 
 ROOT = Path(__file__).parents[3]
-TEXT = (ROOT / "README.md").read_text(encoding="utf-8")
-OTHERS = ("sweep", "tune", "compare", "list", "data", "doctor", "place")
+DOCS = ROOT / "docs"
+README = (ROOT / "README.md").read_text(encoding="utf-8")
+OPTIONS = (DOCS / "options.md").read_text(encoding="utf-8")
+COMPARE = (DOCS / "compare.md").read_text(encoding="utf-8")
+PAGES = sorted(DOCS.glob("**/*.md"))
+DOCUMENTS = [*(ROOT / name for name in ("README.md", "CONTRIBUTING.md", "CHANGELOG.md", "SECURITY.md")), *PAGES]
+
+_FENCE = re.compile(r"^( *)```[^\n]*\n(.*?)^\1```", re.DOTALL | re.MULTILINE)
+_OTHERS = ("sweep", "tune", "compare", "plot", "report", "predict", "list", "data", "doctor", "place")
 
 
-def commands(verb: str) -> list[str]:
-    """Every `bench VERB ...` line of the README, comments cut off."""
-    lines = (line.partition("  #")[0].partition(" # ")[0].strip() for line in TEXT.splitlines())
-    return [line for line in lines if re.match(rf"bench {verb}\b", line)]
+@dataclasses.dataclass(frozen=True)
+class Command:
+    """A command that a page tells its reader to type.
+
+    Attributes:
+        page: where it stands.
+        line: `bench ...`, without its comment.
+        output: the lines that the page shows as its answer, after a line with a `$`.
+    """
+
+    page: Path
+    line: str
+    output: tuple[str, ...]
+
+    def __str__(self) -> str:
+        return f"{self.page.name}: {self.line}"
 
 
-def test_the_table_of_defaults_is_that_of_the_program() -> None:
-    assert document(TEXT) == TEXT, "run: python -m bench.cli.defaults_doc"
+def _read_commands() -> list[Command]:
+    found = []
+    for page in DOCUMENTS:
+        for _, block in _FENCE.findall(page.read_text(encoding="utf-8")):
+            # A command, and up to the next one what it prints.
+            for part in re.split(r"^ *(?:\$ )?(?=bench [a-z])", block.replace("\\\n", " "), flags=re.MULTILINE)[1:]:
+                line, *output = part.splitlines()
+                found.append(Command(page, re.split(r"  #| # ", line)[0].strip(), tuple(output)))
+    return found
+
+
+COMMANDS = _read_commands()
+
+
+def commands(*verbs: str) -> list[Command]:
+    """Return the commands of these kinds."""
+    return [command for command in COMMANDS if command.line.split()[1] in verbs]
+
+
+# The pages in docs/extend run components of their own: see test_extend.py.
+_OURS = [command for command in commands("run") if command.page.parent != DOCS / "extend"]
+REFUSED = [command for command in _OURS if command.output[:1] and command.output[0].startswith("bench: ")]
+RUNS = [command for command in _OURS if "--resume" not in command.line and command not in REFUSED]
+SHOWN = [command for command in commands("compare") if "results/reference/" in command.line and any(command.output)]
+
+
+def test_the_readme_is_short() -> None:
+    assert len(README.splitlines()) <= 130
+    assert len(README.split()) <= 1100
+
+
+def test_the_table_of_the_demo_is_that_of_its_rows() -> None:
+    rows = str(ROOT / "results/reference/demo.csv")
+    answer = invoke("compare", rows, "--metric", "time_to_target_s", "--format", "markdown")
+    cells = [[cell.strip() for cell in line.split("|")[1:-1]] for line in answer.out.splitlines() if line[:2] == "| "]
+    heading, _, *measured = cells
+    starts = ("time to target", "speed-up", "verdict", "accuracy %", "accuracy vs", "payload per step")
+    places = [next(place for place, name in enumerate(heading) if name.startswith(start)) for start in starts]
+    of_rows = [
+        [f"`{row[0]}` on `{row[1]}`", row[places[0]].partition(" [")[0], *(row[place] for place in places[1:])]
+        for row in measured
+    ]
+    shown = re.findall(r"^\| `\w+` on .*$", README, re.MULTILINE)
+    assert {f"| {' | '.join(row)} |" for row in of_rows} == set(shown)
+
+
+def test_the_table_of_options_is_that_of_the_program() -> None:
+    assert document(OPTIONS) == OPTIONS, "run: python -m bench.cli.defaults_doc"
 
 
 def test_the_table_names_every_default() -> None:
@@ -51,35 +118,60 @@ def test_what_the_program_chooses_is_what_the_table_says() -> None:
     assert config.lr == registry.load("optimizers", "sgd").default_lr  # type: ignore[attr-defined]
 
 
-@pytest.mark.parametrize("line", [line for line in commands("run") if "--resume" not in line])  # which needs a run
-def test_every_run_command_is_accepted(line: str, tmp_path: Path) -> None:
-    answer = invoke(*shlex.split(line)[1:], "--dry-run", "--out", str(tmp_path / "out"))
+@pytest.mark.parametrize("command", RUNS, ids=str)
+def test_every_run_command_is_accepted(command: Command, tmp_path: Path) -> None:
+    answer = invoke(*shlex.split(command.line)[1:], "--dry-run", "--out", str(tmp_path / "out"))
     assert answer.code == 0, answer.error
 
 
-@pytest.mark.parametrize("line", [line for verb in OTHERS for line in commands(verb)])
-def test_every_other_command_knows_its_options(line: str) -> None:
-    assert invoke(*shlex.split(line)[1:], "--help").code == 0
+@pytest.mark.parametrize("command", REFUSED, ids=str)
+def test_every_refusal_is_as_shown(command: Command) -> None:
+    answer = invoke(*shlex.split(command.line)[1:], "--dry-run")
+    assert answer.code == UsageError.exit_code
+    assert f"bench: {answer.error}" == " ".join(line.strip() for line in command.output if line.strip())
 
 
-def test_the_readme_shows_commands_of_every_kind() -> None:
-    assert all(commands(verb) for verb in ("run", *OTHERS))
-    assert len(commands("run")) >= 5
+@pytest.mark.parametrize("command", commands(*_OTHERS), ids=str)
+def test_every_other_command_knows_its_options(command: Command) -> None:
+    assert invoke(*shlex.split(command.line)[1:], "--help").code == 0
+
+
+@pytest.mark.parametrize("command", SHOWN, ids=str)
+def test_what_is_shown_of_committed_rows_is_printed(command: Command, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    monkeypatch.chdir(ROOT)
+    printed = {line.strip() for line in invoke(*shlex.split(command.line)[1:]).out.splitlines()}
+    shown = {line.strip() for line in command.output} - {"", "..."}
+    assert shown <= printed
+
+
+def test_the_pages_show_commands_of_every_kind() -> None:
+    assert all(commands(verb) for verb in _OTHERS)
+    assert len(RUNS) >= 10
+    assert REFUSED
+    assert SHOWN
 
 
 @pytest.mark.parametrize("error", [UsageError, RunFailed, NothingToCompare, Regression, Interrupted])
 def test_every_exit_code_is_explained(error: type[BenchError]) -> None:
-    assert re.search(rf"^\| {error.exit_code} \|", TEXT, re.MULTILINE)
+    assert re.search(rf"^\| {error.exit_code} \|", COMPARE, re.MULTILINE)
 
 
-@pytest.mark.parametrize("document_name", ["README.md", "CONTRIBUTING.md", "DECISIONS.md", "CHANGELOG.md"])
-def test_every_link_leads_somewhere(document_name: str) -> None:
-    text = (ROOT / document_name).read_text(encoding="utf-8")
-    for target in re.findall(r"\]\(([^)#]+)", text):
-        assert target.startswith("https://") or (ROOT / target).exists(), target
+@pytest.mark.parametrize("document_path", DOCUMENTS, ids=lambda path: str(path.relative_to(ROOT)))
+def test_every_link_leads_somewhere(document_path: Path) -> None:
+    """Those of the site stay within it; `make docs` checks their anchors."""
+    text = re.sub(r"`[^`\n]+`", "", _FENCE.sub("", document_path.read_text(encoding="utf-8")))
+    for target in re.findall(r"\]\(([^)#\s]+)", text):
+        if not target.startswith("https://"):
+            file = Path(os.path.normpath(document_path.parent / target))  # the site's address, not where links lead
+            assert file.exists(), target
+            assert document_path not in PAGES or file.is_relative_to(DOCS), target
 
 
-@pytest.mark.parametrize("target", ["demo", "test", "setup"])
-def test_every_make_target_that_is_named_exists(target: str) -> None:
-    assert f"make {target}" in TEXT
-    assert re.search(rf"^{target}:.*## ", (ROOT / "Makefile").read_text(encoding="utf-8"), re.MULTILINE)
+@pytest.mark.parametrize("document_path", DOCUMENTS, ids=lambda path: str(path.relative_to(ROOT)))
+def test_every_make_target_that_is_named_exists(document_path: Path) -> None:
+    targets = re.findall(r"^([\w-]+):.* ## ", (ROOT / "Makefile").read_text(encoding="utf-8"), re.MULTILINE)
+    text = document_path.read_text(encoding="utf-8")
+    blocks = "\n".join(block for _, block in _FENCE.findall(text))
+    named = re.findall(r"`make ([a-z-]+)", text) + re.findall(r"^ *(?:\$ )?make ([a-z-]+)", blocks, re.MULTILINE)
+    assert set(named) <= set(targets)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import resource
 import shutil
 from pathlib import Path
 from typing import Any
@@ -28,10 +29,17 @@ def folder(tmp_path: Path) -> RunFolder:
 
 
 def leave(
-    folder: RunFolder, rank: int, message: str, *, at: float, lost_a_peer: bool = False, lost_rank: int | None = None
+    folder: RunFolder,
+    rank: int,
+    message: str,
+    *,
+    at: float,
+    lost_a_peer: bool = False,
+    lost_rank: int | None = None,
+    traceback: str = "",
 ) -> None:
     report: dict[str, Any] = {"rank": rank, "time": at, "message": message, "lost_a_peer": lost_a_peer}
-    write_json(folder.error_of(rank), report | {"lost_rank": lost_rank})
+    write_json(folder.error_of(rank), report | {"lost_rank": lost_rank, "traceback": traceback})
 
 
 def say(folder: RunFolder, log: str) -> None:
@@ -43,6 +51,33 @@ def test_the_first_rank_that_failed_by_itself_is_named(folder: RunFolder) -> Non
     leave(folder, 1, "ValueError: broken", at=2.0)
     say(folder, RAISED)
     assert explain(folder) == "rank 1: ValueError: broken"
+
+
+IN_TORCH = """Traceback (most recent call last):
+  File "/work/bench/train/rank.py", line 1, in main
+  File "/lib/python3.11/site-packages/torch/distributed/c10d.py", line 2, in init_process_group
+    raise RuntimeError
+RuntimeError: Unable to find address for: nope0
+"""
+
+
+def test_variables_and_limits_are_named_where_torch_failed(folder: RunFolder, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("GLOO_SOCKET_IFNAME", "nope0")
+    leave(folder, 0, "RuntimeError: Unable to find address", at=1.0, traceback=IN_TORCH)
+    advice = "; try without GLOO_SOCKET_IFNAME=nope0 in the environment"
+    assert explain(folder) == f"rank 0: RuntimeError: Unable to find address{advice}"
+    leave(folder, 0, "ValueError: broken", at=1.0, traceback=IN_TORCH.replace("/torch/", "/mine/"))
+    assert explain(folder) == "rank 0: ValueError: broken"
+    monkeypatch.setattr(resource, "getrlimit", {resource.RLIMIT_NOFILE: (40, 40), resource.RLIMIT_AS: (-1, -1)}.get)
+    leave(folder, 0, "socket: Too many open files", at=1.0, lost_a_peer=True)
+    assert explain(folder) == f"rank 0: socket: Too many open files; `ulimit -n` is 40; raise it to 1024{advice}"
+    monkeypatch.undo()
+    monkeypatch.setenv("GLOO_SOCKET_IFNAME", "nope0")
+    folder.error_of(0).unlink()
+    say(folder, KILLED.replace("-9", "-11"))
+    assert explain(folder) == f"rank 1 was killed by SIGSEGV{advice}"
+    say(folder, KILLED)
+    assert explain(folder) == "rank 1 was killed by SIGKILL; the machine may have run out of memory"
 
 
 def test_a_killed_rank_is_named_before_those_that_only_lost_it(folder: RunFolder) -> None:

@@ -8,11 +8,11 @@ from bench.core.schema.layers import LAYERS
 from bench.core.schema.metrics import METRICS
 from bench.report.columns_doc import document
 
-README = Path(__file__).parents[3] / "results" / "README.md"
+PAGE = Path(__file__).parents[3] / "docs" / "columns.md"
 
 
-def test_the_committed_readme_is_what_the_schema_says() -> None:
-    assert README.read_text(encoding="utf-8") == document(), "run: python -m bench.report.columns_doc"
+def test_the_committed_page_is_what_the_schema_says() -> None:
+    assert PAGE.read_text(encoding="utf-8") == document(), "run: python -m bench.report.columns_doc"
 
 
 def test_every_column_has_its_line() -> None:

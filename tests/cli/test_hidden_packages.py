@@ -1,0 +1,56 @@
+"""A user's own module that has the name of one of our packages: one sentence says so."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.testing.invoke import REPOSITORY
+
+
+@pytest.fixture
+def hiding(tmp_path: Path, request: pytest.FixtureRequest) -> str:
+    """A module of the user, as the message names it."""
+    path = tmp_path / str(request.param)
+    path.parent.mkdir(exist_ok=True)
+    path.write_text("raise AssertionError('it was imported')", encoding="utf-8")
+    return str(path.parent if path.stem == "__init__" else path)
+
+
+def python(program: str, folder: Path) -> subprocess.CompletedProcess[str]:
+    """Run a program that looks for modules in the folder first."""
+    return subprocess.run(
+        [sys.executable, "-c", program],
+        cwd=folder,
+        env=os.environ | {"PYTHONPATH": os.pathsep.join([str(folder), str(REPOSITORY)])},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+
+
+@pytest.mark.parametrize(
+    "hiding", ["compressors/__init__.py", "bench.py", "collectives/__init__.py", "compressors.py"], indirect=True
+)
+def test_the_command_names_it(hiding: str, tmp_path: Path) -> None:
+    done = python("import gradwire; gradwire.main()", tmp_path)
+    assert done.returncode == 2
+    assert done.stderr.startswith(f"bench: {hiding} hides the package ")
+    assert done.stderr.count("\n") == 1
+
+
+@pytest.mark.parametrize("hiding", ["collectives/__init__.py", "bench.py"], indirect=True)
+def test_a_script_that_attaches_is_told(hiding: str, tmp_path: Path) -> None:
+    done = python("from compressors.ddp import attach", tmp_path)
+    assert f"ImportError: {hiding} hides the package " in done.stderr
+
+
+def test_a_user_with_other_modules_is_told_nothing(tmp_path: Path) -> None:
+    (tmp_path / "benchmarks").mkdir()
+    assert (
+        "Usage: bench" in python("import sys, gradwire; sys.argv = ['bench', '-h']; gradwire.main()", tmp_path).stdout
+    )

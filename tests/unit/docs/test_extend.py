@@ -1,0 +1,79 @@
+"""The components that the pages in docs/extend show do what the pages say, installed as a package of their own."""
+
+from __future__ import annotations
+
+import re
+import shlex
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.testing.invoke import execute
+from tests.testing.plugins import install_entry_points
+
+ROOT = Path(__file__).parents[3]
+PAGES = sorted((ROOT / "docs/extend").glob("*.md"))
+TEXT = "\n".join(page.read_text(encoding="utf-8") for page in PAGES)
+SHOWN = re.findall(r"Put this file into `([\w/]+)/(\w+)\.py`:\n\n```python\n(.*?)```", TEXT, re.DOTALL)
+COMMANDS = [
+    (line.strip(), output.splitlines())
+    for block in re.findall(r"^```text\n(.*?)^```", TEXT, re.DOTALL | re.MULTILINE)
+    for line, output in re.findall(r"^\$ (bench (?:run|data) .*)\n((?:(?!\$ ).*\n)*)", block, re.MULTILINE)
+]
+
+
+@pytest.fixture(scope="module")
+def installed(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """The PYTHONPATH under which a package of these components is installed."""
+    folder = tmp_path_factory.mktemp("shown")
+    (folder / "shown").mkdir()
+    points: dict[str, dict[str, str]] = {}
+    for place, module, code in SHOWN:
+        (folder / "shown" / f"{module}.py").write_text(code, encoding="utf-8")
+        (name,) = (name for name in re.findall(r"^class (\w+)", code, re.MULTILINE) if name.lower() == _bare(module))
+        points.setdefault(f"bench.{place.rpartition('/')[2]}", {})[module] = f"shown.{module}:{name}"
+    install_entry_points(folder, "shown", points)
+    return str(folder)
+
+
+def _bare(module: str) -> str:
+    return module.replace("_", "")
+
+
+def test_a_component_of_every_kind_is_shown() -> None:
+    assert {place for place, _, _ in SHOWN} == {
+        "compressors", "collectives", "bench/optimizers", "bench/models", "bench/datasets",
+    }  # fmt: skip
+    assert len(COMMANDS) >= 4
+
+
+@pytest.mark.parametrize(("module", "code"), [shown[1:] for shown in SHOWN], ids=[shown[1] for shown in SHOWN])
+def test_it_is_written_in_the_common_style(module: str, code: str, tmp_path: Path) -> None:
+    file = tmp_path / f"{module}.py"
+    file.write_text(code, encoding="utf-8")
+    for check in (["check"], ["format", "--check"]):
+        command = [sys.executable, "-m", "ruff", *check, "--config", str(ROOT / "pyproject.toml"), str(file)]
+        done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+        assert done.returncode == 0, done.stdout
+
+
+@pytest.mark.parametrize(("line", "output"), COMMANDS, ids=[line for line, _ in COMMANDS])
+def test_a_command_prints_what_is_shown(line: str, output: list[str], installed: str) -> None:
+    answer = execute(*shlex.split(line)[1:], PYTHONPATH=installed)
+    if output[0].startswith("bench: "):
+        assert answer.code == (3 if "data prepare" in line else 2)
+        assert answer.error.splitlines()[-1] == " ".join(output)
+    else:
+        assert answer.code == 0, answer.error
+        printed = {" ".join(row.split()) for row in answer.out.splitlines()}
+        assert {" ".join(row.split()) for row in output} - {"", "..."} <= printed
+
+
+def test_all_train_together(installed: str, tmp_path: Path) -> None:
+    answer = execute(
+        "run", "--model", "mlp:hidden=16", "--compressor", "round_robin:slices=4", "--collective", "star",
+        "--optimizer", "lion", "--steps", "3", "--out", str(tmp_path / "out"), PYTHONPATH=installed,
+    )  # fmt: skip
+    assert answer.code == 0, answer.error
