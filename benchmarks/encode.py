@@ -34,7 +34,7 @@ from bench.launch.jobs.variables import KEEP_MEMORY
 from collectives.base import Key, PendingSum
 from collectives.kernels.library import found, kernels_in_use, reference_path
 from collectives.payloads.base import Payload, unpack
-from collectives.payloads.unreduced_sum import UnreducedSum
+from collectives.payloads.bundle import UnreducedSum
 from collectives.spec import build, component_names
 from collectives.transport.base import Alone
 from compressors.base import Compressor

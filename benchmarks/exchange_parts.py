@@ -32,7 +32,7 @@ PARTS = {
     ),
     "unpack and add": (
         "collectives.rounds.packed:PackedPieces._receive",
-        "collectives.payloads.unreduced_sum:UnreducedSum.add_to_",
+        "collectives.payloads.bundle:UnreducedSum.add_to_",
     ),
     "report": ("compressors.ddp.unit:Unit.account",),
     "write out": (

@@ -16,7 +16,7 @@ from typing_extensions import override
 
 from collectives.base import BoundCollective, Collective, Downlink, PendingSum
 from collectives.payloads.base import Payload, PayloadError
-from collectives.payloads.unreduced_sum import UnreducedSum
+from collectives.payloads.bundle import UnreducedSum
 from collectives.rounds.base import Piece, Round
 from collectives.rounds.layout import Layout
 from collectives.rounds.packed import PackedPieces

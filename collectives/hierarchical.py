@@ -25,9 +25,8 @@ from collectives.allgather import Allgather, BoundAllgather
 from collectives.base import BoundCollective, Collective, Downlink
 from collectives.options import OptionError
 from collectives.payloads.base import KeepLost, Payload, unpack
-from collectives.payloads.bundle import Bundle, members
+from collectives.payloads.bundle import Bundle, UnreducedSum, members
 from collectives.payloads.dense import Dense
-from collectives.payloads.unreduced_sum import UnreducedSum
 from collectives.ranges import Count
 from collectives.rounds.base import Message, Piece, Round
 from collectives.rounds.groups import repeated, spread, together

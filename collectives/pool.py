@@ -25,7 +25,7 @@ from typing_extensions import Doc, override
 from collectives.base import BoundCollective, Collective, Downlink
 from collectives.options import OptionError
 from collectives.payloads.base import Payload, unpack
-from collectives.payloads.unreduced_sum import UnreducedSum
+from collectives.payloads.bundle import UnreducedSum
 from collectives.rounds.layout import Layout
 from collectives.rounds.lost import lost_on_wire
 from collectives.transport.base import ReduceOp, Transport

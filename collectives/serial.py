@@ -19,8 +19,8 @@ from collectives.payloads.bundle import Bundle
 from collectives.payloads.codec.values import to_value_dtype
 from collectives.payloads.dense import Dense
 from collectives.payloads.fields import VALUE_DTYPES, bytes_of
-from collectives.payloads.indexed_values import IndexedValues
 from collectives.payloads.row_sparse import RowSparse
+from collectives.payloads.sparse import IndexedValues
 from collectives.rounds.layout import leaves
 from collectives.server import Server
 

@@ -35,9 +35,8 @@ from collectives.payloads.base import Payload, PayloadError
 from collectives.payloads.bundle import members
 from collectives.payloads.codec.values import to_value_dtype
 from collectives.payloads.dense import Dense
-from collectives.payloads.indexed_values import IndexedValues
 from collectives.payloads.row_sparse import RowSparse
-from collectives.payloads.sparse import Sparse
+from collectives.payloads.sparse import IndexedValues, Sparse
 from collectives.ranges import Count, CountOrZero
 from collectives.rounds.base import Piece, Place, Round
 from collectives.rounds.layout import Key, Layout, Stretch, leaves

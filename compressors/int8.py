@@ -13,7 +13,7 @@ import torch
 from annotated_types import Ge, Le
 from typing_extensions import Doc, override
 
-from collectives.kernels.parts import Parts
+from collectives.kernels.loop import Parts
 from collectives.payloads.base import Payload
 from collectives.payloads.codes import Codes
 from compressors.base import Granularity, LossyCompressor

@@ -15,7 +15,7 @@ from typing import Annotated, Literal
 import torch
 from typing_extensions import Doc, override
 
-from collectives.kernels.parts import Parts
+from collectives.kernels.loop import Parts
 from collectives.payloads.codes import Codes
 from compressors.families.stochastic_quantizer import StochasticQuantizer
 from compressors.kernels.blocks import block_maxima

@@ -16,9 +16,9 @@ from typing_extensions import Doc, override
 
 from collectives.options import OptionError, value_text
 from collectives.payloads.base import Payload
-from collectives.payloads.codec.positions import seeded_positions
+from collectives.payloads.codec.index_sets import seeded_positions
 from collectives.payloads.codec.values import to_value_dtype
-from collectives.payloads.seeded import Seeded
+from collectives.payloads.sparse import Seeded
 from compressors.families.sparsifier import DensitySparsifier, num_kept
 from compressors.kernels.random import seed_for
 from compressors.kernels.sending import send_drawn

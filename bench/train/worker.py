@@ -36,7 +36,7 @@ from bench.train.resizing import resized
 from bench.train.straggler import slow_down
 from collectives.base import Collective
 from collectives.options import OptionError
-from collectives.payloads.errors import PayloadError
+from collectives.payloads.fields import PayloadError
 from collectives.transport.base import TransportError
 from compressors.base import Compressor
 from compressors.ddp.hook import NonFiniteGradient

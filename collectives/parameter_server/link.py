@@ -23,7 +23,7 @@ from typing_extensions import override
 
 from collectives.parameter_server.server import Answer, ClockEnd, Session, Worker
 from collectives.payloads.base import HEADER_BYTES, Payload, unpack
-from collectives.payloads.errors import PayloadError
+from collectives.payloads.fields import PayloadError
 from collectives.transport import messages
 from collectives.transport.base import Pending, Transport, wait_all
 

@@ -17,9 +17,9 @@ from collections.abc import Sequence
 from typing import Any, ClassVar, NamedTuple, Protocol, Self
 
 import torch
+from typing_extensions import override
 
-from collectives.payloads.errors import PayloadError
-from collectives.payloads.fields import FLOAT_DTYPES, VALUE_DTYPES, Field, bytes_of, field_nbytes, lay_out
+from collectives.payloads.fields import FLOAT_DTYPES, VALUE_DTYPES, Field, PayloadError, bytes_of, field_nbytes, lay_out
 
 __all__ = [
     "HEADER",
@@ -404,3 +404,28 @@ def unpack(buffer: torch.Tensor) -> Payload:
     payload = kind.from_wire(header, buffer[HEADER_BYTES:])
     payload.tensor_id = header.tensor_id
     return payload
+
+
+class TypedValues(Payload):
+    """Values of one type.
+
+    Attributes:
+        values: what is transmitted; the wire tensor of element-wise kinds.
+    """
+
+    values: torch.Tensor
+
+    @property
+    @override
+    def device(self) -> torch.device:
+        return self.values.device
+
+    @property
+    @override
+    def num_entries(self) -> int:
+        return self.values.numel()
+
+    @property
+    @override
+    def wire(self) -> torch.Tensor:
+        return self.values if self.elementwise else super().wire

@@ -9,11 +9,9 @@ from typing import Self
 import torch
 from typing_extensions import override
 
-from collectives.payloads.base import HEADER_BYTES, Header, KeepLost, Payload
+from collectives.payloads.base import HEADER_BYTES, Header, KeepLost, Payload, TypedValues
 from collectives.payloads.codec.values import SHORT, add_divided_, add_values, lost_in_sum, write_divided
-from collectives.payloads.errors import PayloadError
-from collectives.payloads.fields import VALUE_DTYPES, Field, Reader, with_room
-from collectives.payloads.typed_values import TypedValues
+from collectives.payloads.fields import VALUE_DTYPES, Field, PayloadError, Reader, with_room
 
 
 @dataclasses.dataclass(eq=False)

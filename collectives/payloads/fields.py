@@ -8,7 +8,10 @@ from collections.abc import Sequence
 
 import torch
 
-from collectives.payloads.errors import PayloadError
+
+class PayloadError(ValueError):
+    """A buffer that is not a valid packed payload, or payloads that do not belong together."""
+
 
 VALUE_DTYPES: tuple[torch.dtype, ...] = (
     torch.float32,

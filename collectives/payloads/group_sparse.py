@@ -21,10 +21,8 @@ from collectives.kernels.loop import Int, Loop, array
 from collectives.payloads.base import HEADER_BYTES, Header, KeepLost, Payload
 from collectives.payloads.codec.bits import bits_for, pack_bits, packed_nbytes, unpack_bits
 from collectives.payloads.codec.index_sets import bitmap_of, check_ascending, positions_in
-from collectives.payloads.errors import PayloadError
-from collectives.payloads.fields import Field, Reader
-from collectives.payloads.indexed_values import IndexedValues, canonical_values
-from collectives.payloads.sparse import Sparse, as_sparse
+from collectives.payloads.fields import Field, PayloadError, Reader
+from collectives.payloads.sparse import IndexedValues, Sparse, as_sparse, canonical_values
 
 FIXED = struct.Struct("<II")
 LOCAL, BITMAP = 0, 1

@@ -16,7 +16,7 @@ from typing import Self
 import torch
 from typing_extensions import override
 
-from collectives.payloads.base import HEADER_BYTES, Header, KeepLost, Payload
+from collectives.payloads.base import HEADER_BYTES, Header, KeepLost, Payload, TypedValues
 from collectives.payloads.codec.index_sets import (
     CODINGS,
     add_index_sets,
@@ -27,10 +27,8 @@ from collectives.payloads.codec.index_sets import (
 )
 from collectives.payloads.codec.values import SHORT, add_values, divided, lost_in_sum
 from collectives.payloads.dense import Dense
-from collectives.payloads.errors import PayloadError
-from collectives.payloads.fields import Field, Reader
-from collectives.payloads.indexed_values import canonical_values
-from collectives.payloads.typed_values import TypedValues
+from collectives.payloads.fields import Field, PayloadError, Reader
+from collectives.payloads.sparse import canonical_values
 
 FIXED = struct.Struct("<II")
 

@@ -28,10 +28,8 @@ from collectives.payloads.codec.index_sets import (
     encode_indices,
     index_set_nbytes,
 )
-from collectives.payloads.errors import PayloadError
-from collectives.payloads.fields import Field, Reader
-from collectives.payloads.indexed_values import IndexedValues
-from collectives.payloads.sparse import as_sparse
+from collectives.payloads.fields import Field, PayloadError, Reader
+from collectives.payloads.sparse import IndexedValues, as_sparse
 
 _TAKE = Loop("take_levels", array(torch.uint8), Int, Double, Double, array(torch.float32))
 

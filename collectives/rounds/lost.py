@@ -8,7 +8,7 @@ from collections.abc import Callable
 import torch
 
 from collectives.payloads.base import Payload
-from collectives.payloads.indexed_values import IndexedValues
+from collectives.payloads.sparse import IndexedValues
 from collectives.rounds.layout import leaves
 
 WireLost = Callable[[int, torch.Tensor], None]

@@ -25,7 +25,7 @@ from collectives.base import Key, PendingSum
 from collectives.payloads.base import KeepLost, Payload
 from collectives.payloads.bundle import Bundle, members
 from collectives.payloads.dense import Dense
-from collectives.payloads.indexed_values import IndexedValues
+from collectives.payloads.sparse import IndexedValues
 from collectives.transport.base import Transport
 from compressors.base import FP32_BYTES, Compressor, NonFiniteSum
 from compressors.ddp.bucket import Bucket

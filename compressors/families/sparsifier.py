@@ -19,8 +19,7 @@ from collectives.options import OptionError
 from collectives.payloads.base import Payload
 from collectives.payloads.codec.values import to_value_dtype
 from collectives.payloads.dense import Dense
-from collectives.payloads.indexed_values import IndexedValues
-from collectives.payloads.sparse import Sparse
+from collectives.payloads.sparse import IndexedValues, Sparse
 from collectives.ranges import CountOrZero
 from compressors.base import LossyCompressor, NonFiniteSum
 from compressors.kernels.compensating import send_top_k

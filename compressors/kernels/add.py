@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from collectives.kernels.gpu import also_on_gpus
-from collectives.kernels.loop import Float, Int, Loop, array
+from collectives.kernels.loop import Float, Int, Loop, also_on_gpus, array
 
 _FLOATS = array(torch.float32)
 _ADD_SCALED = Loop("add_scaled", _FLOATS, Float, _FLOATS, Int, _FLOATS)

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from collectives.kernels.gpu import also_on_gpus
-from collectives.kernels.loop import Int, Longs, Loop, array
-from collectives.kernels.parts import Parts
+from collectives.kernels.loop import Int, Longs, Loop, Parts, also_on_gpus, array
 from compressors.kernels.magnitudes import folded_sum
 
 _MAXIMA = Loop("block_maxima", Longs, Longs, Int, Int, array(torch.int32))

@@ -8,8 +8,7 @@ import struct
 
 import torch
 
-from collectives.kernels.gpu import also_on_gpus
-from collectives.kernels.loop import Double, Float, Int, Loop, array
+from collectives.kernels.loop import Double, Float, Int, Loop, also_on_gpus, array
 
 STRETCH = 1024
 

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from collectives.kernels.gpu import also_on_gpus
-from collectives.kernels.loop import Int, Longs, Loop, array
-from collectives.kernels.parts import Parts
+from collectives.kernels.loop import Int, Longs, Loop, Parts, also_on_gpus, array
 from collectives.payloads.codec.bits import pack_bits
 from collectives.payloads.codec.philox import shared_words
 from compressors.kernels.blocks import divisors, relative_to_blocks

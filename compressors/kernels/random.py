@@ -11,7 +11,7 @@ import struct
 
 import torch
 
-from collectives.kernels.gpu import also_on_gpus
+from collectives.kernels.loop import also_on_gpus
 from collectives.payloads.codec.philox import random_words
 from compressors.layer import Layer, Step
 

@@ -9,9 +9,7 @@ from collections.abc import Sequence
 
 import torch
 
-from collectives.kernels.gpu import also_on_gpus
-from collectives.kernels.loop import Float, Int, Longs, Loop, array
-from collectives.kernels.parts import Parts
+from collectives.kernels.loop import Float, Int, Longs, Loop, Parts, also_on_gpus, array
 from collectives.payloads.codec.values import to_value_dtype, value_limit
 from compressors.kernels.magnitudes import magnitude_bits, magnitudes
 

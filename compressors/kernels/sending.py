@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import torch
 
 from collectives.kernels.loop import Float, Int, Loop, array
-from collectives.payloads.codec.positions import check_numel, has_marks, marks_for, seeded_positions
+from collectives.payloads.codec.index_sets import check_numel, has_marks, marks_for, seeded_positions
 from collectives.payloads.codec.values import to_value_dtype, value_limit
 
 KINDS = (torch.float32, torch.float16, torch.bfloat16)

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from collectives.kernels.gpu import also_on_gpus
-from collectives.kernels.loop import Double, Int, Loop, array
+from collectives.kernels.loop import Double, Int, Loop, also_on_gpus, array
 from collectives.payloads.codec.bits import pack_bits
 from compressors.kernels.magnitudes import folded_sum, sum_of_magnitudes
 

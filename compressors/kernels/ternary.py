@@ -10,8 +10,7 @@ import math
 
 import torch
 
-from collectives.kernels.gpu import also_on_gpus
-from collectives.kernels.loop import Double, Float, Int, Loop, array
+from collectives.kernels.loop import Double, Float, Int, Loop, also_on_gpus, array
 from collectives.payloads.codec.bits import pack_bits
 from collectives.payloads.codec.philox import shared_words
 from collectives.payloads.codes import Codes

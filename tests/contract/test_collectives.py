@@ -14,7 +14,7 @@ from collectives.options import OptionError
 from collectives.parameter_server.residuals import EVERY_RANK
 from collectives.payloads import Bundle, Dense, GroupSparse, Sparse, members
 from collectives.payloads.base import Payload, PayloadError
-from collectives.payloads.seeded import Seeded
+from collectives.payloads.sparse import Seeded
 from collectives.ring import Ring
 from collectives.rounds import in_place
 from collectives.rounds.layout import Layout, leaves

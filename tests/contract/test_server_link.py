@@ -16,7 +16,7 @@ from collectives.parameter_server.link import SERVER, WORKER, Command, ControlMe
 from collectives.parameter_server.server import Answer, BoundedStaleness, ClockEnd, OnArrival, ParameterServer
 from collectives.payloads import Dense
 from collectives.payloads.base import unpack
-from collectives.payloads.errors import PayloadError
+from collectives.payloads.fields import PayloadError
 from tests.testing.memory_transport import MemoryTransport, MemoryWires
 from tests.testing.parameters import Recorded
 from tests.testing.payloads import MAKERS, make

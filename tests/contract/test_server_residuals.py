@@ -13,7 +13,7 @@ from collectives.base import BoundCollective, Collective
 from collectives.payloads import Bundle, Dense, GroupSparse, Sparse
 from collectives.payloads.base import Payload
 from collectives.payloads.row_sparse import RowSparse
-from collectives.payloads.seeded import Seeded
+from collectives.payloads.sparse import Seeded
 from compressors.base import Compressor
 from compressors.ddp.bucket import Bucket
 from compressors.ddp.downlink import Downlink

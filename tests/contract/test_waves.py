@@ -12,7 +12,7 @@ import torch
 from collectives.hierarchical import Hierarchical
 from collectives.payloads import Codes, Dense, Sparse
 from collectives.payloads.base import Payload
-from collectives.payloads.seeded import Seeded
+from collectives.payloads.sparse import Seeded
 from collectives.rounds.base import Piece, Round
 from collectives.rounds.layout import Layout, Leaf
 from collectives.rounds.waves import Ints, Lengths, Wave, of_rounds, weights_of

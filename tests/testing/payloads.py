@@ -23,8 +23,8 @@ from collectives.payloads import (
 from collectives.payloads.base import Payload
 from collectives.payloads.codec.bits import pack_bits
 from collectives.payloads.codec.codebooks import codebook_named
-from collectives.payloads.codec.positions import seeded_positions
-from collectives.payloads.two_means import TwoMeans
+from collectives.payloads.codec.index_sets import seeded_positions
+from collectives.payloads.codes import TwoMeans
 
 LENGTHS = (0, 1, 2, 3, 7, 8, 9, 63, 1023, 1024, 1025)
 FLOATS = (torch.float32, torch.float16, torch.bfloat16)

@@ -21,8 +21,14 @@ from bench.optimizers.kronecker.layer import Moments
 from collectives.base import BoundCollective
 from collectives.payloads.base import Payload
 from collectives.payloads.bundle import Bundle
-from collectives.payloads.cholesky_factor import CholeskyFactor
-from collectives.payloads.symmetric import Fallback, Form, encode_symmetric, positive_factor, relative_damping
+from collectives.payloads.symmetric import (
+    CholeskyFactor,
+    Fallback,
+    Form,
+    encode_symmetric,
+    positive_factor,
+    relative_damping,
+)
 from collectives.rounds.layout import leaves
 from compressors.ddp.channel import Channel
 from compressors.ddp.report import StepReport

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import torch
 
-from collectives.kernels.gpu import also_on_gpus
+from collectives.kernels.loop import also_on_gpus
 
 STRETCH = 64
 COUNTERS = 16

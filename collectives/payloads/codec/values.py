@@ -4,12 +4,28 @@ from __future__ import annotations
 
 import functools
 import math
+from collections.abc import Iterator
 
 import torch
 
-from collectives.kernels.gpu import also_on_gpus
-from collectives.kernels.loop import Float, Int, Loop, array
-from collectives.payloads.codec.cache_blocks import cache_blocks
+from collectives.kernels.loop import Float, Int, Loop, also_on_gpus, array
+
+LENGTH = 2**16
+Stretch = slice
+
+
+def cache_blocks(numel: int, device: torch.device, multiple_of: int = 1) -> Iterator[Stretch]:
+    """Slices that cover 0..numel in order.
+
+    Args:
+        numel: elements to cover.
+        device: where they lie.
+        multiple_of: every slice but the last is that many elements long, or a multiple of it.
+    """
+    step = -(-LENGTH // multiple_of) * multiple_of if device.type == "cpu" else max(1, numel)
+    for start in range(0, numel, step):
+        yield slice(start, min(start + step, numel))
+
 
 _FLOATS = array(torch.float32)
 _ROUND = {

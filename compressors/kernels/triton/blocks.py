@@ -4,7 +4,7 @@ import math
 
 import torch
 
-from collectives.kernels.parts import Parts
+from collectives.kernels.loop import Parts
 from compressors.kernels.triton.rows import row_maxima, row_sums
 
 

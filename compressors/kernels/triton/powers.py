@@ -4,8 +4,7 @@ import torch
 import triton
 import triton.language as tl
 
-from collectives.kernels.gpu import launch
-from collectives.kernels.parts import Parts
+from collectives.kernels.loop import Parts, launch
 from collectives.payloads.codec.triton.philox import shared_tile
 from compressors.kernels.blocks import divisors
 from compressors.kernels.triton.tiles import magnitude_bits, pack_tile, relative_tile, store_bytes

@@ -4,7 +4,7 @@ import torch
 import triton
 import triton.language as tl
 
-from collectives.kernels.gpu import launch
+from collectives.kernels.loop import launch
 from compressors.kernels.triton.tiles import finite_magnitude_bits
 
 DIGITS = ((20, 11), (9, 11), (0, 9))

@@ -4,7 +4,7 @@ import torch
 import triton
 import triton.language as tl
 
-from collectives.kernels.gpu import launch
+from collectives.kernels.loop import launch
 from collectives.payloads.codec.triton.philox import random_tile, uniform
 
 TILE = 4096

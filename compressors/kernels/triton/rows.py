@@ -7,7 +7,7 @@ import torch
 import triton
 import triton.language as tl
 
-from collectives.kernels.gpu import launch
+from collectives.kernels.loop import launch
 from compressors.kernels.magnitudes import STRETCH
 from compressors.kernels.triton.tiles import magnitude_bits
 

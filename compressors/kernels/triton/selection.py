@@ -8,7 +8,7 @@ import torch
 import triton
 import triton.language as tl
 
-from collectives.kernels.gpu import launch
+from collectives.kernels.loop import launch
 from compressors.kernels.magnitudes import magnitude_bits
 from compressors.kernels.triton.radix import kth_largest_bits
 from compressors.kernels.triton.tiles import finite_magnitude_bits

@@ -4,7 +4,7 @@ import torch
 import triton
 import triton.language as tl
 
-from collectives.kernels.gpu import launch
+from collectives.kernels.loop import launch
 from compressors.kernels.triton.magnitudes import sum_of_magnitudes
 from compressors.kernels.triton.rows import row_sums
 from compressors.kernels.triton.tiles import pack_tile, store_bytes

@@ -6,7 +6,7 @@ import torch
 import triton
 import triton.language as tl
 
-from collectives.kernels.gpu import launch
+from collectives.kernels.loop import launch
 from collectives.payloads.codec.triton.philox import shared_tile, uniform
 from collectives.payloads.codes import Codes
 from compressors.kernels.ternary import LEVELS

@@ -9,17 +9,21 @@ import torch
 
 from collectives.kernels.library import kernels_in_use
 from collectives.payloads.base import Payload, PayloadError, unpack
+from collectives.payloads.bundle import UnreducedSum
 from collectives.payloads.codec.bits import pack_bits, unpack_bits
 from collectives.payloads.codec.codebooks import LEVELS, NATURAL, SIGN, TERNARY
-from collectives.payloads.codec.index_sets import CODINGS, cheapest_coding, decode_indices, encode_indices
-from collectives.payloads.codec.positions import seeded_positions
+from collectives.payloads.codec.index_sets import (
+    CODINGS,
+    cheapest_coding,
+    decode_indices,
+    encode_indices,
+    seeded_positions,
+)
 from collectives.payloads.codec.values import add_values, to_value_dtype
-from collectives.payloads.codes import Codes, num_scales
+from collectives.payloads.codes import Codes, TwoMeans, num_scales
 from collectives.payloads.fields import Reader, as_bytes
 from collectives.payloads.group_sparse import GroupSparse
 from collectives.payloads.sparse import Sparse
-from collectives.payloads.two_means import TwoMeans
-from collectives.payloads.unreduced_sum import UnreducedSum
 from tests.testing.loops import assert_gives_what_the_reference_gives, needs_loops, same
 
 pytestmark = needs_loops

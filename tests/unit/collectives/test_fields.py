@@ -5,9 +5,8 @@ from __future__ import annotations
 import torch
 
 from collectives.payloads.base import unpack
-from collectives.payloads.codes import Codes
+from collectives.payloads.codes import Codes, TwoMeans
 from collectives.payloads.dense import Dense
-from collectives.payloads.two_means import TwoMeans
 
 CPU = torch.device("cpu")
 

@@ -15,8 +15,7 @@ from collectives.payloads.codec.index_sets import (
     encode_indices,
     index_set_nbytes,
 )
-from collectives.payloads.errors import PayloadError
-from collectives.payloads.fields import Reader, lay_out
+from collectives.payloads.fields import PayloadError, Reader, lay_out
 from tests.testing.payloads import DEVICES
 
 UNIVERSES = (1, 2, 3, 8, 255, 256, 257, 1023, 65535, 65536, 65537, 100_003)

@@ -8,7 +8,7 @@ import torch
 from collectives.payloads import CholeskyFactor, Codes, Dense, GroupSparse, RowSparse, Seeded, Sparse, Triangle
 from collectives.payloads.base import PayloadError, unpack
 from collectives.payloads.codec.codebooks import Codebook, codebook_named, register
-from collectives.payloads.codec.positions import seeded_positions
+from collectives.payloads.codec.index_sets import seeded_positions
 from tests.testing.payloads import DEVICES, make
 
 

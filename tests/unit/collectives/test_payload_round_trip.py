@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from collectives.payloads.base import HEADER_BYTES, PayloadError, balanced_borders, unpack
-from collectives.payloads.codec import cache_blocks
+from collectives.payloads.codec import values
 from tests.testing.payloads import DEVICES, FLOATS, LENGTHS, MAKERS, Example, make
 
 EVERY = pytest.mark.parametrize("name", MAKERS)
@@ -43,7 +43,7 @@ def test_round_trip(name: str, dtype: torch.dtype) -> None:
 @EVERY
 def test_tensors_longer_than_a_stretch(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """With cache_blocks of 24 elements, everything crosses their borders."""
-    monkeypatch.setattr(cache_blocks, "LENGTH", 24)
+    monkeypatch.setattr(values, "LENGTH", 24)
     example = make(name, 1025, torch.float16)
     again = unpack(example.payload.pack())
     assert_stands_for(again.to_dense(), example.dense, name)

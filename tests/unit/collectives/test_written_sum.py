@@ -7,10 +7,9 @@ import itertools
 import pytest
 import torch
 
+from collectives.payloads.bundle import UnreducedSum
 from collectives.payloads.dense import Dense
-from collectives.payloads.sparse import Sparse
-from collectives.payloads.unreduced_sum import UnreducedSum
-from collectives.payloads.written_sum import write_sum_
+from collectives.payloads.sparse import Sparse, write_sum_
 from tests.testing.hard_numbers import hard_numbers
 from tests.testing.loops import needs_loops, same
 

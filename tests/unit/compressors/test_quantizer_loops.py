@@ -8,8 +8,8 @@ import pytest
 import torch
 
 from collectives.kernels.library import reference_path
-from collectives.kernels.parts import Parts
-from collectives.payloads.codec.positions import seeded_positions
+from collectives.kernels.loop import Parts
+from collectives.payloads.codec.index_sets import seeded_positions
 from collectives.payloads.sparse_levels import SparseLevels
 from compressors.kernels import blocks, levels, powers, sending, signs, ternary
 from compressors.kernels.nearest_levels import pack_nearest_levels

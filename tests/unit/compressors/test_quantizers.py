@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from collectives.kernels.library import reference_path
-from collectives.kernels.parts import Parts
+from collectives.kernels.loop import Parts
 from collectives.options import OptionError
 from collectives.payloads import Codes
 from compressors.base import Compressor

@@ -6,7 +6,7 @@ import torch
 import triton
 import triton.language as tl
 
-from collectives.kernels.gpu import launch
+from collectives.kernels.loop import launch
 
 TILE = 2048
 
