@@ -39,6 +39,13 @@ def array(*dtypes: torch.dtype) -> Any:
     return type("array", (), {"from_param": staticmethod(from_param)})
 
 
+FloatArray = array(torch.float32)
+DoubleArray = array(torch.float64)
+IntArray = array(torch.int32)
+LongArray = array(torch.int64)
+ByteArray = array(torch.uint8)
+
+
 class Loop:
     """One function of the library of native loops.
 

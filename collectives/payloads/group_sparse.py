@@ -17,7 +17,7 @@ from typing import ClassVar, Self
 import torch
 from typing_extensions import override
 
-from collectives.kernels.loop import Int, Loop, array
+from collectives.kernels.loop import ByteArray, Int, IntArray, LongArray, Loop
 from collectives.payloads.base import HEADER_BYTES, Header, KeepLost, Payload
 from collectives.payloads.codec.bits import bits_for, pack_bits, packed_nbytes, unpack_bits
 from collectives.payloads.codec.index_sets import bitmap_of, check_ascending, positions_in
@@ -27,10 +27,8 @@ from collectives.payloads.sparse import IndexedValues, Sparse, as_sparse, canoni
 FIXED = struct.Struct("<II")
 LOCAL, BITMAP = 0, 1
 
-_UNPACK_GROUPS = Loop(
-    "unpack_groups", array(torch.uint8), Int, Int, Int, Int, Int, array(torch.int32), array(torch.int64), returns=Int
-)
-_ADD_GROUP_STARTS = Loop("add_group_starts", array(torch.int64), Int, Int, Int, returns=Int)
+_UNPACK_GROUPS = Loop("unpack_groups", ByteArray, Int, Int, Int, Int, Int, IntArray, LongArray, returns=Int)
+_ADD_GROUP_STARTS = Loop("add_group_starts", LongArray, Int, Int, Int, returns=Int)
 
 
 @dataclasses.dataclass(eq=False)

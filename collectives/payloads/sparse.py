@@ -21,7 +21,7 @@ import numpy as np
 import torch
 from typing_extensions import override
 
-from collectives.kernels.loop import Float, Int, Longs, Loop, array, longs
+from collectives.kernels.loop import Float, FloatArray, Int, LongArray, Longs, Loop, array, longs
 from collectives.payloads.base import HEADER_BYTES, Header, KeepLost, Payload, TypedValues
 from collectives.payloads.codec.index_sets import (
     CODINGS,
@@ -86,7 +86,7 @@ def _numels(tensors: Sequence[torch.Tensor]) -> Any:
 
 
 _ADD_AT = {
-    dtype: Loop(name, array(dtype), array(torch.int64), Int, Float, array(torch.float32), Int, returns=Int)
+    dtype: Loop(name, array(dtype), LongArray, Int, Float, FloatArray, Int, returns=Int)
     for dtype, name in (
         (torch.float32, "add_fp32_at"),
         (torch.float16, "add_fp16_at"),

@@ -18,7 +18,7 @@ from typing import Self
 import torch
 from typing_extensions import override
 
-from collectives.kernels.loop import Double, Int, Loop, array
+from collectives.kernels.loop import ByteArray, Double, FloatArray, Int, Loop
 from collectives.payloads.base import HEADER_BYTES, Header, KeepLost, Payload
 from collectives.payloads.codec.bits import pack_bits, packed_nbytes, unpack_bits
 from collectives.payloads.codec.index_sets import (
@@ -31,7 +31,7 @@ from collectives.payloads.codec.index_sets import (
 from collectives.payloads.fields import Field, PayloadError, Reader
 from collectives.payloads.sparse import IndexedValues, as_sparse
 
-_TAKE = Loop("take_levels", array(torch.uint8), Int, Double, Double, array(torch.float32))
+_TAKE = Loop("take_levels", ByteArray, Int, Double, Double, FloatArray)
 
 FIXED = struct.Struct("<ff")
 BITS = 4

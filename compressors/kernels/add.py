@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import torch
 
-from collectives.kernels.loop import Float, Int, Loop, also_on_gpus, array
+from collectives.kernels.loop import Float, FloatArray, Int, Loop, also_on_gpus
 
-_FLOATS = array(torch.float32)
-_ADD_SCALED = Loop("add_scaled", _FLOATS, Float, _FLOATS, Int, _FLOATS)
-_ACCELERATE = Loop("accelerate", _FLOATS, _FLOATS, _FLOATS, Float, Int, Int, _FLOATS, _FLOATS)
+_ADD_SCALED = Loop("add_scaled", FloatArray, Float, FloatArray, Int, FloatArray)
+_ACCELERATE = Loop("accelerate", FloatArray, FloatArray, FloatArray, Float, Int, Int, FloatArray, FloatArray)
 
 
 @also_on_gpus

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import torch
 
-from collectives.kernels.loop import Int, Longs, Loop, Parts, also_on_gpus, array
+from collectives.kernels.loop import DoubleArray, Int, IntArray, Longs, Loop, Parts, also_on_gpus
 from compressors.kernels.magnitudes import folded_sum
 
-_MAXIMA = Loop("block_maxima", Longs, Longs, Int, Int, array(torch.int32))
-_SQUARES = Loop("block_squares", Longs, Longs, Int, Int, array(torch.float64))
+_MAXIMA = Loop("block_maxima", Longs, Longs, Int, Int, IntArray)
+_SQUARES = Loop("block_squares", Longs, Longs, Int, Int, DoubleArray)
 
 
 @also_on_gpus

@@ -6,22 +6,25 @@ import dataclasses
 
 import torch
 
-from collectives.kernels.loop import Double, Float, Int, Loop, array
+from collectives.kernels.loop import Double, DoubleArray, Float, FloatArray, Int, IntArray, LongArray, Loop, array
 from collectives.payloads.codec.values import to_value_dtype, value_limit
 from compressors.kernels.magnitudes import magnitude_bits, magnitudes_and_largest, sum_of_squares
 from compressors.kernels.selection import FEW, SPARE, TYPES, candidates_room, reaching, top_k
 
-_FLOATS, _INTS, _LONGS, _DOUBLES = map(array, (torch.float32, torch.int32, torch.int64, torch.float64))
-_MEASURE = Loop("add_and_measure", _FLOATS, _FLOATS, Int, _FLOATS, _FLOATS, returns=Double)
-_FIND = Loop("add_and_find", _FLOATS, _FLOATS, Int, Int, Int, _LONGS, _FLOATS, _DOUBLES, _FLOATS, returns=Int)
+_MEASURE = Loop("add_and_measure", FloatArray, FloatArray, Int, FloatArray, FloatArray, returns=Double)
+_FIND = Loop(
+    "add_and_find", FloatArray, FloatArray, Int, Int, Int, LongArray, FloatArray, DoubleArray, FloatArray, returns=Int
+)
 _SEND_TOP_K = {
     dtype: Loop(
-        "send_top_k", _FLOATS, _FLOATS, Int, Int, Int, Float, _LONGS, _FLOATS, array(dtype), Int, _LONGS, _INTS,
-        _FLOATS, returns=Int,
+        "send_top_k", FloatArray, FloatArray, Int, Int, Int, Float, LongArray, FloatArray, array(dtype), Int, LongArray, IntArray,
+        FloatArray, returns=Int,
     )
     for dtype in TYPES
 }  # fmt: skip
-_TOP_K = Loop("add_and_top_k", _FLOATS, _FLOATS, Int, Int, _LONGS, _FLOATS, Int, _LONGS, _INTS, _FLOATS)
+_TOP_K = Loop(
+    "add_and_top_k", FloatArray, FloatArray, Int, Int, LongArray, FloatArray, Int, LongArray, IntArray, FloatArray
+)
 
 
 @dataclasses.dataclass(frozen=True)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from collectives.kernels.loop import Float, Int, Longs, Loop, Parts, also_on_gpus, array
+from collectives.kernels.loop import ByteArray, Float, FloatArray, Int, Longs, Loop, Parts, also_on_gpus
 from collectives.payloads.codec.bits import pack_bits
 from collectives.payloads.codec.philox import shared_words
 from compressors.kernels.blocks import divisors, relative_to_blocks
@@ -13,9 +13,7 @@ PART_BITS = 23
 PARTS = 1 << PART_BITS
 """of a level: as fine as fp32 is below one, and 127 levels of them an int32"""
 
-_PACK = Loop(
-    "pack_levels", Longs, Longs, Int, array(torch.float32), Int, Float, Float, Int, Int, Int, array(torch.uint8)
-)
+_PACK = Loop("pack_levels", Longs, Longs, Int, FloatArray, Int, Float, Float, Int, Int, Int, ByteArray)
 
 
 @also_on_gpus

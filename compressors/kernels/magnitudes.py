@@ -8,20 +8,19 @@ import struct
 
 import torch
 
-from collectives.kernels.loop import Double, Float, Int, Loop, also_on_gpus, array
+from collectives.kernels.loop import Double, Float, FloatArray, Int, Loop, also_on_gpus
 
 STRETCH = 1024
 
 INFINITE = 0x7F800000  # its bits
 
-_FLOATS = array(torch.float32)
-_SUM_OF_SQUARES = Loop("sum_of_squares", _FLOATS, Int, Float, returns=Double)
-_SUM_OF_LIMITED = Loop("sum_of_limited", _FLOATS, Int, Float, returns=Double)
-_SUM_OF_REACHING = Loop("sum_of_reaching", _FLOATS, Int, Float, returns=Double)
-_LARGEST = Loop("largest_magnitude", _FLOATS, Int, returns=Float)
-_RANGE = Loop("magnitude_range", _FLOATS, Int, _FLOATS)
-_MAGNITUDES_AND_LARGEST = Loop("magnitudes_and_largest", _FLOATS, Int, _FLOATS, returns=Double)
-_SQUARES_AND_LARGEST = Loop("squares_and_largest", _FLOATS, Int, _FLOATS, returns=Double)
+_SUM_OF_SQUARES = Loop("sum_of_squares", FloatArray, Int, Float, returns=Double)
+_SUM_OF_LIMITED = Loop("sum_of_limited", FloatArray, Int, Float, returns=Double)
+_SUM_OF_REACHING = Loop("sum_of_reaching", FloatArray, Int, Float, returns=Double)
+_LARGEST = Loop("largest_magnitude", FloatArray, Int, returns=Float)
+_RANGE = Loop("magnitude_range", FloatArray, Int, FloatArray)
+_MAGNITUDES_AND_LARGEST = Loop("magnitudes_and_largest", FloatArray, Int, FloatArray, returns=Double)
+_SQUARES_AND_LARGEST = Loop("squares_and_largest", FloatArray, Int, FloatArray, returns=Double)
 
 
 def magnitudes(x: torch.Tensor) -> torch.Tensor:

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import torch
 
-from collectives.kernels.loop import Double, Int, Loop, array
+from collectives.kernels.loop import ByteArray, Double, FloatArray, Int, Loop
 from collectives.payloads.codec.bits import pack_bits, packed_nbytes
 from collectives.payloads.sparse_levels import BITS, NEGATIVE, levels
 from compressors.kernels.magnitudes import magnitudes
 
-_PACK = Loop("pack_nearest_levels", array(torch.float32), Int, Double, Double, array(torch.uint8))
+_PACK = Loop("pack_nearest_levels", FloatArray, Int, Double, Double, ByteArray)
 
 
 def pack_nearest_levels(x: torch.Tensor, low: float, ratio: float) -> torch.Tensor:

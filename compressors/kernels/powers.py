@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from collectives.kernels.loop import Int, Longs, Loop, Parts, also_on_gpus, array
+from collectives.kernels.loop import ByteArray, FloatArray, Int, Longs, Loop, Parts, also_on_gpus
 from collectives.payloads.codec.bits import pack_bits
 from collectives.payloads.codec.philox import shared_words
 from compressors.kernels.blocks import divisors, relative_to_blocks
@@ -12,7 +12,7 @@ from compressors.kernels.blocks import divisors, relative_to_blocks
 MANTISSA_BITS = 23  # of fp32
 EXPONENT_OF_ONE = 127  # how fp32 writes 2^0
 
-_PACK = Loop("pack_powers", Longs, Longs, Int, array(torch.float32), Int, Int, Int, array(torch.uint8))
+_PACK = Loop("pack_powers", Longs, Longs, Int, FloatArray, Int, Int, Int, ByteArray)
 
 
 @also_on_gpus

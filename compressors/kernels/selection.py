@@ -9,7 +9,18 @@ from collections.abc import Sequence
 
 import torch
 
-from collectives.kernels.loop import Float, Int, Longs, Loop, Parts, also_on_gpus, array
+from collectives.kernels.loop import (
+    Float,
+    FloatArray,
+    Int,
+    IntArray,
+    LongArray,
+    Longs,
+    Loop,
+    Parts,
+    also_on_gpus,
+    array,
+)
 from collectives.payloads.codec.values import to_value_dtype, value_limit
 from compressors.kernels.magnitudes import magnitude_bits, magnitudes
 
@@ -20,25 +31,24 @@ TYPES = (torch.float32, torch.float16, torch.bfloat16)
 FEW, SPARE = 16, 4096
 """memory for one entry in so many, and for some more, is at hand before it is known how many there are"""
 
-_FLOATS, _BITS, _POSITIONS = array(torch.float32), array(torch.int32), array(torch.int64)
-_SELECT_GROUPS = Loop("select_groups", _FLOATS, Int, Int, Int, Int, _POSITIONS)
-_TOP_K = Loop("top_k", _FLOATS, Int, Int, _POSITIONS, Int, _POSITIONS, _BITS)
+_SELECT_GROUPS = Loop("select_groups", FloatArray, Int, Int, Int, Int, LongArray)
+_TOP_K = Loop("top_k", FloatArray, Int, Int, LongArray, Int, LongArray, IntArray)
 _SEND_GROUPS = {
     dtype: Loop(
         "send_groups",
         Longs,
         Longs,
-        *[_FLOATS, Int, Int, Int, Int, Int, Float],
+        *[FloatArray, Int, Int, Int, Int, Int, Float],
         array(dtype),
-        _POSITIONS,
-        _POSITIONS,
-        _FLOATS,
+        LongArray,
+        LongArray,
+        FloatArray,
         returns=Int,
     )
     for dtype in TYPES
 }
-_COUNT_REACHING = Loop("count_reaching", _FLOATS, Int, Int, returns=Int)
-_FIND_REACHING = Loop("find_reaching", _FLOATS, Int, Int, Int, _POSITIONS, returns=Int)
+_COUNT_REACHING = Loop("count_reaching", FloatArray, Int, Int, returns=Int)
+_FIND_REACHING = Loop("find_reaching", FloatArray, Int, Int, Int, LongArray, returns=Int)
 
 
 def select_groups(x: torch.Tensor, group_size: int, k: int, k_last: int) -> torch.Tensor:

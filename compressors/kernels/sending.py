@@ -6,17 +6,18 @@ from collections.abc import Sequence
 
 import torch
 
-from collectives.kernels.loop import Float, Int, Loop, array
+from collectives.kernels.loop import Float, FloatArray, Int, LongArray, Loop, array
 from collectives.payloads.codec.index_sets import check_numel, has_marks, marks_for, seeded_positions
 from collectives.payloads.codec.values import to_value_dtype, value_limit
 
 KINDS = (torch.float32, torch.float16, torch.bfloat16)
 
-_FLOATS, _LONGS = array(torch.float32), array(torch.int64)
 _SEND_AT = Loop(
-    "send_at", _FLOATS, _FLOATS, Int, Int, _LONGS, Int, Int, Int, Float, array(*KINDS), _FLOATS, returns=Int
+    "send_at", FloatArray, FloatArray, Int, Int, LongArray, Int, Int, Int, Float, array(*KINDS), FloatArray, returns=Int
 )
-_SEND_DRAWN = Loop("send_drawn", _FLOATS, _FLOATS, Int, Int, Int, _LONGS, _LONGS, Int, Float, array(*KINDS), _FLOATS)
+_SEND_DRAWN = Loop(
+    "send_drawn", FloatArray, FloatArray, Int, Int, Int, LongArray, LongArray, Int, Float, array(*KINDS), FloatArray
+)
 
 
 def send_drawn(

@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import torch
 
-from collectives.kernels.loop import Double, Int, Loop, also_on_gpus, array
+from collectives.kernels.loop import ByteArray, Double, DoubleArray, FloatArray, Int, Loop, also_on_gpus
 from collectives.payloads.codec.bits import pack_bits
 from compressors.kernels.magnitudes import folded_sum, sum_of_magnitudes
 
-_FLOATS, _BYTES = array(torch.float32), array(torch.uint8)
-_WITH_MAGNITUDE = Loop("signs_and_magnitude", _FLOATS, Int, _BYTES, returns=Double)
-_WITH_SUMS = Loop("signs_and_sums", _FLOATS, Int, _BYTES, array(torch.float64), returns=Int)
-_ADD_WITH_MAGNITUDE = Loop("add_signs_and_magnitude", _FLOATS, _FLOATS, Int, _BYTES, _FLOATS, returns=Double)
-_ADD_WITH_SUMS = Loop("add_signs_and_sums", _FLOATS, _FLOATS, Int, _BYTES, array(torch.float64), _FLOATS, returns=Int)
+_WITH_MAGNITUDE = Loop("signs_and_magnitude", FloatArray, Int, ByteArray, returns=Double)
+_WITH_SUMS = Loop("signs_and_sums", FloatArray, Int, ByteArray, DoubleArray, returns=Int)
+_ADD_WITH_MAGNITUDE = Loop(
+    "add_signs_and_magnitude", FloatArray, FloatArray, Int, ByteArray, FloatArray, returns=Double
+)
+_ADD_WITH_SUMS = Loop(
+    "add_signs_and_sums", FloatArray, FloatArray, Int, ByteArray, DoubleArray, FloatArray, returns=Int
+)
 
 
 @also_on_gpus

@@ -10,7 +10,7 @@ import math
 
 import torch
 
-from collectives.kernels.loop import Double, Float, Int, Loop, also_on_gpus, array
+from collectives.kernels.loop import ByteArray, Double, Float, FloatArray, Int, LongArray, Loop, also_on_gpus
 from collectives.payloads.codec.bits import pack_bits
 from collectives.payloads.codec.philox import shared_words
 from collectives.payloads.codes import Codes
@@ -20,11 +20,10 @@ from compressors.kernels.random import uniform
 LEVELS, CODES = 8, 2
 """bits per element: levels of -1, 0 and +1 as int8, or codes"""
 
-_FLOATS, _BYTES, _LONGS = array(torch.float32), array(torch.uint8), array(torch.int64)
-_TERNARY = Loop("pack_ternary", _FLOATS, Int, Float, Int, _BYTES)
-_TERNARY_AND_SUM = Loop("pack_ternary_and_sum", _FLOATS, Int, Float, _BYTES, _LONGS, returns=Double)
-_OF_SUM = Loop("pack_ternary_of_sum", _FLOATS, _FLOATS, Int, Float, _BYTES, _FLOATS)
-_RANDOM = Loop("pack_random_ternary", _FLOATS, Int, Float, Float, Int, Int, _BYTES)
+_TERNARY = Loop("pack_ternary", FloatArray, Int, Float, Int, ByteArray)
+_TERNARY_AND_SUM = Loop("pack_ternary_and_sum", FloatArray, Int, Float, ByteArray, LongArray, returns=Double)
+_OF_SUM = Loop("pack_ternary_of_sum", FloatArray, FloatArray, Int, Float, ByteArray, FloatArray)
+_RANDOM = Loop("pack_random_ternary", FloatArray, Int, Float, Float, Int, Int, ByteArray)
 
 
 @also_on_gpus

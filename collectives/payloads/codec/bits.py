@@ -6,13 +6,12 @@ from typing import Literal
 
 import torch
 
-from collectives.kernels.loop import Int, Loop, array
+from collectives.kernels.loop import ByteArray, Int, LongArray, Loop
 
 First = Literal["low", "high"]
 
-_BYTES, _LONGS = array(torch.uint8), array(torch.int64)
-_PACK = Loop("pack_bits", _LONGS, Int, Int, _BYTES)
-_UNPACK = Loop("unpack_bits", _BYTES, Int, Int, _LONGS)
+_PACK = Loop("pack_bits", LongArray, Int, Int, ByteArray)
+_UNPACK = Loop("unpack_bits", ByteArray, Int, Int, LongArray)
 
 
 def packed_nbytes(count: int, bits: int) -> int:

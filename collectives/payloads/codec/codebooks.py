@@ -16,7 +16,7 @@ from typing import Any
 
 import torch
 
-from collectives.kernels.loop import Float, Int, Longs, Loop, also_on_gpus, array, longs
+from collectives.kernels.loop import Float, FloatArray, Int, Longs, Loop, also_on_gpus, longs
 from collectives.payloads.codec.bits import First, unpack_bits
 from collectives.payloads.codec.values import divided
 from collectives.payloads.fields import PayloadError
@@ -124,9 +124,8 @@ NATURAL = register(Codebook(name="natural", number=3, widths=(2, 4, 8), values=_
 Term = tuple[torch.Tensor, torch.Tensor]
 """packed codes, uint8 [ceil(numel * bits / 8)], and scales, floating [ceil(numel / block_numel)]"""
 
-_FLOATS = array(torch.float32)
-_ADD = Loop("add_codes", Longs, Longs, Int, _FLOATS, Int, Int, Float, Float, _FLOATS, Int)
-_WRITE = Loop("write_codes", Longs, Longs, Int, _FLOATS, Int, Int, Float, Int, _FLOATS, Int)
+_ADD = Loop("add_codes", Longs, Longs, Int, FloatArray, Int, Int, Float, Float, FloatArray, Int)
+_WRITE = Loop("write_codes", Longs, Longs, Int, FloatArray, Int, Int, Float, Int, FloatArray, Int)
 
 
 def add_codes_(

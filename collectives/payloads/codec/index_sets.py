@@ -19,7 +19,7 @@ from typing import Literal
 import numpy as np
 import torch
 
-from collectives.kernels.loop import Int, Loop, array
+from collectives.kernels.loop import ByteArray, Int, LongArray, Loop
 from collectives.payloads.codec.bits import pack_bits, packed_nbytes, unpack_bits
 from collectives.payloads.codec.philox import random_words
 from collectives.payloads.codec.values import SHORT, to_value_dtype
@@ -28,10 +28,9 @@ from collectives.payloads.fields import Field, PayloadError, Reader
 Coding = Literal["coo", "bitmap", "elias_fano"]
 CODINGS: tuple[Coding, ...] = ("coo", "bitmap", "elias_fano")
 
-_BYTES, _LONGS = array(torch.uint8), array(torch.int64)
-_MARK = Loop("mark_bits", _LONGS, Int, Int, Int, Int, _BYTES, returns=Int)
-_FIND = Loop("find_bits", _BYTES, Int, Int, Int, Int, _BYTES, _LONGS, returns=Int)
-_ASCENDS = Loop("ascends", _LONGS, Int, Int, returns=Int)
+_MARK = Loop("mark_bits", LongArray, Int, Int, Int, Int, ByteArray, returns=Int)
+_FIND = Loop("find_bits", ByteArray, Int, Int, Int, Int, ByteArray, LongArray, returns=Int)
+_ASCENDS = Loop("ascends", LongArray, Int, Int, returns=Int)
 
 
 def coding_nbytes(coding: Coding, count: int, universe: int) -> int:
@@ -262,8 +261,7 @@ MOST = 2**32 - 1
 SPARSEST = 256
 """elements per position up to which a bit for every element is worth its memory"""
 
-_POSITION_LONGS = array(torch.int64)
-_DRAW = Loop("draw_positions", Int, Int, Int, _POSITION_LONGS, _POSITION_LONGS)
+_DRAW = Loop("draw_positions", Int, Int, Int, LongArray, LongArray)
 
 
 def check_numel(numel: int) -> None:

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 
 import torch
 
-from collectives.kernels.loop import Float, Int, Loop, also_on_gpus, array
+from collectives.kernels.loop import Float, FloatArray, Int, Loop, also_on_gpus, array
 
 LENGTH = 2**16
 Stretch = slice
@@ -27,15 +27,14 @@ def cache_blocks(numel: int, device: torch.device, multiple_of: int = 1) -> Iter
         yield slice(start, min(start + step, numel))
 
 
-_FLOATS = array(torch.float32)
 _ROUND = {
-    dtype: Loop(name, _FLOATS, Int, Float, array(dtype))
+    dtype: Loop(name, FloatArray, Int, Float, array(dtype))
     for dtype, name in ((torch.float16, "round_to_fp16"), (torch.bfloat16, "round_to_bf16"))
 }
 _KINDS = (torch.float32, *_ROUND)
 SHORT = tuple(_ROUND)
 """types to which sums are rounded"""
-_WRITE = Loop("write_values", array(*_KINDS), Int, Int, Float, _FLOATS)
+_WRITE = Loop("write_values", array(*_KINDS), Int, Int, Float, FloatArray)
 _SUM = {
     dtype: Loop(name, array(dtype), array(dtype), Int, Float, array(dtype))
     for dtype, name in ((torch.float16, "sum_fp16"), (torch.bfloat16, "sum_bf16"))
