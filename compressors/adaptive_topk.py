@@ -19,8 +19,7 @@ from collectives.payloads.base import Payload
 from collectives.payloads.sparse import Sparse
 from collectives.ranges import Count
 from compressors.families.sparsifier import DensitySparsifier, num_kept
-from compressors.kernels.magnitudes import sum_of_squares
-from compressors.kernels.selection import top_k
+from compressors.kernels.selection import sum_of_squares, top_k
 from compressors.layer import Layer, Step
 from compressors.state import Memory
 

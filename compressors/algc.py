@@ -26,9 +26,8 @@ from collectives.payloads.dense import Dense
 from collectives.payloads.sparse import Sparse
 from collectives.ranges import MOST, Count, CountOrZero, Positive, PositiveOrZero
 from compressors.families.sparsifier import DensitySparsifier, num_kept
-from compressors.kernels.compensating import Found, add_and_find, find
-from compressors.kernels.magnitudes import magnitudes
-from compressors.kernels.selection import count_reaching, reaching, top_k
+from compressors.kernels.residuals import Found, add_and_find, find
+from compressors.kernels.selection import count_reaching, magnitudes, reaching, top_k
 from compressors.kernels.value_types import TORCH_DTYPES
 from compressors.layer import Layer, Step
 from compressors.state import Memory

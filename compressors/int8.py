@@ -17,8 +17,7 @@ from collectives.kernels.loop import Parts
 from collectives.payloads.base import Payload
 from collectives.payloads.codes import Codes
 from compressors.base import Granularity, LossyCompressor
-from compressors.kernels.blocks import block_maxima
-from compressors.kernels.levels import pack_levels
+from compressors.kernels.quantisation import block_maxima, pack_levels
 from compressors.kernels.random import seed_for
 from compressors.layer import Layer, Step
 

@@ -18,8 +18,7 @@ from typing_extensions import Doc, override
 from collectives.kernels.loop import Parts
 from collectives.payloads.codes import Codes
 from compressors.families.stochastic_quantizer import StochasticQuantizer
-from compressors.kernels.blocks import block_maxima
-from compressors.kernels.powers import pack_powers
+from compressors.kernels.quantisation import block_maxima, pack_powers
 from compressors.kernels.random import seed_for
 from compressors.layer import Layer, Step
 

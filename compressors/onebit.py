@@ -17,7 +17,7 @@ from typing_extensions import Doc, override
 from collectives.payloads.base import Payload
 from collectives.payloads.codes import TwoMeans
 from compressors.base import LossyCompressor
-from compressors.kernels.signs import add_signs_and_sums, signs_and_sums
+from compressors.kernels.quantisation import add_signs_and_sums, signs_and_sums
 from compressors.layer import Layer, Step
 
 

@@ -17,8 +17,7 @@ from typing_extensions import Doc, override
 from collectives.kernels.loop import Parts
 from collectives.payloads.codes import Codes
 from compressors.families.stochastic_quantizer import StochasticQuantizer
-from compressors.kernels.blocks import block_maxima, block_norms
-from compressors.kernels.levels import pack_levels
+from compressors.kernels.quantisation import block_maxima, block_norms, pack_levels
 from compressors.kernels.random import seed_for
 from compressors.layer import Layer, Step
 

@@ -20,10 +20,9 @@ from collectives.payloads.base import Payload
 from collectives.payloads.sparse_levels import LARGEST, NUM_LEVELS, SparseLevels
 from compressors.base import NonFiniteSum
 from compressors.families.sparsifier import ShareSparsifier, num_kept
-from compressors.kernels.compensating import add_and_top_k
-from compressors.kernels.magnitudes import largest_magnitude, magnitude_range
-from compressors.kernels.nearest_levels import pack_nearest_levels
-from compressors.kernels.selection import top_k
+from compressors.kernels.quantisation import pack_nearest_levels
+from compressors.kernels.residuals import add_and_top_k
+from compressors.kernels.selection import largest_magnitude, magnitude_range, top_k
 from compressors.layer import Layer, Step
 
 TOP_ROUNDOFF = 1e-6

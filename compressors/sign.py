@@ -17,7 +17,7 @@ from collectives.options import OptionError
 from collectives.payloads.base import Payload
 from collectives.payloads.codes import Codes
 from compressors.base import LossyCompressor
-from compressors.kernels.signs import add_signs_and_magnitude, signs_and_magnitude
+from compressors.kernels.quantisation import add_signs_and_magnitude, signs_and_magnitude
 from compressors.layer import Layer, Step
 
 

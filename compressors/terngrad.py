@@ -22,8 +22,8 @@ from collectives.payloads.codes import Codes
 from collectives.payloads.dense import Dense
 from collectives.ranges import PositiveOrZero
 from compressors.families.shared_scale import SharedScale
-from compressors.kernels.magnitudes import squares_and_largest, sum_of_limited, sum_of_squares
 from compressors.kernels.random import seed_for
+from compressors.kernels.selection import squares_and_largest, sum_of_limited, sum_of_squares
 from compressors.kernels.ternary import CODES, LEVELS, random_ternary, ternary_payload
 from compressors.layer import Layer, Step
 

@@ -17,9 +17,8 @@ from collectives.payloads.base import Payload
 from collectives.payloads.sparse import Sparse
 from collectives.ranges import Positive
 from compressors.families.sparsifier import TypedSparsifier
-from compressors.kernels.compensating import add_and_find, add_and_measure
-from compressors.kernels.magnitudes import largest_magnitude, root_mean_square
-from compressors.kernels.selection import reaching
+from compressors.kernels.residuals import add_and_find, add_and_measure
+from compressors.kernels.selection import largest_magnitude, reaching, root_mean_square
 from compressors.layer import Layer, Step
 
 

@@ -13,7 +13,7 @@ from collectives.base import Key
 from collectives.payloads.base import Payload
 from compressors.base import Compressor
 from compressors.ddp.report import EncodedLayer
-from compressors.kernels.add import accelerate, add
+from compressors.kernels.residuals import accelerate, add
 from compressors.layer import Layer, Step, end_to_end
 
 

@@ -22,7 +22,7 @@ from collectives.payloads.dense import Dense
 from collectives.payloads.sparse import IndexedValues, Sparse
 from collectives.ranges import CountOrZero
 from compressors.base import LossyCompressor, NonFiniteSum
-from compressors.kernels.compensating import send_top_k
+from compressors.kernels.residuals import send_top_k
 from compressors.kernels.value_types import TORCH_DTYPES, ValueDtype, roundoff
 from compressors.layer import Layer, Step
 

@@ -14,8 +14,8 @@ from collectives.kernels.loop import ByteArray, Double, Float, FloatArray, Int, 
 from collectives.payloads.codec.bits import pack_bits
 from collectives.payloads.codec.philox import shared_words
 from collectives.payloads.codes import Codes
-from compressors.kernels.magnitudes import folded_sum, limited
 from compressors.kernels.random import uniform
+from compressors.kernels.selection import folded_sum, limited
 
 LEVELS, CODES = 8, 2
 """bits per element: levels of -1, 0 and +1 as int8, or codes"""

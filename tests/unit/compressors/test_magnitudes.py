@@ -7,7 +7,7 @@ import math
 import pytest
 import torch
 
-from compressors.kernels.magnitudes import INFINITE, magnitude_bits
+from compressors.kernels.selection import INFINITE, magnitude_bits
 
 
 @pytest.mark.parametrize("level", [0.0, -0.0, 1.0, 1 / 3, 1e-45, 1e-50, 3.4028235e38, 1e39, math.inf, -math.inf, -1.0])

@@ -11,8 +11,8 @@ from collectives.kernels.library import reference_path
 from collectives.kernels.loop import Parts
 from collectives.payloads.codec.index_sets import seeded_positions
 from collectives.payloads.sparse_levels import SparseLevels
-from compressors.kernels import blocks, levels, powers, sending, signs, ternary
-from compressors.kernels.nearest_levels import pack_nearest_levels
+from compressors.kernels import quantisation, sending, ternary
+from compressors.kernels.quantisation import pack_nearest_levels
 from tests.testing.loops import assert_gives_what_the_reference_gives, needs_loops
 
 pytestmark = needs_loops
@@ -35,20 +35,22 @@ def block_of(seed: int) -> int:
 
 def packed_levels(x: torch.Tensor, seed: int) -> Result:
     bits = [2, 4, 8][seed % 3]
-    norms = (blocks.block_norms if seed % 2 else blocks.block_maxima)(parts_of(x, seed), block_of(seed))
+    norms = (quantisation.block_norms if seed % 2 else quantisation.block_maxima)(parts_of(x, seed), block_of(seed))
     key = None if seed % 5 == 0 else 2**62 + seed
     packed = torch.empty(-(-x.numel() * bits // 8), dtype=torch.uint8, device=x.device)
     multiplier = (1 << (bits - 1)) - 1
-    levels.pack_levels(parts_of(x, seed), norms, block_of(seed), bits=bits, multiplier=multiplier, key=key, out=packed)
+    quantisation.pack_levels(
+        parts_of(x, seed), norms, block_of(seed), bits=bits, multiplier=multiplier, key=key, out=packed
+    )
     return [packed]
 
 
 def packed_powers(x: torch.Tensor, seed: int) -> Result:
-    maxima = blocks.block_maxima(parts_of(x, seed), block_of(seed))
+    maxima = quantisation.block_maxima(parts_of(x, seed), block_of(seed))
     scales = torch.where(maxima.isfinite(), 2.0 ** torch.frexp(maxima).exponent.clamp(-126, 127).float(), 0.0)
     bits = [4, 8][seed % 2]
     packed = torch.empty(-(-x.numel() * bits // 8), dtype=torch.uint8, device=x.device)
-    powers.pack_powers(parts_of(x, seed), scales, block_of(seed), bits=bits, key=seed, out=packed)
+    quantisation.pack_powers(parts_of(x, seed), scales, block_of(seed), bits=bits, key=seed, out=packed)
     return [packed]
 
 
@@ -106,8 +108,8 @@ def with_bits_of_sum(loop: Callable[..., object], x: torch.Tensor) -> Result:
 
 
 LOOPS: dict[str, Callable[[torch.Tensor, int], Result]] = {
-    "block_maxima": lambda x, seed: [blocks.block_maxima(parts_of(x, seed), block_of(seed))],
-    "block_norms": lambda x, seed: [blocks.block_norms(parts_of(x, seed), block_of(seed))],
+    "block_maxima": lambda x, seed: [quantisation.block_maxima(parts_of(x, seed), block_of(seed))],
+    "block_norms": lambda x, seed: [quantisation.block_norms(parts_of(x, seed), block_of(seed))],
     "pack_levels": packed_levels,
     "pack_powers": packed_powers,
     "nearest_levels": nearest_levels,
@@ -117,10 +119,10 @@ LOOPS: dict[str, Callable[[torch.Tensor, int], Result]] = {
     "ternary_of_sum": ternary_of_sum,
     "ternary_and_mean": lambda x, seed: ternary.ternary_and_mean(x, level_of(x, seed)),
     "random_ternary": randomly_ternary,
-    "signs_and_magnitude": lambda x, _: with_bits(signs.signs_and_magnitude, x),
-    "signs_and_sums": lambda x, _: with_bits(signs.signs_and_sums, x),
-    "add_signs_and_magnitude": lambda x, _: with_bits_of_sum(signs.add_signs_and_magnitude, x),
-    "add_signs_and_sums": lambda x, _: with_bits_of_sum(signs.add_signs_and_sums, x),
+    "signs_and_magnitude": lambda x, _: with_bits(quantisation.signs_and_magnitude, x),
+    "signs_and_sums": lambda x, _: with_bits(quantisation.signs_and_sums, x),
+    "add_signs_and_magnitude": lambda x, _: with_bits_of_sum(quantisation.add_signs_and_magnitude, x),
+    "add_signs_and_sums": lambda x, _: with_bits_of_sum(quantisation.add_signs_and_sums, x),
 }
 
 
@@ -132,5 +134,8 @@ def test_a_loop_gives_what_the_reference_gives(name: str, cases: range) -> None:
 def test_long_sums_are_folded_over_several_levels() -> None:
     x = torch.randn(1024 * 1024 * 2 + 5, generator=torch.Generator().manual_seed(1))
     with reference_path():
-        expected = with_bits(signs.signs_and_magnitude, x)[1:], with_bits(signs.signs_and_sums, x)[1:]
-    assert (with_bits(signs.signs_and_magnitude, x)[1:], with_bits(signs.signs_and_sums, x)[1:]) == expected
+        expected = with_bits(quantisation.signs_and_magnitude, x)[1:], with_bits(quantisation.signs_and_sums, x)[1:]
+    assert (
+        with_bits(quantisation.signs_and_magnitude, x)[1:],
+        with_bits(quantisation.signs_and_sums, x)[1:],
+    ) == expected

@@ -16,7 +16,7 @@ from compressors.base import Compressor
 from compressors.ddp.reducer import Reducer
 from compressors.fp16 import Fp16
 from compressors.int8 import Int8
-from compressors.kernels import levels, powers, ternary
+from compressors.kernels import quantisation, ternary
 from compressors.natural import Natural
 from compressors.onebit import OneBit
 from compressors.qsgd import Qsgd
@@ -69,17 +69,17 @@ def test_of_all_random_numbers_as_many_round_up_as_the_value_is_over(
 
     share, numel = 3 / 7, 1 << 16
     packed, one = torch.empty(numel, dtype=torch.uint8), torch.ones(1)
-    for module in (levels, powers, ternary):
+    for module in (quantisation, quantisation, ternary):
         monkeypatch.setattr(module, "shared_words", even)
     with reference_path():
         match name:
             case "levels":
                 x = torch.full((numel,), (1 + share) / 127)
-                levels.pack_levels(Parts([x]), one, numel, bits=8, multiplier=127, key=1, out=packed)
+                quantisation.pack_levels(Parts([x]), one, numel, bits=8, multiplier=127, key=1, out=packed)
                 lower, upper = 1, 2
             case "powers":
                 x = torch.full((numel,), 0.25 * (1 + share))
-                powers.pack_powers(Parts([x]), one, numel, bits=8, key=1, out=packed)
+                quantisation.pack_powers(Parts([x]), one, numel, bits=8, key=1, out=packed)
                 lower, upper = 3, 2  # code j is 2^(1-j)
             case _:
                 packed = ternary.random_ternary(torch.full((numel,), share), 1.0, 1, ternary.LEVELS)

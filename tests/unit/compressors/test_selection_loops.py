@@ -10,9 +10,8 @@ import torch
 
 from collectives.kernels.library import reference_path
 from compressors.families.sparsifier import num_kept
-from compressors.kernels import magnitudes, selection
-from compressors.kernels.add import accelerate, add
-from compressors.kernels.compensating import add_and_find, add_and_measure, add_and_top_k, send_top_k
+from compressors.kernels import selection
+from compressors.kernels.residuals import accelerate, add, add_and_find, add_and_measure, add_and_top_k, send_top_k
 from tests.testing.hard_numbers import hard_numbers
 from tests.testing.loops import assert_gives_what_the_reference_gives, needs_loops, same
 
@@ -107,14 +106,14 @@ LOOPS: dict[str, Loop] = {
     ),
     "count_reaching": lambda x, seed: selection.count_reaching(x, level_in(x, seed)),
     "reaching": lambda x, seed: selection.reaching(x, level_in(x, seed)),
-    "largest_magnitude": lambda x, seed: magnitudes.largest_magnitude(x),
-    "magnitude_range": lambda x, seed: torch.tensor(magnitudes.magnitude_range(x) if x.numel() else (0.0, 0.0)),
-    "sum_of_squares": lambda x, seed: magnitudes.sum_of_squares(x),
-    "magnitudes_and_largest": lambda x, seed: torch.tensor(magnitudes.magnitudes_and_largest(x), dtype=torch.float64),
-    "squares_and_largest": lambda x, seed: torch.tensor(magnitudes.squares_and_largest(x), dtype=torch.float64),
-    "sum_of_limited": lambda x, seed: magnitudes.sum_of_limited(x, max(0, level_in(x, seed))),
-    "limited squares": lambda x, seed: magnitudes.sum_of_squares(x, max(0, level_in(x, seed))),
-    "sum_of_magnitudes": lambda x, seed: magnitudes.sum_of_magnitudes(x, level_in(x, seed)),
+    "largest_magnitude": lambda x, seed: selection.largest_magnitude(x),
+    "magnitude_range": lambda x, seed: torch.tensor(selection.magnitude_range(x) if x.numel() else (0.0, 0.0)),
+    "sum_of_squares": lambda x, seed: selection.sum_of_squares(x),
+    "magnitudes_and_largest": lambda x, seed: torch.tensor(selection.magnitudes_and_largest(x), dtype=torch.float64),
+    "squares_and_largest": lambda x, seed: torch.tensor(selection.squares_and_largest(x), dtype=torch.float64),
+    "sum_of_limited": lambda x, seed: selection.sum_of_limited(x, max(0, level_in(x, seed))),
+    "limited squares": lambda x, seed: selection.sum_of_squares(x, max(0, level_in(x, seed))),
+    "sum_of_magnitudes": lambda x, seed: selection.sum_of_magnitudes(x, level_in(x, seed)),
 }
 
 
@@ -136,12 +135,12 @@ def test_a_loop_gives_what_the_reference_gives(name: str, cases: range) -> None:
 )
 def test_a_sample_that_misleads_changes_nothing(x: torch.Tensor) -> None:
     with reference_path():
-        expected = selection.top_k(x, 3000), magnitudes.sum_of_squares(x)
+        expected = selection.top_k(x, 3000), selection.sum_of_squares(x)
     half, total = x / 2, torch.empty_like(x)
     assert torch.equal(selection.top_k(x, 3000), expected[0])
     assert torch.equal(add_and_top_k(half, half, 3000, total)[0], expected[0])
     assert torch.equal(total, x)
-    assert magnitudes.sum_of_squares(x) == expected[1]
+    assert selection.sum_of_squares(x) == expected[1]
 
 
 @pytest.mark.parametrize("name", ["add_and_measure", "add_scaled", "accelerate"])

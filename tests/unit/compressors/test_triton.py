@@ -14,7 +14,7 @@ from collectives.transport.base import Alone
 from compressors.base import Compressor
 from compressors.ddp.bucket import Bucket
 from compressors.ddp.reducer import Reducer
-from compressors.kernels import magnitudes, selection
+from compressors.kernels import selection
 from compressors.kernels.random import uniform_numbers
 from compressors.layer import Layer, Step
 from tests.testing.loops import DEVICE, Computed, assert_triton_gives_what_the_reference_gives, needs_triton, same
@@ -51,10 +51,10 @@ def test_entries_are_counted_over_several_programs() -> None:
     x = torch.randn(40_000, generator=torch.Generator().manual_seed(1)).mul(8).round()
     level = float(x.abs().sort().values[-3000])
     with reference_path():
-        expected = [selection.top_k(x, 3000), selection.reaching(x, level), magnitudes.sum_of_squares(x)]
+        expected = [selection.top_k(x, 3000), selection.reaching(x, level), selection.sum_of_squares(x)]
     with serving("triton"), np.errstate(all="ignore"):
         there = x.to(DEVICE)
-        results = [selection.top_k(there, 3000), selection.reaching(there, level), magnitudes.sum_of_squares(there)]
+        results = [selection.top_k(there, 3000), selection.reaching(there, level), selection.sum_of_squares(there)]
     for mine, theirs in zip(results, expected, strict=True):
         assert same(mine.cpu() if isinstance(mine, torch.Tensor) else mine, theirs)
 

@@ -1,4 +1,4 @@
-"""Gradient and residual added, and what a method needs to know of the sum, found in the same pass over memory."""
+"""Sums of what a rank keeps from step to step, in one pass over memory."""
 
 from __future__ import annotations
 
@@ -6,10 +6,95 @@ import dataclasses
 
 import torch
 
-from collectives.kernels.loop import Double, DoubleArray, Float, FloatArray, Int, IntArray, LongArray, Loop, array
+from collectives.kernels.loop import (
+    Double,
+    DoubleArray,
+    Float,
+    FloatArray,
+    Int,
+    IntArray,
+    LongArray,
+    Loop,
+    also_on_gpus,
+    array,
+)
 from collectives.payloads.codec.values import to_value_dtype, value_limit
-from compressors.kernels.magnitudes import magnitude_bits, magnitudes_and_largest, sum_of_squares
-from compressors.kernels.selection import FEW, SPARE, TYPES, candidates_room, reaching, top_k
+from compressors.kernels.selection import (
+    FEW,
+    SPARE,
+    TYPES,
+    candidates_room,
+    magnitude_bits,
+    magnitudes_and_largest,
+    reaching,
+    sum_of_squares,
+    top_k,
+)
+
+_ADD_SCALED = Loop("add_scaled", FloatArray, Float, FloatArray, Int, FloatArray)
+_ACCELERATE = Loop("accelerate", FloatArray, FloatArray, FloatArray, Float, Int, Int, FloatArray, FloatArray)
+
+
+@also_on_gpus
+def add(a: torch.Tensor, b: torch.Tensor, *, factor: float = 1.0, out: torch.Tensor) -> None:
+    """Write a + factor * b, the product rounded before it is added.
+
+    Args:
+        a: floating, 1-D.
+        b: fp32, as long.
+        factor: rounded to fp32.
+        out: fp32, as long, overwritten; may be `a` or `b`.
+    """
+    if _is_plain(a) and _ADD_SCALED.serves(a, b):
+        _ADD_SCALED(a, factor, b, len(out), out)
+    else:
+        torch.add(a, b if factor == 1 else b * factor, out=out)
+
+
+def accelerate(
+    gradient: torch.Tensor,
+    velocity: torch.Tensor | None,
+    residual: torch.Tensor | None,
+    momentum: float,
+    *,
+    nesterov: bool,
+    now: torch.Tensor,
+    out: torch.Tensor,
+) -> None:
+    """Write the velocity's next value m u + g to `now`, and what is to be sent of it, now + residual, to `out`.
+
+    With nesterov the velocity is m (u + g), and what is to be sent has the gradient once more.
+
+    Args:
+        gradient: floating, 1-D.
+        velocity: u, fp32, as long; None for zeros.
+        residual: fp32, as long; None for zeros.
+        momentum: m, rounded to fp32.
+        nesterov: as above.
+        now: fp32, as long, overwritten; may share no memory with the others.
+        out: likewise.
+    """
+    is_first = velocity is None or residual is None
+    if not is_first and _is_plain(gradient) and _ACCELERATE.serves(gradient, now, out):
+        _ACCELERATE(gradient, velocity, residual, momentum, nesterov, len(out), now, out)
+        return
+    if velocity is None:
+        now.copy_(gradient)
+    else:
+        add(gradient, velocity, factor=1.0 if nesterov else momentum, out=now)
+    if nesterov:
+        now.mul_(momentum)
+    if residual is None:
+        out.copy_(now)
+    else:
+        add(now, residual, out=out)
+    if nesterov:
+        add(gradient, out, out=out)
+
+
+def _is_plain(x: torch.Tensor) -> bool:
+    return x.dtype == torch.float32 and x.is_contiguous()
+
 
 _MEASURE = Loop("add_and_measure", FloatArray, FloatArray, Int, FloatArray, FloatArray, returns=Double)
 _FIND = Loop(
@@ -17,8 +102,8 @@ _FIND = Loop(
 )
 _SEND_TOP_K = {
     dtype: Loop(
-        "send_top_k", FloatArray, FloatArray, Int, Int, Int, Float, LongArray, FloatArray, array(dtype), Int, LongArray, IntArray,
-        FloatArray, returns=Int,
+        "send_top_k", FloatArray, FloatArray, Int, Int, Int, Float, LongArray, FloatArray, array(dtype), Int, LongArray,
+        IntArray, FloatArray, returns=Int,
     )
     for dtype in TYPES
 }  # fmt: skip

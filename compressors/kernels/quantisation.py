@@ -1,0 +1,231 @@
+"""Arithmetic per block of consecutive elements; the last block may be shorter."""
+
+from __future__ import annotations
+
+import torch
+
+from collectives.kernels.loop import (
+    ByteArray,
+    Double,
+    DoubleArray,
+    Float,
+    FloatArray,
+    Int,
+    IntArray,
+    Longs,
+    Loop,
+    Parts,
+    also_on_gpus,
+)
+from collectives.payloads.codec.bits import pack_bits, packed_nbytes
+from collectives.payloads.codec.philox import shared_words
+from collectives.payloads.sparse_levels import BITS, NEGATIVE, levels
+from compressors.kernels.selection import folded_sum, magnitudes, sum_of_magnitudes
+
+_MAXIMA = Loop("block_maxima", Longs, Longs, Int, Int, IntArray)
+_SQUARES = Loop("block_squares", Longs, Longs, Int, Int, DoubleArray)
+
+
+@also_on_gpus
+def block_maxima(x: Parts, block_numel: int) -> torch.Tensor:
+    """Largest magnitude of every block, NaN above all: fp32 [ceil(numel / block_numel)]."""
+    if _MAXIMA.serves(*x.tensors):
+        maxima = torch.empty(-(-x.numel // block_numel), dtype=torch.int32)
+        _MAXIMA(x.starts, x.borders, x.numel, block_numel, maxima)
+    else:
+        maxima = _per_block(x.flat.view(torch.int32) & 0x7FFFFFFF, block_numel).amax(1)
+    return maxima.view(torch.float32)
+
+
+@also_on_gpus
+def block_squares(x: Parts, block_numel: int) -> torch.Tensor:
+    """The sum of every block's squares: fp64 [ceil(numel / block_numel)]; they neither overflow nor vanish."""
+    if _SQUARES.serves(*x.tensors):
+        squares = torch.empty(-(-x.numel // block_numel), dtype=torch.float64)
+        _SQUARES(x.starts, x.borders, x.numel, block_numel, squares)
+        return squares
+    return folded_sum(_per_block(x.flat.double().square(), block_numel))
+
+
+def block_norms(x: Parts, block_numel: int) -> torch.Tensor:
+    """L2 norm of every block: fp32 [ceil(numel / block_numel)]."""
+    return block_squares(x, block_numel).sqrt_().clamp_(max=torch.finfo(torch.float32).max).float()
+
+
+def relative_to_blocks(x: torch.Tensor, scales: torch.Tensor, block_numel: int) -> torch.Tensor:
+    """Every element over its block's scale, freshly made: fp32 [numel]."""
+    return x / scales.repeat_interleave(min(block_numel, x.numel()))[: x.numel()]
+
+
+def divisors(scales: torch.Tensor) -> torch.Tensor:
+    """The scales, fp32 [num_blocks], with 1 where they are 0 or NaN, for nothing is divided by those."""
+    return torch.where(scales > 0, scales, 1)
+
+
+def _per_block(x: torch.Tensor, block_numel: int) -> torch.Tensor:
+    """A block per row, the last one filled up with zeros: [num_blocks, min(block_numel, numel)]."""
+    width = max(1, min(block_numel, x.numel()))
+    return torch.nn.functional.pad(x, (0, -x.numel() % width)).view(-1, width)
+
+
+PART_BITS = 23
+PARTS = 1 << PART_BITS
+"""of a level: as fine as fp32 is below one, and 127 levels of them an int32"""
+
+_PACK_LEVELS = Loop("pack_levels", Longs, Longs, Int, FloatArray, Int, Float, Float, Int, Int, Int, ByteArray)
+
+
+@also_on_gpus
+def pack_levels(
+    x: Parts,
+    scales: torch.Tensor,
+    block_numel: int,
+    *,
+    bits: int,
+    multiplier: int = 1,
+    key: int | None = None,
+    out: torch.Tensor,
+) -> None:
+    """Write the levels x / scale * multiplier, rounded to the nearest, or at random by the numbers of a key.
+
+    At random means: in `PARTS` of a level, with a random number of them added, rounded down.
+
+    Args:
+        x: [numel]; NaN becomes level 0.
+        scales: fp32 [ceil(numel / block_numel)], >= 0.
+        block_numel: elements per scale.
+        bits: of a level, 2, 4 or 8; levels stay within +-(2^(bits - 1) - 1), for a denormal scale has few bits, and the
+            quotient may overshoot.
+        multiplier: levels per scale.
+        key: of the random numbers; None rounds to the nearest, ties to even.
+        out: uint8 [ceil(numel * bits / 8)], overwritten: two's complement, as the codebook "levels" reads it.
+    """
+    most = (1 << (bits - 1)) - 1
+    if _PACK_LEVELS.serves(*x.tensors, scales):
+        _PACK_LEVELS(
+            x.starts, x.borders, x.numel, divisors(scales), block_numel, multiplier, most, key is not None, key or 0,
+            bits, out,
+        )  # fmt: skip
+        return
+    relative = relative_to_blocks(x.flat, divisors(scales), block_numel)
+    if key is None:
+        levels = _within(relative * multiplier, most)
+    else:
+        parts = _within(relative * (PARTS * multiplier), PARTS * most)
+        levels = (parts + (shared_words(key, x.numel, x.device) >> (32 - PART_BITS))) >> PART_BITS
+    out.copy_(pack_bits(levels.to(torch.int8), bits))
+
+
+def _within(x: torch.Tensor, most: int) -> torch.Tensor:
+    """The nearest integers, ties to even, within +-most: int64."""
+    return x.clamp_(-most, most).nan_to_num_(nan=0.0).round_().to(torch.int64)
+
+
+MANTISSA_BITS = 23  # of fp32
+EXPONENT_OF_ONE = 127  # how fp32 writes 2^0
+
+_PACK_POWERS = Loop("pack_powers", Longs, Longs, Int, FloatArray, Int, Int, Int, ByteArray)
+
+
+@also_on_gpus
+def pack_powers(x: Parts, scales: torch.Tensor, block_numel: int, *, bits: int, key: int, out: torch.Tensor) -> None:
+    """Write codes of x / scale, rounded to a power of two without bias by the random numbers of a key.
+
+    A random number added to the mantissa's bits carries into the exponent with the probability that is wanted. What
+    lies below the smallest power that a code can name becomes it, or zero.
+
+    Args:
+        x: [numel]; NaN becomes 0.
+        scales: fp32 [ceil(numel / block_numel)], powers of two at or above the magnitudes of their blocks, or 0.
+        block_numel: elements per scale.
+        bits: of a code, 4 or 8.
+        key: of the random numbers.
+        out: uint8 [ceil(numel * bits / 8)], overwritten, as the codebook "natural" reads it.
+    """
+    if _PACK_POWERS.serves(*x.tensors, scales):
+        _PACK_POWERS(x.starts, x.borders, x.numel, divisors(scales), block_numel, key, bits, out)
+        return
+    relative = relative_to_blocks(x.flat, divisors(scales), block_numel)
+    magnitude = relative.abs().nan_to_num_(nan=0.0).clamp_(max=1)
+    num_exponents = (1 << (bits - 1)) - 1
+    smallest = 2.0 ** (1 - num_exponents)
+    is_below = magnitude < smallest
+    mantissa = (magnitude + is_below.float() * smallest).view(torch.int32)  # below: its share of the smallest power
+    chance = shared_words(key, x.numel, x.device) >> (32 - MANTISSA_BITS)
+    exponent = ((mantissa + chance) >> MANTISSA_BITS) - is_below.int()
+    codes = (EXPONENT_OF_ONE + 1 - exponent) & num_exponents
+    is_negative = relative.signbit() & (codes > 0)
+    out.copy_(pack_bits(codes + is_negative * (num_exponents + 1), bits))
+
+
+_PACK_NEAREST = Loop("pack_nearest_levels", FloatArray, Int, Double, Double, ByteArray)
+
+
+def pack_nearest_levels(x: torch.Tensor, low: float, ratio: float) -> torch.Tensor:
+    """Codes of a `SparseLevels` payload: uint8 [ceil(count / 2)].
+
+    Args:
+        x: fp32 [count]; of two magnitudes that are as near the larger is taken; NaN counts as infinite.
+        low: of fp32 precision, > 0.
+        ratio: likewise, >= 1.
+    """
+    if _PACK_NEAREST.serves(x):
+        packed = torch.empty(packed_nbytes(len(x), BITS), dtype=torch.uint8)
+        _PACK_NEAREST(x, len(x), low, ratio, packed)
+        return packed
+    row = torch.tensor(levels(low, ratio), dtype=torch.float64)
+    middles = ((row[1:] + row[:-1]) / 2).float().to(x.device)
+    codes = torch.bucketize(magnitudes(x), middles, right=True) + NEGATIVE * (x < 0)
+    return pack_bits(codes, BITS)
+
+
+_WITH_MAGNITUDE = Loop("signs_and_magnitude", FloatArray, Int, ByteArray, returns=Double)
+_WITH_SUMS = Loop("signs_and_sums", FloatArray, Int, ByteArray, DoubleArray, returns=Int)
+_ADD_WITH_MAGNITUDE = Loop(
+    "add_signs_and_magnitude", FloatArray, FloatArray, Int, ByteArray, FloatArray, returns=Double
+)
+_ADD_WITH_SUMS = Loop(
+    "add_signs_and_sums", FloatArray, FloatArray, Int, ByteArray, DoubleArray, FloatArray, returns=Int
+)
+
+
+@also_on_gpus
+def signs_and_magnitude(x: torch.Tensor, out: torch.Tensor) -> float:
+    """Write the bits of fp32 [numel] to uint8 [ceil(numel / 8)]; the sum of magnitudes in fp64. NaN is negative."""
+    if _WITH_MAGNITUDE.serves(x):
+        return float(_WITH_MAGNITUDE(x.contiguous(), x.numel(), out))
+    out.copy_(pack_bits(x >= 0, 1))
+    return sum_of_magnitudes(x)
+
+
+@also_on_gpus
+def signs_and_sums(x: torch.Tensor, out: torch.Tensor) -> tuple[int, float, float]:
+    """Write the bits as above; how many are set, and the sums in fp64 of those elements and of the others."""
+    if _WITH_SUMS.serves(x):
+        sums = torch.empty(2, dtype=torch.float64)
+        num_set = _WITH_SUMS(x.contiguous(), x.numel(), out, sums)
+        return num_set, float(sums[0]), float(sums[1])
+    is_set = x >= 0
+    above, below = (folded_sum(torch.where(where, x, 0.0).double()) for where in (is_set, ~is_set))
+    out.copy_(pack_bits(is_set, 1))
+    return int(is_set.sum()), float(above), float(below)
+
+
+def add_signs_and_magnitude(
+    gradient: torch.Tensor, residual: torch.Tensor, out: torch.Tensor, total: torch.Tensor
+) -> float:
+    """`signs_and_magnitude` of gradient + residual, fp32 [numel] each, which is written to `total` in the same pass."""
+    if _ADD_WITH_MAGNITUDE.serves(gradient, residual):
+        return float(_ADD_WITH_MAGNITUDE(gradient, residual, len(total), out, total))
+    return signs_and_magnitude(torch.add(gradient, residual, out=total), out)
+
+
+def add_signs_and_sums(
+    gradient: torch.Tensor, residual: torch.Tensor, out: torch.Tensor, total: torch.Tensor
+) -> tuple[int, float, float]:
+    """`signs_and_sums` likewise."""
+    if _ADD_WITH_SUMS.serves(gradient, residual):
+        sums = torch.empty(2, dtype=torch.float64)
+        num_set = _ADD_WITH_SUMS(gradient, residual, len(total), out, sums, total)
+        return num_set, float(sums[0]), float(sums[1])
+    return signs_and_sums(torch.add(gradient, residual, out=total), out)
