@@ -18,10 +18,9 @@ from typing_extensions import Doc, override
 from collectives.payloads.base import Payload
 from collectives.payloads.sparse import Sparse
 from collectives.ranges import Count
-from compressors.families.sparsifier import DensitySparsifier, num_kept
 from compressors.kernels.selection import sum_of_squares, top_k
-from compressors.layer import Layer, Step
-from compressors.state import Memory
+from compressors.layer import Layer, Memory, Step
+from compressors.topk import DensitySparsifier, num_kept
 
 FACTORS = (0.125, 0.25, 0.5, 1.0, 2.0, 4.0, 8.0)  # of the common ratio; the grid that is chosen from
 COMMON = FACTORS.index(1.0)

@@ -25,12 +25,11 @@ from collectives.payloads.base import Payload
 from collectives.payloads.dense import Dense
 from collectives.payloads.sparse import Sparse
 from collectives.ranges import MOST, Count, CountOrZero, Positive, PositiveOrZero
-from compressors.families.sparsifier import DensitySparsifier, num_kept
 from compressors.kernels.residuals import Found, add_and_find, find
 from compressors.kernels.selection import count_reaching, magnitudes, reaching, top_k
 from compressors.kernels.value_types import TORCH_DTYPES
-from compressors.layer import Layer, Step
-from compressors.state import Memory
+from compressors.layer import Layer, Memory, Step
+from compressors.topk import DensitySparsifier, num_kept
 
 DEFAULT_MIN_NUMEL = 8192
 CONTROL = "control"  # per layer: threshold, mean root mean square, elements

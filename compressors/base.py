@@ -45,7 +45,7 @@ class Compressor(Options, abc.ABC):
         granularity: "layer" encodes each layer by itself, "bucket" the layers of a bucket laid end to end in model
             order.
         several_rounds: ranks exchange several messages per bucket; `reduce` takes the place of `encode`.
-        engine_hook: the method is PyTorch's own communication hook; see `compressors/families/torch_comm_hook.py`.
+        engine_hook: the method is PyTorch's own communication hook; see `compressors/torch_hooks.py`.
         notices_nonfinite: `encode_sum` raises `NonFiniteSum` where gradient plus residual is not finite, so that nobody
             has to look before.
         chooses: encodes nothing itself, but finds out while training which others do; see `compressors/ddp/choosing/`.

@@ -21,10 +21,10 @@ from collectives.payloads.codec.values import to_value_dtype
 from collectives.payloads.group_sparse import GroupSparse
 from collectives.ranges import Count
 from compressors.base import Granularity, NonFiniteSum
-from compressors.families.sparsifier import DensitySparsifier, num_kept
 from compressors.kernels.selection import select_groups, send_groups
 from compressors.kernels.value_types import TORCH_DTYPES
 from compressors.layer import Layer, Step
+from compressors.topk import DensitySparsifier, num_kept
 
 Preset = Literal["none", "patent", "recommended"]
 

@@ -19,11 +19,11 @@ from typing_extensions import override
 from collectives.payloads.base import Payload
 from collectives.payloads.sparse_levels import LARGEST, NUM_LEVELS, SparseLevels
 from compressors.base import NonFiniteSum
-from compressors.families.sparsifier import ShareSparsifier, num_kept
 from compressors.kernels.quantisation import pack_nearest_levels
 from compressors.kernels.residuals import add_and_top_k
 from compressors.kernels.selection import largest_magnitude, magnitude_range, top_k
 from compressors.layer import Layer, Step
+from compressors.topk import ShareSparsifier, num_kept
 
 TOP_ROUNDOFF = 1e-6
 """the largest magnitude is the last of eight products; how far it may be off, relatively"""

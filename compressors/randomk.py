@@ -1,8 +1,4 @@
-"""Random-k: entries at random positions that all ranks share, so that no index travels and any all-reduce serves.
-
-Source: Stich, Cordonnier, Jaggi 2018 (arXiv:1809.07599), with error feedback; scaled and unbiased: Wangni et al. 2018
-(arXiv:1710.09854).
-"""
+"""Random-k: entries at random positions that all ranks share, so that no index travels and any all-reduce serves."""
 
 from __future__ import annotations
 
@@ -14,21 +10,102 @@ import torch
 from annotated_types import Gt, Le
 from typing_extensions import Doc, override
 
+from collectives.kernels.loop import Float, FloatArray, Int, LongArray, Loop, array
 from collectives.options import OptionError, value_text
 from collectives.payloads.base import Payload
-from collectives.payloads.codec.index_sets import seeded_positions
-from collectives.payloads.codec.values import to_value_dtype
+from collectives.payloads.codec.index_sets import check_numel, has_marks, marks_for, seeded_positions
+from collectives.payloads.codec.values import to_value_dtype, value_limit
 from collectives.payloads.sparse import Seeded
-from compressors.families.sparsifier import DensitySparsifier, num_kept
 from compressors.kernels.random import seed_for
-from compressors.kernels.sending import send_drawn
 from compressors.kernels.value_types import TORCH_DTYPES, roundoff
 from compressors.layer import Layer, Step
+from compressors.topk import DensitySparsifier, num_kept
+
+KINDS = (torch.float32, torch.float16, torch.bfloat16)
+
+_SEND_AT = Loop(
+    "send_at", FloatArray, FloatArray, Int, Int, LongArray, Int, Int, Int, Float, array(*KINDS), FloatArray, returns=Int
+)
+_SEND_DRAWN = Loop(
+    "send_drawn", FloatArray, FloatArray, Int, Int, Int, LongArray, LongArray, Int, Float, array(*KINDS), FloatArray
+)
+
+
+def send_drawn(
+    gradient: torch.Tensor,
+    residual: torch.Tensor,
+    left: torch.Tensor,
+    seed: int,
+    world_size: int,
+    values: torch.Tensor,
+) -> torch.Tensor:
+    """`send_at` as many positions as there is room for values, drawn as `seeded_positions` does: these, int64 [count].
+
+    Args:
+        gradient: fp32 [numel] and contiguous.
+        residual: as there.
+        left: as there.
+        seed: of the positions.
+        world_size: as there.
+        values: likewise.
+    """
+    numel, count = gradient.numel(), values.numel()
+    check_numel(numel)
+    if not (_SEND_DRAWN.serves(gradient) and has_marks(numel, count)):
+        positions = seeded_positions(numel, count, seed).to(gradient.device)
+        send_at([gradient], residual, left, positions, world_size, values)
+        return positions
+    positions, dtype = torch.empty(count, dtype=torch.int64), values.dtype
+    kind, limit = KINDS.index(dtype), value_limit(dtype, world_size)
+    _SEND_DRAWN(
+        gradient, residual, numel, count, seed, marks_for(numel), positions, kind, limit, values, left
+    )  # fmt: skip
+    return positions
+
+
+def send_at(
+    gradients: Sequence[torch.Tensor],
+    residual: torch.Tensor,
+    left: torch.Tensor,
+    positions: torch.Tensor,
+    world_size: int,
+    values: torch.Tensor,
+) -> None:
+    """Of x = gradients + residual the values at positions, in the type they travel in; the rest goes to `left`.
+
+    Args:
+        gradients: fp32 and contiguous; laid end to end they are [numel].
+        residual: fp32 [numel].
+        left: fp32 [numel], overwritten with x minus the values; shares no memory with the others.
+        positions: int64 [count], strictly ascending within 0..numel-1.
+        world_size: as in `to_value_dtype`.
+        values: of `KINDS`, contiguous [count], overwritten.
+    """
+    dtype = values.dtype
+    if _SEND_AT.serves(left, *gradients):
+        kind, limit = KINDS.index(dtype), value_limit(dtype, world_size)
+        start = following = 0
+        for gradient in gradients:
+            stop = start + gradient.numel()
+            following = _SEND_AT(
+                gradient, residual[start:stop], start, gradient.numel(), positions, following, positions.numel(),
+                kind, limit, values, left[start:stop],
+            )  # fmt: skip
+            start = stop
+        return
+    torch.add(torch.cat(list(gradients)), residual, out=left)
+    values.copy_(to_value_dtype(left.index_select(0, positions), dtype, world_size))
+    left.scatter_add_(0, positions, values.float().neg())
 
 
 @dataclasses.dataclass(kw_only=True)
 class RandomK(DensitySparsifier):
-    """k = ratio * m positions per layer of m elements, drawn without replacement, anew at every step.
+    """Random-k: entries at random positions that all ranks share, so that no index travels and any all-reduce serves.
+
+    Source: Stich, Cordonnier, Jaggi 2018 (arXiv:1809.07599), with error feedback; scaled and unbiased: Wangni et al.
+    2018 (arXiv:1710.09854).
+
+    k = ratio * m positions per layer of m elements, drawn without replacement, anew at every step.
 
     With error feedback the values are sent as they are. Without it the expectation of what arrives is ratio times the
     gradient; scaled=true multiplies by m / k, which makes it unbiased with a variance of m / k - 1.

@@ -1,28 +1,148 @@
-"""Top-k: the largest entries of every layer.
-
-Source: Aji, Heafield 2017 (arXiv:1704.05021); error feedback: Stich, Cordonnier, Jaggi 2018 (arXiv:1809.07599).
-"""
+"""Top-k: the largest entries of every layer."""
 
 from __future__ import annotations
 
+import abc
 import dataclasses
+import math
 from collections.abc import Sequence
-from typing import ClassVar
+from typing import Annotated, ClassVar, Literal
 
 import torch
-from typing_extensions import override
+from annotated_types import Gt, Le
+from typing_extensions import Doc, override
 
+from collectives.options import OptionError
 from collectives.payloads.base import Payload
-from collectives.payloads.sparse import Sparse
-from compressors.families.sparsifier import DensitySparsifier, num_kept
-from compressors.kernels.selection import top_k
-from compressors.kernels.value_types import TORCH_DTYPES
+from collectives.payloads.codec.values import to_value_dtype
+from collectives.payloads.dense import Dense
+from collectives.payloads.sparse import IndexedValues, Sparse
+from collectives.ranges import CountOrZero, Positive, PositiveOrZero
+from compressors.base import LossyCompressor, NonFiniteSum
+from compressors.kernels.random import seed_for
+from compressors.kernels.residuals import add_and_find, add_and_measure, send_top_k
+from compressors.kernels.selection import kth_largest, largest_magnitude, reaching, root_mean_square, top_k
+from compressors.kernels.value_types import TORCH_DTYPES, ValueDtype, roundoff
 from compressors.layer import Layer, Step
 
 
 @dataclasses.dataclass(kw_only=True)
+class Sparsifier(LossyCompressor, abc.ABC):
+    """Sends some entries; the rest waits in the residual.
+
+    Raises:
+        OptionError: "topk: momentum_correction=true needs error_feedback=true".
+    """
+
+    error_feedback: Annotated[bool, Doc("add what was not sent to the next gradient")] = True
+    dense_steps: Annotated[CountOrZero, Doc("first optimizer steps in which everything is sent, in fp32")] = 0
+    momentum_correction: Annotated[
+        bool,
+        Doc("apply the optimizer's momentum before selection, cleared where sent (the optimizer's own is then off)"),
+    ] = False
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.momentum_correction and not self.error_feedback:
+            raise OptionError(f"{self.component_name}: momentum_correction=true needs error_feedback=true")
+
+    @property
+    @override
+    def owns_momentum(self) -> bool:
+        return self.momentum_correction
+
+    @property
+    @override
+    def emits(self) -> frozenset[type[Payload]]:
+        return super().emits | ({Dense} if self.dense_steps else set())
+
+    @override
+    def is_dense_at(self, step_index: int) -> bool:
+        return step_index < self.dense_steps
+
+    @abc.abstractmethod
+    def _sparse_values(self, numel: int, indices: torch.Tensor, values: torch.Tensor, step: Step) -> IndexedValues:
+        """Entries, fp32 [k], at ascending positions as they travel; those that are zero there are left out."""
+
+    def _sparse(self, x: torch.Tensor, indices: torch.Tensor, step: Step) -> IndexedValues:
+        """The same from all of `x`."""
+        return self._sparse_values(x.numel(), indices, x.index_select(0, indices), step)
+
+
+@dataclasses.dataclass(kw_only=True)
+class TypedSparsifier(Sparsifier):
+    """A sparsifier whose values travel in a floating type."""
+
+    value_dtype: Annotated[ValueDtype, Doc("type of the values on the wire")] = "fp16"
+
+    @override
+    def _sparse_values(self, numel: int, indices: torch.Tensor, values: torch.Tensor, step: Step) -> Sparse:
+        values = to_value_dtype(values, TORCH_DTYPES[self.value_dtype], step.world_size)
+        if not values.all():
+            indices, values = indices[values != 0], values[values != 0]
+        return Sparse(numel, indices, values)
+
+    def _largest_of_sum(
+        self, gradients: Sequence[torch.Tensor], residual: torch.Tensor, left: torch.Tensor, k: int, step: Step
+    ) -> Sparse:
+        """The k largest entries of one layer's gradient + residual; the rest goes to `left`. As `encode_sum`.
+
+        Raises:
+            NonFiniteSum: one of them is not finite.
+        """
+        (gradient,) = gradients
+        dtype = TORCH_DTYPES[self.value_dtype]
+        positions, values, is_finite = send_top_k(gradient, residual, left, k, dtype, step.world_size)
+        if not is_finite:
+            raise NonFiniteSum
+        return Sparse(left.numel(), positions, values)
+
+    def _bound_for(self, share: float) -> float:
+        """The contraction of sending entries that hold at least this share of the squares, rounded."""
+        return 1 - share * (1 - roundoff(self.value_dtype) ** 2)
+
+
+@dataclasses.dataclass(kw_only=True)
+class ShareSparsifier(Sparsifier):
+    """A sparsifier that is told how many entries to keep."""
+
+    ratio: Annotated[float, Gt(0), Le(1), Doc("kept entries / entries")] = 0.01
+    warmup_epochs: Annotated[CountOrZero, Doc("epochs in which the density falls as 0.25^(epoch+1) down to ratio")] = 4
+
+    @property
+    @override
+    def denser_epochs(self) -> int:
+        falling = range(self.warmup_epochs)
+        return next((epoch for epoch in falling if 0.25 ** (epoch + 1) <= self.ratio), self.warmup_epochs)
+
+    def density(self, step: Step) -> float:
+        """Return the share of the entries to keep at this step, in (0, 1]."""
+        if step.warmup and step.epoch < self.warmup_epochs:
+            return max(self.ratio, 0.25 ** (step.epoch + 1))
+        return self.ratio
+
+    @override
+    def density_for(self, layer: Layer, step: Step) -> float:
+        return self.density(step)
+
+
+@dataclasses.dataclass(kw_only=True)
+class DensitySparsifier(ShareSparsifier, TypedSparsifier):
+    """Both: told how many entries to keep, whose values travel in a floating type."""
+
+
+def num_kept(density: float, numel: int) -> int:
+    """Return how many of `numel` entries a density keeps: rounded half up, at least 1, at most all; 0 of none."""
+    return min(numel, max(1, int(density * numel + 0.5)))
+
+
+@dataclasses.dataclass(kw_only=True)
 class TopK(DensitySparsifier):
-    """k = ratio * m entries of largest magnitude per layer of m elements, rounded half up, at least 1.
+    """Top-k: the largest entries of every layer.
+
+    Source: Aji, Heafield 2017 (arXiv:1704.05021); error feedback: Stich, Cordonnier, Jaggi 2018 (arXiv:1809.07599).
+
+    k = ratio * m entries of largest magnitude per layer of m elements, rounded half up, at least 1.
 
     Of equal magnitudes the first is kept. What is zero, or rounds to it, is left out.
 
@@ -53,3 +173,137 @@ class TopK(DensitySparsifier):
     def expected_nbytes(self, layer: Layer) -> int:
         k = num_kept(self.ratio, layer.numel)
         return Sparse.packed_nbytes(layer.numel, k, TORCH_DTYPES[self.value_dtype])
+
+
+@dataclasses.dataclass(kw_only=True)
+class Threshold(TypedSparsifier, name="threshold"):
+    """Threshold: every entry of at least a given magnitude.
+
+    Source: Strom 2015 (Interspeech), with a residual; Dutta et al. 2020 (arXiv:1911.08250) for the layer-wise use.
+    Differs: values are sent as they are, not as plus and minus the threshold; the threshold may be relative to the layer.
+
+    Entries with |x| >= threshold, in units of the gradient or of the layer's largest or root mean square magnitude.
+
+    With error feedback and values in fp32 no residual exceeds an absolute threshold; 16 bits add their rounding. A
+    relative one lets the largest entry through at every step.
+
+    Bytes: 16 + min over index codings (z v + indices) per layer for z such entries of v bytes; at most 16 + m v.
+    """
+
+    sends: ClassVar[type[Payload]] = Sparse
+
+    threshold: Annotated[Positive, Doc("smallest magnitude that is sent")] = 0.5
+    unit: Annotated[
+        Literal["absolute", "max", "rms"], Doc("what the threshold is a multiple of: 1, max|x|, rms(x)")
+    ] = "max"
+
+    @override
+    def encode(self, x: torch.Tensor, layer: Layer, step: Step) -> Payload:
+        if self.unit == "absolute":
+            level = self.threshold
+        else:
+            largest = largest_magnitude(x)
+            level = self._level(largest if self.unit == "max" else root_mean_square(x), largest)
+        return self._sparse(x, reaching(x, level), step)
+
+    @override
+    def encode_sum(
+        self, gradients: Sequence[torch.Tensor], residual: torch.Tensor, left: torch.Tensor, layer: Layer, step: Step
+    ) -> Payload | None:
+        (gradient,) = gradients
+        if self.unit == "rms":
+            return None
+        if self.unit == "max":
+            _, largest = add_and_measure(gradient, residual, left)
+            payload = self._sparse(left, reaching(left, self._level(largest, largest)), step)
+        else:
+            found = add_and_find(gradient, residual, self.threshold, left)
+            payload = self._sparse_values(layer.numel, found.positions, found.values, step)
+        payload.subtract_from_(left)
+        return payload
+
+    def contraction_bound(self, layer: Layer) -> float:
+        """1 - 1 / m, for a relative threshold always lets the largest entry through; 1 for an absolute one."""
+        return self._bound_for(0.0 if self.unit == "absolute" else 1 / layer.numel)
+
+    @override
+    def expected_nbytes(self, layer: Layer) -> int | None:
+        return None
+
+    def _level(self, unit: float, largest: float) -> float:
+        """The magnitude to reach; a relative one is at most the largest, or a flat gradient would never be sent."""
+        return min(self.threshold * unit, largest)
+
+
+LOWER_BOUND = 0.8  # of the wanted number of entries; below it the threshold is lowered by the same factor
+MAX_ROUNDS = 10
+MIN_SAMPLED = 10  # entries above the threshold that a sample should hold
+
+
+@dataclasses.dataclass(kw_only=True)
+class Dgc(DensitySparsifier, name="dgc"):
+    """Deep gradient compression: top-k by a sampled threshold, with momentum correction, masking, clipping and warm-up.
+
+    Source: Lin et al. 2018 (arXiv:1712.01887), sections 3.1 to 3.3; sampling and its corrections as in the authors' code
+    (synxlin/deep-gradient-compression, dgc/compression.py).
+    Differs: where the threshold lets too many through, the largest are sent, not the first; clipping is per layer.
+
+    At most k = ratio * m entries per layer of m elements, those above a threshold estimated from a sample.
+
+    Momentum correction is on: the optimizer's momentum moves here, so the optimizer must be one with a single momentum
+        coefficient.
+
+    Bytes: 16 + min over index codings (z v + indices) per layer for z <= k entries of v bytes; at most 16 + m v.
+    """
+
+    sends: ClassVar[type[Payload]] = Sparse
+
+    ratio: Annotated[float, Gt(0), Le(1), Doc("kept entries / entries, at most")] = 0.001
+    momentum_correction: Annotated[
+        bool,
+        Doc("apply the optimizer's momentum before selection, cleared where sent (the optimizer's own is then off)"),
+    ] = True
+    sample_ratio: Annotated[float, Gt(0), Le(1), Doc("share of a layer that the threshold is estimated from")] = 0.01
+    clip_norm: Annotated[
+        PositiveOrZero, Doc("clip each layer's own gradient to this L2 norm / sqrt(world_size); 0: do not")
+    ] = 0.0
+
+    @override
+    def encode(self, x: torch.Tensor, layer: Layer, step: Step) -> Payload:
+        indices = self._select(x, num_kept(self.density(step), x.numel()), layer, step)
+        return self._sparse(x, indices, step)
+
+    @override
+    def clip_limit(self, step: Step) -> float | None:
+        return self.clip_norm / math.sqrt(step.world_size) if self.clip_norm else None
+
+    def contraction_bound(self, layer: Layer) -> float:
+        """1 - 1 / m, for the largest entry is always sent; how many more are, a sample decides."""
+        return self._bound_for(1 / layer.numel)
+
+    @override
+    def expected_nbytes(self, layer: Layer) -> int | None:
+        return None
+
+    def _select(self, x: torch.Tensor, k: int, layer: Layer, step: Step) -> torch.Tensor:
+        """Positions of at most k entries, ascending: all above a threshold, or the largest k where those are more.
+
+        They are the largest k as well where a sample would hold too few large ones.
+        """
+        stride = int(1 / self.sample_ratio)
+        if k == x.numel():
+            return torch.arange(k, device=x.device)
+        if k < MIN_SAMPLED * stride:
+            return top_k(x, k)
+        start = seed_for(layer, step, per_rank=True) % stride
+        sample = x[start::stride].contiguous()
+        threshold = kth_largest(sample, max(1, math.ceil(sample.numel() * k / x.numel())))
+        candidates = reaching(x, threshold)
+        for _ in range(MAX_ROUNDS):
+            if len(candidates) >= LOWER_BOUND * k:
+                break
+            threshold *= LOWER_BOUND
+            candidates = reaching(x, threshold)
+        if len(candidates) > k:
+            candidates = candidates[top_k(x.index_select(0, candidates), k)]
+        return candidates

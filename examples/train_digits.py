@@ -27,8 +27,8 @@ from compressors.ddp import attach
 from compressors.ddp.hook import CompressionHook
 from compressors.ddp.packed_state import pack_state, unpack_state
 from compressors.group_topk import GroupTopK
-from compressors.int8 import Int8
 from compressors.none import NONE
+from compressors.quantizers import Int8
 from compressors.sign import Sign
 from compressors.topk import TopK
 

@@ -16,8 +16,7 @@ from collectives.payloads.bundle import Bundle
 from collectives.payloads.dense import Dense
 from compressors.base import Compressor
 from compressors.ddp.unit import cut
-from compressors.layer import Layer, Step
-from compressors.state import Memory
+from compressors.layer import Layer, Memory, Step
 
 
 class Downlink:

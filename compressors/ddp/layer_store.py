@@ -10,7 +10,7 @@ import torch
 
 from collectives.base import Key
 from compressors.ddp.unit import Unit
-from compressors.state import Tensors, copies
+from compressors.layer import Tensors, copies
 
 
 class LayerStore:

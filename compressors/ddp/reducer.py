@@ -33,8 +33,7 @@ from compressors.ddp.layer_store import LayerStore
 from compressors.ddp.report import EncodedLayer
 from compressors.ddp.rooms import Rooms
 from compressors.ddp.unit import Unit, cut
-from compressors.layer import Step
-from compressors.state import Memory, copies
+from compressors.layer import Memory, Step, copies
 
 SumPayloads = Callable[[Payload, Key], Payload]
 """(this rank's message, ids of the layers inside) -> the sum over ranks"""

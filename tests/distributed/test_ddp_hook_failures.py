@@ -27,12 +27,11 @@ from collectives.ring import Ring
 from collectives.transport.base import Transport, TransportError
 from compressors.ddp.attaching import attach
 from compressors.ddp.hook import CompressionHook, NonFiniteGradient
-from compressors.dgc import Dgc
 from compressors.group_topk import GroupTopK
 from compressors.layer import Step
 from compressors.none import NONE
-from compressors.topk import TopK
-from compressors.torch_fp16 import TorchFp16
+from compressors.topk import Dgc, TopK
+from compressors.torch_hooks import TorchFp16
 from tests.testing.ddp_scenes import batch, loss_of, message_of, network, played_by_two, train, wrapped
 from tests.testing.ranks import run_ranks
 

@@ -13,9 +13,8 @@ from torch.nn.parallel import DistributedDataParallel
 
 from bench.core import registry
 from bench.strategies.ddp.ddp import DDP_TIMER_EVERY, DdpExchange
-from compressors.families.torch_comm_hook import TorchCommHook
 from compressors.none import NONE
-from compressors.torch_powersgd import TorchPowerSgd
+from compressors.torch_hooks import TorchCommHook, TorchPowerSgd
 from tests.testing.compressor_cases import step_at
 from tests.testing.ranks import run_ranks
 

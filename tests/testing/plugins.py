@@ -17,7 +17,7 @@ import torch
 
 from collectives.payloads.dense import Dense
 from collectives.native import BoundNative, Native
-from compressors.fp16 import Fp16
+from compressors.sixteen_bit import Fp16
 from compressors.group_topk import GroupTopK
 
 

@@ -27,8 +27,8 @@ from compressors.ddp.attaching import hook_for
 from compressors.ddp.channel import Channel, Nonfinite
 from compressors.ddp.hook import HookSettings
 from compressors.ddp.report import EncodedLayer, StepReport
-from compressors.families.torch_comm_hook import TorchCommHook
 from compressors.layer import Layer, Step, layers_of
+from compressors.torch_hooks import TorchCommHook
 
 # A bucket that no model fills: one bucket for all layers.
 WHOLE_MODEL_MB = 2.0**20

@@ -24,8 +24,7 @@ from collectives.rounds.waves import Ints, Lengths
 from collectives.transport.base import Transport
 from compressors.base import FP32_BYTES, Compressor
 from compressors.choice import Pair
-from compressors.layer import Layer, Step
-from compressors.state import Memory
+from compressors.layer import Layer, Memory, Step
 
 _SHORT, _LONGEST = 64, 1 << 18
 _LONG_ENOUGH_S = 0.01

@@ -22,7 +22,7 @@ from compressors.base import Compressor
 from compressors.choice import Choice, Pair
 from compressors.ddp.bucket import Bucket
 from compressors.ddp.reducer import PendingReduction, Reducer, StartSum
-from compressors.state import copies
+from compressors.layer import copies
 
 Looked = Callable[[Bucket], None]
 """is shown a bucket's gradients before they are sent"""

@@ -11,7 +11,7 @@ from compressors.algc import Algc
 from compressors.base import Compressor
 from compressors.ddp.downlink import Downlink
 from compressors.group_topk import GroupTopK
-from compressors.qsgd import Qsgd
+from compressors.quantizers import Qsgd
 from tests.testing.compressor_cases import gradient, layers_of_shapes, step_at
 from tests.testing.memory_transport import MemoryWires
 

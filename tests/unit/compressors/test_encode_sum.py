@@ -17,8 +17,8 @@ from collectives.transport.base import Alone
 from compressors.base import Compressor
 from compressors.ddp.bucket import Bucket
 from compressors.ddp.reducer import Reducer
-from compressors.int8 import Int8
 from compressors.layer import Layer, Step
+from compressors.quantizers import Int8
 from compressors.topk import TopK
 from tests.testing.compressor_cases import gradient, layers_of_shapes, step_at
 from tests.testing.loops import same

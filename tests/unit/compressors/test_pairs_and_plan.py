@@ -17,11 +17,11 @@ from compressors.hylo import Hylo
 from compressors.layer import layers_of
 from compressors.none import NONE
 from compressors.powersgd import PowerSgd
-from compressors.qsgd import Qsgd
+from compressors.quantizers import Qsgd
 from compressors.randomk import RandomK
 from compressors.terngrad import TernGrad
 from compressors.topk import TopK
-from compressors.torch_powersgd import TorchPowerSgd
+from compressors.torch_hooks import TorchPowerSgd
 
 
 @pytest.mark.parametrize(

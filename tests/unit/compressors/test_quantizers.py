@@ -14,15 +14,11 @@ from collectives.options import OptionError
 from collectives.payloads import Codes
 from compressors.base import Compressor
 from compressors.ddp.reducer import Reducer
-from compressors.fp16 import Fp16
-from compressors.int8 import Int8
 from compressors.kernels import quantisation, ternary
-from compressors.natural import Natural
-from compressors.onebit import OneBit
-from compressors.qsgd import Qsgd
-from compressors.sign import Sign
+from compressors.quantizers import Int8, Natural, Qsgd
+from compressors.sign import OneBit, Sign, TwoBit
+from compressors.sixteen_bit import Fp16
 from compressors.terngrad import TernGrad
-from compressors.twobit import TwoBit
 from tests.testing.compressor_cases import alone, gradient, layers_of_shapes, on_ranks, reduce_once, step_at
 
 LAYER = layers_of_shapes((40, 50))[0]

@@ -7,8 +7,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from compressors.families.sparsifier import num_kept
 from compressors.kernels.selection import kth_largest, reaching, select_groups, top_k
+from compressors.topk import num_kept
 
 
 def reference(x: torch.Tensor, group_size: int, k: int, k_last: int) -> list[int]:

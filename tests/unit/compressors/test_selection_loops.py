@@ -9,9 +9,9 @@ import pytest
 import torch
 
 from collectives.kernels.library import reference_path
-from compressors.families.sparsifier import num_kept
 from compressors.kernels import selection
 from compressors.kernels.residuals import accelerate, add, add_and_find, add_and_measure, add_and_top_k, send_top_k
+from compressors.topk import num_kept
 from tests.testing.hard_numbers import hard_numbers
 from tests.testing.loops import assert_gives_what_the_reference_gives, needs_loops, same
 

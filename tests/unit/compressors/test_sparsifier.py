@@ -15,13 +15,11 @@ from collectives.payloads import Dense, Sparse
 from compressors.adaptive_topk import AdaptiveTopK
 from compressors.base import Compressor
 from compressors.ddp.reducer import Reducer
-from compressors.dgc import Dgc
 from compressors.group_topk import GroupTopK
 from compressors.hylo import Hylo
 from compressors.layer import Step
 from compressors.randomk import RandomK
-from compressors.threshold import Threshold
-from compressors.topk import TopK
+from compressors.topk import Dgc, Threshold, TopK
 from tests.testing.compressor_cases import LAYERS, alone, gradient, layers_of_shapes, on_ranks, reduce_once, step_at
 from tests.testing.memory_transport import MemoryTransport
 

@@ -9,8 +9,7 @@ import torch
 
 from compressors.ddp.layer_store import LayerStore
 from compressors.ddp.unit import Unit
-from compressors.layer import end_to_end
-from compressors.state import Memory
+from compressors.layer import Memory, end_to_end
 from tests.testing.compressor_cases import layers_of_shapes
 
 LAYERS = layers_of_shapes((3,), (2,), (4,), (1,))

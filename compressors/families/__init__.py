@@ -1,1 +1,0 @@
-"""What several compressors share, one family per file."""

@@ -1,0 +1,178 @@
+"""Engine hooks: PyTorch's own communication hooks behind the same option, as a reference.
+
+Nothing here encodes: the training engine registers `hook` with DistributedDataParallel and counts bytes by the closed
+form, for the backend hides its wire.
+"""
+
+from __future__ import annotations
+
+import abc
+import dataclasses
+from collections.abc import Callable, Sequence
+from typing import Annotated, Any, ClassVar
+
+import torch
+import torch.distributed as dist
+from annotated_types import Ge, Le
+from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
+from torch.distributed.algorithms.ddp_comm_hooks import powerSGD_hook as powersgd
+from typing_extensions import Doc, override
+
+from collectives.base import Collective
+from collectives.ranges import MOST, Count, CountOrZero, Positive
+from compressors.base import FP32_BYTES, Compressor
+from compressors.layer import Layer
+
+DDPHook = Callable[[Any, Any], torch.futures.Future[torch.Tensor]]
+
+
+@dataclasses.dataclass(kw_only=True)
+class TorchCommHook(Compressor):
+    """A method that runs inside PyTorch's DDP."""
+
+    engine_hook: ClassVar[bool] = True
+
+    @override
+    def refusal(self, collective: type[Collective] | Collective) -> str | None:
+        if collective.component_name == "native":
+            return None
+        return (
+            f"{self.component_name} is PyTorch's own communication hook and talks to the backend itself; "
+            "use collective native"
+        )
+
+    @override
+    def expected_bucket_nbytes(self, layers: Sequence[Layer]) -> int | None:
+        """Tensors that the backend all-reduces carry no headers."""
+        return sum(self.expected_nbytes(layer) or 0 for layer in layers)
+
+    @abc.abstractmethod
+    def hook(self, process_group: dist.ProcessGroup) -> tuple[object, DDPHook]:
+        """State and hook for `DistributedDataParallel.register_comm_hook`; every rank must call."""
+
+    def num_entries(self, layer: Layer) -> int:
+        """Return how many numbers are sent of a layer at full compression."""
+        return layer.numel
+
+    def forget(self, state: Any) -> None:
+        """Drop what a gradient that was not finite would spoil for ever; most hold nothing."""
+
+    def state_of(self, state: Any) -> dict[str, Any]:
+        """What the hook's state holds from step to step; most hold nothing."""
+        return {}
+
+    def restore(self, state: Any, saved: dict[str, Any]) -> None:
+        """Put what `state_of` gave into a new state."""
+
+
+@dataclasses.dataclass(kw_only=True)
+class TorchBf16(TorchCommHook, name="torch_bf16"):
+    """PyTorch's bf16 hook: divides by the number of ranks, rounds to bf16, all-reduces.
+
+    Source: torch.distributed.algorithms.ddp_comm_hooks.default_hooks.bf16_compress_hook.
+
+    The hook as it is.
+
+    Bytes: 2 m for a bucket of m elements, all-reduced by the backend.
+    """
+
+    @override
+    def hook(self, process_group: dist.ProcessGroup) -> tuple[object, DDPHook]:
+        return process_group, default_hooks.bf16_compress_hook
+
+    @override
+    def expected_nbytes(self, layer: Layer) -> int:
+        return 2 * layer.numel
+
+
+@dataclasses.dataclass(kw_only=True)
+class TorchFp16(TorchCommHook, name="torch_fp16"):
+    """PyTorch's fp16 hook: divides by the number of ranks, rounds to fp16, all-reduces.
+
+    Source: torch.distributed.algorithms.ddp_comm_hooks.default_hooks.fp16_compress_hook.
+
+    The hook as it is.
+
+    Bytes: 2 m for a bucket of m elements, all-reduced by the backend.
+    """
+
+    @override
+    def hook(self, process_group: dist.ProcessGroup) -> tuple[object, DDPHook]:
+        return process_group, default_hooks.fp16_compress_hook
+
+    @override
+    def expected_nbytes(self, layer: Layer) -> int:
+        return 2 * layer.numel
+
+
+# What the hook keeps by bucket, and how many steps it has seen.
+_OF_BUCKETS = ("error_dict", "p_memory_dict", "q_memory_dict")
+_KEPT = (*_OF_BUCKETS, "iter")
+
+
+@dataclasses.dataclass(kw_only=True)
+class TorchPowerSgd(TorchCommHook, name="torch_powersgd"):
+    """PyTorch's PowerSGD hook.
+
+    Source: torch.distributed.algorithms.ddp_comm_hooks.powerSGD_hook.
+
+    The hook as it is. Its state belongs to buckets, which change after the first step, so it starts later.
+
+    Bytes: 4 (sum of r (n + k) + elements not compressed) for a bucket of matrices [n, k], all-reduced by the backend;
+    4 m before start_step.
+    """
+
+    rank: Annotated[Count, Doc("columns of the two thin matrices")] = 2
+    min_compression_rate: Annotated[Positive, Doc("compress where n k / (r (n + k)) exceeds this")] = 2.0
+    warm_start: Annotated[bool, Doc("go on from the last step's factors; else draw them anew")] = True
+    error_feedback: Annotated[bool, Doc("add what was not sent to the next gradient")] = True
+    start_step: Annotated[int, Ge(2), Le(MOST), Doc("first step that is compressed")] = 2
+    seed: Annotated[CountOrZero, Doc("of the random start")] = 0
+
+    @override
+    def is_dense_at(self, step_index: int) -> bool:
+        return step_index < self.start_step
+
+    @override
+    def hook(self, process_group: dist.ProcessGroup) -> tuple[object, DDPHook]:
+        state = powersgd.PowerSGDState(
+            process_group=process_group,
+            matrix_approximation_rank=self.rank,
+            start_powerSGD_iter=self.start_step,
+            min_compression_rate=self.min_compression_rate,
+            use_error_feedback=self.error_feedback,
+            warm_start=self.warm_start,
+            orthogonalization_epsilon=1e-8,  # 0, its default, makes NaN of a gradient of zeros
+            random_seed=self.seed,
+            batch_tensors_with_same_shape=True,
+        )
+        return state, powersgd.powerSGD_hook
+
+    @override
+    def state_of(self, state: Any) -> dict[str, Any]:
+        _, words, *rest = state.rng.get_state()
+        return {name: getattr(state, name) for name in _KEPT} | {"rng": [words.tolist(), *rest]}
+
+    @override
+    def restore(self, state: Any, saved: dict[str, Any]) -> None:
+        for name in _KEPT:
+            setattr(state, name, saved[name])
+        state.rng.set_state(("MT19937", *saved["rng"]))
+
+    @override
+    def num_entries(self, layer: Layer) -> int:
+        return self.expected_nbytes(layer) // FP32_BYTES
+
+    @override
+    def forget(self, state: Any) -> None:
+        for name in _OF_BUCKETS:
+            getattr(state, name).clear()
+
+    def expected_nbytes(self, layer: Layer) -> int:
+        """Both factors, or the layer as it is where they would not shrink it enough."""
+        if len(layer.shape) < 2 or layer.numel == 0:
+            return FP32_BYTES * layer.numel
+        num_rows = layer.shape[0]
+        num_columns = layer.numel // num_rows
+        factors = min(self.rank, num_rows, num_columns) * (num_rows + num_columns)
+        return FP32_BYTES * (factors if factors * self.min_compression_rate < layer.numel else layer.numel)
