@@ -1,7 +1,7 @@
 """The registry: which components exist, found without importing any of them.
 
 A room is a package; a component is a top-level class in one of its files that derives (directly or through a class of
-the same folder or of its `families/`) from the room's base class. It is named after its file, ``GroupTopK`` after
+the same folder) from the room's base class. It is named after its file, ``GroupTopK`` after
 ``group_topk.py`` and ``Placed`` after ``placed/placed.py``; where several components share a file, each class says its
 name: ``class ResNet18(Model, name="resnet18")``. Names and one-line descriptions are read with ``ast``, so listing and
 completing names costs milliseconds and no torch.
@@ -226,7 +226,7 @@ def _built_in(room: Room) -> dict[str, Entry]:
     found: dict[str, Entry] = {}  # by class name
     folder = _folder(room.package)
     packages = (path for path in folder.glob("*/*.py") if path.stem == path.parent.name)
-    for path in sorted([*folder.glob("*.py"), *folder.glob("families/*.py"), *packages]):
+    for path in sorted([*folder.glob("*.py"), *packages]):
         with _PARSER:
             tree = ast.parse(path.read_text(encoding="utf-8"))
         for node in tree.body:
@@ -236,7 +236,7 @@ def _built_in(room: Room) -> dict[str, Entry]:
                 target = f"{room.package}.{module}:{node.name}"
                 if name := _given_name(node):
                     found[node.name] = Entry(name=name, description=_first_line(node), target=target)
-                elif _names_its_file(node, path) and path.parent.name != "families":
+                elif _names_its_file(node, path):
                     found[node.name] = Entry(name=path.stem, description=_first_line(tree), target=target)
     return {entry.name: entry for name, entry in found.items() if _derives(name, room.base, classes)}
 
