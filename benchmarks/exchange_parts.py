@@ -34,12 +34,12 @@ PARTS = {
         "collectives.rounds.packed:PackedPieces._receive",
         "collectives.payloads.bundle:UnreducedSum.add_to_",
     ),
-    "report": ("compressors.ddp.unit:Unit.account",),
+    "report": ("compressors.ddp.unit:EncodeGroup.account",),
     "write out": (
         "compressors.ddp.reducer:Reducer._finish",
         "compressors.ddp.reducer:Reducer.finish_bucket",
-        "compressors.ddp.unit:Unit.scatter_to_updates",
-        "compressors.ddp.unit:Unit.scatter_to_gradients",
+        "compressors.ddp.unit:EncodeGroup.scatter_to_updates",
+        "compressors.ddp.unit:EncodeGroup.scatter_to_gradients",
     ),
 }
 """Part -> functions as "module:name"."""

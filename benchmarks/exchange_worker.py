@@ -112,7 +112,7 @@ class Worker:
         return [each for each, path in self.plan["checkouts"].items() if Path(path, "compressors", module).exists()]
 
     def _in_turn(self, what: str, work: Any, *, mine: bool) -> None:
-        """Work while all others wait for it; a process that fails lets the others' wait end."""
+        """LinearCost while all others wait for it; a process that fails lets the others' wait end."""
         key = f"{self._turn} {what}"
         self._turn += 1
         if mine:

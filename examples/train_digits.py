@@ -27,14 +27,14 @@ from compressors.ddp import attach
 from compressors.ddp.hook import CompressionHook
 from compressors.ddp.packed_state import pack_state, unpack_state
 from compressors.group_topk import GroupTopK
-from compressors.none import NONE
+from compressors.none import NoCompression
 from compressors.quantizers import Int8
 from compressors.sign import Sign
 from compressors.topk import TopK
 
 MOMENTUM = 0.9
 PAIRS = {
-    "none": (NONE(), Native()),
+    "none": (NoCompression(), Native()),
     "int8": (Int8(), Allgather()),
     "sign": (Sign(), Allgather()),
     "group_topk": (GroupTopK(ratio=0.02, momentum_correction=True), Ring()),

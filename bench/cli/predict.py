@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from bench.costs.prediction import Prediction
     from bench.launch.predictions.asked import Asked
     from bench.launch.predictions.validating import Cell
-    from bench.launch.sweeps.agenda import Agenda
+    from bench.launch.sweeps.agenda import SweepState
     from compressors.base import Compressor
 
 MAP_POINTS_PER_DECADE = 3
@@ -327,14 +327,14 @@ def _validate(known: Calibration, path: Path, file: Path, runs: Path, table: Pat
     from bench.cli.output.sweep import SweepProgress, say_plan
     from bench.launch.jobs.fork_server import TRAIN, ForkServer
     from bench.launch.predictions.validating import cells_of, check_machine
-    from bench.launch.sweeps.agenda import Agenda
+    from bench.launch.sweeps.agenda import SweepState
     from bench.launch.sweeps.file import read_sweep
     from bench.launch.sweeps.plan import plan_runs
 
     check_machine(known)
     again = f"to run them again, remove their folders from {runs}"
     with ForkServer(TRAIN) as server:
-        agenda = Agenda.look_up(plan_runs(read_sweep(file), server), runs)
+        agenda = SweepState.look_up(plan_runs(read_sweep(file), server), runs)
         cells = cells_of(known, agenda.runs)
         _check_kept(path, table)
         configs = agenda.to_do(retry_failed=False)
@@ -366,7 +366,7 @@ def _check_kept(*files: Path | None) -> None:
 
 
 def _keep_compared(
-    known: Calibration, path: Path, cells: Sequence[Cell], agenda: Agenda, table: Path, *, as_json: bool
+    known: Calibration, path: Path, cells: Sequence[Cell], agenda: SweepState, table: Path, *, as_json: bool
 ) -> None:
     """Show predictions beside runs; the calibration remembers how far they were off."""
     from bench.cli.output.predict import print_validation

@@ -70,7 +70,7 @@ def sweep(
     """
     from bench.cli.output.sweep import SweepProgress, print_agenda, say_plan
     from bench.launch.jobs.fork_server import TRAIN, ForkServer
-    from bench.launch.sweeps.agenda import Agenda
+    from bench.launch.sweeps.agenda import SweepState
     from bench.launch.sweeps.file import read_sweep
     from bench.launch.sweeps.plan import plan_runs
     from bench.launch.sweeps.slurm import sbatch_line
@@ -83,7 +83,7 @@ def sweep(
         if only is not None and only >= len(runs):
             raise UsageError(f"--only {only} is none of the {len(runs)} runs; they count from 0")
         chosen = runs if only is None else [runs[only]]
-        agenda = Agenda.look_up(chosen, out or Path("results/runs") / file.stem)
+        agenda = SweepState.look_up(chosen, out or Path("results/runs") / file.stem)
         configs = agenda.to_do(retry_failed=retry_failed, limit=limit)
         say_plan(agenda, configs, RETRY)
         if slurm:

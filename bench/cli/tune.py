@@ -84,7 +84,7 @@ def tune(
     """
     from bench.cli.output.sweep import SweepProgress, print_agenda, say_plan
     from bench.launch.jobs.fork_server import TRAIN, ForkServer
-    from bench.launch.sweeps.agenda import Agenda
+    from bench.launch.sweeps.agenda import SweepState
     from bench.launch.sweeps.plan import plan_runs
     from bench.launch.sweeps.tuning import choose, tuned_file, tuning_sweep
 
@@ -92,7 +92,7 @@ def tune(
     if write is not None and not write.absolute().is_relative_to(out.absolute()):  # which will be there
         check_writable(write)
     with ForkServer(TRAIN) as server:
-        agenda = Agenda.look_up(plan_runs(tuning_sweep(methods, tuning_seed), server), out)
+        agenda = SweepState.look_up(plan_runs(tuning_sweep(methods, tuning_seed), server), out)
         configs = agenda.to_do(retry_failed=False)
         say_plan(agenda, configs, f"to run them again, remove their folders from {out}")
         if dry_run:

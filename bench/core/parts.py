@@ -57,20 +57,20 @@ class LeafSize:
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Work:
+class LinearCost:
     """CPU time of what is done to a payload, or to a part of one.
 
     Attributes:
-        each_s: of any, however short.
-        byte_s: of a byte more.
+        fixed_s: of any, however short.
+        per_byte_s: of a byte more.
     """
 
-    each_s: Seconds = 0.0
-    byte_s: Seconds = 0.0
+    fixed_s: Seconds = 0.0
+    per_byte_s: Seconds = 0.0
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Offer:
+class MessageProfile:
     """A message as one rank offers it to a collective.
 
     Attributes:
@@ -86,9 +86,9 @@ class Offer:
     leaves: tuple[LeafSize, ...]
     layers: tuple[int, ...]
     growth: tuple[tuple[Count, Seconds], ...] = ((1, 1.0),)
-    merge: Work = Work()
+    merge: LinearCost = LinearCost()
     pack_s: Seconds = 0.0
-    unpack: Work = Work()
+    unpack: LinearCost = LinearCost()
     decode_s: Seconds = 0.0
 
     @property
@@ -99,7 +99,7 @@ class Offer:
     @property
     def unpack_s(self) -> float:
         """Seconds to read all of one rank's payload."""
-        return self.unpack.each_s + self.unpack.byte_s * self.nbytes
+        return self.unpack.fixed_s + self.unpack.per_byte_s * self.nbytes
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -112,7 +112,7 @@ class EncodedBucket:
     """
 
     work_s: tuple[Seconds, ...]
-    offers: tuple[Offer, ...]
+    offers: tuple[MessageProfile, ...]
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -131,7 +131,7 @@ class BucketParts:
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Crowd:
+class CpuContention:
     """A step of compute while several ranks make theirs at once on the same cores, begun together.
 
     Attributes:
@@ -152,14 +152,14 @@ class MessageCosts:
     """What messages take beside the time on their links.
 
     Attributes:
-        message_s, byte_s: CPU time of a rank for one message, and for one byte, sent or received.
+        message_s, per_byte_s: CPU time of a rank for one message, and for one byte, sent or received.
         wake_s: from a short message's arrival until the rank that waits for it goes on.
         carry_byte_s: CPU time of the machine beside its ranks' for a byte on its way between virtual hosts, or of the
             thread that forwards all.
     """
 
     message_s: Seconds = 0.0
-    byte_s: Seconds = 0.0
+    per_byte_s: Seconds = 0.0
     wake_s: Seconds = 0.0
     carry_byte_s: Seconds = 0.0
 
@@ -227,7 +227,7 @@ class Calibration:
     update_s: Seconds
     buckets: tuple[BucketParts, ...]
     encoded: dict[str, tuple[EncodedBucket, ...]]
-    crowds: tuple[Crowd, ...]
+    crowds: tuple[CpuContention, ...]
     messages: dict[str, MessageCosts]
     around_message_s: Seconds = 0.0
     crowded_wake_s: Seconds = 0.0

@@ -6,19 +6,19 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from bench.core.parts import FP32_BYTES, BucketParts, LeafSize, Offer
+from bench.core.parts import FP32_BYTES, BucketParts, LeafSize, MessageProfile
 from collectives.payloads.base import HEADER_BYTES
 from collectives.rounds.layout import Layout, Leaf
 from collectives.rounds.waves import Ints, Lengths
 
 
-def layout_of(offer: Offer, bucket: BucketParts) -> Layout:
+def layout_of(offer: MessageProfile, bucket: BucketParts) -> Layout:
     """What is the same of all ranks' messages."""
     numel_of = dict(zip(bucket.layers, bucket.numels, strict=True))
     return Layout(tuple(map(_leaf, offer.leaves)), offer.layers, tuple(numel_of[layer] for layer in offer.layers))
 
 
-def lengths_of(offer: Offer) -> Lengths:
+def lengths_of(offer: MessageProfile) -> Lengths:
     """Bytes of its pieces: each payload's spread evenly over its elements, growing with the ranks whose it is.
 
     Growth goes on beyond what was measured as it went at last, until the dense form in fp32 is shorter.
@@ -38,7 +38,7 @@ def lengths_of(offer: Offer) -> Lengths:
     return Lengths(packed)
 
 
-def grown(offer: Offer, terms: Ints) -> npt.NDArray[np.float64]:
+def grown(offer: MessageProfile, terms: Ints) -> npt.NDArray[np.float64]:
     """Bytes of the union of so many ranks' messages / bytes of one."""
     ranks, factors = np.log(list(offer.growth)).T
     logs = np.interp(np.log(terms), ranks, factors)

@@ -25,7 +25,7 @@ from typing import Any
 
 import numpy as np
 
-from bench.core.parts import BucketParts, Calibration, EncodedBucket, Offer, Work
+from bench.core.parts import BucketParts, Calibration, EncodedBucket, LinearCost, MessageProfile
 from bench.costs.arrays import Floats
 from bench.costs.following import Window, follow, steps_for
 from bench.costs.links.flows import NOTHING, Flows
@@ -260,7 +260,7 @@ class _Step:
                 flows.work(self._takes(more_s))  # the terms of each of several messages are added before the next one
         return after_s
 
-    def _sum(self, bucket: BucketParts, offer: Offer) -> None:
+    def _sum(self, bucket: BucketParts, offer: MessageProfile) -> None:
         """Elements of several types travel one type after the other."""
         collective, n = self._setting.collective, self._setting.links.num_ranks
         layout = layout_of(offer, bucket)
@@ -273,14 +273,14 @@ class _Step:
             unpack = NOTHING if self._is_bare(part) else part.unpack
             self._flows.run(waves, unpack=unpack, merge=self._merge(part))
 
-    def _is_bare(self, offer: Offer) -> bool:
+    def _is_bare(self, offer: MessageProfile) -> bool:
         """Whether it travels as wire tensors."""
         return self._setting.collective.carries_wires and all(leaf.wire_numel is not None for leaf in offer.leaves)
 
-    def _merge(self, offer: Offer) -> Work:
+    def _merge(self, offer: MessageProfile) -> LinearCost:
         """What is done where contributions meet: they are added as they are, or decoded."""
         if self._setting.collective.decodes and any(leaf.wire_numel is None for leaf in offer.leaves):
-            return Work(byte_s=offer.decode_s / max(1, offer.nbytes))
+            return LinearCost(per_byte_s=offer.decode_s / max(1, offer.nbytes))
         return offer.merge
 
 

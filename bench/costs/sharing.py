@@ -14,7 +14,7 @@ Rates = Callable[[npt.NDArray[np.bool_]], Floats]
 """who is at work, bool [count] -> how much of it each gets done in a second, float [count]; 0 for the others"""
 
 
-class Sharing:
+class FairShareQueue:
     """Amounts that become less at rates which change whenever one begins or ends.
 
     Args:

@@ -22,7 +22,7 @@ import torch
 from bench.core.parts import BucketParts, Calibration, EncodedBucket
 from bench.costs.links.star import Star
 from bench.costs.ranks.computing import Computing, Job
-from bench.costs.sharing import Sharing
+from bench.costs.sharing import FairShareQueue
 from bench.strategies.async_server.async_server import AsyncServer
 from collectives.parameter_server.link import CONTROL_BYTES
 from collectives.parameter_server.server import ClockEnd, ParameterServer, Push, Session
@@ -85,7 +85,7 @@ class StepWork:
         answer_nbytes = calibration.dense_nbytes + HEADER_BYTES * sum(messages) + CONTROL_BYTES
 
         def work_s(messages: int, nbytes: float) -> float:
-            return links.message_s * messages + links.byte_s * nbytes
+            return links.message_s * messages + links.per_byte_s * nbytes
 
         num_layers = sum(messages)
         unpack_s = sum(bucket.offers[0].unpack_s for bucket in encoded)
@@ -158,7 +158,7 @@ class Simulation:
         self._slower = setting.slower
         self._env = simpy.Environment()
         self._star = Star(self._env, setting.links, self._root)
-        self._cores = Sharing(self._env, n, work.computing.rates)
+        self._cores = FairShareQueue(self._env, n, work.computing.rates)
         self._serving = simpy.Resource(self._env)
         self._applied = _Applied()
         self._server: ParameterServer = setting.strategy.server(self._applied, n, NEVER_S)

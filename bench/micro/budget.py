@@ -18,24 +18,24 @@ class Part:
     Attributes:
         text: names it, for people and in the file of what was measured.
         once_s: seconds that it takes however often its measurement is repeated.
-        each_s: seconds of a repetition.
+        fixed_s: seconds of a repetition.
         full, least: repetitions where there is time for all, and where there is hardly any.
     """
 
     text: str
     once_s: float = 0.0
-    each_s: float = 0.0
+    fixed_s: float = 0.0
     full: int = 1
     least: int = 1
 
     def takes_s(self, repetitions: float) -> float:
         """Return the expected seconds."""
-        return self.once_s + self.each_s * repetitions
+        return self.once_s + self.fixed_s * repetitions
 
     @property
     def extra_s(self) -> float:
         """Return the expected seconds of all repetitions above the least."""
-        return self.each_s * (self.full - self.least)
+        return self.fixed_s * (self.full - self.least)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -75,7 +75,7 @@ class Budget:
         if self._pace * part.extra_s <= extra_s:
             repetitions = part.full
         else:
-            repetitions = part.least + int(extra_s / (self._pace * part.each_s))
+            repetitions = part.least + int(extra_s / (self._pace * part.fixed_s))
         return Allotment(repetitions=repetitions, seconds=self._pace * part.takes_s(part.least) + extra_s)
 
     @property

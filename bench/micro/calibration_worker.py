@@ -167,7 +167,7 @@ def _alone(config: CalibrateConfig, parts: StepParts) -> list[Task]:
         return Found(values, ((STEPS, len(times), steps_at_once), ("encodings", turns, config.turns)))
 
     step_s, least = parts.step_s, min(LEAST_TURNS, config.turns)
-    first = Part(text="one rank computing", once_s=RANKS * step_s, each_s=step_s, full=steps_at_once, least=0)
+    first = Part(text="one rank computing", once_s=RANKS * step_s, fixed_s=step_s, full=steps_at_once, least=0)
     encode_s = ENCODE_S * parts.numel
     stir_all_s = parts.num_buckets * parts.stir_s
     # A turn encodes for every rank, and stirs before the buckets of one; what is done to messages stirs twice.
@@ -177,7 +177,7 @@ def _alone(config: CalibrateConfig, parts: StepParts) -> list[Task]:
         *(
             Task(
                 Part(
-                    text=f"encoding by {text}", once_s=RANKS * encode_s, each_s=turn_s, full=config.turns, least=least
+                    text=f"encoding by {text}", once_s=RANKS * encode_s, fixed_s=turn_s, full=config.turns, least=least
                 ),
                 _by_rank_0(functools.partial(encoding, text)),
             )
@@ -227,7 +227,7 @@ def _together(config: CalibrateConfig, parts: StepParts) -> list[Task]:
             Task(
                 Part(
                     text=f"steps of {', '.join(fewer)} and {last} ranks at once ({number} of {CROWD_ROUNDS})",
-                    each_s=round_s,
+                    fixed_s=round_s,
                     full=1 + CROWDED_STEPS,
                     least=int(number == 1),
                 ),
@@ -235,11 +235,11 @@ def _together(config: CalibrateConfig, parts: StepParts) -> list[Task]:
             )
             for number in range(1, 1 + CROWD_ROUNDS)
         ),
-        Task(Part(text="messages among steps", each_s=at_once_s(most), full=CROWDED_STEPS), messages),
+        Task(Part(text="messages among steps", fixed_s=at_once_s(most), full=CROWDED_STEPS), messages),
         Task(
             Part(
                 text="messages while ranks compute",
-                each_s=WAKE_S + (2 * parts.stir_s if parts.is_slow else at_once_s(most)),
+                fixed_s=WAKE_S + (2 * parts.stir_s if parts.is_slow else at_once_s(most)),
                 full=WAKE_TURNS,
                 least=LEAST_WAKE_TURNS,
             ),

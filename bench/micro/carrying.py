@@ -61,7 +61,7 @@ def carry_byte_s(transport: Transport, costs: MessageCosts) -> float:
     the same frames take several times as long where processes happen to lie on other cores.
     """
     n, cores, found = transport.world_size, environment.usable_cores(), []
-    own_s = 2 * (costs.message_s + costs.byte_s * MESSAGE_BYTES)
+    own_s = 2 * (costs.message_s + costs.per_byte_s * MESSAGE_BYTES)
     with _Computing() as computing:
         for _ in range(TURNS):
             transport.barrier()

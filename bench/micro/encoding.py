@@ -19,7 +19,7 @@ from collectives.transport.base import Alone
 from compressors.base import FP32_BYTES, Compressor
 from compressors.ddp.bucket import Bucket
 from compressors.ddp.reducer import Reducer
-from compressors.ddp.unit import cut
+from compressors.ddp.unit import group_layers
 from compressors.layer import Layer, Step
 
 WARMUP_TURNS = 2  # buffers are made, state that is carried on settles
@@ -66,7 +66,7 @@ class Encoding:
         self._layers = layers
         limit = math.inf if self._compressor.one_bucket else config.bucket_mb * 2**20
         self._buckets = buckets_of(layers, limit)
-        self._units = [unit for bucket in self._buckets for unit in cut(self._compressor, bucket)]
+        self._units = [unit for bucket in self._buckets for unit in group_layers(self._compressor, bucket)]
         self._turns: list[Turn] = []
         self._squares: dict[tuple[int, ...], list[float]] = {unit.key: [] for unit in self._units if not unit.dense}
         self._num_passes = 0

@@ -35,10 +35,10 @@ def message_costs(transport: Transport, long_messages: int) -> MessageCosts:
     short = [_turn(transport, SHORT_BYTES, SHORT_MESSAGES) for _ in range(SHORT_TURNS)]
     long = [_turn(transport, LONG_BYTES, long_messages) for _ in range(LONG_TURNS)]
     short_s, long_s = (statistics.median(turn.cpu_s for turn in turns) / 2 for turns in (short, long))
-    byte_s = max(0.0, (long_s - short_s) / (LONG_BYTES - SHORT_BYTES))
-    message_s = max(0.0, short_s - byte_s * SHORT_BYTES)
+    per_byte_s = max(0.0, (long_s - short_s) / (LONG_BYTES - SHORT_BYTES))
+    message_s = max(0.0, short_s - per_byte_s * SHORT_BYTES)
     waited_s = statistics.median(turn.wall_s - turn.cpu_s for turn in short)
-    return MessageCosts(message_s=message_s, byte_s=byte_s, wake_s=max(0.0, waited_s))
+    return MessageCosts(message_s=message_s, per_byte_s=per_byte_s, wake_s=max(0.0, waited_s))
 
 
 def _turn(transport: Transport, nbytes: int, messages: int) -> _Turn:

@@ -22,7 +22,7 @@ from torch.nn.parallel import DistributedDataParallel
 from bench.core import spec
 from bench.core.config.calibrate import CalibrateConfig
 from bench.core.config.run import RunConfig
-from bench.core.parts import BucketParts, Crowd, EncodedBucket, LeafSize, Offer, Work
+from bench.core.parts import BucketParts, CpuContention, EncodedBucket, LeafSize, LinearCost, MessageProfile
 from bench.datasets.base import Dataset
 from bench.models.base import Model
 from bench.optimizers.base import Optimizer
@@ -37,7 +37,7 @@ from collectives.transport.base import Alone, Transport
 from compressors.base import Compressor
 from compressors.ddp.bucket import Bucket
 from compressors.ddp.reducer import Reducer
-from compressors.ddp.taken import TakenGradients
+from compressors.ddp.taken import ZeroCopyGradients
 from compressors.layer import Layer, Step, layers_of
 
 WARMUP, LEAST_WARMUP = 4, 2
@@ -100,7 +100,7 @@ class StepParts:
         self._keeps = False
         self._copied_s = 0.0
         self._clock = clock
-        self._taken = TakenGradients(self._ddp)
+        self._taken = ZeroCopyGradients(self._ddp)
         self._ddp.register_comm_hook(None, lambda _, bucket: self._take(bucket))
         for number in range(WARMUP):
             marks, arrived = self._step()
@@ -129,7 +129,7 @@ class StepParts:
         times, self._times = self._times, []
         return times
 
-    def crowd(self, group: dist.ProcessGroup, cores: int, steps: int) -> Crowd:
+    def crowd(self, group: dist.ProcessGroup, cores: int, steps: int) -> CpuContention:
         """Time steps that all ranks of a group, which must all call, begin at once: by the clock, until the last one.
 
         Args:
@@ -152,7 +152,7 @@ class StepParts:
         self._clock = clock
         first = min(1, steps - 1)
         *handed_over, computed_s = map(statistics.median, zip(*ends[first:], strict=True))
-        return Crowd(
+        return CpuContention(
             load=dist.get_world_size(group) * torch.get_num_threads() / cores,
             handed_over_s=tuple(handed_over),
             computed_s=computed_s,
@@ -333,7 +333,7 @@ def _reduced(reducer: Reducer, bucket: Bucket) -> tuple[list[float], list[Messag
     return [after - before for before, after in zip(marks[::2], marks[1::2], strict=True)], messages
 
 
-def _offer(messages: Sequence[Message], stir: Callable[[], object], repeats: int) -> Offer:
+def _offer(messages: Sequence[Message], stir: Callable[[], object], repeats: int) -> MessageProfile:
     """A message, from what several ranks offer."""
     keys, of_ranks = zip(*messages, strict=True)
     first, second = of_ranks[:2]
@@ -345,7 +345,7 @@ def _offer(messages: Sequence[Message], stir: Callable[[], object], repeats: int
             growth.append((count, max(growth[-1][1], total.nbytes / first.nbytes)))
     whole = _handled(first, second, stir, repeats)
     part = _handled(first.split(PARTS)[0], second.split(PARTS)[0], stir, repeats) if first.addable else None
-    return Offer(
+    return MessageProfile(
         leaves=tuple(map(LeafSize.of, leaves(first))),
         layers=keys[0],
         growth=tuple(growth),
@@ -387,9 +387,9 @@ def _handled(first: Payload, second: Payload, stir: Callable[[], object], repeat
     return _Handled(first.nbytes, *map(statistics.median, zip(*times, strict=True)))
 
 
-def work_of(whole: tuple[int, float], part: tuple[int, float] | None = None) -> Work:
+def work_of(whole: tuple[int, float], part: tuple[int, float] | None = None) -> LinearCost:
     """From seconds for the bytes of a whole and of a part of it; where it has none, all of it is for any."""
     if part is None or part[0] == whole[0]:
-        return Work(each_s=whole[1])
-    byte_s = max(0.0, whole[1] - part[1]) / (whole[0] - part[0])
-    return Work(each_s=max(0.0, part[1] - byte_s * part[0]), byte_s=byte_s)
+        return LinearCost(fixed_s=whole[1])
+    per_byte_s = max(0.0, whole[1] - part[1]) / (whole[0] - part[0])
+    return LinearCost(fixed_s=max(0.0, part[1] - per_byte_s * part[0]), per_byte_s=per_byte_s)

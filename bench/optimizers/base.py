@@ -1,9 +1,9 @@
 """What an optimizer component is: options and one method that builds the torch optimizer.
 
 Most optimizers step on gradients that are equal on all ranks. One that `exchanges` something by itself (moments,
-factors) is given a `Channel` for it and sends inside its own `step`, which the strategy calls on every rank in every
-step that is not skipped. One that `keeps_gradients` moreover wants this rank's own gradient: the strategy then sends
-none.
+factors) is given a `CompressedCommunicator` for it and sends inside its own `step`, which the strategy calls on every
+rank in every step that is not skipped. One that `keeps_gradients` also wants this rank's own gradient: the strategy
+then sends none.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from torch import nn
 from collectives.base import Collective
 from collectives.options import OptionError, Options
 from compressors.base import Compressor
-from compressors.ddp.channel import Channel
+from compressors.ddp.channel import CompressedCommunicator
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -66,7 +66,7 @@ class Optimizer(Options, abc.ABC):
         """Return why this optimizer cannot work with this pair and what would work; None where it can."""
         return None
 
-    def bind(self, model: nn.Module, lr: float, channel: Channel | None = None) -> torch.optim.Optimizer:
+    def bind(self, model: nn.Module, lr: float, channel: CompressedCommunicator | None = None) -> torch.optim.Optimizer:
         """The torch optimizer of a model's parameters; every rank must call.
 
         Args:

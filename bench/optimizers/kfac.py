@@ -31,7 +31,7 @@ from collectives.payloads import CholeskyFactor, Dense, Payload, Triangle
 from collectives.payloads.symmetric import Form
 from collectives.ranges import Count, Positive
 from compressors.base import Compressor
-from compressors.ddp.channel import Channel
+from compressors.ddp.channel import CompressedCommunicator
 
 _DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 _KINDS: dict[Form, type[Payload]] = {"triangle": Triangle, "cholesky": CholeskyFactor, "dense": Dense}
@@ -127,7 +127,7 @@ class Kfac(Optimizer):
         return self.stepping.build(parameters, lr)
 
     @override
-    def bind(self, model: nn.Module, lr: float, channel: Channel | None = None) -> torch.optim.Optimizer:
+    def bind(self, model: nn.Module, lr: float, channel: CompressedCommunicator | None = None) -> torch.optim.Optimizer:
         assert channel is not None  # it exchanges
         preconditioner = Preconditioner(
             MomentCapture(model),

@@ -20,7 +20,7 @@ from collectives.base import Collective
 from collectives.options import OptionError
 from collectives.payloads.dense import Dense
 from compressors.base import Compressor
-from compressors.ddp.channel import Channel
+from compressors.ddp.channel import CompressedCommunicator
 
 
 @dataclasses.dataclass(kw_only=True)
@@ -107,7 +107,7 @@ class MaxAdaBelief(BeliefOptimizer):
         return Belief(parameters, lr, self.rule)
 
     @override
-    def bind(self, model: nn.Module, lr: float, channel: Channel | None = None) -> torch.optim.Optimizer:
+    def bind(self, model: nn.Module, lr: float, channel: CompressedCommunicator | None = None) -> torch.optim.Optimizer:
         if channel is None:
             return super().bind(model, lr)
 

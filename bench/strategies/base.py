@@ -15,7 +15,7 @@ One step, as the loop makes it:
     outcome = strategy.finish_step()
     num_steps = strategy.update(outcome)
 
-`strategy.begin()` comes before the first, `strategy.synchronize()` before every evaluation, `strategy.settle()` and
+`strategy.begin()` comes before the first, `strategy.synchronize()` before every evaluation, `strategy.drain()` and
 `strategy.state_dict()` at every checkpoint, and `strategy.close()` at the end. Nothing else is known of a strategy: a
 new one is a new file.
 """
@@ -40,7 +40,7 @@ from collectives.options import Options
 from collectives.payloads.base import Payload
 from collectives.transport.base import Purpose, Traffic
 from compressors.base import Compressor
-from compressors.ddp.channel import Channel, own_transport
+from compressors.ddp.channel import CompressedCommunicator, own_transport
 from compressors.ddp.reducer import Reducer
 from compressors.ddp.report import StepReport
 from compressors.layer import Layer, Step, layers_of
@@ -75,10 +75,10 @@ class Setup:
         reducer = Reducer(self.compressor, momentum=handed_over.coefficient, nesterov=handed_over.nesterov)
         return reducer, handed_over.optimizer
 
-    def open_channel(self) -> Channel:
+    def open_channel(self) -> CompressedCommunicator:
         """The run's pair over a process group of its own, for what the optimizer exchanges; every rank must call."""
         transport = own_transport(self.device, self.config.timeout_s)
-        return Channel(layers_of(self.model), Reducer(self.compressor), self.collective, transport)
+        return CompressedCommunicator(layers_of(self.model), Reducer(self.compressor), self.collective, transport)
 
 
 @dataclasses.dataclass(kw_only=True)
@@ -127,11 +127,11 @@ class Strategy(Options, abc.ABC):
         return []
 
     @abc.abstractmethod
-    def bind(self, setup: Setup) -> BoundStrategy | Follower:
+    def bind(self, setup: Setup) -> BoundStrategy | Worker:
         """The object that trains, or that follows one that does; every rank must call."""
 
 
-class Follower(abc.ABC):
+class Worker(abc.ABC):
     """A process that computes for one that runs the training loop."""
 
     @abc.abstractmethod
@@ -213,7 +213,7 @@ class BoundStrategy(abc.ABC):
         self.loop = loop
 
     @property
-    def dealt(self) -> Sequence[int]:
+    def shard_ids(self) -> Sequence[int]:
         """Which of a step's `config.replicas` mini-batches this process loads, laid end to end."""
         return (dist.get_rank(),)
 
@@ -270,10 +270,10 @@ class BoundStrategy(abc.ABC):
     def begin(self) -> None:  # noqa: B027 - most have nothing to do
         """Do what followers wait for, before this rank resumes or trains."""
 
-    def settle(self) -> None:  # noqa: B027 - ranks that wait in every step are level
+    def drain(self) -> None:  # noqa: B027 - ranks that wait in every step are level
         """Wait for ranks that are behind, where they go at their own speed, before a checkpoint; every rank calls."""
 
-    def rehearse(self, step: Step, x: torch.Tensor, y: torch.Tensor) -> None:  # noqa: B027 - most are ready at once
+    def warm_up(self, step: Step, x: torch.Tensor, y: torch.Tensor) -> None:  # noqa: B027 - most are ready at once
         """Do what a new process does in its first step alone; `load_state_dict` then replaces all that it changed.
 
         Every rank must call, with any mini-batch.
@@ -283,7 +283,7 @@ class BoundStrategy(abc.ABC):
         """What each of those who exchange did since the last row, from what the loop's ranks did: the same, mostly."""
         return figures
 
-    def dismiss(self) -> None:  # noqa: B027 - most have no followers
+    def stop_workers(self) -> None:  # noqa: B027 - most have no followers
         """Let followers end: no step and no evaluation comes any more."""
 
     def link_bytes(self) -> list[LinkBytes]:

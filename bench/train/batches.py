@@ -33,7 +33,9 @@ class Batches:
         self._size = config.samples_per_step
         self._per_epoch = shards.steps_per_epoch(len(train), config.replicas, self._size)
         self._used = 0
-        self._rest: tuple[int, int, torch.Tensor] | None = None  # (epoch, first batch, samples) dealt within an epoch
+        self._rest: tuple[int, int, torch.Tensor] | None = (
+            None  # (epoch, first batch, samples) shard_ids within an epoch
+        )
         self._begin_epoch()
 
     def __next__(self) -> tuple[torch.Tensor, torch.Tensor]:
@@ -49,7 +51,7 @@ class Batches:
         return normalise(pixels, self._dataset.mean, self._dataset.std), self._labels[chosen]
 
     def state_dict(self) -> dict[str, Any]:
-        """Batches used, the generator's state, and samples that were dealt anew within an epoch."""
+        """Batches used, the generator's state, and samples that were shard_ids anew within an epoch."""
         rest = None if self._rest is None else list(self._rest)
         return {"used": self._used, "generator": self._generator.get_state(), "rest": rest}
 

@@ -62,7 +62,9 @@ class Trainer:
         self.steps_per_epoch = shards.steps_per_epoch(len(self.train), config.replicas, config.samples_per_step)
         self._train_sample = train_sample(self.train)
         self.total_steps = config.steps or self.steps_per_epoch * (config.epochs or 0)
-        self._batches = [Batches(config, self.dataset, self.train, rank, self.device) for rank in self.strategy.dealt]
+        self._batches = [
+            Batches(config, self.dataset, self.train, rank, self.device) for rank in self.strategy.shard_ids
+        ]
         self.clock = TrainingClock(self.device)
         self.times = StepTimes()
         self.step = 0  # optimizer steps of the run, in each of which `replicas` batches are used
@@ -102,7 +104,7 @@ class Trainer:
             if self.step >= self._evaluate_at:
                 self.strategy.synchronize()
             elif self.step >= self._checkpoint_at:
-                self.strategy.settle()
+                self.strategy.drain()
             self._check_losses()
 
     @property
@@ -114,7 +116,7 @@ class Trainer:
         """Go on from what was saved by another process of this rank; every rank must call, before `run`."""
         x, y = (part.chunk(self.config.accumulate)[0] for part in self._next_batch())  # any will do, as large as others
         with self._autocast():
-            self.strategy.rehearse(self._step_now(), x, y)
+            self.strategy.warm_up(self._step_now(), x, y)
         self.strategy.load_state_dict(state["strategy"])
         self.recorder.load_state_dict(state["recorder"])
         for batches, saved in zip(self._batches, state["batches"], strict=True):
@@ -164,7 +166,7 @@ class Trainer:
         return 1 if self.config.steps else self.steps_per_epoch
 
     def _next_batch(self) -> tuple[torch.Tensor, torch.Tensor]:
-        """What is dealt to this process in a step, end to end: fp32 [dealt x batch, 3, 32, 32] and int64 alike."""
+        """Return the next batch of every shard of this process, concatenated: fp32 [shards x batch, 3, 32, 32] and int64."""
         parts = [next(batches) for batches in self._batches]
         if len(parts) == 1:
             return parts[0]
@@ -313,7 +315,7 @@ class Trainer:
                 epoch=self.epoch,
                 step=self.step,
                 is_last=self.step >= self.total_steps,
-                samples=self.own_steps * self.config.samples_per_step * len(self.strategy.dealt),
+                samples=self.own_steps * self.config.samples_per_step * len(self.strategy.shard_ids),
                 skipped_steps=self.skipped_steps,
                 train_loss=float(torch.stack(self._losses).mean()) if self._losses else None,
                 train_accuracy=train.accuracy,

@@ -2,7 +2,7 @@
 
 What is equal on all ranks is taken as it is. What waits to be sent is shared out anew: a step applies the mean over
 ranks of what they send, so if each new rank gets the mean over the old ones, as much is applied in the end as would
-have been. The samples of the epoch that no rank has used are dealt anew.
+have been. The samples of the epoch that no rank has used are shard_ids anew.
 
 Steps are counted as if the run had always had so many ranks: an epoch has another number of steps now, and learning
 rates, warm-ups and evaluations follow the epochs.

@@ -25,7 +25,7 @@ from bench.core.run_folder import RunFolder, write_json
 from bench.datasets.base import Dataset, DatasetError, Part
 from bench.models.base import Model, weights_hash
 from bench.optimizers.base import Optimizer
-from bench.strategies.base import BoundStrategy, Follower, Setup, Strategy
+from bench.strategies.base import BoundStrategy, Setup, Strategy, Worker
 from bench.train.batch_scheduling import use_batch_scheduling
 from bench.train.checkpoint import Checkpointer, Restored
 from bench.train.gather import gather_json
@@ -60,7 +60,7 @@ def run(config: RunConfig, folder: RunFolder) -> None:
         strategy = _bind(config, model, device)
         checkpointer = Checkpointer(config, folder)
         restored = checkpointer.restore(device)
-        if isinstance(strategy, Follower):
+        if isinstance(strategy, Worker):
             if restored is not None:
                 strategy.load_state_dict(restored.states[0])
             strategy.follow(checkpointer.save)
@@ -101,7 +101,7 @@ def _train(
         if restored is not None:
             trainer.resume(_state_of(restored, config, dataset, train))
         trainer.run()
-    strategy.dismiss()
+    strategy.stop_workers()
     checkpointer.wait()
     if dist.get_rank() == 0:
         if config.save_model:
@@ -141,7 +141,7 @@ def _load(
     return component.load(Path(data_dir), seed=seed, train_size=train_size, test_size=test_size)
 
 
-def _bind(config: RunConfig, model: torch.nn.Module, device: torch.device) -> BoundStrategy | Follower:
+def _bind(config: RunConfig, model: torch.nn.Module, device: torch.device) -> BoundStrategy | Worker:
     """The run's strategy at work on this rank; every rank must call."""
     strategy = cast(Strategy, spec.build("strategies", config.filled["strategy"]))
     return strategy.bind(
@@ -156,7 +156,7 @@ def _bind(config: RunConfig, model: torch.nn.Module, device: torch.device) -> Bo
     )
 
 
-def _close(strategy: BoundStrategy | Follower) -> None:
+def _close(strategy: BoundStrategy | Worker) -> None:
     """Ranks leave together: a backend that is torn down while a peer still talks aborts that peer."""
     dist.barrier()
     strategy.close()

@@ -22,7 +22,7 @@ from typing_extensions import override
 _AT_ONCE = 64
 
 
-class Bell:
+class WakeupEvent:
     """Rung until it is silenced, however often and whenever it was rung; can be polled as a socket.
 
     Attributes:
@@ -228,7 +228,7 @@ class Transport(abc.ABC):
         finally:
             self.ledger.purpose = before
 
-    def interrupted_by(self, bell: Bell) -> AbstractContextManager[None]:
+    def interrupted_by(self, bell: WakeupEvent) -> AbstractContextManager[None]:
         """A block in which waits for messages return early while the bell rings, and may be repeated.
 
         A backend whose waits nothing ends waits all the same.
@@ -333,7 +333,7 @@ class Message(Protocol):
 M = TypeVar("M", bound=Message)
 
 
-class UnderWay(Pending, Generic[M]):
+class PendingMessage(Pending, Generic[M]):
     """A message and whom it waits for.
 
     Args:

@@ -167,7 +167,7 @@ class FailureDetector:
         """Answer no more."""
         self._ping_server.close()
 
-    def meet(self, world_size: int) -> None:
+    def connect_all(self, world_size: int) -> None:
         """Learn where the others' ping servers are, while the store answers; waits for them, but not for long."""
         if self._store.add("num_joined", 1) >= world_size:
             self._store.set("all_joined", "")
@@ -265,7 +265,7 @@ def failure_detector() -> FailureDetector:
         for _, former in _joined:
             former.stop()
         detector = FailureDetector(store.clone(), dist.get_rank(), interface_host(own_host(_meeting_point(store))))
-        detector.meet(dist.get_world_size())
+        detector.publish(dist.get_world_size())
         _joined[:] = [(store, detector)]
     return _joined[0][1]
 

@@ -221,7 +221,7 @@ LOOKS_BEFORE_SLEEP = 100
 SLEEP_S = 50e-6
 
 
-class Patience:
+class SpinThenSleep:
     """One wait.
 
     Args:

@@ -16,7 +16,7 @@ import torch
 from collectives.payloads.base import balanced_borders
 from collectives.rounds.lost import WireLost
 from collectives.transport.base import ReduceOp, Transport
-from collectives.transport.mapped_memory import LINE, Patience, SharedMemory
+from collectives.transport.mapped_memory import LINE, SharedMemory, SpinThenSleep
 from collectives.transport.messages import sum_wires_into_
 
 READY, DONE, LENGTH = 0, 1, 2
@@ -201,7 +201,7 @@ class PoolRounds:
         Raises:
             TransportError: some did not in time.
         """
-        patience = Patience(self._transport.timeout_s)
+        patience = SpinThenSleep(self._transport.timeout_s)
         while late := self.memory.behind(field, value):
             if not patience.pause():
                 raise self._transport.timeout_error(late[0])

@@ -47,7 +47,7 @@ def interface_host(otherwise: str) -> str:
     return otherwise
 
 
-def meet(store: Store, rank: int, world_size: int, host: str, timeout_s: float) -> dict[int, socket.socket]:
+def connect_all(store: Store, rank: int, world_size: int, host: str, timeout_s: float) -> dict[int, socket.socket]:
     """Connect to every other rank; all must call.
 
     Args:
@@ -74,7 +74,7 @@ def meet(store: Store, rank: int, world_size: int, host: str, timeout_s: float) 
             for peer in range(rank):
                 met[peer] = if_it_fails.enter_context(_connect(store, peer, deadline, rank))
             tokens = {peer: _entry(store, peer, deadline)[1] for peer in range(rank + 1, world_size)}
-            with _Door(listener, token, tokens, if_it_fails) as door:
+            with _Acceptor(listener, token, tokens, if_it_fails) as door:
                 met |= door.admit(deadline)
         for peer in range(rank):
             _await_answer(met[peer], peer, token, deadline)
@@ -119,7 +119,7 @@ def _await_answer(sock: socket.socket, peer: int, token: bytes, deadline: float)
         raise MeetingError(peer, "somebody else answers at its address")
 
 
-class _Door:
+class _Acceptor:
     """Lets in the ranks that are expected, whatever strangers do meanwhile.
 
     Args:

@@ -23,15 +23,15 @@ from collectives.payloads.base import balanced_borders
 from collectives.transport.base import (
     Ledger,
     Pending,
+    PendingMessage,
     Receive,
     ReduceOp,
     Send,
     Transport,
     TransportError,
-    UnderWay,
     wait_all,
 )
-from collectives.transport.mapped_memory import PAGE, Patience, SharedMemory, map_together
+from collectives.transport.mapped_memory import PAGE, SharedMemory, SpinThenSleep, map_together
 from collectives.transport.memory_region import rounded_up
 from collectives.transport.messages import sum_wires_into_
 
@@ -243,16 +243,16 @@ class SharedMemoryTransport(Transport):
             for tensor, source in receives:
                 message = Message(tensor)
                 self._channels.incoming[self._members[source]].add(message)
-                pendings.append(UnderWay(message, source, self._wait))
+                pendings.append(PendingMessage(message, source, self._wait))
             for tensor, to in sends:
                 message = Message(tensor)
                 self._channels.outgoing[self._members[to]].add(message)
-                pendings.append(UnderWay(message, to, self._wait))
+                pendings.append(PendingMessage(message, to, self._wait))
             self._channels.advance()
             return pendings
 
     def _wait(self, message: Message, peer: int) -> None:
-        patience = Patience(self.timeout_s)
+        patience = SpinThenSleep(self.timeout_s)
         with self.ledger.timed():
             while not message.is_done:
                 if self._channels.advance():

@@ -28,20 +28,20 @@ from typing_extensions import override
 
 from collectives.transport import base
 from collectives.transport.base import (
-    Bell,
     Ledger,
     Pending,
+    PendingMessage,
     Receive,
     ReduceOp,
     Send,
     Transport,
     TransportError,
-    UnderWay,
+    WakeupEvent,
     wait_all,
 )
 from collectives.transport.failure_detector import failure_detector
 from collectives.transport.process_group import ProcessGroupTransport
-from collectives.transport.rendezvous import MeetingError, interface_host, meet
+from collectives.transport.rendezvous import MeetingError, interface_host
 
 _LENGTH = struct.Struct("<Q")
 _LONG_BYTES, _PART_BYTES = 1 << 20, 1 << 16
@@ -264,7 +264,7 @@ class SocketTransport(Transport):
         store = PrefixStore(place, _get_default_store())
         host = interface_host(otherwise=failure_detector().host)
         try:
-            sockets = meet(store, backend.rank, backend.world_size, host, backend.timeout_s)
+            sockets = connect_all(store, backend.rank, backend.world_size, host, backend.timeout_s)
         except MeetingError as error:
             raise backend.timeout_error(error.rank) from error
         connections = {peer: Connection(sock) for peer, sock in sockets.items()}
@@ -302,7 +302,7 @@ class SocketTransport(Transport):
 
     @override
     @contextlib.contextmanager
-    def interrupted_by(self, bell: Bell) -> Iterator[None]:
+    def interrupted_by(self, bell: WakeupEvent) -> Iterator[None]:
         self._connections.bell = bell
         try:
             yield
@@ -323,12 +323,12 @@ class SocketTransport(Transport):
             pendings: list[Pending] = []
             for incoming, source in receives:
                 self._connections.by_rank[self._members[source]].receive(incoming)
-                pendings.append(UnderWay(incoming, self._members[source], self._wait))
+                pendings.append(PendingMessage(incoming, self._members[source], self._wait))
             for tensor, to in sends:
                 self.ledger.book(tensor.nbytes)
                 outgoing = Outgoing(tensor)
                 self._connections.send(outgoing, self._members[to])
-                pendings.append(UnderWay(outgoing, self._members[to], self._wait))
+                pendings.append(PendingMessage(outgoing, self._members[to], self._wait))
             return pendings
 
     def _wait(self, message: Incoming | Outgoing, peer: int) -> None:
@@ -351,7 +351,7 @@ class Connections:
         self.by_rank = by_rank
         self._opener = opener
         self._is_closed = False
-        self.bell: Bell | None = None
+        self.bell: WakeupEvent | None = None
 
     def send(self, message: Outgoing, peer: int) -> None:
         """Queue a message, and let leave what the kernel takes."""

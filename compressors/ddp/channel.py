@@ -1,4 +1,4 @@
-"""Channel: a compressor and a collective at work among the ranks, on what one rank hands them."""
+"""CompressedCommunicator: a compressor and a collective at work among the ranks, on what one rank hands them."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ Trigger = Literal["async", "sync"]
 CombineOp = Literal["mean", "sum", "max"]
 
 
-class Channel:
+class CompressedCommunicator:
     """A pair at work for what is no bucket of DDP's: moments of an optimizer, factors.
 
     What a step sends through the compressor only proposes new residuals; `finish_step` accepts them.

@@ -15,7 +15,7 @@ from collectives.payloads.base import Payload
 from collectives.payloads.bundle import Bundle
 from collectives.payloads.dense import Dense
 from compressors.base import Compressor
-from compressors.ddp.unit import cut
+from compressors.ddp.unit import group_layers
 from compressors.layer import Layer, Memory, Step
 
 
@@ -52,7 +52,7 @@ class Downlink:
         at, memory = self.step, self._memory
         # Nobody adds to an answer, and what is drawn for it is drawn for no rank's own message.
         step = dataclasses.replace(at, memory=memory, rank=at.world_size + at.rank, world_size=1)
-        units = cut(self._compressor, [self._layer_of[layer_id] for layer_id in layers], step)
+        units = group_layers(self._compressor, [self._layer_of[layer_id] for layer_id in layers], step)
         payloads = [
             Dense(part.clone()) if unit.dense else self._compressor.encode(part, unit.layer, step)
             for unit, part in zip(units, torch.split(total, [unit.layer.numel for unit in units]), strict=True)

@@ -26,10 +26,10 @@ from torch.nn.parallel.distributed import _find_tensors
 from typing_extensions import override
 
 from collectives.base import Collective
-from collectives.transport.base import Bell
+from collectives.transport.base import WakeupEvent
 from compressors.ddp.bucket import Bucket
 from compressors.ddp.channel import (
-    Channel,
+    CompressedCommunicator,
     Nonfinite,
     Trigger,
     await_command,
@@ -40,7 +40,7 @@ from compressors.ddp.channel import (
 from compressors.ddp.reduced import change_since_wrapping, reduced_layers
 from compressors.ddp.reducer import DONE, PendingReduction, Reducer
 from compressors.ddp.report import StepReport
-from compressors.ddp.taken import TakenGradients
+from compressors.ddp.taken import ZeroCopyGradients
 from compressors.layer import Step
 
 _CLOSED = "the communication hook of this model is closed; wrap it in DDP anew"
@@ -90,7 +90,7 @@ class _Job:
     pending: PendingReduction = DONE
 
 
-class CompressionHook(Channel):
+class CompressionHook(CompressedCommunicator):
     """A pair at work as a model's communication hook; made by `attach`. A channel that DDP hands buckets to.
 
     After the last bucket the ranks agree whether all gradients were finite, and what the reducer and the collective
@@ -110,14 +110,14 @@ class CompressionHook(Channel):
         self._settings = settings
         self._held: list[_Job] = []  # by the sync trigger, until backward ends
         self._jobs: queue.SimpleQueue[list[_Job]] = queue.SimpleQueue()
-        self._bell = Bell()  # rung behind each job
+        self._bell = WakeupEvent()  # rung behind each job
         self._failure: Exception | None = None
         self._stream: torch.cuda.Stream | None = None
         self._thread = threading.Thread(target=self._serve, name="exchange", daemon=True)
         self._thread.start()
         # DDP inspects annotations of the hook and cannot read postponed ones; a lambda has none.
         ddp.register_comm_hook(None, lambda _, bucket: self._take(bucket))
-        self._taken = TakenGradients(ddp)
+        self._taken = ZeroCopyGradients(ddp)
         self._layer_of = {id(layer.weight): layer for layer in self.layers}
         self._index = 0
         self._epoch: int | None = None

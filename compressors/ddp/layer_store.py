@@ -9,7 +9,7 @@ from __future__ import annotations
 import torch
 
 from collectives.base import Key
-from compressors.ddp.unit import Unit
+from compressors.ddp.unit import EncodeGroup
 from compressors.layer import Tensors, copies
 
 
@@ -22,7 +22,7 @@ class LayerStore:
         self._spare: dict[Key, torch.Tensor] = {}
         self._sizes: dict[int, int] = {}
 
-    def accepted(self, unit: Unit) -> torch.Tensor | None:
+    def accepted(self, unit: EncodeGroup) -> torch.Tensor | None:
         """Return the unit's fp32 tensor as of the last `commit`, 1-D, not to be changed; None before the first.
 
         Raises:
@@ -40,7 +40,7 @@ class LayerStore:
             accepted = self._accepted[unit.key] = accepted.to(unit.device)
         return accepted
 
-    def propose(self, unit: Unit) -> torch.Tensor:
+    def propose(self, unit: EncodeGroup) -> torch.Tensor:
         """Return an fp32 tensor of undefined contents, for the caller to fill; `commit` makes it the accepted one.
 
         Asked for again at the same step, it is the same tensor.
@@ -52,7 +52,7 @@ class LayerStore:
         self._proposed[unit.key] = proposed
         return proposed
 
-    def proposed(self, unit: Unit) -> torch.Tensor:
+    def proposed(self, unit: EncodeGroup) -> torch.Tensor:
         """Return what `propose` returned for this unit at this step."""
         return self._proposed[unit.key]
 
@@ -82,7 +82,7 @@ class LayerStore:
         self._sizes = {layer_id: tensor.numel() for layer_id, tensor in tensors.items()}
         self._proposed, self._spare = {}, {}
 
-    def _regroup(self, unit: Unit) -> None:
+    def _regroup(self, unit: EncodeGroup) -> None:
         """Lay the accepted tensors of the unit's layers end to end; others of their old groups go on alone."""
         wanted = set(unit.key)
         for key in [key for key in self._spare if wanted & set(key) and key != unit.key]:

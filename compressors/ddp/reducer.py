@@ -31,8 +31,8 @@ from compressors.base import FP32_BYTES, Compressor, NonFiniteSum
 from compressors.ddp.bucket import Bucket
 from compressors.ddp.layer_store import LayerStore
 from compressors.ddp.report import EncodedLayer
-from compressors.ddp.rooms import Rooms
-from compressors.ddp.unit import Unit, cut
+from compressors.ddp.rooms import BufferPool
+from compressors.ddp.unit import EncodeGroup, group_layers
 from compressors.layer import Memory, Step, copies
 
 SumPayloads = Callable[[Payload, Key], Payload]
@@ -61,7 +61,7 @@ DONE = PendingReduction(wait=lambda: None, finish=lambda: None)
 class _Encoded:
     """What one unit sends, and what the report says of it; `density_wanted` as in `EncodedLayer`."""
 
-    unit: Unit
+    unit: EncodeGroup
     payload: Payload
     seconds: float
     density_wanted: float | None
@@ -124,7 +124,7 @@ class Reducer:
         self._nesterov = nesterov
         self._residuals = LayerStore()
         self._velocities = LayerStore()
-        self._rooms = Rooms()
+        self._rooms = BufferPool()
         self._encoded: dict[Key, Payload] = {}
         self._scratch = torch.empty(0, dtype=torch.float32)  # kept between steps, for fresh pages cost more than sums
 
@@ -174,7 +174,7 @@ class Reducer:
 
         def finish() -> None:
             self._finish(units, pending.finish(), bucket)
-            self._rooms.give_back(units)
+            self._rooms.release(units)
 
         return PendingReduction(wait=pending.wait, finish=finish)
 
@@ -228,13 +228,13 @@ class Reducer:
         self._velocities.load(state["velocities"])
         self.memory.load_state_dict(state["memory"])
 
-    def _units(self, bucket: Bucket) -> list[Unit]:
+    def _units(self, bucket: Bucket) -> list[EncodeGroup]:
         """Cut the bucket, and open this rank's memory to the compressor."""
         bucket.step = dataclasses.replace(bucket.step, memory=self.memory)
-        return cut(self.compressor, bucket.layers, bucket.step, bucket.gradients, bucket.updates)
+        return group_layers(self.compressor, bucket.layers, bucket.step, bucket.gradients, bucket.updates)
 
     def _encode_all(
-        self, units: Sequence[Unit], bucket: Bucket, transport: Transport | None, *, screened: bool = True
+        self, units: Sequence[EncodeGroup], bucket: Bucket, transport: Transport | None, *, screened: bool = True
     ) -> list[_Encoded]:
         """Compensate, agree with the other ranks on what the method shares, and encode.
 
@@ -254,7 +254,7 @@ class Reducer:
             self.compressor.agree(given, bucket.step, transport)
         return self._encode(units, inputs, bucket, screened=screened)
 
-    def _compensated(self, unit: Unit, step: Step) -> torch.Tensor:
+    def _compensated(self, unit: EncodeGroup, step: Step) -> torch.Tensor:
         """The gradient with momentum, and where a residual is kept, plus what was not sent before."""
         limit = None if unit.dense else self.compressor.clip_limit(step)
         if limit is not None:
@@ -266,7 +266,7 @@ class Reducer:
         if not (owns_momentum or keeps_residual or unit.dense) and len(unit.gradients) == 1:
             return unit.gradients[0].float()
         residual = self._residuals.accepted(unit) if keeps_residual else None
-        x = self._residuals.propose(unit) if keeps_residual else self._rooms.lend(unit)
+        x = self._residuals.propose(unit) if keeps_residual else self._rooms.acquire(unit)
         if owns_momentum:
             old, velocity = self._velocities.accepted(unit), self._velocities.propose(unit)
             unit.accelerate(old, residual, self._momentum, nesterov=self._nesterov, now=velocity, out=x)
@@ -274,7 +274,7 @@ class Reducer:
             unit.add_gradient(residual, out=x)
         return x
 
-    def _takes_sum(self, unit: Unit) -> bool:
+    def _takes_sum(self, unit: EncodeGroup) -> bool:
         """Whether the compressor may add the residual itself: nothing is to be known of the sum before it encodes."""
         compressor = self.compressor
         return (
@@ -285,7 +285,7 @@ class Reducer:
             and unit.is_plain
         )
 
-    def _takes_parts(self, unit: Unit, step: Step) -> bool:
+    def _takes_parts(self, unit: EncodeGroup, step: Step) -> bool:
         """Whether the compressor may encode the gradients where they lie: nothing is added to them before."""
         compressor = self.compressor
         return (
@@ -295,7 +295,7 @@ class Reducer:
             and unit.is_plain
         )
 
-    def _encode_in_place(self, unit: Unit, step: Step, *, screened: bool) -> Payload | None:
+    def _encode_in_place(self, unit: EncodeGroup, step: Step, *, screened: bool) -> Payload | None:
         """Gradients encoded where they lie; a residual is added in the same pass, which leaves the proposed one."""
         if not self.compressor.keeps_residual:
             return self.compressor.encode_parts(unit.gradients, unit.layer, step)
@@ -310,7 +310,7 @@ class Reducer:
             raise
 
     def _encode(
-        self, units: Sequence[Unit], inputs: Sequence[torch.Tensor | None], bucket: Bucket, *, screened: bool
+        self, units: Sequence[EncodeGroup], inputs: Sequence[torch.Tensor | None], bucket: Bucket, *, screened: bool
     ) -> list[_Encoded]:
         """What this rank sends; each input becomes its proposed residual; None: the gradients are encoded in place."""
         compressor, encoded = self.compressor, []
@@ -336,7 +336,7 @@ class Reducer:
             encoded.append(_Encoded(unit=unit, payload=payload, seconds=seconds, density_wanted=wanted))
         return encoded
 
-    def _finish(self, units: Sequence[Unit], total: Payload, bucket: Bucket) -> None:
+    def _finish(self, units: Sequence[EncodeGroup], total: Payload, bucket: Bucket) -> None:
         """Turn the sum of all ranks' messages into each gradient's update."""
         started = time.perf_counter()
         numels = [unit.layer.numel for unit in units]
@@ -359,7 +359,7 @@ class Reducer:
                 unit.scatter_to_updates(out)
         bucket.encode_s += time.perf_counter() - started
 
-    def _reduce_in_rounds(self, units: Sequence[Unit], bucket: Bucket, sum_payloads: SumPayloads) -> None:
+    def _reduce_in_rounds(self, units: Sequence[EncodeGroup], bucket: Bucket, sum_payloads: SumPayloads) -> None:
         """`reduce` for a compressor of several rounds: each sends one fp32 tensor and goes on with its mean."""
         started = time.perf_counter()
         waited_s = 0.0

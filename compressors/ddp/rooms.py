@@ -1,4 +1,4 @@
-"""Rooms: memory for what travels whole, kept from step to step; fresh pages cost more than the copy into them."""
+"""BufferPool: memory for what travels whole, kept from step to step; fresh pages cost more than the copy into them."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ import torch
 
 from collectives.base import Key
 from collectives.payloads.dense import Dense
-from compressors.ddp.unit import Unit
+from compressors.ddp.unit import EncodeGroup
 
 
-class Rooms:
+class BufferPool:
     """A message's memory comes back once its sum is done, and serves the same unit at the next step.
 
     What does not come back belongs to whoever has the message.
@@ -22,7 +22,7 @@ class Rooms:
         self._lent: dict[Key, torch.Tensor] = {}
         self._returned: dict[Key, torch.Tensor] = {}
 
-    def lend(self, unit: Unit) -> torch.Tensor:
+    def acquire(self, unit: EncodeGroup) -> torch.Tensor:
         """Return a tensor [numel] of the unit's type, of undefined contents; a message around it needs no copy."""
         room = self._free.pop(unit.key, None)
         if room is None or room.numel() != unit.layer.numel or room.dtype != unit.dtype:
@@ -30,7 +30,7 @@ class Rooms:
         self._lent[unit.key] = room
         return room
 
-    def give_back(self, units: Iterable[Unit]) -> None:
+    def release(self, units: Iterable[EncodeGroup]) -> None:
         """Take note that nobody reads any more what these units sent at this step."""
         for unit in units:
             if (room := self._lent.pop(unit.key, None)) is not None:

@@ -1,4 +1,4 @@
-"""TakenGradients: gradients read where backward leaves them, instead of copied into DDP's buckets first.
+"""ZeroCopyGradients: gradients read where backward leaves them, instead of copied into DDP's buckets first.
 
 Autograd is given, in a gradient's place, the part of the bucket that DDP would copy it to; DDP finds the gradient where
 it wants it and copies nothing. What lies there is of the step before, until the exchange writes the update: an exchange
@@ -20,7 +20,7 @@ from torch.nn.parallel import DistributedDataParallel
 WORTH_TAKING = 1 << 15
 
 
-class TakenGradients:
+class ZeroCopyGradients:
     """The gradients of a backward that are still to be exchanged.
 
     Taken is what lies on a CPU: on a GPU a copy is cheap, and memory is not. What DDP does not exchange, as inside

@@ -1,4 +1,4 @@
-"""Unit: what one `encode` call covers, and how layers are cut into units."""
+"""EncodeGroup: what one `encode` call covers, and how layers are cut into units."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from compressors.layer import Layer, Step, end_to_end
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
-class Unit:
+class EncodeGroup:
     """One layer, or several layers laid end to end.
 
     Attributes:
@@ -115,13 +115,13 @@ class Unit:
         ]
 
 
-def cut(
+def group_layers(
     compressor: Compressor,
     layers: Iterable[Layer],
     step: Step | None = None,
     gradients: Sequence[torch.Tensor] = (),
     updates: Sequence[torch.Tensor] = (),
-) -> list[Unit]:
+) -> list[EncodeGroup]:
     """Return compressed units first, in model order, then one unit of all layers that stay dense.
 
     Layers without elements send nothing and keep no state.
@@ -142,7 +142,7 @@ def cut(
         (dense if all_dense or compressor.leaves_dense(layer) else compressed).append(layer)
     groups = [[layer] for layer in compressed] if compressor.granularity == "layer" else [compressed]
     return [
-        Unit(
+        EncodeGroup(
             layer=end_to_end(group),
             layers=group,
             key=tuple(layer.id for layer in group),

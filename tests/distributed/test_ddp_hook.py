@@ -24,7 +24,7 @@ from collectives.spec import build
 from compressors.choice import Choice
 from compressors.ddp.attaching import attach
 from compressors.ddp.choosing.hook import ChoosingHook
-from compressors.none import NONE
+from compressors.none import NoCompression
 from compressors.topk import TopK
 from tests.testing.ddp_scenes import (
     LR,
@@ -69,7 +69,7 @@ def trained_by_hand(
 
 
 def dense(rank: int) -> torch.Tensor:
-    return trained(NONE(), 4)
+    return trained(NoCompression(), 4)
 
 
 def compressed(rank: int) -> dict[str, Any]:
@@ -157,7 +157,7 @@ def warm_up(rank: int) -> list[int]:
 def accumulated(rank: int) -> torch.Tensor:
     """Two batches per step, exchanged once."""
     ddp = wrapped()
-    hook = attach(ddp, NONE(), Ring())
+    hook = attach(ddp, NoCompression(), Ring())
     with hook.no_sync():
         loss_of(ddp, rank, 0).backward()
     loss_of(ddp, rank, 1).backward()
@@ -394,7 +394,7 @@ def two_of_three(rank: int) -> bytes | None:
     if rank == 1:
         return None
     ddp = DistributedDataParallel(network(), process_group=group)
-    hook = attach(ddp, NONE(), Ring())
+    hook = attach(ddp, NoCompression(), Ring())
     after = train(ddp, hook, range(2))
     hook.close()
     return saved(after)

@@ -29,7 +29,7 @@ from compressors.ddp.attaching import attach
 from compressors.ddp.hook import CompressionHook, NonFiniteGradient
 from compressors.group_topk import GroupTopK
 from compressors.layer import Step
-from compressors.none import NONE
+from compressors.none import NoCompression
 from compressors.topk import Dgc, TopK
 from compressors.torch_hooks import TorchFp16
 from tests.testing.ddp_scenes import batch, loss_of, message_of, network, played_by_two, train, wrapped
@@ -78,7 +78,7 @@ def bad_gradient(rank: int) -> dict[str, Any]:
 
 def bad_gradient_raises(rank: int) -> str:
     ddp = wrapped()
-    hook = attach(ddp, NONE(), Allgather(), nonfinite="raise")
+    hook = attach(ddp, NoCompression(), Allgather(), nonfinite="raise")
     (loss_of(ddp, rank, 0) * float("inf")).backward()
     message = message_of(hook.step_ok)
     hook.close()
@@ -87,7 +87,7 @@ def bad_gradient_raises(rank: int) -> str:
 
 def forgotten(rank: int) -> str:
     ddp = wrapped()
-    hook = attach(ddp, NONE(), Allgather())
+    hook = attach(ddp, NoCompression(), Allgather())
     loss_of(ddp, rank, 0).backward()
     message = message_of(lambda: loss_of(ddp, rank, 1).backward())
     hook.close()
@@ -96,7 +96,7 @@ def forgotten(rank: int) -> str:
 
 def closed(rank: int) -> str:
     ddp = wrapped()
-    attach(ddp, NONE(), Allgather()).close()
+    attach(ddp, NoCompression(), Allgather()).close()
     return message_of(lambda: loss_of(ddp, rank, 0).backward())
 
 
@@ -122,7 +122,7 @@ def missed(rank: int) -> dict[str, str]:
 
     def of(step: Callable[[DistributedDataParallel], object], **options: Any) -> str:
         ddp = wrapped(**options)
-        hook = attach(ddp, NONE(), Allgather())
+        hook = attach(ddp, NoCompression(), Allgather())
         train(ddp, hook, range(2))
         step(ddp)
         message = message_of(hook.step_ok)
@@ -197,7 +197,7 @@ def warned(rank: int) -> list[list[str]]:
 
 def joined(rank: int) -> str:
     ddp = wrapped()
-    hook = attach(ddp, NONE(), Allgather())
+    hook = attach(ddp, NoCompression(), Allgather())
     with ddp.join():
         message = message_of(lambda: loss_of(ddp, rank, 0).backward())
     hook.close()
@@ -250,7 +250,7 @@ def delayed() -> DistributedDataParallel:
 
 def hooked() -> DistributedDataParallel:
     ddp = wrapped()
-    attach(ddp, NONE(), Allgather()).close()
+    attach(ddp, NoCompression(), Allgather()).close()
     return ddp
 
 
@@ -427,7 +427,7 @@ def test_what_cannot_work_is_refused_in_one_sentence_before_anything_starts(
 
 def leave_early(rank: int) -> int | None:
     ddp = wrapped()
-    hook = attach(ddp, NONE(), Ring(), timeout_s=20)
+    hook = attach(ddp, NoCompression(), Ring(), timeout_s=20)
     train(ddp, hook, range(2))  # in its second step DDP itself talks, to lay its buckets anew
     if rank == 1:
         return None

@@ -18,9 +18,9 @@ from bench.strategies.ddp.ddp import Ddp
 from collectives.base import Collective
 from collectives.native import Native
 from collectives.ring import Ring
-from compressors.ddp.channel import Channel
+from compressors.ddp.channel import CompressedCommunicator
 from compressors.layer import Step
-from compressors.none import NONE
+from compressors.none import NoCompression
 from tests.testing.ranks import run_ranks
 
 STEPS, NUMEL = 3, 55
@@ -42,7 +42,7 @@ class WithNorms(Optimizer):
         return torch.optim.SGD(parameters, lr=lr)
 
     @override
-    def bind(self, model: nn.Module, lr: float, channel: Channel | None = None) -> torch.optim.Optimizer:
+    def bind(self, model: nn.Module, lr: float, channel: CompressedCommunicator | None = None) -> torch.optim.Optimizer:
         assert channel is not None
         optimizer = self.build(model.parameters(), lr)
 
@@ -58,7 +58,7 @@ def train(rank: int, collective: Collective) -> tuple[list[float], dict[str, Any
     config = RunConfig(lr=0.1, bucket_mb=1.0, world_size=2, timeout_s=30.0)
     model = nn.Linear(10, 5)
     setup = Setup(
-        config=config, model=model, compressor=NONE(), collective=collective, optimizer=WithNorms(),
+        config=config, model=model, compressor=NoCompression(), collective=collective, optimizer=WithNorms(),
         device=torch.device("cpu"),
     )  # fmt: skip
     strategy = Ddp().bind(setup)

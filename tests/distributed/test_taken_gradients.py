@@ -16,7 +16,7 @@ from torch.utils.checkpoint import checkpoint
 
 from compressors.ddp import taken
 from compressors.ddp.attaching import attach
-from compressors.ddp.taken import TakenGradients
+from compressors.ddp.taken import ZeroCopyGradients
 from tests.testing.ddp_scenes import gradients, loss_of, network, played_by_two, train, wrapped
 
 NUM_PARAMETERS = 4
@@ -152,10 +152,12 @@ def copies(rank: int) -> dict[str, Any]:
     for as_view in (True, False):
         with worth_taking(1):
             ddp = wrapped(gradient_as_bucket_view=as_view)
-            held = TakenGradients(ddp)
+            held = ZeroCopyGradients(ddp)
             outside: list[list[bool]] = []
 
-            def take(state: Any, bucket: Any, held: TakenGradients = held, outside: list[list[bool]] = outside) -> Any:
+            def take(
+                state: Any, bucket: Any, held: ZeroCopyGradients = held, outside: list[list[bool]] = outside
+            ) -> Any:
                 given, updates = held.of(bucket)
                 outside.append([a.data_ptr() != b.data_ptr() for a, b in zip(given, updates, strict=True)])
                 for gradient, update in zip(given, updates, strict=True):

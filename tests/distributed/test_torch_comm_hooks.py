@@ -13,7 +13,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from bench.core import registry
 from bench.strategies.ddp.ddp import DDP_TIMER_EVERY, DdpExchange
-from compressors.none import NONE
+from compressors.none import NoCompression
 from compressors.torch_hooks import TorchCommHook, TorchPowerSgd
 from tests.testing.compressor_cases import step_at
 from tests.testing.ranks import run_ranks
@@ -90,7 +90,7 @@ LATE_S = 0.4
 def waits_for_a_late_peer(rank: int) -> list[float | None]:
     """Per step, what was waited for; rank 1 is late in the one step that is read."""
     ddp = DistributedDataParallel(nn.Linear(40, 30))
-    exchange = DdpExchange(ddp, NONE(), nonfinite="skip")
+    exchange = DdpExchange(ddp, NoCompression(), nonfinite="skip")
     found = []
     for index in range(DDP_TIMER_EVERY):
         exchange.start_step(step_at(index, rank, 2))

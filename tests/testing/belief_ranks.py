@@ -13,10 +13,10 @@ from bench.optimizers._belief import Belief
 from bench.optimizers.base import Optimizer
 from collectives.base import Collective
 from compressors.base import Compressor
-from compressors.ddp.channel import Channel
+from compressors.ddp.channel import CompressedCommunicator
 from compressors.ddp.reducer import Reducer
 from compressors.layer import layers_of
-from compressors.none import NONE
+from compressors.none import NoCompression
 from tests.testing.compressor_cases import step_at
 from tests.testing.memory_transport import MemoryTransport, run_threads
 
@@ -67,7 +67,9 @@ class Rank:
         self.transport = transport
         self.model = Network(dtype)
         bound = cast(Collective, spec.build("collectives", collective))
-        self.channel = Channel(layers_of(self.model), Reducer(compressor or NONE()), bound, transport)
+        self.channel = CompressedCommunicator(
+            layers_of(self.model), Reducer(compressor or NoCompression()), bound, transport
+        )
         self.optimizer = optimizer.bind(self.model, LR, self.channel)
         self.means: list[Tensors] = []
         self.maxima: list[Tensors] = []

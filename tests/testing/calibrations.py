@@ -12,11 +12,11 @@ from bench.core.parts import (
     VERSION,
     BucketParts,
     Calibration,
-    Crowd,
+    CpuContention,
     EncodedBucket,
     LeafSize,
     MessageCosts,
-    Offer,
+    MessageProfile,
 )
 
 NUMEL = 125_000
@@ -49,13 +49,13 @@ def calibration(**other: Any) -> Calibration:
         ),
         "encoded": {
             name: tuple(
-                EncodedBucket(work_s=(before_s, after_s), offers=(Offer(leaves=(leaf,), layers=(number,)),))
+                EncodedBucket(work_s=(before_s, after_s), offers=(MessageProfile(leaves=(leaf,), layers=(number,)),))
                 for number in range(2)
             )
             for name, (before_s, after_s, leaf) in encoded.items()
         },
         "crowds": tuple(
-            Crowd(
+            CpuContention(
                 load=load,
                 handed_over_s=(max(1.0, load) * 0.25, max(1.0, load) * 0.35),
                 computed_s=max(1.0, load) * 0.35,

@@ -17,12 +17,12 @@ from bench.core.units import format_seconds
 from bench.launch.jobs.fork_server import ForkServer
 from bench.launch.resuming import ask_anew
 from bench.launch.run import Result, execute, resume
-from bench.launch.sweeps.agenda import Agenda
+from bench.launch.sweeps.agenda import SweepState
 from bench.launch.sweeps.file import table_text
 from bench.launch.sweeps.missing_runs import run_missing
 
 
-def say_plan(agenda: Agenda, configs: list[RunConfig], again: str) -> None:
+def say_plan(agenda: SweepState, configs: list[RunConfig], again: str) -> None:
     """How many runs there are, how many are done, and how long the others will take, on stderr.
 
     Args:
@@ -32,17 +32,17 @@ def say_plan(agenda: Agenda, configs: list[RunConfig], again: str) -> None:
     """
     seconds = agenda.estimate().total_s(configs)
     time = f"about {format_seconds(seconds)}" if seconds is not None else "for how long is not known yet"
-    failed = len(agenda.that_are("failed"))
+    failed = len(agenda.runs_with_status("failed"))
     parts = [
         f"{len(agenda.runs)} runs of {len({run.config.config_id for run in agenda.runs})} configurations",
-        f"{len(agenda.that_are('done'))} done",
+        f"{len(agenda.runs_with_status('done'))} done",
         *([f"{failed} failed ({again})"] if failed else []),
         f"{len(configs)} to do now" + (f", {time}" if configs else ""),
     ]
     print("; ".join(parts), file=sys.stderr)
 
 
-def print_agenda(agenda: Agenda, *, as_json: bool) -> None:
+def print_agenda(agenda: SweepState, *, as_json: bool) -> None:
     """One row per configuration on stdout, with how far its runs have come; as JSON one entry per run."""
     if as_json:
         print_json(agenda.as_data())
@@ -58,7 +58,7 @@ def print_agenda(agenda: Agenda, *, as_json: bool) -> None:
     stdout_console().print(table)
 
 
-def _by_configuration(agenda: Agenda) -> list[list[Any]]:
+def _by_configuration(agenda: SweepState) -> list[list[Any]]:
     """The runs of each configuration, sorted as the settings are written."""
     groups: dict[str, list[Any]] = {}
     for run in agenda.runs:
@@ -75,7 +75,7 @@ class SweepProgress:
         server: starts the ranks.
     """
 
-    def __init__(self, agenda: Agenda, configs: list[RunConfig], server: ForkServer) -> None:
+    def __init__(self, agenda: SweepState, configs: list[RunConfig], server: ForkServer) -> None:
         self._agenda = agenda
         self._configs = configs
         self._server = server
@@ -84,7 +84,7 @@ class SweepProgress:
         self._errors: dict[str, str] = {}  # of what failed, by digest
         self._results: list[Result] = []
 
-    def run_all(self) -> Agenda:
+    def run_all(self) -> SweepState:
         """Do them and return the agenda afterwards.
 
         Raises:
@@ -94,8 +94,8 @@ class SweepProgress:
         make_each_ready(self._configs, self._server)
         run_missing(self._configs, self._agenda.out, self._agenda.past, self._train)
         warn_of_other_work(self._results)
-        agenda = Agenda.look_up(self._agenda.runs, self._agenda.out)
-        missing = [run.config.digest for run in agenda.that_are("missing")]
+        agenda = SweepState.look_up(self._agenda.runs, self._agenda.out)
+        missing = [run.config.digest for run in agenda.runs_with_status("missing")]
         unrecorded = {digest: self._errors[digest] for digest in missing if digest in self._errors}
         return dataclasses.replace(agenda, unrecorded=unrecorded)
 

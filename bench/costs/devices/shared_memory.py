@@ -15,7 +15,7 @@ from bench.core import signals
 from bench.core.errors import RunFailed
 from bench.core.processes import die_with_parent
 from bench.costs.catalog import LinkKind
-from collectives.transport.mapped_memory import Patience
+from collectives.transport.mapped_memory import SpinThenSleep
 
 LONG_NBYTES = 2**24
 _SHORT_NBYTES = 8
@@ -65,7 +65,7 @@ class _Side:
         self._counters[self._own] += 1
 
     def receive(self, message: int, nbytes: int) -> None:
-        patience = Patience(_LONGEST_WAIT_S)
+        patience = SpinThenSleep(_LONGEST_WAIT_S)
         while self._counters[1 - self._own] < message:
             if not patience.pause():
                 raise RunFailed("shared memory could not be measured: its second process did not answer; try again")

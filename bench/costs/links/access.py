@@ -9,7 +9,7 @@ from typing import Any, Self
 import numpy as np
 
 from bench.costs.arrays import Floats
-from bench.costs.links.paces import Pace
+from bench.costs.links.paces import TraceClock
 from collectives.rounds.waves import Ints
 
 
@@ -25,7 +25,7 @@ class Links:
             own is constant; empty: all are.
         latency_s: one-way delay of what it sends, likewise.
         message_s: what a rank does for one message, sent or received.
-        byte_s: what it does for one byte, sent or received.
+        per_byte_s: what it does for one byte, sent or received.
         wake_s: until a rank that waits for a message does something about it.
         crowded_wake_s: the same while more threads compute than there are cores.
         ack_share: of the time that a byte takes of a link, what its acknowledgement takes of the way back.
@@ -38,14 +38,14 @@ class Links:
     down_rate: Floats
     latency_s: Floats
     message_s: float = 0.0
-    byte_s: float = 0.0
+    per_byte_s: float = 0.0
     wake_s: float = 0.0
     crowded_wake_s: float = 0.0
     ack_share: float = 0.0
     carry_byte_s: float = 0.0
     carriers: int = 1
-    up_paces: Sequence[Pace | None] = ()
-    down_paces: Sequence[Pace | None] = ()
+    up_paces: Sequence[TraceClock | None] = ()
+    down_paces: Sequence[TraceClock | None] = ()
 
     @classmethod
     def of_hosts(cls, up_rate: Floats, down_rate: Floats, latency_s: Floats, **more: Any) -> Self:

@@ -30,7 +30,7 @@ import numpy as np
 import numpy.typing as npt
 
 from bench.core.errors import UsageError
-from bench.core.parts import Work
+from bench.core.parts import LinearCost
 from bench.costs.arrays import Floats
 from bench.costs.links.access import Links
 from bench.costs.links.paces import Paces
@@ -47,7 +47,7 @@ MOST_PARTS = 16
 """of a message, which come one after the other, where rates change"""
 LEAST_PART_BYTES = 1500
 
-NOTHING = Work()
+NOTHING = LinearCost()
 
 
 class Flows:
@@ -94,7 +94,7 @@ class Flows:
         """Every rank is busy for so long."""
         self.ready = self.ready + seconds
 
-    def run(self, waves: Iterable[Wave], *, unpack: Work = NOTHING, merge: Work = NOTHING) -> None:
+    def run(self, waves: Iterable[Wave], *, unpack: LinearCost = NOTHING, merge: LinearCost = NOTHING) -> None:
         """Carry out one sum.
 
         Args:
@@ -118,26 +118,26 @@ class Flows:
                 merged = np.broadcast_to(wave.merged, nbytes.shape)
                 self._run_messages(sources, targets, nbytes, *self._work_on(unpack, merge, merged))
 
-    def _work_on(self, unpack: Work, merge: Work, merged: npt.NDArray[np.bool_]) -> tuple[Floats, Floats]:
+    def _work_on(self, unpack: LinearCost, merge: LinearCost, merged: npt.NDArray[np.bool_]) -> tuple[Floats, Floats]:
         """Seconds of each message that comes, and of each of its bytes."""
         added = merged.astype(np.float64)
-        message_s: Floats = self.links.message_s + unpack.each_s + merge.each_s * added
-        byte_s: Floats = self.links.byte_s + unpack.byte_s + merge.byte_s * added
-        return message_s, byte_s
+        message_s: Floats = self.links.message_s + unpack.fixed_s + merge.fixed_s * added
+        per_byte_s: Floats = self.links.per_byte_s + unpack.per_byte_s + merge.per_byte_s * added
+        return message_s, per_byte_s
 
-    def _run_messages(self, sources: Ints, targets: Ints, nbytes: Ints, message_s: Floats, byte_s: Floats) -> None:
+    def _run_messages(self, sources: Ints, targets: Ints, nbytes: Ints, message_s: Floats, per_byte_s: Floats) -> None:
         if not nbytes.all():
             there = nbytes > 0
             sources, targets, nbytes = sources[there], targets[there], nbytes[there]
-            message_s, byte_s = message_s[there], byte_s[there]
+            message_s, per_byte_s = message_s[there], per_byte_s[there]
         if not len(nbytes):
             return
         if self._paths is None or self._paths.sources is not sources or self._paths.targets is not targets:
             self._paths = Paths(sources, targets, self.links)
         paths = self._paths
         leaving_bytes = paths.per_source(nbytes)
-        send_s = self.links.message_s * paths.leaving + self.links.byte_s * leaving_bytes
-        receive_s = paths.per_target(message_s + byte_s * nbytes)
+        send_s = self.links.message_s * paths.leaving + self.links.per_byte_s * leaving_bytes
+        receive_s = paths.per_target(message_s + per_byte_s * nbytes)
         self.ready = self.ready + self._slower * send_s
         begin = self.ready[sources]
         over_link, over_link_bytes = nbytes, leaving_bytes
@@ -171,15 +171,15 @@ class Flows:
         self.ready += self._slower * receive_s
         self._count(send_s + receive_s, paths.leaving, leaving_bytes, over_link_bytes)
 
-    def _run_each_to_each(self, wave: Wave, message_s: Floats, byte_s: Floats) -> None:
+    def _run_each_to_each(self, wave: Wave, message_s: Floats, per_byte_s: Floats) -> None:
         links, (sources, targets) = self.links, (wave.sources, wave.targets)
         nbytes = np.where(sources[:, None] == targets, 0, wave.nbytes)
         others = np.count_nonzero(sources[:, None] != targets, axis=1), np.count_nonzero(sources[:, None] != targets, 0)
         leaving, coming, leaving_bytes, coming_bytes = (np.zeros(links.num_ranks) for _ in range(4))
         leaving[sources], coming[targets] = others
         leaving_bytes[sources], coming_bytes[targets] = nbytes.sum(1), nbytes.sum(0)
-        send_s = links.message_s * leaving + links.byte_s * leaving_bytes
-        receive_s = message_s * coming + byte_s * coming_bytes
+        send_s = links.message_s * leaving + links.per_byte_s * leaving_bytes
+        receive_s = message_s * coming + per_byte_s * coming_bytes
         self.ready = self.ready + self._slower * send_s
         begin = self.ready[sources]
         up_bytes = leaving_bytes + links.ack_share * coming_bytes

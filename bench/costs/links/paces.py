@@ -30,7 +30,7 @@ _PART = 1e-6
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
-class Pace:
+class TraceClock:
     """One trace.
 
     Attributes:
@@ -68,20 +68,20 @@ class Paces:
         of_hosts: each one's, None where the rate is constant and the clock shows the time; empty: everywhere.
     """
 
-    def __init__(self, of_hosts: Sequence[Pace | None]) -> None:
+    def __init__(self, of_hosts: Sequence[TraceClock | None]) -> None:
         self._paces = [pace for pace in dict.fromkeys(of_hosts) if pace is not None]
         self._of_host = np.array([-1 if pace is None else self._paces.index(pace) for pace in of_hosts], dtype=np.int64)
         self._all_alike = set(of_hosts) == set(self._paces[:1])
 
     def clock_at(self, hosts: Ints, times: Floats) -> Floats:
         """What the clocks of these hosts show at these times, float [..., hosts] or [..., 1]."""
-        return self._of_each(hosts, times, Pace.clock_at)
+        return self._of_each(hosts, times, TraceClock.clock_at)
 
     def time_of(self, hosts: Ints, clock: Floats) -> Floats:
         """When the clocks of these hosts come to these readings, float [..., hosts]."""
-        return self._of_each(hosts, clock, Pace.time_of)
+        return self._of_each(hosts, clock, TraceClock.time_of)
 
-    def _of_each(self, hosts: Ints, values: Floats, way: Callable[[Pace, Floats], Floats]) -> Floats:
+    def _of_each(self, hosts: Ints, values: Floats, way: Callable[[TraceClock, Floats], Floats]) -> Floats:
         if not self._paces:
             return values
         if self._all_alike:

@@ -19,7 +19,7 @@ import simpy
 
 from bench.costs.arrays import Floats
 from bench.costs.links.access import Links
-from bench.costs.sharing import Sharing
+from bench.costs.sharing import FairShareQueue
 from collectives.rounds.waves import Ints
 
 FASTEST = 1e15
@@ -40,7 +40,7 @@ class Star:
         self._env, self._links, self._root = env, links, root
         self._up, self._down = (np.minimum(rates, FASTEST) for rates in (links.up_rate, links.down_rate))
         self._queues = [simpy.Resource(env) for _ in range(2 * n)]
-        self._wires = Sharing(env, 2 * n, self._fair_rates)
+        self._wires = FairShareQueue(env, 2 * n, self._fair_rates)
 
     def push(self, rank: int, nbytes: float) -> simpy.Event:
         """Send so much to the server; happens when the last byte has come, behind what this rank sent before."""

@@ -63,7 +63,7 @@ class Windows:
         sources: npt.NDArray[np.int64],
         targets: npt.NDArray[np.int64],
         nbytes: Ints,
-        byte_s: Floats,
+        per_byte_s: Floats,
         round_trip_s: Floats,
     ) -> Floats:
         """Seconds in which messages leave that have their links to themselves; all arguments broadcast.
@@ -72,7 +72,7 @@ class Windows:
             sources: ranks that send.
             targets: to which.
             nbytes: of each message.
-            byte_s: of the slowest link on its way.
+            per_byte_s: of the slowest link on its way.
             round_trip_s: of that.
         """
         silence_s, sent = self._before(sources, targets, nbytes)
@@ -80,11 +80,11 @@ class Windows:
         self._longest[sources, targets] = np.maximum(self._longest[sources, targets], nbytes)
         self._sent[sources, targets] += nbytes
         grown = (1 + self._is_grown[sources, targets]) * nbytes
-        leaves: Floats = nbytes * byte_s
+        leaves: Floats = nbytes * per_byte_s
         for timeouts in range(1, 1 + int(silence_s.max(initial=0.0) / LEAST_TIMEOUT_S)):
             window = np.maximum(sent, grown * 0.5**timeouts)
             longest_s = np.clip(silence_s / timeouts - LEAST_TIMEOUT_S, 0.0, round_trip_s)
-            leaves = np.maximum(leaves, _leaves_in_s(window, nbytes, byte_s, longest_s))
+            leaves = np.maximum(leaves, _leaves_in_s(window, nbytes, per_byte_s, longest_s))
             if (window == sent).all():  # more timeouts make none smaller, and come with shorter delays
                 break
         return leaves
@@ -146,11 +146,11 @@ class SettlingWindows(Windows):
         self._came_at_s[sources, targets] = self._clock_s
 
 
-def _leaves_in_s(window: Floats, nbytes: Ints, byte_s: Floats, round_trip_s: Floats) -> Floats:
+def _leaves_in_s(window: Floats, nbytes: Ints, per_byte_s: Floats, round_trip_s: Floats) -> Floats:
     left = nbytes.astype(np.float64)
-    seconds = np.zeros(np.broadcast_shapes(left.shape, byte_s.shape))
+    seconds = np.zeros(np.broadcast_shapes(left.shape, per_byte_s.shape))
     while (waits := left > window).any():
-        seconds += np.where(waits, np.maximum(window * byte_s, round_trip_s), 0.0)
+        seconds += np.where(waits, np.maximum(window * per_byte_s, round_trip_s), 0.0)
         left, window = np.where(waits, left - window, left), np.where(waits, 2 * window, window)
-    leaves: Floats = seconds + left * byte_s
+    leaves: Floats = seconds + left * per_byte_s
     return leaves

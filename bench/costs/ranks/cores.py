@@ -19,7 +19,7 @@ import simpy
 from bench.core.parts import Calibration
 from bench.costs.arrays import Floats
 from bench.costs.ranks.crowds import crowd_at
-from bench.costs.sharing import Sharing
+from bench.costs.sharing import FairShareQueue
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -44,7 +44,7 @@ class SharedCores:
             marks: seconds of work until each, alone on the machine, ascending.
         """
         env, first = simpy.Environment(), float(starts.min())
-        cores = Sharing(env, len(starts), self.rates)
+        cores = FairShareQueue(env, len(starts), self.rates)
         times = np.empty((len(marks), len(starts)))
 
         def compute(rank: int) -> Generator[simpy.Event, Any, None]:

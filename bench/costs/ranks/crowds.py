@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import numpy as np
 
-from bench.core.parts import Calibration, Crowd
+from bench.core.parts import Calibration, CpuContention
 
 
-def crowd_at(calibration: Calibration, load: float) -> Crowd:
+def crowd_at(calibration: Calibration, load: float) -> CpuContention:
     """A step at any load, threads that compute / cores.
 
     At the least it takes the CPU time of a rank by itself, which other work on the machine did not lengthen. Between
@@ -20,7 +20,7 @@ def crowd_at(calibration: Calibration, load: float) -> Crowd:
     )
     *handed_over, computed_s = (float(np.interp(load, loads, of_crowds)) for of_crowds in times.T)
     turns = max(1.0, load / max(1.0, loads[-1]))
-    return Crowd(
+    return CpuContention(
         load=load,
         handed_over_s=tuple(turns * at for at in handed_over),
         computed_s=turns * computed_s,

@@ -16,12 +16,12 @@ from bench.core.parts import (
     VERSION,
     BucketParts,
     Calibration,
-    Crowd,
+    CpuContention,
     EncodedBucket,
     LeafSize,
+    LinearCost,
     MessageCosts,
-    Offer,
-    Work,
+    MessageProfile,
 )
 from bench.core.units import format_seconds, parse_duration
 from bench.datasets.base import Dataset
@@ -38,7 +38,7 @@ from compressors.base import FP32_BYTES, Compressor
 from compressors.ddp.bucket import Bucket
 from compressors.ddp.reducer import Reducer
 from compressors.layer import Layer, Step, layers_of
-from compressors.none import NONE
+from compressors.none import NoCompression
 
 DATASET, BATCH_SIZE = "digits", 32
 ENCODE_NS = {
@@ -56,7 +56,7 @@ MERGE_BYTE_S, ADD_BYTE_S, PACK_BYTE_S = 5e-9, 1e-10, 2e-10
 """of a byte of sparse entries that are merged, of a byte that is added, and of one that is packed or read"""
 GROWTH = ((1, 1.0), (2, 1.8), (4, 3.3))
 """bytes of several ranks' largest entries / bytes of one rank's"""
-MESSAGES = MessageCosts(message_s=15e-6, byte_s=1e-10, wake_s=30e-6)
+MESSAGES = MessageCosts(message_s=15e-6, per_byte_s=1e-10, wake_s=30e-6)
 AROUND_MESSAGE_S = 50e-6
 BATCH_SHARE, UPDATE_SHARE = 0.03, 0.03
 """of a step"""
@@ -94,7 +94,9 @@ def estimated(config: PredictConfig) -> Estimate:
     with torch.device("meta"):
         model = cast(Model, spec.build("models", config.model))
         layers = [dataclasses.replace(layer, weight=None) for layer in layers_of(model.build(dataset.num_classes))]
-    bucket_mb = Ddp().default_bucket_mb(FP32_BYTES * sum(layer.numel for layer in layers) / 2**20, Sgd(), NONE())
+    bucket_mb = Ddp().default_bucket_mb(
+        FP32_BYTES * sum(layer.numel for layer in layers) / 2**20, Sgd(), NoCompression()
+    )
     buckets = _buckets([layer for layer in layers if layer.numel][::-1], (bucket_mb or 0) * 2**20)
     batch_s, update_s = BATCH_SHARE * step_s, UPDATE_SHARE * step_s
     backward_s = BACKWARD_SHARE * (step_s - batch_s - update_s)
@@ -130,7 +132,7 @@ def estimated(config: PredictConfig) -> Estimate:
             for compressor in (cast(Compressor, spec.build("compressors", name)) for name in dict.fromkeys(names))
         },
         crowds=(
-            Crowd(
+            CpuContention(
                 load=ANY_LOAD,
                 handed_over_s=tuple(batch_s + forward_s + at for at in ready_s),
                 computed_s=batch_s + forward_s + backward_s,
@@ -176,9 +178,9 @@ def _encoded(compressor: Compressor, buckets: Sequence[Sequence[Layer]]) -> tupl
     found = []
     for layers in buckets:
         gradients = [torch.randn(layer.numel, generator=random) for layer in layers]
-        offers: list[Offer] = []
+        offers: list[MessageProfile] = []
 
-        def travel(payload: Payload, key: Key, offers: list[Offer] = offers) -> Payload:
+        def travel(payload: Payload, key: Key, offers: list[MessageProfile] = offers) -> Payload:
             offers.append(_offer(payload, key))
             return payload
 
@@ -189,14 +191,14 @@ def _encoded(compressor: Compressor, buckets: Sequence[Sequence[Layer]]) -> tupl
     return tuple(found)
 
 
-def _offer(payload: Payload, key: Key) -> Offer:
+def _offer(payload: Payload, key: Key) -> MessageProfile:
     is_sparse = payload.addable and not payload.elementwise
-    return Offer(
+    return MessageProfile(
         leaves=tuple(map(LeafSize.of, leaves(payload))),
         layers=key,
         growth=GROWTH if is_sparse else ((1, 1.0),),
-        merge=Work(byte_s=MERGE_BYTE_S if is_sparse else ADD_BYTE_S),
+        merge=LinearCost(per_byte_s=MERGE_BYTE_S if is_sparse else ADD_BYTE_S),
         pack_s=PACK_BYTE_S * payload.nbytes,
-        unpack=Work(byte_s=PACK_BYTE_S),
+        unpack=LinearCost(per_byte_s=PACK_BYTE_S),
         decode_s=1e-9 * DECODE_TERM_NS * payload.numel,
     )

@@ -16,14 +16,14 @@ from bench.core.rows import read_rows
 from bench.core.run_folder import RunFolder, read_json
 from bench.launch.predictions.links import links_of
 from bench.launch.predictions.validating import asked_of
-from bench.launch.sweeps.agenda import Agenda
+from bench.launch.sweeps.agenda import SweepState
 from bench.launch.sweeps.past_runs import PastRun
 from bench.launch.sweeps.plan import PlannedRun
 
 _PAIR = ("compressor", "collective")
 
 
-def finished_runs(calibration: Calibration, folder: Path, tell: Callable[[str], None]) -> Agenda:
+def finished_runs(calibration: Calibration, folder: Path, tell: Callable[[str], None]) -> SweepState:
     """The runs below a folder that this calibration can predict.
 
     Args:
@@ -55,7 +55,7 @@ def finished_runs(calibration: Calibration, folder: Path, tell: Callable[[str], 
         tell(f"note: {reasons.total()} of {len(folders)} runs are left out{_said(reasons)}")
     names = _telling_apart(configs.values())
     runs = [PlannedRun(settings=_settings(config, names), config=config) for config in configs.values()]
-    return Agenda(runs=runs, out=folder, past=past)
+    return SweepState(runs=runs, out=folder, past=past)
 
 
 def _checked(calibration: Calibration, run: PastRun) -> RunConfig:

@@ -11,7 +11,7 @@ import numpy as np
 from bench.core.interface import FRAME_BYTES, FRAME_HEADER_BYTES
 from bench.core.parts import FORWARDED, FRAMES, LOCAL, SEGMENTS, Calibration
 from bench.costs.links.access import Links
-from bench.costs.links.paces import Pace
+from bench.costs.links.paces import TraceClock
 from bench.hosts.cluster import has_real_frames
 from bench.hosts.forwarder.trace import Trace
 from bench.launch.predictions.asked import Asked
@@ -45,7 +45,7 @@ def links_of(calibration: Calibration, asked: Asked) -> Links:
         latency_s=np.array([host.latency_s for host in asked.hosts]),
         ack_share=acked,
         message_s=costs.message_s + calibration.around_message_s,
-        byte_s=costs.byte_s,
+        per_byte_s=costs.per_byte_s,
         wake_s=costs.wake_s,
         crowded_wake_s=_crowded_wake_s(calibration, asked),
         carry_byte_s=costs.carry_byte_s,
@@ -73,11 +73,11 @@ def _way(calibration: Calibration, asked: Asked) -> str:
     return FRAMES if asked.link_trace or has_real_frames(asked.hosts) else SEGMENTS
 
 
-def _paces(traces: Sequence[Trace | None]) -> list[Pace | None]:
+def _paces(traces: Sequence[Trace | None]) -> list[TraceClock | None]:
     """Each trace is read once.
 
     Raises:
         UsageError: a file is gone, or another one.
     """
-    read = {trace: Pace(np.array(trace.opportunities()) / MS_PER_S) for trace in dict.fromkeys(traces) if trace}
+    read = {trace: TraceClock(np.array(trace.opportunities()) / MS_PER_S) for trace in dict.fromkeys(traces) if trace}
     return [None if trace is None else read[trace] for trace in traces]

@@ -19,7 +19,7 @@ from bench.hosts.cluster import Cluster, HostLink
 from bench.launch.predictions.asked import Asked, waits
 from bench.launch.predictions.checking import check_asked
 from bench.launch.predictions.step import predicted
-from bench.launch.sweeps.agenda import Agenda
+from bench.launch.sweeps.agenda import SweepState
 from bench.launch.sweeps.file import table_text
 from bench.launch.sweeps.plan import PlannedRun
 from compressors.base import Compressor
@@ -157,12 +157,12 @@ def _last_interval_begins(epochs: int, config: RunConfig) -> int:
     return (epochs - 1) // every * every
 
 
-def compare(cells: Sequence[Cell], agenda: Agenda) -> list[Compared]:
+def compare(cells: Sequence[Cell], agenda: SweepState) -> list[Compared]:
     """Every cell beside its runs, as they lie there now; none is left out."""
     return [_compared(cell, agenda) for cell in cells]
 
 
-def _compared(cell: Cell, agenda: Agenda) -> Compared:
+def _compared(cell: Cell, agenda: SweepState) -> Compared:
     done = [agenda.past[run.config.digest] for run in cell.runs if agenda.progress(run) == "done"]
     rows = [list(read_rows(run.folder.metrics)) for run in done]
 

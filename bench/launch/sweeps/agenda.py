@@ -17,7 +17,7 @@ Progress = Literal["missing", "failed", "done"]
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Agenda:
+class SweepState:
     """A sweep's runs beside what lies in its folder.
 
     Attributes:
@@ -42,7 +42,7 @@ class Agenda:
         past = self.past.get(run.config.digest)
         return "missing" if past is None or past.state == "torn" else past.state
 
-    def that_are(self, progress: Progress) -> list[PlannedRun]:
+    def runs_with_status(self, progress: Progress) -> list[PlannedRun]:
         """The runs that have come so far, in order."""
         return [run for run in self.runs if self.progress(run) == progress]
 
@@ -66,7 +66,7 @@ class Agenda:
             RunFailed: "2 of 6 runs failed, one of them with: ...; its logs are in ..., and --retry-failed runs them
                 again".
         """
-        failed = self.that_are("failed")
+        failed = self.runs_with_status("failed")
         counted = f"{len(failed) + len(self.unrecorded)} of {len(self.runs)} runs failed, one of them with"
         if failed:
             first = self.past[failed[0].config.digest]
@@ -77,7 +77,7 @@ class Agenda:
     def estimate(self) -> Estimate:
         """What the runs that are done say of how long runs take."""
         estimate = Estimate()
-        for run in self.that_are("done"):
+        for run in self.runs_with_status("done"):
             estimate.learn(run.config, self.past[run.config.digest].summary.get("wall_time_s"))
         return estimate
 

@@ -8,10 +8,10 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from bench.core.config.run import RunConfig
-from bench.launch.sweeps.agenda import Agenda
+from bench.launch.sweeps.agenda import SweepState
 
 
-def sbatch_line(file: Path, agenda: Agenda, configs: list[RunConfig], *, retry_failed: bool) -> str:
+def sbatch_line(file: Path, agenda: SweepState, configs: list[RunConfig], *, retry_failed: bool) -> str:
     """The line for these runs of the agenda; each element asks for as many cores as the largest of them uses.
 
     Args:

@@ -15,7 +15,7 @@ from bench.core.config.run import RunConfig
 from bench.core.config.seeds import seeds_text
 from bench.core.errors import RunFailed, UsageError
 from bench.launch.refusals import without_torch
-from bench.launch.sweeps.agenda import Agenda
+from bench.launch.sweeps.agenda import SweepState
 from bench.launch.sweeps.file import Lists, Options, SweepFile, combinations, table_text
 from bench.launch.sweeps.plan import PlannedRun
 from bench.launch.sweeps.written import toml_table
@@ -111,7 +111,7 @@ def tuning_sweep(asked: SweepFile, seed: int) -> SweepFile:
     return SweepFile(where=asked.where, base=asked.base, seeds=[seed], include=tried)
 
 
-def choose(asked: SweepFile, agenda: Agenda) -> list[Tuned]:
+def choose(asked: SweepFile, agenda: SweepState) -> list[Tuned]:
     """The best settings of each configuration; of equals the one that stands first.
 
     Args:
@@ -146,7 +146,7 @@ def evaluated_base(asked: SweepFile) -> Options:
     return {name: value for name, value in asked.base.items() if name != "holdout_size"}
 
 
-def _best(options: Options, tried: list[PlannedRun], lists: Lists, agenda: Agenda) -> Tuned:
+def _best(options: Options, tried: list[PlannedRun], lists: Lists, agenda: SweepState) -> Tuned:
     accuracies = {
         run.config.digest: agenda.past[run.config.digest].summary["test_accuracy"]
         for run in tried

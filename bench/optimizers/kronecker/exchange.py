@@ -30,7 +30,7 @@ from collectives.payloads.symmetric import (
     relative_damping,
 )
 from collectives.rounds.layout import leaves
-from compressors.ddp.channel import Channel
+from compressors.ddp.channel import CompressedCommunicator
 from compressors.ddp.report import StepReport
 
 # The largest element of a sum stays below 2^15: fp16 ends at 65504, and is less exact below 2^-14.
@@ -49,7 +49,9 @@ class MomentExchange:
         dtype: the value type in which moments and factors travel.
     """
 
-    def __init__(self, channel: Channel, collective: BoundCollective, transfer: Form, dtype: torch.dtype) -> None:
+    def __init__(
+        self, channel: CompressedCommunicator, collective: BoundCollective, transfer: Form, dtype: torch.dtype
+    ) -> None:
         self._channel = channel
         self._transport = channel.transport
         self._collective = collective

@@ -229,7 +229,7 @@ class AsyncTraining(BoundStrategy):
         self._take(self.exchange.synchronize())
 
     @override
-    def settle(self) -> None:
+    def drain(self) -> None:
         self.synchronize()
 
     @override

@@ -24,7 +24,7 @@ from collectives.payloads.base import Payload
 from collectives.transport.base import Purpose, Traffic
 from compressors.base import Compressor
 from compressors.ddp.attaching import hook_for
-from compressors.ddp.channel import Channel, Nonfinite
+from compressors.ddp.channel import CompressedCommunicator, Nonfinite
 from compressors.ddp.hook import HookSettings
 from compressors.ddp.report import EncodedLayer, StepReport
 from compressors.layer import Layer, Step, layers_of
@@ -81,7 +81,9 @@ class Ddp(Strategy):
         exchange = gradients if channel is None else WithOptimizer(gradients, channel)
         return Replicas(setup.model, wrapped, exchange, optimizer.bind(setup.model, setup.config.lr, channel), channel)
 
-    def _gradients(self, setup: Setup, channel: Channel | None) -> tuple[nn.Module, GradientExchange, Optimizer]:
+    def _gradients(
+        self, setup: Setup, channel: CompressedCommunicator | None
+    ) -> tuple[nn.Module, GradientExchange, Optimizer]:
         """(the model as it is called, what becomes of its gradients, the optimizer that is left)."""
         config, compressor = setup.config, setup.compressor
         if channel is not None and setup.optimizer.keeps_gradients:
@@ -207,7 +209,7 @@ class WithOptimizer:
         channel: for what the optimizer exchanges.
     """
 
-    def __init__(self, gradients: GradientExchange, channel: Channel) -> None:
+    def __init__(self, gradients: GradientExchange, channel: CompressedCommunicator) -> None:
         self._gradients = gradients
         self._channel = channel
 

@@ -16,7 +16,7 @@ from bench.strategies.base import BoundStrategy, Exchange
 from collectives.base import Key
 from collectives.payloads.base import Payload
 from collectives.transport.base import Purpose, Traffic
-from compressors.ddp.channel import Channel, Nonfinite, Trigger, await_command, zero_nonfinite_
+from compressors.ddp.channel import CompressedCommunicator, Nonfinite, Trigger, await_command, zero_nonfinite_
 from compressors.ddp.hook import CompressionHook
 from compressors.ddp.report import StepReport
 from compressors.layer import Step
@@ -60,7 +60,7 @@ class Replicas(BoundStrategy):
         wrapped: nn.Module,
         exchange: GradientExchange,
         optimizer: torch.optim.Optimizer,
-        channel: Channel | None = None,
+        channel: CompressedCommunicator | None = None,
     ) -> None:
         super().__init__(model, wrapped, exchange)
         self.optimizer = optimizer
@@ -109,7 +109,7 @@ class Replicas(BoundStrategy):
         self._num_steps = state["num_steps"]
 
     @override
-    def rehearse(self, step: Step, x: torch.Tensor, y: torch.Tensor) -> None:
+    def warm_up(self, step: Step, x: torch.Tensor, y: torch.Tensor) -> None:
         """DDP regroups its buckets after the first backward, and sums are rounded as they lie in buckets."""
         if isinstance(self.wrapped, DistributedDataParallel):
             self.exchange.start_step(step)
@@ -128,7 +128,9 @@ class KeptGradients:
         nonfinite: what to do about a non-finite gradient.
     """
 
-    def __init__(self, model: nn.Module, channel: Channel, *, trigger: Trigger, nonfinite: Nonfinite) -> None:
+    def __init__(
+        self, model: nn.Module, channel: CompressedCommunicator, *, trigger: Trigger, nonfinite: Nonfinite
+    ) -> None:
         self._model = model
         self._channel = channel
         self._trigger = trigger

@@ -25,12 +25,12 @@ from bench.core.config.straggler import Straggler
 from bench.core.processes import peak_rss_bytes
 from bench.models.base import weights_hash
 from bench.optimizers.base import Optimizer
-from bench.strategies.base import Follower, SaveState
+from bench.strategies.base import SaveState, Worker
 from bench.strategies.placed.messages import HOST_RANK, hear, receive_all_, receive_tensor, send_all, tell
 from bench.strategies.placed.stage import Stage
 from collectives.pool import BoundPool
 from collectives.transport.base import Traffic, Transport
-from compressors.ddp.channel import Channel, zero_nonfinite_
+from compressors.ddp.channel import CompressedCommunicator, zero_nonfinite_
 from compressors.ddp.hook import NonFiniteGradient
 from compressors.ddp.report import StepReport
 from compressors.layer import Step
@@ -48,7 +48,7 @@ _NEXT: Mapping[State, tuple[State, ...]] = {
 }
 
 
-class DeviceProcess(Follower):
+class DeviceProcess(Worker):
     """One device.
 
     Args:
@@ -65,7 +65,7 @@ class DeviceProcess(Follower):
         config: RunConfig,
         stage: Stage,
         replica: int,
-        channel: Channel,
+        channel: CompressedCommunicator,
         transport: Transport,
         optimizer: Optimizer,
     ) -> None:

@@ -62,7 +62,7 @@ class HostTraining(BoundStrategy):
 
     @property
     @override
-    def dealt(self) -> Sequence[int]:
+    def shard_ids(self) -> Sequence[int]:
         return range(self._plan.num_replicas)
 
     @override
@@ -103,11 +103,11 @@ class HostTraining(BoundStrategy):
     def members(self, figures: list[dict[str, Any]]) -> list[dict[str, Any]]:
         """One entry per replica: what its devices sent, together, and what they and the host needed."""
         (own,) = figures
-        share = {"samples": own["samples"] // len(self.dealt)}
+        share = {"samples": own["samples"] // len(self.shard_ids)}
         return [own | share | replica for replica in self.devices.figures(own)]
 
     @override
-    def dismiss(self) -> None:
+    def stop_workers(self) -> None:
         self.devices.stop()
 
     @override

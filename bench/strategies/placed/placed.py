@@ -28,7 +28,7 @@ from bench.core.errors import UsageError
 from bench.core.topology import Topology
 from bench.datasets.base import Dataset
 from bench.optimizers.base import Optimizer
-from bench.strategies.base import BoundStrategy, Follower, Setup, Strategy
+from bench.strategies.base import BoundStrategy, Setup, Strategy, Worker
 from bench.strategies.placed.assignment import ActivationPolicy, check_values
 from bench.strategies.placed.device import DeviceProcess
 from bench.strategies.placed.host import HostSum, HostTraining
@@ -38,7 +38,7 @@ from bench.strategies.placed.stage import Stage
 from collectives.base import Collective
 from collectives.transport.shared_memory import SharedMemoryTransport
 from compressors.base import Compressor
-from compressors.ddp.channel import Channel, own_transport
+from compressors.ddp.channel import CompressedCommunicator, own_transport
 from compressors.layer import layers_of
 
 # Activations of a mini-batch of common size go as one piece.
@@ -183,7 +183,7 @@ class Placed(Strategy):
         return list(assignment.notes)
 
     @override
-    def bind(self, setup: Setup) -> BoundStrategy | Follower:
+    def bind(self, setup: Setup) -> BoundStrategy | Worker:
         config = setup.config
         plan = Plan.of(Topology.from_dict(config.devices or {}), self.by)
         _, routes = plan.assign(setup.model, self.activations)
@@ -200,7 +200,7 @@ class Placed(Strategy):
         stage = Stage(routes[replica], index, transport, setup.device)
         layer_of = {id(layer.weight): layer for layer in layers_of(setup.model)}
         reducer, optimizer = setup.make_reducer()
-        channel = Channel(
+        channel = CompressedCommunicator(
             [layer_of[id(parameter)] for parameter in stage.parameters().values()],
             reducer,
             HostSum.over(transport) if self.merge == "host" else setup.collective,

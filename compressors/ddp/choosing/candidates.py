@@ -39,7 +39,7 @@ class Candidates:
         self.pairs = pairs_on(collective)
         self.dense = dense_pair(collective)
         self.layers = [layer for layer in layers if layer.numel]
-        self.link = LinkCost(wave_s=0.0, byte_s=0.0)
+        self.link = LinkCost(wave_s=0.0, per_byte_s=0.0)
         self._auto = auto
         self._world_size = world_size
         self._compressors = {pair: pair.built()[0] for pair in self.pairs}
@@ -140,7 +140,7 @@ class Candidates:
         """Layers that are cheaper dense, where that is worth another message in each bucket."""
         if all(kind.elementwise for kind in self._compressors[pair].emits):
             return set()
-        without_waves = LinkCost(wave_s=0.0, byte_s=self.link.byte_s)
+        without_waves = LinkCost(wave_s=0.0, per_byte_s=self.link.per_byte_s)
 
         def gain_s(layer: Layer) -> float:
             mine, dense = self._layer_s(pair, layer, without_waves), self._layer_s(self.dense, layer, without_waves)

@@ -21,7 +21,7 @@ from collectives.transport.base import Transport
 from compressors.auto import Auto
 from compressors.choice import FIRST, Choice, Pair, Part
 from compressors.ddp.choosing.candidates import TRIED, Candidates
-from compressors.ddp.choosing.duels import LONGEST_REST, Duels, Rival
+from compressors.ddp.choosing.duels import LONGEST_REST, Challenger, Duels
 from compressors.ddp.choosing.prices import LinkCost, measure_link
 from compressors.ddp.choosing.reducer import ChosenPairs
 from compressors.ddp.choosing.standings import SETTLING, TIE, TRIAL, Standings, StepSeconds, ms, usual_s
@@ -74,7 +74,7 @@ class Found:
     holder: Pair
     why: str
     was_tried: bool
-    rivals: list[Rival]
+    rivals: list[Challenger]
     duels: Duels = dataclasses.field(default_factory=Duels)
     usual: list[StepSeconds] = dataclasses.field(default_factory=list)
     watched: int = 0
@@ -189,7 +189,7 @@ class Chooser:
 
     def _hold_on(self, before: Found) -> Found:
         """Keep what was held on the link before: trials on a new one must wait."""
-        rivals = [Rival(pair=rival.pair, is_near=rival.is_near) for rival in before.rivals]
+        rivals = [Challenger(pair=rival.pair, is_near=rival.is_near) for rival in before.rivals]
         link = self._candidates.link
         self._found.append(Found(link=link, holder=before.holder, why=before.why, was_tried=False, rivals=rivals))
         return self._found[-1]
@@ -326,7 +326,7 @@ class Chooser:
     def _is_rested(self) -> bool:
         return self.next_step - self._tried_at > self._rest
 
-    def _may_duel(self, rival: Rival) -> bool:
+    def _may_duel(self, rival: Challenger) -> bool:
         return rival.is_near or self._can_afford()
 
     def _can_afford(self) -> bool:

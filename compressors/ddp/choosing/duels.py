@@ -23,7 +23,7 @@ PROVES_SLOWER = 1.05
 
 
 @dataclasses.dataclass
-class Rival:
+class Challenger:
     """A pair that is not held but may be better.
 
     Attributes:

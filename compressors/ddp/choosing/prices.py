@@ -68,11 +68,11 @@ class LinkCost:
 
     Attributes:
         wave_s: a wave of messages, however short.
-        byte_s: one more byte that a rank sends.
+        per_byte_s: one more byte that a rank sends.
     """
 
     wave_s: float
-    byte_s: float
+    per_byte_s: float
 
 
 def measure_link(collective: BoundCollective, transport: Transport) -> LinkCost:
@@ -88,7 +88,7 @@ def measure_link(collective: BoundCollective, transport: Transport) -> LinkCost:
     numel = min(numel, _LONGEST)
     waves, nbytes = _waves(collective.options, transport.world_size, Layout.dense(numel), None)
     _, few = _waves(collective.options, transport.world_size, Layout.dense(_SHORT), None)
-    return LinkCost(wave_s=short_s / max(1, waves), byte_s=max(0.0, seconds - short_s) / max(1.0, nbytes - few))
+    return LinkCost(wave_s=short_s / max(1, waves), per_byte_s=max(0.0, seconds - short_s) / max(1.0, nbytes - few))
 
 
 def exchange_s(pair: Pair, nbytes: float, numel: int, link: LinkCost, world_size: int) -> float:
@@ -96,7 +96,7 @@ def exchange_s(pair: Pair, nbytes: float, numel: int, link: LinkCost, world_size
     if not numel or world_size == 1:
         return 0.0
     waves, sent = _messages(pair, nbytes, numel, world_size)
-    return waves * link.wave_s + sent * link.byte_s
+    return waves * link.wave_s + sent * link.per_byte_s
 
 
 @functools.lru_cache(maxsize=4096)

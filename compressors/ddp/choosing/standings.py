@@ -14,7 +14,7 @@ from typing import NamedTuple
 import numpy as np
 
 from compressors.choice import Pair
-from compressors.ddp.choosing.duels import Rival, middle
+from compressors.ddp.choosing.duels import Challenger, middle
 
 SETTLING, TRIAL = 2, 4
 """steps that begin a turn and are not counted (first the one before is told, then one that is not like others), and
@@ -136,12 +136,12 @@ class Standings:
         patience = HARDLY_WORSE if rank(held) < rank(winner) else TIE
         return held if logs[held] <= math.log(patience) + best else winner
 
-    def rivals(self, holder: Pair) -> list[Rival]:
+    def rivals(self, holder: Pair) -> list[Challenger]:
         """The pair nearest to what is held, if it is near, and the one that promised most and had the first turn."""
         others = [pair for pair in self._fastest_first() if pair != holder]
         near = [pair for pair in others[:1] if self.ratio(pair, holder) <= NEAR]
         favourite = [pair for pair in self.pairs[:1] if pair not in (holder, *near)]
-        return [Rival(pair=pair, is_near=pair in near) for pair in near + favourite]
+        return [Challenger(pair=pair, is_near=pair in near) for pair in near + favourite]
 
     def ranking(self, winner: Pair) -> str:
         """What the winner took, and the next best one that was tried."""

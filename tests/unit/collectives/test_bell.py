@@ -5,11 +5,11 @@ from __future__ import annotations
 import threading
 import time
 
-from collectives.transport.base import Bell
+from collectives.transport.base import WakeupEvent
 
 
 def test_it_rings_however_often_it_was_rung_until_it_is_silenced() -> None:
-    bell = Bell()
+    bell = WakeupEvent()
     assert not bell.is_ringing
     for rings in (1, 2, 100_000):
         for _ in range(rings):
@@ -23,7 +23,7 @@ def test_it_rings_however_often_it_was_rung_until_it_is_silenced() -> None:
 
 
 def test_another_thread_is_heard() -> None:
-    bell = Bell()
+    bell = WakeupEvent()
     ringer = threading.Thread(target=bell.ring)
     ringer.start()
     deadline = time.monotonic() + 10

@@ -118,8 +118,8 @@ def test_round_trips_do_not_grow_with_the_number_of_ranks(join: Join, monkeypatc
 def test_a_rank_that_has_not_joined_is_lost_and_keeps_nobody_from_joining(join: Join) -> None:
     store = HashStore()
     first, second = join(store, 0), join(store, 1)
-    first.meet(3)
-    second.meet(3)
+    first.publish(3)
+    second.publish(3)
     assert first.find_lost("g", [0, 1], 1) == Verdict(late=1)
     assert first.find_lost("another", [0, 1, 2], 1) == Verdict(lost=(2,))
 
@@ -155,7 +155,7 @@ def ask(join: Join, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Verdict | 
         for rank, machine in enumerate(machines[1:], start=1):
             if machine is not None:
                 detector._append("ping_servers", [rank, machine, 1])
-        detector.meet(0)
+        detector.publish(0)
         monkeypatch.setattr(
             failure_detector,
             "ping_all",
@@ -235,7 +235,7 @@ def test_without_the_store_a_rank_can_still_be_heard_by_one_that_fails_later(
     store = HashStore()
     lost, first, second = [join(store, rank) for rank in range(3)]
     for detector in (first, second):
-        detector.meet(0)
+        detector.publish(0)
         monkeypatch.setattr(detector, "_store", LostStore())
     lost.stop()
     heard: list[Verdict | None] = []

@@ -16,8 +16,8 @@ import pytest
 import torch
 from torch.distributed import HashStore  # type: ignore[attr-defined]
 
-from collectives.transport.base import Bell, TransportError, wait_all
-from collectives.transport.rendezvous import MeetingError, interface_host, meet
+from collectives.transport.base import TransportError, WakeupEvent, wait_all
+from collectives.transport.rendezvous import MeetingError, interface_host
 from collectives.transport.sockets import Connection, Connections, Incoming, SocketTransport
 from tests.testing.memory_transport import MemoryTransport, MemoryWires, run_threads
 
@@ -33,7 +33,7 @@ def over_sockets(fn: Callable[[SocketTransport], T], world_size: int, timeout_s:
     store = HashStore()
 
     def run(backend: MemoryTransport) -> T:
-        sockets = meet(store, backend.rank, world_size, HOST, timeout_s)
+        sockets = connect_all(store, backend.rank, world_size, HOST, timeout_s)
         connections = {peer: Connection(sock) for peer, sock in sockets.items()}
         transport = SocketTransport(Connections(backend, connections), backend, range(world_size))
         try:
@@ -156,7 +156,7 @@ def test_a_bell_ends_waits_early_and_nothing_is_lost() -> None:
     interrupted = threading.Event()
 
     def exchange(transport: SocketTransport) -> torch.Tensor:
-        buffer, bell = torch.zeros(1000), Bell()
+        buffer, bell = torch.zeros(1000), WakeupEvent()
         if transport.rank == 0:
             pending = transport.receive_into(buffer, 1)
             bell.ring()
@@ -236,7 +236,7 @@ def test_strangers_are_hung_up_on_and_hold_nobody_up() -> None:
     store: Any = WatchedStore(visit)
 
     def run(backend: MemoryTransport) -> list[int]:
-        met = meet(store, backend.rank, 3, HOST, 20.0)
+        met = connect_all(store, backend.rank, 3, HOST, 20.0)
         for sock in met.values():
             sock.close()
         return sorted(met)
@@ -269,19 +269,19 @@ def test_who_answers_without_the_token_is_not_taken_for_a_rank() -> None:
         thread = threading.Thread(target=answer)
         thread.start()
         with pytest.raises(MeetingError, match="somebody else answers") as caught:
-            meet(store, 1, 2, HOST, 20.0)
+            connect_all(store, 1, 2, HOST, 20.0)
         thread.join()
     assert caught.value.rank == 0
 
 
 def test_who_does_not_come_is_named() -> None:
     with pytest.raises(MeetingError) as caught:
-        meet(HashStore(), 2, 3, HOST, 0.05)
+        connect_all(HashStore(), 2, 3, HOST, 0.05)
     assert caught.value.rank == 0
     store = HashStore()
     store.set("1", json.dumps([HOST, 9, "00" * 32]))  # it has said where it is, and goes no further
     with pytest.raises(MeetingError, match="it did not connect") as caught:
-        meet(store, 0, 2, HOST, 0.05)
+        connect_all(store, 0, 2, HOST, 0.05)
     assert caught.value.rank == 1
 
 
@@ -301,7 +301,7 @@ def test_a_rank_listens_where_it_is_told_and_only_until_all_have_met() -> None:
     before = listening()
 
     def run(backend: MemoryTransport) -> None:
-        for sock in meet(store, backend.rank, 2, HOST, 20.0).values():
+        for sock in connect_all(store, backend.rank, 2, HOST, 20.0).values():
             sock.close()
 
     run_threads(run, 2)

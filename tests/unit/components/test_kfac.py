@@ -17,10 +17,10 @@ from bench.optimizers.kfac import Kfac
 from bench.optimizers.kronecker.layer import KroneckerLayer
 from collectives.base import Collective
 from collectives.transport.base import Alone, Transport
-from compressors.ddp.channel import Channel
+from compressors.ddp.channel import CompressedCommunicator
 from compressors.ddp.reducer import Reducer
 from compressors.layer import layers_of
-from compressors.none import NONE
+from compressors.none import NoCompression
 from tests.testing.memory_transport import run_threads
 
 LR = 0.05
@@ -64,7 +64,7 @@ def batches(rank: int) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
 
 def bound(text: str, model: nn.Module, transport: Transport, lr: float = LR) -> torch.optim.Optimizer:
     native = cast(Collective, spec.build("collectives", "native"))
-    channel = Channel(layers_of(model), Reducer(NONE()), native, transport)
+    channel = CompressedCommunicator(layers_of(model), Reducer(NoCompression()), native, transport)
     return build(text).bind(model, lr, channel)
 
 
@@ -352,5 +352,5 @@ def test_bad_options_are_refused(text: str, message: str) -> None:
 def test_collectives_that_cannot_carry_the_factors_are_refused(
     text: str, collective: str, sentence: str | None
 ) -> None:
-    refusal = build(text).refusal(NONE(), cast(Collective, spec.build("collectives", collective)))
+    refusal = build(text).refusal(NoCompression(), cast(Collective, spec.build("collectives", collective)))
     assert (refusal is None) if sentence is None else (sentence in (refusal or ""))

@@ -18,10 +18,10 @@ from collectives.base import Collective
 from collectives.payloads.bundle import Bundle
 from collectives.payloads.symmetric import Form, cholesky
 from collectives.transport.base import Traffic
-from compressors.ddp.channel import Channel
+from compressors.ddp.channel import CompressedCommunicator
 from compressors.ddp.reducer import Reducer
 from compressors.ddp.report import StepReport
-from compressors.none import NONE
+from compressors.none import NoCompression
 from tests.testing.compressor_cases import layers_of_shapes
 from tests.testing.memory_transport import MemoryTransport, run_threads
 
@@ -158,10 +158,10 @@ def moments_of(rank: int, scale: float = 1.0) -> list[torch.Tensor]:
 
 def exchange_on(
     transport: MemoryTransport, transfer: Form, collective: str, dtype: torch.dtype = torch.float32
-) -> tuple[MomentExchange, Channel]:
+) -> tuple[MomentExchange, CompressedCommunicator]:
     built = spec.build("collectives", collective)
     assert isinstance(built, Collective)
-    channel = Channel(layers_of_shapes((3, 4)), Reducer(NONE()), built, transport)
+    channel = CompressedCommunicator(layers_of_shapes((3, 4)), Reducer(NoCompression()), built, transport)
     return MomentExchange(channel, channel.bind(built), transfer, dtype), channel
 
 

@@ -1,4 +1,4 @@
-"""Channel: what an optimizer sends by itself goes through compressor and collective, and is counted."""
+"""CompressedCommunicator: what an optimizer sends by itself goes through compressor and collective, and is counted."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ import torch
 
 from bench.core import registry, spec
 from collectives.base import Collective
-from compressors.ddp.channel import Channel, zero_nonfinite_
+from compressors.ddp.channel import CompressedCommunicator, zero_nonfinite_
 from compressors.ddp.reducer import Reducer
-from compressors.none import NONE
+from compressors.none import NoCompression
 from compressors.topk import TopK
 from tests.testing.compressor_cases import layers_of_shapes, step_at
 from tests.testing.memory_transport import MemoryTransport, run_threads
@@ -20,11 +20,11 @@ LAYERS = layers_of_shapes((3, 4), (5,), (1,))
 COLLECTIVES = [*sorted(set(registry.entries("collectives")) - {"hierarchical", "pool"}), "server:placement=sharded"]
 
 
-def channel_on(transport: MemoryTransport, collective: str = "ring", *, topk: bool = False) -> Channel:
-    compressor = TopK(ratio=0.1, value_dtype="fp32", skip=()) if topk else NONE()
+def channel_on(transport: MemoryTransport, collective: str = "ring", *, topk: bool = False) -> CompressedCommunicator:
+    compressor = TopK(ratio=0.1, value_dtype="fp32", skip=()) if topk else NoCompression()
     built = spec.build("collectives", collective)
     assert isinstance(built, Collective)
-    channel = Channel(LAYERS, Reducer(compressor), built, transport)
+    channel = CompressedCommunicator(LAYERS, Reducer(compressor), built, transport)
     channel.start_step(step_at(0, transport.rank, transport.world_size))
     return channel
 

@@ -15,7 +15,7 @@ from compressors.base import Compressor
 from compressors.group_topk import GroupTopK
 from compressors.hylo import Hylo
 from compressors.layer import layers_of
-from compressors.none import NONE
+from compressors.none import NoCompression
 from compressors.powersgd import PowerSgd
 from compressors.quantizers import Qsgd
 from compressors.randomk import RandomK
@@ -27,7 +27,7 @@ from compressors.torch_hooks import TorchPowerSgd
 @pytest.mark.parametrize(
     ("compressor", "native", "ring", "allgather"),
     [
-        (NONE(), True, True, True),
+        (NoCompression(), True, True, True),
         (TopK(), False, True, True),
         (GroupTopK(), False, True, True),
         (RandomK(), True, True, True),

@@ -8,7 +8,7 @@ from collectives.payloads.dense import Dense
 from collectives.transport.base import Alone
 from compressors.ddp.bucket import Bucket
 from compressors.ddp.reducer import Reducer
-from compressors.none import NONE
+from compressors.none import NoCompression
 from tests.testing.compressor_cases import gradient, layers_of_shapes, step_at
 
 LAYERS = layers_of_shapes((30, 20))
@@ -24,7 +24,7 @@ def address(payload: Payload | None) -> int:
 
 
 def test_a_message_lies_where_the_last_one_lay_once_that_is_summed() -> None:
-    reducer, sent = Reducer(NONE()), list[Payload]()
+    reducer, sent = Reducer(NoCompression()), list[Payload]()
 
     def start_sum(payload: Payload, key: Key) -> PendingSum:
         sent.append(payload)
@@ -37,7 +37,7 @@ def test_a_message_lies_where_the_last_one_lay_once_that_is_summed() -> None:
 
 
 def test_a_message_for_somebody_else_is_never_written_again() -> None:
-    reducer, sent = Reducer(NONE()), list[Payload | None]()
+    reducer, sent = Reducer(NoCompression()), list[Payload | None]()
     for index in range(3):
         sent.append(reducer.message(bucket_at(index)))
         reducer.commit()

@@ -7,7 +7,7 @@ import pytest
 from collectives.options import OptionError
 from collectives.spec import build
 from compressors.base import Compressor
-from compressors.none import NONE
+from compressors.none import NoCompression
 from compressors.topk import TopK
 
 
@@ -15,7 +15,7 @@ def test_texts_name_files_and_their_options() -> None:
     made = build("compressors", Compressor, "topk:ratio=0.5,skip=norm+bias")
     assert isinstance(made, TopK)
     assert (made.ratio, made.skip) == (0.5, ("norm", "bias"))
-    assert isinstance(build("compressors", Compressor, "none"), NONE)
+    assert isinstance(build("compressors", Compressor, "none"), NoCompression)
 
 
 @pytest.mark.parametrize(

@@ -8,20 +8,22 @@ import pytest
 import torch
 
 from compressors.ddp.layer_store import LayerStore
-from compressors.ddp.unit import Unit
+from compressors.ddp.unit import EncodeGroup
 from compressors.layer import Memory, end_to_end
 from tests.testing.compressor_cases import layers_of_shapes
 
 LAYERS = layers_of_shapes((3,), (2,), (4,), (1,))
 
 
-def unit_of(*ids: int) -> Unit:
+def unit_of(*ids: int) -> EncodeGroup:
     layers = [LAYERS[i] for i in ids]
     gradients = [torch.zeros(layer.numel) for layer in layers]
-    return Unit(layer=end_to_end(layers), layers=layers, key=ids, dense=False, gradients=gradients, updates=gradients)
+    return EncodeGroup(
+        layer=end_to_end(layers), layers=layers, key=ids, dense=False, gradients=gradients, updates=gradients
+    )
 
 
-def fill(store: LayerStore, unit: Unit, start: float) -> None:
+def fill(store: LayerStore, unit: EncodeGroup, start: float) -> None:
     store.propose(unit).copy_(torch.arange(unit.layer.numel) + start)
 
 

@@ -12,7 +12,7 @@ import pytest
 from bench.core import spec
 from bench.core.config.predict import PredictConfig
 from bench.core.errors import UsageError
-from bench.core.parts import FRAMES, LOCAL, SEGMENTS, BucketParts, Calibration, Crowd, MessageCosts
+from bench.core.parts import FRAMES, LOCAL, SEGMENTS, BucketParts, Calibration, CpuContention, MessageCosts
 from bench.costs.asynchronous import AsyncPrediction, predict_async
 from bench.costs.links.access import Links
 from bench.costs.simulated_server import AsyncSetting
@@ -127,7 +127,7 @@ def test_without_staleness_a_step_is_that_of_ranks_that_sum_at_a_server(compress
 
 
 def test_a_straggler_makes_every_step_that_all_wait_for_as_slow_as_it_computes() -> None:
-    crowds = (Crowd(load=1.0, handed_over_s=(0.2, 0.3), computed_s=0.3, cpu_s=0.3),)
+    crowds = (CpuContention(load=1.0, handed_over_s=(0.2, 0.3), computed_s=0.3, cpu_s=0.3),)
     known = calibration(batch_s=0.0, update_s=0.0, crowds=crowds)
     alone = step(known, strategy="ddp", collective="ring", hosts=4).step_time_s
     for slowdown in (1, 2, 5):

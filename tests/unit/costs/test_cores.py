@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from bench.core.config.straggler import Straggler
-from bench.core.parts import Crowd
+from bench.core.parts import CpuContention
 from bench.costs.links.access import Links
 from bench.costs.ranks.computing import Computing, Job
 from bench.costs.ranks.cores import SharedCores
@@ -51,7 +51,7 @@ def test_all_that_begin_at_once_are_the_crowd_that_was_measured(ranks: int) -> N
     known = calibration(
         cores=2,
         crowds=tuple(
-            Crowd(load=load, handed_over_s=(0.8 * seconds, 0.9 * seconds), computed_s=seconds, cpu_s=WORK_S)
+            CpuContention(load=load, handed_over_s=(0.8 * seconds, 0.9 * seconds), computed_s=seconds, cpu_s=WORK_S)
             for load, seconds in ((0.5, WORK_S), (1.0, 0.4), (2.0, 0.95))
         ),
     )

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from bench.core.errors import UsageError
-from bench.core.parts import Work
+from bench.core.parts import LinearCost
 from bench.costs.links.access import Links
 from bench.costs.links.flows import Flows
 from collectives import spec
@@ -20,7 +20,7 @@ from collectives.rounds.waves import Ints, Lengths, Wave
 
 NAMES = ("ring", "halving_doubling", "tree", "allgather", "server", "server:placement=sharded", "hierarchical")
 FIGURES = ("up_rate", "down_rate", "latency_s")
-COSTS = {"message_s": 1e-3, "byte_s": 1e-6, "wake_s": 1e-4, "ack_share": 0.02, "carry_byte_s": 1e-7}
+COSTS = {"message_s": 1e-3, "per_byte_s": 1e-6, "wake_s": 1e-4, "ack_share": 0.02, "carry_byte_s": 1e-7}
 
 
 def dense(start: Ints, stop: Ints, terms: Ints) -> tuple[Ints, Ints]:
@@ -85,7 +85,7 @@ def test_ranks_of_a_host_share_its_link() -> None:
 
 
 def test_a_rank_works_for_every_message_and_byte() -> None:
-    flows = flows_of("ring", links(4, rate=np.inf, message_s=1.0, byte_s=1e-3))
+    flows = flows_of("ring", links(4, rate=np.inf, message_s=1.0, per_byte_s=1e-3))
     assert flows.busy_s == pytest.approx(np.full(4, 2 * 6 * (1.0 + 6.0)))
 
 
@@ -94,7 +94,7 @@ def test_only_what_is_added_costs_adding() -> None:
     joined = links(4, rate=np.inf)
     flows = Flows(joined)
     ring = spec.build("collectives", Collective, "ring").waves(4, Layout.dense(6000, key=(0,)), Lengths(dense))
-    flows.run(ring or (), merge=Work(each_s=1.0, byte_s=1e-3))
+    flows.run(ring or (), merge=LinearCost(fixed_s=1.0, per_byte_s=1e-3))
     assert flows.busy_s == pytest.approx(np.full(4, 3 * (1.0 + 6.0)))
 
 

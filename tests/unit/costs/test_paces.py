@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from bench.costs.links.access import Links
 from bench.costs.links.flows import Flows
-from bench.costs.links.paces import Pace
+from bench.costs.links.paces import TraceClock
 from collectives import spec
 from collectives.base import Collective
 from collectives.rounds.layout import Layout
@@ -24,8 +24,8 @@ PACKET = 1500
 TRACES = st.lists(st.integers(0, 40), min_size=1, max_size=30).map(lambda moments: [*sorted(moments), 41])
 
 
-def pace(trace: Sequence[int]) -> Pace:
-    return Pace(np.array(trace) / 1e3)
+def pace(trace: Sequence[int]) -> TraceClock:
+    return TraceClock(np.array(trace) / 1e3)
 
 
 def mean_rate(trace: Sequence[int]) -> float:

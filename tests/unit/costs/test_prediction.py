@@ -23,13 +23,13 @@ from bench.core.parts import (
     LOCAL,
     SEGMENTS,
     Calibration,
-    Crowd,
+    CpuContention,
     EncodedBucket,
     LeafSize,
+    LinearCost,
     MessageCosts,
-    Offer,
+    MessageProfile,
     Validated,
-    Work,
 )
 from bench.costs.offers import lengths_of
 from bench.costs.prediction import Prediction
@@ -97,13 +97,13 @@ def handled(**figures: Any) -> Calibration:
     ("collective", "figures", "of_ranks"),
     [
         ("allgather", {"pack_s": 0.001}, 4),
-        ("allgather", {"unpack": Work(each_s=0.001)}, 4 * 3),
+        ("allgather", {"unpack": LinearCost(fixed_s=0.001)}, 4 * 3),
         ("allgather", {"decode_s": 0.001}, 4 * 3),
-        ("ring", {"merge": Work(each_s=0.001)}, 4 * 3),
-        ("ring", {"unpack": Work(byte_s=0.001 / 5_016)}, 4 * 2 * 3 / 4),
+        ("ring", {"merge": LinearCost(fixed_s=0.001)}, 4 * 3),
+        ("ring", {"unpack": LinearCost(per_byte_s=0.001 / 5_016)}, 4 * 2 * 3 / 4),
         ("server", {"pack_s": 0.001}, 4),
         ("server", {"decode_s": 0.001}, 3),
-        ("server", {"unpack": Work(each_s=0.001)}, 3 + 3),
+        ("server", {"unpack": LinearCost(fixed_s=0.001)}, 3 + 3),
     ],
 )
 def test_what_is_done_to_payloads_takes_cpu_time(collective: str, figures: dict[str, Any], of_ranks: float) -> None:
@@ -114,7 +114,7 @@ def test_what_is_done_to_payloads_takes_cpu_time(collective: str, figures: dict[
 
 
 def test_wire_tensors_are_neither_packed_nor_read() -> None:
-    known = handled(pack_s=0.001, unpack=Work(each_s=0.001))
+    known = handled(pack_s=0.001, unpack=LinearCost(fixed_s=0.001))
     assert step(known, collective="ring").cpu_s_per_step == step(collective="ring").cpu_s_per_step
     assert step(known, collective="allgather").cpu_s_per_step > step(collective="allgather").cpu_s_per_step
 
@@ -205,7 +205,7 @@ def test_ranks_that_share_cores_compute_more_slowly_and_never_faster_than_the_co
 
 def test_between_measured_loads_times_are_interpolated_and_beyond_them_threads_take_turns() -> None:
     crowds = tuple(
-        Crowd(load=load, handed_over_s=(at, at + 0.05), computed_s=at + 0.05, cpu_s=cpu_s)
+        CpuContention(load=load, handed_over_s=(at, at + 0.05), computed_s=at + 0.05, cpu_s=cpu_s)
         for load, at, cpu_s in ((0.5, 99.0, 0.4), (1.0, 0.4, 0.5), (2.0, 0.9, 0.6))
     )
     known = calibration(cores=2, crowds=crowds)
@@ -250,14 +250,16 @@ def test_a_host_that_runs_half_of_the_time_takes_twice_as_long(tmp_path: Path) -
 
 
 def test_unions_grow_as_they_were_measured_and_are_never_longer_than_dense() -> None:
-    offer = Offer(leaves=(LeafSize(numel=1000, nbytes=416),), layers=(0,), growth=((1, 1.0), (2, 1.9), (4, 3.4)))
+    offer = MessageProfile(
+        leaves=(LeafSize(numel=1000, nbytes=416),), layers=(0,), growth=((1, 1.0), (2, 1.9), (4, 3.4))
+    )
     start = np.zeros(5, dtype=np.int64)
     lengths = lengths_of(offer).alone(start, start + 1000, np.array([1, 2, 4, 8, 1000]))
     assert lengths.tolist() == [416, 16 + 760, 16 + 1360, 16 + math.ceil(400 * 3.4**2 / 1.9), 4016]
 
 
 def test_pieces_of_a_message_are_as_long_together_as_the_message() -> None:
-    offer = Offer(leaves=(LeafSize(numel=300, nbytes=116), LeafSize(numel=700, nbytes=516)), layers=(0, 1))
+    offer = MessageProfile(leaves=(LeafSize(numel=300, nbytes=116), LeafSize(numel=700, nbytes=516)), layers=(0, 1))
     start = np.array([0, 300, 0])
     stop = np.array([300, 1000, 1000])
     payloads, nbytes = lengths_of(offer).packed(start, stop, np.ones(3, dtype=np.int64))
@@ -382,7 +384,7 @@ def test_a_calibration_comes_back_as_it_was_written(tmp_path: Path) -> None:
         (("cores",), 0, "cores: Input should be greater than or equal to 1"),
         (("batch_s",), -1, "batch_s: Input should be greater than or equal to 0"),
         (("batch_s",), math.nan, "batch_s: Input should be"),
-        (("messages", "local", "byte_s"), math.inf, "messages.local.byte_s: Input should be a finite number"),
+        (("messages", "local", "per_byte_s"), math.inf, "messages.local.per_byte_s: Input should be a finite number"),
         (("buckets",), [], "do not belong together"),
         (("encoded", "none"), [], "do not belong together"),
         (("crowds",), [], "do not belong together"),
@@ -436,7 +438,8 @@ def test_the_terms_of_each_of_several_messages_are_added() -> None:
 
     def takes_s(*decode_s: float) -> float:
         offers = [
-            [Offer(leaves=(SPARSE,), layers=(number,), decode_s=each) for each in decode_s] for number in range(2)
+            [MessageProfile(leaves=(SPARSE,), layers=(number,), decode_s=each) for each in decode_s]
+            for number in range(2)
         ]
         buckets = tuple(EncodedBucket(work_s=(0.0, 0.0, 0.0), offers=tuple(of_bucket)) for of_bucket in offers)
         known = calibration(encoded=calibration().encoded | {"powersgd": buckets})

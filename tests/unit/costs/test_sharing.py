@@ -11,7 +11,7 @@ import pytest
 import simpy
 
 from bench.costs.arrays import Floats
-from bench.costs.sharing import Sharing
+from bench.costs.sharing import FairShareQueue
 
 
 def equal_parts(busy: npt.NDArray[np.bool_]) -> Floats:
@@ -21,7 +21,7 @@ def equal_parts(busy: npt.NDArray[np.bool_]) -> Floats:
 def ended(begun: list[float], amounts: list[list[float]]) -> list[list[float]]:
     """When each is done with each of its amounts, one after the other, of a whole that they share in equal parts."""
     env = simpy.Environment()
-    sharing = Sharing(env, len(begun), equal_parts)
+    sharing = FairShareQueue(env, len(begun), equal_parts)
     times: list[list[float]] = [[] for _ in begun]
 
     def work(index: int) -> Generator[simpy.Event, Any, None]:
@@ -55,7 +55,7 @@ def test_no_amount_takes_no_time() -> None:
 
 def test_the_rate_that_one_would_have() -> None:
     env = simpy.Environment()
-    sharing = Sharing(env, 3, equal_parts)
+    sharing = FairShareQueue(env, 3, equal_parts)
     assert sharing.rate_with(1) == 1.0
     sharing.begin(0, 1.0)
     assert (sharing.rate_with(1), sharing.rate_with(0)) == (0.5, 1.0)

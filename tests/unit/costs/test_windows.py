@@ -15,9 +15,9 @@ NOBODY = np.array([], dtype=np.int64), np.array([], dtype=np.int64)
 
 
 def leaves_in_s(
-    nbytes: float, windows: Windows | None = None, *, byte_s: float = 0.0, round_trip_s: float = ROUND_TRIP_S
+    nbytes: float, windows: Windows | None = None, *, per_byte_s: float = 0.0, round_trip_s: float = ROUND_TRIP_S
 ) -> float:
-    of_message = (np.array([figure]) for figure in (nbytes, byte_s, round_trip_s))
+    of_message = (np.array([figure]) for figure in (nbytes, per_byte_s, round_trip_s))
     return float((windows or silent(60.0)).leaves_in_s(*ENDS, *of_message)[0])
 
 
@@ -143,53 +143,55 @@ def test_what_is_slow_stays_slow(ranks: int, round_trips: int) -> None:
 
 
 def test_a_link_that_is_slower_than_the_window_never_rests() -> None:
-    assert leaves_in_s(1e6, byte_s=1e-4) == pytest.approx(100.0)
+    assert leaves_in_s(1e6, per_byte_s=1e-4) == pytest.approx(100.0)
 
 
 @settings(max_examples=100, deadline=None)
 @given(
     nbytes=st.lists(st.integers(0, 10_000_000), min_size=1, max_size=4),
     silence_s=st.floats(0, 5),
-    byte_s=st.floats(0, 1e-4),
+    per_byte_s=st.floats(0, 1e-4),
     round_trip_s=st.floats(0, 1),
     worse=st.floats(1, 3),
 )
 def test_nothing_better_makes_a_message_later(
-    nbytes: list[int], silence_s: float, byte_s: float, round_trip_s: float, worse: float
+    nbytes: list[int], silence_s: float, per_byte_s: float, round_trip_s: float, worse: float
 ) -> None:
-    def of_all(silence_s: float, byte_s: float, round_trip_s: float, longer: float = 1.0) -> list[float]:
+    def of_all(silence_s: float, per_byte_s: float, round_trip_s: float, longer: float = 1.0) -> list[float]:
         windows = silent(silence_s)
-        return [leaves_in_s(longer * length, windows, byte_s=byte_s, round_trip_s=round_trip_s) for length in nbytes]
+        return [
+            leaves_in_s(longer * length, windows, per_byte_s=per_byte_s, round_trip_s=round_trip_s) for length in nbytes
+        ]
 
-    given_s = of_all(silence_s, byte_s, round_trip_s)
+    given_s = of_all(silence_s, per_byte_s, round_trip_s)
     for other in (
-        of_all(worse * silence_s, byte_s, round_trip_s),
-        of_all(silence_s, worse * byte_s, round_trip_s),
-        of_all(silence_s, byte_s, worse * round_trip_s),
+        of_all(worse * silence_s, per_byte_s, round_trip_s),
+        of_all(silence_s, worse * per_byte_s, round_trip_s),
+        of_all(silence_s, per_byte_s, worse * round_trip_s),
     ):
         assert all(later >= now - 1e-9 for now, later in zip(given_s, other, strict=True))
-    assert of_all(silence_s, byte_s, round_trip_s, worse)[0] >= given_s[0] - 1e-9
-    assert all(seconds >= byte_s * length - 1e-9 for seconds, length in zip(given_s, nbytes, strict=True))
+    assert of_all(silence_s, per_byte_s, round_trip_s, worse)[0] >= given_s[0] - 1e-9
+    assert all(seconds >= per_byte_s * length - 1e-9 for seconds, length in zip(given_s, nbytes, strict=True))
     if nbytes[0] <= LEAST_WINDOW_BYTES:
-        assert given_s[0] == pytest.approx(byte_s * nbytes[0])
+        assert given_s[0] == pytest.approx(per_byte_s * nbytes[0])
 
 
 @settings(max_examples=100, deadline=None)
 @given(
     messages=st.lists(st.tuples(st.integers(0, 10_000_000), st.integers(0, 12)), min_size=1, max_size=4),
     silence_s=st.floats(0, 5),
-    byte_s=st.floats(0, 1e-6),
+    per_byte_s=st.floats(0, 1e-6),
     round_trip_s=st.floats(1e-3, 1),
     worse=st.floats(1, 3),
 )
 def test_nothing_better_makes_a_settled_step_longer(
-    messages: list[tuple[int, int]], silence_s: float, byte_s: float, round_trip_s: float, worse: float
+    messages: list[tuple[int, int]], silence_s: float, per_byte_s: float, round_trip_s: float, worse: float
 ) -> None:
-    def step_s(silence_s: float, byte_s: float, round_trip_s: float) -> float:
-        waits = settled_round_trips(*messages, silence_s=silence_s, byte_s=byte_s, round_trip_s=round_trip_s)
+    def step_s(silence_s: float, per_byte_s: float, round_trip_s: float) -> float:
+        waits = settled_round_trips(*messages, silence_s=silence_s, per_byte_s=per_byte_s, round_trip_s=round_trip_s)
         return round_trip_s * (sum(waits) + sum(others for _, others in messages))
 
-    given_s = step_s(silence_s, byte_s, round_trip_s)
-    assert step_s(worse * silence_s, byte_s, round_trip_s) >= given_s - 1e-9
-    assert step_s(silence_s, worse * byte_s, round_trip_s) >= given_s - 1e-9
-    assert step_s(silence_s, byte_s, worse * round_trip_s) >= given_s - 1e-9
+    given_s = step_s(silence_s, per_byte_s, round_trip_s)
+    assert step_s(worse * silence_s, per_byte_s, round_trip_s) >= given_s - 1e-9
+    assert step_s(silence_s, worse * per_byte_s, round_trip_s) >= given_s - 1e-9
+    assert step_s(silence_s, per_byte_s, worse * round_trip_s) >= given_s - 1e-9

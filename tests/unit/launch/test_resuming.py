@@ -17,7 +17,7 @@ from bench.hosts.cluster import Cluster, HostLink
 from bench.launch.jobs.fork_server import TRAIN, ForkServer
 from bench.launch.resuming import configuration_of, prepare_folder
 from bench.launch.run import Result
-from bench.launch.sweeps.agenda import Agenda
+from bench.launch.sweeps.agenda import SweepState
 from bench.launch.sweeps.plan import PlannedRun
 from tests.testing.checkpoints import add_checkpoint
 from tests.testing.configs import make_config
@@ -56,7 +56,7 @@ def test_a_sweep_goes_on_with_the_timeout_that_its_file_says_now(
         return Result(status="ok", error="", folder=begun, summary={"test_accuracy": 0.5, "wall_time_s": 1.0})
 
     monkeypatch.setattr(sweep, "resume", resume)
-    agenda = Agenda(runs=[PlannedRun(settings={}, config=now)], out=tmp_path, past={})
+    agenda = SweepState(runs=[PlannedRun(settings={}, config=now)], out=tmp_path, past={})
     sweep.SweepProgress(agenda, [now], ForkServer(TRAIN))._train(now, folder)
     assert seen == [now]
 
@@ -70,7 +70,7 @@ def test_a_failure_that_could_not_be_kept_is_one_at_the_end_of_a_sweep(
     monkeypatch.setattr(sweep, "execute", execute)
     monkeypatch.setattr(sweep, "make_each_ready", lambda *_: None)
     config = make_config()
-    agenda = Agenda(runs=[PlannedRun(settings={}, config=config)], out=tmp_path, past={})
+    agenda = SweepState(runs=[PlannedRun(settings={}, config=config)], out=tmp_path, past={})
     agenda = sweep.SweepProgress(agenda, [config], Here(TRAIN)).run_all()
     with pytest.raises(RunFailed, match="1 of 1 runs failed, one of them with: the disk is full"):
         agenda.raise_failures("again")
@@ -85,6 +85,6 @@ def test_links_that_this_machine_cannot_make_are_refused_before_anything_starts(
     monkeypatch.setattr(sweep, "execute", lambda *_: pytest.fail("it began"))
     late = Cluster.uniform(2, link=HostLink(name="host", latency_s=0.005))
     configs = [make_config(seed=1), make_config(seed=1, cluster=late.to_dict(), world_size=2)]
-    agenda = Agenda(runs=[PlannedRun(settings={}, config=each) for each in configs], out=tmp_path, past={})
+    agenda = SweepState(runs=[PlannedRun(settings={}, config=each) for each in configs], out=tmp_path, past={})
     with pytest.raises(UsageError, match="latency cannot be set here: no TAP devices"):
         sweep.SweepProgress(agenda, configs, Here(TRAIN)).run_all()

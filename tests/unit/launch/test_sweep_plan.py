@@ -11,7 +11,7 @@ from typing_extensions import override
 
 from bench.core.errors import UsageError
 from bench.launch.jobs.fork_server import TRAIN, ForkServer
-from bench.launch.sweeps.agenda import Agenda
+from bench.launch.sweeps.agenda import SweepState
 from bench.launch.sweeps.estimate import Estimate
 from bench.launch.sweeps.file import SweepFile
 from bench.launch.sweeps.plan import PlannedRun, plan_runs
@@ -89,13 +89,13 @@ def test_what_the_base_makes_impossible_is_named_so() -> None:
 def test_the_line_for_slurm_has_one_element_per_run_that_is_to_be_done(tmp_path: Path) -> None:
     runs = plan(SWEEP)
     todo = [runs[index].config for index in (0, 1, 2, 5, 15)]
-    line = sbatch_line(Path("/x/grid.toml"), Agenda(runs=runs, out=tmp_path, past={}), todo, retry_failed=False)
+    line = sbatch_line(Path("/x/grid.toml"), SweepState(runs=runs, out=tmp_path, past={}), todo, retry_failed=False)
     cores = max(config.world_size * config.threads for config in todo)
     assert line == (
         f"sbatch --job-name=grid --array=0-2,5,15 --ntasks=1 --cpus-per-task={cores} "
         f"'--wrap=bench sweep /x/grid.toml --out {tmp_path} --only $SLURM_ARRAY_TASK_ID'"
     )
-    again = sbatch_line(Path("/x/grid.toml"), Agenda(runs=runs, out=tmp_path, past={}), todo, retry_failed=True)
+    again = sbatch_line(Path("/x/grid.toml"), SweepState(runs=runs, out=tmp_path, past={}), todo, retry_failed=True)
     assert f"--out {tmp_path} --retry-failed --only" in again
 
 

@@ -10,7 +10,7 @@ import pytest
 
 from bench.core.errors import RunFailed, UsageError
 from bench.core.run_folder import RunFolder
-from bench.launch.sweeps.agenda import Agenda
+from bench.launch.sweeps.agenda import SweepState
 from bench.launch.sweeps.file import SweepFile, read_sweep
 from bench.launch.sweeps.past_runs import PastRun
 from bench.launch.sweeps.plan import PlannedRun
@@ -27,7 +27,7 @@ ASKED = SweepFile(
 )
 
 
-def ended(accuracies: dict[tuple[str, float], float | None], asked: SweepFile = ASKED) -> Agenda:
+def ended(accuracies: dict[tuple[str, float], float | None], asked: SweepFile = ASKED) -> SweepState:
     """The agenda of the tuning of `asked`, after runs that ended so; None: failed."""
     runs, past = [], {}
     for settings in tuning_sweep(asked, 100).configurations():
@@ -38,7 +38,7 @@ def ended(accuracies: dict[tuple[str, float], float | None], asked: SweepFile = 
             summary = {"status": "failed", "error": "a gradient was not finite"}
         runs.append(PlannedRun(settings=settings, config=config))
         past[config.digest] = PastRun(folder=RunFolder(Path("x")), summary=summary)
-    return Agenda(runs=runs[::-1], out=Path(), past=past)
+    return SweepState(runs=runs[::-1], out=Path(), past=past)
 
 
 DENSE = {("none", 0.1): 0.5, ("none", 0.2): 0.9, ("none", 0.3): 0.9}

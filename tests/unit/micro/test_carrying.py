@@ -55,7 +55,7 @@ def test_what_ranks_lose_beside_messages_is_carried_but_for_what_they_do_for_the
     monkeypatch.setattr(carrying, "TURNS", 5)
     monkeypatch.setattr(carrying, "REST_S", 0.0)
     monkeypatch.setattr(carrying.environment, "usable_cores", lambda: 2)
-    costs = MessageCosts(message_s=1e-4, byte_s=1e-9)
+    costs = MessageCosts(message_s=1e-4, per_byte_s=1e-9)
     expected = (2 * 0.1 * 0.5 / 12 - 2 * (1e-4 + 1e-9 * MESSAGE_BYTES)) / MESSAGE_BYTES
     assert run_threads(lambda transport: carry_byte_s(transport, costs), 4) == pytest.approx([expected] * 4)
     dear = MessageCosts(message_s=1.0)

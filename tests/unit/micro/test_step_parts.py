@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 
 from bench.core.config.calibrate import CalibrateConfig
-from bench.core.parts import BucketParts, Work
+from bench.core.parts import BucketParts, LinearCost
 from bench.costs.offers import layout_of
 from bench.micro.step_parts import bucket_parts, encoded, work_of
 from compressors.layer import layers_of
@@ -29,9 +29,9 @@ def test_a_message_is_cut_by_layer_as_its_payloads_lie_in_it_and_not_as_gradient
 
 
 def test_work_on_a_whole_and_on_a_part_tells_what_any_part_takes() -> None:
-    assert work_of((1000, 0.006), (100, 0.0015)) == Work(each_s=0.001, byte_s=5e-6)
-    assert work_of((1000, 0.002), (100, 0.003)) == Work(each_s=0.003)  # never less for more
-    assert work_of((1000, 0.002)) == work_of((1000, 0.002), (1000, 0.001)) == Work(each_s=0.002)
+    assert work_of((1000, 0.006), (100, 0.0015)) == LinearCost(fixed_s=0.001, per_byte_s=5e-6)
+    assert work_of((1000, 0.002), (100, 0.003)) == LinearCost(fixed_s=0.003)  # never less for more
+    assert work_of((1000, 0.002)) == work_of((1000, 0.002), (1000, 0.001)) == LinearCost(fixed_s=0.002)
 
 
 def test_compressors_are_measured_as_they_are_in_the_end_and_not_at_first() -> None:

@@ -20,10 +20,10 @@ from bench.strategies.placed.stage import Stage
 from collectives.base import Collective
 from collectives.ring import Ring
 from compressors.base import Compressor
-from compressors.ddp.channel import Channel
+from compressors.ddp.channel import CompressedCommunicator
 from compressors.ddp.reducer import Reducer
 from compressors.layer import Step, layers_of
-from compressors.none import NONE
+from compressors.none import NoCompression
 from compressors.topk import TopK
 from tests.testing.configs import make_config
 from tests.testing.devices import device_file
@@ -59,11 +59,13 @@ def train(
             host.begin()
             outcomes = steps(host)
             host.synchronize()
-            host.dismiss()
+            host.stop_workers()
             return outcomes
         replica, index = plan.place(transport.rank)
         collective: Collective = HostSum.over(transport) if merge == "host" else Ring()
-        channel = Channel(layers_of(model), Reducer(compressor), collective, transport.view(plan.peers(index)))
+        channel = CompressedCommunicator(
+            layers_of(model), Reducer(compressor), collective, transport.view(plan.peers(index))
+        )
         stage = Stage(routes[replica], index, transport, CPU)
         device = DeviceProcess(config, stage, replica, channel, transport, Sgd(momentum=0.9))
         device.follow(lambda *_: None)
@@ -111,7 +113,7 @@ def expected_after(steps: list[int]) -> nn.Module:
 def test_a_step_is_one_of_the_mean_gradient(plan: Plan, trigger: str, merge: str) -> None:
     config = make_config(batch_size=BATCH, trigger=trigger)
     skipped, model, states = train(
-        config, plan, lambda host: [one_step(host, index) for index in range(3)], NONE(), merge
+        config, plan, lambda host: [one_step(host, index) for index in range(3)], NoCompression(), merge
     )
     assert skipped == [False] * 3
     assert states == ["wait", "wait"]
@@ -126,7 +128,7 @@ def test_a_gradient_that_is_not_finite_on_one_device_leaves_the_step_out_on_all(
     def spoilt_once(host: HostTraining) -> list[bool]:
         return [one_step(host, index, spoilt=spoilt) for index, spoilt in enumerate(steps)]
 
-    skipped, model, _ = train(config, plan, spoilt_once, NONE(), "devices")
+    skipped, model, _ = train(config, plan, spoilt_once, NoCompression(), "devices")
     assert skipped == steps
     for ours, theirs in zip(model.parameters(), expected_after([0, 2]).parameters(), strict=True):
         torch.testing.assert_close(ours, theirs)
@@ -146,7 +148,7 @@ def test_residuals_are_dropped_with_the_step(plan: Plan) -> None:
 def test_a_run_may_ask_to_stop_at_such_a_gradient(plan: Plan) -> None:
     config = dataclasses.replace(make_config(batch_size=BATCH), nonfinite="raise")
     with pytest.raises(RuntimeError, match="a gradient was not finite at step 0"):
-        train(config, plan, lambda host: [one_step(host, 0, spoilt=True)], NONE(), "devices")
+        train(config, plan, lambda host: [one_step(host, 0, spoilt=True)], NoCompression(), "devices")
 
 
 def test_a_device_computes_nothing_before_its_part_of_the_model_is_loaded(plan: Plan) -> None:
@@ -161,7 +163,7 @@ def test_a_device_computes_nothing_before_its_part_of_the_model_is_loaded(plan: 
             make_config(batch_size=BATCH),
             plan,
             lambda host: [one_step(host, 0)],
-            NONE(),
+            NoCompression(),
             "devices",
             host_type=Forgetful,
         )

@@ -68,7 +68,7 @@ def test_other_ranks_go_on_without_a_sample_that_was_used_in_the_epoch(world_siz
         places.append(state["counts"]["step"])
         left = per_epoch - state["counts"]["step"] % per_epoch if state["counts"]["step"] % per_epoch else 0
         after += [label for _ in range(left) for label in next(new)[1].tolist()]
-        assert len(next(new)[1]) == 4  # of the next epoch, in which all samples are dealt
+        assert len(next(new)[1]) == 4  # of the next epoch, in which all samples are shard_ids
     assert len(set(places)) == 1
     assert len({*before, *after}) == len(before) + len(after) > 40 - 4 * world_size
 

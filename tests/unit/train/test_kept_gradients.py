@@ -10,10 +10,10 @@ from bench.optimizers.sgd import Sgd
 from bench.strategies.ddp.ddp import WithOptimizer
 from bench.strategies.ddp.replicas import KeptGradients, Replicas
 from collectives.ring import Ring
-from compressors.ddp.channel import Channel, Nonfinite, Trigger
+from compressors.ddp.channel import CompressedCommunicator, Nonfinite, Trigger
 from compressors.ddp.reducer import Reducer
 from compressors.layer import layers_of
-from compressors.none import NONE
+from compressors.none import NoCompression
 from tests.testing.compressor_cases import step_at
 from tests.testing.memory_transport import MemoryTransport, run_threads
 
@@ -21,7 +21,7 @@ from tests.testing.memory_transport import MemoryTransport, run_threads
 class Averaging(torch.optim.Optimizer):
     """Takes the mean over ranks of every gradient in its step."""
 
-    def __init__(self, model: nn.Module, channel: Channel) -> None:
+    def __init__(self, model: nn.Module, channel: CompressedCommunicator) -> None:
         super().__init__(model.parameters(), {"lr": 1.0})
         self._channel = channel
 
@@ -34,7 +34,7 @@ class Averaging(torch.optim.Optimizer):
 def replicas(transport: MemoryTransport, nonfinite: Nonfinite, trigger: Trigger = "async") -> Replicas:
     model = nn.Linear(2, 1, bias=False)
     nn.init.zeros_(model.weight)
-    channel = Channel(layers_of(model), Reducer(NONE()), Ring(), transport)
+    channel = CompressedCommunicator(layers_of(model), Reducer(NoCompression()), Ring(), transport)
     kept = KeptGradients(model, channel, trigger=trigger, nonfinite=nonfinite)
     return Replicas(model, model, WithOptimizer(kept, channel), Averaging(model, channel), channel)
 

@@ -14,7 +14,7 @@ STEPS = 4
 
 @pytest.mark.parametrize(
     ("evaluates_at", "saves_at", "waits"),
-    [(STEPS, 9, ["synchronize"]), (9, STEPS, ["settle"]), (STEPS, STEPS, ["synchronize"]), (9, 9, [])],
+    [(STEPS, 9, ["synchronize"]), (9, STEPS, ["drain"]), (STEPS, STEPS, ["synchronize"]), (9, 9, [])],
 )
 def test_ranks_wait_for_each_other_while_the_clock_runs(evaluates_at: int, saves_at: int, waits: list[str]) -> None:
     trainer, seen = MagicMock(), MagicMock()
@@ -29,5 +29,5 @@ def test_ranks_wait_for_each_other_while_the_clock_runs(evaluates_at: int, saves
 
 def test_ranks_that_go_at_their_own_speed_wait_for_the_slowest_before_a_checkpoint() -> None:
     strategy = MagicMock()
-    AsyncTraining.settle(strategy)
+    AsyncTraining.drain(strategy)
     assert strategy.mock_calls == [call.synchronize()]

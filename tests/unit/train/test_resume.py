@@ -25,9 +25,9 @@ class RehearsedError(Exception):
 class Rehearsing:
     """A strategy that says which mini-batch it was given, and does no more."""
 
-    dealt = (0,)
+    shard_ids = (0,)
 
-    def rehearse(self, _step: Step, x: torch.Tensor, y: torch.Tensor) -> None:
+    def warm_up(self, _step: Step, x: torch.Tensor, y: torch.Tensor) -> None:
         raise RehearsedError(len(x), len(y))
 
 

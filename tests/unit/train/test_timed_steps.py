@@ -23,7 +23,7 @@ PART = Part(images=torch.zeros(64, 3, 32, 32, dtype=torch.uint8), labels=torch.z
 class Among:
     """A strategy that computes nothing; while this rank makes a step, all of them together make so many."""
 
-    dealt = (0,)
+    shard_ids = (0,)
 
     def __init__(self, steps_of_all: int) -> None:
         self._each, self._done = steps_of_all, 0

@@ -22,7 +22,7 @@ def two_links(step: int) -> bool:
     return step // 300 % 2 == 1
 
 
-def byte_s(step: int) -> float:
+def per_byte_s(step: int) -> float:
     return 1e-5 if two_links(step) else 1e-9
 
 
@@ -31,9 +31,9 @@ def measured_at(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Times]:
     """Have a link measured as fast as it is at the last step."""
     now = threading.local()  # a rank is a thread
 
-    def measured_as(times: Times, byte_s: Callable[[int], float] = byte_s) -> Times:
+    def measured_as(times: Times, per_byte_s: Callable[[int], float] = per_byte_s) -> Times:
         def measured(*_: object) -> LinkCost:
-            return LinkCost(wave_s=1e-5, byte_s=byte_s(getattr(now, "step", 0)))
+            return LinkCost(wave_s=1e-5, per_byte_s=per_byte_s(getattr(now, "step", 0)))
 
         def noted(step: int, pair: Pair) -> StepSeconds:
             now.step = step
@@ -121,7 +121,7 @@ def test_a_link_that_is_not_known_waits_until_trials_can_be_afforded(
 
     def seconds_of_a_byte(step: int) -> float:
         asked.append(step)
-        return 1e-6 if new_link(step) else byte_s(step)
+        return 1e-6 if new_link(step) else per_byte_s(step)
 
     held = chosen(measured_at(times_with_a_new_link, seconds_of_a_byte), 2700, {"budget": budget})[0]
     assert last_held(held[:700]).pair.compressor == at_first
@@ -136,7 +136,7 @@ def test_a_contest_that_ends_on_a_known_link_takes_nothing_from_what_is_known(
         return times_with_a_new_link(step if step < 690 else 300, pair)
 
     def seconds_of_a_byte(step: int) -> float:
-        return 1e-6 if 600 <= step < 690 else byte_s(step if step < 690 else 300)
+        return 1e-6 if 600 <= step < 690 else per_byte_s(step if step < 690 else 300)
 
     held = chosen(measured_at(times, seconds_of_a_byte), 900, {"budget": 1.0})[0]
     assert held[690].of_layer(0).why == "tried"

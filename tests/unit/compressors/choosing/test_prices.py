@@ -61,7 +61,7 @@ def test_gradients_of_a_step_that_is_left_out_are_looked_at_again() -> None:
 
 
 def test_a_price_grows_with_bytes_waves_and_ranks() -> None:
-    link = LinkCost(wave_s=1.0, byte_s=1e-3)
+    link = LinkCost(wave_s=1.0, per_byte_s=1e-3)
     assert exchange_s(BF16, 2000, 1000, link, 1) == 0
     assert exchange_s(BF16, 2000, 1000, link, 2) == pytest.approx(2 + 2.0)
     assert exchange_s(BF16, 2000, 1000, link, 4) == pytest.approx(6 + 3.0)

@@ -134,7 +134,7 @@ def test_dense_pairs_are_not_tried_on_a_link_that_has_become_slow_since_it_was_p
 
     def becomes_slow(collective: object, transport: MemoryTransport) -> LinkCost:
         priced[transport.rank] += 1
-        return LinkCost(wave_s=1e-5, byte_s=1e-9 if priced[transport.rank] == 1 else 1e-4)
+        return LinkCost(wave_s=1e-5, per_byte_s=1e-9 if priced[transport.rank] == 1 else 1e-4)
 
     monkeypatch.setattr("compressors.ddp.choosing.chooser.measure_link", becomes_slow)
 
