@@ -27,7 +27,7 @@ from bench.strategies.ddp.ddp import Ddp
 from bench.strategies.ddp.replicas import wrap
 from bench.train.batches import Batches
 from bench.train.rank import end_process, process_group, rank_main, set_up_device
-from compressors.ddp.attaching import attach
+from compressors.ddp.attach import attach
 from compressors.ddp.choosing.hook import ChoosingHook
 
 LR, MOMENTUM = 0.02, 0.9

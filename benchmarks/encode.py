@@ -33,13 +33,13 @@ from bench.core.environment import origin_columns
 from bench.launch.jobs.variables import KEEP_MEMORY
 from collectives.base import Key, PendingSum
 from collectives.kernels.library import found, kernels_in_use, reference_path
+from collectives.options import build, component_names
 from collectives.payloads.base import Payload, unpack
 from collectives.payloads.bundle import UnreducedSum
-from collectives.spec import build, component_names
 from collectives.transport.base import Alone
 from compressors.base import Compressor
-from compressors.ddp.bucket import Bucket
 from compressors.ddp.reducer import Reducer
+from compressors.ddp.report import Bucket
 from compressors.layer import Layer, Step, layers_of
 
 FLOOR = "r += g"

@@ -31,15 +31,15 @@ PARTS = {
         "collectives.transport.process_group:_Message.wait",
     ),
     "unpack and add": (
-        "collectives.rounds.packed:PackedPieces._receive",
+        "collectives.schedule.execution:PackedPieces._receive",
         "collectives.payloads.bundle:UnreducedSum.add_to_",
     ),
-    "report": ("compressors.ddp.unit:EncodeGroup.account",),
+    "report": ("compressors.ddp.encode_group:EncodeGroup.account",),
     "write out": (
         "compressors.ddp.reducer:Reducer._finish",
         "compressors.ddp.reducer:Reducer.finish_bucket",
-        "compressors.ddp.unit:EncodeGroup.scatter_to_updates",
-        "compressors.ddp.unit:EncodeGroup.scatter_to_gradients",
+        "compressors.ddp.encode_group:EncodeGroup.scatter_to_updates",
+        "compressors.ddp.encode_group:EncodeGroup.scatter_to_gradients",
     ),
 }
 """Part -> functions as "module:name"."""

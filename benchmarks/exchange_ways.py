@@ -11,9 +11,9 @@ from torch import nn
 from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
 from torch.nn.parallel import DistributedDataParallel
 
-from collectives.spec import build
+from collectives.options import build
 from compressors.base import Compressor
-from compressors.ddp.attaching import attach
+from compressors.ddp.attach import attach
 
 USUAL_RATIO = 0.01
 

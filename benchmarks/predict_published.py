@@ -37,10 +37,10 @@ from bench.launch.predictions.links import ACK_SHARE, FRAME_PER_PAYLOAD
 from bench.models.base import Model
 from bench.models.resnet18 import ResNet18
 from bench.models.resnet50 import ResNet50
-from collectives import spec
+from collectives import options
 from collectives.base import Collective
-from collectives.rounds.layout import Layout
-from collectives.rounds.waves import Ints, Lengths
+from collectives.schedule.layout import Layout
+from collectives.schedule.waves import Ints, Lengths
 
 NODES, BATCH = 8, 128
 GRACE = "GRACE, Xu et al. 2021"
@@ -202,7 +202,7 @@ def sum_s(collective: str, nbytes: float, gbit: int, num_nodes: int) -> float:
 
     rate = np.full(num_nodes, gbit * 1e9 / 8 / FRAME_PER_PAYLOAD)
     flows = Flows(Links.of_hosts(rate, rate, np.zeros(num_nodes), ack_share=ACK_SHARE))
-    waves = spec.build("collectives", Collective, collective).waves(
+    waves = options.build("collectives", Collective, collective).waves(
         num_nodes, Layout.dense(round(nbytes / FP32_BYTES), key=(0,)), Lengths(packed)
     )
     flows.run(waves or ())

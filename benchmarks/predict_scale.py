@@ -24,10 +24,10 @@ from bench.costs.links.access import Links
 from bench.costs.links.flows import Flows
 from bench.micro.encoding import buckets_of
 from bench.models.resnet50 import ResNet50
-from collectives import spec
+from collectives import options
 from collectives.base import Collective
-from collectives.rounds.layout import Layout
-from collectives.rounds.waves import Ints, Lengths
+from collectives.schedule.layout import Layout
+from collectives.schedule.waves import Ints, Lengths
 from compressors.layer import layers_of
 
 ALL = (
@@ -74,7 +74,7 @@ def simulated(collective: str, nodes: int) -> dict[str, object]:
     started, cpu = time.perf_counter(), time.process_time()
     for bucket in buckets_of(layers, BUCKET_BYTES):
         layout = Layout.dense(sum(layer.numel for layer in bucket), key=(0,))
-        waves = spec.build("collectives", Collective, collective).waves(nodes, layout, Lengths(packed))
+        waves = options.build("collectives", Collective, collective).waves(nodes, layout, Lengths(packed))
         flows.run(waves or ())
     return {
         "collective": collective,

@@ -17,10 +17,10 @@ from typing_extensions import override
 from collectives.base import BoundCollective, Collective, Downlink, PendingSum
 from collectives.payloads.base import Payload, PayloadError
 from collectives.payloads.bundle import UnreducedSum
-from collectives.rounds.base import Piece, Round
-from collectives.rounds.layout import Layout
-from collectives.rounds.packed import PackedPieces
-from collectives.rounds.waves import Ints, Lengths, Wave, weights_of
+from collectives.schedule.execution import PackedPieces
+from collectives.schedule.layout import Layout
+from collectives.schedule.rounds import Piece, Round
+from collectives.schedule.waves import Ints, Lengths, Wave, weights_of
 from collectives.transport.base import ReduceOp, Transport
 
 

@@ -15,12 +15,10 @@ import torch
 from collectives.options import Options
 from collectives.payloads.base import Payload, PayloadError, unpack
 from collectives.payloads.bundle import Bundle
-from collectives.rounds.base import Round
-from collectives.rounds.in_place import Scratch, run_in_place
-from collectives.rounds.layout import Key, Layout, Stretch, leaves
-from collectives.rounds.lost import lost_on_wire
-from collectives.rounds.packed import PackedPieces
-from collectives.rounds.waves import Ints, Lengths, Wave, of_rounds, weights_of
+from collectives.schedule.execution import PackedPieces, Scratch, lost_on_wire, run_in_place
+from collectives.schedule.layout import Key, Layout, Stretch, leaves
+from collectives.schedule.rounds import Round
+from collectives.schedule.waves import Ints, Lengths, Wave, of_rounds, weights_of
 from collectives.transport import messages
 from collectives.transport.base import ReduceOp, Transport
 

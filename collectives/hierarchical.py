@@ -1,44 +1,74 @@
-"""Hierarchical: sum within groups, then among their leaders, then spread within groups; two collectives of your choice.
-
-Source: the two-level scheme of Cho et al., "BlueConnect" (2019) and of NCCL's and Horovod's hierarchical all-reduce,
-with whole payloads. Ranks 0..group_size-1 form the first group and so on (the last may be smaller), so groups match
-machines where each machine holds consecutive ranks; the first rank of a group leads it. Only leaders' traffic crosses
-between groups.
-
-Bytes: what `intra` sends in the group, what `inter` sends among leaders, and the packed total down a binomial tree
-within the group.
-"""
+"""Hierarchical: sum within groups, then among their leaders, then spread within groups; two collectives of your choice."""
 
 from __future__ import annotations
 
 import dataclasses
 import functools
 import itertools
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Annotated
 
 import numpy as np
 from typing_extensions import Doc, override
 
-from collectives import spec
+from collectives import options
 from collectives.allgather import Allgather, BoundAllgather
 from collectives.base import BoundCollective, Collective, Downlink
-from collectives.options import OptionError
+from collectives.options import Count, OptionError
 from collectives.payloads.base import KeepLost, Payload, unpack
 from collectives.payloads.bundle import Bundle, UnreducedSum, members
 from collectives.payloads.dense import Dense
-from collectives.ranges import Count
-from collectives.rounds.base import Message, Piece, Round
-from collectives.rounds.groups import repeated, spread, together
-from collectives.rounds.layout import Layout, Leaf, Stretch
-from collectives.rounds.waves import Ints, Lengths, Wave, as_arrays
+from collectives.schedule.layout import Layout, Leaf, Stretch
+from collectives.schedule.rounds import Message, Piece, Round
+from collectives.schedule.waves import Ints, Lengths, Wave, as_arrays
 from collectives.transport import messages
 from collectives.transport.base import ReduceOp, Transport
 
 
+def repeated(wave: Wave, firsts: Ints) -> Wave:
+    """The wave of one group as that of several, whose first ranks these are."""
+    sources, targets, nbytes = wave.messages()
+    merged = np.tile(np.broadcast_to(wave.merged, nbytes.shape), len(firsts))
+    sources, targets = ((firsts[:, None] + ranks).ravel() for ranks in (sources, targets))
+    return Wave(sources, targets, np.tile(nbytes, len(firsts)), merged=merged)
+
+
+def together(waves: Iterable[Wave | None]) -> Wave:
+    """Waves of different ranks as one."""
+    there = [wave for wave in waves if wave is not None]
+    sources, targets, nbytes = (np.concatenate(parts) for parts in zip(*(w.messages() for w in there), strict=True))
+    return Wave(
+        sources, targets, nbytes, merged=np.concatenate([np.broadcast_to(w.merged, len(w.sources)) for w in there])
+    )
+
+
+def spread(groups: Sequence[range], nbytes: int) -> Iterator[Wave]:
+    """A message from every group's first rank to its others, down a binomial tree; the first group is the largest."""
+    size = len(groups[0])
+    places = np.arange(1, size)
+    parents = np.array([messages.binomial_links(place, size)[0] for place in places.tolist()], dtype=np.int64)
+    levels = np.array([place.bit_count() for place in places.tolist()], dtype=np.int64)
+    starts, stops = np.array([(group.start, group.stop) for group in groups]).T
+    for level in range(1, size.bit_length() + 1):
+        here = levels == level
+        targets, sources = ((starts[:, None] + each[here]).ravel() for each in (places, parents))
+        there = targets < np.repeat(stops, np.count_nonzero(here))
+        yield Wave(sources[there], targets[there], np.full(np.count_nonzero(there), nbytes))
+
+
 @dataclasses.dataclass(kw_only=True)
 class Hierarchical(Collective):
-    """Groups and their leaders.
+    """Hierarchical: sum within groups, then among their leaders, then spread within groups; two collectives of your choice.
+
+    Source: the two-level scheme of Cho et al., "BlueConnect" (2019) and of NCCL's and Horovod's hierarchical all-reduce,
+    with whole payloads. Ranks 0..group_size-1 form the first group and so on (the last may be smaller), so groups match
+    machines where each machine holds consecutive ranks; the first rank of a group leads it. Only leaders' traffic crosses
+    between groups.
+
+    Bytes: what `intra` sends in the group, what `inter` sends among leaders, and the packed total down a binomial tree
+    within the group.
+
+    Groups and their leaders.
 
     Attributes:
         within: the collective within a group.
@@ -56,7 +86,7 @@ class Hierarchical(Collective):
 
     def _part(self, role: str, name: str) -> Collective:
         try:
-            part = spec.build("collectives", Collective, name)
+            part = options.build("collectives", Collective, name)
         except OptionError as error:
             raise OptionError(
                 f"hierarchical: {role}={name} is not possible: {error} (it is made of built-in ones)"

@@ -16,8 +16,8 @@ from typing_extensions import override
 from collectives.base import BoundCollective, Collective, Downlink, PendingSum
 from collectives.payloads.base import Payload, PayloadError
 from collectives.ring import Ring
-from collectives.rounds.layout import Layout
-from collectives.rounds.waves import Ints, Lengths, Wave
+from collectives.schedule.layout import Layout
+from collectives.schedule.waves import Ints, Lengths, Wave
 from collectives.transport.base import Done, ReduceOp, Transport
 
 

@@ -26,8 +26,8 @@ from collectives.base import BoundCollective, Collective, Downlink
 from collectives.options import OptionError
 from collectives.payloads.base import Payload, unpack
 from collectives.payloads.bundle import UnreducedSum
-from collectives.rounds.layout import Layout
-from collectives.rounds.lost import lost_on_wire
+from collectives.schedule.execution import lost_on_wire
+from collectives.schedule.layout import Layout
 from collectives.transport.base import ReduceOp, Transport
 from collectives.transport.mapped_memory import PAGE, map_together
 from collectives.transport.memory_region import rounded_up

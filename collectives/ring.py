@@ -20,9 +20,9 @@ import numpy as np
 from typing_extensions import override
 
 from collectives.base import Collective
-from collectives.rounds.base import Effect, Piece, Round
-from collectives.rounds.layout import Layout, Stretch
-from collectives.rounds.waves import Ints, Lengths, Wave, as_arrays, weights_of
+from collectives.schedule.layout import Layout, Stretch
+from collectives.schedule.rounds import Effect, Piece, Round
+from collectives.schedule.waves import Ints, Lengths, Wave, as_arrays, weights_of
 
 
 @dataclasses.dataclass(kw_only=True)

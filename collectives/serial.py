@@ -21,7 +21,7 @@ from collectives.payloads.dense import Dense
 from collectives.payloads.fields import VALUE_DTYPES, bytes_of
 from collectives.payloads.row_sparse import RowSparse
 from collectives.payloads.sparse import IndexedValues
-from collectives.rounds.layout import leaves
+from collectives.schedule.layout import leaves
 from collectives.server import Server
 
 Terms = Sequence[Payload]

@@ -29,7 +29,7 @@ import torch
 from typing_extensions import Doc, override
 
 from collectives.base import BoundCollective, Collective, Downlink
-from collectives.options import OptionError
+from collectives.options import Count, CountOrZero, OptionError
 from collectives.parameter_server.residuals import AnswerResiduals, LayerStretch, stretches_between
 from collectives.payloads.base import Payload, PayloadError
 from collectives.payloads.bundle import members
@@ -37,11 +37,10 @@ from collectives.payloads.codec.values import to_value_dtype
 from collectives.payloads.dense import Dense
 from collectives.payloads.row_sparse import RowSparse
 from collectives.payloads.sparse import IndexedValues, Sparse
-from collectives.ranges import Count, CountOrZero
-from collectives.rounds.base import Piece, Place, Round
-from collectives.rounds.layout import Key, Layout, Stretch, leaves
-from collectives.rounds.packed import PackedPieces
-from collectives.rounds.waves import Ints, Lengths, Wave, as_arrays, weights_of
+from collectives.schedule.execution import PackedPieces
+from collectives.schedule.layout import Key, Layout, Stretch, leaves
+from collectives.schedule.rounds import Piece, Place, Round
+from collectives.schedule.waves import Ints, Lengths, Wave, as_arrays, weights_of
 from collectives.transport.base import ReduceOp, Transport
 from collectives.transport.messages import sum_in_order, sum_wires
 

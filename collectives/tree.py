@@ -20,10 +20,10 @@ import numpy as np
 from typing_extensions import Doc, override
 
 from collectives.base import Collective
-from collectives.ranges import Count
-from collectives.rounds.base import Piece, Round
-from collectives.rounds.layout import Layout, Stretch
-from collectives.rounds.waves import Ints, Lengths, Wave, as_arrays, weights_of
+from collectives.options import Count
+from collectives.schedule.layout import Layout, Stretch
+from collectives.schedule.rounds import Piece, Round
+from collectives.schedule.waves import Ints, Lengths, Wave, as_arrays, weights_of
 
 
 @dataclasses.dataclass(kw_only=True)

@@ -15,9 +15,9 @@ from typing import Annotated, ClassVar
 import torch
 from typing_extensions import Doc, override
 
+from collectives.options import Count
 from collectives.payloads.base import Payload
 from collectives.payloads.sparse import Sparse
-from collectives.ranges import Count
 from compressors.kernels.selection import sum_of_squares, top_k
 from compressors.layer import Layer, Memory, Step
 from compressors.topk import DensitySparsifier, num_kept

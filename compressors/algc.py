@@ -20,11 +20,10 @@ import torch
 from annotated_types import Ge, Gt, Le, Lt
 from typing_extensions import Doc, override
 
-from collectives.options import OptionError, value_text
+from collectives.options import MOST, Count, CountOrZero, OptionError, Positive, PositiveOrZero, value_text
 from collectives.payloads.base import Payload
 from collectives.payloads.dense import Dense
 from collectives.payloads.sparse import Sparse
-from collectives.ranges import MOST, Count, CountOrZero, Positive, PositiveOrZero
 from compressors.kernels.residuals import Found, add_and_find, find
 from compressors.kernels.selection import count_reaching, magnitudes, reaching, top_k
 from compressors.kernels.value_types import TORCH_DTYPES

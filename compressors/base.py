@@ -14,11 +14,10 @@ import torch
 from typing_extensions import Doc, override
 
 from collectives.base import Collective
-from collectives.options import Options
+from collectives.options import CountOrZero, Options
 from collectives.payloads.base import HEADER_BYTES, Payload
 from collectives.payloads.bundle import Bundle
 from collectives.payloads.dense import Dense
-from collectives.ranges import CountOrZero
 from collectives.transport.base import Transport
 from compressors.layer import Kind, Layer, Step, end_to_end
 

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, NamedTuple, Self
 
 from collectives.base import Collective
-from collectives.spec import Spec, build
+from collectives.options import Spec, build
 from compressors.base import Compressor
 from compressors.layer import Layer
 

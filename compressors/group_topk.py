@@ -15,11 +15,10 @@ from typing import Annotated, Any, ClassVar, Literal, Self
 import torch
 from typing_extensions import Doc, override
 
-from collectives.options import value_text
+from collectives.options import Count, value_text
 from collectives.payloads.base import Payload
 from collectives.payloads.codec.values import to_value_dtype
 from collectives.payloads.group_sparse import GroupSparse
-from collectives.ranges import Count
 from compressors.base import Granularity, NonFiniteSum
 from compressors.kernels.selection import select_groups, send_groups
 from compressors.kernels.value_types import TORCH_DTYPES

@@ -16,9 +16,8 @@ from typing import Annotated, ClassVar, Literal
 import torch
 from typing_extensions import Doc, override
 
-from collectives.options import OptionError
+from collectives.options import Count, CountOrZero, OptionError, Positive
 from collectives.payloads.base import HEADER_BYTES
-from collectives.ranges import Count, CountOrZero, Positive
 from compressors.base import FP32_BYTES, Average, Given, LossyCompressor
 from compressors.kernels.random import seed_for, uniform_numbers
 from compressors.layer import Layer, Step

@@ -9,10 +9,9 @@ from typing import Annotated, ClassVar, Literal
 import torch
 from typing_extensions import Doc, override
 
-from collectives.options import OptionError
+from collectives.options import OptionError, Positive
 from collectives.payloads.base import Payload
 from collectives.payloads.codes import Codes, TwoMeans
-from collectives.ranges import Positive
 from compressors.base import LossyCompressor
 from compressors.kernels.quantisation import (
     add_signs_and_magnitude,

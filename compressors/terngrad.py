@@ -10,11 +10,10 @@ from typing import Annotated, ClassVar, Literal
 import torch
 from typing_extensions import Doc, override
 
-from collectives.options import OptionError
+from collectives.options import OptionError, PositiveOrZero
 from collectives.payloads.base import HEADER_BYTES, Payload
 from collectives.payloads.codes import Codes
 from collectives.payloads.dense import Dense
-from collectives.ranges import PositiveOrZero
 from collectives.transport.base import Transport
 from compressors.base import Given, LossyCompressor
 from compressors.kernels.random import seed_for

@@ -12,12 +12,11 @@ import torch
 from annotated_types import Gt, Le
 from typing_extensions import Doc, override
 
-from collectives.options import OptionError
+from collectives.options import CountOrZero, OptionError, Positive, PositiveOrZero
 from collectives.payloads.base import Payload
 from collectives.payloads.codec.values import to_value_dtype
 from collectives.payloads.dense import Dense
 from collectives.payloads.sparse import IndexedValues, Sparse
-from collectives.ranges import CountOrZero, Positive, PositiveOrZero
 from compressors.base import LossyCompressor, NonFiniteSum
 from compressors.kernels.random import seed_for
 from compressors.kernels.residuals import add_and_find, add_and_measure, send_top_k

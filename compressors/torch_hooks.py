@@ -19,7 +19,7 @@ from torch.distributed.algorithms.ddp_comm_hooks import powerSGD_hook as powersg
 from typing_extensions import Doc, override
 
 from collectives.base import Collective
-from collectives.ranges import MOST, Count, CountOrZero, Positive
+from collectives.options import MOST, Count, CountOrZero, Positive
 from compressors.base import FP32_BYTES, Compressor
 from compressors.layer import Layer
 

@@ -10,7 +10,7 @@ import typer
 from bench.cli.options import AsJson
 from bench.core.config.job import OUTPUT
 from bench.core.errors import UsageError
-from collectives.ranges import MOST
+from collectives.options import MOST
 
 WHICH = "Which runs"
 RETRY = "--retry-failed runs them again"

@@ -27,7 +27,7 @@ FRAMES, SEGMENTS, FORWARDED = "frames", "segments", "forwarded"
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class LeafSize:
-    """One payload of a message; see `collectives.rounds.layout.Leaf`.
+    """One payload of a message; see `collectives.schedule.layout.Leaf`.
 
     Attributes:
         nbytes: of its packed form, one rank's.

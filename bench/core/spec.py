@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from bench.core import registry
 from bench.core.errors import UsageError
-from collectives.options import OptionError, Options
-from collectives.spec import Spec
+from collectives.options import OptionError, Options, Spec
 
 
 def split_list(text: str) -> list[str]:

@@ -1,4 +1,4 @@
-"""What arrays of figures are called; those of whole numbers are `collectives.rounds.waves.Ints`."""
+"""What arrays of figures are called; those of whole numbers are `collectives.schedule.waves.Ints`."""
 
 from __future__ import annotations
 

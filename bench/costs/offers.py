@@ -8,8 +8,8 @@ import torch
 
 from bench.core.parts import FP32_BYTES, BucketParts, LeafSize, MessageProfile
 from collectives.payloads.base import HEADER_BYTES
-from collectives.rounds.layout import Layout, Leaf
-from collectives.rounds.waves import Ints, Lengths
+from collectives.schedule.layout import Layout, Leaf
+from collectives.schedule.waves import Ints, Lengths
 
 
 def layout_of(offer: MessageProfile, bucket: BucketParts) -> Layout:

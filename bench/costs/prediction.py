@@ -36,8 +36,8 @@ from collectives.allgather import Allgather
 from collectives.base import Collective
 from collectives.hierarchical import Hierarchical
 from collectives.native import Native
-from collectives.rounds.layout import Layout
-from collectives.rounds.waves import Lengths, Wave
+from collectives.schedule.layout import Layout
+from collectives.schedule.waves import Lengths, Wave
 
 FLAG_BYTES = 8
 """of the word that a gradient was not finite, from each rank to each"""

@@ -24,7 +24,7 @@ from torch.nn import functional
 from typing_extensions import Doc, override
 
 from bench.datasets.base import IMAGE_SIZE, Dataset, DatasetError, Part
-from collectives.ranges import Count
+from collectives.options import Count
 
 _NUM_SHAPES = 5
 _NUM_TEXTURED = 2 * _NUM_SHAPES

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from bench.core.errors import UsageError
 from bench.core.spec import parse
-from collectives.spec import Spec
+from collectives.options import Spec
 
 MOVED_OPTIONS = ("mode", "staleness")
 

@@ -17,9 +17,9 @@ from collectives.base import Key
 from collectives.payloads.base import Payload, unpack
 from collectives.transport.base import Alone
 from compressors.base import FP32_BYTES, Compressor
-from compressors.ddp.bucket import Bucket
+from compressors.ddp.encode_group import group_layers
 from compressors.ddp.reducer import Reducer
-from compressors.ddp.unit import group_layers
+from compressors.ddp.report import Bucket
 from compressors.layer import Layer, Step
 
 WARMUP_TURNS = 2  # buffers are made, state that is carried on settles

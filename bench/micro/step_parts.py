@@ -32,12 +32,12 @@ from collectives.base import Key
 from collectives.payloads.base import Payload, unpack
 from collectives.payloads.dense import Dense
 from collectives.ring import Ring
-from collectives.rounds.layout import leaves
+from collectives.schedule.layout import leaves
 from collectives.transport.base import Alone, Transport
 from compressors.base import Compressor
-from compressors.ddp.bucket import Bucket
+from compressors.ddp.hook import ZeroCopyGradients
 from compressors.ddp.reducer import Reducer
-from compressors.ddp.taken import ZeroCopyGradients
+from compressors.ddp.report import Bucket
 from compressors.layer import Layer, Step, layers_of
 
 WARMUP, LEAST_WARMUP = 4, 2

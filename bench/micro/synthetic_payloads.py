@@ -16,8 +16,8 @@ from collectives.payloads.base import Payload, unpack
 from collectives.payloads.dense import Dense
 from collectives.transport.base import Transport
 from compressors.base import Compressor
-from compressors.ddp.bucket import Bucket
 from compressors.ddp.reducer import Reducer
+from compressors.ddp.report import Bucket
 from compressors.layer import Layer, Step
 
 TORCH_DTYPES = {

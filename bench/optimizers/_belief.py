@@ -17,7 +17,7 @@ from annotated_types import Gt, Lt
 from typing_extensions import Doc, override
 
 from bench.optimizers.base import Optimizer
-from collectives.ranges import PositiveOrZero
+from collectives.options import PositiveOrZero
 
 # Elements worked on together: few enough to stay in a CPU's caches, enough to outweigh the calls (measured with
 # benchmarks/optimizer_step.py).

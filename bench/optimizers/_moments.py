@@ -9,7 +9,7 @@ from annotated_types import Ge, Lt
 from typing_extensions import Doc
 
 from bench.optimizers.base import Optimizer
-from collectives.ranges import Positive
+from collectives.options import Positive
 
 
 @dataclasses.dataclass(kw_only=True)

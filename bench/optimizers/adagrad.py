@@ -13,7 +13,7 @@ import torch
 from typing_extensions import Doc, override
 
 from bench.optimizers.base import Optimizer
-from collectives.ranges import Positive, PositiveOrZero
+from collectives.options import Positive, PositiveOrZero
 
 
 @dataclasses.dataclass(kw_only=True)

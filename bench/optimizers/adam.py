@@ -13,7 +13,7 @@ import torch
 from typing_extensions import Doc, override
 
 from bench.optimizers._moments import MomentOptimizer
-from collectives.ranges import PositiveOrZero
+from collectives.options import PositiveOrZero
 
 
 @dataclasses.dataclass(kw_only=True)

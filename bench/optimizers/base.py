@@ -19,7 +19,7 @@ from torch import nn
 from collectives.base import Collective
 from collectives.options import OptionError, Options
 from compressors.base import Compressor
-from compressors.ddp.channel import CompressedCommunicator
+from compressors.ddp.communicator import CompressedCommunicator
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

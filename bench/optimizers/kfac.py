@@ -26,12 +26,11 @@ from bench.optimizers.kronecker.exchange import MomentExchange
 from bench.optimizers.kronecker.layer import MomentCapture
 from bench.optimizers.kronecker.preconditioner import Preconditioner
 from collectives.base import Collective
-from collectives.options import OptionError, Options
+from collectives.options import Count, OptionError, Options, Positive
 from collectives.payloads import CholeskyFactor, Dense, Payload, Triangle
 from collectives.payloads.symmetric import Form
-from collectives.ranges import Count, Positive
 from compressors.base import Compressor
-from compressors.ddp.channel import CompressedCommunicator
+from compressors.ddp.communicator import CompressedCommunicator
 
 _DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 _KINDS: dict[Form, type[Payload]] = {"triangle": Triangle, "cholesky": CholeskyFactor, "dense": Dense}

@@ -20,7 +20,7 @@ from collectives.base import Collective
 from collectives.options import OptionError
 from collectives.payloads.dense import Dense
 from compressors.base import Compressor
-from compressors.ddp.channel import CompressedCommunicator
+from compressors.ddp.communicator import CompressedCommunicator
 
 
 @dataclasses.dataclass(kw_only=True)

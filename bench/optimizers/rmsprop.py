@@ -15,7 +15,7 @@ from annotated_types import Ge, Lt
 from typing_extensions import Doc, override
 
 from bench.optimizers.base import Optimizer
-from collectives.ranges import Positive, PositiveOrZero
+from collectives.options import Positive, PositiveOrZero
 
 
 @dataclasses.dataclass(kw_only=True)

@@ -15,8 +15,7 @@ from annotated_types import Ge, Lt
 from typing_extensions import Doc, override
 
 from bench.optimizers.base import HandedOver, Optimizer
-from collectives.options import OptionError
-from collectives.ranges import PositiveOrZero
+from collectives.options import OptionError, PositiveOrZero
 
 
 @dataclasses.dataclass(kw_only=True)

@@ -40,7 +40,7 @@ from collectives.options import Options
 from collectives.payloads.base import Payload
 from collectives.transport.base import Purpose, Traffic
 from compressors.base import Compressor
-from compressors.ddp.channel import CompressedCommunicator, own_transport
+from compressors.ddp.communicator import CompressedCommunicator, own_transport
 from compressors.ddp.reducer import Reducer
 from compressors.ddp.report import StepReport
 from compressors.layer import Layer, Step, layers_of

@@ -166,7 +166,7 @@ class Trainer:
         return 1 if self.config.steps else self.steps_per_epoch
 
     def _next_batch(self) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return the next batch of every shard of this process, concatenated: fp32 [shards x batch, 3, 32, 32] and int64."""
+        """Return the next batch of each of this process's shards, concatenated: fp32 [samples, 3, 32, 32] and int64."""
         parts = [next(batches) for batches in self._batches]
         if len(parts) == 1:
             return parts[0]

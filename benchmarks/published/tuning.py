@@ -15,7 +15,7 @@ from bench.core.schema.metrics import METRICS
 from bench.report.runs import Run, collect_runs
 from bench.report.store import read
 from benchmarks.published.sweeps import FILES, PAGES, RUNS, ended_runs, write_csv
-from collectives.spec import Spec
+from collectives.options import Spec
 
 _THREE = (100, 101, 102)
 TUNINGS: Mapping[str, Sequence[int]] = {

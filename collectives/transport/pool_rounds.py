@@ -14,7 +14,7 @@ import numpy as np
 import torch
 
 from collectives.payloads.base import balanced_borders
-from collectives.rounds.lost import WireLost
+from collectives.schedule.execution import WireLost
 from collectives.transport.base import ReduceOp, Transport
 from collectives.transport.mapped_memory import LINE, SharedMemory, SpinThenSleep
 from collectives.transport.messages import sum_wires_into_

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from compressors.ddp.attaching import attach
+from compressors.ddp.attach import attach
 from compressors.ddp.hook import CompressionHook
 from compressors.ddp.reducer import Reducer
 

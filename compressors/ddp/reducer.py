@@ -28,11 +28,8 @@ from collectives.payloads.dense import Dense
 from collectives.payloads.sparse import IndexedValues
 from collectives.transport.base import Transport
 from compressors.base import FP32_BYTES, Compressor, NonFiniteSum
-from compressors.ddp.bucket import Bucket
-from compressors.ddp.layer_store import LayerStore
-from compressors.ddp.report import EncodedLayer
-from compressors.ddp.rooms import BufferPool
-from compressors.ddp.unit import EncodeGroup, group_layers
+from compressors.ddp.encode_group import BufferPool, EncodeGroup, LayerStore, group_layers
+from compressors.ddp.report import Bucket, EncodedLayer
 from compressors.layer import Memory, Step, copies
 
 SumPayloads = Callable[[Payload, Key], Payload]

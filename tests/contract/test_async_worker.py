@@ -17,7 +17,7 @@ from bench.strategies.async_server.training import AsyncWorker
 from collectives.parameter_server.server import OnArrival
 from collectives.payloads.base import unpack
 from compressors.base import Compressor
-from compressors.ddp.channel import Nonfinite
+from compressors.ddp.communicator import Nonfinite
 from compressors.ddp.reducer import Reducer
 from compressors.ddp.report import StepReport
 from compressors.layer import Step, layers_of

@@ -16,8 +16,8 @@ from collectives.payloads import Bundle, Dense, GroupSparse, Sparse, members
 from collectives.payloads.base import Payload, PayloadError
 from collectives.payloads.sparse import Seeded
 from collectives.ring import Ring
-from collectives.rounds import in_place
-from collectives.rounds.layout import Layout, leaves
+from collectives.schedule import execution
+from collectives.schedule.layout import Layout, leaves
 from collectives.serial import error_bound
 from collectives.server import Server
 from collectives.transport.base import Pending, Receive, Send, wait_all
@@ -71,7 +71,7 @@ def test_sum(name: str, world_size: int, kind: str) -> None:
 @pytest.mark.parametrize("name", ["ring", "halving_doubling", "tree", "tree:segment_bytes=4000"])
 def test_long_tensors_are_received_in_place(name: str, world_size: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Buffers of long tensors are parts of the tensor itself; ranks that dawdle must not see them change too early."""
-    monkeypatch.setattr(in_place, "EAGER_BYTES", 0)
+    monkeypatch.setattr(execution, "EAGER_BYTES", 0)
     payloads = [[make("dense", n, torch.float32, rank).payload for rank in range(world_size)] for n in (1, 5, 10_007)]
     results = run(name, [[clone(payload) for payload in contributions] for contributions in payloads])
     for contributions, by_rank in zip(payloads, zip(*results, strict=True), strict=True):

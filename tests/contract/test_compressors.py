@@ -19,8 +19,8 @@ from bench.launch.layer_plan import planned_layers
 from collectives.base import Collective
 from collectives.payloads.dense import Dense
 from compressors.base import Compressor
-from compressors.ddp.bucket import Bucket
 from compressors.ddp.reducer import Reducer
+from compressors.ddp.report import Bucket
 from tests.testing.compressor_cases import (
     CASES,
     LAYERS,

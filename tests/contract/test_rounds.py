@@ -13,8 +13,8 @@ from collectives.allgather import Allgather
 from collectives.hierarchical import Hierarchical
 from collectives.payloads import Bundle, Dense
 from collectives.payloads.base import Payload
-from collectives.rounds.base import Piece, Round
-from collectives.rounds.layout import Layout, leaves
+from collectives.schedule.layout import Layout, leaves
+from collectives.schedule.rounds import Piece, Round
 from collectives.transport.base import Pending, Receive, Send
 from tests.testing.collectives import COLLECTIVES, clone, key_of
 from tests.testing.memory_transport import MemoryTransport, run_threads

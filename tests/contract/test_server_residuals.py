@@ -8,17 +8,16 @@ from typing import Any
 import pytest
 import torch
 
-from collectives import spec
 from collectives.base import BoundCollective, Collective
 from collectives.payloads import Bundle, Dense, GroupSparse, Sparse
 from collectives.payloads.base import Payload
 from collectives.payloads.row_sparse import RowSparse
 from collectives.payloads.sparse import Seeded
 from compressors.base import Compressor
-from compressors.ddp.bucket import Bucket
-from compressors.ddp.downlink import Downlink
+from compressors.ddp.communicator import Downlink
 from compressors.ddp.packed_state import pack_state, unpack_state
 from compressors.ddp.reducer import Reducer
+from compressors.ddp.report import Bucket
 from compressors.group_topk import GroupTopK
 from compressors.hylo import Hylo
 from compressors.topk import TopK
@@ -63,7 +62,7 @@ def split(x: torch.Tensor, numels: Sequence[int]) -> Iterator[tuple[int, torch.T
 def bound(transport: MemoryTransport, options: str, compressor: Compressor) -> BoundCollective:
     downlink = Downlink(compressor, LAYERS)
     downlink.step = step_at(0, transport.rank, transport.world_size)
-    return spec.build("collectives", Collective, f"server:{options}").bind(transport, downlink)
+    return options.build("collectives", Collective, f"server:{options}").bind(transport, downlink)
 
 
 def add_by_layer_(into: torch.Tensor, total: torch.Tensor, key: Sequence[int]) -> None:

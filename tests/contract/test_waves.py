@@ -13,9 +13,9 @@ from collectives.hierarchical import Hierarchical
 from collectives.payloads import Codes, Dense, Sparse
 from collectives.payloads.base import Payload
 from collectives.payloads.sparse import Seeded
-from collectives.rounds.base import Piece, Round
-from collectives.rounds.layout import Layout, Leaf
-from collectives.rounds.waves import Ints, Lengths, Wave, of_rounds, weights_of
+from collectives.schedule.layout import Layout, Leaf
+from collectives.schedule.rounds import Piece, Round
+from collectives.schedule.waves import Ints, Lengths, Wave, of_rounds, weights_of
 from collectives.server import Server
 from tests.contract.test_rounds import DESCRIBED, Sent, seen
 from tests.testing.collectives import COLLECTIVES, key_of, refusal

@@ -19,10 +19,10 @@ from torch.nn.parallel import DistributedDataParallel
 
 from collectives.allgather import Allgather
 from collectives.base import Collective, PendingSum
+from collectives.options import build
 from collectives.ring import Ring
-from collectives.spec import build
 from compressors.choice import Choice
-from compressors.ddp.attaching import attach
+from compressors.ddp.attach import attach
 from compressors.ddp.choosing.hook import ChoosingHook
 from compressors.none import NoCompression
 from compressors.topk import TopK

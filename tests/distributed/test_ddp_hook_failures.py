@@ -25,7 +25,7 @@ from collectives.base import Downlink
 from collectives.native import Native
 from collectives.ring import Ring
 from collectives.transport.base import Transport, TransportError
-from compressors.ddp.attaching import attach
+from compressors.ddp.attach import attach
 from compressors.ddp.hook import CompressionHook, NonFiniteGradient
 from compressors.group_topk import GroupTopK
 from compressors.layer import Step

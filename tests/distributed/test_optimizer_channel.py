@@ -18,7 +18,7 @@ from bench.strategies.ddp.ddp import Ddp
 from collectives.base import Collective
 from collectives.native import Native
 from collectives.ring import Ring
-from compressors.ddp.channel import CompressedCommunicator
+from compressors.ddp.communicator import CompressedCommunicator
 from compressors.layer import Step
 from compressors.none import NoCompression
 from tests.testing.ranks import run_ranks

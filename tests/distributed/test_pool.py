@@ -12,7 +12,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from collectives import spec
+from collectives import options
 from collectives.options import OptionError
 from collectives.payloads import Codes, Dense
 from collectives.payloads.base import Payload
@@ -146,7 +146,7 @@ def test_no_line_of_a_result_has_two_writers(numel: int, dtype: torch.dtype) -> 
 def test_places_are_named_for_all_regions_or_for_each() -> None:
     for text in ("path=/a+/b", "path=/a+/b,regions=3", "path=none"):
         with pytest.raises(OptionError, match="name one place for all regions, or one for each"):
-            spec.build("collectives", Pool, f"pool:{text}")
+            options.build("collectives", Pool, f"pool:{text}")
 
 
 def refusals(path: str, slot_bytes: int = 4096, coherent: bool | None = None) -> list[str]:

@@ -13,7 +13,7 @@ from bench.optimizers._belief import Belief
 from bench.optimizers.base import Optimizer
 from collectives.base import Collective
 from compressors.base import Compressor
-from compressors.ddp.channel import CompressedCommunicator
+from compressors.ddp.communicator import CompressedCommunicator
 from compressors.ddp.reducer import Reducer
 from compressors.layer import layers_of
 from compressors.none import NoCompression

@@ -7,15 +7,15 @@ from collections.abc import Callable, Sequence
 
 import torch
 
-from collectives import spec
+from collectives import options
 from collectives.base import Collective
 from collectives.payloads import Bundle
 from collectives.payloads.base import Payload
-from collectives.rounds.layout import leaves
+from collectives.schedule.layout import leaves
 from collectives.serial import serial_sum
 
 TEXTS = [
-    *spec.component_names("collectives", Collective),
+    *options.component_names("collectives", Collective),
     "tree:segment_bytes=4000",
     "server:downlink=union",
     "server:placement=sharded,split_numel=100",
@@ -29,7 +29,7 @@ TEXTS = [
     "pool:slot_bytes=4096,regions=3",
 ]
 COLLECTIVES: dict[str, Callable[[], Collective]] = {
-    text: functools.partial(spec.build, "collectives", Collective, text) for text in TEXTS
+    text: functools.partial(options.build, "collectives", Collective, text) for text in TEXTS
 }
 """All that there are, and some under further options."""
 Result = tuple[torch.Tensor, int]

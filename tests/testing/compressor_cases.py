@@ -12,8 +12,8 @@ from bench.core import registry
 from collectives.allgather import Allgather
 from collectives.base import BoundCollective, Collective
 from compressors.base import Compressor
-from compressors.ddp.bucket import Bucket
 from compressors.ddp.reducer import Reducer
+from compressors.ddp.report import Bucket
 from compressors.layer import Layer, Step
 from tests.testing.memory_transport import MemoryTransport, MemoryWires, run_threads
 

@@ -14,7 +14,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from collectives.allgather import Allgather
 from compressors.base import Compressor
-from compressors.ddp.attaching import attach
+from compressors.ddp.attach import attach
 from compressors.ddp.hook import CompressionHook
 from tests.testing.ranks import run_ranks
 

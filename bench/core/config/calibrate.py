@@ -10,7 +10,7 @@ from typing_extensions import Doc
 from bench.core.config.configuration import NOT_GIVEN, NOT_RECORDED, Flag, Form
 from bench.core.config.job import DATA_DIR, MEASUREMENT, OUTPUT, PROCESSES, BucketMb, DataDir, JobConfig, Threads
 from bench.core.units import duration, parse_duration
-from collectives.ranges import Count
+from collectives.options import Count
 
 WHAT = "What to measure"
 DEFAULT_COMPRESSORS = "none,bf16,topk,group_topk,powersgd,qsgd,sign"

@@ -11,7 +11,7 @@ from typing_extensions import Doc
 from bench.core.config.configuration import NOT_RECORDED, Flag
 from bench.core.config.job import MEASUREMENT, OUTPUT, PROCESSES, VIRTUAL_HOSTS, RanksConfig
 from bench.core.units import parse_sizes
-from collectives.ranges import Count, CountOrZero
+from collectives.options import Count, CountOrZero
 
 WHAT = "What to sum"
 Dtype = Literal["fp32", "fp16", "bf16", "int8", "int32"]

@@ -19,7 +19,7 @@ from bench.core.config.job import (
     JobConfig,
     Threads,
 )
-from collectives.ranges import Count
+from collectives.options import Count
 
 WHAT = "What to encode"
 

@@ -13,7 +13,7 @@ from bench.core.config.job import OUTPUT
 from bench.core.config.losses import Losses
 from bench.core.config.straggler import Straggler
 from bench.core.units import duration
-from collectives.ranges import MOST, Count
+from collectives.options import MOST, Count
 
 WHAT = "What to predict"
 RANKS = "Ranks and links"

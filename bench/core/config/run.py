@@ -24,7 +24,7 @@ from bench.core.config.job import (
 from bench.core.config.lr_scaling import LrScaling
 from bench.core.config.straggler import Straggler
 from bench.core.errors import UsageError
-from collectives.ranges import MOST, Count, CountOrZero, Positive, PositiveOrZero
+from collectives.options import MOST, Count, CountOrZero, Positive, PositiveOrZero
 
 WHAT = "What to train"
 COMMUNICATION = "Communication"

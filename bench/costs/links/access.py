@@ -10,7 +10,7 @@ import numpy as np
 
 from bench.costs.arrays import Floats
 from bench.costs.links.paces import TraceClock
-from collectives.rounds.waves import Ints
+from collectives.schedule.waves import Ints
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -37,7 +37,7 @@ from bench.costs.links.paces import Paces
 from bench.costs.links.paths import Paths
 from bench.costs.links.queues import drained, last_busy_period
 from bench.costs.links.windows import Windows
-from collectives.rounds.waves import Ints, Wave
+from collectives.schedule.waves import Ints, Wave
 
 TARGETS_AT_ONCE = 256
 """Of every-rank-to-every-rank waves, so that memory stays small."""

@@ -21,7 +21,7 @@ from collections.abc import Callable, Sequence
 import numpy as np
 
 from bench.costs.arrays import Floats
-from collectives.rounds.waves import Ints
+from collectives.schedule.waves import Ints
 
 _INSTANT_S = 1e-9
 """Times no further apart are one, so that what comes at an opportunity can use it, however times were added up."""

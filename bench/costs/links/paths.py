@@ -6,7 +6,7 @@ import numpy as np
 
 from bench.costs.arrays import Floats
 from bench.costs.links.access import Links
-from collectives.rounds.waves import Ints
+from collectives.schedule.waves import Ints
 
 
 class Paths:

@@ -12,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from bench.costs.arrays import Floats
-from collectives.rounds.waves import Ints
+from collectives.schedule.waves import Ints
 
 
 def drained(queue: Ints, arrival: Floats, service: Floats, free: Floats, *, alone: bool) -> Floats:

@@ -20,7 +20,7 @@ import simpy
 from bench.costs.arrays import Floats
 from bench.costs.links.access import Links
 from bench.costs.sharing import FairShareQueue
-from collectives.rounds.waves import Ints
+from collectives.schedule.waves import Ints
 
 FASTEST = 1e15
 """bytes per second, in the place of a link without a limit: nothing takes measurable time"""

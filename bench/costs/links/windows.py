@@ -27,7 +27,7 @@ import numpy.typing as npt
 from typing_extensions import override
 
 from bench.costs.arrays import Floats
-from collectives.rounds.waves import Ints
+from collectives.schedule.waves import Ints
 
 LEAST_TIMEOUT_S = 0.2
 """of Linux, beside the round trip"""

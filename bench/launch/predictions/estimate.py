@@ -32,11 +32,11 @@ from bench.optimizers.sgd import Sgd
 from bench.strategies.ddp.ddp import Ddp
 from collectives.base import Key
 from collectives.payloads.base import Payload
-from collectives.rounds.layout import leaves
+from collectives.schedule.layout import leaves
 from collectives.transport.base import Alone
 from compressors.base import FP32_BYTES, Compressor
-from compressors.ddp.bucket import Bucket
 from compressors.ddp.reducer import Reducer
+from compressors.ddp.report import Bucket
 from compressors.layer import Layer, Step, layers_of
 from compressors.none import NoCompression
 

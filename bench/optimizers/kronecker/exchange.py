@@ -29,8 +29,8 @@ from collectives.payloads.symmetric import (
     positive_factor,
     relative_damping,
 )
-from collectives.rounds.layout import leaves
-from compressors.ddp.channel import CompressedCommunicator
+from collectives.schedule.layout import leaves
+from compressors.ddp.communicator import CompressedCommunicator
 from compressors.ddp.report import StepReport
 
 # The largest element of a sum stays below 2^15: fp16 ends at 65504, and is less exact below 2^-14.

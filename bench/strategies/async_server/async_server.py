@@ -22,9 +22,8 @@ from bench.optimizers.base import Optimizer
 from bench.strategies.async_server.training import AsyncTraining
 from bench.strategies.base import BoundStrategy, Setup, Strategy
 from collectives.base import Collective
-from collectives.options import OptionError
+from collectives.options import CountOrZero, OptionError
 from collectives.parameter_server.server import BoundedStaleness, OnArrival, Parameters, ParameterServer
-from collectives.ranges import CountOrZero
 from compressors.base import Compressor
 
 

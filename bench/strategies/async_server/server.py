@@ -21,8 +21,8 @@ from collectives.server import added
 from collectives.transport.base import Transport
 from collectives.transport.process_group import ProcessGroupTransport
 from compressors.base import Compressor
-from compressors.ddp.bucket import Bucket
 from compressors.ddp.reducer import Reducer
+from compressors.ddp.report import Bucket
 from compressors.layer import Layer, Step
 
 

@@ -20,10 +20,9 @@ from collectives.parameter_server.server import Answer, ClockEnd, ParameterServe
 from collectives.payloads.base import Payload, unpack
 from collectives.payloads.dense import Dense
 from collectives.transport.base import Purpose, Traffic, Transport
-from compressors.ddp.bucket import Bucket
-from compressors.ddp.channel import Nonfinite
+from compressors.ddp.communicator import Nonfinite
 from compressors.ddp.reducer import Reducer
-from compressors.ddp.report import EncodedLayer, StepReport
+from compressors.ddp.report import Bucket, EncodedLayer, StepReport
 from compressors.layer import Layer, Step, layers_of
 
 T = TypeVar("T")

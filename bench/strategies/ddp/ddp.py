@@ -23,8 +23,8 @@ from collectives.base import Collective, Key
 from collectives.payloads.base import Payload
 from collectives.transport.base import Purpose, Traffic
 from compressors.base import Compressor
-from compressors.ddp.attaching import hook_for
-from compressors.ddp.channel import CompressedCommunicator, Nonfinite
+from compressors.ddp.attach import hook_for
+from compressors.ddp.communicator import CompressedCommunicator, Nonfinite
 from compressors.ddp.hook import HookSettings
 from compressors.ddp.report import EncodedLayer, StepReport
 from compressors.layer import Layer, Step, layers_of

@@ -16,7 +16,7 @@ from bench.strategies.base import BoundStrategy, Exchange
 from collectives.base import Key
 from collectives.payloads.base import Payload
 from collectives.transport.base import Purpose, Traffic
-from compressors.ddp.channel import CompressedCommunicator, Nonfinite, Trigger, await_command, zero_nonfinite_
+from compressors.ddp.communicator import CompressedCommunicator, Nonfinite, Trigger, await_command, zero_nonfinite_
 from compressors.ddp.hook import CompressionHook
 from compressors.ddp.report import StepReport
 from compressors.layer import Step

@@ -30,7 +30,7 @@ from bench.strategies.placed.messages import HOST_RANK, hear, receive_all_, rece
 from bench.strategies.placed.stage import Stage
 from collectives.pool import BoundPool
 from collectives.transport.base import Traffic, Transport
-from compressors.ddp.channel import CompressedCommunicator, zero_nonfinite_
+from compressors.ddp.communicator import CompressedCommunicator, zero_nonfinite_
 from compressors.ddp.hook import NonFiniteGradient
 from compressors.ddp.report import StepReport
 from compressors.layer import Step

@@ -19,7 +19,7 @@ from bench.strategies.placed.plan import Plan
 from bench.strategies.placed.stage import Stage
 from collectives.base import BoundCollective, Collective, Downlink, Key
 from collectives.payloads.base import Payload, unpack
-from collectives.rounds.layout import Layout
+from collectives.schedule.layout import Layout
 from collectives.server import added
 from collectives.transport.base import Purpose, ReduceOp, Traffic, Transport, wait_all
 from compressors.ddp.report import EncodedLayer, StepReport

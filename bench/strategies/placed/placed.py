@@ -38,7 +38,7 @@ from bench.strategies.placed.stage import Stage
 from collectives.base import Collective
 from collectives.transport.shared_memory import SharedMemoryTransport
 from compressors.base import Compressor
-from compressors.ddp.channel import CompressedCommunicator, own_transport
+from compressors.ddp.communicator import CompressedCommunicator, own_transport
 from compressors.layer import layers_of
 
 # Activations of a mini-batch of common size go as one piece.

@@ -9,8 +9,8 @@ from collectives.base import Collective
 from collectives.transport.base import Transport
 from compressors.auto import Auto
 from compressors.choice import Choice, Pair, Part, dense_pair, pairs_on
-from compressors.ddp.bucket import Bucket
 from compressors.ddp.choosing.prices import LinkCost, Seen, exchange_s, look
+from compressors.ddp.report import Bucket
 from compressors.layer import Layer, Step
 
 SMALL = 1024

@@ -19,8 +19,8 @@ import torch
 from collectives.base import BoundCollective, Collective
 from collectives.payloads.base import HEADER_BYTES
 from collectives.payloads.dense import Dense
-from collectives.rounds.layout import Layout, Leaf
-from collectives.rounds.waves import Ints, Lengths
+from collectives.schedule.layout import Layout, Leaf
+from collectives.schedule.waves import Ints, Lengths
 from collectives.transport.base import Transport
 from compressors.base import FP32_BYTES, Compressor
 from compressors.choice import Pair

@@ -20,8 +20,8 @@ from collectives.payloads.base import Payload
 from collectives.transport.base import Transport
 from compressors.base import Compressor
 from compressors.choice import Choice, Pair
-from compressors.ddp.bucket import Bucket
 from compressors.ddp.reducer import PendingReduction, Reducer, StartSum
+from compressors.ddp.report import Bucket
 from compressors.layer import copies
 
 Looked = Callable[[Bucket], None]

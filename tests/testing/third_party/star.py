@@ -5,8 +5,8 @@ from __future__ import annotations
 import dataclasses
 
 from collectives.base import Collective
-from collectives.rounds.base import Piece, Round
-from collectives.rounds.layout import Layout
+from collectives.schedule.layout import Layout
+from collectives.schedule.rounds import Piece, Round
 
 
 @dataclasses.dataclass(kw_only=True)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from collectives import spec
+from collectives import options
 from collectives.base import Collective
 from collectives.payloads import Dense, Sparse
 from collectives.serial import error_bound, serial_sum
@@ -15,7 +15,7 @@ BIG = 1e8  # in fp32, BIG + 1 == BIG
 
 
 def collective(text: str) -> Collective:
-    return spec.build("collectives", Collective, text)
+    return options.build("collectives", Collective, text)
 
 
 def dense(*values: float) -> Dense:

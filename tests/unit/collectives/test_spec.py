@@ -8,12 +8,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from collectives import spec
+from collectives import options
 from collectives.base import Collective
 from collectives.hierarchical import Hierarchical
-from collectives.options import OptionError
+from collectives.options import OptionError, Spec
 from collectives.server import Server
-from collectives.spec import Spec
 from collectives.transport.base import Transport
 from tests.testing.memory_transport import MemoryTransport, MemoryWires
 
@@ -62,7 +61,7 @@ def test_options_are_written_in_alphabetical_order() -> None:
 
 
 def test_building_validates_and_converts() -> None:
-    built = spec.build("collectives", Collective, "server:placement=sharded,split_numel=7")
+    built = options.build("collectives", Collective, "server:placement=sharded,split_numel=7")
     assert isinstance(built, Server)
     assert (built.placement, built.split_numel) == ("sharded", 7)
 
@@ -84,21 +83,21 @@ def test_building_validates_and_converts() -> None:
 )
 def test_what_cannot_be_built_is_refused_with_what_is_near(text: str, sentence: str) -> None:
     with pytest.raises(OptionError, match=sentence):
-        spec.build("collectives", Collective, text)
+        options.build("collectives", Collective, text)
 
 
 def test_a_hierarchy_can_be_made_of_every_other_collective() -> None:
-    for name in spec.component_names("collectives", Collective):
+    for name in options.component_names("collectives", Collective):
         if name != "hierarchical":
             assert Hierarchical(intra=name, inter=name).within.component_name == name
 
 
 def test_a_hierarchy_asks_its_parts_whether_so_many_ranks_are_possible() -> None:
-    among = spec.build("collectives", Collective, "hierarchical:inter=server:root=2")
+    among = options.build("collectives", Collective, "hierarchical:inter=server:root=2")
     assert among.ranks_refusal(6) is None
     assert "among leaders, server: root=2 is none of the 2 ranks" in str(among.ranks_refusal(4))
     assert "among leaders" in str(among.ranks_refusal(2))
-    within = spec.build("collectives", Collective, "hierarchical:group_size=3,intra=server:root=1")
+    within = options.build("collectives", Collective, "hierarchical:group_size=3,intra=server:root=1")
     assert [within.ranks_refusal(n) is None for n in (1, 2, 3, 4, 5, 6)] == [False, True, True, False, True, True]
     for each, world_size in itertools.product((among, within), range(1, 8)):
         refused = [refuses_to_bind(each, transport) for transport in ranks_of(MemoryWires(world_size))]

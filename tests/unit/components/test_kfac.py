@@ -17,7 +17,7 @@ from bench.optimizers.kfac import Kfac
 from bench.optimizers.kronecker.layer import KroneckerLayer
 from collectives.base import Collective
 from collectives.transport.base import Alone, Transport
-from compressors.ddp.channel import CompressedCommunicator
+from compressors.ddp.communicator import CompressedCommunicator
 from compressors.ddp.reducer import Reducer
 from compressors.layer import layers_of
 from compressors.none import NoCompression

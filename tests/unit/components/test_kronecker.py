@@ -18,7 +18,7 @@ from collectives.base import Collective
 from collectives.payloads.bundle import Bundle
 from collectives.payloads.symmetric import Form, cholesky
 from collectives.transport.base import Traffic
-from compressors.ddp.channel import CompressedCommunicator
+from compressors.ddp.communicator import CompressedCommunicator
 from compressors.ddp.reducer import Reducer
 from compressors.ddp.report import StepReport
 from compressors.none import NoCompression

@@ -7,9 +7,8 @@ import dataclasses
 import pytest
 import torch
 
-from collectives.options import OptionError
+from collectives.options import MOST, OptionError
 from collectives.payloads import Dense, Sparse
-from collectives.ranges import MOST
 from compressors.algc import Algc
 from compressors.ddp.reducer import Reducer
 from compressors.layer import Layer, Step

@@ -9,7 +9,7 @@ import torch
 
 from bench.core import registry, spec
 from collectives.base import Collective
-from compressors.ddp.channel import CompressedCommunicator, zero_nonfinite_
+from compressors.ddp.communicator import CompressedCommunicator, zero_nonfinite_
 from compressors.ddp.reducer import Reducer
 from compressors.none import NoCompression
 from compressors.topk import TopK

@@ -9,7 +9,7 @@ from collectives.payloads.bundle import members
 from collectives.server import Server
 from compressors.algc import Algc
 from compressors.base import Compressor
-from compressors.ddp.downlink import Downlink
+from compressors.ddp.communicator import Downlink
 from compressors.group_topk import GroupTopK
 from compressors.quantizers import Qsgd
 from tests.testing.compressor_cases import gradient, layers_of_shapes, step_at

@@ -10,13 +10,13 @@ import torch
 
 from collectives.base import Key, PendingSum
 from collectives.kernels.library import reference_path
+from collectives.options import build
 from collectives.payloads.base import Payload
 from collectives.payloads.dense import Dense
-from collectives.spec import build
 from collectives.transport.base import Alone
 from compressors.base import Compressor
-from compressors.ddp.bucket import Bucket
 from compressors.ddp.reducer import Reducer
+from compressors.ddp.report import Bucket
 from compressors.layer import Layer, Step
 from compressors.quantizers import Int8
 from compressors.topk import TopK

@@ -6,10 +6,10 @@ import pytest
 import torch
 
 from collectives.base import Collective
-from collectives.spec import build
+from collectives.options import build
 from compressors.base import Compressor
-from compressors.ddp.bucket import Bucket
 from compressors.ddp.reducer import Reducer
+from compressors.ddp.report import Bucket
 from tests.testing.compressor_cases import LAYERS, gradient, step_at
 from tests.testing.memory_transport import MemoryTransport, run_threads
 

@@ -8,9 +8,9 @@ from torch import nn
 from bench.launch.layer_plan import planned_layers
 from collectives.allgather import Allgather
 from collectives.native import Native
+from collectives.options import build
 from collectives.ring import Ring
 from collectives.server import Server
-from collectives.spec import build
 from compressors.base import Compressor
 from compressors.group_topk import GroupTopK
 from compressors.hylo import Hylo

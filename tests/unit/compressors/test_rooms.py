@@ -6,8 +6,8 @@ from collectives.base import Key, PendingSum
 from collectives.payloads.base import Payload
 from collectives.payloads.dense import Dense
 from collectives.transport.base import Alone
-from compressors.ddp.bucket import Bucket
 from compressors.ddp.reducer import Reducer
+from compressors.ddp.report import Bucket
 from compressors.none import NoCompression
 from tests.testing.compressor_cases import gradient, layers_of_shapes, step_at
 

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from collectives.options import OptionError
-from collectives.spec import build
+from collectives.options import OptionError, build
 from compressors.base import Compressor
 from compressors.none import NoCompression
 from compressors.topk import TopK

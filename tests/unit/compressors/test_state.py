@@ -7,8 +7,7 @@ import dataclasses
 import pytest
 import torch
 
-from compressors.ddp.layer_store import LayerStore
-from compressors.ddp.unit import EncodeGroup
+from compressors.ddp.encode_group import EncodeGroup, LayerStore
 from compressors.layer import Memory, end_to_end
 from tests.testing.compressor_cases import layers_of_shapes
 

@@ -7,13 +7,13 @@ import pytest
 import torch
 
 from collectives.kernels.library import reference_path, serving
+from collectives.options import build, component_names
 from collectives.payloads.codec.philox import random_words
 from collectives.payloads.codec.values import to_value_dtype
-from collectives.spec import build, component_names
 from collectives.transport.base import Alone
 from compressors.base import Compressor
-from compressors.ddp.bucket import Bucket
 from compressors.ddp.reducer import Reducer
+from compressors.ddp.report import Bucket
 from compressors.kernels import selection
 from compressors.kernels.random import uniform_numbers
 from compressors.layer import Layer, Step

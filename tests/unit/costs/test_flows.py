@@ -13,10 +13,10 @@ from bench.core.errors import UsageError
 from bench.core.parts import LinearCost
 from bench.costs.links.access import Links
 from bench.costs.links.flows import Flows
-from collectives import spec
+from collectives import options
 from collectives.base import Collective
-from collectives.rounds.layout import Layout
-from collectives.rounds.waves import Ints, Lengths, Wave
+from collectives.schedule.layout import Layout
+from collectives.schedule.waves import Ints, Lengths, Wave
 
 NAMES = ("ring", "halving_doubling", "tree", "allgather", "server", "server:placement=sharded", "hierarchical")
 FIGURES = ("up_rate", "down_rate", "latency_s")
@@ -33,7 +33,7 @@ def links(n: int, rate: float = 1e6, latency_s: float = 0.0, **more: float) -> L
 
 def flows_of(name: str, joined: Links, numel: int = 6000) -> Flows:
     flows = Flows(joined)
-    collective = spec.build("collectives", Collective, name)
+    collective = options.build("collectives", Collective, name)
     waves = collective.waves(joined.num_ranks, Layout.dense(numel, key=(0,)), Lengths(dense))
     assert waves is not None
     flows.run(waves)
@@ -93,7 +93,7 @@ def test_only_what_is_added_costs_adding() -> None:
     """A ring adds in its first half; what comes in the second half replaces."""
     joined = links(4, rate=np.inf)
     flows = Flows(joined)
-    ring = spec.build("collectives", Collective, "ring").waves(4, Layout.dense(6000, key=(0,)), Lengths(dense))
+    ring = options.build("collectives", Collective, "ring").waves(4, Layout.dense(6000, key=(0,)), Lengths(dense))
     flows.run(ring or (), merge=LinearCost(fixed_s=1.0, per_byte_s=1e-3))
     assert flows.busy_s == pytest.approx(np.full(4, 3 * (1.0 + 6.0)))
 
@@ -141,7 +141,7 @@ def test_more_messages_than_memory_holds_are_refused() -> None:
 def test_waves_in_one_go_are_the_same_messages_one_by_one(name: str, n: int) -> None:
     rng = np.random.default_rng(n)
     joined = Links.of_hosts(*rng.uniform(1e5, 1e6, (2, n)), np.full(n, 0.01), **COSTS)
-    collective = spec.build("collectives", Collective, name)
+    collective = options.build("collectives", Collective, name)
     waves = list(collective.waves(n, Layout.dense(6000, key=(0,)), Lengths(dense)) or [])
     at_once, one_by_one = Flows(joined), Flows(joined)
     at_once.run(waves)

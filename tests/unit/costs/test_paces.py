@@ -14,10 +14,10 @@ from hypothesis import strategies as st
 from bench.costs.links.access import Links
 from bench.costs.links.flows import Flows
 from bench.costs.links.paces import TraceClock
-from collectives import spec
+from collectives import options
 from collectives.base import Collective
-from collectives.rounds.layout import Layout
-from collectives.rounds.waves import Lengths, Wave
+from collectives.schedule.layout import Layout
+from collectives.schedule.waves import Lengths, Wave
 from tests.unit.costs.test_flows import COSTS, NAMES, dense
 
 PACKET = 1500
@@ -115,7 +115,7 @@ def test_a_constant_trace_is_the_constant_rate_to_within_an_opportunity(
 def ends_of(name: str, joined: Links) -> list[float]:
     """Of two sums, one after the other, the second where the first left each rank."""
     flows = Flows(joined)
-    collective = spec.build("collectives", Collective, name)
+    collective = options.build("collectives", Collective, name)
     for _ in range(2):
         flows.run(collective.waves(joined.num_ranks, Layout.dense(6000, key=(0,)), Lengths(dense)) or ())
         flows.work(0.01)
@@ -145,7 +145,7 @@ def test_waves_in_one_go_are_the_same_messages_one_by_one(name: str) -> None:
     mixed = [[*paces[:3], None, pace([1, 30])] for paces in (joined.up_paces, joined.down_paces)]
     joined = dataclasses.replace(joined, up_paces=mixed[0], down_paces=mixed[1])
     waves = list(
-        spec.build("collectives", Collective, name).waves(5, Layout.dense(6000, key=(0,)), Lengths(dense)) or ()
+        options.build("collectives", Collective, name).waves(5, Layout.dense(6000, key=(0,)), Lengths(dense)) or ()
     )
     at_once, one_by_one = Flows(joined), Flows(joined)
     at_once.run(waves)

@@ -20,7 +20,7 @@ from bench.strategies.placed.stage import Stage
 from collectives.base import Collective
 from collectives.ring import Ring
 from compressors.base import Compressor
-from compressors.ddp.channel import CompressedCommunicator
+from compressors.ddp.communicator import CompressedCommunicator
 from compressors.ddp.reducer import Reducer
 from compressors.layer import Step, layers_of
 from compressors.none import NoCompression

@@ -10,7 +10,7 @@ from bench.optimizers.sgd import Sgd
 from bench.strategies.ddp.ddp import WithOptimizer
 from bench.strategies.ddp.replicas import KeptGradients, Replicas
 from collectives.ring import Ring
-from compressors.ddp.channel import CompressedCommunicator, Nonfinite, Trigger
+from compressors.ddp.communicator import CompressedCommunicator, Nonfinite, Trigger
 from compressors.ddp.reducer import Reducer
 from compressors.layer import layers_of
 from compressors.none import NoCompression

@@ -11,10 +11,10 @@ import torch
 from collectives.ring import Ring
 from compressors.auto import Auto
 from compressors.choice import FIRST, Choice, Pair, Part, dense_pair
-from compressors.ddp.bucket import Bucket
 from compressors.ddp.choosing.chooser import Chooser, Decisions
 from compressors.ddp.choosing.reducer import ChosenPairs
 from compressors.ddp.choosing.standings import StepSeconds
+from compressors.ddp.report import Bucket
 from compressors.layer import Layer, Step
 from tests.testing.memory_transport import MemoryTransport, run_threads
 

@@ -12,8 +12,8 @@ from collectives.options import OptionError
 from collectives.ring import Ring
 from compressors.auto import Auto
 from compressors.choice import Choice, read_choices
-from compressors.ddp.bucket import Bucket
 from compressors.ddp.choosing.chooser import Chooser
+from compressors.ddp.report import Bucket
 from compressors.layer import Layer, Step
 from tests.testing.memory_transport import MemoryTransport, run_threads
 from tests.unit.compressors.choosing.played import (

@@ -1,6 +1,6 @@
 """Wave: what all ranks send in one step, as arrays; a sum is a list of waves, for thousands of ranks as for two.
 
-The rounds of every rank (`collectives/rounds/base.py`) say the same message for message, but name the contributions in
+The rounds of every rank (`collectives/schedule/rounds.py`) say the same message for message, but name the contributions in
 each piece one by one, which for thousands of ranks would fill the memory.
 """
 
@@ -15,7 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from collectives.payloads.base import HEADER_BYTES
-from collectives.rounds.base import Message, Piece, Round
+from collectives.schedule.rounds import Message, Piece, Round
 
 Ints = npt.NDArray[np.int64]
 

@@ -23,10 +23,10 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 from collectives.base import Collective
-from collectives.spec import build
+from collectives.options import build
 from compressors.base import Compressor
-from compressors.ddp.channel import Nonfinite, Trigger
 from compressors.ddp.choosing.hook import ChoosingHook
+from compressors.ddp.communicator import Nonfinite, Trigger
 from compressors.ddp.hook import CompressionHook, HookSettings
 from compressors.ddp.reduced import change_since_wrapping, reduced_layers
 from compressors.ddp.reducer import Reducer

@@ -1,0 +1,232 @@
+"""WireLost: what rounding takes off the sums of a wire tensor, for the payloads that lie on the wire."""
+
+from __future__ import annotations
+
+import functools
+import itertools
+from collections.abc import Callable, Iterable, Sequence
+
+import torch
+
+from collectives.payloads.base import Payload, shifted, unpack
+from collectives.payloads.bundle import Bundle, members
+from collectives.payloads.sparse import IndexedValues
+from collectives.schedule.layout import Layout, leaves
+from collectives.schedule.rounds import Message, Piece, Place, Round
+from collectives.transport import messages
+from collectives.transport.base import Incoming, Pending, Receive, ReduceOp, Transport, wait_all
+from collectives.transport.messages import combine_
+
+WireLost = Callable[[int, torch.Tensor], None]
+"""(first element on the wire, what rounding took off the sums from there on, fp32)"""
+
+
+def lost_on_wire(payload: Payload) -> WireLost | None:
+    """Return what hands losses on by element of an element-wise payload; None where its sender keeps none."""
+    if (keep_lost := payload.keep_lost) is None:
+        return None
+    members = leaves(payload)
+    starts = [0, *itertools.accumulate(member.wire.numel() for member in members)]
+    offsets = itertools.accumulate((member.numel for member in members), initial=0)
+    placed = list(zip(members, offsets, itertools.pairwise(starts), strict=False))
+
+    def lost(start: int, values: torch.Tensor) -> None:
+        for member, offset, (first, last) in placed:
+            begin, end = max(start, first), min(start + values.numel(), last)
+            if begin >= end:
+                continue
+            part = values[begin - start : end - start]
+            if isinstance(member, IndexedValues):
+                keep_lost(offset, part, member.positions[begin - first : end - first])
+            else:
+                keep_lost(offset + begin - first, part)
+
+    return lost
+
+
+EAGER_BYTES = 16 << 20
+"""longest tensor whose messages all get memory of their own"""
+
+
+class Scratch:
+    """Memory that is kept from call to call: fresh pages for every message would cost as much as adding it."""
+
+    def __init__(self) -> None:
+        self._kept: dict[torch.dtype, torch.Tensor] = {}
+
+    def take(self, numel: int, like: torch.Tensor) -> torch.Tensor:
+        """1-D [numel] with the dtype and device of `like`, contents undefined; overwrites what was taken before."""
+        kept = self._kept.get(like.dtype)
+        if kept is None or kept.numel() < numel or kept.device != like.device:
+            kept = self._kept[like.dtype] = like.new_empty(numel)
+        return kept[:numel]
+
+
+def run_in_place(
+    transport: Transport,
+    wire: torch.Tensor,
+    rounds: list[Round],
+    op: ReduceOp,
+    scratch: Scratch,
+    lost: WireLost | None = None,
+) -> None:
+    """Carry the rounds out; the rounds of all ranks must mirror each other, one for one.
+
+    Args:
+        transport: the ranks.
+        wire: what is summed, mutated.
+        rounds: what this rank does.
+        op: what to do with two elements.
+        scratch: memory for what comes.
+        lost: called with what rounding to 16 bits takes off the sums that this rank makes.
+    """
+    is_eager = wire.nbytes <= EAGER_BYTES and not transport.in_step
+    buffers = _buffers(wire, rounds, scratch, is_eager=is_eager)
+    num_ahead = len(rounds) if is_eager else 0 if transport.in_step else 1
+    receives: list[list[Pending]] = []
+    sends: list[Pending] = []
+    for index, round_ in enumerate(rounds):
+        to_post = range(len(receives), min(index + num_ahead + 1, len(rounds)))
+        incoming: list[Receive] = []
+        for later in to_post:
+            sources = [message.peer for message in rounds[later].receives]
+            incoming += zip(buffers[later], sources, strict=True)
+        outgoing = [(wire[message.stretch], message.peer) for message in round_.sends]
+        pendings = transport.post(outgoing, incoming)
+        for later in to_post:
+            count = len(buffers[later])
+            receives.append(pendings[:count])
+            pendings = pendings[count:]
+        sends += pendings
+        wait_all(receives[index])
+        for message, buffer in zip(round_.receives, buffers[index], strict=True):
+            if message.effect != "replace":
+                stretch = message.stretch
+                combine_(wire[stretch], buffer, op, lost and functools.partial(lost, stretch.start))
+    wait_all(sends)
+
+
+def _buffers(wire: torch.Tensor, rounds: list[Round], scratch: Scratch, *, is_eager: bool) -> list[list[torch.Tensor]]:
+    """Where each message of each round is received: in place if it replaces, else in scratch memory.
+
+    Unless every round has memory of its own, two sets alternate, as buffers are posted at most one round ahead.
+    """
+    needs = [sum(message.numel for message in round_.receives if message.effect != "replace") for round_ in rounds]
+    most = max(needs, default=0)
+    starts = [0, *itertools.accumulate(needs)] if is_eager else [index % 2 * most for index in range(len(rounds))]
+    memory = scratch.take(sum(needs) if is_eager else 2 * most, wire)
+    buffers = []
+    for round_, start in zip(rounds, starts, strict=False):
+        row = []
+        for message in round_.receives:
+            if message.effect == "replace":
+                row.append(wire[message.stretch])
+            else:
+                row.append(memory[start : start + message.numel])
+                start += message.numel
+        buffers.append(row)
+    return buffers
+
+
+class PackedPieces:
+    """What a rank holds of a sum under way.
+
+    Args:
+        transport: the ranks.
+        payload: this rank's contribution; keeps what rounding takes off the sums that this rank makes.
+        layout: the same on all ranks; says how long messages can be.
+    """
+
+    def __init__(self, transport: Transport, payload: Payload, layout: Layout) -> None:
+        self._transport = transport
+        self._num_leaves = len(layout.leaves)
+        self._keep_lost = payload.keep_lost
+        self._held: dict[Place, Payload] = {(0, layout.numel, 0): payload}
+        self._collected: dict[Place, dict[int, Payload]] = {}
+        self._packed: dict[tuple[Piece, ...], torch.Tensor] = {}  # passing on what came costs no packing
+        self._complete: list[Place] = []
+
+    def __getitem__(self, place: Place) -> Payload:
+        """What is held of these elements, cut from the smallest stretch around them."""
+        if place not in self._held:
+            start, stop, _ = place
+            around = [held for held in self._held if held[0] <= start and stop <= held[1]]
+            smallest = min(around, key=lambda held: held[1] - held[0])
+            return self._held[smallest].slice(start - smallest[0], stop - smallest[0])
+        return self._held[place]
+
+    def __setitem__(self, place: Place, payload: Payload) -> None:
+        self._held[place] = payload
+
+    def terms(self, place: Place) -> list[Payload]:
+        """What was collected of these elements and what is held, in rank order."""
+        by_rank = {**self._collected.get(place, {}), self._transport.rank: self[place]}
+        return [by_rank[rank] for rank in sorted(by_rank)]
+
+    def total(self) -> Payload:
+        """All that holds every rank's contribution, laid end to end; what is empty only where there is nothing else."""
+        places = sorted(self._complete)
+        return together([self[place] for place in places if place[0] < place[1]] or [self[places[0]]])
+
+    def run(self, rounds: Iterable[Round]) -> None:
+        """Carry out rounds of packed payloads."""
+        for round_ in rounds:
+            self.apply(round_, self.post(round_))
+
+    def post(self, round_: Round) -> Incoming:
+        """Start the messages of a round."""
+        sends = [(self._pack(message), message.peer) for message in round_.sends]
+        receives = [(self._bound(message), message.peer) for message in round_.receives]
+        return self._transport.send_receive(sends, receives)
+
+    def apply(self, round_: Round, incoming: Incoming) -> None:
+        """Wait for the messages of a round, and do with each what the round says."""
+        for message, buffer in zip(round_.receives, incoming.wait(), strict=True):
+            self._receive(message, buffer)
+
+    def _bound(self, message: Message) -> int:
+        return messages.bound_nbytes(message.numel, self._num_leaves)
+
+    def _pack(self, message: Message) -> torch.Tensor:
+        pieces = message.pieces
+        if pieces not in self._packed:
+            payload = together([self[piece.place] for piece in pieces])
+            self._packed[pieces] = packed = messages.pack(payload, self._transport, self._bound(message))
+            if self._is_own_result(pieces):  # the owner reads what the others will read
+                self._replace(pieces, unpack(packed))
+        return self._packed[pieces]
+
+    def _receive(self, message: Message, buffer: torch.Tensor) -> None:
+        received = unpack(buffer)
+        if message.effect == "replace":
+            self._packed[message.pieces] = buffer[: received.nbytes]
+            self._replace(message.pieces, received)
+            return
+        for piece, part in zip(message.pieces, _parts(message.pieces, received), strict=True):
+            place, keep_lost = piece.place, shifted(self._keep_lost, piece.start)
+            if message.effect == "own + received":
+                self[place] = self[place].add(part, keep_lost)
+            elif message.effect == "received + own":
+                self[place] = part.add(self[place], keep_lost)
+            else:
+                self._collected.setdefault(place, {})[message.peer] = part
+
+    def _replace(self, pieces: Sequence[Piece], payload: Payload) -> None:
+        for piece, part in zip(pieces, _parts(pieces, payload), strict=True):
+            self[piece.place] = part
+            self._complete.append(piece.place)
+
+    def _is_own_result(self, pieces: Sequence[Piece]) -> bool:
+        """Whether all ranks' contributions are inside, and it was not received."""
+        if len(pieces[0].terms) < self._transport.world_size:
+            return False
+        return any(piece.place not in self._complete for piece in pieces)
+
+
+def together(payloads: Sequence[Payload]) -> Payload:
+    """Several payloads as one message; one stands for itself."""
+    return payloads[0] if len(payloads) == 1 else Bundle(payloads)
+
+
+def _parts(pieces: Sequence[Piece], payload: Payload) -> list[Payload]:
+    return members(payload, [piece.numel for piece in pieces]) if len(pieces) > 1 else [payload]
