@@ -167,8 +167,8 @@ class FailureDetector:
         """Answer no more."""
         self._ping_server.close()
 
-    def connect_all(self, world_size: int) -> None:
-        """Learn where the others' ping servers are, while the store answers; waits for them, but not for long."""
+    def publish(self, world_size: int) -> None:
+        """Announce this rank, wait up to `grace_s` for the others, and read the addresses of their ping servers."""
         if self._store.add("num_joined", 1) >= world_size:
             self._store.set("all_joined", "")
         with contextlib.suppress(RuntimeError):  # only some may ever join; those that have are known
