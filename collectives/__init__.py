@@ -1,4 +1,4 @@
-"""Payloads and the ways ranks sum them: a library that knows torch and nothing of benchmarks.
+"""Payloads, and the collectives that sum them over ranks. This library needs torch, not the benchmark.
 
-Import a collective from its file, `from collectives.ring import Ring`, payloads from `collectives.payloads`.
+Import a collective from its file, `from collectives.ring import Ring`, and payloads from `collectives.payloads`.
 """

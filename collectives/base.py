@@ -1,6 +1,6 @@
-"""What a collective is: a way in which ranks sum payloads so that every rank ends with the same bits.
+"""Base classes of collectives: algorithms that sum payloads over ranks so that every rank gets the same bits.
 
-A `Collective` is what a user chooses, its options; a `BoundCollective` is one at work among the ranks of a transport.
+A `Collective` holds the options that a user chooses; a `BoundCollective` runs it among the ranks of a transport.
 """
 
 from __future__ import annotations
@@ -26,43 +26,43 @@ __all__ = ["BoundCollective", "Collective", "Downlink", "Key", "PendingSum"]
 
 
 class Downlink(Protocol):
-    """What a server knows of the layers, and how it encodes an answer for them."""
+    """Tell a server the sizes of the layers, and encode its answers."""
 
     def numel(self, layer_id: int) -> int:
-        """Elements of a layer."""
+        """Return the number of elements of a layer."""
 
     def encode(self, total: torch.Tensor, layers: tuple[int, ...]) -> Payload:
-        """What to answer.
+        """Encode a server's answer.
 
         Args:
             total: the sum, fp32 [numel of all layers].
-            layers: their ids, in the order in which they lie in `total`.
+            layers: ids of the layers, in the order in which they lie in `total`.
         """
 
     def commit(self) -> None:
-        """Accept state proposed since the last `commit` or `drop`."""
+        """Accept the state proposed since the last `commit` or `drop`."""
 
     def drop(self) -> None:
-        """Forget the proposed state."""
+        """Discard the proposed state."""
 
     def state_dict(self) -> dict[str, Any]:
-        """State that outlives a step."""
+        """Return the state that a checkpoint must hold."""
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """The inverse of `state_dict`."""
+        """Replace the state by what `state_dict` returned."""
 
 
 @dataclasses.dataclass(kw_only=True)
 class Collective(Options, abc.ABC):
-    """One file, one class, named after the file; dataclass fields are its options, which nothing changes.
+    """Sum payloads over ranks. A subclass is named after its file; its dataclass fields are its options.
 
-    Use: `Ring().bind(transport).sum(payload, key=(0, 1))`. One that adds payloads on their way only describes its
-    `rounds`; others also say what they take, what they send and how they sum.
+    Use it as `Ring().bind(transport).sum(payload, key=(0, 1))`; the options do not change. A collective that adds
+    payloads on their way only has to define `rounds`; others also define what they accept, send and return.
 
     Class facts:
-        carries_wires: element-wise payloads travel as bare wire tensors, whose length and type all ranks know.
-        leaves_terms: what is not element-wise comes back as terms that are not added yet.
-        decodes: what is not element-wise comes back decoded or encoded anew, and not as the sum of its kind.
+        carries_wires: element-wise payloads travel as bare wire tensors, whose length and dtype all ranks know.
+        leaves_terms: other payloads come back as a list of terms that are not added yet.
+        decodes: other payloads come back decoded, or encoded again, instead of as a sum of the same payload kind.
     """
 
     carries_wires: ClassVar[bool] = True
@@ -71,25 +71,25 @@ class Collective(Options, abc.ABC):
 
     @property
     def finds_maxima(self) -> bool:
-        """Whether it gives a dense tensor's maximum over ranks as well as its sum."""
+        """Tell whether it can also compute the maximum of a dense tensor over ranks."""
         return True
 
     @property
     def recodes(self) -> bool:
-        """Whether sums that are not element-wise come back encoded anew by the run's compressor."""
+        """Tell whether sums that are not element-wise are encoded again by the run's compressor."""
         return False
 
     @property
     def keeps_residuals(self) -> bool:
-        """Whether what answers lose is added to the next sums, for which the layers of a training run must be known."""
+        """Tell whether it adds the error of its answers to the next sums; this needs a training run's layers."""
         return False
 
     def bind(self, transport: Transport, downlink: Downlink | None = None) -> BoundCollective:
-        """Return a new one at work among the ranks of a transport; every rank must call.
+        """Return a new instance that runs among the ranks of a transport; every rank must call.
 
         Args:
-            transport: the ranks.
-            downlink: for a server.
+            transport: connects the ranks.
+            downlink: encodes the answers of a server; other collectives ignore it.
 
         Raises:
             OptionError: the options do not fit this number of ranks.
@@ -98,7 +98,7 @@ class Collective(Options, abc.ABC):
 
     @classmethod
     def refuses(cls, kind: type[Payload]) -> str | None:
-        """Return why payloads of this kind cannot ride here and what would work; None where they can."""
+        """Return why it cannot sum payloads of this kind and what would work, or None if it can."""
         if kind.elementwise or kind.addable:
             return None
         return (
@@ -107,35 +107,35 @@ class Collective(Options, abc.ABC):
         )
 
     def refusal(self, kind: type[Payload]) -> str | None:
-        """`refuses` under these very options: stricter where a collective is made of others."""
+        """Return what `refuses` does, but for the options of this instance, which may allow less."""
         return self.refuses(kind)
 
     def ranks_refusal(self, world_size: int) -> str | None:
-        """Why these options are impossible with so many ranks and what would work; None where they are possible."""
+        """Return why these options do not work with `world_size` ranks and what would, or None if they do."""
         return None
 
     @abc.abstractmethod
     def rounds(self, world_size: int, rank: int, layout: Layout) -> list[Round] | None:
-        """Return what `rank` sends and receives in one sum; None where a backend or shared memory moves the payloads.
+        """Return what `rank` sends and receives in one sum; None if a backend or shared memory moves the payloads.
 
         Args:
             world_size: number of ranks, two or more.
-            rank: which one.
-            layout: of all ranks' payloads; those of several types travel one type after the other (`Layout.by_type`).
+            rank: the rank whose messages to return.
+            layout: the layout of all ranks' payloads; several dtypes are summed one after another (`Layout.by_type`).
         """
 
     def waves(
         self, world_size: int, layout: Layout, lengths: Lengths, weights: Ints | None = None
     ) -> Iterable[Wave] | None:
-        """Return what all ranks send in one sum, wave by wave; None where `rounds` are.
+        """Return what all ranks send in one sum, wave by wave; None if `rounds` returns None.
 
-        From the rounds of every rank, unless a collective says it for thousands of ranks at once.
+        The default derives the waves from the rounds of every rank. Overrides compute them for thousands of ranks.
 
         Args:
             world_size: as in `rounds`.
-            layout: likewise.
-            lengths: of the messages.
-            weights: int [world_size], of how many ranks each brings the contributions; one each where None.
+            layout: as in `rounds`.
+            lengths: computes the lengths of the messages.
+            weights: int [world_size], the number of contributions that each rank's payload holds; None: one each.
         """
         by_rank = [self.rounds(world_size, rank, layout) for rank in range(world_size)]
         if any(rounds is None for rounds in by_rank):
@@ -144,21 +144,20 @@ class Collective(Options, abc.ABC):
         return of_rounds([rounds or [] for rounds in by_rank], lengths, weights)
 
     def cuts(self, world_size: int, layout: Layout) -> list[Stretch]:
-        """Return the stretches in which a packed total ends: one payload each."""
+        """Return the stretches of elements into which a packed total is divided, one payload each."""
         return layout.chunks(1)
 
     def expected_bytes(
         self, nbytes: int, world_size: int, rank: int, *, elementwise: bool = True, itemsize: int = 4
     ) -> float | None:
-        """Return the bytes that `rank` sends in one `sum`; None where they depend on the data.
+        """Return the bytes that `rank` sends in one `sum`; None if they depend on the data.
 
         Args:
-            nbytes: of one rank's payload as it travels: of its wire tensor where all ranks know length and type, else
-                packed.
+            nbytes: bytes of one rank's payload: of its wire tensor if all ranks know length and dtype, else packed.
             world_size: number of ranks.
-            rank: which one.
-            elementwise: whether the payload is; others may be merged on their way and then change their size.
-            itemsize: bytes of one element of an elementwise payload, below which nothing is cut.
+            rank: the rank that sends.
+            elementwise: whether the payload is element-wise; others may be merged on their way and change their size.
+            itemsize: bytes of one element of an element-wise payload; payloads are cut between elements.
         """
         if world_size == 1:
             return 0
@@ -170,11 +169,11 @@ class Collective(Options, abc.ABC):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class PendingSum:
-    """A sum under way.
+    """A sum whose messages are under way.
 
     Attributes:
-        wait: blocks until nothing is to come from other ranks; `finish` does so too.
-        finish: does what is left, which sends nothing, and returns the sum; to be called once.
+        wait: blocks until all messages from other ranks have arrived; `finish` does so too.
+        finish: completes the sum without sending anything, and returns it; call it once.
     """
 
     wait: Callable[[], object]
@@ -182,44 +181,44 @@ class PendingSum:
 
     @classmethod
     def done(cls, total: Payload) -> Self:
-        """A sum that is there."""
+        """Return a sum that is already complete."""
         return cls(wait=lambda: None, finish=lambda: total)
 
 
 class BoundCollective:
-    """A collective at work. All ranks call with payloads of one kind and length, in the same order.
+    """Run a collective. All ranks must call with payloads of the same kind and length, in the same order.
 
     Element-wise payloads travel as bare wire tensors and are added in place; others travel packed and are merged.
 
     Attributes:
-        options: what was chosen.
-        transport: the ranks that take part.
+        options: the collective with its options.
+        transport: connects the ranks that take part.
     """
 
     def __init__(self, options: Collective, transport: Transport) -> None:
         self.options = options
         self.transport = transport
         self._scratch = Scratch()
-        self._rounds: dict[Layout, list[Round]] = {}  # buckets come again at every step
+        self._rounds: dict[Layout, list[Round]] = {}  # each bucket's layout comes back at every step
 
     def sum(self, payload: Payload, key: Key, op: ReduceOp = "sum") -> Payload:
-        """The sum (or maximum) over ranks, the same bits on every rank; every rank must call.
+        """Return the sum (or maximum) over ranks, the same bits on every rank; every rank must call.
 
         Args:
             payload: this rank's contribution; its tensors may be overwritten.
-            key: ids of the layers inside; names messages, shards and server state.
-            op: "max" for elementwise payloads only.
+            key: ids of the layers inside; identifies messages, shards and server state.
+            op: "max" works for element-wise payloads only.
 
         Raises:
             TransportError: a rank was lost, or did not answer in time.
-            PayloadError: this kind cannot ride here.
+            PayloadError: this collective cannot sum payloads of this kind.
         """
         return self.start(payload, key, op).finish()
 
     def start(self, payload: Payload, key: Key, op: ReduceOp = "sum") -> PendingSum:
-        """Begin a `sum`, and return while its messages are under way where all of them leave at its beginning.
+        """Begin a `sum`; return before its messages arrive if none of them depends on an earlier one.
 
-        Several sums may be under way: all ranks start them in the same order and finish them in any.
+        Several sums may be under way: all ranks must start them in the same order and may finish them in any order.
         """
         for leaf in leaves(payload):
             if reason := self.options.refusal(type(leaf)):
@@ -237,22 +236,22 @@ class BoundCollective:
         return self.start_like(payload, layout, op)
 
     def start_like(self, payload: Payload, layout: Layout, op: ReduceOp) -> PendingSum:
-        """`start` for what `sum_like` takes; all is done at once where messages depend on what came before them."""
+        """Begin `sum_like`. The default does all of it at once, because messages may depend on earlier ones."""
         return PendingSum.done(self.sum_like(payload, layout, op))
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
-        """A class that says anew how it sums does not inherit how that was begun."""
+        """Reset `start_like` in a subclass that overrides only `sum_like`, so that the two stay consistent."""
         super().__init_subclass__(**kwargs)
         if "sum_like" in cls.__dict__ and "start_like" not in cls.__dict__:
             cls.start_like = BoundCollective.start_like  # type: ignore[method-assign]
 
     def sum_like(self, payload: Payload, layout: Layout, op: ReduceOp) -> Payload:
-        """`sum` for two ranks or more and payloads that may ride here.
+        """Do `sum` for two or more ranks, with payloads that `refusal` accepts.
 
         Args:
-            payload: this rank's contribution, which may be of another kind on every rank (sums of unequally many).
-            layout: the same on all ranks; says where to cut and how long messages can be.
-            op: "max" for elementwise payloads only.
+            payload: this rank's contribution; its kind may differ between ranks, if it already is a sum of several.
+            layout: the same on all ranks; determines where to cut and how long messages can be.
+            op: "max" works for element-wise payloads only.
         """
         rounds = self.rounds_of(layout)
         if layout.itemsize is None:
@@ -264,7 +263,7 @@ class BoundCollective:
         return payload.with_wire(wire)
 
     def rounds_of(self, layout: Layout) -> list[Round]:
-        """What this rank sends and receives in one sum."""
+        """Return what this rank sends and receives in one sum."""
         if layout not in self._rounds:
             self._rounds[layout] = self.options.rounds(self.transport.world_size, self.transport.rank, layout) or []
         return self._rounds[layout]
@@ -272,7 +271,7 @@ class BoundCollective:
     def _start_by_type(
         self, payloads: tuple[Payload, ...], groups: list[tuple[int, ...]], key: Key, op: ReduceOp
     ) -> PendingSum:
-        """Element-wise payloads of several types: those of one type travel together."""
+        """Begin the sum of element-wise payloads of several dtypes: those of one dtype travel together."""
         sums = [self.start(Bundle([payloads[index] for index in indices]), key, op) for indices in groups]
 
         def finish() -> Payload:
@@ -285,9 +284,10 @@ class BoundCollective:
         return PendingSum(wait=lambda: [sum_.wait() for sum_ in sums], finish=finish)
 
     def broadcast(self, payload: Payload | None, src: int, key: Key) -> Payload:
-        """`payload` of rank `src`, on every rank; the others pass None. Every rank must call.
+        """Return the payload of rank `src` on every rank; the others pass None. Every rank must call.
 
-        Down a binomial tree: rank `src` sends to ceil(log2 n) others, all ranks together n-1 times the packed payload.
+        It travels down a binomial tree: rank `src` sends to ceil(log2 n) others, and all ranks together send n-1 times
+        the packed payload.
 
         Raises:
             TransportError: a rank was lost, or did not answer in time.
@@ -296,17 +296,17 @@ class BoundCollective:
         return unpack(messages.broadcast_bytes(self.transport, packed, src))
 
     def commit(self) -> None:
-        """Accept state proposed since the last `commit` or `drop` (a server's residuals); with the compressor's."""
+        """Accept the state proposed since the last `commit` or `drop`, for example a server's residuals."""
 
     def drop(self) -> None:
-        """Forget the proposed state: the step is left out."""
+        """Discard the proposed state, because the step is skipped."""
 
     def state_dict(self) -> dict[str, Any]:
-        """State of this rank that outlives a step; empty for most collectives."""
+        """Return the state of this rank that a checkpoint must hold; empty for most collectives."""
         return {}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """The inverse of `state_dict`."""
+        """Replace the state by what `state_dict` returned."""
 
     def close(self) -> None:
-        """Release what outlives a call (mapped memory). Every rank must call."""
+        """Release what outlives a call, such as mapped memory; every rank must call."""

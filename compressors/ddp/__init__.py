@@ -1,4 +1,4 @@
-"""A compressor and a collective at work in DistributedDataParallel: `from compressors.ddp import attach`."""
+"""Exchange the gradients of a DistributedDataParallel model through a compressor and a collective; see `attach`."""
 
 from __future__ import annotations
 

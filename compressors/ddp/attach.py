@@ -1,4 +1,4 @@
-"""Attach: a compressor and a collective as the communication hook of your own DistributedDataParallel, in one call.
+"""`attach`: make a compressor and a collective the communication hook of your own DistributedDataParallel model.
 
     ddp = DistributedDataParallel(model)
     hook = attach(ddp, "group_topk:ratio=0.01", "ring")
@@ -9,9 +9,9 @@
         optimizer.zero_grad()
     hook.close()
 
-`hook.set_epoch(epoch)` before each epoch lets methods that begin with more entries know where training is.
+Call `hook.set_epoch(epoch)` before each epoch if the compressor sends more entries in its first epochs.
 
-`examples/train_digits.py` is a whole script.
+`examples/train_digits.py` is a complete script.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from compressors.ddp.reduced import change_since_wrapping, reduced_layers
 from compressors.ddp.reducer import Reducer
 from compressors.layer import Layer
 
-# DDP closes its first bucket at this size unless it is given one for all (bucket_cap_mb).
+# Size of DDP's first bucket, unless bucket_cap_mb sets one size for all buckets.
 FIRST_BUCKET_BYTES = 1 << 20
 
 
@@ -48,28 +48,30 @@ def attach(
     nonfinite: Nonfinite = "skip",
     timeout_s: float = 300.0,
 ) -> CompressionHook:
-    """Let `ddp` exchange its gradients through this pair from the next `backward` on; every rank must call.
+    """Exchange the gradients of `ddp` through a compressor and a collective from the next `backward` on.
+
+    Every rank must call.
 
     Args:
-        ddp: the wrapped model, compiled or not; has no communication hook yet. With `gradient_as_bucket_view=True`
-            gradients on CPUs are read where `backward` leaves them, instead of copied first.
-        compressor: with its options, or as a text: "group_topk:ratio=0.01".
-        collective: how payloads are summed; likewise.
-        seed: of the compressor's private random generators, the same on every rank.
-        momentum: coefficient for compressors that apply the momentum themselves (`momentum_correction=True`), in
-            [0, 1); the optimizer's own must then be 0.
-        nesterov: look ahead along the velocity, as the optimizer would.
-        trigger: "async" sends each bucket while backward goes on, "sync" when rank 0 saw all ranks finish backward.
+        ddp: the wrapped model, compiled or not, without a communication hook. With `gradient_as_bucket_view=True`
+            gradients on CPUs are read where `backward` leaves them, instead of being copied first.
+        compressor: an instance, or a spec such as "group_topk:ratio=0.01".
+        collective: an instance, or a spec such as "ring"; sums the payloads.
+        seed: seed of the compressor's private random generators, the same on every rank.
+        momentum: coefficient in [0, 1), for compressors that apply the momentum themselves
+            (`momentum_correction=True`); set the optimizer's own momentum to 0 then.
+        nesterov: apply Nesterov momentum, as the optimizer would.
+        trigger: "async" sends each bucket during backward, "sync" after all ranks have finished backward.
         nonfinite: what to do about NaN or infinity: "skip" the step on all ranks, "raise", or "zero" the elements.
-        timeout_s: longest wait for any one message.
+        timeout_s: longest wait for any one message, in seconds.
 
     Raises:
-        ValueError: "topk sends Sparse payloads: native adds ...; use collective allgather"; momentum missing or given
-            in vain; several buckets where the compressor wants one; a hook of PyTorch's own; a model that is not in DDP
-            (bare, FSDP), has a hook already, has changed since it was wrapped (frozen, converted), or trains complex
-            parameters or fp64 ones that would not be sent whole; an embedding whose gradients are sparse; or options
-            of DDP that give a hook no buckets.
-        OptionError: a text that names no component, or a wrong option.
+        ValueError: the pair, the model or an option of DDP is not supported, for example: "topk sends Sparse payloads:
+            native adds ...; use collective allgather"; momentum is missing or not used; the compressor needs a single
+            bucket and there are several; the compressor is one of PyTorch's own hooks; the model is not in DDP (bare,
+            FSDP), already has a hook, was changed after it was wrapped (frozen, converted), or trains complex
+            parameters, or fp64 parameters that would be compressed; an embedding has sparse gradients.
+        OptionError: a spec names no component, or has a wrong option.
     """
     if isinstance(compressor, str):
         compressor = build("compressors", Compressor, compressor)
@@ -100,38 +102,38 @@ def attach(
 def hook_for(
     ddp: DistributedDataParallel, reducer: Reducer, collective: Collective, settings: HookSettings
 ) -> CompressionHook:
-    """Register the hook that the reducer's compressor takes: one that chooses, or one that does as it is told."""
+    """Register a communication hook; if the compressor is `auto`, one that chooses a method per layer."""
     make = ChoosingHook if reducer.compressor.chooses else CompressionHook
     return make(ddp, reducer, collective, settings)
 
 
 def _engine(model: nn.Module) -> DistributedDataParallel:
-    """Return the DDP that hands gradients over, without what `torch.compile` put around it.
+    """Return the DDP model inside what `torch.compile` wrapped around it.
 
     Raises:
-        ValueError: there is none, or it gives a hook no buckets.
+        ValueError: there is none, or its options leave a communication hook without buckets.
     """
     ddp = getattr(model, "_orig_mod", model)
     if not isinstance(ddp, DistributedDataParallel):
-        # by name, for the import takes half a second
+        # compared by name, because importing FSDP takes half a second
         is_sharded = any(cls.__module__.startswith("torch.distributed.fsdp") for cls in type(ddp).__mro__)
-        got = "one that FSDP shards and reduces itself" if is_sharded else f"a bare {type(ddp).__name__}"
+        got = "one in FSDP, which reduces gradients itself" if is_sharded else f"a bare {type(ddp).__name__}"
         raise ValueError(f"attach needs a model in DDP and got {got}; give it DistributedDataParallel(model)")
     if ddp._use_python_reducer:
         raise ValueError(
             'under torch._dynamo.config.optimize_ddp = "python_reducer" DDP has no buckets, which attach needs; '
-            "set it to True, then wrap the model anew"
+            "set it to True, then wrap the model again"
         )
     if ddp._delay_all_reduce_all_params:
         raise ValueError(
-            "delay_all_reduce_named_params leaves DDP no bucket, and attach needs some; wrap the model without it"
+            "delay_all_reduce_named_params leaves DDP without buckets, which attach needs; wrap the model without it"
         )
     if ddp.mixed_precision is not None:
         raise ValueError(
             "mixed_precision takes the place of DDP's communication hook; wrap the model without it and use autocast"
         )
     if ddp._get_ddp_logging_data().get("comm_hook"):
-        raise ValueError("this model has a communication hook already, if a closed one; wrap it in DDP anew")
+        raise ValueError("this model already has a communication hook (perhaps a closed one); wrap it in DDP again")
     if ddp.skip_all_reduce_unused_params:
         raise ValueError(
             "with skip_all_reduce_unused_params ranks would not know when a step ends; wrap the model without it"
@@ -142,15 +144,18 @@ def _engine(model: nn.Module) -> DistributedDataParallel:
 def _check_embeddings(ddp: DistributedDataParallel) -> None:
     for name, module in ddp.module.named_modules():
         if isinstance(module, nn.Embedding | nn.EmbeddingBag) and module.sparse and module.weight.requires_grad:
-            what = f"{type(module).__name__} {name}".strip()
-            raise ValueError(f"{what} makes sparse gradients, which no bucket holds; give it sparse=False")
+            embedding = f"{type(module).__name__} {name}".strip()
+            raise ValueError(f"{embedding} makes sparse gradients, which do not fit in buckets; give it sparse=False")
 
 
 def _check_types(layers: Sequence[Layer], compressor: Compressor) -> None:
     for layer in layers:
         assert layer.weight is not None
         if layer.weight.is_complex():
-            raise ValueError(f"{layer.name} is complex, which no compressor knows; hold real and imaginary parts")
+            raise ValueError(
+                f"{layer.name} is complex, which no compressor supports; use two real parameters for its real and "
+                "imaginary parts"
+            )
         if layer.weight.dtype == torch.float64 and not compressor.leaves_dense(layer):
             raise ValueError(
                 f"{layer.name} is fp64 and {compressor.component_name} works in fp32, where its gradient may overflow; "
@@ -166,7 +171,7 @@ def _check_one_bucket(ddp: DistributedDataParallel, layers: Sequence[Layer], com
     if len(types) > 1:
         raise ValueError(
             f"{compressor.component_name} wants the whole model as one bucket under these options, and DDP puts "
-            f"parameters of {' and '.join(sorted(types))} into buckets of their own; give them one type"
+            f"parameters of {' and '.join(sorted(types))} into separate buckets; convert them to one dtype"
         )
     nbytes = sum(weight.nbytes for weight in weights)
     limit = FIRST_BUCKET_BYTES if ddp.bucket_bytes_cap_default else ddp.bucket_bytes_cap
@@ -182,7 +187,7 @@ def _check_momentum(compressor: Compressor, momentum: float | None, *, nesterov:
     if compressor.owns_momentum and (momentum is None or not 0 <= momentum < 1):
         raise ValueError(
             f"{name} applies the momentum itself under these options; give attach its coefficient in [0, 1), "
-            "momentum=0.9 say, and the optimizer momentum=0"
+            "for example momentum=0.9, and the optimizer momentum=0"
         )
     if not compressor.owns_momentum and momentum is not None:
         raise ValueError(f"{name} applies no momentum under these options; leave momentum to the optimizer")

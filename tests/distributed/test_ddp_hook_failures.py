@@ -397,12 +397,12 @@ def test_what_cannot_work_is_refused_in_one_sentence_before_anything_starts(
     assert said["range"] == said["missing"]
     assert said["in vain"].startswith("ValueError: topk applies no momentum")
     assert said["buckets"].endswith("wrap it with DistributedDataParallel(..., bucket_cap_mb=4)")
-    assert "parameters of torch.bfloat16 and torch.float32 into buckets of their own" in said["types"]
+    assert "parameters of torch.bfloat16 and torch.float32 into separate buckets" in said["types"]
     assert (
-        said["sparse"] == "ValueError: Embedding 0 makes sparse gradients, which no bucket holds; give it sparse=False"
+        said["sparse"] == "ValueError: Embedding 0 makes sparse gradients, which do not fit in buckets; give it sparse=False"
     )
     assert said["engine"].startswith("ValueError: torch_fp16 is PyTorch's own hook")
-    assert said["complex"].startswith("ValueError: weight is complex, which no compressor knows")
+    assert said["complex"].startswith("ValueError: weight is complex, which no compressor supports")
     assert said["frozen"].startswith("ValueError: 0.weight was frozen after it was wrapped; freeze first")
     assert said["thawed"].startswith("ValueError: 0.weight was added or unfrozen after the model was wrapped")
     assert said["converted"].startswith(
@@ -414,13 +414,13 @@ def test_what_cannot_work_is_refused_in_one_sentence_before_anything_starts(
     )
     wanted = "ValueError: attach needs a model in DDP and got {}; give it DistributedDataParallel(model)"
     assert said["bare"] == wanted.format("a bare Sequential")
-    assert said["FSDP"] == said["FSDP2"] == wanted.format("one that FSDP shards and reduces itself")
+    assert said["FSDP"] == said["FSDP2"] == wanted.format("one in FSDP, which reduces gradients itself")
     assert said["python"].startswith(
         'ValueError: under torch._dynamo.config.optimize_ddp = "python_reducer" DDP has no'
     )
     assert said["mixed"].startswith("ValueError: mixed_precision takes the place of DDP's communication hook")
-    assert said["delayed"].startswith("ValueError: delay_all_reduce_named_params leaves DDP no bucket")
-    assert said["hooked"].startswith("ValueError: this model has a communication hook already, if a closed one")
+    assert said["delayed"].startswith("ValueError: delay_all_reduce_named_params leaves DDP without buckets")
+    assert said["hooked"].startswith("ValueError: this model already has a communication hook")
     assert said["built in"] == said["hooked"]
     assert said["skips"].startswith("ValueError: with skip_all_reduce_unused_params ranks would not know")
 
