@@ -1,1 +1,1 @@
-"""When ranks exchange what, one strategy per file."""
+"""Strategies: what ranks exchange and when; one strategy per file or folder."""

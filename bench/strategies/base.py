@@ -1,23 +1,23 @@
-"""What a strategy is: when ranks exchange what, and who turns it into the next parameters.
+"""The interface of strategies: a strategy decides what ranks exchange, when, and who updates the parameters.
 
-A strategy is one file in this folder with one class. Its dataclass fields are its options; `refusal` says before any
-process starts what it cannot be combined with; `bind` is called once on every rank with all that the rank trains with,
-and returns the object that the training loop drives. There the strategy decides three things:
+A strategy is one file in this folder with one class. Its dataclass fields are its options. `refusal` says, before any
+process starts, what the strategy cannot be combined with. `bind` is called once on every rank and returns the object
+that the training loop drives. That object decides three things:
 
 - how the model is wrapped (`wrapped`: DistributedDataParallel, the bare network, one of several stages),
 - what is exchanged and when (`exchange`: gradients in every backward, parameters every few steps, moments),
-- who steps the optimizer (`update`: this rank, a server), and what it exchanges by itself meanwhile.
+- who runs the optimizer (`update`: this rank or a server), and what the optimizer exchanges.
 
-One step, as the loop makes it:
+The training loop makes a step like this:
 
     strategy.start_step(step, lr)
     strategy.backward(strategy.forward(x, y))
     outcome = strategy.finish_step()
     num_steps = strategy.update(outcome)
 
-`strategy.begin()` comes before the first, `strategy.synchronize()` before every evaluation, `strategy.drain()` and
-`strategy.state_dict()` at every checkpoint, and `strategy.close()` at the end. Nothing else is known of a strategy: a
-new one is a new file.
+It calls `strategy.begin()` before the first step, `strategy.synchronize()` before every evaluation, `strategy.drain()`
+and `strategy.state_dict()` at every checkpoint, and `strategy.close()` at the end. The rest of the code knows nothing
+else about strategies, so a new strategy is one new file.
 """
 
 from __future__ import annotations
@@ -45,19 +45,19 @@ from compressors.ddp.reducer import Reducer
 from compressors.ddp.report import StepReport
 from compressors.layer import Layer, Step, layers_of
 
+# Saves a rank's state: (optimizer steps done, state). Every rank must call.
 SaveState = Callable[[int, dict[str, Any]], None]
-"""(optimizer steps done, this rank's state): keeps it; every rank must call"""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Setup:
-    """What one rank trains with.
+    """Everything that one rank needs for training.
 
     Attributes:
-        config: of the run.
-        model: the bare network, on `device`; equal on all ranks.
-        compressor, collective, optimizer: with their options.
-        device: where this rank computes.
+        config: the run's configuration.
+        model: the bare network, on `device`; its weights are equal on all ranks.
+        compressor, collective, optimizer: the run's components, with their options set.
+        device: the device on which this rank computes.
     """
 
     config: RunConfig
@@ -68,7 +68,7 @@ class Setup:
     device: torch.device
 
     def make_reducer(self) -> tuple[Reducer, Optimizer]:
-        """What compresses on this rank, and the optimizer; without its momentum where the reducer applies that."""
+        """Return this rank's reducer and optimizer; if the reducer applies momentum, the optimizer has none."""
         if not self.compressor.owns_momentum:
             return Reducer(self.compressor), self.optimizer
         handed_over = self.optimizer.hand_over_momentum()
@@ -76,28 +76,28 @@ class Setup:
         return reducer, handed_over.optimizer
 
     def open_channel(self) -> CompressedCommunicator:
-        """The run's pair over a process group of its own, for what the optimizer exchanges; every rank must call."""
+        """Open a channel with its own process group for what the optimizer exchanges; every rank must call."""
         transport = own_transport(self.device, self.config.timeout_s)
         return CompressedCommunicator(layers_of(self.model), Reducer(self.compressor), self.collective, transport)
 
 
 @dataclasses.dataclass(kw_only=True)
 class Strategy(Options, abc.ABC):
-    """When ranks exchange what. One file, one class, named after the file; dataclass fields are its options."""
+    """Decide what ranks exchange and when. A subclass is named after its file; its dataclass fields are options."""
 
     def default_collectives(self, compressor: Compressor) -> tuple[str, ...]:
-        """Where the user names no collective: the first of these that takes what the compressor emits."""
+        """Return default collectives: the first that takes the compressor's payloads is used if the user names none."""
         return compressor.default_collectives
 
     def default_bucket_mb(self, model_mb: float, optimizer: Optimizer, compressor: Compressor) -> float | None:
-        """Where the user names no bucket size: MiB, for a model whose gradient has so many; None without buckets."""
+        """Return the default bucket size in MiB for a model with `model_mb` MiB of gradients; None: no buckets."""
         return None
 
     def complete(self, asked: RunConfig) -> RunConfig:
-        """The run with what this strategy decides about its processes; called before anything is chosen.
+        """Return the configuration with what this strategy decides about processes; called before defaults are chosen.
 
         Raises:
-            UsageError: what was asked for contradicts that.
+            UsageError: the user's options contradict it.
         """
         return asked
 
@@ -105,59 +105,59 @@ class Strategy(Options, abc.ABC):
     def refusal(
         self, config: RunConfig, compressor: Compressor, collective: Collective, optimizer: Optimizer
     ) -> str | None:
-        """Why this strategy cannot make this run and what would work, one sentence; None where it can.
+        """Say in one sentence why this strategy cannot do this run and what would work; None if it can.
 
         Args:
-            config: the run, complete.
-            compressor: as the run names it.
-            collective: likewise, or the default.
-            optimizer: as the run names it.
+            config: the run's complete configuration.
+            compressor: the run's compressor.
+            collective: the run's collective, or the default.
+            optimizer: the run's optimizer.
         """
 
     def examine(self, config: RunConfig, model: nn.Module) -> list[str]:
-        """What the user should know about this network under this strategy, one sentence each.
+        """Return what the user should know about this network under this strategy, one sentence each.
 
         Args:
-            config: the run, complete.
-            model: on the meta device, without values.
+            config: the run's complete configuration.
+            model: the network on the meta device, without values.
 
         Raises:
-            UsageError: this strategy cannot train it.
+            UsageError: this strategy cannot train the network.
         """
         return []
 
     @abc.abstractmethod
     def bind(self, setup: Setup) -> BoundStrategy | Worker:
-        """The object that trains, or that follows one that does; every rank must call."""
+        """Return the object that trains, or the worker that follows one that trains; every rank must call."""
 
 
 class Worker(abc.ABC):
-    """A process that computes for one that runs the training loop."""
+    """A process that computes for another process, which runs the training loop."""
 
     @abc.abstractmethod
     def follow(self, save: SaveState) -> None:
-        """Do what the other one says, until it says that all is done.
+        """Do what the process with the training loop commands, until it says stop.
 
         Args:
-            save: keeps this process's state when the other one makes a checkpoint.
+            save: saves this process's state at a checkpoint.
         """
 
     @abc.abstractmethod
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Go on from what `follow` saved; call before it."""
+        """Resume from a state that `follow` saved; call before `follow`."""
 
     @abc.abstractmethod
     def close(self) -> None:
-        """Release wires and memory; every rank must call."""
+        """Release connections and memory; every rank must call."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class LinkBytes:
-    """What one process sent to another of mini-batches, activations and their gradients.
+    """Bytes of mini-batches, activations and their gradients that one process sent to another.
 
     Attributes:
-        source, to: names of both.
-        nbytes: headers included.
+        source, to: names of the two processes.
+        nbytes: bytes sent, message headers included.
     """
 
     source: str
@@ -166,41 +166,41 @@ class LinkBytes:
 
 
 class Exchange(Protocol):
-    """What moves messages while a step goes on, and what it has sent so far."""
+    """The part of a strategy that sends and receives messages during a step and counts them."""
 
     @property
     def traffic(self) -> Mapping[Purpose, Traffic]:
-        """Bytes and messages sent by this rank since the start, per purpose."""
+        """Count the bytes and messages that this rank has sent since the start, per purpose."""
 
     @property
     def last_encoded(self) -> Mapping[Key, Payload]:
-        """What this rank encoded in its last step, by the ids of the layers in it."""
+        """Return what this rank encoded in its last step, by the ids of the layers in each payload."""
 
     def residual_norms(self) -> dict[int, float]:
-        """L2 norm of what each layer has not sent yet, by layer id."""
+        """Return the L2 norm of each layer's residual (what it has not sent yet), by layer id."""
 
     def finish_step(self) -> StepReport:
-        """What was done in this step; call after `backward`. Raises what failed meanwhile."""
+        """End the step's exchange and report it; call after `backward`. Raises what failed during the step."""
 
     def state_dict(self) -> dict[str, Any]:
-        """What this rank keeps from step to step, between two steps."""
+        """Return what this rank keeps from step to step; call between two steps."""
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """The inverse of `state_dict`."""
+        """Restore what `state_dict` returned."""
 
     def close(self) -> None:
-        """Release threads, wires and memory; every rank must call."""
+        """Release threads, connections and memory; every rank must call."""
 
 
 class BoundStrategy(abc.ABC):
-    """A strategy at work on one rank, driven by the training loop.
+    """A strategy on one rank, driven by the training loop.
 
     Attributes:
         model: the bare network, whose parameters are trained.
-        wrapped: what is called with a batch: the model, as the strategy needs it wrapped.
+        wrapped: the model as the strategy wraps it; called with a batch.
         layers: the model's trainable parameters.
-        exchange: what moves messages.
-        loop: the ranks that run the training loop; None: all.
+        exchange: sends and receives messages.
+        loop: the ranks that run the training loop; None: all ranks.
     """
 
     def __init__(
@@ -214,82 +214,82 @@ class BoundStrategy(abc.ABC):
 
     @property
     def shard_ids(self) -> Sequence[int]:
-        """Which of a step's `config.replicas` mini-batches this process loads, laid end to end."""
+        """Return which of a step's `config.replicas` mini-batches this process loads; they are concatenated."""
         return (dist.get_rank(),)
 
-    def end_pause(self) -> None:  # noqa: B027 - most time nothing by themselves
-        """Call before the first step and after whatever went on between two that is no part of training."""
+    def end_pause(self) -> None:  # noqa: B027 - most strategies measure no times of their own
+        """Restart own timers; called before the first step and after every pause in training, such as an evaluation."""
 
     @abc.abstractmethod
     def start_step(self, step: Step, lr: float) -> None:
-        """Call before the forward pass, with the learning rate of this step's update."""
+        """Begin a step with the learning rate of its update; called before the forward pass."""
 
     def forward(self, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
-        """The loss of what this process loaded, for `backward`."""
+        """Return the loss of this process's batch, for `backward`."""
         return nn.functional.cross_entropy(self.wrapped(x), y)
 
     def backward(self, loss: torch.Tensor) -> None:
-        """Compute the gradients; what they are exchanged with may start meanwhile."""
+        """Compute the gradients; their exchange may start during backward."""
         loss.backward()
 
     def accumulating(self) -> AbstractContextManager[object]:
-        """Keep the gradients of a forward and backward inside to this process, to be added to by the next ones."""
+        """Return a context in which backward adds to this process's gradients without exchanging them."""
         return contextlib.nullcontext()
 
     def finish_step(self) -> StepReport:
-        """Call after `backward`: whether a gradient was not finite, and what the exchange did."""
+        """End the step's exchange; the report says whether a gradient was not finite. Called after `backward`."""
         return self.exchange.finish_step()
 
     @abc.abstractmethod
     def update(self, outcome: StepReport) -> int:
-        """Give the parameters their next values (unless the step is skipped) and clear the gradients.
+        """Update the parameters (unless the step is skipped) and clear the gradients.
 
         Args:
-            outcome: of `finish_step`; what the optimizer exchanges by itself is added to it.
+            outcome: the report of `finish_step`; what the optimizer exchanges is added to it.
 
         Returns:
-            Optimizer steps done so far, in which `world_size` batches count as one, whoever of the ranks made them.
+            Optimizer steps done so far. `world_size` batches count as one step, whichever ranks processed them.
         """
 
     @abc.abstractmethod
     def synchronize(self) -> None:
-        """Wait until what all ranks did is applied everywhere; ranks then hold equal parameters. Every rank calls."""
+        """Wait until all updates are applied everywhere: ranks then hold equal parameters. Every rank must call."""
 
     def state_dict(self) -> dict[str, Any]:
-        """All that this rank needs to go on bit for bit, between two steps; every rank must call.
+        """Return all that this rank needs to resume bit for bit; call between two steps, on every rank.
 
-        What it holds may change with the next step.
+        The next step may change the returned tensors in place.
         """
         return {"model": self.model.state_dict(), "exchange": self.exchange.state_dict()}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Go on from what `state_dict` gave in another process of this rank; every rank must call."""
+        """Resume from what `state_dict` returned in an earlier process of this rank; every rank must call."""
         self.model.load_state_dict(state["model"])
         self.exchange.load_state_dict(state["exchange"])
 
-    def begin(self) -> None:  # noqa: B027 - most have nothing to do
-        """Do what followers wait for, before this rank resumes or trains."""
+    def begin(self) -> None:  # noqa: B027 - most strategies have no workers
+        """Prepare workers, before this rank resumes or trains."""
 
-    def drain(self) -> None:  # noqa: B027 - ranks that wait in every step are level
-        """Wait for ranks that are behind, where they go at their own speed, before a checkpoint; every rank calls."""
+    def drain(self) -> None:  # noqa: B027 - most strategies have all ranks wait for each other in every step
+        """Wait for ranks that are behind, before a checkpoint; every rank must call."""
 
-    def warm_up(self, step: Step, x: torch.Tensor, y: torch.Tensor) -> None:  # noqa: B027 - most are ready at once
-        """Do what a new process does in its first step alone; `load_state_dict` then replaces all that it changed.
+    def warm_up(self, step: Step, x: torch.Tensor, y: torch.Tensor) -> None:  # noqa: B027 - most need none
+        """Do what only a process's first step does, on any mini-batch; every rank must call.
 
-        Every rank must call, with any mini-batch.
+        `load_state_dict` then replaces everything that this changed.
         """
 
     def members(self, figures: list[dict[str, Any]]) -> list[dict[str, Any]]:
-        """What each of those who exchange did since the last row, from what the loop's ranks did: the same, mostly."""
+        """Return each replica's figures since the last row, given those of the ranks that run the training loop."""
         return figures
 
-    def stop_workers(self) -> None:  # noqa: B027 - most have no followers
-        """Let followers end: no step and no evaluation comes any more."""
+    def stop_workers(self) -> None:  # noqa: B027 - most strategies have no workers
+        """Stop the workers: no step or evaluation follows."""
 
     def link_bytes(self) -> list[LinkBytes]:
-        """What went from process to process since the last call, where layers lie on several."""
+        """Return the bytes sent between processes since the last call, if one replica's layers lie on several."""
         return []
 
     def close(self) -> None:
-        """Release threads, wires and memory; every rank must call."""
+        """Release threads, connections and memory; every rank must call."""
         self.exchange.close()

@@ -1,1 +1,1 @@
-"""The strategy `async_server`: a server that updates parameters as pushes arrive."""
+"""The strategy `async_server`: a parameter server that updates parameters as gradients arrive."""

@@ -1,10 +1,11 @@
 """Async server: workers push gradients to a server that updates the parameters, and do not wait for each other.
 
-One rank also serves: it holds the parameters and the optimizer. With `ssp` nobody gets further ahead than `staleness`
-steps; 0 is synchronous training bit for bit. With `asp` every push is applied on arrival and a step of the run is any
-`world_size` batches, whoever used them: the run, and every stretch between two evaluations, ends when the ranks
-together used as many batches as synchronous ones would. A slow rank uses fewer of its own shard meanwhile and nobody
-stands idle for it; learning rate and epoch follow the count that a rank last heard.
+One rank is also the server: it holds the parameters and the optimizer. With `mode=ssp` no rank gets more than
+`staleness` steps ahead of another; 0 is synchronous training, bit for bit. With `mode=asp` every push is applied on
+arrival, and any `world_size` batches count as one step of the run, whichever ranks processed them. The run, and every
+interval between two evaluations, ends when the ranks together have processed as many batches as synchronous ranks
+would. A slow rank processes fewer batches of its own shard and no other rank waits for it; learning rate and epoch
+follow the step count that a rank last received from the server.
 
 Source: Dean et al., "Large scale distributed deep networks" (NIPS 2012); Ho et al., "More effective distributed ML via
 a stale synchronous parallel parameter server" (NIPS 2013).
@@ -29,10 +30,12 @@ from compressors.base import Compressor
 
 @dataclasses.dataclass(kw_only=True)
 class AsyncServer(Strategy):
-    """Bytes: a worker pushes one packed payload per layer; the server answers each push with all parameters in fp32.
+    """Train on a parameter server.
+
+    Bytes: a worker pushes one packed payload per layer; the server answers each step with all parameters in fp32.
 
     Raises:
-        OptionError: a bound for a mode that has none.
+        OptionError: `staleness` is set with mode=asp, which has no bound.
     """
 
     mode: Annotated[
@@ -40,7 +43,7 @@ class AsyncServer(Strategy):
         Doc("ssp: parameters at most `staleness` steps old; asp: each push applied on arrival"),
     ] = "ssp"
     staleness: Annotated[CountOrZero, Doc("steps by which parameters may lag behind with mode=ssp")] = 0
-    root: Annotated[CountOrZero, Doc("the rank that serves")] = 0
+    root: Annotated[CountOrZero, Doc("the rank that is also the server")] = 0
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -112,7 +115,7 @@ class AsyncServer(Strategy):
         return AsyncTraining(setup, root=self.root, make_server=self.server)
 
     def server(self, parameters: Parameters, world_size: int, timeout_s: float) -> ParameterServer:
-        """The server that applies pushes as the options say; made on rank `root` alone."""
+        """Return the server for this mode; only rank `root` calls."""
         if self.mode == "asp":
             return OnArrival(parameters, world_size, timeout_s)
         return BoundedStaleness(parameters, world_size, timeout_s, staleness=self.staleness)

@@ -1,4 +1,4 @@
-"""The parameters that a server holds, and the optimizer that updates them there."""
+"""The server's side: its parameters and optimizer, its links to the workers, and one thread per remote worker."""
 
 from __future__ import annotations
 
@@ -27,15 +27,15 @@ from compressors.layer import Layer, Step
 
 
 class ServerParameters:
-    """fp32 copies of a model's trainable parameters; the server's `Parameters`.
+    """Hold fp32 copies of a model's trainable parameters; implements the server's `Parameters`.
 
     Args:
-        layers: of the model, whose weights are copied; ids count from 0.
-        compressor: its options say what a sum of payloads stands for.
+        layers: the model's layers, whose weights are copied; ids count from 0.
+        compressor: turns a sum of payloads back into a gradient.
         optimizer: the update rule.
         lr: the learning rate before any schedule.
         world_size: number of workers.
-        seed: the run's.
+        seed: the run's seed.
     """
 
     def __init__(
@@ -64,7 +64,7 @@ class ServerParameters:
         self._seed = seed
 
     def apply(self, pushes: Sequence[Push], num_terms: int) -> None:
-        """As `Parameters` says: one optimizer step with the learning rate of the first push."""
+        """Make one optimizer step with the learning rate of the first push. See `Parameters.apply`."""
         first = pushes[0]
         step = Step(
             index=first.clock_end.index,
@@ -75,7 +75,7 @@ class ServerParameters:
         )
         for layer, weight, gradient in zip(self._layers, self._weights, self._gradients, strict=True):
             terms = [push.payloads[layer.id] for push in pushes if layer.id in push.payloads]
-            weight.grad = gradient if terms else None  # a layer that nobody pushed is left alone
+            weight.grad = gradient if terms else None  # a layer without a push keeps its weights
             if terms:
                 total = terms[0] if len(terms) == 1 else added(terms)
                 self._reducer.finish_bucket(total, Bucket(layers=[layer], gradients=[gradient.view(-1)], step=step))
@@ -84,25 +84,26 @@ class ServerParameters:
         self._optimizer.step()
 
     def state_dict(self) -> dict[str, Any]:
-        """The parameters and what the update rule keeps, in memory of its own."""
+        """Return a deep copy of the parameters and the optimizer's state."""
         return copy.deepcopy({"weights": self._weights, "optimizer": self._optimizer.state_dict()})
 
     @torch.no_grad()
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """The inverse of `state_dict`."""
+        """Restore what `state_dict` returned."""
         for weight, saved in zip(self._weights, state["weights"], strict=True):
             weight.copy_(saved)
         self._optimizer.load_state_dict(state["optimizer"])
 
     def packed(self) -> list[torch.Tensor]:
-        """As `Parameters` says."""
+        """Return each layer's weights as a packed dense payload. See `Parameters.packed`."""
         return [Dense(weight.detach().view(-1)).pack() for weight in self._weights]
 
 
 def star(root: int, timeout_s: float) -> dict[int, Transport]:
-    """Links between `root` (rank 0 on each) and every other rank, by that rank: all on the root, else this rank's own.
+    """Return links between `root` and every other rank, by that other rank; every rank must call.
 
-    Every rank must call. A link is a process group of its own, because threads must not share one.
+    The root gets all links, another rank only its own. Each link is its own process group, in which the root is rank 0,
+    because threads must not share a process group.
     """
     links: dict[int, Transport] = {}
     for worker in range(dist.get_world_size()):
@@ -114,17 +115,17 @@ def star(root: int, timeout_s: float) -> dict[int, Transport]:
 
 
 class Service:
-    """The server at work: one thread for every worker elsewhere.
+    """Run the server with one thread for every worker in another process.
 
     Args:
-        server: whose sessions they drive.
-        links: one per other worker.
-        numels: elements of every layer, by its id.
-        own_rank: the worker of this process, which uses `own_session` directly.
+        server: the server whose sessions the threads drive.
+        links: one transport per other worker, by its rank.
+        numels: number of elements of every layer, by layer id.
+        own_rank: rank of this process's worker, which uses `own_session` without a thread.
 
     Attributes:
-        server: as given.
-        own_session: of this process's worker.
+        server: the server.
+        own_session: the session of this process's worker.
     """
 
     def __init__(
@@ -144,12 +145,12 @@ class Service:
             thread.start()
 
     def close(self) -> None:
-        """Wait until every worker left."""
+        """Wait until every worker has disconnected."""
         for thread in self._threads:
             thread.join()
 
     def _serve(self, link: Transport, session: Session) -> None:
         try:
             serve(link, session, self._numels)
-        except Exception as error:  # noqa: BLE001 - re-raised in every worker, this process's own included
+        except Exception as error:  # noqa: BLE001 - re-raised in every worker, including this process's own
             self.server.fail(error)

@@ -1,4 +1,4 @@
-"""The worker of one rank: a thread that encodes gradients as backward gives them and talks to the server."""
+"""The worker's side: a thread encodes each gradient during backward and sends it to the server."""
 
 from __future__ import annotations
 
@@ -29,17 +29,17 @@ T = TypeVar("T")
 
 
 class AsyncWorker:
-    """Pushes every layer's gradient by itself and pulls the parameters of the next step.
+    """Push each layer's gradient as a separate message and pull the parameters of the next step.
 
     Args:
-        reducer: this worker's.
-        server: this worker's side of the server, used by the thread alone.
-        layers: every trainable parameter; each gets a hook.
-        links: whose traffic is this rank's.
-        nonfinite: what to do about a non-finite gradient; no vote is taken, "skip" drops this worker's own push.
+        reducer: this worker's reducer.
+        server: this worker's connection to the server; only the thread uses it.
+        layers: all trainable parameters; each gets a hook.
+        links: the transports whose traffic counts as this rank's.
+        nonfinite: what to do about a non-finite gradient; ranks do not vote, "skip" drops only this worker's push.
 
     Attributes:
-        answer: what the server last gave; unset before the first `finish_step`.
+        answer: the server's last answer; unset before the first `finish_step`.
     """
 
     answer: Answer
@@ -69,27 +69,27 @@ class AsyncWorker:
 
     @property
     def traffic(self) -> Mapping[Purpose, Traffic]:
-        """As the links counted, together."""
+        """Return the sum of the links' traffic, per purpose."""
         return {
             purpose: sum((link.traffic[purpose] for link in self._links), Traffic()) for purpose in get_args(Purpose)
         }
 
     @property
     def last_encoded(self) -> Mapping[Key, Payload]:
-        """What this rank encoded in its last step, by the ids of the layers in it."""
+        """Return what this rank encoded in its last step, by the ids of the layers in each payload."""
         return self.reducer.last_encoded
 
     def residual_norms(self) -> dict[int, float]:
-        """L2 norm of what each layer has not sent yet, by layer id."""
+        """Return the L2 norm of each layer's residual, by layer id."""
         return self.reducer.residual_norms()
 
     def start_step(self, step: Step, lr: float) -> None:
-        """Call before the forward pass."""
+        """Begin a step; call before the forward pass."""
         self._step, self._lr = step, lr
         self._reset()
 
     def finish_step(self) -> StepReport:
-        """Push what is left and wait for the parameters of the next step; re-raises what failed in the thread."""
+        """Wait for all pushes and for the next step's parameters. Raises what failed in the thread."""
         backward_ended = time.perf_counter()
         for job in self._jobs:
             job.result()
@@ -104,19 +104,19 @@ class AsyncWorker:
         )
 
     def synchronize(self) -> Answer:
-        """As `Worker.synchronize`."""
+        """Wait until the server has applied every push. See `Worker.synchronize`."""
         return self._in_thread(self._server.synchronize)
 
     def state_dict(self) -> dict[str, Any]:
-        """What this worker keeps from step to step; the server's state is not among it."""
+        """Return what this worker keeps from step to step, without the server's state."""
         return self.reducer.state_dict()
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """The inverse of `state_dict`."""
+        """Restore what `state_dict` returned."""
         self.reducer.load_state_dict(state)
 
     def close(self) -> None:
-        """Leave the server and end the thread."""
+        """Disconnect from the server and end the thread."""
         self._in_thread(self._server.disconnect)
         self._thread.shutdown()
 
@@ -147,7 +147,7 @@ class AsyncWorker:
         self._exchange_s += time.perf_counter() - started
 
     def _is_sound(self, gradient: torch.Tensor) -> bool:
-        """Whether this step's push can still be used: nothing is encoded after a layer that was not finite."""
+        """Return True if all gradients of this step so far are usable; after a non-finite layer, none is encoded."""
         if not bool(torch.isfinite(gradient).all()):
             if self._nonfinite == "zero":
                 torch.nan_to_num_(gradient, nan=0.0, posinf=0.0, neginf=0.0)
@@ -169,20 +169,20 @@ class AsyncWorker:
         return answer
 
 
-# A worker must not give up before the server, which knows for whom it waits.
+# Workers wait longer than the server: the server's timeout message can name the rank that it waits for.
 WORKER_TIMEOUT_FACTOR = 1.2
 
+# Makes the server from (parameters, number of workers, timeout in seconds).
 MakeServer = Callable[[ServerParameters, int, float], ParameterServer]
-"""(parameters, number of workers, longest wait in seconds) -> the server"""
 
 
 class AsyncTraining(BoundStrategy):
-    """The worker of this rank, and on the rank that serves the server with its threads.
+    """Run this rank's worker and, on the rank `root`, also the server with its threads.
 
     Args:
-        setup: of the run; the optimizer works at the server.
-        root: the rank that serves.
-        make_server: called on that rank alone.
+        setup: what this rank trains with; only the server uses the optimizer.
+        root: the rank that is also the server.
+        make_server: makes the server; called on `root` only.
     """
 
     exchange: AsyncWorker
@@ -217,7 +217,7 @@ class AsyncTraining(BoundStrategy):
 
     @override
     def update(self, outcome: StepReport) -> int:
-        """Take the parameters that the server sent, also after a step of which nothing was pushed."""
+        """Copy the server's parameters into the model, even if this step's push was dropped."""
         self._take(self.exchange.answer)
         for parameter in self.model.parameters():
             parameter.grad = None
@@ -233,7 +233,7 @@ class AsyncTraining(BoundStrategy):
 
     @override
     def state_dict(self) -> dict[str, Any]:
-        """Everything pushed so far is applied before, and nobody pushes on until all have theirs."""
+        """Apply all pushes, then return the state; no rank continues until all ranks have theirs."""
         self.synchronize()
         state = super().state_dict()
         if self._service is not None:
@@ -247,11 +247,11 @@ class AsyncTraining(BoundStrategy):
         if self._service is not None:
             self._service.server.load_state_dict(state["server"])
             self._parameters.load_state_dict(state["server"]["parameters"])
-        dist.barrier()  # nobody pushes before
+        dist.barrier()  # no rank pushes before the server is restored
 
     @override
     def close(self) -> None:
-        """Leave, and where this rank serves, wait until all others left."""
+        """Disconnect; on the server's rank, wait until all other workers have disconnected."""
         super().close()
         if self._service is not None:
             self._service.close()

@@ -1,1 +1,1 @@
-"""The strategy `ddp`: gradients are summed in every step."""
+"""The strategy `ddp`: all ranks sum their gradients in every step."""
