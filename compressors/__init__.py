@@ -1,4 +1,4 @@
-"""Compressors: gradient -> payload. Import a method from its file: `from compressors.group_topk import GroupTopK`."""
+"""Gradient compressors. Import a method from its file: `from compressors.group_topk import GroupTopK`."""
 
 import gradwire
 

@@ -1,9 +1,9 @@
-"""Adaptive top-k: every layer gets the density at which entries of the whole model are spent best.
+"""Adaptive top-k: chooses the density of every layer so that the whole model sends the fewest entries.
 
-Source: Markov et al. 2023 (L-GreCo, arXiv:2210.17357): of all choices of one ratio per layer whose error is at most
-that of one ratio for all, the one with the fewest entries.
-Differs: the choice is made by a Lagrange multiplier over a grid of ratios, not by dynamic programming, and from each
-rank's own gradients, for sparse payloads describe themselves and ranks need not agree.
+Source: Markov et al. 2023 (L-GreCo, arXiv:2210.17357): among all choices of a ratio per layer whose total error is at
+most that of one common ratio, take the one with the fewest entries.
+Differs: a Lagrange multiplier over a grid of ratios makes the choice, not dynamic programming. Each rank chooses from
+its own gradients: sparse payloads describe themselves, so ranks need not agree.
 """
 
 from __future__ import annotations
@@ -22,16 +22,16 @@ from compressors.kernels.selection import sum_of_squares, top_k
 from compressors.layer import Layer, Memory, Step
 from compressors.topk import DensitySparsifier, num_kept
 
-FACTORS = (0.125, 0.25, 0.5, 1.0, 2.0, 4.0, 8.0)  # of the common ratio; the grid that is chosen from
+FACTORS = (0.125, 0.25, 0.5, 1.0, 2.0, 4.0, 8.0)  # grid of a layer's ratio, as multiples of the common ratio
 COMMON = FACTORS.index(1.0)
 BISECTIONS = 40
-MEASURED_AT = "measured_at"  # per layer: the density at which that was
-CURVES = "curves"  # per layer: squared error at each ratio of the grid, then the number of elements
+CURVES = "curves"  # state per layer: squared error at each ratio of the grid, then the number of elements
+MEASURED_AT = "measured_at"  # state per layer: the common density at which its curve was measured
 
 
 @dataclasses.dataclass(kw_only=True)
 class AdaptiveTopK(DensitySparsifier):
-    """At most the squared error of `topk` with the same ratio over all layers, with as few entries as the grid allows.
+    """Adaptive top-k: sends the fewest entries whose squared error is at most that of `topk` at the same ratio.
 
     Bytes: 16 + min over index codings (k v + indices) per layer, k between ratio m / 8 and 8 ratio m; at most 16 + m v.
     """
@@ -41,7 +41,7 @@ class AdaptiveTopK(DensitySparsifier):
     refresh: Annotated[Count, Doc("steps after which the layers' errors are measured again")] = 100
 
     def density_for(self, layer: Layer, step: Step) -> float:
-        """The common density times the layer's factor, which is 1 until its errors were measured."""
+        """Return the common density times the layer's factor, which is 1 until its errors are measured."""
         factors = step.memory.derived("factors", lambda: factors_of(step.memory))
         return min(1.0, self.density(step) * factors.get(layer.id, 1.0))
 
@@ -65,12 +65,12 @@ class AdaptiveTopK(DensitySparsifier):
         return self._largest_of_sum(gradients, residual, left, k, step)
 
     def _measures(self, layer: Layer, step: Step) -> bool:
-        """Whether this step looks at the layer's errors: every so often, and where the warm-up changes the density."""
+        """Return True every `refresh` steps, and if warm-up has changed the density since the last measurement."""
         measured_at = step.memory.get(MEASURED_AT, layer.id)
         return measured_at is None or float(measured_at) != self.density(step) or step.index % self.refresh == 0
 
     def contraction_bound(self, layer: Layer) -> float:
-        """1 - k / m for the least k that the grid allows."""
+        """Return 1 - k / m for the smallest k of the grid."""
         return self._bound_for(num_kept(self.ratio * FACTORS[0], layer.numel) / layer.numel)
 
     @override
@@ -79,20 +79,20 @@ class AdaptiveTopK(DensitySparsifier):
 
 
 def factors_of(memory: Memory) -> dict[int, float]:
-    """Return the ratio / the common ratio of every layer whose errors were measured, by id."""
+    """Return the factor of every layer whose errors were measured, by layer id."""
     curves = memory.by_layer(CURVES)
     return dict(zip(curves, choose_factors(torch.stack(list(curves.values()))), strict=True)) if curves else {}
 
 
 def choose_factors(curves: torch.Tensor) -> list[float]:
-    """One factor of the grid per layer.
+    """Return one factor of the grid per layer.
 
-    Minimises the entries sent, subject to a total squared error of at most that of factor 1 everywhere: each layer
-        takes the factor with
-    the least entries + multiplier * error, and the multiplier is the smallest one that keeps the error.
+    The factors minimise the number of entries, with a total squared error of at most that of factor 1 for all layers:
+    each layer takes the factor with the smallest entries + multiplier * error, for the smallest multiplier that keeps
+    the error.
 
     Args:
-        curves: fp64 [num_layers, len(FACTORS) + 1], squared errors at each factor, then the layer's elements.
+        curves: fp64 [num_layers, len(FACTORS) + 1], squared error at each factor, then the layer's number of elements.
     """
     errors, numels = curves[:, :-1], curves[:, -1:]
     entries = numels * torch.tensor(FACTORS, dtype=curves.dtype)
@@ -118,7 +118,7 @@ def choose_factors(curves: torch.Tensor) -> list[float]:
 
 
 def _error_curve(x: torch.Tensor, ratio: float) -> torch.Tensor:
-    """Squared error of top-k at each ratio of the grid, then the number of elements: fp64 [len(FACTORS) + 1]."""
+    """Return the squared error of top-k at each ratio, then the number of elements: fp64 [len(FACTORS) + 1]."""
     numel = x.numel()
     counts = [num_kept(min(1.0, ratio * factor), numel) for factor in FACTORS]
     largest = x[top_k(x, counts[-1])].double().square().sort(descending=True).values

@@ -1,11 +1,11 @@
-"""ALGC: adaptive layered gradient compression; every large layer gets its own density and tracks its own threshold.
+"""ALGC: sends the largest entries of every large layer, by a density and a threshold that adapt per layer.
 
 Source: "Adaptive layered gradient compression with parameter server", Journal of Hubei Minzu University (Natural
 Science) 43(1), 2025, 34-40, doi:10.13501/j.cnki.42-1908/n.2025.03.005 (the abstract: layers above a size threshold are
 compressed, each with a sparsity threshold that is adjusted as training goes; the server adds gradients and residuals).
-Differs: the abstract gives no formulas. Here a budget of entries is shared out by the layers' root mean squares, the
-threshold follows the density by a multiplicative controller, a density outside [1/2, 2] of the wanted one is mended in
-the same step, and values travel in 16 bits.
+Differs: the abstract gives no formulas. Here the layers share a budget of entries in proportion to their root mean
+squares, a multiplicative controller adjusts the threshold to the density, a density outside [1/2, 2] times the target
+is corrected in the same step, and values have 16 bits on the wire.
 """
 
 from __future__ import annotations
@@ -31,25 +31,25 @@ from compressors.layer import Layer, Memory, Step
 from compressors.topk import DensitySparsifier, num_kept
 
 DEFAULT_MIN_NUMEL = 8192
-CONTROL = "control"  # per layer: threshold, mean root mean square, elements
-WINDOW = 2.0  # a density may be off by this factor before the exact threshold is sought
-SMALLEST = 2.0**-149  # of the positive fp32 numbers
+CONTROL = "control"  # state per layer: threshold, moving average of the root mean square, number of elements
+WINDOW = 2.0  # if the density is off by more than this factor, the exact threshold is computed
+SMALLEST = 2.0**-149  # the smallest positive fp32 number
 
 
 @dataclasses.dataclass(kw_only=True)
 class Algc(DensitySparsifier):
-    """Layers of more than `min_numel` elements send the entries that reach their threshold; the others travel in fp32.
+    """ALGC: sends the entries of large layers that reach an adaptive threshold, and small layers in fp32.
 
-    The wanted density of layer l is ratio * rms_l / (mean rms, weighted by size), between min_ratio and max_ratio, so
-    that the budget of ratio * (all elements) entries is kept while layers with larger gradients send more. After each
-    step the threshold moves by the factor (density / wanted)^gain. The first threshold, every `refresh`-th and one
-    whose density leaves the window are exact.
+    The target density of layer l is ratio * rms_l / (mean rms, weighted by size), between min_ratio and max_ratio. So
+    layers with larger gradients send more, within a total of ratio * (all elements) entries. After each step, the
+    threshold is multiplied by (density / target)^gain. The threshold is exact (that of top-k) at the first step, at
+    every `refresh`-th, and if the density is off by more than a factor of 2.
 
-    Bytes: 16 + min over index codings (z v + indices) per compressed layer for z entries of v bytes, z between half
-    and twice the wanted number; 16 + 4 m for all others together.
+    Bytes: 16 + min over index codings (z v + indices) per compressed layer, for z entries of v bytes, z between half
+    and twice the target; 16 + 4 m for all other layers together.
 
     Raises:
-        OptionError: "algc: link_bps chooses min_numel itself; leave one of them out".
+        OptionError: a malformed min_numel_of, min_ratio above max_ratio, or both link_bps and min_numel.
     """
 
     sends: ClassVar[type[Payload]] = Sparse
@@ -57,16 +57,24 @@ class Algc(DensitySparsifier):
     min_numel: Annotated[CountOrZero, Doc("layers of at most this many elements are sent in fp32")] = DEFAULT_MIN_NUMEL
     min_numel_of: Annotated[
         tuple[str, ...],
-        Doc("the same for layers whose names start so, as conv1:4096+fc:1024; the longest start that fits decides"),
+        Doc(
+            "min_numel by prefix of the layer's name, such as conv1:4096+fc:1024; the longest prefix that matches counts"
+        ),
     ] = ()
-    min_ratio: Annotated[float, Gt(0), Le(1), Doc("least density of a layer")] = 1e-3
+    min_ratio: Annotated[float, Gt(0), Le(1), Doc("smallest density of a layer")] = 1e-3
     max_ratio: Annotated[float, Gt(0), Le(1), Doc("largest density of a layer once warm-up is over")] = 0.25
-    gain: Annotated[float, Ge(0), Lt(0.25), Doc("exponent with which the threshold follows the density")] = 0.05
-    ema: Annotated[float, Ge(0), Lt(1), Doc("weight of the past in a layer's mean root mean square")] = 0.9
-    refresh: Annotated[Count, Doc("steps after which the threshold is made exact again")] = 100
-    threshold: Annotated[Literal["track", "exact"], Doc("exact is top-k with the layer's density")] = "track"
-    flush_every: Annotated[CountOrZero, Doc("steps after which residuals are sent in full; 0: never")] = 0
-    link_bps: Annotated[PositiveOrZero, Doc("choose min_numel for a link of this speed; 0: as given")] = 0.0
+    gain: Annotated[
+        float, Ge(0), Lt(0.25), Doc("exponent of the controller that adjusts the threshold to the density")
+    ] = 0.05
+    ema: Annotated[
+        float, Ge(0), Lt(1), Doc("weight of the past in the moving average of a layer's root mean square")
+    ] = 0.9
+    refresh: Annotated[Count, Doc("compute the exact threshold every this many steps")] = 100
+    threshold: Annotated[Literal["track", "exact"], Doc("exact: top-k with the layer's density at every step")] = (
+        "track"
+    )
+    flush_every: Annotated[CountOrZero, Doc("send the residuals in full every this many steps; 0: never")] = 0
+    link_bps: Annotated[PositiveOrZero, Doc("choose min_numel for a link of this speed; 0: use min_numel")] = 0.0
     compress_s: Annotated[PositiveOrZero, Doc("for link_bps: fixed seconds to compress a layer")] = 3e-4
     compress_per_s: Annotated[Positive, Doc("for link_bps: elements compressed per second")] = 3e8
 
@@ -75,7 +83,7 @@ class Algc(DensitySparsifier):
         for text in self.min_numel_of:
             if not re.fullmatch(r"[^:]+:\d{1,18}", text):
                 raise OptionError(
-                    f"algc: min_numel_of={text} is not possible; write the start of a name and a size, fc:1024"
+                    f"algc: min_numel_of={text} is not possible; write the prefix of a name and a size, such as fc:1024"
                 )
         if self.min_ratio > self.max_ratio:
             raise OptionError("algc: min_ratio must be at most max_ratio; lower it, or raise max_ratio")
@@ -133,7 +141,7 @@ class Algc(DensitySparsifier):
         return payload
 
     def contraction_bound(self, layer: Layer) -> float:
-        """1 - density for the least density that the window allows."""
+        """Return 1 - density for the smallest density that can occur."""
         return self._bound_for(min(self.ratio, self.min_ratio) / WINDOW)
 
     @override
@@ -144,46 +152,47 @@ class Algc(DensitySparsifier):
         return self.flush_every > 0 and step.index % self.flush_every == self.flush_every - 1
 
     def _tracked(self, layer: Layer, step: Step) -> float:
-        """The threshold that the last step left; infinite where it is to be exact."""
+        """Return the threshold of the last step, or infinity if this step must compute the exact one."""
         control = step.memory.get(CONTROL, layer.id)
         if control is None or self.threshold == "exact" or step.index % self.refresh == 0:
             return math.inf
         return float(control[0]) or math.inf
 
     def _payload(self, x: torch.Tensor, found: Found, layer: Layer, step: Step) -> Payload:
-        """What reaches the tracked threshold, or the exact one; proposes the next, and the mean root mean square."""
+        """Return the payload of the entries that reach the threshold, and propose the state for the next step."""
         rms = math.sqrt(found.squares / x.numel())
         if rms == 0:
             return Sparse(x.numel(), torch.empty(0, dtype=torch.int64, device=x.device), x[:0])
-        wanted, threshold = self.density_for(layer, step), self._tracked(layer, step)
+        target, threshold = self.density_for(layer, step), self._tracked(layer, step)
         indices, values = found.positions, found.values
-        if math.isinf(threshold) or not wanted / WINDOW <= indices.numel() / layer.numel <= wanted * WINDOW:
-            threshold, indices = self._exact(x, wanted)
+        if math.isinf(threshold) or not target / WINDOW <= indices.numel() / layer.numel <= target * WINDOW:
+            threshold, indices = self._exact(x, target)
             values = x.index_select(0, indices)
         reached = max(indices.numel(), 1) / layer.numel
-        following = threshold * min(max((reached / wanted) ** self.gain, 0.5), 2.0)
+        following = threshold * min(max((reached / target) ** self.gain, 0.5), 2.0)
         control = step.memory.get(CONTROL, layer.id)
         mean = rms if control is None else self.ema * float(control[1]) + (1 - self.ema) * rms
         step.memory.propose(CONTROL, layer.id, torch.tensor([following, mean, layer.numel], dtype=torch.float64))
         return self._sparse_values(x.numel(), indices, values, step)
 
-    def _exact(self, x: torch.Tensor, wanted: float) -> tuple[float, torch.Tensor]:
-        """The (1 - wanted)-quantile, and who reaches it; of many equal entries only as many as the window allows.
+    def _exact(self, x: torch.Tensor, target: float) -> tuple[float, torch.Tensor]:
+        """Return the threshold of top-k with the target density, and the positions of the entries that reach it.
 
-        Where it is zero, more than that share of the entries are zeros, and the others are sent.
+        Of many equal entries, only as many are returned as WINDOW allows. A threshold of zero means that fewer than k
+        entries are not zero; then these are returned.
         """
-        indices = top_k(x, num_kept(wanted, x.numel()))
+        indices = top_k(x, num_kept(target, x.numel()))
         threshold = float(magnitudes(x.index_select(0, indices)).amin())
         level = max(threshold, SMALLEST)
-        count, most = count_reaching(x, level), math.floor(WINDOW * wanted * x.numel()) + 1
+        count, most = count_reaching(x, level), math.floor(WINDOW * target * x.numel()) + 1
         if count == len(indices):
             return threshold, indices
         return threshold, top_k(x, most) if count > most else reaching(x, level)
 
     def _worthwhile_numel(self) -> int:
-        """Size from which compressing a layer takes less time than it saves on the link.
+        """Return the layer size m from which compression saves more time on the link than it costs.
 
-        Compressing costs compress_s + m / compress_per_s seconds, and saves m (4 - ratio (v + 4)) bytes.
+        Compression costs compress_s + m / compress_per_s seconds and saves m (4 - ratio (v + 4)) bytes.
         """
         bytes_per_s = self.link_bps / 8
         kept_nbytes = self.ratio * (TORCH_DTYPES[self.value_dtype].itemsize + 4)
@@ -192,6 +201,6 @@ class Algc(DensitySparsifier):
 
 
 def mean_rms(memory: Memory) -> float:
-    """Return the mean over layers, weighted by size, of their mean root mean squares."""
+    """Return the mean over layers of the root mean squares' moving averages, weighted by layer size."""
     rows = torch.stack(list(memory.by_layer(CONTROL).values()))
     return float((rows[:, 1] * rows[:, 2]).sum() / rows[:, 2].sum())

@@ -1,6 +1,7 @@
-"""What a compressor is: options, facts that follow from them, and gradient -> payload. Nothing that changes.
+"""Base classes of all compressors.
 
-What a rank keeps from step to step belongs to the `Reducer` that runs the compressor (`compressors/ddp/reducer.py`).
+A compressor turns gradients into payloads and holds nothing but its options. What a rank keeps from step to step
+belongs to the `Reducer` that runs the compressor (`compressors/ddp/reducer.py`).
 """
 
 from __future__ import annotations
@@ -24,30 +25,32 @@ from compressors.layer import Kind, Layer, Step, end_to_end
 FP32_BYTES = 4
 
 Granularity = Literal["layer", "bucket"]
+# Layers, each with the tensor to send for it, fp32 [layer.numel].
 Given = Sequence[tuple[Layer, torch.Tensor]]
-"""layers, each with what is to be sent of it, fp32 [layer.numel]"""
+# Maps fp32 [n] of this rank to its mean over all ranks, fp32 [n]; every rank must call it.
 Average = Callable[[torch.Tensor], torch.Tensor]
-"""fp32 [n] of this rank -> its mean over ranks, fp32 [n]; every rank must call"""
 
 
 class NonFiniteSum(ArithmeticError):
-    """Gradient plus residual is not finite somewhere."""
+    """The sum of gradient and residual holds a NaN or an infinity."""
 
 
 @dataclasses.dataclass(kw_only=True)
 class Compressor(Options, abc.ABC):
-    """One file, one class, named after the file; dataclass fields are its options.
+    """Encode gradients into payloads. The dataclass fields of a subclass are its options.
+
+    A subclass is registered under its class argument `name`, or under its file's name where the two agree
+    (`TopK` in `topk.py`).
 
     Class facts:
-        sends: the kind of payload that `encode` makes at full compression, where it is one for all layers and options.
-        biased: the decoded payload's expectation is not the gradient, under default options.
-        granularity: "layer" encodes each layer by itself, "bucket" the layers of a bucket laid end to end in model
-            order.
-        several_rounds: ranks exchange several messages per bucket; `reduce` takes the place of `encode`.
-        engine_hook: the method is PyTorch's own communication hook; see `compressors/torch_hooks.py`.
-        notices_nonfinite: `encode_sum` raises `NonFiniteSum` where gradient plus residual is not finite, so that nobody
-            has to look before.
-        chooses: encodes nothing itself, but finds out while training which others do; see `compressors/ddp/choosing/`.
+        sends: type of the payloads at full compression, if it is the same for all layers and options.
+        biased: under default options, the expectation of the decoded payload differs from the gradient.
+        granularity: "layer" encodes each layer by itself; "bucket" encodes the concatenated layers of a bucket, in
+            model order.
+        several_rounds: the ranks exchange several messages per bucket; `reduce` replaces `encode`.
+        engine_hook: the method is one of PyTorch's communication hooks; see `compressors/torch_hooks.py`.
+        notices_nonfinite: `encode_sum` raises `NonFiniteSum`, so the caller need not check its input.
+        chooses: selects other compressors during training instead of encoding; see `compressors/ddp/choosing/`.
     """
 
     sends: ClassVar[type[Payload]] = Dense
@@ -60,54 +63,54 @@ class Compressor(Options, abc.ABC):
 
     @property
     def keeps_residual(self) -> bool:
-        """Whether what was not sent is added to the next gradient."""
+        """Return True if the part that was not sent is added to the next gradient."""
         return False
 
     @property
     def owns_momentum(self) -> bool:
-        """Whether momentum is applied here, before selection; the optimizer's own must then be off."""
+        """Return True if momentum is applied before selection; the optimizer's own momentum must then be off."""
         return False
 
     @property
     def one_bucket(self) -> bool:
-        """Whether the method wants the whole model as one bucket, which gives up overlap with backward."""
+        """Return True if the whole model must be one bucket, which prevents overlap with backward."""
         return False
 
     @property
     def denser_epochs(self) -> int:
-        """First epochs of a run of epochs in which more is sent than later."""
+        """Return the number of epochs at the start of a run in which more is sent than later."""
         return 0
 
     @property
     def default_collectives(self) -> tuple[str, ...]:
-        """What sums where nobody chooses: the first of these that takes what the compressor emits."""
+        """Return the collectives to try if the user gives none; the first one that takes the payloads is used."""
         return ("native", "allgather")
 
     @property
     def default_lr_scaling(self) -> str:
-        """How the learning rate follows the number of ranks where nobody chooses: "none" or "linear" (times ranks)."""
+        """Return the default learning-rate scaling: "none", or "linear" to multiply by the number of ranks."""
         return "none"
 
     @property
     def needs_all_ranks(self) -> bool:
-        """Whether ranks wait for each other while they encode (a shared scale, several rounds)."""
+        """Return True if ranks wait for each other while they encode (a shared scale, several rounds)."""
         return self.several_rounds
 
     @property
     def kinds(self) -> frozenset[type[Payload]]:
-        """Kinds of payload that `encode` makes at full compression."""
+        """Return the payload types that `encode` makes at full compression."""
         return frozenset({self.sends})
 
     @property
     def emits(self) -> frozenset[type[Payload]]:
-        """Kinds of payload that are sent under these options (the members of a bundle, not the bundle)."""
+        """Return all payload types sent under these options (the members of a bundle, not the bundle)."""
         return self.kinds
 
     def refusal(self, collective: type[Collective] | Collective) -> str | None:
-        """Return why this pair is impossible and what would work, one sentence; None where it is possible.
+        """Return one sentence on why this pair is impossible and what would work, or None if it is possible.
 
         Args:
-            collective: the class, or an instance where its options matter too.
+            collective: the class, or an instance to check its options also.
         """
         refuses = collective.refuses if isinstance(collective, type) else collective.refusal
         for kind in sorted(self.emits, key=lambda kind: kind.__name__):
@@ -116,7 +119,7 @@ class Compressor(Options, abc.ABC):
         keeps = not isinstance(collective, type) and collective.recodes and collective.keeps_residuals
         if keeps and not (all(kind.elementwise for kind in self.kinds) or self.feedback_stays_bounded):
             return (
-                "server:downlink=recode keeps what an answer loses, which grows without end: "
+                "server:downlink=recode keeps the error of its answers, which would grow without limit: "
                 f"{self.component_name} is no contraction under these options; use downlink=dense or union, "
                 "or error_feedback=false"
             )
@@ -124,78 +127,82 @@ class Compressor(Options, abc.ABC):
 
     @property
     def feedback_stays_bounded(self) -> bool:
-        """Whether what it loses may be kept and added to what it encodes next, as far as is known."""
+        """Return False if error feedback is known to diverge with this compressor."""
         bound = self.contraction_bound(Layer(id=0, name="any", shape=(256, 256), kind="linear", numel=256 * 256))
-        return bound is None or bound <= 1  # at 1, a threshold's, what waits is sent once it has grown
+        return bound is None or bound <= 1  # a threshold has bound 1: its residual is sent once it has grown
 
     def layers_refusal(self, layers: Sequence[Layer]) -> str | None:
-        """Return why these options cannot serve a model of these layers, one sentence; None where they can."""
+        """Return one sentence on why these options do not work for a model of these layers, or None if they do."""
         return None
 
     def kind_for(self, layer: Layer) -> type[Payload]:
-        """Return the kind of payload that `encode` makes for this layer at full compression."""
+        """Return the type of `encode`'s payload for this layer at full compression."""
         return self.sends
 
     def leaves_dense(self, layer: Layer) -> bool:
-        """Whether the per-layer policy sends this layer as it is, in fp32."""
+        """Return True if the per-layer policy sends this layer uncompressed, in fp32."""
         return False
 
     def is_dense_at(self, step_index: int) -> bool:
-        """Whether the policy sends every layer as it is at this step."""
+        """Return True if all layers are sent uncompressed at this step."""
         return False
 
     def density_for(self, layer: Layer, step: Step) -> float | None:
-        """Return the share of a compressed layer's entries that `encode` means to send, in (0, 1]; None without such.
+        """Return the share of a compressed layer's entries that `encode` aims to send, in (0, 1].
 
-        Args:
-            layer: as in `encode`.
-            step: where training is.
+        None if the method has no such share.
         """
         return None
 
     def clip_limit(self, step: Step) -> float | None:
-        """Return the L2 norm to which a compressed layer's own gradient is clipped; None: it is not."""
+        """Return the L2 norm to which a compressed layer's gradient is clipped before the residual is added.
+
+        None if it is not clipped.
+        """
         return None
 
     def encode(self, x: torch.Tensor, layer: Layer, step: Step) -> Payload:
-        """Return the payload to send for `x`; what the method keeps for the next step is proposed to `step.memory`.
+        """Return the payload for `x`, and propose to `step.memory` what the method needs at the next step.
 
         Args:
-            x: fp32 [layer.numel], finite; must not be changed, and the payload must not share its memory.
-            layer: what `x` belongs to; for granularity "bucket" a flat stand-in for several layers.
-            step: where training is.
+            x: fp32 [layer.numel], finite. It must not be changed, and the payload must not share its memory.
+            layer: the layer of `x`; for granularity "bucket", one flat layer that stands for several.
+            step: the current step.
 
         Raises:
-            TypeError: "powersgd takes several rounds between the ranks; call reduce".
+            TypeError: the method takes several rounds; call `reduce`.
         """
         if (payload := self.encode_parts([x], layer, step)) is not None:
             return payload
         raise TypeError(f"{self.component_name} takes several rounds between the ranks; call reduce")
 
     def encode_parts(self, gradients: Sequence[torch.Tensor], layer: Layer, step: Step) -> Payload | None:
-        """Do what `encode` does without laying the gradients end to end first: a method has one of the two.
+        """Encode several gradients without concatenating them first; a method defines this or `encode`.
 
         Args:
-            gradients: fp32 and contiguous; laid end to end they are the `x` of `encode`.
+            gradients: fp32, contiguous; concatenated they are the `x` of `encode`.
             layer: as in `encode`.
-            step: where training is.
+            step: the current step.
         """
         return None
 
     def encode_sum(
         self, gradients: Sequence[torch.Tensor], residual: torch.Tensor, left: torch.Tensor, layer: Layer, step: Step
     ) -> Payload | None:
-        """Do in one pass what the sum of gradient and residual, `encode` and `subtract_` do in three; None: it cannot.
+        """Add gradient and residual, encode the sum and subtract the payload, in one pass over memory.
 
         Args:
-            gradients: fp32 and contiguous; laid end to end they are [layer.numel].
+            gradients: fp32, contiguous; concatenated they are [layer.numel].
             residual: fp32 [layer.numel].
-            left: fp32 [layer.numel], overwritten with what is not sent; shares no memory with the others.
+            left: fp32 [layer.numel], overwritten with the part that is not sent; shares no memory with the others.
             layer: as in `encode`.
-            step: where training is.
+            step: the current step.
+
+        Returns:
+            The payload, or None if there is no such pass; the caller then takes the three steps one by one.
 
         Raises:
-            NonFiniteSum: a method that `notices_nonfinite` found one.
+            NonFiniteSum: the sum is not finite (only methods with `notices_nonfinite`).
         """
         return None
 
@@ -207,14 +214,14 @@ class Compressor(Options, abc.ABC):
         average: Average,
         updates: Sequence[torch.Tensor],
     ) -> list[torch.Tensor]:
-        """Write the updates of compressed layers: for methods of several rounds; every rank must call.
+        """Exchange a bucket in several rounds and write its updates; every rank must call.
 
         Args:
-            compressed: the layers that the policy does not leave dense.
-            rest: what the policy sends as it is, fp32 and 1-D.
-            step: where training is.
-            average: sends a tensor in one message.
-            updates: of the compressed layers, floating, 1-D and contiguous; overwritten.
+            compressed: the layers to compress.
+            rest: gradients that are sent uncompressed, fp32, 1-D.
+            step: the current step.
+            average: averages a tensor over all ranks, in one message.
+            updates: the updates of the compressed layers, floating, 1-D, contiguous; overwritten.
 
         Returns:
             The updates of `rest`, fp32.
@@ -222,29 +229,29 @@ class Compressor(Options, abc.ABC):
         raise TypeError(f"{self.component_name} takes one round; call encode")
 
     def num_exchanged(self, layer: Layer, step: Step) -> int:
-        """Return how many fp32 numbers `reduce` sends for a compressed layer at this step, over all rounds."""
-        raise TypeError(f"{self.component_name} takes one round; ask its payload")
+        """Return the number of fp32 values that `reduce` sends for a compressed layer, summed over all rounds."""
+        raise TypeError(f"{self.component_name} takes one round; use the size of its payload")
 
     def agree(self, given: Given, step: Step, transport: Transport) -> None:
-        """Agree with the other ranks on what `encode` needs from all of them; every rank must call.
+        """Agree with the other ranks on values that `encode` needs, such as shared scales; every rank must call.
 
         Args:
-            given: what `encode` will get.
-            step: where training is; its memory takes what was agreed on.
-            transport: to the other ranks.
+            given: the layers and tensors that `encode` will get.
+            step: the current step; the agreed values are written to its memory.
+            transport: connection to the other ranks.
         """
 
     def subtract_(self, x: torch.Tensor, payload: Payload, layer: Layer, step: Step) -> None:
-        """Take what this rank's payload stands for off `x`, fp32 [layer.numel], in place."""
+        """Subtract this rank's decoded payload from `x`, fp32 [layer.numel], in place."""
         payload.subtract_from_(x)
 
     def finish(self, total: Payload, layer: Layer, step: Step, out: torch.Tensor) -> None:
-        """Turn the sum over ranks into the update: the mean.
+        """Turn the sum over ranks into the update; by default the mean.
 
         Args:
-            total: the sum, the same bits on every rank.
+            total: the sum, bit-identical on all ranks.
             layer: as in `encode`.
-            step: where training is.
+            step: the current step.
             out: floating [layer.numel], overwritten; shares no memory with `total`.
         """
         out.zero_()
@@ -252,10 +259,10 @@ class Compressor(Options, abc.ABC):
 
     @abc.abstractmethod
     def expected_nbytes(self, layer: Layer) -> int | None:
-        """Packed bytes of `encode`'s payload at full compression, a closed form; None where it depends on the data."""
+        """Return the packed bytes of `encode`'s payload at full compression, or None if they depend on the data."""
 
     def expected_bucket_nbytes(self, layers: Sequence[Layer]) -> int | None:
-        """Packed bytes of a bucket's message at full compression; None where they depend on the data."""
+        """Return the packed bytes of a bucket's message at full compression, or None if they depend on the data."""
         dense = sum(layer.numel for layer in layers if self.leaves_dense(layer))
         units = [layer for layer in layers if layer.numel and not self.leaves_dense(layer)]
         if self.granularity == "bucket" and units:
@@ -270,25 +277,22 @@ class Compressor(Options, abc.ABC):
         return lengths[0] if len(lengths) == 1 else Bundle.packed_nbytes(lengths) if lengths else 0
 
     def contraction_bound(self, layer: Layer) -> float | None:
-        """Return the proved c in |x - C(x)|^2 <= c |x|^2 at full compression; None where there is none.
+        """Return a proved c with |x - C(x)|^2 <= c |x|^2 at full compression, or None if there is none.
 
-        It holds for every `x` whose values stay within the normal range of the type they travel in; in expectation for
-        methods that draw at random. Below 1 it is a contraction, without which error feedback may diverge; at 1 nothing
-        of an `x` may arrive.
-
-        Args:
-            layer: as in `encode`.
+        It holds for every `x` within the normal range of the value type on the wire; for random methods it holds in
+        expectation. With c < 1 the compressor is a contraction; otherwise error feedback may diverge. With c = 1 there
+        may be an `x` of which nothing is sent.
         """
         return None
 
     def warnings(self) -> list[str]:
-        """What a user should know before a run with these options, one sentence each."""
+        """Return what a user should know before a run with these options, one sentence each."""
         return []
 
 
 @dataclasses.dataclass(kw_only=True)
 class LossyCompressor(Compressor):
-    """A compressor that may keep what it did not send, and leave chosen layers alone."""
+    """A compressor with optional error feedback that can send chosen layers uncompressed."""
 
     error_feedback: Annotated[bool, Doc("add what was not sent to the next gradient")] = False
     min_numel: Annotated[CountOrZero, Doc("layers of at most this many elements are sent in fp32")] = 0
@@ -303,7 +307,7 @@ class LossyCompressor(Compressor):
         return self.error_feedback
 
     def min_numel_for(self, layer: Layer) -> int:
-        """Return the size up to which this layer is sent in fp32."""
+        """Return the number of elements up to which this layer is sent in fp32."""
         return self.min_numel
 
     @override

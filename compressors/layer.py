@@ -1,4 +1,4 @@
-"""What a compressor is told: which layer it encodes, and at which step."""
+"""The arguments of a compressor: a layer, the current step, and the tensors kept from step to step."""
 
 from __future__ import annotations
 
@@ -11,15 +11,16 @@ from torch import nn
 
 T = TypeVar("T")
 
-Tensors = dict[int, torch.Tensor]
-"""One tensor of any shape per layer id."""
+Tensors = dict[int, torch.Tensor]  # by layer id, of any shape
 
 
 class Memory:
-    """Named tensors per layer (thresholds, ages, warm starts), what derives from them, and the scales agreed on.
+    """State of a compressor: named tensors per layer, such as thresholds or warm starts.
+
+    New tensors are proposed during a step, and accepted only if the step succeeds on all ranks.
 
     Attributes:
-        scales: by layer id, what all ranks agreed on in this step; not kept.
+        scales: the scales that all ranks agreed on in this step, by layer id; not part of the saved state.
     """
 
     def __init__(self) -> None:
@@ -29,11 +30,11 @@ class Memory:
         self._derived: dict[str, Any] = {}
 
     def get(self, name: str, layer_id: int) -> torch.Tensor | None:
-        """Return the layer's tensor as of the last `commit`, not to be changed; None before the first."""
+        """Return the layer's accepted tensor, or None if there is none yet. The caller must not change it."""
         return self.by_layer(name).get(layer_id)
 
     def propose(self, name: str, layer_id: int, tensor: torch.Tensor) -> None:
-        """Make `tensor` the layer's one at the next `commit`; it must not be changed after that."""
+        """Replace the layer's tensor at the next `commit`. The caller must not change `tensor` afterwards."""
         self._proposed.setdefault(name, {})[layer_id] = tensor
 
     def by_layer(self, name: str) -> Tensors:
@@ -41,19 +42,19 @@ class Memory:
         return self._accepted.get(name, {})
 
     def derived(self, name: str, make: Callable[[], T]) -> T:
-        """Return what `make` gives, made once between two commits: it must follow from accepted tensors alone."""
+        """Return `make()`, cached until the next `commit`. It must depend on accepted tensors only."""
         if name not in self._derived:
             self._derived[name] = make()
         return cast(T, self._derived[name])
 
     def commit(self) -> None:
-        """Accept what was proposed."""
+        """Accept the proposed tensors."""
         for name, tensors in self._proposed.items():
             self._accepted.setdefault(name, {}).update(tensors)
         self._proposed, self._derived = {}, {}
 
     def drop(self) -> None:
-        """Forget what was proposed; accepted tensors stay bit for bit what they were."""
+        """Discard the proposed tensors; accepted tensors stay unchanged."""
         self._proposed = {}
 
     def state_dict(self) -> dict[str, Tensors]:
@@ -61,13 +62,13 @@ class Memory:
         return {name: copies(tensors) for name, tensors in self._accepted.items()}
 
     def load_state_dict(self, state: dict[str, Tensors]) -> None:
-        """Replace everything by copies of what `state_dict` gave."""
+        """Replace all state by copies of the tensors in `state`."""
         self._accepted = {name: copies(tensors) for name, tensors in state.items()}
         self._proposed, self._derived = {}, {}
 
 
 def copies(tensors: Tensors) -> Tensors:
-    """Return the same tensors in memory of their own."""
+    """Return clones of the tensors."""
     return {layer_id: tensor.clone() for layer_id, tensor in tensors.items()}
 
 
@@ -85,12 +86,12 @@ class Layer:
     Attributes:
         id: position in `model.named_parameters()`, the same on every rank and in every run.
         name: the parameter's name.
-        shape: of the parameter.
-        kind: what it is in the network.
+        shape: the parameter's shape.
+        kind: the parameter's role in the network.
         numel: number of elements.
         filter_axis: axis of a convolution weight that counts filters (0, or 1 when transposed); None for other kinds.
-        position: 0 for the module nearest the input, 1 for the one nearest the output; a module's parameters share it.
-        weight: the parameter itself, read only; None where only shapes are known.
+        position: from 0 for the first module of the model to 1 for the last; a module's parameters share it.
+        weight: the parameter itself, read only; None if only shapes are known.
     """
 
     id: int
@@ -105,15 +106,16 @@ class Layer:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Step:
-    """Where training is.
+    """The current training step.
 
     Attributes:
         index: optimizer step, from 0.
-        epoch: finished epochs.
-        rank, world_size: this rank among those that sum.
-        seed: the run's seed, from which private generators derive.
+        epoch: number of finished epochs.
+        rank: this rank in the group that averages gradients.
+        world_size: size of that group.
+        seed: seed of the run, from which the compressors' random numbers derive.
         warmup: compression warm-up follows `epoch`; False starts at full compression.
-        memory: what this rank keeps for the method; empty for methods that keep nothing.
+        memory: this rank's state of the method; empty if the method has none.
     """
 
     index: int
@@ -126,7 +128,7 @@ class Step:
 
 
 def end_to_end(layers: Sequence[Layer]) -> Layer:
-    """Return the layer itself, or a flat layer that stands for several."""
+    """Return one flat layer that stands for the concatenation of several; a single layer is returned as it is."""
     if len(layers) == 1:
         return layers[0]
     numel = sum(layer.numel for layer in layers)
@@ -134,7 +136,7 @@ def end_to_end(layers: Sequence[Layer]) -> Layer:
 
 
 def layers_of(model: nn.Module) -> list[Layer]:
-    """Return every trainable parameter as a `Layer`, in `model.named_parameters()` order (shared parameters once)."""
+    """Return the trainable parameters in `model.named_parameters()` order (a shared parameter counts once)."""
     owner: dict[int, tuple[nn.Module, str]] = {}
     for module in model.modules():
         for field, parameter in module.named_parameters(recurse=False):

@@ -1,8 +1,8 @@
-"""Quantised top-k: the largest entries of every layer, each as a sign and one of eight magnitudes.
+"""Quantised top-k: sends the largest entries of every layer, each as a sign and one of eight magnitudes.
 
 Source: Basu et al. 2019 (Qsparse-local-SGD, arXiv:1906.02367): top-k and quantisation composed, with error feedback.
-Differs: magnitudes are a geometric row from the smallest kept to the largest, and an entry goes to the nearest of them;
-a step of its own is sent, not the sum of several (that is strategy `local`).
+Differs: the magnitudes form a geometric sequence from the smallest entry sent to the largest, and each entry is rounded
+to the nearest one; every step is sent, not the sum of several (strategy `local` does that).
 """
 
 from __future__ import annotations
@@ -25,16 +25,16 @@ from compressors.kernels.selection import largest_magnitude, magnitude_range, to
 from compressors.layer import Layer, Step
 from compressors.topk import ShareSparsifier, num_kept
 
+# Relative error of the largest magnitude, which is decoded as the last of eight products.
 TOP_ROUNDOFF = 1e-6
-"""the largest magnitude is the last of eight products; how far it may be off, relatively"""
 
 
 @dataclasses.dataclass(kw_only=True)
 class QSparse(ShareSparsifier):
-    """The entries that `topk` sends, at four bits a value: half the bytes at one percent.
+    """Quantised top-k: sends the entries of `topk` with four bits per value, about half its bytes at ratio=0.01.
 
-    What rounding loses waits in the residual. Sums of such values are none, so it rides on `allgather`, which adds
-    nothing on the way; through `ring` they grow to fp32.
+    The rounding error stays in the residual. Sums of such values need more bits: through `ring` they grow to fp32, so
+    use `allgather`, which sums nothing on the way.
 
     Bytes: 24 + min over index codings (indices) + ceil(k / 2) per layer.
     """
@@ -52,7 +52,7 @@ class QSparse(ShareSparsifier):
     ) -> Payload:
         (gradient,) = gradients
         positions, values = add_and_top_k(gradient, residual, num_kept(self.density(step), layer.numel), left)
-        if largest_magnitude(values) == math.inf:  # what is not finite is among the largest
+        if largest_magnitude(values) == math.inf:  # entries that are not finite are among the largest
             raise NonFiniteSum
         payload = self._sparse_values(layer.numel, positions, values, step)
         payload.subtract_from_(left)
@@ -71,7 +71,7 @@ class QSparse(ShareSparsifier):
         return SparseLevels(numel, indices, low, ratio, pack_nearest_levels(values, low, ratio))
 
     def contraction_bound(self, layer: Layer) -> float:
-        """1 - 1 / m, for the largest entry arrives as it is; the others lose at most what they are."""
+        """Return 1 - 1 / m: the largest entry arrives unchanged, and the others lose at most their own magnitude."""
         return 1 - (1 - TOP_ROUNDOFF**2) / layer.numel
 
     @override

@@ -1,10 +1,4 @@
-"""Unbiased quantisers: what those share that round at random, so that the expectation of the payload is the gradient.
-
-Error feedback needs a contraction, and an unbiased quantiser with E|Q(x) - x|^2 <= w |x|^2 is none; Q(x) / (1 + w) is
-one, with d = 1 / (1 + w). So with error feedback the scales are divided by 1 + w.
-
-Source: Karimireddy et al. 2019 (arXiv:1901.09847), remark 7; Horvath et al. 2019 (arXiv:1905.10988) for the scaling.
-"""
+"""Quantisers with one scale per block of elements: `qsgd`, `natural` and `int8`."""
 
 from __future__ import annotations
 
@@ -29,7 +23,14 @@ from compressors.layer import Layer, Step
 
 @dataclasses.dataclass(kw_only=True)
 class StochasticQuantizer(LossyCompressor):
-    """Codes of `bits` bits with one scale per block of a bucket."""
+    """Base of the quantisers that round at random, without bias, with one scale per block of a bucket.
+
+    Source: Karimireddy et al. 2019 (arXiv:1901.09847), remark 7; Horvath et al. 2019 (arXiv:1905.10988) for the
+    scaling.
+
+    Error feedback needs a contraction. An unbiased quantiser with E|Q(x) - x|^2 <= w |x|^2 is none, but Q(x) / (1 + w)
+    is one. So the scales are divided by 1 + w if error feedback is on.
+    """
 
     sends: ClassVar[type[Payload]] = Codes
     biased: ClassVar[bool] = False
@@ -40,20 +41,20 @@ class StochasticQuantizer(LossyCompressor):
     @property
     @abc.abstractmethod
     def code_bits(self) -> int:
-        """Width of a code."""
+        """Return the number of bits per code."""
 
     @property
     @abc.abstractmethod
     def variance_bound(self) -> float:
-        """The w in E|Q(x) - x|^2 <= w |x|^2."""
+        """Return the w in E|Q(x) - x|^2 <= w |x|^2."""
 
     @property
     def shrinkage(self) -> float:
-        """What scales are multiplied by: 1, or 1 / (1 + w) with error feedback."""
+        """Return the factor applied to the scales: 1, or 1 / (1 + w) with error feedback."""
         return 1 / (1 + self.variance_bound) if self.error_feedback else 1.0
 
     def contraction_bound(self, layer: Layer) -> float:
-        """The w of an unbiased quantiser; with error feedback w / (1 + w). Both in expectation."""
+        """Return w, or w / (1 + w) with error feedback; both hold in expectation."""
         return self.variance_bound * self.shrinkage
 
     @override
@@ -63,22 +64,22 @@ class StochasticQuantizer(LossyCompressor):
 
 @dataclasses.dataclass(kw_only=True)
 class Qsgd(StochasticQuantizer, name="qsgd"):
-    """QSGD: every element rounded at random to one of a few levels of its block's norm, without bias.
+    """QSGD: rounds every element at random, without bias, to one of a few levels of its block's norm.
 
     Source: Alistarh et al. 2017 (arXiv:1610.02132), section 3.1, with buckets as in section 4.
-    Differs: levels travel at a fixed width instead of Elias codes, which the packed width of 4 bits comes close to.
+    Differs: levels have a fixed width instead of Elias codes, which are about as short as 4 bits per level.
 
-    value = norm * level / s with s = 2^(bits-1) - 1 levels per sign; the level's expectation is s |x| / norm.
+    value = norm * level / s, with s = 2^(bits-1) - 1 levels per sign; the expectation of a level is s |x| / norm.
 
-    Bytes: 24 + 4 ceil(m / block_numel) + ceil(m bits / 8) for a bucket of m elements; 24 where all are zero.
+    Bytes: 24 + 4 ceil(m / block_numel) + ceil(m bits / 8) for a bucket of m elements; 24 if all are zero.
     """
 
-    bits: Annotated[Literal[2, 4, 8], Doc("width of a level, sign included")] = 4
+    bits: Annotated[Literal[2, 4, 8], Doc("bits per element, sign included")] = 4
     norm: Annotated[Literal["l2", "max"], Doc("scale of a block; max has the smaller error in small blocks")] = "l2"
 
     @property
     def num_levels(self) -> int:
-        """s, the levels per sign above zero."""
+        """Return s, the number of levels above zero per sign."""
         return (1 << (self.bits - 1)) - 1
 
     @property
@@ -88,7 +89,10 @@ class Qsgd(StochasticQuantizer, name="qsgd"):
 
     @property
     def variance_bound(self) -> float:
-        """For blocks of n min(n / (4 s^2), sqrt(n) / s): a level's variance is at most 1/4, and its expectation."""
+        """Return min(n / (4 s^2), sqrt(n) / s) for blocks of n elements.
+
+        The variance of a level is at most 1/4, and at most its expectation.
+        """
         return min(self.block_numel / (4 * self.num_levels**2), math.sqrt(self.block_numel) / self.num_levels)
 
     @override
@@ -105,18 +109,19 @@ class Qsgd(StochasticQuantizer, name="qsgd"):
 
 @dataclasses.dataclass(kw_only=True)
 class Natural(StochasticQuantizer, name="natural"):
-    """Natural compression: every element rounded at random to one of the two nearest powers of two, without bias.
+    """Natural compression: rounds every element at random, without bias, to one of the nearest powers of two.
 
     Source: Horvath et al. 2019 (arXiv:1905.10988), section 2.
-    Differs: exponents count down from the block's largest, so that 8 bits hold sign and exponent (the paper needs 9);
-    what lies below the smallest power is rounded at random to it or to zero, still without bias.
+    Differs: exponents are relative to the block's largest, so that 8 bits hold sign and exponent (the paper needs 9);
+    elements below the smallest power are rounded at random to it or to zero, still without bias.
 
-    Sign and exponent; the scale of a block is the power of two at or above its largest magnitude.
+    A code is a sign and an exponent. The scale of a block is the smallest power of two at or above its largest
+    magnitude.
 
-    Bytes: 24 + 4 ceil(m / block_numel) + ceil(m bits / 8) for a bucket of m elements; 24 where all are zero.
+    Bytes: 24 + 4 ceil(m / block_numel) + ceil(m bits / 8) for a bucket of m elements; 24 if all are zero.
     """
 
-    bits: Annotated[Literal[4, 8], Doc("width of a code: sign and 3 or 7 bits of exponent")] = 8
+    bits: Annotated[Literal[4, 8], Doc("bits per element: sign and 3 or 7 bits of exponent")] = 8
 
     @property
     @override
@@ -125,21 +130,20 @@ class Natural(StochasticQuantizer, name="natural"):
 
     @property
     def num_exponents(self) -> int:
-        """Powers of two that a code can name."""
+        """Return the number of powers of two that a code can express."""
         return (1 << (self.bits - 1)) - 1
 
     @property
     def variance_bound(self) -> float:
-        """1/8 from rounding between powers, and 2 sqrt(n) times the smallest one from what lies below it."""
+        """Return 1/8, from rounding between powers, plus 2 sqrt(n) times the smallest power, from elements below it."""
         return 1 / 8 + 2 * math.sqrt(self.block_numel) * 2.0 ** (1 - self.num_exponents)
 
     @override
     def encode_parts(self, gradients: Sequence[torch.Tensor], layer: Layer, step: Step) -> Codes:
         x = Parts(gradients)
         maxima = block_maxima(x, self.block_numel)
-        mantissas, _ = torch.frexp(
-            maxima
-        )  # maximum = mantissa * 2^exponent, so the quotient is a power of two, exactly
+        # maximum = mantissa * 2^exponent, so maximum / mantissa is exactly a power of two.
+        mantissas, _ = torch.frexp(maxima)
         scales = torch.where(maxima > 0, maxima / mantissas, 0).clamp_(max=2.0**127)
         packed = Codes.room(x.numel, self.bits, x.device, block_numel=self.block_numel)
         key = seed_for(layer, step, per_rank=True)
@@ -147,25 +151,25 @@ class Natural(StochasticQuantizer, name="natural"):
         return Codes(x.numel, "natural", self.bits, packed, scales.mul_(self.shrinkage), self.block_numel)
 
 
-LEVELS = 127
+LEVELS = 127  # per sign
 
 
 @dataclasses.dataclass(kw_only=True)
 class Int8(LossyCompressor, name="int8"):
-    """Eight bits: every block of elements as integers of -127..127 times its own scale.
+    """Eight bits: sends every element as an integer in -127..127 times the scale of its block.
 
     Source: block-wise linear quantisation as in Dettmers 2016 (arXiv:1511.04561).
 
-    scale = max|x| / 127 per block, in fp32; rounding to the nearest level, or at random without bias.
+    The scale of a block is max|x| / 127, in fp32. Elements are rounded to the nearest level, or at random without bias.
 
-    Bytes: 24 + 4 ceil(m / block_numel) + m for a bucket of m elements; 24 where all are zero.
+    Bytes: 24 + 4 ceil(m / block_numel) + m for a bucket of m elements; 24 if all are zero.
     """
 
     sends: ClassVar[type[Payload]] = Codes
     granularity: ClassVar[Granularity] = "bucket"
 
     block_numel: Annotated[int, Ge(1), Le(8192), Doc("elements per scale")] = 256
-    rounding: Annotated[Literal["nearest", "stochastic"], Doc("stochastic is unbiased, with twice the error")] = (
+    rounding: Annotated[Literal["nearest", "stochastic"], Doc("stochastic is unbiased but has twice the error")] = (
         "nearest"
     )
 
@@ -179,7 +183,10 @@ class Int8(LossyCompressor, name="int8"):
         return Codes(x.numel, "levels", 8, packed, scales, self.block_numel)
 
     def contraction_bound(self, layer: Layer) -> float:
-        """In blocks of n, n / (4 * 127^2): an element is off by at most half a level, at random in the mean square."""
+        """Return n / (4 * 127^2) for blocks of n elements.
+
+        An element's error is at most half a level; with random rounding, its root mean square is.
+        """
         return min(self.block_numel, layer.numel) / (4 * LEVELS**2)
 
     @override

@@ -1,4 +1,4 @@
-"""Sign: one bit per element, and one scale per layer; or a vote of all ranks."""
+"""Methods that send the sign of every element, in one or two bits: `sign`, `onebit` and `twobit`."""
 
 from __future__ import annotations
 
@@ -24,23 +24,22 @@ from compressors.layer import Layer, Step
 
 
 @dataclasses.dataclass(kw_only=True)
-class Sign(LossyCompressor):
-    """Sign: one bit per element, and one scale per layer; or a vote of all ranks.
+class Sign(LossyCompressor, name="sign"):
+    """Sign: sends one bit per element and one scale per layer, or takes a majority vote of the signs.
 
     Source: scaled signs with error feedback: Karimireddy et al. 2019 (arXiv:1901.09847), algorithm 1; majority vote:
     Bernstein et al. 2018 (arXiv:1802.05880, arXiv:1802.04434).
 
-    mode=scaled sends mean|x| * sign(x); mode=vote sends sign(x), and the update is the sign of the sum.
+    mode=scaled sends mean|x| * sign(x). mode=vote sends sign(x), and the update is the sign of the sum.
 
-    One bit cannot say 0: a zero is sent as plus, and error feedback takes that back. A vote needs a learning rate of
-        its own, some
-    hundredths of the usual one; error feedback is refused with it, for an unscaled sign is no contraction and the
-    residual diverges.
+    One bit cannot encode 0: zeros are sent as plus, which error feedback corrects. A vote needs a learning rate of a
+    few hundredths of the usual one. It excludes error feedback: an unscaled sign is no contraction, so the residual
+    would diverge.
 
-    Bytes: 28 + ceil(m / 8) per layer of m elements; 24 for zeros, where scaled.
+    Bytes: 28 + ceil(m / 8) per layer of m elements; 24 for a layer of zeros with mode=scaled.
 
     Raises:
-        OptionError: "sign: mode=vote needs error_feedback=false, for the residual of an unscaled sign diverges".
+        OptionError: mode=vote with error_feedback=true.
     """
 
     sends: ClassVar[type[Payload]] = Codes
@@ -52,20 +51,22 @@ class Sign(LossyCompressor):
         super().__post_init__()
         if self.mode == "vote" and self.error_feedback:
             raise OptionError(
-                "sign: mode=vote needs error_feedback=false, for the residual of an unscaled sign diverges"
+                "sign: mode=vote needs error_feedback=false, because the residual of an unscaled sign diverges"
             )
 
     @property
     @override
     def feedback_stays_bounded(self) -> bool:
-        """What a vote loses is no part of a gradient: old votes would outweigh new ones."""
+        """Return False for mode=vote: its error is not in units of the gradient, so it would outweigh new votes."""
         return self.mode != "vote" and super().feedback_stays_bounded
 
     @override
     def warnings(self) -> list[str]:
         sentences = super().warnings()
         if self.mode == "vote":
-            sentences.append("sign: with mode=vote every element moves by the learning rate, so use a far smaller one")
+            sentences.append(
+                "sign: mode=vote moves every element by the learning rate, so use a far smaller learning rate"
+            )
         elif not self.error_feedback:
             sentences.append("sign without error feedback is biased and may not converge; error_feedback=true is safe")
         return sentences
@@ -90,13 +91,13 @@ class Sign(LossyCompressor):
         return Codes(layer.numel, "sign", 1, packed, torch.tensor([scale], dtype=torch.float32, device=packed.device))
 
     def finish(self, total: Payload, layer: Layer, step: Step, out: torch.Tensor) -> None:
-        """The mean; or the sign of the sum, 0 where the vote is even."""
+        """Write the mean; with mode=vote the sign of the sum, which is 0 for an even vote."""
         super().finish(total, layer, step, out)
         if self.mode == "vote":
             out.sign_()
 
     def contraction_bound(self, layer: Layer) -> float | None:
-        """1 - 1 / m where scaled, the least that 1 - |x|_1^2 / (m |x|^2) leaves; a vote has no bound for small x."""
+        """Return 1 - 1 / m if scaled, the maximum of 1 - |x|_1^2 / (m |x|^2); a vote has no bound for small x."""
         return 1 - 1 / layer.numel if self.mode == "scaled" else None
 
     @override
@@ -106,13 +107,14 @@ class Sign(LossyCompressor):
 
 @dataclasses.dataclass(kw_only=True)
 class OneBit(LossyCompressor, name="onebit"):
-    """One bit: every element as one of two values, the mean of the layer's positive and of its negative elements.
+    """One bit: sends every element as the mean of the layer's positive or of its negative elements.
 
     Source: Seide et al. 2014 (Interspeech), "1-bit stochastic gradient descent and its application to data-parallel
     distributed training of speech DNNs", section 2.
-    Differs: two means per layer, not per column of the weight, whose scales would outweigh the bits of small layers.
+    Differs: there are two means per layer, not per column of the weight, which would cost small layers more than their
+    bits.
 
-    The two means have the least squared error of any two values for this split; zeros count as positive.
+    The two means have the smallest squared error of any two values for this split. Zeros count as positive.
 
     Bytes: 24 + ceil(m / 8) per layer of m elements; 24 for zeros.
     """
@@ -146,7 +148,7 @@ class OneBit(LossyCompressor, name="onebit"):
         return payload
 
     def contraction_bound(self, layer: Layer) -> float:
-        """1 - 1 / m, as one mean magnitude for both signs gives; two means are never worse."""
+        """Return 1 - 1 / m, the bound for one mean magnitude for both signs; two means are never worse."""
         return 1 - 1 / layer.numel
 
     @override
@@ -160,18 +162,18 @@ def _two_means(numel: int, packed: torch.Tensor, num_positive: int, above: float
 
 @dataclasses.dataclass(kw_only=True)
 class TwoBit(LossyCompressor, name="twobit"):
-    """Two bits: every element as -t, 0 or +t for a fixed threshold t; what is left waits.
+    """Two bits: sends every element as -t, 0 or +t, for a fixed threshold t.
 
     Source: Apache MXNet's two-bit gradient compression (src/kvstore/gradient_compression-inl.h,
     docs/faq/gradient_compression.md).
-    Differs: the threshold travels with the message; ends of layers are padded to a byte, not to four; the default threshold
-    is MXNet's 0.5 over a batch of 32, for there gradients are sums over the batch, and here they are means.
+    Differs: the message holds the threshold; layers are padded to one byte, not to four; the default threshold is
+    MXNet's 0.5 divided by a batch of 32, because gradients are means over the batch here and sums there.
 
-    +t where x >= t, -t where x <= -t, else nothing.
+    An element is sent as +t if x >= t, as -t if x <= -t, else as 0.
 
-    The threshold is in units of the gradient and must fit it: far above, nothing is sent for many steps; far below, an
-        element moves by t a
-    step at most and the residual grows. `hylo` finds it by itself.
+    The threshold is in units of the gradient and must fit it. If it is far too large, nothing is sent for many steps;
+    if it is far too small, the residual grows, because an element moves by at most t per step. `hylo` adapts its
+    threshold by itself.
 
     Bytes: 28 + ceil(m / 4) per layer of m elements.
     """
@@ -202,7 +204,7 @@ class TwoBit(LossyCompressor, name="twobit"):
         return ternary_payload(ternary_of_sum(gradient, residual, float(threshold), left), layer.numel, threshold)
 
     def contraction_bound(self, layer: Layer) -> float:
-        """1: an element that is sent moves by t <= |x| towards 0, and of a layer below t nothing is sent."""
+        """Return 1: an element that is sent moves by t <= |x| towards 0, and a layer below t sends nothing."""
         return 1.0
 
     @override

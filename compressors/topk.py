@@ -1,4 +1,4 @@
-"""Top-k: the largest entries of every layer."""
+"""Methods that send single entries of a layer (`topk`, `threshold`, `dgc`), and their base classes."""
 
 from __future__ import annotations
 
@@ -27,10 +27,10 @@ from compressors.layer import Layer, Step
 
 @dataclasses.dataclass(kw_only=True)
 class Sparsifier(LossyCompressor, abc.ABC):
-    """Sends some entries; the rest waits in the residual.
+    """Base of the methods that send some entries and keep the others in the residual.
 
     Raises:
-        OptionError: "topk: momentum_correction=true needs error_feedback=true".
+        OptionError: momentum_correction without error_feedback.
     """
 
     error_feedback: Annotated[bool, Doc("add what was not sent to the next gradient")] = True
@@ -61,16 +61,19 @@ class Sparsifier(LossyCompressor, abc.ABC):
 
     @abc.abstractmethod
     def _sparse_values(self, numel: int, indices: torch.Tensor, values: torch.Tensor, step: Step) -> IndexedValues:
-        """Entries, fp32 [k], at ascending positions as they travel; those that are zero there are left out."""
+        """Return the payload of entries `values`, fp32 [k], at ascending positions.
+
+        Entries that are zero on the wire are left out.
+        """
 
     def _sparse(self, x: torch.Tensor, indices: torch.Tensor, step: Step) -> IndexedValues:
-        """The same from all of `x`."""
+        """Return the payload of the entries of `x` at ascending positions."""
         return self._sparse_values(x.numel(), indices, x.index_select(0, indices), step)
 
 
 @dataclasses.dataclass(kw_only=True)
 class TypedSparsifier(Sparsifier):
-    """A sparsifier whose values travel in a floating type."""
+    """A sparsifier with an option for the floating-point type of the values on the wire."""
 
     value_dtype: Annotated[ValueDtype, Doc("type of the values on the wire")] = "fp16"
 
@@ -84,10 +87,10 @@ class TypedSparsifier(Sparsifier):
     def _largest_of_sum(
         self, gradients: Sequence[torch.Tensor], residual: torch.Tensor, left: torch.Tensor, k: int, step: Step
     ) -> Sparse:
-        """The k largest entries of one layer's gradient + residual; the rest goes to `left`. As `encode_sum`.
+        """Encode the k largest entries of one layer's gradient + residual; see `encode_sum` for the arguments.
 
         Raises:
-            NonFiniteSum: one of them is not finite.
+            NonFiniteSum: the sum is not finite.
         """
         (gradient,) = gradients
         dtype = TORCH_DTYPES[self.value_dtype]
@@ -97,13 +100,13 @@ class TypedSparsifier(Sparsifier):
         return Sparse(left.numel(), positions, values)
 
     def _bound_for(self, share: float) -> float:
-        """The contraction of sending entries that hold at least this share of the squares, rounded."""
+        """Return the contraction bound if the entries sent, once rounded, hold at least this share of |x|^2."""
         return 1 - share * (1 - roundoff(self.value_dtype) ** 2)
 
 
 @dataclasses.dataclass(kw_only=True)
 class ShareSparsifier(Sparsifier):
-    """A sparsifier that is told how many entries to keep."""
+    """A sparsifier with options for the share of the entries to send and for its warm-up."""
 
     ratio: Annotated[float, Gt(0), Le(1), Doc("kept entries / entries")] = 0.01
     warmup_epochs: Annotated[CountOrZero, Doc("epochs in which the density falls as 0.25^(epoch+1) down to ratio")] = 4
@@ -115,7 +118,7 @@ class ShareSparsifier(Sparsifier):
         return next((epoch for epoch in falling if 0.25 ** (epoch + 1) <= self.ratio), self.warmup_epochs)
 
     def density(self, step: Step) -> float:
-        """Return the share of the entries to keep at this step, in (0, 1]."""
+        """Return the share of the entries to send at this step, in (0, 1]."""
         if step.warmup and step.epoch < self.warmup_epochs:
             return max(self.ratio, 0.25 ** (step.epoch + 1))
         return self.ratio
@@ -127,27 +130,25 @@ class ShareSparsifier(Sparsifier):
 
 @dataclasses.dataclass(kw_only=True)
 class DensitySparsifier(ShareSparsifier, TypedSparsifier):
-    """Both: told how many entries to keep, whose values travel in a floating type."""
+    """A sparsifier with both the density options and the value type."""
 
 
 def num_kept(density: float, numel: int) -> int:
-    """Return how many of `numel` entries a density keeps: rounded half up, at least 1, at most all; 0 of none."""
+    """Return density * numel, rounded half up, between 1 and numel; 0 if numel is 0."""
     return min(numel, max(1, int(density * numel + 0.5)))
 
 
 @dataclasses.dataclass(kw_only=True)
-class TopK(DensitySparsifier):
-    """Top-k: the largest entries of every layer.
+class TopK(DensitySparsifier, name="topk"):
+    """Top-k: sends the entries of largest magnitude of every layer.
 
     Source: Aji, Heafield 2017 (arXiv:1704.05021); error feedback: Stich, Cordonnier, Jaggi 2018 (arXiv:1809.07599).
 
-    k = ratio * m entries of largest magnitude per layer of m elements, rounded half up, at least 1.
+    A layer of m elements sends k = ratio * m entries, rounded half up, at least 1. Of equal magnitudes the first is
+    sent. Entries that are zero on the wire are left out.
 
-    Of equal magnitudes the first is kept. What is zero, or rounds to it, is left out.
-
-    Bytes: 16 + min over index codings (k v + indices) per layer, v bytes per value; at most 16 + m v. Coordinates take
-        k i bytes with i = 1
-    up to 256 elements, 2 up to 65536, else 4; a bitmap takes m / 8.
+    Bytes: 16 + min over index codings (k v + indices) per layer, with v bytes per value; at most 16 + m v. Coordinates
+    take k i bytes, with i = 1 up to 256 elements, 2 up to 65536, else 4; a bitmap takes m / 8.
     """
 
     sends: ClassVar[type[Payload]] = Sparse
@@ -165,7 +166,7 @@ class TopK(DensitySparsifier):
         return self._largest_of_sum(gradients, residual, left, num_kept(self.density(step), layer.numel), step)
 
     def contraction_bound(self, layer: Layer) -> float:
-        """1 - k / m: the k largest of m hold at least that share of the squares."""
+        """Return 1 - k / m before rounding: the k largest of m entries hold at least k / m of |x|^2."""
         return self._bound_for(num_kept(self.ratio, layer.numel) / layer.numel)
 
     @override
@@ -176,25 +177,23 @@ class TopK(DensitySparsifier):
 
 @dataclasses.dataclass(kw_only=True)
 class Threshold(TypedSparsifier, name="threshold"):
-    """Threshold: every entry of at least a given magnitude.
+    """Threshold: sends every entry whose magnitude reaches a threshold.
 
     Source: Strom 2015 (Interspeech), with a residual; Dutta et al. 2020 (arXiv:1911.08250) for the layer-wise use.
-    Differs: values are sent as they are, not as plus and minus the threshold; the threshold may be relative to the layer.
+    Differs: values are sent as they are, not as plus and minus the threshold; the threshold may be relative to the
+    layer.
 
-    Entries with |x| >= threshold, in units of the gradient or of the layer's largest or root mean square magnitude.
+    The threshold is absolute, or a multiple of the layer's largest or root mean square magnitude. With error feedback
+    and fp32 values, no residual exceeds an absolute threshold; 16-bit values add their rounding error. With a relative
+    threshold, the largest entry is sent at every step.
 
-    With error feedback and values in fp32 no residual exceeds an absolute threshold; 16 bits add their rounding. A
-    relative one lets the largest entry through at every step.
-
-    Bytes: 16 + min over index codings (z v + indices) per layer for z such entries of v bytes; at most 16 + m v.
+    Bytes: 16 + min over index codings (z v + indices) per layer, for z entries of v bytes; at most 16 + m v.
     """
 
     sends: ClassVar[type[Payload]] = Sparse
 
     threshold: Annotated[Positive, Doc("smallest magnitude that is sent")] = 0.5
-    unit: Annotated[
-        Literal["absolute", "max", "rms"], Doc("what the threshold is a multiple of: 1, max|x|, rms(x)")
-    ] = "max"
+    unit: Annotated[Literal["absolute", "max", "rms"], Doc("unit of the threshold: 1, max|x| or rms(x)")] = "max"
 
     @override
     def encode(self, x: torch.Tensor, layer: Layer, step: Step) -> Payload:
@@ -222,7 +221,7 @@ class Threshold(TypedSparsifier, name="threshold"):
         return payload
 
     def contraction_bound(self, layer: Layer) -> float:
-        """1 - 1 / m, for a relative threshold always lets the largest entry through; 1 for an absolute one."""
+        """Return 1 - 1 / m for a relative threshold, which the largest entry always reaches; 1 for an absolute one."""
         return self._bound_for(0.0 if self.unit == "absolute" else 1 / layer.numel)
 
     @override
@@ -230,29 +229,29 @@ class Threshold(TypedSparsifier, name="threshold"):
         return None
 
     def _level(self, unit: float, largest: float) -> float:
-        """The magnitude to reach; a relative one is at most the largest, or a flat gradient would never be sent."""
+        """Return threshold * unit, at most `largest`: otherwise a flat gradient would never be sent."""
         return min(self.threshold * unit, largest)
 
 
-LOWER_BOUND = 0.8  # of the wanted number of entries; below it the threshold is lowered by the same factor
+# If fewer than this share of the k entries reach the threshold, the threshold is multiplied by the same number.
+LOWER_BOUND = 0.8
 MAX_ROUNDS = 10
-MIN_SAMPLED = 10  # entries above the threshold that a sample should hold
+MIN_SAMPLED = 10  # a sample should hold at least this many entries above the threshold
 
 
 @dataclasses.dataclass(kw_only=True)
 class Dgc(DensitySparsifier, name="dgc"):
-    """Deep gradient compression: top-k by a sampled threshold, with momentum correction, masking, clipping and warm-up.
+    """Deep gradient compression: top-k by a sampled threshold, with momentum correction, clipping and warm-up.
 
-    Source: Lin et al. 2018 (arXiv:1712.01887), sections 3.1 to 3.3; sampling and its corrections as in the authors' code
-    (synxlin/deep-gradient-compression, dgc/compression.py).
-    Differs: where the threshold lets too many through, the largest are sent, not the first; clipping is per layer.
+    Source: Lin et al. 2018 (arXiv:1712.01887), sections 3.1 to 3.3; sampling and its corrections as in the authors'
+    code (synxlin/deep-gradient-compression, dgc/compression.py).
+    Differs: if too many entries reach the threshold, the largest are sent, not the first; clipping is per layer.
 
-    At most k = ratio * m entries per layer of m elements, those above a threshold estimated from a sample.
+    A layer of m elements sends at most k = ratio * m entries: those above a threshold estimated from a sample. Momentum
+    correction is on by default: the compressor applies the optimizer's momentum, so the optimizer must have a single
+    momentum coefficient. Momentum is cleared (masked) where an entry is sent.
 
-    Momentum correction is on: the optimizer's momentum moves here, so the optimizer must be one with a single momentum
-        coefficient.
-
-    Bytes: 16 + min over index codings (z v + indices) per layer for z <= k entries of v bytes; at most 16 + m v.
+    Bytes: 16 + min over index codings (z v + indices) per layer, for z <= k entries of v bytes; at most 16 + m v.
     """
 
     sends: ClassVar[type[Payload]] = Sparse
@@ -277,7 +276,7 @@ class Dgc(DensitySparsifier, name="dgc"):
         return self.clip_norm / math.sqrt(step.world_size) if self.clip_norm else None
 
     def contraction_bound(self, layer: Layer) -> float:
-        """1 - 1 / m, for the largest entry is always sent; how many more are, a sample decides."""
+        """Return 1 - 1 / m: the largest entry is always sent, and the sample decides how many others are."""
         return self._bound_for(1 / layer.numel)
 
     @override
@@ -285,9 +284,9 @@ class Dgc(DensitySparsifier, name="dgc"):
         return None
 
     def _select(self, x: torch.Tensor, k: int, layer: Layer, step: Step) -> torch.Tensor:
-        """Positions of at most k entries, ascending: all above a threshold, or the largest k where those are more.
+        """Return the ascending positions of the entries that reach the sampled threshold, but at most the k largest.
 
-        They are the largest k as well where a sample would hold too few large ones.
+        If a sample would hold too few large entries, they are the k largest of the whole layer.
         """
         stride = int(1 / self.sample_ratio)
         if k == x.numel():

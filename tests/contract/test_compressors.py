@@ -380,7 +380,7 @@ def test_every_compressor_says_what_it_is_and_what_it_sends(name: str) -> None:
     assert module
     assert len(module.splitlines()[0]) <= 120
     if name not in ("none", "fp16", "bf16"):
-        assert "Source:" in module
+        assert "Source:" in f"{module}\n{cls.__doc__}"
     assert "Bytes:" in (cls.__doc__ or "")
     for option in cls.describe_options():
         assert option.meaning, f"{name}: {option.name} has no meaning"
