@@ -1,4 +1,4 @@
-"""CompressedCommunicator: a compressor and a collective at work among the ranks, on what one rank hands them."""
+"""`CompressedCommunicator`: exchange tensors among the ranks through a compressor and a collective."""
 
 from __future__ import annotations
 
@@ -30,19 +30,19 @@ CombineOp = Literal["mean", "sum", "max"]
 
 
 class CompressedCommunicator:
-    """A pair at work for what is no bucket of DDP's: moments of an optimizer, factors.
+    """Exchange tensors that are not in DDP's buckets, such as an optimizer's moments or Kronecker factors.
 
     What a step sends through the compressor only proposes new residuals; `finish_step` accepts them.
 
     Args:
         layers: every trainable parameter.
-        reducer: the compressor, and what this rank keeps for it.
+        reducer: the compressor with this rank's state.
         collective: sums payloads.
-        transport: among the ranks, best over a process group of its own (`own_transport`); closed with the channel.
+        transport: connects the ranks, preferably over a separate process group (`own_transport`); `close` closes it.
 
     Attributes:
-        layers, reducer, transport: the parts.
-        collective: bound to the transport.
+        layers, reducer, transport: the arguments.
+        collective: the collective, bound to the transport.
     """
 
     def __init__(self, layers: Sequence[Layer], reducer: Reducer, collective: Collective, transport: Transport) -> None:
@@ -57,14 +57,14 @@ class CompressedCommunicator:
         )
 
     def start_step(self, step: Step) -> None:
-        """Tell where training is; call before anything is sent in a step."""
+        """Begin a training step; call it before anything is sent in this step."""
         self._begin_step(step)
 
     def mean_(self, tensors: Sequence[torch.Tensor]) -> None:
-        """Replace each layer's tensor by the mean over ranks of what was transmitted of it; every rank must call.
+        """Replace each layer's tensor by the mean over ranks of what was transmitted; every rank must call.
 
         Args:
-            tensors: one per layer, contiguous; go through the compressor, with error feedback where it has that.
+            tensors: one contiguous tensor per layer; they are compressed, with the compressor's error feedback.
 
         Raises:
             TransportError: a rank was lost, or did not answer in time.
@@ -77,16 +77,16 @@ class CompressedCommunicator:
     def combine_(
         self, tensors: Sequence[torch.Tensor], op: CombineOp = "mean", layers: Sequence[Layer] | None = None
     ) -> None:
-        """Replace each tensor by its mean, sum or maximum over ranks, every element of it; every rank must call.
+        """Replace each tensor by its uncompressed mean, sum or maximum over ranks; every rank must call.
 
         Args:
-            tensors: of any shape, the same on all ranks; they travel as one message in their common type.
-            op: what to do with the ranks' elements.
-            layers: what each tensor is booked under; the channel's where None.
+            tensors: tensors of any shape, the same on all ranks; they travel as one message in their common dtype.
+            op: how to combine the ranks' elements.
+            layers: the layer that each tensor is reported under; None: `self.layers`.
 
         Raises:
             TransportError: a rank was lost, or did not answer in time.
-            PayloadError: a maximum through `allgather`, which leaves terms.
+            PayloadError: the collective cannot compute a maximum (`allgather`).
         """
         started = time.perf_counter()
         layers = self.layers if layers is None else layers
@@ -100,9 +100,9 @@ class CompressedCommunicator:
         self._account([_sent_whole(layer, tensor) for layer, tensor in zip(layers, tensors, strict=True)], 0.0, started)
 
     def average_(self, flat: torch.Tensor) -> None:
-        """Replace the tensors of all layers, laid end to end, by their mean over ranks; every rank must call.
+        """Replace the concatenated tensors of all layers by their mean over ranks; every rank must call.
 
-        Nothing is copied on the way where the collective adds in place, as the pool does for a buffer of its own.
+        Nothing is copied if the collective adds in place, as `pool` does for a buffer that it allocated.
 
         Args:
             flat: fp32 [elements of all layers].
@@ -118,34 +118,34 @@ class CompressedCommunicator:
         self._account([_sent_whole(layer, part) for layer, part in zip(self.layers, parts, strict=True)], 0.0, started)
 
     def bind(self, collective: Collective) -> BoundCollective:
-        """Return another collective over the same transport, closed with the channel; every rank must call."""
+        """Bind another collective to the same transport, until `close`; every rank must call."""
         bound = collective.bind(self.transport)
         self._others.append(bound)
         return bound
 
     def book(self, report: StepReport) -> None:
-        """Add to this step's report what was exchanged over the transport by other means than this channel's."""
+        """Add to this step's report what was exchanged over the transport without this communicator."""
         self._report.add(report)
 
     @contextlib.contextmanager
     def exchanging(self) -> Iterator[None]:
-        """Book the seconds of a `with` block as those of an exchange beside which nothing else was done."""
+        """Report the seconds of a `with` block as exchange time during which nothing else was computed."""
         started = time.perf_counter()
         yield
         seconds = time.perf_counter() - started
         self.book(StepReport(exchange_s=seconds, exposed_s=seconds))
 
     def on_any_rank(self, flag: bool) -> bool:
-        """Whether the flag is set on any rank; every rank must call."""
+        """Return whether the flag is set on any rank; every rank must call."""
         return self.start_on_any_rank(flag)()
 
     def start_on_any_rank(self, flag: bool) -> Callable[[], bool]:
-        """`on_any_rank` under way: what is returned waits for the others' flags; to be called once."""
+        """Begin `on_any_rank`; return a function that waits for the result, to be called once."""
         finish = self.transport.start_all_reduce_scalars([float(flag)], "max")
         return lambda: any(finish())
 
     def finish_step(self) -> StepReport:
-        """Accept what this step proposed, and return what was sent in it."""
+        """Accept the state that this step proposed, and return its report."""
         self.commit()
         return self._report
 
@@ -155,18 +155,18 @@ class CompressedCommunicator:
         self.collective.commit()
 
     def drop(self) -> None:
-        """Forget the proposed state: everything is bit for bit what it was before the step."""
+        """Discard the proposed state: everything is bit for bit as before the step."""
         self.reducer.drop()
         self.collective.drop()
 
     @property
     def traffic(self) -> Mapping[Purpose, Traffic]:
-        """Messages and bytes that this rank has sent so far, per purpose."""
+        """Return the messages and bytes that this rank has sent so far, per purpose."""
         return self.transport.traffic
 
     @property
     def last_encoded(self) -> Mapping[Key, Payload]:
-        """What this rank encoded in its last step, by the ids of the layers in it; see `Reducer`."""
+        """Return the payloads of this rank's last step by the ids of the layers inside; see `Reducer`."""
         return self.reducer.last_encoded
 
     def residual_norms(self) -> dict[int, float]:
@@ -174,16 +174,16 @@ class CompressedCommunicator:
         return self.reducer.residual_norms()
 
     def state_dict(self) -> dict[str, Any]:
-        """Return all that training needs to go on bit for bit; differs between ranks, so save one per rank."""
+        """Return all state that training needs to resume bit for bit; it differs between ranks, so save each rank's."""
         return {"reducer": self.reducer.state_dict(), "collective": self.collective.state_dict()}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Replace everything by what `state_dict` gave."""
+        """Replace the whole state by what `state_dict` returned."""
         self.reducer.load_state_dict(state["reducer"])
         self.collective.load_state_dict(state["collective"])
 
     def close(self) -> None:
-        """Release what the collective and the transport hold; every rank must call."""
+        """Close the collectives and the transport; every rank must call."""
         for collective in (self.collective, *self._others):
             collective.close()
         self.transport.close()
@@ -194,11 +194,11 @@ class CompressedCommunicator:
 
     @property
     def exposed_s(self) -> float:
-        """What this step has waited for until now."""
+        """Return the seconds that training has waited for exchanges in this step so far."""
         return self._report.exposed_s or 0.0
 
     def _account(self, encoded: Sequence[EncodedLayer], encode_s: float, started: float) -> None:
-        """Book one message that nothing else was done beside."""
+        """Report an exchange during which nothing else was computed."""
         seconds = time.perf_counter() - started
         self.book(StepReport(encode_s=encode_s, exchange_s=seconds, exposed_s=seconds, encoded=list(encoded)))
 
@@ -208,14 +208,14 @@ def _sent_whole(layer: Layer, tensor: torch.Tensor) -> EncodedLayer:
 
 
 def own_transport(device: torch.device, timeout_s: float, group: dist.ProcessGroup | None = None) -> Transport:
-    """Return a transport over a process group of its own, for two threads on one gloo group corrupt sums silently.
+    """Return a transport over a new process group; every rank of `group` must call.
 
-    Every rank of the group must call.
+    The group is separate because two threads that use the same gloo group silently corrupt sums.
 
     Args:
-        device: where tensors lie.
-        timeout_s: longest wait for any one message.
-        group: whose ranks and backend it shares; all ranks where None.
+        device: the device of the tensors.
+        timeout_s: longest wait for any one message, in seconds.
+        group: process group with the same ranks and backend; None: the default group, with all ranks.
     """
     shared = group if group is not None else cast(dist.ProcessGroup, dist.group.WORLD)
     backends = dict(item.split(":") for item in dist.get_backend_config(shared).split(","))
@@ -229,7 +229,7 @@ def own_transport(device: torch.device, timeout_s: float, group: dist.ProcessGro
 
 
 def await_command(transport: Transport) -> None:
-    """Every rank tells rank 0 that its backward ended; rank 0 then commands all to start."""
+    """Tell rank 0 that this rank's backward has ended, and wait until all ranks' have; every rank must call."""
     word = torch.zeros(1, dtype=torch.uint8, device=transport.device)
     with transport.counted_as("control"):
         if transport.rank == 0:
@@ -243,19 +243,19 @@ def await_command(transport: Transport) -> None:
 
 
 def is_finite(tensor: torch.Tensor) -> bool:
-    """Whether all elements are; in one pass, unless finite ones have a sum that is not."""
+    """Tell whether all elements are finite; takes one pass, unless finite elements have a sum that overflows."""
     return bool(torch.isfinite(tensor.sum())) or bool(torch.isfinite(tensor).all())
 
 
 def zero_nonfinite_(tensor: torch.Tensor, nonfinite: Nonfinite) -> bool:
-    """Keep NaN and infinity away from whatever remembers: it would never recover.
+    """Replace NaN and infinity in place, because residuals that contain them would never recover.
 
     Args:
-        tensor: floating; what is not finite becomes 0 ("zero"), or else all of it.
-        nonfinite: what the run does about such a value.
+        tensor: floating tensor; with "zero" its non-finite elements become 0, otherwise all its elements do.
+        nonfinite: what the run does about NaN or infinity.
 
     Returns:
-        Whether the step must be left out.
+        True if the step must be skipped.
     """
     if is_finite(tensor):
         return False
@@ -267,14 +267,14 @@ def zero_nonfinite_(tensor: torch.Tensor, nonfinite: Nonfinite) -> bool:
 
 
 class Downlink:
-    """What a server knows of the layers; implements the collectives' protocol of that name.
+    """Encode a server's answers with the run's compressor; implements `collectives.base.Downlink`.
 
     Args:
-        compressor: with its options.
+        compressor: the compressor, with its options.
         layers: every trainable parameter.
 
     Attributes:
-        step: where training is; whoever runs the steps sets it.
+        step: the training step; the communicator sets it.
     """
 
     def __init__(self, compressor: Compressor, layers: Sequence[Layer]) -> None:
@@ -286,22 +286,22 @@ class Downlink:
         self.state_dict, self.load_state_dict = self._memory.state_dict, self._memory.load_state_dict
 
     def numel(self, layer_id: int) -> int:
-        """Return the elements of a layer."""
+        """Return the number of elements of a layer."""
         return self._layer_of[layer_id].numel
 
     def encode(self, total: torch.Tensor, layers: Key) -> Payload:
-        """Return the answer; layers that the policy sends dense stay so.
+        """Encode a server's answer; layers that workers send uncompressed stay uncompressed.
 
         Args:
-            total: fp32 [numel], the layers' sums end to end.
-            layers: their ids, in the order in which a worker's message holds them.
+            total: fp32 [numel], the layers' concatenated sums.
+            layers: ids of the layers, in the order in which they lie in `total`.
         """
         at, memory = self.step, self._memory
-        # Nobody adds to an answer, and what is drawn for it is drawn for no rank's own message.
+        # An answer is not summed, so the world size is 1; a rank of its own gives it its own random numbers.
         step = dataclasses.replace(at, memory=memory, rank=at.world_size + at.rank, world_size=1)
-        units = group_layers(self._compressor, [self._layer_of[layer_id] for layer_id in layers], step)
+        groups = group_layers(self._compressor, [self._layer_of[layer_id] for layer_id in layers], step)
         payloads = [
-            Dense(part.clone()) if unit.dense else self._compressor.encode(part, unit.layer, step)
-            for unit, part in zip(units, torch.split(total, [unit.layer.numel for unit in units]), strict=True)
+            Dense(part.clone()) if group.dense else self._compressor.encode(part, group.layer, step)
+            for group, part in zip(groups, torch.split(total, [group.layer.numel for group in groups]), strict=True)
         ]
         return payloads[0] if len(payloads) == 1 else Bundle(payloads)

@@ -1,4 +1,4 @@
-"""EncodeGroup: what one `encode` call covers, and how layers are cut into units."""
+"""Groups of layers that one `encode` call covers, and the buffers and state that are kept per group."""
 
 from __future__ import annotations
 
@@ -20,15 +20,15 @@ from compressors.layer import Layer, Step, Tensors, copies, end_to_end
 
 @dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
 class EncodeGroup:
-    """One layer, or several layers laid end to end.
+    """One layer, or several layers concatenated, that one `encode` call covers.
 
     Attributes:
-        layer: the layer, or a flat stand-in for several.
+        layer: the layer, or a flat layer that stands for all of them.
         layers: the layers inside.
-        key: their ids.
-        dense: sent as it is, by the per-layer policy.
-        gradients: the layers' flat gradients, in the same order; empty where only sizes are asked for.
-        updates: where their updates go, likewise.
+        key: the ids of the layers inside.
+        dense: whether the gradients are sent uncompressed.
+        gradients: the layers' flat gradients, in the same order; empty if only sizes are needed.
+        updates: the flat tensors that the layers' updates are written to, in the same order.
     """
 
     layer: Layer
@@ -40,30 +40,30 @@ class EncodeGroup:
 
     @property
     def device(self) -> torch.device:
-        """Where gradients and updates lie."""
+        """Return the device of the updates."""
         return self.updates[0].device
 
     @property
     def dtype(self) -> torch.dtype:
-        """fp64 for dense fp64 gradients, which may be beyond the range of fp32; otherwise fp32."""
+        """Return fp64 for dense fp64 gradients, which may exceed the range of fp32, and fp32 for all others."""
         return torch.promote_types(self.updates[0].dtype, torch.float32) if self.dense else torch.float32
 
     @property
     def borders(self) -> list[int]:
-        """Where each layer starts, and the end."""
+        """Return the first element of each layer, followed by the total number of elements."""
         return list(itertools.accumulate((layer.numel for layer in self.layers), initial=0))
 
     @functools.cached_property
     def is_plain(self) -> bool:
-        """Whether loops can read the gradients where they lie."""
+        """Tell whether all gradients are contiguous fp32, so that the native loops can read them in place."""
         return all(gradient.dtype == torch.float32 and gradient.is_contiguous() for gradient in self.gradients)
 
     def add_gradient(self, base: torch.Tensor | None, *, factor: float = 1.0, out: torch.Tensor) -> None:
-        """Write gradient + factor * base into `out`, without laying the gradient end to end first.
+        """Write gradient + factor * base into `out`, without concatenating the layers' gradients first.
 
         Args:
             base: fp32 [numel], or None for zeros.
-            factor: of `base`.
+            factor: multiplies `base`.
             out: fp32 [numel], overwritten; may be `base`.
         """
         for gradient, part in self._parts():
@@ -82,25 +82,25 @@ class EncodeGroup:
         now: torch.Tensor,
         out: torch.Tensor,
     ) -> None:
-        """`accelerate` of the gradient, likewise; arguments as there, fp32 [numel] each."""
+        """Apply `kernels.residuals.accelerate` to each layer's part; its tensors are fp32 [numel]."""
         for gradient, part in self._parts():
             old = None if velocity is None else velocity[part]
             unsent = None if residual is None else residual[part]
             accelerate(gradient, old, unsent, momentum, nesterov=nesterov, now=now[part], out=out[part])
 
     def _parts(self) -> Iterator[tuple[torch.Tensor, slice]]:
-        """Each layer's gradient, and where it stands among all."""
+        """Yield each layer's gradient, and its slice of the concatenated elements."""
         for gradient, borders in zip(self.gradients, itertools.pairwise(self.borders), strict=True):
             yield gradient, slice(*borders)
 
     def scatter_to_updates(self, update: torch.Tensor) -> None:
-        """Copy an update, floating [numel], to where the layers' updates go."""
+        """Copy an update, floating [numel], into `updates`."""
         parts = torch.split(update, [layer.numel for layer in self.layers])
         for out, part in zip(self.updates, parts, strict=True):
             out.copy_(part)
 
     def account(self, payload: Payload, seconds: float, density_wanted: float | None) -> list[EncodedLayer]:
-        """Share the payload's bytes out over the layers inside by what each sends, the seconds by their sizes."""
+        """Divide the payload's bytes among the layers by the entries each sends, and the seconds by their sizes."""
         counts = payload.entries_between(self.borders) if len(self.layers) > 1 else [payload.num_entries]
         total, nbytes = sum(counts), payload.nbytes
         return [
@@ -123,16 +123,16 @@ def group_layers(
     gradients: Sequence[torch.Tensor] = (),
     updates: Sequence[torch.Tensor] = (),
 ) -> list[EncodeGroup]:
-    """Return compressed units first, in model order, then one unit of all layers that stay dense.
+    """Return the compressed groups in model order, then one group of all layers that are sent uncompressed.
 
-    Layers without elements send nothing and keep no state.
+    Layers without elements are left out: they send nothing and keep no state.
 
     Args:
         compressor: decides how layers are grouped and which stay dense.
-        layers: in any order.
-        step: where training is; None for full compression.
-        gradients: of these layers, in the same order; none where only sizes are asked for.
-        updates: where their updates go, likewise; the gradients themselves where none are given.
+        layers: the layers, in any order.
+        step: the training step; None for full compression.
+        gradients: flat gradients in the order of `layers`; empty if only sizes are needed.
+        updates: flat tensors for the updates in the same order; if empty, the gradients are overwritten.
     """
     gradient_of = {layer.id: gradient for layer, gradient in zip(layers, gradients, strict=False)}
     update_of = {layer.id: update for layer, update in zip(layers, updates or gradients, strict=False)}
@@ -157,9 +157,9 @@ def group_layers(
 
 
 class BufferPool:
-    """A message's memory comes back once its sum is done, and serves the same unit at the next step.
+    """Reuse send buffers from step to step: touching new pages costs more than copying into old ones.
 
-    What does not come back belongs to whoever has the message.
+    A buffer that is not released by the end of a step now belongs to whoever holds the message.
     """
 
     def __init__(self) -> None:
@@ -167,27 +167,30 @@ class BufferPool:
         self._lent: dict[Key, torch.Tensor] = {}
         self._returned: dict[Key, torch.Tensor] = {}
 
-    def acquire(self, unit: EncodeGroup) -> torch.Tensor:
-        """Return a tensor [numel] of the unit's type, of undefined contents; a message around it needs no copy."""
-        room = self._free.pop(unit.key, None)
-        if room is None or room.numel() != unit.layer.numel or room.dtype != unit.dtype:
-            room = Dense.room(unit.layer.numel, unit.dtype, unit.device)
-        self._lent[unit.key] = room
-        return room
+    def acquire(self, group: EncodeGroup) -> torch.Tensor:
+        """Return an uninitialised buffer [group.layer.numel] of the group's dtype."""
+        buffer = self._free.pop(group.key, None)
+        if buffer is None or buffer.numel() != group.layer.numel or buffer.dtype != group.dtype:
+            buffer = Dense.room(group.layer.numel, group.dtype, group.device)
+        self._lent[group.key] = buffer
+        return buffer
 
-    def release(self, units: Iterable[EncodeGroup]) -> None:
-        """Take note that nobody reads any more what these units sent at this step."""
-        for unit in units:
-            if (room := self._lent.pop(unit.key, None)) is not None:
-                self._returned[unit.key] = room
+    def release(self, groups: Iterable[EncodeGroup]) -> None:
+        """Mark the buffers of these groups as free for the next step."""
+        for group in groups:
+            if (buffer := self._lent.pop(group.key, None)) is not None:
+                self._returned[group.key] = buffer
 
     def end_step(self) -> None:
-        """Keep what came back; the rest is of buckets that were regrouped, or in other hands."""
+        """Keep the released buffers; drop those of groups that no longer exist and those not released."""
         self._free, self._lent, self._returned = self._returned, {}, {}
 
 
 class LayerStore:
-    """Takes turns between two buffers per unit, so that a step allocates nothing."""
+    """Keep one tensor per group from step to step, for example residuals, with a proposed next value.
+
+    Two buffers per group alternate, so that a step allocates nothing.
+    """
 
     def __init__(self) -> None:
         self._accepted: dict[Key, torch.Tensor] = {}
@@ -195,42 +198,42 @@ class LayerStore:
         self._spare: dict[Key, torch.Tensor] = {}
         self._sizes: dict[int, int] = {}
 
-    def accepted(self, unit: EncodeGroup) -> torch.Tensor | None:
-        """Return the unit's fp32 tensor as of the last `commit`, 1-D, not to be changed; None before the first.
+    def accepted(self, group: EncodeGroup) -> torch.Tensor | None:
+        """Return the group's fp32 tensor [numel] of the last `commit`, or None before the first; do not change it.
 
         Raises:
-            ValueError: what was loaded is of another model.
+            ValueError: the state that was loaded belongs to another model.
         """
-        if unit.key not in self._accepted:
-            self._regroup(unit)
-        accepted = self._accepted.get(unit.key)
-        if accepted is not None and accepted.numel() != unit.layer.numel:  # the loops that add it do not look
+        if group.key not in self._accepted:
+            self._regroup(group)
+        accepted = self._accepted.get(group.key)
+        if accepted is not None and accepted.numel() != group.layer.numel:  # the native loops do not check
             raise ValueError(
-                f"the state that was loaded has {accepted.numel()} elements for layer {unit.layer.name}, which has "
-                f"{unit.layer.numel}: it is of another model"
+                f"the state that was loaded has {accepted.numel()} elements for layer {group.layer.name}, which has "
+                f"{group.layer.numel}: it is of another model"
             )
-        if accepted is not None and accepted.device != unit.device:  # it was loaded
-            accepted = self._accepted[unit.key] = accepted.to(unit.device)
+        if accepted is not None and accepted.device != group.device:  # after `load`
+            accepted = self._accepted[group.key] = accepted.to(group.device)
         return accepted
 
-    def propose(self, unit: EncodeGroup) -> torch.Tensor:
-        """Return an fp32 tensor of undefined contents, for the caller to fill; `commit` makes it the accepted one.
+    def propose(self, group: EncodeGroup) -> torch.Tensor:
+        """Return an uninitialised fp32 tensor for the caller to fill; `commit` makes it the accepted one.
 
-        Asked for again at the same step, it is the same tensor.
+        Later calls for the same group in the same step return the same tensor.
         """
-        self._sizes.update((layer.id, layer.numel) for layer in unit.layers)
-        proposed = self._proposed.get(unit.key, self._spare.pop(unit.key, None))
+        self._sizes.update((layer.id, layer.numel) for layer in group.layers)
+        proposed = self._proposed.get(group.key, self._spare.pop(group.key, None))
         if proposed is None:
-            proposed = torch.empty(unit.layer.numel, dtype=torch.float32, device=unit.device)
-        self._proposed[unit.key] = proposed
+            proposed = torch.empty(group.layer.numel, dtype=torch.float32, device=group.device)
+        self._proposed[group.key] = proposed
         return proposed
 
-    def proposed(self, unit: EncodeGroup) -> torch.Tensor:
-        """Return what `propose` returned for this unit at this step."""
-        return self._proposed[unit.key]
+    def proposed(self, group: EncodeGroup) -> torch.Tensor:
+        """Return what `propose` returned for this group at this step."""
+        return self._proposed[group.key]
 
     def commit(self) -> None:
-        """Accept what was proposed; the old tensors are kept as spare memory."""
+        """Accept the proposed tensors, and keep the old ones as spare memory."""
         for key, tensor in self._proposed.items():
             if key in self._accepted:
                 self._spare[key] = self._accepted[key]
@@ -238,40 +241,40 @@ class LayerStore:
         self._proposed = {}
 
     def drop(self) -> None:
-        """Turn what was proposed into spare memory; accepted tensors stay bit for bit what they were."""
+        """Discard the proposed tensors and keep them as spare memory; accepted tensors do not change."""
         self._spare.update(self._proposed)
         self._proposed = {}
 
     def by_layer(self) -> Tensors:
-        """Return the accepted tensors, one view per layer id."""
+        """Return a view of each layer's accepted elements, by layer id."""
         views: Tensors = {}
         for key, flat in self._accepted.items():
             views.update(zip(key, torch.split(flat, [self._sizes[layer_id] for layer_id in key]), strict=True))
         return views
 
     def load(self, tensors: Tensors) -> None:
-        """Replace everything by copies of these tensors, given by layer id."""
+        """Replace the whole state by copies of these tensors, given by layer id."""
         self._accepted = {(layer_id,): tensor for layer_id, tensor in copies(tensors).items()}
         self._sizes = {layer_id: tensor.numel() for layer_id, tensor in tensors.items()}
         self._proposed, self._spare = {}, {}
 
-    def _regroup(self, unit: EncodeGroup) -> None:
-        """Lay the accepted tensors of the unit's layers end to end; others of their old groups go on alone."""
-        wanted = set(unit.key)
-        for key in [key for key in self._spare if wanted & set(key) and key != unit.key]:
+    def _regroup(self, group: EncodeGroup) -> None:
+        """Concatenate the accepted tensors of the group's layers; other layers of their old groups become single."""
+        wanted = set(group.key)
+        for key in [key for key in self._spare if wanted & set(key) and key != group.key]:
             del self._spare[key]
         views = self.by_layer()
         if not wanted & views.keys():
             return
-        device = unit.device
+        device = group.device
         parts = [
             views[layer.id].to(device)
             if layer.id in views
             else torch.zeros(layer.numel, dtype=torch.float32, device=device)
-            for layer in unit.layers
+            for layer in group.layers
         ]
         for key in [key for key in self._accepted if wanted & set(key)]:
             del self._accepted[key]
             self._accepted.update({(layer_id,): views[layer_id].clone() for layer_id in set(key) - wanted})
-        self._sizes.update((layer.id, layer.numel) for layer in unit.layers)
-        self._accepted[unit.key] = torch.cat(parts)
+        self._sizes.update((layer.id, layer.numel) for layer in group.layers)
+        self._accepted[group.key] = torch.cat(parts)

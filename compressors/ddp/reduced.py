@@ -1,4 +1,4 @@
-"""Which parameters a DistributedDataParallel reduces, and whether the model is still as it was wrapped."""
+"""Find the parameters that a DistributedDataParallel model reduces, and check that they have not changed since."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ def reduced_layers(ddp: DistributedDataParallel) -> list[Layer]:
 
 
 def change_since_wrapping(ddp: DistributedDataParallel) -> str | None:
-    """Return which parameter has changed so that DDP misses its gradient, and what to do; None where none has."""
+    """Return which parameter was changed after wrapping so that DDP misses its gradient and what to do, or None."""
     buffer_of = {
         id(parameter): bucket.buffer()
         for bucket in ddp.reducer._get_zeros_like_grad_buckets()

@@ -1,35 +1,31 @@
-"""What a step's exchange reports: per layer for `layers.csv`, per step for the training loop."""
+"""A bucket of gradients, and the reports of an exchange: per layer for `layers.csv`, per step for the training loop."""
 
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
-from compressors.layer import Layer
+import torch
+
+from compressors.layer import Layer, Step
 
 if TYPE_CHECKING:
     from compressors.choice import Choice
 
 
-from collections.abc import Callable, Sequence
-
-import torch
-
-from compressors.layer import Step
-
-
 @dataclasses.dataclass(kw_only=True, eq=False)
 class Bucket:
-    """What a reducer works on, in the order in which the engine laid it.
+    """The gradients that are reduced together, in DDP's order.
 
     Attributes:
         layers: the layers inside.
-        gradients: one flat floating tensor per layer, this rank's gradient.
-        updates: where the updates go, likewise; the gradients themselves unless given. A gradient that lies elsewhere
-            is only read.
-        step: where training is.
-        screen: keeps what is not finite in `gradients` away from all that remembers; a reducer calls it before it
-            encodes, or where it finds such a value while it does. Whether other gradients have taken their place.
+        gradients: this rank's gradients, one flat floating tensor per layer.
+        updates: one flat floating tensor per layer for the updates; by default the gradients themselves. A gradient
+            that is not its own update tensor is only read.
+        step: the training step.
+        screen: handles NaN and infinity in `gradients`, so that they do not enter residuals. A reducer calls it before
+            it encodes, or when it finds such a value. It returns True if `gradients` now holds other tensors.
         encoded: filled by the reducer, one entry per layer.
         encode_s: filled by the reducer, seconds of encoding and decoding.
     """
@@ -46,7 +42,7 @@ class Bucket:
         self.updates = self.updates or self.gradients
 
     def part(self, indices: Sequence[int]) -> Bucket:
-        """Some of its layers, by where they stand in it; screened with the whole."""
+        """Return a bucket of the layers at these indices; it has no `screen`, because the whole bucket is screened."""
         return Bucket(
             layers=[self.layers[index] for index in indices],
             gradients=[self.gradients[index] for index in indices],
@@ -56,31 +52,32 @@ class Bucket:
 
     @property
     def is_laid_down(self) -> bool:
-        """Whether all gradients lie where their updates go."""
+        """Tell whether all gradients are in the update tensors."""
         return self.gradients is self.updates
 
     def lay_down(self) -> None:
-        """Copy gradients that lie elsewhere to where the updates go, which any one may change."""
+        """Copy the gradients that lie elsewhere into the update tensors, which may be modified."""
         for update, gradient in zip(self.updates, self.gradients, strict=True):
             if update is not gradient:
                 update.copy_(gradient)
         self.let_go()
 
     def let_go(self) -> None:
-        """Keep gradients that lie elsewhere no longer: backward has use for their memory."""
+        """Release the gradients that lie elsewhere, so that backward can reuse their memory."""
         self.gradients = self.updates
 
 
-@dataclasses.dataclass(kw_only=True)  # frozen ones take three times as long to make, and there are many
+@dataclasses.dataclass(kw_only=True)  # not frozen, because frozen ones take three times as long to create
 class EncodedLayer:
     """What one encode produced for one layer.
 
     Attributes:
-        payload: name of its kind.
-        nbytes: of the packed payload; a share of it where one payload covers several layers.
-        num_entries: elements that are transmitted.
-        seconds: spent in encoding.
-        density_wanted: share of the entries that the compressor meant to send; None where it has no such aim.
+        layer: the layer.
+        payload: name of the payload's class.
+        nbytes: bytes of the packed payload; if it covers several layers, this layer's share of them.
+        num_entries: number of elements that are transmitted.
+        seconds: time spent in encoding.
+        density_wanted: share of the entries that the compressor aims to send; None if it has no such target.
     """
 
     layer: Layer
@@ -93,17 +90,19 @@ class EncodedLayer:
 
 @dataclasses.dataclass(kw_only=True)
 class StepReport:
-    """What one step's exchange did on this rank.
+    """Results of one step's exchange on this rank.
 
     Attributes:
-        skipped: a rank saw a non-finite gradient; the optimizer step must be left out.
-        encode_s, exchange_s: busy seconds of the communication thread; encoding is part of both. None: not known.
-        exposed_s: seconds between the last bucket's arrival and the last result. None: the engine hides it.
+        skipped: a gradient was not finite on some rank; the optimizer step must be skipped.
+        encode_s: seconds in which the communication thread encoded and decoded. None: not known.
+        exchange_s: seconds in which the communication thread was busy, encoding included. None: not known.
+        exposed_s: seconds from the arrival of the last bucket to the last result. None: not known, as PyTorch hides it.
         encoded: one entry per layer and message that it was part of.
-        staleness: versions of the parameters that the gradient was behind when it was applied. None: nothing is stale.
-        factor_fallbacks: symmetric matrices that could not be sent or factored as asked. None: there were none to send.
-        factor_updates_skipped: times that all of them were left out, because one was not finite; likewise.
-        choice: which way each layer went, where that is found out while training.
+        staleness: number of parameter versions that the gradient was behind when applied. None: not asynchronous.
+        factor_fallbacks: number of symmetric matrices that could not be sent or factored as the options say. None: no
+            such matrices.
+        factor_updates_skipped: number of times that all matrices were skipped because one was not finite. None: no matrices.
+        choice: the method chosen for each layer, if the compressor chooses during training.
     """
 
     skipped: bool = False
@@ -117,7 +116,7 @@ class StepReport:
     choice: Choice | None = None
 
     def add(self, other: StepReport) -> None:
-        """Add what else was exchanged in this step, with nothing done meanwhile; what is not known stays so."""
+        """Add another exchange of this step, which ran by itself; a value that is None stays None."""
         if self.encode_s is not None:
             self.encode_s += other.encode_s or 0.0
         if self.exchange_s is not None:
@@ -130,5 +129,5 @@ class StepReport:
 
 
 def add_counts(a: int | None, b: int | None) -> int | None:
-    """Return the sum; None where there was nothing to count on either side."""
+    """Return the sum, with None as 0; None if both are None."""
     return None if a is None and b is None else (a or 0) + (b or 0)
