@@ -30,21 +30,24 @@ from compressors.ddp.report import EncodedLayer, StepReport
 from compressors.layer import Layer, Step, layers_of
 from compressors.torch_hooks import TorchCommHook
 
-# A bucket that no model fills: one bucket for all layers.
+# Bucket size in MiB that exceeds any model: all layers go into one bucket.
 WHOLE_MODEL_MB = 2.0**20
 
 
 @dataclasses.dataclass(kw_only=True)
 class Ddp(Strategy):
-    """Compressor and collective together are DDP's communication hook.
+    """Register the compressor and the collective as DDP's communication hook.
 
-    `none` on `native` with the async trigger is DDP itself, with no hook of ours; so are PyTorch's own hooks. For
-    an optimizer that exchanges something in the gradients' place there is no DDP: the network stays bare.
+    `none` with `native` and the async trigger is plain DDP without a hook of this project; PyTorch's own hooks are
+    registered as they are. If the optimizer exchanges something instead of gradients, the model is not wrapped in DDP.
     """
 
     @override
     def default_bucket_mb(self, model_mb: float, optimizer: Optimizer, compressor: Compressor) -> float | None:
-        """Four, so that the first ones travel while backward goes on; below 1 MiB they cost more than they hide."""
+        """Return a quarter of the model, so that exchange overlaps backward, but 1 to 25 MiB: small buckets cost more.
+
+        A compressor that needs the whole model as one message gets the model's size. None: no gradients are sent.
+        """
         if optimizer.keeps_gradients:
             return None
         return max(0.001, model_mb) if compressor.one_bucket else min(25.0, max(1.0, model_mb / 4))
@@ -84,7 +87,7 @@ class Ddp(Strategy):
     def _gradients(
         self, setup: Setup, channel: CompressedCommunicator | None
     ) -> tuple[nn.Module, GradientExchange, Optimizer]:
-        """(the model as it is called, what becomes of its gradients, the optimizer that is left)."""
+        """Return the wrapped model, the exchange of its gradients, and the optimizer (perhaps without momentum)."""
         config, compressor = setup.config, setup.compressor
         if channel is not None and setup.optimizer.keeps_gradients:
             kept = KeptGradients(setup.model, channel, trigger=config.trigger, nonfinite=config.nonfinite)
@@ -100,21 +103,21 @@ class Ddp(Strategy):
 
 
 def is_plain(compressor: Compressor, collective: Collective, trigger: str) -> bool:
-    """Whether the pair is what DDP does by itself."""
+    """Return True if DDP without a hook does the same."""
     return (compressor.component_name, collective.component_name, trigger) == ("none", "native", "async")
 
 
-# DDP's own runtime timers are read once in so many steps: a reading costs as much as a small layer. An optimizer that
-# exchanges something every ten steps, or five, does so in as many of those that are read as of others.
+# Steps between two readings of DDP's own timers: a reading costs as much as a small layer. 7 has no common factor with
+# 5 or 10, so an optimizer that exchanges something every 5 or 10 steps does so as often in timed steps as in others.
 DDP_TIMER_EVERY = 7
 
 
 class DdpExchange:
-    """What DDP does without a hook of ours.
+    """Let DDP exchange gradients, by itself or with one of PyTorch's own hooks.
 
     Args:
-        ddp: has no communication hook yet.
-        compressor: one of PyTorch's own hooks, which is registered, or `none`.
+        ddp: the wrapped model, without a communication hook so far.
+        compressor: one of PyTorch's own hooks, which is registered here, or `none`.
         nonfinite: what to do about a non-finite gradient.
     """
 
@@ -133,40 +136,43 @@ class DdpExchange:
 
     @property
     def traffic(self) -> Mapping[Purpose, Traffic]:
-        """Gradient bytes by the ring all-reduce's formula, since the backend hides the wire."""
+        """Return gradient bytes by the ring all-reduce formula, because the backend does not count what it sends."""
         return {"gradient": self._gradient, "control": Traffic(), "state": Traffic()}
 
     @property
     def last_encoded(self) -> Mapping[Key, Payload]:
-        """Nothing of ours."""
+        """Return nothing: DDP's payloads are not accessible."""
         return {}
 
     def residual_norms(self) -> dict[int, float]:
-        """DDP keeps no residuals."""
+        """Return nothing: DDP keeps no residuals."""
         return {}
 
     def start_step(self, step: Step) -> None:
-        """Tell where training is; call before `backward`."""
+        """Set the current step; call before `backward`."""
         self._step_index = step.index
 
     def finish_step(self) -> StepReport:
-        """Screen the reduced gradient (equal on all ranks, so no vote is needed) and read DDP's timers."""
+        """Check the reduced gradient for non-finite values and read DDP's timers.
+
+        The gradient is equal on all ranks, so they need no vote.
+        """
         world_size = dist.get_world_size()
         encoded = [self._encoded(layer) for layer in self._layers]
         self._gradient.nbytes += round(2 * (world_size - 1) / world_size * sum(part.nbytes for part in encoded))
         return StepReport(skipped=self._is_skipped(), exposed_s=self._exposed_s(), encoded=encoded)
 
     def state_dict(self) -> dict[str, Any]:
-        """What PyTorch's hook keeps; DDP by itself keeps nothing."""
+        """Return the state of PyTorch's hook; DDP itself has none."""
         return {} if self._torch_hook is None else self._torch_hook.state_of(self._torch_state)
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """The inverse of `state_dict`."""
+        """Restore what `state_dict` returned."""
         if self._torch_hook is not None:
             self._torch_hook.restore(self._torch_state, state)
 
     def close(self) -> None:
-        """DDP holds nothing that outlives it."""
+        """Do nothing: there is nothing to release."""
 
     def _encoded(self, layer: Layer) -> EncodedLayer:
         nbytes: float = 4 * layer.numel
@@ -193,7 +199,7 @@ class DdpExchange:
         if self._step_index % DDP_TIMER_EVERY != DDP_TIMER_EVERY - 1:
             return None
         assert self._ddp.logger is not None
-        self._ddp.logger.set_runtime_stats_and_log()  # else the timers are of the step before this one
+        self._ddp.logger.set_runtime_stats_and_log()  # otherwise the timers are those of the previous step
         timers = self._ddp._get_ddp_logging_data()
         ended, computed = timers.get("backward_comm_time_end"), timers.get("backward_compute_time_end")
         if not ended or not computed:
@@ -202,11 +208,13 @@ class DdpExchange:
 
 
 class WithOptimizer:
-    """Counts both together; `finish_step` ends the gradients' alone, for the optimizer sends in its own `step`.
+    """Combine the exchange of gradients with the optimizer's own exchange.
+
+    `finish_step` ends only the exchange of gradients, because the optimizer sends later, in its `step`.
 
     Args:
-        gradients: what becomes of the gradients.
-        channel: for what the optimizer exchanges.
+        gradients: the exchange of gradients.
+        channel: carries what the optimizer exchanges.
     """
 
     def __init__(self, gradients: GradientExchange, channel: CompressedCommunicator) -> None:
@@ -215,38 +223,38 @@ class WithOptimizer:
 
     @property
     def traffic(self) -> Mapping[Purpose, Traffic]:
-        """Of both, together."""
+        """Return the sum of both exchanges' traffic, per purpose."""
         both = (self._gradients.traffic, self._channel.traffic)
         return {p: sum((traffic.get(p, Traffic()) for traffic in both), Traffic()) for p in get_args(Purpose)}
 
     @property
     def last_encoded(self) -> Mapping[Key, Payload]:
-        """What this rank encoded in its last step, gradients before others of the same layers."""
+        """Return what this rank encoded in its last step; if both encoded a layer, its gradient's payload."""
         return {**self._channel.last_encoded, **self._gradients.last_encoded}
 
     def residual_norms(self) -> dict[int, float]:
-        """L2 norm of what each layer has not sent yet, by layer id; likewise."""
+        """Return the L2 norm of each layer's residual, by layer id; if both have one, the gradient's."""
         return self._channel.residual_norms() | self._gradients.residual_norms()
 
     def start_step(self, step: Step) -> None:
-        """Tell where training is; call before `backward`."""
+        """Set the current step of both; call before `backward`."""
         self._gradients.start_step(step)
         self._channel.start_step(step)
 
     def finish_step(self) -> StepReport:
-        """What became of the gradients."""
+        """End the exchange of gradients and report it."""
         return self._gradients.finish_step()
 
     def state_dict(self) -> dict[str, Any]:
-        """What both keep from step to step."""
+        """Return what both keep from step to step."""
         return {"gradients": self._gradients.state_dict(), "optimizer": self._channel.state_dict()}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """The inverse of `state_dict`."""
+        """Restore what `state_dict` returned."""
         self._gradients.load_state_dict(state["gradients"])
         self._channel.load_state_dict(state["optimizer"])
 
     def close(self) -> None:
-        """Release what both hold; every rank must call."""
+        """Close both exchanges; every rank must call."""
         self._gradients.close()
         self._channel.close()

@@ -23,7 +23,7 @@ from compressors.layer import Step
 
 
 def wrap(model: nn.Module, device: torch.device, bucket_mb: float) -> DistributedDataParallel:
-    """DDP around the model. Ranks start from one seed, so nothing is broadcast; a hash of the weights is compared."""
+    """Wrap the model in DDP, without a broadcast: ranks start from one seed and compare hashes of the weights."""
     return DistributedDataParallel(
         model,
         device_ids=[device.index] if device.type == "cuda" else None,
@@ -35,21 +35,21 @@ def wrap(model: nn.Module, device: torch.device, bucket_mb: float) -> Distribute
 
 
 class GradientExchange(Exchange, Protocol):
-    """What becomes of the gradients of a backward."""
+    """The exchange of a backward's gradients."""
 
     def start_step(self, step: Step) -> None:
-        """Tell where training is; call before `backward`."""
+        """Set the current step; call before `backward`."""
 
 
 class Replicas(BoundStrategy):
-    """The network, what becomes of its gradients, and an optimizer on every rank.
+    """Train a copy of the network on every rank, with the same gradients and an optimizer on each.
 
     Args:
         model: the bare network.
-        wrapped: what is called: DDP around it, or the same where no gradient is sent.
-        exchange: what sums its gradients, and counts what the optimizer sends.
-        optimizer: over the model's parameters.
-        channel: for what the optimizer exchanges in its `step`; None where it exchanges nothing.
+        wrapped: the model wrapped in DDP, or `model` itself if no gradients are sent.
+        exchange: sums the gradients, and counts what the optimizer sends.
+        optimizer: updates the model's parameters.
+        channel: carries what the optimizer exchanges in its `step`; None if it exchanges nothing.
     """
 
     exchange: GradientExchange
@@ -90,13 +90,13 @@ class Replicas(BoundStrategy):
             self.optimizer.step()
             if self._channel is not None:
                 outcome.add(self._channel.finish_step())
-        self.optimizer.zero_grad()  # without old gradients, DDP copies the next ones into its buckets instead of adding
+        self.optimizer.zero_grad()  # sets them to None, so DDP copies the next gradients into its buckets, not adds
         self._num_steps += 1
         return self._num_steps
 
     @override
     def synchronize(self) -> None:
-        """Replicas are equal after every step."""
+        """Do nothing: replicas are equal after every step."""
 
     @override
     def state_dict(self) -> dict[str, Any]:
@@ -110,7 +110,7 @@ class Replicas(BoundStrategy):
 
     @override
     def warm_up(self, step: Step, x: torch.Tensor, y: torch.Tensor) -> None:
-        """DDP regroups its buckets after the first backward, and sums are rounded as they lie in buckets."""
+        """Run one forward and backward: DDP rebuilds its buckets after the first, and rounding depends on buckets."""
         if isinstance(self.wrapped, DistributedDataParallel):
             self.exchange.start_step(step)
             self.backward(self.forward(x, y))
@@ -119,12 +119,14 @@ class Replicas(BoundStrategy):
 
 
 class KeptGradients:
-    """Ranks only agree whether all gradients are finite, and with the sync trigger on when to go on.
+    """Exchange no gradients: ranks only vote on whether all gradients are finite.
+
+    With the sync trigger they also wait until all ranks have finished backward.
 
     Args:
         model: the bare network.
-        channel: of the optimizer; what is sent here is counted there.
-        trigger: "sync" goes on when rank 0 saw all ranks finish backward.
+        channel: the optimizer's channel, which carries and counts the votes.
+        trigger: with "sync", a rank continues when rank 0 has seen all ranks finish backward.
         nonfinite: what to do about a non-finite gradient.
     """
 
@@ -138,23 +140,23 @@ class KeptGradients:
 
     @property
     def traffic(self) -> Mapping[Purpose, Traffic]:
-        """Nothing that the channel has not counted."""
+        """Return nothing: the channel counts all traffic."""
         return {}
 
     @property
     def last_encoded(self) -> Mapping[Key, Payload]:
-        """Nothing is encoded here."""
+        """Return nothing: no gradient is encoded."""
         return {}
 
     def residual_norms(self) -> dict[int, float]:
-        """No gradient waits to be sent."""
+        """Return nothing: there are no residuals."""
         return {}
 
     def start_step(self, step: Step) -> None:
-        """Whoever owns the channel tells it."""
+        """Do nothing: the owner of the channel sets its step."""
 
     def finish_step(self) -> StepReport:
-        """Screen this rank's gradients, and agree with the other ranks."""
+        """Check this rank's gradients for non-finite values and vote with the other ranks on skipping the step."""
         started = time.perf_counter()
         if self._trigger == "sync":
             await_command(self._channel.transport)
@@ -165,11 +167,11 @@ class KeptGradients:
         return StepReport(skipped=skipped, encode_s=0.0, exchange_s=seconds, exposed_s=seconds)
 
     def state_dict(self) -> dict[str, Any]:
-        """Nothing outlives a step."""
+        """Return nothing: no state is kept from step to step."""
         return {}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Likewise."""
+        """Do nothing: there is no state."""
 
     def close(self) -> None:
-        """Nothing outlives a step."""
+        """Do nothing: there is nothing to release."""

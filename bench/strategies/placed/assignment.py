@@ -1,4 +1,4 @@
-"""What kind of work an operation is: a matrix product, a convolution, an activation, or something around them."""
+"""Trace a network, sort its operations by kind, and assign each one to a device of a pool."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from bench.datasets.base import IMAGE_SIZE
 
 Work = Literal["matrix", "convolution", "activation", "other"]
 
-# Modules are known by their class, functions and methods by their name: `leaky_relu` does what `LeakyReLU` does.
+# Modules are recognised by class, functions and methods by name: `leaky_relu` does what `LeakyReLU` does.
 _ACTIVATIONS = tuple(name for name in nn.modules.activation.__all__ if name != "MultiheadAttention")
 _ACTIVATION_MODULES = tuple(getattr(nn, name) for name in _ACTIVATIONS)
 _ACTIVATION_NAMES = frozenset(name.lower() for name in _ACTIVATIONS)
@@ -24,7 +24,7 @@ _MATRIX_NAMES = frozenset(["linear", "bilinear", "matmul", "mm", "bmm", "addmm",
 
 
 def work_of(node: fx.Node, traced: fx.GraphModule) -> Work:
-    """What kind of work a node of a traced network is."""
+    """Return the kind of work of a node in a traced network."""
     if node.op == "call_module":
         return _work_of_module(traced.get_submodule(str(node.target)))
     if node.op in ("call_function", "call_method"):
@@ -49,15 +49,17 @@ def _work_of_name(name: str) -> Work:
     return "activation" if name in _ACTIVATION_NAMES else "other"
 
 
+# Key in a node's `meta`: the input that the original code changed in place there.
 IN_PLACE = "changed in place"
-"""Key in a node's `meta`: the input that the network's own code changes there."""
 
 
 def trace(model: nn.Module) -> fx.GraphModule:
-    """The network's graph; its modules are copies without in-place operations that share `model`'s parameters.
+    """Return the network's graph, with in-place operations replaced.
+
+    Its modules are copies that share the parameters and buffers of `model`.
 
     Raises:
-        UsageError: what the network computes depends on its input's values, so there is no one graph.
+        UsageError: the network cannot be traced, for example because it branches on its input's values.
     """
     parameters = {id(tensor): tensor for tensor in (*model.parameters(), *model.buffers())}
     shared = copy.deepcopy(model, memo=dict(parameters))  # modules are copied, tensors are not
@@ -66,7 +68,7 @@ def trace(model: nn.Module) -> fx.GraphModule:
         setattr(shared.get_submodule(name), "inplace", False)  # noqa: B010 - modules in general declare no such attribute
     try:
         traced = fx.symbolic_trace(shared)
-    except Exception as error:  # noqa: BLE001 - tracing runs the network's own code on stand-ins, which may do anything
+    except Exception as error:  # noqa: BLE001 - tracing runs the network's own code, which may raise anything
         raise UsageError(
             f"the model cannot be traced ({_first_line(error)}), so its layers cannot be placed by type; use "
             "--strategy ddp, or a model without branches that depend on values"
@@ -82,7 +84,7 @@ def trace(model: nn.Module) -> fx.GraphModule:
 
 
 def _rewritten(node: fx.Node) -> bool:
-    """Whether a function or method changed its first input; it makes a new tensor from now on."""
+    """Replace an in-place function or method by one that makes a new tensor; return True if the node was one."""
     if node.kwargs.get("inplace"):
         node.update_kwarg("inplace", False)
         return True
@@ -97,7 +99,7 @@ def _first_line(error: Exception) -> str:
 
 
 def parameters_of(node: fx.Node, traced: fx.GraphModule) -> list[str]:
-    """Names of the trainable parameters that a node reads; one that modules share has the name of the first."""
+    """Return the names of the trainable parameters that a node reads; a shared one has its first module's name."""
     read: list[torch.Tensor | None] = []
     if node.op == "call_module":
         read = list(traced.get_submodule(str(node.target)).parameters())
@@ -107,7 +109,7 @@ def parameters_of(node: fx.Node, traced: fx.GraphModule) -> list[str]:
 
 
 def attribute(traced: fx.GraphModule, path: str) -> torch.Tensor | None:
-    """The tensor that a name such as "layer.weight" stands for; None where it is none."""
+    """Return the tensor with a name such as "layer.weight"; None if that attribute is not a tensor."""
     owner, _, name = path.rpartition(".")
     value = getattr(traced.get_submodule(owner), name)
     return value if isinstance(value, torch.Tensor) else None
@@ -115,7 +117,7 @@ def attribute(traced: fx.GraphModule, path: str) -> torch.Tensor | None:
 
 ActivationPolicy = Literal["asic", "dpu", "turns", "producer"]
 
-# Where a role is missing, the next one does its work.
+# Roles for each kind of work, best first: if the pool has no device of a role, the next role does its work.
 _CHAINS: Mapping[str, tuple[Role, ...]] = {
     "matrix": ("gpu", "cpu", "asic", "dpu", "fpga"),
     "convolution": ("fpga", "gpu", "cpu", "asic", "dpu"),
@@ -126,11 +128,11 @@ _CHAINS: Mapping[str, tuple[Role, ...]] = {
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Assignment:
-    """Where every node of a graph runs.
+    """The device of every node in a graph.
 
     Attributes:
-        device_of: the device's name, by node name, for every node but the output.
-        notes: what runs elsewhere than its type asks for, and why: one sentence each.
+        device_of: name of the device, by node name, for every node except the output.
+        notes: one sentence for each kind of operation that runs on another role than its first choice, and why.
     """
 
     device_of: Mapping[str, str]
@@ -140,16 +142,16 @@ class Assignment:
 def assign(traced: fx.GraphModule, pool: Sequence[Device], activations: ActivationPolicy = "asic") -> Assignment:
     """Place every operation on a device of one pool.
 
-    Several devices of one role take its operations in turns; a module that is called twice stays on one device, and so
-    do all operations that read one parameter.
+    Several devices of one role take its operations in round-robin order. A module that is called twice stays on one
+    device, and so do all operations that read one parameter.
 
     Args:
         traced: the network.
-        pool: devices, at least one.
-        activations: the role for activations: asic, dpu, or both in turns; producer: each stays where its input is
-            made.
+        pool: the devices, at least one.
+        activations: role for activations: asic, dpu, or turns (both alternately); producer: each runs where its input
+            is made.
     """
-    dealer = _Dealer(pool, activations)
+    scheduler = _RoundRobin(pool, activations)
     device_of: dict[str, str] = {}
     home: dict[str, str] = {}  # of parameters, and of modules that are called
     for node in traced.graph.nodes:
@@ -162,31 +164,31 @@ def assign(traced: fx.GraphModule, pool: Sequence[Device], activations: Activati
         if known is not None:
             device_of[node.name] = known
         elif work != "other" and (work != "activation" or activations != "producer"):
-            device_of[node.name] = dealer.next(work)
+            device_of[node.name] = scheduler.next(work)
         else:
             device_of[node.name] = _beside(node.all_input_nodes, device_of, default="")
         home.update((key, device_of[node.name]) for key in keys if device_of[node.name])
-    for node in reversed(traced.graph.nodes):  # inputs and parameters have no producer: they go where they are used
+    for node in reversed(traced.graph.nodes):  # inputs and parameters have no producer: they lie where they are used
         if node.op != "output" and not device_of[node.name]:
             device_of[node.name] = _beside(node.users, device_of, default=pool[0].name)
-    return Assignment(device_of=device_of, notes=dealer.notes)
+    return Assignment(device_of=device_of, notes=scheduler.notes)
 
 
 def _beside(nodes: Iterable[fx.Node], device_of: Mapping[str, str], *, default: str) -> str:
     return next((device_of[node.name] for node in nodes if device_of.get(node.name)), default)
 
 
-class _Dealer:
-    """Deals operations to the devices of the role that their type asks for."""
+class _RoundRobin:
+    """Assign operations of each kind to the devices of its role, in round-robin order."""
 
     def __init__(self, pool: Sequence[Device], activations: ActivationPolicy) -> None:
         self._pool = pool
         self._activation_roles = ("asic", "dpu") if activations == "turns" else (activations,)
-        self._dealt: dict[str, int] = {}
+        self._num_assigned: dict[str, int] = {}
         self.notes: list[str] = []
 
     def next(self, work: Work) -> str:
-        """Name of the device that takes the next operation of this kind."""
+        """Return the name of the device for the next operation of this kind."""
         wanted: str = work
         if work == "activation":
             wanted = self._activation_roles[self._turn("activation") % len(self._activation_roles)]
@@ -200,28 +202,28 @@ class _Dealer:
         members = [device.name for device in self._pool if device.role == role]
         return members[self._turn(role) % len(members)]
 
-    def _turn(self, what: str) -> int:
-        turn = self._dealt.get(what, 0)
-        self._dealt[what] = turn + 1
+    def _turn(self, key: str) -> int:
+        turn = self._num_assigned.get(key, 0)
+        self._num_assigned[key] = turn + 1
         return turn
 
 
 def check_values(traced: fx.GraphModule, image_size: int = IMAGE_SIZE) -> None:
-    """Run the network on tensors without contents, and look at what each operation makes.
+    """Run the network on the meta device and check that its operations can be placed on different devices.
 
     Args:
         traced: a network whose tensors lie on the meta device.
-        image_size: side of the square images that it takes.
+        image_size: side of the square input images, in pixels.
 
     Raises:
-        UsageError: an operation makes something else than one tensor, or changes what others hold too.
+        UsageError: an operation does not make exactly one tensor, or changes in place what others use too.
     """
-    _Looking(traced).run(torch.empty(2, 3, image_size, image_size, device="meta"))
+    _Checker(traced).run(torch.empty(2, 3, image_size, image_size, device="meta"))
 
 
-class _Looking(fx.Interpreter):
+class _Checker(fx.Interpreter):
     def run_node(self, n: fx.Node) -> Any:
-        if self._is_seen_elsewhere(n):
+        if self._changes_shared_memory(n):
             raise UsageError(
                 f"the model's operation {n.name} changes in place what its other layers or its state hold too, so its "
                 "layers cannot be placed by type; use --strategy ddp, or an operation that makes a new tensor"
@@ -234,8 +236,8 @@ class _Looking(fx.Interpreter):
             )
         return value
 
-    def _is_seen_elsewhere(self, n: fx.Node) -> bool:
-        """Whether a change in place reaches more than later uses of the same value, which have the new one."""
+    def _changes_shared_memory(self, n: fx.Node) -> bool:
+        """Return True if an in-place change affects more than later uses of the same value, which `trace` redirects."""
         if n.op == "call_function" and getattr(n.target, "__name__", "").endswith("_"):
             return True
         changed = n.meta.get(IN_PLACE)
