@@ -41,7 +41,7 @@ from collectives.transport.base import (
 )
 from collectives.transport.failure_detector import failure_detector
 from collectives.transport.process_group import ProcessGroupTransport
-from collectives.transport.rendezvous import MeetingError, interface_host
+from collectives.transport.rendezvous import MeetingError, connect_all, interface_host
 
 _LENGTH = struct.Struct("<Q")
 _LONG_BYTES, _PART_BYTES = 1 << 20, 1 << 16

@@ -17,7 +17,7 @@ import torch
 from torch.distributed import HashStore  # type: ignore[attr-defined]
 
 from collectives.transport.base import TransportError, WakeupEvent, wait_all
-from collectives.transport.rendezvous import MeetingError, interface_host
+from collectives.transport.rendezvous import MeetingError, connect_all, interface_host
 from collectives.transport.sockets import Connection, Connections, Incoming, SocketTransport
 from tests.testing.memory_transport import MemoryTransport, MemoryWires, run_threads
 
