@@ -1,4 +1,4 @@
-"""The payload kinds, one file each. Importing anything from here registers them all, so that `unpack` knows them."""
+"""All payload kinds; importing this package registers them, so that `unpack` can decode each of them."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""Payload: what travels. A self-describing value that every rank can turn back into a dense tensor.
+"""The interface of payloads: encoded tensors that a rank sends and that every rank can decode without other data.
 
-A payload stands for a flat fp32 tensor of `numel` elements. The kinds lie beside it, one per file; this
-module holds what they share: the interface, the 16-byte header that starts every packed payload, and `unpack`.
+A payload stands for a flat fp32 tensor of `numel` elements. This module holds what all kinds share: the interface,
+the 16-byte header that starts every packed payload, and `unpack`.
 
 Header, little endian: magic u16 | kind u8 | dtype u8 | flags u16 | tensor_id u16 | numel u32 | num_entries u32.
 """
@@ -38,25 +38,24 @@ MAGIC = 0x4757  # "WG" on the wire
 HEADER = struct.Struct("<HBBHHII")
 HEADER_BYTES = HEADER.size
 MAX_NUMEL = 2**32 - 1
-UNEVEN = 1.1
-"""longest part / mean part of a partition, from which on blocks that can be split are split"""
+UNEVEN = 1.1  # where the longest part exceeds the mean part by this factor, blocks are split if they may be
 
 
 class KeepLost(Protocol):
-    """Keeps what rounding took off a sum: for error feedback, which adds it to this rank's next gradient."""
+    """A callback that receives the rounding error of a sum; error feedback adds it to this rank's next gradient."""
 
     def __call__(self, start: int, values: torch.Tensor, positions: torch.Tensor | None = None) -> None:
-        """Keep exact sum - rounded sum.
+        """Keep a rounding error: the exact sum minus the rounded sum.
 
         Args:
-            start: first element.
-            values: fp32, 1-D.
-            positions: int64, as many: which element each is of, counted from `start`; None: one after the other.
+            start: element that `values` or `positions` are counted from.
+            values: fp32 [n], the errors.
+            positions: int64 [n], the element of each error, counted from `start`; None: consecutive elements.
         """
 
 
 def shifted(keep_lost: KeepLost | None, offset: int) -> KeepLost | None:
-    """Return the same for a part that begins at element `offset`."""
+    """Return the callback for a part that begins at element `offset`."""
     if keep_lost is None or not offset:
         return keep_lost
 
@@ -66,9 +65,9 @@ def shifted(keep_lost: KeepLost | None, offset: int) -> KeepLost | None:
     return keep
 
 
-@dataclasses.dataclass(slots=True)  # frozen ones take three times as long to make
+@dataclasses.dataclass(slots=True)  # creating a frozen one takes three times as long
 class Header:
-    """The common header of a packed payload, field for field."""
+    """The header that starts every packed payload."""
 
     kind: int
     dtype: int
@@ -78,7 +77,7 @@ class Header:
     num_entries: int
 
     def to_bytes(self) -> bytes:
-        """The 16 bytes on the wire."""
+        """Return the 16 bytes on the wire."""
         return HEADER.pack(MAGIC, self.kind, self.dtype, self.flags, self.tensor_id, self.numel, self.num_entries)
 
     @classmethod
@@ -86,7 +85,7 @@ class Header:
         """Read the first 16 bytes of a packed payload.
 
         Raises:
-            PayloadError: too short, or not this project's magic number.
+            PayloadError: `raw` is too short or does not start with this project's magic number.
         """
         if len(raw) < HEADER_BYTES:
             raise PayloadError(f"a payload needs {HEADER_BYTES} header bytes, got {len(raw)}")
@@ -99,20 +98,20 @@ class Header:
 class Payload(abc.ABC):
     """One tensor in encoded form.
 
-    Class facts:
-        code: the kind's number in the header; 0 for kinds that never travel.
-        elementwise: adding wire tensors element by element adds the values, so any dense all-reduce may carry it. A
-            bundle's follows from its members, so ask the payload, not its class, where one is at hand.
-        dtypes: value types that the kind carries.
-        addable: `a.add(b)` is exact up to rounding to the value type; it may widen (GroupSparse -> Sparse -> Dense),
-            never back.
-        splits_blocks: `slice` cuts inside a block of `alignment` elements too; the part may be of a wider kind.
+    Class attributes:
+        code: the kind's number in the header; 0 for kinds that are never sent.
+        elementwise: adding wire tensors element by element adds the values, so any dense all-reduce can sum them. For
+            a bundle this depends on its members, so read it from the payload, not from its class.
+        dtypes: value types that the kind supports.
+        addable: `a.add(b)` is exact up to rounding to the value type. The sum may be of a wider kind (GroupSparse ->
+            Sparse -> Dense), never of a narrower one.
+        splits_blocks: `slice` may also cut inside a block of `alignment` elements; the part may be of a wider kind.
 
     Attributes:
         numel: elements of the dense tensor it stands for.
-        tensor_id: free for the sender, 0..65535; travels in the header.
-        keep_lost: set by the sender, does not travel: a collective that rounds sums to 16 bits on their way calls it
-            with what that takes off on this rank; None: the sender keeps no such residual.
+        tensor_id: a number that the sender may choose, 0..65535; sent in the header.
+        keep_lost: callback of the sender, not sent: a collective that rounds partial sums to 16 bits calls it with the
+            rounding error on this rank. None: the sender keeps no residual.
     """
 
     code: ClassVar[int]
@@ -134,136 +133,137 @@ class Payload(abc.ABC):
     @property
     @abc.abstractmethod
     def device(self) -> torch.device:
-        """Where its tensors lie."""
+        """Return the device of its tensors."""
 
     @property
     @abc.abstractmethod
     def num_entries(self) -> int:
-        """Elements that are transmitted, kept zeros included; `numel` for dense kinds, or 0 where all are zero."""
+        """Return how many elements are sent, stored zeros included; `numel` for dense kinds, 0 if all are zero."""
 
     @abc.abstractmethod
     def fields(self) -> list[Field]:
-        """What `pack` lays end to end: header and fixed fields as bytes, then tensors, wider fields first."""
+        """Return what `pack` concatenates: header and fixed fields as bytes, then tensors, wider types first."""
 
     @property
     def nbytes(self) -> int:
-        """Length of `pack()`, header included, without packing where it can be known."""
+        """Return the length of `pack()`, header included, without packing where possible."""
         return sum(map(field_nbytes, self.fields()))
 
     def pack(self) -> torch.Tensor:
-        """uint8 [nbytes] on `device`: header, then fields at their true width, wider fields first."""
+        """Return uint8 [nbytes] on `device`: the header, then the fields without padding, wider types first."""
         return lay_out(self.fields(), self.device)
 
     @classmethod
     @abc.abstractmethod
     def from_wire(cls, header: Header, body: torch.Tensor) -> Payload:
-        """The inverse of `pack`, everything validated.
+        """Decode and validate what `pack` returned.
 
         Args:
             header: the first 16 bytes, already read.
-            body: uint8 [>= what the header asks for]; what lies behind the payload's end is ignored. Tensors of the
+            body: uint8 [at least what the header requires]; bytes after the payload's end are ignored. Tensors of the
                 result may be views of it.
 
         Raises:
-            PayloadError: the buffer cannot have been made by `pack`.
+            PayloadError: the buffer is not the result of `pack`.
         """
 
     @abc.abstractmethod
     def add_to_(self, dense: torch.Tensor, *, divisor: float = 1.0) -> None:
-        """`dense += self / divisor`, in the dtype of `dense`.
-
-        Args:
-            dense: floating [numel], mutated.
-            divisor: applied to the values before they are added.
-        """
+        """Add self / divisor to `dense`, floating [numel] (mutated), in the dtype of `dense`."""
 
     def add_all_to_(self, others: Sequence[Payload], dense: torch.Tensor, *, divisor: float) -> bool:
-        """`dense += (self + others) / divisor` in one pass; False, and nothing done, where the kind has no such way.
+        """Add (self + others) / divisor to `dense` in one pass.
 
         Args:
-            others: added behind this one, in their order, in fp32; at least one.
+            others: added after this one, in their order, in fp32; at least one.
             dense: floating [numel], mutated.
-            divisor: of the sum.
+            divisor: applied to the sum.
+
+        Returns:
+            False, with `dense` unchanged, if this kind cannot do it in one pass.
         """
         return False
 
     def write_to(self, parts: Sequence[torch.Tensor], *, divisor: float) -> bool:
-        """`parts`, laid end to end, become self / divisor in one pass; False, and nothing done, where that has no way.
+        """Write self / divisor into `parts` in one pass.
 
         Args:
-            parts: floating, 1-D, as many elements together as this payload stands for; overwritten.
-            divisor: of the values.
+            parts: floating, 1-D, `numel` elements together; overwritten.
+            divisor: applied to the values.
+
+        Returns:
+            False, with `parts` unchanged, if this kind cannot do it in one pass.
         """
         return self.write_all_to([], parts, divisor=divisor)
 
     def write_all_to(self, others: Sequence[Payload], parts: Sequence[torch.Tensor], *, divisor: float) -> bool:
-        """The same of the sum of this one and others behind it: the bits that adding it to zeros gives."""
+        """Write (self + others) / divisor into `parts`, as `write_to`; bit for bit as if added to zeros."""
         return False
 
     @abc.abstractmethod
     def subtract_from_(self, dense: torch.Tensor) -> None:
-        """`dense -= self`: turns a compensated gradient into the residual. Mutates `dense`, floating [numel]."""
+        """Subtract self from `dense`, floating [numel] (mutated): a compensated gradient becomes the residual."""
 
     def clear_in_(self, dense: torch.Tensor) -> None:
-        """Zero `dense` [numel] (mutated) wherever this payload transmits an element."""
+        """Zero the elements of `dense` [numel] (mutated) that this payload sends."""
         if self.num_entries:
             dense.zero_()
 
     @abc.abstractmethod
     def slice(self, start: int, stop: int) -> Payload:
-        """The payload of elements start..stop-1, counted from 0 again.
+        """Return the payload of elements start..stop-1, numbered from 0.
 
         Args:
-            start: first element, a multiple of `alignment` or `numel` unless the kind `splits_blocks`.
-            stop: one past the last element, likewise.
+            start: first element; a multiple of `alignment`, or `numel`, unless the kind `splits_blocks`.
+            stop: one past the last element, with the same restriction.
 
         Raises:
-            PayloadError: a border that the kind cannot be cut at.
+            PayloadError: the kind cannot be cut at `start` or `stop`.
         """
 
     @property
     def alignment(self) -> int:
-        """Length of the blocks at whose borders `slice` cuts best, or only there (group, row, block of codes)."""
+        """Return the block length (group, row, block of codes); `slice` cuts best, or only, between blocks."""
         return 1
 
     @property
     def blocks(self) -> Blocks:
-        """Return what `borders_of_blocks` has to know."""
+        """Return the arguments of `borders_of_blocks`."""
         return Blocks(self.numel, self.alignment, self.splits_blocks)
 
     def entries_between(self, borders: list[int]) -> list[int]:
-        """Number of transmitted elements in each interval borders[i]..borders[i+1]-1; dense kinds send all or none."""
+        """Return how many elements are sent in each interval borders[i]..borders[i+1]-1."""
         return [stop - start if self.num_entries else 0 for start, stop in itertools.pairwise(borders)]
 
     def to_dense(self) -> torch.Tensor:
-        """fp32 [numel], freshly made."""
+        """Return a new tensor, fp32 [numel]."""
         dense = torch.zeros(self.numel, dtype=torch.float32, device=self.device)
         self.add_to_(dense)
         return dense
 
     def borders(self, num_parts: int) -> list[int]:
-        """num_parts + 1 borders of a balanced partition at which `slice` may cut; equal on ranks with equal layouts."""
+        """Return num_parts + 1 borders of a balanced partition, where `slice` may cut; equal for equal layouts."""
         return borders_of_blocks([self.blocks], num_parts)
 
     def split(self, num_parts: int) -> list[Payload]:
-        """`num_parts` payloads laid end to end, cut at `borders`."""
+        """Return `num_parts` consecutive payloads, cut at `borders`."""
         return [self.slice(start, stop) for start, stop in itertools.pairwise(self.borders(num_parts))]
 
     def add(self, other: Payload, keep_lost: KeepLost | None = None) -> Payload:
-        """The sum of both as a payload; values are added in fp32 and rounded once to the value type.
+        """Return the sum as a payload; values are added in fp32 and rounded once to the value type.
 
         Args:
-            other: of the same number of elements.
-            keep_lost: called with what rounding to 16 bits takes off; None: nobody keeps that.
+            other: a payload with the same number of elements.
+            keep_lost: called with the rounding error of 16-bit sums; None: the error is dropped.
 
         Raises:
-            PayloadError: the kind is not addable, or the two do not fit together.
+            PayloadError: the kind is not addable, or the two payloads do not fit together.
         """
         raise PayloadError(f"{type(self).__name__} payloads cannot be added without decoding them")
 
     @property
     def wire(self) -> torch.Tensor:
-        """The tensor that elementwise kinds put on the wire: 1-D, any dtype; shared, not copied, except for a bundle.
+        """Return the tensor that elementwise kinds send: 1-D, any dtype; shared, except for a bundle, which copies.
 
         Raises:
             PayloadError: the kind is not elementwise.
@@ -271,7 +271,7 @@ class Payload(abc.ABC):
         raise PayloadError(f"{type(self).__name__} has no element-wise wire tensor")
 
     def with_wire(self, wire: torch.Tensor) -> Payload:
-        """This payload with another wire tensor of the same shape and dtype (a partial or complete sum).
+        """Return this payload with another wire tensor of the same shape and dtype (a partial or complete sum).
 
         Raises:
             PayloadError: the kind is not elementwise.
@@ -279,10 +279,10 @@ class Payload(abc.ABC):
         raise PayloadError(f"{type(self).__name__} has no element-wise wire tensor")
 
     def _header(self, dtype: torch.dtype, *, num_entries: int, flags: int = 0) -> bytes:
-        """The common header of this payload.
+        """Return the 16 header bytes.
 
         Raises:
-            PayloadError: more elements than the header can count, or a value type that the kind does not carry.
+            PayloadError: more elements than the header can count, or a value type that the kind does not support.
         """
         if dtype not in self.dtypes:
             raise PayloadError(f"{type(self).__name__} cannot carry {dtype}, only {', '.join(map(str, self.dtypes))}")
@@ -294,17 +294,17 @@ class Payload(abc.ABC):
 
     @classmethod
     def _dtype_in(cls, header: Header) -> torch.dtype:
-        """The value type that a header names.
+        """Return the value type that a header names.
 
         Raises:
-            PayloadError: there is none of this number, or the kind does not carry it.
+            PayloadError: no value type has this number, or the kind does not support it.
         """
         if header.dtype >= len(VALUE_DTYPES) or VALUE_DTYPES[header.dtype] not in cls.dtypes:
             raise PayloadError(f"{cls.__name__} carries no value type of number {header.dtype}")
         return VALUE_DTYPES[header.dtype]
 
     def _added_onto(self, values: torch.Tensor, keep_lost: KeepLost | None) -> torch.Tensor:
-        """A fresh sum of dense values [numel] and this payload, in the wider type of both, rounded once; as `add`.
+        """Return dense values [numel] + this payload as a new tensor in the wider type, rounded once.
 
         Raises:
             PayloadError: the kind is not addable.
@@ -312,7 +312,7 @@ class Payload(abc.ABC):
         raise PayloadError(f"{type(self).__name__} payloads cannot be added without decoding them")
 
     def _check_borders(self, start: int, stop: int) -> None:
-        """Raise PayloadError where `slice` may not cut."""
+        """Raise PayloadError if `slice` cannot cut at `start` or `stop`."""
         if not 0 <= start <= stop <= self.numel:
             raise PayloadError(f"elements {start}..{stop} do not lie within the {self.numel} of this payload")
         for border in (start, stop):
@@ -322,15 +322,15 @@ class Payload(abc.ABC):
                 )
 
     def _check_fits(self, other: Payload) -> None:
-        """Raise PayloadError where two payloads stand for tensors of different lengths."""
+        """Raise PayloadError if the two payloads stand for tensors of different lengths."""
         if other.numel != self.numel:
             raise PayloadError(f"payloads of {self.numel} and {other.numel} elements cannot be added")
 
 
 def balanced_borders(numel: int, num_parts: int, alignment: int = 1) -> list[int]:
-    """num_parts + 1 borders of a partition of 0..numel; whole blocks of `alignment`, the first parts one block longer.
+    """Return num_parts + 1 borders that divide 0..numel into whole blocks of `alignment`; longer parts come first.
 
-    Example: 10 elements in 3 parts -> [0, 4, 7, 10]; parts may be empty.
+    Example: 10 elements in 3 parts -> [0, 4, 7, 10]. Parts may be empty.
     """
     quotient, remainder = divmod(-(-numel // alignment), num_parts)
     blocks_before = [part * quotient + min(part, remainder) for part in range(num_parts + 1)]
@@ -338,11 +338,11 @@ def balanced_borders(numel: int, num_parts: int, alignment: int = 1) -> list[int
 
 
 class Blocks(NamedTuple):
-    """Elements in blocks of `alignment` each, the last one shorter where that does not divide `numel`.
+    """A range of elements in blocks; the last block may be shorter.
 
     Attributes:
-        numel: elements.
-        alignment: of a block.
+        numel: number of elements.
+        alignment: elements per block.
         may_split: a border may lie inside a block.
     """
 
@@ -352,11 +352,10 @@ class Blocks(NamedTuple):
 
 
 def borders_of_blocks(stretches: Sequence[Blocks], num_parts: int) -> list[int]:
-    """num_parts + 1 borders of a balanced partition of stretches of blocks laid end to end.
+    """Return num_parts + 1 borders of a balanced partition of consecutive ranges of blocks.
 
-    One stretch: whole blocks are shared out. Several: each border lies at the place nearest to its due one at which the
-    stretch there can be cut. Where a part would be more than a tenth longer than the mean, blocks that may be split are
-    split.
+    A single range is divided into whole blocks. With several, each border is the possible cut nearest to an even
+    partition. If a part would be more than 10 % longer than the mean, blocks that may be split are split.
     """
     borders = _borders_between_blocks(stretches, num_parts)
     longest = max(stop - start for start, stop in itertools.pairwise(borders))
@@ -385,11 +384,11 @@ def unpack(buffer: torch.Tensor) -> Payload:
     """Decode one packed payload.
 
     Args:
-        buffer: uint8, 1-D, contiguous; may be longer than the payload (a receive buffer posted at its upper bound). The
-            payload's tensors may be views of it, so it must not be written again while the payload is in use.
+        buffer: uint8, 1-D, contiguous; may be longer than the payload (a receive buffer of the longest possible size).
+            The payload's tensors may be views of it, so do not write to it while the payload is in use.
 
     Raises:
-        PayloadError: damaged, truncated or hostile; nothing is ever read out of bounds.
+        PayloadError: the buffer is damaged, truncated or malicious; nothing is ever read out of bounds.
     """
     if buffer.dtype != torch.uint8 or buffer.dim() != 1 or not buffer.is_contiguous():
         raise PayloadError(
@@ -407,10 +406,10 @@ def unpack(buffer: torch.Tensor) -> Payload:
 
 
 class TypedValues(Payload):
-    """Values of one type.
+    """A payload whose values have one type.
 
     Attributes:
-        values: what is transmitted; the wire tensor of element-wise kinds.
+        values: the values that are sent; the wire tensor of elementwise kinds.
     """
 
     values: torch.Tensor

@@ -1,7 +1,7 @@
-"""Bundle: several payloads laid end to end, sent as one message; `members` cuts a total into one payload per unit.
+"""Bundle: several payloads in one message; UnreducedSum: one payload per rank that stands for their sum.
 
-Body: number of members u32 | where each member ends, in units of 8 bytes, u32 [members], padded to a multiple of 8 |
-the packed members, each padded to a multiple of 8 so that its fields can be read in place.
+Body of a bundle: number of members u32 | end of each member in units of 8 bytes, u32 [members], padded to a multiple
+of 8 bytes | the packed members, each padded to a multiple of 8 bytes so that its fields can be read in place.
 
 Bytes: 16 + 8 ceil((1 + members) / 2) + sum of 8 ceil(member bytes / 8).
 """
@@ -30,13 +30,13 @@ COUNT = struct.Struct("<I")
 
 @dataclasses.dataclass(eq=False)
 class Bundle(Payload):
-    """The tensor that its payloads give when laid end to end.
+    """Sends several payloads that stand for consecutive parts of one tensor.
 
     Attributes:
-        payloads: the members in order, at least one; bundles among them are opened.
+        payloads: the members in order, at least one; a bundle among them is replaced by its members.
 
     Raises:
-        PayloadError: no members.
+        PayloadError: there are no members.
     """
 
     code = 9
@@ -58,7 +58,7 @@ class Bundle(Payload):
 
     @staticmethod
     def packed_nbytes(lengths: Sequence[int]) -> int:
-        """Length of a packed bundle of members of these packed lengths."""
+        """Return the length of a packed bundle whose packed members have these lengths."""
         return HEADER_BYTES + _table_nbytes(len(lengths)) + sum(map(_padded, lengths))
 
     @property
@@ -96,9 +96,9 @@ class Bundle(Payload):
         start = _table_nbytes(count)
         ends = [start + 8 * (end & 0xFFFFFFFF) for end in reader.tensor(count, torch.int32).tolist()]
         if max(ends) > body.numel():
-            raise PayloadError("a bundle is cut short: its last member ends behind the message")
+            raise PayloadError("a bundle is cut short: its last member ends after the message")
         payloads = []
-        for begin, end in itertools.pairwise([start, *ends]):  # an end before its beginning leaves no header to read
+        for begin, end in itertools.pairwise([start, *ends]):  # end < begin leaves no header, so unpack raises
             member = body[begin:end]
             if member.numel() > 2 and int(member[2]) == cls.code:
                 raise PayloadError("a bundle cannot hold another bundle")
@@ -110,24 +110,24 @@ class Bundle(Payload):
 
     @override
     def add_to_(self, dense: torch.Tensor, *, divisor: float = 1.0) -> None:
-        for member, stretch in self._cache_blocks(dense):
-            member.add_to_(stretch, divisor=divisor)
+        for member, part in self._members_of(dense):
+            member.add_to_(part, divisor=divisor)
 
     @override
     def subtract_from_(self, dense: torch.Tensor) -> None:
-        for member, stretch in self._cache_blocks(dense):
-            member.subtract_from_(stretch)
+        for member, part in self._members_of(dense):
+            member.subtract_from_(part)
 
     @override
     def clear_in_(self, dense: torch.Tensor) -> None:
-        for member, stretch in self._cache_blocks(dense):
-            member.clear_in_(stretch)
+        for member, part in self._members_of(dense):
+            member.clear_in_(part)
 
     @property
     def alignment(self) -> int:
-        """Common multiple of the members' alignments if every member starts at one, else the whole length.
+        """Return the common multiple of the members' alignments if every member starts at one, else `numel`.
 
-        `borders` finds the finer cuts that an irregular bundle allows.
+        `borders` also finds the other cuts that an irregular bundle allows.
         """
         common = math.lcm(*(member.alignment for member in self.payloads))
         return common if all(offset % common == 0 for offset in self._offsets[:-1]) else max(1, self.numel)
@@ -137,10 +137,10 @@ class Bundle(Payload):
         return borders_of_blocks([member.blocks for member in self.payloads], num_parts)
 
     def slice(self, start: int, stop: int) -> Payload:
-        """The members between, the outer ones cut; a single piece stands for itself.
+        """Return the members in this range, the first and last cut if necessary; a single member without a bundle.
 
         Raises:
-            PayloadError: a border at which the member there cannot be cut.
+            PayloadError: a member cannot be cut at `start` or `stop`.
         """
         if not 0 <= start <= stop <= self.numel:
             raise PayloadError(f"elements {start}..{stop} do not lie within the {self.numel} of this bundle")
@@ -165,7 +165,7 @@ class Bundle(Payload):
         ]
 
     def add(self, other: Payload, keep_lost: KeepLost | None = None) -> Bundle:
-        """Member by member; another kind is cut at this bundle's borders first.
+        """Add member by member; if `other` is of another kind, it is first cut at this bundle's borders.
 
         Raises:
             PayloadError: the two do not fit together, or a member cannot be added.
@@ -192,26 +192,25 @@ class Bundle(Payload):
         return Bundle([member.with_wire(piece) for member, piece in zip(self.payloads, pieces, strict=True)])
 
     def _between(self, start: int, stop: int) -> Iterator[tuple[Payload, int, int]]:
-        """The members that have elements between, and which of their own elements those are."""
+        """Yield (member, begin, end) for members with elements in this range; the numbers count from the member."""
         for member, offset in zip(self.payloads, self._offsets, strict=False):
             begin, end = max(start - offset, 0), min(stop - offset, member.numel)
             if begin < end:
                 yield member, begin, end
 
-    def _cache_blocks(self, dense: torch.Tensor) -> list[tuple[Payload, torch.Tensor]]:
+    def _members_of(self, dense: torch.Tensor) -> list[tuple[Payload, torch.Tensor]]:
         return list(zip(self.payloads, torch.split(dense, [member.numel for member in self.payloads]), strict=True))
 
 
 def members(total: Payload, numels: Sequence[int]) -> list[Payload]:
-    """Cut a total into one payload per unit.
+    """Cut the sum of a message into one payload per unit.
 
     Args:
-        total: what a collective returned for a message of these units: a bundle of them or of a ring's pieces, one
-            payload, a dense sum, or terms of any of these.
+        total: the result of a collective: a bundle, any other payload, or an unreduced sum of these.
         numels: elements of each unit, in the order of the message.
 
     Raises:
-        PayloadError: the lengths do not add up, or a border lies where the payload there cannot be cut.
+        PayloadError: the lengths do not add up to `total.numel`, or a payload cannot be cut between two units.
     """
     if sum(numels) != total.numel:
         raise PayloadError(f"units of {sum(numels)} elements cannot be cut from a total of {total.numel}")
@@ -221,13 +220,13 @@ def members(total: Payload, numels: Sequence[int]) -> list[Payload]:
         by_term = [members(term, numels) for term in total.terms]
         return [UnreducedSum(list(unit)) for unit in zip(*by_term, strict=True)]
     if isinstance(total, Bundle) and [member.numel for member in total.payloads] == list(numels):
-        return list(total.payloads)  # as they are: empty ones lie at a border where `slice` finds their neighbour
+        return list(total.payloads)  # `slice` would return a neighbour's slice in place of an empty member
     borders = [0, *itertools.accumulate(numels)]
     return [total.slice(start, stop) for start, stop in itertools.pairwise(borders)]
 
 
 def _keep_in_members(of_member: Sequence[KeepLost | None], offsets: Sequence[int]) -> KeepLost:
-    """Return what calls a member's own; a sum is rounded member by member."""
+    """Return a callback that passes each rounding error to the member's own callback."""
 
     def keep(start: int, values: torch.Tensor, positions: torch.Tensor | None = None) -> None:
         if not values.numel():
@@ -257,13 +256,13 @@ def _table_nbytes(count: int) -> int:
 
 @dataclasses.dataclass(eq=False)
 class UnreducedSum(Payload):
-    """One payload per rank, standing for their sum in rank order.
+    """Holds one payload per rank and stands for their sum in rank order; it is never sent.
 
     Attributes:
-        terms: payloads of one length, by rank; at least one.
+        terms: payloads of equal `numel`, by rank; at least one.
 
     Raises:
-        PayloadError: no terms, or terms of different lengths.
+        PayloadError: there are no terms, or they have different lengths.
     """
 
     code = 0
@@ -294,22 +293,22 @@ class UnreducedSum(Payload):
 
     @override
     def fields(self) -> NoReturn:
-        raise PayloadError("a sum of separate terms does not travel; send its merged() payload")
+        raise PayloadError("an unreduced sum cannot be sent; send its merged() payload")
 
     @override
     @classmethod
     def from_wire(cls, header: Header, body: torch.Tensor) -> Self:
-        raise PayloadError("a sum of separate terms does not travel")
+        raise PayloadError("an unreduced sum is never sent")
 
     def add_to_(self, dense: torch.Tensor, *, divisor: float = 1.0) -> None:
-        """`dense += (term 0 + term 1 + ...) / divisor`: added in rank order in fp32 or better, then divided."""
+        """Add (term 0 + term 1 + ...) / divisor to `dense` (mutated): summed in rank order in fp32 or wider."""
         first, *others = self.terms
         if others and first.add_all_to_(others, dense, divisor=divisor):
             return
         if dense.dtype == torch.float32 and math.frexp(divisor)[0] == 0.5:
-            for term in self.terms:  # dividing by a power of two is exact, so it may as well come first
+            for term in self.terms:  # dividing by a power of two is exact, so it can come before the sum
                 term.add_to_(dense, divisor=divisor)
-        elif dense.dtype == torch.float32 and not dense.any():  # the usual target, a fresh one, can hold the sum itself
+        elif dense.dtype == torch.float32 and not dense.any():  # sum into zeros, the usual target, without a temporary
             self.add_to_(dense)
             dense.div_(divisor)
         else:
@@ -347,7 +346,7 @@ class UnreducedSum(Payload):
         return [sum(counts) for counts in zip(*(term.entries_between(borders) for term in self.terms), strict=True)]
 
     def merged(self, keep_lost: KeepLost | None = None) -> Payload:
-        """The sum as one payload that can travel: added in rank order where the kind allows it, else dense in fp32."""
+        """Return the sum as one payload, added in rank order: of the terms' kind if addable, else dense fp32."""
         if all(term.addable for term in self.terms):
             return functools.reduce(lambda total, term: total.add(term, keep_lost), self.terms)
         return Dense(self.to_dense())

@@ -1,8 +1,8 @@
-"""Codes: a few bits per element, a named codebook that says what they mean, and scales.
+"""Codes and TwoMeans: payloads with a few bits per element.
 
-Body: block_numel u32 (0: one scale for all) | bits u8 | codebook u8 | 2 zero bytes | scales | packed codes. Scales of
-    zero only: header and
-fixed fields, the payload is zero.
+Body of Codes: block_numel u32 (0: one scale for all) | bits u8 | codebook u8 | 2 zero bytes | scales | packed codes.
+If all scales are zero, only header and fixed fields are sent. Body of TwoMeans: low f32 | high f32 | one bit per
+element; without the bits if both values are zero.
 
 Bytes: 24 + scales * (4 or 2) + ceil(m bits / 8).
 """
@@ -36,18 +36,18 @@ FIXED = struct.Struct("<IBBH")
 
 @dataclasses.dataclass(eq=False)
 class Codes(Payload):
-    """scale x codebook[code] for every element.
+    """Sends a code of 1 to 8 bits for every element, whose value is scale * codebook[code].
 
     Attributes:
         numel: elements of the dense tensor.
         codebook: name of the codebook: sign, ternary, levels, natural, or one that was registered.
         bits: width of a code, one of the codebook's.
-        packed: uint8 [ceil(numel * bits / 8)], the packed codes; or empty where all scales are zero.
-        scales: fp32, fp16 or bf16 [1], or [ceil(numel / block_numel)]; emptied where all are zero.
+        packed: uint8 [ceil(numel * bits / 8)], the packed codes; empty if all scales are zero.
+        scales: fp32, fp16 or bf16 [1], or [ceil(numel / block_numel)]; replaced by an empty tensor if all are zero.
         block_numel: elements per scale; 0 for one scale for all.
 
     Raises:
-        PayloadError: lengths that do not fit together, or a codebook that does not exist at this width.
+        PayloadError: the lengths do not fit together, or the codebook does not exist at this width.
     """
 
     code = 6
@@ -77,14 +77,14 @@ class Codes(Payload):
     def from_codes(
         cls, codes: torch.Tensor, *, codebook: str, bits: int, scales: torch.Tensor, block_numel: int = 0
     ) -> Self:
-        """Pack codes.
+        """Pack codes; the other arguments are the attributes.
 
         Args:
-            codes: integer or bool [numel]; of each the low `bits` bits count, so levels may be negative.
+            codes: integer or bool [numel]; only the low `bits` bits are used, so levels may be negative.
             codebook: name of the codebook.
             bits: width of a code.
-            scales: as the attribute.
-            block_numel: as the attribute.
+            scales: one scale, or one per block.
+            block_numel: elements per scale; 0 for one scale for all.
         """
         packed = pack_bits(codes, bits, first=codebook_named(codebook).first)
         return cls(codes.numel(), codebook, bits, packed, scales, block_numel)
@@ -93,19 +93,19 @@ class Codes(Payload):
     def room(
         numel: int, bits: int, device: torch.device, scale_dtype: torch.dtype = torch.float32, block_numel: int = 0
     ) -> torch.Tensor:
-        """Memory for packed codes, uint8 [ceil(numel * bits / 8)], that a message is made around without a copy."""
+        """Return uninitialised packed codes, uint8 [ceil(numel * bits / 8)], that `pack` need not copy."""
         before = HEADER_BYTES + FIXED.size + num_scales(numel, block_numel) * scale_dtype.itemsize
         return with_room(before, packed_nbytes(numel, bits), torch.uint8, device)
 
     @staticmethod
     def packed_nbytes(numel: int, bits: int, scale_dtype: torch.dtype = torch.float32, block_numel: int = 0) -> int:
-        """Length of a packed payload whose scales are not all zero."""
+        """Return the length of a packed payload whose scales are not all zero."""
         scales = num_scales(numel, block_numel) * scale_dtype.itemsize
         return HEADER_BYTES + FIXED.size + scales + packed_nbytes(numel, bits)
 
     @property
     def codes(self) -> torch.Tensor:
-        """The codes, int64 [numel]; empty where all scales are zero."""
+        """Return the codes, int64 [numel]; empty if all scales are zero."""
         return unpack_bits(self.packed, self.num_entries, self.bits, first=self._book.first)
 
     @property
@@ -178,13 +178,12 @@ class Codes(Payload):
         return codebook_named(self.codebook)
 
     @property
-    def _meaning(self) -> tuple[str, int, int]:
-        """What codes must share to be read with one table and one layout of scales."""
+    def _format(self) -> tuple[str, int, int]:
         return self.codebook, self.bits, self.block_numel
 
     def _agrees_with(self, others: Sequence[Payload]) -> TypeGuard[Sequence[Codes]]:
-        """Whether others can be read with this one's table and layout of scales."""
-        return all(isinstance(other, Codes) and other._meaning == self._meaning for other in others)
+        """Return True if the others have the same codebook, width and blocks, so that one loop can add all."""
+        return all(isinstance(other, Codes) and other._format == self._format for other in others)
 
     @property
     def _table(self) -> torch.Tensor:
@@ -195,19 +194,19 @@ class Codes(Payload):
         return max(1, self.block_numel or self.numel)
 
     def _add(self, payloads: Sequence[Codes], dense: torch.Tensor, *, divisor: float = 1.0, sign: float = 1.0) -> None:
-        """Add what these stand for, all coded like this one."""
+        """Add payloads with the same codebook, width and blocks as this one to `dense` (mutated)."""
         if terms := _terms(payloads):
             block_numel = self._elements_per_scale
             add_codes_(dense, terms, self._table, block_numel=block_numel, divisor=divisor, sign=sign)
 
 
 def _terms(payloads: Sequence[Codes]) -> list[Term]:
-    """Packed codes and scales of those that are not zero."""
+    """Return the packed codes and scales of the payloads that are not zero."""
     return [(payload.packed, payload.scales) for payload in payloads if payload.num_entries]
 
 
 def num_scales(numel: int, block_numel: int) -> int:
-    """Scales that `numel` elements need; one for all where `block_numel` is 0, none for no elements."""
+    """Return how many scales `numel` elements need: one if `block_numel` is 0, none for no elements."""
     return -(-numel // block_numel) if block_numel else min(numel, 1)
 
 
@@ -216,12 +215,12 @@ TWO_MEANS_FIXED = struct.Struct("<ff")
 
 @dataclasses.dataclass(eq=False)
 class TwoMeans(Payload):
-    """`high` where the bit is set, else `low`.
+    """Sends two values and one bit per element, which selects `high` (1) or `low` (0).
 
     Attributes:
         numel: elements of the dense tensor.
-        low, high: the two values, of fp32 precision.
-        packed: uint8 [ceil(numel / 8)], the bits; emptied where both values are zero.
+        low, high: the two values, in fp32 precision.
+        packed: uint8 [ceil(numel / 8)], the bits; replaced by an empty tensor if both values are zero.
 
     Raises:
         PayloadError: `packed` has another length.
@@ -244,17 +243,17 @@ class TwoMeans(Payload):
 
     @classmethod
     def from_mask(cls, is_high: torch.Tensor, low: float, high: float) -> Self:
-        """Pack bits: bool [numel], true where the value is `high`."""
+        """Pack a mask, bool [numel], that is True where the value is `high`."""
         return cls(is_high.numel(), low, high, pack_bits(is_high, 1))
 
     @staticmethod
     def room(numel: int, device: torch.device) -> torch.Tensor:
-        """Memory for the bits, uint8 [ceil(numel / 8)], that a message is made around without a copy."""
+        """Return uninitialised bits, uint8 [ceil(numel / 8)], that `pack` need not copy."""
         return with_room(HEADER_BYTES + TWO_MEANS_FIXED.size, packed_nbytes(numel, 1), torch.uint8, device)
 
     @staticmethod
     def packed_nbytes(numel: int) -> int:
-        """Length of a packed payload that is not zero."""
+        """Return the length of a packed payload that is not zero."""
         return HEADER_BYTES + TWO_MEANS_FIXED.size + packed_nbytes(numel, 1)
 
     @property
@@ -285,7 +284,7 @@ class TwoMeans(Payload):
         if header.dtype or header.flags or header.num_entries not in (0, header.numel):
             raise PayloadError("the fixed fields of a two-means payload do not fit together")
         if (header.num_entries == 0) != (low == 0 and high == 0) and header.numel:
-            raise PayloadError("a two-means payload sends bits if, and only if, one of its values is not zero")
+            raise PayloadError("a two-means payload has bits if and only if one of its values is not zero")
         return cls(header.numel, low, high, reader.tensor(packed_nbytes(header.num_entries, 1), torch.uint8))
 
     @override

@@ -1,4 +1,4 @@
-"""Dense: every element, in the type that travels. Body: the values."""
+"""Dense: a payload that sends every element. Body: the values."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ from collectives.payloads.fields import VALUE_DTYPES, Field, PayloadError, Reade
 
 @dataclasses.dataclass(eq=False)
 class Dense(TypedValues):
-    """A tensor as it is.
+    """Sends every element of a tensor.
 
-    Integer values serve sums that must be exact (levels on a shared scale); they wrap, so choose a type that holds the
-    sum.
+    Integer values make sums exact (for example of levels on a shared scale). They wrap on overflow, so choose a type
+    that can hold the sum.
 
     Attributes:
         values: 1-D, floating or integer; shared with the caller.
@@ -44,7 +44,7 @@ class Dense(TypedValues):
 
     @staticmethod
     def room(numel: int, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
-        """Memory for values, `dtype` [numel], that a message is made around without a copy."""
+        """Return uninitialised values, `dtype` [numel], that `pack` need not copy."""
         return with_room(HEADER_BYTES, numel, dtype, device)
 
     @override
@@ -64,7 +64,7 @@ class Dense(TypedValues):
 
     @override
     def write_to(self, parts: Sequence[torch.Tensor], *, divisor: float) -> bool:
-        """Into fp32, from floating values of any type: converted, divided and written in one go."""
+        """Convert floating values of any type to fp32, divide and write in one pass."""
         if not self.values.is_floating_point() or any(part.dtype != torch.float32 for part in parts):
             return False
         for part, values in zip(parts, self.values.split([part.numel() for part in parts]), strict=True):

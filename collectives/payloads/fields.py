@@ -1,4 +1,4 @@
-"""The bytes of a packed payload: value types by number, fields laid end to end and read back with lengths checked."""
+"""The byte format of packed payloads: numbers of value types, writing of fields, and reading with checked lengths."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import torch
 
 
 class PayloadError(ValueError):
-    """A buffer that is not a valid packed payload, or payloads that do not belong together."""
+    """A buffer is not a valid packed payload, or payloads do not fit together."""
 
 
 VALUE_DTYPES: tuple[torch.dtype, ...] = (
@@ -28,20 +28,19 @@ FLOAT_DTYPES = VALUE_DTYPES[:4]
 
 Field = bytes | torch.Tensor
 
-MEMORY = "memory_of_the_message"
-"""attribute of a tensor that was made by `with_room`"""
+MEMORY = "memory_of_the_message"  # attribute of tensors that `with_room` returned
 
 
 def field_nbytes(field: Field) -> int:
-    """Bytes that a field takes on the wire."""
+    """Return the bytes that a field takes on the wire."""
     return len(field) if isinstance(field, bytes) else field.numel() * field.element_size()
 
 
 def with_room(nbytes_before: int, count: int, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
-    """A last field to be filled, `dtype` [count], in memory that has room for exactly the fields before it.
+    """Return an uninitialised last field, `dtype` [count], with free memory in front of it for the other fields.
 
-    `lay_out` then writes those into the room, and the long field is not copied. Views of it are copied as any field is:
-    other payloads may be made of them, which must not write here.
+    `lay_out` writes the other fields there, so that the long field is not copied. Views of the field are copied like
+    any field, because they may belong to other payloads, which must not write into this memory.
     """
     memory = torch.empty(nbytes_before + count * dtype.itemsize, dtype=torch.uint8, device=device)
     field = memory[nbytes_before:].view(dtype)
@@ -50,7 +49,7 @@ def with_room(nbytes_before: int, count: int, dtype: torch.dtype, device: torch.
 
 
 def lay_out(fields: Sequence[Field], device: torch.device) -> torch.Tensor:
-    """uint8 [sum of lengths] on `device`: the fields end to end, each copied once, but a last one `with_room` not."""
+    """Concatenate fields into uint8 [sum of lengths] on `device`; a last field made by `with_room` is not copied."""
     starts = list(itertools.accumulate(map(field_nbytes, fields), initial=0))
     out = getattr(fields[-1], MEMORY, None) if fields else None
     if out is not None and out.numel() == starts[-1]:
@@ -58,7 +57,7 @@ def lay_out(fields: Sequence[Field], device: torch.device) -> torch.Tensor:
     else:
         out = torch.empty(starts[-1], dtype=torch.uint8, device=device)
     stops = starts[1:]
-    if device.type == "cpu":  # without a tensor around every few bytes of a header
+    if device.type == "cpu":  # creating a tensor for a few header bytes would be slow
         memory = out.numpy().data
         for field, start, stop in zip(fields, starts, stops, strict=False):
             memory[start:stop] = field if isinstance(field, bytes) else as_bytes(field).numpy().data
@@ -70,25 +69,25 @@ def lay_out(fields: Sequence[Field], device: torch.device) -> torch.Tensor:
 
 
 def as_bytes(tensor: torch.Tensor) -> torch.Tensor:
-    """The memory of a tensor as uint8, 1-D; shared where the tensor is contiguous."""
+    """Return the memory of a tensor as uint8, 1-D; shared if the tensor is contiguous."""
     return tensor.contiguous().view(-1).view(torch.uint8)
 
 
 def bytes_of(tensor: torch.Tensor, part: slice) -> bytes:
-    """A few bytes of a message, uint8 [any], or as many of them as there are; on a CPU no tensor is made for them."""
+    """Return part of a message, uint8 [any], as bytes; fewer if the message ends before. On a CPU by numpy alone."""
     return (tensor.numpy()[part] if tensor.is_cpu else tensor[part].cpu().numpy()).tobytes()
 
 
 class Reader:
-    """Takes one field after the other from a received body; what is not there raises instead of being read."""
+    """Reads one field after another from a received body and raises if the body is too short."""
 
     def __init__(self, body: torch.Tensor) -> None:
-        """Start at the first byte of `body`, uint8 [any], contiguous."""
+        """Read from `body`, uint8 [any], contiguous."""
         self._body = body
         self._offset = 0
 
     def fields(self, layout: struct.Struct) -> tuple[int | float, ...]:
-        """The next fixed fields.
+        """Read the next fixed fields.
 
         Raises:
             PayloadError: the body ends before them.
@@ -96,10 +95,10 @@ class Reader:
         return layout.unpack(bytes_of(self._body, self._next(layout.size)))
 
     def tensor(self, count: int, dtype: torch.dtype) -> torch.Tensor:
-        """The next `count` elements, 1-D: a view of the body where it is aligned for the type, else a copy.
+        """Read the next `count` elements, 1-D: a view of the body if it is aligned for the type, else a copy.
 
         Raises:
-            PayloadError: the body ends before them; nothing is allocated.
+            PayloadError: the body ends before them; raised before any memory is allocated.
         """
         raw = self._body[self._next(count * dtype.itemsize)]
         if raw.storage_offset() % dtype.itemsize or raw.data_ptr() % dtype.itemsize:
@@ -109,6 +108,6 @@ class Reader:
     def _next(self, nbytes: int) -> slice:
         left = self._body.numel() - self._offset
         if nbytes > left:
-            raise PayloadError(f"the payload is cut short: {nbytes} more bytes were promised, {left} are there")
+            raise PayloadError(f"the payload is cut short: {nbytes} more bytes are needed, {left} are left")
         start, self._offset = self._offset, self._offset + nbytes
         return slice(start, self._offset)

@@ -1,8 +1,8 @@
-"""GroupSparse: k entries in every group of consecutive elements, indexed within their group.
+"""GroupSparse: a payload with k entries in every group of consecutive elements, indexed within their group.
 
-Body: group_size u32 | k u32 | values | local indices, ceil(log2 group_size) bits each, low bits first; or, where that
-is shorter, a bitmap of all elements (flag 1). The last group may be short and then has its own k, which follows from
-the entry count. A payload of zeros only is its header and fixed fields.
+Body: group_size u32 | k u32 | values | local indices, ceil(log2 group_size) bits each, low bits first; or, if that is
+shorter, a bitmap of all elements (flag 1). The last group may be shorter and then has its own k, which follows from
+the number of entries. If all values are zero, only header and fixed fields are sent.
 
 Bytes: 24 + z v + min(ceil(z ceil(log2 min(group_size, m)) / 8), ceil(m / 8)).
 """
@@ -33,18 +33,18 @@ _ADD_GROUP_STARTS = Loop("add_group_starts", LongArray, Int, Int, Int, returns=I
 
 @dataclasses.dataclass(eq=False)
 class GroupSparse(IndexedValues):
-    """k values per group of `group_size` consecutive elements; the last group may be shorter and keep fewer.
+    """Sends k values per group of `group_size` consecutive elements; a shorter last group may have fewer.
 
     Attributes:
         numel: elements of the dense tensor.
         group_size: elements per group.
         k: entries per group, 1..group_size.
-        values: floating [(num_groups - 1) * k + last_k], group after group; -0.0 becomes +0.0, and where all are zero
-            nothing is kept.
-        indices: integer, as many: index within the group, ascending within each group.
+        values: floating [z] with z = (num_groups - 1) * k + last_k, group after group; -0.0 becomes +0.0, and if all
+            are zero, none is stored.
+        indices: integer [z], index within the group, ascending within each group.
 
     Raises:
-        PayloadError: counts that do not fit together.
+        PayloadError: the counts do not fit together.
     """
 
     code = 3
@@ -77,7 +77,7 @@ class GroupSparse(IndexedValues):
     def at(
         cls, positions: torch.Tensor, numel: int, group_size: int, k: int, values: torch.Tensor, indices: torch.Tensor
     ) -> Self:
-        """One whose positions, int64 and as many as the indices that stand for them, are known already."""
+        """Create a payload whose flat positions, int64 [z], are already known and need not be computed."""
         payload = cls(numel, group_size, k, values, indices)
         count = payload.num_entries
         payload.__dict__["positions"] = positions if count == len(positions) else positions[:count]
@@ -85,18 +85,18 @@ class GroupSparse(IndexedValues):
 
     @staticmethod
     def packed_nbytes(numel: int, group_size: int, num_entries: int, dtype: torch.dtype) -> int:
-        """Length of a packed payload with this many entries, not all of them zero."""
+        """Return the length of a packed payload with this many entries, not all of them zero."""
         indices = min(packed_nbytes(num_entries, bits_for(min(group_size, numel))), packed_nbytes(numel, 1))
         return HEADER_BYTES + FIXED.size + num_entries * dtype.itemsize + indices
 
     @property
     def num_groups(self) -> int:
-        """Groups, the short last one included."""
+        """Return the number of groups, a shorter last one included."""
         return -(-self.numel // self.group_size)
 
     @property
     def last_k(self) -> int:
-        """Entries of the last group."""
+        """Return the number of entries in the last group."""
         return self.num_entries - (self.num_groups - 1) * self.k if self.num_entries else 0
 
     @property
@@ -147,7 +147,7 @@ class GroupSparse(IndexedValues):
         return cls.at(positions, header.numel, group_size, k, values, indices)
 
     def slice(self, start: int, stop: int) -> IndexedValues:
-        """Return a part; one that cuts a group is `Sparse`, for its groups would not keep `k` entries each."""
+        """Return a part; `Sparse` if a border lies inside a group, because not all groups then have `k` entries."""
         self._check_borders(start, stop)
         if any(border % self.group_size and border != self.numel for border in (start, stop)):
             begin, end = torch.searchsorted(self.positions, torch.tensor([start, stop], device=self.device)).tolist()
@@ -159,7 +159,7 @@ class GroupSparse(IndexedValues):
         return GroupSparse(stop - start, self.group_size, self.k, self.values[entries], self.indices[entries])
 
     def add(self, other: Payload, keep_lost: KeepLost | None = None) -> Payload:
-        """Index sets differ from group to group, so the sum is `Sparse` (or `Dense`).
+        """Return the sum as `Sparse` or `Dense`: groups of a sum can have different numbers of entries.
 
         Raises:
             PayloadError: the two do not fit together.
@@ -173,17 +173,17 @@ class GroupSparse(IndexedValues):
 
     @property
     def _last_size(self) -> int:
-        """Elements of the last group."""
+        """Return the number of elements in the last group."""
         return self.numel - (self.num_groups - 1) * self.group_size if self.numel else 0
 
 
 def _unpack_groups(
     packed: torch.Tensor, count: int, bits: int, group_size: int, k: int, numel: int
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Indices within their groups, integer [count], and positions, int64 [count].
+    """Return indices within their groups, integer [count], and flat positions, int64 [count].
 
     Raises:
-        PayloadError: an index lies outside its group or `numel`, or they do not ascend.
+        PayloadError: an index lies outside its group or `numel`, or the positions do not ascend.
     """
     if _UNPACK_GROUPS.serves(packed) and bits < 32:
         indices, positions = torch.empty(count, dtype=torch.int32), torch.empty(count, dtype=torch.int64)
@@ -196,7 +196,7 @@ def _unpack_groups(
 
 
 def _positions(indices: torch.Tensor, group_size: int, k: int) -> torch.Tensor:
-    """Positions, int64 [count], of integer indices [count] within their groups.
+    """Return the flat positions, int64 [count], of integer indices [count] within their groups.
 
     Raises:
         PayloadError: an index lies outside its group.
@@ -213,6 +213,6 @@ def _positions(indices: torch.Tensor, group_size: int, k: int) -> torch.Tensor:
 
 
 def _group_starts(count: int, group_size: int, k: int, device: torch.device) -> torch.Tensor:
-    """Where the group of each entry starts, int64 [count]."""
+    """Return the first position of each entry's group, int64 [count]."""
     starts = torch.arange(-(-count // k), device=device) * group_size
     return starts[:, None].expand(-1, k).reshape(-1)[:count]

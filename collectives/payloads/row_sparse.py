@@ -1,8 +1,7 @@
-"""RowSparse: whole rows of a matrix (embedding rows, the filters of a convolution), the others zero.
+"""RowSparse: a payload with whole rows of a matrix (embedding rows, filters of a convolution); other rows are zero.
 
-Body: row_numel u32 | 4 zero bytes | rows' values | which rows, in the cheapest coding (`codec/index_sets.py`, named
-    by the flags). A payload
-of zeros only is its header and fixed fields.
+Body: row_numel u32 | 4 zero bytes | values of the rows | row numbers, coded as the header's flags say
+(`codec/index_sets.py`). If all values are zero, only header and fixed fields are sent.
 
 Bytes: 24 + rows * row_numel * v + row indices (at most ceil(num_rows / 8)).
 """
@@ -35,16 +34,16 @@ FIXED = struct.Struct("<II")
 
 @dataclasses.dataclass(eq=False)
 class RowSparse(TypedValues):
-    """Some rows of a matrix [num_rows, row_numel].
+    """Sends some rows of a matrix [num_rows, row_numel].
 
     Attributes:
         numel: elements of the matrix, a multiple of row_numel.
-        rows: integer [kept], strictly ascending row numbers; kept as int64.
-        values: floating [kept, row_numel], in the type that travels; -0.0 becomes +0.0, and where all are zero nothing
-            is kept.
+        rows: integer [kept], strictly ascending row numbers; stored as int64.
+        values: floating [kept, row_numel], in the type that is sent; -0.0 becomes +0.0, and if all are zero, no row
+            is stored.
 
     Raises:
-        PayloadError: shapes that do not fit together.
+        PayloadError: the shapes do not fit together.
     """
 
     code = 4
@@ -66,18 +65,18 @@ class RowSparse(TypedValues):
 
     @staticmethod
     def packed_nbytes(numel: int, row_numel: int, num_kept: int, dtype: torch.dtype) -> int:
-        """Length of a packed payload with this many rows, not all of them zero."""
+        """Return the length of a packed payload with this many rows, not all of them zero."""
         values = num_kept * row_numel * dtype.itemsize
         return HEADER_BYTES + FIXED.size + values + index_set_nbytes(num_kept, numel // row_numel)
 
     @property
     def row_numel(self) -> int:
-        """Elements per row."""
+        """Return the elements per row."""
         return self.values.shape[1]
 
     @property
     def num_rows(self) -> int:
-        """Rows of the matrix."""
+        """Return the number of rows of the matrix."""
         return self.numel // self.row_numel
 
     @property
@@ -125,7 +124,7 @@ class RowSparse(TypedValues):
         self._matrix(dense).index_fill_(0, self.rows, 0)
 
     def entries_between(self, borders: list[int]) -> list[int]:
-        """Elements of kept rows in each interval; rows that a border cuts are shared out."""
+        """Return how many elements of stored rows lie in each interval; borders may lie inside rows."""
         limits = torch.tensor(borders, device=self.device)
         row, column = limits // self.row_numel, limits % self.row_numel
         before, upto = torch.searchsorted(self.rows, row), torch.searchsorted(self.rows, row, right=True)
@@ -139,13 +138,13 @@ class RowSparse(TypedValues):
         return RowSparse(stop - start, self.rows[first:last] - start // self.row_numel, self.values[first:last])
 
     def widened(self) -> Dense:
-        """The same values as `Dense`, in the same value type."""
+        """Return the same tensor as `Dense`, in the same value type."""
         dense = self.values.new_zeros(self.numel)
         self._matrix(dense)[self.rows] = self.values
         return Dense(dense)
 
     def add(self, other: Payload, keep_lost: KeepLost | None = None) -> Payload:
-        """Union of the rows; `Dense` as soon as that takes no more bytes.
+        """Return the sum at the union of the rows, as `Dense` if that takes no more bytes.
 
         Raises:
             PayloadError: the two do not fit together.
@@ -170,7 +169,7 @@ class RowSparse(TypedValues):
         return total
 
     def _keep_rows(self, keep_lost: KeepLost, rows: torch.Tensor, lost: torch.Tensor) -> None:
-        """Keep what rows lost, fp32 [rows, row_numel]."""
+        """Pass the rounding errors of rows, fp32 [rows, row_numel], to `keep_lost`."""
         positions = rows[:, None] * self.row_numel + torch.arange(self.row_numel, device=rows.device)
         keep_lost(0, lost.view(-1), positions.view(-1))
 

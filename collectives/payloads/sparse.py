@@ -1,7 +1,8 @@
-"""Sparse: index and value of the elements that are kept.
+"""Sparse and Seeded: payloads with values at ascending positions, which are sent or follow from a random seed.
 
-Body: values and indices, wider field first; the flags name the coding of the indices (`codec/index_sets.py`). Where
-the dense form is no longer, the payload travels as `Dense` instead. A payload of zeros only is its header.
+Sparse body: values and indices, wider type first; the header's flags say how the indices are coded
+(`codec/index_sets.py`). If the dense form is no longer, the payload is sent as `Dense` instead. If all values are
+zero, only the header is sent. Seeded body: seed u64 | values.
 
 Bytes: 16 + min over codings (z v + indices), at most 16 + m v.
 """
@@ -45,19 +46,19 @@ _KINDS = {torch.float32: 0, torch.float16: 1, torch.bfloat16: 2}
 def write_sum_(
     values: Sequence[torch.Tensor], positions: Sequence[torch.Tensor], parts: Sequence[torch.Tensor], *, divisor: float
 ) -> bool:
-    """`parts`, laid end to end, become (term 0 + term 1 + ...) / divisor: the bits that adding them to zeros gives.
+    """Write (term 0 + term 1 + ...) / divisor into `parts`; bit for bit as if added to zeros.
 
     Args:
-        values: of each term, at least one; floating, 1-D.
-        positions: theirs, int64 [as many], ascending.
-        parts: 1-D, as many elements together as a term stands for; overwritten.
-        divisor: of the sum.
+        values: floating [n] of each term; at least one term.
+        positions: int64 [n] of each term, ascending.
+        parts: 1-D, `numel` elements together; overwritten.
+        divisor: applied to the sum.
 
     Returns:
-        False, and nothing done, where no native loop serves these tensors.
+        False, with `parts` unchanged, if no native loop supports these tensors.
 
     Raises:
-        IndexError: positions do not ascend within the terms' length.
+        IndexError: the positions of a term do not ascend within the parts' elements.
     """
     tensors = [*parts, *values]
     if any(part.dtype != torch.float32 or not part.is_contiguous() for part in parts):
@@ -67,7 +68,7 @@ def write_sum_(
     values, positions = ([held.contiguous() for held in each] for each in (values, positions))
     kinds = longs([_KINDS[held.dtype] for held in values])
     counts, following = _numels(values), longs([0] * len(values))
-    divide_first = math.frexp(divisor)[0] == 0.5  # by a power of two, which is exact
+    divide_first = math.frexp(divisor)[0] == 0.5  # dividing by a power of two is exact
     _WRITE(
         _addresses(values), kinds, _addresses(positions), counts, following, len(values), divisor, divide_first,
         _addresses(parts), _numels(parts), len(parts),
@@ -105,12 +106,12 @@ _SURVEY = {
 
 
 class IndexedValues(TypedValues):
-    """Values, floating [num_entries], at strictly ascending positions; zero elsewhere."""
+    """A payload with values, floating [num_entries], at strictly ascending positions; zero elsewhere."""
 
     @property
     @abc.abstractmethod
     def positions(self) -> torch.Tensor:
-        """Flat positions, int64 [num_entries], strictly ascending."""
+        """Return the flat positions, int64 [num_entries], strictly ascending."""
 
     @override
     def add_to_(self, dense: torch.Tensor, *, divisor: float = 1.0) -> None:
@@ -141,7 +142,7 @@ class IndexedValues(TypedValues):
 
     @override
     def entries_between(self, borders: list[int]) -> list[int]:
-        if self.positions.is_cpu:  # by numpy, which makes no tensors of a few numbers
+        if self.positions.is_cpu:  # numpy is faster for a few numbers
             before = np.searchsorted(self.positions.numpy(), borders).tolist()
         else:
             before = torch.searchsorted(self.positions, torch.tensor(borders, device=self.device)).tolist()
@@ -157,9 +158,9 @@ class IndexedValues(TypedValues):
 
 
 def canonical_values(values: torch.Tensor) -> torch.Tensor:
-    """The values with -0.0 as +0.0, themselves where there is none; none where all are zero: there is nothing to send.
+    """Return the values with -0.0 replaced by +0.0 (copied only if needed), or an empty tensor if all are zero.
 
-    Merging copies an entry that only one side has and would keep a sign that 0 + -0.0 loses in a dense sum.
+    A dense sum gives 0 + -0.0 = +0.0, but merging two sparse payloads would copy a -0.0 that only one of them has.
     """
     survey = _SURVEY.get(values.dtype)
     if survey is not None and survey.serves(values):
@@ -168,21 +169,21 @@ def canonical_values(values: torch.Tensor) -> torch.Tensor:
         return kept.masked_fill(kept == 0, 0) if found & MINUS_ZERO else kept
     if not values.numel():
         return values
-    smallest, largest = values.aminmax()  # a tenth of the time of values.any(); NaN differs from 0 as well
+    smallest, largest = values.aminmax()  # a tenth of the time of values.any(); NaN also differs from 0
     return values[:0] if smallest == 0 == largest else values + 0
 
 
 @dataclasses.dataclass(eq=False)
 class Sparse(IndexedValues):
-    """Values at strictly ascending positions.
+    """Sends the index and the value of each stored element.
 
     Attributes:
         numel: elements of the dense tensor.
-        indices: integer [z], strictly ascending, below `numel`; kept as int64.
-        values: floating [z], in the type that travels; -0.0 becomes +0.0, and where all are zero nothing is kept.
+        indices: integer [z], strictly ascending, below `numel`; stored as int64.
+        values: floating [z], in the type that is sent; -0.0 becomes +0.0, and if all are zero, none is stored.
 
     Raises:
-        PayloadError: `indices` and `values` are not 1-D of one length.
+        PayloadError: `indices` and `values` are not 1-D and equally long.
     """
 
     code = 2
@@ -202,7 +203,7 @@ class Sparse(IndexedValues):
 
     @staticmethod
     def packed_nbytes(numel: int, num_entries: int, dtype: torch.dtype) -> int:
-        """Length of a packed payload with this many entries, not all of them zero."""
+        """Return the length of a packed payload with this many entries, not all of them zero."""
         sparse = num_entries * dtype.itemsize + index_set_nbytes(num_entries, numel)
         return HEADER_BYTES + min(sparse, numel * dtype.itemsize)
 
@@ -218,11 +219,11 @@ class Sparse(IndexedValues):
 
     @property
     def is_wide(self) -> bool:
-        """Whether the dense form takes no more bytes."""
+        """Return True if the dense form takes no more bytes."""
         return self.num_entries > 0 and self.nbytes == HEADER_BYTES + self.numel * self.values.element_size()
 
     def widened(self) -> Dense:
-        """The same values as `Dense`, in the same value type."""
+        """Return the same tensor as `Dense`, in the same value type."""
         dense = self.values.new_zeros(self.numel)
         dense[self.indices] = self.values
         return Dense(dense)
@@ -261,7 +262,7 @@ class Sparse(IndexedValues):
         return Sparse(stop - start, self.indices[first:last] - start, self.values[first:last])
 
     def add(self, other: Payload, keep_lost: KeepLost | None = None) -> Payload:
-        """Union of the index sets, kept even where values cancel; `Dense` as soon as that takes no more bytes.
+        """Return the sum at the union of the positions, also where values cancel; as `Dense` if that is no longer.
 
         Raises:
             PayloadError: the two do not fit together.
@@ -277,12 +278,12 @@ class Sparse(IndexedValues):
 
 
 def as_sparse(payload: IndexedValues) -> Sparse:
-    """The same values at the same positions, as `Sparse`; shares their memory."""
+    """Return the payload as `Sparse`; shares its memory."""
     return Sparse(payload.numel, payload.positions, payload.values)
 
 
 def _indices_first(count: int, numel: int, coding: str, dtype: torch.dtype) -> bool:
-    """Wider fields come first, so that both can be read in place: 4-byte indices go before 2-byte values."""
+    """Return True if indices precede values: the wider type comes first, so that both can be read in place."""
     return coding == "coo" and coding_nbytes("coo", count, numel) > count * dtype.itemsize
 
 
@@ -292,12 +293,12 @@ MAX_SEED = 2**64 - 1
 
 @dataclasses.dataclass(eq=False)
 class Seeded(IndexedValues):
-    """Values at `seeded_positions(numel, len(values), seed)`.
+    """Sends values at random positions that every rank computes from one seed, `seeded_positions(numel, z, seed)`.
 
     Attributes:
         numel: elements of the dense tensor.
         seed: 0..2^64 - 1, equal on all ranks of a sum.
-        values: floating [z], in the type that travels, in order of their positions.
+        values: floating [z], in the type that is sent, in order of their positions.
 
     Raises:
         PayloadError: more values than elements, or a seed that does not fit.
@@ -320,12 +321,12 @@ class Seeded(IndexedValues):
 
     @staticmethod
     def packed_nbytes(num_entries: int, dtype: torch.dtype) -> int:
-        """Length of a packed payload with this many entries."""
+        """Return the length of a packed payload with this many entries."""
         return HEADER_BYTES + FIXED.size + num_entries * dtype.itemsize
 
     @staticmethod
     def room(count: int, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
-        """Values to be filled, `dtype` [count], where packing leaves them."""
+        """Return uninitialised values, `dtype` [count], that `pack` need not copy."""
         return with_room(HEADER_BYTES + FIXED.size, count, dtype, device)
 
     @functools.cached_property
@@ -347,11 +348,11 @@ class Seeded(IndexedValues):
         return cls(header.numel, seed, reader.tensor(header.num_entries, cls._dtype_in(header)))
 
     def slice(self, start: int, stop: int) -> Payload:
-        """The whole is itself; a part is `Sparse`, for its positions do not follow from the seed alone."""
+        """Return a part, as `Sparse` because its positions do not follow from the seed; the whole range is `self`."""
         return self if (start, stop) == (0, self.numel) else as_sparse(self).slice(start, stop)
 
     def add(self, other: Payload, keep_lost: KeepLost | None = None) -> Payload:
-        """Values at the same positions add up; other positions give a `Sparse` union.
+        """Return the sum: `Seeded` if both have the same positions, else `Sparse` at the union of the positions.
 
         Raises:
             PayloadError: the two do not fit together.
@@ -365,12 +366,12 @@ class Seeded(IndexedValues):
         return as_sparse(self).add(other, keep_lost)
 
     def knowing(self, positions: torch.Tensor) -> Self:
-        """Itself, whose positions are these and need not be drawn."""
+        """Return self after storing its positions, which are then not computed from the seed."""
         self.__dict__["positions"] = positions
         return self
 
     def with_wire(self, wire: torch.Tensor) -> Seeded:
-        """Other values at the same positions, which are not drawn again."""
+        """Return other values at the same positions, which are not computed again."""
         payload = Seeded(self.numel, self.seed, wire)
         if "positions" in self.__dict__ and wire.device == self.device:
             payload.__dict__["positions"] = self.positions

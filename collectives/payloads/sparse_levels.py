@@ -1,8 +1,8 @@
-"""SparseLevels: indices, and for each a sign and one of eight magnitudes in a geometric row: four bits a value.
+"""SparseLevels: a payload with indices and, for each, a sign and one of eight magnitudes (four bits per value).
 
-Body: low f32 | ratio f32 | indices | codes of four bits, low bits first: j of magnitude low * ratio^j, and 8 where
-negative. The flags name the coding of the indices (`codec/index_sets.py`). A payload of zeros only is its header and
-fixed fields.
+Body: low f32 | ratio f32 | indices | codes of four bits, low bits first: j for the magnitude low * ratio^j, plus 8 if
+negative. The header's flags say how the indices are coded (`codec/index_sets.py`). If all values are zero, only header
+and fixed fields are sent.
 
 Bytes: 24 + min over codings (indices) + ceil(z / 2).
 """
@@ -41,16 +41,16 @@ LARGEST = torch.finfo(torch.float32).max
 
 @dataclasses.dataclass(eq=False)
 class SparseLevels(IndexedValues):
-    """Plus or minus low * ratio^j at strictly ascending positions.
+    """Sends indices, and for each the value low * ratio^j or -low * ratio^j as a 4-bit code, j = 0..7.
 
     Attributes:
         numel: elements of the dense tensor.
         indices: int64 [z], strictly ascending, below `numel`.
-        low, ratio: of fp32 precision, low > 0 and ratio >= 1; 0 where there are no entries.
-        packed: uint8 [ceil(z / 2)], codes as above.
+        low, ratio: in fp32 precision, low > 0 and ratio >= 1; 0 if there are no entries.
+        packed: uint8 [ceil(z / 2)], the codes: j, plus 8 if negative, low bits first.
 
     Raises:
-        PayloadError: counts that do not fit together, or `low` and `ratio` are out of range.
+        PayloadError: the counts do not fit together, or `low` or `ratio` is out of range.
     """
 
     code = 11
@@ -69,11 +69,11 @@ class SparseLevels(IndexedValues):
         if not self.num_entries:
             self.low = self.ratio = 0.0
         elif not (0 < self.low < math.inf and 1 <= self.ratio < math.inf):
-            raise PayloadError(f"levels start above 0 and do not fall, got {self.low} and a ratio of {self.ratio}")
+            raise PayloadError(f"levels need low > 0 and ratio >= 1, got low={self.low} and ratio={self.ratio}")
 
     @staticmethod
     def packed_nbytes(numel: int, num_entries: int) -> int:
-        """Length of a packed payload with this many entries."""
+        """Return the length of a packed payload with this many entries."""
         return HEADER_BYTES + FIXED.size + index_set_nbytes(num_entries, numel) + packed_nbytes(num_entries, BITS)
 
     @property
@@ -92,8 +92,8 @@ class SparseLevels(IndexedValues):
         return self.indices
 
     @functools.cached_property
-    def values(self) -> torch.Tensor:  # type: ignore[override]  # found when asked for
-        """What the codes stand for, fp32 [z]."""
+    def values(self) -> torch.Tensor:  # type: ignore[override]  # computed on first use
+        """Return the decoded values, fp32 [z]."""
         if _TAKE.serves(self.packed):
             values = torch.empty(self.num_entries, dtype=torch.float32)
             _TAKE(self.packed, self.num_entries, self.low, self.ratio, values)
@@ -120,7 +120,7 @@ class SparseLevels(IndexedValues):
     def from_wire(cls, header: Header, body: torch.Tensor) -> Self:
         reader, count = Reader(body), header.num_entries
         low, ratio = map(float, reader.fields(FIXED))
-        cls._dtype_in(header)  # fp32 alone, or it raises
+        cls._dtype_in(header)  # raises unless fp32
         if header.flags >= len(CODINGS):
             raise PayloadError(f"no index coding has the number {header.flags}")
         indices = decode_indices(reader, count, header.numel, CODINGS[header.flags])
@@ -135,7 +135,7 @@ class SparseLevels(IndexedValues):
         return SparseLevels(stop - start, indices, self.low, self.ratio, pack_bits(codes, BITS))
 
     def add(self, other: Payload, keep_lost: KeepLost | None = None) -> Payload:
-        """A sum is none of the levels any more, so it is `Sparse` in fp32 (or `Dense`).
+        """Return the sum as `Sparse` in fp32 or `Dense`, because sums are not among the levels.
 
         Raises:
             PayloadError: the two do not fit together.
@@ -145,7 +145,7 @@ class SparseLevels(IndexedValues):
 
 
 def levels(low: float, ratio: float) -> list[float]:
-    """The eight magnitudes, to be rounded to fp32: products in fp64, one after the other, so the same everywhere."""
+    """Return the eight magnitudes, multiplied one after another in fp64 so that all machines agree."""
     row = [low]
     while len(row) < NUM_LEVELS:
         row.append(min(row[-1] * ratio, LARGEST))

@@ -1,11 +1,11 @@
-"""How a symmetric matrix is sent: as its Cholesky factor, as its triangle, or whole, whichever it turns out to allow.
+"""Payloads of symmetric matrices (lower triangle or Cholesky factor), and the function that encodes a matrix as one.
 
-A matrix that is not symmetric has no triangle, and one that is not positive definite has no factor. That is seen only
-when it is encoded, so what is asked for may not be what comes out, and the caller is told.
+The triangle needs a symmetric matrix, the factor a positive definite one. `encode_symmetric` checks that and falls
+back to a form that the matrix allows; its result says so.
 
-Both forms have (d + 1) / 2d of the elements of the whole matrix. The triangle costs no arithmetic, is exact and adds
-up; the factor is what a receiver needs who solves with the matrix, and of a factor in 16 bits L L^T is still positive
-semi-definite.
+Both forms have (d + 1) / 2d of the elements of the whole matrix. The triangle costs no arithmetic, is exact and can be
+summed elementwise. The factor is for receivers that solve linear systems with the matrix; even if L is rounded to
+16 bits, L L^T is positive semi-definite.
 """
 
 from __future__ import annotations
@@ -31,14 +31,14 @@ from collectives.payloads.fields import Field, PayloadError, Reader
 
 @dataclasses.dataclass(eq=False)
 class Triangular(TypedValues):
-    """A symmetric d x d matrix that follows from d (d + 1) / 2 values.
+    """A payload of a symmetric d x d matrix that sends d (d + 1) / 2 values.
 
     Attributes:
         size: d.
-        values: floating [d (d + 1) / 2], a lower triangle row by row, in the type that travels.
+        values: floating [d (d + 1) / 2], a lower triangle row by row, in the type that is sent.
 
     Raises:
-        PayloadError: a length that does not fit.
+        PayloadError: `values` has another length.
     """
 
     addable = True
@@ -57,7 +57,7 @@ class Triangular(TypedValues):
     @property
     @abc.abstractmethod
     def matrix(self) -> torch.Tensor:
-        """The symmetric matrix [d, d], freshly made."""
+        """Return the symmetric matrix [d, d] as a new tensor."""
 
     @property
     @override
@@ -84,21 +84,21 @@ class Triangular(TypedValues):
 
 
 def triangle_numel(size: int) -> int:
-    """Elements of the lower triangle of a size x size matrix, the diagonal included."""
+    """Return the number of elements in the lower triangle of a size x size matrix, the diagonal included."""
     return size * (size + 1) // 2
 
 
 def triangle_entries_before(position: int, size: int) -> int:
-    """Elements of the lower triangle whose row-major flat position in the matrix is below `position`."""
+    """Return how many elements of the lower triangle have a row-major position in the matrix below `position`."""
     row, column = divmod(position, size) if size else (0, 0)
     return triangle_numel(row) + min(column, row + 1)
 
 
 def pack_triangle(matrix: torch.Tensor) -> torch.Tensor:
-    """The lower triangle of a matrix [d, d], row by row: [d (d + 1) / 2].
+    """Return the lower triangle of a matrix [d, d] row by row, [d (d + 1) / 2].
 
     Raises:
-        PayloadError: not a square matrix.
+        PayloadError: the matrix is not square.
     """
     if matrix.dim() != 2 or matrix.shape[0] != matrix.shape[1]:
         raise PayloadError(f"only square matrices have a triangle to send, got {list(matrix.shape)}")
@@ -110,7 +110,7 @@ def pack_triangle(matrix: torch.Tensor) -> torch.Tensor:
 
 
 def unpack_triangle(values: torch.Tensor, size: int) -> torch.Tensor:
-    """The inverse of `pack_triangle`: [size, size], zero above the diagonal."""
+    """Return the matrix [size, size] with this lower triangle and zeros above the diagonal."""
     matrix = values.new_zeros(size, size)
     for rows in row_cache_blocks(size, values.device):
         block = matrix[rows, : rows.stop]
@@ -119,10 +119,10 @@ def unpack_triangle(values: torch.Tensor, size: int) -> torch.Tensor:
 
 
 def matrix_size(header: Header) -> int:
-    """Size of the square matrix that a header describes.
+    """Return d for the header of a d x d matrix.
 
     Raises:
-        PayloadError: its counts are not those of a triangle.
+        PayloadError: the counts in the header are not those of a triangle.
     """
     size = math.isqrt(header.numel)
     if size**2 != header.numel or header.num_entries != triangle_numel(size):
@@ -131,31 +131,31 @@ def matrix_size(header: Header) -> int:
 
 
 def row_cache_blocks(size: int, device: torch.device) -> Iterator[slice]:
-    """Rows of a matrix [size, size], as many at a time as make a stretch."""
+    """Divide the rows of a matrix [size, size] into slices of about `cache_blocks` length."""
     for part in cache_blocks(size**2, device, multiple_of=max(1, size)):
         yield slice(part.start // size, part.stop // size)
 
 
 def _triangle_part(rows: slice) -> slice:
-    """Where some rows lie in the packed triangle."""
+    """Return the range of the packed triangle that holds these rows."""
     return slice(triangle_numel(rows.start), triangle_numel(rows.stop))
 
 
 def _kept(block: torch.Tensor, rows: slice) -> torch.Tensor:
-    """Which elements of [rows, 0..rows.stop] belong to the lower triangle."""
+    """Return a mask of the lower triangle within `block`, the matrix's [rows, :rows.stop]."""
     return torch.ones_like(block, dtype=torch.bool).tril_(rows.start)
 
 
 @dataclasses.dataclass(eq=False)
 class Triangle(Triangular):
-    """A symmetric d x d matrix: its own lower triangle."""
+    """Sends the lower triangle of a symmetric d x d matrix."""
 
     code = 7
     elementwise = True
 
     @classmethod
     def from_matrix(cls, matrix: torch.Tensor) -> Self:
-        """Take the lower triangle of a symmetric matrix [d, d]; what lies above the diagonal is not looked at."""
+        """Take the lower triangle of a symmetric matrix [d, d]; elements above the diagonal are ignored."""
         return cls(matrix.shape[0], pack_triangle(matrix))
 
     @property
@@ -181,10 +181,10 @@ class Triangle(Triangular):
 
     @override
     def add(self, other: Payload, keep_lost: KeepLost | None = None) -> Triangle:
-        """Nobody keeps what rounding takes off second moments.
+        """Return the sum; `keep_lost` is ignored because matrices of second moments have no error feedback.
 
         Raises:
-            PayloadError: not a triangle of the same size.
+            PayloadError: `other` is not a triangle of the same size.
         """
         self._check_fits(other)
         if not isinstance(other, Triangle):
@@ -201,15 +201,15 @@ FIXED = struct.Struct("<fI")
 
 @dataclasses.dataclass(eq=False)
 class CholeskyFactor(Triangular):
-    """L L^T - damping I, a symmetric d x d matrix.
+    """Sends the Cholesky factor L of a symmetric d x d matrix, which is L L^T - damping I.
 
     Attributes:
         size: d.
-        values: floating [d (d + 1) / 2], the lower triangle of L row by row, in the type that travels.
-        damping: what was added to the diagonal before factoring, in fp32 precision; dampings of a sum add up.
+        values: floating [d (d + 1) / 2], the lower triangle of L row by row, in the type that is sent.
+        damping: number added to the diagonal before factoring, in fp32 precision; a sum has the sum of the dampings.
 
     Raises:
-        PayloadError: a length that does not fit, values or a damping that are not finite, or a negative damping.
+        PayloadError: `values` has another length, a value is not finite, or the damping is negative or not finite.
     """
 
     code = 8
@@ -229,7 +229,7 @@ class CholeskyFactor(Triangular):
         """Take L [d, d], zero above the diagonal.
 
         Raises:
-            PayloadError: not lower triangular, or not finite.
+            PayloadError: L is not lower triangular, or not finite.
         """
         if bool(factor.triu(1).any()):
             raise PayloadError("a Cholesky factor must be lower triangular; transpose an upper one")
@@ -237,13 +237,13 @@ class CholeskyFactor(Triangular):
 
     @property
     def factor(self) -> torch.Tensor:
-        """L [d, d] in fp32 (fp64 where the values are), zero above the diagonal: what triangular solves need."""
+        """Return L [d, d] in fp32, or fp64 if the values are fp64, with zeros above the diagonal."""
         wide = torch.promote_types(self.values.dtype, torch.float32)
         return unpack_triangle(self.values.to(wide), self.size)
 
     @property
     def matrix(self) -> torch.Tensor:
-        """L L^T - damping I, [d, d] in the type of `factor`."""
+        """Return L L^T - damping I, [d, d] in the type of `factor`."""
         product = self.factor @ self.factor.T
         product.diagonal().sub_(self.damping)
         return product
@@ -264,12 +264,12 @@ class CholeskyFactor(Triangular):
         return cls(size, reader.tensor(header.num_entries, cls._dtype_in(header)), damping)
 
     def add(self, other: Payload, keep_lost: KeepLost | None = None) -> CholeskyFactor:
-        """Factor of the sum by QR, with a non-negative diagonal; computed in fp32 or better, rounded once.
+        """Return the factor of the sum, by QR in fp32 or wider, with a non-negative diagonal, rounded once.
 
-        Nobody keeps what that takes off: it is no gradient.
+        `keep_lost` is ignored because these matrices have no error feedback.
 
         Raises:
-            PayloadError: not a factor of the same size.
+            PayloadError: `other` is not a factor of the same size.
         """
         self._check_fits(other)
         if not isinstance(other, CholeskyFactor):
@@ -285,30 +285,30 @@ class CholeskyFactor(Triangular):
 
 Form = Literal["cholesky", "triangle", "dense"]
 
-# Differences of this share of the largest element are rounding; beyond it a matrix is not symmetric.
+# A matrix counts as symmetric up to this difference from its transpose, relative to its largest element.
 MAX_ASYMMETRY = 1e-6
-# Damping is tried as asked, then ten times as strong, three times over.
+# Factors of the given damping that are tried in this order until the factorisation succeeds.
 DAMPING_TRIES = (1, 10, 100, 1000)
-# Of the mean of the diagonal: enough to factor a matrix of lower rank in fp32, little beside what the matrix holds.
+# Default damping, relative to the mean of the diagonal: enough to factor a rank-deficient matrix in fp32.
 SHARE_OF_DIAGONAL = 1e-3
 
 
 class Fallback(enum.IntEnum):
-    """What an encoding had to give up, from nothing to most."""
+    """How far an encoding differs from the requested form."""
 
     NONE = 0
-    DAMPING = 1  # a factor, with more damping than asked for
-    TRIANGLE = 2  # no factor: not positive definite
-    DENSE = 3  # no triangle: not symmetric
+    DAMPING = 1  # a factor with more damping than requested
+    TRIANGLE = 2  # a triangle instead of a factor: the matrix is not positive definite
+    DENSE = 3  # the whole matrix: it is not symmetric
 
 
 @dataclass(frozen=True, eq=False)
 class EncodedMatrix:
-    """A symmetric matrix that can be sent.
+    """The result of `encode_symmetric`.
 
     Attributes:
-        payload: of as many elements as the matrix.
-        fallback: whether it is what was asked for.
+        payload: the matrix to send.
+        fallback: whether the payload has the requested form.
     """
 
     payload: CholeskyFactor | Triangle | Dense
@@ -318,16 +318,16 @@ class EncodedMatrix:
 def encode_symmetric(
     matrix: torch.Tensor, form: Form, *, dtype: torch.dtype = torch.float32, damping: float = 0.0
 ) -> EncodedMatrix:
-    """Return the matrix in the form asked for, or in the next one that it allows.
+    """Encode a matrix in the requested form, or in the next one that it allows.
 
     Args:
         matrix: floating [d, d].
-        form: cholesky is of matrix + damping I.
-        dtype: value type that travels; what fp16 cannot hold becomes its largest value.
-        damping: what a factor's payload carries and its `matrix` has taken off again.
+        form: cholesky factors matrix + damping I.
+        dtype: value type that is sent; values beyond the range of fp16 become its largest value.
+        damping: for cholesky; sent with the factor and subtracted again by the payload's `matrix`.
 
     Raises:
-        PayloadError: not square, or not finite.
+        PayloadError: the matrix is not square, or not finite.
     """
     if matrix.dim() != 2 or matrix.shape[0] != matrix.shape[1]:
         raise PayloadError(f"only square matrices are symmetric, got {list(matrix.shape)}")
@@ -348,14 +348,14 @@ def encode_symmetric(
 
 
 def is_symmetric(matrix: torch.Tensor) -> bool:
-    """Whether a square matrix differs from its transpose by rounding at most."""
+    """Return True if a square matrix equals its transpose up to rounding."""
     if not matrix.numel():
         return True
     return bool((matrix - matrix.T).abs().max() <= MAX_ASYMMETRY * matrix.abs().max())
 
 
 def cholesky(matrix: torch.Tensor, damping: float) -> torch.Tensor | None:
-    """Return L with L L^T = matrix + damping I, in fp64 where the matrix's own type does not do; None without one."""
+    """Return L with L L^T = matrix + damping I, computed in fp64 if the matrix's type fails; None if both fail."""
     for dtype in (matrix.dtype, torch.float64):
         damped = matrix.to(dtype, copy=True)
         damped.diagonal().add_(damping)
@@ -367,7 +367,7 @@ def cholesky(matrix: torch.Tensor, damping: float) -> torch.Tensor | None:
 
 
 def positive_factor(matrix: torch.Tensor, floor: float) -> torch.Tensor:
-    """Return L with L L^T = a symmetric matrix whose eigenvalues below `floor` were raised to it: there always is one.
+    """Return L with L L^T = the symmetric matrix after raising its eigenvalues to at least `floor`; never fails.
 
     Args:
         matrix: floating [d, d].
@@ -381,9 +381,9 @@ def positive_factor(matrix: torch.Tensor, floor: float) -> torch.Tensor:
 
 
 def relative_damping(matrix: torch.Tensor) -> float:
-    """Return the damping with which any positive semi-definite matrix [d, d] can be factored and restored well."""
+    """Return a damping with which any positive semi-definite matrix [d, d] can be factored and restored accurately."""
     mean = float(matrix.diagonal().mean()) if matrix.numel() else 0.0
-    return SHARE_OF_DIAGONAL * mean if mean > 0 else 1.0  # of zeros, L = I restores zeros exactly
+    return SHARE_OF_DIAGONAL * mean if mean > 0 else 1.0  # for a zero matrix, L = I restores zeros exactly
 
 
 def _whole(matrix: torch.Tensor, dtype: torch.dtype) -> Dense:

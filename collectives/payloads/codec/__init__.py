@@ -1,1 +1,1 @@
-"""How the fields of packed payloads are coded: bits, index sets, codebooks, values."""
+"""Encoding of the fields of packed payloads: bits, index sets, codebooks, values, random numbers."""

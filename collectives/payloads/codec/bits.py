@@ -1,4 +1,4 @@
-"""Bit packing: small unsigned integers at their true width, for any width of 0 to 32 bits."""
+"""Bit packing of unsigned integers, for any width of 0 to 32 bits."""
 
 from __future__ import annotations
 
@@ -15,22 +15,22 @@ _UNPACK = Loop("unpack_bits", ByteArray, Int, Int, LongArray)
 
 
 def packed_nbytes(count: int, bits: int) -> int:
-    """Bytes that `count` codes of `bits` bits take: ceil(count * bits / 8)."""
+    """Return the bytes that `count` codes of `bits` bits take: ceil(count * bits / 8)."""
     return -(-count * bits // 8)
 
 
 def bits_for(num_values: int) -> int:
-    """Bits that tell `num_values` values apart: ceil(log2 num_values); 0 for one value or none."""
+    """Return the bits that distinguish `num_values` values: ceil(log2 num_values); 0 for one value or none."""
     return max(0, num_values - 1).bit_length()
 
 
 def pack_bits(codes: torch.Tensor, bits: int, *, first: First = "low") -> torch.Tensor:
-    """Lay codes end to end at their true width.
+    """Pack codes without gaps.
 
     Args:
-        codes: integer or bool [count]; of each the low `bits` bits count.
+        codes: integer or bool [count]; only the low `bits` bits of each are used.
         bits: width of one code, 0..32.
-        first: where a byte's first code goes: its low bits, or its high bits (as MXNet's 2-bit compression does).
+        first: whether a byte's first code lies in its low or its high bits (high: MXNet's 2-bit compression).
 
     Returns:
         uint8 [ceil(count * bits / 8)] on the same device; unused bits of the last byte are 0.
@@ -46,13 +46,13 @@ def pack_bits(codes: torch.Tensor, bits: int, *, first: First = "low") -> torch.
 
 
 def unpack_bits(packed: torch.Tensor, count: int, bits: int, *, first: First = "low") -> torch.Tensor:
-    """The inverse of `pack_bits`.
+    """Unpack what `pack_bits` returned.
 
     Args:
         packed: uint8 [>= ceil(count * bits / 8)], contiguous.
         count: number of codes.
         bits: width of one code, 0..32.
-        first: as it was packed.
+        first: same as for `pack_bits`.
 
     Returns:
         int64 [count].
@@ -67,6 +67,6 @@ def unpack_bits(packed: torch.Tensor, count: int, bits: int, *, first: First = "
 
 
 def _places(bits: int, first: First, device: torch.device) -> torch.Tensor:
-    """Where the bits of a code or a byte lie, in the order in which they are laid end to end."""
+    """Return the bit numbers of a code or a byte in packing order."""
     places = torch.arange(bits, device=device)
     return places if first == "low" else places.flip(0)

@@ -1,4 +1,4 @@
-"""Counter-based random numbers: every number is a function of a key and its place, on every device and in any order.
+"""Counter-based random numbers: each is a function of a key and its index, so devices agree and order is free.
 
 Source: Philox4x32-10, Salmon et al. 2011, "Parallel random numbers: as easy as 1, 2, 3" (SC11), section 4.3.
 """
@@ -20,14 +20,14 @@ Words = tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]
 
 
 def philox4x32(counter: Words, key: tuple[int, int]) -> Words:
-    """Four random words for every counter.
+    """Return four random words for every counter.
 
     Args:
-        counter: int64 of any shape, the four words of each counter, 0..2^32 - 1.
-        key: its two words.
+        counter: the four words of each counter, int64 of any shape, 0..2^32 - 1.
+        key: the two words of the key.
 
     Returns:
-        int64 of that shape, 0..2^32 - 1.
+        Four int64 tensors of that shape, 0..2^32 - 1.
     """
     c0, c1, c2, c3 = counter
     for number in range(ROUNDS):
@@ -40,15 +40,15 @@ def philox4x32(counter: Words, key: tuple[int, int]) -> Words:
 
 @also_on_gpus
 def random_words(key: int, count: int, device: torch.device) -> torch.Tensor:
-    """The first `count` numbers of a key: int64 [count], 0..2^32 - 1.
+    """Return the first `count` random words of a key: int64 [count] on `device`, 0..2^32 - 1.
 
-    Number i is word i % 64 // 16 of the counter 16 * (i // 64) + i % 16, so that 64 numbers in a row come from 16
-    neighbouring counters, a word of each after the other.
+    Word i is word i % 64 // 16 of the counter 16 * (i // 64) + i % 16: each block of 64 holds the first words of 16
+    consecutive counters, then their second, third and fourth words.
 
     Args:
         key: 0..2^64 - 1.
-        count: how many.
-        device: where to.
+        count: number of words.
+        device: device of the result.
     """
     counters = torch.arange(-(-count // STRETCH) * COUNTERS, device=device).view(-1, COUNTERS)
     zeros = torch.zeros_like(counters)
@@ -57,16 +57,16 @@ def random_words(key: int, count: int, device: torch.device) -> torch.Tensor:
 
 
 def shared_words(key: int, count: int, device: torch.device) -> torch.Tensor:
-    """`count` numbers, two made of each word of a key: int64 [count], 0..2^32 - 1.
+    """Return `count` random numbers of a key, two from each word: int64 [count] on `device`, 0..2^32 - 1.
 
-    The first 64 of 128 are the words, the other 64 the same with their halves swapped. Each is as uniform as a word,
-    and of two that share one the upper halves, which decide all but once in 65536 times, are independent: half the
-    work where a number per element is most of what rounding costs.
+    Each block of 128 holds 64 words, then the same words with their 16-bit halves swapped. Each number is uniform, and
+    the upper halves of two numbers from one word are independent; stochastic rounding depends on the lower half only
+    once in 65536 times. This halves the time to generate the numbers, which is most of the time of rounding.
 
     Args:
         key: 0..2^64 - 1.
-        count: how many.
-        device: where to.
+        count: how many numbers to return.
+        device: device of the result.
     """
     words = random_words(key, -(-count // (2 * STRETCH)) * STRETCH, device).view(-1, STRETCH)
     swapped = (words << 16 | words >> 16) & WORD

@@ -1,4 +1,4 @@
-"""Arithmetic on values in the type they travel in: sums in fp32, rounded once, saturating where fp16 would overflow."""
+"""Arithmetic on values in the type that is sent: sums in fp32, rounded once; fp16 saturates instead of overflowing."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ Stretch = slice
 
 
 def cache_blocks(numel: int, device: torch.device, multiple_of: int = 1) -> Iterator[Stretch]:
-    """Slices that cover 0..numel in order.
+    """Yield slices that cover 0..numel in order: short enough for the cache on a CPU, a single one on a GPU.
 
     Args:
         numel: elements to cover.
-        device: where they lie.
-        multiple_of: every slice but the last is that many elements long, or a multiple of it.
+        device: device of the elements.
+        multiple_of: the length of every slice but the last is a multiple of this.
     """
     step = -(-LENGTH // multiple_of) * multiple_of if device.type == "cpu" else max(1, numel)
     for start in range(0, numel, step):
@@ -32,8 +32,7 @@ _ROUND = {
     for dtype, name in ((torch.float16, "round_to_fp16"), (torch.bfloat16, "round_to_bf16"))
 }
 _KINDS = (torch.float32, *_ROUND)
-SHORT = tuple(_ROUND)
-"""types to which sums are rounded"""
+SHORT = tuple(_ROUND)  # the 16-bit types, to which sums are rounded
 _WRITE = Loop("write_values", array(*_KINDS), Int, Int, Float, FloatArray)
 _SUM = {
     dtype: Loop(name, array(dtype), array(dtype), Int, Float, array(dtype))
@@ -44,17 +43,16 @@ _SUM = {
 def to_value_dtype(
     x: torch.Tensor, dtype: torch.dtype, world_size: int = 1, *, out: torch.Tensor | None = None
 ) -> torch.Tensor:
-    """Round to the type that travels; what lies beyond its range becomes its largest value, NaN stays NaN.
+    """Round to the value type that is sent; values beyond its range become its largest value, NaN stays NaN.
 
     Args:
         x: floating, any shape.
         dtype: the value type.
-        world_size: for fp16, values are kept so small that the sum over this many ranks cannot overflow, whatever the
-            order of additions.
-        out: where the result goes, of its type and shape.
+        world_size: for fp16, values are clamped so that a sum over this many ranks cannot overflow in any order.
+        out: optional result tensor of that type and the shape of `x`.
 
     Raises:
-        ValueError: fp16 cannot hold a sum over so many ranks.
+        ValueError: fp16 cannot hold a sum over this many ranks.
     """
     if dtype not in (torch.float16, torch.bfloat16) or (x.dtype == dtype and world_size == 1):
         return x.to(dtype) if out is None else out.copy_(x)
@@ -69,7 +67,7 @@ def to_value_dtype(
 
 @also_on_gpus
 def round_values(x: torch.Tensor, limit: float, out: torch.Tensor) -> None:
-    """Round fp32 within +-limit to 16 bits; both are contiguous and of one shape."""
+    """Clamp fp32 `x` to +-limit and round it to 16 bits into `out`; both contiguous and of one shape."""
     loop = _ROUND[out.dtype]
     if loop.serves(x):
         loop(x, x.numel(), limit, out)
@@ -78,21 +76,21 @@ def round_values(x: torch.Tensor, limit: float, out: torch.Tensor) -> None:
 
 
 def value_limit(dtype: torch.dtype, world_size: int) -> float:
-    """The largest magnitude that travels in this type: in fp16, where sums overflow, as `sum_limit` says.
+    """Return the largest magnitude to send in this type: `sum_limit` for fp16, the type's maximum for others.
 
     Raises:
-        ValueError: fp16 cannot hold a sum over so many ranks.
+        ValueError: fp16 cannot hold a sum over this many ranks.
     """
     return sum_limit(dtype, world_size) if dtype is torch.float16 else torch.finfo(dtype).max
 
 
 @functools.cache
 def sum_limit(dtype: torch.dtype, world_size: int) -> float:
-    """The largest value of which `world_size` can be added without overflow.
+    """Return the largest value of which `world_size` terms can be added without overflow.
 
-    It is a multiple of the type's coarsest spacing, so every partial sum of equal terms is exact; rounding is monotone,
-    so smaller terms cannot sum to more. finfo.max / world_size alone is not enough: 65504 / 3 rounds up in fp16 and
-    three of it are infinite.
+    It is a multiple of the type's coarsest spacing, so every partial sum of equal terms is exact. Rounding is
+    monotone, so smaller terms cannot sum to more. finfo.max / world_size alone is not enough: 65504 / 3 rounds up in
+    fp16, and three times that value overflows.
 
     Raises:
         ValueError: `world_size` is beyond the type's precision.
@@ -106,7 +104,7 @@ def sum_limit(dtype: torch.dtype, world_size: int) -> float:
 
 
 def add_values(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
-    """The sum in the wider of both types: 16-bit floats are rounded once, fp16 saturates, integers wrap."""
+    """Return the sum in the wider of both types: 16-bit floats are rounded once, fp16 saturates, integers wrap."""
     dtype = torch.promote_types(a.dtype, b.dtype)
     if dtype in (torch.float16, torch.bfloat16):
         if a.dtype != b.dtype or a.shape != b.shape:
@@ -118,13 +116,13 @@ def add_values(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
 
 
 def lost_in_sum(a: torch.Tensor, b: torch.Tensor, total: torch.Tensor) -> torch.Tensor:
-    """Return what rounding took off `total`, one of `SHORT`: the sum in fp32 less what it became."""
+    """Return the rounding error of `total`, which has a type in `SHORT`: a + b in fp32, minus `total`."""
     return (a.float() + b.float()).sub_(total)
 
 
 @also_on_gpus
 def sum_values(a: torch.Tensor, b: torch.Tensor, limit: float, out: torch.Tensor) -> None:
-    """Write the sum of 16-bit floats within +-limit; all are contiguous, of one type and shape."""
+    """Write the sum of 16-bit floats, clamped to +-limit, into `out`; all contiguous, of one type and shape."""
     loop = _SUM[out.dtype]
     if loop.serves(a, b):
         loop(a, b, a.numel(), limit, out)
@@ -133,7 +131,7 @@ def sum_values(a: torch.Tensor, b: torch.Tensor, limit: float, out: torch.Tensor
 
 
 def write_divided(values: torch.Tensor, divisor: float, out: torch.Tensor) -> None:
-    """Write values / divisor, floating, into fp32 of the same length; both are 1-D."""
+    """Write values / divisor into `out`; floating [n] and fp32 [n]."""
     if values.dtype in _KINDS and out.is_contiguous() and _WRITE.serves(values, out):
         _WRITE(values.contiguous(), _KINDS.index(values.dtype), values.numel(), divisor, out)
         return
@@ -142,13 +140,13 @@ def write_divided(values: torch.Tensor, divisor: float, out: torch.Tensor) -> No
 
 
 def divided(values: torch.Tensor, divisor: float, dtype: torch.dtype) -> torch.Tensor:
-    """The quotient, computed in fp32 or better, as `dtype`; may share memory with `values`."""
+    """Return values / divisor as `dtype`, computed in fp32 or wider; may share memory with `values`."""
     wide = values.to(torch.promote_types(dtype, torch.float32))
     return (wide if divisor == 1 else wide / divisor).to(dtype)
 
 
 def add_divided_(dense: torch.Tensor, values: torch.Tensor, divisor: float) -> None:
-    """Add values / divisor to `dense` (mutated; both 1-D and equally long) without a temporary of their length."""
+    """Add values / divisor to `dense` (mutated), both 1-D and equally long, without a temporary of full length."""
     if values.is_floating_point() and dense.dtype == torch.float32 and math.frexp(divisor)[0] == 0.5:
         dense.add_(values, alpha=1 / divisor)  # a power of two: multiplying is exact, so it equals dividing
         return

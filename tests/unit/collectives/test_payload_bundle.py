@@ -178,7 +178,7 @@ def test_terms_merge_into_what_can_travel() -> None:
     assert isinstance(coded.merged(), Dense)
     for terms in (sparse, coded):
         assert torch.equal(unpack(terms.merged().pack()).to_dense(), terms.to_dense())
-        with pytest.raises(PayloadError, match="does not travel"):
+        with pytest.raises(PayloadError, match="cannot be sent"):
             terms.pack()
     with pytest.raises(PayloadError, match="at least one term"):
         UnreducedSum([])
