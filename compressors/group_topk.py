@@ -1,9 +1,9 @@
-"""Group-TopK: the largest entries of every group of consecutive elements of the flat gradient.
+"""Group-TopK: sends the largest entries of every group of consecutive elements of the flat gradient.
 
 Source: patent application of the Institute of Computing Technology, Chinese Academy of Sciences (2024) on distributed
 training of edge devices with group-wise top-k gradients shared around a ring (preset=patent).
-Differs: the defaults (preset=recommended) add error feedback, density warm-up and 16-bit values; groups start anew in
-each bucket (scope=bucket), so that encoding and sending overlap with backward; indices count within their group.
+Differs: the defaults (preset=recommended) add error feedback, density warm-up and 16-bit values. Groups do not cross
+buckets (scope=bucket), so encoding and sending overlap with backward. Indices are relative to their group.
 """
 
 from __future__ import annotations
@@ -48,21 +48,22 @@ PRESETS: dict[str, dict[str, Any]] = {
 
 @dataclasses.dataclass(kw_only=True)
 class GroupTopK(DensitySparsifier):
-    """k = ratio * group_size entries of largest magnitude per group, rounded half up, at least 1; of equals the first.
+    """Group-TopK: sends the entries of largest magnitude of every group of `group_size` elements.
 
-    The number of entries per group is fixed, so kept zeros are sent, and blocks of whole groups carry the same load
-    around a ring; only a gradient of zeros is nothing but a header. The patent drops what it does not send;
-    `error_feedback` keeps it.
+    A group sends k = ratio * group_size entries, rounded half up, at least 1; of equal magnitudes the first. This
+    number is fixed, so zeros may be sent, and equal numbers of groups make equal messages around a ring. A gradient
+    of zeros is sent as a header only. The patent drops the other entries; `error_feedback` keeps them.
 
     scope=model lays the groups over the flat gradient of the whole model, in the order of its parameters, as the patent
-    does: one bucket, which is complete only when backward ends, so nothing overlaps. Layers that the policy sends whole
-    (`min_numel`, `skip`, `dense_ends`) are left out of it.
+    does. This needs a single bucket, which is complete only when backward ends, so communication does not overlap with
+    it. Layers sent in fp32 (`min_numel`, `skip`, `dense_ends`) are not part of the groups.
 
-    A preset sets the defaults of other options; what you give yourself wins. preset=patent: error_feedback=false,
-    group_size=256, scope=model, value_dtype=fp32, warmup_epochs=0, shared around a ring, and `bench` multiplies the
-    learning rate by the number of ranks, as the patent does. preset=recommended: the defaults that hold without it.
+    A preset changes the defaults of other options; options that you give take precedence. preset=patent sets
+    error_feedback=false, group_size=256, scope=model, value_dtype=fp32 and warmup_epochs=0, uses collective `ring`, and
+    makes `bench` multiply the learning rate by the number of ranks, as the patent does. preset=recommended is the same
+    as no preset.
 
-    Bytes: 24 + z v + min(ceil(z b / 8), ceil(m / 8)) for a bucket of m elements, z kept entries of v bytes, b =
+    Bytes: 24 + z v + min(ceil(z b / 8), ceil(m / 8)) for a bucket of m elements, with z entries of v bytes and b =
     ceil(log2(min(group_size, m))).
     """
 
@@ -72,13 +73,15 @@ class GroupTopK(DensitySparsifier):
 
     group_size: Annotated[Count, Doc("elements per group")] = 1024
     scope: Annotated[
-        Literal["model", "bucket"], Doc("what the groups are laid over: the whole model's gradient, or each bucket's")
+        Literal["model", "bucket"], Doc("form the groups over the whole model's gradient or over each bucket's")
     ] = "bucket"
-    preset: Annotated[Preset, Doc("patent or recommended: other defaults for several options")] = "none"
+    preset: Annotated[
+        Preset, Doc("change the defaults of several options to those of the patent, or to the recommended ones")
+    ] = "none"
     given: frozenset[str] = dataclasses.field(init=False, repr=False, compare=False)
 
     def __new__(cls, **given: Any) -> Self:
-        """Note which options were given, which their values alone do not tell."""
+        """Record which options were given, so that a preset does not override them."""
         compressor = super().__new__(cls)
         compressor.given = frozenset(given)
         return compressor
@@ -103,17 +106,17 @@ class GroupTopK(DensitySparsifier):
 
     @property
     def one_bucket(self) -> bool:
-        """Groups over the whole model need its gradient in one piece."""
+        """Return True for scope=model, whose groups need the gradient of the whole model."""
         return self.scope == "model"
 
     @property
     def default_collectives(self) -> tuple[str, ...]:
-        """The patent shares around a ring."""
+        """Return `ring` for the patent's preset."""
         return ("ring",) if self.preset == "patent" else super().default_collectives
 
     @property
     def default_lr_scaling(self) -> str:
-        """The patent multiplies the learning rate by the number of nodes."""
+        """Return "linear" for the patent's preset: the patent multiplies the learning rate by the number of nodes."""
         return "linear" if self.preset == "patent" else super().default_lr_scaling
 
     @override
@@ -147,7 +150,7 @@ class GroupTopK(DensitySparsifier):
         return GroupSparse.at(positions, layer.numel, self.group_size, k, values, indices)
 
     def contraction_bound(self, layer: Layer) -> float:
-        """1 - k / group_size, or what the short last group gives where that is more."""
+        """Return 1 - k / group_size before rounding, or the bound of a shorter last group if that is larger."""
         k, last_k = self._kept(self.ratio, layer.numel)
         num_whole, rest = divmod(layer.numel, self.group_size)
         shares = [k / self.group_size] * (num_whole > 0) + [last_k / max(rest, 1)] * (rest > 0)
@@ -160,5 +163,5 @@ class GroupTopK(DensitySparsifier):
         return GroupSparse.packed_nbytes(layer.numel, self.group_size, num_entries, TORCH_DTYPES[self.value_dtype])
 
     def _kept(self, density: float, numel: int) -> tuple[int, int]:
-        """Entries kept in a whole group, and in the short last one (0 where there is none)."""
+        """Return how many entries a whole group sends, and a shorter last group (0 if there is none)."""
         return num_kept(density, self.group_size), num_kept(density, numel % self.group_size)

@@ -1,11 +1,11 @@
-"""Hylo: whole filters of convolutions, two bits per element of fully connected layers, everything else as it is.
+"""Hylo: sends important filters of convolutions, two bits per element of linear layers, and other layers in fp32.
 
 Source: "Hylo: a hybrid layer-based optimization to reduce communication in distributed deep learning" (the abstract:
 layers above a size threshold are treated by type; of a convolution only important filters are sent, at a rate that
 falls with the layer's size; of a fully connected layer two bits per element, with a threshold that follows the layer's
 gradients; what is not sent accumulates); the two-bit layout of Apache MXNet's gradient compression.
-Differs: the abstract gives no formulas. Here the rate is (min_numel / m)^exponent, importance is the l1 norm and the
-threshold the mean magnitude, at most the largest one; a code stands for the mean magnitude of what reached it.
+Differs: the abstract gives no formulas. Here the rate is (min_numel / m)^exponent, importance is the l1 norm, and the
+threshold is the mean magnitude; a code is decoded as the mean magnitude of the elements that reach the threshold.
 """
 
 from __future__ import annotations
@@ -39,16 +39,16 @@ Importance = Literal["l1", "l2", "taylor", "random"]
 
 @dataclasses.dataclass(kw_only=True)
 class Hylo(SharedScale):
-    """Treats layers of more than `min_numel` elements by their kind.
+    """Hylo: compresses layers of more than `min_numel` elements according to their kind.
 
-    A convolution of F filters sends k = rate * F of them whole, rate = (min_numel / m)^exponent, at least min_rate. A
-    fully connected layer sends for each element whether it reaches t or -t, with t = gamma * mean|x|, and what that
-    stands for (`decode`); gamma above 1 is refused, for a flat gradient would never reach such a threshold. A threshold
-    of 0 is adaptive, any other is fixed, as MXNet's.
+    A convolution with F filters sends k = rate * F whole filters, with rate = (min_numel / m)^exponent, at least
+    min_rate. A fully connected layer sends a code per element: x >= t, x <= -t, or neither, with t = gamma * mean|x|;
+    `decode` sets the value of a code. gamma is at most 1, because a flat gradient would never reach a larger threshold.
+    threshold=0 is adaptive; any other threshold is fixed, as in MXNet.
 
-    Bytes: per layer of m elements. Convolution 24 + k (m / F) v + filter numbers (at most F / 8), where the filter
-    axis is 0; fully connected 28 + m / 4, or 16 + m with shared_threshold (up to 127 ranks, and 8 control bytes);
-    others 16 + 4 m together.
+    Bytes: per layer of m elements. Convolution 24 + k (m / F) v + filter numbers (at most F / 8), if the filter axis is
+    0; fully connected 28 + m / 4, or 16 + m with shared_threshold (up to 127 ranks, plus 8 control bytes); all other
+    layers together 16 + 4 m.
 
     Raises:
         OptionError: options that contradict each other.
@@ -59,29 +59,31 @@ class Hylo(SharedScale):
     error_feedback: Annotated[bool, Doc("add what was not sent to the next gradient")] = True
     min_numel: Annotated[CountOrZero, Doc("layers of at most this many elements are sent in fp32")] = 16384
     exponent: Annotated[float, Ge(0), Le(4), Doc("how fast a convolution's rate falls with its size")] = 0.5
-    min_rate: Annotated[float, Gt(0), Le(1), Doc("least share of the filters of a convolution")] = 0.05
+    min_rate: Annotated[float, Gt(0), Le(1), Doc("smallest share of a convolution's filters to send")] = 0.05
     importance: Annotated[Importance, Doc("score of a filter; taylor is sum|weight * gradient|")] = "l1"
     value_dtype: Annotated[ValueDtype, Doc("type of the filters' values on the wire")] = "fp32"
-    max_age: Annotated[CountOrZero, Doc("send a filter that waited this many steps, whatever its score; 0: never")] = 0
+    max_age: Annotated[
+        CountOrZero, Doc("send a filter that was not sent for this many steps, whatever its score; 0: never")
+    ] = 0
     gamma: Annotated[float, Gt(0), Le(1), Doc("threshold / mean magnitude of a fully connected layer")] = 1.0
     threshold: Annotated[PositiveOrZero, Doc("fixed threshold in units of the gradient; 0: adaptive")] = 0.0
     pow2_threshold: Annotated[bool, Doc("round the threshold down to a power of two: residuals are then exact")] = False
     decode: Annotated[
         Literal["auto", "threshold", "mean_selected"],
         Doc(
-            "value of a code: the threshold, or the mean magnitude it stands for; auto: the mean, unless the threshold "
-            "is fixed, shared or a power of two"
+            "value of a code: the threshold, or the mean magnitude of the elements that reach it; auto: the mean, unless "
+            "the threshold is fixed, shared or a power of two"
         ),
     ] = "auto"
     shared_threshold: Annotated[
-        bool, Doc("the ranks' mean threshold for all: sums are integers and may ride a ring, at 8 bits each")
+        bool, Doc("use the mean threshold of all ranks: sums are then integers of 8 bits, which suit collective ring")
     ] = False
     fc_like: Annotated[bool, Doc("treat every other matrix as fully connected")] = False
 
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.threshold and self.gamma != 1:
-            raise OptionError("hylo: a fixed threshold leaves gamma no meaning; leave one of them out")
+            raise OptionError("hylo: gamma has no effect with a fixed threshold; leave one of them out")
         if self.shared_threshold and self.decode == "mean_selected":
             raise OptionError("hylo: decode=mean_selected differs between ranks; leave it out of shared_threshold=true")
 
@@ -102,17 +104,17 @@ class Hylo(SharedScale):
         for layer in layers:
             sends_filters = layer.filter_axis is not None and not self.leaves_dense(layer)
             if sends_filters and layer.weight is not None and not layer.weight.is_contiguous():
-                return f"hylo: filters of {layer.name} lie in each other (channels_last); keep it contiguous"
+                return f"hylo: the filters of {layer.name} are interleaved in memory (channels_last); use contiguous_format"
         return None
 
     def leaves_dense(self, layer: Layer) -> bool:
-        """What is small, and what is neither a convolution nor fully connected."""
+        """Return True for small layers, and for layers that are neither convolutions nor fully connected."""
         if super().leaves_dense(layer):
             return True
         return layer.filter_axis is None and not self._is_fully_connected(layer)
 
     def rate(self, layer: Layer) -> float:
-        """Share of a convolution's filters to send, in [min_rate, 1]; the larger the layer, the smaller."""
+        """Return the share of a convolution's filters to send, in [min_rate, 1]; it falls with the layer's size."""
         return min(max(math.pow(self.min_numel / layer.numel, self.exponent), self.min_rate), 1.0)
 
     @override
@@ -136,15 +138,17 @@ class Hylo(SharedScale):
         return payload
 
     def contraction_bound(self, layer: Layer) -> float:
-        """1 - share of the squares that is sent at least.
+        """Return 1 minus the smallest share of |x|^2 that is sent.
 
-        Of k among F filters of f elements: k / F by l2 norm or at random; by l1 norm k / (k + (F - k) f), for a filter
-        that is kept holds at least 1 / f of the square of its l1 norm, and one that is not at most that square. 0
-        by weights, which may be zero, or with `max_age`, for filters that waited may take all places.
+        Convolutions: for k of F filters with f elements each, the share is k / F by l2 norm or at random. By l1 norm it
+        is k / (k + (F - k) f): a filter that is sent holds at least 1 / f of the square of its l1 norm, and one that is
+        not sent at most that square. It is 0 with importance=taylor, because weights may be zero, and with `max_age`,
+        because old filters may take all places.
 
-        Of m codes: gamma / m, for an element that is coded wins t |x| at least, the largest one is coded, and
-        gamma |x|_1 max|x| / m >= gamma |x|^2 / m; half of it where t is rounded down to a power of two; the mean of
-        what is coded is no worse than t. 0 for a threshold that is fixed or agreed on, which all elements may miss.
+        Fully connected layers: for m codes the share is gamma / m. A coded element gains at least t |x|, the largest
+        element is coded, and gamma |x|_1 max|x| / m >= gamma |x|^2 / m. It is half of that if t is rounded down to a
+        power of two; decoding to the mean is no worse than decoding to t. It is 0 for a fixed or shared threshold,
+        which no element may reach.
         """
         if layer.filter_axis is None:
             if self.threshold or self.shared_threshold:
@@ -153,8 +157,8 @@ class Hylo(SharedScale):
         filters = _num_filters(layer)
         kept = self._num_filters_kept(layer)
         left = (filters - kept) * (layer.numel // filters if self.importance == "l1" else 1)
-        finds_nothing = left and (self.max_age or self.importance == "taylor")
-        return 1 - (0.0 if finds_nothing else kept / (kept + left)) * (1 - roundoff(self.value_dtype) ** 2)
+        unbounded = left and (self.max_age or self.importance == "taylor")
+        return 1 - (0.0 if unbounded else kept / (kept + left)) * (1 - roundoff(self.value_dtype) ** 2)
 
     @override
     def expected_nbytes(self, layer: Layer) -> int | None:
@@ -174,7 +178,7 @@ class Hylo(SharedScale):
         return self.shared_threshold and layer.filter_axis is None
 
     def local_scale(self, x: torch.Tensor) -> torch.Tensor:
-        """The threshold that suits `x`: gamma * mean|x|, at most max|x| (a rounded mean may exceed it); fp32 [1]."""
+        """Return the threshold for `x`, fp32 [1]: gamma * mean|x|, at most max|x| (a rounded mean may exceed it)."""
         if self.threshold:
             return x.new_full((1,), self.threshold)
         return self._adaptive(x, *magnitudes_and_largest(x))
@@ -187,11 +191,11 @@ class Hylo(SharedScale):
         return torch.where(scale > 0, scale / (2 * mantissa), scale)
 
     def _adaptive(self, x: torch.Tensor, total: float, largest: float) -> torch.Tensor:
-        """The threshold for `x`, whose magnitudes have this sum and this maximum."""
+        """Return the threshold for `x`, given the sum and the maximum of its magnitudes."""
         return x.new_tensor([total / x.numel() * self.gamma]).clamp_(max=largest)
 
     def _encode_codes(self, x: torch.Tensor, threshold: torch.Tensor) -> Payload:
-        """Two bits per element of a fully connected layer."""
+        """Return the payload of a fully connected layer, two bits per element."""
         threshold = self.rounded_scale(threshold)
         if not self._sends_mean:
             return ternary_payload(ternary(x, float(threshold), CODES), x.numel(), threshold)
@@ -200,7 +204,7 @@ class Hylo(SharedScale):
 
     @property
     def _sends_mean(self) -> bool:
-        """Whether a code's value is the mean of what it stands for: on real gradients that halves the residual."""
+        """Return True if codes are decoded to the mean; on real gradients that halves the residual."""
         if self.decode != "auto":
             return self.decode == "mean_selected"
         return not (self.threshold or self.shared_threshold or self.pow2_threshold)
@@ -212,7 +216,7 @@ class Hylo(SharedScale):
         return num_kept(self.rate(layer), _num_filters(layer))
 
     def _encode_filters(self, x: torch.Tensor, layer: Layer, step: Step) -> Payload:
-        """The most important filters, whole; a layer of zeros is a header."""
+        """Return the payload of a convolution's most important filters."""
         dtype = TORCH_DTYPES[self.value_dtype]
         if self.kind_for(layer) is Dense:
             return Dense(to_value_dtype(x, dtype, step.world_size).clone())
@@ -223,7 +227,10 @@ class Hylo(SharedScale):
         return RowSparse(x.numel(), rows, to_value_dtype(x.view(-1, row_numel)[rows], dtype, step.world_size))
 
     def _choose_filters(self, x: torch.Tensor, layer: Layer, step: Step) -> torch.Tensor:
-        """Numbers of the filters to send, ascending; of equal scores the lower. Proposes the others' ages."""
+        """Return the ascending numbers of the filters to send, and propose the ages of the others.
+
+        Of equal scores, the filter with the lower number is sent.
+        """
         scores = self._scores(x, layer, step)
         ages = step.memory.get("ages", layer.id)
         k = self._num_filters_kept(layer)
@@ -231,7 +238,7 @@ class Hylo(SharedScale):
             return top_k(scores, k)
         ages = torch.zeros_like(scores) if ages is None else ages.to(scores.device)
         waited = ages >= self.max_age
-        if int(waited.sum()) > k:  # those who waited longest, or the last of them would wait for ever
+        if int(waited.sum()) > k:  # the oldest filters first; otherwise some might never be sent
             scores = torch.where(waited, ages, 0.0)
         else:
             scores = torch.where(waited, torch.inf, scores)
@@ -240,7 +247,7 @@ class Hylo(SharedScale):
         return chosen
 
     def _scores(self, x: torch.Tensor, layer: Layer, step: Step) -> torch.Tensor:
-        """Importance of every filter, fp32 [num_filters], >= 0."""
+        """Return the importance of every filter, fp32 [num_filters], >= 0."""
         rows_per_filter, row_numel = _rows_per_filter(layer)
         filters = x.view(rows_per_filter, -1, row_numel)
         match self.importance:
@@ -263,10 +270,9 @@ def _num_filters(layer: Layer) -> int:
 
 
 def _rows_per_filter(layer: Layer) -> tuple[int, int]:
-    """How many rows a filter consists of, and their length.
+    """Return the number of contiguous rows per filter, and their length.
 
-    A filter is one row of the weight [filters, ...]; of a transposed convolution's [inputs, filters, ...] it is one
-    row per input.
+    A filter is one row of a weight [filters, ...], and one row per input of a transposed weight [inputs, filters, ...].
     """
     rows = math.prod(layer.shape[: layer.filter_axis])
     return rows, layer.numel // (rows * _num_filters(layer))

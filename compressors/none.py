@@ -1,4 +1,4 @@
-"""No compression: the gradient in fp32, the yardstick."""
+"""No compression: sends the gradient in fp32, as the baseline for every other method."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from compressors.layer import Layer, Step
 
 @dataclasses.dataclass(kw_only=True)
 class NoCompression(Compressor, name="none"):
-    """Send the gradient as it is, in fp32: the yardstick for every other method.
+    """No compression: sends the gradient in fp32, as the baseline for every other method.
 
     Bytes: 16 + 4 m for a bucket of m elements.
     """
@@ -25,7 +25,7 @@ class NoCompression(Compressor, name="none"):
     granularity: ClassVar[Granularity] = "bucket"
 
     def leaves_dense(self, layer: Layer) -> bool:
-        """Every layer, which saves a copy on the way to `encode`."""
+        """Return True for every layer, which saves the copy that `encode` would make."""
         return True
 
     @override

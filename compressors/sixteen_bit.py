@@ -1,4 +1,4 @@
-"""SixteenBitFloats: what the two 16-bit types share: every element, rounded."""
+"""Methods that round every element to a 16-bit floating-point type: `bf16` and `fp16`."""
 
 from __future__ import annotations
 
@@ -18,11 +18,9 @@ from compressors.layer import Layer, Step
 
 @dataclasses.dataclass(kw_only=True)
 class SixteenBitFloats(LossyCompressor):
-    """SixteenBitFloats: what the two 16-bit types share: every element, rounded.
+    """Base of the methods that send every element in a 16-bit type.
 
-    Sends every element in a 16-bit type.
-
-    The backend adds in that type; our own collectives add in fp32 and round once per hop.
+    Collective `native` adds in that type; the other collectives add in fp32 and round once per hop.
     """
 
     granularity: ClassVar[Granularity] = "bucket"
@@ -36,7 +34,7 @@ class SixteenBitFloats(LossyCompressor):
         return Dense(values)
 
     def contraction_bound(self, layer: Layer) -> float:
-        """Half a unit in the last place, squared."""
+        """Return the square of half a unit in the last place."""
         return float(torch.finfo(self.dtype).eps / 2) ** 2
 
     @override
@@ -46,9 +44,9 @@ class SixteenBitFloats(LossyCompressor):
 
 @dataclasses.dataclass(kw_only=True)
 class Bf16(SixteenBitFloats, name="bf16"):
-    """Brain float: every element as bf16, the range of fp32 with 8 bits of mantissa.
+    """Brain float: sends every element as bf16, which has the range of fp32 and 8 bits of mantissa.
 
-    8 bits of mantissa: relative rounding error up to 2^-9, never out of range.
+    The relative rounding error is at most 2^-9, and no value is out of range.
 
     Bytes: 16 + 2 m for a bucket of m elements.
     """
@@ -58,12 +56,11 @@ class Bf16(SixteenBitFloats, name="bf16"):
 
 @dataclasses.dataclass(kw_only=True)
 class Fp16(SixteenBitFloats, name="fp16"):
-    """Half precision: every element as IEEE fp16, saturating so that no sum over ranks overflows.
+    """Half precision: sends every element as IEEE fp16, saturated so that no sum over ranks overflows.
 
-    11 bits of mantissa, range 6e-8 to 65504.
-
-    PyTorch's own hook divides by the number of ranks before it sends, to avoid overflow, and loses small gradients to
-    underflow; this one saturates at 65504 / ranks and divides afterwards.
+    fp16 has 11 bits of mantissa and a range of 6e-8 to 65504. PyTorch's own hook divides by the number of ranks before
+    it sends, to avoid overflow, and loses small gradients to underflow. This method saturates at 65504 / ranks and
+    divides after the sum.
 
     Bytes: 16 + 2 m for a bucket of m elements.
     """

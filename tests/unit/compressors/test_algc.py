@@ -118,7 +118,7 @@ def test_a_size_of_its_own_for_some_layers() -> None:
     assert algc.option_texts()["min_numel_of"] == f"conv1:0+conv10:{numel}"
     assert Dense in make(min_numel=0, min_numel_of="fc:10").emits
     for wrong in ("conv1", "conv1:x", ":5", "conv1:-1"):
-        with pytest.raises(OptionError, match="write the start of a name and a size"):
+        with pytest.raises(OptionError, match="write the prefix of a name and a size"):
             make(min_numel_of=wrong)
 
 
