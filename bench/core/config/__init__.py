@@ -1,1 +1,1 @@
-"""What each command is asked for: one value per command, which crosses to every process that it starts."""
+"""The configuration of each command: one frozen dataclass per command, sent as JSON to every process that it starts."""

@@ -1,4 +1,4 @@
-"""CalibrateConfig: what `bench calibrate` measures; crosses from the command line to the worker."""
+"""CalibrateConfig, the options of `bench calibrate`, which the command sends to its worker."""
 
 from __future__ import annotations
 
@@ -18,16 +18,16 @@ DEFAULT_COMPRESSORS = "none,bf16,topk,group_topk,powersgd,qsgd,sign"
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class CalibrateConfig(JobConfig):
-    """A step whose parts are measured; complete once `bench.launch.calibrating.resolve` has filled in the rest."""
+    """One calibration: the training step to measure, and how. `bench.launch.calibrating.resolve` fills in defaults."""
 
     panels: ClassVar[tuple[str, ...]] = (WHAT, MEASUREMENT, PROCESSES, OUTPUT)
 
-    model: Annotated[str, Doc("network that is trained"), Flag(WHAT, room="models")] = "small_cnn"
-    dataset: Annotated[str, Doc("data set"), Flag(WHAT, room="datasets")] = "digits"
+    model: Annotated[str, Doc("network to train"), Flag(WHAT, room="models")] = "small_cnn"
+    dataset: Annotated[str, Doc("data set to train on"), Flag(WHAT, room="datasets")] = "digits"
     data_dir: Annotated[DataDir, Flag(WHAT)] = DATA_DIR
     optimizer: Annotated[str, Doc("optimizer"), Flag(WHAT, room="optimizers")] = "sgd"
     batch_size: Annotated[Count, Doc("samples per rank and step"), Flag(WHAT)] = 32
-    augment: Annotated[bool, Doc("random crop and flip"), Flag(WHAT)] = True
+    augment: Annotated[bool, Doc("crop and flip training images at random"), Flag(WHAT)] = True
     bucket_mb: Annotated[BucketMb, Flag(WHAT, chosen="a quarter of the model, from 1 to 25")] = NOT_GIVEN
     compressors: Annotated[
         str,
@@ -35,24 +35,26 @@ class CalibrateConfig(JobConfig):
         Flag(WHAT, room="compressors", many=True),
     ] = DEFAULT_COMPRESSORS
     virtual_hosts: Annotated[
-        bool, Doc("measure messages between virtual hosts too, where they are possible"), Flag(MEASUREMENT)
+        bool, Doc("also measure messages between virtual hosts, if this machine supports them"), Flag(MEASUREMENT)
     ] = True
     budget: Annotated[
         str,
-        Doc("time for all of it; where that is short, steps and turns are timed less often"),
+        Doc("time for the whole calibration; a short one times fewer steps and turns"),
         Flag(MEASUREMENT),
         Form(duration),
     ] = "3m"
     repeats: Annotated[
-        Count, Doc("timed steps of the model, at least, spread over the measurement"), Flag(MEASUREMENT)
+        Count, Doc("least number of timed training steps, spread over the measurement"), Flag(MEASUREMENT)
     ] = 15
-    turns: Annotated[Count, Doc("timed turns of each compressor, on four ranks' gradients each"), Flag(MEASUREMENT)] = 5
+    turns: Annotated[
+        Count, Doc("timed turns of each compressor, each with the gradients of four ranks"), Flag(MEASUREMENT)
+    ] = 5
     threads: Annotated[Threads, Flag(PROCESSES)] = 1
     left_s: Annotated[float, Doc("seconds left of the budget"), NOT_RECORDED] = 0.0
-    done: Annotated[tuple[str, ...], Doc("parts that were measured before"), NOT_RECORDED] = ()
-    later: Annotated[tuple[str, ...], Doc("parts that the launcher measures behind these"), NOT_RECORDED] = ()
+    done: Annotated[tuple[str, ...], Doc("parts that were measured already"), NOT_RECORDED] = ()
+    later: Annotated[tuple[str, ...], Doc("parts that the launcher measures after the worker's"), NOT_RECORDED] = ()
 
     @property
     def budget_s(self) -> float:
-        """Return the seconds for all of it."""
+        """Return `budget` in seconds."""
         return parse_duration(self.budget)

@@ -1,4 +1,4 @@
-"""CompressorsConfig: what `bench compressors` measures; crosses from the command line to the worker."""
+"""CompressorsConfig, the options of `bench compressors`, which the command sends to its worker."""
 
 from __future__ import annotations
 
@@ -26,33 +26,33 @@ WHAT = "What to encode"
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class CompressorsConfig(JobConfig):
-    """One measurement; complete once `bench.launch.compressors.resolve` has filled in the rest."""
+    """One measurement of compressors. `bench.launch.compressors.prepare` fills in the defaults."""
 
     panels: ClassVar[tuple[str, ...]] = (WHAT, MEASUREMENT, PROCESSES, OUTPUT)
 
     compressors: Annotated[
         str,
-        Doc("which, separated by commas"),
-        Flag(WHAT, room="compressors", many=True, chosen="all but the hooks of PyTorch's own"),
+        Doc("compressors to measure, separated by commas"),
+        Flag(WHAT, room="compressors", many=True, chosen="all but PyTorch's own hooks"),
         NOT_RECORDED,
     ] = NOT_GIVEN
     model: Annotated[str, Doc("network whose layers' gradients are encoded"), Flag(WHAT, room="models")] = "resnet20"
     gradients: Annotated[
         Literal["synthetic", "recorded"],
-        Doc("heavy-tailed and each layer at its own scale (synthetic), or of some real training steps (recorded)"),
+        Doc("synthetic: random, heavy-tailed, with a scale per layer; recorded: from a few real training steps"),
         Flag(WHAT),
     ] = "synthetic"
     dataset: Annotated[
         str,
-        Doc("what recorded gradients are trained on; gives the number of classes"),
+        Doc("data set of recorded gradients; also sets the number of classes"),
         Flag(WHAT, room="datasets"),
     ] = "digits"
     data_dir: Annotated[DataDir, Flag(WHAT)] = DATA_DIR
-    repeats: Annotated[Count, Doc("timed turns of each compressor; they alternate"), Flag(MEASUREMENT)] = 9
+    repeats: Annotated[Count, Doc("timed turns of each compressor; compressors take turns"), Flag(MEASUREMENT)] = 9
     bucket_mb: Annotated[BucketMb, Flag(MEASUREMENT)] = 25.0
     threads: Annotated[Threads, Flag(PROCESSES)] = 1
 
     @property
     def compressor_specs(self) -> list[str]:
-        """Each compressor's spec text."""
+        """Return the spec text of each compressor."""
         return spec.split_list(self.compressors)

@@ -1,9 +1,8 @@
-"""Configuration: what a command was asked for, each option declared once as an annotated field.
+"""Base class of the commands' configurations, and the notes with which a field declares an option.
 
-``batch_size: Annotated[Count, Doc("samples per rank and step"), Flag(WHAT)] = 32`` says all there is to say of an
-option. The command line, the check of its value, the JSON that crosses to the ranks, the columns of the CSV, what
-identifies an experiment and the table in `docs/options.md` follow from it. A field without a `Flag` is filled in by the
-program.
+``batch_size: Annotated[Count, Doc("samples per rank and step"), Flag(WHAT)] = 32`` declares an option completely: the
+command line, the check of its value, the JSON sent to the ranks, the CSV columns, the identity of the experiment and
+the table in `docs/options.md` are derived from it. The program fills in fields without a `Flag`.
 """
 
 from __future__ import annotations
@@ -25,20 +24,20 @@ from collectives.options import adapters_of, hints_of, meaning, range_text, spli
 
 T = TypeVar("T")
 
+# Default of an option whose value the program chooses when it resolves the configuration.
 NOT_GIVEN: Any = None
-"""Default of an option for which the program chooses a value; it is there once the configuration is resolved."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Flag:
-    """How an option stands on the command line.
+    """Marks a field as an option of the command line.
 
     Attributes:
         panel: heading under which the help shows it.
-        name: the flag, where it is not the field's name.
-        chosen: what the program chooses where nothing is given, in words.
-        room: the components of this room complete in the shell.
-        many: several of them, separated by commas.
+        name: the flag, if it differs from the field's name.
+        chosen: the value that the program chooses if the option is not given, in words.
+        room: kind of component that the shell completes; empty: none.
+        many: the option takes several components, separated by commas.
     """
 
     panel: str
@@ -50,13 +49,13 @@ class Flag:
 
 @dataclasses.dataclass(frozen=True)
 class Recorded:
-    """How an option shows in CSV files; without this note it is a column and identifies the experiment.
+    """Says how an option is recorded in CSV files; without this note it is a column and part of the identity.
 
     Attributes:
-        unit: of the column.
-        column: it is one.
-        identity: two runs that differ in it are two experiments.
-        absent: what rows of files mean that lack the column.
+        unit: unit of the column.
+        column: the option is a column.
+        identity: two runs with different values are different experiments.
+        absent: value to assume for rows of files without the column.
     """
 
     unit: str = ""
@@ -70,10 +69,10 @@ NOT_RECORDED = Recorded(column=False, identity=False)
 
 @dataclasses.dataclass(frozen=True)
 class Form:
-    """A text that has a form of its own.
+    """Marks an option whose text has a syntax of its own.
 
     Attributes:
-        parse: reads it or raises a `UsageError`; what it returns is, as a text, the one way to write it.
+        parse: parses the text or raises a `UsageError`; `str` of its result is the normal form of the text.
     """
 
     parse: Callable[[str], object]
@@ -81,17 +80,17 @@ class Form:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Option:
-    """What one field declares.
+    """The declaration of one field, as data.
 
     Attributes:
-        name: the field's, the column's and the JSON key.
-        type: bare type, without annotations.
-        default: None where the program chooses, or nothing is meant.
+        name: name of the field, the column and the JSON key.
+        type: type without annotations.
+        default: None if the program chooses a value, or if the option is off.
         range: permitted numbers in mathematical notation, or empty.
-        meaning: one line.
-        flag: None: not on the command line.
-        recorded: how it shows in CSV files.
-        form: None: any text of the type will do.
+        meaning: explanation in one line.
+        flag: None if the option is not on the command line.
+        recorded: how the option is recorded in CSV files.
+        form: syntax of the text; None if any value of the type is valid.
     """
 
     name: str
@@ -105,25 +104,25 @@ class Option:
 
     @property
     def flag_name(self) -> str:
-        """As the command line writes it."""
+        """Return the flag with its dashes."""
         return (self.flag and self.flag.name) or f"--{self.name.replace('_', '-')}"
 
     @property
     def cell_type(self) -> type:
-        """Python type of a value that is given: int, float, bool or str."""
+        """Return the Python type of a value that is not None: int, float, bool or str."""
         bare = next(each for each in _alternatives(self.type) if each is not type(None))
         return str if typing.get_origin(bare) is typing.Literal else bare
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Configuration:
-    """Base of every command's configuration; a value that is given is checked against its declaration.
+    """Base of every command's configuration; values are checked against their declarations when it is created.
 
     Class facts:
-        panels: headings of the command's help, in this order; options of other panels the command does not offer.
+        panels: headings of the command's help, in order; the command has no options of other panels.
 
     Raises:
-        UsageError: a value does not fit, e.g. "--batch-size 0 is not possible: Input should be greater than or equal to
+        UsageError: a value is invalid, e.g. "--batch-size 0 is not possible: Input should be greater than or equal to
             1".
     """
 
@@ -146,34 +145,34 @@ class Configuration:
     @classmethod
     @functools.cache
     def options(cls) -> tuple[Option, ...]:
-        """Every option in the order of the panels, then what the program fills in."""
+        """Return the options in the order of the panels, then the fields that the program fills in."""
         hints = hints_of(cls)
         options = [_option(field, hints[field.name], cls.panels) for field in dataclasses.fields(cls)]
         return tuple(sorted(options, key=lambda o: cls.panels.index(o.flag.panel) if o.flag else len(cls.panels)))
 
     def choose(self, **values: Any) -> Self:
-        """The configuration with these values for options that were not given."""
+        """Return a copy in which these values replace those that are None."""
         chosen = {name: value for name, value in values.items() if getattr(self, name) is None}
         return dataclasses.replace(self, **chosen)
 
     def identity(self) -> dict[str, Any]:
-        """What identifies the experiment."""
+        """Return the values that identify the experiment, by option name."""
         return {option.name: getattr(self, option.name) for option in self.options() if option.recorded.identity}
 
     def columns(self) -> dict[str, Any]:
-        """The columns that say what was asked for, equal in all rows."""
+        """Return the recorded options by column name; they are equal in all rows of a run."""
         return {option.name: getattr(self, option.name) for option in self.options() if option.recorded.column}
 
     def to_json(self) -> str:
-        """The configuration as JSON text, keys in declaration order."""
+        """Return the configuration as JSON text, keys in declaration order."""
         return json.dumps(dataclasses.asdict(self), indent=2) + "\n"
 
     @classmethod
     def from_json(cls, path: Path) -> Self:
-        """Read what `to_json` wrote.
+        """Read a configuration that `to_json` wrote.
 
         Raises:
-            UsageError: the file is not such a configuration.
+            UsageError: the file cannot be read, or holds no configuration of this class.
         """
         try:
             values = json.loads(path.read_text(encoding="utf-8"))
@@ -185,7 +184,7 @@ class Configuration:
 
 
 def short_digest(value: Any) -> str:
-    """Ten hex digits over what JSON writes of a value."""
+    """Return ten hex digits of the SHA-256 of a value's JSON text."""
     return hashlib.sha256(json.dumps(value, sort_keys=True).encode()).hexdigest()[:10]
 
 

@@ -1,4 +1,4 @@
-"""Endpoint: where machine 0 is found, written ``host0:29500``."""
+"""Endpoint, the address and port of machine 0, written ``host0:29500``."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ _FORM = re.compile(r"(\S+):([0-9]{1,5})")
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Endpoint:
-    """A port of a machine.
+    """A machine's address and port.
 
     Attributes:
-        host: name or address; an IPv6 address without its brackets.
+        host: name or IP address; an IPv6 address without brackets.
         port: 1 to 65535.
     """
 
@@ -25,10 +25,10 @@ class Endpoint:
 
     @classmethod
     def parse(cls, text: str) -> Self:
-        """Read ``host0:29500`` or ``[::1]:29500``.
+        """Parse ``host0:29500`` or ``[::1]:29500``.
 
         Raises:
-            UsageError: the text is not of that form.
+            UsageError: the text has another form.
         """
         match = _FORM.fullmatch(text)
         if not match or not 0 < int(match[2]) < 65536:

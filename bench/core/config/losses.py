@@ -1,4 +1,4 @@
-"""Losses: how often hosts are lost and what a restart takes, written ``every=6h,restart=30s,checkpoint=100``."""
+"""Losses, which says how often hosts fail and how a job recovers, written ``every=6h,restart=30s,checkpoint=100``."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ _FORM = re.compile(r"every=([^,]+),restart=([^,]+),checkpoint=([1-9][0-9]{0,8})"
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Losses:
-    """Hosts that are lost by chance, and a job that begins anew from its last checkpoint.
+    """Random failures of hosts, after each of which the job restarts from its last checkpoint.
 
     Attributes:
-        every_s: mean time until a host is lost, the same for each of them.
-        restart_s: from a loss until training goes on.
-        checkpoint_steps: between two checkpoints.
+        every_s: mean seconds until a given host fails, the same for all hosts.
+        restart_s: seconds from a failure until training resumes.
+        checkpoint_steps: steps between two checkpoints.
     """
 
     every_s: float
@@ -28,16 +28,16 @@ class Losses:
 
     @classmethod
     def parse(cls, text: str) -> Self:
-        """Read ``every=6h,restart=30s,checkpoint=100``.
+        """Parse ``every=6h,restart=30s,checkpoint=100``.
 
         Raises:
-            UsageError: the text is not of that form, or no time passes between losses.
+            UsageError: the text has another form, or the mean time between losses is 0.
         """
         match = _FORM.fullmatch(text.replace(" ", ""))
         if not match:
             raise UsageError(
                 f"--losses {text} is not possible; write every=6h,restart=30s,checkpoint=100: each host's mean time "
-                "until it is lost, the time until training goes on, and the steps between checkpoints"
+                "until it is lost, the time until training resumes, and the steps between checkpoints"
             )
         losses = cls(
             every_s=parse_duration(match[1]), restart_s=parse_duration(match[2]), checkpoint_steps=int(match[3])
@@ -51,5 +51,5 @@ class Losses:
 
 
 def _text(seconds: float) -> str:
-    """As `parse_duration` reads it, to the microsecond."""
+    """Return seconds as text that `parse_duration` reads, rounded to microseconds."""
     return f"{seconds:.6f}".rstrip("0").rstrip(".") + "s"

@@ -1,4 +1,4 @@
-"""LrScaling: how the learning rate follows the number of ranks, written ``none``, ``linear`` or ``linear:base=4``.
+"""LrScaling, the dependence of the learning rate on the number of ranks: ``none``, ``linear`` or ``linear:base=4``.
 
 Source: linear scaling as in Goyal et al. 2017 (arXiv:1706.02677); part of the Group-TopK ring-sharing patent.
 """
@@ -16,20 +16,20 @@ _FORM = re.compile(r"\s*linear\s*(?::\s*base\s*=\s*([0-9]{1,9})\s*)?")
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class LrScaling:
-    """The linear rule, or none.
+    """Linear scaling of the learning rate with the number of ranks, or no scaling.
 
     Attributes:
-        base: number of ranks that the learning rate was chosen for; None: it is taken as it is.
+        base: number of ranks that the learning rate was chosen for; None: it is not scaled.
     """
 
     base: int | None = None
 
     @classmethod
     def parse(cls, text: str) -> Self:
-        """Read ``linear:base=4``.
+        """Parse ``none``, ``linear`` or ``linear:base=4``.
 
         Raises:
-            UsageError: the text is not of that form, or the base is 0.
+            UsageError: the text has another form, or the base is 0.
         """
         if text.strip() == "none":
             return cls()
@@ -37,13 +37,13 @@ class LrScaling:
         base = int(match[1] or 1) if match else 0
         if base < 1:
             raise UsageError(
-                f"--lr-scaling {text} is not possible; write none, linear or linear:base=4, the ranks that --lr was "
-                "chosen for"
+                f"--lr-scaling {text} is not possible; write none, linear or linear:base=N, where N is the number of "
+                "ranks that --lr was chosen for"
             )
         return cls(base=base)
 
     def factor(self, world_size: int) -> float:
-        """What the learning rate is multiplied with for so many ranks."""
+        """Return the factor by which the learning rate is multiplied."""
         return 1.0 if self.base is None else world_size / self.base
 
     def __str__(self) -> str:

@@ -1,4 +1,4 @@
-"""PredictConfig: what `bench predict` is asked for; the options of `bench run` that a prediction depends on."""
+"""PredictConfig, the options of `bench predict`: those of `bench run` that a prediction depends on, and a few more."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ from collectives.options import MOST, Count
 WHAT = "What to predict"
 RANKS = "Ranks and links"
 VALIDATION = "Validation"
+# Most ranks that can be simulated when each sends to each, and when several share a host.
 MOST_RANKS, MOST_TOGETHER = 16_384, 4096
-"""that can be simulated, each of which sends to each; where several share a host"""
 MOST_CORES = 100_000
 Ranks = Annotated[int, Ge(1), Le(MOST_RANKS)]
 LinkText = Annotated[str | None, Flag(RANKS)]
@@ -27,71 +27,80 @@ LinkText = Annotated[str | None, Flag(RANKS)]
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class PredictConfig(Configuration):
-    """A pair, ranks and links; model, data set, batch and optimizer are those of the calibration."""
+    """Compressor, collective, ranks and links to predict; the calibration sets the model, data set and optimizer."""
 
     panels: ClassVar[tuple[str, ...]] = (WHAT, RANKS, VALIDATION, OUTPUT)
 
     compressor: Annotated[
-        str, Doc("gradient compressor"), Flag(WHAT, room="compressors", chosen="all of the calibration, ranked")
+        str, Doc("gradient compressor"), Flag(WHAT, room="compressors", chosen="all that the calibration has, ranked")
     ] = NOT_GIVEN
     collective: Annotated[
         str,
-        Doc("how ranks sum"),
+        Doc("how ranks sum gradients"),
         Flag(
             WHAT,
             room="collectives",
-            chosen="the fastest; among more than 64 ranks, and with async_server, the one that a run would choose",
+            chosen="the fastest; with more than 64 ranks or with async_server, the one that bench run would choose",
         ),
     ] = NOT_GIVEN
-    strategy: Annotated[str, Doc("when ranks exchange what: ddp or async_server"), Flag(WHAT, room="strategies")] = (
+    strategy: Annotated[str, Doc("how ranks train together: ddp or async_server"), Flag(WHAT, room="strategies")] = (
         "ddp"
     )
     model: Annotated[
-        str | None, Doc("network that is trained; a calibration must be of it"), Flag(WHAT, room="models")
+        str | None, Doc("network to train; must be that of the calibration"), Flag(WHAT, room="models")
     ] = None
-    dataset: Annotated[str | None, Doc("data set, likewise; digits in an estimate"), Flag(WHAT, room="datasets")] = None
+    dataset: Annotated[
+        str | None,
+        Doc("data set; must be that of the calibration (without a calibration: digits)"),
+        Flag(WHAT, room="datasets"),
+    ] = None
     batch_size: Annotated[
-        int | None, Ge(1), Le(MOST), Doc("samples per rank and step, likewise; 32 in an estimate"), Flag(WHAT)
+        int | None,
+        Ge(1),
+        Le(MOST),
+        Doc("samples per rank and step; must be those of the calibration (without a calibration: 32)"),
+        Flag(WHAT),
     ] = None
     step_time: Annotated[
         str | None,
-        Doc("time of a step without exchange: a rough estimate from the shapes of --model, without a calibration"),
+        Doc("time of a step without exchange, for a rough estimate from --model without a calibration: 50ms"),
         Flag(WHAT),
         Form(duration),
     ] = None
     trigger: Annotated[
         Literal["async", "sync"],
-        Doc("when a bucket is sent; async: when it is ready, sync: when all are"),
+        Doc("when a bucket is sent; async: as soon as it is ready, sync: once all are ready"),
         Flag(WHAT),
     ] = "async"
-    world_size: Annotated[Ranks, Doc("ranks of the whole job"), Flag(RANKS, chosen="2, or those of the hosts")] = (
-        NOT_GIVEN
-    )
+    world_size: Annotated[
+        Ranks, Doc("ranks of the whole job"), Flag(RANKS, chosen="2, or as many as the hosts have")
+    ] = NOT_GIVEN
     hosts: Annotated[Ranks, Doc("machines, each with a link to one switch"), Flag(RANKS, chosen="one per rank")] = (
         NOT_GIVEN
     )
     ranks_per_host: Annotated[Count, Doc("ranks on each host, which share its link and cores"), Flag(RANKS)] = 1
     network: Annotated[LinkText, Doc("a named network: adsl, 4g, wifi, 1gbe or 10gbe")] = None
-    bandwidth: Annotated[LinkText, Doc("rate of each link, up and down: 100mbit")] = None
-    uplink: Annotated[LinkText, Doc("rate of what a host sends")] = None
-    downlink: Annotated[LinkText, Doc("rate of what a host receives")] = None
+    bandwidth: Annotated[LinkText, Doc("rate of each host's link in both directions: 100mbit")] = None
+    uplink: Annotated[LinkText, Doc("rate at which a host can send: 10mbit")] = None
+    downlink: Annotated[LinkText, Doc("rate at which a host can receive: 100mbit")] = None
     bandwidth_trace: Annotated[
-        LinkText, Doc("file of the rate over time, up and down: a line for each millisecond at which 1500 bytes pass")
+        LinkText,
+        Doc("file of a rate that varies, both directions; each line is a time in ms at which 1500 bytes may pass"),
     ] = None
-    uplink_trace: Annotated[LinkText, Doc("such a file for what a host sends")] = None
-    downlink_trace: Annotated[LinkText, Doc("such a file for what a host receives")] = None
+    uplink_trace: Annotated[LinkText, Doc("file like --bandwidth-trace, only for what a host sends")] = None
+    downlink_trace: Annotated[LinkText, Doc("file like --bandwidth-trace, only for what a host receives")] = None
     latency: Annotated[LinkText, Doc("one-way delay of what a host sends: 5ms")] = None
     cluster_file: Annotated[
-        str | None, Doc("a TOML file that describes uneven hosts"), Flag(RANKS, name="--cluster")
+        str | None, Doc("TOML file that describes hosts that differ"), Flag(RANKS, name="--cluster")
     ] = None
     straggler: Annotated[
-        str | None, Doc("a rank that is slow on purpose: rank=1,slowdown=3"), Flag(RANKS), Form(Straggler.parse)
+        str | None, Doc("make one rank slow on purpose: rank=1,slowdown=3"), Flag(RANKS), Form(Straggler.parse)
     ] = None
     losses: Annotated[
         str | None,
         Doc(
-            "hosts that are lost, each once in so long on average, the time until the job has begun anew, and the "
-            "steps between its checkpoints: every=6h,restart=30s,checkpoint=100"
+            "random failures of hosts: each host's mean time until it fails, the time that a restart takes, and the "
+            "steps between checkpoints: every=6h,restart=30s,checkpoint=100"
         ),
         Flag(RANKS),
         Form(Losses.parse),
@@ -100,6 +109,6 @@ class PredictConfig(Configuration):
         int | None,
         Ge(1),
         Le(MOST_CORES),
-        Doc("cores that all hosts share, as virtual ones do; without it each has those of the calibrated machine"),
+        Doc("cores that all hosts share, as virtual hosts do; by default each has those of the calibrated machine"),
         Flag(RANKS),
     ] = None

@@ -1,4 +1,4 @@
-"""RunConfig: the one value that crosses from the command line to the launcher to every rank."""
+"""RunConfig, the options of `bench run`, which the command line passes to the launcher and from there to each rank."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ DEFAULT_EPOCHS = 20
 
 
 def folder_part(name: str) -> str:
-    """A name that can be part of a folder's.
+    """Return the name, after checking that it can be part of a folder's name.
 
     Raises:
         UsageError: it cannot.
@@ -44,7 +44,7 @@ def folder_part(name: str) -> str:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class RunConfig(RanksConfig):
-    """One run as it was asked for; complete once `bench.launch.resolve` has filled in what was left open."""
+    """The configuration of one run. `bench.launch.resolve` fills in what the user left open."""
 
     panels: ClassVar[tuple[str, ...]] = (
         WHAT,
@@ -56,157 +56,172 @@ class RunConfig(RanksConfig):
         OUTPUT,
     )
 
-    model: Annotated[str, Doc("network that is trained"), Flag(WHAT, room="models")] = "small_cnn"
-    dataset: Annotated[str, Doc("data set"), Flag(WHAT, room="datasets")] = "digits"
+    model: Annotated[str, Doc("network to train"), Flag(WHAT, room="models")] = "small_cnn"
+    dataset: Annotated[str, Doc("data set to train on"), Flag(WHAT, room="datasets")] = "digits"
     optimizer: Annotated[str, Doc("optimizer"), Flag(WHAT, room="optimizers")] = "sgd"
     batch_size: Annotated[Count, Doc("samples per rank and step"), Flag(WHAT)] = 32
     accumulate: Annotated[
         Count,
-        Doc("batches whose gradients a rank adds up before they are exchanged and a step is made"),
+        Doc("batches whose gradients each rank adds up before it exchanges them and makes a step"),
         Flag(WHAT),
         Recorded(absent=1),
     ] = 1
     epochs: Annotated[
-        int | None, Ge(1), Le(MOST), Doc("length in epochs"), Flag(WHAT, chosen=f"{DEFAULT_EPOCHS} without --steps")
+        int | None,
+        Ge(1),
+        Le(MOST),
+        Doc("length of the training in epochs"),
+        Flag(WHAT, chosen=f"{DEFAULT_EPOCHS} without --steps"),
     ] = None
     steps: Annotated[
-        int | None, Ge(1), Le(MOST), Doc("length in steps instead; starts at full compression"), Flag(WHAT)
+        int | None,
+        Ge(1),
+        Le(MOST),
+        Doc("length of the training in steps, instead of --epochs; compression starts at its final ratio"),
+        Flag(WHAT),
     ] = None
-    lr: Annotated[Positive, Doc("peak learning rate, before lr_scaling"), Flag(WHAT, chosen="the optimizer's own")] = (
-        NOT_GIVEN
-    )
+    lr: Annotated[
+        Positive, Doc("peak learning rate, before lr_scaling"), Flag(WHAT, chosen="the optimizer's default")
+    ] = NOT_GIVEN
     schedule: Annotated[
-        Literal["constant", "cosine", "step"], Doc("lr over time: constant, cosine or step"), Flag(WHAT)
+        Literal["constant", "cosine", "step"], Doc("learning rate over time: constant, cosine or step"), Flag(WHAT)
     ] = "cosine"
     warmup_epochs: Annotated[PositiveOrZero, Doc("epochs over which the learning rate rises from zero"), Flag(WHAT)] = (
         0.0
     )
     lr_scaling: Annotated[
         str,
-        Doc("how lr follows the ranks: none, linear (times ranks), linear:base=N (times ranks / N: lr suits N)"),
-        Flag(WHAT, chosen="the compressor's own: linear for group_topk:preset=patent, else none"),
+        Doc("factor of lr; none: 1, linear: the number of ranks, linear:base=N: ranks / N, if lr was chosen for N"),
+        Flag(WHAT, chosen="the compressor's default: linear for group_topk:preset=patent, else none"),
         Form(LrScaling.parse),
     ] = NOT_GIVEN
-    augment: Annotated[bool, Doc("random crop and flip"), Flag(WHAT)] = True
-    amp: Annotated[Literal["none", "bf16"], Doc("autocast: none or bf16"), Flag(WHAT)] = "none"
-    train_size: Annotated[Count, Doc("training samples used, all ranks together"), Flag(WHAT, chosen="all")] = NOT_GIVEN
-    test_size: Annotated[Count, Doc("test samples used"), Flag(WHAT, chosen="all")] = NOT_GIVEN
+    augment: Annotated[bool, Doc("crop and flip training images at random"), Flag(WHAT)] = True
+    amp: Annotated[Literal["none", "bf16"], Doc("mixed precision with torch's autocast: none or bf16"), Flag(WHAT)] = (
+        "none"
+    )
+    train_size: Annotated[
+        Count, Doc("number of training samples to use, all ranks together"), Flag(WHAT, chosen="all")
+    ] = NOT_GIVEN
+    test_size: Annotated[Count, Doc("number of test samples to use"), Flag(WHAT, chosen="all")] = NOT_GIVEN
     holdout_size: Annotated[
         CountOrZero,
-        Doc("of the training samples, so many are held out and evaluated on in the test set's place: for tuning"),
+        Doc("training samples to hold out and evaluate on instead of the test set, for tuning"),
         Flag(WHAT),
         Recorded(absent=0),
     ] = 0
     data_dir: Annotated[DataDir, Flag(WHAT)] = DATA_DIR
-    partition: Annotated[Literal["iid"], Doc("how training samples are dealt to ranks")] = "iid"
+    partition: Annotated[Literal["iid"], Doc("how training samples are distributed over ranks")] = "iid"
 
     compressor: Annotated[str, Doc("gradient compressor"), Flag(COMMUNICATION, room="compressors")] = "none"
     collective: Annotated[
         str,
-        Doc("how ranks sum"),
+        Doc("how ranks sum gradients"),
         Flag(
             COMMUNICATION,
             room="collectives",
-            chosen="the strategy's own; with ddp the compressor's own, else the first legal of native and allgather",
+            chosen="the strategy's or the compressor's default, else native, or allgather if native does not work",
         ),
     ] = NOT_GIVEN
     strategy: Annotated[
-        str, Doc("when ranks exchange what"), Flag(COMMUNICATION, room="strategies"), Recorded(absent="ddp")
+        str,
+        Doc("how ranks train together: what they exchange, and when"),
+        Flag(COMMUNICATION, room="strategies"),
+        Recorded(absent="ddp"),
     ] = "ddp"
     trigger: Annotated[
         Literal["async", "sync"],
-        Doc("when a bucket is sent; async: when it is ready, sync: when rank 0 saw all ranks done"),
+        Doc("when a bucket is sent; async: as soon as it is ready, sync: once all ranks have finished backward"),
         Flag(COMMUNICATION),
     ] = "async"
     bucket_mb: Annotated[
         BucketMb,
         Flag(
             COMMUNICATION,
-            chosen="a quarter of the model, from 1 to 25; all of it for group_topk:scope=model; none without DDP",
+            chosen="a quarter of the model, from 1 to 25; the whole model for group_topk:scope=model; none without DDP",
         ),
     ] = NOT_GIVEN
     nonfinite: Annotated[
         Literal["skip", "raise", "zero"],
-        Doc("at a non-finite gradient: skip the step, raise, or zero it"),
+        Doc("what to do about a NaN or infinite gradient: skip the step, raise an error, or zero the gradient"),
         Flag(COMMUNICATION),
     ] = "skip"
 
     straggler: Annotated[
-        str | None, Doc("a rank that is slow on purpose: rank=1,slowdown=3"), Flag(PROCESSES), Form(Straggler.parse)
+        str | None, Doc("make one rank slow on purpose: rank=1,slowdown=3"), Flag(PROCESSES), Form(Straggler.parse)
     ] = None
 
     target_accuracy: Annotated[
         float | None,
         Ge(0),
         Le(1),
-        Doc("test accuracy; when it is reached is recorded"),
+        Doc("test accuracy, 0 to 1, whose training time is recorded in time_to_target_s"),
         Flag(MEASUREMENT),
     ] = None
     eval_every: Annotated[
         CountOrZero,
-        Doc("epochs between evaluations, or steps with --steps; 0: only at the end"),
+        Doc("epochs (with --steps: steps) between evaluations; 0: only at the end"),
         Flag(MEASUREMENT, chosen="1; with --steps: 0"),
     ] = NOT_GIVEN
-    warmup_steps: Annotated[CountOrZero, Doc("first steps that are trained but not timed"), Flag(MEASUREMENT)] = 3
+    warmup_steps: Annotated[CountOrZero, Doc("steps at the start that are not timed"), Flag(MEASUREMENT)] = 3
     rates_tried: Annotated[
         CountOrZero,
-        Doc("learning rates, or settings, that were tried on held-out samples to choose this one; 0: it is not tuned"),
+        Doc("number of learning rates or settings from which this one was chosen on held-out samples; 0: not tuned"),
         Flag(MEASUREMENT),
         Recorded(identity=False, absent=0),
     ] = 0
     profile: Annotated[
         CountOrZero,
-        Doc("record N steps, which are not timed, as a Chrome trace on every rank"),
+        Doc("number of steps to record as a Chrome trace on every rank; they are not timed"),
         Flag(MEASUREMENT),
         NOT_RECORDED,
     ] = 0
 
     name: Annotated[
         str,
-        Doc("label of the run"),
-        Flag(OUTPUT, chosen="its components"),
+        Doc("label of the run, part of its folder's name"),
+        Flag(OUTPUT, chosen="the names of its components"),
         Recorded(identity=False),
         Form(folder_part),
     ] = NOT_GIVEN
     checkpoint_every: Annotated[
         CountOrZero,
-        Doc("epochs between checkpoints, or steps with --steps, from which --resume goes on; 0: none"),
+        Doc("epochs (with --steps: steps) between the checkpoints from which --resume continues; 0: no checkpoints"),
         Flag(OUTPUT),
         NOT_RECORDED,
     ] = 0
     max_restarts: Annotated[
         CountOrZero,
-        Doc("times that the job is started again from its last checkpoint after a rank or machine was lost"),
+        Doc("how often the job restarts from its last checkpoint after it lost a rank or machine"),
         Flag(PROCESSES),
         NOT_RECORDED,
     ] = 0
-    save_model: Annotated[bool, Doc("keep the trained weights"), Flag(OUTPUT, name="--save-model"), NOT_RECORDED] = (
-        False
-    )
+    save_model: Annotated[
+        bool, Doc("save the trained weights in model.pt"), Flag(OUTPUT, name="--save-model"), NOT_RECORDED
+    ] = False
     replicas: Annotated[
         int,
         Ge(1),
-        Doc("mini-batches per step: the ranks, or the copies of the network that their devices hold"),
+        Doc("mini-batches per step: the number of ranks, or of copies of the network that the devices hold"),
         Recorded(identity=False),
     ] = NOT_GIVEN
     devices: Annotated[dict[str, Any] | None, Doc("the devices, as `Topology.to_dict`"), NOT_RECORDED] = None
     track: Annotated[
         Literal["none", "tensorboard", "mlflow"],
-        Doc("where every row's numbers go beside metrics.csv: none, tensorboard or mlflow, both on this machine"),
+        Doc("also log every row to a local tracker: none, tensorboard or mlflow"),
         Flag(OUTPUT),
         NOT_RECORDED,
     ] = "none"
     filled: Annotated[
         dict[str, str],
-        Doc("the components' texts with every option, by field; short texts are for people"),
+        Doc("spec texts of the components with every option, by field; the fields themselves hold short texts"),
         NOT_RECORDED,
     ] = dataclasses.field(default_factory=dict)
 
     def identity(self) -> dict[str, Any]:
-        """What identifies the experiment, components with every option."""
+        """Return the values that identify the experiment; components with every option."""
         of_devices = {"devices": self.devices} if self.devices else {}
         identity = super().identity() | self.filled | of_devices
-        # The experiment is the one it was before there were these options.
+        # Keep the digests of runs from before these options existed.
         if self.accumulate == 1:
             del identity["accumulate"]
         if self.link_trace is None:
@@ -215,24 +230,24 @@ class RunConfig(RanksConfig):
 
     @property
     def untimed_steps(self) -> int:
-        """Of the beginning: those that warm up, and those that a profiler looks at, one to warm it up among them."""
+        """Return the number of untimed steps at the start: warm-up, profiled steps, and one to warm up the profiler."""
         return self.warmup_steps + (self.profile + 1 if self.profile else 0)
 
     @property
     def samples_per_step(self) -> int:
-        """Training samples that one replica uses in a step."""
+        """Return the training samples that one replica uses in a step."""
         return self.batch_size * self.accumulate
 
     @property
     def digest(self) -> str:
-        """Ten hex digits over `identity`."""
+        """Return ten hex digits that identify the experiment: a hash of `identity`."""
         return short_digest(self.identity())
 
     @property
     def config_id(self) -> str:
-        """The digest without the seed: equal for repeats of one configuration."""
+        """Return a digest without the seed, equal for repeats of one configuration."""
         return short_digest({name: value for name, value in self.identity().items() if name != "seed"})
 
     def columns(self) -> dict[str, Any]:
-        """This run's identity columns for `metrics.csv`, all but `run_id`."""
+        """Return this run's identity columns of `metrics.csv`, without `run_id`."""
         return {"digest": self.digest, "config_id": self.config_id} | super().columns()

@@ -1,4 +1,4 @@
-"""Seeds as a user writes them: a text like 1,2,3 or 1-5, or a list of numbers."""
+"""Parse and write lists of seeds, such as ``1,2,3`` or ``1-5``."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ MOST_SEEDS = 1000
 
 
 def parse_seeds(text: str, option: str = "--seeds") -> list[int]:
-    """The seeds that a text names.
+    """Return the seeds that a text names.
 
     Args:
         text: seeds and ranges of seeds, separated by commas.
-        option: what the user gave it as, for messages.
+        option: the option that the text was given for, for messages.
 
     Raises:
-        UsageError: it is no such text, or names no seed, one of them twice, or more than `MOST_SEEDS`.
+        UsageError: the text has another form, or names no seed, a seed twice, or more than `MOST_SEEDS`.
     """
     seeds: list[int] = []
     for item in text.split(","):
@@ -37,5 +37,5 @@ def parse_seeds(text: str, option: str = "--seeds") -> list[int]:
 
 
 def seeds_text(seeds: Iterable[object]) -> str:
-    """The text that names these seeds."""
+    """Return the seeds separated by commas."""
     return ",".join(str(seed) for seed in seeds)

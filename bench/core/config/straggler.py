@@ -1,4 +1,4 @@
-"""Straggler: which rank is slow on purpose, written ``rank=1,slowdown=3``."""
+"""Straggler, a rank that is slow on purpose, written ``rank=1,slowdown=3``."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ class Straggler:
     """One rank that computes more slowly than it could.
 
     Attributes:
-        rank: which one.
-        slowdown: times that forward and backward take longer, at least 1.
+        rank: number of the rank, from 0.
+        slowdown: factor by which forward and backward take longer, at least 1.
     """
 
     rank: int
@@ -27,10 +27,10 @@ class Straggler:
 
     @classmethod
     def parse(cls, text: str) -> Self:
-        """Read ``rank=1,slowdown=3``.
+        """Parse ``rank=1,slowdown=3``.
 
         Raises:
-            UsageError: the text is not of that form, or the slowdown is out of range.
+            UsageError: the text has another form, or the slowdown is out of range.
         """
         match = _FORM.fullmatch(text)
         slowdown = _number(match[2]) if match else math.nan
@@ -41,10 +41,10 @@ class Straggler:
         return cls(rank=int(match[1]), slowdown=slowdown)
 
     def check_among(self, world_size: int) -> None:
-        """Refuse a rank that there is not.
+        """Check that the rank exists.
 
         Raises:
-            UsageError: it is none of so many.
+            UsageError: its number is `world_size` or more.
         """
         if self.rank >= world_size:
             raise UsageError(f"--straggler {self} names none of the {world_size} ranks; they count from 0")

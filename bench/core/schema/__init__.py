@@ -1,1 +1,1 @@
-"""The schema: the columns of every CSV file, one file per kind of row; each column is declared once."""
+"""The columns of every CSV file. Each module declares one kind of file, each column once."""

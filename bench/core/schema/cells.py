@@ -1,4 +1,4 @@
-"""Cells: how a value is written in a CSV file, and read from it again."""
+"""Convert values to the text of CSV cells, and cells back to values."""
 
 from __future__ import annotations
 
@@ -9,15 +9,16 @@ from typing import Any
 from bench.core.schema.column import Column
 from bench.core.schema.metrics import METRICS
 
-# Whole numbers up to here are exact as floats, as other tools read them; of squares of the others a mean can be taken.
+# Largest number that a cell may hold. Integers up to 2**53 stay exact in tools that read every number as a float;
+# floats up to 1e100 can be squared and averaged without overflow.
 _LARGEST = {int: 2**53, float: 1e100}
 
 
 def to_cells(values: Mapping[str, Any], columns: tuple[Column, ...] = METRICS) -> dict[str, str]:
-    """One row as CSV cells; None and NaN become empty cells, flags ``true`` and ``false``.
+    """Return one row as CSV cells; None and NaN become empty cells, booleans ``true`` and ``false``.
 
     Raises:
-        KeyError: a value whose column the schema does not declare (a programming error).
+        KeyError: a value belongs to a column that the schema does not declare (a programming error).
     """
     unknown = set(values) - {column.name for column in columns}
     if unknown:
@@ -26,10 +27,10 @@ def to_cells(values: Mapping[str, Any], columns: tuple[Column, ...] = METRICS) -
 
 
 def from_cell(cell: str, type_: type) -> Any:
-    """The value of a cell of this type, None where it is empty.
+    """Return a cell's value as this type; None for an empty cell and for an infinite or NaN float.
 
     Raises:
-        ValueError: the cell does not hold the type.
+        ValueError: the cell does not hold a value of this type.
     """
     if cell == "":
         return None
@@ -41,11 +42,11 @@ def from_cell(cell: str, type_: type) -> Any:
         return cell
     number = float(cell)
     if type_ is float and not math.isfinite(number):
-        return None  # what overflowed is no measured value
+        return None  # an overflow is not a measured value
     if not abs(number) <= _LARGEST[type_]:
-        raise ValueError(f"'{cell}' is no number, or larger than anything that can be measured")
+        raise ValueError(f"'{cell}' is not a number, or larger than anything that can be measured")
     if type_ is int and number != int(number):
-        raise ValueError(f"'{cell}' is no whole number")
+        raise ValueError(f"'{cell}' is not a whole number")
     return type_(number)
 
 

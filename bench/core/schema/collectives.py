@@ -1,4 +1,4 @@
-"""The CSV file of `bench collectives`: one row per collective, payload and size."""
+"""Columns of the CSV file of `bench collectives`: one row per collective, payload and size."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ _network = partial(Column, "network")
 
 COLLECTIVES: tuple[Column, ...] = (
     identity("collective", str, "collective"),
-    identity("payload", str, "compressor that made the payload; none: the tensor as it is"),
+    identity("payload", str, "compressor that made the payload; none: the tensor is sent uncompressed"),
     identity("size_bytes", int, "bytes of the tensor that is summed, before compression", unit="bytes"),
-    identity("count", int, "its elements"),
+    identity("count", int, "elements of the tensor that is summed"),
     *declared_columns(CollectivesConfig),
     _network(
         "measured_bandwidth_bps",
@@ -26,64 +26,75 @@ COLLECTIVES: tuple[Column, ...] = (
     _network(
         "measured_rtt_s",
         float,
-        "round trip time between two hosts, likewise: median over hosts",
+        "round-trip time between two hosts, measured before the first sum; median over hosts",
         unit="s",
         deterministic=False,
     ),
     _network(
         "measured_loss_ratio",
         float,
-        "share of datagrams that were lost, likewise (where links lose frames on purpose)",
+        "share of datagrams that were lost, measured before the first sum (only if links lose frames on purpose)",
         deterministic=False,
     ),
     _network(
         "forwarder_cpu_share",
         float,
-        "share of one core that the forwarder between virtual hosts took during the sums (empty: none was needed)",
+        "share of one core that the forwarder between virtual hosts used during the sums (empty: no forwarder)",
         better="lower",
         deterministic=False,
     ),
-    _network("wire_headers", str, "exact: the kernel counted real frames; estimated: offload was on"),
+    _network(
+        "wire_headers",
+        str,
+        "exact: the kernel counted real frames; estimated: segmentation offload was on, so headers are computed",
+    ),
     _network(
         "link_warnings",
         str,
-        "where a measured link is more than 10 % off, or otherwise not what was asked",
+        "links whose measured rate, delay or loss differs from the requested one, the rate by more than 10 %",
         deterministic=False,
     ),
     seconds(
         "speed",
         "time_p50_s",
-        "time of one sum on the slowest rank, until it lies in a dense tensor: median of a round, median over rounds",
+        "time of one sum on the slowest rank, until the result is a dense tensor; median of each round, then median "
+        "over rounds",
     ),
-    seconds("speed", "time_p95_s", "95th percentile likewise"),
+    seconds(
+        "speed",
+        "time_p95_s",
+        "time of one sum on the slowest rank: 95th percentile of each round, then median over rounds",
+    ),
     bytes_per_s("speed", "algbw_Bps", "size_bytes / time_p50_s"),
     bytes_per_s(
         "speed",
         "busbw_Bps",
-        "algbw_Bps x 2(n-1)/n for n ranks: for dense payloads, comparable with the rate of a link",
+        "algbw_Bps x 2(n-1)/n for n ranks; for dense payloads it can be compared with the rate of a link",
     ),
     Column(
         "health",
         "num_wrong",
         int,
-        "elements that are not what a serial sum in the documented order gives (native: not within its error bound), "
-        "all ranks and rounds together",
+        "elements that differ from a serial sum in the documented order (native: by more than its error bound), "
+        "summed over ranks and rounds",
         better="lower",
     ),
-    Column("wire", "messages", float, "messages sent per sum, mean over ranks (empty: the backend hides them)"),
-    num_bytes("wire", "bytes_sent", "bytes sent per sum, mean over ranks (native: by the formula 2(n-1)/n)"),
+    Column("wire", "messages", float, "messages sent per sum, mean over ranks (empty: the backend does not tell)"),
+    num_bytes(
+        "wire", "bytes_sent", "bytes sent per sum, mean over ranks (native: computed as 2(n-1)/n x the tensor's size)"
+    ),
     num_bytes(
         "wire",
         "wire_bytes_sent",
-        "bytes of whole frames sent per sum and host, mean over hosts, counted by the kernel (virtual hosts only): "
-        "headers and acknowledgements are in it, the barrier between sums is not",
+        "bytes of Ethernet frames sent per sum and host, mean over hosts, counted by the kernel (virtual hosts only); "
+        "includes headers and acknowledgements, but not the barrier between sums",
         deterministic=False,
     ),
     Column(
         "speed",
         "of_limit",
         float,
-        "time in which the busiest link could have carried its frames / time_p50_s (virtual hosts with a rate only)",
+        "shortest time in which the busiest link could carry its frames / time_p50_s (virtual hosts with a rate only)",
         better="higher",
         deterministic=False,
     ),

@@ -1,4 +1,4 @@
-"""The CSV file of `bench compressors`: one row per compressor."""
+"""Columns of the CSV file of `bench compressors`: one row per compressor."""
 
 from __future__ import annotations
 
@@ -16,33 +16,34 @@ COMPRESSORS: tuple[Column, ...] = (
     identity("numel", int, "elements of the gradient"),
     identity("dense_bytes", int, "bytes of the gradient in fp32", unit="bytes"),
     *declared_columns(CompressorsConfig),
-    num_bytes("size", "packed_bytes", "packed payload with headers, all buckets, mean over turns"),
+    num_bytes("size", "packed_bytes", "bytes of the packed payloads with headers, all buckets, mean over turns"),
     _size("compression_ratio", float, "dense_bytes / packed_bytes", better="higher"),
     _size("bits_per_element", float, "8 x packed_bytes / numel", unit="bits", better="lower"),
     _size("effective_density", float, "entries sent / entries of the gradient"),
     _loss(
         "relative_error",
         float,
-        "norm(x - C(x)) / norm(x), mean over turns; x: the gradient plus what earlier turns kept, C(x): what arrives",
+        "norm(x - C(x)) / norm(x), mean over turns; x: the gradient plus the residual of earlier turns, C(x): the "
+        "decoded payload",
         better="lower",
     ),
     _loss("cosine", float, "cosine of the angle between x and C(x), mean over turns", better="higher"),
     _loss(
         "contraction_seen",
         float,
-        "norm(x - C(x))^2 / norm(x)^2, mean over turns, of the layer or bucket where it is largest",
+        "norm(x - C(x))^2 / norm(x)^2, mean over turns, in the layer or bucket where it is largest",
         better="lower",
     ),
     _loss(
         "contraction_proved",
         float,
-        "the largest it can be for any x, in expectation for methods that draw at random (1: nothing of x may arrive; "
-        "empty: there is no such bound, or none is proved)",
+        "proved upper bound of contraction_seen over all x, in expectation for random methods (1: possibly nothing of "
+        "x arrives; empty: no bound is known)",
     ),
     seconds(
         "speed",
         "encode_s",
-        "time until the payload is packed, residual added and kept; of several rounds all, median over turns",
+        "time to add the residual, encode, pack the payload and keep the new residual, all rounds, median over turns",
     ),
     bytes_per_s("speed", "encode_Bps", "dense_bytes / encode_s"),
     seconds("speed", "decode_s", "time from one packed payload to the update, median over turns"),

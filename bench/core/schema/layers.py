@@ -1,4 +1,4 @@
-"""layers.csv: one row per layer and evaluation of a run, with what was sent for it."""
+"""Columns of layers.csv, which describes what was sent for each layer: one row per layer and evaluation of a run."""
 
 from __future__ import annotations
 
@@ -15,25 +15,25 @@ LAYERS: tuple[Column, ...] = (
     identity("layer", str, "the parameter's name"),
     _layer("kind", str, "conv, linear, norm, bias or other"),
     _layer("numel", int, "number of elements"),
-    _layer("payload", str, "kind of payload that carried it; of several messages in a step, joined by +"),
+    _layer("payload", str, "kind of payload that the layer is sent as; several messages per step are joined by +"),
     _layer("payload_bytes", float, "encoded bytes per step, mean since the previous row", unit="bytes"),
-    _layer("density_min", float, "smallest share of entries sent in a message, since the previous row"),
-    _layer("density_mean", float, "mean share of entries sent"),
-    _layer("density_max", float, "largest share of entries sent"),
+    _layer("density_min", float, "smallest share of entries sent in one message, since the previous row"),
+    _layer("density_mean", float, "mean share of entries sent in one message, since the previous row"),
+    _layer("density_max", float, "largest share of entries sent in one message, since the previous row"),
     _layer(
         "density_wanted",
         float,
-        "mean share of entries that the compressor meant to send (empty: it sets none for the layer)",
+        "mean share of entries that the compressor was configured to send (empty: it has no such target)",
     ),
     _layer(
         "density_of_wanted_min",
         float,
-        "smallest share sent / share wanted at one step on rank 0; a whole entry at least is sent, however little is "
-        "wanted, and of zeros nothing",
+        "smallest (share sent / share wanted) of any step on rank 0; above 1 where at least one entry must be sent, "
+        "0 where all entries are zero",
     ),
-    _layer("density_of_wanted_max", float, "largest share sent / share wanted at one step, likewise"),
-    _layer("residual_norm", float, "L2 norm of the error-feedback residual on rank 0 (empty: none kept)"),
-    seconds("layer", "encode_s", "time to encode it, mean per step (a bucket's time is shared by size)"),
-    _layer("chosen", str, "pair that auto sends it through now (empty: the run names its pair)"),
-    _layer("chosen_because", str, "why this pair: what was measured when it was chosen"),
+    _layer("density_of_wanted_max", float, "largest (share sent / share wanted) of any step on rank 0"),
+    _layer("residual_norm", float, "L2 norm of the error-feedback residual on rank 0 (empty: no residual is kept)"),
+    seconds("layer", "encode_s", "time to encode the layer, mean per step (a bucket's time is divided by layer size)"),
+    _layer("chosen", str, "compressor and collective that auto now uses for the layer (empty: not chosen by auto)"),
+    _layer("chosen_because", str, "measurements for which auto chose them"),
 )

@@ -1,4 +1,4 @@
-"""links.csv: one row per evaluation and pair of processes, where layers lie on several devices."""
+"""Columns of links.csv, for models spread over devices: one row per evaluation and pair of communicating processes."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ LINKS: tuple[Column, ...] = (
     identity("run_id", str, "the run's folder name", deterministic=False),
     identity("epoch", float, "epochs finished at this evaluation"),
     identity("step", int, "optimizer steps done at this evaluation"),
-    identity("source", str, "who sent: the host or a device"),
-    identity("to", str, "to whom"),
+    identity("source", str, "sender: the host or a device"),
+    identity("to", str, "receiver: the host or a device"),
     num_bytes(
         "wire",
         "activation_bytes",

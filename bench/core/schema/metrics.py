@@ -1,4 +1,7 @@
-"""metrics.csv: one row per evaluation of a run, and one at its end; each says by itself what was run, and on what."""
+"""Columns of metrics.csv: one row per evaluation of a run and one at its end.
+
+Each row names the whole configuration, machine and code version, so rows of several runs can be put in one table.
+"""
 
 from __future__ import annotations
 
@@ -10,8 +13,8 @@ from bench.core.schema.column import Column, declared_columns, identity, num_byt
 
 IDENTITY = (
     identity("run_id", str, "the run's folder name", deterministic=False),
-    identity("digest", str, "hash of everything that identifies the experiment, defaults filled in"),
-    identity("config_id", str, "the digest without the seed: what compare groups by"),
+    identity("digest", str, "hash of everything that identifies the experiment, with all defaults filled in"),
+    identity("config_id", str, "hash like digest, but without the seed; bench compare groups runs by it"),
     *declared_columns(RunConfig),
 )
 
@@ -19,19 +22,19 @@ _progress = partial(Column, "progress")
 
 PROGRESS = (
     _progress("status", str, "ok, running, failed, timeout or interrupted", deterministic=False),
-    _progress("error", str, "the failure in one sentence, empty when ok", deterministic=False),
-    _progress("epoch", float, "epochs finished, with the fraction of the current one"),
+    _progress("error", str, "the failure in one sentence (empty: ok)", deterministic=False),
+    _progress("epoch", float, "epochs finished, including the fraction of the current one"),
     _progress("step", int, "optimizer steps done"),
     _progress(
         "resumes",
         int,
-        "times that the run had gone on from a checkpoint, or begun again after a loss, before this row",
+        "times that the run was resumed from a checkpoint, or restarted after a lost process, before this row",
         deterministic=False,
         absent=0,
     ),
     _progress("samples", int, "training samples used so far, all ranks together"),
-    seconds("progress", "train_time_s", "training time; evaluation and set-up are not counted"),
-    seconds("progress", "wall_time_s", "time since the workers started, everything counted"),
+    seconds("progress", "train_time_s", "training time, without evaluation and set-up"),
+    seconds("progress", "wall_time_s", "time since the workers started, including evaluation and set-up"),
 )
 
 _quality = partial(Column, "quality")
@@ -41,14 +44,16 @@ QUALITY = (
     _quality(
         "train_accuracy",
         float,
-        "share of 1000 of the training samples (of all, where there are fewer) classified right as the test set is: "
-        "the same ones at every evaluation, without augmentation, not on the training clock",
+        "share classified right of 1000 fixed training samples (or of all, if there are fewer), without augmentation; "
+        "not counted in train_time_s",
         better="higher",
     ),
     _quality("test_loss", float, "mean loss over the test set", better="lower"),
     _quality("test_accuracy", float, "share of the test set classified right, 0 to 1", better="higher"),
     seconds(
-        "quality", "time_to_target_s", "train_time_s of the first evaluation at or above the target; empty: missed"
+        "quality",
+        "time_to_target_s",
+        "train_time_s of the first evaluation at or above the target accuracy (empty: not reached)",
     ),
 )
 
@@ -59,7 +64,7 @@ SPEED = (
         "speed",
         "samples_per_s",
         float,
-        "sum over ranks of each one's samples over its own step time, timed steps",
+        "training samples per second in timed steps: each rank's rate, summed over ranks",
         unit="samples/s",
         better="higher",
         deterministic=False,
@@ -68,26 +73,27 @@ SPEED = (
     _step_seconds("step_time_p95_s", "95th percentile of the time of a step"),
     _step_seconds(
         "forward_backward_s",
-        "forward and backward, and the batch made ready for them, without the wait for the network: their share of all "
-        "timed steps x the median step, as the three that follow",
+        "time per step to prepare the batch, forward and backward, without waiting for the network; computed as its "
+        "share of all timed steps x step_time_s, as are the next three columns",
     ),
-    _step_seconds("encode_s", "compressing and decompressing (overlaps with backward)"),
-    _step_seconds("exchange_s", "the exchange's busy time, encoding included (overlaps with backward)"),
+    _step_seconds("encode_s", "time per step to compress and decompress (overlaps with backward)"),
+    _step_seconds("exchange_s", "time per step that the exchange is busy, with encoding (overlaps with backward)"),
     _step_seconds(
         "exposed_s",
-        "what a step waited for after backward's own work had ended; empty where its clock says more than the step's",
+        "time per step spent waiting for the exchange after backward's own work ended (empty: measured as longer than "
+        "the step)",
     ),
     _step_seconds(
         "cpu_s_per_step",
-        "CPU time of a rank per timed step, its exchange thread included, mean over ranks; other work on the machine "
-        "changes it less than the wall clock",
+        "CPU time of a rank per timed step, with its exchange thread, mean over ranks; other programs on the machine "
+        "affect it less than wall-clock time",
     ),
     Column(
         "speed",
         "other_cpu_share",
         float,
-        "share of the usable cores' time that programs other than the run took while it trained; above 0.1 its times "
-        "are longer than on an idle machine (empty: not known)",
+        "share of the usable cores' time that other programs used during training; above 0.1, the run's times are "
+        "longer than on an idle machine (empty: unknown)",
         better="lower",
         deterministic=False,
     ),
@@ -100,42 +106,53 @@ WIRE = (
     _wire_bytes(
         "payload_bytes_per_step", "gradient bytes sent per rank and step since the previous row, mean over ranks"
     ),
-    _wire_bytes("payload_bytes_max_per_step", "the same for the busiest rank"),
-    _wire("payload_bytes_source", str, "counted, or formula where the backend hides the wire"),
+    _wire_bytes(
+        "payload_bytes_max_per_step",
+        "gradient bytes sent per step since the previous row by the rank that sent most",
+    ),
+    _wire(
+        "payload_bytes_source",
+        str,
+        "counted: bytes of the messages sent; formula: computed, because the backend does not tell",
+    ),
     _wire_bytes(
         "control_bytes_per_step", "bytes of flags, sizes and commands sent per rank and step", deterministic=False
     ),
     _wire_bytes(
-        "state_bytes_per_step", "bytes of an optimizer's state sent per rank and step: factors of kfac", absent=0.0
+        "state_bytes_per_step", "bytes of optimizer state sent per rank and step (the factors of kfac)", absent=0.0
     ),
     _wire_bytes(
         "activation_bytes_per_step",
-        "bytes of activations and their gradients sent from device to device, per replica and step",
+        "bytes of activations and their gradients sent between devices, per replica and step",
         absent=0.0,
     ),
-    _wire("dense_bytes_per_step", float, "bytes of one dense fp32 gradient", unit="bytes"),
+    _wire("dense_bytes_per_step", float, "bytes of one uncompressed fp32 gradient", unit="bytes"),
     _wire(
         "compression_ratio",
         float,
-        "bytes that a dense fp32 ring all-reduce would send / payload bytes sent",
+        "bytes that a ring all-reduce of the uncompressed fp32 gradient would send / payload bytes sent",
         better="higher",
     ),
     _wire(
         "chosen",
         str,
-        "pairs that auto sends gradients through now, with shares of the elements where there are several (empty: the "
-        "run names its pair); layers.csv says which layer and why",
+        "pairs of compressor and collective that auto now uses, with each one's share of the elements if there are "
+        "several (empty: not chosen by auto); layers.csv lists them by layer, with the reason",
     ),
     _wire_bytes(
         "wire_bytes_per_step",
-        "bytes sent per rank and step by the interface's counters (virtual hosts)",
+        "bytes sent per rank and step, with all headers, counted by the network interface (virtual hosts only)",
         deterministic=False,
     ),
-    _wire_bytes("wire_bytes_received_per_step", "bytes received, likewise", deterministic=False),
+    _wire_bytes(
+        "wire_bytes_received_per_step",
+        "bytes received per rank and step, with all headers, counted by the network interface (virtual hosts only)",
+        deterministic=False,
+    ),
     _wire(
         "wire_headers",
         str,
-        "exact: counters saw real frames; estimated: segmentation offload was on",
+        "exact: the kernel counted real frames; estimated: segmentation offload was on, so headers are computed",
         deterministic=False,
     ),
     _wire("messages_per_step", float, "messages sent per rank and step", better="lower"),
@@ -143,7 +160,8 @@ WIRE = (
     _wire(
         "support_overlap",
         float,
-        "share of entries that two ranks both sent in the row's last step, mean over pairs; at up to 2^19 positions",
+        "share of the entries sent that two ranks both sent, in the last step before the row, mean over pairs of "
+        "ranks; up to 2^19 positions are looked at",
     ),
     _wire(
         "measured_bandwidth_bps",
@@ -155,26 +173,27 @@ WIRE = (
     _wire(
         "link_warnings",
         str,
-        "where a measured link is more than 10 % off, or otherwise not what was asked",
+        "links whose measured rate, delay or loss differs from the requested one, the rate by more than 10 %",
         deterministic=False,
     ),
     _wire(
         "measured_rtt_s",
         float,
-        "round trip time between two hosts measured before training",
+        "round-trip time between two hosts measured before training",
         unit="s",
         deterministic=False,
     ),
     _wire(
         "measured_loss_ratio",
         float,
-        "share of datagrams between hosts that were lost before training (where links lose frames on purpose)",
+        "share of datagrams between hosts that were lost, measured before training (only if links lose frames on "
+        "purpose)",
         deterministic=False,
     ),
     _wire(
         "forwarder_cpu_share",
         float,
-        "share of one core that the forwarder between virtual hosts took during the steps (empty: none was needed)",
+        "share of one core that the forwarder between virtual hosts used during the steps (empty: no forwarder)",
         better="lower",
         deterministic=False,
     ),
@@ -187,27 +206,32 @@ HEALTH = (
     _health(
         "skipped_steps",
         int,
-        "steps dropped because of a non-finite gradient, on the rank that dropped most",
+        "steps skipped because of a non-finite gradient, on the rank that skipped most",
         better="lower",
     ),
     _health(
         "staleness_mean",
         float,
-        "versions of the server's parameters that a gradient was behind when it was applied, mean over ranks and steps "
-        "(empty: nothing is stale)",
+        "updates that the server made between sending parameters and applying the gradient computed from them, mean "
+        "over ranks and steps (empty: the strategy waits for all ranks)",
         deterministic=False,
     ),
-    _health("staleness_max", float, "the same, maximum", deterministic=False),
+    _health(
+        "staleness_max",
+        float,
+        "updates that the server made between sending parameters and applying the gradient computed from them, maximum",
+        deterministic=False,
+    ),
     _health(
         "factor_fallbacks",
         int,
-        "factors that were sent in another form than asked for, or factored with more damping, so far (empty: no kfac)",
+        "factors so far that were sent in another form than requested, or factored with more damping (empty: no kfac)",
         better="lower",
     ),
     _health(
         "factor_updates_skipped",
         int,
-        "updates of the factors that were left out because one was not finite, so far (empty: no kfac)",
+        "updates of the factors skipped so far because one was not finite (empty: no kfac)",
         better="lower",
     ),
     _health(
@@ -224,16 +248,17 @@ _origin = partial(Column, "origin")
 
 ORIGIN = (
     _origin("host", str, "machine name", deterministic=False),
-    _origin("cpu", str, "processor model, its widest vectors and number of usable cores", deterministic=False),
+    _origin("cpu", str, "processor model, widest vector instructions and number of usable cores", deterministic=False),
     _origin("torch_version", str, "version of torch"),
     _origin(
         "kernels",
         str,
-        "loops over elements: native, in C; triton, on GPUs; reference, in torch and numpy; all with the same results",
+        "implementation of the loops over elements: native (C), triton (GPUs) or reference (torch and numpy); all give "
+        "the same results",
         absent="reference",
     ),
-    _origin("git_sha", str, "commit of the tool's checkout, where there is one"),
-    _origin("git_dirty", bool, "that checkout had uncommitted changes"),
+    _origin("git_sha", str, "commit of this project's checkout (empty: not run from a checkout)"),
+    _origin("git_dirty", bool, "whether that checkout had uncommitted changes"),
     _origin("started_at", str, "start of the run, UTC", deterministic=False),
 )
 

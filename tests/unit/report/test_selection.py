@@ -29,7 +29,7 @@ def test_conditions_are_typed_and_options_of_a_component_stay_together() -> None
         ("datset=digits", "no column 'datset' .did you mean 'dataset'"),
         ("dataset=digits,word_size=4", "no column 'word_size'"),
         ("world_size=many", "--where world_size=many: "),
-        ("world_size=2.7", "--where world_size=2.7: '2.7' is no whole number"),
+        ("world_size=2.7", "--where world_size=2.7: '2.7' is not a whole number"),
     ],
 )
 def test_bad_conditions_are_refused(text: str, sentence: str) -> None:
