@@ -1,8 +1,8 @@
-"""CompressionHook: a reducer and a collective at work as the communication hook of a model in DDP.
+"""`CompressionHook`: the communication hook of a model in DDP, which reduces buckets in its own thread.
 
-DDP hands buckets over while backward goes on; a thread of the hook's own exchanges them in that order. A failure in the
-thread is kept for whoever waits for the step, and every open Future is completed with its own buffer: an exception in a
-Future surfaces garbled, an unset one hangs.
+DDP hands buckets over during backward, and the thread exchanges them in that order. If the thread fails, `finish_step`
+raises its exception, and every open Future is completed with its bucket's buffer: DDP reports an exception in a Future
+with a garbled text, and hangs if a Future is never completed.
 """
 
 from __future__ import annotations
@@ -42,20 +42,20 @@ from compressors.ddp.reducer import DONE, PendingReduction, Reducer
 from compressors.ddp.report import Bucket, StepReport
 from compressors.layer import Step
 
-# Elements; a copy of fewer takes no longer than the call that saves it.
+# Smallest number of elements for which avoiding a copy saves time.
 WORTH_TAKING = 1 << 15
 
 
 class ZeroCopyGradients:
-    """The gradients of a backward that are still to be exchanged.
+    """Take large gradients on CPUs directly from backward, so that DDP does not copy them into its buckets.
 
-    Taken is what lies on a CPU: on a GPU a copy is cheap, and memory is not. What DDP does not exchange, as inside
-    `no_sync`, and what is added to a gradient that is there already go their usual way, and so does what a hook behind
-    the accumulation wants to see, if `register_post_accumulate_grad_hook` made it: others find the place of a gradient
-    that was taken, and in it what was there before.
+    On GPUs gradients are not taken, because a copy is cheap and memory is scarce. Neither are gradients that DDP does
+    not exchange (inside `no_sync`), that are added to an existing `grad`, or whose parameter has a hook from
+    `register_post_accumulate_grad_hook`. Any other hook that reads the `grad` of a parameter whose gradient was taken
+    sees its old contents.
 
     Args:
-        ddp: with gradient_as_bucket_view; of one without it, no gradient is taken.
+        ddp: the model; without `gradient_as_bucket_view` no gradient is taken.
     """
 
     def __init__(self, ddp: DistributedDataParallel) -> None:
@@ -66,12 +66,12 @@ class ZeroCopyGradients:
         self._handles = [ddp.register_forward_pre_hook(self._expect)] if ddp.gradient_as_bucket_view else []
         for parameter in ddp.module.parameters() if ddp.gradient_as_bucket_view else ():
             if parameter.requires_grad and parameter.numel() >= WORTH_TAKING and parameter.device.type == "cpu":
-                # Where gradients are accumulated: `torch.autograd.grad` does not come by, tensors' own hooks have been.
+                # This node accumulates gradients: tensor hooks run before it, and `torch.autograd.grad` skips it.
                 accumulates = get_gradient_edge(parameter).node
                 self._handles.append(accumulates.register_prehook(functools.partial(self._take, parameter)))
 
     def of(self, bucket: dist.GradBucket) -> tuple[list[torch.Tensor], list[torch.Tensor]]:  # type: ignore[name-defined]
-        """(a bucket's gradients, flat, some of which nobody may change; where their updates go)."""
+        """Return a bucket's flat gradients, and the flat tensors for its updates; gradients taken are read-only."""
         parameters, places = bucket.parameters(), bucket.gradients()
         self._places.update(zip(parameters, places, strict=True))
         self._is_expected &= not bucket.is_last()
@@ -85,21 +85,21 @@ class ZeroCopyGradients:
         return gradients, updates
 
     def close(self) -> None:
-        """Let gradients go their usual way again."""
+        """Stop taking gradients."""
         for handle in self._handles:
             handle.remove()
         self._taken.clear()
         self._places.clear()
 
     def _expect(self, *_: Any) -> None:
-        """Before forward: whether DDP will exchange what the next backward makes."""
+        """Remember whether DDP will exchange the gradients of the next backward; runs before forward."""
         self._is_expected = self._ddp.require_backward_grad_sync and torch.is_grad_enabled()
 
     def _take(self, parameter: nn.Parameter, gradients: tuple[torch.Tensor | None]) -> tuple[torch.Tensor] | None:
-        """Before a gradient is accumulated: what is to be instead, or None."""
+        """Take a gradient before it is accumulated; return a replacement for it, or None to leave it as it is."""
         (gradient,), place = gradients, self._places.get(parameter)
         if (first := self._taken.pop(parameter, None)) is not None and place is not None:
-            place.copy_(first)  # another is added to it now, as a static graph allows
+            place.copy_(first)  # a static graph allows a second gradient, which is now added to the first
             return None
         if (
             gradient is None
@@ -109,27 +109,29 @@ class ZeroCopyGradients:
             or parameter.grad is not None
             or parameter._post_accumulate_grad_hooks
             or gradient.dtype != place.dtype
-            or not (gradient.is_contiguous() and parameter.is_contiguous())  # places have the parameters' own strides
+            or not (
+                gradient.is_contiguous() and parameter.is_contiguous()
+            )  # DDP's views have the strides of the parameters
         ):
             return None
         self._taken[parameter] = gradient
-        return (place.detach(),)  # a view of its own: autograd would copy one that others hold as well
+        return (place.detach(),)  # a new view, because autograd would copy one that is referenced elsewhere
 
 
-_CLOSED = "the communication hook of this model is closed; wrap it in DDP anew"
+_CLOSED = "the communication hook of this model is closed; wrap the model in DDP again"
 
 
 class NonFiniteGradient(RuntimeError):
-    """A gradient held NaN or infinity and the run asked to stop at that."""
+    """A gradient contained NaN or infinity, and `nonfinite` is "raise"."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class HookSettings:
-    """What a hook is told whatever its pair.
+    """Settings of a hook, independent of compressor and collective.
 
     Attributes:
-        seed: of the compressor's private random generators, the same on every rank.
-        trigger: "async" sends each bucket while backward goes on, "sync" when rank 0 saw all ranks finish backward.
+        seed: seed of the compressor's private random generators, the same on every rank.
+        trigger: "async" sends each bucket during backward, "sync" after all ranks have finished backward.
         nonfinite: what to do about NaN or infinity: "skip" the step on all ranks, "raise", or "zero" the elements.
         timeout_s: longest wait for any one message, in seconds.
     """
@@ -146,12 +148,12 @@ class _Job:
 
     Attributes:
         future: completed with `buffer` once that holds the updates.
-        buffer: all gradients of the bucket, 1-D, but for those that were taken.
-        bucket: its layers; their updates are parts of the buffer.
-        is_last: of this step.
-        arrived: when DDP handed it over, in seconds of `time.perf_counter`.
-        ready: on a GPU, when the gradients will be there.
-        pending: the exchange, once it is under way.
+        buffer: DDP's 1-D buffer with all gradients of the bucket, except those that were taken.
+        bucket: the bucket; its updates are views of `buffer`.
+        is_last: whether it is the last bucket of this step.
+        arrived: `time.perf_counter()` when DDP handed it over.
+        ready: on a GPU, the event after which the gradients are valid.
+        pending: the exchange, once it has been started.
     """
 
     future: torch.futures.Future[torch.Tensor]
@@ -164,14 +166,14 @@ class _Job:
 
 
 class CompressionHook(CompressedCommunicator):
-    """A pair at work as a model's communication hook; made by `attach`. A channel that DDP hands buckets to.
+    """Exchange a model's gradients as its communication hook; `attach` creates it.
 
-    After the last bucket the ranks agree whether all gradients were finite, and what the reducer and the collective
-    propose is accepted or dropped on all of them alike.
+    After the last bucket the ranks agree whether all gradients were finite. The state that the reducer and the
+    collective propose is then accepted on all ranks, or dropped on all ranks.
 
     Attributes:
         layers: every parameter that DDP reduces.
-        reducer, collective, transport: the parts; only the communication thread uses them while a step goes on.
+        reducer, collective, transport: only the communication thread uses these during a step.
     """
 
     def __init__(
@@ -181,9 +183,9 @@ class CompressionHook(CompressedCommunicator):
         super().__init__(reduced_layers(ddp), reducer, collective, transport)
         self._ddp = ddp
         self._settings = settings
-        self._held: list[_Job] = []  # by the sync trigger, until backward ends
+        self._held: list[_Job] = []  # with trigger "sync", until backward ends
         self._jobs: queue.SimpleQueue[list[_Job]] = queue.SimpleQueue()
-        self._bell = WakeupEvent()  # rung behind each job
+        self._bell = WakeupEvent()  # rung after each job is queued
         self._failure: Exception | None = None
         self._stream: torch.cuda.Stream | None = None
         self._thread = threading.Thread(target=self._serve, name="exchange", daemon=True)
@@ -197,47 +199,49 @@ class CompressionHook(CompressedCommunicator):
         self._announced: Step | None = None
         self._epoch_is_missing = reducer.compressor.denser_epochs > 0
         self._unfinished = False
-        self._is_whole = False  # the last bucket has arrived, and nobody has asked since
+        self._is_whole = False  # the last bucket has arrived since the last `finish_step`
         self._closed = False
         self._saw_nonfinite = False
         self._any_nonfinite: Callable[[], bool] = lambda: False
 
     def set_epoch(self, epoch: int) -> None:
-        """Tell how many epochs are finished: what the warm-up of the density follows.
+        """Set the number of finished epochs, which controls the density during the warm-up epochs.
 
-        Without it, compressors work at full compression from the first step, and one that has a warm-up says so.
+        Without it, compressors use full compression from the first step, and one with warm-up epochs warns about that.
         """
         self._epoch = epoch
         self._epoch_is_missing = False
 
     def start_step(self, step: Step) -> None:
-        """Tell where the next `backward` is in training, instead of having the steps counted."""
+        """Set the training step of the next `backward`; by default the hook counts the steps itself."""
         self._announced = step
         self._epoch_is_missing = False
 
     def end_pause(self) -> None:
-        """Tell that what went on since the last step, an evaluation say, is no part of the next one's time."""
+        """Exclude the time since the last step, for example of an evaluation, from the next step's time."""
 
     def no_sync(self) -> AbstractContextManager[None]:
-        """Accumulate: what goes forward and `backward` inside adds to the gradients, and nothing is sent.
+        """Accumulate gradients: `backward` inside this context adds to them and sends nothing.
 
-        The first `backward` outside compresses and exchanges the sum, once; residuals are touched there alone, and
-        `step_ok` is asked after it and not inside.
+        Run forward inside it too. The first `backward` outside compresses and exchanges the sum, and only it changes
+        residuals. Call `step_ok` after that `backward`, not inside this context.
         """
         return cast("AbstractContextManager[None]", self._ddp.no_sync())
 
     def step_ok(self) -> bool:
-        """Return whether to call `optimizer.step()`; ask once per step. False: a rank's gradient was not finite.
+        """Return whether to call `optimizer.step()`, or False if a rank's gradient was not finite.
+
+        Call it once per step.
 
         Raises:
             TransportError: a rank was lost or did not answer in time.
             NonFiniteGradient: a gradient was not finite, and `nonfinite` is "raise".
-            RuntimeError: DDP has not handed over all gradients since the last call, so ranks would drift apart.
+            RuntimeError: DDP has not handed over all gradients since the last call, so replicas would diverge.
         """
         return not self.finish_step().skipped
 
     def finish_step(self) -> StepReport:
-        """Return what the exchange did in the last `backward`; raises as `step_ok` does."""
+        """Return the report of the exchange in the last `backward`; raises the same errors as `step_ok`."""
         has_begun, is_whole = self._unfinished, self._is_whole
         self._unfinished = self._is_whole = False
         if self._failure is not None:
@@ -248,7 +252,7 @@ class CompressionHook(CompressedCommunicator):
             compressor = self.reducer.compressor
             warnings.warn(
                 f"{compressor.component_name} sends more in its first {compressor.denser_epochs} epochs only if "
-                "hook.set_epoch(epoch) is called before each; call it, or give warmup_epochs=0",
+                "hook.set_epoch(epoch) is called before each; call it, or set warmup_epochs=0",
                 stacklevel=3,
             )
         self._epoch_is_missing = False
@@ -264,9 +268,10 @@ class CompressionHook(CompressedCommunicator):
         super().load_state_dict(state)
 
     def close(self) -> None:
-        """Stop the thread, and release the process group and what the collective holds; every rank must call.
+        """Stop the thread, and release the process group and the collective; every rank must call.
 
-        The model cannot go `backward` through DDP afterwards; wrap it anew to train on. Closed again, it stays closed.
+        Afterwards `backward` through this DDP model raises an error; wrap the model in DDP again to continue training.
+        Later calls do nothing.
         """
         if self._closed:
             return
@@ -275,15 +280,15 @@ class CompressionHook(CompressedCommunicator):
         self._thread.join()
         self._bell.close()
         self._taken.close()
-        # Else this DDP's buckets would also take what a new DDP over the same model computes.
+        # Otherwise this DDP's buckets would also collect the gradients of a new DDP around the same model.
         self._ddp._remove_autograd_hooks()
         self._ddp.register_forward_hook(_refuse_backward)
         super().close()
-        # DDP's own reducer holds the hook, unseen by Python's collector: both would hold each other for ever.
+        # DDP's C++ reducer references the hook, which Python's garbage collector cannot see: break the cycle here.
         del self._taken, self._ddp
 
     def _take(self, bucket: dist.GradBucket) -> torch.futures.Future[torch.Tensor]:  # type: ignore[name-defined]
-        """DDP's hook; runs in autograd's thread and only hands the bucket over."""
+        """Queue a bucket for the communication thread; DDP calls this hook in autograd's thread."""
         if bucket.index() == 0:
             self._begin()
         buffer = bucket.buffer()
@@ -310,12 +315,12 @@ class CompressionHook(CompressedCommunicator):
         return future
 
     def _begin(self) -> None:
-        """Start a step, with the first bucket that `backward` completes."""
+        """Begin a step when `backward` completes its first bucket."""
         if self._closed:
             raise RuntimeError(_CLOSED)
-        if self._ddp._join_config.enable:  # who has joined makes no step of the protocol
-            raise RuntimeError("ddp.join() is not possible with this hook; give every rank as many batches")
-        if self._unfinished:  # else a lost rank or a gradient that is not finite would pass unseen
+        if self._ddp._join_config.enable:  # a rank that has joined would not take part in the exchange
+            raise RuntimeError("ddp.join() is not possible with this hook; give every rank equally many batches")
+        if self._unfinished:  # otherwise a lost rank or a non-finite gradient would go unnoticed
             raise RuntimeError("step_ok() was not called after the last backward(); call it after each")
         self._unfinished = True
         self._begin_step(
@@ -334,7 +339,7 @@ class CompressionHook(CompressedCommunicator):
         self._saw_nonfinite = False
 
     def _why_missing(self, *, has_begun: bool) -> str:
-        """Say why DDP has handed over no gradient, or not all of them, since a step was last asked for."""
+        """Return why DDP has not handed over all gradients since the last `finish_step`, and what to do."""
         if self._closed:
             return _CLOSED
         if reason := change_since_wrapping(self._ddp):
@@ -348,19 +353,18 @@ class CompressionHook(CompressedCommunicator):
             )
         return (
             "no gradient came through DDP since the last step_ok(); call ddp(x), not model(x), leave the last "
-            "backward() of a step outside no_sync(), and ask once per step"
+            "backward() of a step outside no_sync(), and call step_ok() once per step"
         )
 
     def _hand_over(self, jobs: list[_Job]) -> None:
-        """Give the communication thread something to do, whatever it waits for; nothing to do ends it."""
+        """Queue jobs for the communication thread and wake it; an empty list ends it."""
         self._jobs.put(jobs)
         self._bell.ring()
 
     def _serve(self) -> None:
-        """The communication thread, until it is given nothing to do.
+        """Process jobs in the communication thread, until an empty list comes.
 
-        A bucket that waits to be sent comes before one that is still to come or to be decoded, so that the link does
-        not idle.
+        Sending a new bucket has priority over receiving and decoding earlier ones, so that the link is not idle.
         """
         under_way: collections.deque[_Job] = collections.deque()
         closing = False
@@ -378,25 +382,25 @@ class CompressionHook(CompressedCommunicator):
                 self._land(under_way.popleft())
 
     def _launch(self, jobs: list[_Job]) -> None:
-        """Encode buckets and send them off."""
+        """Encode buckets and start sending them."""
         if jobs and self._settings.trigger == "sync":
             self._attempt(lambda: await_command(self.transport))
         for job in jobs:
             self._attempt(functools.partial(self._start, job))
 
     def _land(self, job: _Job) -> None:
-        """Hand a bucket back, with the mean of what all ranks sent unless something failed."""
+        """Finish a bucket and return it to DDP, with its updates unless something failed."""
         self._attempt(functools.partial(self._finish, job))
         job.future.set_result(job.buffer)
 
     def _attempt(self, work: Callable[[], object]) -> None:
-        """Do a part of the exchange unless one has failed; a failure is kept for whoever waits for the step."""
+        """Do a part of the exchange, unless an earlier one failed; `finish_step` raises the first failure."""
         if self._failure is not None:
             return
         started = time.perf_counter()
         try:
             work()
-        except Exception as error:  # noqa: BLE001 - kept for whoever waits for the step
+        except Exception as error:  # noqa: BLE001 - finish_step raises it
             self._failure = error
         self._report.exchange_s = (self._report.exchange_s or 0.0) + time.perf_counter() - started
 
@@ -406,7 +410,7 @@ class CompressionHook(CompressedCommunicator):
             torch.cuda.set_stream(self._stream)
             self._stream.wait_event(job.ready)
         job.pending = self.reducer.start(job.bucket, self.collective.start, self.transport)
-        # Asked behind the last message, so that no round trip comes after it.
+        # Sent right after the last message, so that no extra round trip follows.
         if job.is_last and self._settings.nonfinite != "zero":
             self._any_nonfinite = self.start_on_any_rank(self._saw_nonfinite)
 
@@ -419,7 +423,7 @@ class CompressionHook(CompressedCommunicator):
             self._report.exposed_s = time.perf_counter() - job.arrived
 
     def _screen(self, bucket: Bucket, buffer: torch.Tensor) -> bool:
-        """Keep NaN and infinity away from the compressor: residuals would never recover."""
+        """Replace NaN and infinity before they reach residuals; return whether the gradients moved to the buffer."""
         is_laid_down = bucket.is_laid_down
         if not is_laid_down and all(map(is_finite, bucket.gradients)):
             return False
@@ -428,7 +432,7 @@ class CompressionHook(CompressedCommunicator):
         return not is_laid_down
 
     def _conclude(self) -> None:
-        """Accept the step on all ranks, or drop it on all of them."""
+        """Accept the proposed state if all ranks' gradients were finite, otherwise drop it."""
         self._report.skipped = self._any_nonfinite()
         if self._report.skipped:
             self.drop()
@@ -439,7 +443,7 @@ class CompressionHook(CompressedCommunicator):
 
 
 def _refuse_backward(_: nn.Module, __: object, output: object) -> None:
-    """Make `backward` through what DDP returned an error, for its gradients are exchanged no more; a forward hook."""
+    """Make `backward` raise an error, because gradients are no longer exchanged; a forward hook."""
     for tensor in _find_tensors(output):
         if tensor.requires_grad:
             tensor.register_hook(_raise_closed)

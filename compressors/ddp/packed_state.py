@@ -1,10 +1,10 @@
-"""Packed state: what a `state_dict` holds as bytes, and back: JSON that says what lies where, then the tensors.
+"""Convert a `state_dict` to bytes and back, without pickle: reading bytes from an unknown source executes no code.
 
-Reading it runs no code, whoever wrote it. Values are None, truth values, numbers, texts, tensors, and lists, tuples and
-dictionaries of these; a dictionary's keys are numbers, texts, or tuples of them.
+Values are None, booleans, numbers, strings, tensors, and lists, tuples and dictionaries of these. The keys of a
+dictionary are numbers, strings, or tuples of them.
 
-Form: 8 bytes length of the JSON; the JSON; then each tensor's elements as they lie in memory, at multiples of 64 bytes
-from the start.
+Format: the length of the JSON header in 8 bytes; the JSON header, which describes the values and where each tensor
+lies; then the elements of each tensor in memory order, aligned to multiples of 64 bytes.
 """
 
 from __future__ import annotations
@@ -29,18 +29,18 @@ _DTYPES = {
 
 
 class StateError(ValueError):
-    """Bytes that are no packed state."""
+    """These bytes are not a packed state."""
 
 
 class PackedState:
-    """A state that is to be written, as it is now.
+    """A state that is ready to be written.
 
     Args:
-        state: tensors on the CPU are shared, not copied, unless asked for.
-        copy: what becomes of the state later changes nothing of this.
+        state: the state; tensors on the CPU are shared with it unless `copy` is set.
+        copy: copy all tensors, so that later changes of the state have no effect here.
 
     Raises:
-        TypeError: a value of a kind that cannot be packed.
+        TypeError: a value has a type that cannot be packed.
     """
 
     def __init__(self, state: Any, *, copy: bool = False) -> None:
@@ -50,7 +50,7 @@ class PackedState:
         self._described = self._describe(state)
 
     def parts(self) -> list[memoryview]:
-        """Return what is to be written, one part after the other."""
+        """Return the parts to write, in this order."""
         entries: list[list[Any]] = []
         end = 0
         for tensor, was_on_cpu in zip(self._tensors, self._were_on_cpu, strict=True):
@@ -71,7 +71,7 @@ class PackedState:
         return parts
 
     def _describe(self, value: Any) -> Any:
-        """What JSON can hold of a value: lists begin with a word that says what they stand for."""
+        """Return a JSON description of a value; containers and tensors become lists that begin with their kind."""
         match value:
             case None | bool() | int() | float() | str():
                 return value
@@ -86,7 +86,7 @@ class PackedState:
         raise TypeError(f"a value of type {type(value).__name__} cannot be packed")
 
     def _take(self, tensor: torch.Tensor) -> int:
-        """Keep a tensor whose elements lie side by side, and return its number."""
+        """Add a tensor, made dense in memory and moved to the CPU, and return its index."""
         if tensor.dtype not in _DTYPES.values():
             raise TypeError(f"a tensor of type {tensor.dtype} cannot be packed")
         on_cpu = tensor.to("cpu", copy=self._copy)
@@ -97,32 +97,32 @@ class PackedState:
 
 
 def pack_state(state: Any) -> torch.Tensor:
-    """Return the state as one tensor, uint8 [bytes]: what a checkpoint that takes tensors can hold."""
+    """Return the state as one tensor, uint8 [bytes], for checkpoints that hold only tensors."""
     return torch.frombuffer(bytearray(b"".join(PackedState(state).parts())), dtype=torch.uint8)
 
 
 def unpack_state(packed: torch.Tensor, device: torch.device | None = None) -> Any:
-    """Return what was packed, in memory of its own.
+    """Return the state that was packed; its tensors do not share memory with `packed`.
 
     Args:
         packed: uint8 [bytes].
-        device: where tensors go that were not on the CPU; the CPU where None.
+        device: device of the tensors that were not on the CPU when packed; None: the CPU.
 
     Raises:
-        StateError: these bytes are no packed state.
+        StateError: the bytes are not a packed state.
     """
     try:
         (length,) = _LENGTH.unpack(packed[: _LENGTH.size].numpy().tobytes())
-        told = json.loads(packed[_LENGTH.size : _LENGTH.size + length].numpy().tobytes())
+        header = json.loads(packed[_LENGTH.size : _LENGTH.size + length].numpy().tobytes())
         rest = packed[_LENGTH.size + length :]
-        tensors = [_tensor(rest, device, *entry) for entry in told["tensors"]]
-        return _restored(told["state"], tensors)
+        tensors = [_tensor(rest, device, *entry) for entry in header["tensors"]]
+        return _restored(header["state"], tensors)
     except (struct.error, ValueError, TypeError, KeyError, IndexError, RuntimeError, RecursionError) as error:
         raise StateError(f"these bytes are no packed state: {error}") from None
 
 
-def _restored(told: Any, tensors: list[torch.Tensor]) -> Any:
-    match told:
+def _restored(description: Any, tensors: list[torch.Tensor]) -> Any:
+    match description:
         case ["tensor", int(index)]:
             return tensors[index]
         case ["dict", *items]:
@@ -132,8 +132,8 @@ def _restored(told: Any, tensors: list[torch.Tensor]) -> Any:
         case ["tuple", *items]:
             return tuple(_restored(item, tensors) for item in items)
         case list() | dict():
-            raise ValueError("a value of no known kind")
-    return told
+            raise ValueError("a value of unknown kind")
+    return description
 
 
 def _tensor(
@@ -148,10 +148,10 @@ def _tensor(
     dtype = _DTYPES[name]
     nbytes = math.prod(shape) * dtype.itemsize
     if start < 0 or start % ALIGNMENT or start + nbytes > rest.numel():
-        raise ValueError("a tensor is cut")
+        raise ValueError("a tensor is cut off")
     flat = rest[start : start + nbytes].view(dtype)
     farthest = sum((size - 1) * stride for size, stride in zip(shape, strides, strict=True))
     if flat.numel() and (min(strides, default=0) < 0 or farthest >= flat.numel()):
         raise ValueError("a tensor reaches beyond its elements")
-    tensor = torch.as_strided(flat.clone(), shape, strides)  # some of torch's calls take no part of a storage
+    tensor = torch.as_strided(flat.clone(), shape, strides)  # cloned: some functions of torch need a whole storage
     return tensor if was_on_cpu or device is None else tensor.to(device)

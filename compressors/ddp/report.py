@@ -101,7 +101,7 @@ class StepReport:
         staleness: number of parameter versions that the gradient was behind when applied. None: not asynchronous.
         factor_fallbacks: number of symmetric matrices that could not be sent or factored as the options say. None: no
             such matrices.
-        factor_updates_skipped: number of times that all matrices were skipped because one was not finite. None: no matrices.
+        factor_updates_skipped: number of updates of all matrices skipped because one was not finite. None: no matrices.
         choice: the method chosen for each layer, if the compressor chooses during training.
     """
 

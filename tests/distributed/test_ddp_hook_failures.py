@@ -338,19 +338,19 @@ def test_a_step_that_nobody_asked_about_is_an_error(played: list[dict[str, Any]]
 
 
 def test_a_closed_hook_says_so(played: list[dict[str, Any]]) -> None:
-    assert "is closed; wrap it in DDP anew" in played[0]["closed"]
+    assert "is closed; wrap the model in DDP again" in played[0]["closed"]
 
 
 def test_a_closed_hook_leaves_the_network_to_a_new_ddp(played: list[dict[str, Any]]) -> None:
     for rank in played:
         assert [message.partition(":")[0] for message in rank["wrapped_again"]] == ["RuntimeError"] * 2
-        assert all("is closed; wrap it in DDP anew" in message for message in rank["wrapped_again"])
+        assert all("is closed; wrap the model in DDP again" in message for message in rank["wrapped_again"])
 
 
 def test_a_step_without_gradients_from_ddp_is_an_error_that_says_why(played: list[dict[str, Any]]) -> None:
     nothing_came = (
         "no gradient came through DDP since the last step_ok(); call ddp(x), not model(x), leave the last "
-        "backward() of a step outside no_sync(), and ask once per step"
+        "backward() of a step outside no_sync(), and call step_ok() once per step"
     )
     unused = "backward() gave {} no gradient, so DDP did not finish; wrap the model with find_unused_parameters=True"
     for rank in played:
@@ -372,7 +372,7 @@ def test_a_step_without_gradients_from_ddp_is_an_error_that_says_why(played: lis
 def test_a_density_that_waits_for_its_epoch_warns_once_and_on_one_rank(played: list[dict[str, Any]]) -> None:
     warning = (
         "topk sends more in its first 3 epochs only if hook.set_epoch(epoch) is called before each; "
-        "call it, or give warmup_epochs=0"
+        "call it, or set warmup_epochs=0"
     )
     assert played[0]["warned"] == [[warning], [], [], [], [], []]
     assert played[1]["warned"] == [[]] * 6
@@ -380,7 +380,7 @@ def test_a_density_that_waits_for_its_epoch_warns_once_and_on_one_rank(played: l
 
 def test_ranks_that_join_are_told_that_they_cannot(played: list[dict[str, Any]]) -> None:
     assert [rank["joined"] for rank in played] == [
-        "RuntimeError: ddp.join() is not possible with this hook; give every rank as many batches"
+        "RuntimeError: ddp.join() is not possible with this hook; give every rank equally many batches"
     ] * 2
 
 
