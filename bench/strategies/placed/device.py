@@ -1,11 +1,12 @@
-"""Device: a process that holds a part of one replica, computes when the host says so, and sums with its peers.
+"""A device process: it holds a part of one replica, computes on the host's command, and sums with its peers.
 
-Its states, and what leads from one to the next:
+Its states, with the host's commands on the arrows:
 
     idle -load-> loaded -batch-> compute -> done [-reduce->] reduce -> updated -> wait -batch-> compute ...
 
-With the async trigger it goes from done to reduce by itself, with the sync trigger when the host saw all devices done
-and says so. From reduce to updated it goes when the host knows from all devices whether the step must be left out.
+With the async trigger it goes from done to reduce by itself; with the sync trigger the host commands it once all
+devices are done. It goes from reduce to updated when the host has told it whether the step is skipped, which depends
+on all devices.
 """
 
 from __future__ import annotations
@@ -49,15 +50,15 @@ _NEXT: Mapping[State, tuple[State, ...]] = {
 
 
 class DeviceProcess(Worker):
-    """One device.
+    """Run one device.
 
     Args:
-        config: of the run.
-        stage: its part of a replica.
-        replica: which replica.
-        channel: to the devices that hold the same part of other replicas.
-        transport: between all processes.
-        optimizer: of the parameters that lie here.
+        config: the run's configuration.
+        stage: this device's part of a replica.
+        replica: index of the replica.
+        channel: connects the devices that hold the same part of other replicas.
+        transport: connects all processes.
+        optimizer: updates this device's parameters.
     """
 
     def __init__(
@@ -86,19 +87,19 @@ class DeviceProcess(Worker):
         self._exchanges = channel.transport.world_size > 1 and bool(self._parameters)
         self._restored: dict[str, Any] | None = None
         self._num_steps = self._num_steps_here = 0
-        self._cpu_s: list[float] = []  # of timed steps since the last report
+        self._cpu_s: list[float] = []  # CPU seconds of each timed step since the last report
         self._in_pool = self._gradients_in_pool() if self._exchanges and not self._keeps_gradients else None
 
     @override
     def follow(self, save: SaveState) -> None:
-        """Do what the host says until it says stop.
+        """Carry out the host's commands until it sends "stop".
 
         Raises:
             TransportError: a process was lost.
-            NonFiniteGradient: a gradient was not finite, and the run asked to stop at that.
+            NonFiniteGradient: a gradient was not finite, and the run has nonfinite="raise".
         """
-        while (told := hear(self._transport, HOST_RANK))["command"] != "stop":
-            match told["command"]:
+        while (message := hear(self._transport, HOST_RANK))["command"] != "stop":
+            match message["command"]:
                 case "load":
                     receive_all_(self._transport, HOST_RANK, [*self._parameters, *self._buffers])
                     self._restore()
@@ -106,18 +107,19 @@ class DeviceProcess(Worker):
                 case "checkpoint":
                     save(self._num_steps, self._state_dict())
                 case "batch":
-                    self._train(Step(rank=self._replica, world_size=self._config.replicas, **told["step"]), told["lr"])
+                    step = Step(rank=self._replica, world_size=self._config.replicas, **message["step"])
+                    self._train(step, message["lr"])
                 case "report":
                     self._report()
 
     @override
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """It counts once the host has loaded the model onto the devices, which it begins with."""
+        """Keep the state until the host loads the model onto the devices, its first command; it then takes effect."""
         self._restored = state
 
     @override
     def close(self) -> None:
-        """Release what the collective holds; every device must call."""
+        """Release the collective's resources; every device must call."""
         self._channel.close()
 
     def _state_dict(self) -> dict[str, Any]:
@@ -133,7 +135,7 @@ class DeviceProcess(Worker):
 
     @torch.no_grad()
     def _restore(self) -> None:
-        """Take the place of a process that made a checkpoint, with what it had sent until then."""
+        """Apply a restored state, including the traffic counted until the checkpoint."""
         if self._restored is None:
             return
         state, self._restored = self._restored, None
@@ -164,11 +166,11 @@ class DeviceProcess(Worker):
             hear(self._transport, HOST_RANK)
         self._enter("reduce")
         outcome = self._reduce(step)
-        reduced_s, booked_s = time.perf_counter() - computed, self._channel.exposed_s
+        reduced_s, exposed_before_s = time.perf_counter() - computed, self._channel.exposed_s
         self._enter("updated")
         if self._optimizer is not None:
             self._update(outcome, lr)
-        outcome.exposed_s = reduced_s + self._channel.exposed_s - booked_s  # and what the optimizer waited for
+        outcome.exposed_s = reduced_s + self._channel.exposed_s - exposed_before_s  # includes the optimizer's waiting
         tell(self._transport, HOST_RANK, self._outcome(outcome))
         self._num_steps += 1
         self._num_steps_here += 1
@@ -177,7 +179,7 @@ class DeviceProcess(Worker):
         self._enter("wait")
 
     def _compute(self) -> None:
-        """Forward and backward; the loss goes to the host on the way."""
+        """Run forward and backward; after forward, send the loss to the host."""
         device = self._stage.device
         x = receive_tensor(self._transport, HOST_RANK, device)[0] if self._stage.takes_input else None
         y = receive_tensor(self._transport, HOST_RANK, device)[0] if self._stage.makes_result else None
@@ -195,14 +197,14 @@ class DeviceProcess(Worker):
         time.sleep((self._slowdown - 1) * max(0.0, time.perf_counter() - started - waited))
 
     def _reduce(self, step: Step) -> StepReport:
-        """Give every parameter the mean gradient over replicas, or none where the step must be left out."""
+        """Replace every parameter's gradient by its mean over replicas, and learn from the host whether to skip."""
         gradients = [self._gradient(parameter) for parameter in self._parameters]
-        seen = [zero_nonfinite_(gradient, self._config.nonfinite) for gradient in gradients]
+        nonfinite = [zero_nonfinite_(gradient, self._config.nonfinite) for gradient in gradients]
         if self._in_pool is not None:
             self._channel.average_(self._in_pool)
         elif self._exchanges and not self._keeps_gradients:
             self._channel.mean_(gradients)
-        tell(self._transport, HOST_RANK, {"nonfinite": any(seen)})
+        tell(self._transport, HOST_RANK, {"nonfinite": any(nonfinite)})
         skipped = hear(self._transport, HOST_RANK)["skip"]
         if skipped:
             self._channel.drop()
@@ -220,7 +222,10 @@ class DeviceProcess(Worker):
         self._optimizer.zero_grad(set_to_none=self._in_pool is None)
 
     def _gradients_in_pool(self) -> torch.Tensor | None:
-        """Memory for all gradients that other devices read where it lies; None where they are sent in another form."""
+        """Place all gradients in pool memory, which other devices read without a copy.
+
+        Return it as one flat tensor; None if gradients are sent compressed or by another collective.
+        """
         pool, compressor = self._channel.collective, self._channel.reducer.compressor
         if not isinstance(pool, BoundPool) or compressor.component_name != "none":
             return None
@@ -245,7 +250,7 @@ class DeviceProcess(Worker):
         }
 
     def _report(self) -> None:
-        """Send what the host records and evaluates, and take the running statistics that it averaged."""
+        """Send the host what it records and evaluates, and receive the averaged running statistics."""
         figures = {
             "traffic": {purpose: dataclasses.asdict(t) for purpose, t in self._transport.traffic.items()},
             "links": dict(self._stage.sent_bytes),

@@ -1,4 +1,7 @@
-"""Host: the process that loads the model onto its devices, deals mini-batches, commands, and hears what was done."""
+"""The host process: it loads the model onto the devices, sends them mini-batches and commands, and collects reports.
+
+It can also add the devices' gradients: `HostSum` is the devices' side of this, `serve_sum` the host's.
+"""
 
 from __future__ import annotations
 
@@ -27,15 +30,15 @@ from compressors.layer import Layer, Step, layers_of
 
 
 class HostTraining(BoundStrategy):
-    """The training loop's side of `placed`: the network's parameters lie on the devices, and here a copy.
+    """Drive the devices from the training loop; the trained parameters lie on them, and the host has a copy.
 
     Args:
-        config: of the run.
-        model: the bare network; brought up to date by `synchronize`.
-        plan: who is who.
-        stages: by rank, the part of the network that each device has, as a description of what lies there.
-        transport: between all processes.
-        loop: the host alone.
+        config: the run's configuration.
+        model: the bare network; `synchronize` updates its parameters.
+        plan: which process is which device.
+        stages: each device's part of the network, by rank; here it only describes what lies on the device.
+        transport: connects all processes.
+        loop: a process group of the host only.
     """
 
     def __init__(
@@ -57,7 +60,7 @@ class HostTraining(BoundStrategy):
 
     @override
     def begin(self) -> None:
-        """Bring the network onto the devices, which read it once they have looked for a checkpoint."""
+        """Load the network onto the devices, which receive it once they have looked for a checkpoint."""
         self.devices.load()
 
     @property
@@ -72,13 +75,13 @@ class HostTraining(BoundStrategy):
 
     @override
     def forward(self, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
-        """Deal one mini-batch to each replica; the mean of their losses. The devices go on with backward meanwhile."""
+        """Send one mini-batch to each replica and return the mean loss; the devices continue with backward."""
         size = self._config.batch_size
         return self.devices.train(self._step, self._lr, x.split(size), y.split(size))
 
     @override
     def backward(self, loss: torch.Tensor) -> None:
-        """The devices are at it."""
+        """Do nothing: the devices run backward by themselves."""
 
     @override
     def update(self, outcome: StepReport) -> int:
@@ -91,7 +94,7 @@ class HostTraining(BoundStrategy):
 
     @override
     def state_dict(self) -> dict[str, Any]:
-        """What the host counted; every device saves what lies there, and the model here is but a copy."""
+        """Return what the host has counted; every device saves its own parameters and state."""
         return {"devices": self.devices.state_dict(), "num_steps": self._num_steps}
 
     @override
@@ -101,7 +104,7 @@ class HostTraining(BoundStrategy):
 
     @override
     def members(self, figures: list[dict[str, Any]]) -> list[dict[str, Any]]:
-        """One entry per replica: what its devices sent, together, and what they and the host needed."""
+        """Return one entry per replica: what its devices sent in sum, and the time and memory of devices and host."""
         (own,) = figures
         share = {"samples": own["samples"] // len(self.shard_ids)}
         return [own | share | replica for replica in self.devices.figures(own)]
@@ -116,7 +119,7 @@ class HostTraining(BoundStrategy):
 
 
 class Devices:
-    """All devices as the host sees them; what they exchange."""
+    """Command all devices from the host, and count what they exchange."""
 
     def __init__(
         self,
@@ -139,20 +142,20 @@ class Devices:
         self._reports: dict[int, dict[str, Any]] = {}
         self._counted: dict[int, dict[Purpose, Traffic]] = {rank: _nothing() for rank in self._names}
         self._links_counted: dict[tuple[int, int], int] = {}
-        self._dealt_bytes: dict[int, int] = dict.fromkeys(self._names, 0)
+        self._batch_bytes: dict[int, int] = dict.fromkeys(self._names, 0)
 
     @property
     def traffic(self) -> Mapping[Purpose, Traffic]:
-        """What the host itself sent; `figures` has what the devices did."""
+        """Return what the host sent; `figures` returns what the devices sent."""
         return self._transport.traffic
 
     @property
     def last_encoded(self) -> Mapping[Key, Payload]:
-        """The host encodes nothing."""
+        """Return nothing: the host encodes nothing."""
         return {}
 
     def residual_norms(self) -> dict[int, float]:
-        """Of the first replica, as of the last `collect`."""
+        """Return the L2 norm of each layer's residual in the first replica, by layer id, as of the last `collect`."""
         return {
             int(layer): norm
             for rank in self._plan.ranks[0]
@@ -160,7 +163,7 @@ class Devices:
         }
 
     def load(self) -> None:
-        """Bring the network's state onto every device."""
+        """Send every device its part of the network's state."""
         for rank, stage in self._stages.items():
             tell(self._transport, rank, {"command": "load"})
             send_all(self._transport, rank, [*stage.parameters().values(), *stage.buffers().values()])
@@ -168,27 +171,27 @@ class Devices:
     def train(
         self, step: Mapping[str, Any], lr: float, inputs: Sequence[torch.Tensor], labels: Sequence[torch.Tensor]
     ) -> torch.Tensor:
-        """Start a step on every replica, each with a mini-batch of its own; returns the mean loss."""
+        """Start a step on every replica, each with its own mini-batch; return the mean loss."""
         for rank in self._plan.device_ranks:
             tell(self._transport, rank, {"command": "batch", "step": dict(step), "lr": lr})
         for ranks, x, y in zip(self._plan.ranks, inputs, labels, strict=True):
             for rank in ranks:
                 if self._stages[rank].takes_input:
-                    self._deal(x, rank)
+                    self._send(x, rank)
                 if self._stages[rank].makes_result:
-                    self._deal(y, rank)
+                    self._send(y, rank)
         makers = [rank for rank in self._plan.device_ranks if self._stages[rank].makes_result]
         return torch.tensor([hear(self._transport, rank)["loss"] for rank in makers]).mean()
 
     def finish_step(self) -> StepReport:
-        """Wait until every device has updated what lies there; with the sync trigger, command the exchange."""
+        """Wait until every device has updated its parameters; with the sync trigger, first command the exchange."""
         ranks = self._plan.device_ranks
         if self._config.trigger == "sync":
             for rank in ranks:
                 hear(self._transport, rank)
             for rank in ranks:
                 tell(self._transport, rank, {"command": "reduce"})
-        skip = any(told["nonfinite"] for told in self._hear_all())
+        skip = any(report["nonfinite"] for report in self._hear_all())
         for rank in ranks:
             tell(self._transport, rank, {"skip": skip})
         outcomes = self._hear_all()
@@ -205,20 +208,21 @@ class Devices:
         )
 
     def _hear_all(self) -> list[dict[str, Any]]:
-        """What every device tells next, beside asking for sums: those are added on the way.
+        """Return the next report of every device; requests for a sum that come before it are served.
 
-        One part of the network after the other, so no device may wait for another part's sums before it has told.
+        The host serves one part of the network after another, so a device must not wait for another part's sums before
+        it reports.
         """
-        heard: list[dict[str, Any]] = []
+        reports: list[dict[str, Any]] = []
         for index in range(len(self._plan.ranks[0])):
             ranks = self._plan.peers(index)
-            while "sum" in (told := [hear(self._transport, rank) for rank in ranks])[0]:
-                serve_sum(self._transport, ranks, told)
-            heard += told
-        return heard
+            while "sum" in (messages := [hear(self._transport, rank) for rank in ranks])[0]:
+                serve_sum(self._transport, ranks, messages)
+            reports += messages
+        return reports
 
     def state_dict(self) -> dict[str, Any]:
-        """Let every device save its state; returns what is known of all of them here."""
+        """Make every device save its state; return what the host has counted."""
         for rank in self._plan.device_ranks:
             tell(self._transport, rank, {"command": "checkpoint"})
         counted = {
@@ -229,21 +233,21 @@ class Devices:
             "reports": self._reports,
             "counted": counted,
             "links_counted": self._links_counted,
-            "dealt_bytes": self._dealt_bytes,
+            "dealt_bytes": self._batch_bytes,
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """The inverse of `state_dict`; devices restore themselves."""
+        """Restore what `state_dict` returned; devices restore their own states."""
         self._reports = state["reports"]
         self._counted = {
             rank: {purpose: Traffic(**entry) for purpose, entry in traffic.items()}
             for rank, traffic in state["counted"].items()
         }
         self._links_counted = state["links_counted"]
-        self._dealt_bytes = state["dealt_bytes"]
+        self._batch_bytes = state["dealt_bytes"]
 
     def collect(self) -> None:
-        """Take the first replica's parameters and the mean of all replicas' running statistics, which they take too."""
+        """Fetch the first replica's parameters, and average running statistics over replicas, on host and devices."""
         for rank in self._plan.device_ranks:
             tell(self._transport, rank, {"command": "report"})
         for index, first in enumerate(self._plan.ranks[0]):
@@ -264,13 +268,13 @@ class Devices:
                 send_all(self._transport, rank, buffers)
 
     def figures(self, own: Mapping[str, Any]) -> list[dict[str, Any]]:
-        """What each replica sent and took between the last two `collect`s, and a hash of its parameters.
+        """Return what each replica sent between the last two `collect`s, its CPU time, memory and weights' hash.
 
-        Counts each once. The host, with its `own` figures, counts as a rank: a part of it for each replica.
+        Call once per `collect`. The host's `own` figures are shared out equally over the replicas.
         """
-        return [self._figures_of(ranks) | self._taken_by(ranks, own) for ranks in self._plan.ranks]
+        return [self._figures_of(ranks) | self._resources_of(ranks, own) for ranks in self._plan.ranks]
 
-    def _taken_by(self, ranks: Sequence[int], own: Mapping[str, Any]) -> dict[str, Any]:
+    def _resources_of(self, ranks: Sequence[int], own: Mapping[str, Any]) -> dict[str, Any]:
         reports = [self._reports[rank] for rank in ranks]
         part = 1 / len(self._plan.ranks)
         cpu_s = [report["cpu_s_per_step"] for report in reports if report["cpu_s_per_step"] is not None]
@@ -295,8 +299,8 @@ class Devices:
         }
 
     def link_bytes(self) -> list[LinkBytes]:
-        """Bytes of mini-batches, activations and their gradients since the last call, by who sent them to whom."""
-        totals = {(HOST_RANK, rank): nbytes for rank, nbytes in self._dealt_bytes.items() if nbytes}
+        """Return bytes of mini-batches, activations and their gradients since the last call, by sender and receiver."""
+        totals = {(HOST_RANK, rank): nbytes for rank, nbytes in self._batch_bytes.items() if nbytes}
         for rank, report in self._reports.items():
             totals |= {(rank, int(to)): nbytes for to, nbytes in report["links"].items()}
         names = {HOST_RANK: self._plan.host} | self._names
@@ -308,18 +312,18 @@ class Devices:
         return rows
 
     def stop(self) -> None:
-        """Let every device end."""
+        """Command every device to stop."""
         for rank in self._plan.device_ranks:
             tell(self._transport, rank, {"command": "stop"})
 
     def close(self) -> None:
-        """The memory goes with the process."""
+        """Do nothing: there is nothing to release."""
 
-    def _deal(self, tensor: torch.Tensor, rank: int) -> None:
+    def _send(self, tensor: torch.Tensor, rank: int) -> None:
         with self._transport.counted_as("activation"):
             pendings, nbytes = send_tensor(self._transport, tensor, rank)
             wait_all(pendings)
-        self._dealt_bytes[rank] += nbytes
+        self._batch_bytes[rank] += nbytes
 
 
 def _nothing() -> dict[Purpose, Traffic]:
@@ -328,17 +332,17 @@ def _nothing() -> dict[Purpose, Traffic]:
 
 @dataclasses.dataclass(kw_only=True)
 class HostSum(Collective):
-    """What devices use in a collective's place.
+    """Sum payloads at the host; devices use it instead of the run's collective with merge=host.
 
     Attributes:
-        to_host: the transport of all processes, with the host.
+        to_host: the transport that connects all processes, including the host.
     """
 
-    to_host: Transport = dataclasses.field(init=False)  # no option
+    to_host: Transport = dataclasses.field(init=False)  # not an option
 
     @classmethod
     def over(cls, transport: Transport) -> Self:
-        """For the processes of this transport."""
+        """Return a collective that reaches the host over this transport."""
         collective = cls()
         collective.to_host = transport
         return collective
@@ -354,11 +358,11 @@ class HostSum(Collective):
 
     @override
     def rounds(self, world_size: int, rank: int, layout: Layout) -> None:
-        """The host is none of the ranks that sum."""
+        """Return nothing: the schedule has no host."""
 
 
 class BoundHostSum(BoundCollective):
-    """One device's side; the host's is `serve_sum`."""
+    """Run a device's side of the sum; `serve_sum` is the host's."""
 
     options: HostSum
 
@@ -373,12 +377,12 @@ class BoundHostSum(BoundCollective):
 
 
 def serve_sum(transport: Transport, ranks: Sequence[int], asked: Sequence[dict[str, Any]]) -> None:
-    """Add what some devices asked to have added, and answer them.
+    """Receive payloads from some devices, add them, and send the sum to each.
 
     Args:
-        transport: of all processes.
+        transport: connects all processes.
         ranks: the devices.
-        asked: what each of them told.
+        asked: each device's request.
     """
     terms = []
     for rank, request in zip(ranks, asked, strict=True):

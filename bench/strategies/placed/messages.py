@@ -1,4 +1,4 @@
-"""What a host and its devices say to each other beside tensors: commands and reports, as JSON behind their length."""
+"""Messages between a host and its devices: commands and reports as JSON behind their length, and tensors."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _LONGEST = 1 << 26
 
 
 def tell(transport: Transport, to: int, value: Any) -> None:
-    """Send what JSON knows; returns when it is on its way and nothing of it is needed any more."""
+    """Send a value as JSON; return when the message has been sent."""
     text = json.dumps(value).encode()
     parts = [torch.frombuffer(bytearray(part), dtype=torch.uint8) for part in (_LENGTH.pack(len(text)), text)]
     with transport.counted_as("control"):
@@ -27,19 +27,20 @@ def tell(transport: Transport, to: int, value: Any) -> None:
 
 
 def hear(transport: Transport, source: int) -> Any:
-    """What `tell` sent.
+    """Receive a value that `tell` sent.
 
     Raises:
-        TransportError: the sender is lost, or what came is nothing that it says.
+        TransportError: the sender is lost, or the message is not one of `tell`.
     """
     length = _LENGTH.unpack(_receive(transport, source, _LENGTH.size))[0]
     if length > _LONGEST:
-        raise TransportError(f"rank {transport.name(source)} sent what is no command", transport.name(source))
+        name = transport.name(source)
+        raise TransportError(f"rank {name} sent something that is not a command", name)
     return json.loads(_receive(transport, source, length))
 
 
 def send_all(transport: Transport, to: int, tensors: list[torch.Tensor]) -> None:
-    """Send fp32 and other tensors whose shapes the receiver knows: a part of a replica."""
+    """Send tensors whose shapes and types the receiver knows, such as a part of a replica."""
     with transport.counted_as("replicas"):
         pendings: list[Pending] = []
         for tensor in tensors:
@@ -50,7 +51,7 @@ def send_all(transport: Transport, to: int, tensors: list[torch.Tensor]) -> None
 
 @torch.no_grad()
 def receive_all_(transport: Transport, source: int, tensors: list[torch.Tensor]) -> None:
-    """Overwrite tensors by what `send_all` sent."""
+    """Overwrite tensors with those that `send_all` sent."""
     for tensor in tensors:
         if tensor.numel():
             arrived = torch.empty(tensor.shape, dtype=tensor.dtype)
@@ -86,13 +87,13 @@ _WANTS_GRADIENT, _ABSENT = 1, 2
 def send_tensor(
     transport: Transport, tensor: torch.Tensor | None, to: int, *, wants_gradient: bool = False
 ) -> tuple[list[Pending], int]:
-    """Start sending; the tensor must not change before every returned `Pending` is done.
+    """Start sending a tensor or None; the tensor must not change before every returned `Pending` is done.
 
     Returns:
-        (what to wait for, bytes sent, the header included)
+        (sends to wait for, bytes sent, including the header)
 
     Raises:
-        TypeError: a type or number of dimensions that no network of ours has.
+        TypeError: the header cannot hold the tensor's type, or its number of dimensions (more than 7).
     """
     flags = _WANTS_GRADIENT * wants_gradient + _ABSENT * (tensor is None)
     shape: Sequence[int] = () if tensor is None else tensor.shape
@@ -108,16 +109,17 @@ def send_tensor(
 
 
 def receive_tensor(transport: Transport, source: int, device: torch.device) -> tuple[torch.Tensor | None, bool]:
-    """The next tensor from `source` and whether its gradient is wanted back.
+    """Receive a tensor, or None, that `send_tensor` sent, and whether the sender wants its gradient.
 
     Raises:
-        TransportError: the sender is lost, or what came is no tensor of ours.
+        TransportError: the sender is lost, or the message is not one of `send_tensor`.
     """
     header = torch.empty(_HEADER.size, dtype=torch.uint8)
     transport.receive_into(header, source).wait()
     code, dimensions, flags, zero, *sizes = _HEADER.unpack(header.numpy().tobytes())
     if code >= len(_TYPES) or dimensions > 7 or zero or flags > 3:
-        raise TransportError(f"rank {transport.name(source)} sent what is no tensor", transport.name(source))
+        name = transport.name(source)
+        raise TransportError(f"rank {name} sent something that is not a tensor", name)
     if flags & _ABSENT:
         return None, False
     tensor = torch.empty(sizes[:dimensions], dtype=_TYPES[code])

@@ -1,14 +1,14 @@
-"""Placed: a host and its devices, each a process, around one pool of memory; layers go to devices by type.
+"""Placed: a host and its devices, each a process, share one pool of memory; layers go to devices by type.
 
-The host loads the model onto the devices, deals mini-batches, and commands. Activations and their gradients go from
-device to device through memory that all of them map, without passing the host. With by=type one replica lies on all
-devices, each operation on a device of the role that suits it; with by=data every device holds a replica; with by=both
-every pool of roles does.
+The host loads the model onto the devices, and sends them mini-batches and commands. Activations and their gradients go
+directly from device to device, through shared memory. With by=type one replica is spread over all devices, each
+operation on a device whose role suits it; with by=data every device holds a replica; with by=both every pool of roles
+holds one.
 
 Source: a patent on a heterogeneous training system around CXL (2022-11): roles by layer type in paragraphs 39-42, the
 host's part in 45-51, triggers in 58-59.
-Differs: roles are processes on the CPU, and the pool is this machine's shared memory; nothing of CXL is measured.
-`bench place` says what real links would make of it.
+Differs: devices are processes on the CPU, and the pool is this machine's shared memory; CXL itself is not measured.
+`bench place` predicts the times on real links.
 """
 
 from __future__ import annotations
@@ -41,17 +41,16 @@ from compressors.base import Compressor
 from compressors.ddp.communicator import CompressedCommunicator, own_transport
 from compressors.layer import layers_of
 
-# Activations of a mini-batch of common size go as one piece.
+# Ring buffer between two processes: large enough for the activations of a usual mini-batch in one piece.
 RING_BYTES = 2**22
 
 
 @dataclasses.dataclass(kw_only=True)
 class Placed(Strategy):
-    """A host process and device processes of the roles gpu, fpga, asic, dpu and cpu.
+    """Train with a host process and device processes of the roles gpu, fpga, asic, dpu and cpu.
 
-    Bytes: activations by the edges of the network that cross devices, once forward per device that uses a value and
-    once back per operation that does; gradients as the collective has it, among the devices that hold the same part.
-
+    Bytes: an activation goes forward once to each other device that uses it, its gradient back once from each operation
+    there; the collective sums gradients among the devices that hold the same part of the model.
     """
 
     by: Annotated[
@@ -60,7 +59,7 @@ class Placed(Strategy):
     devices: Annotated[str | None, Doc("device file (TOML): host, devices, links")] = None
     activations: Annotated[
         ActivationPolicy,
-        Doc("role that runs activations: asic, dpu, or both in turns; producer: each stays where its input is made"),
+        Doc("role that runs activations: asic, dpu, turns (both alternately); producer: where the input is made"),
     ] = "asic"
     merge: Annotated[
         Literal["devices", "host"], Doc("who adds the replicas' gradients: the devices by --collective, or the host")
@@ -72,7 +71,7 @@ class Placed(Strategy):
 
     @override
     def complete(self, asked: RunConfig) -> RunConfig:
-        """One process for the host and one for every device of the file."""
+        """Return the configuration with one process for the host and one for every device in the file."""
         if self.devices is None:
             raise UsageError(
                 f"{self.component_name} needs a device file; write {self.component_name}:devices=examples/cxl.toml"
@@ -104,7 +103,7 @@ class Placed(Strategy):
             *self._settings_in_the_way(config),
             (
                 config.replicas == 1 and spec.short_text(collective) != "pool",
-                f"one replica has nobody to sum with; leave out --collective {config.collective}",
+                f"one replica has no other to sum with; leave out --collective {config.collective}",
             ),
             (
                 collective.component_name == "native",
@@ -112,11 +111,11 @@ class Placed(Strategy):
             ),
             (
                 self.merge == "host" and spec.short_text(collective) != "pool",
-                f"{name}:merge=host adds at the host and by no collective; leave out --collective {config.collective}",
+                f"{name}:merge=host adds at the host, without a collective; leave out --collective {config.collective}",
             ),
             (
                 self.merge == "host" and config.replicas == 1,
-                "one replica has nobody to sum gradients with; leave out merge=host",
+                "one replica has no other to sum gradients with; leave out merge=host",
             ),
             (
                 self.by == "data" and self.activations != "asic",
@@ -132,23 +131,23 @@ class Placed(Strategy):
             ),
             (
                 config.replicas == 1 and method != "none",
-                f"one replica has nobody to sum gradients with, so {method} would compress nothing; use by=data or "
+                f"one replica has no other to sum gradients with, so {method} would compress nothing; use by=data or "
                 "by=both with several pools",
             ),
             (
                 optimizer.watches_layers,
-                f"{optimizer.component_name} watches whole layers, which {name} takes apart; use --strategy ddp",
+                f"{optimizer.component_name} watches whole layers, which {name} splits up; use --strategy ddp",
             ),
         )
         return next((sentence for applies, sentence in obstacles if applies), None)
 
     def _settings_in_the_way(self, config: RunConfig) -> tuple[tuple[bool, str], ...]:
-        """(whether it is, what to do about it) for options of the run that mean nothing here."""
+        """Return (applies, message) for each option of the run that this strategy does not support."""
         name = self.component_name
         return (
             (
                 config.cluster is not None or config.nnodes > 1,
-                f"{name} joins processes of one machine by its memory; leave out virtual hosts and --nnodes",
+                f"{name} connects processes by the memory of one machine; leave out virtual hosts and --nnodes",
             ),
             (
                 config.device == "cuda",
@@ -160,7 +159,7 @@ class Placed(Strategy):
             ),
             (
                 config.accumulate > 1,
-                f"{name} makes a step of every batch; leave out --accumulate, or use --strategy ddp",
+                f"{name} makes one step per batch; leave out --accumulate, or use --strategy ddp",
             ),
             (config.amp != "none", f"{name} computes in fp32; leave out --amp {config.amp}"),
             (config.profile > 0, f"{name} computes in device processes, which --profile does not see; leave it out"),
@@ -172,10 +171,10 @@ class Placed(Strategy):
 
     @override
     def examine(self, config: RunConfig, model: nn.Module) -> list[str]:
-        """What does not run where its type asks for.
+        """Return one sentence for each kind of operation that does not run on its first choice of role.
 
         Raises:
-            UsageError: the model cannot be traced, or hands on what is no tensor.
+            UsageError: the model cannot be traced, or its operations cannot be placed on different devices.
         """
         plan = Plan.of(Topology.from_dict(config.devices or {}), self.by)
         assignment, routes = plan.assign(model, self.activations)

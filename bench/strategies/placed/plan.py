@@ -1,4 +1,4 @@
-"""Plan: which process is which device, and which devices together hold one replica of the network."""
+"""The plan: which process is which device, and which devices together hold one replica of the network."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ Split = Literal["type", "data", "both"]
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Plan:
-    """Rank 0 is the controlling host; the devices follow in the order of the topology.
+    """Map ranks to devices: rank 0 is the host, and the devices follow in the order of the topology.
 
     Attributes:
-        pools: the devices of each replica; those at one index hold the same part of it.
-        ranks: of these devices, likewise.
-        host: name of the host that deals the data.
+        pools: the devices of each replica; devices at the same index hold the same part of it.
+        ranks: the ranks of these devices, in the same order.
+        host: name of the host that sends the data.
     """
 
     pools: tuple[tuple[Device, ...], ...]
@@ -31,7 +31,7 @@ class Plan:
 
     @classmethod
     def of(cls, topology: Topology, by: Split) -> Plan:
-        """One replica over all devices by type, one on each device by data, or one over each pool of roles."""
+        """Return the plan: one replica over all devices (type), one per device (data), or one per pool (both)."""
         devices = topology.devices
         match by:
             case "type":
@@ -46,24 +46,24 @@ class Plan:
 
     @property
     def num_replicas(self) -> int:
-        """Mini-batches per step."""
+        """Return the number of replicas, which is also the number of mini-batches per step."""
         return len(self.pools)
 
     @property
     def device_ranks(self) -> list[int]:
-        """Every rank but the host's."""
+        """Return every rank except the host's."""
         return sorted(rank for ranks in self.ranks for rank in ranks)
 
     def place(self, rank: int) -> tuple[int, int]:
-        """(replica, index within its pool) of a device."""
+        """Return (replica, index within its pool) of a device."""
         return next((r, ranks.index(rank)) for r, ranks in enumerate(self.ranks) if rank in ranks)
 
     def peers(self, index: int) -> list[int]:
-        """Ranks of the devices that hold the same part, one in every replica."""
+        """Return the ranks of the devices that hold the same part, one in every replica."""
         return [ranks[index] for ranks in self.ranks]
 
     def assign(self, model: nn.Module, activations: ActivationPolicy) -> tuple[Assignment, list[Route]]:
-        """Where every operation runs, by name on the first replica and as a route for each.
+        """Return the assignment of operations to the first replica's devices, and a route for every replica.
 
         Raises:
             UsageError: the model cannot be traced.

@@ -1,9 +1,9 @@
-"""Stage: the operations of a network that one device runs, forward and backward, and what it hands to other devices.
+"""A stage: the operations of a network that one device runs, forward and backward, and what it sends to other devices.
 
-Every operation is a little autograd graph of its own, so its output's gradient can come from anywhere. Where several
-operations use one value, their gradients are added as autograd's engine adds them: one by one, the last user's first.
-Losses and gradients are therefore bit for bit those of one process with as many threads, where torch rounds alike
-whatever a tensor's strides: what passes from device to device arrives contiguous.
+Every operation has its own small autograd graph, so the gradient of its output can come from any device. If several
+operations use one value, their gradients are added in the order of autograd's engine: one by one, the last user's
+first. Losses and gradients are therefore bit for bit those of one process with as many threads, provided that torch's
+rounding does not depend on a tensor's strides: tensors that pass from device to device arrive contiguous.
 """
 
 from __future__ import annotations
@@ -20,20 +20,20 @@ from bench.strategies.placed.assignment import attribute, parameters_of
 from bench.strategies.placed.messages import receive_tensor, send_tensor
 from collectives.transport.base import Pending, Transport, wait_all
 
+# (node that makes a value, node that uses it) for a gradient; (node that makes it, "") for the value itself.
 Edge = tuple[str, str]
-"""(node that makes a value, node that uses it); "" as the user of a value that is on its way forward"""
 
 LOSS = "loss"
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
 class Route:
-    """Where the operations of one replica run.
+    """The devices that run the operations of one replica.
 
     Attributes:
         traced: the whole network.
         device_of: index of the device within its pool, by node name.
-        ranks: of the pool's devices.
+        ranks: the ranks of the pool's devices.
     """
 
     traced: fx.GraphModule
@@ -42,34 +42,34 @@ class Route:
 
     @property
     def nodes(self) -> list[fx.Node]:
-        """The operations in the order in which they run."""
+        """Return the operations in the order in which they run."""
         return [node for node in self.traced.graph.nodes if node.op != "output"]
 
     @property
     def result(self) -> fx.Node:
-        """What makes the network's result."""
+        """Return the node that makes the network's result."""
         (output,) = (node for node in self.traced.graph.nodes if node.op == "output")
         (result,) = output.args
         assert isinstance(result, fx.Node)
         return result
 
     def users(self, node: fx.Node) -> list[str]:
-        """Names of a value's users, the last one first; the loss uses the result after everything else."""
+        """Return the names of a value's users, the last one first; the loss is the result's last user."""
         names = {user.name for user in node.users if user.op != "output"}
         in_order = [other.name for other in reversed(self.nodes) if other.name in names]
         return [LOSS, *in_order] if node is self.result else in_order
 
     def home(self, user: str) -> int:
-        """Index of the device on which a node, or the loss, is computed."""
+        """Return the index of the device on which a node, or the loss, is computed."""
         return self.device_of[self.result.name if user == LOSS else user]
 
     def elsewhere(self, node: fx.Node) -> list[int]:
-        """Other devices that use a value, in the order of their first use."""
+        """Return the other devices that use a value, in the order of their first use."""
         homes = [self.home(user) for user in reversed(self.users(node))]
         return [home for home in dict.fromkeys(homes) if home != self.device_of[node.name]]
 
     def messages(self, source: int, to: int) -> list[Edge]:
-        """What one device sends to another in a step, in order: values as it makes them, then gradients likewise."""
+        """Return what one device sends to another in a step: values in the order of forward, then gradients."""
         nodes = [node for node in self.nodes if self.device_of[node.name] == source]
         values = [(node.name, "") for node in nodes if to in self.elsewhere(node)]
         gradients = [
@@ -83,11 +83,11 @@ class Route:
 
 @dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
 class _Done:
-    """One operation that ran forward.
+    """One operation that has run forward.
 
     Attributes:
-        out: what it made.
-        leaves: by the node that made it, each input whose gradient is wanted, cut off from what made it.
+        out: its output.
+        leaves: each input that wants a gradient, detached, by the name of the node that made it.
     """
 
     out: Any
@@ -99,18 +99,19 @@ class _Done:
 
 
 class Stage:
-    """One device's part of one replica.
+    """Run one device's part of one replica.
 
     Args:
-        route: where all operations run.
+        route: the device of every operation.
         own: this device's index in its pool.
-        transport: between all processes.
-        device: where tensors shall lie.
+        transport: connects all processes.
+        device: the torch device for tensors.
 
     Attributes:
-        device: where tensors lie.
-        takes_input, makes_result: the mini-batch comes here, the loss is computed here.
-        sent_bytes: of activations and their gradients so far, by the rank that they went to.
+        device: the torch device for tensors.
+        takes_input: this device receives the mini-batch.
+        makes_result: this device computes the loss.
+        sent_bytes: bytes of activations and their gradients sent so far, by the receiver's rank.
     """
 
     def __init__(self, route: Route, own: int, transport: Transport, device: torch.device) -> None:
@@ -130,12 +131,12 @@ class Stage:
         self.sent_bytes: collections.Counter[int] = collections.Counter()
 
     def parameters(self) -> dict[str, nn.Parameter]:
-        """The trainable parameters that lie here, by their names in the network and in its order."""
+        """Return this device's trainable parameters by name, in the network's order."""
         names = {name for node in self._nodes for name in parameters_of(node, self._route.traced)}
         return {name: p for name, p in self._route.traced.named_parameters() if name in names}
 
     def buffers(self) -> dict[str, torch.Tensor]:
-        """The buffers of the modules that lie here, likewise."""
+        """Return the buffers of this device's modules by name, in the network's order."""
         modules = tuple(f"{node.target}." for node in self._nodes if node.op == "call_module")
         return {name: b for name, b in self._route.traced.named_buffers() if name.startswith(modules)}
 
@@ -143,15 +144,15 @@ class Stage:
         """Run this device's operations.
 
         Args:
-            x: the mini-batch where this device takes it.
-            loss_of: the network's result -> the loss; called where the result is made.
+            x: the mini-batch; None if another device takes it.
+            loss_of: computes the loss from the network's result; called on the device that makes the result.
 
         Returns:
-            The loss, detached, where the result is made.
+            The detached loss; None if another device makes the result.
         """
         self._inbox = _Inbox(self._transport, self._route.ranks, self._messages, self.device)
         self._loss = None
-        values: dict[str, tuple[Any, bool]] = {}  # by node: what it made, and whether that wants a gradient
+        values: dict[str, tuple[Any, bool]] = {}  # by node: its output, and whether that wants a gradient
         for node in self._nodes:
             inputs, leaves = {}, {}
             for made in node.all_input_nodes:
@@ -172,13 +173,13 @@ class Stage:
         return self._loss[0].detach()
 
     def backward(self) -> None:
-        """Add this device's gradients to those of its parameters, and hand on what others need; after `forward`."""
-        parts: dict[Edge, torch.Tensor | None] = {}  # gradients that were made here, of values made here
+        """Accumulate the parameters' gradients and send other devices those that they need; call after `forward`."""
+        parts: dict[Edge, torch.Tensor | None] = {}  # gradients made on this device for values made on it
         if self._loss is not None:
             loss, logits = self._loss
             loss.backward()
             parts[self._route.result.name, LOSS] = logits.grad
-        self._inbox.leave_out({name for name, done in self._done.items() if not done.wants_gradient})
+        self._inbox.expect_no_gradients({name for name, done in self._done.items() if not done.wants_gradient})
         for node in reversed(self._nodes):
             done = self._done.pop(node.name)
             if done.wants_gradient:
@@ -206,7 +207,7 @@ class Stage:
         return function(*args, **kwargs)
 
     def _summed(self, node: fx.Node, parts: dict[Edge, torch.Tensor | None]) -> torch.Tensor | None:
-        """The gradient of what a node made: the sum over its users, the last one first."""
+        """Return the gradient of a node's output: the sum over its users, the last one first."""
         total = None
         for user in self._users[node.name]:
             home, edge = self._route.home(user), (node.name, user)
@@ -224,7 +225,7 @@ class Stage:
 
 
 class _Inbox:
-    """What other devices send in one step: read in the order in which they send, handed out in the order of need."""
+    """Receive what other devices send in one step, in their order, and return it in the order of use."""
 
     def __init__(
         self, transport: Transport, ranks: Sequence[int], messages: Mapping[int, list[Edge]], device: torch.device
@@ -235,13 +236,13 @@ class _Inbox:
         self._arrived: dict[Edge, tuple[torch.Tensor | None, bool]] = {}
         self._device = device
 
-    def leave_out(self, made: set[str]) -> None:
-        """No gradients come of these values: they want none."""
+    def expect_no_gradients(self, made: set[str]) -> None:
+        """Expect no gradients of these values from other devices."""
         for peer, edges in self._expected.items():
             self._expected[peer] = collections.deque(edge for edge in edges if edge[1] == "" or edge[0] not in made)
 
     def take(self, edge: Edge, peer: int) -> tuple[torch.Tensor | None, bool]:
-        """The value or gradient of an edge, once, and whether a gradient is wanted back; waits for it."""
+        """Wait for an edge's value or gradient; return it, once, and whether the sender wants a gradient of it."""
         while edge not in self._arrived:
             arriving = self._expected[peer].popleft()
             with self._transport.counted_as("activation"):

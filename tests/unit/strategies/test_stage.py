@@ -234,7 +234,7 @@ def test_what_is_no_tensor_is_refused() -> None:
         if transport.rank == 0:
             transport.send(torch.full((HEADER,), 255, dtype=torch.uint8), 1).wait()
         else:
-            with pytest.raises(TransportError, match="rank 0 sent what is no tensor"):
+            with pytest.raises(TransportError, match="rank 0 sent something that is not a tensor"):
                 receive_tensor(transport, 0, torch.device("cpu"))
 
     run_threads(work, 2)
