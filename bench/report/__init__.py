@@ -1,1 +1,1 @@
-"""Reports: reading results, statistics over seeds, comparison, tables. Imports no torch, and pandas only for data."""
+"""Read results, compare configurations over seeds, and write tables, plots and the HTML report; without torch."""

@@ -1,4 +1,4 @@
-"""Baseline: which row the others are compared with."""
+"""Choose the baseline: the row that all others are compared with."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from bench.report.configurations import Configuration
 
 
 class NoSuchBaseline(UsageError):
-    """No row fits what the user named."""
+    """No row matches the baseline that the user named."""
 
 
-# Ways to name a configuration, the most exact first.
+# How a configuration can be named, the most exact way first.
 _MATCHES: tuple[Callable[[Configuration, str], bool], ...] = (
     lambda row, text: text in row.distinct("compressor"),
     lambda row, text: text in {f"{a}+{b}" for a, b in _specs(row)},
@@ -27,20 +27,22 @@ _MATCHES: tuple[Callable[[Configuration, str], bool], ...] = (
 def choose(
     rows: Sequence[Configuration], wanted: str | None, defaults: Sequence[str] = ("none",)
 ) -> tuple[Configuration, str | None]:
-    """The baseline of a comparison.
+    """Choose the baseline of a comparison.
+
+    If several rows match, those with a successful run come first, then those on the collective ``native``, then the
+    order of appearance decides.
 
     Args:
         rows: the configurations, in order of appearance; at least one.
-        wanted: a compressor, ``compressor+collective``, a run's name or a label's value; an exact spec wins over a
-            component's bare name. None: the first of the defaults of which a run ended well.
-        defaults: compressors to compare with where nothing is wanted, the preferred one first.
+        wanted: a compressor, ``compressor+collective``, a run's name or a label's value. An exact spec takes precedence
+            over a component's name without options. None: the first default that has a successful run.
+        defaults: compressors to choose from if ``wanted`` is None, the preferred one first.
 
     Returns:
-        The baseline, and a sentence where several rows fit, wanted or not, or no default does: of these, one with a run
-        that ended well wins, then collective ``native``, then the first.
+        The baseline, and a sentence for the user if several rows match or no default does; otherwise None.
 
     Raises:
-        NoSuchBaseline: no row fits (the message lists the rows).
+        NoSuchBaseline: no row matches ``wanted``; the message lists the rows.
     """
     if wanted is None:
         fit = [row for row in rows if row.ok] or rows

@@ -1,4 +1,4 @@
-"""Caveats: what a reader must know before believing a comparison, one sentence each, with what to do next."""
+"""Warn of everything that weakens a comparison: one sentence for each reason, which also says what to do."""
 
 from __future__ import annotations
 
@@ -15,17 +15,17 @@ from bench.report.statistics import FEWEST_SEEDS, MOST_SEEDS, Effect, improvemen
 from bench.report.targets import Target
 from bench.report.workloads import WORKLOAD
 
-# Columns that make times of two rows incomparable, and columns that make them answer different questions.
+# Rows that differ in a column of _MACHINE have incomparable times; rows that differ in _WORK did different work.
 _MACHINE = ("host", "cpu", "torch_version", "kernels", "threads", "device")
 _WORK = [name for name in (*WORKLOAD, "accumulate") if name not in _MACHINE]
-# Here an empty cell says that there is none, and not that it is unknown.
+# In these columns an empty cell means "none", not "unknown".
 _NONE_COUNTS = ("epochs", "steps", "uplink_bps", "downlink_bps", "link_trace", "cluster_digest", "straggler")
 _LISTED = 3
-SHORT = 10  # so many times shorter than the one before says too little
+SHORT = 10  # a last interval this many times shorter than the previous one says too little
 
 
 def cautions(comparison: Comparison) -> list[str]:
-    """Return what must be known before looking at a number: rows of different machines or versions."""
+    """Return the warnings that belong above the table: rows of different machines or versions of the code."""
     sentences = []
     if differing := _differing(comparison, _MACHINE):
         sentences.append(
@@ -39,7 +39,7 @@ def cautions(comparison: Comparison) -> list[str]:
 
 
 def caveats(comparison: Comparison) -> list[str]:
-    """Return everything else that weakens a comparison, the gravest first."""
+    """Return the other warnings, the most serious first."""
     return [
         *_failures(comparison),
         *_unfinished(comparison),
@@ -73,7 +73,6 @@ def _failures(comparison: Comparison) -> Iterator[str]:
 
 
 def _unfinished(comparison: Comparison) -> Iterator[str]:
-    """Runs of which no row tells."""
     if runs := comparison.unfinished:
         texts = [f"{run.title}, {run.ending} ({run['run_id']})" for run in runs]
         yield f"not in the table, since not finished: {_first_of(texts)}"
@@ -98,7 +97,7 @@ def _other_work(comparison: Comparison) -> Iterator[str]:
 
 
 def differing_work(comparison: Comparison) -> list[str]:
-    """Return the settings that say what has to be done, in which rows differ though they are not compared by them."""
+    """Return the settings of the workload in which rows differ, except those in ``--by``."""
     return _differing(comparison, _WORK)
 
 
@@ -109,7 +108,7 @@ def _links(comparison: Comparison) -> Iterator[str]:
 
 
 def _warm_up(comparison: Comparison) -> Iterator[str]:
-    """Compare speeds of whole runs: compressors that send more at first were not as fast from the beginning."""
+    """Warn if the speed-up over the whole run differs from that of the last evaluation interval (density warm-up)."""
     if comparison.metric.name != "samples_per_s":
         return
     known = _speeds_in_all(comparison.baseline)
@@ -127,7 +126,7 @@ def _warm_up(comparison: Comparison) -> Iterator[str]:
 
 
 def _sent_at_first(comparison: Comparison) -> Iterator[str]:
-    """Compare bytes of whole runs with those of the last part."""
+    """Warn if early steps sent more bytes than those of the last evaluation interval."""
     if comparison.metric.name == targets.BYTES:
         return
     more = []
@@ -157,7 +156,7 @@ def _short_last_part(comparison: Comparison) -> Iterator[str]:
 
 
 def _ends_shortly(run: Run) -> bool:
-    """Return whether its last interval is far shorter than the one before."""
+    """Return True if the run's last evaluation interval is far shorter than the one before."""
     *_, before, last = [None, *run.interval_steps]
     return before is not None and last is not None and 0 < SHORT * last < before
 
@@ -187,8 +186,8 @@ def _missed(comparison: Comparison) -> Iterator[str]:
         if counts:
             accuracy = "the target accuracy" if target.accuracy is None else target.title
             yield (
-                f"missed {accuracy}: {_first_of(counts)}; a seed that missed it counts with all that it spent, so the "
-                "true mean is higher: train longer to see it"
+                f"missed {accuracy}: {_first_of(counts)}; a seed that missed it counts with everything that it "
+                "spent, so the true mean is higher; train longer to reach the target"
             )
         if once := [each for each in _configurations(comparison) if _evaluated_once(each, metric, target)]:
             yield (
@@ -198,7 +197,7 @@ def _missed(comparison: Comparison) -> Iterator[str]:
 
 
 def _evaluated_once(configuration: Configuration, metric: str, target: Target) -> bool:
-    """A target was reached at the only evaluation there is, though perhaps long before."""
+    """Return True if the target was reached at the only evaluation, and so perhaps long before it."""
     found_by_run = target.accuracy is None and metric == targets.TIME
     reached = targets.num_reached(targets.needs(configuration, metric, target))
     return not found_by_run and reached > 0 and all(len(run.rows) == 1 for run in configuration.ok)
@@ -224,7 +223,7 @@ def _noisy_clock(comparison: Comparison) -> Iterator[str]:
 def _shared_cores(comparison: Comparison) -> Iterator[str]:
     shares = []
     for configuration in _configurations(comparison):
-        # Rows of versions that did not measure it lack the column.
+        # Rows written before this was measured lack the column.
         known = [run.last_known.get("other_cpu_share") or 0.0 for run in configuration.ok]
         if (share := max(known, default=0.0)) > NOTEWORTHY_SHARE:
             shares.append(f"{configuration.short} {share:.0%}")
@@ -250,26 +249,26 @@ def _too_few(comparison: Comparison) -> Iterator[str]:
 
 
 def _advice(comparison: Comparison, row: Row) -> Iterator[str]:
-    """How many seeds an unclear row needs, where its interval is known at all."""
+    """Yield how many seeds an unclear row needs, if its interval is known."""
     effect, half_width = _judged(comparison, row)
     if effect and effect.low is not None:
         n = min(_num_seeds(comparison, each) for each in (row.configuration, comparison.baseline))
         seeds = seeds_needed(effect, half_width=half_width, n=n, comparisons=len(comparison.candidates))
-        wanted = f"about {seeds} would do" if seeds else f"not even {MOST_SEEDS} would do: find the noise first"
+        wanted = f"about {seeds} would do" if seeds else f"not even {MOST_SEEDS} would do; reduce the noise"
         yield f"{row.configuration.short} ({n} seeds; {wanted})"
 
 
 def _num_seeds(comparison: Comparison, configuration: Configuration) -> int:
-    """On which an effect rests: of what was needed until a target also those that diverged."""
+    """Return how many seeds an effect is computed from; for metrics to a target these include diverged runs."""
     if comparison.is_to_target:
         return len(targets.needs(configuration, comparison.metric.name, comparison.targets[0]))
     return len(configuration.ok)
 
 
 def _judged(comparison: Comparison, row: Row) -> tuple[Effect | None, float]:
-    """The effect behind a row's verdict, and the half width of its interval that would allow one.
+    """Return the effect behind a row's verdict, and an interval half width at which a verdict would be possible.
 
-    That it is none; or, if it stays as large as it is, that it is one.
+    At this half width either a null effect or an effect of the present size would be recognized.
     """
     effect = row.gain.effect
     value = effect.value if effect else 1.0
@@ -298,7 +297,7 @@ def _configurations(comparison: Comparison) -> list[Configuration]:
 
 
 def _differing(comparison: Comparison, names: Sequence[str]) -> list[str]:
-    """Columns of these in which the rows differ though they are not compared by them."""
+    """Return those columns in which the rows differ, except the columns in ``--by``."""
     return [name for name in names if name not in comparison.by and len(_distinct(comparison, name)) > 1]
 
 

@@ -1,4 +1,4 @@
-"""The table of `bench collectives`: columns as nccl-tests, and what each way costs beside native and all-gather."""
+"""Build the table of `bench collectives`: the columns of nccl-tests, and ratios to native and to all-gather."""
 
 from __future__ import annotations
 
@@ -13,17 +13,17 @@ Row = dict[str, Any]
 
 _NOTES = {
     "speedup_to_native": "vs native: time of the dense tensor on native / this time; above 1x is faster",
-    "bytes_to_allgather": "vs allgather: bytes sent / bytes that allgather sends of the same payload; below 1x is less",
-    "wire_bytes_sent": "frames sent: bytes per sum and host as the kernel counts them, headers and all",
+    "bytes_to_allgather": "vs allgather: bytes sent / bytes of allgather with the same payload; below 1x is less",
+    "wire_bytes_sent": "frames sent: bytes per sum and host as the kernel counts them, including headers",
     "of_limit": "of limit: time in which the busiest link could have carried its frames / p50; 1 is a full link",
     "overlap": "overlap: share of entries that two ranks both send, mean over pairs of ranks",
 }
 
 
 def with_ratios(rows: Sequence[Row]) -> list[Row]:
-    """The rows, each with `speedup_to_native` and `bytes_to_allgather` (None where there is nothing to compare with).
+    """Return the rows with `speedup_to_native` and `bytes_to_allgather` added; None where no row is comparable.
 
-    Rows of one size are compared: with `native` summing the dense tensor, and with `allgather` of the same payload.
+    A row is compared with rows of the same size: `native` for the dense tensor, and `allgather` for the same payload.
     """
     by_pair = {(row["size_bytes"], row["collective"], row["payload"]): row for row in rows}
 
@@ -39,11 +39,11 @@ def with_ratios(rows: Sequence[Row]) -> list[Row]:
 
 
 def collectives_table(rows: Sequence[Row], subtitle: str) -> Table:
-    """What a terminal shows.
+    """Return the table for the terminal.
 
     Args:
-        rows: columns of `COLLECTIVES` with `overlap` and `bytes_sent_max`, from `with_ratios`.
-        subtitle: how it was measured.
+        rows: rows from `with_ratios`, with the columns of `COLLECTIVES`, `overlap` and `bytes_sent_max`.
+        subtitle: how the rows were measured.
     """
     return Table(
         title=f"Sums over {rows[0]['world_size']} ranks" if rows else "No sum was measured",
@@ -71,7 +71,7 @@ def _ratio(value: float) -> str:
 
 
 def _busiest(row: Row) -> str | None:
-    """Only where ranks send unequally much."""
+    """Return the bytes of the busiest rank, or None if all ranks send about the same."""
     differs = row["bytes_sent_max"] > 1.01 * row["bytes_sent"]
     return format_bytes(row["bytes_sent_max"]) if differs else None
 

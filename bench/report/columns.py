@@ -1,4 +1,4 @@
-"""Columns as the user names them on the command line."""
+"""Look up the columns that the user names on the command line."""
 
 from __future__ import annotations
 
@@ -12,29 +12,26 @@ BYTES_TO_TARGET = Column(
     "quality",
     "bytes_to_target",
     float,
-    "bytes of gradients and optimizer state that a rank sent until the target; derived, in no file",
+    "bytes of gradients and optimizer state that a rank sent until the target; computed, not in any file",
     unit="bytes",
     better="lower",
 )
 
+# The columns of metrics.csv and those computed from them.
 COLUMNS_BY_NAME: Mapping[str, Column] = {**METRICS_BY_NAME, BYTES_TO_TARGET.name: BYTES_TO_TARGET}
-"""What can be shown: the columns of metrics.csv and what follows from them."""
 
-ALL = "all"
-"""Stands for every column that a comparison has."""
-
-STEP = ("forward_backward_s", "encode_s", "exchange_s", "exposed_s")
-"""Where a step goes."""
+ALL = "all"  # stands for every column of a comparison
+STEP = ("forward_backward_s", "encode_s", "exchange_s", "exposed_s")  # the parts of a step
 
 
 def find_column(name: str) -> Column:
-    """The column of metrics.csv with this name.
+    """Return the column of metrics.csv with this name.
 
     Raises:
-        UsageError: there is none (the message names the nearest one).
+        UsageError: there is none; the message names the most similar one.
     """
     if name not in METRICS_BY_NAME:
-        from collectives.options import did_you_mean  # brings pydantic along: only where it is needed
+        from collectives.options import did_you_mean  # imported only here, because it imports pydantic
 
         raise UsageError(
             f"there is no column '{name}'{did_you_mean(name, METRICS_BY_NAME)}; docs/columns.md explains every column"
@@ -43,10 +40,10 @@ def find_column(name: str) -> Column:
 
 
 def find_metric(name: str) -> Column:
-    """The column with this name, if more or less of it can be better.
+    """Return the column with this name, if a higher or a lower value of it is better.
 
     Raises:
-        UsageError: there is no such column, or it has no direction.
+        UsageError: there is no such column, or neither direction is better.
     """
     column = COLUMNS_BY_NAME.get(name) or find_column(name)
     if not column.better:
@@ -55,7 +52,7 @@ def find_metric(name: str) -> Column:
 
 
 def find_numbers(names: Sequence[str]) -> list[str]:
-    """The columns of which a mean can be shown; ``step`` stands for where a step goes.
+    """Return the names of columns with a mean; ``step`` is expanded to the parts of a step.
 
     Raises:
         UsageError: there is no such column, or it holds no numbers.

@@ -1,4 +1,4 @@
-"""Writes docs/columns.md from the schema: ``python -m bench.report.columns_doc``.
+"""Write docs/columns.md from the schema: ``python -m bench.report.columns_doc``.
 
 A test fails if the page does not match the schema.
 """

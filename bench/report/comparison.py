@@ -1,6 +1,6 @@
-"""Comparison: every configuration beside one baseline, with what may be said about speed and accuracy.
+"""Compare every configuration with one baseline, with a verdict on speed and one on accuracy.
 
-The direction is always baseline -> candidate and never flips: a factor above 1 means that the candidate is better.
+The direction is always from baseline to candidate: a factor above 1 means that the candidate is better.
 """
 
 from __future__ import annotations
@@ -20,16 +20,12 @@ from bench.report.statistics import Effect, Significance, difference, holm, impr
 from bench.report.store import Row as Evaluation
 from bench.report.targets import TO_TARGET, Need, Target, common_budget, find_target, gain, needs, num_reached
 
-SAME_FACTOR = (1 / 1.05, 1.05)
-"""Factors that make no practical difference."""
-SAME_ACCURACY = (-0.01, 0.01)
-"""Differences of accuracy, as shares, that make no practical difference."""
+SAME_FACTOR = (1 / 1.05, 1.05)  # factors in this range make no practical difference
+SAME_ACCURACY = (-0.01, 0.01)  # differences of accuracy, as shares, in this range make no practical difference
 
 _FP32, _BF16 = ("none",), ("bf16", "torch_bf16")
-BASELINES = (*_FP32, *_BF16)
-"""What is compared with where nothing else is asked for."""
-BASELINES_OF_SPEED = (*_BF16, *_FP32)
-"""The same of speed: 16 bits cost nothing, so fp32 would flatter the rest."""
+BASELINES = (*_FP32, *_BF16)  # the default baselines, the preferred one first
+BASELINES_OF_SPEED = (*_BF16, *_FP32)  # for speed bf16 comes first: it costs nothing, so fp32 would flatter the others
 
 CPU = "cpu_s_per_step"
 _OF_A_STEP = ("samples_per_s", "step_time_s", "step_time_p95_s")
@@ -39,15 +35,15 @@ Verdict = Literal["baseline", "faster", "slower", "better", "worse", "higher", "
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Finding:
-    """What one quantity of a candidate says against the baseline.
+    """How a candidate compares with the baseline in one quantity.
 
     Attributes:
-        effect: a factor by which the candidate is better, or a difference of accuracy as a share; None where a side
+        effect: a factor by which the candidate is better, or a difference of accuracy as a share; None if either side
             has no value.
         p: the effect's p-value, adjusted for the number of candidates and targets.
-        verdict: what may be said.
-        held_back: it is unclear for seeds that missed or diverged, whatever the figures of the others; more seeds would
-            not change that.
+        verdict: the conclusion that the seeds allow.
+        held_back: True if the verdict is "unclear" because seeds missed the target or diverged; more seeds would not
+            change that.
     """
 
     effect: Effect | None = None
@@ -56,19 +52,19 @@ class Finding:
     held_back: bool = False
 
     def held_back_if(self, condition: bool) -> Finding:
-        """Without a verdict where the condition holds."""
+        """Return this finding, with the verdict "unclear" if the condition is true."""
         return dataclasses.replace(self, verdict="unclear", held_back=True) if condition else self
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Row:
-    """One configuration and how it stands against the baseline.
+    """One configuration, compared with the baseline.
 
     Attributes:
-        gain: in the metric of the comparison.
-        accuracy: in test accuracy.
-        cpu: in CPU time per step, which other work on the machine changes less; for speeds of a step only.
-        further: in the metric again, for every target after the first.
+        gain: finding in the metric of the comparison.
+        accuracy: finding in test accuracy.
+        cpu: finding in CPU time per step, which other work on the machine affects less; only for speeds of a step.
+        further: findings in the metric for every target after the first.
     """
 
     configuration: Configuration
@@ -79,28 +75,28 @@ class Row:
 
     @property
     def verdict(self) -> Verdict:
-        """On the metric of the comparison."""
+        """The verdict on the metric of the comparison."""
         return self.gain.verdict
 
     @property
     def only_wall_clock_is_noisy(self) -> bool:
-        """The wall clock allows no verdict, but CPU time does."""
+        """True if CPU time allows a verdict but the wall clock does not."""
         return self.verdict == "unclear" and self.cpu.effect is not None and self.cpu.verdict != "unclear"
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Comparison:
-    """Rows beside a baseline.
+    """A baseline and the configurations compared with it.
 
     Attributes:
         metric: the column that the verdict is about.
-        by: the columns grouped by; empty for ``config_id``.
-        targets: accuracies to reach, the verdict is about the first; at least one.
+        by: the columns that runs are grouped by; empty for ``config_id``.
+        targets: accuracies to reach, at least one; the verdict is about the first.
         rows: the baseline first, then the candidates.
-        unfinished: runs that were stopped or are still running, and no other run of their seed was finished; no row
-            holds them, unless no run at all was finished.
+        unfinished: runs that were stopped or are still running, if no other run of their seed finished. No row
+            contains them, unless no run finished at all.
         repeats: seeds that were run more than once.
-        ambiguity: what to say where ``--baseline`` fits several rows.
+        ambiguity: a sentence for the user if several rows match ``--baseline``.
     """
 
     metric: Column
@@ -118,24 +114,24 @@ class Comparison:
 
     @property
     def without_row(self) -> list[Run]:
-        """The unfinished runs of configurations that no row is about."""
+        """The unfinished runs whose configurations have no row."""
         keys = self.by or ("config_id",)
         shown = {tuple(run[key] for key in keys) for row in self.rows for run in row.configuration.runs}
         return [run for run in self.unfinished if tuple(run[key] for key in keys) not in shown]
 
     @property
     def candidates(self) -> list[Row]:
-        """All rows but the baseline."""
+        """All rows except the baseline."""
         return self.rows[1:]
 
     @property
     def is_about_speed(self) -> bool:
-        """The verdict reads faster or slower."""
+        """True if the verdict is "faster" or "slower", not "better" or "worse"."""
         return _is_speed(self.metric)
 
     @property
     def is_to_target(self) -> bool:
-        """The metric is what a run needs until its target."""
+        """True if the metric is a time or a number of bytes until the target."""
         return self.metric.name in TO_TARGET
 
 
@@ -152,17 +148,17 @@ def compare(
     """Compare every configuration with one baseline.
 
     Args:
-        rows: what ``store.read`` returns; not changed.
-        baseline: what names the baseline (``baseline.choose``); None: the row without compression, else in bf16; of
-            speeds the one in bf16 first.
+        rows: rows as returned by ``store.read``; not changed.
+        baseline: the name of the baseline (``baseline.choose``); None: the row without compression, or else the one in
+            bf16; for speeds bf16 comes first.
         metric: the column that the verdict is about.
         by: columns to group by instead of ``config_id``.
-        where: what the runs must be.
-        targets: accuracies to reach (``targets.find_target``); none: the one that each run was given.
-        sort: column by which the candidates are put in order, the best first; None: in order of appearance.
+        where: conditions that the runs must meet.
+        targets: accuracies to reach (``targets.find_target``); empty: the target that each run was given.
+        sort: the column that orders the candidates, the best first; None: order of appearance.
 
     Raises:
-        UsageError: an unknown column, a baseline or condition that nothing fits, or a metric that no finished run has.
+        UsageError: a column is unknown, nothing matches the baseline or a condition, or no finished run has the metric.
     """
     column = find_metric(metric)
     by = [find_column(name).name for name in by]
@@ -170,7 +166,7 @@ def compare(
     runs = [run for run in selected if not run.unfinished] or selected
     seeds = {(run["config_id"], run["seed"]) for run in runs}
     unfinished = [run for run in selected if (run["config_id"], run["seed"]) not in seeds]
-    # Within a group of several the settings themselves tell them apart: other versions gave the same another config_id.
+    # With --by, compare the settings themselves: another version of the code may have given them another config_id.
     runs, repeats = one_per_seed(runs, (*by, *SETTINGS)) if by else one_per_seed(runs)
     groups = configurations(runs, by)
     chosen, ambiguity = baselines.choose(groups, baseline, BASELINES_OF_SPEED if _is_speed(column) else BASELINES)
@@ -234,14 +230,14 @@ def _accuracy_findings(baseline: Configuration, candidates: Sequence[Configurati
 
 
 def _divergence_forbids(verdict: Verdict, baseline: Configuration, candidate: Configuration) -> bool:
-    """Whether a verdict on accuracy would pass over seeds of which none is left, of the side that it does not blame."""
+    """Return True if a verdict on accuracy would ignore that the side it favours diverged more often."""
     if verdict == "lower":
         return diverges_more_often(baseline, candidate)
     return verdict in ("same", "higher") and diverges_more_often(candidate, baseline)
 
 
 def diverges_more_often(candidate: Configuration, baseline: Configuration) -> bool:
-    """A larger share of its seeds came to nothing."""
+    """Return True if a larger share of the candidate's seeds diverged."""
     mine, theirs = ((len(each.diverged), len(each.ok) + len(each.diverged)) for each in (candidate, baseline))
     return mine[0] * theirs[1] > theirs[0] * mine[1]
 
@@ -275,10 +271,10 @@ def _gains(
 
 
 def _misses_forbid(verdict: Verdict, theirs: Sequence[Need], ours: Sequence[Need]) -> bool:
-    """Whether a verdict would praise a side for its misses.
+    """Return True if a verdict would reward a side for missing the target.
 
-    The better side may only have had the smaller budget, if it reached the target less often; and what looks the same
-    up to the common budget is not, if one side needs more than that more often.
+    If the better side reached the target less often, it may only have had the smaller budget. And sides that look the
+    same up to the common budget are not the same if one of them needs more than that more often.
     """
     if verdict == "same":
         budget = common_budget(theirs, ours)

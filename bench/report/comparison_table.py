@@ -1,4 +1,4 @@
-"""The tables of a comparison: one with every column, and one that answers the question on a terminal."""
+"""Build the tables of a comparison: one with every column, and a short one for the terminal."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ _HEADINGS = {
     "exposed_s": "exposed\nper step",
 }
 _SHORT_HEADINGS = {"payload_bytes_per_step": "sent/\nstep"}
-# Shown as plain means after the columns of the verdict, unless one of them is the metric itself.
+# Columns shown as means after those of the verdict, except the metric itself.
 _MEANS = (
     targets.TIME,
     "payload_bytes_per_step",
@@ -67,20 +67,20 @@ def comparison_table(comparison: Comparison, *, extra: Sequence[str] = (), cauti
 
     Args:
         comparison: what to show.
-        extra: columns to show as plain means besides the usual ones.
-        cautions: what a reader must know before looking at a number.
+        extra: further columns to show as means.
+        cautions: warnings to show above the table.
     """
     parts = [_cells(comparison, row, extra) for row in comparison.rows]
     return _table(comparison, parts, shared_settings(comparison), cautions)
 
 
 def answer_table(comparison: Comparison, *, extra: Sequence[str] = (), cautions: Sequence[str] = ()) -> Table:
-    """Return the table for a terminal, at most 7 columns and those asked for: is a row better, and at what cost?
+    """Return the table for the terminal: at most 7 columns and the extra ones.
 
     Args:
         comparison: what to show.
-        extra: columns to show as plain means besides.
-        cautions: what a reader must know before looking at a number.
+        extra: further columns to show as means.
+        cautions: warnings to show above the table.
     """
     parts = [_answer_cells(comparison, row, extra) for row in comparison.rows]
     settings = {name: value for name, value in _shared_components(comparison).items() if _named_by_settings(comparison)}
@@ -117,14 +117,14 @@ def _notes(comparison: Comparison, texts: Sequence[str]) -> list[str]:
     notes = ["; ".join(sign for sign, is_used in signs.items() if is_used)]
     if any(text.startswith("≥") for text in texts):
         notes.append(
-            "≥ (reached/seeds): seeds that missed the target count with all that they spent, so the mean is at least "
-            "this; two rows are compared up to the smallest budget of any of their seeds"
+            "≥ (reached/seeds): seeds that missed the target count with everything that they spent, so the mean is at "
+            "least this; two rows are compared up to the smallest budget of any of their seeds"
         )
     return [*filter(None, notes), *(target.meaning for target in comparison.targets if target.meaning)]
 
 
 def shared_settings(comparison: Comparison) -> dict[str, str]:
-    """The settings that are the same in all rows, of those that a reader asks for first."""
+    """Return the most important settings that are the same in all rows."""
     shared = {}
     for name in _SHARED:
         values = {run[name] for row in comparison.rows for run in row.configuration.runs}
@@ -172,14 +172,14 @@ def _answer_cells(comparison: Comparison, row: Row, extra: Sequence[str]) -> lis
 
 
 def _row_name(comparison: Comparison, configuration: Configuration) -> str:
-    """Return the title, without the components where these are the same in all rows."""
+    """Return the title, without the components if these are the same in all rows."""
     if not _named_by_settings(comparison):
         return configuration.title
     return configuration.named(name for name in configuration.named_by or () if name not in _COMPONENTS)
 
 
 def _named_by_settings(comparison: Comparison) -> bool:
-    """Whether all rows have the same components, and differ in settings alone."""
+    """Return True if all rows have the same components and differ only in settings."""
     shared, named_by = _shared_components(comparison), comparison.baseline.named_by or ()
     return (
         bool(shared)
@@ -198,12 +198,12 @@ def _shared_components(comparison: Comparison) -> dict[str, str]:
 
 
 def _uneven_seeds(comparison: Comparison, configuration: Configuration) -> list[tuple[Column, Cell]]:
-    """Return the column of seeds, where rows differ in them or runs failed; else the subtitle has their number."""
+    """Return the column of seeds if rows differ in it or runs failed; otherwise the subtitle shows the number."""
     return [] if _num_seeds(comparison) else [(Column(heading="seeds"), _seeds_cell(configuration, "{}/{}"))]
 
 
 def _num_seeds(comparison: Comparison) -> int | None:
-    """Return how many seeds ended well, where that is the same in all rows and no run failed."""
+    """Return the number of seeds, or None if it differs between rows or a run failed."""
     counts = {(len(row.configuration.ok), len(row.configuration.runs)) for row in comparison.rows}
     ok, runs = counts.pop()
     return ok if not counts and ok == runs else None
@@ -227,7 +227,7 @@ def _accuracy_heading(comparison: Comparison) -> Column:
 
 
 def _short_accuracy_cell(row: Row) -> Cell:
-    """``97.2 (-1.0)``: the mean, and its difference from the baseline's in percentage points."""
+    """Return a cell such as ``97.2 (-1.0)``: the mean, and its difference from the baseline in percentage points."""
     known, effect = row.configuration.estimate("test_accuracy"), row.accuracy.effect
     if known is None:
         return Cell()
@@ -285,8 +285,8 @@ def _mean_cells(
     comparison: Comparison, configuration: Configuration, extra: Sequence[str]
 ) -> list[tuple[Column, Cell]]:
     target = comparison.targets[0]
-    asked = [targets.BYTES] if target.accuracy is not None else []
-    shown = dict.fromkeys([*_MEANS, *asked, *extra])
+    to_target = [targets.BYTES] if target.accuracy is not None else []
+    shown = dict.fromkeys([*_MEANS, *to_target, *extra])
     cells = []
     if comparison.metric.name != "samples_per_s":
         heading = f"{_heading('samples_per_s', target)}\n[95% CI]"
@@ -312,7 +312,7 @@ def _seeds_cell(configuration: Configuration, form: str = "{}/{} ok") -> Cell:
 
 
 def _value_cell(configuration: Configuration, name: str, target: Target, interval: bool = False) -> Cell:
-    """The mean of a column over seeds, with its interval where asked for."""
+    """Return the mean of a column over seeds, with its interval if ``interval`` is True."""
     if name in targets.TO_TARGET:
         return _need_cell(configuration, name, target, interval)
     known = configuration.estimate(name)
@@ -323,13 +323,13 @@ def _value_cell(configuration: Configuration, name: str, target: Target, interva
 
 
 def _need_cell(configuration: Configuration, name: str, target: Target, interval: bool) -> Cell:
-    """What the seeds needed until a target, and how many reached it where not all did."""
+    """Return the mean time or bytes to a target, and how many seeds reached it unless all did."""
     seeds = targets.needs(configuration, name, target)
     reached = targets.num_reached(seeds)
     known = targets.mean_need(seeds)
     suffix = "" if target.accuracy is None else f"_{target.accuracy:g}"
     raw = _estimate_raw(f"{name}{suffix}", known, interval)
-    if name == targets.TIME:  # of bytes fewer seeds may be known
+    if name == targets.TIME:  # the bytes may be known for fewer seeds
         raw |= {
             f"num_reached{suffix}": reached if seeds else None,
             f"num_missed{suffix}": len(seeds) - reached if seeds else None,
@@ -362,11 +362,11 @@ def _estimate_text(name: str, known: Estimate | None, interval: bool, mark: str)
 
 
 def _not_negative(bound: float | None) -> float | None:
-    return None if bound is None else max(bound, 0.0)  # what is compared by a factor is never negative
+    return None if bound is None else max(bound, 0.0)  # these quantities are never negative
 
 
 def _mark(configuration: Configuration, name: str) -> str:
-    """``~`` before a number of bytes that nobody counted."""
+    """Return ``~`` if bytes were computed or estimated, not counted."""
     formula = name in _OF_PAYLOAD and "formula" in configuration.distinct("payload_bytes_source")
     estimated = name.startswith("wire_bytes") and "estimated" in configuration.distinct("wire_headers")
     return "~" if formula or estimated else ""
@@ -466,7 +466,7 @@ def _points_cell(row: Row) -> Cell:
 
 
 def _tuning_cells(comparison: Comparison, configuration: Configuration) -> list[tuple[Column, Cell]]:
-    """How many learning rates were tried to find this one: what a result cost in tuning, where anything was tuned."""
+    """Return the column with the number of learning rates that were tried, if any row was tuned."""
     if not any(tried for row in comparison.rows for tried in row.configuration.distinct("rates_tried")):
         return []
     known = configuration.distinct("rates_tried")

@@ -1,4 +1,4 @@
-"""The table of `bench compressors`: what a compressor sends, what that loses, and what it takes to make it."""
+"""Build the table of `bench compressors`: bytes sent, error, and times of encoding and decoding."""
 
 from __future__ import annotations
 
@@ -12,19 +12,19 @@ from bench.report.tables import Cell, Column, Table
 Row = dict[str, Any]
 
 _NOTES = (
-    "error, cosine: what arrives against what was to be sent, the gradient plus what earlier steps kept back",
-    "contraction: the squared error of the worst layer or bucket, beside what is proved for any gradient (in "
-    "expectation for methods that draw at random; 1: nothing may arrive; -: there is no bound)",
+    "error, cosine: of what arrives, compared with the gradient plus the residual of earlier steps",
+    "contraction: the squared error of the worst layer or bucket, and the bound proved for any gradient (in "
+    "expectation for random methods; 1: nothing may arrive; -: there is no bound)",
     "GB/s: bytes of the dense gradient per second of encoding or decoding",
 )
 
 
 def compressors_table(rows: Sequence[Row], subtitle: str) -> Table:
-    """What a terminal shows.
+    """Return the table for the terminal.
 
     Args:
-        rows: columns of `COMPRESSORS`.
-        subtitle: how it was measured.
+        rows: rows with the columns of `COMPRESSORS`.
+        subtitle: how the rows were measured.
     """
     return Table(
         title=f"Compressors on {rows[0]['gradients']} gradients of {rows[0]['model']}" if rows else "Nothing measured",
@@ -44,7 +44,7 @@ def _gigabytes(name: str) -> Callable[[Row], str]:
 
 
 def _share(name: str) -> Callable[[Row], str | None]:
-    """Four decimals; what is below one never shows as one."""
+    """Return a formatter with four decimals that never shows a value below 1 as 1."""
     return lambda row: None if row[name] is None else "<1" if 0.99995 <= row[name] < 1 else f"{row[name]:.4f}"
 
 

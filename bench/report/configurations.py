@@ -1,4 +1,4 @@
-"""Configurations: the rows of a comparison, each with the runs behind it and a label that tells it from the others."""
+"""Group runs into configurations, the rows of a comparison, each with a label that distinguishes it from the others."""
 
 from __future__ import annotations
 
@@ -14,22 +14,21 @@ from bench.report.statistics import Estimate, estimate
 
 _ALWAYS = ["compressor", "collective"]
 _SPECS = [*_ALWAYS, "strategy"]
-DENSE = ("none", "bf16", "fp16", "torch_bf16", "torch_fp16")
-"""Compressors that send every element, in 16 bits at least."""
+DENSE = ("none", "bf16", "fp16", "torch_bf16", "torch_fp16")  # compressors that send every element in 16 or 32 bits
 _NO_SETTING = {"run_id", "digest", "config_id", "name", "seed", "rates_tried"}
+# Columns that say how a run was set up, except the seed and labels.
 SETTINGS = [column.name for column in METRICS if column.group == "identity" and column.name not in _NO_SETTING]
-"""Columns that say how a run was set up, the seed and labels apart."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Configuration:
-    """What is compared with others: one configuration, or one group of ``--by``.
+    """One row of a comparison: one configuration, or one group of ``--by``.
 
     Attributes:
-        label: the columns in which it may differ from the others, with their values.
-        named_by: those of them that are needed to tell it from the others; None: all.
-        short: the shortest name that no other has: ``topk``.
-        runs: one per seed (``runs.one_per_seed``).
+        label: the columns in which rows may differ, with this row's values.
+        named_by: the columns of the label that are needed to distinguish the rows; None: all.
+        short: the shortest unique name, such as ``topk``.
+        runs: one run per seed (``runs.one_per_seed``).
     """
 
     label: dict[str, Any]
@@ -39,7 +38,7 @@ class Configuration:
 
     @property
     def title(self) -> str:
-        """``topk:ratio=0.01 + allgather, lr=0.1``: what tells it from the others, in one text."""
+        """A text that distinguishes the row from the others, such as ``topk:ratio=0.01 + allgather, lr=0.1``."""
         is_whole = self.named_by is not None and self.label.keys() >= set(self.named_by)
         return self.named(self.named_by if self.named_by is not None and is_whole else self.label)
 
@@ -49,34 +48,34 @@ class Configuration:
 
     @functools.cached_property
     def ok(self) -> list[Run]:
-        """The runs that ended well: the only ones whose figures count."""
+        """The successful runs: only their figures count."""
         return [run for run in self.runs if run.ended_well]
 
     @functools.cached_property
     def diverged(self) -> list[Run]:
-        """The runs that failed as a method fails, for whose accuracy there is no figure."""
+        """The runs whose training diverged; they have no final accuracy."""
         return [run for run in self.runs if run.diverged]
 
     @property
     def is_dense(self) -> bool:
-        """All of its runs send every element, in 16 bits at least."""
+        """True if all runs send every element in 16 or 32 bits."""
         return all(run["compressor"].partition(":")[0] in DENSE for run in self.runs)
 
     def values(self, column: str) -> list[float]:
-        """Return the known values of a column, one per seed that ended well."""
+        """Return the known values of a column, one per successful run."""
         return [float(value) for value in (_measured(run, column) for run in self.ok) if value is not None]
 
     def estimate(self, column: str) -> Estimate | None:
-        """Mean over seeds with its interval, None where no seed has a value."""
+        """Return the mean over seeds with its interval, or None if no seed has a value."""
         return estimate(self.values(column))
 
     def distinct(self, column: str) -> list[Any]:
-        """The known values of a column over all runs, each once, in order of appearance."""
+        """Return the distinct known values of a column over all runs, in order of appearance."""
         return [value for value in dict.fromkeys(run[column] for run in self.runs) if value is not None]
 
 
 def _measured(run: Run, column: str) -> Any:
-    """Return a run's value; none of two timers that contradict each other, as in rows of older versions."""
+    """Return a run's value, or None if two timers contradict each other, as in rows of older versions."""
     if column == "exposed_s" and None not in (run[column], run["step_time_s"]) and run[column] > run["step_time_s"]:
         return None
     return run[column]
@@ -87,8 +86,8 @@ def configurations(runs: Sequence[Run], by: Sequence[str]) -> list[Configuration
 
     Args:
         runs: one per configuration and seed.
-        by: columns to group by; empty: by ``config_id``, labelled by compressor, collective, the strategy where one is
-            not the usual, and every setting that is not the same in all runs.
+        by: columns to group by; empty: group by ``config_id`` and label by compressor, collective, the strategy if any
+            run has an unusual one, and every setting that differs between runs.
     """
     groups: dict[tuple[Any, ...], list[Run]] = {}
     for run in runs:
@@ -112,7 +111,7 @@ def _name(label: Mapping[str, Any], names: Iterable[str], *, with_options: bool 
 
 
 def _needed(labels: Sequence[Mapping[str, Any]]) -> list[str]:
-    """Return the columns that tell all labels apart: the components, and what separates labels that they do not."""
+    """Return the columns that distinguish all labels: the components, and others where these are not enough."""
     needed: list[str] = []
     num_apart = 0
     for name in labels[0] if labels else ():
@@ -124,7 +123,7 @@ def _needed(labels: Sequence[Mapping[str, Any]]) -> list[str]:
 
 
 def _short_names(labels: Sequence[Mapping[str, Any]], needed: Sequence[str]) -> list[str]:
-    """Return for each label the first that no other shares: its compressor, components, settings, or all of these."""
+    """Return each label's first unique name among: compressor, components, settings, or all of these."""
     settings = [name for name in needed if name not in _SPECS]
     components = [name for name in needed if name in _SPECS]
     varied = [name for name in components if len({label[name] for label in labels}) > 1]
@@ -138,7 +137,7 @@ def _short_names(labels: Sequence[Mapping[str, Any]], needed: Sequence[str]) -> 
 
 
 def _telling_columns(runs: Sequence[Run], groups: Sequence[list[Run]]) -> list[str]:
-    """Columns that tell the groups apart; what no setting shows (a hidden default), the name or the digest does."""
+    """Return the columns that distinguish the groups; if settings are not enough, add the name or ``config_id``."""
     unusual = {run["strategy"] for run in runs} - {METRICS_BY_NAME["strategy"].absent, None}
     always = _SPECS if unusual else _ALWAYS
     names = always + [name for name in SETTINGS if name not in always and len({run[name] for run in runs}) > 1]

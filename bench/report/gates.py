@@ -1,4 +1,4 @@
-"""Gates: limits given by the user (``--fail-on``) that turn a comparison into an exit code."""
+"""Check a comparison against the user's limits (``--fail-on``), which decide the exit code."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ class Gate:
     Attributes:
         kind: ``slower``: worse in the metric of the comparison; ``accuracy``: lower test accuracy; ``bytes``: more
             payload bytes per step.
-        limit: the loss that is still allowed, as a share: of the baseline's figure, or of the test set.
-        text: as the user wrote it.
+        limit: the largest loss allowed, as a share of the baseline's value; for accuracy a difference of shares.
+        text: the text that the user wrote.
     """
 
     kind: Kind
@@ -48,18 +48,18 @@ class Gate:
 
 
 def is_gate(text: str) -> bool:
-    """Whether this reads as a gate."""
+    """Return True if the text has the form of a gate."""
     return _FORM.fullmatch(text) is not None
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class GateResult:
-    """What the gates found, one sentence per row and gate.
+    """The results of all gates, one sentence per row and gate.
 
     Attributes:
-        crossed: significantly worse than the limit allows.
-        undecided: beyond the limit, but within the noise or with one seed.
-        unmeasured: nothing to judge by: a row or the baseline has no finished run or no value.
+        crossed: rows that are significantly worse than the limit allows.
+        undecided: rows that are beyond the limit, but within the noise or with one seed.
+        unmeasured: rows that cannot be judged, because they or the baseline have no finished run or no value.
     """
 
     crossed: list[str] = dataclasses.field(default_factory=list)
@@ -67,7 +67,7 @@ class GateResult:
     unmeasured: list[str] = dataclasses.field(default_factory=list)
 
     def __add__(self, other: GateResult) -> GateResult:
-        """What both found."""
+        """Return the sentences of both results."""
         return GateResult(
             crossed=self.crossed + other.crossed,
             undecided=self.undecided + other.undecided,
@@ -76,10 +76,10 @@ class GateResult:
 
 
 def check(comparison: Comparison, gates: list[Gate]) -> GateResult:
-    """Hold every candidate against every gate; a loss of time or accuracy counts only if it is significant.
+    """Check every candidate against every gate; a loss of speed or accuracy counts only if it is significant.
 
     Raises:
-        UsageError: a gate on speed, where the comparison is of accuracies.
+        UsageError: a gate is about speed, but the metric of the comparison is accuracy.
     """
     result = GateResult()
     for gate in gates:
@@ -90,7 +90,7 @@ def check(comparison: Comparison, gates: list[Gate]) -> GateResult:
         )
         if not comparison.candidates:
             result.unmeasured.append(
-                f"{gate.text} cannot be judged: there is no row beside {comparison.baseline.title}"
+                f"{gate.text} cannot be judged: there is no row besides {comparison.baseline.title}"
             )
         for row in comparison.candidates:
             effect, certain = _effect(gate, comparison, row)
@@ -111,7 +111,7 @@ def check(comparison: Comparison, gates: list[Gate]) -> GateResult:
 
 
 def _effect(gate: Gate, comparison: Comparison, row: Row) -> tuple[Effect | None, bool]:
-    """What the gate looks at, and whether it is more than noise: bytes are counted, Holm's p decides on the others."""
+    """Return the effect that the gate limits, and whether it is significant; bytes are counted and have no noise."""
     if gate.kind == "bytes":
         sides = [each.values("payload_bytes_per_step") for each in (comparison.baseline, row.configuration)]
         return improvement(*sides, higher_is_better=False, counted=True), True
@@ -120,7 +120,7 @@ def _effect(gate: Gate, comparison: Comparison, row: Row) -> tuple[Effect | None
 
 
 def _why(gate: Gate, row: Row) -> str:
-    """Why a gate that is crossed holds."""
+    """Return the reason why a row beyond the limit still passes."""
     finding = row.gain if gate.kind == "slower" else row.accuracy
     if finding.held_back:
         return "seeds that missed their target or diverged allow no verdict, so the gate passes"
@@ -128,7 +128,7 @@ def _why(gate: Gate, row: Row) -> str:
 
 
 def _loss(gate: Gate, comparison: Comparison, effect: Effect) -> float:
-    """By which share of the baseline's figure the candidate's is worse, whichever way the metric points."""
+    """Return by which share of the baseline's value the candidate is worse, whether higher or lower is better."""
     match gate.kind:
         case "slower" if comparison.metric.better == "higher":
             return 1.0 - effect.value

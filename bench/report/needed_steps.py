@@ -1,4 +1,4 @@
-"""Steps that measured runs took to their target, for a time to target where the runs themselves were not."""
+"""Find how many steps measured runs took to their target, so that `bench predict` can predict a time to target."""
 
 from __future__ import annotations
 
@@ -14,18 +14,18 @@ from bench.report.runs import Run, collect_runs, one_per_seed
 from bench.report.store import Row
 
 _THE_SAME = ("model", "dataset", "optimizer", "batch_size")
+# Columns in which runs with the same number of ranks must not differ.
 _ALIKE = ("lr", "lr_scaling", "schedule", "warmup_epochs", "augment", "amp", "train_size", "holdout_size")
-"""Columns in which runs of as many ranks must not differ."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class NeededSteps:
-    """What runs say of a configuration.
+    """The number of steps that a configuration needs to its target.
 
     Attributes:
-        steps: median over seeds, of which those that missed or diverged count as the longest; None: they do not say it.
-        said: on what it rests, or why there is none; one sentence.
-        of_epochs: a run of them was one of epochs, in the first of which compressors may send more.
+        steps: median over seeds, with those that missed the target or diverged counted as infinite; None: not known.
+        said: one sentence on what the number is based on, or why there is none.
+        of_epochs: True if a run's length was given in epochs, so that its compressor may have sent more in early ones.
     """
 
     steps: float | None
@@ -34,19 +34,19 @@ class NeededSteps:
 
 
 def needed_steps(rows: Sequence[Row], calibration: Calibration, compressor: str, world_size: int) -> NeededSteps:
-    """Steps to target of a compressor among so many ranks.
+    """Return the number of steps that a compressor needs to the target with ``world_size`` ranks.
 
-    They depend on the batch of all ranks together, so they hold for the ranks with which they were measured, and in
-    between on a line between their logarithms; beyond, nothing was validated.
+    The number depends on the global batch, so it is known for the numbers of ranks that were measured. Between two of
+    these it is interpolated linearly in the logarithms; outside them it is unknown.
 
     Args:
-        rows: of runs, every evaluation.
-        calibration: names model, data set, optimizer and batch.
-        compressor: as it is written shortest.
-        world_size: of the job that is predicted.
+        rows: every evaluation of the measured runs.
+        calibration: gives model, data set, optimizer and batch size.
+        compressor: the compressor's shortest text.
+        world_size: number of ranks of the predicted job.
 
     Raises:
-        UsageError: the runs have several targets, or those with as many ranks differ in what they do.
+        UsageError: the runs have several targets, or those with the same number of ranks differ in their settings.
     """
     wanted = {name: getattr(calibration, name) for name in _THE_SAME}
     wanted |= {"compressor": compressor, "strategy": "ddp", "accumulate": 1}
@@ -78,12 +78,12 @@ def _check_alike(runs: Sequence[Run]) -> None:
 
 
 def _changed_ranks(run: Run) -> bool:
-    """It went on with another number of them, which count steps anew."""
+    """Return True if the run was resumed with another number of ranks, which restarts the count of steps."""
     return len({row["world_size"] for row in run.rows}) > 1
 
 
 def _medians(runs: Sequence[Run]) -> dict[int, tuple[float, int]]:
-    """By ranks: (steps, seeds)."""
+    """Return (median of steps, number of seeds) by number of ranks."""
     seeds: dict[int, list[float]] = {}
     for run in runs:
         reached = [row["step"] for row in run.rows if row["time_to_target_s"] is not None]
@@ -102,12 +102,12 @@ def _at(medians: Mapping[int, tuple[float, int]], world_size: int, target: Any) 
     if len(around) < 2 or any(math.isinf(medians[size][0]) for size in around):
         return NeededSteps(
             steps=None,
-            said=f"no time to target: steps to {target:.1%} were measured with {', '.join(map(str, sizes))} ranks, and "
-            f"what {world_size} would need does not follow from that",
+            said=f"no time to target: steps to {target:.1%} were measured with {', '.join(map(str, sizes))} ranks, "
+            f"which does not tell what {world_size} would need",
         )
     (low, high), (of_low, of_high) = around, (medians[size][0] for size in around)
     share = math.log(world_size / low) / math.log(high / low)
     return NeededSteps(
         steps=of_low * (of_high / of_low) ** share,
-        said=f"steps to {target:.1%}: between what {low} and {high} ranks needed",
+        said=f"steps to {target:.1%}: interpolated between {low} and {high} ranks",
     )

@@ -1,4 +1,4 @@
-"""Files that `bench predict` wrote, found where a report looks for runs."""
+"""Find the files that `bench predict` wrote, in the folders where a report looks for runs."""
 
 from __future__ import annotations
 
@@ -11,22 +11,20 @@ from pathlib import Path
 from bench.core.files import walk
 from bench.report.plots.predictions import PREDICTED_KINDS, PredictedKind
 
-_RUN_FILE = "config.json"
-"""In a folder that has one, all files are a run's."""
+_RUN_FILE = "config.json"  # a folder with this file is a run folder
+# The kind of a file is recognized by these keys of its JSON, or by the first line of its CSV.
 _KEYS = {
     "predicted-curve": {"compressor", "collective", "world_size", "curve", "break_even_bps"},
     "regime-map": {"regimes", "notes"},
     "predicted-measured": {"compressor", "collective", "predicted_step_time_s", "step_time_s", "error"},
 }
-"""What tells a kind's files: names in JSON, or in the first line of a CSV file."""
 
 
 def predicted_files(paths: Sequence[str | Path]) -> list[tuple[PredictedKind, Path]]:
-    """Every file that a picture of predictions can be drawn from, with its kind, in the order of the kinds.
+    """Return every file of predictions that can be plotted, with its kind, in the order of the kinds.
 
     Args:
-        paths: files, folders in and below which files lie, or glob patterns of these; what is no prediction is passed
-            over without a word.
+        paths: files, folders to search recursively, or glob patterns of these; other files are ignored silently.
     """
     files = {file.absolute(): file for path in paths for file in _candidates(str(path))}
     known = [(kind, file) for file in files.values() if (kind := _kind_of(file))]
@@ -44,7 +42,7 @@ def _candidates(path: str) -> Iterator[Path]:
                 folders.clear()
                 continue
             files = (folder / name for name in names if name.endswith((".json", ".csv")))
-            yield from filter(Path.is_file, files)  # a pipe, from which nothing may ever come, is none
+            yield from filter(Path.is_file, files)  # not a pipe: reading it might never end
 
 
 def _kind_of(file: Path) -> str | None:
@@ -52,6 +50,6 @@ def _kind_of(file: Path) -> str | None:
         with file.open(encoding="utf-8", newline="") as text:
             names = next(csv.reader(text), []) if file.suffix == ".csv" else json.load(text)
     except (OSError, ValueError, RecursionError, csv.Error):
-        return None  # whoever reads runs says what is wrong with it
+        return None  # the reader of runs reports what is wrong with it
     found = {name for name in names if isinstance(name, str)} if isinstance(names, list | dict) else set()
     return next((kind for kind, keys in _KEYS.items() if keys <= found), None)

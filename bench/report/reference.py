@@ -1,8 +1,8 @@
-"""Reference: runs held against committed ones of the same name and seed, on what must repeat.
+"""Compare runs with committed reference runs of the same name and seed, in the columns that must repeat.
 
-Bytes repeat everywhere. Accuracy at a fixed seed repeats to the last sample on the same processor with the same torch;
-elsewhere sums are rounded otherwise, and training drifts apart (in the runs of `benchmarks/ci.py` by up to 1.3 points
-of accuracy, with another number of threads).
+Bytes repeat everywhere. Accuracy at a fixed seed repeats exactly on the same processor with the same torch; elsewhere
+sums are rounded differently and training drifts apart (in the runs of `benchmarks/ci.py` by up to 1.3 points of
+accuracy, with another number of threads).
 """
 
 from __future__ import annotations
@@ -12,17 +12,16 @@ from collections.abc import Iterator, Sequence
 from bench.report.gates import GateResult
 from bench.report.runs import Run
 
-TOLERANCE = 0.03
-"""By how much the accuracy, as a share, may differ on another processor or with another torch."""
+TOLERANCE = 0.03  # allowed difference of accuracy, as a share, on another processor or with another torch
 
 _SAME_ROUNDING = ("cpu", "torch_version", "device", "threads")
 
 
 def check_reference(runs: Sequence[Run], reference: Sequence[Run]) -> GateResult:
-    """Hold runs against the reference: the newest of each name and seed that ended well.
+    """Compare runs with the reference; of each name and seed the newest successful run counts.
 
     Returns:
-        What changed as ``crossed``; what is on one side only as ``unmeasured``.
+        Changes as ``crossed``, and runs that only one side has as ``unmeasured``.
     """
     ours, theirs = _by_name(runs), _by_name(reference)
     return GateResult(

@@ -1,4 +1,4 @@
-"""Runs: from rows, one per evaluation, to runs, one per configuration and seed."""
+"""Collect rows, one per evaluation, into runs, one per configuration and seed."""
 
 from __future__ import annotations
 
@@ -19,21 +19,21 @@ _ENDINGS = {"running": "is still running, or was killed", "interrupted": "was in
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Run:
-    """One run: ``run["samples_per_s"]`` is what is known of a column at its end.
+    """One run; ``run["samples_per_s"]`` is the last known value of a column.
 
     Attributes:
-        rows: its evaluations in the order of the file, at least one.
+        rows: the run's evaluations in the order of the file, at least one.
     """
 
     rows: list[Row]
 
     def __getitem__(self, column: str) -> Any:
-        """The last known value of a column."""
+        """Return the last known value of a column."""
         return self.last_known[column]
 
     @functools.cached_property
     def last_known(self) -> Row:
-        """By column: a row written after a failure knows nothing of speed, an early one alone of the time to target."""
+        """The last known value of each column: the last row after a failure has no speed, for example."""
         known = dict(self.rows[-1])
         for column in _MEASURED:
             if known[column] is None:
@@ -42,39 +42,39 @@ class Run:
 
     @property
     def title(self) -> str:
-        """``topk:ratio=0.01 + allgather, seed 1``."""
+        """A title such as ``topk:ratio=0.01 + allgather, seed 1``."""
         return f"{self['compressor']} + {self['collective']}, seed {self['seed']}"
 
     @property
     def ending(self) -> str:
-        """How it ended, as a predicate: ``was interrupted``."""
+        """The way the run ended, as a predicate: ``was interrupted``."""
         return _ENDINGS.get(self["status"], str(self["status"]))
 
     @property
     def ended_well(self) -> bool:
-        """Its figures count."""
+        """True if the run was successful, so that its figures count."""
         return bool(self["status"] == "ok")
 
     @property
     def unfinished(self) -> bool:
-        """It was stopped from outside, or is still running: that says nothing about its method."""
+        """True if the run was stopped from outside or is still running, which says nothing about its method."""
         return self["status"] in ("interrupted", "running")
 
     @property
     def diverged(self) -> bool:
-        """It failed as a method fails: by a loss that is none any more, which no repetition would mend."""
+        """True if the run failed because its training diverged, which repeating it would not change."""
         return self["status"] == "failed" and "has diverged" in (self["error"] or "")
 
     @property
     def samples_per_s_in_all(self) -> float | None:
-        """Over all of the training, where `samples_per_s` is that of the last evaluation's interval."""
+        """Samples per second over the whole training; `samples_per_s` covers only the last evaluation interval."""
         steps, seconds = self["step"], self["train_time_s"]
         per_step = (self["batch_size"] or 0) * (self["accumulate"] or 1) * (self["replicas"] or self["world_size"] or 0)
         return steps * per_step / seconds if steps and seconds and per_step else None
 
     @property
     def payload_bytes_per_step_in_all(self) -> float | None:
-        """Likewise, where `payload_bytes_per_step` is that of the last evaluation's interval."""
+        """Payload bytes per step over the whole training, not only over the last evaluation interval."""
         sent = [
             (number, row["payload_bytes_per_step"]) for number, row in zip(self.interval_steps, self.rows, strict=True)
         ]
@@ -84,18 +84,18 @@ class Run:
 
     @property
     def interval_steps(self) -> list[int | None]:
-        """Steps between each evaluation and the one before; None where steps were counted anew, with other ranks."""
+        """Steps from one evaluation to the next; None where a resume with other ranks restarted the count."""
         return interval_steps(self.rows)
 
     @property
     def in_sync(self) -> bool | None:
-        """The ranks had equal parameters at every evaluation; None: not known."""
+        """True if the ranks had equal parameters at every evaluation; None: not known."""
         known = [row["replicas_in_sync"] for row in self.rows if row["replicas_in_sync"] is not None]
         return all(known) if known else None
 
 
 def interval_steps(rows: Sequence[Row]) -> list[int | None]:
-    """As `Run.interval_steps`, of some of a run's rows."""
+    """Return the same as `Run.interval_steps` for some of a run's rows."""
     if not rows:
         return []
     ranks = [rows[0]["world_size"], *(row["world_size"] for row in rows)]
@@ -111,8 +111,8 @@ class Repeat:
     """A seed that was run more than once in one configuration.
 
     Attributes:
-        counted: the run that stands for the seed.
-        superseded: the others.
+        counted: the run that counts for the seed.
+        superseded: the other runs.
     """
 
     counted: Run
@@ -120,9 +120,9 @@ class Repeat:
 
 
 def collect_runs(rows: Sequence[Row]) -> list[Run]:
-    """The runs that the rows belong to, in order of appearance.
+    """Return the runs that the rows belong to, in order of appearance.
 
-    A run that was resumed with other ranks has rows of both configurations, and counts as the last one.
+    A run that was resumed with other ranks has rows of both configurations and belongs to the last one.
     """
     runs: dict[tuple[Any, ...], list[Row]] = {}
     for row in rows:
@@ -131,14 +131,14 @@ def collect_runs(rows: Sequence[Row]) -> list[Run]:
 
 
 def one_per_seed(runs: Sequence[Run], keys: Sequence[str] = ("config_id",)) -> tuple[list[Run], list[Repeat]]:
-    """For each configuration and seed the newest run that is ok, or the newest one if none is.
+    """Keep for each configuration and seed the newest successful run, or else the newest run.
 
     Args:
         runs: any runs.
-        keys: columns that tell configurations apart; runs that differ in one of them never stand for each other.
+        keys: columns that distinguish configurations; runs that differ in one of them are never repeats.
 
     Returns:
-        The runs that count, in the order given, and what they supersede.
+        The runs that count, in the order given, and the seeds that were run more than once.
     """
     alike: dict[tuple[Any, ...], list[Run]] = {}
     for run in runs:
@@ -153,7 +153,7 @@ def one_per_seed(runs: Sequence[Run], keys: Sequence[str] = ("config_id",)) -> t
 
 
 def newest(runs: Sequence[Run]) -> Run:
-    """The newest run that is ok, or the newest one if none is."""
+    """Return the newest successful run, or else the newest run."""
     return max(runs, key=_counts_last)
 
 

@@ -1,4 +1,4 @@
-"""Selection: which runs take part in a comparison (``--where``), and in which order its rows stand (``--sort``)."""
+"""Select the runs of a comparison (``--where``) and sort its rows (``--sort``)."""
 
 from __future__ import annotations
 
@@ -15,30 +15,31 @@ from bench.report.formats import NOTHING, format_value
 from bench.report.runs import Run
 from bench.report.targets import TO_TARGET, Target, mean_need, needs, num_reached
 
+# Names of columns that are also options of some component.
 ALSO_OPTIONS = {"collective", "error", "seed", "test_size", "train_size", "warmup_epochs"}
-"""Names of columns that are options of some component too."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Condition:
-    """A column must have a value, or none; a component's bare name stands for it with any options."""
+    """A value that a column must have; None: the cell is empty. A component's name alone matches any options."""
 
     column: str
     value: Any
 
     def holds(self, run: Run) -> bool:
-        """Whether the run fulfils it."""
+        """Return True if the run meets the condition."""
         found = run[self.column]
         return bool(found == self.value) or (isinstance(found, str) and found.partition(":")[0] == self.value)
 
 
 def parse_conditions(text: str) -> list[Condition]:
-    """Read ``dataset=digits,compressor=topk:ratio=0.01,skip=norm``: what names no column belongs to the value before.
+    """Read conditions such as ``dataset=digits,compressor=topk:ratio=0.01,skip=norm``.
 
-    So does what names both a column and an option of the component before; the column's condition then goes before it.
+    A part that names no column is an option of the component before it, as is a part that names both a column and an
+    option of that component. To mean the column, write its condition before the component.
 
     Raises:
-        UsageError: a part names no column, or its value does not fit the column.
+        UsageError: a part names no column, or its value does not have the column's type.
     """
     parts: list[str] = []
     for part in text.split(","):
@@ -52,21 +53,21 @@ def parse_conditions(text: str) -> list[Condition]:
 
 
 def _options(condition: str) -> Collection[str]:
-    """Of the component that a condition like ``compressor=topk:ratio=0.01`` names; none where there is no such one."""
+    """Return the options of the component in a condition like ``compressor=topk:ratio=0.01``; empty if unknown."""
     from bench.core import registry
 
     column, _, value = condition.partition("=")
-    kinds = {room.singular: kind for kind, room in registry.ROOMS.items()}
+    kinds = {folder.singular: kind for kind, folder in registry.ROOMS.items()}
     kind, name = kinds.get(column.strip()), value.partition(":")[0].strip()
     if kind is None or name not in registry.entries(kind):
         return ()
-    return registry.load(kind, name).option_names()  # brings torch along: only where it is needed
+    return registry.load(kind, name).option_names()  # imports torch
 
 
 def _condition(text: str) -> Condition:
     name, equals, value = (part.strip() for part in text.partition("="))
     if not equals:
-        raise UsageError(f"'{text}' is no condition; write --where COLUMN=VALUE, as dataset=digits")
+        raise UsageError(f"'{text}' is not a condition; write --where COLUMN=VALUE, such as dataset=digits")
     column = find_column(name)
     try:  # tables show an empty cell as NOTHING
         return Condition(column=column.name, value=from_cell("" if value == NOTHING else value, column.type))
@@ -75,10 +76,10 @@ def _condition(text: str) -> Condition:
 
 
 def select(runs: Sequence[Run], conditions: Sequence[Condition]) -> list[Run]:
-    """The runs that fulfil every condition.
+    """Return the runs that meet every condition.
 
     Raises:
-        NothingToCompare: a condition leaves none (the message says which values there are).
+        NothingToCompare: no run meets a condition; the message lists the values that exist.
     """
     kept = list(runs)
     for condition in conditions:
@@ -93,9 +94,10 @@ def select(runs: Sequence[Run], conditions: Sequence[Condition]) -> list[Run]:
 
 
 def in_order_of(name: str | None, candidates: Sequence[Configuration], target: Target) -> list[Configuration]:
-    """The candidates by a column, the best first, or in rising order where none is best; what lacks it comes last.
+    """Sort the candidates by a column, the best first, or ascending if the column has no better direction.
 
-    What is needed until the target stands by the share of seeds that missed it first.
+    Candidates without a value come last. Times and bytes to target are sorted by the share of seeds that missed the
+    target first.
 
     Raises:
         UsageError: there is no such column.

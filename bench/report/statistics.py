@@ -1,11 +1,11 @@
-"""Statistics over seeds: means with intervals, effects with intervals, and the verdict that these allow.
+"""Statistics over seeds: means and effects with intervals, and the verdicts that they allow.
 
 Source: B. L. Welch, "The generalization of 'Student's' problem when several different population variances are
 involved", Biometrika 34 (1947); S. Holm, "A simple sequentially rejective multiple test procedure", Scandinavian
 Journal of Statistics 6 (1979); D. J. Schuirmann on equivalence, J. Pharmacokinetics and Biopharmaceutics 15 (1987).
 
-The seed is the unit of replication: every number here is one value per seed, never one per step. Intervals are
-Student's t at any number of seeds: a bootstrap over a handful of values covers far less than it promises.
+The seed is the unit of replication: every value here belongs to one seed, never to one step. Intervals are Student's t
+for any number of seeds, because a bootstrap over a few values covers far less than its nominal level.
 """
 
 from __future__ import annotations
@@ -18,21 +18,21 @@ from typing import Literal
 from bench.report.student import two_sided_p, two_sided_quantile
 
 CONFIDENCE = 0.95
-FEWEST_SEEDS = 3  # below this an interval is too wide to say anything
+FEWEST_SEEDS = 3  # with fewer seeds an interval is too wide to be useful
 MOST_SEEDS = 50
-_ROUNDING = 1e-9  # of a value; a spread below is that of its last digits
+_ROUNDING = 1e-9  # a spread smaller than this share of the value is rounding
 
 Significance = Literal["above", "below", "same", "unclear"]
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Estimate:
-    """The mean of n values and what is known of it.
+    """The mean of n values with its spread and interval.
 
     Attributes:
         mean: arithmetic mean.
-        sd: sample standard deviation, None with one value.
-        low, high: the mean's 95 % t-interval, None with one value.
+        sd: sample standard deviation; None with one value.
+        low, high: the mean's 95 % t-interval; None with one value.
         n: number of values, at least 1.
     """
 
@@ -45,12 +45,12 @@ class Estimate:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Effect:
-    """How far a candidate is from a baseline.
+    """The factor or difference between a candidate and a baseline.
 
     Attributes:
         value: a factor or a difference.
-        low, high: its 95 % interval, None where a side has one value.
-        p: two-sided probability of an effect at least this large if there were none, None likewise.
+        low, high: the 95 % interval; None if either side has one value.
+        p: two-sided p-value; None if either side has one value.
     """
 
     value: float
@@ -60,7 +60,7 @@ class Effect:
 
 
 def estimate(values: Sequence[float]) -> Estimate | None:
-    """Mean, spread and t-interval of one value per seed; None without values."""
+    """Return mean, spread and t-interval of one value per seed, or None without values."""
     n = len(values)
     if n == 0:
         return None
@@ -75,18 +75,18 @@ def estimate(values: Sequence[float]) -> Estimate | None:
 def difference(
     baseline: Sequence[float], candidate: Sequence[float], *, paired: bool = False, counted: bool = False
 ) -> Effect | None:
-    """Candidate's mean minus the baseline's.
+    """Return the candidate's mean minus the baseline's.
 
     Args:
         baseline: one value per seed.
-        candidate: likewise.
-        paired: values at the same place belong to the same seed, and what both sides share drops out (Student's
-            interval of the differences); without, Welch's.
-        counted: figures that repeat exactly, whatever the seed; of others a spread of zero over a few seeds is
-            chance, or as coarse as evaluations are.
+        candidate: one value per seed.
+        paired: values at the same index belong to the same seed, so the interval is Student's over their differences;
+            otherwise it is Welch's.
+        counted: the values are counts that do not depend on the seed. For other values a spread of zero over a few
+            seeds is a coincidence, or due to the coarse steps of accuracy.
 
     Returns:
-        None where a side has no value.
+        None if a side has no value.
     """
     if not baseline or not candidate:
         return None
@@ -101,7 +101,7 @@ def difference(
 
 
 def _without_spread(value: float, p: float) -> Effect:
-    """Where the t-interval is a point: it is known where order alone would tell, or where there is no difference."""
+    """Return an effect without spread; its interval is known if it is zero or if order alone is significant."""
     if value == 0.0:
         return Effect(value=value, low=value, high=value, p=1.0)
     bound = value if p < 1.0 - CONFIDENCE else None
@@ -109,18 +109,18 @@ def _without_spread(value: float, p: float) -> Effect:
 
 
 def _p_of_order(num_baseline: int, num_candidates: int, *, paired: bool) -> float:
-    """How likely it is by chance that all values of one side, or of each pair, are above the other's; two-sided."""
+    """Return the two-sided probability that one side is above the other in all values, or in all pairs, at random."""
     return 2.0 ** (1 - num_baseline) if paired else 2.0 / math.comb(num_baseline + num_candidates, num_baseline)
 
 
 def _of_pairs(baseline: Sequence[float], candidate: Sequence[float]) -> tuple[float, float]:
-    """Variance of the mean difference, and its degrees of freedom."""
+    """Return the variance of the mean difference, and its degrees of freedom."""
     differences = [mine - theirs for theirs, mine in zip(baseline, candidate, strict=True)]
     return _mean_and_variance(differences)[1] / len(differences), len(differences) - 1
 
 
 def _of_welch(baseline: Sequence[float], candidate: Sequence[float]) -> tuple[float, float]:
-    """Variance of the difference of two means, and its degrees of freedom; 0 of them where the variance is 0."""
+    """Return the variance of the difference of two means, and its degrees of freedom, 0 if the variance is 0."""
     parts = [_mean_and_variance(values)[1] / len(values) for values in (baseline, candidate)]
     variance = sum(parts)
     if variance == 0.0:
@@ -138,13 +138,13 @@ def improvement(
     paired: bool = False,
     counted: bool = False,
 ) -> Effect | None:
-    """By which factor the candidate is better than the baseline: above 1 is better, whichever way the metric points.
+    """Return the factor by which the candidate is better than the baseline, above 1 if it is better.
 
-    The factor is the ratio of geometric means; its interval is that of ``difference`` on the logarithms, so that
-    baseline and candidate exchanged give exactly the inverse.
+    The factor is the ratio of geometric means. Its interval is that of ``difference`` on the logarithms, so exchanging
+    baseline and candidate gives exactly the inverse.
 
     Returns:
-        None where a side has no value or a value is not positive (no ratio exists).
+        None if a side has no value or any value is not positive.
     """
     if min((*baseline, *candidate), default=0.0) <= 0.0:
         return None
@@ -157,11 +157,11 @@ def improvement(
 
 
 def holm(p_values: Sequence[float | None], *, tables: int = 1) -> list[float | None]:
-    """Holm's adjustment: the p-values to use where several candidates are tested against one baseline.
+    """Return Holm's adjusted p-values, for several candidates that are tested against one baseline.
 
     Args:
         p_values: one per candidate; None (not testable) stays None and does not count.
-        tables: how often candidates are tested, each time by something else (Bonferroni).
+        tables: number of quantities in which the candidates are tested (Bonferroni).
     """
     order = sorted((p, index) for index, p in enumerate(p_values) if p is not None)
     adjusted: list[float | None] = [None] * len(p_values)
@@ -173,16 +173,16 @@ def holm(p_values: Sequence[float | None], *, tables: int = 1) -> list[float | N
 
 
 def judge(effect: Effect, *, same: tuple[float, float], p: float | None) -> Significance:
-    """What may be said of an effect.
+    """Return the verdict that an effect allows.
 
     Args:
         effect: a factor or difference with its interval.
-        same: effects in this range are of no practical matter.
-        p: the effect's p-value, adjusted for the number of comparisons; None where it cannot be tested.
+        same: the range of effects that make no practical difference.
+        p: the effect's p-value, adjusted for the number of comparisons; None: not testable.
 
     Returns:
-        "above" or "below": beyond the range and significantly different; "same": the whole interval lies in the
-        range; "unclear": neither, always so where a side has one value.
+        "above" or "below" if the effect is outside the range and significant; "same" if the whole interval is in the
+        range; otherwise "unclear", and always if a side has one value.
     """
     if effect.low is None or effect.high is None or p is None:
         return "unclear"
@@ -194,16 +194,16 @@ def judge(effect: Effect, *, same: tuple[float, float], p: float | None) -> Sign
 
 
 def seeds_needed(effect: Effect, *, half_width: float, n: int, comparisons: int = 1) -> int | None:
-    """How many seeds on each side would shrink an interval to plus or minus ``half_width``, if the spread stays.
+    """Return how many seeds per side would shrink an interval to plus or minus ``half_width``, at the same spread.
 
     Args:
-        effect: an effect.
-        half_width: the wanted half width, in the effect's own unit.
-        n: seeds that the effect rests on, the smaller side.
-        comparisons: among which it must hold (Bonferroni, as Holm's first).
+        effect: an effect with its interval.
+        half_width: the wanted half width, in the effect's unit.
+        n: number of seeds of the smaller side.
+        comparisons: number of comparisons to adjust for (Bonferroni, like the first step of Holm).
 
     Returns:
-        At least ``n + 1``; None where even ``MOST_SEEDS`` would not do.
+        At least ``n + 1``; None if even ``MOST_SEEDS`` are too few.
     """
     if effect.low is None or effect.high is None:
         return FEWEST_SEEDS
@@ -213,7 +213,7 @@ def seeds_needed(effect: Effect, *, half_width: float, n: int, comparisons: int 
 
 
 def _mean_and_variance(values: Sequence[float]) -> tuple[float, float]:
-    """The mean, and the sample variance, which is 0 for one value; values that are all equal have no rounding error."""
+    """Return the mean and the sample variance, which is exactly 0 for one value and for equal values."""
     if min(values) == max(values):
         return values[0], 0.0
     mean = math.fsum(values) / len(values)
@@ -221,12 +221,12 @@ def _mean_and_variance(values: Sequence[float]) -> tuple[float, float]:
 
 
 def _factor(logarithm: float) -> float:
-    """The factor of which this is the logarithm; 1e100 for all that are larger, which no float might hold."""
+    """Return the exponential, at most 1e100 so that it does not overflow."""
     return math.exp(min(logarithm, math.log(1e100)))
 
 
 def _half_width_per_sd(n: int, comparisons: int = 1) -> float:
-    """Half width of the interval of a difference between two sides of n values each, but for a constant factor."""
+    """Return the half width of an interval for two sides of n values each, up to a constant factor."""
     return two_sided_quantile((1.0 - CONFIDENCE) / comparisons, 2 * (n - 1)) / math.sqrt(n)
 
 

@@ -1,4 +1,4 @@
-"""Store: finding result files and reading their rows, whatever state they are in."""
+"""Find result files and read their rows, even if the files are damaged or of an older version."""
 
 from __future__ import annotations
 
@@ -23,25 +23,24 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 Found = TypeVar("Found")
 
-Row = dict[str, Any]
-"""Column -> value; None: not measured, or it does not apply."""
+Row = dict[str, Any]  # the value of each column; None: not measured, or it does not apply
 
+# Columns that identify a row; every other column may be missing.
 REQUIRED = ("run_id", "config_id", "seed", "compressor", "collective", "status")
-"""Columns without which a row cannot be told apart from others; every other column may be missing."""
 
 _ABSENT = {column.name: column.absent for column in METRICS}
+# Columns that every new row fills: they are empty only in concatenations of older and newer files.
 _IN_EVERY_ROW = [c.name for c in METRICS if c.group in ("identity", "origin") and c.absent is not None]
-"""Columns that every row has: empty cells of them are those of files that were put together of old and new ones."""
+# Older files spell the option `rank` of powersgd and torch_powersgd like this.
 _OLD_RANK = re.compile(r"\bapprox_rank=")
-"""The option `rank` of powersgd and torch_powersgd as older files spell it."""
-# Types that can be empty: an int or bool column with a hole must not turn into floats or objects.
+# Nullable types: an int or bool column with an empty cell must not turn into floats or objects.
 _DTYPES = {int: "Int64", float: "float64", bool: "boolean", str: "object"}
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class _Source:
     path: Path
-    chosen: bool  # the user named this very file, rather than a folder above it
+    chosen: bool  # the user named this file, not a folder above it
 
 
 def read(
@@ -51,25 +50,25 @@ def read(
     keep_going: bool = False,
     warn: Warn = warn_on_stderr,
 ) -> list[Row]:
-    """Return all readable rows below the given paths, each once: runs in the order of files, rows as they were written.
+    """Return all readable rows below the given paths without duplicates, in the order of files and of writing.
 
     Args:
         paths: run folders, folders of run folders, CSV files, or glob patterns of these.
-        without: files that are known to hold something else.
-        keep_going: leave out, with a warning, what would otherwise be an error: a path that does not exist, a file that
-            was named and is none of ours or cannot be read.
-        warn: told one sentence for everything that was left out; by default it goes to stderr.
+        without: files to skip.
+        keep_going: skip, with a warning, what would otherwise be an error: a path that does not exist, or a named file
+            that cannot be read or is not a metrics file.
+        warn: receives one sentence for everything that is skipped; by default it prints to stderr.
 
     Returns:
-        One per CSV row, with every column of the schema (missing ones None, or what the schema says that they mean).
+        One dictionary per CSV row with every column of the schema; missing columns have the schema's default or None.
 
     Raises:
-        UsageError: a file that was named lacks a required column, or any has a column twice (the message names it).
+        UsageError: a named file lacks a required column, or any file has a column twice.
         NothingToCompare: a path does not exist, a file cannot be read, or no path holds a readable row.
     """
     others = {path.absolute() for path in without}
     sources = [each for each in _all_sources(paths, keep_going, warn) if each.path.absolute() not in others]
-    # A run folder beside a file that collects several runs gives the same rows twice.
+    # The same rows may be in a run folder and in a file that collects several runs.
     rows = {tuple(row.values()): row for row in _each(_rows, sources, keep_going, warn)}
     if not rows:
         places = ", ".join(str(path) for path in paths)
@@ -78,7 +77,7 @@ def read(
 
 
 def _in_order(rows: Iterable[Row]) -> list[Row]:
-    """Undo the sorting of another program; a row written at the end of an attempt follows its evaluations."""
+    """Restore the order of writing within each run, in case another program sorted the rows."""
     runs: dict[tuple[Any, ...], list[Row]] = {}
     for row in rows:
         runs.setdefault(run_key(row), []).append(row)
@@ -86,7 +85,7 @@ def _in_order(rows: Iterable[Row]) -> list[Row]:
 
 
 def run_key(row: Row) -> tuple[Any, ...]:
-    """Return what the rows of one run have in common."""
+    """Return a key that all rows of one run share."""
     return row["run_id"] or row["config_id"], row["seed"]
 
 
@@ -95,11 +94,11 @@ def _when(row: Row) -> tuple[int, bool, float]:
 
 
 def read_layers(paths: Sequence[str | Path], *, warn: Warn = warn_on_stderr) -> list[Row]:
-    """The rows of every layers.csv beside the files that ``read`` reads; none where there is no such file.
+    """Return the rows of every layers.csv next to the files that ``read`` reads.
 
     Args:
-        paths: what ``read`` takes.
-        warn: told one sentence for every line that is left out.
+        paths: the same paths as for ``read``.
+        warn: receives one sentence for every line that is skipped.
     """
     return [row for file in beside(paths, "layers.csv") for row in _layers(file, warn)]
 
@@ -113,13 +112,13 @@ def _layers(file: Path, warn: Warn) -> list[Row]:
 
 
 def beside(paths: Sequence[str | Path], name: str) -> list[Path]:
-    """The files of this name in the folders whose metrics ``read`` reads, in the same order."""
+    """Return the files of this name in the folders that ``read`` reads metrics from, in the same order."""
     folders = dict.fromkeys(source.path.parent for source in _all_sources(paths, False, lambda sentence: None))
     return [folder / name for folder in folders if (folder / name).is_file()]
 
 
 def to_frame(rows: Sequence[Row], schema: Sequence[Column] = METRICS) -> pd.DataFrame:
-    """Rows as a data frame, its columns in the schema's order and types."""
+    """Return the rows as a data frame with the schema's columns, order and types."""
     import pandas as pd
 
     return pd.DataFrame(
@@ -131,12 +130,12 @@ def to_frame(rows: Sequence[Row], schema: Sequence[Column] = METRICS) -> pd.Data
 
 
 def _each(
-    function: Callable[[T, Warn], Iterable[Found]], things: Iterable[T], keep_going: bool, warn: Warn
+    function: Callable[[T, Warn], Iterable[Found]], items: Iterable[T], keep_going: bool, warn: Warn
 ) -> Iterator[Found]:
-    """All that the function finds in all things; with ``keep_going`` a thing that is an error is a warning."""
-    for thing in things:
+    """Yield all results of the function over the items; with ``keep_going`` an error becomes a warning."""
+    for item in items:
         try:
-            yield from function(thing, warn)
+            yield from function(item, warn)
         except BenchError as error:
             if not keep_going:
                 raise
@@ -144,7 +143,7 @@ def _each(
 
 
 def _all_sources(paths: Sequence[str | Path], keep_going: bool, warn: Warn) -> list[_Source]:
-    """Each file once, though several paths may lead to it."""
+    """Return each file once, even if several paths lead to it."""
     found = _each(_sources, map(str, paths), keep_going, warn)
     return list({source.path.absolute(): source for source in found}.values())
 

@@ -77,7 +77,7 @@ def test_a_gate_on_a_row_without_figures_is_unmeasured(tmp_path: Path) -> None:
 
 def test_a_gate_without_a_row_to_judge_is_unmeasured(tmp_path: Path) -> None:
     (sentence,) = check(compared(tmp_path, DENSE), [Gate.parse("slower:5%")]).unmeasured
-    assert sentence == "slower:5% cannot be judged: there is no row beside none + native"
+    assert sentence == "slower:5% cannot be judged: there is no row besides none + native"
 
 
 def test_a_share_of_a_time_is_a_share_of_that_time(tmp_path: Path) -> None:

@@ -25,7 +25,7 @@ def test_conditions_are_typed_and_options_of_a_component_stay_together() -> None
 @pytest.mark.parametrize(
     ("text", "sentence"),
     [
-        ("dataset", "is no condition; write --where COLUMN=VALUE"),
+        ("dataset", "is not a condition; write --where COLUMN=VALUE"),
         ("datset=digits", "no column 'datset' .did you mean 'dataset'"),
         ("dataset=digits,word_size=4", "no column 'word_size'"),
         ("world_size=many", "--where world_size=many: "),
