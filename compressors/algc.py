@@ -57,9 +57,7 @@ class Algc(DensitySparsifier):
     min_numel: Annotated[CountOrZero, Doc("layers of at most this many elements are sent in fp32")] = DEFAULT_MIN_NUMEL
     min_numel_of: Annotated[
         tuple[str, ...],
-        Doc(
-            "min_numel by prefix of the layer's name, such as conv1:4096+fc:1024; the longest prefix that matches counts"
-        ),
+        Doc("min_numel by prefix of the layer's name, such as conv1:4096+fc:1024; the longest match counts"),
     ] = ()
     min_ratio: Annotated[float, Gt(0), Le(1), Doc("smallest density of a layer")] = 1e-3
     max_ratio: Annotated[float, Gt(0), Le(1), Doc("largest density of a layer once warm-up is over")] = 0.25

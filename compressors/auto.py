@@ -1,9 +1,10 @@
-"""Auto: which compressor each layer is sent through, and how it is summed, is found out while training.
+"""Auto: chooses the compressor and the collective of every layer during training.
 
-Source: a bound on each layer's error, and the cheapest that keeps it: Alimohammadi et al. 2023 (L-GreCo,
-arXiv:2210.17357); that the choice must follow training: Agarwal et al. 2021 (Accordion, arXiv:2010.16248).
-Differs: what a layer loses is measured on its own gradient, again and again, in place of a phase guessed from norms;
-what a step takes is measured in the run itself, pair after pair; a model of the link only says which are worth that.
+Source: the cheapest method within a bound on each layer's error: Alimohammadi et al. 2023 (L-GreCo, arXiv:2210.17357);
+a choice that follows training: Agarwal et al. 2021 (Accordion, arXiv:2010.16248).
+Differs: the error of a layer is measured on its own gradient, repeatedly, not inferred from a training phase guessed
+from norms; step times are measured in the run itself, pair by pair; a model of the link only selects the pairs to
+measure.
 """
 
 from __future__ import annotations
@@ -27,29 +28,29 @@ from compressors.layer import Layer
 
 @dataclasses.dataclass(kw_only=True)
 class Auto(Compressor):
-    """Tries pairs of compressor and collective in the first steps, keeps the fastest, and again as links change.
+    """Auto: tries pairs of compressor and collective in the first steps and keeps the fastest.
 
-    What is dense or can be merged rides on the run's collective, the rest on allgather. A layer that loses more than
-    `error` of its norm in a step goes through a denser pair. What waits in a residual moves with its layer.
-    `compressors/ddp/choosing/` does it, inside DistributedDataParallel.
+    It tries again when the links change. Dense and mergeable payloads use the run's collective, others `allgather`. A
+    layer that loses more than `error` of its norm in a step is moved to a denser pair, together with its residual.
+    The code is in `compressors/ddp/choosing/` and works inside DistributedDataParallel.
 
-    Bytes: those of the pairs.
+    Bytes: those of the chosen pairs.
 
     Raises:
-        OptionError: a file of choices that cannot be read.
+        OptionError: the file of choices cannot be read.
     """
 
     chooses: ClassVar[bool] = True
 
     error: Annotated[
-        float, Gt(0), Le(1), Doc("largest |x - C(x)| / |x| of a layer of more than 1024 elements; 1: any")
+        float, Gt(0), Le(1), Doc("largest |x - C(x)| / |x| for a layer of more than 1024 elements; 1: no limit")
     ] = 0.97
     budget: Annotated[
-        float, Gt(0), Le(1), Doc("share of the time that trying pairs anew may have cost, before it is done again")
+        float, Gt(0), Le(1), Doc("largest share of the training time that is spent on trying pairs again")
     ] = 0.03
-    revise: Annotated[bool, Doc("choose anew while training; false: once, in the first steps")] = True
+    revise: Annotated[bool, Doc("choose again during training; false: choose once, in the first steps")] = True
     choices: Annotated[
-        str | None, Doc("choices.jsonl of a run, whose choices are made again, step for step; nothing is tried")
+        str | None, Doc("repeat the choices of an earlier run, from its choices.jsonl, instead of trying pairs")
     ] = None
 
     def __post_init__(self) -> None:
@@ -60,7 +61,7 @@ class Auto(Compressor):
             try:
                 choices = read_choices(path)
                 if not choices:
-                    raise ValueError("there is none in it")
+                    raise ValueError("it is empty")
                 for pair in {part.pair for choice in choices for part in choice.parts}:
                     pair.built()
             except (OSError, ValueError) as error:
@@ -83,7 +84,7 @@ class Auto(Compressor):
         name = collective.component_name
         if collective.decodes or name == "pool":
             return (
-                f"auto tries pairs that keep nothing outside the ranks, and {name} does; use collective ring, native, "
+                f"auto cannot switch pairs on {name}, which keeps state outside the ranks; use collective ring, native, "
                 "tree, halving_doubling, hierarchical or allgather"
             )
         return super().refusal(collective)
@@ -93,11 +94,11 @@ class Auto(Compressor):
         ids = {layer.id for layer in layers if layer.numel}
         if self.choices is None or all(choice.ways.keys() == ids for choice in self.recorded):
             return None
-        return f"auto: {self.choices} is of another model, whose layers are not this one's; give one of this model"
+        return f"auto: {self.choices} is of another model, which has other layers; give the choices.jsonl of this model"
 
     @property
     def recorded(self) -> list[Choice]:
-        """What is to be chosen again; empty where nothing is."""
+        """Return the choices to repeat; empty if there is no file of choices."""
         return [] if self.choices is None else read_choices(Path(self.choices))
 
     @override

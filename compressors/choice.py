@@ -1,4 +1,4 @@
-"""Choice: which pair of compressor and collective each layer goes through from some step on, and why."""
+"""The choices of compressor `auto`: the pair of compressor and collective for each layer, from some step on."""
 
 from __future__ import annotations
 
@@ -27,18 +27,18 @@ class Pair(NamedTuple):
         return f"{self.compressor} on {self.collective}"
 
     def built(self) -> tuple[Compressor, Collective]:
-        """Both, with their options."""
+        """Build the compressor and the collective."""
         return build("compressors", Compressor, self.compressor), build("collectives", Collective, self.collective)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Part:
-    """Layers that go the same way.
+    """Layers that use the same pair.
 
     Attributes:
-        pair: which way.
+        pair: their compressor and collective.
         layers: their ids, ascending.
-        why: this pair, one phrase.
+        why: the reason for this pair, one phrase.
     """
 
     pair: Pair
@@ -48,11 +48,11 @@ class Part:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Choice:
-    """What holds from one step on.
+    """The pairs of all layers from one step on.
 
     Attributes:
-        step: the first one.
-        parts: every layer is in one of them.
+        step: the first step with these pairs.
+        parts: a partition of the layers.
     """
 
     step: int
@@ -60,20 +60,20 @@ class Choice:
 
     @classmethod
     def of_all(cls, step: int, pair: Pair, layers: Iterable[Layer], why: str) -> Self:
-        """All layers through one pair."""
+        """Return the choice that uses one pair for all layers."""
         return cls(step=step, parts=(Part(pair=pair, layers=tuple(layer.id for layer in layers), why=why),))
 
     def of_layer(self, layer_id: int) -> Part | None:
-        """The part that a layer is in; None of one without elements."""
+        """Return the part that holds a layer; None for a layer without elements."""
         return next((part for part in self.parts if layer_id in part.layers), None)
 
     @property
     def ways(self) -> dict[int, Pair]:
-        """The pair that each layer goes through, by its id."""
+        """Return the pair of each layer, by layer id."""
         return {layer_id: part.pair for part in self.parts for layer_id in part.layers}
 
     def summary(self, layers: Iterable[Layer]) -> str:
-        """The pairs, each with its share of the elements where there are several."""
+        """Return the pairs as text, with their shares of the elements if there are several."""
         numel = {layer.id: layer.numel for layer in layers}
         if len(self.parts) == 1:
             return str(self.parts[0].pair)
@@ -81,7 +81,7 @@ class Choice:
         return ", ".join(f"{part.pair} {share:.1%}" for part, share in zip(self.parts, shares, strict=True))
 
     def to_dict(self) -> dict[str, Any]:
-        """As plain values."""
+        """Return the choice as values for JSON."""
         return {
             "step": self.step,
             "parts": [{**part.pair._asdict(), "layers": list(part.layers), "why": part.why} for part in self.parts],
@@ -89,7 +89,7 @@ class Choice:
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> Self:
-        """The inverse of `to_dict`."""
+        """Build a choice from what `to_dict` returned."""
         parts = tuple(
             Part(
                 pair=Pair(str(part["compressor"]), str(part["collective"])),
@@ -102,11 +102,11 @@ class Choice:
 
 
 def read_choices(path: Path) -> list[Choice]:
-    """The choices in a file of one JSON object per line; a last line that is cut short is left out.
+    """Read choices from a file with one JSON object per line; an incomplete last line is ignored.
 
     Raises:
         OSError: the file cannot be read.
-        ValueError: it holds something else.
+        ValueError: a line is not a choice.
     """
     *whole, last = path.read_text(encoding="utf-8").split("\n")
     choices = [_choice(line) for line in whole]
@@ -120,13 +120,13 @@ def _choice(line: str) -> Choice:
     try:
         return Choice.from_dict(json.loads(line))
     except (KeyError, TypeError, AttributeError) as error:
-        raise ValueError(f"'{line[:40]}' is no choice: {error}") from None
+        raise ValueError(f"'{line[:40]}' is not a choice: {error}") from None
 
 
 def pairs_on(collective: Collective) -> list[Pair]:
-    """The pairs that are tried where sums ride on this collective, from dense to sparse.
+    """Return the pairs that `auto` tries if this is the run's collective, from dense to sparse.
 
-    None that the backend sums by itself, whose bytes nobody counts, unless that was asked for.
+    None of them uses `native`, whose bytes are not counted, unless it is the run's collective.
     """
     name = str(Spec(collective.component_name, collective.option_texts(only_changed=True)))
     wanted = [
@@ -146,5 +146,5 @@ def pairs_on(collective: Collective) -> list[Pair]:
 
 
 def dense_pair(collective: Collective) -> Pair:
-    """The pair that loses nothing to speak of, and is chosen where nothing pays."""
+    """Return the pair with almost no loss, which is used if no other pair is faster."""
     return next(pair for pair in pairs_on(collective) if pair.compressor == "bf16")

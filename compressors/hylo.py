@@ -71,8 +71,8 @@ class Hylo(SharedScale):
     decode: Annotated[
         Literal["auto", "threshold", "mean_selected"],
         Doc(
-            "value of a code: the threshold, or the mean magnitude of the elements that reach it; auto: the mean, unless "
-            "the threshold is fixed, shared or a power of two"
+            "value of a code: the threshold, or the mean magnitude of the elements that reach it; auto: the mean, "
+            "unless the threshold is fixed, shared or a power of two"
         ),
     ] = "auto"
     shared_threshold: Annotated[
@@ -104,7 +104,7 @@ class Hylo(SharedScale):
         for layer in layers:
             sends_filters = layer.filter_axis is not None and not self.leaves_dense(layer)
             if sends_filters and layer.weight is not None and not layer.weight.is_contiguous():
-                return f"hylo: the filters of {layer.name} are interleaved in memory (channels_last); use contiguous_format"
+                return f"hylo: the filters of {layer.name} are interleaved (channels_last); use torch.contiguous_format"
         return None
 
     def leaves_dense(self, layer: Layer) -> bool:

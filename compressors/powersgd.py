@@ -1,9 +1,9 @@
-"""PowerSGD: every matrix as a product of two thin ones, found by a step of power iteration that all ranks share.
+"""PowerSGD: sends every matrix as a product of two thin ones, found by one step of power iteration.
 
 Source: Vogels, Karimireddy, Jaggi 2019 (arXiv:1905.13727), algorithms 1 and 2; the residual is the compensated
-gradient less the common reconstruction, as in the paper's code and in PyTorch's hook.
-Differs: state belongs to parameters, not to buckets, so the engine may regroup them; matrices of one shape are
-orthogonalised as a batch, each by itself. Factors are kept as rows, so that a product runs along rows of the gradient.
+gradient minus the common reconstruction, as in the paper's code and in PyTorch's hook.
+Differs: state belongs to parameters, not to buckets, so DDP may change its buckets; matrices of the same shape are
+orthogonalised as a batch. Factors are stored as rows, so that products read the gradient along its rows.
 """
 
 from __future__ import annotations
@@ -27,25 +27,26 @@ Factor = Literal["last_p", "last_q"]
 
 @dataclasses.dataclass(kw_only=True)
 class PowerSgd(LossyCompressor):
-    """Send a gradient [n, m] as P [n, r] and Q [m, r], where r is `rank`; the rest is sent in fp32.
+    """PowerSGD: sends a gradient [n, m] as P [n, r] and Q [m, r], where r is `rank`.
 
-    Two messages per bucket: all P and what is not compressed, then all Q. Both are plain sums, so any collective
-    carries them. `alternate` sends P at even steps and Q at odd ones, each found from the other as it was sent last:
-    one message, half the bytes and one product less, but the factors follow the gradient half as fast.
+    A bucket takes two messages: all P and the layers that are not compressed, then all Q. Both are plain sums, so any
+    collective can carry them. `alternate` sends P at even steps and Q at odd ones, each computed from the other factor
+    of the step before: one message, half the bytes and one product less, but the factors follow the gradient half as
+    fast.
 
     Bytes: 16 + 4 (sum of r n + elements not compressed) + 16 + 4 (sum of r m) for a bucket; the second message only
-    where something is compressed. With `alternate` one message, without the factor whose turn it is not.
+    if something is compressed. With `alternate` there is one message, with one of the two factors.
 
     Raises:
-        OptionError: "powersgd: alternate=true needs warm_start=true".
+        OptionError: alternate=true with warm_start=false.
     """
 
     several_rounds: ClassVar[bool] = True
 
     rank: Annotated[Count, Doc("r, columns of the two thin matrices")] = 2
     min_compression_rate: Annotated[Positive, Doc("compress where n m / (r (n + m)) exceeds this")] = 2.0
-    warm_start: Annotated[bool, Doc("go on from the last step's Q; else draw it anew")] = True
-    alternate: Annotated[bool, Doc("send one of P and Q per step, in turns, instead of both")] = False
+    warm_start: Annotated[bool, Doc("start from the last step's Q; false: start from a random one")] = True
+    alternate: Annotated[bool, Doc("send P and Q at alternate steps, instead of both at every step")] = False
     dense_steps: Annotated[CountOrZero, Doc("first optimizer steps in which everything is sent")] = 0
     error_feedback: Annotated[bool, Doc("add what was not sent to the next gradient")] = True
 
@@ -53,23 +54,24 @@ class PowerSgd(LossyCompressor):
         super().__post_init__()
         if self.alternate and not self.warm_start:
             raise OptionError(
-                "powersgd: alternate=true needs warm_start=true, for each factor is found from the other one of the "
-                "step before"
+                "powersgd: alternate=true needs warm_start=true, because each factor is computed from the other factor "
+                "of the step before"
             )
 
     def leaves_dense(self, layer: Layer) -> bool:
-        """What the policy names, and what two thin matrices would not shrink enough."""
+        """Return True if the policy says so, or if two thin matrices would not be small enough."""
         if super().leaves_dense(layer) or len(layer.shape) < 2 or layer.numel == 0:
             return True
         share = 0.5 if self.alternate else 1.0
         return share * self._num_both(layer) * self.min_compression_rate >= layer.numel
 
     def contraction_bound(self, layer: Layer) -> float:
-        """1 - r / min(n, m) in expectation where Q is drawn anew; 1 where a gradient may lie across the last Q.
+        """Return 1 - r / min(n, m), in expectation, for a random Q; 1 with warm_start.
 
-        P P^T X is the best approximation of X by columns of X Q, so it loses no more than X Q Q^T, which keeps
-        |X Q|^2 for an orthonormal Q: r / m of |X|^2 on average, and r / n likewise where X has fewer rows than columns,
-        for only the part of Q in its row space counts.
+        With warm_start, a gradient may be orthogonal to the last Q. For a random Q: P P^T X is the best approximation
+        of X by columns of X Q, so it loses no more than X Q Q^T, which keeps |X Q|^2 for an orthonormal Q. That is
+        r / m of |X|^2 on average, or r / n if X has fewer rows than columns, because only the part of Q in the row
+        space of X counts.
         """
         return 1.0 if self.warm_start else 1 - self._rank_of(layer) / min(matrix_shape(layer))
 
@@ -99,7 +101,7 @@ class PowerSgd(LossyCompressor):
         average: Average,
         updates: Sequence[torch.Tensor],
     ) -> list[torch.Tensor]:
-        """Two rounds: all P and the rest, then all Q; or one, of the factor whose turn it is and the rest."""
+        """Exchange all P and the rest, then all Q; with `alternate`, only this step's factor and the rest."""
         batches = _by_shape(compressed, updates)
         known: Factor = "last_p" if self.alternate and step.index % 2 else "last_q"
         before = [_orthonormal(self._last(batch, known, step)) for batch in batches]
@@ -129,13 +131,13 @@ class PowerSgd(LossyCompressor):
         return self._rank_of(layer) * sum(matrix_shape(layer))
 
     def _last(self, batch: _Batch, factor: Factor, step: Step) -> torch.Tensor:
-        """The factors to begin with, as rows: fp32 [num, r, n or m]."""
+        """Return the factors to start from, as rows: fp32 [num, r, n or m]."""
         return torch.stack([self._start(layer, step, batch.device, factor).mT for layer in batch.layers])
 
     def _start(self, layer: Layer, step: Step, device: torch.device, factor: Factor = "last_q") -> torch.Tensor:
-        """A factor to begin with, fp32 [n or m, r]: the last one, or numbers in [-1, 1) that all ranks share.
+        """Return the last step's factor, or random numbers in [-1, 1) that all ranks share: fp32 [n or m, r].
 
-        A column that became zero finds nothing by itself, and is drawn anew.
+        A column of zeros would stay zero, so it is replaced by random numbers.
         """
         last = step.memory.get(factor, layer.id) if self.warm_start else None
         if last is not None and last.any(0).all():
@@ -149,18 +151,18 @@ class PowerSgd(LossyCompressor):
 
 
 def matrix_shape(layer: Layer) -> tuple[int, int]:
-    """(n, m): a weight as a matrix, its first axis against all others."""
+    """Return the shape (n, m) of a weight as a matrix: its first axis, and all others together."""
     return layer.shape[0], layer.numel // layer.shape[0]
 
 
 @dataclasses.dataclass(kw_only=True, eq=False)
 class _Batch:
-    """Matrices of one shape.
+    """Layers whose matrices have the same shape.
 
     Attributes:
-        layers: one per matrix.
-        xs: their gradients, fp32 [n, m] each.
-        updates: where their updates go, floating [n, m] each.
+        layers: one layer per matrix.
+        xs: the gradients, fp32 [n, m] each.
+        updates: the updates to overwrite, floating [n, m] each.
     """
 
     layers: list[Layer]
@@ -172,9 +174,9 @@ class _Batch:
         return self.xs[0].device
 
     def times(self, rows: torch.Tensor, factor: Factor) -> torch.Tensor:
-        """The other factors: of P as rows [num, r, n] all Q as rows [num, r, m], or of Q all P.
+        """Multiply with the given factors: from all P, as rows [num, r, n], to all Q, as rows [num, r, m], or back.
 
-        A GPU multiplies them as a batch; on a CPU laying the matrices side by side would cost as much as the products.
+        A GPU multiplies them as a batch; on a CPU, stacking the matrices would cost as much as the products.
         """
         xs = self.xs if factor == "last_p" else [x.mT for x in self.xs]
         if rows.is_cuda:
@@ -182,7 +184,7 @@ class _Batch:
         return torch.stack([row @ x for row, x in zip(rows, xs, strict=True)])
 
     def write_products(self, p: torch.Tensor, q: torch.Tensor) -> None:
-        """Every update becomes its P^T Q, of rows [num, r, n] and [num, r, m]."""
+        """Overwrite every update with P^T Q, from rows [num, r, n] and [num, r, m]."""
         for left, right, update in zip(p, q, self.updates, strict=True):
             if update.dtype == left.dtype:
                 torch.mm(left.mT, right, out=update)
@@ -190,7 +192,7 @@ class _Batch:
                 update.copy_(left.mT @ right)
 
     def keep(self, rows: torch.Tensor, factor: Factor, step: Step) -> None:
-        """Remember a factor for the next step."""
+        """Propose a factor for the next step."""
         for layer, row in zip(self.layers, rows, strict=True):
             step.memory.propose(factor, layer.id, row.mT.contiguous())
 
@@ -207,13 +209,13 @@ def _by_shape(compressed: Given, updates: Sequence[torch.Tensor]) -> list[_Batch
 
 
 def _orthonormal(rows: torch.Tensor) -> torch.Tensor:
-    """Orthonormal rows that span the same spaces, [num, r, length], contiguous."""
+    """Return orthonormal rows that span the same spaces, [num, r, length], contiguous."""
     columns: torch.Tensor = torch.linalg.qr(rows.mT).Q
     return columns.mT.contiguous()
 
 
 def _averaged(tensors: list[torch.Tensor], average: Average) -> list[torch.Tensor]:
-    """The means over ranks of several tensors, in one message; no message where there is nothing to send."""
+    """Return the means over ranks of several tensors, sent as one message; send none if there are no tensors."""
     if not tensors:
         return []
     parts = torch.split(average(torch.cat([t.reshape(-1) for t in tensors])), [t.numel() for t in tensors])

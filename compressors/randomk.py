@@ -1,4 +1,4 @@
-"""Random-k: entries at random positions that all ranks share, so that no index travels and any all-reduce serves."""
+"""Random-k: sends entries at random positions that all ranks share, so no index is sent and any all-reduce works."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from compressors.kernels.value_types import TORCH_DTYPES, roundoff
 from compressors.layer import Layer, Step
 from compressors.topk import DensitySparsifier, num_kept
 
-KINDS = (torch.float32, torch.float16, torch.bfloat16)
+KINDS = (torch.float32, torch.float16, torch.bfloat16)  # types of the values, in the order of the native loops
 
 _SEND_AT = Loop(
     "send_at", FloatArray, FloatArray, Int, Int, LongArray, Int, Int, Int, Float, array(*KINDS), FloatArray, returns=Int
@@ -39,15 +39,15 @@ def send_drawn(
     world_size: int,
     values: torch.Tensor,
 ) -> torch.Tensor:
-    """`send_at` as many positions as there is room for values, drawn as `seeded_positions` does: these, int64 [count].
+    """Do the work of `send_at` at the positions of `seeded_positions`, and return them, int64 [count].
 
     Args:
-        gradient: fp32 [numel] and contiguous.
-        residual: as there.
-        left: as there.
-        seed: of the positions.
-        world_size: as there.
-        values: likewise.
+        gradient: fp32 [numel], contiguous.
+        residual: as in `send_at`.
+        left: as in `send_at`.
+        seed: seed of the positions.
+        world_size: as in `send_at`.
+        values: as in `send_at`; its length is the number of positions.
     """
     numel, count = gradient.numel(), values.numel()
     check_numel(numel)
@@ -71,15 +71,15 @@ def send_at(
     world_size: int,
     values: torch.Tensor,
 ) -> None:
-    """Of x = gradients + residual the values at positions, in the type they travel in; the rest goes to `left`.
+    """Write to `values` the entries of x = gradients + residual at given positions, and to `left` the rest of x.
 
     Args:
-        gradients: fp32 and contiguous; laid end to end they are [numel].
+        gradients: fp32, contiguous; concatenated they are [numel].
         residual: fp32 [numel].
         left: fp32 [numel], overwritten with x minus the values; shares no memory with the others.
         positions: int64 [count], strictly ascending within 0..numel-1.
         world_size: as in `to_value_dtype`.
-        values: of `KINDS`, contiguous [count], overwritten.
+        values: [count], contiguous, overwritten; one of the types in `KINDS`.
     """
     dtype = values.dtype
     if _SEND_AT.serves(left, *gradients):
@@ -100,20 +100,20 @@ def send_at(
 
 @dataclasses.dataclass(kw_only=True)
 class RandomK(DensitySparsifier):
-    """Random-k: entries at random positions that all ranks share, so that no index travels and any all-reduce serves.
+    """Random-k: sends entries at random positions that all ranks share, so no index is sent.
 
     Source: Stich, Cordonnier, Jaggi 2018 (arXiv:1809.07599), with error feedback; scaled and unbiased: Wangni et al.
     2018 (arXiv:1710.09854).
 
-    k = ratio * m positions per layer of m elements, drawn without replacement, anew at every step.
+    At every step, k = ratio * m positions are drawn without replacement per layer of m elements.
 
-    With error feedback the values are sent as they are. Without it the expectation of what arrives is ratio times the
+    With error feedback the values are sent as they are. Without it, the expectation of the update is k / m times the
     gradient; scaled=true multiplies by m / k, which makes it unbiased with a variance of m / k - 1.
 
-    Bytes: 24 + k v per layer, v bytes per value.
+    Bytes: 24 + k v per layer, with v bytes per value.
 
     Raises:
-        OptionError: "randomk: scaled=true needs error_feedback=false, for scaled values are no contraction".
+        OptionError: both scaled and error_feedback.
     """
 
     sends: ClassVar[type[Payload]] = Seeded
@@ -125,13 +125,17 @@ class RandomK(DensitySparsifier):
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.scaled and self.error_feedback:
-            raise OptionError("randomk: scaled=true needs error_feedback=false, for scaled values are no contraction")
+            raise OptionError(
+                "randomk: scaled=true needs error_feedback=false, because scaled values are no contraction"
+            )
 
     @override
     def warnings(self) -> list[str]:
         sentences = super().warnings()
         if not (self.scaled or self.error_feedback):
-            sentences.append("randomk sends a share of the gradient only; use scaled=true or error_feedback=true")
+            sentences.append(
+                "randomk without scaling or error feedback shrinks the update; use scaled=true or error_feedback=true"
+            )
         if self.error_feedback and self.ratio < 0.2 and not self.momentum_correction:
             sentences.append(
                 f"randomk with ratio={value_text(self.ratio)} sends an element every {round(1 / self.ratio)} steps, "
@@ -160,11 +164,11 @@ class RandomK(DensitySparsifier):
         return Seeded(x.numel(), seed, values).knowing(positions)
 
     def _seed_and_count(self, layer: Layer, step: Step) -> tuple[int, int]:
-        """Of this step's positions, which all ranks share."""
+        """Return seed and number of this step's positions, which all ranks share."""
         return seed_for(layer, step, per_rank=False), num_kept(self.density(step), layer.numel)
 
     def contraction_bound(self, layer: Layer) -> float:
-        """1 - k / m, or m / k - 1 where scaled; both in expectation."""
+        """Return 1 - k / m, or m / k - 1 if scaled, before rounding; both hold in expectation."""
         share = num_kept(self.ratio, layer.numel) / layer.numel
         if self.scaled:
             return share * ((1 + roundoff(self.value_dtype)) / share - 1) ** 2 + 1 - share

@@ -1,4 +1,7 @@
-"""TernGrad: every element rounded at random to -s, 0 or +s, s the layer's largest magnitude, without bias."""
+"""TernGrad: rounds every element at random to -s, 0 or +s, where s is the layer's largest magnitude after clipping.
+
+The base class `SharedScale` is for methods whose ranks agree on one scale per layer.
+"""
 
 from __future__ import annotations
 
@@ -24,34 +27,38 @@ from compressors.layer import Layer, Step
 
 @dataclasses.dataclass(kw_only=True)
 class SharedScale(LossyCompressor):
-    """A compressor that can send integer levels on a shared scale for some layers."""
+    """Base of the methods that can send integer levels with one scale per layer for all ranks.
+
+    Class facts:
+        combine: how the ranks' scales become the shared one.
+    """
 
     combine: ClassVar[Literal["max", "mean"]]
 
     @property
     @override
     def needs_all_ranks(self) -> bool:
-        """Where scales are shared; levels on a scale of their own travel as `Codes`."""
+        """Return True if scales are shared: levels with a scale of their own are sent as `Codes`."""
         return Codes not in self.kinds
 
     @abc.abstractmethod
     def shares_scale(self, layer: Layer) -> bool:
-        """Whether this layer is sent as levels on a shared scale."""
+        """Return True if this layer is sent as levels with a shared scale."""
 
     @abc.abstractmethod
     def local_scale(self, x: torch.Tensor) -> torch.Tensor:
-        """The scale that this rank would choose for `x`, fp32 [1]; 0 for nothing to send."""
+        """Return this rank's scale for `x`, fp32 [1]; 0 if there is nothing to send."""
 
     def rounded_scale(self, scale: torch.Tensor) -> torch.Tensor:
-        """What becomes of fp32 scales that the ranks agreed on; the same shape."""
+        """Round fp32 scales, in any shape, after the ranks have agreed on them; by default unchanged."""
         return scale
 
     def shared_payload(self, levels: torch.Tensor, step: Step) -> Dense:
-        """Integer levels [numel] in a type that holds their sum."""
+        """Return the payload of integer levels [numel], in a type that can hold their sum over ranks."""
         return Dense(levels.to(level_dtype(step.world_size)))
 
     def shared_nbytes(self, layer: Layer) -> int:
-        """Packed bytes of `shared_payload`, up to 127 ranks."""
+        """Return the packed bytes of `shared_payload` for up to 127 ranks."""
         return HEADER_BYTES + layer.numel
 
     @override
@@ -74,7 +81,7 @@ class SharedScale(LossyCompressor):
 
     @override
     def finish(self, total: Payload, layer: Layer, step: Step, out: torch.Tensor) -> None:
-        """The mean; of levels on a shared scale, times that scale."""
+        """Write the mean; levels with a shared scale are multiplied by it."""
         super().finish(total, layer, step, out)
         if self.shares_scale(layer):
             out.mul_(step.memory.scales[layer.id])
@@ -82,31 +89,34 @@ class SharedScale(LossyCompressor):
 
 @dataclasses.dataclass(kw_only=True)
 class TernGrad(SharedScale):
-    """TernGrad: every element rounded at random to -s, 0 or +s, s the layer's largest magnitude, without bias.
+    """TernGrad: rounds every element at random to -s, 0 or +s, with s the layer's largest magnitude after clipping.
 
     Source: Wen et al. 2017 (arXiv:1705.07878), equations 2 to 4; clipping: section 3.3; a scale shared by all ranks:
     section 3.4.
-    Differs: sigma is the root mean square, which is the standard deviation around the zero that elements are rounded to
-    (around the mean it would clip a flat gradient to nothing); with error feedback the values are shrunk to a contraction,
-    by what this gradient's variance asks for.
+    Differs: sigma is the root mean square, that is, the standard deviation around 0 (with that around the mean, a flat
+    gradient would be clipped to nothing); with error feedback, s is reduced according to the variance of this gradient,
+    so that the method is a contraction.
 
-    +-s with probability |x| / s, else 0; unbiased unless clipped.
+    An element becomes s or -s, by its sign, with probability |x| / s, else 0; this is unbiased for elements that are
+    not clipped.
 
-    Bytes: 28 + ceil(m / 4) per layer of m elements, 24 for zeros; with shared_scale 16 + m (up to 127 ranks), and 8
+    Bytes: 28 + ceil(m / 4) per layer of m elements, 24 for zeros; with shared_scale 16 + m (up to 127 ranks), plus 8
     control bytes.
 
     Raises:
-        OptionError: "terngrad: shared_scale=true and error_feedback=true exclude each other; leave one out".
+        OptionError: both shared_scale and error_feedback.
     """
 
     sends: ClassVar[type[Payload]] = Codes
-    biased: ClassVar[bool] = True  # clipped values are; the rounding is not
+    biased: ClassVar[bool] = True  # by clipping; the rounding is unbiased
     combine: ClassVar[Literal["max", "mean"]] = "max"
 
     clip_sigmas: Annotated[PositiveOrZero, Doc("clip at this multiple of the layer's root mean square; 0: do not")] = (
         2.5
     )
-    shared_scale: Annotated[bool, Doc("one scale for all ranks: sums are integers and may ride a ring")] = False
+    shared_scale: Annotated[
+        bool, Doc("use one scale for all ranks: sums are then integers, which suit collective ring")
+    ] = False
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -144,12 +154,13 @@ class TernGrad(SharedScale):
         return ternary_payload(codes, x.numel(), x.new_tensor([scale]))
 
     def contraction_bound(self, layer: Layer) -> float | None:
-        """In expectation w - 1, for s |x|_1 <= w |x|^2 with w = (sqrt(m) + 1) / 2; with error feedback 1 - 1 / w.
+        """Return the bound of the expected error: without clipping w - 1, or 1 - 1 / w with error feedback.
 
-        Let y be x clipped at k root mean squares and u = |y| / |x|. Clipping loses at most |x|^2 - |y|^2, and rounding
-        s |y|_1 - |y|^2 with s |y|_1 at most w |y|^2 and at most k |x| |y|, so that both lose at most
-        1 + (w - 2) u^2 and 1 + k u - 2 u^2 of |x|^2. With error feedback (x, y) / w at least is won, and (x, y) is at
-        least min(1, k / sqrt(m)) |x|^2. A shared scale has no bound: another rank's may be larger by any factor.
+        It follows from s |x|_1 <= w |x|^2 with w = (sqrt(m) + 1) / 2. With clipping, let y be x clipped at k root mean
+        squares, and u = |y| / |x|. Clipping loses at most |x|^2 - |y|^2, and rounding loses s |y|_1 - |y|^2, where
+        s |y|_1 is at most w |y|^2 and at most k |x| |y|. So together they lose at most 1 + (w - 2) u^2 and at most
+        1 + k u - 2 u^2 of |x|^2. With error feedback at least (x, y) / w is gained, where (x, y) is at least
+        min(1, k / sqrt(m)) |x|^2. A shared scale has no bound, because another rank's scale may be arbitrarily larger.
         """
         if self.shared_scale:
             return None
@@ -166,7 +177,7 @@ class TernGrad(SharedScale):
         return self.shared_nbytes(layer) if self.shared_scale else Codes.packed_nbytes(layer.numel, 2)
 
     def _limit_and_largest(self, x: torch.Tensor) -> tuple[float, float]:
-        """The magnitude at which `x` is clipped, and its largest; both of fp32 precision."""
+        """Return the magnitude at which `x` is clipped and its largest magnitude, both exact in fp32."""
         squares, largest = squares_and_largest(x)
         root_mean_square = math.sqrt(squares / x.numel())
         limit = torch.tensor(self.clip_sigmas * root_mean_square, dtype=torch.float32)

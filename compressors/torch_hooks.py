@@ -1,7 +1,7 @@
-"""Engine hooks: PyTorch's own communication hooks behind the same option, as a reference.
+"""PyTorch's own communication hooks as compressors, for comparison: `torch_bf16`, `torch_fp16`, `torch_powersgd`.
 
-Nothing here encodes: the training engine registers `hook` with DistributedDataParallel and counts bytes by the closed
-form, for the backend hides its wire.
+These classes do not encode. `hook` is registered with DistributedDataParallel, and bytes are computed from a formula,
+because the backend does not report what it sends.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ DDPHook = Callable[[Any, Any], torch.futures.Future[torch.Tensor]]
 
 @dataclasses.dataclass(kw_only=True)
 class TorchCommHook(Compressor):
-    """A method that runs inside PyTorch's DDP."""
+    """Base of the compressors that register one of PyTorch's communication hooks."""
 
     engine_hook: ClassVar[bool] = True
 
@@ -43,35 +43,33 @@ class TorchCommHook(Compressor):
 
     @override
     def expected_bucket_nbytes(self, layers: Sequence[Layer]) -> int | None:
-        """Tensors that the backend all-reduces carry no headers."""
+        """Return the sum over layers: tensors that the backend all-reduces have no headers."""
         return sum(self.expected_nbytes(layer) or 0 for layer in layers)
 
     @abc.abstractmethod
     def hook(self, process_group: dist.ProcessGroup) -> tuple[object, DDPHook]:
-        """State and hook for `DistributedDataParallel.register_comm_hook`; every rank must call."""
+        """Return state and hook for `DistributedDataParallel.register_comm_hook`; every rank must call."""
 
     def num_entries(self, layer: Layer) -> int:
-        """Return how many numbers are sent of a layer at full compression."""
+        """Return how many numbers are sent for a layer at full compression."""
         return layer.numel
 
     def forget(self, state: Any) -> None:
-        """Drop what a gradient that was not finite would spoil for ever; most hold nothing."""
+        """Clear the tensors in the hook's state that a gradient with NaN or infinity may have spoiled."""
 
     def state_of(self, state: Any) -> dict[str, Any]:
-        """What the hook's state holds from step to step; most hold nothing."""
+        """Return the part of the hook's state to save in a checkpoint; empty for hooks without state."""
         return {}
 
     def restore(self, state: Any, saved: dict[str, Any]) -> None:
-        """Put what `state_of` gave into a new state."""
+        """Load what `state_of` returned into the hook's state."""
 
 
 @dataclasses.dataclass(kw_only=True)
 class TorchBf16(TorchCommHook, name="torch_bf16"):
-    """PyTorch's bf16 hook: divides by the number of ranks, rounds to bf16, all-reduces.
+    """PyTorch's bf16 hook: divides by the number of ranks, rounds to bf16 and all-reduces.
 
-    Source: torch.distributed.algorithms.ddp_comm_hooks.default_hooks.bf16_compress_hook.
-
-    The hook as it is.
+    Source: torch.distributed.algorithms.ddp_comm_hooks.default_hooks.bf16_compress_hook, unchanged.
 
     Bytes: 2 m for a bucket of m elements, all-reduced by the backend.
     """
@@ -87,11 +85,9 @@ class TorchBf16(TorchCommHook, name="torch_bf16"):
 
 @dataclasses.dataclass(kw_only=True)
 class TorchFp16(TorchCommHook, name="torch_fp16"):
-    """PyTorch's fp16 hook: divides by the number of ranks, rounds to fp16, all-reduces.
+    """PyTorch's fp16 hook: divides by the number of ranks, rounds to fp16 and all-reduces.
 
-    Source: torch.distributed.algorithms.ddp_comm_hooks.default_hooks.fp16_compress_hook.
-
-    The hook as it is.
+    Source: torch.distributed.algorithms.ddp_comm_hooks.default_hooks.fp16_compress_hook, unchanged.
 
     Bytes: 2 m for a bucket of m elements, all-reduced by the backend.
     """
@@ -105,18 +101,18 @@ class TorchFp16(TorchCommHook, name="torch_fp16"):
         return 2 * layer.numel
 
 
-# What the hook keeps by bucket, and how many steps it has seen.
-_OF_BUCKETS = ("error_dict", "p_memory_dict", "q_memory_dict")
-_KEPT = (*_OF_BUCKETS, "iter")
+# Attributes of PowerSGDState: tensors per bucket, and with the number of steps, all that a checkpoint needs.
+_PER_BUCKET = ("error_dict", "p_memory_dict", "q_memory_dict")
+_SAVED = (*_PER_BUCKET, "iter")
 
 
 @dataclasses.dataclass(kw_only=True)
 class TorchPowerSgd(TorchCommHook, name="torch_powersgd"):
-    """PyTorch's PowerSGD hook.
+    """PyTorch's PowerSGD hook: all-reduces two thin factors of every matrix.
 
-    Source: torch.distributed.algorithms.ddp_comm_hooks.powerSGD_hook.
+    Source: torch.distributed.algorithms.ddp_comm_hooks.powerSGD_hook, unchanged.
 
-    The hook as it is. Its state belongs to buckets, which change after the first step, so it starts later.
+    Its state belongs to buckets, which DDP rebuilds after the first step, so compression starts later.
 
     Bytes: 4 (sum of r (n + k) + elements not compressed) for a bucket of matrices [n, k], all-reduced by the backend;
     4 m before start_step.
@@ -124,10 +120,10 @@ class TorchPowerSgd(TorchCommHook, name="torch_powersgd"):
 
     rank: Annotated[Count, Doc("columns of the two thin matrices")] = 2
     min_compression_rate: Annotated[Positive, Doc("compress where n k / (r (n + k)) exceeds this")] = 2.0
-    warm_start: Annotated[bool, Doc("go on from the last step's factors; else draw them anew")] = True
+    warm_start: Annotated[bool, Doc("start from the last step's factors; false: start from random ones")] = True
     error_feedback: Annotated[bool, Doc("add what was not sent to the next gradient")] = True
-    start_step: Annotated[int, Ge(2), Le(MOST), Doc("first step that is compressed")] = 2
-    seed: Annotated[CountOrZero, Doc("of the random start")] = 0
+    start_step: Annotated[int, Ge(2), Le(MOST), Doc("first optimizer step that is compressed")] = 2
+    seed: Annotated[CountOrZero, Doc("seed of the random factors")] = 0
 
     @override
     def is_dense_at(self, step_index: int) -> bool:
@@ -142,7 +138,7 @@ class TorchPowerSgd(TorchCommHook, name="torch_powersgd"):
             min_compression_rate=self.min_compression_rate,
             use_error_feedback=self.error_feedback,
             warm_start=self.warm_start,
-            orthogonalization_epsilon=1e-8,  # 0, its default, makes NaN of a gradient of zeros
+            orthogonalization_epsilon=1e-8,  # with the default 0, a gradient of zeros becomes NaN
             random_seed=self.seed,
             batch_tensors_with_same_shape=True,
         )
@@ -151,11 +147,11 @@ class TorchPowerSgd(TorchCommHook, name="torch_powersgd"):
     @override
     def state_of(self, state: Any) -> dict[str, Any]:
         _, words, *rest = state.rng.get_state()
-        return {name: getattr(state, name) for name in _KEPT} | {"rng": [words.tolist(), *rest]}
+        return {name: getattr(state, name) for name in _SAVED} | {"rng": [words.tolist(), *rest]}
 
     @override
     def restore(self, state: Any, saved: dict[str, Any]) -> None:
-        for name in _KEPT:
+        for name in _SAVED:
             setattr(state, name, saved[name])
         state.rng.set_state(("MT19937", *saved["rng"]))
 
@@ -165,11 +161,11 @@ class TorchPowerSgd(TorchCommHook, name="torch_powersgd"):
 
     @override
     def forget(self, state: Any) -> None:
-        for name in _OF_BUCKETS:
+        for name in _PER_BUCKET:
             getattr(state, name).clear()
 
     def expected_nbytes(self, layer: Layer) -> int:
-        """Both factors, or the layer as it is where they would not shrink it enough."""
+        """Return the bytes of both factors, or of the layer in fp32 if they would not be small enough."""
         if len(layer.shape) < 2 or layer.numel == 0:
             return FP32_BYTES * layer.numel
         num_rows = layer.shape[0]
