@@ -1,1 +1,1 @@
-"""Loops over elements in C, and how they are built, found and called; without them, plain torch and numpy serve."""
+"""Native loops in C: building, finding and calling them. Without them, slower torch and numpy code is used."""

@@ -1,9 +1,9 @@
-"""Compiles the native loops, a library for each level of processors: `python -m collectives.kernels.build`.
+"""Compile the native loops into one library per processor level: `python -m collectives.kernels.build`.
 
-The compiler is the one that the package `ziglang` brings, so every machine builds the same code, with or without a
-compiler of its own. The loops need no C library (which would take ten times as long as they to prepare); what a
-compiler turns into memcpy is found in the process. Contracting a product and a sum into one rounding is off: results
-are those of the reference path, to the last bit.
+The compiler is that of the package `ziglang`, so every machine builds the same code and needs no compiler of its own.
+The libraries are not linked with a C library, which zig would take ten times as long to prepare; calls to memcpy that
+the compiler inserts are resolved in the running process. Fused multiply-add is off, so results equal those of the
+reference path bit for bit.
 """
 
 from __future__ import annotations
@@ -23,14 +23,14 @@ HERE = Path(__file__).parent
 ROOT = HERE.parents[1]
 FOLDERS = ("collectives/kernels/native", "collectives/payloads/codec/native", "compressors/kernels/native")
 FLAGS = ("-std=c11", "-O3", "-ffp-contract=off", "-fno-strict-aliasing", "-fno-math-errno", "-fno-sanitize=undefined")
-FLAGS_OF = {"x86_64_v4": ("-mprefer-vector-width=512",)}  # random numbers and sums take half the time
-GLIBC = "2.17"  # the oldest C library that has all that is called; wheels are tagged with it
+FLAGS_OF = {"x86_64_v4": ("-mprefer-vector-width=512",)}  # halves the time of random numbers and sums
+GLIBC = "2.17"  # oldest C library with all functions that the loops call; wheels are tagged with it
 LINKED = ("-shared", "-fPIC", "-nostdlib", "-s")
+# machine -> processor levels, by the compiler's names, that get a library; the first runs on every such machine
 TARGETS = {
     "x86_64": ("x86_64", "x86_64_v3", "x86_64_v4"),
     "aarch64": ("generic",),
 }
-"""machine -> the processors, by the compiler's names, that get a library; the first one runs everywhere"""
 NOT_BUILT = "not-built.txt"
 TIMEOUT_S = 300
 
@@ -40,27 +40,27 @@ class BuildError(Exception):
 
 
 def sources() -> list[Path]:
-    """The C files and their headers; none in an installation, which holds libraries only."""
+    """Return the C files and their headers; none in an installation, which has only the libraries."""
     return sorted(path for folder in FOLDERS for path in (ROOT / folder).glob("*.[ch]"))
 
 
 def digest(files: list[Path]) -> str:
-    """What tells one state of the sources, and of what the compiler is told, from another: 16 hexadecimal digits."""
+    """Return a hash of the sources and the compiler's flags: 16 hexadecimal digits."""
     texts = b"".join(path.name.encode() + b"\0" + path.read_bytes() + b"\0" for path in files)
-    told = repr((FLAGS, FLAGS_OF, LINKED, TARGETS)).encode()
-    return hashlib.sha256(texts + told).hexdigest()[:16]
+    flags = repr((FLAGS, FLAGS_OF, LINKED, TARGETS)).encode()
+    return hashlib.sha256(texts + flags).hexdigest()[:16]
 
 
 def library_name(processor: str) -> str:
-    """File name of the library for a processor of `TARGETS`."""
+    """Return the file name of the library for a processor in `TARGETS`."""
     return f"loops-{processor}.so"
 
 
 def build(folder: Path) -> list[Path]:
-    """Compile the libraries for this machine into `folder`; returns their paths.
+    """Compile the libraries for this machine into `folder` and return their paths.
 
     Raises:
-        BuildError: this machine is not one of `TARGETS`, there is no compiler, or it failed.
+        BuildError: this machine is not in `TARGETS`, there is no compiler, or it failed.
     """
     files = sources()
 
@@ -72,25 +72,25 @@ def build(folder: Path) -> list[Path]:
 
 
 def processors_of_this_machine() -> tuple[str, ...]:
-    """By the compiler's names; the first one's code runs everywhere.
+    """Return the processor levels of this kind of machine, by the compiler's names.
 
     Raises:
-        BuildError: nothing is compiled for machines like this one.
+        BuildError: this kind of machine is not in `TARGETS`.
     """
     processors = TARGETS.get(platform.machine(), ())
     if platform.system() != "Linux" or not processors:
-        raise BuildError(f"there are no native loops for {platform.system()} on {platform.machine()}")
+        raise BuildError(f"native loops are not available for {platform.system()} on {platform.machine()}")
     return processors
 
 
 def build_or_say_why(folder: Path, build: Callable[[Path], object] = build) -> str:
-    """`build`; where it fails, leave the reason in `folder` for `bench doctor`. Returns it, or an empty text."""
+    """Build the libraries; if that fails, write the reason into `folder` for `bench doctor` and return it, else ""."""
     note = folder / NOT_BUILT
     try:
         note.unlink(missing_ok=True)
         build(folder)
     except (BuildError, OSError) as error:
-        with contextlib.suppress(OSError):  # a folder in which nothing can be left
+        with contextlib.suppress(OSError):  # the folder may be read-only
             folder.mkdir(parents=True, exist_ok=True)
             note.write_text(f"{error}\n", encoding="utf-8")
         return str(error)
@@ -98,7 +98,7 @@ def build_or_say_why(folder: Path, build: Callable[[Path], object] = build) -> s
 
 
 def compile_library(library: Path, files: list[Path], processor: str) -> Path:
-    """Compile C files, with the headers among them, into one library, which is there at once or not at all.
+    """Compile the C files among `files` into one library, which appears complete or not at all.
 
     Raises:
         BuildError: there is no compiler, or it failed.
@@ -135,7 +135,7 @@ def _compile(library: Path, files: list[Path], processor: str, cache: str) -> No
 
 
 def _moved(library: Path, to: Path) -> Path:
-    """Put a library into its place in one step: a process that has loaded the old one keeps it."""
+    """Move a library to its place atomically: a process that has loaded the old one keeps it."""
     beside = to.with_name(f".{to.name}.{os.getpid()}")
     beside.write_bytes(library.read_bytes())
     beside.replace(to)

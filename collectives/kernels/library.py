@@ -1,6 +1,6 @@
-"""Which library of native loops serves here, if any. Imports no torch.
+"""Choice of the implementation: native loops on CPUs, Triton on GPUs, or the reference path. Does not import torch.
 
-GRADWIRE_KERNELS=reference in the environment turns them off: the same numbers from plain torch and numpy, slowly.
+GRADWIRE_KERNELS=reference in the environment selects the reference path: plain torch and numpy, slower, same results.
 """
 
 from __future__ import annotations
@@ -24,8 +24,7 @@ VARIABLE = "GRADWIRE_KERNELS"
 CPU_INFO = Path("/proc/cpuinfo")
 AVX2 = frozenset({"avx2", "bmi1", "bmi2", "f16c", "fma", "abm", "movbe"})
 AVX512 = AVX2 | frozenset({"avx512f", "avx512bw", "avx512cd", "avx512dq", "avx512vl"})
-NEEDS = {"x86_64_v3": AVX2, "x86_64_v4": AVX512}
-"""processor of `TARGETS` -> what it can do beyond the first one, by the kernel's names"""
+NEEDS = {"x86_64_v3": AVX2, "x86_64_v4": AVX512}  # flags in /proc/cpuinfo that a target in `TARGETS` needs
 
 Kernels = Literal["native", "triton", "reference"]
 
@@ -34,11 +33,11 @@ _forced: Kernels | None = None
 
 @dataclasses.dataclass(frozen=True)
 class Library:
-    """What was found.
+    """The result of the search for native loops.
 
     Attributes:
-        handle: the loaded library; None where the reference path serves.
-        finding: which one, or why none, for people.
+        handle: the loaded library; None if the reference path is used.
+        finding: a sentence for users: which library was found, or why none.
     """
 
     handle: ctypes.CDLL | None
@@ -46,10 +45,10 @@ class Library:
 
 
 def kernels_in_use(device: str = "cpu") -> Kernels:
-    """What serves on a kind of device, by torch's name.
+    """Return the implementation in use on a torch device type ("cpu" or "cuda").
 
     Raises:
-        OptionError: "GRADWIRE_KERNELS=fast: ...".
+        OptionError: GRADWIRE_KERNELS has an unknown value.
     """
     if _forced is not None:
         return _forced
@@ -59,16 +58,16 @@ def kernels_in_use(device: str = "cpu") -> Kernels:
 
 
 def library() -> ctypes.CDLL | None:
-    """The library of native loops; None where the reference path serves."""
+    """Return the library of native loops; None if the reference path is used."""
     return found().handle if _forced is None else None
 
 
 @functools.cache
 def found() -> Library:
-    """Look for a library that this processor can run; done once.
+    """Look for a library that this processor can run; the result is cached.
 
     Raises:
-        OptionError: the environment asks for what there is not.
+        OptionError: GRADWIRE_KERNELS has an unknown value.
     """
     if _wanted() == "reference":
         return Library(None, f"{VARIABLE}=reference")
@@ -76,7 +75,7 @@ def found() -> Library:
 
 
 def load(folder: Path) -> Library:
-    """Of the libraries in `folder` the one that suits this processor best; where none is, why not."""
+    """Return the library in `folder` that suits this processor best, or the reason why there is none."""
     refused = []
     for processor in reversed(suitable_processors() or ["none"]):
         found = open_library(folder / library_name(processor), sources(), f"compiled for {processor}")
@@ -87,7 +86,7 @@ def load(folder: Path) -> Library:
 
 
 def open_library(path: Path, files: list[Path], finding: str) -> Library:
-    """A library that `compile_library` made of these files; of a library without sources beside it nothing is asked."""
+    """Open a library that was compiled from these files; without files, as in an installation, this is not checked."""
     note = path.parent / NOT_BUILT
     failed = note.read_text(encoding="utf-8").strip() if note.exists() else ""
     if not path.exists():
@@ -98,7 +97,7 @@ def open_library(path: Path, files: list[Path], finding: str) -> Library:
         return Library(None, f"the library cannot be loaded: {error}")
     if files and _built_from(handle) != digest(files):
         reason = "they were built from other sources than those beside them, or with other flags"
-        return Library(None, f"{reason}; building them anew failed: {failed}" if failed else reason)
+        return Library(None, f"{reason}; building them again failed: {failed}" if failed else reason)
     return Library(handle, finding)
 
 
@@ -106,7 +105,7 @@ def _built_from(handle: ctypes.CDLL) -> str:
     try:
         handle.sources_digest.restype = ctypes.c_char_p
         return str(handle.sources_digest().decode())
-    except AttributeError:  # a library of something else
+    except AttributeError:  # another library of that name
         return ""
 
 
@@ -118,13 +117,13 @@ def _wanted() -> str:
 
 
 def suitable_processors() -> list[str]:
-    """The processors of `TARGETS` whose code this one runs, the most able last."""
+    """Return the names in `TARGETS` whose code this processor can run, the most capable last."""
     flags = cpu_flags()
     return [name for name in TARGETS.get(platform.machine(), ()) if NEEDS.get(name, frozenset()) <= flags]
 
 
 def cpu_flags() -> frozenset[str]:
-    """What processor and system can do, by the kernel's names; empty where it does not say."""
+    """Return the processor's flags from /proc/cpuinfo; empty if there are none."""
     try:
         lines = CPU_INFO.read_text(encoding="utf-8", errors="replace").splitlines()
     except OSError:
@@ -134,25 +133,25 @@ def cpu_flags() -> frozenset[str]:
 
 @functools.cache
 def triton_missing() -> str:
-    """Why Triton does not serve on GPUs; empty where it does.
+    """Return the reason why Triton is not used on GPUs; empty if it is.
 
     Raises:
-        OptionError: the environment asks for what there is not.
+        OptionError: GRADWIRE_KERNELS has an unknown value.
     """
     if _wanted() == "reference":
         return f"{VARIABLE}=reference"
     if importlib.util.find_spec("triton") is None:
-        return "this torch brings no Triton"
+        return "Triton is not installed; it is part of PyTorch's default build for GPUs"
     if not ("CC" in os.environ or shutil.which("gcc") or shutil.which("clang")):
-        return "Triton needs gcc or clang, and there is none"
+        return "Triton needs gcc or clang, and neither was found"
     return ""
 
 
 @contextlib.contextmanager
 def serving(kernels: Literal["triton", "reference"]) -> Iterator[None]:
-    """Within, these serve on all devices and in all threads: for tests and benchmarks.
+    """Use this implementation on all devices and in all threads within a `with` block; for tests and benchmarks.
 
-    On CPUs Triton needs its interpreter: TRITON_INTERPRET=1 in the environment before it is imported.
+    Triton on CPUs needs its interpreter: set TRITON_INTERPRET=1 in the environment before it is imported.
     """
     global _forced
     before, _forced = _forced, kernels
@@ -163,5 +162,5 @@ def serving(kernels: Literal["triton", "reference"]) -> Iterator[None]:
 
 
 def reference_path() -> contextlib.AbstractContextManager[None]:
-    """Within, the reference path serves."""
+    """Use the reference path within a `with` block."""
     return serving("reference")

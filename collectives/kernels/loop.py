@@ -1,4 +1,4 @@
-"""A native loop as a Python function: tensors in, checked for type and layout, and the interpreter's lock released."""
+"""Calls from Python to native loops in C and to Triton kernels; arguments are checked, and the GIL is released."""
 
 from __future__ import annotations
 
@@ -20,18 +20,18 @@ Longs = ctypes.POINTER(Int)
 
 
 def longs(values: Sequence[int]) -> Any:
-    """A few numbers or addresses for an argument that is `Longs`: made in a fraction of the time of a tensor."""
+    """Return numbers or addresses as a `Longs` argument; much faster to create than a tensor."""
     return (Int * len(values))(*values)
 
 
 @functools.cache
 def array(*dtypes: torch.dtype) -> Any:
-    """The argument type of a pointer to a tensor's first element, for `Loop`: CPU, contiguous, one of these dtypes."""
+    """Return the argument type, for `Loop`, of a contiguous CPU tensor with one of these dtypes."""
 
     def from_param(tensor: torch.Tensor) -> ctypes.c_void_p:
         if tensor.dtype not in dtypes or not tensor.is_cpu or not tensor.is_contiguous():
             raise TypeError(
-                f"a native loop wants a contiguous CPU tensor of {' or '.join(map(str, dtypes))}, "
+                f"a native loop needs a contiguous CPU tensor of {' or '.join(map(str, dtypes))}, "
                 f"got {tensor.dtype} {list(tensor.shape)} on {tensor.device}"
             )
         return ctypes.c_void_p(tensor.data_ptr())
@@ -47,12 +47,12 @@ ByteArray = array(torch.uint8)
 
 
 class Loop:
-    """One function of the library of native loops.
+    """One function in the library of native loops.
 
     Args:
-        name: of the C function.
-        argtypes: `Int`, `Float`, `Double` or `array(dtype)` for each argument.
-        returns: a ctypes type; None for nothing.
+        name: name of the C function.
+        argtypes: `Int`, `Float`, `Double`, `Longs` or `array(dtype)` for each argument.
+        returns: ctypes type of the result; None for no result.
     """
 
     def __init__(self, name: str, *argtypes: Any, returns: Any = None) -> None:
@@ -61,31 +61,31 @@ class Loop:
         self._returns = returns
 
     def __call__(self, *arguments: Any) -> Any:
-        """Call it.
+        """Call the function.
 
         Raises:
-            TypeError: a tensor that the loop cannot take.
+            TypeError: a tensor has the wrong type, layout or device.
         """
         return self._function(*arguments)
 
     def serves(self, *tensors: torch.Tensor) -> bool:
-        """Whether native loops are in use, and these tensors lie where they can be reached."""
+        """Return True if native loops are in use and these tensors lie on the CPU."""
         return library() is not None and all(tensor.is_cpu for tensor in tensors)
 
     @functools.cached_property
     def _function(self) -> Any:
         handle = library()
         assert handle is not None, "ask serves() first"
-        function = handle[self._name]  # unlike the attribute, a function object of its own
+        function = handle[self._name]  # a new function object each time, unlike getattr
         function.argtypes, function.restype = self._argtypes, self._returns
         return function
 
 
 class Parts:
-    """One tensor in several pieces of memory.
+    """One flat tensor whose parts lie in separate memory.
 
     Args:
-        tensors: fp32 and 1-D, at least one; made contiguous where they are not.
+        tensors: fp32 and 1-D, at least one; copied if not contiguous.
     """
 
     def __init__(self, tensors: Sequence[torch.Tensor]) -> None:
@@ -95,17 +95,17 @@ class Parts:
 
     @functools.cached_property
     def flat(self) -> torch.Tensor:
-        """All as one tensor, fp32 [numel]; a single one itself."""
+        """Return the parts as one tensor, fp32 [numel]; a single part is not copied."""
         return self.tensors[0] if len(self.tensors) == 1 else torch.cat(self.tensors)
 
     @functools.cached_property
     def starts(self) -> Any:
-        """Addresses of the parts, for an argument of a loop that is `Longs`."""
+        """Return the addresses of the parts as a `Longs` argument."""
         return longs([tensor.data_ptr() for tensor in self.tensors])
 
     @functools.cached_property
     def borders(self) -> Any:
-        """Where each part begins, counted over all, and the end; likewise."""
+        """Return the index of each part's first element in the flat tensor, and `numel`, as a `Longs` argument."""
         return longs([0, *itertools.accumulate(tensor.numel() for tensor in self.tensors)])
 
 
@@ -114,10 +114,10 @@ T = TypeVar("T")
 
 
 def also_on_gpus(function: Callable[P, T]) -> Callable[P, T]:
-    """Call the function of the same name and arguments in `triton/`, beside its module, where Triton serves.
+    """Call the function of the same name in the `triton/` folder beside its module where Triton is in use.
 
-    The first argument that is a tensor, parts of one or a device says where that is. The module is imported at the
-    first such call.
+    The first argument that is a tensor, `Parts` or a device gives the device. The Triton module is imported at the
+    first call that needs it.
     """
     package, _, module = function.__module__.rpartition(".")
 
@@ -127,14 +127,14 @@ def also_on_gpus(function: Callable[P, T]) -> Callable[P, T]:
         if kernels_in_use(device.type) != "triton":
             return function(*args, **kwargs)
         twin = cast(Callable[P, T], getattr(importlib.import_module(f"{package}.triton.{module}"), function.__name__))
-        with torch.cuda.device(device if device.type == "cuda" else -1):  # of this thread; -1 for none
+        with torch.cuda.device(device if device.type == "cuda" else -1):  # -1: leave the current device as it is
             return twin(*args, **kwargs)
 
     return wrapper
 
 
 def launch(kernel: Any, num_programs: int, *arguments: Any, **constants: Any) -> None:
-    """Run a kernel of Triton, with no product and sum contracted into one rounding; not at all for no programs."""
+    """Run a Triton kernel, unless `num_programs` is 0; without fused multiply-add, so results match the CPU's."""
     if num_programs:
         kernel[(num_programs,)](*arguments, **constants, enable_fp_fusion=False)
 
@@ -145,4 +145,4 @@ def _device_of(args: tuple[object, ...]) -> torch.device:
             return argument.device
         if isinstance(argument, torch.device):
             return argument
-    raise TypeError("neither a tensor nor a device among the arguments")
+    raise TypeError("no argument is a tensor or a device")

@@ -1,10 +1,8 @@
-"""Codebooks: what the codes of a `Codes` payload mean. Each is a table of at most 256 values, in units of the scale.
+"""Codebooks of `Codes` payloads: tables of at most 256 values, in units of the scale, and decoding by them.
 
-Sources: sign: Bernstein et al. 2018 (arXiv:1802.04434). ternary: MXNet's 2-bit gradient compression, whose layout is
-    kept bit for bit.
-levels: QSGD, Alistarh et al. 2017 (arXiv:1610.02132). natural: Horvath et al. 2019 (arXiv:1905.10988), with exponents
-    counted down from
-the scale.
+Sources: sign: Bernstein et al. 2018 (arXiv:1802.04434). ternary: MXNet's 2-bit gradient compression, with the same
+bit layout. levels: QSGD, Alistarh et al. 2017 (arXiv:1610.02132). natural: Horvath et al. 2019 (arXiv:1905.10988),
+with exponents counted down from the scale.
 """
 
 from __future__ import annotations
@@ -24,14 +22,14 @@ from collectives.payloads.fields import PayloadError
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Codebook:
-    """A named meaning of b-bit codes.
+    """The values of b-bit codes.
 
     Attributes:
-        name: what a payload calls it.
-        number: what the header calls it, 0..255.
-        widths: bits per code it exists for; each divides 8.
+        name: name in `Codes.codebook`.
+        number: number in packed payloads, 0..255.
+        widths: supported bits per code; each divides 8.
         values: (bits) -> fp32 [2^bits], the value of each code.
-        first: where a byte's first code lies.
+        first: whether a byte's first code lies in its low or its high bits.
     """
 
     name: str
@@ -41,12 +39,12 @@ class Codebook:
     first: First = "low"
 
     def byte_table(self, bits: int, device: torch.device) -> torch.Tensor:
-        """fp32 [256, 8 / bits]: the values that each byte of packed codes stands for, in order."""
+        """Return the values of each byte of packed codes, in order: fp32 [256, 8 / bits]."""
         return _byte_table(self, bits).to(device)
 
 
 def register(codebook: Codebook) -> Codebook:
-    """Make a codebook known by name and number; returns it.
+    """Register a codebook under its name and number, and return it.
 
     Raises:
         ValueError: the name or the number is taken, or a width does not divide 8.
@@ -60,18 +58,18 @@ def register(codebook: Codebook) -> Codebook:
 
 
 def codebook_named(name: str) -> Codebook:
-    """The codebook of this name.
+    """Return the codebook of this name.
 
     Raises:
         PayloadError: there is none.
     """
     if name not in _BY_NAME:
-        raise PayloadError(f"no codebook is called '{name}'; there are {', '.join(_BY_NAME)}")
+        raise PayloadError(f"no codebook is called '{name}'; choose one of {', '.join(_BY_NAME)}")
     return _BY_NAME[name]
 
 
 def codebook_numbered(number: int) -> Codebook:
-    """The codebook of this number.
+    """Return the codebook of this number.
 
     Raises:
         PayloadError: there is none.
@@ -93,23 +91,23 @@ def _byte_table(codebook: Codebook, bits: int) -> torch.Tensor:
 
 
 def _sign_values(bits: int) -> torch.Tensor:
-    """0 is -1, 1 is +1."""
+    """Return the values of 1-bit codes: 0 is -1, 1 is +1."""
     return torch.tensor([-1.0, 1.0], dtype=torch.float32)
 
 
 def _ternary_values(bits: int) -> torch.Tensor:
-    """Binary 00 is 0, 11 is +1, 10 is -1; 01 is never sent and decodes to 0."""
+    """Return the values of 2-bit codes: binary 00 is 0, 11 is +1, 10 is -1; 01 is never sent and decodes to 0."""
     return torch.tensor([0.0, 0.0, -1.0, 1.0], dtype=torch.float32)
 
 
 def _level_values(bits: int) -> torch.Tensor:
-    """Two's complement: 0..2^(b-1)-1 are themselves, the upper half is negative."""
+    """Return the values of codes in two's complement."""
     codes = torch.arange(2**bits)
     return torch.where(codes < 2 ** (bits - 1), codes, codes - 2**bits).float()
 
 
 def _natural_values(bits: int) -> torch.Tensor:
-    """Top bit: sign. The rest: 0 is 0, j is 2^(1-j), a power of two relative to the scale."""
+    """Return the values of codes with a sign in the top bit and j in the others: 0 for j = 0, else 2^(1-j)."""
     exponents = torch.arange(2 ** (bits - 1), dtype=torch.float32)
     magnitudes = torch.where(exponents == 0, 0.0, torch.exp2(1.0 - exponents))
     return torch.cat([magnitudes, -magnitudes + 0])
@@ -121,8 +119,8 @@ LEVELS = register(Codebook(name="levels", number=2, widths=(2, 4, 8), values=_le
 NATURAL = register(Codebook(name="natural", number=3, widths=(2, 4, 8), values=_natural_values))
 
 
+# (packed codes, uint8 [ceil(numel * bits / 8)], and scales, floating [ceil(numel / block_numel)])
 Term = tuple[torch.Tensor, torch.Tensor]
-"""packed codes, uint8 [ceil(numel * bits / 8)], and scales, floating [ceil(numel / block_numel)]"""
 
 _ADD = Loop("add_codes", Longs, Longs, Int, FloatArray, Int, Int, Float, Float, FloatArray, Int)
 _WRITE = Loop("write_codes", Longs, Longs, Int, FloatArray, Int, Int, Float, Int, FloatArray, Int)
@@ -137,14 +135,14 @@ def add_codes_(
     divisor: float = 1.0,
     sign: float = 1.0,
 ) -> None:
-    """`dense += sign * (term 0 + term 1 + ...) / divisor`, in one pass over `dense`.
+    """Add sign * (term 0 + term 1 + ...) / divisor to `dense` in one pass.
 
     Args:
         dense: floating [numel], mutated.
         terms: added in their order, in fp32.
-        table: fp32 [256, 8 / bits], contiguous: the values that each byte of codes stands for, in order.
+        table: fp32 [256, 8 / bits], contiguous: the result of `Codebook.byte_table`.
         block_numel: elements per scale, at least 1.
-        divisor: of the sum.
+        divisor: applied to the sum.
         sign: 1 or -1.
 
     Raises:
@@ -159,7 +157,7 @@ def add_codes_(
 def add_codes_to_floats_(
     dense: torch.Tensor, terms: Sequence[Term], table: torch.Tensor, block_numel: int, divisor: float, sign: float
 ) -> None:
-    """`add_codes_` for fp32 that is contiguous, as all of the terms."""
+    """Do `add_codes_` for contiguous tensors and fp32 `dense`."""
     if not _ADD.serves(dense, *(tensor for term in terms for tensor in term)):
         _add_decoded(dense, terms, table, block_numel, divisor, sign)
         return
@@ -174,17 +172,17 @@ def write_codes_(
     block_numel: int,
     divisor: float,
 ) -> bool:
-    """`parts`, laid end to end, become what `add_codes_` would leave in zeros: one pass that reads nothing of them.
+    """Write (term 0 + term 1 + ...) / divisor into `parts` in one pass; bit for bit as `add_codes_` to zeros.
 
     Args:
-        parts: floating and 1-D; overwritten.
-        terms: as there; without any the parts become zeros.
-        table: as there.
-        block_numel: as there.
-        divisor: of the sum.
+        parts: floating and 1-D, consecutive parts of the result; overwritten.
+        terms: as for `add_codes_`; without terms the parts become zeros.
+        table: as for `add_codes_`.
+        block_numel: elements per scale, at least 1.
+        divisor: applied to the sum.
 
     Returns:
-        False, and nothing done, where no native loop serves these tensors.
+        False, with `parts` unchanged, if no native loop supports these tensors.
 
     Raises:
         PayloadError: the parts are longer than the codes.
@@ -203,10 +201,10 @@ def write_codes_(
 
 
 def _readable(terms: Sequence[Term], table: torch.Tensor, block_numel: int, numel: int) -> list[Term]:
-    """The terms as loops read them.
+    """Return the terms contiguous and with fp32 scales, as the loops need them.
 
     Raises:
-        PayloadError: they are shorter than `numel`.
+        PayloadError: a term is shorter than `numel`.
     """
     readable = [(packed.contiguous(), scales.float().contiguous()) for packed, scales in terms]
     for packed, scales in readable:
@@ -217,7 +215,7 @@ def _readable(terms: Sequence[Term], table: torch.Tensor, block_numel: int, nume
 
 
 def _addresses(terms: Sequence[Term]) -> tuple[Any, Any]:
-    """Where the terms' codes begin, and where their scales do."""
+    """Return the addresses of the terms' codes, and those of their scales."""
     return longs([packed.data_ptr() for packed, _ in terms]), longs([scales.data_ptr() for _, scales in terms])
 
 
@@ -232,6 +230,6 @@ def _add_decoded(
 def _decoded(
     packed: torch.Tensor, scales: torch.Tensor, table: torch.Tensor, block_numel: int, numel: int
 ) -> torch.Tensor:
-    """fp32 [numel], freshly made."""
+    """Return the values as a new tensor, fp32 [numel]."""
     values = table[packed.to(torch.int32)].view(-1)[:numel]
     return values * scales.repeat_interleave(min(block_numel, numel))[:numel]

@@ -1,6 +1,7 @@
-"""Index sets: strictly ascending, their cheapest coding on the wire, and the union of two.
+"""Sets of strictly ascending indices: their coding on the wire, the union of two, and random sets from a seed.
 
-Codings of z indices below m, the cheapest is taken (the choice depends on z and m alone, so sizes are closed forms):
+There are three codings of z indices below m. The shortest is used; it depends on z and m alone, so sizes are known
+without encoding:
     coo: z indices of 1, 2 or 4 bytes (m <= 2^8, m <= 2^16, else).
     bitmap: one bit per element, ceil(m / 8) bytes.
     elias_fano: the low l = floor(log2(m / z)) bits of each index, and the high parts in unary, about 2 + log2(m / z)
@@ -34,7 +35,7 @@ _ASCENDS = Loop("ascends", LongArray, Int, Int, returns=Int)
 
 
 def coding_nbytes(coding: Coding, count: int, universe: int) -> int:
-    """Bytes that one coding takes for `count` indices below `universe`."""
+    """Return the bytes that a coding takes for `count` indices below `universe`."""
     if count == 0:
         return 0
     match coding:
@@ -49,23 +50,23 @@ def coding_nbytes(coding: Coding, count: int, universe: int) -> int:
 
 @functools.lru_cache(maxsize=4096)
 def cheapest_coding(count: int, universe: int) -> Coding:
-    """The coding with the fewest bytes; the simpler one where two are equal."""
+    """Return the coding with the fewest bytes; the simpler one if two are equal."""
     return min(CODINGS, key=lambda coding: coding_nbytes(coding, count, universe))
 
 
 @functools.lru_cache(maxsize=4096)
 def index_set_nbytes(count: int, universe: int) -> int:
-    """Bytes that `count` indices below `universe` take on the wire, in the cheapest coding."""
+    """Return the bytes that `count` indices below `universe` take in the cheapest coding."""
     return coding_nbytes(cheapest_coding(count, universe), count, universe)
 
 
 def encode_indices(indices: torch.Tensor, universe: int, coding: Coding) -> list[Field]:
-    """The fields of a support.
+    """Encode indices as payload fields.
 
     Args:
         indices: int64 [z], strictly ascending, below `universe`.
         universe: number of elements that can be indexed.
-        coding: as `cheapest_coding` says.
+        coding: the result of `cheapest_coding`.
     """
     count = indices.numel()
     if count == 0:
@@ -82,10 +83,10 @@ def encode_indices(indices: torch.Tensor, universe: int, coding: Coding) -> list
 
 
 def decode_indices(reader: Reader, count: int, universe: int, coding: Coding) -> torch.Tensor:
-    """The inverse of `encode_indices`: int64 [count].
+    """Read what `encode_indices` wrote: int64 [count].
 
     Raises:
-        PayloadError: cut short, not strictly ascending, or an index that is not below `universe`.
+        PayloadError: the fields are cut short, or the indices do not ascend strictly below `universe`.
     """
     if count == 0:
         return reader.tensor(0, torch.int64)
@@ -124,19 +125,18 @@ def add_index_sets(
     values_b: torch.Tensor,
     keep_lost: Callable[[torch.Tensor, torch.Tensor], None] | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Union of two index sets; values are added where both have an entry, rounded once, and kept as they are elsewhere.
+    """Return the union of two index sets with values, which are added (and rounded once) where both have an entry.
 
     Args:
-        indices_a: int64 [a], strictly ascending; `indices_b` likewise.
-        values_a: floating [a] or [a, width]; `values_b` likewise.
-        indices_b: int64 [b].
+        indices_a: int64 [a], strictly ascending.
+        values_a: floating [a] or [a, width].
+        indices_b: int64 [b], strictly ascending.
         values_b: floating [b] or [b, width].
-        keep_lost: called with the indices at which values of both sides were added, and what rounding each sum to 16
-            bits took off, fp32.
+        keep_lost: called with the common indices and the rounding errors of their 16-bit sums, fp32.
 
     Returns:
-        indices int64 [u], strictly ascending, and values [u] or [u, width] in the wider type of both; fresh unless one
-        side is empty.
+        indices int64 [u], strictly ascending, and values [u] or [u, width] in the wider type of both; new tensors
+        unless one set is empty.
     """
     dtype = torch.promote_types(values_a.dtype, values_b.dtype)
     if indices_a.numel() == 0:
@@ -158,14 +158,14 @@ def add_index_sets(
 
 
 def _any_in_row(values: torch.Tensor) -> torch.Tensor:
-    """Return which values, [n], or rows of them, [n, width], are not zero: bool [n]."""
+    """Return which values [n], or rows of values [n, width], are not zero: bool [n]."""
     return values != 0 if values.dim() == 1 else (values != 0).any(1)
 
 
 def _union(a: torch.Tensor, b: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """The union of two ascending sets, and where in it each element of a, then of b, lies."""
+    """Return the union of two ascending sets, and the index in it of each element of a, then of b."""
     both = torch.cat([a, b])
-    if both.device.type == "cpu":  # numpy's stable sort sees two ascending runs and merges them, in a third of the time
+    if both.device.type == "cpu":  # numpy's stable sort merges the two ascending runs, in a third of the time
         order = torch.from_numpy(np.argsort(both.numpy(), kind="stable"))
     else:
         order = torch.argsort(both, stable=True)
@@ -179,7 +179,7 @@ def _union(a: torch.Tensor, b: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor
 
 
 def _coo_dtype(universe: int) -> torch.dtype:
-    """Type whose bytes hold an index; the two wider ones are read back as unsigned, which torch barely knows."""
+    """Return the narrowest type for an index; int16 and int32 stand for unsigned types, which torch hardly supports."""
     if universe <= 2**8:
         return torch.uint8
     return torch.int16 if universe <= 2**16 else torch.int32
@@ -190,24 +190,24 @@ def _low_bits(count: int, universe: int) -> int:
 
 
 def _unary_bits(count: int, universe: int, low: int) -> int:
-    """One bit per index, and one for every step of the high parts."""
+    """Return the length of the unary part: one bit per index, and one for every step of the high parts."""
     return count + ((universe - 1) >> low)
 
 
 def bitmap_of(positions: torch.Tensor, num_bits: int, *, shift: int = 0, per_index: int = 0) -> torch.Tensor:
-    """A bitmap with bit (positions[i] >> shift) + i * per_index set for every i.
+    """Return a bitmap in which bit (positions[i] >> shift) + i * per_index is set for every i.
 
     Args:
         positions: int64 [count], ascending.
-        num_bits: bits of the bitmap, more than the largest.
-        shift: low bits that are left out.
-        per_index: 1 lays the high parts in unary, 0 the positions as they are.
+        num_bits: length of the bitmap in bits.
+        shift: low bits of each position to leave out.
+        per_index: 1 for the high parts in unary, 0 for a plain bitmap of the positions.
 
     Returns:
         uint8 [ceil(num_bits / 8)].
 
     Raises:
-        IndexError: a bit lies outside.
+        IndexError: a bit to set lies outside the bitmap.
     """
     if _MARK.serves(positions):
         packed = torch.zeros(packed_nbytes(num_bits, 1), dtype=torch.uint8)
@@ -228,15 +228,15 @@ def positions_in(
     per_index: int = 0,
     low_parts: torch.Tensor | None = None,
 ) -> torch.Tensor:
-    """The inverse of `bitmap_of`, int64 [count].
+    """Return the positions, int64 [count], of a bitmap that `bitmap_of` made.
 
     Args:
         packed: uint8 [ceil(num_bits / 8)].
-        num_bits: as it was packed.
-        count: bits that are set.
-        shift: as it was packed.
-        per_index: as it was packed.
-        low_parts: uint8 [ceil(count * shift / 8)], what was left out, packed; zeros where there are none.
+        num_bits: same as for `bitmap_of`.
+        count: number of bits that are set.
+        shift: same as for `bitmap_of`.
+        per_index: same as for `bitmap_of`.
+        low_parts: uint8 [ceil(count * shift / 8)], the packed low bits of the positions; None: they are zero.
 
     Raises:
         PayloadError: another number of bits is set.
@@ -256,35 +256,33 @@ def positions_in(
     return positions
 
 
-MOST = 2**32 - 1
-"""elements that numbers of 32 bits tell apart"""
-SPARSEST = 256
-"""elements per position up to which a bit for every element is worth its memory"""
+MOST = 2**32 - 1  # most elements to draw from, because the random numbers have 32 bits
+SPARSEST = 256  # up to this many elements per position, marking drawn elements in a bitmap is worth its memory
 
 _DRAW = Loop("draw_positions", Int, Int, Int, LongArray, LongArray)
 
 
 def check_numel(numel: int) -> None:
-    """Refuse to draw among more elements than 32 bits tell apart."""
+    """Raise PayloadError if there are more elements than 32-bit random numbers can select."""
     if numel > MOST:
         raise PayloadError(f"positions are drawn among at most {MOST} elements; send smaller buckets")
 
 
 def has_marks(numel: int, count: int) -> bool:
-    """Whether so many are drawn by marking them."""
+    """Return True if `count` positions are drawn with a bitmap of the elements."""
     return numel <= SPARSEST * min(count, numel - count)
 
 
 def marks_for(numel: int) -> torch.Tensor:
-    """A bit for every element, none of them set: int64 [ceil(numel / 64)]."""
+    """Return a bitmap of `numel` zero bits: int64 [ceil(numel / 64)]."""
     return torch.zeros(-(-numel // 64), dtype=torch.int64)
 
 
 def seeded_positions(numel: int, count: int, seed: int) -> torch.Tensor:
-    """A uniformly random set of positions: of the seed's numbers, the first `count` that name different elements.
+    """Return a uniformly random set of positions: the first `count` different ones that the seed's numbers select.
 
-    Number w names element w * numel // 2^32; numbers of which there are too many to be shared out evenly are left out.
-    Where more than half of all are asked for, the others are drawn.
+    Number w selects element w * numel // 2^32; numbers that would make some elements more likely are skipped. If
+    `count` is more than half of `numel`, the positions to leave out are drawn instead.
 
     Args:
         numel: number of elements to draw from, at most 2^32 - 1.
@@ -295,7 +293,7 @@ def seeded_positions(numel: int, count: int, seed: int) -> torch.Tensor:
         int64 [count] on the CPU, strictly ascending.
 
     Raises:
-        PayloadError: there are more elements than numbers.
+        PayloadError: `numel` is too large.
     """
     check_numel(numel)
     drawn = min(count, numel - count)
@@ -312,7 +310,7 @@ def seeded_positions(numel: int, count: int, seed: int) -> torch.Tensor:
 
 
 def _first_distinct(numel: int, count: int, seed: int) -> torch.Tensor:
-    """The first `count` different elements that the seed's numbers name, ascending."""
+    """Return the first `count` different elements that the seed's numbers select, in ascending order."""
     num_words = count + count // 4 + 8
     while True:
         products = random_words(seed, num_words, torch.device("cpu")).numpy().astype(np.uint64) * np.uint64(numel)

@@ -1,1 +1,1 @@
-"""The same in Triton: each module holds kernels, and the functions of its namesake above that launch them."""
+"""Triton versions of functions in the parent package: each module has its namesake's functions and their kernels."""

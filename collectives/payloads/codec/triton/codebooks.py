@@ -1,4 +1,4 @@
-"""Packed codes added to a dense tensor."""
+"""Triton kernel that adds packed codes to a dense tensor."""
 
 from collections.abc import Sequence
 
@@ -19,7 +19,7 @@ def add_codes_to_floats_(
     divisor: float,
     sign: float,
 ) -> None:
-    """In one pass, however many terms there are."""
+    """Add all terms in one pass over `dense`."""
     codes, scales = (
         torch.tensor([part.data_ptr() for part in kind], device=dense.device) for kind in zip(*terms, strict=True)
     )
@@ -41,7 +41,7 @@ def _add_codes(
     block = places // block_numel
     total = _decoded(codes, scales, 0, table, places, block, inside, PER_BYTE)
     if not IS_ALONE:
-        total += 0.0  # a zero keeps its sign where nothing is added to it
+        total += 0.0  # turns -0.0 into +0.0, as adding to zeros does; a single term keeps its sign
         for term in range(1, num_terms):
             total += _decoded(codes, scales, term, table, places, block, inside, PER_BYTE)
     before = tl.load(dense + places, mask=inside)
@@ -50,7 +50,7 @@ def _add_codes(
 
 @triton.jit
 def _decoded(codes, scales, term, table, places, block, inside, PER_BYTE: tl.constexpr):
-    """What a term's codes stand for: fp32 [TILE]."""
+    """Return the values of a term's codes: fp32 [TILE]."""
     packed = tl.load(codes + term).to(tl.pointer_type(tl.uint8))
     of_blocks = tl.load(scales + term).to(tl.pointer_type(tl.float32))
     byte = tl.load(packed + places // PER_BYTE, mask=inside, other=0).to(tl.int32)

@@ -1,4 +1,4 @@
-"""Counter-based random numbers: the same ones, in registers or in memory."""
+"""Triton kernels of the Philox random numbers, written to memory or used in registers by other kernels."""
 
 import torch
 import triton
@@ -10,7 +10,7 @@ TILE = 4096
 
 
 def random_words(key: int, count: int, device: torch.device) -> torch.Tensor:
-    """int64 [count]."""
+    """Return the first `count` random words of a key: int64 [count] on `device`."""
     words = torch.empty(count, dtype=torch.int64, device=device)
     launch(_write_words, triton.cdiv(count, TILE), words, count, key, TILE=TILE)
     return words
@@ -25,7 +25,7 @@ def _write_words(out, count, key, TILE: tl.constexpr):
 
 @triton.jit
 def random_tile(key, first, TILE: tl.constexpr):
-    """Numbers first .. first + TILE - 1 of a key: uint32 [TILE]; both are multiples of 64."""
+    """Return words first .. first + TILE - 1 of a key: uint32 [TILE]; `first` and TILE are multiples of 64."""
     counters = first // 4 + tl.arange(0, TILE // 4)
     c0 = counters.to(tl.uint32)
     c1 = (counters >> 32).to(tl.uint32)
@@ -48,14 +48,14 @@ def random_tile(key, first, TILE: tl.constexpr):
         c3 = low_0
         key_0 += step_0
         key_1 += step_1
-    words = tl.join(tl.join(c0, c2), tl.join(c1, c3))  # of each counter [2, 2], the word's number in binary
+    words = tl.join(tl.join(c0, c2), tl.join(c1, c3))  # [TILE / 4, 2, 2]; the last two are the bits of the word's index
     by_stretch = tl.reshape(words, (TILE // 64, 16, 2, 2))
     return tl.reshape(tl.permute(by_stretch, (0, 2, 3, 1)), (TILE,))
 
 
 @triton.jit
 def shared_tile(key, first, TILE: tl.constexpr):
-    """Shared numbers first .. first + TILE - 1 of a key: uint32 [TILE]; both are multiples of 128."""
+    """Return numbers first .. first + TILE - 1 of `shared_words`: uint32 [TILE]; both are multiples of 128."""
     words = random_tile(key, first // 2, TILE // 2)
     pairs = tl.reshape(tl.join(words, (words << 16) | (words >> 16)), (TILE // 128, 64, 2))
     return tl.reshape(tl.permute(pairs, (0, 2, 1)), (TILE,))
@@ -63,5 +63,5 @@ def shared_tile(key, first, TILE: tl.constexpr):
 
 @triton.jit
 def uniform(numbers):
-    """In [0, 1), multiples of 2^-24: fp32."""
+    """Return fp32 numbers in [0, 1) that are multiples of 2^-24."""
     return (numbers >> 8).to(tl.float32) * 5.9604644775390625e-08

@@ -1,4 +1,4 @@
-"""Values in the 16-bit type they travel in."""
+"""Triton kernels that round to 16-bit floats and sum them."""
 
 import torch
 import triton
@@ -10,7 +10,7 @@ TILE = 4096
 
 
 def round_values(x: torch.Tensor, limit: float, out: torch.Tensor) -> None:
-    """Rounded once."""
+    """Clamp fp32 `x` to +-limit and round it to 16 bits into `out`."""
     launch(
         _round, triton.cdiv(x.numel(), TILE), x, out.view(torch.int16), x.numel(), limit,
         IS_FP16=out.dtype == torch.float16, TILE=TILE,
@@ -18,7 +18,7 @@ def round_values(x: torch.Tensor, limit: float, out: torch.Tensor) -> None:
 
 
 def sum_values(a: torch.Tensor, b: torch.Tensor, limit: float, out: torch.Tensor) -> None:
-    """Added in fp32, rounded once."""
+    """Add 16-bit floats in fp32, clamp to +-limit and round once into `out`."""
     launch(
         _sum, triton.cdiv(a.numel(), TILE), a.view(torch.int16), b.view(torch.int16), out.view(torch.int16),
         a.numel(), limit, IS_FP16=out.dtype == torch.float16, TILE=TILE,
@@ -44,7 +44,7 @@ def _sum(a, b, out, numel, limit, IS_FP16: tl.constexpr, TILE: tl.constexpr):
 
 @triton.jit
 def _to_half(x, limit, IS_FP16: tl.constexpr):
-    """The bits of fp32 within +-limit in the narrower type, to the nearest, ties to even; NaN stays NaN."""
+    """Clamp fp32 to +-limit, round to nearest (ties to even), return the bits as int16; NaN stays NaN."""
     most = tl.zeros_like(x) + limit
     x = tl.where(x > most, most, x)
     x = tl.where(x < -most, -most, x)
@@ -56,7 +56,7 @@ def _to_half(x, limit, IS_FP16: tl.constexpr):
 
 @triton.jit
 def _from_half(half, IS_FP16: tl.constexpr):
-    """fp32, exactly."""
+    """Return the exact fp32 values of 16-bit floats given as int16."""
     if IS_FP16:
         return half.to(tl.float16, bitcast=True).to(tl.float32)
     return (half.to(tl.int32) << 16).to(tl.float32, bitcast=True)
