@@ -1,1 +1,1 @@
-"""Inside each rank. A worker is started by name (`python -m bench.train.worker`); nobody above imports this package."""
+"""The code that runs in each rank. The launcher starts `python -m bench.train.worker` and imports nothing from here."""

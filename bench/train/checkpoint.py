@@ -1,4 +1,4 @@
-"""Checkpoints of one rank: its state is copied in memory, and written by a thread while training goes on."""
+"""A rank's part of checkpoints: its state is copied in memory, and a thread writes it while training continues."""
 
 from __future__ import annotations
 
@@ -22,17 +22,17 @@ from compressors.ddp.packed_state import PackedState, StateError, unpack_state
 
 
 class CheckpointFailed(RunFailed):
-    """A checkpoint could not be written or read; one sentence for the user."""
+    """A checkpoint could not be written or read; the message is one sentence for the user."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Restored:
-    """What a checkpoint gives a rank that goes on.
+    """What a resuming rank reads from a checkpoint.
 
     Attributes:
-        step: after which it was made.
-        states: its own; where there are other ranks now than there were then, those of all ranks of then.
-        waiting: in that case, what becomes of what waits to be sent; else None.
+        step: optimizer steps done when the checkpoint was made.
+        states: the rank's own state; if the number of ranks has changed, the states of all old ranks.
+        waiting: if the number of ranks has changed, what to do with residuals (see `resizing`); else None.
     """
 
     step: int
@@ -41,11 +41,11 @@ class Restored:
 
 
 class Checkpointer:
-    """Writes a rank's part of the run's checkpoints; every rank must make one, and call the same methods.
+    """Write and read a rank's part of checkpoints; every rank must make one and call the same methods.
 
     Args:
-        config: of the run.
-        folder: of the run on this machine.
+        config: the run's configuration.
+        folder: the run's folder on this machine.
     """
 
     def __init__(self, config: RunConfig, folder: RunFolder) -> None:
@@ -53,9 +53,9 @@ class Checkpointer:
         self._folder = folder
         self._checkpoints = Checkpoints(folder)
         self._rank = dist.get_rank()
-        # On virtual hosts all ranks share a folder; machines have one each.
+        # One rank per folder completes checkpoints: virtual hosts share one folder, each machine has its own.
         self._completes = (int(os.environ["LOCAL_RANK"]) if config.nnodes > 1 else self._rank) == 0
-        self._group: dist.ProcessGroup | None = None  # the thread's own
+        self._group: dist.ProcessGroup | None = None  # used by the thread only
         if config.checkpoint_every:
             timeout = datetime.timedelta(seconds=config.timeout_s)
             self._group = cast(dist.ProcessGroup, dist.new_group(backend="gloo", timeout=timeout))
@@ -64,14 +64,14 @@ class Checkpointer:
         self._last_step: int | None = None
 
     def save(self, step: int, state: dict[str, Any]) -> None:
-        """Begin a checkpoint; returns when the state is copied, and the checkpoint before it written.
+        """Begin a checkpoint; return when the previous one is written and this one's state copied.
 
         Args:
             step: optimizer steps done.
-            state: of this rank.
+            state: this rank's state.
 
         Raises:
-            CheckpointFailed: the one before could not be written.
+            CheckpointFailed: the previous checkpoint could not be written.
         """
         self.wait()
         packed = PackedState(state, copy=True)
@@ -80,10 +80,10 @@ class Checkpointer:
         self._thread.start()
 
     def wait(self) -> None:
-        """Return when nothing is being written any more.
+        """Wait until the last checkpoint is written.
 
         Raises:
-            CheckpointFailed: the last one could not be written.
+            CheckpointFailed: it could not be written.
         """
         if self._thread is not None:
             self._thread.join()
@@ -94,7 +94,7 @@ class Checkpointer:
     def _write(self, step: int, packed: PackedState, rows: dict[str, int]) -> None:
         try:
             self._complete(step, self._write_own(step, packed), rows)
-        except Exception as error:  # noqa: BLE001 - raised by the next call
+        except Exception as error:  # noqa: BLE001 - the next `wait` raises it
             self._failure = error
 
     def _write_own(self, step: int, packed: PackedState) -> FileFacts | OSError:
@@ -104,9 +104,9 @@ class Checkpointer:
             return error
 
     def _complete(self, step: int, own: FileFacts | OSError, rows: dict[str, int]) -> None:
-        """Make a checkpoint of what all ranks have written, and remove the one before."""
-        told = str(own.strerror or own) if isinstance(own, OSError) else vars(own)
-        everyone = gather_json([self._config.node_rank, told], self._group)
+        """Complete a checkpoint once all ranks have written their parts, and remove the previous one."""
+        result = str(own.strerror or own) if isinstance(own, OSError) else vars(own)
+        everyone = gather_json([self._config.node_rank, result], self._group)
         self._give_up(step, [what if isinstance(what, str) else None for _, what in everyone])
         own_node = self._config.node_rank
         here = {rank: FileFacts(**facts) for rank, (node, facts) in enumerate(everyone) if node == own_node}
@@ -118,13 +118,13 @@ class Checkpointer:
             files=here,
             rows=rows,
         )
-        self._give_up(step, gather_json(self._write_manifest(manifest), self._group))  # else all machines have it
+        self._give_up(step, gather_json(self._write_manifest(manifest), self._group))
         if self._completes:
             self._checkpoints.prune(before=step)
         self._last_step = step
 
     def _write_manifest(self, manifest: Manifest) -> str | None:
-        """Why it could not be written, on the rank that writes it."""
+        """Write the manifest if this rank does so for its folder; return the reason if it cannot be written."""
         try:
             if self._completes:
                 self._checkpoints.complete(manifest)
@@ -133,10 +133,10 @@ class Checkpointer:
         return None
 
     def _give_up(self, step: int, problems: list[str | None]) -> None:
-        """Remove the checkpoint if a rank, in the order of which they come, had a problem with it.
+        """Remove the checkpoint if any rank had a problem with it; `problems` is in rank order.
 
         Raises:
-            CheckpointFailed: one had.
+            CheckpointFailed: a rank had a problem.
         """
         for rank, why in enumerate(problems):
             if why is not None:
@@ -145,32 +145,33 @@ class Checkpointer:
 
     def _sentence(self, step: int, rank: int, why: str) -> str:
         if self._last_step is None:
-            advice = "there is none before: make room and begin the run anew"
+            advice = "there is no earlier one: make room and start the run again"
         else:
             path = self._folder.path
-            advice = f"the one of step {self._last_step} is kept: make room and go on with bench run --resume {path}"
+            advice = f"the one of step {self._last_step} is kept: make room and resume with bench run --resume {path}"
         return f"the checkpoint of step {step} could not be written on rank {rank} ({why}); {advice}"
 
     def restore(self, device: torch.device) -> Restored | None:
-        """What the newest checkpoint that all ranks have gives to this one, if the run goes on; None: it begins.
+        """Read the newest checkpoint that all ranks have; None if the run starts from the beginning.
 
-        Once every rank has read its part, rows that were written after the checkpoint are removed.
+        Once every rank has read its part, rows that were written after the checkpoint are removed. Every rank must
+        call.
 
         Raises:
-            CheckpointFailed: a file is damaged, or only some of the machines go on.
+            CheckpointFailed: a file is damaged, or only some of the machines resume.
         """
-        told = read_json(self._folder.resume)
-        having = gather_json(None if told is None else self._checkpoints.steps())
-        if all(steps is None for steps in having):
+        resume = read_json(self._folder.resume)
+        steps_of_ranks = gather_json(None if resume is None else self._checkpoints.steps())
+        if all(steps is None for steps in steps_of_ranks):
             return None
-        if None in having and any(having):
+        if None in steps_of_ranks and any(steps_of_ranks):
             raise CheckpointFailed(
-                f"rank {having.index(None)} begins the run, and others go on from a checkpoint; give --resume on every "
-                "machine, or begin anew on every one"
+                f"rank {steps_of_ranks.index(None)} starts the run, and others resume from a checkpoint; give --resume "
+                "on every machine, or start again on every one"
             )
-        step = max(set.intersection(*(set(steps or ()) for steps in having)), default=None)
+        step = max(set.intersection(*(set(steps or ()) for steps in steps_of_ranks)), default=None)
         manifest = None if step is None else self._checkpoints.manifest(step)
-        restored = None if manifest is None else self._read_together(manifest, told or {}, device)
+        restored = None if manifest is None else self._read_together(manifest, resume or {}, device)
         if self._completes:
             cut_rows(self._folder, manifest.rows if manifest else {})
             if manifest is not None:
@@ -179,11 +180,11 @@ class Checkpointer:
         self._last_step = step
         return restored
 
-    def _read_together(self, manifest: Manifest, told: dict[str, Any], device: torch.device) -> Restored:
-        """What this rank needs of a checkpoint, if every rank can read what it needs."""
+    def _read_together(self, manifest: Manifest, resume: dict[str, Any], device: torch.device) -> Restored:
+        """Read what this rank needs of a checkpoint; fail on all ranks if one cannot."""
         restored, problem = None, None
         try:
-            restored = self._read_needed(manifest, told, device)
+            restored = self._read_needed(manifest, resume, device)
         except CheckpointFailed as failure:
             problem = str(failure)
         if problems := [each for each in gather_json(problem) if each is not None]:
@@ -191,15 +192,15 @@ class Checkpointer:
         assert restored is not None
         return restored
 
-    def _read_needed(self, manifest: Manifest, told: dict[str, Any], device: torch.device) -> Restored:
+    def _read_needed(self, manifest: Manifest, resume: dict[str, Any], device: torch.device) -> Restored:
         if manifest.world_size == self._config.world_size:
             return Restored(step=manifest.step, states=[self._read(manifest, self._rank, device)], waiting=None)
         states = [self._read(manifest, rank, device) for rank in range(manifest.world_size)]
-        return Restored(step=manifest.step, states=states, waiting=told["waiting"])
+        return Restored(step=manifest.step, states=states, waiting=resume["waiting"])
 
     def _read(self, manifest: Manifest, rank: int, device: torch.device) -> dict[str, Any]:
         file = self._checkpoints.file(manifest.step, rank)
-        advice = "put it back from a copy, or begin the run anew"
+        advice = "put it back from a copy, or start the run again"
         try:
             packed = torch.from_file(str(file), size=file.stat().st_size, dtype=torch.uint8)
             if zlib.crc32(packed.numpy().data) != manifest.files[rank].crc32:
@@ -211,6 +212,6 @@ class Checkpointer:
 
 
 def resumes_of(folder: RunFolder) -> int:
-    """How often the run went on from a checkpoint."""
-    told = read_json(folder.resume)
-    return int(told["resumes"]) if told else 0
+    """Return how often the run has resumed from a checkpoint."""
+    resume = read_json(folder.resume)
+    return int(resume["resumes"]) if resume else 0

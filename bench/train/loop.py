@@ -1,4 +1,4 @@
-"""The training loop of one rank: steps, evaluations, rows."""
+"""The training loop of one rank: steps, evaluations, checkpoints and rows."""
 
 from __future__ import annotations
 
@@ -23,28 +23,28 @@ from compressors.ddp.report import StepReport
 from compressors.layer import Step
 
 MAX_SKIPS_IN_A_ROW = 10
-# Reading a loss from a GPU waits for it, so losses are looked at once in so many steps there.
+# Steps between two checks of the loss, by device: reading a loss from a GPU waits for the GPU.
 LOSS_CHECK_EVERY = {"cpu": 1, "cuda": 20}
-# What the loop counts, by its attributes' names.
+# The Trainer's attributes that a checkpoint saves as they are.
 _COUNTS = (
     "step", "own_steps", "skipped_steps", "_skips_in_a_row", "_num_losses", "_evaluate_at", "_checkpoint_at",
 )  # fmt: skip
 
 
 class Diverged(RuntimeError):
-    """The loss is no longer a number, or gradients stay non-finite; one sentence for the user."""
+    """The loss, or too many gradients in a row, are not finite; the message is one sentence for the user."""
 
 
 @dataclasses.dataclass(kw_only=True)
 class Trainer:
-    """Everything one rank needs to train; `run` does it.
+    """Train on one rank.
 
     Attributes:
-        strategy: exchanges what the ranks computed and updates the model.
-        dataset, train, test: the data, whole on every rank.
+        strategy: exchanges what the ranks compute and updates the model.
+        dataset, train, test: the data; every rank holds all of it.
         recorder: writes rows and progress (on rank 0).
-        profiler: records a Chrome trace, where asked for.
-        save: keeps this rank's state at a checkpoint; None: there are none.
+        profiler: records a Chrome trace; None without --profile.
+        save: saves this rank's state at a checkpoint; None if the run makes no checkpoints.
     """
 
     config: RunConfig
@@ -67,10 +67,10 @@ class Trainer:
         ]
         self.clock = TrainingClock(self.device)
         self.times = StepTimes()
-        self.step = 0  # optimizer steps of the run, in each of which `replicas` batches are used
-        self.own_steps = 0  # batches that this rank used; the same, unless ranks go at their own speed
+        self.step = 0  # optimizer steps of the run; each uses `replicas` batches
+        self.own_steps = 0  # batches that this rank has used: equal to `step` unless ranks go at their own speed
         self.skipped_steps = 0
-        self._resumed_at = 0  # steps that another process made
+        self._resumed_at = 0  # the step of the checkpoint from which this process resumed
         self._evaluate_at = self._due(config.eval_every)
         self._checkpoint_at = self._due(config.checkpoint_every)
         self._skips_in_a_row = 0
@@ -79,10 +79,10 @@ class Trainer:
         self._unchecked = 0
 
     def run(self) -> None:
-        """Train to the end, evaluating on the way.
+        """Train to the end, with evaluations and checkpoints on the way.
 
         Raises:
-            Diverged: the loss or too many gradients in a row are not finite.
+            Diverged: the loss, or too many gradients in a row, are not finite.
             TransportError: a rank was lost.
         """
         while self.step < self.total_steps:
@@ -95,7 +95,7 @@ class Trainer:
                 self._checkpoint()
 
     def train_until(self, step: int) -> None:
-        """Train until so many optimizer steps are done, on the training clock."""
+        """Train until `step` optimizer steps are done; the training clock runs meanwhile."""
         with self.recorder.measuring(), self.clock.running():
             self.strategy.end_pause()
             while self.step < step:
@@ -109,12 +109,12 @@ class Trainer:
 
     @property
     def epoch(self) -> float:
-        """Epochs finished, with the fraction of the current one."""
+        """Return the number of finished epochs, including the fraction of the current one."""
         return self.step / self.steps_per_epoch
 
     def resume(self, state: dict[str, Any]) -> None:
-        """Go on from what was saved by another process of this rank; every rank must call, before `run`."""
-        x, y = (part.chunk(self.config.accumulate)[0] for part in self._next_batch())  # any will do, as large as others
+        """Resume from what an earlier process of this rank saved; every rank must call, before `run`."""
+        x, y = (part.chunk(self.config.accumulate)[0] for part in self._next_batch())  # any batch of the usual size
         with self._autocast():
             self.strategy.warm_up(self._step_now(), x, y)
         self.strategy.load_state_dict(state["strategy"])
@@ -123,7 +123,7 @@ class Trainer:
             batches.load_state_dict(saved)
         for name, value in state["counts"].items():
             setattr(self, name, value)
-        if "_evaluate_at" not in state["counts"]:  # with other ranks, an epoch has another number of steps
+        if "_evaluate_at" not in state["counts"]:  # the number of ranks has changed, and so the steps per epoch
             self._evaluate_at = self._next_multiple(self.config.eval_every)
             self._checkpoint_at = self._next_multiple(self.config.checkpoint_every)
         self._losses = list(state["losses"].unbind())
@@ -151,18 +151,18 @@ class Trainer:
         self.save(self.step, state)
 
     def _due(self, every: int) -> int:
-        """The step at which something is due next that is done every so many epochs, or steps; 0: at the end."""
+        """Return the step that is `every` epochs (or steps) from now; with `every` 0, the last step."""
         every *= self._unit
         return min(self.total_steps, self.step + every) if every else self.total_steps
 
     def _next_multiple(self, every: int) -> int:
-        """Likewise, at the end of an epoch, or at a multiple of so many steps."""
+        """Return the next step that is a multiple of `every` epochs (or steps); with `every` 0, the last step."""
         every *= self._unit
         return min(self.total_steps, (self.step // every + 1) * every) if every else self.total_steps
 
     @property
     def _unit(self) -> int:
-        """Steps in what the length of the run is counted in."""
+        """Return 1 if the run's length is given in steps, and the steps per epoch if it is given in epochs."""
         return 1 if self.config.steps else self.steps_per_epoch
 
     def _next_batch(self) -> tuple[torch.Tensor, torch.Tensor]:
@@ -177,7 +177,7 @@ class Trainer:
             step=self.step,
             total_steps=self.total_steps,
             epoch=self.epoch,
-            samples=self.step * self.config.samples_per_step * self.config.replicas,  # to within a batch of each rank
+            samples=self.step * self.config.samples_per_step * self.config.replicas,  # exact to one batch per rank
             loss=lambda: float(self._losses[-1]) if self._losses else None,
         )
 
@@ -205,7 +205,7 @@ class Trainer:
         self._forward_backward(x, y)
         outcome = self.strategy.finish_step()
         until_exchanged_s, waited_s = time.perf_counter() - started, outcome.exposed_s
-        self._look_at(outcome)
+        self._check_skips(outcome)
         self.step = self.strategy.update(outcome)
         self.own_steps += 1
         if self.device.type == "cuda":
@@ -215,7 +215,7 @@ class Trainer:
         self._account(outcome, started, cpu_started, until_exchanged_s, waited_s)
 
     def _forward_backward(self, x: torch.Tensor, y: torch.Tensor) -> None:
-        """Compute the gradients of a step, batch after batch; what is exchanged starts with the last one."""
+        """Accumulate the gradients of a step's batches; the exchange starts in the backward of the last batch."""
         num_batches = self.config.accumulate
         *earlier, last = zip(x.chunk(num_batches), y.chunk(num_batches), strict=True)
         losses = []
@@ -236,8 +236,8 @@ class Trainer:
         with self._autocast():
             return self.strategy.forward(x, y)
 
-    def _look_at(self, outcome: StepReport) -> None:
-        """Count skipped steps, and stop at one or at too many in a row, as the configuration says."""
+    def _check_skips(self, outcome: StepReport) -> None:
+        """Count skipped steps; stop at the first if the configuration says so, else at too many in a row."""
         if not outcome.skipped:
             self._skips_in_a_row = 0
             return
@@ -275,7 +275,10 @@ class Trainer:
 
     @property
     def _is_timed(self) -> bool:
-        """Steps of all ranks count, for a slow one makes few of its own where nobody waits; each profiles its own."""
+        """Return True if this step's time is recorded: after the warm-up, and not while the profiler records.
+
+        The warm-up is over after `untimed_steps` steps of the run; an asynchronous slow rank makes few steps itself.
+        """
         untimed = self.config.untimed_steps
         is_profiled = self.profiler is not None and self.profiler.step_num <= untimed
         return self.step - self._resumed_at > untimed and not is_profiled
@@ -288,7 +291,7 @@ class Trainer:
             self._check_losses()
 
     def _check_losses(self) -> None:
-        """Stop at a loss that is no number, before its gradient can do harm (on a GPU: soon after)."""
+        """Stop at a non-finite loss, on a CPU before its gradient is used, on a GPU soon after."""
         if not self._unchecked:
             return
         recent = torch.stack(self._losses[-self._unchecked :])

@@ -1,4 +1,4 @@
-"""Records: what the ranks measured since the previous row, gathered on rank 0 and written as rows."""
+"""The recorder: it gathers what the ranks have measured since the previous row and writes rows on rank 0."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ from compressors.layer import Layer
 
 PROGRESS_EVERY_S = 0.25
 
-# What is counted and known, by attributes' names.
+# The Recorder's attributes that a checkpoint saves as they are.
 _COUNTS = (
     "_steps", "_entries", "_staleness", "_wire_sent", "_wire_received", "_time_to_target_s", "_factor_fallbacks",
     "_factor_updates_skipped", "last_row",
@@ -51,19 +51,19 @@ _BESIDE_GRADIENTS: tuple[Purpose, ...] = ("control", "state", "activation")
 
 @dataclasses.dataclass(kw_only=True)
 class Snapshot:
-    """What one evaluation found on this rank.
+    """The results of one evaluation on this rank.
 
     Attributes:
-        epoch: epochs finished, with the fraction of the current one.
+        epoch: finished epochs, including the fraction of the current one.
         step: optimizer steps done.
         is_last: no step follows.
-        samples: that this rank used so far.
-        skipped_steps: that this rank dropped so far.
-        train_loss: this rank's mean loss since the previous row; None if it made no step since.
-        train_accuracy: over a fixed sample of what is trained on.
-        test_loss, test_accuracy: over the whole test set.
+        samples: samples that this rank has used so far.
+        skipped_steps: steps that this rank has skipped so far.
+        train_loss: this rank's mean loss since the previous row; None if it has made no step since.
+        train_accuracy: accuracy on a fixed sample of the training set.
+        test_loss, test_accuracy: loss and accuracy on the whole test set.
         train_time_s: time spent training so far.
-        times: steps timed since the previous row.
+        times: times of the steps since the previous row.
     """
 
     epoch: float
@@ -92,20 +92,20 @@ class _LayerCount:
 
     @classmethod
     def from_dict(cls, kept: dict[str, Any]) -> Self:
-        """The inverse of `dataclasses.asdict`."""
-        found: dict[str, Any] = {n: Running(**v) if isinstance(v, dict) else v for n, v in kept.items()}
-        return cls(**found)
+        """Return the counts of which `dataclasses.asdict` made this dict."""
+        fields: dict[str, Any] = {n: Running(**v) if isinstance(v, dict) else v for n, v in kept.items()}
+        return cls(**fields)
 
 
 class Recorder:
-    """Collects on every rank, writes on rank 0.
+    """Collect measurements on every rank and write them as rows on rank 0.
 
     Args:
-        config: of the run.
-        folder: of the run.
-        strategy: whose traffic and residuals are recorded.
-        started_at: when the process began, in seconds of `time.time`.
-        after: the step from which training goes on.
+        config: the run's configuration.
+        folder: the run's folder.
+        strategy: the strategy whose traffic and residuals are recorded.
+        started_at: start time of the process, in seconds of `time.time`.
+        after: the step from which training resumes; 0 in a new run.
     """
 
     def __init__(
@@ -144,7 +144,7 @@ class Recorder:
         self._reset()
 
     def state_dict(self) -> dict[str, Any]:
-        """What was counted since the previous row, and what the next one needs of those before."""
+        """Return the counts since the previous row, and what the next row needs of earlier ones."""
         return {
             "counts": {name: getattr(self, name) for name in _COUNTS},
             "layers": {layer_id: dataclasses.asdict(count) for layer_id, count in self._layer_counts.items()},
@@ -154,33 +154,34 @@ class Recorder:
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Go on from what `state_dict` gave in another process, as if that had sent here what it sent there."""
+        """Resume from another process's `state_dict`; what that process sent counts as sent by this one."""
         for name, value in state["counts"].items():
             setattr(self, name, value)
         self._layer_counts |= {layer_id: _LayerCount.from_dict(count) for layer_id, count in state["layers"].items()}
         saved = {purpose: Traffic(**sent) for purpose, sent in state["traffic"].items()}
         now = self.strategy.exchange.traffic
         self._traffic_before = {purpose: entry.since(saved.get(purpose, Traffic())) for purpose, entry in now.items()}
-        self._go_on_choosing()
+        self._replay_choices()
         self._started = time.time() - state["wall_time_s"]
         self._fixed["started_at"] = state["started_at"]
 
-    def _go_on_choosing(self) -> None:
-        """What was chosen after the checkpoint is chosen again, at the same steps."""
+    def _replay_choices(self) -> None:
+        """Repeat the choices that the stopped process made after the checkpoint, at the same steps."""
         exchange = self.strategy.exchange
         if isinstance(exchange, ChoosingHook):
             kept = read_choices(self._folder.choices) if self._folder.choices.exists() and self.is_writer else []
             choices = [Choice.from_dict(values) for values in gather_json([choice.to_dict() for choice in kept])[0]]
-            if self.is_writer:  # the last line may have been cut
+            if self.is_writer:  # the last line of the file may be incomplete
                 self._folder.choices.write_text("".join(map(_line, choices)), encoding="utf-8")
             exchange.follow(choices)
             self._choice = choices[-1] if choices else None
 
     @contextlib.contextmanager
     def measuring(self) -> Iterator[None]:
-        """Count what other programs and the virtual host's interface do inside the block; every rank must call.
+        """Count other programs' CPU use and the virtual host's traffic inside the block; every rank must call.
 
-        All ranks of virtual hosts enter and leave together: a backend returns before the kernel has sent everything.
+        On virtual hosts, barriers make all ranks enter and leave the block together, because a backend may return
+        before the kernel has sent everything.
         """
         if self._is_first_here:
             self._other_work.start()
@@ -200,7 +201,7 @@ class Recorder:
             self._other_work.stop()
 
     def count(self, outcome: StepReport) -> None:
-        """Add one step's exchange."""
+        """Add one step's report to the counts."""
         self._steps += 1
         if outcome.choice is not None and outcome.choice is not self._choice:
             self._note(outcome.choice)
@@ -225,7 +226,7 @@ class Recorder:
             self._entries += encoded.num_entries
 
     def _note(self, choice: Choice) -> None:
-        """Keep a new choice at once, so that a run that is stopped and goes on makes it again."""
+        """Write a new choice to the file at once, so that a resumed run can repeat it."""
         is_new = self._choice is None or choice.step > self._choice.step
         self._choice = choice
         if self.is_writer and is_new:
@@ -235,14 +236,14 @@ class Recorder:
     def progress(
         self, *, step: int, total_steps: int, epoch: float, samples: int, loss: Callable[[], float | None]
     ) -> None:
-        """Tell the launcher where training is, a few times per second at most (rank 0).
+        """Write a line of progress for the launcher, at most a few times per second (rank 0).
 
         Args:
             step: optimizer steps done.
-            total_steps: to do in all.
-            epoch: epochs finished, with the fraction of the current one.
-            samples: used so far, all ranks together.
-            loss: gives the newest one on this rank; on a GPU that takes a while.
+            total_steps: optimizer steps of the whole run.
+            epoch: finished epochs, including the fraction of the current one.
+            samples: samples that all ranks together have used so far.
+            loss: returns this rank's latest loss; slow on a GPU, which it waits for.
         """
         now = time.monotonic()
         if self._progress is None or (now - self._progress_written < PROGRESS_EVERY_S and step < total_steps):
@@ -266,19 +267,19 @@ class Recorder:
         self._recent_exposed = []
 
     def _waiting_share(self, steps: int, elapsed_s: float | None) -> float | None:
-        """Return the share of the last moments in which rank 0 waited; None where few readings say more than all."""
+        """Return the share of `elapsed_s` that rank 0 waited; None if unknown, or above 1 from too few readings."""
         if not elapsed_s or not self._recent_exposed:
             return None
         share = steps * statistics.fmean(self._recent_exposed) / elapsed_s
         return share if share <= 1.0 else None
 
     def still_here(self) -> None:
-        """Tell the launcher the same again, while an evaluation takes its time (rank 0)."""
+        """Repeat the last line of progress, so that the launcher sees a sign of life during an evaluation (rank 0)."""
         if self._last_progress and time.monotonic() - self._last_told >= PROGRESS_EVERY_S:
             self._write_progress(self._last_progress)
 
     def evaluation(self, snapshot: Snapshot) -> None:
-        """Gather from all ranks and append a row to each file; every rank must call."""
+        """Gather measurements from all ranks and append rows to the run's files; every rank must call."""
         everyone = self.strategy.members(gather_json(self._own_figures(snapshot), self.strategy.loop))
         target = self.config.target_accuracy
         if target is not None and self._time_to_target_s is None and snapshot.test_accuracy >= target:
@@ -306,12 +307,11 @@ class Recorder:
         self._traffic_before = {p: dataclasses.replace(t) for p, t in self.strategy.exchange.traffic.items()}
         self._wire_sent = self._wire_received = 0.0
         self._forwarder_use = ForwarderUse()
-        self._other_work = OtherWork(
-            1 if self.config.cluster else launcher_of_rank()
-        )  # 1: the hosts' own first process
+        # On virtual hosts, process 1 is the first process of the host's own process namespace.
+        self._other_work = OtherWork(1 if self.config.cluster else launcher_of_rank())
 
     def _sent(self) -> dict[Purpose, Traffic]:
-        """What this rank sent since the previous row."""
+        """Return what this rank has sent since the previous row."""
         return {p: t.since(self._traffic_before[p]) for p, t in self.strategy.exchange.traffic.items()}
 
     def _own_figures(self, snapshot: Snapshot) -> dict[str, Any]:
@@ -347,7 +347,7 @@ class Recorder:
         }
 
     def _joint_columns(self, everyone: list[dict[str, Any]], snapshot: Snapshot) -> dict[str, Any]:
-        steps = max(1, sum(figures["steps"] for figures in everyone))  # of all ranks
+        steps = max(1, sum(figures["steps"] for figures in everyone))  # sum over ranks
         speeds = [figures["steps_per_s"] for figures in everyone if figures["steps_per_s"] is not None]
         other_work = [share for figures in everyone if (share := figures["other_cpu_share"]) is not None]
         staleness = [versions for figures in everyone for versions in figures["staleness"]]
@@ -365,13 +365,13 @@ class Recorder:
             "skipped_steps": max(figures["skipped_steps"] for figures in everyone),
             "staleness_mean": mean([float(versions) for versions in staleness]),
             "staleness_max": max(staleness, default=None),
-            "factor_fallbacks": self._factor_fallbacks,  # as on every rank
+            "factor_fallbacks": self._factor_fallbacks,  # equal on all ranks
             "factor_updates_skipped": self._factor_updates_skipped,
             "peak_rss_bytes": max(figures["peak_rss_bytes"] for figures in everyone),
         }
 
     def _wire_columns(self, everyone: list[dict[str, Any]], steps: int) -> dict[str, Any]:
-        """What was sent; `steps` are those of all ranks together."""
+        """Return the columns of what was sent; `steps` is the sum of all ranks' steps."""
         world_size = len(everyone)
         gradient = [figures["traffic"]["gradient"] for figures in everyone]
         mean_bytes = sum(sent["nbytes"] for sent in gradient) / steps
@@ -426,7 +426,7 @@ class Recorder:
         }
 
     def _write_links(self, snapshot: Snapshot) -> None:
-        """A row for every pair of processes between which activations went."""
+        """Write a row for every pair of processes between which activations were sent."""
         rows = [
             {
                 "run_id": self._fixed["run_id"],
@@ -453,13 +453,15 @@ def _line(choice: Choice) -> str:
 
 
 def _sent_bytes(everyone: list[dict[str, Any]], purpose: Purpose) -> int:
-    """What all ranks together sent for one purpose."""
+    """Return the bytes that all ranks together have sent for one purpose."""
     return sum(figures["traffic"].get(purpose, {}).get("nbytes", 0) for figures in everyone)
 
 
 def mean_loss(everyone: Sequence[dict[str, Any]]) -> float | None:
-    """Over all batches: a rank that made more steps since the previous row had more of them."""
-    told = [(each["train_loss"], max(1, each["steps"])) for each in everyone if each["train_loss"] is not None]
-    most = max((steps for _, steps in told), default=1)
-    shares = [steps / most for _, steps in told]  # 1 where all made as many, which changes no digit
-    return sum(loss * share for (loss, _), share in zip(told, shares, strict=True)) / sum(shares) if told else None
+    """Return the mean loss over all ranks' batches, each rank weighted by its steps; None if no rank has a loss."""
+    losses = [(each["train_loss"], max(1, each["steps"])) for each in everyone if each["train_loss"] is not None]
+    most = max((steps for _, steps in losses), default=1)
+    weights = [steps / most for _, steps in losses]  # exactly 1 if all ranks made equally many steps
+    if not losses:
+        return None
+    return sum(loss * weight for (loss, _), weight in zip(losses, weights, strict=True)) / sum(weights)

@@ -1,6 +1,6 @@
 """One rank of a run: `python -m bench.train.worker RUN_FOLDER`, started by torchrun.
 
-Everything it needs stands in the run folder's `config.json`. If it fails, it leaves `errors/rank-N.json` there for
+It reads its configuration from the run folder's `config.json`. If it fails, it writes `errors/rank-N.json` there for
 the launcher.
 """
 
@@ -83,7 +83,7 @@ def _train(
     checkpointer: Checkpointer,
     restored: Restored | None,
 ) -> None:
-    """Run the training loop, from where it was; rank 0 then says how it ended."""
+    """Run the training loop, from the restored state if there is one; rank 0 then writes the result."""
     train, test = parts_of(config)
     strategy.begin()
     with _profiler(config, folder) as profiler:
@@ -110,23 +110,25 @@ def _train(
 
 
 def prepare(path: str) -> None:
-    """Load a run's data into the process that its ranks are forked from: they share one copy, as do runs alike in it.
+    """Load a run's data in the process from which the ranks are forked, so that all ranks share one copy.
+
+    The next run uses the same copy if its data is the same.
 
     Raises:
-        Exception: what a rank that loads them raises.
+        Exception: whatever a rank would raise while loading the data.
     """
     parts_of(RunConfig.from_json(RunFolder(Path(path)).config))
 
 
 def _state_of(restored: Restored, config: RunConfig, dataset: Dataset, train: Part) -> dict[str, Any]:
-    """This rank's state, also where there are other ranks now."""
+    """Return this rank's state, adapted if the number of ranks has changed."""
     if restored.waiting is None:
         return restored.states[0]
     return resized(restored.states, config, dist.get_rank(), restored.waiting, dataset, train)
 
 
 def parts_of(config: RunConfig) -> tuple[Part, Part]:
-    """(what is trained on, what is evaluated on): the test set, or a part held out of the training set."""
+    """Return the training samples, and those to evaluate on: the test set, or a part held out of the training set."""
     train, test = _load(
         config.filled["dataset"], config.data_dir, config.seed, train_size=config.train_size, test_size=config.test_size
     )
@@ -142,7 +144,7 @@ def _load(
 
 
 def _bind(config: RunConfig, model: torch.nn.Module, device: torch.device) -> BoundStrategy | Worker:
-    """The run's strategy at work on this rank; every rank must call."""
+    """Bind the run's strategy on this rank; every rank must call."""
     strategy = cast(Strategy, spec.build("strategies", config.filled["strategy"]))
     return strategy.bind(
         Setup(
@@ -157,7 +159,7 @@ def _bind(config: RunConfig, model: torch.nn.Module, device: torch.device) -> Bo
 
 
 def _close(strategy: BoundStrategy | Worker) -> None:
-    """Ranks leave together: a backend that is torn down while a peer still talks aborts that peer."""
+    """Close the strategy on all ranks together: a backend that closes while a peer still sends aborts that peer."""
     dist.barrier()
     strategy.close()
     dist.barrier()
@@ -179,11 +181,11 @@ def _result(recorder: Recorder) -> dict[str, Any]:
 
 def _check_same_configuration(config: RunConfig) -> None:
     if dist.get_world_size() != config.world_size:
-        raise RuntimeError(f"{config.world_size} ranks were asked for, {dist.get_world_size()} came")
+        raise RuntimeError(f"the run has {config.world_size} ranks, but {dist.get_world_size()} were started")
     if len(set(gather_json(config.digest))) > 1:
         raise Mismatch(
-            "the machines were given different options; give the same command on each, but for "
-            "--node-rank, with --threads and --device where their cores or GPUs differ"
+            "the machines were given different options; use the same command on each, except for --node-rank, and add "
+            "--threads and --device if their cores or GPUs differ"
         )
 
 
@@ -195,14 +197,14 @@ def _check_same_weights(model: torch.nn.Module) -> None:
 
 
 class Mismatch(BenchError):
-    """Ranks that should be alike are not."""
+    """Ranks differ in something that must be equal on all."""
 
     exit_code = 3
 
 
 @contextlib.contextmanager
 def _profiler(config: RunConfig, folder: RunFolder) -> Iterator[torch.profiler.profile | None]:
-    """Record `config.profile` steps after the untimed ones and write the trace when they are over."""
+    """Profile `config.profile` steps after the warm-up and then write the trace."""
     if not config.profile:
         yield None
         return

@@ -151,8 +151,8 @@ def test_a_checkpoint_is_there_once_all_have_written_and_a_full_disk_keeps_the_o
 def test_a_file_that_has_changed_is_refused_and_nothing_that_was_written_is_lost(tmp_path: Path) -> None:
     for answer in run_ranks(damaged, 2, tmp_path, args=(str(tmp_path / "run"),)):
         assert answer["refusal"].endswith(
-            "rank-1.state is damaged: its checksum is not the manifest's; put it back from a copy, or begin the "
-            "run anew"
+            "rank-1.state is damaged: its checksum is not the manifest's; put it back from a copy, or start the "
+            "run again"
         )
         assert (answer["steps"], answer["rows"]) == ([2, 1], "step\n2\n")
 
@@ -161,9 +161,9 @@ def test_a_manifest_that_finds_no_room_is_told_to_all_with_what_there_is_to_go_o
     path = tmp_path / "run"
     for first, later in run_ranks(without_room_for_the_manifest, 2, tmp_path, args=(str(path),)):
         told = "the checkpoint of step {} could not be written on rank 0 (No space left on device); "
-        assert first == f"{told.format(1)}there is none before: make room and begin the run anew"
+        assert first == f"{told.format(1)}there is no earlier one: make room and start the run again"
         assert later == (
-            f"{told.format(3)}the one of step 2 is kept: make room and go on with bench run --resume {path}"
+            f"{told.format(3)}the one of step 2 is kept: make room and resume with bench run --resume {path}"
         )
     assert [step.name for step in RunFolder(path).checkpoints.iterdir()] == ["step-000000002"]
 
@@ -172,7 +172,7 @@ def test_a_machine_that_begins_anew_beside_one_that_goes_on_is_no_riddle(tmp_pat
     for rank, answer in enumerate(run_ranks(machines, 2, tmp_path, args=(str(tmp_path / "run"),))):
         assert (answer["first"], answer["rows"]) == (None, "")  # nobody had a checkpoint
         assert answer["refusal"] == (
-            "rank 1 begins the run, and others go on from a checkpoint; give --resume on every machine, or begin anew "
-            "on every one"
+            "rank 1 starts the run, and others resume from a checkpoint; give --resume on every machine, or start "
+            "again on every one"
         )
         assert answer["after"] == "", rank
