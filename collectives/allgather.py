@@ -1,7 +1,7 @@
-"""All-gather: every rank sends its packed payload to every other one, and each adds what it got; takes every kind.
+"""All-gather: every rank sends its packed payload to all others, and each adds them. Supports all payloads.
 
-All messages are under way at once, so it costs one latency; its volume grows with the number of ranks. The sum is left
-as terms in rank order, own payload included as the others see it, so that all ranks add the same bits.
+All messages are sent at once, so it takes one latency, but its volume grows with the number of ranks. The result is a
+list of terms in rank order. The own payload is included as the other ranks see it, so that all ranks add the same bits.
 
 Bytes: (n-1) times the packed payload per rank.
 """
@@ -26,7 +26,7 @@ from collectives.transport.base import ReduceOp, Transport
 
 @dataclasses.dataclass(kw_only=True)
 class Allgather(Collective):
-    """Everybody's payload on every rank."""
+    """Send every rank's payload to all other ranks."""
 
     carries_wires: ClassVar[bool] = False
     leaves_terms: ClassVar[bool] = True
@@ -48,7 +48,7 @@ class Allgather(Collective):
     @override
     def rounds(self, world_size: int, rank: int, layout: Layout) -> list[Round]:
         round_ = Round()
-        for distance in range(1, world_size):  # each begins with another peer: no downlink is sent everything at once
+        for distance in range(1, world_size):  # each rank begins with a different peer, to spread the load
             to, source = (rank + distance) % world_size, (rank - distance) % world_size
             round_.send(to, Piece(0, layout.numel, frozenset([rank])))
             round_.receive(source, Piece(0, layout.numel, frozenset([source])), effect="collect")
@@ -69,7 +69,7 @@ class Allgather(Collective):
 
 
 class BoundAllgather(BoundCollective):
-    """An all-gather at work."""
+    """Run an all-gather among the ranks of a transport."""
 
     @override
     def sum_like(self, payload: Payload, layout: Layout, op: ReduceOp) -> Payload:
@@ -78,7 +78,7 @@ class BoundAllgather(BoundCollective):
     @override
     def start_like(self, payload: Payload, layout: Layout, op: ReduceOp) -> PendingSum:
         if op == "max":
-            raise PayloadError("allgather leaves a sum of terms, which has no maximum; use collective native or ring")
+            raise PayloadError("allgather cannot compute a maximum over ranks; use collective native or ring")
         pieces = PackedPieces(self.transport, payload, layout)
         (round_,) = self.rounds_of(layout)
         incoming = pieces.post(round_)
@@ -90,7 +90,12 @@ class BoundAllgather(BoundCollective):
         return PendingSum(wait=incoming.wait, finish=finish)
 
     def gather(self, payload: Payload, layout: Layout) -> list[Payload]:
-        """Every rank's payload, none of them longer than the layout, in rank order; every rank must call."""
+        """Return all ranks' payloads in rank order; every rank must call.
+
+        Args:
+            payload: this rank's payload, at most as long as the layout allows.
+            layout: the same on all ranks; bounds the length of the messages.
+        """
         pieces = PackedPieces(self.transport, payload, layout)
         pieces.run(self.rounds_of(layout))
         return pieces.terms((0, layout.numel, 0))

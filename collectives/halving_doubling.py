@@ -1,14 +1,15 @@
-"""Halving-doubling: partners swap halves, then quarters, ...; a ring's bytes in 2 log2(n) steps instead of 2(n-1).
+"""Halving-doubling: all-reduce between partners that swap halves, quarters, ..., in 2 log2(n) steps.
 
 Source: Thakur, Rabenseifner and Gropp, "Optimization of collective communication operations in MPICH" (2005), section
-4.5. The payload is cut into p chunks, p the largest power of two up to n. Ranks beyond p first add theirs to rank r-p
-and get the finished sum at the end. Then for d = p/2, p/4, ..., 1 rank r and rank r xor d split the chunks that they
-still share, each summing its half; for d = 1, 2, ..., p/2 they swap what they hold. So every chunk is summed as the
-same tree: S(r) = x_r + x_{r+p}, then S(r) <- S(r) + S(r xor d) for falling d.
+4.5. The payload is cut into p chunks, where p is the largest power of two up to n. Each rank r from p on first sends
+its payload to rank r-p, and gets the finished sum from it at the end. Then, for d = p/2, p/4, ..., 1, rank r and rank
+r xor d divide the chunks that they still share, and each sums its half; for d = 1, 2, ..., p/2 they swap the chunks
+that they hold. So every chunk is summed by the same tree: S(r) = x_r + x_{r+p}, then S(r) <- S(r) + S(r xor d) for
+falling d. It sends as many bytes as a ring, which needs 2 (n-1) steps.
 Differs: chunks are a balanced partition; payloads that are not dense are merged at each step.
 
-Bytes: dense, 2 (p-1)/p of the wire tensor where p divides it, once more on every rank that has a partner beyond p, and
-once on that partner.
+Bytes: dense, 2 (p-1)/p of the wire tensor if p divides it; once the wire tensor more on a rank r with a partner r+p,
+and only once the wire tensor on that partner.
 """
 
 from __future__ import annotations
@@ -27,18 +28,18 @@ from collectives.schedule.waves import Ints, Lengths, Wave, as_arrays, weights_o
 
 @dataclasses.dataclass(kw_only=True)
 class HalvingDoubling(Collective):
-    """Partners at halving distances."""
+    """Sum between partners whose distance in rank is halved at each step."""
 
     @override
     def rounds(self, world_size: int, rank: int, layout: Layout) -> list[Round]:
-        p = 1 << (world_size.bit_length() - 1)  # the largest power of two that does not exceed it
+        p = 1 << (world_size.bit_length() - 1)  # the largest power of two up to world_size
         everyone = frozenset(range(world_size))
         chunks = layout.chunks(p)
         whole = chunks[0][0], chunks[-1][1]
         finished = [Piece(*chunk, everyone) for chunk in chunks]
 
         def partial_sum(owner: int, half: slice, distance: int) -> Piece:
-            """What a rank has summed of some chunks before it halves at this distance."""
+            """Return the sum of some chunks that `owner` holds before it halves at this distance."""
             ranks = frozenset(range(owner % (2 * distance), world_size, 2 * distance))
             return Piece(chunks[half][0][0], chunks[half][-1][1], ranks)
 
@@ -94,6 +95,6 @@ class HalvingDoubling(Collective):
 
 
 def _half(rank: int, distance: int) -> slice:
-    """The chunks that a rank keeps when it halves with rank xor distance."""
+    """Return the chunks that a rank keeps when it halves with rank xor distance."""
     first = rank // distance * distance
     return slice(first, first + distance)

@@ -1,4 +1,13 @@
-"""Hierarchical: sum within groups, then among their leaders, then spread within groups; two collectives of your choice."""
+"""Hierarchical: sum within groups of ranks, then among group leaders, then broadcast within the groups.
+
+Source: the two-level scheme of Cho et al., "BlueConnect" (2019), and of the hierarchical all-reduce of NCCL and
+Horovod, with whole payloads. Ranks 0..group_size-1 form the first group, and so on (the last group may be smaller), so
+groups match machines if each machine holds consecutive ranks. The first rank of a group is its leader. Only leaders
+send messages between groups. The collectives within groups and among leaders are options.
+
+Bytes: what `intra` sends within the group, what `inter` sends among leaders, and the packed total down a binomial tree
+within the group.
+"""
 
 from __future__ import annotations
 
@@ -26,7 +35,7 @@ from collectives.transport.base import ReduceOp, Transport
 
 
 def repeated(wave: Wave, firsts: Ints) -> Wave:
-    """The wave of one group as that of several, whose first ranks these are."""
+    """Return the wave of one group repeated for several groups, given the first rank of each."""
     sources, targets, nbytes = wave.messages()
     merged = np.tile(np.broadcast_to(wave.merged, nbytes.shape), len(firsts))
     sources, targets = ((firsts[:, None] + ranks).ravel() for ranks in (sources, targets))
@@ -34,7 +43,7 @@ def repeated(wave: Wave, firsts: Ints) -> Wave:
 
 
 def together(waves: Iterable[Wave | None]) -> Wave:
-    """Waves of different ranks as one."""
+    """Return the waves of different ranks as one wave."""
     there = [wave for wave in waves if wave is not None]
     sources, targets, nbytes = (np.concatenate(parts) for parts in zip(*(w.messages() for w in there), strict=True))
     return Wave(
@@ -43,7 +52,10 @@ def together(waves: Iterable[Wave | None]) -> Wave:
 
 
 def spread(groups: Sequence[range], nbytes: int) -> Iterator[Wave]:
-    """A message from every group's first rank to its others, down a binomial tree; the first group is the largest."""
+    """Yield the waves of a broadcast of `nbytes` within each group, down a binomial tree from its first rank.
+
+    The first group must be the largest.
+    """
     size = len(groups[0])
     places = np.arange(1, size)
     parents = np.array([messages.binomial_links(place, size)[0] for place in places.tolist()], dtype=np.int64)
@@ -58,24 +70,16 @@ def spread(groups: Sequence[range], nbytes: int) -> Iterator[Wave]:
 
 @dataclasses.dataclass(kw_only=True)
 class Hierarchical(Collective):
-    """Hierarchical: sum within groups, then among their leaders, then spread within groups; two collectives of your choice.
-
-    Source: the two-level scheme of Cho et al., "BlueConnect" (2019) and of NCCL's and Horovod's hierarchical all-reduce,
-    with whole payloads. Ranks 0..group_size-1 form the first group and so on (the last may be smaller), so groups match
-    machines where each machine holds consecutive ranks; the first rank of a group leads it. Only leaders' traffic crosses
-    between groups.
-
-    Bytes: what `intra` sends in the group, what `inter` sends among leaders, and the packed total down a binomial tree
-    within the group.
-
-    Groups and their leaders.
+    """Sum within groups of ranks, then among group leaders, with one collective for each.
 
     Attributes:
         within: the collective within a group.
         between: the collective among leaders.
     """
 
-    group_size: Annotated[Count, Doc("ranks per group; consecutive ranks, so best the ranks per machine")] = 2
+    group_size: Annotated[
+        Count, Doc("ranks per group; groups are consecutive ranks, so use the number of ranks per machine")
+    ] = 2
     intra: Annotated[str, Doc("collective within a group")] = "ring"
     inter: Annotated[str, Doc("collective among the groups' leaders")] = "ring"
 
@@ -89,7 +93,7 @@ class Hierarchical(Collective):
             part = options.build("collectives", Collective, name)
         except OptionError as error:
             raise OptionError(
-                f"hierarchical: {role}={name} is not possible: {error} (it is made of built-in ones)"
+                f"hierarchical: {role}={name} is not possible: {error} (only built-in collectives can be used here)"
             ) from None
         if isinstance(part, Hierarchical):
             raise OptionError(f"hierarchical: {role}={name} is not possible: it is made of other collectives")
@@ -127,12 +131,12 @@ class Hierarchical(Collective):
         return None
 
     def groups(self, world_size: int) -> list[range]:
-        """The ranks of each group."""
+        """Return the ranks of each group."""
         size = self.group_size
         return [range(first, min(first + size, world_size)) for first in range(0, world_size, size)]
 
     def keeps_kinds(self, layout: Layout) -> bool:
-        """Whether a group's total is of the kinds that its members add up to; else it is decoded before it goes on."""
+        """Tell whether a group's total keeps its payload kinds; otherwise it is decoded before leaders exchange it."""
         return all(map(self._keeps, layout.leaves))
 
     @property
@@ -142,7 +146,7 @@ class Hierarchical(Collective):
 
     @property
     def gathers(self) -> bool:
-        """Whether payloads that cannot be added reach every rank as they are."""
+        """Tell whether payloads that cannot be added reach every rank unchanged."""
         return self.within.leaves_terms and isinstance(self.between, Allgather)
 
     @override
@@ -197,7 +201,7 @@ class Hierarchical(Collective):
         return itertools.chain(inner, (wave.renumbered(leaders) for wave in outer), spread(groups, int(whole[0])))
 
     def _within_groups(self, groups: Sequence[range], layout: Layout, lengths: Lengths) -> Iterable[Wave] | None:
-        """Groups of one size do the same at the same time; the last may be smaller."""
+        """Return the waves of all groups at the same time; the last group may be smaller than the others."""
         by_size: list[Iterable[Wave]] = []
         for size in {len(group) for group in groups} - {1}:
             waves = self.within.waves(size, layout, lengths)
@@ -230,7 +234,7 @@ class Hierarchical(Collective):
 
 
 class BoundHierarchical(BoundCollective):
-    """A group with its leader, and the leaders among each other."""
+    """Run the collective within this rank's group and, on a leader, the collective among leaders."""
 
     options: Hierarchical
 
@@ -249,7 +253,7 @@ class BoundHierarchical(BoundCollective):
         if len(self._groups) == 1:
             return total
         if self.options.keeps_kinds(layout):
-            keep_lost = payload.keep_lost if self._inter is not None else None  # only what the leader adds goes on
+            keep_lost = payload.keep_lost if self._inter is not None else None  # only the leader's total is used
             total = _merged(total, keep_lost)
             total.keep_lost = keep_lost
             return self._among_groups(total, layout, op)
@@ -264,9 +268,11 @@ class BoundHierarchical(BoundCollective):
             self._inter.close()
 
     def _among_groups(self, total: Payload, layout: Layout, op: ReduceOp) -> Payload:
-        """A group's total -> the total of all groups, by way of its leader."""
+        """Return the total of all groups, given this group's total: leaders exchange it and broadcast the result."""
         if self._inter is not None:
-            keep_lost = total.keep_lost if self.transport.rank == 0 else None  # of leaders that add the same, one
+            keep_lost = (
+                total.keep_lost if self.transport.rank == 0 else None
+            )  # one of the leaders, which all add the same
             total = _merged(self._inter.sum_like(total, layout, op), keep_lost)
         if layout.itemsize is not None:
             wire = total.wire
@@ -276,7 +282,7 @@ class BoundHierarchical(BoundCollective):
         return unpack(messages.broadcast_bytes(self._group, packed, source=0))
 
     def _gathered(self, total: Payload, layout: Layout) -> Payload:
-        """Payloads that cannot be added: leaders exchange those of their groups unopened, as members of bundles."""
+        """Return payloads that cannot be added as terms; leaders exchange those of their groups in bundles."""
         packed = None
         if isinstance(self._inter, BoundAllgather):
             own = Bundle(total.terms if isinstance(total, UnreducedSum) else [total])
@@ -292,12 +298,12 @@ class BoundHierarchical(BoundCollective):
 
 
 def _merged(total: Payload, keep_lost: KeepLost | None) -> Payload:
-    """One payload that can travel on."""
+    """Return the total as one payload, with terms added."""
     return total.merged(keep_lost) if isinstance(total, UnreducedSum) else total
 
 
 def _results(rounds: Iterable[Round], world_size: int, layout: Layout) -> list[Stretch]:
-    """The stretches in which leaders hand a total on: a wire tensor whole, payloads as they were merged."""
+    """Return the stretches in which leaders broadcast a total: a wire tensor whole, payloads as they were merged."""
     if layout.itemsize is not None:
         return layout.chunks(1)
     pieces = [piece for round_ in rounds for message in (*round_.sends, *round_.receives) for piece in message.pieces]
@@ -306,7 +312,7 @@ def _results(rounds: Iterable[Round], world_size: int, layout: Layout) -> list[S
 
 
 def _spreading(group: range, rank: int, pieces: Sequence[Piece], itemsize: int | None) -> list[Round]:
-    """From the group's leader down a binomial tree."""
+    """Return the rounds that broadcast pieces from the group's leader down a binomial tree."""
     down, on = Round(itemsize), Round(itemsize)
     parent, children = messages.binomial_links(rank - group.start, len(group))
     if parent is not None:
@@ -317,7 +323,13 @@ def _spreading(group: range, rank: int, pieces: Sequence[Piece], itemsize: int |
 
 
 def _renumbered(round_: Round, ranks: Sequence[int], terms: Sequence[Iterable[int]]) -> Round:
-    """A round of some ranks as one of all: what rank i among them is called, and whose contributions it stands for."""
+    """Translate a round among some ranks into the numbers of all ranks.
+
+    Args:
+        round_: the round.
+        ranks: the number of each rank among all ranks.
+        terms: the ranks whose contributions each of them holds.
+    """
 
     def piece_of_all(piece: Piece) -> Piece:
         return piece._replace(terms=frozenset().union(*(terms[term] for term in piece.terms)))
@@ -326,7 +338,7 @@ def _renumbered(round_: Round, ranks: Sequence[int], terms: Sequence[Iterable[in
 
 
 def _taken_apart(round_: Round) -> Round:
-    """A round of payloads that were not merged: every rank's contribution is a piece of its own."""
+    """Return a round in which every rank's contribution is a separate piece, because payloads are not merged."""
     return _changed(
         round_, lambda peer: peer, lambda piece: [piece._replace(terms=frozenset([t])) for t in sorted(piece.terms)]
     )

@@ -1,8 +1,8 @@
-"""Native: the backend's own all-reduce of the dense tensor. What DDP does without any of this; the baseline.
+"""Native: the backend's own all-reduce of the dense tensor, as DDP uses it by default; the baseline.
 
-The order of additions is the backend's, and so is its rounding: 16-bit sums are rounded at every hop inside it.
+The backend determines the order of additions and the rounding: 16-bit sums are rounded at every hop.
 
-Bytes: 2 (n-1)/n of the wire tensor per rank, by the formula of a ring, because the backend hides its wire.
+Bytes: 2 (n-1)/n of the wire tensor per rank, by the formula of a ring, because the backend does not report its bytes.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from collectives.transport.base import Done, ReduceOp, Transport
 
 @dataclasses.dataclass(kw_only=True)
 class Native(Collective):
-    """The backend's all-reduce."""
+    """Sum with the backend's all-reduce."""
 
     @override
     def bind(self, transport: Transport, downlink: Downlink | None = None) -> BoundCollective:
@@ -42,11 +42,11 @@ class Native(Collective):
 
     @override
     def rounds(self, world_size: int, rank: int, layout: Layout) -> None:
-        """The backend hides them."""
+        """Return None, because the backend does not show its messages."""
 
     @override
     def waves(self, world_size: int, layout: Layout, lengths: Lengths, weights: Ints | None = None) -> Iterator[Wave]:
-        """A ring's, by whose formula its bytes are counted too."""
+        """Return the waves of a ring, whose formula also counts the bytes."""
         return Ring().waves(world_size, layout, lengths, weights)
 
     @override
@@ -57,7 +57,7 @@ class Native(Collective):
 
 
 class BoundNative(BoundCollective):
-    """The backend's all-reduce among the ranks of a transport."""
+    """Run the backend's all-reduce among the ranks of a transport."""
 
     @override
     def sum_like(self, payload: Payload, layout: Layout, op: ReduceOp) -> Payload:
@@ -74,7 +74,7 @@ class BoundNative(BoundCollective):
             pending.wait()
             if wire.dtype in (torch.float16, torch.bfloat16):
                 limit = torch.finfo(wire.dtype).max
-                wire.clamp_(-limit, limit)  # the backend overflows where the other collectives saturate
+                wire.clamp_(-limit, limit)  # the backend overflows, while other collectives saturate
             return payload.with_wire(wire)
 
         return PendingSum(wait=pending.wait, finish=finish)

@@ -1,9 +1,9 @@
-"""Options: the dataclass fields of a component, validated where they are declared.
+"""Options of components: dataclass fields with types and ranges, and the specs (``name:key=value``) that set them.
 
 Every component of the project (compressor, collective, model, data set, optimizer) is a keyword-only dataclass whose
 fields are its options, written ``ratio: Annotated[float, Gt(0), Le(1), Doc("kept entries / entries")] = 0.01``. The
-same check therefore serves the command line (where every value arrives as a string) and library use
-(``GroupTopK(ratio=0.01)``). This module is the floor of the house and imports no torch.
+same validation applies on the command line (where every value is a string) and in library use
+(``GroupTopK(ratio=0.01)``). This module does not import torch.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ import pydantic
 from annotated_types import Ge, Gt, Le
 from typing_extensions import Doc
 
-MOST = 10**9
+MOST = 10**9  # largest count that an option accepts
 Count = Annotated[int, Ge(1), Le(MOST)]
 CountOrZero = Annotated[int, Ge(0), Le(MOST)]
 Positive = Annotated[float, Gt(0), Le(1e12)]
@@ -34,7 +34,7 @@ class OptionError(ValueError):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class OptionInfo:
-    """What a user may know of one option: its name, type, default, permitted range and meaning, all as text."""
+    """The name, type, default, permitted range and meaning of an option, as texts for the user."""
 
     name: str
     type: str
@@ -45,7 +45,7 @@ class OptionInfo:
 
 @dataclasses.dataclass(kw_only=True, eq=False)
 class Options:
-    """Base of every component: checks its own fields on construction and can describe them.
+    """Base class of every component: validates its fields on construction, and describes them.
 
     Raises:
         OptionError: a value does not fit its declared type or range, e.g. "topk: ratio=2 is not possible: Input should
@@ -55,7 +55,7 @@ class Options:
     component_name: ClassVar[str] = ""
 
     def __init_subclass__(cls, *, name: str | None = None, **kwargs: Any) -> None:
-        """Name the component as users write it: by `name`, or by its file."""
+        """Set the name that users write: `name`, or else the name of the file."""
         super().__init_subclass__(**kwargs)
         cls.component_name = name or cls.__module__.rpartition(".")[2]
 
@@ -71,10 +71,10 @@ class Options:
 
     @classmethod
     def from_text(cls, values: Mapping[str, str]) -> Self:
-        """Build the component from option texts, as they come from ``name:key=value,key=value``.
+        """Build the component from option texts, as in ``name:key=value,key=value``.
 
         Raises:
-            OptionError: unknown option (with the nearest known one) or a value that does not fit.
+            OptionError: an option is unknown (the message names the nearest one), or a value is out of range.
         """
         known = list(adapters_of(cls))
         for name in values:
@@ -88,12 +88,12 @@ class Options:
 
     @classmethod
     def option_names(cls) -> list[str]:
-        """Names of the options, in declaration order."""
+        """Return the names of the options, in declaration order."""
         return list(adapters_of(cls))
 
     @classmethod
     def describe_options(cls) -> list[OptionInfo]:
-        """One entry per option, for ``bench list KIND --long`` and the docs."""
+        """Describe each option, for ``bench list KIND --long`` and the docs."""
         hints = hints_of(cls)
         return [
             OptionInfo(
@@ -107,10 +107,10 @@ class Options:
         ]
 
     def option_texts(self, *, only_changed: bool = False) -> dict[str, str]:
-        """The options as texts that ``from_text`` reads back, sorted by name.
+        """Return the options as texts that ``from_text`` accepts, sorted by name.
 
         Args:
-            only_changed: leave out the options that still have their default.
+            only_changed: leave out options that have their default value.
         """
         defaults = {field.name: value_text(_default(field)) for field in _option_fields(type(self))}
         texts = {name: value_text(getattr(self, name)) for name in sorted(defaults)}
@@ -118,13 +118,13 @@ class Options:
 
 
 def did_you_mean(name: str, known: Iterable[str]) -> str:
-    """``" (did you mean 'topk'?)"``, or an empty text when nothing is near."""
+    """Return a hint such as ``" (did you mean 'topk'?)"``, or an empty string if no known name is similar."""
     near = difflib.get_close_matches(name, list(known), n=1, cutoff=0.5)
     return f" (did you mean '{near[0]}'?)" if near else ""
 
 
 def value_text(value: Any) -> str:
-    """An option's value as the command line writes it: ``true``, ``0.01``, ``norm+bias``, ``none``."""
+    """Return an option's value as written on the command line: ``true``, ``0.01``, ``norm+bias``, ``none``."""
     if value is None:
         return "none"
     if isinstance(value, bool):
@@ -138,16 +138,16 @@ def value_text(value: Any) -> str:
 
 
 _FINITE = pydantic.ConfigDict(allow_inf_nan=False)
-_ADAPTERS: dict[type, dict[str, pydantic.TypeAdapter[Any]]] = {}  # built once per class: they are slow to make
+_ADAPTERS: dict[type, dict[str, pydantic.TypeAdapter[Any]]] = {}  # built once per class, because it is slow
 
 
 def hints_of(cls: type) -> dict[str, Any]:
-    """The type of every field with its annotations, by name."""
+    """Return the type of every field with its annotations, by name."""
     return typing.get_type_hints(cls, include_extras=True)
 
 
 def adapters_of(cls: type) -> dict[str, pydantic.TypeAdapter[Any]]:
-    """What checks each field of a dataclass against its type and range, by name; infinities and NaN never fit."""
+    """Return a validator per field of a dataclass, by name, for its type and range; infinity and NaN are invalid."""
     if cls not in _ADAPTERS:
         hints = hints_of(cls)
         _ADAPTERS[cls] = {f.name: pydantic.TypeAdapter(hints[f.name], config=_FINITE) for f in _option_fields(cls)}
@@ -165,7 +165,7 @@ def _default(field: dataclasses.Field[Any]) -> Any:
 
 
 def split_hint(hint: Any) -> tuple[Any, tuple[Any, ...]]:
-    """(the bare type, its annotations)."""
+    """Return the bare type and its annotations."""
     if typing.get_origin(hint) is typing.Annotated:
         bare, *notes = typing.get_args(hint)
         return bare, tuple(notes)
@@ -173,7 +173,7 @@ def split_hint(hint: Any) -> tuple[Any, tuple[Any, ...]]:
 
 
 def _split_list(value: Any, hint: Any) -> Any:
-    """``norm+bias`` -> ["norm", "bias"], ``none`` -> [] where the option is a list and None where it may be."""
+    """Convert ``norm+bias`` to a list if the option is one, and ``none`` to None or to an empty list."""
     if not isinstance(value, str):
         return value
     bare, _ = split_hint(hint)
@@ -186,7 +186,7 @@ def _split_list(value: Any, hint: Any) -> Any:
 
 
 def _chosen(text: str, hint: Any) -> Any:
-    """The choice that a text writes, where an option has choices that are not texts (bits=4); else the text."""
+    """Return the choice that a text stands for, which need not be a string (bits=4); otherwise the text itself."""
     bare, _ = split_hint(hint)
     choices = typing.get_args(bare) if typing.get_origin(bare) is typing.Literal else ()
     return next((choice for choice in choices if value_text(choice) == text), text)
@@ -205,7 +205,7 @@ def _type_text(hint: Any) -> str:
 
 
 def range_text(hint: Any) -> str:
-    """The interval in mathematical notation, e.g. ``(0, 1]``; empty when there is none."""
+    """Return the permitted interval in mathematical notation, e.g. ``(0, 1]``; empty if there is none."""
     _, notes = split_hint(hint)
     low, high = "(-inf", "inf)"
     for note in notes:
@@ -222,13 +222,13 @@ def range_text(hint: Any) -> str:
 
 
 def _bound_text(bound: Any) -> str:
-    """Powers of ten above a million as ``1e9``, whose zeros nobody counts."""
+    """Return the bound as text; write powers of ten above a million as ``1e9``."""
     short = f"{bound:.0e}".replace("e+0", "e").replace("e+", "e")
     return short if bound > 1e6 and float(short) == bound else value_text(bound)
 
 
 def meaning(hint: Any) -> str:
-    """What `Doc` says of an option."""
+    """Return the text of an option's `Doc` annotation."""
     _, notes = split_hint(hint)
     return next((note.documentation for note in notes if isinstance(note, Doc)), "")
 
@@ -238,11 +238,11 @@ T = TypeVar("T", bound=Options)
 
 @dataclasses.dataclass(frozen=True)
 class Spec:
-    """A component's name and the option texts given for it.
+    """A component's name and its options as written by the user.
 
     Attributes:
-        name: the component, e.g. ``topk``.
-        options: the options as they were written, e.g. ``{"ratio": "0.001"}``.
+        name: the component's name, e.g. ``topk``.
+        options: the option texts, e.g. ``{"ratio": "0.001"}``.
     """
 
     name: str
@@ -250,10 +250,10 @@ class Spec:
 
     @classmethod
     def parse(cls, text: str) -> Self:
-        """Read ``topk:ratio=0.001,value_dtype=fp32``.
+        """Parse a text such as ``topk:ratio=0.001,value_dtype=fp32``.
 
         Raises:
-            OptionError: the text is not of that form.
+            OptionError: the text does not have that form.
         """
         name, colon, rest = text.strip().partition(":")
         options: dict[str, str] = {}
@@ -274,15 +274,16 @@ class Spec:
 
 
 def build(package: str, base: type[T], text: str) -> T:
-    """The component that a spec text names, its options validated.
+    """Return the component that a spec describes, with validated options.
 
     Args:
-        package: where components lie, e.g. ``collectives``.
-        base: what they derive from, e.g. `Collective`.
+        package: the package that contains the components, e.g. ``collectives``.
+        base: the base class of the components, e.g. `Collective`.
         text: the spec, e.g. ``server:placement=sharded``.
 
     Raises:
-        OptionError: unknown component or option, or a value out of range; the message names the nearest one.
+        OptionError: the component or an option is unknown (the message names the nearest one), or a value is out of
+            range.
     """
     spec = Spec.parse(text)
     component = _component(package, base, spec.name)
@@ -293,7 +294,7 @@ def build(package: str, base: type[T], text: str) -> T:
 
 
 def component_names(package: str, base: type[Options]) -> list[str]:
-    """All components of a package, sorted; imports every one."""
+    """Return the names of all components of a package, sorted; imports all of them."""
     return [name for name in _modules(package) if _component(package, base, name)]
 
 
@@ -302,7 +303,7 @@ def _modules(package: str) -> list[str]:
 
 
 def _component(package: str, base: type[T], name: str) -> type[T] | None:
-    """The class that is named after its file; None where there is no such file, or it holds something else."""
+    """Return the class that is named after its file, or None if there is no such file or class."""
     if name not in _modules(package):
         return None
     module = importlib.import_module(f"{package}.{name}")

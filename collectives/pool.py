@@ -1,15 +1,16 @@
-"""Pool: all-reduce through memory that every rank maps: on one machine, or around one CXL memory pool.
+"""Pool: all-reduce through memory that all ranks map, on one machine or in a CXL memory pool.
 
-Source: the pool collectives of CCCL (arXiv:2602.22457), in a form that needs no coherence: every line has a single
-writer, no atomic read-modify-write, no locks. Each rank copies what it has into its slot and announces it in its line;
-when all have, each adds its own chunk over all slots in rank order and announces that; then everybody copies the
-result. Two sets of slots alternate, so that a rank fills one while others still read the other. What cannot be added
-element by element is copied to every rank instead and left as terms in rank order. What is longer than a slot goes in
-pieces. A gradient that lies in the pool (`BoundPool.buffer`) is its own slot, and no copy of it is made.
-Differs: this measures shared memory, not CXL; a DAX device is used in the same way and brings its own latency.
+Source: the pool collectives of CCCL (arXiv:2602.22457), in a form that does not need cache coherence: every cache line
+has a single writer, and there are no locks and no atomic read-modify-write operations. Each rank copies its payload
+into its slot and announces that in its line. When all have done so, each rank adds its own chunk over all slots in rank
+order and announces that; then every rank copies the result. Two sets of slots alternate, so that a rank can fill one
+while others still read the other. Payloads that are not element-wise are copied to every rank, and come back as terms
+in rank order. Payloads longer than a slot are transferred in pieces. A gradient that lies in the pool
+(`BoundPool.buffer`) serves as its own slot and is not copied.
+Differs: measures shared memory, not CXL; a DAX device is used in the same way and has its own latency.
 
-Bytes: written to the pool, the payload once per rank: its slot without its own chunk, and its own chunk of the result.
-Of a buffer: the whole of it, which the gradient's making wrote, its own chunk of the result, and the total.
+Bytes: written to the pool, once the payload per rank: its slot without its own chunk, and its own chunk of the result.
+For a gradient in the pool: the whole gradient, its own chunk of the result, and the total.
 """
 
 from __future__ import annotations
@@ -36,19 +37,19 @@ from collectives.transport.pool_rounds import PoolMemory, PoolRounds, region_nby
 
 @dataclass(kw_only=True)
 class Pool(Collective):
-    """Memory that all ranks map."""
+    """Sum through memory that all ranks map."""
 
     path: Annotated[
         tuple[str, ...],
-        Doc("folder for the region's file, a new file's name, or a DAX device; one for each region or all"),
+        Doc("folder for the region's file, a new file's name, or a DAX device; one for all regions or one for each"),
     ] = ("/dev/shm",)
-    regions: Annotated[int, Ge(1), Le(1024), Doc("regions over which the slots are dealt out in turn")] = 1
+    regions: Annotated[int, Ge(1), Le(1024), Doc("number of memory regions, among which the slots are distributed")] = 1
     slot_bytes: Annotated[
-        int, Ge(1), Le(2**40), Doc("bytes that a rank hands out at a time; the regions hold 2 (n+1) of them")
+        int, Ge(1), Le(2**40), Doc("bytes that a rank shares at a time; the regions hold 2 (n+1) slots")
     ] = 4_194_304
     coherent: Annotated[
         bool | None,
-        Doc("caches of all ranks see each other's stores; false flushes lines; none: true, but a DAX device must say"),
+        Doc("whether caches are coherent; false flushes cache lines; none: true, but required for a DAX device"),
     ] = None
 
     leaves_terms: ClassVar[bool] = True
@@ -73,7 +74,7 @@ class Pool(Collective):
 
     @override
     def rounds(self, world_size: int, rank: int, layout: Layout) -> None:
-        """Nothing is sent: memory is shared."""
+        """Return None, because nothing is sent: memory is shared."""
 
     @override
     def expected_bytes(
@@ -83,34 +84,35 @@ class Pool(Collective):
 
 
 class BoundPool(BoundCollective):
-    """Regions that are made and mapped.
+    """Create and map the memory regions, and sum through them.
 
     Raises:
-        OptionError: no room, no such path, or memory that is not coherent and no way to flush it.
+        OptionError: there is not enough memory, the path does not exist, or memory is not coherent and cache lines
+            cannot be flushed.
     """
 
     options: Pool
 
     def __init__(self, options: Pool, transport: Transport) -> None:
         super().__init__(options, transport)
-        self._rounds_of_buffers: dict[int, PoolRounds] = {}  # by their addresses
+        self._rounds_of_buffers: dict[int, PoolRounds] = {}  # by the address of the buffer
         self._pool_rounds: PoolRounds | None = None
         if transport.world_size > 1:
             self._pool_rounds = self._map(rounded_up(options.slot_bytes, PAGE), 2, "a smaller slot_bytes")
 
     def buffer(self, numel: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
-        """Return zeros that lie in the pool, this rank's own; every rank must call, and with the same.
+        """Return a tensor of zeros in the pool, this rank's own; every rank must call with the same arguments.
 
-        A sum of just this tensor publishes no copy: the ranks read all buffers where they are. Every rank must then sum
-        its own. The total takes the place of what the buffer held, and from then on the buffer may be overwritten. It
-        is valid until `close`.
+        A sum of exactly this tensor makes no copy, because the ranks read all buffers in place; every rank must then
+        pass its own buffer. The sum replaces the contents of the buffer, which may then be overwritten. The buffer is
+        valid until `close`.
 
         Args:
             numel: number of elements.
-            dtype: their type.
+            dtype: dtype of the elements.
 
         Raises:
-            OptionError: there is no room.
+            OptionError: there is not enough memory.
         """
         nbytes = numel * dtype.itemsize
         if self._pool_rounds is None or not numel:
@@ -134,12 +136,12 @@ class BoundPool(BoundCollective):
 
     @override
     def close(self) -> None:
-        """The regions' names were removed as soon as all ranks had them."""
+        """Release the mapped regions; their names were already removed when all ranks had mapped them."""
         self._pool_rounds = None
         self._rounds_of_buffers.clear()
 
     def _map(self, slot_bytes: int, num_sets: int, smaller: str) -> PoolRounds:
-        """Regions for so many sets of slots."""
+        """Map regions for `num_sets` sets of slots; every rank must call."""
         transport, options = self.transport, self.options
         n, num_regions = transport.world_size, options.regions
         nbytes = region_nbytes(n, slot_bytes, num_sets, num_regions)

@@ -1,14 +1,14 @@
-"""Ring: reduce-scatter, then all-gather, between neighbours; 2(n-1)/n of a dense payload per rank, whatever n is.
+"""Ring: all-reduce between neighbours on a ring, by reduce-scatter and all-gather, in 2 (n-1) steps.
 
 Source: Patarasu and Yuan, "Bandwidth optimal all-reduce algorithms for clusters of workstations" (2009). The payload is
 cut into n chunks. At step s of the reduce-scatter rank r sends chunk r-s to rank r+1 and adds what comes to its chunk
 r-s-1 (indices modulo n); at step s of the all-gather it passes on chunk r+1-s and replaces chunk r-s. So chunk c is
 summed as ((x_c + x_{c+1}) + x_{c+2}) + ... + x_{c+n-1} and is complete on rank c-1.
 Differs: chunks are a balanced partition (no padding to a multiple of n); payloads that are not dense travel as chunks
-that are merged at each hop, their union growing as it goes, and finished chunks are passed on unopened.
+that are merged at each hop, so their union grows, and finished chunks are passed on without being unpacked.
 
-Bytes: dense, 2(n-1) messages per rank; every chunk but two is sent twice and those once: 2 (n-1)/n of the wire tensor
-where n divides it. Merged kinds: what the unions need, headers included.
+Bytes: dense, 2 (n-1)/n of the wire tensor if n divides it, in 2 (n-1) messages per rank: every chunk is sent twice,
+except two that are sent once. Payloads that are merged: the packed unions with their headers.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from collectives.schedule.waves import Ints, Lengths, Wave, as_arrays, weights_o
 
 @dataclasses.dataclass(kw_only=True)
 class Ring(Collective):
-    """Neighbours on a ring."""
+    """Sum between neighbours on a ring."""
 
     @override
     def rounds(self, world_size: int, rank: int, layout: Layout) -> list[Round]:
@@ -35,7 +35,7 @@ class Ring(Collective):
         chunks = layout.chunks(n)
 
         def partial_sum(chunk: int, num_terms: int) -> Piece:
-            """A chunk that started on the rank of its own number and has passed this many."""
+            """Return a chunk with the contributions of `num_terms` ranks, from the rank of its own number on."""
             ranks = frozenset((chunk + hop) % n for hop in range(min(num_terms, n)))
             return Piece(*chunks[chunk % n], ranks)
 

@@ -1,7 +1,7 @@
-"""The serial reference: what a collective must yield, computed by one process from the payloads of all ranks.
+"""Serial reference: the result that a collective must return, computed in one process from all ranks' payloads.
 
-Each order of additions is written here as the collective's own module documents it and as plainly as it can be, and
-shares no code with the rounds of the collectives, so that one can be held against the other bit for bit.
+Each order of additions is implemented as the collective's module documents it. It shares no code with the rounds of the
+collectives, so that both can be compared bit for bit.
 """
 
 from __future__ import annotations
@@ -24,32 +24,31 @@ from collectives.payloads.sparse import IndexedValues
 from collectives.schedule.layout import leaves
 from collectives.server import Server
 
-Terms = Sequence[Payload]
-"""One payload per rank."""
-Order = Callable[[Terms, Payload], Payload]
-"""(terms, the payload that says where to cut) -> their sum"""
+Terms = Sequence[Payload]  # one payload per rank
+Order = Callable[[Terms, Payload], Payload]  # (terms, a payload that determines where to cut) -> sum of the terms
 
 
 def serial_sum(collective: Collective, payloads: Terms) -> torch.Tensor | None:
-    """The sum in the collective's documented order of additions, rounded where it documents so.
+    """Compute the sum in the collective's documented order of additions, with the documented rounding.
 
     Args:
-        collective: with its options.
-        payloads: of all ranks, in rank order, such as the collective takes; left as they are.
+        collective: the collective, with its options.
+        payloads: the payloads of all ranks, in rank order, of a kind that the collective supports; not modified.
 
     Returns:
-        fp32 [numel], or None where the order is the backend's own or a compressor's encoding is part of the sum; then
-        `error_bound` says how far the result may be off.
+        fp32 [numel], or None if the backend determines the order or a compressor encodes the sum; use `error_bound`
+        then.
     """
     total = _total(collective, payloads, payloads[0])
     return None if total is None else total.to_dense()
 
 
 def error_bound(payloads: Terms) -> tuple[torch.Tensor, torch.Tensor]:
-    """(exact sum, how far any order of n - 1 rounded additions may be off), float64 [numel] each.
+    """Return the exact sum, and a bound on the error of n - 1 rounded additions in any order; float64 [numel] each.
 
-    The bound is n u sum|x| with u the unit roundoff of the type that travels: 0 for integers. Source: Higham, "Accuracy
-    and stability of numerical algorithms" (2002), section 4.2.
+    The bound is n u sum|x|, where u is the unit roundoff of the dtype that travels (0 for integers).
+
+    Source: Higham, "Accuracy and stability of numerical algorithms" (2002), section 4.2.
     """
     dtypes = {_value_dtype(leaf) for leaf in leaves(payloads[0])}
     roundoff = max(torch.finfo(dtype).eps / 2 if dtype.is_floating_point else 0.0 for dtype in dtypes)
@@ -63,7 +62,7 @@ def error_bound(payloads: Terms) -> tuple[torch.Tensor, torch.Tensor]:
 
 
 def _total(collective: Collective, terms: Terms, layout: Payload) -> Payload | None:
-    """The sum of some ranks' terms, cut as `layout` can be."""
+    """Return the sum of some ranks' terms; `layout` is a payload that determines where to cut."""
     if len(terms) == 1:
         return terms[0]
     if isinstance(collective, Hierarchical):
@@ -78,7 +77,7 @@ def _total(collective: Collective, terms: Terms, layout: Payload) -> Payload | N
 
 
 def _ring(terms: Terms, layout: Payload) -> Payload:
-    """Chunk c: ((x_c + x_{c+1}) + x_{c+2}) + ... + x_{c+n-1}, ranks modulo n."""
+    """Add chunk c as ((x_c + x_{c+1}) + x_{c+2}) + ... + x_{c+n-1}, with ranks modulo n."""
     n = len(terms)
     chunks = []
     for chunk, (start, stop) in enumerate(itertools.pairwise(layout.borders(n))):
@@ -87,9 +86,9 @@ def _ring(terms: Terms, layout: Payload) -> Payload:
 
 
 def _halving_doubling(terms: Terms, layout: Payload) -> Payload:
-    """S(r) = x_r + x_{r+p}, p the largest power of two up to n; then S(r) = S(r) + S(r xor d) for d = p/2, ..., 1.
+    """Add S(r) = x_r + x_{r+p}, then S(r) = S(r) + S(r xor d) for d = p/2, ..., 1; return chunk r of each S(r).
 
-    Chunk r is what S(r) holds of it.
+    Here p is the largest power of two up to n.
     """
     p = 1 << (len(terms).bit_length() - 1)
     sums = [_added([*terms[r : r + 1], *terms[r + p : r + p + 1]]) for r in range(p)]
@@ -102,7 +101,7 @@ def _halving_doubling(terms: Terms, layout: Payload) -> Payload:
 
 
 def _tree(terms: Terms, layout: Payload) -> Payload:
-    """S(r) = (x_r + S(2r+1)) + S(2r+2), from rank 0."""
+    """Return S(0), where S(r) = (x_r + S(2r+1)) + S(2r+2)."""
 
     def subtree(rank: int) -> Payload:
         return _added([terms[rank], *(subtree(child) for child in (2 * rank + 1, 2 * rank + 2) if child < len(terms))])
@@ -111,7 +110,7 @@ def _tree(terms: Terms, layout: Payload) -> Payload:
 
 
 def _at_one_place(terms: Terms, layout: Payload) -> Payload:
-    """Added in rank order in fp32 (integers in their own type), rounded once where the sum is of the terms' type."""
+    """Add in rank order in fp32 (integers in their own dtype); round the sum once if it is element-wise."""
     if not layout.elementwise:
         return _decoded(terms)
     wires = [term.wire for term in terms]
@@ -121,7 +120,7 @@ def _at_one_place(terms: Terms, layout: Payload) -> Payload:
 
 
 def _decoded(terms: Terms, layout: Payload | None = None) -> Payload:
-    """Decoded and added in rank order in fp32."""
+    """Decode and add in rank order in fp32."""
     return Dense(functools.reduce(torch.add, [term.to_dense() for term in terms]))
 
 
@@ -135,7 +134,7 @@ _ORDERS: dict[str, Order] = {
 
 
 def _by_layer(server: Server, terms: Terms) -> Payload | None:
-    """Each layer at its server; a union in the terms' value type."""
+    """Add each layer at its server; answers with `downlink=union` have the terms' value type."""
     answers = []
     for of_layer in zip(*map(leaves, terms), strict=True):
         answer = _at_one_place(of_layer, of_layer[0])
@@ -148,7 +147,7 @@ def _by_layer(server: Server, terms: Terms) -> Payload | None:
 
 
 def _by_groups(collective: Hierarchical, terms: Terms, layout: Payload) -> Payload | None:
-    """The `intra` collective in each group, the `inter` collective over the groups' totals."""
+    """Add with the `intra` collective in each group, then with the `inter` collective over the groups' totals."""
     size = collective.group_size
     groups = [terms[start : start + size] for start in range(0, len(terms), size)]
     if len(groups) == 1:
@@ -168,7 +167,7 @@ def _by_groups(collective: Hierarchical, terms: Terms, layout: Payload) -> Paylo
 
 
 def _as_one_payload(collective: Collective, terms: Terms, layout: Payload) -> Payload | None:
-    """A total that can travel on: what would be left as terms is added in rank order."""
+    """Return the total as one payload; terms that the collective would not add are added in rank order."""
     leaves_terms = collective.component_name == "allgather" or (
         collective.component_name == "pool" and not layout.elementwise
     )
@@ -180,5 +179,5 @@ def _added(terms: Terms) -> Payload:
 
 
 def _value_dtype(payload: Payload) -> torch.dtype:
-    """The value type that a payload's header names."""
+    """Return the value type in a payload's header."""
     return VALUE_DTYPES[Header.from_bytes(bytes_of(payload.pack(), slice(HEADER_BYTES))).dtype]

@@ -1,20 +1,20 @@
-"""Server: every rank pushes its payload to a parameter server, which sums in rank order and answers everybody.
+"""Server: all ranks push their payloads to a parameter server, which sums them in rank order and answers.
 
 Source: Li et al., "Scaling distributed machine learning with the parameter server" (OSDI 2014); per-layer keys and the
-splitting of big arrays as in MXNet's KVStore. Ranks are workers and servers at once: one of them serves (colocated), or
-each serves the layers whose id is its rank modulo n and its share of every layer longer than `split_numel` and of every
-payload that holds several layers in one (sharded).
-The sum is taken in fp32 in rank order (integers in their own type). Element-wise payloads come back as what they were;
-others as the downlink says: `dense` all elements in fp32, `union` only elements that some rank sent, `recode` encoded
-again by the run's compressor.
+splitting of big arrays as in MXNet's KVStore. The servers are also workers. Colocated: one rank serves. Sharded: each
+rank serves the layers whose id modulo n is its rank, and a share of every layer longer than `split_numel` and of every
+payload that holds several layers.
+The sum is computed in fp32 in rank order (integers in their own dtype). Element-wise payloads come back with the same
+kind and dtype; for others `downlink` decides: `dense` answers with all elements in fp32, `union` with the elements that
+some rank sent, and `recode` with an encoding by the run's compressor.
 
-What answers lose: 16-bit element-wise payloads and `union` the rounding of the sums to the type that travels, `recode`
-all that the compressor leaves out; `dense` answers in fp32 lose nothing. With error feedback the server keeps that per
-layer, and adds it to the next sums. It costs the server one fp32 tensor per layer, and no bytes on the wire.
+Answers can lose information: element-wise payloads of 16 bits and `union` round the sums to the dtype that travels, and
+`recode` loses what the compressor leaves out; `dense` answers in fp32 lose nothing. With error feedback the server
+keeps the loss per layer and adds it to the next sums. This costs the server one fp32 tensor per layer, and no messages.
 
-Bytes: packed payloads. A worker pushes each part once to its server (its own server's share costs nothing); a server
-answers n-1 times. With one server, a dense downlink and an uplink c times smaller than dense, all traffic together
-falls by less than 2 however large c is.
+Bytes: packed payloads. A worker pushes each part once to its server (nothing is sent for the part that it serves
+itself); a server answers n-1 times. With one server and a dense downlink, an uplink that is c times smaller than dense
+reduces the total traffic by less than a factor of 2, however large c is.
 """
 
 from __future__ import annotations
@@ -46,14 +46,14 @@ from collectives.transport.messages import sum_in_order, sum_wires
 
 
 class Shard(NamedTuple):
-    """What one server sums at a time: a layer, a piece of a long one, or a whole flat bucket.
+    """The part of a message that one server sums at a time: a layer, a piece of a long one, or a flat bucket.
 
     Attributes:
         key: ids of the layers inside.
         server: the rank that serves it.
         place: its elements in the message, and its number there.
-        elementwise: what is pushed of it has wires of one type, so that the sum comes back as what it was.
-        keeps_loss: the server keeps what its answer loses.
+        elementwise: whether it is pushed as element-wise payloads of one dtype, so that the answer has that dtype too.
+        keeps_loss: whether the server keeps the error of its answer for the next sum.
     """
 
     key: Key
@@ -64,28 +64,30 @@ class Shard(NamedTuple):
 
     @property
     def numel(self) -> int:
-        """Its elements."""
+        """Return its number of elements."""
         return self.place[1] - self.place[0]
 
 
 @dataclasses.dataclass(kw_only=True)
 class Server(Collective):
-    """Workers push, a server sums, workers pull."""
+    """Sum on one or several servers: workers push, servers sum, workers pull."""
 
     carries_wires: ClassVar[bool] = False
     decodes: ClassVar[bool] = True
 
-    placement: Annotated[Literal["colocated", "sharded"], Doc("one rank serves, or all of them share the layers")] = (
-        "colocated"
-    )
-    root: Annotated[CountOrZero, Doc("the rank that serves when colocated")] = 0
+    placement: Annotated[
+        Literal["colocated", "sharded"], Doc("one rank serves all layers, or the layers are distributed over all ranks")
+    ] = "colocated"
+    root: Annotated[CountOrZero, Doc("the rank that serves if colocated")] = 0
     downlink: Annotated[
         Literal["dense", "union", "recode"],
         Doc("answer with all elements, with those that some rank sent, or encoded by the run's compressor"),
     ] = "dense"
-    split_numel: Annotated[Count, Doc("elements beyond which all servers share a layer, when sharded")] = 1_000_000
+    split_numel: Annotated[Count, Doc("if sharded, layers with more elements are divided among all servers")] = (
+        1_000_000
+    )
     error_feedback: Annotated[
-        bool | None, Doc("add what an answer lost to the next sum; none: only where answers are encoded (recode)")
+        bool | None, Doc("add the error of an answer to the next sum; none: only if answers are encoded (recode)")
     ] = None
 
     @property
@@ -116,23 +118,23 @@ class Server(Collective):
         return f"server: root={self.root} is none of the {world_size} ranks, which count from 0; lower it"
 
     def shards(self, world_size: int, layout: Layout) -> list[Shard]:
-        """One per layer; if sharded, pieces of long layers and of payloads that hold several layers in one."""
+        """Return one shard per layer; if sharded, several for long layers and payloads that hold several layers."""
         shards: list[Shard] = []
         first = 0
         if not self.tells_layers_apart:
             layout = dataclasses.replace(layout, layer_numels=())
-        for unit in layout.by_layer():
-            is_split = self._is_sharded and (unit.numel > self.split_numel or len(unit.key) > 1)
-            if self.recodes and not all(leaf.is_full for leaf in unit.leaves):
-                is_split = False  # what is encoded again stays whole: its compressor looks at its shape
-            for index, (start, stop) in enumerate(unit.cuts(world_size if is_split else 1)):
-                server = (unit.key[0] + index) % world_size if self._is_sharded else self.root
+        for part in layout.by_layer():
+            is_split = self._is_sharded and (part.numel > self.split_numel or len(part.key) > 1)
+            if self.recodes and not all(leaf.is_full for leaf in part.leaves):
+                is_split = False  # a layer that is encoded again stays whole, as its compressor needs its shape
+            for index, (start, stop) in enumerate(part.cuts(world_size if is_split else 1)):
+                server = (part.key[0] + index) % world_size if self._is_sharded else self.root
                 place = (first + start, first + stop, len(shards))
-                is_whole = stop - start == unit.numel or all(leaf.is_full for leaf in unit.leaves)
-                elementwise = is_whole and unit.itemsize is not None
-                loses = _is_16_bit(unit) if elementwise else self.downlink != "dense"
-                shards.append(Shard(unit.key, server, place, elementwise, loses and self.keeps_residuals))
-            first += unit.numel
+                is_whole = stop - start == part.numel or all(leaf.is_full for leaf in part.leaves)
+                elementwise = is_whole and part.itemsize is not None
+                loses = _is_16_bit(part) if elementwise else self.downlink != "dense"
+                shards.append(Shard(part.key, server, place, elementwise, loses and self.keeps_residuals))
+            first += part.numel
         return shards
 
     @override
@@ -168,7 +170,7 @@ class Server(Collective):
         return [shard.place[:2] for shard in self.shards(world_size, layout)]
 
     def _push_round(self, by_server: dict[int, list[Shard]], world_size: int, rank: int) -> Round:
-        """Every worker's shards to their servers."""
+        """Return the round in which workers send their shards to the servers."""
         round_ = Round()
         for server in sorted(by_server.keys() - {rank}):
             round_.send(server, *_pieces(by_server[server], {rank}))
@@ -177,7 +179,7 @@ class Server(Collective):
         return round_
 
     def _pull_round(self, by_server: dict[int, list[Shard]], world_size: int, rank: int) -> Round:
-        """Every server's sums to all workers."""
+        """Return the round in which servers send their answers to all workers."""
         round_ = Round()
         for worker in _others(world_size, rank) if rank in by_server else ():
             round_.send(worker, *_pieces(by_server[rank], range(world_size)))
@@ -205,7 +207,7 @@ class Server(Collective):
 
     @property
     def tells_layers_apart(self) -> bool:
-        """Whether it matters where layers meet; one server that answers densely sums them as they come."""
+        """Tell whether layers must be separated; a single server with dense answers need not separate them."""
         return self._is_sharded or self.downlink != "dense"
 
     @property
@@ -214,7 +216,7 @@ class Server(Collective):
 
 
 class BoundServer(BoundCollective):
-    """Workers that push and pull, and a server's residuals where it encodes its answers."""
+    """Run the push and the pull of this rank, and keep a server's residuals if its answers lose information."""
 
     options: Server
 
@@ -232,12 +234,12 @@ class BoundServer(BoundCollective):
         return self.pull(layout.key, op)
 
     def push(self, key: Key, payload: Payload, layout: Layout | None = None) -> None:
-        """Send every server its shards of this rank's payload, and on a server take everybody's; all ranks must call.
+        """Send the shards of this rank's payload to the servers; a server also receives. Every rank must call.
 
         Args:
             key: ids of the layers inside.
             payload: this rank's contribution.
-            layout: of all ranks' payloads; that of `payload` where None.
+            layout: the layout of all ranks' payloads; None: that of `payload`.
         """
         layout = layout or Layout.of(payload, key)
         if self._downlink is not None and self.options.tells_layers_apart:
@@ -255,7 +257,7 @@ class BoundServer(BoundCollective):
         self._pushed[key] = layout, pieces
 
     def pull(self, key: Key, op: ReduceOp = "sum") -> Payload:
-        """The sum of what all ranks pushed for `key`; every rank must call, after `push`."""
+        """Return the sum of what all ranks pushed for `key`; every rank must call, after `push`."""
         layout, pieces = self._pushed.pop(key)
         for shard in self._shards_of(layout):
             if shard.server == self.transport.rank:
@@ -289,7 +291,7 @@ class BoundServer(BoundCollective):
             self._downlink.load_state_dict(state["downlink"])
 
     def _shards_of(self, layout: Layout) -> list[Shard]:
-        """What all servers sum, which is asked for in every step."""
+        """Return the shards of all servers; they are computed once per layout."""
         if layout not in self._shards:
             shards = self.options.shards(self.transport.world_size, layout)
             kept = [shard for shard in shards if shard.keeps_loss]
@@ -299,7 +301,7 @@ class BoundServer(BoundCollective):
         return self._shards[layout]
 
     def _layers_of(self, layout: Layout) -> list[tuple[int, int]]:
-        """(id, elements) of the layers in a message."""
+        """Return (id, number of elements) for each layer in a message."""
         if self._downlink is None:
             raise OptionError(
                 "server: downlink=recode and error_feedback=true need the layers of a training run; use downlink=dense "
@@ -314,7 +316,7 @@ class BoundServer(BoundCollective):
         return layers
 
     def _answer(self, shard: Shard, terms: Sequence[Payload], op: ReduceOp, layout: Layout) -> Payload:
-        """What a server answers for one shard: the terms of all ranks added in rank order."""
+        """Return a server's answer for one shard: all ranks' terms added in rank order, plus its residual if any."""
         elementwise = all(term.elementwise for term in terms)
         if op == "max" or not (shard.keeps_loss or (self.options.downlink != "dense" and not elementwise)):
             return added(terms, op)
@@ -336,14 +338,14 @@ class BoundServer(BoundCollective):
 
 
 def added(terms: Sequence[Payload], op: ReduceOp = "sum") -> Payload:
-    """All ranks' payloads in rank order: what they were where they are element-wise, else dense in fp32."""
+    """Add all ranks' payloads in rank order; element-wise payloads keep their kind, others become dense fp32."""
     if all(term.elementwise for term in terms):
         return terms[0].with_wire(sum_wires([term.wire for term in terms], op))
     return Dense(sum_in_order(terms))
 
 
 def _rounded(term: Payload, total: torch.Tensor) -> Payload:
-    """`total` [numel] in the wire type of an element-wise payload, where that has elements."""
+    """Return the elements of `total` [numel] that an element-wise payload transmits, in its dtype."""
     parts = torch.split(total, [leaf.numel for leaf in leaves(term)])
     values = [
         part.index_select(0, leaf.positions) if isinstance(leaf, IndexedValues) else part
@@ -352,14 +354,14 @@ def _rounded(term: Payload, total: torch.Tensor) -> Payload:
     return term.with_wire(to_value_dtype(torch.cat(values), term.wire.dtype))
 
 
-def _is_16_bit(unit: Layout) -> bool:
-    """Whether sums of these element-wise payloads are rounded when they travel."""
-    dtypes = {leaf.wire[1] for leaf in unit.leaves if leaf.wire is not None}
+def _is_16_bit(layout: Layout) -> bool:
+    """Tell whether sums of these element-wise payloads are rounded to 16 bits when they travel."""
+    dtypes = {leaf.wire[1] for leaf in layout.leaves if leaf.wire is not None}
     return dtypes <= {torch.float16, torch.bfloat16}
 
 
 def _pieces(shards: Sequence[Shard], terms: Iterable[int]) -> list[Piece]:
-    """Shards as parts of a message that holds these ranks' contributions."""
+    """Return the shards as pieces of a message that holds the contributions of the ranks in `terms`."""
     return [Piece(*shard.place[:2], frozenset(terms), shard.place[2]) for shard in shards]
 
 
@@ -368,7 +370,7 @@ def _others(world_size: int, rank: int) -> list[int]:
 
 
 def _union(terms: Sequence[Payload], total: torch.Tensor) -> Payload:
-    """The elements of `total` [numel] that some term transmits, in the terms' value type."""
+    """Return the elements of `total` [numel] that some term transmits, in the terms' value type."""
     if all(isinstance(term, RowSparse) for term in terms):
         by_rows = [term for term in terms if isinstance(term, RowSparse)]
         rows = torch.cat([term.rows for term in by_rows]).unique()

@@ -1,13 +1,14 @@
-"""Tree: sums travel up a binary tree to rank 0 and come down again, in segments that follow each other.
+"""Tree: all-reduce up a binary tree to rank 0 and down again, pipelined in segments.
 
 Source: the pipelined binary tree of Sanders, Speck and Traeff, "Two-tree algorithms for full bandwidth broadcast,
 reduction and scan" (2009), with one tree. Rank r has the children 2r+1 and 2r+2, and sums S(r) = (x_r + S(2r+1)) +
-S(2r+2). Differs: segments move in lock step (a segment is one level further at each step), so the schedule is the same
-on every backend; payloads that are not dense travel whole, are merged on their way up and passed on unopened on their
+S(2r+2).
+Differs: segments move in lock step (each moves one level at each step), so the schedule is the same on every backend;
+payloads that are not dense travel whole, are merged on their way up, and are passed on without being unpacked on their
 way down.
 
-Bytes: dense, the wire tensor once upwards (not rank 0) and once downwards per child: at most 3 times, 2 (n-1)/n on
-average. Latency 2 log2(n).
+Bytes: dense, the wire tensor once upwards (except on rank 0) and once downwards per child: at most 3 times per rank,
+2 (n-1)/n times on average. Latency 2 log2(n).
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ from collectives.schedule.waves import Ints, Lengths, Wave, as_arrays, weights_o
 
 @dataclasses.dataclass(kw_only=True)
 class Tree(Collective):
-    """A binary tree with rank 0 as its root."""
+    """Sum along a binary tree with rank 0 as its root."""
 
     segment_bytes: Annotated[Count, Doc("bytes of a dense payload that travel as one message")] = 4_000_000
 
@@ -78,22 +79,22 @@ class Tree(Collective):
             )
 
     def _segments(self, layout: Layout) -> list[Stretch]:
-        """Packed payloads travel whole."""
+        """Divide a dense payload into segments; packed payloads travel whole."""
         (whole,) = layout.chunks(1)
         nbytes = 0 if layout.itemsize is None else layout.itemsize * whole[1]
         return layout.chunks(max(1, -(-nbytes // self.segment_bytes)))
 
 
 def ranks_below(rank: int, n: int) -> frozenset[int]:
-    """A rank and all that are summed by it."""
+    """Return a rank and all ranks below it in the tree."""
     return frozenset([rank]).union(*(ranks_below(child, n) for child in children_of(rank, n)))
 
 
 def children_of(rank: int, n: int) -> list[int]:
-    """The ranks below."""
+    """Return the children of a rank."""
     return [child for child in (2 * rank + 1, 2 * rank + 2) if child < n]
 
 
 def depth_of(rank: int) -> int:
-    """Steps to the root."""
+    """Return the number of steps to the root."""
     return (rank + 1).bit_length() - 1
