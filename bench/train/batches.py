@@ -1,4 +1,4 @@
-"""A rank's mini-batches without end, and where in them it is."""
+"""An endless iterator over a rank's mini-batches, whose position can be saved and restored."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from bench.train import shards
 
 
 class Batches:
-    """Epoch after epoch of one rank's shard, each in an order of its own.
+    """Iterate over one rank's shard without end, in a different order in each epoch.
 
     Args:
-        config: of the run.
-        dataset: says how pixels are brought to a common scale.
-        train: all samples.
-        rank: whose shard.
-        device: where the batches go.
+        config: the run's configuration.
+        dataset: gives the mean and standard deviation with which pixels are normalised.
+        train: all training samples.
+        rank: the rank that owns the shard.
+        device: the device of the batches.
     """
 
     def __init__(self, config: RunConfig, dataset: Dataset, train: Part, rank: int, device: torch.device) -> None:
@@ -33,13 +33,12 @@ class Batches:
         self._size = config.samples_per_step
         self._per_epoch = shards.steps_per_epoch(len(train), config.replicas, self._size)
         self._used = 0
-        self._rest: tuple[int, int, torch.Tensor] | None = (
-            None  # (epoch, first batch, samples) shard_ids within an epoch
-        )
+        # (epoch, first batch, samples) that replace the rest of an epoch after the number of ranks has changed
+        self._rest: tuple[int, int, torch.Tensor] | None = None
         self._begin_epoch()
 
     def __next__(self) -> tuple[torch.Tensor, torch.Tensor]:
-        """The next one: fp32 [size, 3, 32, 32] and int64 [size], on the device."""
+        """Return the next batch on the device: fp32 [size, 3, height, width] and int64 [size]."""
         position = self._used % self._per_epoch
         self._used += 1
         if position == 0:
@@ -51,12 +50,12 @@ class Batches:
         return normalise(pixels, self._dataset.mean, self._dataset.std), self._labels[chosen]
 
     def state_dict(self) -> dict[str, Any]:
-        """Batches used, the generator's state, and samples that were shard_ids anew within an epoch."""
+        """Return the batches used, the generator's state, and samples that were redistributed within an epoch."""
         rest = None if self._rest is None else list(self._rest)
         return {"used": self._used, "generator": self._generator.get_state(), "rest": rest}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """The inverse of `state_dict`."""
+        """Restore what `state_dict` returned."""
         self._used, rest = state["used"], state["rest"]
         self._rest = None if rest is None else tuple(rest)
         self._begin_epoch()
@@ -64,11 +63,11 @@ class Batches:
 
     @property
     def epoch(self) -> int:
-        """The epoch of the last batch, from 0."""
+        """Return the epoch of the last batch, which counts from 0."""
         return max(0, self._used - 1) // self._per_epoch
 
     def unused(self) -> torch.Tensor:
-        """Indices of the samples of the shard that were not used in this epoch; int64, none after its last batch."""
+        """Return int64 indices of the shard's samples that this epoch has not used; empty after its last batch."""
         position = self._used - self.epoch * self._per_epoch
         return self._order[: 0 if position == self._per_epoch else None][position * self._size :]
 
@@ -78,4 +77,4 @@ class Batches:
         self._generator = shards.augmentation_generator(seed, self._rank, epoch)
         if self._rest is not None and self._rest[0] == epoch:
             _, first, samples = self._rest
-            self._order = torch.cat([samples.new_zeros(first * self._size), samples])  # nobody looks before the first
+            self._order = torch.cat([samples.new_zeros(first * self._size), samples])  # earlier batches are never read

@@ -1,6 +1,6 @@
-"""Clocks: what counts as training time, and how long steps take.
+"""Clocks: total training time and the times of steps.
 
-Evaluation and set-up are outside by construction: only code inside `TrainingClock.running()` is counted.
+Only code inside `TrainingClock.running()` counts as training time, so evaluation and set-up do not.
 """
 
 from __future__ import annotations
@@ -14,14 +14,14 @@ import torch
 
 
 def device_time(device: torch.device) -> float:
-    """Now, in seconds, after all work queued on the device has ended."""
+    """Return the current time in seconds, after all work queued on the device has ended."""
     if device.type == "cuda":
         torch.cuda.synchronize(device)
     return time.perf_counter()
 
 
 class TrainingClock:
-    """Accumulates time spent training; `elapsed_s` excludes everything outside `running()`."""
+    """Accumulate the time spent inside `running()` in `elapsed_s`."""
 
     def __init__(self, device: torch.device) -> None:
         self.device = device
@@ -42,12 +42,12 @@ class StepTime:
     """Seconds of one optimizer step.
 
     Attributes:
-        total_s: the whole step, batch preparation included.
-        cpu_s: CPU time of the process meanwhile, all threads together.
-        until_exchanged_s: forward, backward, and what was waited for after them.
-        waited_s: what of it was waited for, as `exposed_s`, which holds what an optimizer sends later as well.
-        encode_s, exchange_s: busy time of the exchange, beside backward; None where the engine hides it.
-        exposed_s: what the step waited for after backward's own work had ended; None where the engine did not say.
+        total_s: the whole step, including loading the batch.
+        cpu_s: CPU time of the process during the step, all threads together.
+        until_exchanged_s: forward, backward and the wait for the exchange of gradients.
+        waited_s: the wait within `until_exchanged_s`; None if unknown.
+        encode_s, exchange_s: time that the exchange was busy, also during backward; None if DDP does not report it.
+        exposed_s: all waiting after backward, including for what the optimizer exchanges; None if unknown.
     """
 
     total_s: float
@@ -66,18 +66,18 @@ class StepTimes:
     steps: list[StepTime] = dataclasses.field(default_factory=list)
 
     def steps_per_s(self) -> float | None:
-        """How fast this rank goes; None where no step was timed."""
+        """Return this rank's steps per second; None if no step was timed."""
         return len(self.steps) / sum(step.total_s for step in self.steps) if self.steps else None
 
     def cpu_s_per_step(self) -> float | None:
-        """This rank's CPU time; None where no step was timed."""
+        """Return this rank's mean CPU time per step in seconds; None if no step was timed."""
         return mean([step.cpu_s for step in self.steps])
 
     def columns(self) -> dict[str, float | None]:
-        """Return the `speed` columns that are times; none where no step was timed.
+        """Return the `speed` columns that are times; an empty dict if no step was timed.
 
-        Sums of parts are set against sums of whole steps and scaled to the median step: means beside a median would
-        exceed it where a few steps are slow.
+        A part of a step is reported as its share of all steps' time, times the median step. Its mean could exceed the
+        median step if a few steps are slow.
         """
         if not self.steps:
             return {}
@@ -97,16 +97,16 @@ class StepTimes:
         }
 
     def _share(self, part: str) -> float | None:
-        """Return the share of a part in the steps of which it is known.
+        """Return a part's share of the total time of those steps for which the part is known.
 
-        None where it is known of no step, or takes longer than the steps: then one of two clocks is wrong.
+        None if it is known for no step, or if it takes longer than the steps, because one of the clocks is then wrong.
         """
-        known = [step for step in self.steps if getattr(step, part) is not None]  # DDP tells `exposed_s` of some only
+        known = [step for step in self.steps if getattr(step, part) is not None]  # DDP times only some steps
         part_s, total_s = sum(getattr(step, part) for step in known), sum(step.total_s for step in known)
         return part_s / total_s if known and part_s <= total_s else None
 
 
 def mean(values: list[float] | list[float | None]) -> float | None:
-    """The mean of the values that are there; None where there is none."""
+    """Return the mean of the values that are not None; None if there are none."""
     present = [value for value in values if value is not None]
     return sum(present) / len(present) if present else None

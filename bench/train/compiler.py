@@ -1,7 +1,7 @@
-"""Postpone torch._dynamo, the front end of torch's compiler, until something is compiled.
+"""Postpone the import of torch._dynamo, the front end of torch's compiler, until something is compiled.
 
-DDP and every optimizer import it at their first use, only to be left alone by it: over a second of importing, half as
-much as all the rest of torch, in processes that compile nothing.
+DDP and every optimizer import it at their first use, only to switch it off for their own code. The import takes over a
+second, half as long as the rest of torch, in processes that compile nothing.
 """
 
 from __future__ import annotations
@@ -15,11 +15,11 @@ DYNAMO = "torch._dynamo"
 
 
 class Postponed(ModuleType):
-    """Answers what a process asks that compiles nothing; asked for anything else, it imports the real module.
+    """A stand-in for a module with a few attributes; access to any other attribute imports the real module.
 
     Args:
-        name: the real module's.
-        answers: what this one has.
+        name: name of the real module.
+        answers: the stand-in's attributes.
     """
 
     def __init__(self, name: str, **answers: Any) -> None:
@@ -33,7 +33,7 @@ class Postponed(ModuleType):
 
 
 def postpone_compiler() -> None:
-    """Have this process import the compiler only when it is needed; for after the process group has been made."""
+    """Make this process import the compiler only when it is needed; call after the process group has been made."""
     utils = Postponed(f"{DYNAMO}.utils", get_optimize_ddp_mode=lambda: "no_optimization")
     compiler = Postponed(DYNAMO, utils=utils, graph_break=lambda: None, disable=lambda function, *_, **__: function)
     sys.modules.setdefault(DYNAMO, compiler)

@@ -1,4 +1,4 @@
-"""Evaluation: all ranks, disjoint parts of the test set, exact counts; and the same on some of what is trained on."""
+"""Evaluation on the test set and on some training samples: each rank takes a disjoint part, and counts are exact."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from bench.datasets.augment import normalise
 from bench.datasets.base import IMAGE_SIZE, Dataset, Part
 from bench.train.shards import evaluation_part
 
+# Images of 32x32 pixels per evaluation batch; larger images are fewer, with as many pixels in total.
 EVALUATION_BATCH = 256
-"""Images of 32x32 that are classified at once; as many fewer larger ones as have their pixels."""
+# Training samples to evaluate: few enough to be cheap; their accuracy is exact to half a point at 97 %.
 TRAIN_SAMPLES = 1000
-"""Training samples that are classified as the test set is: enough for half a point at 97 %, and cheap."""
 
 
 class Quality(NamedTuple):
-    """How well a model does on some samples: mean loss, and accuracy from 0 to 1."""
+    """A model's mean loss and accuracy (0 to 1) on some samples."""
 
     loss: float
     accuracy: float
@@ -42,7 +42,7 @@ def average_running_statistics_(model: nn.Module, group: dist.ProcessGroup | Non
 
 
 def train_sample(train: Part) -> Part:
-    """What the accuracy on training samples is measured on: the same ones at every evaluation, classes as in all."""
+    """Return the training samples to evaluate: the same ones every time, with the training set's shares of classes."""
     return train.subset(min(TRAIN_SAMPLES, len(train)))
 
 
@@ -54,16 +54,16 @@ def evaluate(
     group: dist.ProcessGroup | None = None,
     on_batch: Callable[[], object] = lambda: None,
 ) -> list[Quality]:
-    """How well the model does on each part, equal on every rank of the group; all of them must call.
+    """Return the model's loss and accuracy on each part, equal on every rank; every rank of the group must call.
 
-    Leaves the model in training mode with averaged running statistics.
+    The model is left in training mode, with averaged running statistics.
 
     Args:
         model: the network.
-        parts: samples to judge it on.
-        dataset: which these are of.
-        device: where the model lies.
-        group: that shares the work; None: all ranks.
+        parts: the sets of samples to evaluate on.
+        dataset: the data set that the samples come from.
+        device: the model's device.
+        group: the ranks that share the work; None: all ranks.
         on_batch: called after every mini-batch.
     """
     average_running_statistics_(model, group)
@@ -84,7 +84,7 @@ def _quality(
 ) -> Quality:
     part = evaluation_part(len(samples), dist.get_rank(group), dist.get_world_size(group))
     images, labels = samples.images[part], samples.labels[part]
-    totals = torch.zeros(2, dtype=torch.float64)  # sum of losses, number right
+    totals = torch.zeros(2, dtype=torch.float64)  # sum of losses, number of correct predictions
     size = max(1, min(EVALUATION_BATCH, EVALUATION_BATCH * IMAGE_SIZE**2 // dataset.image_size**2))
     for start in range(0, len(labels), size):
         x = normalise(images[start : start + size].to(device), dataset.mean, dataset.std)
@@ -95,5 +95,5 @@ def _quality(
         on_batch()
     totals = totals.to(device)
     dist.all_reduce(totals, group=group)
-    loss, right = (totals / len(samples)).tolist()
-    return Quality(loss=loss, accuracy=right)
+    loss, accuracy = (totals / len(samples)).tolist()
+    return Quality(loss=loss, accuracy=accuracy)

@@ -1,9 +1,9 @@
-"""The process that ranks are forked from: `python -m bench.train.fork_server MODULE CONNECTION`, by the launcher.
+"""The process that ranks are forked from: the launcher runs `python -m bench.train.fork_server MODULE CONNECTION`.
 
-It imports MODULE, which its ranks run, and then does what it is asked through the connection, one thing after the
-other: a function is called and its result or exception sent back, a job is run and its exit code sent back. What
-MODULE's `prepare` loads, where it has one, all ranks share. Ranks are torchrun's own process contexts: their logs, the
-order in which they are stopped and what is said of a failed one are as torchrun has them.
+It imports MODULE, which the ranks run, and then serves requests from the connection, one after the other: it calls a
+function and sends back its result or exception, or runs a job and sends back its exit code. If MODULE has a function
+`prepare`, all ranks share what that loads. Ranks are torchrun's own process contexts: their logs, the order in which
+they are stopped and the messages about failures are those of torchrun.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ except Exception as error:
     if (refusal := environment.failure_to_import_torch(error)) is None:
         raise
     with Connection(int(sys.argv[2])) as waiting:
-        waiting.send(refusal)  # the answer to the first request, whatever that is
+        waiting.send(refusal)  # the answer to the first request
     sys.exit(1)
 
 POLL_S = 0.02
@@ -49,10 +49,10 @@ StartMethod = Literal["fork", "spawn"]
 
 def main(module: str, connection: int) -> None:
     """Serve until the launcher closes its end of the connection."""
-    gc.disable()  # while modules come in, nothing is garbage
+    gc.disable()  # importing modules creates no garbage
     importlib.import_module(module)
-    torch.set_num_threads(1)  # a fork leaves all other threads behind
-    environment.origin_columns()  # kept for all ranks
+    torch.set_num_threads(1)  # a fork copies only the calling thread
+    environment.origin_columns()  # fills a cache that all ranks share
     launcher: Connection[Any, Any] = Connection(connection)
     with contextlib.suppress(EOFError):
         while True:
@@ -64,7 +64,7 @@ def main(module: str, connection: int) -> None:
 
 
 def call(function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """Return what the function returns or raises."""
+    """Call the function; return its result, or the exception that it raises."""
     try:
         return function(*args, **kwargs)
     except Exception as error:  # noqa: BLE001 - raised again by the launcher
@@ -73,13 +73,13 @@ def call(function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, 
 
 
 def run(module: str, folder: RunFolder, num_ranks: int, start_method: StartMethod) -> int:
-    """Run one job to its end; the exit code is 0 or 1.
+    """Run one job to its end; return the exit code, 0 or 1.
 
     Args:
-        module: what every rank runs.
-        folder: the job's.
-        num_ranks: all of them are on this machine.
-        start_method: fork, or spawn where the device does not survive a fork.
+        module: the module that every rank runs.
+        folder: the job's folder.
+        num_ranks: number of ranks, all on this machine.
+        start_method: "fork", or "spawn" if the device does not survive a fork.
     """
     with folder.log.open("ab") as log:
         os.dup2(log.fileno(), sys.stdout.fileno())
@@ -87,12 +87,12 @@ def run(module: str, folder: RunFolder, num_ranks: int, start_method: StartMetho
     try:
         if start_method == "fork":
             _prepare(module, folder)
-        gc.freeze()  # what is shared with the ranks stays shared
+        gc.freeze()  # the garbage collector does not touch, and so copy, memory that is shared with the ranks
         ranks = _start(module, folder, num_ranks, start_method)
         try:
             result = ranks.wait(period=POLL_S)
         finally:
-            ranks.close()  # those that are left when the launcher stops the job
+            ranks.close()  # stops the ranks that still run when the launcher stops the job
     except SignalException as stopped:
         sys.exit(128 + stopped.sigval)
     if result is not None and result.is_failed():
@@ -107,7 +107,7 @@ def _prepare(module: str, folder: RunFolder) -> None:
         prepare(str(folder.path))
     except SignalException:
         raise
-    except Exception:  # noqa: BLE001 - every rank meets it again, and says so as a rank does
+    except Exception:  # noqa: BLE001 - every rank raises it again and reports it
         traceback.print_exc()
 
 
@@ -126,7 +126,7 @@ def _start(module: str, folder: RunFolder, num_ranks: int, start_method: StartMe
 def _rank(module: str, folder: str) -> None:
     gc.enable()
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT):
-        signal.signal(number, signal.SIG_DFL)  # the server's own handlers would wait for a call into torch to return
+        signal.signal(number, signal.SIG_DFL)  # Python handlers would run only after a call into torch has returned
     if exit_code := importlib.import_module(module).main(folder):
         end_process(exit_code)
 
@@ -138,7 +138,7 @@ def _rank_variables(rank: int, world_size: int, store: Path) -> dict[str, str]:
         "WORLD_SIZE": str(world_size),
         "LOCAL_WORLD_SIZE": str(world_size),
         INIT_METHOD: f"file://{store}",
-        "TORCHELASTIC_RUN_ID": "none",  # as torchrun names a job that has no name: part of its logs' folder
+        "TORCHELASTIC_RUN_ID": "none",  # torchrun's name for a job without a name; part of the logs' path
     }
 
 

@@ -1,4 +1,4 @@
-"""What ranks tell each other beside tensors: as JSON or plain bytes, never as a pickle, which could run code."""
+"""Gather values other than tensors from ranks, as JSON or plain bytes; never as a pickle, which could run code."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ import torch.distributed as dist
 
 
 def gather_json(own: Any, group: dist.ProcessGroup | None = None) -> list[Any]:
-    """Return the value of every rank of the group, made of what JSON knows, in rank order; all of them must call."""
+    """Return the JSON value of every rank of the group, in rank order; every rank of the group must call."""
     return [json.loads(text) for text in gather_bytes(json.dumps(own).encode(), group)]
 
 
 def gather_bytes(own: bytes, group: dist.ProcessGroup | None = None) -> list[bytes]:
-    """Return the bytes of every rank of the group, in rank order; all of them must call."""
+    """Return the bytes of every rank of the group, in rank order; every rank of the group must call."""
     device = torch.device("cuda" if dist.get_backend(group) == "nccl" else "cpu")
     length = torch.tensor([len(own)], device=device)
     lengths = [torch.empty_like(length) for _ in range(dist.get_world_size(group))]

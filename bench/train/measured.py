@@ -1,4 +1,4 @@
-"""What was measured on the links before the job, as columns of its rows."""
+"""The measurements of links before the job, as columns of its rows."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ _COPIED = ("measured_bandwidth_bps", "measured_rtt_s", "measured_loss_ratio", "w
 
 
 def link_columns(folder: RunFolder) -> dict[str, Any]:
-    """What was measured, `wire_headers` and `link_warnings`; all empty without virtual hosts."""
+    """Return the measured columns, `wire_headers` and `link_warnings`; all are empty without virtual hosts."""
     measured = read_json(folder.link) or {}
     columns = {name: measured.get(name) for name in _COPIED}
     return columns | {"link_warnings": "; ".join(measured.get("warnings", ()))}

@@ -1,4 +1,4 @@
-"""Overlap: how much of what one rank sends others send too. The more, the shorter are sums of sparse payloads."""
+"""Support overlap: the share of entries that several ranks send. The higher it is, the shorter sums of payloads are."""
 
 from __future__ import annotations
 
@@ -14,17 +14,17 @@ import torch
 from collectives.base import Key
 from collectives.payloads.base import Payload
 
-# Positions of the model that are looked at, all ranks the same: 64 KiB of bits before compression.
+# Largest number of sampled positions in the model, the same on all ranks: 64 KiB of bits before compression.
 MAX_POSITIONS = 1 << 19
 
+# By the ids of a payload's layers: the sampled positions that it transmits, as compressed bits in base64 for JSON.
 Samples = dict[str, str]
-"""ids of a payload's layers -> where it transmits an element, as compressed bits in base64: what JSON can hold"""
 
 
 def support_overlap(payloads: Sequence[Payload]) -> float | None:
-    """Share of entries that two ranks both send: 2 |A and B| / (|A| + |B|), mean over pairs of ranks.
+    """Return the share of entries that two ranks both send, 2 |A and B| / (|A| + |B|), as the mean over pairs of ranks.
 
-    None where a payload sends every element, or none sends any.
+    None if a payload sends every element, or if no payload sends any.
     """
     if any(payload.num_entries == payload.numel for payload in payloads):
         return None
@@ -32,18 +32,18 @@ def support_overlap(payloads: Sequence[Payload]) -> float | None:
 
 
 def sample_index_sets(payloads: Mapping[Key, Payload], model_numel: int) -> Samples:
-    """One rank's part of `sampled_overlap`: where its payloads transmit an element.
+    """Return a sample of the positions that one rank's payloads transmit, for `sampled_overlap`.
 
     Args:
-        payloads: by the layers that they belong to, none of which sends every element.
-        model_numel: elements of the model, which set the share of positions that is looked at.
+        payloads: payloads by their layers' ids; none sends every element.
+        model_numel: number of elements of the model, which determines the share of sampled positions.
     """
     share = min(1.0, MAX_POSITIONS / model_numel)
     return {str(key): _text(_sample(_support(payload), share, seed=key[0])) for key, payload in payloads.items()}
 
 
 def sampled_overlap(of_ranks: Sequence[Samples]) -> float | None:
-    """As `support_overlap`, over all payloads that every rank made; None where there is none."""
+    """Return the support overlap over the payloads that every rank has made; None if there are none."""
     common = sorted(set.intersection(*(set(samples) for samples in of_ranks)))
     if not common:
         return None
@@ -51,14 +51,17 @@ def sampled_overlap(of_ranks: Sequence[Samples]) -> float | None:
 
 
 def _support(payload: Payload) -> torch.Tensor:
-    """Where the payload transmits an element, bool [numel]."""
+    """Return the mask of transmitted elements, bool [numel]."""
     untouched = torch.ones(payload.numel, device=payload.device)
     payload.clear_in_(untouched)
     return untouched == 0
 
 
 def _sample(support: torch.Tensor, share: float, *, seed: int) -> torch.Tensor:
-    """This share of the positions, drawn alike on every rank: groups and rows have periods that a stride could hit."""
+    """Return this share of the positions, drawn at random, equally on every rank.
+
+    A fixed stride could coincide with the period of groups or rows.
+    """
     if share == 1:
         return support.cpu()
     generator = torch.Generator().manual_seed(seed)
@@ -76,7 +79,7 @@ def _bits(text: str) -> torch.Tensor:
 
 
 def _mean_overlap(index_sets: Sequence[torch.Tensor]) -> float | None:
-    """Mean over pairs of ranks, of index sets bool [numel] of which one pair at least marks something."""
+    """Return the mean overlap over pairs of masks, bool [numel]; None if every mask is empty."""
     shares = []
     for one, other in itertools.combinations(index_sets, 2):
         entries = int(one.sum()) + int(other.sum())

@@ -1,4 +1,4 @@
-"""What every rank does around its work: device, process group, why it failed left behind, an end with its job."""
+"""The frame of every rank process: its main function, device, process group, error file and exit."""
 
 from __future__ import annotations
 
@@ -24,20 +24,22 @@ from collectives.transport.failure_detector import failure_detector
 from collectives.transport.process_group import backend_failure
 
 C = TypeVar("C", bound=Configuration)
+# Environment variable with the process group's init method; without it, ranks meet as torchrun arranges.
 INIT_METHOD = "BENCH_INIT_METHOD"
-"""The variable that says how ranks meet; without it as torchrun has them meet."""
+# Text in plain RuntimeErrors that mean a lost rank: from gloo, and from a file store.
 _WORDS_OF_A_LOSS = ("connectFullMesh", "Wait timeout")
-"""in errors of no type of their own: of gloo, and of a store that is a file"""
 
 
 def rank_main(
     configuration: type[C], work: Callable[[C, RunFolder], None], user_errors: tuple[type[Exception], ...]
 ) -> Callable[[str], int]:
-    """Return a rank's main function: job folder -> exit code, 0, or 1 after an error that `errors/rank-N.json` tells.
+    """Return a rank's main function, which takes the job's folder and returns the exit code.
+
+    The exit code is 0, or 1 after an error, which is then in `errors/rank-N.json`.
 
     Args:
-        configuration: of the job; stands in the folder's `config.json`.
-        work: everything else.
+        configuration: class of the job's configuration, which is in the folder's `config.json`.
+        work: does the rank's work.
         user_errors: errors whose message is already one sentence for the user; others are shown with their type.
     """
 
@@ -46,7 +48,7 @@ def rank_main(
         folder = RunFolder(Path(path))
         try:
             work(configuration.from_json(folder.config), folder)
-        except Exception as error:  # noqa: BLE001 - the launcher tells the user what the file says
+        except Exception as error:  # noqa: BLE001 - the launcher reads the file and tells the user
             _leave_error(folder, error, is_sentence=isinstance(error, user_errors))
             traceback.print_exc()
             return 1
@@ -56,10 +58,10 @@ def rank_main(
 
 
 def end_process(exit_code: int) -> NoReturn:
-    """End this process without Python's own tidying up.
+    """End this process without Python's own clean-up.
 
-    Threads of the backend may wait for ranks that no longer answer, and tearing them down in no order has aborted
-    ranks that had done all their work.
+    Threads of the backend may still wait for ranks that no longer answer, and destroying them in arbitrary order has
+    aborted ranks that had finished their work.
     """
     sys.stdout.flush()
     sys.stderr.flush()
@@ -67,11 +69,11 @@ def end_process(exit_code: int) -> NoReturn:
 
 
 def set_up_device(name: str, threads: int) -> torch.device:
-    """This rank's device.
+    """Set up and return this rank's device.
 
     Args:
         name: "cpu" or "cuda".
-        threads: for tensor operations on the CPU.
+        threads: number of threads for tensor operations on the CPU.
     """
     torch.set_num_threads(threads)
     if name == "cpu":
@@ -81,16 +83,18 @@ def set_up_device(name: str, threads: int) -> torch.device:
     # The same seed must give the same numbers.
     torch.backends.cudnn.benchmark = False
     torch.backends.cudnn.deterministic = True
-    torch.backends.cudnn.allow_tf32 = False  # rows say fp32
+    torch.backends.cudnn.allow_tf32 = False  # the rows state fp32
     return device
 
 
 @contextlib.contextmanager
 def process_group(device: torch.device, timeout_s: float) -> Iterator[None]:
-    """The job's process group; left standing after a failure, when the process is about to end anyway.
+    """Run the block with the job's process group; every rank must call.
+
+    After a failure the group is not destroyed, because the process is about to end.
 
     Raises:
-        TransportError: a rank was lost inside the block or while ranks met, also where only the backend noticed.
+        TransportError: a rank was lost inside the block or while ranks met, even if only the backend noticed.
     """
     _meet(device, timeout_s)
     postpone_compiler()
@@ -122,12 +126,12 @@ def _meet(device: torch.device, timeout_s: float) -> None:
     except RuntimeError as error:
         if not _is_a_loss(error):
             raise
-        # Which one cannot be found out: nobody has a way to the others yet.
+        # Which rank was lost is unknown: the ranks have no connections to each other yet.
         raise TransportError(f"a rank was lost while ranks met: {str(error).partition(chr(10))[0]}") from error
 
 
 def _is_a_loss(error: RuntimeError) -> bool:
-    """Whether another rank is gone, or its store, rather than this one's port taken or its network device unknown."""
+    """Return True if another rank or the store is gone; False for this rank's own fault, such as a port in use."""
     of_store = isinstance(error, dist.DistNetworkError | dist.DistStoreError) and "EADDRINUSE" not in str(error)
     return of_store or any(words in str(error) for words in _WORDS_OF_A_LOSS)
 

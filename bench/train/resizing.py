@@ -1,11 +1,11 @@
-"""Going on with another number of ranks: what the old ranks kept becomes what each new one keeps.
+"""Resume with a different number of ranks: make each new rank's state from the states of the old ranks.
 
-What is equal on all ranks is taken as it is. What waits to be sent is shared out anew: a step applies the mean over
-ranks of what they send, so if each new rank gets the mean over the old ones, as much is applied in the end as would
-have been. The samples of the epoch that no rank has used are shard_ids anew.
+State that is equal on all ranks is copied. Residuals (what waits to be sent) are averaged: a step applies the mean over
+ranks of what they send, so if each new rank gets the mean of the old ranks' residuals, the same amount is applied in
+the end. The samples that no rank has used in the current epoch are distributed again over the new ranks.
 
-Steps are counted as if the run had always had so many ranks: an epoch has another number of steps now, and learning
-rates, warm-ups and evaluations follow the epochs.
+Steps are counted as if the run had always had the new number of ranks: an epoch now has another number of steps, and
+learning rates, warm-ups and evaluations follow the epochs.
 """
 
 from __future__ import annotations
@@ -29,18 +29,18 @@ State = dict[str, Any]
 def resized(
     states: Sequence[State], config: RunConfig, rank: int, waiting: Waiting, dataset: Dataset, train: Part
 ) -> State:
-    """The state with which a new rank goes on.
+    """Return the state with which a new rank resumes.
 
     Args:
-        states: of the old ranks, as the training loop saved them.
-        config: of the run from now on.
-        rank: the new one.
-        waiting: what becomes of what waits to be sent: shared out, or dropped.
-        dataset: the run's.
-        train: what is trained on.
+        states: the old ranks' states, as the training loop saved them.
+        config: the configuration with the new number of ranks.
+        rank: the new rank.
+        waiting: "sum" averages residuals over the old ranks, which keeps the sum that is applied; "drop" drops them.
+        dataset: the run's data set.
+        train: the training samples.
     """
     state = states[rank % len(states)]
-    batches = _dealt_anew([each["batches"][0] for each in states], config, rank, dataset, train)
+    batches = _redistributed([each["batches"][0] for each in states], config, rank, dataset, train)
     counts = {name: value for name, value in state["counts"].items() if not name.endswith("_at")}
     strategy = state["strategy"] | {
         "exchange": _exchange([each["strategy"]["exchange"] for each in states], rank, config.world_size, waiting)
@@ -52,7 +52,7 @@ def resized(
 
 
 def _exchange(parts: Sequence[State], rank: int, world_size: int, waiting: Waiting) -> State:
-    """Of a channel, or of the gradients' one and the optimizer's."""
+    """Return the new state of an exchange, which may consist of two: of gradients, and of the optimizer."""
     own = parts[rank % len(parts)]
     if "gradients" in own:
         return {name: _exchange([part[name] for part in parts], rank, world_size, waiting) for name in own}
@@ -69,7 +69,7 @@ def _exchange(parts: Sequence[State], rank: int, world_size: int, waiting: Waiti
 
 
 def _means(by_rank: Sequence[dict[int, torch.Tensor]]) -> dict[int, torch.Tensor]:
-    """The mean over ranks of each layer's tensor."""
+    """Return the mean over ranks of each layer's tensor; a rank without the tensor counts as zeros."""
     keys = {key: None for tensors in by_rank for key in tensors}
     return {
         key: torch.stack([tensors[key] for tensors in by_rank if key in tensors]).sum(dim=0) / len(by_rank)
@@ -78,7 +78,10 @@ def _means(by_rank: Sequence[dict[int, torch.Tensor]]) -> dict[int, torch.Tensor
 
 
 def _server(parts: Sequence[State], world_size: int, waiting: Waiting) -> State:
-    """What servers owe of sums over ranks: every new rank begins with all of it, and keeps what it then serves."""
+    """Return the new state of a collective's servers: each new rank gets all their residuals and keeps what it serves.
+
+    These are residuals of sums over ranks, so they are scaled by the ratio of the numbers of ranks.
+    """
     serving = next((part for part in parts if part.get("residuals")), parts[0])
     if not serving:
         return serving
@@ -88,8 +91,8 @@ def _server(parts: Sequence[State], world_size: int, waiting: Waiting) -> State:
     return serving | {"residuals": kept, "keepers": dict.fromkeys(kept, EVERY_RANK)}
 
 
-def _dealt_anew(saved: Sequence[State], config: RunConfig, rank: int, dataset: Dataset, train: Part) -> State:
-    """Where a new rank is in its batches, and which samples are left to it of this epoch."""
+def _redistributed(saved: Sequence[State], config: RunConfig, rank: int, dataset: Dataset, train: Part) -> State:
+    """Return a new rank's state of `Batches`, with its share of the samples left in this epoch."""
     before = dataclasses.replace(config, replicas=len(saved))
     rest = []
     for old_rank, state in enumerate(saved):

@@ -1,4 +1,4 @@
-"""Running: least, mean and largest of numbers, none of which is kept."""
+"""Running statistics: smallest, mean and largest of a series of numbers that is not stored."""
 
 from __future__ import annotations
 
@@ -7,12 +7,12 @@ import dataclasses
 
 @dataclasses.dataclass(kw_only=True)
 class Running:
-    """Of the numbers added until now.
+    """Statistics of the numbers added so far.
 
     Attributes:
-        count: how many they are.
+        count: how many numbers were added.
         total: their sum.
-        least, largest: None where there are none.
+        least, largest: the smallest and the largest; None if there are no numbers.
     """
 
     count: int = 0
@@ -21,7 +21,7 @@ class Running:
     largest: float | None = None
 
     def add(self, value: float) -> None:
-        """One more."""
+        """Add a number."""
         self.count += 1
         self.total += value
         self.least = value if self.least is None else min(self.least, value)
@@ -29,5 +29,5 @@ class Running:
 
     @property
     def mean(self) -> float | None:
-        """None where there are none."""
+        """Return the mean; None if there are no numbers."""
         return self.total / self.count if self.count else None

@@ -1,7 +1,7 @@
 """The learning rate over time.
 
 Source: gradual warm-up as in Goyal et al. 2017 (arXiv:1706.02677).
-Differs: it rises from zero, not from the rate of one worker, and so with any number of ranks.
+Differs: it rises from zero instead of the rate of one worker, and also with a single rank.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from bench.core.config.run import RunConfig
 
 
 def learning_rate(config: RunConfig, step: int, total_steps: int, steps_per_epoch: int) -> float:
-    """The learning rate of optimizer step `step` (from 0)."""
+    """Return the learning rate of optimizer step `step`, which counts from 0."""
     peak = config.lr * LrScaling.parse(config.lr_scaling).factor(config.replicas)
     warmup_steps = config.warmup_epochs * steps_per_epoch
     if step < warmup_steps:

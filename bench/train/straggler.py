@@ -1,4 +1,4 @@
-"""A rank that is slow on purpose, to show what an exchange makes of unequal ranks."""
+"""Slow one rank down on purpose, to measure how an exchange copes with unequal ranks."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from bench.train.clock import device_time
 
 
 def slow_down(model: nn.Module, slowdown: float) -> None:
-    """Make every training step's forward and backward take `slowdown` times as long, from now on.
+    """Make forward and backward of every training step take `slowdown` times as long, from now on.
 
-    At the end of backward, before the last gradient is handed on, the rank sleeps (slowdown - 1) times what it computed
-    for; time spent waiting for other ranks comes later and is not multiplied.
+    At the end of backward, before the last gradient is passed on, the rank sleeps for (slowdown - 1) times its
+    computing time. Waiting for other ranks comes later and is not multiplied.
 
     Args:
-        model: the bare network; gets hooks.
+        model: the bare network, which gets hooks.
         slowdown: at least 1.
     """
     device = next(model.parameters()).device

@@ -1,6 +1,6 @@
-"""Trackers: the numbers of every row also where TensorBoard or MLflow shows them, if the user asks for it.
+"""Trackers: write the numbers of every row for TensorBoard or MLflow as well, if the user asks for it.
 
-Both write beside the run's own files, on this machine; nothing is sent anywhere.
+Both write next to the run's own files on this machine; nothing is sent over a network.
 """
 
 from __future__ import annotations
@@ -18,23 +18,23 @@ _NUMBERS = [
 
 
 class Tracker(Protocol):
-    """Where rows also go."""
+    """A tool that also shows the run's rows."""
 
     def row(self, row: Mapping[str, Any]) -> None:
-        """Show one row of `metrics.csv`."""
+        """Add one row of `metrics.csv`."""
 
     def close(self) -> None:
-        """The run ended well."""
+        """Mark the run as finished."""
 
 
 def open_tracker(config: RunConfig, folder: RunFolder, step: int = 0) -> Tracker | None:
-    """Return the tracker that the run asks for; only the rank that writes rows calls.
+    """Return the tracker that the configuration names, or None; call only on the rank that writes rows.
 
     Args:
-        config: of the run.
-        folder: of the run.
-        step: from which it goes on, 0 also where it begins again; what was shown of later ones is replaced, or stays
-            where it cannot be.
+        config: the run's configuration.
+        folder: the run's folder.
+        step: the step from which the run resumes, or 0. TensorBoard replaces what it has of later steps; MLflow keeps
+            it, because it cannot replace values.
     """
     match config.track:
         case "tensorboard":
@@ -81,7 +81,7 @@ class _MLflow:
 
     def row(self, row: Mapping[str, Any]) -> None:
         if row["step"] <= self._shown_until:
-            return  # shown before the run was stopped; MLflow takes nothing back
+            return  # written before the run was stopped; MLflow cannot replace values
         for name, value in _numbers(row).items():
             self._client.log_metric(self._run, name, value, step=row["step"])
 
@@ -90,5 +90,5 @@ class _MLflow:
 
 
 def _numbers(row: Mapping[str, Any]) -> dict[str, float]:
-    """The row's measured numbers."""
+    """Return the row's measured numbers by column name."""
     return {name: float(row[name]) for name in _NUMBERS if row.get(name) is not None}
