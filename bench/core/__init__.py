@@ -1,1 +1,1 @@
-"""The floor of bench: configuration, component names, the schema of results, errors and units. Imports no torch."""
+"""What all of bench builds on: configurations, component names, result columns, errors, units. Imports no torch."""

@@ -1,7 +1,7 @@
-"""Checkpoints: which of them a run folder holds, and whether training can go on from one.
+"""Write, check and remove the checkpoints of a run folder.
 
-A checkpoint is a folder with one file per rank of this machine and a manifest, which is written last: without it there
-is no checkpoint. Files are written under another name, synced, and renamed.
+A checkpoint is a folder with one file per rank of this machine and a manifest. The manifest is written last; without it
+the checkpoint is incomplete and ignored. Every file is written under a temporary name, synced, and renamed.
 """
 
 from __future__ import annotations
@@ -30,11 +30,11 @@ _MARK = "bench checkpoint"
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class FileFacts:
-    """A file as it was written.
+    """Length and checksum of a file when it was written.
 
     Attributes:
-        nbytes: its length.
-        crc32: of its bytes.
+        nbytes: length in bytes.
+        crc32: CRC-32 of the content.
     """
 
     nbytes: int
@@ -43,15 +43,15 @@ class FileFacts:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Manifest:
-    """What a checkpoint says of itself.
+    """The description of a checkpoint, stored beside its files.
 
     Attributes:
-        digest: of the run's configuration.
-        run_id: of the run.
-        step: optimizer steps that were done.
+        digest: digest of the run's configuration.
+        run_id: name of the run's folder.
+        step: optimizer steps done.
         world_size: ranks of the whole job.
-        files: by rank, those that lie on this machine.
-        rows: bytes of each CSV file that were written before it.
+        files: the files on this machine, by rank.
+        rows: length of each CSV file in bytes when the checkpoint was made.
     """
 
     digest: str
@@ -62,26 +62,26 @@ class Manifest:
     rows: dict[str, int]
 
     def to_json(self) -> str:
-        """As a text; says which form it has and what wrote it."""
+        """Return the manifest as JSON text, with its format and the version that wrote it."""
         head = {"kind": _MARK, "format": FORMAT, "version": version_of("gradwire")}
         return json.dumps(head | dataclasses.asdict(self), indent=2) + "\n"
 
     @classmethod
     def read(cls, path: Path) -> Self:
-        """Read what `to_json` wrote.
+        """Read a manifest that `to_json` wrote.
 
         Raises:
-            UsageError: it is none, or of another version.
+            UsageError: the file is not a manifest, or has another version's format.
         """
         try:
             values = json.loads(path.read_text(encoding="utf-8"))
             if values.pop("kind") != _MARK:
-                raise ValueError("it is another program's")
+                raise ValueError("another program wrote it")
             form, version = values.pop("format"), values.pop("version")
             if form != FORMAT:
                 raise UsageError(
-                    f"{path.parent} was written by gradwire {version} in form {form}, and this version reads form "
-                    f"{FORMAT}; go on with gradwire {version}, or begin the run anew"
+                    f"{path.parent} was written by gradwire {version} in format {form}, and this version reads format "
+                    f"{FORMAT}; resume the run with gradwire {version}, or start it again"
                 )
             return pydantic.TypeAdapter(cls).validate_python(values)
         except pydantic.ValidationError as error:
@@ -93,16 +93,16 @@ class Manifest:
 
 def _no_manifest(path: Path, why: str) -> UsageError:
     return UsageError(
-        f"{path} is no manifest of a checkpoint ({why}); remove {path.parent}, and training goes on from an older one "
-        "or begins anew"
+        f"{path} is not a checkpoint's manifest ({why}); remove {path.parent}, and training resumes from an older "
+        "checkpoint or starts again"
     )
 
 
 class Checkpoints:
-    """The checkpoints of a run.
+    """The checkpoints of one run.
 
     Args:
-        folder: the run's.
+        folder: the run's folder.
     """
 
     def __init__(self, folder: RunFolder) -> None:
@@ -110,15 +110,15 @@ class Checkpoints:
         self._path = folder.checkpoints
 
     def at(self, step: int) -> Path:
-        """The folder of the checkpoint that is made after so many steps."""
+        """Return the folder of the checkpoint made after this step."""
         return self._path / f"step-{step:09d}"
 
     def file(self, step: int, rank: int) -> Path:
-        """A rank's file."""
+        """Return the path of a rank's file."""
         return self.at(step) / f"rank-{rank}.state"
 
     def steps(self) -> list[int]:
-        """Steps after which there is a whole one, newest first."""
+        """Return the steps of all complete checkpoints, newest first."""
         found = []
         for manifest in self._path.glob(f"step-*/{_MANIFEST}"):
             with contextlib.suppress(ValueError):
@@ -126,44 +126,44 @@ class Checkpoints:
         return sorted(found, reverse=True)
 
     def manifest(self, step: int) -> Manifest:
-        """What the checkpoint says of itself.
+        """Read a checkpoint's manifest.
 
         Raises:
-            UsageError: it is none, or of another version.
+            UsageError: the file is not a manifest, or has another version's format.
         """
         return Manifest.read(self.at(step) / _MANIFEST)
 
     def check(self, step: int, config: RunConfig) -> Manifest:
-        """The manifest, if the run can go on from this checkpoint as far as can be seen without reading all of it.
+        """Check, without reading the files, that a run can resume from this checkpoint; return its manifest.
 
-        It is of this configuration, or of the one that the run had until its number of ranks was changed.
+        The checkpoint must have the digest of `config`, or the one that the run had before its number of ranks changed.
 
         Raises:
-            UsageError: it cannot.
+            UsageError: the run cannot resume from it.
         """
         manifest, path = self.manifest(step), self.at(step)
         digests = (config.digest, (read_json(self._folder.resume) or {}).get("digest_before"))
         if manifest.digest not in digests or manifest.run_id != self._folder.run_id:
             raise UsageError(
                 f"{path} belongs to run {manifest.run_id} ({manifest.digest}), and the configuration here is "
-                f"{config.digest}; put the run's own config.json and checkpoints back, or begin the run anew"
+                f"{config.digest}; put the run's own config.json and checkpoints back, or start the run again"
             )
         for rank, facts in manifest.files.items():
             file = self.file(step, rank)
             if not file.is_file() or file.stat().st_size != facts.nbytes:
                 raise UsageError(
-                    f"{file} is cut or missing (it had {facts.nbytes} bytes); put it back, or begin the run anew"
+                    f"{file} is cut or missing (it had {facts.nbytes} bytes); put it back, or start the run again"
                 )
         for name, nbytes in manifest.rows.items():
             rows = self._folder.path / name
             if not rows.is_file() or rows.stat().st_size < nbytes:
                 raise UsageError(
-                    f"{rows} lacks rows that were there at the checkpoint; put the file back, or begin the run anew"
+                    f"{rows} lacks rows that were there at the checkpoint; put the file back, or start the run again"
                 )
         return manifest
 
     def complete(self, manifest: Manifest) -> None:
-        """Write the manifest: from now on there is this checkpoint."""
+        """Write the manifest, which completes the checkpoint."""
         with _written(self.at(manifest.step) / _MANIFEST) as file:
             file.write(manifest.to_json().encode())
 
@@ -171,7 +171,7 @@ class Checkpoints:
         """Write a rank's file; it is on the disk when this returns.
 
         Raises:
-            OSError: the disk is full or the file cannot be written; nothing of it is left.
+            OSError: the disk is full or the file cannot be written; no part of it is left.
         """
         self.at(step).mkdir(parents=True, exist_ok=True)
         nbytes = crc32 = 0
@@ -184,31 +184,31 @@ class Checkpoints:
         return FileFacts(nbytes=nbytes, crc32=crc32)
 
     def prune(self, before: int) -> None:
-        """Remove the checkpoints before the one after so many steps; other ranks may be writing the next meanwhile."""
+        """Remove all checkpoints older than this step; other ranks may be writing a newer one meanwhile."""
         self._remove(path for path in self._path.glob("step-*") if path.name < self.at(before).name)
 
     def prune_others(self, step: int) -> None:
-        """Remove all checkpoints but one, whole or not; nobody may be writing."""
+        """Remove all checkpoints but this step's, complete or not; no rank may be writing one."""
         self._remove(path for path in self._path.glob("step-*") if path != self.at(step))
 
     def _remove(self, paths: Iterable[Path]) -> None:
-        """What cannot be removed stays."""
+        """Remove these folders; leave what cannot be removed."""
         for path in list(paths):
             with contextlib.suppress(OSError):
-                (path / _MANIFEST).unlink(missing_ok=True)  # first, or half of one would pass for whole
+                (path / _MANIFEST).unlink(missing_ok=True)  # first, so that a half-removed one does not look complete
             shutil.rmtree(path, ignore_errors=True)
 
     def discard(self, step: int) -> None:
-        """Remove what was written of a checkpoint that was not completed everywhere."""
+        """Remove a checkpoint that was not completed on all machines."""
         self._remove([self.at(step)])
 
 
 def cut_rows(folder: RunFolder, rows: dict[str, int]) -> None:
-    """Take away the rows that were written after a checkpoint; without one, all of them, and what `auto` chose.
+    """Cut the CSV files to the rows written before a checkpoint.
 
     Args:
-        folder: the run's.
-        rows: bytes of each CSV file that stay.
+        folder: the run's folder.
+        rows: bytes to keep of each CSV file. Empty (no checkpoint): remove all rows, and the choices of `auto`.
     """
     for path in (folder.metrics, folder.layers, folder.links):
         if path.exists():
@@ -218,13 +218,13 @@ def cut_rows(folder: RunFolder, rows: dict[str, int]) -> None:
 
 
 def row_bytes(folder: RunFolder) -> dict[str, int]:
-    """Bytes of each CSV file that there is."""
+    """Return the length in bytes of each CSV file that exists."""
     files = (folder.metrics, folder.layers, folder.links)
     return {path.name: path.stat().st_size for path in files if path.exists()}
 
 
 def _sync_folder(path: Path) -> None:
-    """Wait until the disk knows the names in a folder."""
+    """Wait until the names in a folder are on the disk."""
     descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
     try:
         os.fsync(descriptor)
@@ -234,7 +234,7 @@ def _sync_folder(path: Path) -> None:
 
 @contextlib.contextmanager
 def _written(path: Path) -> Iterator[BinaryIO]:
-    """A new file that takes the place of `path` when the block ends, all at once; nothing of it where that fails."""
+    """Open a new file that atomically replaces `path` when the block ends; if the block fails, nothing is left."""
     temporary = path.with_name(path.name + ".tmp")
     try:
         with temporary.open("wb") as file:

@@ -1,4 +1,7 @@
-"""The environment of a run: machine, versions and the tool's own checkout, without importing torch."""
+"""Describe the environment of a run without importing torch: machine, package versions, this project's checkout.
+
+Also finds environment variables and limits that may be why torch fails.
+"""
 
 from __future__ import annotations
 
@@ -21,25 +24,24 @@ from collectives.options import OptionError
 
 PACKAGES = ("gradwire", "torch", "torchvision", "typer", "rich", "pandas", "scipy", "scikit-learn", "pydantic")
 
+# Flag of the processor -> name of its vector instructions, widest first.
 VECTORS = {"avx512f": "AVX-512", "avx2": "AVX2"}
-"""flag of the processor -> how its widest vectors are called, the widest first"""
 
-
+# Prefixes of the environment variables that only torch reads.
 TORCH_VARIABLES = ("TORCH_", "PYTORCH_", "GLOO_", "NCCL_")
-"""how the names of the variables begin that only torch reads"""
 
+# Limit of open files that is enough for a process of a job.
 ENOUGH_FILES = 1024
-"""that a process may have open at once"""
 
 
 def try_without_variables(beginnings: tuple[str, ...] = TORCH_VARIABLES) -> str:
-    """Return the end of a sentence about a failure inside torch: which of the user's variables to try without."""
+    """Return the end of an error message: the user's environment variables to try without; empty if there are none."""
     given = [f"{name}={value}" for name, value in sorted(os.environ.items()) if name.startswith(beginnings)]
     return f"; try without {' and '.join(given)} in the environment" if given else ""
 
 
 def possible_causes() -> str:
-    """Return the end of a sentence about a failure inside torch: the variables and limits here that may be why."""
+    """Return the end of an error message: the limits and environment variables that may have made torch fail."""
     files, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     memory, _ = resource.getrlimit(resource.RLIMIT_AS)
     limits = [f"`ulimit -n` is {files}; raise it to {ENOUGH_FILES}"] if 0 <= files < ENOUGH_FILES else []
@@ -48,7 +50,7 @@ def possible_causes() -> str:
 
 
 def failure_to_import_torch(error: BaseException) -> UsageError | None:
-    """Return the sentence for an error that came up while torch was being imported; None for another one."""
+    """Return the message for an error raised while torch was being imported; None for any other error."""
     frames = [frame for frame, _ in traceback.walk_tb(error.__traceback__)]
     if not any(_is_module_of_torch(frame) for frame in frames):
         return None
@@ -61,16 +63,16 @@ def _is_module_of_torch(frame: FrameType) -> bool:
 
 
 def usable_cores() -> int:
-    """Cores that this process may run on."""
+    """Return the number of cores that this process may run on."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else (os.cpu_count() or 1)
 
 
 @functools.cache
 def cpu_model() -> str:
-    """The processor's name as the system gives it, and its widest vectors.
+    """Return the processor's name and its widest vector instructions.
 
-    Virtual machines call processors with and without AVX-512 by one name; torch rounds sums otherwise on these, and
-    encoding takes up to twice as long without.
+    Virtual machines give processors with and without AVX-512 the same name, but torch rounds sums differently on the
+    two, and encoding takes up to twice as long without AVX-512.
     """
     flags = cpu_flags()
     vectors = next((name for flag, name in VECTORS.items() if flag in flags), None)
@@ -88,7 +90,7 @@ def _name_of_cpu() -> str:
 
 @functools.cache
 def version_of(package: str) -> str:
-    """The installed version, or an empty text."""
+    """Return the installed version; empty if the package is not installed."""
     try:
         return importlib.metadata.version(package)
     except importlib.metadata.PackageNotFoundError:
@@ -97,7 +99,7 @@ def version_of(package: str) -> str:
 
 @functools.cache
 def checkout() -> tuple[str, bool | None]:
-    """(commit, has uncommitted changes) of the checkout this package is run from; ("", None) outside of one."""
+    """Return the commit of the checkout this package runs from and whether it has changes; ("", None) outside one."""
     here = Path(__file__).resolve().parents[2]
     if not (here / ".git").exists():
         return "", None
@@ -109,10 +111,10 @@ def checkout() -> tuple[str, bool | None]:
 
 
 def kernels(device: str = "cpu") -> Kernels:
-    """What loops over elements on "cpu" or "cuda".
+    """Return the kernels in use on "cpu" or "cuda".
 
     Raises:
-        UsageError: the environment asks for what there is not.
+        UsageError: the environment requests kernels that are not available.
     """
     try:
         return kernels_in_use(device)
@@ -121,7 +123,7 @@ def kernels(device: str = "cpu") -> Kernels:
 
 
 def origin_columns(device: str = "cpu") -> dict[str, Any]:
-    """The `origin` columns of `metrics.csv`, all but `started_at`, of ranks on "cpu" or "cuda"."""
+    """Return the `origin` columns of `metrics.csv` but `started_at`, for ranks on "cpu" or "cuda"."""
     sha, dirty = checkout()
     return {
         "host": socket.gethostname(),
@@ -134,7 +136,7 @@ def origin_columns(device: str = "cpu") -> dict[str, Any]:
 
 
 def describe(command: list[str], device: str) -> dict[str, Any]:
-    """All that `environment.json` holds.
+    """Return the content of `environment.json`.
 
     Args:
         command: the command line that started the run.

@@ -1,7 +1,6 @@
-"""The errors that a user can meet, and the exit code each one ends the program with.
+"""Errors that are shown to the user as one sentence, each with the exit code of the program.
 
-Every message is one sentence that says what is wrong and what to do. Anything else that escapes is a bug (exit code
-1) and keeps its traceback.
+The sentence says what is wrong and what to do. Any other exception is a bug: exit code 1, with a traceback.
 """
 
 from __future__ import annotations
@@ -22,7 +21,7 @@ class UsageError(BenchError):
 
 
 class RunFailed(BenchError):
-    """A run started and did not end well; what it had written is kept."""
+    """A run started and failed; the rows written so far are kept."""
 
     exit_code = 3
 
@@ -34,7 +33,7 @@ class NothingToCompare(BenchError):
 
 
 class Regression(BenchError):
-    """A gate given by the user was crossed."""
+    """A limit that the user gave, such as --fail-on, was exceeded."""
 
     exit_code = 5
 

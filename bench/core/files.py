@@ -1,4 +1,7 @@
-"""Files that a user names: what is no file is refused before it is opened, which might wait or read for ever."""
+"""Check, find and create files and folders that a user names.
+
+Pipes and devices are refused before they are opened, because reading or writing one might never end.
+"""
 
 from __future__ import annotations
 
@@ -10,17 +13,17 @@ from bench.core.errors import UsageError
 
 
 def check_regular(path: Path) -> None:
-    """Refuse a folder, a pipe or a device; what does not exist yet may become a file.
+    """Refuse a folder, a pipe or a device; a path that does not exist yet passes.
 
     Raises:
-        UsageError: "x.csv is no regular file; give the path of a file".
+        UsageError: "x.csv is not a regular file; give the path of a file".
     """
     if path.exists() and not path.is_file():
-        raise UsageError(f"{path} is no regular file; give the path of a file")
+        raise UsageError(f"{path} is not a regular file; give the path of a file")
 
 
 def check_writable(path: Path) -> None:
-    """Refuse, before what is to stand in it is made, a file that cannot be written; its content stays as it is.
+    """Refuse a file that cannot be written, before its content is computed; an existing file is not changed.
 
     Raises:
         UsageError: "cannot write x.json: Permission denied; choose another file".
@@ -36,7 +39,7 @@ def check_writable(path: Path) -> None:
 
 
 def walk(folder: Path) -> Iterator[tuple[Path, list[str], list[str]]]:
-    """As `os.walk`, in the order of names; links to folders are followed, and no folder is seen twice."""
+    """Yield folders like `os.walk`, sorted by name; follow links to folders, but visit no folder twice."""
     seen = set()
     for path, folders, files in os.walk(folder, followlinks=True):
         folders.sort()
@@ -48,12 +51,12 @@ def walk(folder: Path) -> Iterator[tuple[Path, list[str], list[str]]]:
 
 
 def files_below(folder: Path, name: str) -> list[Path]:
-    """Of this name, however deep, sorted."""
+    """Return all files of this name below a folder, at any depth, sorted."""
     return sorted(path / name for path, _, files in walk(folder) if name in files)
 
 
 def make_folder(folder: Path) -> None:
-    """Make a folder, and those above it, that may be there already.
+    """Make a folder and its parents, unless they exist.
 
     Raises:
         UsageError: "cannot make the folder x: Permission denied; choose another --out".

@@ -1,8 +1,9 @@
-"""What the kernel counted: bytes that a virtual host's network interface sent and received.
+"""Read the kernel's counters of the bytes that a virtual host's network interface sent and received.
 
-A virtual host is a network namespace with one interface beside the loopback, so the interface's counters are the
-job's traffic and nothing else: payload, TCP/IP and Ethernet headers, acknowledgements, address resolution.
-Source: Linux, `/proc/<pid>/net/dev` (proc_pid_net(5)); counted is the whole Ethernet frame without its checksum.
+A virtual host is a network namespace with one interface beside the loopback, so the counters hold the traffic of the
+job alone: payload, TCP/IP and Ethernet headers, acknowledgements, address resolution.
+
+Source: Linux, `/proc/<pid>/net/dev` (proc_pid_net(5)); it counts whole Ethernet frames without their checksum.
 """
 
 from __future__ import annotations
@@ -14,21 +15,21 @@ from typing import Literal
 
 WireHeaders = Literal["exact", "estimated"]
 
-# Set for every process on a virtual host: whether the interface's counters see real frames.
+# Set for every process on a virtual host to "exact" (the interface counts real frames) or "estimated".
 WIRE_HEADERS_VARIABLE = "BENCH_WIRE_HEADERS"
 
 # Largest Ethernet frame: 14 bytes of header and an MTU of 1500.
 FRAME_BYTES = 1514
-# Ethernet 14, IPv4 20, TCP 20 with 12 bytes of timestamps: a full frame carries 1448 bytes.
+# Headers of a frame: Ethernet 14, IPv4 20, TCP 20 + 12 bytes of timestamps. A full frame carries 1448 bytes of payload.
 FRAME_HEADER_BYTES = 66
 
-# The calling thread's own namespace; for a process that never changed it, the same as /proc/self/net/dev.
+# Counters of the calling thread's network namespace, which may differ from that of its process.
 _COUNTERS = Path("/proc/thread-self/net/dev")
 
 
 @dataclasses.dataclass(frozen=True)
 class InterfaceBytes:
-    """Bytes of whole frames, all interfaces but the loopback together, since the namespace was made."""
+    """Bytes of Ethernet frames since the namespace was made, summed over all interfaces but the loopback."""
 
     sent: float
     received: float
@@ -38,9 +39,9 @@ def interface_bytes(headers: WireHeaders | None = None) -> InterfaceBytes:
     """Read the counters of the calling thread's network namespace; subtract two readings to count between them.
 
     Args:
-        headers: "exact" returns the counters. "estimated" adds the headers that segmentation offload keeps from them:
-            with offload one packet of up to 64 kB is counted with one header where a wire carries 44 frames. None:
-            what the environment of a virtual host says, "exact" without it.
+        headers: "exact" returns the counters. "estimated" adds the headers that they miss with segmentation offload,
+            which counts a packet of up to 64 kB with one header although a wire would carry it in 44 frames. None:
+            the value of `WIRE_HEADERS_VARIABLE`, or "exact" if it is not set.
     """
     if headers is None:
         headers = "estimated" if os.environ.get(WIRE_HEADERS_VARIABLE) == "estimated" else "exact"
@@ -48,10 +49,10 @@ def interface_bytes(headers: WireHeaders | None = None) -> InterfaceBytes:
 
 
 class Counters:
-    """The counters of the network namespace in which the calling thread is now, to be read from any thread.
+    """The counters of the calling thread's current network namespace, for reading from any thread.
 
     Args:
-        headers: as of `interface_bytes`.
+        headers: as for `interface_bytes`.
     """
 
     def __init__(self, headers: WireHeaders) -> None:
@@ -59,17 +60,17 @@ class Counters:
         self._file = _COUNTERS.open("rb", buffering=0)
 
     def read(self) -> InterfaceBytes:
-        """What they say now."""
+        """Return the current values."""
         self._file.seek(0)
         return parse_counters(self._file.read().decode("ascii"), self._headers)
 
     def close(self) -> None:
-        """They cannot be read afterwards."""
+        """Close the file of the counters."""
         self._file.close()
 
 
 def parse_counters(text: str, headers: WireHeaders) -> InterfaceBytes:
-    """Read the format of `/proc/<pid>/net/dev`: two heading lines, then one line per interface."""
+    """Parse the text of `/proc/<pid>/net/dev`: two heading lines, then one line per interface."""
     sent = received = 0.0
     for line in text.splitlines()[2:]:
         name, _, numbers = line.partition(":")

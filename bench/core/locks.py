@@ -1,4 +1,4 @@
-"""Locks of files and folders, which the kernel gives back when their holder ends, however that comes about."""
+"""Locks on files and folders; the kernel releases them when the process that holds them ends, even if it is killed."""
 
 from __future__ import annotations
 
@@ -13,16 +13,16 @@ from bench.core.errors import UsageError
 
 @contextlib.contextmanager
 def locked(path: Path, *, wait: bool = False) -> Iterator[bool]:
-    """Hold the lock of a file or folder while the block runs; the block is told whether it is held.
+    """Hold an exclusive lock while the block runs; yield whether it is held.
 
     Args:
-        path: the file or folder, which exists.
-        wait: for whoever holds it; otherwise the block runs without it.
+        path: the file or folder, which must exist.
+        wait: wait until the lock is free. Without it, the block runs in any case and learns whether the lock is held.
 
     Raises:
-        UsageError: its file system knows no locks.
+        UsageError: the file system does not support locks.
     """
-    # Some network file systems lock what is open for writing alone; a folder cannot be.
+    # Some network file systems lock only files opened for writing; a folder cannot be opened so.
     descriptor = os.open(path, os.O_RDONLY if path.is_dir() else os.O_RDWR)
     try:
         yield _take(path, descriptor, wait)
@@ -37,5 +37,5 @@ def _take(path: Path, descriptor: int, wait: bool) -> bool:
         return False
     except OSError as error:
         reason = error.strerror or error
-        raise UsageError(f"{path} cannot be locked: {reason}; choose a folder on a file system that can") from None
+        raise UsageError(f"{path} cannot be locked: {reason}; choose a folder on a file system with locks") from None
     return True

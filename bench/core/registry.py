@@ -1,12 +1,13 @@
-"""The registry: which components exist, found without importing any of them.
+"""The registry of components, which finds and describes them without importing any.
 
-A room is a package; a component is a top-level class in one of its files that derives (directly or through a class of
-the same folder) from the room's base class. It is named after its file, ``GroupTopK`` after
-``group_topk.py`` and ``Placed`` after ``placed/placed.py``; where several components share a file, each class says its
-name: ``class ResNet18(Model, name="resnet18")``. Names and one-line descriptions are read with ``ast``, so listing and
-completing names costs milliseconds and no torch.
-Third parties add components by entry point (group ``bench.compressors``, ``bench.collectives``, ...);
-whatever goes wrong in theirs is a `PluginError`, which only who names them need mind.
+Each kind of component has a package, called its room. A component is a top-level class in one of the package's files
+that derives, directly or through a class in the same folder, from the room's base class. Its name is that of its file
+(``GroupTopK`` in ``group_topk.py``, ``Placed`` in ``placed/placed.py``); where several components share a file, each
+class gives its name: ``class ResNet18(Model, name="resnet18")``. Names and one-line descriptions are read with ``ast``,
+so listing and completing names takes milliseconds and does not import torch.
+
+Third parties add components by entry point (group ``bench.compressors``, ``bench.collectives``, ...). An error in one
+of theirs becomes a `PluginError`, which matters only to users who name that component.
 """
 
 from __future__ import annotations
@@ -32,12 +33,12 @@ T = TypeVar("T")
 
 
 class PluginError(UsageError):
-    """A third party's component that cannot be used; the message names it and what is wrong with it."""
+    """A third party's component cannot be used; the message names it and the reason."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Room:
-    """One kind of component: where its files lie and which base class they derive from."""
+    """One kind of component, with its package and its base class."""
 
     kind: str
     package: str
@@ -45,7 +46,7 @@ class Room:
 
     @property
     def singular(self) -> str:
-        """``compressors`` -> ``compressor``, ``strategies`` -> ``strategy``."""
+        """Return the singular of the kind: ``compressors`` -> ``compressor``, ``strategies`` -> ``strategy``."""
         return self.kind.removesuffix("ies") + "y" if self.kind.endswith("ies") else self.kind.removesuffix("s")
 
 
@@ -54,10 +55,10 @@ class Entry:
     """A component.
 
     Attributes:
-        name: as a user writes it.
+        name: name on the command line.
         description: one line.
-        target: where its class is found (``module:Class``).
-        provider: the package of a third party that brings it, with its version; empty for the built-in ones.
+        target: location of its class (``module:Class``).
+        provider: package and version of the third party that provides it; empty for built-in components.
     """
 
     name: str
@@ -78,19 +79,19 @@ ROOMS = {
     )
 }
 
-# CPython 3.11 counts the depth of all parses in one place and fails where two threads parse at once.
+# CPython 3.11 keeps one recursion depth for all parses and fails if two threads parse at once.
 _PARSER = threading.Lock()
 
 
 @functools.cache
 def entries(kind: str) -> dict[str, Entry]:
-    """All components of one kind, by name and sorted; built-in ones win over entry points of the same name."""
+    """Return all components of one kind by name, sorted; built-in ones win over entry points of the same name."""
     found = {entry.name: entry for entry in _third_party(kind)} | _built_in(ROOMS[kind])
     return dict(sorted(found.items()))
 
 
 def warn_of_clashes(kind: str) -> None:
-    """Say on stderr whose components cannot be chosen because another one has their name."""
+    """Name on stderr the components of third parties that are hidden by another one of the same name."""
     for entry in _third_party(kind):
         chosen = entries(kind)[entry.name]
         if chosen != entry:
@@ -104,8 +105,8 @@ def load(kind: str, name: str) -> type[Options]:
     """Import a component's class.
 
     Raises:
-        UsageError: no component of that name (the message names the nearest one and how to list them).
-        PluginError: it is a third party's and cannot be imported, or is no component of this kind.
+        UsageError: no component has that name (the message names the nearest one and how to list them).
+        PluginError: it is a third party's and cannot be imported, or is not a component of this kind.
     """
     known = entries(kind)
     if name not in known:
@@ -119,16 +120,16 @@ def load(kind: str, name: str) -> type[Options]:
         component: type[Options] = getattr(importlib.import_module(module), attribute)
         if known[name].provider:
             _check_class(component, ROOMS[kind])
-        component.component_name = name  # an entry point may name a class otherwise than its file does
+        component.component_name = name  # an entry point's name may differ from that of the file
     return component
 
 
 def ask_each(kind: str, question: Callable[[type[Options]], T]) -> dict[str, T]:
-    """What every component's class answers, by name; those of third parties that cannot are left out, with a warning.
+    """Call a function with the class of every component and return the results by name.
 
     Args:
-        kind: the room.
-        question: may raise anything where a third party's component is at fault.
+        kind: kind of the components.
+        question: the function. If it raises for a third party's component, that is left out with a warning.
     """
     answers = {}
     for name in entries(kind):
@@ -142,15 +143,15 @@ def ask_each(kind: str, question: Callable[[type[Options]], T]) -> dict[str, T]:
 
 @contextlib.contextmanager
 def blaming_provider(kind: str, name: str, passing: tuple[type[Exception], ...] = ()) -> Iterator[None]:
-    """Turn whatever a third party's component raises, `SystemExit` included, into a sentence that names its package.
+    """Turn any exception of a third party's component, even `SystemExit`, into an error that names its package.
 
     Args:
-        kind: the room.
-        name: the component; what a built-in one raises passes.
-        passing: errors of the user that pass as well.
+        kind: kind of the component.
+        name: the component; exceptions of a built-in one pass unchanged.
+        passing: exceptions that also pass, because they are the user's errors.
 
     Raises:
-        PluginError: it raised something else.
+        PluginError: the block raised any other exception.
     """
     provider = entries(kind)[name].provider
     not_blamed: tuple[type[BaseException], ...] = (KeyboardInterrupt, PluginError, *passing)
@@ -163,12 +164,12 @@ def blaming_provider(kind: str, name: str, passing: tuple[type[Exception], ...] 
             raise
         reason = " ".join(f"{type(error).__name__}: {error}".split())
         raise PluginError(
-            f"{ROOMS[kind].singular} '{name}' of {provider} cannot be used ({reason}); mend or uninstall that package"
+            f"{ROOMS[kind].singular} '{name}' of {provider} cannot be used ({reason}); repair or uninstall that package"
         ) from error
 
 
 def required_of(component: type) -> set[str]:
-    """Methods and class facts that the classes above declare and nobody has defined."""
+    """Return the abstract methods and class variables that base classes declare and no class defines."""
     facts = {
         name
         for parent in component.__mro__
@@ -178,7 +179,7 @@ def required_of(component: type) -> set[str]:
     return facts | set(getattr(component, "__abstractmethods__", ()))
 
 
-@functools.cache  # looking through all packages takes a tenth of a second of each rank, forked ones have it done
+@functools.cache  # searching all packages takes 0.1 s; forked ranks inherit the result
 def _third_party(kind: str) -> list[Entry]:
     points = _entry_points(f"bench.{kind}")
     providers = [f"{point.dist.name} {point.dist.version}" if point.dist else "an unnamed package" for point in points]
@@ -189,10 +190,10 @@ def _third_party(kind: str) -> list[Entry]:
 
 
 def _entry_points(group: str) -> list[importlib.metadata.EntryPoint]:
-    """Those of all packages whose list of them can be read."""
+    """Return the entry points of all packages whose metadata can be read."""
     try:
         return list(importlib.metadata.entry_points(group=group))
-    except (TypeError, ValueError):  # which package it is, only a slower search tells
+    except (TypeError, ValueError):  # one package's metadata is broken; a slower search finds which
         return [p for package in importlib.metadata.distributions() for p in _readable(package) if p.group == group]
 
 
@@ -200,12 +201,12 @@ def _readable(package: importlib.metadata.Distribution) -> list[importlib.metada
     try:
         return list(package.entry_points)
     except (TypeError, ValueError) as error:
-        warn_once(f"the entry points of {package.name} cannot be read ({error}); mend or uninstall that package")
+        warn_once(f"the entry points of {package.name} cannot be read ({error}); repair or uninstall that package")
         return []
 
 
 def _check_class(component: object, room: Room) -> None:
-    """Raise TypeError where a third party's object is no complete component of the room."""
+    """Raise TypeError if a third party's object is not a complete component of the room."""
     base = getattr(importlib.import_module(f"{room.package}.base"), room.base)
     if not (isinstance(component, type) and issubclass(component, base)):
         raise TypeError(f"it does not derive from {room.package}.base.{room.base}")
@@ -217,12 +218,12 @@ def _check_class(component: object, room: Room) -> None:
 
 @functools.cache
 def warn_once(sentence: str) -> None:
-    """Say it on stderr, where it was not said before."""
+    """Print a warning on stderr, unless it was printed before."""
     print(f"warning: {sentence}", file=sys.stderr)
 
 
 def _built_in(room: Room) -> dict[str, Entry]:
-    classes: dict[str, list[str]] = {}  # class name -> names of its bases, over all files of the room
+    classes: dict[str, list[str]] = {}  # class name -> names of its bases, in all files of the room
     found: dict[str, Entry] = {}  # by class name
     folder = _folder(room.package)
     packages = (path for path in folder.glob("*/*.py") if path.stem == path.parent.name)

@@ -1,7 +1,7 @@
-"""Rows: appending to and reading back the CSV files of a run, so that no crash costs more than the row being written.
+"""Append rows to the CSV files of a run and read them back; a crash loses at most the row being written.
 
-A row is one line: texts lose their line breaks on the way in. Every line can therefore be read for itself, and a torn
-line (the machine went down, the disk was full) never takes its neighbours along.
+A row is always one line, because line breaks in texts are replaced by spaces. So each line can be read on its own, and
+a line cut by a crash or a full disk does not damage its neighbours.
 """
 
 from __future__ import annotations
@@ -26,18 +26,18 @@ Warn = Callable[[str], None]
 
 
 def warn_on_stderr(sentence: str) -> None:
-    """Tell the user of something that was left out, apart from the data on stdout."""
+    """Print a warning on stderr, so that it does not mix with data on stdout."""
     sys.stderr.write(f"warning: {sentence}\n")
 
 
 class StoreError(RunFailed):
-    """A row could not be written; the rows before it are whole and kept."""
+    """A row could not be written; the rows before it are complete and kept."""
 
 
 class RowWriter:
-    """Appends rows to one CSV file: header first, each call one write that is on disk when it returns.
+    """Appends rows to one CSV file, after its header; each call's rows are on the disk when it returns.
 
-    The file is opened anew for every call, so rank 0 and, after a crash, the launcher can write to the same file.
+    The file is opened for every call, so the launcher can append a row after rank 0 has crashed.
 
     Args:
         path: the CSV file; its folder must exist. A file that exists is continued.
@@ -51,13 +51,13 @@ class RowWriter:
         self.path = path
         self.columns = columns
         self._header = _line(column.name for column in columns)
-        self._append("")  # now, not after the first epoch, is when an unwritable folder must show
+        self._append("")  # so that a folder that cannot be written fails now, not after the first epoch
 
     def append(self, values: Mapping[str, Any]) -> None:
         """Write one row and wait until the disk has it.
 
         Args:
-            values: column name -> value; columns left out stay empty.
+            values: column name -> value; missing columns stay empty.
 
         Raises:
             StoreError: the disk is full or the file cannot be written; the file ends with the last whole row.
@@ -66,7 +66,7 @@ class RowWriter:
         self.extend([values])
 
     def extend(self, rows: Iterable[Mapping[str, Any]]) -> None:
-        """Write several rows at once: all of them or, with the errors of ``append``, none."""
+        """Write several rows at once; if this raises, with the errors of ``append``, none of them is written."""
         self._append("".join(_line(to_cells(values, self.columns).values()) for values in rows))
 
     def _append(self, lines: str) -> None:
@@ -80,7 +80,7 @@ class RowWriter:
             ) from None
 
     def _repair(self, file: BinaryIO) -> str:
-        """What must come before the next row: the header or what is missing of it, or the end of a torn line."""
+        """Return the text to write before the next row: the missing part of the header, or the end of a cut line."""
         file.seek(0)
         head = file.read(len(self._header)).decode("utf-8", errors="replace")
         if not head.startswith(self._header):
@@ -96,10 +96,10 @@ class RowWriter:
 
 
 class MissingColumns(ValueError):
-    """A file lacks columns without which its rows say nothing.
+    """A file lacks required columns.
 
     Attributes:
-        names: what it lacks.
+        names: the missing columns.
     """
 
     def __init__(self, names: Sequence[str]) -> None:
@@ -108,7 +108,7 @@ class MissingColumns(ValueError):
 
 
 class RepeatedColumns(ValueError):
-    """A file has a column more than once, so that nothing says which of its values counts."""
+    """A file has a column more than once, so its value is ambiguous."""
 
     def __init__(self, names: Sequence[str]) -> None:
         super().__init__(f"it has more than one column {', '.join(names)}")
@@ -121,21 +121,20 @@ def read_rows(
     required: tuple[str, ...] = (),
     warn: Warn = warn_on_stderr,
 ) -> list[dict[str, Any]]:
-    """The rows of a CSV file, as far as they can be read; none of an empty file.
+    """Return the readable rows of a CSV file; an empty list for an empty file.
 
-    Columns that the schema does not know are left out, columns that the file lacks are missing in the rows, empty
-    cells are None.
+    Rows have the columns that are both in the file and in the schema. Empty cells are None.
 
     Args:
-        path: a file that ``RowWriter`` or any other CSV writer made (no line breaks inside cells).
+        path: a file by ``RowWriter`` or any other CSV writer, without line breaks inside cells.
         columns: the schema of the rows.
-        required: columns that every row must fill.
-        warn: told one sentence for every line that is skipped because it is cut, a cell is unreadable or one that is
-            required is empty; by default the sentence goes to stderr.
+        required: columns that must not be empty in any row.
+        warn: called with one sentence for every line that is skipped because it is cut, a cell is unreadable, or a
+            required one is empty; by default the sentence goes to stderr.
 
     Raises:
         OSError: the file cannot be read.
-        MissingColumns: the file lacks required columns; of a file that is no CSV file at all, all of them.
+        MissingColumns: the file lacks required columns; a file that is not CSV lacks all of them.
         RepeatedColumns: the file has a column of the schema twice.
     """
     lines = _lines(path)
@@ -161,11 +160,11 @@ def _header(line: str) -> list[str]:
     try:
         return _cells(line)
     except ValueError:
-        return []  # a foreign file like any other: it has none of the columns
+        return []  # not CSV, so it has none of the columns
 
 
 class _Values(dict[str, Any]):
-    """Cell -> value of one column; a text that comes again, as most do, is checked and converted once."""
+    """Caches the values of one column by cell text, because most texts repeat."""
 
     def __init__(self, column: Column) -> None:
         self._column = column
@@ -181,15 +180,15 @@ def _values_of(column: Column) -> _Values:
 
 
 class RowReader:
-    """Turns lines under one header into rows.
+    """Parses the lines below one header into rows.
 
     Args:
         header: names of the cells.
-        columns: the schema of the rows; cells of other names are left out.
-        required: columns that every row must fill.
+        columns: the schema of the rows; cells with other names are left out.
+        required: columns that must not be empty in any row.
 
     Raises:
-        MissingColumns: the header lacks some of these.
+        MissingColumns: the header lacks required columns.
         RepeatedColumns: the header has a column of the schema twice.
     """
 
@@ -207,7 +206,7 @@ class RowReader:
         self._values = [_values_of(by_name[name]) for name in self._names]
 
     def read(self, line: str) -> dict[str, Any]:
-        """One row.
+        """Parse one line.
 
         Raises:
             ValueError: the line is cut or damaged, a cell does not hold its column's type, or a required one is empty.
@@ -237,7 +236,7 @@ def _line(cells: Iterable[str]) -> str:
 
 
 def _lines(path: Path) -> list[str]:
-    """The file's lines with their ends; only a line feed ends a line, and a blank line is an empty text."""
+    """Return the lines with their line feeds (no other character ends a line); blank lines as empty texts."""
     *whole, rest = path.read_bytes().decode("utf-8-sig", errors="replace").split("\n")
     lines = [line + "\n" if line.strip() else "" for line in whole]
     return [*lines, rest] if rest else lines

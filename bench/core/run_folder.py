@@ -1,4 +1,4 @@
-"""The run folder: which file of a run lies where. Launcher, ranks and reports all look here."""
+"""The files in a run's folder, and how JSON files in it are written and read; used by launcher, ranks and reports."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from bench.core.errors import UsageError
 
 
 class RunFolder:
-    """Where each file of a run lies.
+    """The paths of a run's files.
 
     Args:
         path: the folder, named ``<utc>-<name>-s<seed>-<digest>``.
@@ -24,17 +24,18 @@ class RunFolder:
         environment: machine, versions and checkout.
         metrics: one row per evaluation.
         layers: one row per layer and evaluation.
-        links: one row per pair of processes between which activations go, and evaluation.
-        status: how the run ended, written last.
-        progress: one JSON object per line while the run goes on.
-        link: what was measured on the links before training (virtual hosts).
-        logs: what torchrun and the ranks printed.
-        log: what whoever started the ranks printed: torchrun, or the fork server.
-        rendezvous: where ranks on one machine meet: a folder of their own, gone when the job has ended.
+        links: one row per evaluation and pair of processes that exchange activations.
+        choices: pairs of compressor and collective that `auto` chose.
+        status: result of the run, written last.
+        progress: reports of the running job, one JSON object per line.
+        link: links of virtual hosts as measured before training.
+        logs: output of torchrun and the ranks.
+        log: output of torchrun, or of the fork server.
+        rendezvous: temporary folder through which ranks on one machine connect.
         errors: one file per rank that failed.
-        model: the trained weights, where asked for.
-        checkpoints: what training goes on from, one folder per checkpoint.
-        resume: how often the run went on from a checkpoint; there once it did.
+        model: the trained weights, if they are saved.
+        checkpoints: one folder per checkpoint.
+        resume: number of times the run was resumed; exists only after that.
     """
 
     def __init__(self, path: Path) -> None:
@@ -59,10 +60,10 @@ class RunFolder:
 
     @classmethod
     def create(cls, out: Path, name: str, digest: str, seed: int) -> Self:
-        """Make a new folder below `out`; two runs never share one.
+        """Make a new folder below `out`, with a name that no other run has.
 
         Raises:
-            UsageError: the folder cannot be written.
+            UsageError: the folder cannot be made.
         """
         utc = datetime.datetime.now(datetime.UTC).strftime("%Y%m%dT%H%M%S")
         stem = f"{utc}-{name}-s{seed}-{digest}"
@@ -87,24 +88,24 @@ class RunFolder:
 
     @property
     def digest(self) -> str:
-        """The run's digest, as the folder is named after it; empty for a folder that is no run's."""
+        """The run's digest, from the folder's name; empty if the folder is not a run's."""
         match = re.fullmatch(r".+-s[0-9]+-([0-9a-f]{10})(-[0-9]+)?", self.run_id)
         return match[1] if match else ""
 
     def error_of(self, rank: int) -> Path:
-        """Where a failing rank says why."""
+        """Return the file in which a failing rank reports its error."""
         return self.errors / f"rank-{rank}.json"
 
     def trace_of(self, rank: int) -> Path:
-        """A rank's Chrome trace."""
+        """Return the file of a rank's Chrome trace."""
         return self.path / f"trace-rank-{rank}.json"
 
 
 def write_json(path: Path, value: Any) -> None:
-    """Write a JSON file so that a reader sees the old content or the new, never half of it; it is on the disk then.
+    """Write a JSON file atomically; it is on the disk when this returns.
 
     Raises:
-        OSError: the disk is full or the file cannot be written; nothing new is left.
+        OSError: the disk is full or the file cannot be written; the old content stays.
     """
     temporary = path.with_name(path.name + ".tmp")
     try:
@@ -112,20 +113,20 @@ def write_json(path: Path, value: Any) -> None:
             file.write(json.dumps(value, indent=2) + "\n")
             file.flush()
             os.fsync(file.fileno())
-        temporary.replace(path)  # at once, which is the point
+        temporary.replace(path)
     except OSError:
         temporary.unlink(missing_ok=True)
         raise
 
 
 def append_json_line(path: Path, value: Any) -> None:
-    """Add one JSON object as a line of its own, for a reader that follows the file."""
+    """Append one JSON object as a line, for a reader that follows the file."""
     with path.open("a", encoding="utf-8") as file:
         file.write(json.dumps(value) + "\n")
 
 
 def read_json(path: Path) -> dict[str, Any] | None:
-    """The object in the file, or None where there is no complete one."""
+    """Return the JSON object in the file, or None if it is missing or incomplete."""
     try:
         value = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError):

@@ -1,4 +1,4 @@
-"""The signals that ask the program to end: Ctrl-C, a scheduler's or a shell's SIGTERM, a terminal that is closed."""
+"""Handle the signals that ask the program to end: Ctrl-C, SIGTERM, and SIGHUP from a terminal that is closed."""
 
 from __future__ import annotations
 
@@ -16,23 +16,23 @@ NUMBERS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
 def end_at_once() -> None:
-    """From now on they end the program, with one sentence and no traceback, as long as it has nothing to tidy up.
+    """Make these signals end the program immediately with one sentence, for as long as it has nothing to clean up.
 
-    An exception would not do: what is being imported when it is raised may turn it into another one, or swallow it.
+    An exception would not work: a module that is just being imported may replace or swallow it.
     """
     _handle(_end)
 
 
 @contextlib.contextmanager
 def interruptible() -> Iterator[None]:
-    """Inside the block the first of them raises KeyboardInterrupt, so that there is time to tidy up.
+    """Raise KeyboardInterrupt at the first of these signals inside the block, which can then clean up.
 
-    Those that follow do nothing: `timeout` sends two, and the second would cut short what the first one began.
+    Later signals are ignored: `timeout` sends two, and the second would interrupt the cleaning up.
 
     Raises:
-        Interrupted: the block let the KeyboardInterrupt pass.
+        Interrupted: the block did not catch the KeyboardInterrupt.
     """
-    if threading.current_thread() is not threading.main_thread():  # where no signal arrives
+    if threading.current_thread() is not threading.main_thread():  # signals arrive only there
         yield
         return
     before = _handle(_interrupt)
@@ -46,7 +46,7 @@ def interruptible() -> Iterator[None]:
 
 
 def _handle(handler: Callable[[int, FrameType | None], None]) -> dict[signal.Signals, Any]:
-    """Set the handler of those that are not ignored (`nohup` ignores SIGHUP); what handled them before."""
+    """Set the handler of all signals that are not ignored (`nohup` ignores SIGHUP); return the old handlers."""
     heeded = [number for number in NUMBERS if signal.getsignal(number) != signal.SIG_IGN]
     return {number: signal.signal(number, handler) for number in heeded}
 
@@ -63,4 +63,4 @@ def _interrupt(_number: int, _frame: FrameType | None) -> None:
 
 
 def _ignore(_number: int, _frame: FrameType | None) -> None:
-    """Nothing; unlike SIG_IGN it is not inherited by processes that are started meanwhile."""
+    """Do nothing; unlike SIG_IGN, this is not inherited by child processes."""

@@ -1,4 +1,4 @@
-"""Specs on the command line: lists of them, and the components that they name, third parties' included."""
+"""Parse component specs such as ``topk:ratio=0.01``, build the components they name, and write components as specs."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from collectives.options import OptionError, Options, Spec
 
 
 def split_list(text: str) -> list[str]:
-    """``none,topk:ratio=0.01,value_dtype=fp32`` -> two spec texts; a bare ``key=value`` belongs to the spec before it.
+    """Split ``none,topk:ratio=0.01,value_dtype=fp32`` into spec texts; a bare ``key=value`` belongs to the spec before.
 
     Raises:
         UsageError: the text names no component.
@@ -25,10 +25,10 @@ def split_list(text: str) -> list[str]:
 
 
 def parse(text: str) -> Spec:
-    """The name and the options in a spec text.
+    """Return the name and the options in a spec text.
 
     Raises:
-        UsageError: the text is not of that form.
+        UsageError: the text has another form.
     """
     try:
         return Spec.parse(text)
@@ -37,10 +37,10 @@ def parse(text: str) -> Spec:
 
 
 def build(kind: str, text: str) -> Options:
-    """The component that a spec text names, its options validated.
+    """Return the component that a spec text names, with its options validated.
 
     Args:
-        kind: the room, e.g. ``compressors``.
+        kind: kind of the component, e.g. ``compressors``.
         text: the spec, e.g. ``topk:ratio=0.001``.
 
     Raises:
@@ -56,10 +56,10 @@ def build(kind: str, text: str) -> Options:
 
 
 def short_text(component: Options) -> str:
-    """The spec with only the options that differ from their default, sorted: what the CSV shows."""
+    """Return the spec with only the options that differ from their default, sorted, as CSV files show it."""
     return str(Spec(component.component_name, component.option_texts(only_changed=True)))
 
 
 def full_text(component: Options) -> str:
-    """The spec with every option filled in: what identifies an experiment."""
+    """Return the spec with every option, which is part of an experiment's identity."""
     return str(Spec(component.component_name, component.option_texts()))

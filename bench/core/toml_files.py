@@ -1,4 +1,4 @@
-"""TOML files that a user writes: read, and checked word by word, with one sentence for what is wrong."""
+"""Read and check TOML files that a user writes; every mistake is reported in one sentence."""
 
 from __future__ import annotations
 
@@ -13,29 +13,29 @@ from collectives.options import did_you_mean
 
 
 def read_toml(path: Path, what: str) -> dict[str, Any]:
-    """The file's content.
+    """Return the content of a TOML file.
 
     Args:
         path: the file.
-        what: what it is, for messages: "cluster file".
+        what: kind of file, for messages: "cluster file".
 
     Raises:
-        UsageError: it cannot be read, or is not TOML.
+        UsageError: the file cannot be read, or is not TOML.
     """
     check_regular(path)
     try:
         return tomllib.loads(path.read_text(encoding="utf-8-sig"))
     except OSError as error:
         raise UsageError(f"the {what} {path} cannot be read: {error.strerror}") from None
-    except (ValueError, RecursionError) as error:  # not TOML, not UTF-8, a number without end, nested without end
+    except (ValueError, RecursionError) as error:  # not TOML, not UTF-8, a number too long, nested too deeply
         raise UsageError(f"{path} is not TOML: {error}") from None
 
 
 def tables(content: Mapping[str, Any], name: str, *, where: str) -> list[Mapping[str, Any]]:
-    """The tables under the heading [[name]]; none where it is absent.
+    """Return the tables under the heading [[name]]; an empty list if there are none.
 
     Raises:
-        UsageError: something else stands there.
+        UsageError: the key `name` holds something else.
     """
     found = content.get(name, [])
     if not (isinstance(found, list) and all(isinstance(table, dict) for table in found)):
@@ -44,7 +44,7 @@ def tables(content: Mapping[str, Any], name: str, *, where: str) -> list[Mapping
 
 
 def refuse_unknown(table: Mapping[str, Any], known: Iterable[str], *, where: str) -> None:
-    """Refuse keys that mean nothing.
+    """Refuse keys that are not known.
 
     Raises:
         UsageError: "x.toml: there is no 'hots' (did you mean 'host'?); known are ...".
@@ -56,7 +56,7 @@ def refuse_unknown(table: Mapping[str, Any], known: Iterable[str], *, where: str
 
 
 def whole_number(value: object, *, where: str) -> int:
-    """A count.
+    """Check that a value is a whole number of at least 1, and return it.
 
     Raises:
         UsageError: "x.toml: count=0 is not possible; give a whole number of at least 1".
@@ -67,10 +67,10 @@ def whole_number(value: object, *, where: str) -> int:
 
 
 def text(table: Mapping[str, Any], key: str, default: str | None, *, where: str) -> str:
-    """A text under a key.
+    """Return the text under a key.
 
     Raises:
-        UsageError: it is no text, or missing and there is no default.
+        UsageError: the value is not a text, or is missing and there is no default.
     """
     value = table.get(key, default)
     if value is None:

@@ -1,11 +1,11 @@
-"""Topology: hosts, their devices of several roles, and the links that join them, from a TOML file.
+"""Topology, the hosts, devices and links that a device file in TOML describes.
 
 [host]
-kind = "cpu"                 # whose figures in the catalogue
+kind = "cpu"                 # the entry of the catalogue that has its figures
 
 [[switch]]
 name = "switch0"
-link = "cxl2x16"             # the link on the way to the host, a name in the catalogue
+link = "cxl2x16"             # the link towards the host, a name in the catalogue
 to = "host"
 
 [[device]]
@@ -14,7 +14,7 @@ count = 2                    # gpu0 and gpu1, each with a link of its own
 link = "cxl2x16"
 to = "switch0"
 
-Several hosts have names, each with a pool of devices; the first host controls the training:
+There may be several hosts, each with a name and a pool of devices; the first one controls the training:
 
 [[host]]
 name = "left"
@@ -58,8 +58,8 @@ class Host:
     """One host.
 
     Attributes:
-        name: what links lead to.
-        kind: whose figures in the catalogue it has.
+        name: name that links refer to.
+        kind: entry of the catalogue that has its figures.
     """
 
     name: str = HOST
@@ -71,10 +71,10 @@ class Device:
     """One device.
 
     Attributes:
-        name: its role and number, "gpu0".
-        role: what it is good at.
-        kind: whose figures in the catalogue it has.
-        torch_device: where its tensors lie, as torch names it.
+        name: role and number, such as "gpu0".
+        role: kind of device, which decides the layers it can run.
+        kind: entry of the catalogue that has its figures.
+        torch_device: the torch device of its tensors, such as "cpu" or "cuda:0".
     """
 
     name: str
@@ -88,7 +88,7 @@ class Link:
     """A link between two nodes.
 
     Attributes:
-        node, to: names of both ends; `to` is the one nearer a device's own host.
+        node, to: names of both ends; `to` is the end nearer to the host.
         kind: its name in the catalogue.
     """
 
@@ -99,17 +99,17 @@ class Link:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Topology:
-    """Hosts and their devices. The links of devices and switches form a tree below each host; bridges join the trees.
+    """Hosts, devices and links. Devices and switches form a tree below each host; bridges join the trees.
 
     Attributes:
         hosts: the first one controls the training.
         devices: in the order of the file.
         links: one per device and switch, towards its host.
-        bridges: further links, between hosts or switches.
+        bridges: links between hosts or switches.
 
     Raises:
-        UsageError: no device, two nodes of one name, a link to an unknown node, links in a circle, or a node that no
-            link joins to the first host.
+        UsageError: there is no device, two nodes have the same name, a link leads to an unknown node, links form a
+            circle, or no links join a node to the first host.
     """
 
     hosts: tuple[Host, ...] = (Host(),)
@@ -145,7 +145,7 @@ class Topology:
         """Read a device file.
 
         Raises:
-            UsageError: it cannot be read, or does not describe a topology; the sentence names the file.
+            UsageError: the file cannot be read, or does not describe a topology; the message names the file.
         """
         content = read_toml(path, "device file")
         refuse_unknown(content, ("host", "switch", "device", "link"), where=str(path))
@@ -184,7 +184,7 @@ class Topology:
 
     @property
     def host(self) -> str:
-        """Name of the host that controls the training and deals the data."""
+        """Name of the host that controls the training and distributes the data."""
         return self.hosts[0].name
 
     @property
@@ -194,19 +194,19 @@ class Topology:
 
     @property
     def roles(self) -> frozenset[Role]:
-        """Roles of which there is a device."""
+        """Roles that at least one device has."""
         return frozenset(device.role for device in self.devices)
 
     def rank_names(self) -> dict[int, str]:
-        """Return what users call the processes, by rank: the controlling host is the first, the devices follow."""
+        """Return names of the processes for messages, by rank: the controlling host, then the devices."""
         names = [f"the {HOST}", *(f"device {device.name}" for device in self.devices)]
         return {rank: f"{name} (rank {rank})" for rank, name in enumerate(names)}
 
     def route(self, source: str, to: str) -> list[Link]:
-        """Return the fewest links that lead from one node to another, in order; the file's order decides ties.
+        """Return the shortest path of links from one node to another; the file's order decides ties.
 
         Raises:
-            UsageError: no links join them.
+            UsageError: no links join the nodes.
         """
         routes: dict[str, list[Link]] = {source: []}
         nodes = [source]
@@ -222,10 +222,10 @@ class Topology:
         return routes[to]
 
     def pools(self) -> list[tuple[Device, ...]]:
-        """Divide each host's devices into as many equal groups as every role allows, in the order of the roles.
+        """Divide each host's devices into equal pools, as many as the rarest role has devices.
 
         Raises:
-            UsageError: a role cannot be divided evenly, or hosts have pools that differ.
+            UsageError: a role cannot be divided evenly, or pools differ between hosts.
         """
         groups: list[list[Device]] = []
         for host in self.hosts:
@@ -241,15 +241,15 @@ class Topology:
         return [tuple(group) for group in groups]
 
     def to_dict(self) -> dict[str, Any]:
-        """Return the topology as plain values that JSON brings back unchanged."""
+        """Return the topology as values that JSON can hold."""
         return dataclasses.asdict(self)
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> Self:
-        """Return the topology of which `to_dict` gave these values.
+        """Return the topology from the values of `to_dict`, also after a round trip through JSON.
 
         Raises:
-            UsageError: they are not a topology.
+            UsageError: the values are not a topology.
         """
         try:
             return cls(
@@ -281,7 +281,7 @@ def _equal_groups(devices: Sequence[Device]) -> list[list[Device]]:
     for role, count in counts.items():
         if number and count % number:
             raise UsageError(
-                f"{count} devices of role {role} cannot be dealt to {number} equal pools; make their count "
+                f"{count} devices of role {role} cannot be divided into {number} equal pools; make their count "
                 f"a multiple of {number}"
             )
         for index, device in enumerate(device for device in devices if device.role == role):

@@ -1,4 +1,4 @@
-"""Units: one way to write and to read numbers with a unit, everywhere in the project."""
+"""Format and parse numbers with a unit: bytes, seconds and bits per second."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from collections.abc import Mapping
 
 from bench.core.errors import UsageError
 
-# Above 170 Gbit/s the queue that `tc` needs exceeds the 32 bits of its length.
+# `tc` holds the length of a queue in 32 bits, which is too little above 170 Gbit/s.
 MAX_RATE_BPS = 1e11
 MAX_SIZE_BYTES = 1e12
 MAX_DURATION_S = 1000 * 86_400.0
@@ -27,7 +27,7 @@ _SECONDS = {"us": 1e-6, "ms": 1e-3, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86_40
 
 
 def format_bytes(num_bytes: float) -> str:
-    """``1_234_567`` -> ``1.23 MB`` (decimal prefixes, as link rates use them)."""
+    """Format bytes with decimal prefixes, as link rates have: ``1_234_567`` -> ``1.23 MB``."""
     if not math.isfinite(num_bytes):
         return "-"
     for factor, unit in _BYTE_STEPS:
@@ -37,7 +37,7 @@ def format_bytes(num_bytes: float) -> str:
 
 
 def format_seconds(seconds: float) -> str:
-    """``0.0123`` -> ``12.3 ms``; above two minutes ``3 min 20 s``."""
+    """Format seconds: ``0.0123`` -> ``12.3 ms``; from two minutes on ``3 min 20 s``."""
     if not math.isfinite(seconds):
         return "-"
     if seconds >= 120:
@@ -49,7 +49,7 @@ def format_seconds(seconds: float) -> str:
 
 
 def format_rate(bits_per_s: float) -> str:
-    """``1e8`` -> ``100 Mbit/s``."""
+    """Format bits per second: ``1e8`` -> ``100 Mbit/s``."""
     if not math.isfinite(bits_per_s):
         return "-"
     for factor, unit in _RATE_STEPS:
@@ -59,20 +59,20 @@ def format_rate(bits_per_s: float) -> str:
 
 
 def scale_of(unit: str, largest: float) -> tuple[float, str]:
-    """The factor and the prefixed unit in which numbers up to ``largest`` read best: bytes, 3e7 -> 1e6, "MB"."""
+    """Return factor and unit in which numbers up to ``largest`` read best: ("bytes", 3e7) -> (1e6, "MB")."""
     return next((step for step in _STEPS.get(unit, ()) if largest >= step[0]), (1.0, unit))
 
 
 def _three_digits(value: float) -> str:
-    """At least three digits, never in scientific notation above one: 0.123, 12.3, 1234."""
+    """Format with three digits, or all digits before the point, without an exponent above 1: 0.123, 12.3, 1234."""
     return f"{value:.3g}" if abs(value) < 999.5 else f"{value:.0f}"
 
 
 def parse_rate(text: str) -> float:
-    """``100mbit`` or ``1gbit`` -> bits per second, as ``tc`` writes rates.
+    """Parse a rate such as ``100mbit`` or ``1gbit``, written as for ``tc``, to bits per second.
 
     Raises:
-        UsageError: the text is not a rate above 0, or it is more than `MAX_RATE_BPS`.
+        UsageError: the text is not a rate above 0 and up to `MAX_RATE_BPS`.
     """
     rate = _quantity(text, _RATE, _PREFIX, MAX_RATE_BPS)
     if not rate:
@@ -81,10 +81,10 @@ def parse_rate(text: str) -> float:
 
 
 def parse_size(text: str) -> int:
-    """``10MB`` -> 10 000 000, ``1MiB`` -> 1 048 576, ``512`` -> 512 bytes.
+    """Parse a size to bytes: ``10MB`` -> 10 000 000, ``1MiB`` -> 1 048 576, ``512`` -> 512.
 
     Raises:
-        UsageError: the text is not a size, or it is more than `MAX_SIZE_BYTES`.
+        UsageError: the text is not a size, or is more than `MAX_SIZE_BYTES`.
     """
     size = _quantity(text, _SIZE, _PREFIX | _BINARY, MAX_SIZE_BYTES)
     if size is None:
@@ -93,7 +93,7 @@ def parse_size(text: str) -> int:
 
 
 def parse_sizes(text: str) -> list[int]:
-    """``10kB,1MB`` -> [10 000, 1 000 000]; ``1KiB:8KiB`` doubles from the first to at most the second; each once.
+    """Parse a list of sizes: ``10kB,1MB`` -> [10 000, 1 000 000]; ``1KiB:4KiB`` -> [1024, 2048, 4096].
 
     Raises:
         UsageError: an item is not a size, or a range does not ascend from at least one byte.
@@ -111,10 +111,10 @@ def parse_sizes(text: str) -> list[int]:
 
 
 def parse_duration(text: str) -> float:
-    """``20ms`` -> 0.02 seconds.
+    """Parse a duration to seconds: ``20ms`` -> 0.02.
 
     Raises:
-        UsageError: the text is not a duration, or it is more than `MAX_DURATION_S`.
+        UsageError: the text is not a duration, or is more than `MAX_DURATION_S`.
     """
     duration = _quantity(text, _DURATION, _SECONDS, MAX_DURATION_S)
     if duration is None:
@@ -123,17 +123,17 @@ def parse_duration(text: str) -> float:
 
 
 def duration(text: str) -> str:
-    """Return a text that `parse_duration` reads.
+    """Return the text, after checking that `parse_duration` can parse it.
 
     Raises:
-        UsageError: as there.
+        UsageError: it cannot.
     """
     parse_duration(text)
     return text
 
 
 def _quantity(text: str, form: re.Pattern[str], factors: Mapping[str, float], most: float) -> float | None:
-    """The number in a text times the factor of its unit; None where it has another form or exceeds `most`."""
+    """Return the number in a text times the factor of its unit; None if it has another form or exceeds `most`."""
     match = form.fullmatch(text)
     value = float(match[1]) * factors[match[2].lower()] if match else math.inf
     return value if value <= most else None

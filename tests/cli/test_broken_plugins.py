@@ -63,7 +63,7 @@ def test_where_it_is_named_one_sentence_says_why(name: str) -> None:
     assert "\n" not in answer.error
     assert f"compressor '{name}' of broken 1.0 cannot be used" in answer.error
     assert broken_plugins.REASONS[name][1] in answer.error
-    assert answer.error.endswith("; mend or uninstall that package")
+    assert answer.error.endswith("; repair or uninstall that package")
 
 
 @pytest.mark.usefixtures("_installed")

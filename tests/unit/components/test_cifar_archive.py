@@ -243,7 +243,7 @@ def test_an_archive_of_the_users_that_is_another_one_is_named_and_stays(tmp_path
 
 def test_an_archive_that_is_a_device_is_refused(tmp_path: Path) -> None:
     (tmp_path / SmallArchive.filename).symlink_to("/dev/zero")
-    with pytest.raises(UsageError, match="is no regular file"):
+    with pytest.raises(UsageError, match="is not a regular file"):
         SmallCifar10().prepare(tmp_path)
 
 

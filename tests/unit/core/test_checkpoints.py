@@ -109,12 +109,15 @@ def of_another_run(folder: RunFolder) -> None:
 @pytest.mark.parametrize(
     ("damage", "sentence"),
     [
-        (cut, r"rank-1.state is cut or missing \(it had 6 bytes\); put it back, or begin the run anew"),
-        (without_rows, "metrics.csv lacks rows that were there at the checkpoint; put the file back, or begin"),
-        (foreign, "manifest.json is no manifest of a checkpoint .*; remove .*step-000000009, and training goes on"),
-        (half_a_manifest, "manifest.json is no manifest of a checkpoint"),
-        (with_other_values, r"manifest.json is no manifest of a checkpoint \(step: Input should be a valid integer"),
-        (of_another_form, "was written by gradwire 0.0.9 in form 0, and this version reads form 3; go on with gradw"),
+        (cut, r"rank-1.state is cut or missing \(it had 6 bytes\); put it back, or start the run again"),
+        (without_rows, "metrics.csv lacks rows that were there at the checkpoint; put the file back, or start"),
+        (foreign, "manifest.json is not a checkpoint's manifest .*; remove .*step-000000009, and training resumes"),
+        (half_a_manifest, "manifest.json is not a checkpoint's manifest"),
+        (with_other_values, r"manifest.json is not a checkpoint's manifest \(step: Input should be a valid integer"),
+        (
+            of_another_form,
+            "was written by gradwire 0.0.9 in format 0, and this version reads format 3; resume the run with gradw",
+        ),
         (of_another_run, "belongs to run .*, and the configuration here is .*; put the run's own config.json and"),
     ],
 )

@@ -103,7 +103,7 @@ def test_each_host_has_pools_of_its_own(tmp_path: Path) -> None:
 
 
 def test_pools_must_be_equal(tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match="3 devices of role gpu cannot be dealt to 2 equal pools"):
+    with pytest.raises(UsageError, match="3 devices of role gpu cannot be divided into 2 equal pools"):
         read(tmp_path, f"{GPU}count = 3\n{FPGA}count = 2\n").pools()
 
 
