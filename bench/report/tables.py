@@ -1,7 +1,7 @@
-"""Tables: one model, written for the terminal, as Markdown, LaTeX, CSV or JSON.
+"""Write one table to the terminal or as Markdown, LaTeX, CSV or JSON.
 
-A cell has a text for people and raw numbers for programs; the terminal, Markdown and LaTeX show the texts, CSV and JSON
-the raw numbers in base units (seconds, bytes, shares).
+A cell has a text for people and raw numbers for programs. The terminal, Markdown and LaTeX show the texts; CSV and JSON
+contain the raw numbers in base units (seconds, bytes, shares).
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from rich.text import Text
 
 _GAP = "  "  # between columns
-_NARROWEST_NAME = 2  # of a column of names, where they stand above their figures
+_NARROWEST_NAME = 2  # narrowest column of names, if long names are printed above their rows
 _LATEX = str.maketrans(
     {sign: f"\\{sign}" for sign in "&%$#_{}"}
     | {"\\": r"\textbackslash{}", "~": r"\textasciitilde{}", "^": r"\textasciicircum{}", "<": "$<$", ">": "$>$"}
@@ -37,10 +37,10 @@ class Column:
     """One column.
 
     Attributes:
-        heading: may have line breaks, which only the terminal shows.
-        align: numbers right, texts left.
-        priority: 0 names the row and is repeated wherever the table is broken; the lower, the earlier it is shown
-            where not all columns fit side by side.
+        heading: the heading; only the terminal shows its line breaks.
+        align: "right" for numbers, "left" for texts.
+        priority: 0 for columns that name the row, which every block of a split table repeats. If not all columns fit
+            side by side, those with lower numbers come first.
     """
 
     heading: str
@@ -53,8 +53,8 @@ class Cell:
     """One cell.
 
     Attributes:
-        text: for people; ``-`` if there is nothing to say.
-        raw: for programs, name -> value in base units; a mean with an interval has three.
+        text: the text for people; ``-`` if there is no value.
+        raw: the values for programs, by name, in base units; a mean with an interval has three.
         style: a Rich style for the terminal.
     """
 
@@ -65,14 +65,14 @@ class Cell:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Table:
-    """A table with what stands above and below it.
+    """A table with the texts above and below it.
 
     Attributes:
-        cautions: what must be known before looking at a number.
-        answer: what the numbers say, for people who do not look at them.
-        title: what is shown.
-        subtitle: what all rows share.
-        notes: how to read it.
+        cautions: warnings shown above everything else.
+        answer: the verdict in a few sentences.
+        title: the subject of the table.
+        subtitle: the settings that all rows share.
+        notes: explanations of how to read the table.
     """
 
     cautions: Sequence[str] = ()
@@ -84,7 +84,7 @@ class Table:
     notes: Sequence[str] = ()
 
     def without_empty_columns(self) -> Table:
-        """The same table for people: columns with nothing in any row are left out."""
+        """Return the table without the columns that have no text in any row."""
         kept = [i for i in range(len(self.columns)) if any(row[i].text != NOTHING for row in self.rows)]
         return dataclasses.replace(
             self, columns=[self.columns[i] for i in kept], rows=[[row[i] for i in kept] for row in self.rows]
@@ -92,7 +92,7 @@ class Table:
 
 
 def to_csv(table: Table) -> str:
-    """Raw values, one line per row; empty cells where there is nothing."""
+    """Return the raw values as CSV, with empty cells for None."""
     records = _records(table)
     buffer = io.StringIO()
     writer = csv.DictWriter(buffer, fieldnames=list(dict.fromkeys(k for r in records for k in r)), lineterminator="\n")
@@ -102,12 +102,12 @@ def to_csv(table: Table) -> str:
 
 
 def to_json(table: Table, **more: object) -> str:
-    """Raw values as ``{"title": ..., "rows": [{...}]}``; further keys come before the rows."""
+    """Return the raw values as ``{"title": ..., "rows": [{...}]}``; ``more`` adds keys before the rows."""
     return json.dumps({"title": table.title, **more, "rows": _records(table)}, indent=2, ensure_ascii=False) + "\n"
 
 
 def to_markdown(table: Table) -> str:
-    """Texts as a Markdown table, with title and notes around it."""
+    """Return the texts as a Markdown table with title and notes."""
     shown = table.without_empty_columns()
     lines = [f"**{shown.title}**", *([f"\n{shown.subtitle}"] if shown.subtitle else [])]
     lines += [*(f"\n**Caution:** {caution}" for caution in shown.cautions)]
@@ -120,7 +120,7 @@ def to_markdown(table: Table) -> str:
 
 
 def to_latex(table: Table) -> str:
-    """Texts as a LaTeX table for the package booktabs."""
+    """Return the texts as a LaTeX table for the package booktabs."""
     shown = table.without_empty_columns()
     above = [shown.title, shown.subtitle, *(f"Caution: {caution}" for caution in shown.cautions)]
     return "\n".join(
@@ -150,7 +150,7 @@ def _latex(text: str) -> str:
 
 
 def to_text(table: Table, width: int = 120) -> str:
-    """What ``print_rich`` prints, without colours."""
+    """Return the output of ``print_rich`` without colours."""
     from rich.console import Console
 
     buffer = io.StringIO()
@@ -159,10 +159,10 @@ def to_text(table: Table, width: int = 120) -> str:
 
 
 def print_rich(table: Table, console: Console) -> None:
-    """Print for a terminal, in one block if the figures of a row fit side by side: long names stand above them.
+    """Print for a terminal, in one block if a row's numbers fit side by side; long names are printed above their rows.
 
-    Where they do not, columns follow in further blocks below, and those that name a row are repeated in each. No cell
-    is ever cut.
+    Otherwise the columns are split into several blocks, each of which repeats the columns that name the row. No cell is
+    ever cut.
     """
     from rich.text import Text
 
@@ -178,7 +178,7 @@ def print_rich(table: Table, console: Console) -> None:
         console.print(Text(shown.subtitle, style="dim"))
     for block in _blocks(shown, console.width):
         console.print()
-        # What is laid out already is not broken again; in one piece, since rich takes its time for every piece.
+        # The block is already laid out, so rich must not wrap it. One print is faster than one per line.
         console.print(block, soft_wrap=True)
     if shown.notes:
         console.print()
@@ -196,7 +196,7 @@ def _blocks(table: Table, width: int) -> Iterator[Text]:
     widths = [_width(table, i) for i in range(len(table.columns))]
     block: list[int] = []
     for i in sorted(set(range(len(table.columns))) - set(names), key=lambda i: (table.columns[i].priority, i)):
-        # A block has at least one column, whatever its width, so that every column finds a place.
+        # A block has at least one column, even if it is too wide, so that every column is shown.
         if block and sum(widths[j] + len(_GAP) for j in [*names, *block, i]) - len(_GAP) > width:
             yield _block(table, [*names, *sorted(block)], widths)
             block = []
@@ -204,10 +204,10 @@ def _blocks(table: Table, width: int) -> Iterator[Text]:
     yield _block(table, [*names, *sorted(block)], widths)
 
 
-def _block_with_names_above(table: Table, name: int, width: int, room: int) -> Text:
-    """All columns side by side; a name that has no room beside its figures stands on lines of its own above them."""
+def _block_with_names_above(table: Table, name: int, width: int, available: int) -> Text:
+    """Return all columns side by side; names longer than ``available`` are on separate lines above their rows."""
     names = [row[name].text for row in table.rows]
-    above = ["" if len(text) <= room else _broken(text, width) for text in names]
+    above = ["" if len(text) <= available else _broken(text, width) for text in names]
     rows = [
         [dataclasses.replace(cell, text="") if i == name and text else cell for i, cell in enumerate(row)]
         for row, text in zip(table.rows, above, strict=True)
@@ -228,7 +228,7 @@ def _column_lines(table: Table, index: int) -> Iterator[str]:
 
 
 def _block(table: Table, indices: Sequence[int], widths: Sequence[int], above: Sequence[str] = ()) -> Text:
-    """The columns with these indices side by side; `above`: what stands above each row, or nothing."""
+    """Return these columns side by side; ``above`` has a text to print above each row, or an empty one."""
     from rich.text import Text
 
     columns = [table.columns[i] for i in indices]
@@ -256,7 +256,7 @@ def _append_row(text: Text, cells: Sequence[Cell], columns: Sequence[Column], wi
 
 
 def _with_short_names(table: Table, names: Sequence[int], width: int) -> Table:
-    """The table with the cells that name its rows broken at commas where they would take over half of the width."""
+    """Return the table with the row names broken at commas, if they would take more than half of the width."""
     widest = {i: max(len(row[i].text) for row in table.rows) for i in names}
     total = sum(widest.values())
     if total <= width // 2:
@@ -275,7 +275,7 @@ def _with_short_names(table: Table, names: Sequence[int], width: int) -> Table:
 
 
 def _broken(spec: str, width: int) -> str:
-    """``name:a=1,b=2`` on lines of at most ``width`` characters, at its commas and its colon as far as these allow."""
+    """Break ``name:a=1,b=2`` into lines of at most ``width`` characters, if possible at its commas and colon."""
     lines = [""]
     for part in spec.replace(",", ",\0").replace(":", ":\0").split("\0"):
         if lines[-1] and len(lines[-1] + part) > width:

@@ -1,9 +1,11 @@
-"""Targets: what a seed needed until it reached an accuracy, in seconds or bytes; one that missed it needed more.
+"""Compute the seconds or bytes that each seed needed to reach a target accuracy, including seeds that missed it.
 
-A missed target is censored at the run's budget. Source: P. Royston and M. K. B. Parmar, "Restricted mean survival time:
-an alternative to the hazard ratio", BMC Medical Research Methodology 13 (2013): both sides are compared up to one
-common budget, the smallest of any seed of either. Up to there every seed's need is known, so
-Kaplan-Meier's restricted mean is the plain mean of what each seed needed, at most the budget.
+Source: P. Royston and M. K. B. Parmar, "Restricted mean survival time: an alternative to the hazard ratio", BMC Medical
+Research Methodology 13 (2013).
+
+A missed target is censored at the run's budget: all the seconds or bytes that the run spent. Two sides are compared up
+to a common budget, the smallest of any of their seeds. Up to there the need of every seed is known, so Kaplan-Meier's
+restricted mean is the plain mean of the needs, each at most the budget.
 """
 
 from __future__ import annotations
@@ -24,8 +26,7 @@ from bench.report.store import Row
 
 TIME = "time_to_target_s"
 BYTES = BYTES_TO_TARGET.name
-TO_TARGET = (TIME, BYTES)
-"""Metrics that are what a seed needs until its target."""
+TO_TARGET = (TIME, BYTES)  # the metrics that measure what a seed needs to reach its target
 
 _BELOW_BEST = re.compile(r"best-([0-9]+(?:\.[0-9]+)?)")
 
@@ -35,8 +36,8 @@ class Target:
     """An accuracy to reach.
 
     Attributes:
-        accuracy: as a share; None: the one that each run was given.
-        meaning: what a relative target is relative to, in a sentence; else empty.
+        accuracy: the accuracy as a share; None: the target that each run was given.
+        meaning: a sentence that explains a relative target; empty for others.
     """
 
     accuracy: float | None = None
@@ -44,12 +45,12 @@ class Target:
 
     @property
     def title(self) -> str:
-        """``target``, or ``97.5 %``."""
+        """The title in tables: ``target``, or ``97.5 %``."""
         return "target" if self.accuracy is None else f"{format_number(self.accuracy * 100)} %"
 
 
 def find_target(text: str, baseline: Configuration) -> Target:
-    """Read ``0.9``, or ``best-1``: one point below the mean final accuracy of the baseline.
+    """Read ``0.9``, or ``best-1``, which is one point below the mean final accuracy of the baseline.
 
     Raises:
         UsageError: the text is neither, or the baseline has no accuracy.
@@ -57,7 +58,9 @@ def find_target(text: str, baseline: Configuration) -> Target:
     if match := _BELOW_BEST.fullmatch(text):
         best = baseline.estimate("test_accuracy")
         if best is None:
-            raise UsageError(f"--target {text} needs an accuracy of the baseline, {baseline.title}; give a number")
+            raise UsageError(
+                f"--target {text} needs an accuracy of the baseline, but {baseline.title} has none; give a number"
+            )
         accuracy = best.mean - float(match[1]) / 100.0
         meaning = (
             f"{text} is {accuracy:.2%}: {match[1]} {'point' if match[1] == '1' else 'points'} below the mean final "
@@ -72,17 +75,19 @@ def find_target(text: str, baseline: Configuration) -> Target:
     except ValueError:
         accuracy = math.nan
     if not 0.0 < accuracy <= 1.0:
-        raise UsageError(f"'{text}' is no target; write a share as 0.9, or best-1: one point below the baseline's best")
+        raise UsageError(
+            f"'{text}' is not a target; write a share such as 0.9, or best-1: one point below the baseline"
+        )
     return Target(accuracy=accuracy)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Need:
-    """What one seed needed until its target.
+    """The seconds or bytes that one seed needed to reach its target.
 
     Attributes:
         amount: seconds or bytes; None: the target was missed.
-        budget: what the run spent in all; None: not known.
+        budget: seconds or bytes that the whole run spent; None: not known.
     """
 
     seed: int
@@ -90,25 +95,25 @@ class Need:
     budget: float | None
 
     def up_to(self, budget: float) -> float | None:
-        """The amount, at most this budget; None where the target was missed with a smaller or unknown budget."""
+        """Return the amount, at most this budget; None if the target was missed with a smaller or unknown budget."""
         if self.amount is None and (self.budget is None or self.budget < budget):
             return None
         return budget if self.amount is None else min(self.amount, budget)
 
 
 def needs(configuration: Configuration, metric: str, target: Target) -> list[Need]:
-    """One per run that ended well or diverged, had a target, and of which is known what it spent until each evaluation.
+    """Return the need of each run that succeeded or diverged, if it had a target and its spending is known.
 
-    One that diverged would have missed its target with any budget.
+    A diverged run has an infinite budget, because it would have missed its target with any.
 
     Args:
-        configuration: whose runs.
+        configuration: the configuration of the runs.
         metric: ``TIME`` or ``BYTES``.
-        target: what to reach.
+        target: the accuracy to reach.
     """
     counted = [*configuration.ok, *configuration.diverged]
-    asked = [(run, target.accuracy or run["target_accuracy"]) for run in counted]
-    found = (_need(run, metric, target, accuracy) for run, accuracy in asked if accuracy is not None)
+    accuracies = [(run, target.accuracy or run["target_accuracy"]) for run in counted]
+    found = (_need(run, metric, target, accuracy) for run, accuracy in accuracies if accuracy is not None)
     return [need for need in found if need is not None]
 
 
@@ -116,7 +121,7 @@ def _need(run: Run, metric: str, target: Target, accuracy: float) -> Need | None
     rows = [row for row in run.rows if row["test_accuracy"] is not None] if run.diverged else run.rows
     budget = math.inf if run.diverged else None
     if target.accuracy is None and metric == TIME:
-        return Need(seed=run["seed"], amount=run[TIME], budget=budget or run["train_time_s"])  # as the run found it
+        return Need(seed=run["seed"], amount=run[TIME], budget=budget or run["train_time_s"])  # as the run recorded it
     amounts = [row["train_time_s"] for row in rows] if metric == TIME else bytes_sent(rows)
     if None in amounts:
         return None
@@ -129,9 +134,9 @@ def _need(run: Run, metric: str, target: Target, accuracy: float) -> Need | None
 
 
 def bytes_sent(rows: Sequence[Row]) -> list[float | None]:
-    """Bytes of gradients and optimizer state that a rank sent until each of a run's evaluations.
+    """Return the bytes of gradients and optimizer state that a rank had sent at each of a run's evaluations.
 
-    None of all of them where any is not known, as after steps were counted anew, with other ranks.
+    All values are None if any is unknown, for example after a resume with other ranks, which restarts the step count.
     """
     numbers = interval_steps(rows)
     if None in numbers or any(row["payload_bytes_per_step"] is None for row in rows):
@@ -146,14 +151,14 @@ def bytes_sent(rows: Sequence[Row]) -> list[float | None]:
 
 
 def num_reached(seeds: Sequence[Need], budget: float = math.inf) -> int:
-    """How many seeds reached the target, within this budget."""
+    """Return how many seeds reached the target within this budget."""
     return sum(need.amount is not None and need.amount <= budget for need in seeds)
 
 
 def mean_need(seeds: Sequence[Need]) -> Estimate | None:
-    """The mean over seeds, each that missed counted with its budget; then a lower bound, without an interval.
+    """Return the mean over seeds; seeds that missed the target count with their budget.
 
-    One that diverged has no budget: it counts as the longest of all.
+    If a seed missed, the mean is a lower bound and has no interval. A diverged seed counts as the longest of all.
     """
     spent = [need.budget if need.amount is None else need.amount for need in seeds]
     longest = max((amount for amount in spent if amount is not None and amount < math.inf), default=None)
@@ -165,7 +170,7 @@ def mean_need(seeds: Sequence[Need]) -> Estimate | None:
 
 
 def common_budget(baseline: Sequence[Need], candidate: Sequence[Need]) -> float:
-    """The smallest budget of both sides; infinite where all seeds reached the target, and no budget matters."""
+    """Return the smallest budget of both sides; infinite if all seeds reached the target."""
     both = (*baseline, *candidate)
     if num_reached(both) == len(both):
         return math.inf
@@ -173,10 +178,10 @@ def common_budget(baseline: Sequence[Need], candidate: Sequence[Need]) -> float:
 
 
 def gain(baseline: Sequence[Need], candidate: Sequence[Need]) -> Effect | None:
-    """By which factor the candidate needs less than the baseline, up to the common budget; paired by seed.
+    """Return the factor by which the candidate needs less than the baseline, up to the common budget, paired by seed.
 
     Returns:
-        None where no seed of either side reached the target within the budget, or something is not known.
+        None if no seed of either side reached the target within the budget, or if a need is unknown.
     """
     budget = common_budget(baseline, candidate)
     sides = [sorted(side, key=lambda need: need.seed) for side in (baseline, candidate)]

@@ -1,4 +1,4 @@
-"""The verdict of a comparison in one to three lines, for people who read nothing else of it."""
+"""Write the verdict of a comparison in one to three lines."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _FAILED = "No run ended well"
 
 
 def sentences(comparison: Comparison) -> list[str]:
-    """Return at most three lines: the rows that are better at no cost, those at some cost, and the others."""
+    """Return at most three lines: rows that are better without a loss of accuracy, rows with one, and the others."""
     if not comparison.candidates:
         return [f"There is only {comparison.baseline.title}, and nothing to compare it with"]
     better, same, worse = _words(comparison)
@@ -43,7 +43,7 @@ def sentences(comparison: Comparison) -> list[str]:
 
 
 def _words(comparison: Comparison) -> tuple[str, str, str]:
-    """Return what is said of a row that is better, the same, worse."""
+    """Return the headings for rows that are better, the same and worse."""
     if comparison.metric.name == "test_accuracy":
         return "More accurate", "As accurate", "Less accurate"
     if comparison.is_about_speed:

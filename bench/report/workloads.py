@@ -1,4 +1,4 @@
-"""Workloads: what has to be done, apart from how it is done; only methods on the same workload are comparable."""
+"""Split rows by workload: the work to be done, not the method. Only methods on the same workload are comparable."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from bench.report.formats import format_value
 from bench.report.runs import collect_runs
 from bench.report.store import Row
 
+# Settings that define the work; all other settings define the method.
 WORKLOAD = (
     "model", "dataset", "train_size", "test_size", "holdout_size", "batch_size", "epochs", "steps", "target_accuracy",
     "partition", "world_size", "hosts", "ranks_per_host", "replicas", "device", "threads", "uplink_bps", "downlink_bps",
     "link_trace", "latency_s", "jitter_s", "loss_ratio", "cpu_share", "cluster_digest", "straggler",
 )  # fmt: skip
-"""Settings that say what has to be done; all others say how it is done."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -23,8 +23,8 @@ class Workload:
     """The rows of one workload.
 
     Attributes:
-        label: what tells it from the others, empty where it is the only one.
-        rows: its rows.
+        label: the settings that distinguish it from other workloads; empty if it is the only one.
+        rows: the rows of its runs.
     """
 
     label: str
@@ -32,7 +32,7 @@ class Workload:
 
 
 def by_workload(rows: Sequence[Row]) -> list[Workload]:
-    """The rows of each workload, in order of appearance; all of a run are of what it did in the end."""
+    """Return the workloads in order of appearance; a run belongs to the workload of its last row."""
     runs = collect_runs(rows)
     telling = _telling_columns([run.rows[-1] for run in runs])
     groups: dict[tuple[Any, ...], list[Row]] = {}
@@ -45,11 +45,11 @@ def by_workload(rows: Sequence[Row]) -> list[Workload]:
 
 
 def _telling_columns(rows: Sequence[Row]) -> list[str]:
-    """Columns that tell the workloads apart; one that says no more than those before it is left out."""
+    """Return the columns that distinguish the workloads, without those that previous columns make redundant."""
     telling: list[str] = []
-    told = 1
+    num_workloads = 1
     for name in WORKLOAD:
-        told_with_it = len({tuple(row[each] for each in (*telling, name)) for row in rows})
-        if told_with_it > told:
-            telling, told = [*telling, name], told_with_it
+        num_with_it = len({tuple(row[each] for each in (*telling, name)) for row in rows})
+        if num_with_it > num_workloads:
+            telling, num_workloads = [*telling, name], num_with_it
     return telling

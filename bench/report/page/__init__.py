@@ -1,1 +1,1 @@
-"""The HTML report: what it says, and the template that it is said with."""
+"""The HTML report of `bench report`: its contents and its template."""

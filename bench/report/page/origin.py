@@ -1,4 +1,4 @@
-"""Where rows come from: machines, versions and the commands that were typed."""
+"""Collect the origin of the rows: machines, versions and command lines."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _MACHINE = ("host", "cpu", "device", "threads", "torch_version", "kernels", "git
 
 
 def machines(rows: Sequence[Row]) -> Table:
-    """One row per machine and version of the code, with the number of runs made there."""
+    """Return a table with one row per machine and version of the code, and the number of runs."""
     groups = collections.Counter(tuple(run[name] for name in _MACHINE) for run in collect_runs(rows))
     return Table(
         title="Machines and versions",
@@ -36,7 +36,7 @@ def machines(rows: Sequence[Row]) -> Table:
 
 
 def environments(files: Sequence[Path], warn: Warn) -> list[dict[str, Any]]:
-    """What the environment.json of each run says; a file that cannot be read is left out."""
+    """Read the environment.json of each run; files that cannot be read are skipped with a warning."""
     return [found for file in files if (found := _environment(file, warn)) is not None]
 
 
@@ -47,19 +47,19 @@ def _environment(file: Path, warn: Warn) -> dict[str, Any] | None:
         warn(f"{file} is left out: {error}")
         return None
     if not isinstance(found, dict):
-        warn(f"{file} is left out: it holds no environment")
+        warn(f"{file} is left out: it is not an environment.json of bench")
         return None
     return found
 
 
 def commands(found: Sequence[dict[str, Any]]) -> list[str]:
-    """The command lines behind the runs, each once, as a shell takes them."""
+    """Return the distinct command lines of the runs, quoted for a shell."""
     lines = (["bench", *map(str, each["command"][1:])] for each in found if isinstance(each.get("command"), list))
     return list(dict.fromkeys(map(shlex.join, lines)))
 
 
 def versions(found: Sequence[dict[str, Any]]) -> list[str]:
-    """System, Python and packages behind the runs, each combination once."""
+    """Return the distinct combinations of system, Python and package versions."""
     return list(dict.fromkeys(", ".join(_versions(each)) for each in found))
 
 

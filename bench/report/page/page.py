@@ -1,4 +1,4 @@
-"""The page: one HTML file that holds everything, for a screen or on paper, without a network."""
+"""Write the HTML report: one self-contained file for the screen or for printing."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from bench.report.store import Row
 from bench.report.tables import Table
 from bench.report.workloads import Workload, by_workload
 
-_FEW = 3  # numbers that a sentence can list
+_FEW = 3  # from this many values on, a sentence shows only their range
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -37,14 +37,14 @@ class Figure:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Part:
-    """What is said of one workload.
+    """The contents of the report for one workload.
 
     Attributes:
-        label: what tells it from the others, empty where it is the only one.
-        answer: the verdict in a sentence.
+        label: the settings that distinguish the workload from others; empty if it is the only one.
+        answer: the verdict in one sentence.
         evidence: a sentence for each row.
         shared: settings that all rows share.
-        tables: one comparison per metric, the verdict's first.
+        tables: one comparison per metric, that of the verdict first.
         caveats: everything that weakens the verdict.
     """
 
@@ -58,7 +58,7 @@ class Part:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Page:
-    """What the template says, in its order; every text is escaped there, but for the elements of the figures."""
+    """The contents of the report in the template's order. The template escapes all texts except the SVG elements."""
 
     question: str
     parts: Sequence[Part]
@@ -77,16 +77,16 @@ def page(
     left_out: Sequence[str],
     predicted: Sequence[tuple[PredictedKind, Path]] = (),
 ) -> Page:
-    """Put a report together.
+    """Return the contents of a report.
 
     Args:
         results: rows, layers and the name of the baseline.
-        environment_files: the ``environment.json`` of the runs, as far as they have one.
-        left_out: sentences about what could not be read, for the caveats.
-        predicted: files of predictions, with the kind of picture that each is drawn as.
+        environment_files: the ``environment.json`` files of the runs that have one.
+        left_out: sentences about files that could not be read, which are added to the caveats.
+        predicted: files of predictions, each with its kind of picture.
 
     Raises:
-        NoSuchBaseline: no row fits the baseline.
+        NoSuchBaseline: no row matches the baseline.
     """
     parts = _parts(by_workload(results.rows), results.baseline)
     figures, not_drawn = _figures(results, predicted)
@@ -106,7 +106,7 @@ def page(
 
 
 def question(rows: Sequence[Row]) -> str:
-    """What was asked, of the models, data sets and links that were tried."""
+    """Return the question that the report answers, with the models, data sets and links of the rows."""
     models, datasets, links = (_values(rows, name) for name in ("model", "dataset", "uplink_bps"))
     link = f" over links of {links}" if links else ""
     return (
@@ -116,7 +116,7 @@ def question(rows: Sequence[Row]) -> str:
 
 
 def to_html(content: Page) -> str:
-    """The page as HTML; every text from rows and files is escaped."""
+    """Return the report as HTML, with every text from rows and files escaped."""
     import jinja2
 
     environment = jinja2.Environment(autoescape=True, undefined=jinja2.StrictUndefined, trim_blocks=True)
@@ -125,10 +125,10 @@ def to_html(content: Page) -> str:
 
 
 def _parts(workloads: Sequence[Workload], baseline: str | None) -> list[Part]:
-    """Each workload by itself; one that lacks the baseline has its own, if any other has the one that is asked for.
+    """Compare the rows of each workload; a workload without the given baseline uses its default one.
 
     Raises:
-        NoSuchBaseline: none has it.
+        NoSuchBaseline: no workload has the given baseline.
     """
     parts: list[Part | NoSuchBaseline] = []
     for workload in workloads:
@@ -147,7 +147,7 @@ def _parts(workloads: Sequence[Workload], baseline: str | None) -> list[Part]:
 
 def _part_without(workload: Workload, baseline: str | None) -> Part:
     part = _part(workload, None)
-    without = f"{part.label}: no row fits --baseline {baseline}, so another one is taken"
+    without = f"{part.label}: no row fits --baseline {baseline}, so the default baseline is used"
     return dataclasses.replace(part, caveats=[without, *part.caveats])
 
 
@@ -167,14 +167,14 @@ def _part(workload: Workload, baseline: str | None) -> Part:
 
 
 def _metrics(rows: Sequence[Row]) -> list[str]:
-    """What the comparisons are about: finishing sooner, where there is a target, and speed, where it was measured."""
+    """Return the metrics to compare: time to target and speed, if they were measured, or else accuracy."""
     ok = [run for run in collect_runs(rows) if run.ended_well]
     measured = [("time_to_target_s", "target_accuracy"), ("samples_per_s", "samples_per_s")]
     return [metric for metric, column in measured if any(run[column] is not None for run in ok)] or ["test_accuracy"]
 
 
 def _figures(results: Results, predicted: Sequence[tuple[PredictedKind, Path]]) -> tuple[list[Figure], list[str]]:
-    """The pictures that the rows allow, and why not the others; then those of predictions."""
+    """Return the pictures of the rows and of predictions, and the reasons why other pictures are missing."""
     drawn, not_drawn = [], []
     for name, kind in KINDS.items():
         try:
@@ -191,7 +191,7 @@ def _figures(results: Results, predicted: Sequence[tuple[PredictedKind, Path]]) 
 
 
 def _values(rows: Sequence[Row], name: str) -> str:
-    """The values of a column, or from which to which they go where they are not few."""
+    """Return the values of a column in words, or their range if there are many."""
     values = [format_value(name, value) for value in sorted({row[name] for row in rows} - {None})]
     if len(values) >= _FEW and METRICS_BY_NAME[name].unit:
         return f"{values[0]} to {values[-1]}"

@@ -1,4 +1,4 @@
-"""The verdict of a comparison as a paragraph: the answer first, then what it rests on, row by row."""
+"""Write the verdict of a comparison in sentences: the answer first, then one sentence for each row."""
 
 from __future__ import annotations
 
@@ -18,16 +18,16 @@ _KEPT = ("same", "higher")
 
 
 def in_words(comparison: Comparison) -> list[str]:
-    """Sentences: the answer to whether any row is better than the baseline, then one for each row."""
+    """Return the answer to whether compression pays, then one sentence for each row."""
     return [_answer(comparison), *map(_evidence, comparison.candidates)]
 
 
 def _answer(comparison: Comparison) -> str:
     baseline, rows = comparison.baseline, comparison.candidates
     if rows and not baseline.is_dense:
-        return f"These runs do not say whether compression pays: {baseline.title}, the baseline, compresses too."
+        return f"These runs do not show whether compression pays: the baseline, {baseline.title}, also compresses."
     if rows and all(row.configuration.is_dense for row in rows):
-        return "These runs do not say whether compression pays: no row compresses."
+        return "These runs do not show whether compression pays: no row compresses."
     rows = [row for row in rows if not row.configuration.is_dense]
     better = [row for row in rows if row.verdict in _BETTER]
     kept = [row for row in better if row.accuracy.verdict in _KEPT]
@@ -38,9 +38,9 @@ def _answer(comparison: Comparison) -> str:
     if kept:
         return f"Yes: {_titles(kept)} {_is(kept)} {gain}, and not less accurate."
     if better:
-        return f"Perhaps: {_titles(better)} {_is(better)} {gain}, but less accurate, or the runs do not say."
+        return f"Perhaps: {_titles(better)} {_is(better)} {gain}, but less accurate, or the accuracy is unclear."
     if unclear:
-        return f"These runs do not say whether {_titles(unclear)} {_is(unclear)} {gain}."
+        return f"These runs do not show whether {_titles(unclear)} {_is(unclear)} {gain}."
     return f"No: no row is {gain}."
 
 
@@ -64,7 +64,7 @@ def _bounds(effect: Effect) -> list[float]:
 
 
 def _with_interval(effect: Effect, texts: Sequence[str]) -> str:
-    """The value's text, with those of its bounds where it has any."""
+    """Return the text of the value, with its bounds if it has any."""
     return texts[0] if effect.low is None else format_interval(*texts)
 
 

@@ -189,7 +189,7 @@ def test_one_evaluation_says_little_of_the_time_to_another_target(tmp_path: Path
 
 @pytest.mark.parametrize("text", ["", "worst", "0", "1.1", "nan", "best", "best-"])
 def test_what_is_no_target_is_refused(tmp_path: Path, text: str) -> None:
-    with pytest.raises(UsageError, match=r"is no target; write a share as 0\.9, or best-1"):
+    with pytest.raises(UsageError, match=r"is not a target; write a share such as 0\.9, or best-1"):
         find_target(text, configuration(tmp_path, fake_row()))
 
 

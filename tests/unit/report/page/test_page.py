@@ -117,7 +117,11 @@ def test_environments_say_versions_and_commands(tmp_path: Path) -> None:
     assert content.commands == ["bench run --name 'two words <b>'"]
     assert content.versions == ["unknown system, Python 3.11.7, torch 2.14.1"]
     assert [sentence for sentence in content.caveats if "broken.json is left out" in sentence]
-    assert [sentence for sentence in content.caveats if "foreign.json is left out: it holds no environment" in sentence]
+    assert [
+        sentence
+        for sentence in content.caveats
+        if "foreign.json is left out: it is not an environment.json of bench" in sentence
+    ]
     assert "--name &#39;two words &lt;b&gt;&#39;" in to_html(content)
 
 
@@ -143,9 +147,9 @@ def test_each_link_is_judged_by_itself(tmp_path: Path) -> None:
     ("candidate", "answer"),
     [
         ({"samples_per_s": [300, 301, 302], "accuracy": [0.80, 0.81, 0.80]}, "Perhaps: .* but less accurate, or"),
-        ({"samples_per_s": [300]}, "These runs do not say whether .* is faster than none [+] native[.]"),
+        ({"samples_per_s": [300]}, "These runs do not show whether .* is faster than none [+] native[.]"),
         ({"samples_per_s": [100, 101, 102]}, "No: no row is faster"),
-        ({"samples_per_s": [300], "status": "failed"}, "These runs do not say whether .* is faster than none"),
+        ({"samples_per_s": [300], "status": "failed"}, "These runs do not show whether .* is faster than none"),
     ],
 )
 def test_the_verdict_is_the_comparisons(candidate: dict[str, object], answer: str, tmp_path: Path) -> None:
@@ -162,12 +166,12 @@ def test_the_verdict_is_the_comparisons(candidate: dict[str, object], answer: st
     [
         (
             [*fake_seeds([100, 101, 102], compressor="bf16"), *fake_seeds([130, 131, 132])],
-            "These runs do not say whether compression pays: no row compresses.",
+            "These runs do not show whether compression pays: no row compresses.",
         ),
         (
             [*topk_seeds([100, 101, 102]), *topk_seeds([300, 301, 302], compressor="powersgd")],
-            "These runs do not say whether compression pays: topk:ratio=0.01 + allgather, the baseline, compresses "
-            "too.",
+            "These runs do not show whether compression pays: the baseline, topk:ratio=0.01 + allgather, also "
+            "compresses.",
         ),
         (
             [*fake_seeds([100, 101, 102], compressor="bf16"), *fake_seeds([130, 131, 132]), *topk_seeds([60, 61, 62])],
@@ -208,7 +212,7 @@ def test_runs_too_short_to_time_are_judged_by_accuracy(tmp_path: Path) -> None:
         for name in ("none", "topk")
     ]
     (part,) = page(results(tmp_path, rows), [], []).parts
-    assert part.answer == "These runs do not say whether topk + native is more accurate than none + native."
+    assert part.answer == "These runs do not show whether topk + native is more accurate than none + native."
 
 
 def test_a_baseline_that_no_row_fits_is_refused(tmp_path: Path) -> None:
