@@ -67,9 +67,9 @@ def test_what_bench_predict_wrote_is_drawn_beside_the_runs(tmp_path: Path) -> No
     drawn = [text.count(f"Drawn from {file}.") for file in (curve, runs / "map.json", table)]
     assert drawn == [1, 1, 1]
     assert text.count("Drawn from ") == 3
-    assert "damaged.json is damaged (&#39;bandwidth_bps&#39;); write it anew with bench predict" in text
+    assert "damaged.json is damaged (&#39;bandwidth_bps&#39;); write it again with bench predict" in text
     for name in ("zero.csv", "nan.json"):
-        assert f"{name} is damaged (a rate or a time is not above 0, or has no end); write it anew" in text
+        assert f"{name} is damaged (a rate or a time is not above 0, or not finite); write it again" in text
     assert "Predicted step times of topk on allgather and dense bf16" in text
     ids = re.findall(r'\bid="([^"]+)"', text)
     assert len(ids) == len(set(ids))

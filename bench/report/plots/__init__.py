@@ -1,1 +1,1 @@
-"""Pictures of runs: what each kind shows, drawn from rows; matplotlib is imported where a figure is begun."""
+"""Draw pictures of runs and predictions; matplotlib is imported only when a figure is drawn."""

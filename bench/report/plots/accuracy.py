@@ -1,4 +1,4 @@
-"""Test accuracy against what it cost: mean over seeds, in a band from the lowest seed to the highest."""
+"""Draw test accuracy against time, bytes or epochs: the mean, in a band from the lowest seed to the highest."""
 
 from __future__ import annotations
 
@@ -15,17 +15,17 @@ if TYPE_CHECKING:
 
 
 def against_time(results: Results) -> Picture:
-    """Training time, without evaluation and set-up."""
+    """Draw test accuracy against training time, without evaluation and set-up."""
     return _draw(results, "train_time_s", "training time", "train_time_s")
 
 
 def against_bytes(results: Results) -> Picture:
-    """Bytes that a rank has sent, on a logarithmic axis where they differ much."""
+    """Draw test accuracy against the bytes that a rank has sent, on a logarithmic axis if they differ much."""
     return _draw(results, "bytes_sent", "bytes sent per rank", "payload_bytes_per_step")
 
 
 def against_epochs(results: Results) -> Picture:
-    """Epochs."""
+    """Draw test accuracy against epochs."""
     return _draw(results, "epoch", "epochs", "epoch")
 
 
@@ -64,7 +64,7 @@ def _draw(results: Results, cost: str, what: str, unit_of: str) -> Picture:
 
 
 def _curve(results: Results, configuration: Configuration, cost: str) -> pd.DataFrame:
-    """Mean cost, and mean, lowest and highest accuracy, at every step at which all seeds were evaluated."""
+    """Return mean cost, and mean, lowest and highest accuracy, at every step at which all seeds were evaluated."""
     known = results.evaluations(configuration).dropna(subset=["test_accuracy", cost])
     steps = known.groupby("step")
     curve = steps.agg(

@@ -1,4 +1,4 @@
-"""Speed-up over the baseline against the link's bandwidth, and the bandwidth at which it breaks even."""
+"""Draw the speed-up over the baseline against the link's bandwidth, with break-even points."""
 
 from __future__ import annotations
 
@@ -21,14 +21,13 @@ from bench.report.statistics import Effect, improvement
 from bench.report.workloads import WORKLOAD
 
 _WORKLOAD = [name for name in WORKLOAD if name not in ("uplink_bps", "downlink_bps")]
-_ROOM = 1.6  # above and below the points; intervals of two seeds would need all of the paper
+_MARGIN = 1.6  # the y axis ends at this factor beyond the points, because intervals of two seeds would be far longer
 
-Gains = list[tuple[float, Effect]]
-"""Bandwidth in bit/s and the speed-up there, the slowest link first."""
+Gains = list[tuple[float, Effect]]  # bandwidth in bit/s and the speed-up there, the slowest link first
 
 
 def draw(results: Results) -> Picture:
-    """One curve per configuration, its break-even points beside its name and on the line of no speed-up."""
+    """Draw one curve per configuration; its break-even points are in the legend and on the line of no speed-up."""
     groups = results.across("uplink_bps", "downlink_bps")
     bandwidths = sorted({value for group in groups for value in group.values("uplink_bps")})
     if len(groups) < 2 or len(bandwidths) < 2:
@@ -78,7 +77,7 @@ def draw(results: Results) -> Picture:
     style.name_axis(axes, "x", "bandwidth of the link", "uplink_bps")
     values = [effect.value for each in gains.values() for _, effect in each]
     axes.set_yscale("log")
-    axes.set_ylim(min(*values, 1.0) / _ROOM, max(*values, 1.0) * _ROOM)
+    axes.set_ylim(min(*values, 1.0) / _MARGIN, max(*values, 1.0) * _MARGIN)
     style.factor_ticks(axes)
     axes.set_ylabel("speed-up in samples per second (factor)")
     style.legend(figure, curves)
@@ -86,7 +85,7 @@ def draw(results: Results) -> Picture:
 
 
 def break_even(points: Sequence[tuple[float, float]]) -> list[float]:
-    """Bandwidths at which the speed-up is 1, on straight lines between logarithms of neighbouring points."""
+    """Return the bandwidths at which the speed-up is 1, interpolated linearly in the logarithms."""
     crossings = []
     for (left, gain_left), (right, gain_right) in itertools.pairwise(points):
         above, below = math.log(gain_left), math.log(gain_right)
@@ -96,10 +95,10 @@ def break_even(points: Sequence[tuple[float, float]]) -> list[float]:
 
 
 def _baselines(groups: Sequence[Configuration], wanted: str | None) -> list[tuple[Configuration, Configuration]]:
-    """Each configuration with the baseline of its own workload, links apart.
+    """Return each configuration with the baseline of its workload, ignoring the links.
 
     Raises:
-        UsageError: no row fits what is wanted.
+        UsageError: no row matches the wanted baseline.
     """
     baselines.choose(groups, wanted, BASELINES_OF_SPEED)
     alike: dict[tuple[Any, ...], list[Configuration]] = {}
@@ -107,7 +106,7 @@ def _baselines(groups: Sequence[Configuration], wanted: str | None) -> list[tupl
         alike.setdefault(tuple(group.runs[0][name] for name in _WORKLOAD), []).append(group)
     found = []
     for of_one in alike.values():
-        with contextlib.suppress(UsageError):  # of another workload
+        with contextlib.suppress(UsageError):  # this workload lacks the baseline
             baseline, _ = baselines.choose(of_one, wanted, BASELINES_OF_SPEED)
             found += [(group, baseline) for group in of_one]
     return found
@@ -131,6 +130,6 @@ def _link(run: Run) -> tuple[Any, Any]:
 
 
 def _interval(effect: Effect) -> tuple[float, float, float]:
-    """Return the value and its bounds, which are the value itself where they are not known."""
+    """Return the value and its bounds; an unknown bound is the value itself."""
     low, high = (effect.value if bound is None else bound for bound in (effect.low, effect.high))
     return effect.value, low, high

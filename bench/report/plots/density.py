@@ -1,4 +1,4 @@
-"""Density over time: which share of each layer was sent, from evaluation to evaluation."""
+"""Draw which share of each layer was sent, from evaluation to evaluation."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _LAYER_IN = 0.13
 
 
 def draw(results: Results) -> Picture:
-    """One panel per configuration that left something out: a row per layer, a cell per evaluation."""
+    """Draw one panel per configuration that is not dense, with a row per layer and a cell per evaluation."""
     densities = {each.title: _densities(results, each) for each in results.configurations}
     sparse = {title: each for title, each in densities.items() if each.size and each.min().min() < 1.0}
     if not sparse:
@@ -62,7 +62,7 @@ def draw(results: Results) -> Picture:
 
 
 def _densities(results: Results, configuration: Configuration) -> pd.DataFrame:
-    """Mean density over seeds: a row per layer in the model's order, a column per evaluated step."""
+    """Return the mean density over seeds, with a row per layer in the model's order and a column per evaluation."""
     runs = {run["run_id"] for run in configuration.ok}
     layers = to_frame([row for row in results.layers if row["run_id"] in runs], LAYERS)
     ours = layers.dropna(subset=["density_mean"])

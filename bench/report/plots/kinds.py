@@ -1,4 +1,4 @@
-"""Kinds: every picture by its name, with what it shows and how to read it."""
+"""List every kind of picture with its name, its subject and how to read it."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ class Kind:
     """One kind of picture.
 
     Attributes:
-        name: the word on the command line.
-        shows: one line.
-        reading: how to read it, in whole sentences.
-        function: draws it; raises ``NotDrawable``.
+        name: the name on the command line.
+        shows: the subject, in one line.
+        reading: sentences that explain how to read the picture.
+        function: draws the picture, or raises ``NotDrawable``.
     """
 
     name: str
@@ -27,10 +27,10 @@ class Kind:
     function: Callable[[Results], Picture]
 
     def draw(self, results: Results) -> Picture:
-        """Draw it in the common style.
+        """Draw the picture in the common style.
 
         Raises:
-            NotDrawable: the rows lack what it shows (the message says what).
+            NotDrawable: the rows lack what the picture shows; the message says what.
         """
         with style.applied():
             return self.function(results)
@@ -63,16 +63,16 @@ KINDS: Mapping[str, Kind] = {
             name="target",
             shows="steps to the target accuracy (Kaplan-Meier)",
             reading="The share of seeds that have reached the target. A vertical mark is a seed whose training ended "
-            "without reaching it: it counts as one that would need longer. Curves are shifted by a hair, so that none "
+            "without reaching it; it counts as a seed that needs longer. Curves are shifted slightly, so that none "
             "hides another.",
             function=target.draw,
         ),
         Kind(
             name="step",
             shows="where a step's time goes",
-            reading="The upper bar is the step as a rank sees it, the lower one what its exchange was busy with, "
-            "mostly while backward ran; what could not hide behind backward is exposed. There is no lower bar "
-            "where the backend hides the exchange.",
+            reading="The upper bar divides the time of a step on one rank. The lower bar shows how long its exchange "
+            "was busy, mostly during backward; the part that did not overlap with backward is exposed. There is no "
+            "lower bar if the backend does not report the exchange.",
             function=step_time.draw,
         ),
         Kind(
@@ -86,30 +86,30 @@ KINDS: Mapping[str, Kind] = {
             name="bandwidth",
             shows="speed-up against bandwidth, with break-even points",
             reading="Above 1 a configuration does more samples per second than the baseline on the same link. Whiskers "
-            "are 95 % intervals over seeds; a ring marks the bandwidth at which it breaks even, on straight lines "
-            "between the measured links. Whiskers that leave the picture do so because two seeds say little.",
+            "are 95 % intervals over seeds. A ring marks the bandwidth at which it breaks even, interpolated between "
+            "the measured links. With two seeds the whiskers may be longer than the picture.",
             function=bandwidth.draw,
         ),
         Kind(
             name="scaling",
             shows="samples per second against the number of ranks",
-            reading="Lines are means over seeds, whiskers reach from the lowest seed to the highest. On the grey line "
-            "twice the ranks do twice the work.",
+            reading="Lines are means over seeds, whiskers reach from the lowest seed to the highest. On the grey line, "
+            "twice the ranks process twice the samples per second.",
             function=scaling.draw,
         ),
         Kind(
             name="profile",
             shows="performance profile over workloads (Dolan and More)",
-            reading="On how many workloads a method reaches the target within this factor of the fastest method's "
-            "time; each seed counts as a workload, and a missed target is within no factor. Higher and further left is "
-            "better.",
+            reading="The share of workloads on which a method reaches the target within this factor of the fastest "
+            "method's time. Each seed counts as a workload, and a missed target is within no factor. Higher and "
+            "further left is better.",
             function=profile.draw,
         ),
         Kind(
             name="density",
             shows="share of each layer that was sent, over time",
-            reading="A row per layer in the model's order, a cell for the steps since the previous evaluation; the "
-            "darker, the less was sent. Means over seeds.",
+            reading="Each row is a layer, in the model's order. Each cell covers the steps since the previous "
+            "evaluation; the darker it is, the less was sent. Values are means over seeds.",
             function=density.draw,
         ),
     )

@@ -1,4 +1,4 @@
-"""Accuracy, time and bytes at the end of training, and which configurations no other one beats in all three."""
+"""Draw accuracy, time and bytes at the end of training, and mark the configurations on the Pareto front."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from bench.report.plots.results import NotDrawable, Results
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Point:
-    """One configuration: mean, lowest and highest over seeds of each of the three."""
+    """Mean, lowest and highest value over seeds of each of the three quantities of a configuration."""
 
     title: str
     accuracy: tuple[float, float, float]
@@ -22,14 +22,14 @@ class Point:
     bytes: tuple[float, float, float]
 
     def beats(self, other: Point) -> bool:
-        """At least as good in everything and better in something."""
+        """Return True if this point is at least as good in all three quantities and better in one."""
         ours = (-self.accuracy[0], self.time[0], self.bytes[0])
         theirs = (-other.accuracy[0], other.time[0], other.bytes[0])
         return ours != theirs and all(a <= b for a, b in zip(ours, theirs, strict=True))
 
 
 def draw(results: Results) -> Picture:
-    """Accuracy against time and against bytes; filled markers are on the front of all three."""
+    """Draw accuracy against time and against bytes; filled markers are on the Pareto front of all three."""
     points = [point for each in results.configurations if (point := _point(results, each))]
     if len(points) < 2:
         raise NotDrawable(
@@ -69,7 +69,7 @@ def draw(results: Results) -> Picture:
 
 
 def pareto_front(points: Sequence[Point]) -> list[Point]:
-    """The points that no other one beats."""
+    """Return the points that no other point beats."""
     return [point for point in points if not any(other.beats(point) for other in points)]
 
 

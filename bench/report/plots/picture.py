@@ -1,4 +1,4 @@
-"""Picture: a figure with the text for those who cannot see it, and the files and pages that hold it."""
+"""Save a picture, a figure with its alternative text, to a file or embed it in a page."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from bench.report.plots import style
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-# No date, and no version of matplotlib: equal rows give equal files.
+# Without date and version of matplotlib, so that equal rows give equal files.
 _UNDATED: dict[str, dict[str, Any]] = {
     "png": {"Software": None},
     "svg": {"Date": None, "Creator": None, "Format": None, "Type": None},
@@ -27,14 +27,14 @@ SUFFIXES = tuple(f".{name}" for name in _UNDATED)
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Picture:
-    """A figure and what it shows, in words and numbers."""
+    """A figure, and a text for people who cannot see it."""
 
     figure: Figure
     alt: str
 
 
 def save(picture: Picture, path: Path) -> None:
-    """Write a picture as PNG, SVG or PDF, by the path's suffix; the text goes into the file as its description.
+    """Write a picture as PNG, SVG or PDF, by the path's suffix, with its text as the file's description.
 
     Raises:
         UsageError: the file cannot be written.
@@ -52,7 +52,7 @@ def save(picture: Picture, path: Path) -> None:
 
 
 def inline_svg(picture: Picture, name: str) -> str:
-    """The ``svg`` element, to stand in a page beside others: named by its text, every id in it begins with ``name``."""
+    """Return an ``svg`` element to embed in a page, labelled with the text; all its ids begin with ``name``."""
     svg = re.sub(r"<!--.*?-->", "", _svg(picture, metadata=_UNDATED["svg"], transparent=True), flags=re.DOTALL)
     element = re.sub(r'(\bid="|href="#|url\(#)', rf"\g<1>{name}-", svg[svg.index("<svg") :])
     return element.replace("<svg", f'<svg role="img" aria-label="{html.escape(picture.alt)}"', 1)

@@ -1,6 +1,6 @@
-"""Predictions: a curve over the bandwidth, the fastest pair by bandwidth and ranks, and predicted against measured.
+"""Draw predictions: step time against bandwidth, the fastest pair by bandwidth and ranks, predicted against measured.
 
-They are drawn from what `bench predict` writes: JSON of a sweep or a map, or the table of a validation.
+The pictures are drawn from files of `bench predict`: JSON of a sweep or a map, or the table of a validation.
 """
 
 from __future__ import annotations
@@ -21,11 +21,9 @@ from bench.report.plots import style
 from bench.report.plots.picture import Picture
 from bench.report.plots.results import NotDrawable
 
-_WITHIN = 0.15
-"""of a prediction's error, the band that is drawn"""
+_WITHIN = 0.15  # relative error of the band that is drawn
 _DENSE = "bf16"
-_HATCHES = ("", "///", "\\\\\\")
-"""of pairs, which tell them apart without colours, and where there are more than colours"""
+_HATCHES = ("", "///", "\\\\\\")  # distinguish pairs in grey, and if there are more pairs than colours
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -33,10 +31,10 @@ class PredictedKind:
     """One kind of picture of predictions.
 
     Attributes:
-        name: the word on the command line.
-        shows: one line.
-        reading: how to read it, in whole sentences.
-        function: draws a file; raises ``NotDrawable``.
+        name: the name on the command line.
+        shows: the subject, in one line.
+        reading: sentences that explain how to read the picture.
+        function: draws a file, or raises ``NotDrawable``.
     """
 
     name: str
@@ -45,24 +43,24 @@ class PredictedKind:
     function: Callable[[Path, style.Methods], Picture]
 
     def draw(self, path: Path, methods: style.Methods | None = None) -> Picture:
-        """Draw it in the common style.
+        """Draw the picture in the common style.
 
         Args:
-            path: what `bench predict` wrote.
-            methods: looks of the methods in other pictures beside it.
+            path: a file of `bench predict`.
+            methods: the looks of methods in other pictures of the same page.
 
         Raises:
-            NotDrawable: the file is not what `bench predict` writes for it.
+            NotDrawable: `bench predict` does not write such a file for this kind.
         """
         try:
             with style.applied():
                 return self.function(path, style.Methods() if methods is None else methods)
         except (KeyError, TypeError, ValueError, OverflowError) as error:
-            raise NotDrawable(f"{path} is damaged ({error}); write it anew with bench predict") from None
+            raise NotDrawable(f"{path} is damaged ({error}); write it again with bench predict") from None
 
 
 def curve(path: Path, methods: style.Methods) -> Picture:
-    """Predicted step time of a pair and of dense gradients over the bandwidth; break-even points are marked."""
+    """Draw the predicted step time of a pair and of dense gradients against bandwidth, with break-even points."""
     content = _json(path, "curve", "bench predict --sweep bandwidth=1mbit..10gbit --json")
     rates = [point["bandwidth_bps"] for point in content["curve"]]
     times = [point[column] for point in content["curve"] for column in ("dense_step_time_s", "step_time_s")]
@@ -97,7 +95,7 @@ def curve(path: Path, methods: style.Methods) -> Picture:
 
 
 def regime_map(path: Path, methods: style.Methods) -> Picture:
-    """Which pair is fastest by bandwidth and ranks, and how many times as fast as dense gradients."""
+    """Draw which pair is fastest by bandwidth and ranks, and its speed-up over dense gradients."""
     cells = _json(path, "regimes", "bench predict --sweep bandwidth=1mbit..10gbit,world_size=2..64 --json")["regimes"]
     rates = sorted({cell["bandwidth_bps"] for cell in cells})
     sizes = sorted({cell["world_size"] for cell in cells})
@@ -123,21 +121,21 @@ def regime_map(path: Path, methods: style.Methods) -> Picture:
             f"{' on '.join(pairs[index])}: {cell['speedup']:.2f}x as fast as dense {_DENSE}, "
             f"{cell['world_size']} ranks at {format_rate(cell['bandwidth_bps'])}",
         )
-        sparing = "" if cell["outside"] is None else "?"
-        axes.annotate(f"{cell['speedup']:.1f}{sparing}", (column + 0.5, row), ha="center", va="center", fontsize=7)
+        mark = "" if cell["outside"] is None else "?"
+        axes.annotate(f"{cell['speedup']:.1f}{mark}", (column + 0.5, row), ha="center", va="center", fontsize=7)
     axes.grid(visible=False)
     axes.set_xticks([column + 0.5 for column in range(len(rates))])
     axes.set_xticklabels([format_rate(rate) for rate in rates], rotation=45, ha="right")
     axes.set_yticks(range(len(sizes)))
     axes.set_yticklabels([str(size) for size in sizes])
     axes.set_ylabel("ranks")
-    axes.set_title(f"Predicted: the fastest pair, times as fast as dense {_DENSE} (?: outside what was validated)")
+    axes.set_title(f"Predicted: the fastest pair, speed-up over dense {_DENSE} (?: outside the validated range)")
     style.legend(figure, boxes)
     return Picture(figure=figure, alt=f"Map of the fastest pair by bandwidth and ranks: {', '.join(boxes)}.")
 
 
 def predicted_measured(path: Path, methods: style.Methods) -> Picture:
-    """Each configuration of a validation: predicted step time against measured, within 15 % and beyond."""
+    """Draw the predicted against the measured step time of each validated configuration, with a band of 15 %."""
     from matplotlib.ticker import LogLocator
 
     cells = _validation(path)
@@ -180,14 +178,14 @@ def predicted_measured(path: Path, methods: style.Methods) -> Picture:
 
 def _check_above_zero(values: Iterable[float]) -> None:
     if not all(value > 0 and math.isfinite(value) for value in values):
-        raise ValueError("a rate or a time is not above 0, or has no end")
+        raise ValueError("a rate or a time is not above 0, or not finite")
 
 
 def _json(path: Path, key: str, command: str) -> dict[str, Any]:
-    """What `bench predict --json` wrote.
+    """Read JSON of `bench predict --json`.
 
     Raises:
-        NotDrawable: it is not there, or something else.
+        NotDrawable: the file cannot be read or lacks the key.
     """
     check_regular(path)
     try:
@@ -217,13 +215,13 @@ PREDICTED_KINDS: Mapping[str, PredictedKind] = {
         PredictedKind(
             name="predicted-curve",
             shows="predicted step time against bandwidth, from bench predict --sweep bandwidth=...",
-            reading="Both lines are predictions; where the line of the pair is the lower one, compression pays.",
+            reading="Both lines are predictions. Where the line of the pair is below the other, compression pays.",
             function=curve,
         ),
         PredictedKind(
             name="regime-map",
             shows="the fastest pair by bandwidth and ranks, from bench predict --sweep bandwidth=...,world_size=...",
-            reading="A cell shows the pair that is predicted to be fastest, and how many times as fast as dense it is.",
+            reading="A cell shows the pair that is predicted to be fastest, and its speed-up over dense gradients.",
             function=regime_map,
         ),
         PredictedKind(

@@ -1,7 +1,7 @@
-"""Performance profile: on which share of workloads a method is at most so many times slower than the best one.
+"""Draw a performance profile: the share of workloads on which a method is within a factor of the fastest one.
 
 Source: E. D. Dolan and J. J. More, "Benchmarking optimization software with performance profiles", Mathematical
-Programming 91 (2002). A workload is what is trained, on what, with one seed; a missed target is within no factor.
+Programming 91 (2002). Each seed of a workload counts as a workload; a missed target is within no factor.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 def draw(results: Results) -> Picture:
-    """One rising curve per method; the higher, the more workloads it does nearly as fast as the best."""
+    """Draw one rising curve per method."""
     factors = slow_downs(_times(results))
     looks = results.looks(results.across(*WORKLOAD))
     figure, (axes,) = style.new_figure()
@@ -46,17 +46,17 @@ def draw(results: Results) -> Picture:
 
 
 def slow_downs(times: pd.DataFrame) -> pd.DataFrame:
-    """Per workload (row) and method (column) the time over the best one's; infinite where the target was missed.
+    """Return the time of each method (column) over the best time of the workload (row).
 
     Args:
-        times: seconds to target, infinite where it was missed. Rows in which every method missed tell nothing and go.
+        times: seconds to target, infinite if it was missed. Rows in which every method missed are dropped.
     """
     best = times.min(axis=1)
     return times[best < math.inf].div(best[best < math.inf], axis=0)
 
 
 def _times(results: Results) -> pd.DataFrame:
-    """Seconds to target: a row per workload and seed, a column per method; workloads that all methods did."""
+    """Return seconds to target by workload and seed (rows) and method (columns), for workloads of all methods."""
     import pandas as pd
 
     columns = {}

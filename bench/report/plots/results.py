@@ -1,4 +1,4 @@
-"""Results: rows as pictures need them, grouped and labelled as `bench compare` does."""
+"""Prepare rows for pictures, grouped and labelled as in `bench compare`."""
 
 from __future__ import annotations
 
@@ -23,18 +23,18 @@ _METHOD = ("compressor", "collective", "optimizer", "strategy")
 
 
 class NotDrawable(NothingToCompare):
-    """The rows lack what a picture shows; the sentence says what."""
+    """The rows lack what a picture shows; the message says what."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Results:
-    """What pictures are drawn from.
+    """The rows that pictures are drawn from.
 
     Attributes:
-        rows: what ``store.read`` returns.
-        layers: what ``store.read_layers`` returns.
-        baseline: what names the baseline of a speed-up (``baseline.choose``); None: the one that
-            `bench compare` takes for speeds.
+        rows: rows as returned by ``store.read``.
+        layers: rows as returned by ``store.read_layers``.
+        baseline: the name of the baseline of a speed-up (``baseline.choose``); None: the default of `bench compare` for
+            speeds.
     """
 
     rows: list[Row]
@@ -43,18 +43,18 @@ class Results:
 
     @property
     def that_ended(self) -> list[Configuration]:
-        """Those with at least one run that ended well or diverged, likewise."""
+        """The configurations with at least one run that succeeded or diverged, in order of appearance."""
         return shortly_labelled([group for group in configurations(self._runs, ()) if group.ok or group.diverged])
 
     @functools.cached_property
     def configurations(self) -> list[Configuration]:
-        """The configurations with at least one run that ended well, in order of appearance."""
+        """The configurations with at least one successful run, in order of appearance."""
         return shortly_labelled([group for group in configurations(self._runs, ()) if group.ok])
 
     def across(self, *varied: str) -> list[Configuration]:
-        """Configurations whose runs may differ in the columns that a picture has on an axis, besides the seed."""
+        """Return configurations whose runs may differ in the varied columns, which a picture has on its axis."""
         kept = [name for name in SETTINGS if name not in varied]
-        repeated: dict[tuple[Any, ...], list[Run]] = {}  # other versions gave the same settings other ids
+        repeated: dict[tuple[Any, ...], list[Run]] = {}  # other versions of the code gave them another config_id
         for run in self._runs:
             repeated.setdefault(tuple(run[name] for name in (*SETTINGS, "seed")), []).append(run)
         alike: dict[tuple[Any, ...], list[Run]] = {}
@@ -71,18 +71,18 @@ class Results:
         return shortly_labelled([group for group in groups if group.ok])
 
     def evaluations(self, configuration: Configuration) -> pd.DataFrame:
-        """The rows of a configuration's runs that ended well, with ``bytes_sent``: per rank, since the start."""
+        """Return the rows of a configuration's successful runs, with ``bytes_sent`` per rank since the start."""
         ours = to_frame([row for run in configuration.ok for row in run.rows])
         sent = [math.nan if each is None else each for run in configuration.ok for each in bytes_sent(run.rows)]
         return ours.assign(step=ours["step"].astype(float), bytes_sent=sent)
 
     @functools.cached_property
     def methods(self) -> Methods:
-        """All methods, so that each has the same colour in every picture of these rows."""
+        """The looks of all methods, so that each has the same colour in every picture of these rows."""
         return Methods(map(_method, self._runs))
 
     def looks(self, groups: Sequence[Configuration]) -> dict[str, Look]:
-        """Return the look of each of a picture's groups by its title."""
+        """Return the look of each group of a picture, by its title."""
         return self.methods.looks({group.title: _method(group.runs[0]) for group in groups})
 
     @functools.cached_property
@@ -96,7 +96,7 @@ def _method(run: Run) -> tuple[str, ...]:
 
 
 def shortly_labelled(groups: list[Configuration]) -> list[Configuration]:
-    """The groups, their labels fit for a legend: without what all share, and what an earlier column says as well.
+    """Return the groups with labels short enough for a legend, without shared values and redundant columns.
 
     The compressor always stays, and a single group keeps its whole label.
     """
@@ -113,6 +113,6 @@ def shortly_labelled(groups: list[Configuration]) -> list[Configuration]:
 
 
 def last_known(configuration: Configuration, *, diverged: bool = False) -> pd.DataFrame:
-    """One row for every run that ended well, or `diverged` as well: the last known value of each column."""
+    """Return one row of last known values per successful run, and with ``diverged`` also per diverged run."""
     others = configuration.diverged if diverged else []
     return to_frame([run.last_known for run in (*configuration.ok, *others)])

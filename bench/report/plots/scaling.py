@@ -1,4 +1,4 @@
-"""Samples per second against the number of ranks."""
+"""Draw samples per second against the number of ranks."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from bench.report.plots.results import NotDrawable, Results, last_known
 
 
 def draw(results: Results) -> Picture:
-    """One curve per configuration, and the line on which twice the ranks do twice the work."""
+    """Draw one curve per configuration, and the line of perfect scaling."""
     groups = results.across("world_size", "hosts", "ranks_per_host", "replicas", "threads")
     curves = {group.title: _curve(group) for group in groups}
     curves = {title: curve for title, curve in curves.items() if len(curve) > 1}
@@ -47,7 +47,7 @@ def draw(results: Results) -> Picture:
 
 
 def _curve(group: Configuration) -> dict[float, list[float]]:
-    """World size -> samples per second of every seed."""
+    """Return the samples per second of every seed, by world size."""
     known = last_known(group).dropna(subset=["world_size", "samples_per_s"])
     sizes = sorted(known["world_size"].astype(float).unique().tolist())
     return {size: known.loc[known["world_size"] == size, "samples_per_s"].tolist() for size in sizes}

@@ -1,4 +1,4 @@
-"""Where a step's time goes: what it is made of, and the exchange that runs beside it."""
+"""Draw the parts of a step's time, and of the exchange that runs at the same time."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from bench.report.plots.results import NotDrawable, Results, last_known
 _BAR = 0.38
 _NAME_WIDTH = 34  # characters beside the bars
 _LINE_IN = 0.15
-# Shade and hatch tell the parts apart: a colour is that of a method, as in every picture.
+# Shade and hatch distinguish the parts, because a colour stands for a method in every picture.
 _OF_STEP: dict[str, dict[str, Any]] = {
     "forward and backward": {"alpha": 0.85, "hatch": ""},
     "exposed exchange": {"alpha": 0.5, "hatch": "////"},
@@ -26,7 +26,7 @@ _BESIDE: dict[str, dict[str, Any]] = {
 
 
 def draw(results: Results) -> Picture:
-    """Two bars per configuration: the step as the rank sees it, and below it what the exchange was busy with."""
+    """Draw two bars per configuration: the parts of the step, and below it those of the exchange."""
     shown = [each for each in results.configurations if each.values("forward_backward_s")]
     if not shown:
         raise NotDrawable("a step's time needs a finished run with values in forward_backward_s")
@@ -72,7 +72,7 @@ def draw(results: Results) -> Picture:
 
 
 def step_parts(configuration: Configuration) -> dict[str, float]:
-    """Return the seconds of each part of a step; the rest is what the others leave of it."""
+    """Return the seconds of each part of a step."""
     runs = last_known(configuration)
     computing, exposed = runs["forward_backward_s"], runs["exposed_s"].fillna(0.0)
     rest = (runs["step_time_s"] - computing - exposed).clip(lower=0.0).fillna(0.0)
@@ -80,7 +80,7 @@ def step_parts(configuration: Configuration) -> dict[str, float]:
 
 
 def exchange_parts(configuration: Configuration) -> dict[str, float]:
-    """Seconds per step in which the exchange was busy, encoding apart; nothing where the backend hides them."""
+    """Return the busy seconds of the exchange per step, as encoding and the rest; empty if not measured."""
     runs = last_known(configuration).dropna(subset=["encode_s", "exchange_s"])
     if not len(runs):
         return {}

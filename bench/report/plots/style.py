@@ -1,6 +1,7 @@
-"""Style: what all pictures share, so that they can be read in print, in grey and by colour-blind people.
+"""The common style of all pictures, which are readable in print, in grey and by colour-blind people.
 
-Source: M. Okabe and K. Ito, "Color Universal Design" (2008): eight colours that all kinds of colour vision tell apart.
+Source: M. Okabe and K. Ito, "Color Universal Design" (2008): eight colours that can be
+distinguished with any kind of colour vision.
 """
 
 from __future__ import annotations
@@ -24,10 +25,10 @@ if TYPE_CHECKING:
 
 INK = "#1a1a1a"
 GREY = "#8c8c8c"
+# Okabe and Ito's colours, the darkest first; yellow, which is faint on paper, comes last.
 PALETTE = ("#1a1a1a", "#d55e00", "#0072b2", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#f0e442")
-"""Okabe and Ito's colours, the darkest first: yellow, which is faint on paper, comes last."""
 
-# Five line styles and seven markers beside eight colours: 280 curves before any combination comes again.
+# Five line styles, seven markers and eight colours give 280 curves before a combination repeats.
 _LINES: tuple[Any, ...] = ("-", (0, (5, 1.5)), (0, (1.2, 1.2)), (0, (6, 1.5, 1.2, 1.5)), (0, (3, 1, 1, 1, 1, 1)))
 _MARKERS = ("o", "s", "^", "D", "v", "P", "X")
 
@@ -67,22 +68,22 @@ _SETTINGS: dict[str, Any] = {
 
 
 def applied() -> contextlib.AbstractContextManager[None]:
-    """Within it pictures are drawn and saved in this style, whatever a user's own matplotlibrc says."""
-    os.environ["MPLBACKEND"] = "agg"  # matplotlib cannot be imported with one that it does not know, as Jupyter's
-    os.environ.pop("SOURCE_DATE_EPOCH", None)  # pictures bear no date, and it need not be one
+    """Return a context in which pictures have this style, whatever the user's matplotlibrc contains."""
+    os.environ["MPLBACKEND"] = "agg"  # with an unknown backend, such as that of Jupyter, the import would fail
+    os.environ.pop("SOURCE_DATE_EPOCH", None)  # pictures have no date, and an invalid value would be an error
     import matplotlib.style
 
     return matplotlib.style.context(["default", _SETTINGS])
 
 
 def new_figure(*, height: float = 3.4, rows: int = 1, columns: int = 1, **more: Any) -> tuple[Figure, list[Axes]]:
-    """A figure of the text's width, and its axes row by row.
+    """Return a figure of the text's width, and its axes row by row.
 
     Args:
-        height: inches without the legend, which makes room for itself.
-        rows: of axes.
-        columns: of axes.
-        more: what ``Figure.subplots`` takes.
+        height: inches without the legend, which adds its own height.
+        rows: rows of axes.
+        columns: columns of axes.
+        more: further arguments of ``Figure.subplots``.
     """
     from matplotlib.figure import Figure
 
@@ -90,8 +91,7 @@ def new_figure(*, height: float = 3.4, rows: int = 1, columns: int = 1, **more: 
     return figure, list(figure.subplots(rows, columns, squeeze=False, **more).flat)
 
 
-Look = tuple[int, int]
-"""Index of a method, which has one colour in all pictures, and of one of its curves in a picture."""
+Look = tuple[int, int]  # index of a method, which decides its colour, and index of one of its curves in a picture
 
 
 def line(index: int, curve: int = 0) -> dict[str, Any]:
@@ -110,17 +110,17 @@ def color(index: int, _: int = 0) -> str:
 
 
 class Methods:
-    """Gives each method a look, the same in all pictures that are drawn with this object.
+    """Give each method a look, the same in all pictures that are drawn with this object.
 
     Args:
-        known: compressor, collective and what else tells methods apart, in the order of their colours.
+        known: compressor, collective and other settings that distinguish methods, in the order of their colours.
     """
 
     def __init__(self, known: Iterable[tuple[str, ...]] = ()) -> None:
         self._known = list(dict.fromkeys(known))
 
     def index(self, *method: str) -> int:
-        """Return the index of the first method that begins so; another one gets the next index."""
+        """Return the index of the first method that begins with these settings; add the method if there is none."""
         for index, known in enumerate(self._known):
             if known[: len(method)] == method:
                 return index
@@ -128,7 +128,7 @@ class Methods:
         return len(self._known) - 1
 
     def looks(self, methods: Mapping[str, tuple[str, ...]]) -> dict[str, Look]:
-        """Return the look of each curve by its title."""
+        """Return the look of each curve, by its title."""
         curves: collections.Counter[int] = collections.Counter()
         found = {}
         for title, method in methods.items():
@@ -139,13 +139,13 @@ class Methods:
 
 
 def tooltips(artist: Any, *texts: str) -> None:
-    """Say in SVG files what an artist shows: one text, or one for each of its points."""
+    """Add tooltips to an artist in SVG files: one text for all of it, or one for each of its points."""
     artist.set_gid(f"tooltip-{len(_TOOLTIPS_OF.setdefault(artist.figure, []))}")
     _TOOLTIPS_OF[artist.figure].append(texts)
 
 
 def with_tooltips(figure: Figure, svg: str) -> str:
-    """Return the figure's SVG with a ``title`` element, which browsers show as a tooltip, where there is a text."""
+    """Return the figure's SVG with its tooltips as ``title`` elements, which browsers show."""
     for number, texts in enumerate(_TOOLTIPS_OF.get(figure, [])):
         start = svg.find(f'<g id="tooltip-{number}">')
         if start < 0:
@@ -158,7 +158,7 @@ def with_tooltips(figure: Figure, svg: str) -> str:
 
 
 def _with_titles(group: str, texts: Sequence[str]) -> str:
-    """Return a group of SVG elements with a text for all of it, or one for each of its points."""
+    """Return a group of SVG elements with a tooltip for all of it, or one for each of its points."""
     titles = [f"<title>{html.escape(text)}</title>" for text in texts]
     tag = "use" if "<use " in group else "path"  # markers of a curve, or cells of a mesh
     points = re.compile(rf"<{tag} ([^>]*)/>")
@@ -171,17 +171,17 @@ def _with_titles(group: str, texts: Sequence[str]) -> str:
 
 
 def accuracy_axis(axes: Axes) -> None:
-    """Let a y axis of accuracies end at 100 %, with its label; to be called when everything is drawn."""
+    """End a y axis of accuracies at 100 % and label it; call this after everything is drawn."""
     low = float(axes.dataLim.intervaly[0])
-    room = 0.05 * (1.0 - low) or 0.01
-    axes.set_ylim(low - room, 1.0 + room / 2)
+    margin = 0.05 * (1.0 - low) or 0.01
+    axes.set_ylim(low - margin, 1.0 + margin / 2)
     name_axis(axes, "y", "test accuracy", "test_accuracy")
 
 
 def whiskers(intervals: Sequence[tuple[float, float, float]]) -> list[list[float]]:
-    """Return how far each (value, low, high) reaches below and above its value, as ``errorbar`` takes it.
+    """Return the distances of low and high from each value, in the form that ``errorbar`` takes.
 
-    Never below 0: the mean of equal values may differ from them in its last digit.
+    They are at least 0, although the mean of equal values may differ from them in the last digit.
     """
     return [
         [max(0.0, value - low) for value, low, _ in intervals],
@@ -190,12 +190,12 @@ def whiskers(intervals: Sequence[tuple[float, float, float]]) -> list[list[float
 
 
 def wrapped(text: str, width: int) -> str:
-    """The text on several lines of at most this many characters; options of a component may be on different ones."""
+    """Wrap the text, which may also break between the options of a component."""
     return textwrap.fill(re.sub(r",(?! )", ", ", text), width)
 
 
 def legend(figure: Figure, entries: Mapping[str, Any]) -> None:
-    """Name the curves, below all axes, in as many columns as their names allow; the figure grows by its height."""
+    """Add a legend below all axes, in as many columns as fit; the figure grows by its height."""
     names = [wrapped(name, _WRAP) for name in entries]
     columns = max(1, min(3, _WRAP // (max(map(len, names)) + 7)))
     figure.legend(list(entries.values()), names, loc="outside lower left", ncols=columns)
@@ -204,16 +204,16 @@ def legend(figure: Figure, entries: Mapping[str, Any]) -> None:
 
 
 def name_axis(axes: Axes, which: Literal["x", "y"], what: str, column: str | None, *, log: bool = False) -> None:
-    """Label an axis with what it shows and the unit of a column, prefixed as the largest number wants it.
+    """Label an axis with its quantity and the unit of a column, scaled to the largest number.
 
-    To be called when everything is drawn, since ticks are written in that unit.
+    Call this after everything is drawn, because ticks are written in that unit.
 
     Args:
         axes: the axes.
-        which: which of their two.
-        what: what it shows, in words.
-        column: the column of metrics.csv whose unit the numbers have; None for a factor, which has none.
-        log: the axis is logarithmic where the numbers span a wide range.
+        which: the axis to label.
+        what: the quantity in words.
+        column: the column of metrics.csv whose unit the numbers have; None for a factor, which has no unit.
+        log: make the axis logarithmic if the numbers span a wide range.
     """
     limits, set_scale, set_label = (
         (axes.get_xlim, axes.set_xscale, axes.set_xlabel)

@@ -1,4 +1,4 @@
-"""Steps to the target accuracy: the share of seeds that have reached it; a seed that missed it is censored.
+"""Draw the share of seeds that have reached the target accuracy against steps; a seed that missed it is censored.
 
 Source: E. L. Kaplan and P. Meier, "Nonparametric estimation from incomplete observations", Journal of the American
 Statistical Association 53 (1958).
@@ -14,11 +14,11 @@ from bench.report.plots import style
 from bench.report.plots.picture import Picture
 from bench.report.plots.results import NotDrawable, Results
 
-_SHIFT = 0.008  # of the height: curves that coincide lie beside each other
+_SHIFT = 0.008  # share of the height by which curves are shifted, so that equal ones stay visible
 
 
 def draw(results: Results) -> Picture:
-    """One rising curve per configuration, a mark where a seed's training ended without reaching its target."""
+    """Draw one rising curve per configuration, with a mark where a seed's training ended before its target."""
     last = float(max(row["step"] or 0 for row in results.rows))
     seeds = {each.title: steps_to_target(each, last) for each in results.that_ended}
     seeds = {title: each for title, each in seeds.items() if each}
@@ -31,7 +31,7 @@ def draw(results: Results) -> Picture:
         reached = share_reached(each)
         shift = number * _SHIFT
         missed = [step for step, hit in each if not hit]
-        watched_until = max(step for step, _ in each) if missed else last  # beyond, nobody knows
+        watched_until = max(step for step, _ in each) if missed else last  # unknown beyond
         steps = [0.0, *reached.quantiles, watched_until]
         shares = [shift, *(1.0 - reached.probabilities + shift), 1.0 - reached.probabilities[-1] + shift]
         (curves[title],) = axes.plot(
@@ -57,9 +57,9 @@ def draw(results: Results) -> Picture:
 
 
 def steps_to_target(configuration: Configuration, last: float) -> list[tuple[float, bool]]:
-    """For each seed with a target: the step that reached it and True, or its last step and False.
+    """Return for each seed with a target the step that reached it and True, or its last step and False.
 
-    One that diverged would have missed it with any number of steps: it counts until the `last` of all.
+    A diverged seed would have missed it with any number of steps, so it counts up to ``last``, the last step of all.
     """
     seeds = []
     for run in (*configuration.ok, *configuration.diverged):
@@ -72,7 +72,7 @@ def steps_to_target(configuration: Configuration, last: float) -> list[tuple[flo
 
 
 def share_reached(seeds: Sequence[tuple[float, bool]]) -> Any:
-    """Kaplan and Meier's estimate of the share that has not reached the target yet, as a function of the step."""
+    """Return Kaplan and Meier's estimate of the share that has not reached the target, as a function of the step."""
     from scipy import stats
 
     steps = [step for step, _ in seeds]
