@@ -1,1 +1,1 @@
-"""The one place where bytes leave a rank: messages between ranks, and who failed to answer."""
+"""Messages between ranks: sending, receiving, counting of bytes, and finding out which rank was lost."""

@@ -1,8 +1,7 @@
-"""Transport: the one place where bytes leave a rank, and where they are counted.
+"""The interface of transports, which send all messages between ranks and count their bytes; also `Alone`, for one rank.
 
-`sockets.py` implements it over TCP connections of its own, `process_group.py` over torch.distributed (gloo, NCCL),
-`shared_memory.py` through memory that all ranks map, `alone.py` for a single rank. Every operation has a bounded wait
-and knows its peer.
+`sockets.py` implements it over its own TCP connections, `process_group.py` over torch.distributed (gloo, NCCL) and
+`shared_memory.py` through memory that all ranks map. Every wait has a time limit and knows its peer.
 """
 
 from __future__ import annotations
@@ -23,10 +22,10 @@ _AT_ONCE = 64
 
 
 class WakeupEvent:
-    """Rung until it is silenced, however often and whenever it was rung; can be polled as a socket.
+    """An event that any thread can set ("ring"), and that can be polled like a socket until it is cleared ("silenced").
 
     Attributes:
-        is_ringing: whether it was rung since it was silenced; for who asks often, no question to the kernel.
+        is_ringing: True if it was rung since it was last silenced; cheap to read, without a system call.
     """
 
     def __init__(self) -> None:
@@ -36,17 +35,17 @@ class WakeupEvent:
             end.setblocking(False)
 
     def fileno(self) -> int:
-        """A descriptor that is readable while the bell rings; -1 once it is closed."""
+        """Return a descriptor that is readable while the bell rings; -1 after `close`."""
         return self._rung.fileno()
 
     def ring(self) -> None:
-        """From any thread."""
-        with contextlib.suppress(BlockingIOError):  # it rings already, and nobody has listened for long
+        """Set the event; any thread may call."""
+        with contextlib.suppress(BlockingIOError):  # the buffer is full of unread rings, so it rings already
             self._ringer.send(b"\0")
-        self.is_ringing = True  # behind the byte: whoever silences it in between finds it ringing for nothing, at worst
+        self.is_ringing = True  # after the byte: a `silence` in between causes at most one needless wake-up
 
     def silence(self) -> None:
-        """What was handed over before any ring until now is to be looked for afterwards."""
+        """Clear the event; call this before looking for the work that a ring announced, so that none is missed."""
         if not self.is_ringing:
             return
         self.is_ringing = False
@@ -55,18 +54,18 @@ class WakeupEvent:
                 pass
 
     def close(self) -> None:
-        """It cannot ring afterwards."""
+        """Release the sockets; the event cannot be used afterwards."""
         self._rung.close()
         self._ringer.close()
 
 
+# Purpose of a message. "replicas": model replicas are made equal for evaluation or saving, outside training steps.
 Purpose = Literal["gradient", "control", "state", "activation", "replicas"]
-"""what a message is for; replicas: they are made equal to be evaluated or saved, which is no step's traffic"""
 ReduceOp = Literal["sum", "max"]
 
 
 class TransportError(RuntimeError):
-    """A peer was lost or did not answer in time; `lost_rank` names it where it is known."""
+    """A peer was lost or did not answer in time; `lost_rank` is its number, if known."""
 
     def __init__(self, message: str, lost_rank: int | None = None) -> None:
         super().__init__(message)
@@ -75,13 +74,13 @@ class TransportError(RuntimeError):
 
 @dataclasses.dataclass
 class Traffic:
-    """What one rank has sent for one purpose since the start.
+    """The traffic that one rank has sent for one purpose since the start.
 
     Attributes:
         messages: number of messages sent.
         nbytes: bytes sent.
         seconds: time spent in calls of the transport, waiting included.
-        from_formula: some of it went through the backend's own collectives, whose bytes follow from a formula.
+        from_formula: some bytes were not counted but computed, because a backend's own collective sent them.
     """
 
     messages: int = 0
@@ -98,7 +97,7 @@ class Traffic:
         )
 
     def since(self, before: Traffic) -> Traffic:
-        """Return what was added after `before`; whether some of it is by formula is told of all."""
+        """Return the traffic added after `before`; `from_formula` is that of the whole traffic."""
         return Traffic(
             messages=self.messages - before.messages,
             nbytes=self.nbytes - before.nbytes,
@@ -108,26 +107,26 @@ class Traffic:
 
 
 class Ledger:
-    """One rank's traffic per purpose, and the purpose under which the next message is booked."""
+    """One rank's traffic per purpose, and the purpose to which the next message is counted."""
 
     def __init__(self) -> None:
         self.traffic: dict[Purpose, Traffic] = {purpose: Traffic() for purpose in get_args(Purpose)}
         self.purpose: Purpose = "gradient"
 
     def book(self, nbytes: int, *, messages: int = 1, from_formula: bool = False) -> None:
-        """Count messages that leave now."""
+        """Count messages that are sent now."""
         entry = self.traffic[self.purpose]
         entry.messages += messages
         entry.nbytes += nbytes
         entry.from_formula |= from_formula
 
     def timed(self) -> Stopwatch:
-        """Count the seconds spent inside a `with` block."""
+        """Return a context manager that counts the seconds spent in its `with` block."""
         return Stopwatch(self.traffic[self.purpose])
 
 
 class Stopwatch:
-    """Adds the seconds of a `with` block to a traffic entry; a generator would cost as much as a short message."""
+    """Adds the seconds of a `with` block to a traffic entry; a generator would take as long as a short message."""
 
     __slots__ = ("_entry", "_started")
 
@@ -149,12 +148,12 @@ class Pending(abc.ABC):
         """Block until it is done; a second call returns at once.
 
         Raises:
-            TransportError: the peer is lost or the time is up.
+            TransportError: the peer is lost, or the wait exceeded the transport's `timeout_s`.
         """
 
 
 class Done(Pending):
-    """What was done before anybody waited."""
+    """An operation that was done when it was started."""
 
     def wait(self) -> None:
         """Return at once."""
@@ -162,41 +161,39 @@ class Done(Pending):
 
 @dataclasses.dataclass(frozen=True)
 class Incoming:
-    """Messages under way in both directions, and where they arrive.
+    """Messages under way in both directions, and the buffers of the received ones.
 
     Attributes:
-        buffers: uint8, one per message received.
-        pendings: of all messages, sent ones included.
+        buffers: uint8, one per message to receive.
+        pendings: all messages, sent ones included.
     """
 
     buffers: list[torch.Tensor]
     pendings: list[Pending]
 
     def wait(self) -> list[torch.Tensor]:
-        """Return the buffers, filled."""
+        """Wait for all messages and return the filled buffers."""
         wait_all(self.pendings)
         return self.buffers
 
 
-Send = tuple[torch.Tensor, int]
-"""(contiguous tensor, to)"""
-Receive = tuple[torch.Tensor, int]
-"""(contiguous tensor to fill, source)"""
+Send = tuple[torch.Tensor, int]  # (contiguous tensor, receiving rank)
+Receive = tuple[torch.Tensor, int]  # (contiguous tensor to fill, sending rank)
 
 
 class Transport(abc.ABC):
-    """The ranks that take part, and messages between them.
+    """A set of ranks, and messages between them.
 
-    Messages between two ranks arrive in the order in which they were sent, whatever view of the transport they took.
+    Messages between two ranks arrive in the order in which they were sent, even if sent through different views.
 
     Attributes:
-        rank: this process, 0..world_size-1 within this transport.
+        rank: number of this process, 0..world_size-1 within this transport.
         world_size: number of ranks.
-        device: where tensors must lie for this backend.
+        device: device on which tensors must lie.
         timeout_s: longest wait for any one message, in seconds.
-        ledger: what was sent; shared with all views of this transport.
-        in_step: one `post` must hold both what this rank sends and what it receives meanwhile, as NCCL's group calls
-            want it; elsewhere a buffer may be posted ahead of the send that it belongs to, which saves a round trip.
+        ledger: traffic sent; shared with all views of this transport.
+        in_step: a `post` must contain both the sends and the receives of an exchange, as NCCL's group calls need. On
+            other backends a receive may be posted before the matching send, which saves a round trip.
     """
 
     rank: int
@@ -208,20 +205,20 @@ class Transport(abc.ABC):
 
     @property
     def traffic(self) -> dict[Purpose, Traffic]:
-        """What was sent, per purpose; shared with all views of this transport."""
+        """Return the traffic sent, per purpose; shared with all views of this transport."""
         return self.ledger.traffic
 
     @abc.abstractmethod
     def name(self, rank: int) -> int:
-        """What users call this rank: its number among all ranks, not only those of this view."""
+        """Return the rank's number among all ranks of the job, for messages to the user."""
 
     @abc.abstractmethod
     def timeout_error(self, rank: int) -> TransportError:
-        """The error to raise when a wait for `rank` took longer than `timeout_s`; finds out which rank is lost."""
+        """Find out which rank is lost after a wait for `rank` exceeded `timeout_s`, and return the error to raise."""
 
     @contextlib.contextmanager
     def counted_as(self, purpose: Purpose) -> Iterator[None]:
-        """Count what is sent inside the block for another purpose."""
+        """Count messages sent inside the `with` block for another purpose."""
         before, self.ledger.purpose = self.ledger.purpose, purpose
         try:
             yield
@@ -229,15 +226,15 @@ class Transport(abc.ABC):
             self.ledger.purpose = before
 
     def interrupted_by(self, bell: WakeupEvent) -> AbstractContextManager[None]:
-        """A block in which waits for messages return early while the bell rings, and may be repeated.
+        """Return a context manager in which waits for messages return early while the bell rings; wait again later.
 
-        A backend whose waits nothing ends waits all the same.
+        Backends whose waits cannot be interrupted ignore the bell.
         """
         del bell
         return contextlib.nullcontext()
 
     def send(self, tensor: torch.Tensor, to: int) -> Pending:
-        """Start sending a contiguous tensor of any dtype; it must not change before `wait` returned."""
+        """Start sending a contiguous tensor of any dtype; it must not change before `wait` has returned."""
         return self.post([(tensor, to)], [])[0]
 
     def receive_into(self, tensor: torch.Tensor, source: int) -> Pending:
@@ -246,20 +243,20 @@ class Transport(abc.ABC):
 
     @abc.abstractmethod
     def post(self, sends: Sequence[Send], receives: Sequence[Receive]) -> list[Pending]:
-        """Start several messages at once; returns one `Pending` for each receive, then one for each send.
+        """Start several messages at once; return one `Pending` for each receive, then one for each send.
 
-        Where the peers' posts mirror each other, no order of waiting can block; tensors must hold at least one element.
+        If the peers post matching messages, the order of waiting cannot cause a deadlock. Tensors must not be empty.
         """
 
     def send_receive(self, sends: Sequence[Send], receives: Sequence[tuple[int, int]]) -> Incoming:
-        """Start messages whose length only the sender knows, all at once.
+        """Start several messages whose length only the sender knows.
 
         Args:
-            sends: (uint8 1-D message, to).
-            receives: (upper bound of the length in bytes, source).
+            sends: (uint8 1-D message, receiving rank).
+            receives: (upper bound of the length in bytes, sending rank).
 
         Returns:
-            One uint8 buffer per receive, at least as long as its message, whose own header tells where it ends.
+            One uint8 buffer per receive, at least as long as its message; the message's header gives its length.
         """
         buffers = [torch.empty(bound, dtype=torch.uint8, device=self.device) for bound, _ in receives]
         incoming = [(buffer, source) for buffer, (_, source) in zip(buffers, receives, strict=True)]
@@ -267,22 +264,22 @@ class Transport(abc.ABC):
 
     @abc.abstractmethod
     def all_reduce_(self, tensor: torch.Tensor, op: ReduceOp = "sum") -> None:
-        """The backend's own all-reduce in place; every rank must call. Bytes are counted by the ring's formula."""
+        """Run the backend's own all-reduce in place; every rank must call. Bytes follow the formula of a ring."""
 
     def start_all_reduce_(self, tensor: torch.Tensor, op: ReduceOp = "sum") -> Pending:
-        """`all_reduce_` under way, where the backend can; several may be, started in one order on all ranks."""
+        """Start `all_reduce_`, asynchronously if the backend can; all ranks must start several in the same order."""
         self.all_reduce_(tensor, op)
         return Done()
 
     def all_reduce_scalars(self, values: Sequence[float], op: ReduceOp = "max") -> list[float]:
-        """Flags and shared scalars, combined in float64 in rank order; counted as control. Every rank must call.
+        """Combine a few numbers in float64 in rank order; counted as control. Every rank must call.
 
-        All ranks send to all at once: one latency, and whoever waits knows for whom.
+        Each rank sends to all others at once, which takes one latency, and a rank that waits knows for which peer.
         """
         return self.start_all_reduce_scalars(values, op)()
 
     def start_all_reduce_scalars(self, values: Sequence[float], op: ReduceOp = "max") -> Callable[[], list[float]]:
-        """`all_reduce_scalars` under way: what is returned waits for the others' values; to be called once."""
+        """Start `all_reduce_scalars`; return a function, to be called once, that waits and returns the result."""
         mine = torch.tensor(list(values), dtype=torch.float64, device=self.device)
         others = [rank for rank in range(self.world_size) if rank != self.rank]
         rows = [mine if rank == self.rank else torch.empty_like(mine) for rank in range(self.world_size)]
@@ -307,13 +304,13 @@ class Transport(abc.ABC):
 
     @abc.abstractmethod
     def view(self, ranks: Sequence[int]) -> Transport:
-        """The same wires, restricted to `ranks` (numbered 0.. in the given order); this rank must be among them.
+        """Return a transport among `ranks` only, numbered 0.. in the given order; this rank must be among them.
 
         Every rank of `ranks` must call, in the same order relative to its other calls.
         """
 
-    def close(self) -> None:  # noqa: B027 - most hold nothing of their own
-        """Give back what this transport and its views hold; they are of no use then."""
+    def close(self) -> None:  # noqa: B027 - most have nothing to release
+        """Release the resources of this transport and its views, which cannot be used afterwards."""
 
 
 def wait_all(pendings: Sequence[Pending]) -> None:
@@ -323,23 +320,23 @@ def wait_all(pendings: Sequence[Pending]) -> None:
 
 
 class Message(Protocol):
-    """What moves."""
+    """A message that is sent or received in several pieces."""
 
     @property
     def is_done(self) -> bool:
-        """Whether all of it has gone through."""
+        """Return True if all of it has been transferred."""
 
 
 M = TypeVar("M", bound=Message)
 
 
 class PendingMessage(Pending, Generic[M]):
-    """A message and whom it waits for.
+    """A message under way on a transport that moves messages while a rank waits.
 
     Args:
-        message: sent or received.
-        peer: the rank it goes to or comes from.
-        move: moves all that is under way until this message from or to `peer` has gone through.
+        message: the message, sent or received.
+        peer: the rank that receives or sends it.
+        move: moves all messages under way until this one has been transferred.
     """
 
     def __init__(self, message: M, peer: int, move: Callable[[M, int], None]) -> None:
@@ -354,7 +351,7 @@ class PendingMessage(Pending, Generic[M]):
 
 
 class Alone(Transport):
-    """The only rank there is."""
+    """The transport of a job with a single rank."""
 
     @override
     def __init__(self) -> None:
@@ -369,7 +366,7 @@ class Alone(Transport):
 
     @override
     def timeout_error(self, rank: int) -> TransportError:
-        return TransportError(f"there is no rank {rank}: this one is alone")
+        return TransportError(f"there is no rank {rank}: this job has a single rank")
 
     @override
     def post(self, sends: Sequence[Send], receives: Sequence[Receive]) -> list[Pending]:
@@ -379,7 +376,7 @@ class Alone(Transport):
 
     @override
     def all_reduce_(self, tensor: torch.Tensor, op: ReduceOp = "sum") -> None:
-        """A sum of one term is that term."""
+        """Do nothing: a sum of one term is that term."""
 
     @override
     def view(self, ranks: Sequence[int]) -> Alone:

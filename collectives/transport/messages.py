@@ -1,4 +1,4 @@
-"""Payloads as messages: packing for a transport, how long a message can be, and one message brought to every rank."""
+"""Sending payloads over a transport: packing, longest possible message, broadcast, and sums of received tensors."""
 
 from __future__ import annotations
 
@@ -16,25 +16,28 @@ _SPARE_LEAVES = 1024
 
 
 def bound_nbytes(numel: int, num_leaves: int) -> int:
-    """A length that no packed payload of `numel` elements and so many leaves exceeds: known to all without asking.
+    """Return an upper bound of the packed length of a payload, or a sum, that all ranks know without communication.
 
-    Every kind chooses a coding no longer than its elements written out, plus a bitmap, plus a header with the kind's
-    fixed fields; a sum may come in a few more pieces than the payload had. Memory that no message fills is never
-    touched, so being generous costs nothing.
+    A payload is never longer than its elements in full, plus a bitmap, plus headers and fixed fields; a sum may consist
+    of more pieces than the payload. A generous bound costs nothing: memory that no message fills is never touched.
+
+    Args:
+        numel: elements of the payload.
+        num_leaves: payloads in it that are not bundles.
     """
     return (_WIDEST_ELEMENT + 1) * numel + _PER_LEAF * (num_leaves + _SPARE_LEAVES)
 
 
 def pack(payload: Payload, transport: Transport, bound: int | None = None) -> torch.Tensor:
-    """The payload's bytes where the transport wants them.
+    """Pack a payload on the transport's device.
 
     Args:
-        payload: what to send.
-        transport: over which it goes.
-        bound: what the receivers have room for; None where they are told the length first.
+        payload: the payload to send.
+        transport: the transport that will send it.
+        bound: size of the receivers' buffers in bytes; None if they receive the length first.
 
     Raises:
-        PayloadError: longer than the receivers expect, which would end a gloo process.
+        PayloadError: the message is longer than `bound`, which would end a receiving gloo process.
     """
     packed = payload.pack().to(transport.device)
     if bound is not None and packed.numel() > bound:
@@ -46,17 +49,20 @@ def pack(payload: Payload, transport: Transport, bound: int | None = None) -> to
 
 
 def broadcast_bytes(transport: Transport, message: torch.Tensor | None, source: int) -> torch.Tensor:
-    """A message of rank `source`, on every rank, down a binomial tree; every rank must call.
+    """Broadcast a message from rank `source` along a binomial tree; every rank must call.
+
+    Its length is sent first, as 8 bytes of control traffic.
 
     Args:
         transport: the ranks.
-        message: uint8 1-D on rank `source`, whose length is told first (8 bytes of control); None elsewhere.
-        source: who has it.
+        message: uint8 1-D on rank `source`; None on other ranks.
+        source: the rank that has the message.
 
     Returns:
-        The message; on rank `source` the tensor given.
+        The message; on rank `source` the same tensor.
 
     Raises:
+        PayloadError: `message` is None on rank `source`.
         TransportError: a rank was lost, or did not answer in time.
     """
     parent, children = binomial_links(transport.rank, transport.world_size, source)
@@ -79,12 +85,12 @@ def broadcast_bytes(transport: Transport, message: torch.Tensor | None, source: 
 
 
 def broadcast_wire_(transport: Transport, wire: torch.Tensor, source: int) -> None:
-    """The wire tensor of rank `source`, on every rank, as `broadcast_bytes` but without telling its length.
+    """Broadcast a wire tensor whose length all ranks know from rank `source`; every rank must call.
 
     Args:
-        transport: the ranks, all of which must call.
+        transport: the ranks.
         wire: 1-D, contiguous, of one length and dtype on all ranks; overwritten except on rank `source`.
-        source: who has it.
+        source: the rank that has the values.
     """
     if not wire.numel():
         return
@@ -95,7 +101,7 @@ def broadcast_wire_(transport: Transport, wire: torch.Tensor, source: int) -> No
 
 
 def binomial_links(rank: int, world_size: int, source: int = 0) -> tuple[int | None, list[int]]:
-    """(whom a rank receives from, whom it then sends to) in a binomial tree with its root at `source`."""
+    """Return a rank's parent (None for the root) and its children in a binomial tree with root `source`."""
     place = (rank - source) % world_size
     reach = 1 << place.bit_length()
     parent = (place - reach // 2 + source) % world_size if place else None
@@ -106,15 +112,14 @@ def binomial_links(rank: int, world_size: int, source: int = 0) -> tuple[int | N
     return parent, children
 
 
-Lost = Callable[[torch.Tensor], None]
-"""takes what rounding took off sums, fp32, as long as these"""
+Lost = Callable[[torch.Tensor], None]  # called with the rounding errors of a sum, fp32, as many as it has elements
 
 
 def combine_(into: torch.Tensor, incoming: torch.Tensor, op: ReduceOp = "sum", lost: Lost | None = None) -> None:
-    """`into = into + incoming` or their maximum, element by element; mutates `into`.
+    """Add `incoming` to `into`, or take the maximum, element by element; mutates `into`.
 
-    torch adds 16-bit floats in fp32 and rounds once; a sum beyond their range becomes the largest finite number of its
-    sign. Integers wrap. NaN stays NaN under both operations. `lost` is called where sums are rounded to 16 bits.
+    16-bit floats are added in fp32 and rounded once; a sum beyond their range becomes the largest finite number of its
+    sign. Integers wrap. NaN stays NaN under both operations. `lost` is called with the rounding errors of 16-bit sums.
     """
     if op == "max":
         torch.maximum(into, incoming, out=into)
@@ -129,12 +134,12 @@ def combine_(into: torch.Tensor, incoming: torch.Tensor, op: ReduceOp = "sum", l
 
 
 def sum_wires(wires: Sequence[torch.Tensor], op: ReduceOp = "sum", lost: Lost | None = None) -> torch.Tensor:
-    """All ranks' wire tensors combined in rank order: 16-bit floats are added in fp32 and rounded once at the end.
+    """Combine all ranks' wire tensors in rank order: 16-bit floats are added in fp32 and rounded once at the end.
 
     Args:
         wires: one per rank, of one length and dtype.
-        op: what to do with two elements.
-        lost: called where the sums are rounded to 16 bits.
+        op: sum or max.
+        lost: called with the rounding errors of 16-bit sums.
 
     Returns:
         A new tensor of the same dtype.
@@ -153,7 +158,7 @@ def sum_wires(wires: Sequence[torch.Tensor], op: ReduceOp = "sum", lost: Lost | 
 def sum_wires_into_(
     out: torch.Tensor, wires: Sequence[torch.Tensor], op: ReduceOp = "sum", lost: Lost | None = None
 ) -> None:
-    """As `sum_wires`, of two wires or more, written to `out`, which none of the later ones may overlap."""
+    """Write `sum_wires` of two or more wires into `out`, which may overlap none but the first two."""
     if out.dtype in SHORT:
         out.copy_(sum_wires(wires, op, lost))
         return
@@ -163,7 +168,7 @@ def sum_wires_into_(
 
 
 def sum_in_order(terms: Sequence[Payload]) -> torch.Tensor:
-    """All ranks' payloads decoded and added in rank order; fp32 [numel], freshly made."""
+    """Decode all ranks' payloads and add them in rank order; return a new tensor, fp32 [numel]."""
     total = terms[0].to_dense()
     for term in terms[1:]:
         term.add_to_(total)
