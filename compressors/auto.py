@@ -84,8 +84,8 @@ class Auto(Compressor):
         name = collective.component_name
         if collective.decodes or name == "pool":
             return (
-                f"auto cannot switch pairs on {name}, which keeps state outside the ranks; use collective ring, native, "
-                "tree, halving_doubling, hierarchical or allgather"
+                f"auto cannot switch pairs on {name}, which keeps state outside the ranks; use collective ring, "
+                "native, tree, halving_doubling, hierarchical or allgather"
             )
         return super().refusal(collective)
 

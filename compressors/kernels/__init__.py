@@ -1,1 +1,1 @@
-"""Selection, quantisation and random numbers: loops over elements that compressors share."""
+"""Loops over elements that compressors share: selection, quantisation and random numbers."""

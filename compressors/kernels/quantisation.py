@@ -1,4 +1,7 @@
-"""Arithmetic per block of consecutive elements; the last block may be shorter."""
+"""Quantisation: rounding and packing of elements, and scales per block of consecutive elements.
+
+The last block may be shorter.
+"""
 
 from __future__ import annotations
 
@@ -28,7 +31,7 @@ _SQUARES = Loop("block_squares", Longs, Longs, Int, Int, DoubleArray)
 
 @also_on_gpus
 def block_maxima(x: Parts, block_numel: int) -> torch.Tensor:
-    """Largest magnitude of every block, NaN above all: fp32 [ceil(numel / block_numel)]."""
+    """Return the largest magnitude of every block, NaN if there is one: fp32 [ceil(numel / block_numel)]."""
     if _MAXIMA.serves(*x.tensors):
         maxima = torch.empty(-(-x.numel // block_numel), dtype=torch.int32)
         _MAXIMA(x.starts, x.borders, x.numel, block_numel, maxima)
@@ -39,7 +42,7 @@ def block_maxima(x: Parts, block_numel: int) -> torch.Tensor:
 
 @also_on_gpus
 def block_squares(x: Parts, block_numel: int) -> torch.Tensor:
-    """The sum of every block's squares: fp64 [ceil(numel / block_numel)]; they neither overflow nor vanish."""
+    """Return the sum of every block's squares, without overflow or underflow: fp64 [ceil(numel / block_numel)]."""
     if _SQUARES.serves(*x.tensors):
         squares = torch.empty(-(-x.numel // block_numel), dtype=torch.float64)
         _SQUARES(x.starts, x.borders, x.numel, block_numel, squares)
@@ -48,29 +51,29 @@ def block_squares(x: Parts, block_numel: int) -> torch.Tensor:
 
 
 def block_norms(x: Parts, block_numel: int) -> torch.Tensor:
-    """L2 norm of every block: fp32 [ceil(numel / block_numel)]."""
+    """Return the L2 norm of every block: fp32 [ceil(numel / block_numel)]."""
     return block_squares(x, block_numel).sqrt_().clamp_(max=torch.finfo(torch.float32).max).float()
 
 
 def relative_to_blocks(x: torch.Tensor, scales: torch.Tensor, block_numel: int) -> torch.Tensor:
-    """Every element over its block's scale, freshly made: fp32 [numel]."""
+    """Return a new tensor of elements divided by their block's scale: fp32 [numel]."""
     return x / scales.repeat_interleave(min(block_numel, x.numel()))[: x.numel()]
 
 
 def divisors(scales: torch.Tensor) -> torch.Tensor:
-    """The scales, fp32 [num_blocks], with 1 where they are 0 or NaN, for nothing is divided by those."""
+    """Return scales, fp32 [num_blocks], with 1 in place of 0 and NaN, to divide by."""
     return torch.where(scales > 0, scales, 1)
 
 
 def _per_block(x: torch.Tensor, block_numel: int) -> torch.Tensor:
-    """A block per row, the last one filled up with zeros: [num_blocks, min(block_numel, numel)]."""
+    """Return one block per row, the last one padded with zeros: [num_blocks, min(block_numel, numel)]."""
     width = max(1, min(block_numel, x.numel()))
     return torch.nn.functional.pad(x, (0, -x.numel() % width)).view(-1, width)
 
 
+# Random rounding divides a level into this many parts: as fine as fp32 below 1, and 127 levels still fit into an int32.
 PART_BITS = 23
 PARTS = 1 << PART_BITS
-"""of a level: as fine as fp32 is below one, and 127 levels of them an int32"""
 
 _PACK_LEVELS = Loop("pack_levels", Longs, Longs, Int, FloatArray, Int, Float, Float, Int, Int, Int, ByteArray)
 
@@ -86,19 +89,19 @@ def pack_levels(
     key: int | None = None,
     out: torch.Tensor,
 ) -> None:
-    """Write the levels x / scale * multiplier, rounded to the nearest, or at random by the numbers of a key.
+    """Write the levels x / scale * multiplier, rounded to the nearest integer or at random.
 
-    At random means: in `PARTS` of a level, with a random number of them added, rounded down.
+    Random rounding computes the level in units of 1 / `PARTS`, adds a random number in [0, PARTS), and rounds down.
 
     Args:
         x: [numel]; NaN becomes level 0.
         scales: fp32 [ceil(numel / block_numel)], >= 0.
         block_numel: elements per scale.
-        bits: of a level, 2, 4 or 8; levels stay within +-(2^(bits - 1) - 1), for a denormal scale has few bits, and the
-            quotient may overshoot.
+        bits: bits per level, 2, 4 or 8. Levels are clamped to +-(2^(bits - 1) - 1), because the quotient may be too
+            large if the scale is denormal.
         multiplier: levels per scale.
-        key: of the random numbers; None rounds to the nearest, ties to even.
-        out: uint8 [ceil(numel * bits / 8)], overwritten: two's complement, as the codebook "levels" reads it.
+        key: key of the random numbers; None rounds to the nearest, ties to even.
+        out: uint8 [ceil(numel * bits / 8)], overwritten with two's complement codes of the codebook "levels".
     """
     most = (1 << (bits - 1)) - 1
     if _PACK_LEVELS.serves(*x.tensors, scales):
@@ -117,30 +120,30 @@ def pack_levels(
 
 
 def _within(x: torch.Tensor, most: int) -> torch.Tensor:
-    """The nearest integers, ties to even, within +-most: int64."""
+    """Clamp to +-most and round to the nearest integers, ties to even: int64. Overwrites `x`."""
     return x.clamp_(-most, most).nan_to_num_(nan=0.0).round_().to(torch.int64)
 
 
 MANTISSA_BITS = 23  # of fp32
-EXPONENT_OF_ONE = 127  # how fp32 writes 2^0
+EXPONENT_OF_ONE = 127  # the biased exponent of 2^0 in fp32
 
 _PACK_POWERS = Loop("pack_powers", Longs, Longs, Int, FloatArray, Int, Int, Int, ByteArray)
 
 
 @also_on_gpus
 def pack_powers(x: Parts, scales: torch.Tensor, block_numel: int, *, bits: int, key: int, out: torch.Tensor) -> None:
-    """Write codes of x / scale, rounded to a power of two without bias by the random numbers of a key.
+    """Write codes of x / scale, rounded at random and without bias to a power of two.
 
-    A random number added to the mantissa's bits carries into the exponent with the probability that is wanted. What
-    lies below the smallest power that a code can name becomes it, or zero.
+    A random number is added to the bits of the mantissa: the carry increments the exponent with the right probability.
+    Elements below the smallest power that a code can express become this power or zero.
 
     Args:
         x: [numel]; NaN becomes 0.
         scales: fp32 [ceil(numel / block_numel)], powers of two at or above the magnitudes of their blocks, or 0.
         block_numel: elements per scale.
-        bits: of a code, 4 or 8.
-        key: of the random numbers.
-        out: uint8 [ceil(numel * bits / 8)], overwritten, as the codebook "natural" reads it.
+        bits: bits per code, 4 or 8.
+        key: key of the random numbers.
+        out: uint8 [ceil(numel * bits / 8)], overwritten with codes of the codebook "natural".
     """
     if _PACK_POWERS.serves(*x.tensors, scales):
         _PACK_POWERS(x.starts, x.borders, x.numel, divisors(scales), block_numel, key, bits, out)
@@ -150,9 +153,9 @@ def pack_powers(x: Parts, scales: torch.Tensor, block_numel: int, *, bits: int, 
     num_exponents = (1 << (bits - 1)) - 1
     smallest = 2.0 ** (1 - num_exponents)
     is_below = magnitude < smallest
-    mantissa = (magnitude + is_below.float() * smallest).view(torch.int32)  # below: its share of the smallest power
-    chance = shared_words(key, x.numel, x.device) >> (32 - MANTISSA_BITS)
-    exponent = ((mantissa + chance) >> MANTISSA_BITS) - is_below.int()
+    mantissa = (magnitude + is_below.float() * smallest).view(torch.int32)  # below: the share of the smallest power
+    noise = shared_words(key, x.numel, x.device) >> (32 - MANTISSA_BITS)
+    exponent = ((mantissa + noise) >> MANTISSA_BITS) - is_below.int()
     codes = (EXPONENT_OF_ONE + 1 - exponent) & num_exponents
     is_negative = relative.signbit() & (codes > 0)
     out.copy_(pack_bits(codes + is_negative * (num_exponents + 1), bits))
@@ -162,12 +165,12 @@ _PACK_NEAREST = Loop("pack_nearest_levels", FloatArray, Int, Double, Double, Byt
 
 
 def pack_nearest_levels(x: torch.Tensor, low: float, ratio: float) -> torch.Tensor:
-    """Codes of a `SparseLevels` payload: uint8 [ceil(count / 2)].
+    """Return the codes of a `SparseLevels` payload, the nearest level for each value: uint8 [ceil(count / 2)].
 
     Args:
-        x: fp32 [count]; of two magnitudes that are as near the larger is taken; NaN counts as infinite.
-        low: of fp32 precision, > 0.
-        ratio: likewise, >= 1.
+        x: fp32 [count]. A tie goes to the larger magnitude; NaN counts as infinite.
+        low: smallest level, > 0, exact in fp32.
+        ratio: ratio of neighbouring levels, >= 1, exact in fp32.
     """
     if _PACK_NEAREST.serves(x):
         packed = torch.empty(packed_nbytes(len(x), BITS), dtype=torch.uint8)
@@ -191,7 +194,10 @@ _ADD_WITH_SUMS = Loop(
 
 @also_on_gpus
 def signs_and_magnitude(x: torch.Tensor, out: torch.Tensor) -> float:
-    """Write the bits of fp32 [numel] to uint8 [ceil(numel / 8)]; the sum of magnitudes in fp64. NaN is negative."""
+    """Write a bit per element, 1 if x >= 0, to `out`, uint8 [ceil(numel / 8)]; return the sum of magnitudes.
+
+    NaN counts as negative. The sum is taken in fp64.
+    """
     if _WITH_MAGNITUDE.serves(x):
         return float(_WITH_MAGNITUDE(x.contiguous(), x.numel(), out))
     out.copy_(pack_bits(x >= 0, 1))
@@ -200,7 +206,11 @@ def signs_and_magnitude(x: torch.Tensor, out: torch.Tensor) -> float:
 
 @also_on_gpus
 def signs_and_sums(x: torch.Tensor, out: torch.Tensor) -> tuple[int, float, float]:
-    """Write the bits as above; how many are set, and the sums in fp64 of those elements and of the others."""
+    """Write the bits as `signs_and_magnitude` does.
+
+    Returns:
+        The number of bits that are 1, the sum of their elements, and the sum of the other elements, both in fp64.
+    """
     if _WITH_SUMS.serves(x):
         sums = torch.empty(2, dtype=torch.float64)
         num_set = _WITH_SUMS(x.contiguous(), x.numel(), out, sums)
@@ -214,7 +224,7 @@ def signs_and_sums(x: torch.Tensor, out: torch.Tensor) -> tuple[int, float, floa
 def add_signs_and_magnitude(
     gradient: torch.Tensor, residual: torch.Tensor, out: torch.Tensor, total: torch.Tensor
 ) -> float:
-    """`signs_and_magnitude` of gradient + residual, fp32 [numel] each, which is written to `total` in the same pass."""
+    """Write gradient + residual, fp32 [numel] each, to `total`, and do `signs_and_magnitude` in the same pass."""
     if _ADD_WITH_MAGNITUDE.serves(gradient, residual):
         return float(_ADD_WITH_MAGNITUDE(gradient, residual, len(total), out, total))
     return signs_and_magnitude(torch.add(gradient, residual, out=total), out)
@@ -223,7 +233,7 @@ def add_signs_and_magnitude(
 def add_signs_and_sums(
     gradient: torch.Tensor, residual: torch.Tensor, out: torch.Tensor, total: torch.Tensor
 ) -> tuple[int, float, float]:
-    """`signs_and_sums` likewise."""
+    """Write gradient + residual, fp32 [numel] each, to `total`, and do `signs_and_sums` in the same pass."""
     if _ADD_WITH_SUMS.serves(gradient, residual):
         sums = torch.empty(2, dtype=torch.float64)
         num_set = _ADD_WITH_SUMS(gradient, residual, len(total), out, sums, total)

@@ -1,4 +1,4 @@
-"""Sums of what a rank keeps from step to step, in one pass over memory."""
+"""Updates of residuals and momentum, fused with selection into one pass over memory."""
 
 from __future__ import annotations
 
@@ -37,13 +37,13 @@ _ACCELERATE = Loop("accelerate", FloatArray, FloatArray, FloatArray, Float, Int,
 
 @also_on_gpus
 def add(a: torch.Tensor, b: torch.Tensor, *, factor: float = 1.0, out: torch.Tensor) -> None:
-    """Write a + factor * b, the product rounded before it is added.
+    """Write a + factor * b, where the product is rounded before the addition.
 
     Args:
-        a: floating, 1-D.
-        b: fp32, as long.
+        a: floating [numel].
+        b: fp32 [numel].
         factor: rounded to fp32.
-        out: fp32, as long, overwritten; may be `a` or `b`.
+        out: fp32 [numel], overwritten; may be `a` or `b`.
     """
     if _is_plain(a) and _ADD_SCALED.serves(a, b):
         _ADD_SCALED(a, factor, b, len(out), out)
@@ -61,18 +61,18 @@ def accelerate(
     now: torch.Tensor,
     out: torch.Tensor,
 ) -> None:
-    """Write the velocity's next value m u + g to `now`, and what is to be sent of it, now + residual, to `out`.
+    """Write the next velocity, m u + g, to `now`, and the tensor to encode, now + residual, to `out`.
 
-    With nesterov the velocity is m (u + g), and what is to be sent has the gradient once more.
+    With nesterov the velocity is m (u + g), and the tensor to encode is now + residual + g.
 
     Args:
-        gradient: floating, 1-D.
-        velocity: u, fp32, as long; None for zeros.
-        residual: fp32, as long; None for zeros.
+        gradient: g, floating [numel].
+        velocity: u, fp32 [numel]; None for zeros.
+        residual: fp32 [numel]; None for zeros.
         momentum: m, rounded to fp32.
-        nesterov: as above.
-        now: fp32, as long, overwritten; may share no memory with the others.
-        out: likewise.
+        nesterov: use Nesterov momentum.
+        now: fp32 [numel], overwritten; must not share memory with the others.
+        out: fp32 [numel], overwritten; must not share memory with the others.
     """
     is_first = velocity is None or residual is None
     if not is_first and _is_plain(gradient) and _ACCELERATE.serves(gradient, now, out):
@@ -114,12 +114,12 @@ _TOP_K = Loop(
 
 @dataclasses.dataclass(frozen=True)
 class Found:
-    """What `add_and_find` and `find` found.
+    """The result of `add_and_find` and `find`.
 
     Attributes:
-        squares: the sum of all squares, in fp64.
-        positions: of the magnitudes that reach the level, int64 [count], ascending.
-        values: what is there, fp32 [count].
+        squares: the sum of the squares of all entries, in fp64.
+        positions: the positions where the magnitude reaches the level, int64 [count], ascending.
+        values: the entries at these positions, fp32 [count].
     """
 
     squares: float
@@ -128,7 +128,7 @@ class Found:
 
 
 def add_and_measure(gradient: torch.Tensor, residual: torch.Tensor, out: torch.Tensor) -> tuple[float, float]:
-    """Write gradient + residual.
+    """Write gradient + residual to `out`.
 
     Args:
         gradient: fp32 [numel], contiguous.
@@ -136,7 +136,7 @@ def add_and_measure(gradient: torch.Tensor, residual: torch.Tensor, out: torch.T
         out: fp32 [numel], overwritten.
 
     Returns:
-        `magnitudes_and_largest` of it.
+        The sum and the maximum of the magnitudes of `out`, as `magnitudes_and_largest`.
     """
     if _MEASURE.serves(gradient, residual):
         largest = torch.empty(1, dtype=torch.float32)
@@ -146,13 +146,13 @@ def add_and_measure(gradient: torch.Tensor, residual: torch.Tensor, out: torch.T
 
 
 def add_and_find(gradient: torch.Tensor, residual: torch.Tensor, level: float, out: torch.Tensor) -> Found:
-    """Write gradient + residual, and find what of it reaches a level; arguments as above, level as in `reaching`."""
+    """Write gradient + residual to `out` as `add_and_measure` does, and find its entries with |x| >= level."""
     if _FIND.serves(gradient, residual):
-        room = len(out) // FEW + SPARE
-        positions, values = torch.empty(room, dtype=torch.int64), torch.empty(room, dtype=torch.float32)
+        capacity = len(out) // FEW + SPARE
+        positions, values = torch.empty(capacity, dtype=torch.int64), torch.empty(capacity, dtype=torch.float32)
         squares = torch.empty(1, dtype=torch.float64)
-        count = _FIND(gradient, residual, len(out), magnitude_bits(level), room, positions, values, squares, out)
-        if count <= room:
+        count = _FIND(gradient, residual, len(out), magnitude_bits(level), capacity, positions, values, squares, out)
+        if count <= capacity:
             return Found(float(squares), positions[:count], values[:count])
     else:
         torch.add(gradient, residual, out=out)
@@ -162,7 +162,10 @@ def add_and_find(gradient: torch.Tensor, residual: torch.Tensor, level: float, o
 def add_and_top_k(
     gradient: torch.Tensor, residual: torch.Tensor, k: int, out: torch.Tensor
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Write gradient + residual; returns `top_k` of it, k at least 1, and the values there. Arguments as above."""
+    """Write gradient + residual to `out` as `add_and_measure` does; return `top_k` of it and the values there.
+
+    k must be at least 1.
+    """
     if _TOP_K.serves(gradient, residual):
         positions, values = torch.empty(k, dtype=torch.int64), torch.empty(k, dtype=torch.float32)
         _TOP_K(gradient, residual, len(out), k, positions, values, *candidates_room(len(out), k), out)
@@ -175,19 +178,19 @@ def add_and_top_k(
 def send_top_k(
     gradient: torch.Tensor, residual: torch.Tensor, left: torch.Tensor, k: int, dtype: torch.dtype, world_size: int
 ) -> tuple[torch.Tensor, torch.Tensor, bool]:
-    """Of gradient + residual the k largest, in the type they travel in; the rest goes to `left`.
+    """Select the k largest entries of gradient + residual, and write the rest of the sum to `left`.
 
     Args:
         gradient: fp32 [numel], contiguous.
         residual: fp32 [numel].
         left: fp32 [numel], overwritten with the sum minus the values.
         k: 1 <= k <= numel.
-        dtype: of `TYPES`.
+        dtype: type of the values, one of `TYPES`.
         world_size: as in `to_value_dtype`.
 
     Returns:
-        positions, ascending, int64 [at most k], and the values there, none of which is zero; and whether all of the sum
-        is finite: where it is not, nothing of this counts.
+        The positions, int64 [at most k], ascending; the values there, without zeros; and True if the whole sum is
+        finite. If it is not, the other results are invalid.
     """
     if _SEND_TOP_K[dtype].serves(gradient, residual):
         positions, sums = torch.empty(k, dtype=torch.int64), torch.empty(k, dtype=torch.float32)
@@ -204,6 +207,6 @@ def send_top_k(
 
 
 def find(x: torch.Tensor, level: float) -> Found:
-    """The same of a sum that is there already, fp32 [numel], contiguous."""
+    """Find the entries of `x`, fp32 [numel], contiguous, with |x| >= level."""
     positions = reaching(x, level)
     return Found(sum_of_squares(x), positions, x.index_select(0, positions))

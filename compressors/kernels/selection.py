@@ -1,6 +1,7 @@
-"""Which entries to send, by magnitude: exactly the same ones on every device, with or without native loops.
+"""Selection of entries by magnitude, and sums and maxima of magnitudes.
 
-Of equal magnitudes the first wins; NaN counts as infinite. Positions ascend.
+Results are bit-identical on every device, with or without native loops. Of equal magnitudes the first is selected; NaN
+counts as infinite. Positions are in ascending order.
 """
 
 from __future__ import annotations
@@ -27,9 +28,9 @@ from collectives.kernels.loop import (
 )
 from collectives.payloads.codec.values import to_value_dtype, value_limit
 
-STRETCH = 1024
+STRETCH = 1024  # terms that `folded_sum` sums as a unit
 
-INFINITE = 0x7F800000  # its bits
+INFINITE = 0x7F800000  # the bits of infinity in fp32
 
 _SUM_OF_SQUARES = Loop("sum_of_squares", FloatArray, Int, Float, returns=Double)
 _SUM_OF_LIMITED = Loop("sum_of_limited", FloatArray, Int, Float, returns=Double)
@@ -41,28 +42,31 @@ _SQUARES_AND_LARGEST = Loop("squares_and_largest", FloatArray, Int, FloatArray, 
 
 
 def magnitudes(x: torch.Tensor) -> torch.Tensor:
-    """|x|, NaN as infinity: fp32 of the same shape, freshly made."""
+    """Return a new tensor of |x|, with infinity for NaN: fp32 of the same shape."""
     return x.abs().nan_to_num_(nan=torch.inf, posinf=torch.inf)
 
 
 def magnitude_bits(level: float) -> int:
-    """The bits of a magnitude as an integer: they are ordered as the magnitudes are. Below zero as zero, NaN as inf."""
+    """Return the bits of `level` in fp32 as an integer; these integers have the same order as the magnitudes.
+
+    A negative level counts as zero, NaN as infinity.
+    """
     if math.isnan(level):
         return INFINITE
-    nearest = ctypes.c_float(max(level, 0.0)).value  # infinite where fp32 has no such number
+    nearest = ctypes.c_float(max(level, 0.0)).value  # infinite if out of the range of fp32
     return int(struct.unpack("<i", struct.pack("<f", abs(nearest)))[0])
 
 
 @also_on_gpus
 def largest_magnitude(x: torch.Tensor) -> float:
-    """The largest |x| of fp32 [numel], 0 of none; NaN counts as infinite."""
+    """Return the largest |x| of fp32 [numel], 0 if numel is 0; NaN counts as infinite."""
     if _LARGEST.serves(x):
         return float(_LARGEST(x, x.numel()))
     return float(magnitudes(x).amax()) if x.numel() else 0.0
 
 
 def magnitude_range(x: torch.Tensor) -> tuple[float, float]:
-    """The smallest and the largest |x| of fp32 [numel], numel >= 1; NaN counts as infinite."""
+    """Return the smallest and the largest |x| of fp32 [numel], numel >= 1; NaN counts as infinite."""
     if _RANGE.serves(x):
         extremes = torch.empty(2, dtype=torch.float32)
         _RANGE(x, x.numel(), extremes)
@@ -73,14 +77,14 @@ def magnitude_range(x: torch.Tensor) -> tuple[float, float]:
 
 
 def limited(x: torch.Tensor, limit: float) -> torch.Tensor:
-    """min(|x|, limit), NaN as it is, for a limit >= 0: fp32 of the same shape, freshly made."""
+    """Return a new tensor of min(|x|, limit), limit >= 0; NaN stays NaN: fp32 of the same shape."""
     most = x.new_tensor(limit)
     return torch.where(x.abs() > most, most, x.abs())
 
 
 @also_on_gpus
 def sum_of_squares(x: torch.Tensor, limit: float = math.inf) -> float:
-    """The sum of min(|x|, limit)^2 of fp32 [numel], in fp64: it neither overflows nor vanishes."""
+    """Return the sum of min(|x|, limit)^2 over fp32 [numel], in fp64, without overflow or underflow."""
     if _SUM_OF_SQUARES.serves(x):
         return float(_SUM_OF_SQUARES(x, x.numel(), limit))
     return float(folded_sum(limited(x, limit).double().square()))
@@ -88,7 +92,7 @@ def sum_of_squares(x: torch.Tensor, limit: float = math.inf) -> float:
 
 @also_on_gpus
 def sum_of_limited(x: torch.Tensor, limit: float) -> float:
-    """The sum of min(|x|, limit) of fp32 [numel], in fp64."""
+    """Return the sum of min(|x|, limit) over fp32 [numel], in fp64."""
     if _SUM_OF_LIMITED.serves(x):
         return float(_SUM_OF_LIMITED(x, x.numel(), limit))
     return float(folded_sum(limited(x, limit).double()))
@@ -96,7 +100,7 @@ def sum_of_limited(x: torch.Tensor, limit: float) -> float:
 
 @also_on_gpus
 def sum_of_magnitudes(x: torch.Tensor, level: float = 0.0) -> float:
-    """The sum of those |x| that reach `level`, of fp32 [numel], in fp64."""
+    """Return the sum of all |x| >= level over fp32 [numel], in fp64."""
     bound = magnitude_bits(level)
     if _SUM_OF_REACHING.serves(x):
         return float(_SUM_OF_REACHING(x, x.numel(), *struct.unpack("<f", struct.pack("<i", bound))))
@@ -106,7 +110,7 @@ def sum_of_magnitudes(x: torch.Tensor, level: float = 0.0) -> float:
 
 @also_on_gpus
 def magnitudes_and_largest(x: torch.Tensor) -> tuple[float, float]:
-    """`sum_of_magnitudes` and `largest_magnitude` in one pass."""
+    """Return `sum_of_magnitudes` and `largest_magnitude`, in one pass."""
     if _MAGNITUDES_AND_LARGEST.serves(x):
         largest = torch.empty(1, dtype=torch.float32)
         return float(_MAGNITUDES_AND_LARGEST(x, x.numel(), largest)), float(largest)
@@ -115,7 +119,7 @@ def magnitudes_and_largest(x: torch.Tensor) -> tuple[float, float]:
 
 @also_on_gpus
 def squares_and_largest(x: torch.Tensor) -> tuple[float, float]:
-    """`sum_of_squares` and `largest_magnitude` in one pass."""
+    """Return `sum_of_squares` and `largest_magnitude`, in one pass."""
     if _SQUARES_AND_LARGEST.serves(x):
         largest = torch.empty(1, dtype=torch.float32)
         return float(_SQUARES_AND_LARGEST(x, x.numel(), largest)), float(largest)
@@ -123,15 +127,15 @@ def squares_and_largest(x: torch.Tensor) -> tuple[float, float]:
 
 
 def root_mean_square(x: torch.Tensor) -> float:
-    """The root mean square of fp32 [numel], numel >= 1."""
+    """Return the root mean square of fp32 [numel], numel >= 1."""
     return math.sqrt(sum_of_squares(x) / x.numel())
 
 
 def folded_sum(terms: torch.Tensor) -> torch.Tensor:
-    """Sums along the last dimension of fp64 [..., n], none of whose terms is -0.0: fp64 [...].
+    """Return the sums along the last dimension of fp64 [..., n], in a fixed order: fp64 [...].
 
-    Stretches of 1024 terms, the last one filled up with zeros, are folded in half, the upper half onto the lower, until
-    one is left; then the sums of the stretches likewise.
+    Blocks of 1024 terms, the last one padded with zeros, are halved by adding the upper half to the lower one, until
+    one term is left. The sums of the blocks are then summed in the same way. No term may be -0.0.
     """
     while terms.shape[-1] > 1:
         terms = torch.nn.functional.pad(terms, (0, -terms.shape[-1] % STRETCH)).unflatten(-1, (-1, STRETCH))
@@ -139,15 +143,13 @@ def folded_sum(terms: torch.Tensor) -> torch.Tensor:
             lower, upper = terms.chunk(2, dim=-1)
             terms = lower + upper
         terms = terms.squeeze(-1)
-    return terms.sum(-1)  # of one or none
+    return terms.sum(-1)  # at most one term
 
 
-LONGEST_GROUP = 16384
-"""entries of a group that one pass takes"""
-TYPES = (torch.float32, torch.float16, torch.bfloat16)
-"""that values travel in, by the native loop's numbers"""
+LONGEST_GROUP = 16384  # the largest group that the group loops take
+TYPES = (torch.float32, torch.float16, torch.bfloat16)  # types of values on the wire, in the order of the native loops
+# Before the number of entries is known, memory is allocated for numel // FEW + SPARE of them.
 FEW, SPARE = 16, 4096
-"""memory for one entry in so many, and for some more, is at hand before it is known how many there are"""
 
 _SELECT_GROUPS = Loop("select_groups", FloatArray, Int, Int, Int, Int, LongArray)
 _TOP_K = Loop("top_k", FloatArray, Int, Int, LongArray, Int, LongArray, IntArray)
@@ -170,13 +172,13 @@ _FIND_REACHING = Loop("find_reaching", FloatArray, Int, Int, Int, LongArray, ret
 
 
 def select_groups(x: torch.Tensor, group_size: int, k: int, k_last: int) -> torch.Tensor:
-    """Positions of the k largest |x| in each group of `group_size` consecutive entries, ascending.
+    """Return the positions of the k largest |x| in each group of `group_size` consecutive entries, ascending.
 
     Args:
         x: fp32 [numel], contiguous.
         group_size: entries per group; the last group may be shorter.
-        k: kept per whole group, 1 <= k <= group_size.
-        k_last: kept in the short last group.
+        k: entries to select per whole group, 1 <= k <= group_size.
+        k_last: entries to select in a shorter last group.
 
     Returns:
         int64 [k * (numel // group_size) + k_last].
@@ -190,7 +192,7 @@ def select_groups(x: torch.Tensor, group_size: int, k: int, k_last: int) -> torc
 
 @also_on_gpus
 def select_short_groups(x: torch.Tensor, group_size: int, k: int, k_last: int) -> torch.Tensor:
-    """`select_groups` for groups of at most LONGEST_GROUP."""
+    """Do `select_groups` for groups of at most LONGEST_GROUP entries."""
     num_groups, rest = divmod(x.numel(), group_size)
     if _SELECT_GROUPS.serves(x):
         selected = torch.empty(num_groups * k + (k_last if rest else 0), dtype=torch.int64)
@@ -211,19 +213,19 @@ def send_groups(
     dtype: torch.dtype,
     world_size: int,
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, bool]:
-    """Of x = gradients + residual the k largest per group, in the type they travel in; the rest goes to `left`.
+    """Select the k largest entries per group of x = gradients + residual, and write the rest of x to `left`.
 
     Args:
-        gradients: fp32 and contiguous; laid end to end they are [numel].
+        gradients: fp32, contiguous; concatenated they are [numel].
         residual: fp32 [numel].
         left: fp32 [numel], overwritten with x minus the values; shares no memory with the others.
         groups: group_size, k and k_last of `select_groups`.
-        dtype: of `TYPES`.
+        dtype: type of the values, one of `TYPES`.
         world_size: as in `to_value_dtype`.
 
     Returns:
-        values [as `select_groups` gives positions], -0.0 as +0.0; for each its index in its group, int64; the
-        positions; and whether all of x is finite: what is not is among the largest.
+        The values, in the order of `select_groups`, with +0.0 for -0.0; their indices within their groups, int64; their
+        positions, int64; and True if all of x is finite.
     """
     group_size, k, k_last = groups
     numel, loop = len(left), _SEND_GROUPS[dtype]
@@ -248,7 +250,7 @@ def send_groups(
 
 @also_on_gpus
 def top_k(x: torch.Tensor, k: int) -> torch.Tensor:
-    """Positions of the k largest |x|, ascending: int64 [k].
+    """Return the positions of the k largest |x|, ascending: int64 [k].
 
     Args:
         x: fp32 [numel], contiguous.
@@ -264,19 +266,19 @@ def top_k(x: torch.Tensor, k: int) -> torch.Tensor:
 
 
 def candidates_room(numel: int, k: int) -> tuple[int, torch.Tensor, torch.Tensor]:
-    """Memory for the loops of top-k: so many candidates at most, their positions, and what is there or in a sample."""
+    """Return work memory for the top-k loops: the maximum number of candidates, and buffers for positions and bits."""
     most = min(numel, 2 * k + SPARE)
     return most, torch.empty(most, dtype=torch.int64), torch.empty(max(most, numel // 64), dtype=torch.int32)
 
 
 def kth_largest(x: torch.Tensor, k: int) -> float:
-    """The k-th largest |x|, 1 <= k <= numel, of fp32 [numel]."""
+    """Return the k-th largest |x| of fp32 [numel], 1 <= k <= numel."""
     return float(magnitudes(x.index_select(0, top_k(x, k))).amin())
 
 
 @also_on_gpus
 def count_reaching(x: torch.Tensor, level: float) -> int:
-    """How many |x| >= level; as in `reaching`."""
+    """Return the number of |x| >= level; arguments as in `reaching`."""
     if _COUNT_REACHING.serves(x):
         return int(_COUNT_REACHING(x, x.numel(), magnitude_bits(level)))
     return int((magnitudes(x).view(torch.int32) >= magnitude_bits(level)).sum())
@@ -284,17 +286,17 @@ def count_reaching(x: torch.Tensor, level: float) -> int:
 
 @also_on_gpus
 def reaching(x: torch.Tensor, level: float) -> torch.Tensor:
-    """Positions of |x| >= level, ascending, int64.
+    """Return the positions of all |x| >= level, ascending, int64.
 
     Args:
         x: fp32 [numel], contiguous.
         level: rounded to fp32; NaN counts as infinite.
     """
     if _FIND_REACHING.serves(x):
-        bound, room = magnitude_bits(level), x.numel() // FEW + SPARE
-        positions = torch.empty(room, dtype=torch.int64)
-        count = _FIND_REACHING(x, x.numel(), bound, room, positions)
-        if count > room:
+        bound, capacity = magnitude_bits(level), x.numel() // FEW + SPARE
+        positions = torch.empty(capacity, dtype=torch.int64)
+        count = _FIND_REACHING(x, x.numel(), bound, capacity, positions)
+        if count > capacity:
             positions = torch.empty(count, dtype=torch.int64)
             _FIND_REACHING(x, x.numel(), bound, count, positions)
         return positions[:count]
@@ -302,12 +304,12 @@ def reaching(x: torch.Tensor, level: float) -> torch.Tensor:
 
 
 def _top_of_rows(rows: torch.Tensor, k: int) -> torch.Tensor:
-    """Flat positions of the k largest |entries| of every row of fp32 [num_rows, num_columns], ascending."""
+    """Return the ascending flat positions of the k largest |x| in every row of fp32 [num_rows, num_columns]."""
     sizes = magnitudes(rows)
     smallest = sizes.topk(k, dim=1).values[:, -1:]
     above, tied = sizes > smallest, sizes == smallest
-    room = k - above.sum(dim=1, keepdim=True)
-    return (above | (tied & (tied.cumsum(dim=1) <= room))).view(-1).nonzero().view(-1)
+    num_tied = k - above.sum(dim=1, keepdim=True)
+    return (above | (tied & (tied.cumsum(dim=1) <= num_tied))).view(-1).nonzero().view(-1)
 
 
 def _none(x: torch.Tensor) -> torch.Tensor:

@@ -1,7 +1,9 @@
-"""Three values per element: -1, 0, +1 times a scale, as bytes, or two bits each, four to a byte with the first on top.
+"""Rounding of elements to -1, 0 or +1, stored as int8 levels or as codes of two bits.
 
-Source: MXNet's two-bit gradient compression (Apache MXNet, src/kvstore/gradient_compression-inl.h): 11 is +, 10 is -,
-00 is nothing sent; 01 never occurs.
+A byte holds four codes, the first one in the highest bits.
+
+Source: MXNet's two-bit gradient compression (Apache MXNet, src/kvstore/gradient_compression-inl.h): 11 is +1, 10 is -1,
+00 is 0; 01 never occurs.
 """
 
 from __future__ import annotations
@@ -17,8 +19,7 @@ from collectives.payloads.codes import Codes
 from compressors.kernels.random import uniform
 from compressors.kernels.selection import folded_sum, limited
 
-LEVELS, CODES = 8, 2
-"""bits per element: levels of -1, 0 and +1 as int8, or codes"""
+LEVELS, CODES = 8, 2  # bits per element: int8 levels, or codes
 
 _TERNARY = Loop("pack_ternary", FloatArray, Int, Float, Int, ByteArray)
 _TERNARY_AND_SUM = Loop("pack_ternary_and_sum", FloatArray, Int, Float, ByteArray, LongArray, returns=Double)
@@ -28,17 +29,17 @@ _RANDOM = Loop("pack_random_ternary", FloatArray, Int, Float, Float, Int, Int, B
 
 @also_on_gpus
 def ternary(x: torch.Tensor, threshold: float, bits: int) -> torch.Tensor:
-    """+1 where x >= threshold, -1 where x <= -threshold, else 0.
+    """Return +1 if x >= threshold, -1 if x <= -threshold, else 0, for each element.
 
     Args:
         x: fp32 [numel]; NaN becomes 0.
-        threshold: rounded to fp32; > 0.
-        bits: LEVELS for int8 [numel], CODES for uint8 [ceil(numel / 4)].
+        threshold: > 0; rounded to fp32.
+        bits: LEVELS to return int8 [numel], CODES to return uint8 [ceil(numel / 4)].
     """
     if _TERNARY.serves(x):
-        out = _room(x, bits)
+        out = _output(x, bits)
         _TERNARY(x.contiguous(), x.numel(), threshold, bits, out)
-        return _as(bits, out)
+        return _typed(bits, out)
     levels = (x >= threshold).to(torch.int8) - (x <= -threshold).to(torch.int8)
     return levels if bits == LEVELS else _codes_of(levels)
 
@@ -46,16 +47,16 @@ def ternary(x: torch.Tensor, threshold: float, bits: int) -> torch.Tensor:
 def ternary_of_sum(
     gradient: torch.Tensor, residual: torch.Tensor, threshold: float, left: torch.Tensor
 ) -> torch.Tensor:
-    """`ternary` codes of gradient + residual; `left` becomes what is left of it where a code stands for the threshold.
+    """Return the `ternary` codes of gradient + residual, and write the sum minus the decoded codes to `left`.
 
     Args:
         gradient: fp32 [numel], contiguous.
-        residual: likewise.
-        threshold: of fp32 precision; > 0.
+        residual: fp32 [numel], contiguous.
+        threshold: > 0, exact in fp32; the decoded value of a code of +1.
         left: fp32 [numel], overwritten; shares no memory with the others.
     """
     if _OF_SUM.serves(gradient, residual):
-        out = _room(left, CODES)
+        out = _output(left, CODES)
         _OF_SUM(gradient, residual, left.numel(), threshold, out, left)
         return out
     torch.add(gradient, residual, out=left)
@@ -65,9 +66,9 @@ def ternary_of_sum(
 
 
 def ternary_and_mean(x: torch.Tensor, threshold: float) -> tuple[torch.Tensor, float]:
-    """`ternary` codes, and the mean of the magnitudes whose code is not 0, in fp64; 0 of none."""
+    """Return the `ternary` codes, and the mean magnitude of the elements whose code is not 0; 0 if there are none."""
     if _TERNARY_AND_SUM.serves(x):
-        out, count = _room(x, CODES), torch.empty(1, dtype=torch.int64)
+        out, count = _output(x, CODES), torch.empty(1, dtype=torch.int64)
         total = float(_TERNARY_AND_SUM(x.contiguous(), x.numel(), threshold, out, count))
         return out, total / max(int(count), 1)
     levels = ternary(x, threshold, LEVELS)
@@ -77,48 +78,48 @@ def ternary_and_mean(x: torch.Tensor, threshold: float) -> tuple[torch.Tensor, f
 
 @also_on_gpus
 def random_ternary(x: torch.Tensor, scale: float, key: int, bits: int, *, limit: float = math.inf) -> torch.Tensor:
-    """The sign of `x` with probability min(|x|, limit) / scale, else 0, by the random numbers of a key.
+    """Return the sign of each element with probability min(|x|, limit) / scale, else 0.
 
     Args:
         x: fp32 [numel]; NaN becomes 0.
-        scale: of fp32 precision, >= 0.
-        key: of the random numbers.
-        bits: as above.
-        limit: of fp32 precision.
+        scale: >= 0, exact in fp32.
+        key: key of the random numbers.
+        bits: as in `ternary`.
+        limit: exact in fp32.
     """
     if _RANDOM.serves(x):
-        out = _room(x, bits)
+        out = _output(x, bits)
         _RANDOM(x.contiguous(), x.numel(), limit, scale, key, bits, out)
-        return _as(bits, out)
+        return _typed(bits, out)
     is_chosen = uniform(shared_words(key, x.numel(), x.device)) * scale < limited(x, limit)
     levels = ((x > 0).to(torch.int8) - (x < 0).to(torch.int8)) * is_chosen
     return levels if bits == LEVELS else _codes_of(levels)
 
 
 def ternary_payload(codes: torch.Tensor, numel: int, value: torch.Tensor) -> Codes:
-    """Packed codes as a payload.
+    """Return a payload of codes.
 
     Args:
         codes: uint8 [ceil(numel / 4)].
-        numel: elements.
-        value: fp32 [1], what a level of one stands for.
+        numel: number of elements.
+        value: fp32 [1], the decoded value of a code of +1.
     """
     return Codes(numel, "ternary", CODES, codes, value)
 
 
 def level_dtype(world_size: int) -> torch.dtype:
-    """An integer type that holds the sum of `world_size` levels, and that backends can add."""
+    """Return an integer type that can hold the sum of `world_size` levels, and that backends can add."""
     return torch.int8 if world_size <= 127 else torch.int32
 
 
-def _room(x: torch.Tensor, bits: int) -> torch.Tensor:
+def _output(x: torch.Tensor, bits: int) -> torch.Tensor:
     return torch.empty(x.numel(), dtype=torch.uint8) if bits == LEVELS else Codes.room(x.numel(), bits, x.device)
 
 
-def _as(bits: int, out: torch.Tensor) -> torch.Tensor:
+def _typed(bits: int, out: torch.Tensor) -> torch.Tensor:
     return out.view(torch.int8) if bits == LEVELS else out
 
 
 def _codes_of(levels: torch.Tensor) -> torch.Tensor:
-    """Codes, packed: uint8 [ceil(numel / 4)] from int8 [numel]."""
+    """Pack int8 levels [numel] into codes, uint8 [ceil(numel / 4)]."""
     return pack_bits((levels != 0) * 2 + (levels > 0), CODES, first="high")

@@ -1,4 +1,4 @@
-"""Value types on the wire, by the names that options use."""
+"""The types of values on the wire, by their names in options."""
 
 from __future__ import annotations
 
@@ -16,5 +16,5 @@ TORCH_DTYPES: dict[ValueDtype, torch.dtype] = {
 
 
 def roundoff(dtype: ValueDtype) -> float:
-    """The largest |x - rounded x| / |x| of fp32 values in the type's normal range: half a unit in the last place."""
+    """Return the largest relative rounding error of fp32 values within the type's normal range."""
     return 0.0 if dtype == "fp32" else torch.finfo(TORCH_DTYPES[dtype]).eps / 2

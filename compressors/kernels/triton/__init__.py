@@ -1,13 +1,16 @@
-"""The same in Triton, for GPUs: each module holds kernels, and the functions of its namesake above that launch them.
+"""Triton kernels for GPUs.
 
-| What | On a GPU |
+Each module holds kernels and the functions that launch them, named as in the module of `compressors/kernels/` with the
+same name.
+
+| Operation | On a GPU |
 | :--- | :--- |
-| maxima, norms, sums, signs, levels, powers, three values, a + factor * b | a kernel each, two for signs and sums |
-| the largest of groups of up to 16384 | a kernel; the k-th largest is found bit by bit in registers |
-| the largest of all, those that reach a level | three histograms by kernels, then two passes that count and write |
-| random numbers | within the kernel that uses them |
-| 16-bit rounding and sums; adding packed codes (`collectives/payloads/codec/triton/`) | a kernel each |
-| residuals of what was sent, indices and their packing, positions drawn from a seed, PowerSGD | torch's calls |
+| maxima, norms, sums, signs, levels, powers, ternary codes, a + factor * b | one kernel each; two for signs and sums |
+| largest entries of groups of up to 16384 | one kernel, which finds the k-th largest bit by bit in registers |
+| largest entries of a tensor, entries that reach a level | three histograms (top-k only), one count, one write |
+| random numbers | inside the kernel that uses them |
+| 16-bit rounding and sums, sums of packed codes | one kernel each, in `collectives/payloads/codec/triton/` |
+| residuals, packing of indices, positions from a seed, PowerSGD | PyTorch operations |
 
-Every element is computed as in C and on the reference path, so no result depends on the order in which programs run.
+Every element is computed exactly as in C and in PyTorch, so results do not depend on the order of the programs.
 """

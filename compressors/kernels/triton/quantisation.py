@@ -1,4 +1,4 @@
-"""Arithmetic per block."""
+"""Triton kernels of `compressors/kernels/quantisation.py`."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ from compressors.kernels.triton.tiles import magnitude_bits, pack_tile, relative
 
 
 def block_maxima(x: Parts, block_numel: int) -> torch.Tensor:
-    """fp32 [ceil(numel / block_numel)]."""
+    """Return the largest magnitude of every block: fp32 [ceil(numel / block_numel)]."""
     return row_maxima(x.flat, block_numel).view(torch.float32)
 
 
 def block_squares(x: Parts, block_numel: int) -> torch.Tensor:
-    """fp64 [ceil(numel / block_numel)]."""
+    """Return the sum of every block's squares: fp64 [ceil(numel / block_numel)]."""
     return row_sums(x.flat, block_numel, "square", math.inf)
 
 
@@ -38,7 +38,7 @@ def pack_levels(
     key: int | None = None,
     out: torch.Tensor,
 ) -> None:
-    """Rounded to the nearest, or at random by the numbers of a key."""
+    """Write levels, rounded to the nearest integer or at random."""
     launch(
         _pack_levels, triton.cdiv(x.numel, LEVEL_TILE),
         x.flat, divisors(scales), out, x.numel, block_numel, float(multiplier), key or 0,
@@ -49,27 +49,27 @@ def pack_levels(
 @triton.jit(do_not_specialize=["key"])
 def _pack_levels(
     x, divisors, out, numel, block_numel, multiplier, key,
-    AT_RANDOM: tl.constexpr, BITS: tl.constexpr, LEVEL_TILE: tl.constexpr,
+    AT_RANDOM: tl.constexpr, BITS: tl.constexpr, TILE: tl.constexpr,
 ):  # fmt: skip
-    first = tl.program_id(0).to(tl.int64) * LEVEL_TILE
+    first = tl.program_id(0).to(tl.int64) * TILE
     PARTS: tl.constexpr = 8388608 if AT_RANDOM else 1
     MOST: tl.constexpr = PARTS * ((1 << (BITS - 1)) - 1)
-    levels = relative_tile(x, divisors, numel, block_numel, first, LEVEL_TILE) * (PARTS * multiplier)
+    levels = relative_tile(x, divisors, numel, block_numel, first, TILE) * (PARTS * multiplier)
     levels = tl.where(levels == levels, levels, 0.0)
     levels = tl.where(levels > MOST, MOST * 1.0, levels)
     levels = tl.where(levels < -MOST, MOST * -1.0, levels)
-    whole = tl.where(levels < 0, -8388608.0, 8388608.0)  # 2^23: added, it leaves no room for a fraction
+    whole = tl.where(levels < 0, -8388608.0, 8388608.0)  # 2^23: adding it rounds to an integer
     rounded = tl.where(tl.abs(levels) < 8388608.0, levels + whole - whole, levels).to(tl.int32)
     if AT_RANDOM:
-        rounded = (rounded + (shared_tile(key, first, LEVEL_TILE) >> 9).to(tl.int32)) >> 23
-    store_bytes(out, pack_tile(rounded, BITS, False, LEVEL_TILE), numel, BITS, LEVEL_TILE)
+        rounded = (rounded + (shared_tile(key, first, TILE) >> 9).to(tl.int32)) >> 23
+    store_bytes(out, pack_tile(rounded, BITS, False, TILE), numel, BITS, TILE)
 
 
 POWER_TILE = 2048
 
 
 def pack_powers(x: Parts, scales: torch.Tensor, block_numel: int, *, bits: int, key: int, out: torch.Tensor) -> None:
-    """Rounded at random by the numbers of a key."""
+    """Write codes of powers of two, rounded at random."""
     launch(
         _pack_powers, triton.cdiv(x.numel, POWER_TILE),
         x.flat, divisors(scales), out, x.numel, block_numel, key, BITS=bits, TILE=POWER_TILE,
@@ -77,34 +77,34 @@ def pack_powers(x: Parts, scales: torch.Tensor, block_numel: int, *, bits: int, 
 
 
 @triton.jit(do_not_specialize=["key"])
-def _pack_powers(x, divisors, out, numel, block_numel, key, BITS: tl.constexpr, POWER_TILE: tl.constexpr):
-    first = tl.program_id(0).to(tl.int64) * POWER_TILE
+def _pack_powers(x, divisors, out, numel, block_numel, key, BITS: tl.constexpr, TILE: tl.constexpr):
+    first = tl.program_id(0).to(tl.int64) * TILE
     NUM_EXPONENTS: tl.constexpr = (1 << (BITS - 1)) - 1
     SMALLEST: tl.constexpr = 2.0 ** (1 - NUM_EXPONENTS)
-    relative = relative_tile(x, divisors, numel, block_numel, first, POWER_TILE)
+    relative = relative_tile(x, divisors, numel, block_numel, first, TILE)
     magnitude = tl.where(relative == relative, tl.abs(relative), 0.0)
     magnitude = tl.where(magnitude > 1, 1.0, magnitude)
     is_below = magnitude < SMALLEST
     mantissa = magnitude_bits(tl.where(is_below, magnitude + SMALLEST, magnitude))
-    chance = (shared_tile(key, first, POWER_TILE) >> 9).to(tl.int32)
-    exponent = ((mantissa + chance) >> 23) - is_below.to(tl.int32)
+    noise = (shared_tile(key, first, TILE) >> 9).to(tl.int32)
+    exponent = ((mantissa + noise) >> 23) - is_below.to(tl.int32)
     code = (128 - exponent) & NUM_EXPONENTS
     is_negative = (relative.to(tl.int32, bitcast=True) < 0) & (code > 0)
     code += tl.where(is_negative, NUM_EXPONENTS + 1, 0)
-    store_bytes(out, pack_tile(code, BITS, False, POWER_TILE), numel, BITS, POWER_TILE)
+    store_bytes(out, pack_tile(code, BITS, False, TILE), numel, BITS, TILE)
 
 
 SIGN_TILE = 4096
 
 
 def signs_and_magnitude(x: torch.Tensor, out: torch.Tensor) -> float:
-    """The sum of magnitudes."""
+    """Write the bits of the signs and return the sum of magnitudes."""
     _pack(x, out)
     return sum_of_magnitudes(x)
 
 
 def signs_and_sums(x: torch.Tensor, out: torch.Tensor) -> tuple[int, float, float]:
-    """How many bits are set, and the sums of those elements and of the others."""
+    """Write the bits of the signs; return how many are 1, and the sums of their elements and of the others."""
     num_set = _pack(x, out).sum()
     if not x.numel():
         return 0, 0.0, 0.0
@@ -113,7 +113,7 @@ def signs_and_sums(x: torch.Tensor, out: torch.Tensor) -> tuple[int, float, floa
 
 
 def _pack(x: torch.Tensor, out: torch.Tensor) -> torch.Tensor:
-    """Write the bits; how many each program sets, int32 [num_programs]."""
+    """Write the bits of the signs; return how many each program sets, int32 [num_programs]."""
     num_programs = triton.cdiv(x.numel(), SIGN_TILE)
     counts = torch.empty(num_programs, dtype=torch.int32, device=x.device)
     launch(_pack_signs, num_programs, x.contiguous(), out, counts, x.numel(), TILE=SIGN_TILE)
@@ -121,8 +121,8 @@ def _pack(x: torch.Tensor, out: torch.Tensor) -> torch.Tensor:
 
 
 @triton.jit
-def _pack_signs(x, out, counts, numel, SIGN_TILE: tl.constexpr):
-    places = tl.program_id(0).to(tl.int64) * SIGN_TILE + tl.arange(0, SIGN_TILE)
+def _pack_signs(x, out, counts, numel, TILE: tl.constexpr):
+    places = tl.program_id(0).to(tl.int64) * TILE + tl.arange(0, TILE)
     is_set = (tl.load(x + places, mask=places < numel, other=-1.0) >= 0).to(tl.int32)
-    store_bytes(out, pack_tile(is_set, 1, False, SIGN_TILE), numel, 1, SIGN_TILE)
+    store_bytes(out, pack_tile(is_set, 1, False, TILE), numel, 1, TILE)
     tl.store(counts + tl.program_id(0), tl.sum(is_set, 0))

@@ -1,4 +1,4 @@
-"""Private random numbers."""
+"""Triton kernel of `compressors/kernels/random.py`."""
 
 import torch
 import triton
@@ -11,7 +11,7 @@ TILE = 4096
 
 
 def uniform_numbers(key: int, count: int, device: torch.device) -> torch.Tensor:
-    """fp32 [count]."""
+    """Return random numbers in [0, 1): fp32 [count]."""
     numbers = torch.empty(count, device=device)
     launch(_write_numbers, triton.cdiv(count, TILE), numbers, count, key, TILE=TILE)
     return numbers

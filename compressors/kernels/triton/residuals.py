@@ -1,4 +1,4 @@
-"""Sums of what a rank keeps from step to step."""
+"""Triton kernel of `compressors/kernels/residuals.py`."""
 
 import torch
 import triton
@@ -10,7 +10,7 @@ TILE = 4096
 
 
 def add(a: torch.Tensor, b: torch.Tensor, *, factor: float = 1.0, out: torch.Tensor) -> None:
-    """Write a + factor * b, the product rounded before it is added."""
+    """Write a + factor * b to `out`, where the product is rounded before the addition."""
     launch(
         _add_scaled, triton.cdiv(out.numel(), TILE), a.contiguous(), b.contiguous(), out, out.numel(), factor, TILE=TILE
     )

@@ -1,4 +1,4 @@
-"""Three values per element, as bytes or as codes of two bits."""
+"""Triton kernels of `compressors/kernels/ternary.py`."""
 
 import math
 
@@ -16,15 +16,15 @@ TILE = 2048
 
 
 def ternary(x: torch.Tensor, threshold: float, bits: int) -> torch.Tensor:
-    """Beyond a threshold."""
-    out = _room(x, bits)
+    """Return the levels or codes by a threshold."""
+    out = _output(x, bits)
     launch(_ternary, triton.cdiv(x.numel(), TILE), x.contiguous(), out, x.numel(), threshold, BITS=bits, TILE=TILE)
     return out.view(torch.int8) if bits == LEVELS else out
 
 
 def random_ternary(x: torch.Tensor, scale: float, key: int, bits: int, *, limit: float = math.inf) -> torch.Tensor:
-    """At random by the numbers of a key."""
-    out = _room(x, bits)
+    """Return levels or codes that are rounded at random."""
+    out = _output(x, bits)
     launch(
         _random_ternary, triton.cdiv(x.numel(), TILE),
         x.contiguous(), out, x.numel(), scale, limit, key, BITS=bits, TILE=TILE,
@@ -32,7 +32,7 @@ def random_ternary(x: torch.Tensor, scale: float, key: int, bits: int, *, limit:
     return out.view(torch.int8) if bits == LEVELS else out
 
 
-def _room(x: torch.Tensor, bits: int) -> torch.Tensor:
+def _output(x: torch.Tensor, bits: int) -> torch.Tensor:
     return x.new_empty(x.numel(), dtype=torch.uint8) if bits == LEVELS else Codes.room(x.numel(), bits, x.device)
 
 
@@ -58,7 +58,7 @@ def _random_ternary(x, out, numel, scale, limit, key, BITS: tl.constexpr, TILE: 
 
 @triton.jit
 def _store(out, levels, numel, BITS: tl.constexpr, TILE: tl.constexpr):
-    """As bytes; or two bits each, the first on top: 11 for +1, 10 for -1."""
+    """Store levels as bytes or as codes of two bits, 11 for +1 and 10 for -1, the first in the highest bits."""
     if BITS == 2:
         levels = (levels & 2) | (levels > 0).to(tl.int32) * 3
     store_bytes(out, pack_tile(levels, BITS, True, TILE), numel, BITS, TILE)

@@ -1,4 +1,4 @@
-"""What kernels do with the elements they hold: quotients by block, codes into bytes."""
+"""Shared parts of the Triton kernels: sums and maxima of rows, quotients by block, packing of codes into bytes."""
 
 from __future__ import annotations
 
@@ -10,17 +10,18 @@ from collectives.kernels.loop import launch
 from compressors.kernels.selection import STRETCH
 
 TILE = 2 * STRETCH
-NARROWEST = 16
+NARROWEST = 16  # smallest width of a piece of a row
 
 
 def row_sums(x: torch.Tensor, row_numel: int, term: str, parameter: float = 0.0) -> torch.Tensor:
-    """The sum of every row's terms: fp64 [ceil(numel / row_numel)].
+    """Return the sum of the terms of every row: fp64 [ceil(numel / row_numel)].
 
     Args:
-        x: fp32 [numel].
+        x: fp32 [numel], or fp64 for "given".
         row_numel: elements per row.
-        term: of an element: "reaching" a level, "limited", "square" of limited, "positive", "negative".
-        parameter: level or limit, of fp32 precision.
+        term: the term of an element x: "reaching", |x| if it is at least the parameter; "limited", min(|x|, parameter);
+            "square", the square of that; "positive" or "negative", x if it has this sign; "given", x.
+        parameter: the level or limit, exact in fp32.
     """
     x, row_numel = x.contiguous(), min(row_numel, max(1, x.numel()))
     pieces, width = _pieces(row_numel)
@@ -35,7 +36,7 @@ def row_sums(x: torch.Tensor, row_numel: int, term: str, parameter: float = 0.0)
 
 
 def row_maxima(x: torch.Tensor, row_numel: int) -> torch.Tensor:
-    """The bits of the largest magnitude of every row, NaN above all: int32 [ceil(numel / row_numel)]."""
+    """Return the bits of every row's largest magnitude, NaN above infinity: int32 [ceil(numel / row_numel)]."""
     x, row_numel = x.contiguous(), min(row_numel, max(1, x.numel()))
     pieces, width = _pieces(row_numel)
     num_rows = triton.cdiv(x.numel(), row_numel)
@@ -49,14 +50,14 @@ def row_maxima(x: torch.Tensor, row_numel: int) -> torch.Tensor:
 
 
 def _pieces(row_numel: int) -> tuple[int, int]:
-    """Pieces per row, and how long they are: a power of two, for zeros at the end change no sum."""
+    """Return the number of pieces per row and their width, a power of two; padding with zeros changes no sum."""
     width = min(STRETCH, max(NARROWEST, triton.next_power_of_2(row_numel)))
     return triton.cdiv(row_numel, width), width
 
 
 @triton.jit
 def _offsets(numel, row_numel, pieces, WIDTH: tl.constexpr, ROWS: tl.constexpr):
-    """This program's pieces: their numbers [ROWS], places and which of these there are [ROWS, WIDTH]."""
+    """Return this program's piece numbers [ROWS], their elements' places and a mask of valid ones [ROWS, WIDTH]."""
     piece = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)
     row = piece // pieces
     start = row * row_numel + (piece % pieces) * WIDTH
@@ -81,7 +82,7 @@ def _sum_pieces(
 
 @triton.jit
 def _terms(x, parameter, TERM: tl.constexpr):
-    """What elements add to a sum, in fp64."""
+    """Return the terms of elements, in fp64; see `row_sums`."""
     if TERM == "given":
         return x
     if TERM == "positive":
@@ -105,7 +106,7 @@ def _max_pieces(x, out, numel, row_numel, pieces, num_pieces, WIDTH: tl.constexp
 
 @triton.jit
 def pack_tile(codes, BITS: tl.constexpr, HIGH_FIRST: tl.constexpr, TILE: tl.constexpr):
-    """Bytes of integer codes that need no more than their low bits: uint8 [TILE * BITS / 8] from [TILE]."""
+    """Pack the low BITS of integer codes [TILE] into bytes: uint8 [TILE * BITS / 8]."""
     PER_BYTE: tl.constexpr = 8 // BITS
     order = tl.arange(0, PER_BYTE)
     if HIGH_FIRST:
@@ -116,7 +117,7 @@ def pack_tile(codes, BITS: tl.constexpr, HIGH_FIRST: tl.constexpr, TILE: tl.cons
 
 @triton.jit
 def store_bytes(out, packed, numel, BITS: tl.constexpr, TILE: tl.constexpr):
-    """Write what this program has packed of `numel` codes."""
+    """Store this program's packed bytes of `numel` codes."""
     NBYTES: tl.constexpr = TILE * BITS // 8
     places = tl.program_id(0).to(tl.int64) * NBYTES + tl.arange(0, NBYTES)
     tl.store(out + places, packed, mask=places < (tl.cast(numel, tl.int64) * BITS + 7) // 8)
@@ -124,13 +125,13 @@ def store_bytes(out, packed, numel, BITS: tl.constexpr, TILE: tl.constexpr):
 
 @triton.jit
 def magnitude_bits(x):
-    """The bits of |x| of fp32 as integers, ordered as the magnitudes are, NaN above infinity."""
+    """Return the bits of |x| in fp32 as integers, which have the order of the magnitudes, NaN above infinity."""
     return x.to(tl.int32, bitcast=True) & 0x7FFFFFFF
 
 
 @triton.jit
 def relative_tile(x, divisors, numel, block_numel, first, TILE: tl.constexpr):
-    """Elements over their blocks' divisors, 0 beyond the end: fp32 [TILE]."""
+    """Return elements divided by their block's divisor, 0 beyond the end: fp32 [TILE]."""
     places = first + tl.arange(0, TILE)
     inside = places < numel
     block = first // block_numel + (tl.cast(first % block_numel, tl.int32) + tl.arange(0, TILE)) // block_numel
@@ -140,5 +141,5 @@ def relative_tile(x, divisors, numel, block_numel, first, TILE: tl.constexpr):
 
 @triton.jit
 def finite_magnitude_bits(x):
-    """The same with NaN as infinity."""
+    """Return `magnitude_bits` with NaN as infinity."""
     return tl.minimum(magnitude_bits(x), 0x7F800000)
