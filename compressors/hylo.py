@@ -1,4 +1,4 @@
-"""Hylo: sends important filters of convolutions, two bits per element of linear layers, and other layers in fp32.
+"""Hylo: sends whole filters of convolutions, two bits per element of linear layers, and other layers in fp32.
 
 Source: "Hylo: a hybrid layer-based optimization to reduce communication in distributed deep learning" (the abstract:
 layers above a size threshold are treated by type; of a convolution only important filters are sent, at a rate that

@@ -1,4 +1,4 @@
-"""Random-k: sends entries at random positions that all ranks share, so no index is sent and any all-reduce works."""
+"""Random-k: sends entries at random positions that all ranks share, so no index is sent."""
 
 from __future__ import annotations
 

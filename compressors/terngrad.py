@@ -1,4 +1,4 @@
-"""TernGrad: rounds every element at random to -s, 0 or +s, where s is the layer's largest magnitude after clipping.
+"""TernGrad: rounds every element at random to -s, 0 or +s, with s the largest magnitude after clipping.
 
 The base class `SharedScale` is for methods whose ranks agree on one scale per layer.
 """
