@@ -1,1 +1,1 @@
-"""Parameters that one rank holds and all others push to and pull from, each at its own speed."""
+"""Parameter server: one rank holds the parameters; all ranks push gradients and pull parameters at their own pace."""

@@ -1,12 +1,13 @@
-"""The wire between a worker and the parameter server: one link, one thread at either end, messages in order.
+"""Messages between a worker and the parameter server: one link per worker, one thread at each end, in order.
 
-A worker sends a packed payload per layer, in the order in which backward gives them, and a control message at the end
-of its clock. The server answers with a control message and one packed `Dense` payload per layer. Control messages and
-payloads are told apart by their first two bytes. The server keeps buffers posted, for all messages of a clock where
-these need little memory: one that finds none waits for a round trip.
+A worker sends one packed payload per layer, in the order in which backward produces them, and a control message at the
+end of its clock. The server answers with a control message and one packed `Dense` payload per layer. The first two
+bytes distinguish control messages from payloads. The server keeps receive buffers posted, enough for all messages of a
+clock if these need little memory, because a message without a posted buffer waits for a round trip.
 
-Bytes per worker and step: up the packed payloads and 24 of control; down 16 + 4 m per layer of m elements and 24 of
-control. The worker that lives with the server sends nothing. What brings replicas together counts as `replicas`.
+Bytes per worker and step: upwards the packed payloads and 24 bytes of control; downwards 16 + 4 m for each layer of m
+elements and 24 bytes of control. The worker on the server's own rank sends nothing. Answers to `synchronize` are
+counted as `replicas`.
 """
 
 from __future__ import annotations
@@ -28,17 +29,17 @@ from collectives.transport import messages
 from collectives.transport.base import Pending, Transport, wait_all
 
 SERVER, WORKER = 0, 1  # ranks within a link
-_MAGIC = 0x5357  # "WS" on the wire; payloads start otherwise
+_MAGIC = 0x5357  # "WS" as bytes; payloads start with other bytes
 _NONE = -1
 _NO_CLOCK = ClockEnd(index=0, epoch=0, lr=0.0)
 _Posted = collections.deque[tuple[torch.Tensor, Pending]]
+# Smallest number of posted buffers, and the total bytes that more of them may take. Each buffer is as long as the
+# largest layer's message, but memory is only used for the bytes that a message fills.
 _FEWEST_POSTED, _POSTED_BYTES = 8, 1 << 27
-"""buffers, and what more of them may take; each has room for the largest layer, though its pages are touched only by a
-message that is as long"""
 
 
 class Command(enum.IntEnum):
-    """What a worker's control message asks for."""
+    """The request in a worker's control message."""
 
     APPLY = 1
     DROP = 2
@@ -48,7 +49,7 @@ class Command(enum.IntEnum):
 
 @dataclasses.dataclass(frozen=True)
 class ControlMessage:
-    """What a worker sends between payloads: 24 bytes."""
+    """A worker's control message, 24 bytes."""
 
     FORM: ClassVar = struct.Struct("<HBxIIxxxxd")
 
@@ -56,16 +57,16 @@ class ControlMessage:
     clock_end: ClockEnd = _NO_CLOCK
 
     def pack(self) -> torch.Tensor:
-        """uint8 [24]."""
+        """Return the message as uint8 [24]."""
         end = self.clock_end
         return _bytes(self.FORM.pack(_MAGIC, self.command, end.index, end.epoch, end.lr))
 
     @classmethod
     def read(cls, message: torch.Tensor) -> Self | None:
-        """The control message in a buffer, or None where it is a payload.
+        """Return the control message in a buffer, or None if the buffer holds a payload.
 
         Raises:
-            PayloadError: a command that no worker gives.
+            PayloadError: the command does not exist.
         """
         raw = message[: cls.FORM.size].numpy().tobytes()
         if len(raw) < cls.FORM.size or int.from_bytes(raw[:2], "little") != _MAGIC:
@@ -78,7 +79,7 @@ class ControlMessage:
 
 
 class _Reply:
-    """What stands before the parameters: version, steps done, staleness (-1: none); 24 bytes."""
+    """The server's control message before the parameters: version, steps, staleness (-1: None); 24 bytes."""
 
     FORM = struct.Struct("<HxxiQQ")
 
@@ -91,24 +92,24 @@ class _Reply:
     def read(cls, message: torch.Tensor, parameters: Sequence[torch.Tensor]) -> Answer:
         magic, behind, version, num_steps = cls.FORM.unpack(message.numpy().tobytes())
         if magic != _MAGIC:
-            raise PayloadError(f"the server's answer does not start with its mark (magic {magic:#06x})")
+            raise PayloadError(f"the server's answer starts with {magic:#06x} instead of {_MAGIC:#06x}")
         staleness = None if behind == _NONE else behind
         return Answer(version=version, num_steps=num_steps, staleness=staleness, parameters=parameters)
 
 
+# Bytes of each control message, from a worker or from the server.
 CONTROL_BYTES = ControlMessage.FORM.size
-"""of what ends a worker's clock, and of what stands before the parameters"""
 
 
 class RemoteServer(Worker):
-    """A worker's end of a link.
+    """A worker's end of a link to the server.
 
     Args:
-        link: the server is rank 0 there and this worker rank 1.
-        numels: elements of every layer, in the order of their ids, which count from 0.
+        link: transport of two ranks: the server is rank 0 and this worker rank 1.
+        numels: number of elements of every layer, in the order of their ids, which count from 0.
 
     Raises:
-        PayloadError: more layers than a payload's header can number.
+        PayloadError: there are more layers than a payload's header can number.
     """
 
     @override
@@ -134,7 +135,7 @@ class RemoteServer(Worker):
 
     @override
     def disconnect(self) -> None:
-        """One control message for every buffer that the server has posted."""
+        """Send one control message for each buffer that the server has posted, so that none stays posted."""
         with self._link.counted_as("control"):
             wait_all(
                 [
@@ -156,16 +157,16 @@ class RemoteServer(Worker):
 
 
 def serve(link: Transport, session: Session, numels: Sequence[int]) -> None:
-    """Do for a worker at the other end of the link what it asks for, until it leaves.
+    """Serve the worker at the other end of a link until it disconnects.
 
     Args:
-        link: this server is rank 0 there and the worker rank 1; no other thread may use it.
-        session: the worker's place at the server.
-        numels: elements of every layer, in the order of their ids.
+        link: transport of two ranks: this server is rank 0 and the worker rank 1; no other thread may use it.
+        session: the worker's session at the server.
+        numels: number of elements of every layer, in the order of their ids.
 
     Raises:
-        TransportError: the worker was lost, or said nothing for too long.
-        PayloadError: it sent what no worker sends.
+        TransportError: the worker was lost, or did not send anything in time.
+        PayloadError: the worker sent an invalid message.
     """
     _check_layers(numels)
     posted: _Posted = collections.deque()
@@ -178,7 +179,9 @@ def serve(link: Transport, session: Session, numels: Sequence[int]) -> None:
                 raise PayloadError(f"a worker pushed {payload.numel} elements for layer {payload.tensor_id}")
             session.push(payload.tensor_id, payload)
         elif control.command is Command.DISCONNECT:
-            wait_all([pending for _, pending in posted])  # a process group must not end while a buffer is posted
+            wait_all(
+                [pending for _, pending in posted]
+            )  # a process group must not be destroyed while a buffer is posted
             return
         elif control.command is Command.SYNCHRONIZE:
             answer = session.synchronize()
@@ -189,7 +192,7 @@ def serve(link: Transport, session: Session, numels: Sequence[int]) -> None:
 
 
 def _next_message(link: Transport, posted: _Posted, numels: Sequence[int]) -> torch.Tensor:
-    """Messages in the order in which they were sent, uint8, each in a buffer that may be longer."""
+    """Return the next message, in the order sent, as uint8; the buffer may be longer than the message."""
     while len(posted) < _num_posted(numels):
         buffer = torch.empty(_bound(numels), dtype=torch.uint8)
         posted.append((buffer, link.receive_into(buffer, WORKER)))
@@ -205,7 +208,7 @@ def _reply(link: Transport, answer: Answer) -> None:
 
 
 def _num_posted(numels: Sequence[int]) -> int:
-    """Buffers that the server keeps posted; not more than a clock has messages."""
+    """Return the number of buffers that the server keeps posted, at most the number of messages of a clock."""
     return min(max(_FEWEST_POSTED, _POSTED_BYTES // _bound(numels)), len(numels) + 1)
 
 
@@ -215,7 +218,7 @@ def _bound(numels: Sequence[int]) -> int:
 
 def _check_layers(numels: Sequence[int]) -> None:
     if len(numels) > 2**16:
-        raise PayloadError(f"a server numbers at most {2**16} layers, this model has {len(numels)}")
+        raise PayloadError(f"a parameter server supports at most {2**16} layers; this model has {len(numels)}")
 
 
 def _bytes(raw: bytes) -> torch.Tensor:

@@ -1,4 +1,4 @@
-"""What servers' answers lost and still owe: fp32 tensors by stretch of a layer, wherever its bucket has its server."""
+"""Residuals of servers: the errors of their answers, fp32 by stretch of a layer, on the rank that serves it."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ import torch
 
 from collectives.transport.base import Receive, Send, Transport, wait_all
 
+# Keeper of a stretch whose residual is the same on all ranks, as after resuming with another number of ranks.
 EVERY_RANK = -1
-"""as the keeper of a stretch: all ranks hold the same residual of it, as after a resume with another number of ranks"""
 
 
 class LayerStretch(NamedTuple):
-    """Elements `start` to `stop` of the layer with this id."""
+    """Elements `start` to `stop - 1` of the layer with this id."""
 
     layer: int
     start: int
@@ -26,7 +26,7 @@ def stretches_between(layers: Sequence[tuple[int, int]], start: int, stop: int) 
     """Yield the stretches of layers that lie between two elements of a message.
 
     Args:
-        layers: (id, elements) of the layers in the message, in its order.
+        layers: (id, number of elements) of each layer in the message, in order.
         start: the first element.
         stop: one past the last.
     """
@@ -38,10 +38,10 @@ def stretches_between(layers: Sequence[tuple[int, int]], start: int, stop: int) 
 
 
 class AnswerResiduals:
-    """One rank's share of what all servers owe, with proposed values beside accepted ones.
+    """Keep the residuals of the stretches that this rank serves, both accepted and proposed ones.
 
-    All ranks know which server keeps which stretch. When DDP lays buckets anew, a layer may get another server, or be
-    cut in other places: what is owed of it then moves to where it is served.
+    All ranks know which server keeps which stretch. When DDP rebuilds its buckets, a layer may get another server or be
+    cut at other elements; its residuals then move to the ranks that serve it now.
     """
 
     def __init__(self, transport: Transport) -> None:
@@ -51,13 +51,12 @@ class AnswerResiduals:
         self._keepers: dict[LayerStretch, int] = {}
 
     def settle(self, keepers: Mapping[LayerStretch, int]) -> None:
-        """Move what is owed to the ranks that serve from now on; every rank must call.
+        """Move residuals to the ranks that serve the stretches from now on; every rank must call.
 
-        Costs nothing while servers stay what they were; else one fp32 message per stretch that changes its server,
-        counted as state.
+        Sends nothing if no server changes; otherwise one fp32 message, counted as `state`, for each stretch that moves.
 
         Args:
-            keepers: the rank that serves each stretch, of whole layers; the same on all ranks.
+            keepers: the rank that serves each stretch, for all stretches of a layer; the same on all ranks.
         """
         changed = {stretch: keeper for stretch, keeper in keepers.items() if self._keepers.get(stretch) != keeper}
         if not changed:
@@ -92,39 +91,39 @@ class AnswerResiduals:
         self._keepers |= changed
 
     def add_to_(self, total: torch.Tensor, stretches: Sequence[LayerStretch]) -> None:
-        """Add what is owed of these stretches to `total`, fp32, which holds them end to end."""
+        """Add the residuals of these stretches to `total`, fp32, which holds the stretches concatenated."""
         for stretch, part in zip(stretches, _cut(total, stretches), strict=True):
             if stretch in self._kept:
                 part.add_(self._kept[stretch])
 
     def propose(self, total: torch.Tensor, stretches: Sequence[LayerStretch]) -> None:
-        """Owe `total`, fp32, of these stretches from the next `commit` on; it must not be changed after that."""
+        """Propose `total`, fp32, as the new residuals of these stretches; do not change it afterwards."""
         self._proposed.update(zip(stretches, _cut(total, stretches), strict=True))
 
     def commit(self) -> None:
-        """Accept what was proposed."""
+        """Accept the proposed residuals."""
         self._kept |= self._proposed
         self._proposed = {}
 
     def drop(self) -> None:
-        """Forget what was proposed."""
+        """Discard the proposed residuals."""
         self._proposed = {}
 
     def state_dict(self) -> dict[str, Any]:
-        """Return what this rank keeps, and who keeps what."""
+        """Return the residuals of this rank, and the keeper of every stretch."""
         return {
             "residuals": {tuple(stretch): residual.clone() for stretch, residual in self._kept.items()},
             "keepers": {tuple(stretch): keeper for stretch, keeper in self._keepers.items()},
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Replace everything by what `state_dict` gave."""
+        """Replace the whole state by what `state_dict` returned."""
         self._kept = {LayerStretch(*each): residual.clone() for each, residual in state["residuals"].items()}
         self._keepers = {LayerStretch(*each): keeper for each, keeper in state["keepers"].items()}
         self._proposed = {}
 
     def _part(self, stretch: LayerStretch, start: int, stop: int) -> torch.Tensor:
-        if stretch not in self._kept:  # no step was accepted yet
+        if stretch not in self._kept:  # before the first accepted step
             return self._zeros(stop - start)
         return self._kept[stretch][start - stretch.start : stop - stretch.start]
 

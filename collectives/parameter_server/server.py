@@ -1,13 +1,13 @@
-"""A parameter server in memory: workers push gradients layer by layer and pull parameters; it says who waits for whom.
+"""A parameter server: workers push gradients layer by layer and pull parameters, with or without bounded staleness.
 
 Source: Li et al., "Scaling distributed machine learning with the parameter server" (OSDI 2014). Bounded staleness: Ho
 et al., "More effective distributed ML via a stale synchronous parallel parameter server" (NIPS 2013). On arrival: Dean
 et al., "Large scale distributed deep networks" (NIPS 2012), Downpour SGD.
-Differs: pushes of one clock are applied together and in rank order, so that a bounded run repeats wherever its timing
-does, and a bound of 0 is synchronous training bit for bit.
+Differs: pushes of one clock are applied together and in rank order, so that a run with a bound is reproducible if its
+timing is, and a bound of 0 is synchronous training bit for bit.
 
-A clock is one worker's step. The server's version counts the updates applied to the parameters. What an update does is
-not decided here: `Parameters` is given by whoever trains.
+A clock is one worker's step. The server's version counts the updates applied to the parameters. The caller implements
+the update in `Parameters`.
 """
 
 from __future__ import annotations
@@ -27,12 +27,12 @@ from collectives.transport.base import TransportError
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class ClockEnd:
-    """What a worker sends when it has pushed all layers of a clock.
+    """The message with which a worker ends a clock, after it has pushed all layers.
 
     Attributes:
-        index, epoch: where its training is.
+        index, epoch: the worker's step and epoch.
         lr: learning rate of its update.
-        dropped: forget what it pushed at this clock, because a gradient was not finite.
+        dropped: discard the pushes of this clock, because a gradient was not finite.
     """
 
     index: int
@@ -46,9 +46,9 @@ class Push:
     """One worker's gradients of one clock.
 
     Attributes:
-        rank: the worker's.
-        payloads: by layer id; a layer without a gradient is missing.
-        clock_end: what it sent at the end.
+        rank: the worker's rank.
+        payloads: payloads by layer id; a layer without a gradient is missing.
+        clock_end: the message that ended the clock.
     """
 
     rank: int
@@ -58,15 +58,14 @@ class Push:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Answer:
-    """What a worker gets for its next clock.
+    """The parameters that a worker gets for its next clock.
 
     Attributes:
-        version: of the parameters.
-        num_steps: optimizer steps done, as the worker should count them: its own clocks where they are bounded, else
-            the pushes of all workers divided by their number.
-        staleness: versions that the worker's last push was behind when it was applied, or will be; None where nothing
-            was pushed.
-        parameters: packed `Dense` payloads, one per layer; shared, not to be changed.
+        version: version of the parameters.
+        num_steps: number of optimizer steps so far: the worker's own clocks if staleness is bounded, otherwise the
+            pushes of all workers divided by the number of workers.
+        staleness: number of versions that the worker's last push is behind when it is applied; None if it did not push.
+        parameters: packed `Dense` payloads, one per layer; shared with other workers, so do not change them.
     """
 
     version: int
@@ -79,53 +78,53 @@ class Parameters(Protocol):
     """The parameters and their update rule; used by one thread at a time."""
 
     def apply(self, pushes: Sequence[Push], num_terms: int) -> None:
-        """Update the parameters (mutated) by the sum of these pushes over `num_terms`.
+        """Update the parameters (mutated) with the sum of these pushes, divided by `num_terms`.
 
         Args:
-            pushes: in rank order, none of them dropped.
-            num_terms: pushes that make one update; of n workers' it is that part of a step, so lr counts num_terms / n.
+            pushes: pushes in rank order, none of them dropped.
+            num_terms: number of pushes in one update. With n workers, scale the learning rate by num_terms / n.
         """
 
     def packed(self) -> list[torch.Tensor]:
-        """A packed `Dense` payload per layer, freshly made."""
+        """Return a new packed `Dense` payload per layer."""
 
 
 class Worker(abc.ABC):
-    """A worker's side of the server, in this process or behind a wire; used by one thread at a time."""
+    """A worker's interface to the server, in the same process or over a link; used by one thread at a time."""
 
     @abc.abstractmethod
     def push(self, layer_id: int, payload: Payload) -> None:
-        """Hand over one layer's gradient of this clock; the payload's tensors must not change any more."""
+        """Push one layer's gradient of this clock; the payload's tensors must not change afterwards."""
 
     @abc.abstractmethod
     def end_clock(self, clock_end: ClockEnd) -> Answer:
-        """All layers are pushed; returns when the next clock may start.
+        """End the clock after all layers were pushed; return when the next clock may start.
 
         Raises:
-            TransportError: a rank was lost, or the one that all wait for did not push in time.
+            TransportError: a rank was lost, or the slowest rank did not push in time.
         """
 
     @abc.abstractmethod
     def synchronize(self) -> Answer:
-        """Wait until all workers have called and everything is applied; they get the same version.
+        """Wait until all workers have called and all pushes are applied; all workers get the same version.
 
-        Where staleness is bounded, all must have ended equally many clocks.
+        If staleness is bounded, all workers must have ended the same number of clocks.
 
         Raises:
             TransportError: a rank was lost or did not call in time.
         """
 
-    def disconnect(self) -> None:  # noqa: B027 - within a process nobody keeps anything for it
-        """Say that nothing more will come."""
+    def disconnect(self) -> None:  # noqa: B027 - needed over a link only
+        """Tell the server that this worker will send nothing more."""
 
 
 class ParameterServer(abc.ABC):
-    """Parameters, their version, and the rule by which pushes are applied and workers proceed.
+    """Hold the parameters and their version; subclasses decide when pushes are applied and when workers proceed.
 
     Args:
-        parameters: what is trained.
+        parameters: the parameters with their update rule.
         world_size: number of workers.
-        timeout_s: longest wait of one worker for the others.
+        timeout_s: longest wait of one worker for the others, in seconds.
     """
 
     def __init__(self, parameters: Parameters, world_size: int, timeout_s: float) -> None:
@@ -142,41 +141,41 @@ class ParameterServer(abc.ABC):
         self._failure: BaseException | None = None
 
     def join(self, rank: int) -> Session:
-        """The place of one worker; call once for each before any of them works."""
+        """Return the session of one worker; call it once for each worker before any of them pushes."""
         session = self._sessions[rank] = Session(self, rank)
         return session
 
     def state_dict(self) -> dict[str, Any]:
-        """The version and every worker's clock; nothing may be under way, as after `synchronize`."""
+        """Return the version and every worker's clock; no push may be pending, so call `synchronize` before."""
         return {"version": self.version, "clocks": {rank: s.clock for rank, s in self._sessions.items()}}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Go on from what `state_dict` gave; call before any worker works. The parameters are not among it."""
+        """Restore what `state_dict` returned, without the parameters; call it before any worker pushes."""
         self.version = state["version"]
         for rank, session in self._sessions.items():
             session.clock, session.version = state["clocks"][rank], self.version
         self._packed = (-1, [])
 
     def fail(self, error: BaseException) -> None:
-        """Nothing can go on: every worker that waits or calls from now on gets this error."""
+        """Stop the server: every worker that waits or calls from now on gets this error."""
         with self._changed:
             self._failure = self._failure or error
             self._changed.notify_all()
 
     @abc.abstractmethod
     def take(self, push: Push, session: Session) -> int:
-        """Apply the push or keep it until it can be; returns the versions that it is behind when it is applied.
+        """Apply the push, now or when all pushes of its clock are there; return its staleness in versions.
 
-        One call at a time: sessions see to that, and so must whoever plays the server through without them.
+        Only one thread may call at a time; sessions ensure this.
         """
 
     @abc.abstractmethod
     def may_start(self, clock: int) -> bool:
-        """Whether a worker may start this clock."""
+        """Return whether a worker may start this clock."""
 
     @abc.abstractmethod
     def _num_steps(self, session: Session) -> int:
-        """`Answer.num_steps`."""
+        """Return `Answer.num_steps`."""
 
     def _end_clock(self, session: Session, push: Push) -> Answer:
         with self._changed:
@@ -194,7 +193,7 @@ class ParameterServer(abc.ABC):
             before = self._num_synchronized
             self._synchronizing.append(session)
             if len(self._synchronizing) == self.world_size:
-                # Answered now, for a worker that wakes up late must not see what a quicker one did in the meantime.
+                # Answers are made now, so that a worker that wakes up late does not see later pushes of others.
                 self._synchronized = [self._answer(self._sessions[rank], None) for rank in sorted(self._sessions)]
                 self._synchronizing = []
                 self._num_synchronized += 1
@@ -230,12 +229,12 @@ class ParameterServer(abc.ABC):
 
 
 class Session(Worker):
-    """One worker's place at the server: what it pushed of the clock under way, and the version that it works with.
+    """One worker's state at the server: its pushes of the current clock, and the version of its parameters.
 
     Attributes:
-        rank: the worker's.
-        clock: clocks that it ended.
-        version: of the parameters that it has.
+        rank: the worker's rank.
+        clock: number of clocks that it has ended.
+        version: version of the parameters that it has.
     """
 
     @override
@@ -262,10 +261,10 @@ class Session(Worker):
 
 
 class BoundedStaleness(ParameterServer):
-    """Pushes of one clock are applied together once all have come; clock c starts at version c - staleness or later.
+    """Apply the pushes of one clock together once all have arrived; clock c needs version c - staleness or later.
 
     Args:
-        parameters, world_size, timeout_s: as the base class says.
+        parameters, world_size, timeout_s: as in `ParameterServer`.
         staleness: the bound; 0 is synchronous training.
     """
 
@@ -294,7 +293,7 @@ class BoundedStaleness(ParameterServer):
 
 
 class OnArrival(ParameterServer):
-    """Every push is applied when it arrives, as the world_size-th part of a step; nobody waits."""
+    """Apply every push when it arrives, as 1 / world_size of a step; no worker waits."""
 
     @override
     def take(self, push: Push, session: Session) -> int:

@@ -1,1 +1,1 @@
-"""Rounds of a sum: who sends what to whom, as data, and what carries them out."""
+"""Describe as data which rank sends what to which rank in a sum, and execute it."""

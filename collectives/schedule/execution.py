@@ -1,4 +1,4 @@
-"""WireLost: what rounding takes off the sums of a wire tensor, for the payloads that lie on the wire."""
+"""Execute the rounds of a sum: in place on a wire tensor, or with packed payloads."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ from collectives.transport import messages
 from collectives.transport.base import Incoming, Pending, Receive, ReduceOp, Transport, wait_all
 from collectives.transport.messages import combine_
 
+# (first element in the wire tensor, rounding errors of the sums from there on, fp32)
 WireLost = Callable[[int, torch.Tensor], None]
-"""(first element on the wire, what rounding took off the sums from there on, fp32)"""
 
 
 def lost_on_wire(payload: Payload) -> WireLost | None:
-    """Return what hands losses on by element of an element-wise payload; None where its sender keeps none."""
+    """Return a function that passes rounding errors on to an element-wise payload's `keep_lost`, or None if unset."""
     if (keep_lost := payload.keep_lost) is None:
         return None
     members = leaves(payload)
@@ -44,18 +44,18 @@ def lost_on_wire(payload: Payload) -> WireLost | None:
     return lost
 
 
+# Up to this size of the wire tensor, all messages are received into separate memory.
 EAGER_BYTES = 16 << 20
-"""longest tensor whose messages all get memory of their own"""
 
 
 class Scratch:
-    """Memory that is kept from call to call: fresh pages for every message would cost as much as adding it."""
+    """Reuse receive buffers from call to call: touching new pages costs as much as adding the message."""
 
     def __init__(self) -> None:
         self._kept: dict[torch.dtype, torch.Tensor] = {}
 
     def take(self, numel: int, like: torch.Tensor) -> torch.Tensor:
-        """1-D [numel] with the dtype and device of `like`, contents undefined; overwrites what was taken before."""
+        """Return an uninitialised tensor [numel] like `like`; it overwrites what earlier calls returned."""
         kept = self._kept.get(like.dtype)
         if kept is None or kept.numel() < numel or kept.device != like.device:
             kept = self._kept[like.dtype] = like.new_empty(numel)
@@ -70,15 +70,15 @@ def run_in_place(
     scratch: Scratch,
     lost: WireLost | None = None,
 ) -> None:
-    """Carry the rounds out; the rounds of all ranks must mirror each other, one for one.
+    """Execute the rounds of a sum in place; every rank must call, and all ranks' rounds must match.
 
     Args:
-        transport: the ranks.
-        wire: what is summed, mutated.
-        rounds: what this rank does.
-        op: what to do with two elements.
-        scratch: memory for what comes.
-        lost: called with what rounding to 16 bits takes off the sums that this rank makes.
+        transport: connects the ranks.
+        wire: the wire tensor to sum, mutated.
+        rounds: the rounds of this rank.
+        op: how to combine two elements.
+        scratch: memory for received messages.
+        lost: called with the errors of rounding this rank's sums to 16 bits.
     """
     is_eager = wire.nbytes <= EAGER_BYTES and not transport.in_step
     buffers = _buffers(wire, rounds, scratch, is_eager=is_eager)
@@ -107,9 +107,10 @@ def run_in_place(
 
 
 def _buffers(wire: torch.Tensor, rounds: list[Round], scratch: Scratch, *, is_eager: bool) -> list[list[torch.Tensor]]:
-    """Where each message of each round is received: in place if it replaces, else in scratch memory.
+    """Return the receive buffer of each message of each round: in place if it replaces, otherwise in scratch memory.
 
-    Unless every round has memory of its own, two sets alternate, as buffers are posted at most one round ahead.
+    If `is_eager`, every round has separate memory. Otherwise two sets alternate, as buffers are posted at most one
+    round ahead.
     """
     needs = [sum(message.numel for message in round_.receives if message.effect != "replace") for round_ in rounds]
     most = max(needs, default=0)
@@ -129,12 +130,12 @@ def _buffers(wire: torch.Tensor, rounds: list[Round], scratch: Scratch, *, is_ea
 
 
 class PackedPieces:
-    """What a rank holds of a sum under way.
+    """The pieces that a rank holds during a sum of packed payloads.
 
     Args:
-        transport: the ranks.
-        payload: this rank's contribution; keeps what rounding takes off the sums that this rank makes.
-        layout: the same on all ranks; says how long messages can be.
+        transport: connects the ranks.
+        payload: this rank's contribution; its `keep_lost` gets the rounding errors of this rank's sums.
+        layout: the same on all ranks; bounds the length of messages.
     """
 
     def __init__(self, transport: Transport, payload: Payload, layout: Layout) -> None:
@@ -143,11 +144,11 @@ class PackedPieces:
         self._keep_lost = payload.keep_lost
         self._held: dict[Place, Payload] = {(0, layout.numel, 0): payload}
         self._collected: dict[Place, dict[int, Payload]] = {}
-        self._packed: dict[tuple[Piece, ...], torch.Tensor] = {}  # passing on what came costs no packing
+        self._packed: dict[tuple[Piece, ...], torch.Tensor] = {}  # received messages are passed on without packing
         self._complete: list[Place] = []
 
     def __getitem__(self, place: Place) -> Payload:
-        """What is held of these elements, cut from the smallest stretch around them."""
+        """Return the payload held at this place, cut from the smallest stretch that contains it."""
         if place not in self._held:
             start, stop, _ = place
             around = [held for held in self._held if held[0] <= start and stop <= held[1]]
@@ -159,28 +160,28 @@ class PackedPieces:
         self._held[place] = payload
 
     def terms(self, place: Place) -> list[Payload]:
-        """What was collected of these elements and what is held, in rank order."""
+        """Return the payloads collected at this place and the own one, in rank order."""
         by_rank = {**self._collected.get(place, {}), self._transport.rank: self[place]}
         return [by_rank[rank] for rank in sorted(by_rank)]
 
     def total(self) -> Payload:
-        """All that holds every rank's contribution, laid end to end; what is empty only where there is nothing else."""
+        """Return the concatenated pieces that contain all ranks' contributions, without empty ones if possible."""
         places = sorted(self._complete)
         return together([self[place] for place in places if place[0] < place[1]] or [self[places[0]]])
 
     def run(self, rounds: Iterable[Round]) -> None:
-        """Carry out rounds of packed payloads."""
+        """Execute rounds of packed payloads."""
         for round_ in rounds:
             self.apply(round_, self.post(round_))
 
     def post(self, round_: Round) -> Incoming:
-        """Start the messages of a round."""
+        """Start sending and receiving the messages of a round."""
         sends = [(self._pack(message), message.peer) for message in round_.sends]
         receives = [(self._bound(message), message.peer) for message in round_.receives]
         return self._transport.send_receive(sends, receives)
 
     def apply(self, round_: Round, incoming: Incoming) -> None:
-        """Wait for the messages of a round, and do with each what the round says."""
+        """Wait for the messages of a round, and apply each as its `effect` says."""
         for message, buffer in zip(round_.receives, incoming.wait(), strict=True):
             self._receive(message, buffer)
 
@@ -192,7 +193,7 @@ class PackedPieces:
         if pieces not in self._packed:
             payload = together([self[piece.place] for piece in pieces])
             self._packed[pieces] = packed = messages.pack(payload, self._transport, self._bound(message))
-            if self._is_own_result(pieces):  # the owner reads what the others will read
+            if self._is_own_result(pieces):  # the owner decodes the same bytes as all others
                 self._replace(pieces, unpack(packed))
         return self._packed[pieces]
 
@@ -217,14 +218,14 @@ class PackedPieces:
             self._complete.append(piece.place)
 
     def _is_own_result(self, pieces: Sequence[Piece]) -> bool:
-        """Whether all ranks' contributions are inside, and it was not received."""
+        """Tell whether the pieces contain all ranks' contributions and were completed on this rank."""
         if len(pieces[0].terms) < self._transport.world_size:
             return False
         return any(piece.place not in self._complete for piece in pieces)
 
 
 def together(payloads: Sequence[Payload]) -> Payload:
-    """Several payloads as one message; one stands for itself."""
+    """Return several payloads as one message; a single one is returned unchanged."""
     return payloads[0] if len(payloads) == 1 else Bundle(payloads)
 
 

@@ -1,4 +1,4 @@
-"""Layout: how the payloads of a sum lie end to end; with it, who sends what is known without any payload."""
+"""Layouts: sizes and dtypes of the payloads in a message, which determine the rounds of a sum."""
 
 from __future__ import annotations
 
@@ -12,22 +12,20 @@ import torch
 from collectives.payloads.base import Blocks, Payload, balanced_borders, borders_of_blocks
 from collectives.payloads.bundle import Bundle
 
-Key = tuple[int, ...]
-"""Ids of the layers in a message, in its order."""
-Stretch = tuple[int, int]
-"""(first element, one past the last)"""
+Key = tuple[int, ...]  # ids of the layers in a message, in the order in which they lie in it
+Stretch = tuple[int, int]  # (first element, one past the last)
 
 _OF_ITEMSIZE = {1: torch.uint8, 2: torch.float16, 4: torch.float32, 8: torch.float64}
 
 
 class Leaf(NamedTuple):
-    """One payload of a message, bundles opened.
+    """The size and dtype of one payload in a message; the payloads in a bundle are separate leaves.
 
     Attributes:
-        numel: elements that it stands for.
+        numel: number of elements that the payload represents.
         alignment: as `Payload.alignment`.
         addable: as `Payload.addable`.
-        wire: (elements, dtype) of its wire tensor; None where it is not element-wise.
+        wire: (number of elements, dtype) of its wire tensor; None if it is not element-wise.
         splits_blocks: as `Payload.splits_blocks`.
     """
 
@@ -39,27 +37,27 @@ class Leaf(NamedTuple):
 
     @property
     def elementwise(self) -> bool:
-        """As `Payload.elementwise`."""
+        """Return `Payload.elementwise`."""
         return self.wire is not None
 
     @property
     def is_full(self) -> bool:
-        """Whether its wire has every element, so that a part of the payload is a payload of its kind."""
+        """Tell whether its wire tensor has all elements, so that any part of it is a payload of the same kind."""
         return self.wire is not None and self.wire[0] == self.numel
 
     def part(self, numel: int) -> Leaf:
-        """So many of its elements."""
+        """Return the leaf of a part with `numel` elements."""
         return Leaf(numel, self.alignment, self.addable, (numel, self.wire[1]) if self.wire and self.is_full else None)
 
 
 @dataclass(frozen=True)
 class Layout:
-    """What is the same of all ranks' payloads.
+    """The properties of a message that all ranks' payloads share.
 
     Attributes:
-        leaves: in the message's order.
+        leaves: the payloads in the message, in order.
         key: ids of the layers inside.
-        layer_numels: elements of each of these layers; empty where that is not known.
+        layer_numels: number of elements of each of these layers; empty if not known.
     """
 
     leaves: tuple[Leaf, ...]
@@ -68,7 +66,7 @@ class Layout:
 
     @classmethod
     def of(cls, payload: Payload, key: Key = ()) -> Self:
-        """The layout of this payload and of its counterparts on other ranks."""
+        """Return the layout of this payload, which is also that of the other ranks' payloads."""
         return cls(
             tuple(
                 Leaf(
@@ -85,23 +83,23 @@ class Layout:
 
     @classmethod
     def dense(cls, numel: int, itemsize: int = 4, key: Key = ()) -> Self:
-        """One tensor of `numel` elements of `itemsize` bytes."""
+        """Return the layout of one dense tensor of `numel` elements of `itemsize` bytes."""
         return cls((Leaf(numel, wire=(numel, _OF_ITEMSIZE[itemsize])),), key)
 
     @functools.cached_property
     def numel(self) -> int:
-        """Elements that the payloads stand for."""
+        """Return the number of elements that the payloads represent."""
         return sum(leaf.numel for leaf in self.leaves)
 
     @functools.cached_property
     def itemsize(self) -> int | None:
-        """Bytes of an element where all payloads are element-wise and of one type, so wires may be added; else None."""
+        """Return the bytes of an element if all payloads are element-wise and of one dtype, otherwise None."""
         types = {None if leaf.wire is None else leaf.wire[1] for leaf in self.leaves}
         dtype = types.pop() if len(types) == 1 else None
         return None if dtype is None else dtype.itemsize
 
     def by_type(self) -> list[tuple[int, ...]]:
-        """Indices of the leaves that can travel as one wire tensor: all of one type; one group where some cannot."""
+        """Group the indices of the leaves by dtype; return a single group if some leaf is not element-wise."""
         by_type: dict[torch.dtype, tuple[int, ...]] = {}
         for index, leaf in enumerate(self.leaves):
             if leaf.wire is None:
@@ -110,9 +108,9 @@ class Layout:
         return list(by_type.values())
 
     def by_layer(self) -> list[Layout]:
-        """One layout per layer, or per payload of several layers that cannot be cut between them.
+        """Return one layout per layer, or per payload of several layers that cannot be cut between them.
 
-        A single one where payloads and layers do not match: a low-rank compressor's factors, say.
+        Return a single layout if payloads and layers do not match, as for the factors of a low-rank compressor.
         """
         numels = list(self.layer_numels or (leaf.numel for leaf in self.leaves))
         ids, parts = list(self.key), []
@@ -127,18 +125,18 @@ class Layout:
         return parts if all(part.key for part in parts) and not ids else [self]
 
     def chunks(self, num_chunks: int) -> list[Stretch]:
-        """A balanced partition of what travels: of the wire tensor where there is one, else of the payloads."""
+        """Return a balanced partition of the wire tensor if there is one, otherwise of the payloads' elements."""
         if self.itemsize is None:
             return self.cuts(num_chunks)
         numel = sum(leaf.wire[0] for leaf in self.leaves if leaf.wire)
         return list(itertools.pairwise(balanced_borders(numel, num_chunks)))
 
     def cuts(self, num_parts: int) -> list[Stretch]:
-        """A balanced partition at borders at which payloads can be cut."""
+        """Return a balanced partition of the payloads' elements, with borders at which payloads can be cut."""
         stretches = [Blocks(leaf.numel, leaf.alignment, leaf.splits_blocks) for leaf in self.leaves]
         return list(itertools.pairwise(borders_of_blocks(stretches, num_parts)))
 
 
 def leaves(payload: Payload) -> tuple[Payload, ...]:
-    """The payload itself, or what a bundle holds."""
+    """Return the payloads in a bundle, or the payload itself."""
     return tuple(payload.payloads) if isinstance(payload, Bundle) else (payload,)

@@ -1,6 +1,6 @@
-"""Round: what one rank sends and receives at the same time, as data; a sum is a list of rounds.
+"""Rounds: descriptions of what one rank sends and receives at the same time; a sum is a list of rounds.
 
-The lists of all ranks mirror each other: what one sends another receives, message for message and in the same order.
+The lists of all ranks match: each message that one rank sends, another receives, in the same order.
 """
 
 from __future__ import annotations
@@ -11,21 +11,18 @@ from typing import Literal, NamedTuple
 
 from collectives.payloads.bundle import Bundle
 
+# How a receiver applies a message: it replaces the own elements, is added to them in this order, or is kept as a term.
 Effect = Literal["replace", "own + received", "received + own", "collect"]
-"""What a receiver does with a message: it is the result, is added on either side, or waits until all have come."""
-
-
-Place = tuple[int, int, int]
-"""(start, stop, number) of a piece"""
+Place = tuple[int, int, int]  # (start, stop, number) of a piece
 
 
 class Piece(NamedTuple):
-    """A stretch of elements in a message, packed as a payload of its own unless bare elements travel.
+    """A stretch of elements in a message, packed as a separate payload unless elements of a wire tensor travel.
 
     Attributes:
         start, stop: first element and one past the last.
         terms: the ranks whose contributions are inside.
-        number: tells pieces of no elements apart that lie at the same place.
+        number: distinguishes empty pieces at the same place.
     """
 
     start: int
@@ -35,26 +32,26 @@ class Piece(NamedTuple):
 
     @property
     def numel(self) -> int:
-        """Its elements."""
+        """Return its number of elements."""
         return self.stop - self.start
 
     @property
     def place(self) -> Place:
-        """What stays the same while contributions are added."""
+        """Return its place, which does not change when contributions are added."""
         return self.start, self.stop, self.number
 
 
+# Returns the packed bytes of each payload in a piece: one for most kinds, one per layer for a bundle of layers.
 PackedLengths = Callable[[Piece], Sequence[int]]
-"""Packed bytes of each payload in a piece: one for most kinds, one per layer for a bundle of layers."""
 
 
 class Message(NamedTuple):
-    """One message.
+    """A message from or to another rank.
 
     Attributes:
-        peer: the rank that it goes to or comes from.
-        pieces: what is in it, laid end to end.
-        effect: what its receiver does with it.
+        peer: the other rank.
+        pieces: the pieces in it, in order.
+        effect: how the receiver applies it.
     """
 
     peer: int
@@ -63,23 +60,23 @@ class Message(NamedTuple):
 
     @property
     def stretch(self) -> slice:
-        """Its elements in a wire tensor, of which the pieces are neighbours."""
+        """Return its elements in a wire tensor, in which its pieces must be contiguous."""
         return slice(self.pieces[0].start, self.pieces[-1].stop)
 
     @property
     def numel(self) -> int:
-        """Elements of all pieces."""
+        """Return the number of elements of all pieces."""
         return sum(piece.numel for piece in self.pieces)
 
 
 @dataclasses.dataclass
 class Round:
-    """What one rank sends and receives at the same time.
+    """The messages that one rank sends and receives at the same time.
 
     Attributes:
-        itemsize: bytes per element where bare elements of a wire tensor travel; None where payloads travel packed.
-        sends: in the state in which the previous rounds left them.
-        receives: what comes meanwhile, applied in this order.
+        itemsize: bytes per element if elements of a wire tensor travel; None if payloads travel packed.
+        sends: messages to send, with the contents that the previous rounds left.
+        receives: messages to receive, applied in this order.
     """
 
     itemsize: int | None = None
@@ -87,29 +84,29 @@ class Round:
     receives: list[Message] = dataclasses.field(default_factory=list)
 
     def send(self, peer: int, *pieces: Piece) -> None:
-        """Add a message; one of no bare elements is left out on both sides."""
+        """Add a message to send; both sides leave out a message without elements of a wire tensor."""
         if (message := Message(peer, pieces)).numel or self.itemsize is None:
             self.sends.append(message)
 
     def receive(self, peer: int, *pieces: Piece, effect: Effect = "replace") -> None:
-        """Add what another rank sends.
+        """Add a message to receive.
 
-        A message that replaces bare elements may be received in place and posted early: the total holds what was sent
-        from there, so it cannot come before that send was read.
+        A message that replaces elements of a wire tensor may be received in place and posted early: it contains what
+        this rank sent from there, so it cannot arrive before that send has completed.
         """
         if (message := Message(peer, pieces, effect)).numel or self.itemsize is None:
             self.receives.append(message)
 
     def nbytes(self, message: Message, packed_lengths: PackedLengths | None = None) -> int:
-        """Bytes of one of its messages.
+        """Return the bytes of one of its messages.
 
         Args:
-            message: sent or received here.
-            packed_lengths: asked for packed pieces only; a union's length follows from the data.
+            message: a message of this round.
+            packed_lengths: needed for packed pieces only, whose lengths may depend on the data.
         """
         if self.itemsize is not None:
             return self.itemsize * message.numel
         if packed_lengths is None:
-            raise ValueError("packed messages have no length of their own; say how long each piece is")
+            raise ValueError("the length of packed messages depends on their payloads; pass packed_lengths")
         lengths = [length for piece in message.pieces for length in packed_lengths(piece)]
         return lengths[0] if len(lengths) == 1 else Bundle.packed_nbytes(lengths)

@@ -1,7 +1,7 @@
-"""Wave: what all ranks send in one step, as arrays; a sum is a list of waves, for thousands of ranks as for two.
+"""Waves: arrays of the messages that all ranks send in one step; a sum is a list of waves.
 
-The rounds of every rank (`collectives/schedule/rounds.py`) say the same message for message, but name the contributions in
-each piece one by one, which for thousands of ranks would fill the memory.
+The rounds of all ranks (`collectives/schedule/rounds.py`) describe the same messages, but list the contributing ranks
+of each piece, which would need too much memory for thousands of ranks.
 """
 
 from __future__ import annotations
@@ -21,14 +21,13 @@ Ints = npt.NDArray[np.int64]
 
 
 class Wave(NamedTuple):
-    """Messages that wait for nothing but earlier waves: a rank sends once it has what these sent it.
+    """Messages that depend only on earlier waves: a rank sends when it has received those addressed to it.
 
     Attributes:
-        sources, targets: ranks, int [messages]; with `each_to_each` [s] and [t], and every source sends to every target
-            but itself.
-        nbytes: int [messages]; with `each_to_each` whatever can be broadcast to [s, t].
-        each_to_each: see there.
-        merged: whether receivers add it to what they have; of each message, or of all.
+        sources, targets: ranks, int [messages]; with `each_to_each` int [s] and int [t].
+        nbytes: bytes of the messages, int [messages]; with `each_to_each` broadcastable to [s, t].
+        each_to_each: every source sends to every target except itself.
+        merged: whether receivers add the message to their own elements, bool [messages] or one bool for all.
     """
 
     sources: Ints
@@ -38,7 +37,7 @@ class Wave(NamedTuple):
     merged: npt.NDArray[np.bool_] | bool = False
 
     def messages(self) -> tuple[Ints, Ints, Ints]:
-        """(sources, targets, nbytes), one by one; take care with thousands of ranks."""
+        """Return sources, targets and bytes of each message; with `each_to_each` s * t of them."""
         if not self.each_to_each:
             return self.sources, self.targets, self.nbytes
         shape = len(self.sources), len(self.targets)
@@ -47,47 +46,49 @@ class Wave(NamedTuple):
         return sources[others], targets[others], np.broadcast_to(self.nbytes, shape)[others]
 
     def renumbered(self, ranks: Ints) -> Wave:
-        """The same among other ranks: what rank i here is called there."""
+        """Return the same wave with rank i replaced by `ranks[i]`."""
         return self._replace(sources=ranks[self.sources], targets=ranks[self.targets])
 
 
 class PackedSizes(Protocol):
-    """How long packed pieces are, asked for many at once."""
+    """Compute the packed lengths of many pieces at once."""
 
     def __call__(self, start: Ints, stop: Ints, terms: Ints) -> tuple[Ints, Ints]:
-        """(payloads in each piece, their bytes together, where there are several each filled up to 8).
+        """Return the number of payloads in each piece and their total bytes, int [pieces] each.
+
+        If a piece has several payloads, each is padded to a multiple of 8 bytes.
 
         Args:
             start: first elements, int [pieces].
-            stop: those past the last, likewise.
-            terms: how many ranks' contributions are in each, likewise; of several, the union of what they send.
+            stop: elements past the last, int [pieces].
+            terms: number of ranks whose contributions are in each piece, int [pieces]; several are merged to a union.
         """
 
 
 @dataclasses.dataclass(frozen=True)
 class Lengths:
-    """Bytes of messages.
+    """Compute the bytes of messages.
 
     Attributes:
-        packed: of pieces that travel packed.
-        itemsize: of an element where bare elements travel; None where payloads travel packed.
+        packed: computes the lengths of packed pieces.
+        itemsize: bytes of an element if elements of a wire tensor travel; None if payloads travel packed.
     """
 
     packed: PackedSizes
     itemsize: int | None = None
 
     def bare(self, itemsize: int | None) -> Lengths:
-        """Of bare elements, unless `itemsize` is None."""
+        """Return the lengths of elements of a wire tensor, or of packed payloads if `itemsize` is None."""
         return dataclasses.replace(self, itemsize=itemsize)
 
     def alone(self, start: Ints, stop: Ints, terms: Ints | int) -> Ints:
-        """Bytes of messages of one piece each, int [messages]."""
+        """Return the bytes of messages of one piece each, int [messages]."""
         if self.itemsize is not None:
             return self.itemsize * (stop - start)
         return _bundled(*self.packed(start, stop, np.broadcast_to(terms, start.shape)))
 
     def joined(self, start: Ints, stop: Ints, terms: Ints | int, first: Ints, last: Ints) -> Ints:
-        """Bytes of messages of several pieces: each holds those from number `first` to the one before `last`."""
+        """Return the bytes of messages of several pieces: message i holds pieces `first[i]` to `last[i] - 1`."""
         if self.itemsize is not None:
             return self.itemsize * _sums(stop - start, first, last)
         payloads, nbytes = self.packed(start, stop, np.broadcast_to(terms, start.shape))
@@ -96,7 +97,7 @@ class Lengths:
         return np.where(several == 1, _sums(nbytes, first, last), padded)
 
     def answered_densely(self, starts: Ints | None = None) -> Lengths:
-        """Of the same elements where they come back dense, in fp32: all pieces, or those with these first elements."""
+        """Return the lengths if pieces are dense fp32: all pieces, or those whose first element is in `starts`."""
 
         def packed(start: Ints, stop: Ints, terms: Ints) -> tuple[Ints, Ints]:
             payloads, nbytes = np.ones_like(start), HEADER_BYTES + 4 * (stop - start)
@@ -109,7 +110,7 @@ class Lengths:
         return Lengths(packed)
 
     def kept_apart(self) -> Lengths:
-        """Of the same elements where contributions are not added but travel side by side."""
+        """Return the lengths if contributions are not added, but travel as separate payloads."""
 
         def packed(start: Ints, stop: Ints, terms: Ints) -> tuple[Ints, Ints]:
             payloads, nbytes = self.packed(start, stop, np.ones_like(terms))
@@ -120,7 +121,7 @@ class Lengths:
         return Lengths(packed)
 
     def cut_at(self, cuts: Sequence[tuple[int, int]]) -> Lengths:
-        """Of the same elements where sums are in several payloads, one for each of these stretches."""
+        """Return the lengths if sums are divided into several payloads, one for each of these stretches."""
 
         def packed(start: Ints, stop: Ints, terms: Ints) -> tuple[Ints, Ints]:
             payloads, nbytes = self.packed(start, stop, terms)
@@ -139,33 +140,33 @@ class Lengths:
 
 
 def weights_of(world_size: int) -> Ints:
-    """Every rank stands for itself."""
+    """Return a weight of one contribution per rank, int [world_size]."""
     return np.ones(world_size, dtype=np.int64)
 
 
 def as_arrays(stretches: Sequence[tuple[int, int]]) -> tuple[Ints, Ints]:
-    """(first elements, those past the last), int [stretches]."""
+    """Return the first elements and the elements past the last, int [stretches] each."""
     start, stop = np.array(stretches, dtype=np.int64).reshape(-1, 2).T
     return start, stop
 
 
 def of_rounds(by_rank: Sequence[Sequence[Round]], lengths: Lengths, weights: Ints) -> Iterator[Wave]:
-    """The waves of what ranks describe one by one.
+    """Yield the waves that correspond to the rounds of all ranks.
 
     Args:
-        by_rank: what each rank does.
-        lengths: of packed pieces.
-        weights: int [ranks], whose contributions each stands for.
+        by_rank: the rounds of each rank.
+        lengths: computes the lengths of packed pieces.
+        weights: the number of contributions that each rank's payload holds, int [ranks].
 
     Raises:
-        ValueError: ranks wait for each other, so these are no rounds of one sum.
+        ValueError: ranks wait for each other, so the rounds do not match.
     """
     ranks = [_Progress(rank, rounds) for rank, rounds in enumerate(by_rank)]
     under_way: dict[tuple[int, int], int] = {}
     while not all(rank.is_done for rank in ranks):
         sent = [(rank.rank, round_, message) for rank in ranks for round_, message in rank.advance(under_way)]
         if not sent and not any(rank.moved for rank in ranks):
-            raise ValueError("these rounds never end: a rank waits for a message that nobody sends")
+            raise ValueError("these rounds never end: a rank waits for a message that no rank sends")
         for source, _, message in sent:
             under_way[source, message.peer] = under_way.get((source, message.peer), 0) + 1
         if sent:
@@ -176,7 +177,7 @@ def of_rounds(by_rank: Sequence[Sequence[Round]], lengths: Lengths, weights: Int
 
 
 class _Progress:
-    """How far one rank has come in its rounds."""
+    """The progress of one rank through its rounds."""
 
     def __init__(self, rank: int, rounds: Sequence[Round]) -> None:
         self.rank = rank
@@ -189,7 +190,7 @@ class _Progress:
         return not self._rounds
 
     def advance(self, under_way: dict[tuple[int, int], int]) -> Iterator[tuple[Round, Message]]:
-        """What it can send with what has come; goes on until it must wait for a message."""
+        """Yield the messages that it can send until it must wait for one; remove those it received from `under_way`."""
         self.moved = False
         while self._rounds:
             round_ = self._rounds[-1]
@@ -218,7 +219,7 @@ def _num_terms(piece: Piece, weights: Ints) -> int:
 
 
 def _bundled(payloads: Ints, nbytes: Ints) -> Ints:
-    """As `Bundle.packed_nbytes`; a single payload stands for itself."""
+    """Compute `Bundle.packed_nbytes` for arrays; a single payload is not bundled."""
     table = 8 * -(-(1 + payloads) // 2)
     return np.where(payloads == 1, nbytes, HEADER_BYTES + table + nbytes)
 
