@@ -1,9 +1,9 @@
 """The transport over torch.distributed: gloo between processes on CPUs, NCCL between GPUs.
 
-Two facts of the backends shape this file. gloo lets a receive buffer be longer than its message but ends the process
-when it is shorter, and after one time-out every later call on that pair fails; its errors name a port and never a rank,
-so each `Pending` remembers whom it waits for. NCCL wants equal lengths on both sides and one group call for messages
-that go both ways, so there a message of unknown length is preceded by its length as 8 bytes of control.
+The two backends differ. gloo lets a receive buffer be longer than its message but ends the process if it is shorter;
+after one time-out every later call on that pair of ranks fails; its errors name a port and never a rank, so each
+`Pending` remembers its peer. NCCL needs equal lengths on both sides and one group call for messages in both
+directions, so there a message of unknown length is preceded by its length, as 8 bytes of control traffic.
 """
 
 from __future__ import annotations
@@ -38,8 +38,7 @@ from collectives.transport.failure_detector import failure_detector
 _OPS = {"sum": dist.ReduceOp.SUM, "max": dist.ReduceOp.MAX}
 
 _TAG = 0
-_WORDS_OF_BACKENDS = ("gloo", "Wait timeout")
-"""in errors of no type of their own; the second are of a store that is a file"""
+_WORDS_OF_BACKENDS = ("gloo", "Wait timeout")  # in plain RuntimeErrors of gloo and of a rendezvous store in a file
 
 _num_backends: collections.Counter[tuple[str, tuple[int, ...]]] = collections.Counter()
 
@@ -49,8 +48,8 @@ class _Groups:
     """Process groups that a transport shares with its views; gloo frees threads and sockets with the last reference.
 
     Attributes:
-        whole: of all ranks; None once the transport is closed.
-        parts: of some of them, by their numbers in `whole`, for the backend's own collectives.
+        whole: the group of all ranks; None once the transport is closed.
+        parts: groups of some ranks, by their numbers in `whole`, for the backend's own collectives.
     """
 
     whole: dist.ProcessGroup | None
@@ -61,10 +60,10 @@ class ProcessGroupTransport(Transport):
     """Messages over one process group, used from one thread.
 
     Args:
-        group: the process group, best a `dist.new_group()` of its own (two threads on one gloo group corrupt sums
-            silently), which `close` destroys; the default group, which it does not, where None.
-        device: where tensors lie; the CPU for gloo and the current GPU for NCCL where None.
-        timeout_s: longest wait for any one message.
+        group: the process group, which `close` destroys; use a separate `dist.new_group()`, because two threads on one
+            gloo group corrupt sums silently. None: the default group, which is not destroyed.
+        device: device of the tensors; None: the CPU for gloo, the current GPU for NCCL.
+        timeout_s: longest wait for any one message, in seconds.
     """
 
     @override
@@ -89,7 +88,7 @@ class ProcessGroupTransport(Transport):
 
     @property
     def group_name(self) -> str:
-        """What the ranks of the process group call it; no other of the job has this name."""
+        """Return the name of the process group, unique in the job and equal on its ranks."""
         return str(self._group.group_name)
 
     @override
@@ -98,25 +97,25 @@ class ProcessGroupTransport(Transport):
 
     @override
     def timeout_error(self, rank: int) -> TransportError:
-        """Asks all ranks, so it takes some seconds."""
+        """Find out which rank is lost by pinging all ranks, which takes some seconds."""
         return self._lost(rank, "")
 
     @override
     def post(self, sends: Sequence[Send], receives: Sequence[Receive]) -> list[Pending]:
-        """On NCCL all messages of one call are one group call and complete together."""
+        """Start the messages; on NCCL those of one `post` are one group call and complete together."""
         with self.ledger.timed():
             for tensor, _ in sends:
                 self.ledger.book(tensor.numel() * tensor.element_size())
             if self.in_step:
                 return self._post_together(sends, receives)
-            # receives first: a gloo message that finds no posted buffer costs another round trip
+            # receives first: a gloo message without a posted buffer takes another round trip
             return [self._start(self._group.recv, *receive) for receive in receives] + [
                 self._start(self._group.send, *send) for send in sends
             ]
 
     @override
     def send_receive(self, sends: Sequence[Send], receives: Sequence[tuple[int, int]]) -> Incoming:
-        """On NCCL the lengths travel first."""
+        """Start the messages; on NCCL, exchange their lengths first."""
         if not self.in_step:
             return super().send_receive(sends, receives)
         lengths = [torch.tensor([message.numel()], device=self.device) for message, _ in sends]
@@ -149,7 +148,7 @@ class ProcessGroupTransport(Transport):
 
     @override
     def view(self, ranks: Sequence[int]) -> ProcessGroupTransport:
-        """The backend's own collectives get a group of their own when first used."""
+        """Return a view; its process group for the backend's own collectives is created when first used."""
         part = copy.copy(self)
         part._members = [self._members[rank] for rank in ranks]
         part.rank = list(ranks).index(self.rank)
@@ -158,19 +157,19 @@ class ProcessGroupTransport(Transport):
 
     @override
     def close(self) -> None:
-        """Destroy the process group, unless it is the default one, and those that views made; closed stays closed."""
+        """Destroy the process group, unless it is the default one, and those of views; a second call does nothing."""
         group = self._groups.whole
         self._groups.parts.clear()
         if group is None or group == dist.group.WORLD:
             return
         self._groups.whole = None
-        with contextlib.suppress(ValueError):  # destroyed already, with all others
+        with contextlib.suppress(ValueError):  # already destroyed, together with all others
             dist.destroy_process_group(group)
 
     def _start(
         self, function: Callable[[list[torch.Tensor], int, int], dist.Work], tensor: torch.Tensor, peer: int
     ) -> Pending:
-        """The group's own methods: `dist.isend` and `dist.irecv` look up on every call what does not change."""
+        """Call a method of the group directly, which is faster than `dist.isend` and `dist.irecv`."""
         try:
             work = function([tensor], self._members[peer], _TAG)
         except RuntimeError as error:
@@ -179,7 +178,7 @@ class ProcessGroupTransport(Transport):
 
     def _post_together(self, sends: Sequence[Send], receives: Sequence[Receive]) -> list[Pending]:
         def operation(function: object, tensor: torch.Tensor, peer: int) -> dist.P2POp:
-            return dist.P2POp(function, tensor, group=self._group, group_peer=self._members[peer])  # type: ignore[arg-type]
+        """Destroy the process group, unless it is the default one, and those of views; a second call has no effect."""
 
         operations = [operation(dist.irecv, *receive) for receive in receives]
         operations += [operation(dist.isend, *send) for send in sends]
@@ -190,10 +189,10 @@ class ProcessGroupTransport(Transport):
         return [together] * len(operations)
 
     def _backend(self) -> dist.ProcessGroup:
-        """The backend's own collectives among exactly these ranks.
+        """Return the process group of exactly these ranks, for the backend's own collectives.
 
-        A view makes its own, past torch's registry: `dist.new_group` wants every rank of the job to call, and its
-        variant that does not leaves ranks disagreeing about the names of later groups.
+        A view creates one without torch's registry: `dist.new_group` must be called by every rank of the job, and with
+        `use_local_synchronization` ranks later disagree about the names of groups.
         """
         members = tuple(self._members)
         if members == tuple(range(self._group.size())):
@@ -208,7 +207,7 @@ class ProcessGroupTransport(Transport):
                 backend: object = dist.ProcessGroupNCCL(store, self.rank, self.world_size, options)
             else:
                 backend = dist.ProcessGroupGloo(store, self.rank, self.world_size, self._timeout)
-            self._groups.parts[members] = cast(dist.ProcessGroup, backend)  # the same methods
+            self._groups.parts[members] = cast(dist.ProcessGroup, backend)  # it has the same methods
         return self._groups.parts[members]
 
     def _wait_for_all(self, work: dist.Work) -> None:
@@ -218,8 +217,8 @@ class ProcessGroupTransport(Transport):
             raise self._lost(None, str(error)) from error
 
     def _lost(self, waited_for: int | None, reason: str) -> TransportError:
-        """The error that says which rank is lost, found out from the others; `waited_for` is None for all of them."""
-        # all ranks of the group, not only of this view: a peer here may be waiting for one elsewhere
+        """Ask the failure detector, and return an error that names the lost rank; `waited_for` None: all ranks."""
+        # all ranks of the group, not only of this view: a peer here may be waiting for a rank outside of the view
         ranks = [dist.get_global_rank(self._group, member) for member in range(dist.get_world_size(self._group))]
         peer = None if waited_for is None else self.name(waited_for)
         verdict = self._failure_detector.find_lost(self._group.group_name, ranks, peer)
@@ -249,13 +248,13 @@ class ProcessGroupTransport(Transport):
 
 
 def backend_failure(error: RuntimeError) -> TransportError | None:
-    """What a failure of the backend's own making, or of the store in which ranks meet, means; takes some seconds.
+    """Find out which rank was lost when the backend or the rendezvous store failed; takes some seconds.
 
     Args:
-        error: as DDP or `torch.distributed` raised it on the default group.
+        error: an error that DDP or `torch.distributed` raised on the default group.
 
     Returns:
-        The error that says which rank is lost, found out from the others; None where `error` is not the backend's.
+        An error that names the lost rank; None if `error` did not come from the backend or the store.
     """
     if not isinstance(error, dist.DistError) and not any(words in str(error) for words in _WORDS_OF_BACKENDS):
         return None
@@ -263,7 +262,7 @@ def backend_failure(error: RuntimeError) -> TransportError | None:
 
 
 class _AllReduce(Pending):
-    """The backend's own all-reduce."""
+    """An all-reduce of the backend that is under way."""
 
     def __init__(self, transport: ProcessGroupTransport, work: dist.Work) -> None:
         self._transport = transport
@@ -275,7 +274,7 @@ class _AllReduce(Pending):
 
 
 class _Message(Pending):
-    """One gloo message; holds its tensor, which gloo reads or writes until it is done."""
+    """One gloo message; keeps its tensor alive, because gloo reads or writes it until the message is done."""
 
     def __init__(self, transport: ProcessGroupTransport, work: dist.Work, tensor: torch.Tensor, peer: int) -> None:
         self._work: dist.Work | None = work
@@ -295,7 +294,7 @@ class _Message(Pending):
 
 
 class _Together(Pending):
-    """Messages that NCCL moves in one group call."""
+    """Messages of one NCCL group call."""
 
     def __init__(
         self, transport: ProcessGroupTransport, works: list[dist.Work], operations: list[dist.P2POp], peers: list[int]

@@ -1,8 +1,9 @@
-"""Meeting: how ranks come to have a TCP connection to each other, and nobody else to any of them.
+"""Rendezvous: every rank gets a TCP connection to every other rank, and other programs cannot connect.
 
-Every rank listens for as long as it takes, on the interface that gloo would use, and leaves address and a random token
-in the rendezvous store. Who connects says the token of the rank that it wants, and its own number; the answer is its
-own token, which only a rank that reads the same store can know. Whoever says anything else is hung up on.
+Every rank listens on the interface that gloo would use, only while ranks connect, and writes its address and a random
+token into the rendezvous store. A rank that connects sends the token of the rank that it wants to reach, and its own
+number. The other rank answers with the caller's token, which only ranks with access to the store know. A connection
+that sends anything else is closed.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ _MOST_STRANGERS = 64
 
 
 class MeetingError(RuntimeError):
-    """A rank did not come, or could not be reached; `rank` says which."""
+    """A rank did not connect, or could not be reached; `rank` is its number."""
 
     def __init__(self, rank: int, reason: str) -> None:
         super().__init__(reason)
@@ -37,7 +38,7 @@ class MeetingError(RuntimeError):
 
 
 def interface_host(otherwise: str) -> str:
-    """This machine's address on the interface that `GLOO_SOCKET_IFNAME` names, the first of several."""
+    """Return this machine's address on the first interface in `GLOO_SOCKET_IFNAME`, or else `otherwise`."""
     name = os.environ.get("GLOO_SOCKET_IFNAME", "").partition(",")[0]
     addresses = psutil.net_if_addrs().get(name, [])
     for family in (socket.AF_INET, socket.AF_INET6):
@@ -48,42 +49,42 @@ def interface_host(otherwise: str) -> str:
 
 
 def connect_all(store: Store, rank: int, world_size: int, host: str, timeout_s: float) -> dict[int, socket.socket]:
-    """Connect to every other rank; all must call.
+    """Connect to every other rank; all ranks must call.
 
     Args:
-        store: shared by these ranks, and used for no other meeting.
-        rank: this one, 0..world_size-1.
+        store: rendezvous store shared by these ranks, used for no other rendezvous.
+        rank: number of this rank, 0..world_size-1.
         world_size: number of ranks.
-        host: this machine's address as others see it; nothing listens anywhere else, and nothing any more at the end.
-        timeout_s: longest wait.
+        host: this machine's address as others see it; this rank listens only there, until all are connected.
+        timeout_s: longest wait, in seconds.
 
     Returns:
         Connected sockets, by rank.
 
     Raises:
-        MeetingError: a rank did not come in time, or cannot be reached.
-        OSError: the machine gives no port at that address.
+        MeetingError: a rank did not connect in time, or cannot be reached.
+        OSError: this machine cannot listen at that address.
     """
     deadline = time.monotonic() + timeout_s
     token = secrets.token_bytes(_TOKEN_BYTES)
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    met: dict[int, socket.socket] = {}
+    sockets: dict[int, socket.socket] = {}
     with contextlib.ExitStack() as if_it_fails:
         with socket.create_server((host, 0), family=family, backlog=_BACKLOG) as listener:
             store.set(str(rank), json.dumps([*listener.getsockname()[:2], token.hex()]))
             for peer in range(rank):
-                met[peer] = if_it_fails.enter_context(_connect(store, peer, deadline, rank))
+                sockets[peer] = if_it_fails.enter_context(_connect(store, peer, deadline, rank))
             tokens = {peer: _entry(store, peer, deadline)[1] for peer in range(rank + 1, world_size)}
-            with _Acceptor(listener, token, tokens, if_it_fails) as door:
-                met |= door.admit(deadline)
+            with _Acceptor(listener, token, tokens, if_it_fails) as acceptor:
+                sockets |= acceptor.accept_all(deadline)
         for peer in range(rank):
-            _await_answer(met[peer], peer, token, deadline)
+            _await_answer(sockets[peer], peer, token, deadline)
         if_it_fails.pop_all()
-    return met
+    return sockets
 
 
 def _entry(store: Store, peer: int, deadline: float) -> tuple[tuple[str, int], bytes]:
-    """(address, token) of a rank, as soon as it has left them."""
+    """Wait until a rank has written its address and token into the store, and return them."""
     try:
         store.wait([str(peer)], timedelta(seconds=_seconds_to(deadline)))
     except RuntimeError as error:
@@ -93,19 +94,19 @@ def _entry(store: Store, peer: int, deadline: float) -> tuple[tuple[str, int], b
 
 
 def _connect(store: Store, peer: int, deadline: float, rank: int) -> socket.socket:
-    """A connection to a rank that has been told who is there."""
+    """Connect to a rank and send it its token and this rank's number."""
     address, token = _entry(store, peer, deadline)
     try:
         sock = socket.create_connection(address, _seconds_to(deadline))
     except OSError as error:
         raise MeetingError(peer, str(error)) from error
-    with contextlib.suppress(OSError):  # who hangs up gives no answer either
-        sock.send(_GREETING.pack(token, rank))  # into an empty buffer
+    with contextlib.suppress(OSError):  # if the peer has closed the connection, `_await_answer` raises
+        sock.send(_GREETING.pack(token, rank))  # cannot block: the send buffer is empty
     return sock
 
 
 def _await_answer(sock: socket.socket, peer: int, token: bytes, deadline: float) -> None:
-    """Hear from whoever accepted that it is the rank that was meant."""
+    """Receive this rank's own token, which proves that the peer has access to the store."""
     answer = b""
     try:
         while len(answer) < _TOKEN_BYTES:
@@ -116,17 +117,17 @@ def _await_answer(sock: socket.socket, peer: int, token: bytes, deadline: float)
     except OSError as error:
         raise MeetingError(peer, str(error)) from error
     if not hmac.compare_digest(answer, token):
-        raise MeetingError(peer, "somebody else answers at its address")
+        raise MeetingError(peer, "another program answers at its address")
 
 
 class _Acceptor:
-    """Lets in the ranks that are expected, whatever strangers do meanwhile.
+    """Accepts connections of the expected ranks and closes those of other programs.
 
     Args:
-        listener: where they come.
-        token: what they must say.
-        expected: what is answered, by rank.
-        if_it_fails: closes who was admitted.
+        listener: the listening socket.
+        token: token of this rank, which the others must send.
+        expected: tokens to answer with, by rank.
+        if_it_fails: closes accepted connections if the rendezvous fails.
     """
 
     def __init__(
@@ -137,68 +138,72 @@ class _Acceptor:
         self._token = token
         self._expected = expected
         self._if_it_fails = if_it_fails
-        self._admitted: dict[int, socket.socket] = {}
-        self._said: dict[socket.socket, bytes] = {}  # by who has not said all, the oldest first
+        self._accepted: dict[int, socket.socket] = {}
+        self._received: dict[socket.socket, bytes] = {}  # incomplete greetings, the oldest connection first
         self._selector = selectors.DefaultSelector()
         self._selector.register(listener, selectors.EVENT_READ)
 
-    def admit(self, deadline: float) -> dict[int, socket.socket]:
-        """Sockets of all that are expected, by rank."""
-        while missing := self._expected.keys() - self._admitted.keys():
+    def accept_all(self, deadline: float) -> dict[int, socket.socket]:
+        """Return the sockets of all expected ranks, by rank.
+
+        Raises:
+            MeetingError: a rank did not connect in time.
+        """
+        while missing := self._expected.keys() - self._accepted.keys():
             events = self._selector.select(_seconds_to(deadline))
             if time.monotonic() >= deadline:
                 raise MeetingError(min(missing), "it did not connect")
             for key, _ in events:
                 if key.fileobj is self._listener:
                     self._accept()
-                elif key.fileobj in self._said:
-                    self._listen_to(key.fileobj)
-        return self._admitted
+                elif key.fileobj in self._received:
+                    self._receive(key.fileobj)
+        return self._accepted
 
     def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *exception: object) -> None:
-        for sock in list(self._said):
+        for sock in list(self._received):
             self._hang_up(sock)
         self._selector.close()
 
     def _accept(self) -> None:
         try:
             sock, _ = self._listener.accept()
-        except OSError:  # whoever it was has left
+        except OSError:  # the connection is already closed
             return
         sock.setblocking(False)
-        self._said[sock] = b""
+        self._received[sock] = b""
         self._selector.register(sock, selectors.EVENT_READ)
-        if len(self._said) > _MOST_STRANGERS + len(self._expected):
-            self._hang_up(next(iter(self._said)))
+        if len(self._received) > _MOST_STRANGERS + len(self._expected):
+            self._hang_up(next(iter(self._received)))
 
-    def _listen_to(self, sock: socket.socket) -> None:
+    def _receive(self, sock: socket.socket) -> None:
         try:
-            part = sock.recv(_GREETING.size - len(self._said[sock]))
+            part = sock.recv(_GREETING.size - len(self._received[sock]))
         except OSError:
             part = b""
-        said = self._said[sock] = self._said[sock] + part
+        greeting = self._received[sock] = self._received[sock] + part
         if not part:
             self._hang_up(sock)
-        elif len(said) == _GREETING.size:
-            self._judge(sock, *_GREETING.unpack(said))
+        elif len(greeting) == _GREETING.size:
+            self._answer(sock, *_GREETING.unpack(greeting))
 
-    def _judge(self, sock: socket.socket, token: bytes, rank: int) -> None:
-        """Let in who knows the token and is expected."""
-        if not hmac.compare_digest(token, self._token) or rank not in self._expected.keys() - self._admitted.keys():
+    def _answer(self, sock: socket.socket, token: bytes, rank: int) -> None:
+        """Answer an expected rank that sent the right token; close any other connection."""
+        if not hmac.compare_digest(token, self._token) or rank not in self._expected.keys() - self._accepted.keys():
             self._hang_up(sock)
             return
-        del self._said[sock]
+        del self._received[sock]
         self._selector.unregister(sock)
         sock.setblocking(True)
-        with contextlib.suppress(OSError):  # whoever has left is missed later
+        with contextlib.suppress(OSError):  # if the rank has left, the first message to it fails
             sock.sendall(self._expected[rank])
-        self._admitted[rank] = self._if_it_fails.enter_context(sock)
+        self._accepted[rank] = self._if_it_fails.enter_context(sock)
 
     def _hang_up(self, sock: socket.socket) -> None:
-        del self._said[sock]
+        del self._received[sock]
         self._selector.unregister(sock)
         sock.close()
 

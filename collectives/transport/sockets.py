@@ -1,11 +1,12 @@
-"""The transport over TCP sockets of its own, between ranks on CPUs; the backend's own collectives stay the backend's.
+"""The transport over its own TCP sockets, between ranks on CPUs; all-reduces of the backend still use the backend.
 
-gloo's thread wakes up for every packet; here one thread does everything, and the kernel wakes it when a message is
-there. A message moves while its rank posts or waits, and whoever waits for one moves all that are under way, so that a
-circle of ranks that send each other long messages goes round. What the kernel's buffer takes leaves at once.
+gloo's thread wakes up for every packet; here a single thread does everything, and the kernel wakes it when a message
+has arrived. Messages move while their rank posts or waits, and a wait for one message moves all that are under way, so
+ranks that send each other long messages in a circle do not deadlock. Bytes that fit into the kernel's buffer are sent
+at once.
 
-A connection that fails takes all of this rank's connections with it, so that those who wait for this rank fail too and
-all find out together who is lost.
+If one connection fails, the rank closes all of its connections: ranks that wait for this one then fail as well, and
+all find out together which rank is lost.
 """
 
 from __future__ import annotations
@@ -49,7 +50,7 @@ _NOTHING = np.empty(0, dtype=np.uint8)
 
 
 class Outgoing:
-    """A message that leaves; holds its tensor until the kernel has all of it."""
+    """A message to send; keeps its tensor alive until the kernel has taken all of it."""
 
     def __init__(self, tensor: torch.Tensor) -> None:
         body = _bytes_of(tensor)
@@ -57,11 +58,11 @@ class Outgoing:
 
     @property
     def is_done(self) -> bool:
-        """Whether the kernel has all of it."""
+        """Return True if the kernel has taken all of it."""
         return not self._left
 
     def move(self, sock: socket.socket) -> bool:
-        """Hand over what the kernel takes; returns whether it has all of it now. Raises as a socket does."""
+        """Send as much as the kernel takes and return `is_done`; raises the errors of `sendmsg`."""
         sent = sock.sendmsg(self._left)
         while self._left and sent >= len(self._left[0]):
             sent -= len(self._left.pop(0))
@@ -71,11 +72,11 @@ class Outgoing:
 
 
 class Incoming:
-    """A message that arrives.
+    """A message to receive.
 
     Args:
-        room: longest message that may come, in bytes.
-        tensor: what it fills from the front; memory of just its length where None.
+        room: longest allowed message, in bytes.
+        tensor: buffer that is filled from the front; None: allocate exactly the message's length.
     """
 
     def __init__(self, room: int, tensor: torch.Tensor | None = None) -> None:
@@ -88,33 +89,33 @@ class Incoming:
 
     @property
     def tensor(self) -> torch.Tensor:
-        """As given; else uint8 1-D, empty until the length is known."""
+        """Return the given buffer, or else the allocated one: uint8 1-D, empty until the length is known."""
         return torch.from_numpy(self._memory) if self._tensor is None else self._tensor
 
     @property
     def is_done(self) -> bool:
-        """Whether all of it is there."""
+        """Return True if all of it has arrived."""
         return self._has_length and not self._left
 
     @property
     def num_missing(self) -> int:
-        """Bytes of what is being read, the length or the body, that have not come."""
+        """Return the missing bytes of the part that is being read: first the length, then the body."""
         return len(self._left)
 
     def move(self, sock: socket.socket) -> bool:
-        """Take what the kernel has; returns whether all of it is there now.
+        """Receive what the kernel has and return `is_done`.
 
         Raises:
             BlockingIOError: the kernel has nothing.
             ConnectionError: the peer has closed the connection.
-            OverflowError: the message is longer than the room for it.
+            OverflowError: the message is longer than `room`.
         """
         while self._left:
             count = sock.recv_into(self._left)
             if not count:
                 raise ConnectionResetError("the peer has closed the connection")
             self._left = self._left[count:]
-            if self._left:  # the kernel gave all that it had: asked again, it would say so
+            if self._left:  # the kernel has no more, so do not spend another system call
                 break
             if not self._has_length:
                 self._has_length = True
@@ -127,13 +128,13 @@ class Incoming:
             raise OverflowError(f"{length} bytes where this rank has room for {self._room}")
         if self._tensor is not None:
             return _bytes_of(self._tensor)[:length]
-        # By numpy: right after a wake-up torch, of which no cache holds anything, takes thirty times as long as usual.
+        # numpy: right after a wake-up torch's code is in no cache, and it takes thirty times as long as usual
         self._memory = np.empty(length, dtype=np.uint8)
         return self._memory.data
 
 
 class Connection:
-    """One rank's end of a connected socket, and the messages under way on it, each way in their order."""
+    """One rank's end of a connected socket, and a queue of messages in each direction."""
 
     def __init__(self, sock: socket.socket) -> None:
         sock.setblocking(False)
@@ -144,24 +145,24 @@ class Connection:
         self._low_water = 1
 
     def fileno(self) -> int:
-        """The socket's descriptor; -1 once it is closed."""
+        """Return the socket's descriptor; -1 after `close`."""
         return self._socket.fileno()
 
     def send(self, message: Outgoing) -> None:
-        """Queue a message, and let leave what can; raises as `move` does."""
+        """Queue a message, and send what the kernel takes; raises the same errors as `move`."""
         self._outgoing.append(message)
         self._move_out()
 
     def receive(self, message: Incoming) -> None:
-        """Expect a message after those expected before."""
+        """Queue a message to receive."""
         self._incoming.append(message)
 
     def under_way(self) -> list[Outgoing | Incoming]:
-        """What has not left, and what has not come."""
+        """Return the messages that have not been transferred completely."""
         return [*self._outgoing, *self._incoming]
 
     def events(self) -> int:
-        """What to poll the socket for, which becomes readable no sooner than what is being read is there."""
+        """Return the poll events to wait for; also set SO_RCVLOWAT, so that a poll returns for whole messages."""
         if self._incoming:
             missing = self._incoming[0].num_missing
             low_water = missing if missing <= _LONG_BYTES else _PART_BYTES
@@ -171,11 +172,11 @@ class Connection:
         return (select.POLLIN if self._incoming else 0) | (select.POLLOUT if self._outgoing else 0)
 
     def move(self, events: int) -> None:
-        """Move what the poll said can be moved.
+        """Send and receive what the events of a poll allow.
 
         Raises:
             OSError: the connection is broken, or the peer has closed it.
-            OverflowError: a message is longer than the room for it.
+            OverflowError: a message is longer than its buffer.
         """
         if events & ~select.POLLOUT:
             self._move_in()
@@ -183,7 +184,7 @@ class Connection:
             self._move_out()
 
     def close(self) -> None:
-        """Give the socket back; the kernel still delivers what it has taken."""
+        """Close the socket; the kernel still delivers the bytes that it has taken."""
         self._socket.close()
 
     def _move_out(self) -> None:
@@ -192,20 +193,20 @@ class Connection:
                 self._outgoing.popleft()
 
     def _move_in(self) -> None:
-        with contextlib.suppress(BlockingIOError):  # the rest is on its way
+        with contextlib.suppress(BlockingIOError):  # the rest has not arrived yet
             while self._incoming and self._incoming[0].move(self._socket):
                 self._incoming.popleft()
 
 
 def _bytes_of(tensor: torch.Tensor) -> memoryview:
-    """The tensor's own memory."""
-    if tensor.dtype != torch.uint8 or tensor.dim() != 1:  # what is packed need not be looked at in another way
+    """Return the memory of a contiguous tensor."""
+    if tensor.dtype != torch.uint8 or tensor.dim() != 1:  # packed payloads need no view, which takes time
         tensor = tensor.detach().view(-1).view(torch.uint8)
     return tensor.numpy().data
 
 
+# Longest poll before reading without an event: a kernel short of memory may report a socket as readable too late.
 _LOOK_ANYWAY_S = 1.0
-"""a kernel short of memory for what it is to collect may call a socket readable too late"""
 
 _num_opened: collections.Counter[str] = collections.Counter()
 
@@ -213,16 +214,16 @@ _num_opened: collections.Counter[str] = collections.Counter()
 def open_transport(
     group: dist.ProcessGroup | None = None, device: torch.device | None = None, timeout_s: float = 60.0
 ) -> Transport:
-    """Messages among the ranks of a process group: over sockets between CPUs, else the backend's own; all must call.
+    """Open a transport among the ranks of a process group: sockets on CPUs, else the backend; all ranks must call.
 
     Args:
-        group: the process group, which no other thread may use, and which the transport destroys when it is closed; the
-            default group, which it does not destroy, where None.
-        device: where tensors lie; the CPU for gloo and the current GPU for NCCL where None.
-        timeout_s: longest wait for any one message.
+        group: the process group, which no other thread may use and which `close` destroys. None: the default group,
+            which is not destroyed.
+        device: device of the tensors; None: the CPU for gloo, the current GPU for NCCL.
+        timeout_s: longest wait for any one message, in seconds.
 
     Raises:
-        TransportError: a rank is lost, or did not come in time.
+        TransportError: a rank is lost, or did not connect in time.
     """
     backend = ProcessGroupTransport(group, device, timeout_s)
     if backend.in_step or backend.device.type != "cpu" or backend.world_size == 1:
@@ -231,7 +232,7 @@ def open_transport(
 
 
 class SocketTransport(Transport):
-    """Messages over one connection per pair of ranks, used from one thread; `open` makes one."""
+    """Messages over one connection per pair of ranks, used from one thread; create it with `open`."""
 
     @override
     def __init__(self, connections: Connections, backend: Transport, members: Sequence[int]) -> None:
@@ -245,7 +246,7 @@ class SocketTransport(Transport):
 
     @property
     def ledger(self) -> Ledger:
-        """One for the messages here and the backend's own collectives."""
+        """Return the backend's ledger, which counts the messages here as well."""
         return self._backend.ledger
 
     @ledger.setter
@@ -254,10 +255,10 @@ class SocketTransport(Transport):
 
     @classmethod
     def open(cls, backend: ProcessGroupTransport) -> SocketTransport:
-        """Return one among the ranks of a process group, which finds out who is lost; all of them must call.
+        """Connect all ranks of a process group, whose transport is also used to find lost ranks; all must call.
 
         Raises:
-            TransportError: a rank is lost, or did not come in time.
+            TransportError: a rank is lost, or did not connect in time.
         """
         _num_opened[backend.group_name] += 1
         place = f"gradwire/sockets/{backend.group_name}/{_num_opened[backend.group_name]}"
@@ -284,7 +285,7 @@ class SocketTransport(Transport):
 
     @override
     def send_receive(self, sends: Sequence[Send], receives: Sequence[tuple[int, int]]) -> base.Incoming:
-        """Each buffer is made when its length is known, and no longer than that."""
+        """Start the messages; each buffer is allocated with the exact length when that is known."""
         messages = [(Incoming(bound), source) for bound, source in receives]
         pendings = self._post(sends, messages)
         return _Arriving([], pendings, [message for message, _ in messages])
@@ -295,7 +296,7 @@ class SocketTransport(Transport):
 
     @override
     def start_all_reduce_(self, tensor: torch.Tensor, op: ReduceOp = "sum") -> Pending:
-        """While a rank waits for the backend nothing moves here, so what is under way either way arrives first."""
+        """Finish all messages under way, which do not move while a rank waits for the backend; then start."""
         with self.ledger.timed():
             self._connections.flush()
         return self._backend.start_all_reduce_(tensor, op)
@@ -340,11 +341,11 @@ class Connections:
     """One rank's connections to all others; shared by all views of a transport.
 
     Args:
-        opener: the transport whose ranks they connect, numbered as there.
-        by_rank: to each other rank.
+        opener: the transport whose ranks are connected, with the same numbers.
+        by_rank: the connection to each other rank.
 
     Attributes:
-        bell: ends a wait early while it rings.
+        bell: an event that ends waits early; None: waits are not interrupted.
     """
 
     def __init__(self, opener: Transport, by_rank: Mapping[int, Connection]) -> None:
@@ -354,14 +355,22 @@ class Connections:
         self.bell: WakeupEvent | None = None
 
     def send(self, message: Outgoing, peer: int) -> None:
-        """Queue a message, and let leave what the kernel takes."""
+        """Queue a message, and send what the kernel takes.
+
+        Raises:
+            TransportError: the connection is broken.
+        """
         try:
             self.by_rank[peer].send(message)
         except OSError as error:
             raise self.failure(peer) from error
 
     def wait(self, message: Incoming | Outgoing, peer: int) -> None:
-        """Move all that is under way until a message from or to `peer` has gone through, or the bell rings."""
+        """Move all messages under way until this one, from or to `peer`, is done or the bell rings.
+
+        Raises:
+            TransportError: a connection is broken, the wait took too long, or a message is longer than its buffer.
+        """
         deadline = time.monotonic() + self._opener.timeout_s
         while not message.is_done and not self._is_interrupted:
             seconds = deadline - time.monotonic()
@@ -374,24 +383,24 @@ class Connections:
         return self.bell is not None and self.bell.is_ringing
 
     def flush(self) -> None:
-        """Wait until all that is under way, either way, has gone through."""
+        """Wait until all messages under way, in both directions, are done."""
         for peer, connection in self.by_rank.items():
             for message in connection.under_way():
                 self.wait(message, peer)
 
     def failure(self, peer: int) -> TransportError:
-        """Why a wait for `peer` failed, found out from the others after hanging up on all of them."""
+        """Close all connections, find out why a wait for `peer` failed, and return the error to raise."""
         self.close()
         return self._opener.timeout_error(peer)
 
     def close(self) -> None:
-        """Give the sockets back; the kernel still delivers what it has taken."""
+        """Close all sockets; the kernel still delivers the bytes that it has taken."""
         self._is_closed = True
         for connection in self.by_rank.values():
             connection.close()
 
     def _advance(self, within_s: float) -> None:
-        """Wait until something can pass, and let it; look at all in the end, whatever the low-water marks say."""
+        """Wait until something can be sent or received, and do it; after `within_s`, try all connections anyway."""
         poll = select.poll()
         busy = {}
         for rank, connection in self.by_rank.items():
@@ -404,7 +413,7 @@ class Connections:
             (descriptor, events) for descriptor, (_, events) in busy.items()
         ]
         for descriptor, events in ready:
-            if descriptor not in busy:  # the bell
+            if descriptor not in busy:  # it is the bell's
                 continue
             rank, _ = busy[descriptor]
             try:
@@ -420,7 +429,7 @@ class Connections:
 
 @dataclasses.dataclass(frozen=True)
 class _Arriving(base.Incoming):
-    """Messages whose buffers are made when they come."""
+    """Messages whose buffers are allocated when their length is known."""
 
     messages: list[Incoming]
 

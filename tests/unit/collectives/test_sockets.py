@@ -268,7 +268,7 @@ def test_who_answers_without_the_token_is_not_taken_for_a_rank() -> None:
 
         thread = threading.Thread(target=answer)
         thread.start()
-        with pytest.raises(MeetingError, match="somebody else answers") as caught:
+        with pytest.raises(MeetingError, match="another program answers") as caught:
             connect_all(store, 1, 2, HOST, 20.0)
         thread.join()
     assert caught.value.rank == 0
