@@ -1,6 +1,5 @@
-"""The published systems on their own terms: sweeps, and from their rows one page per system.
+"""Check the claims of four published systems: run the sweeps of each, and write one page per system from the rows.
 
-`python -m benchmarks.published` runs every sweep of `examples/published/` (what is done is not done again), writes its
-rows to `results/reference/published/` and the pages beside them. No figure of a page is typed: each is computed from a
-CSV file.
+`python -m benchmarks.published` runs every sweep of `examples/published/`, except runs that are already finished, and
+writes rows and pages to `results/reference/published/`. Every figure of a page is computed from a CSV file.
 """

@@ -45,7 +45,7 @@ FLUSHED: dict[int, Which] = {steps: {"compressor": f"algc:flush_every={steps}", 
 ANSWERS = "digits, small_cnn, 4 hosts at 100 Mbit/s, layers cut for the servers"
 RECIPE = "digits, small_cnn, 4 hosts at 100 Mbit/s, sharded server"
 ABSTRACT = "abstract"
-LAST_EPOCH = "`payload_bytes_per_step` is the last epoch's; densities fall over the first four."
+LAST_EPOCH = "`payload_bytes_per_step` is that of the last epoch; densities fall over the first four."
 
 SYSTEM = System(
     name="algc",
@@ -205,19 +205,19 @@ SYSTEM = System(
             text="only layers above a threshold are compressed, each with a sparsity threshold that follows training",
             source=ABSTRACT,
             verdict="built",
-            why="`compressors/algc.py`; the density stays within half and twice the wanted one at every step",
+            why="`compressors/algc.py`; at every step the density is between half and twice the wanted one",
         ),
         Stated(
             text="the server adds gradients and residuals",
             source=ABSTRACT,
             verdict="built",
-            why="residuals stay on the worker and enter its next gradient; `flush_every` sends them in full; "
-            "`server:error_feedback=true` adds what the server's own answers lose to its next sums (measured above)",
+            why="residuals stay on the worker and are added to its next gradient; `flush_every` sends them in full; "
+            "`server:error_feedback=true` adds what the server's answers lose to its next sums (measured above)",
         ),
     ],
     tables=[
         Table(
-            title="ALGC, what it varies, one at a time, and the usual methods",
+            title="ALGC, its parts varied one at a time, and the usual methods",
             sweep="algc",
             rows=[("ALGC", ALGC), *OTHERS.items()],
             columns=[
@@ -230,8 +230,8 @@ SYSTEM = System(
                 "payload_bytes_max_per_step",
             ],
             derived=WHOLE_TRAINING,
-            note="A mean of times to the target leaves seeds out that missed it; the claims above count them. "
-            "`payload_bytes_max_per_step` is the busiest rank's. " + LAST_EPOCH,
+            note="A mean of times to target leaves out seeds that missed it; the claims above count them. "
+            "`payload_bytes_max_per_step` is that of the busiest rank. " + LAST_EPOCH,
         ),
         Table(
             title="The same on harder data",
@@ -258,9 +258,9 @@ SYSTEM = System(
             ],
             columns=["samples_per_s", "step_time_s", "exposed_s", "payload_bytes_max_per_step"],
             derived={"times one node": times_one_node},
-            note="Bytes are those of the busiest rank. `times one node` is nodes x share of the step in which rank 0 "
-            "does not wait for the exchange: an upper bound of the speed-up over a node that trains alone, which would "
-            "neither encode nor serve.",
+            note="Bytes are those of the busiest rank. `times one node` is the number of nodes times the share of the "
+            "step in which rank 0 does not wait for the exchange: an upper bound of the speed-up over a node that "
+            "trains alone, which would neither encode nor serve.",
         ),
         Table(
             title="What the server's answers lose, and residuals sent in full",
@@ -278,7 +278,7 @@ SYSTEM = System(
             ],
             columns=["test_accuracy", "train_accuracy", "time_to_target_s", "step_time_s"],
             derived=WHOLE_TRAINING,
-            note="ALGC but for the last two rows, 4 hosts at 100 Mbit/s, layers cut for the servers.",
+            note="All rows but the last two are of ALGC; 4 hosts at 100 Mbit/s, layers cut for the servers.",
         ),
         Table(
             title="Overlap",

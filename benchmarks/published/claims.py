@@ -1,4 +1,4 @@
-"""Claims: what a document says, how it is measured here, and the rule that decides, fixed before anybody looks."""
+"""Define claims of a document, their measurement, and the rule for verdicts, which was fixed before the runs."""
 
 from __future__ import annotations
 
@@ -9,42 +9,43 @@ from bench.report.statistics import FEWEST_SEEDS
 from benchmarks.published.figures import Figure, Measure, Missing, SweepRuns
 
 RULE = f"""\
-A claim is a side of a bound. It is *reproduced* if the whole 95 % interval over seeds lies on that side, *not
-reproduced* if the whole interval lies on the other, else *undecided*; with fewer than {FEWEST_SEEDS} seeds always
-undecided, and so where the better side is known only up to a budget because one of its seeds missed the target. Bounds
-were fixed before the runs: the document's own where it states one, else a factor of 1, one point of accuracy where it
-is said to be kept, no difference where one thing is said to be better than another, and 1.9 where something is said to
-be halved. Intervals are compared before they are rounded, each row by itself: one in twenty may be wrong by chance. A
-claim measured in several set-ups counts once for each; rows *for comparison* show what the document does not claim: the
-methods beside it, presets of our own, and figures or targets that were chosen after the rows had been seen."""
+A claim says that a figure lies above or below a bound. It is *reproduced* if the whole 95 % interval over seeds lies on
+that side of the bound, *not reproduced* if the whole interval lies on the other side, and otherwise *undecided*. It is
+also undecided with fewer than {FEWEST_SEEDS} seeds, and if the better side is known only up to a budget because one of
+its seeds missed the target.
+
+Bounds were fixed before the runs: the document's own if it states one; otherwise a factor of 1, one point of accuracy
+if accuracy is said to be kept, no difference if one thing is said to be better than another, and 1.9 if something is
+said to be halved. Intervals are compared before they are rounded, each row by itself, so one in twenty may be wrong at
+random. A claim measured in several set-ups counts once for each. Rows *for comparison* show what the document does not
+claim: other methods, presets of our own, and figures or targets that were chosen after the rows had been seen."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Bound:
-    """What is claimed of a figure: that it lies above or below this."""
+    """The claim that a figure lies above or below a value."""
 
     side: Literal["above", "below"]
     value: float
 
 
 def above(value: float) -> Bound:
-    """The figure is claimed to be larger than this."""
     return Bound(side="above", value=value)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Claim:
-    """A claim that a figure decides.
+    """A claim that a measured figure decides.
 
     Attributes:
-        text: what is claimed.
-        source: where the document says so.
-        setup: what was run.
-        sweep: whose rows the figure is computed from.
-        measure: how.
+        text: the claim.
+        source: the place in the document.
+        setup: a description of the runs.
+        sweep: the sweep whose rows the figure is computed from.
+        measure: the way to compute the figure.
         claimed: the bound.
-        reason: why the figure decides nothing here, where it does not; it is shown all the same.
-        counts: False for what the document does not claim; it is judged for comparison.
+        reason: why the figure is shown but decides nothing; empty if it decides.
+        counts: False if the document does not claim this, so that it is only judged for comparison.
     """
 
     text: str
@@ -62,8 +63,8 @@ class Stated:
     """A claim without a figure.
 
     Attributes:
-        verdict: "built", where it says how the method works and tests hold it, or "not testable here".
-        why: the tests, or the reason.
+        verdict: "built" if it describes how the method works and tests check this, or "not testable here".
+        why: the implementation and tests, or the reason.
     """
 
     text: str
@@ -74,14 +75,14 @@ class Stated:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Judged:
-    """A claim's outcome: what was measured, in words, and the verdict."""
+    """The outcome of a claim: the measured figure in words, and the verdict."""
 
     measured: str
     verdict: str
 
 
 def judge(claim: Claim, runs: SweepRuns) -> Judged:
-    """Measure and decide; rows that are missing are said, not guessed."""
+    """Measure a claim and decide it; missing rows give "not measured"."""
     try:
         figure = claim.measure.of(runs)
     except Missing as missing:
@@ -95,7 +96,7 @@ def judge(claim: Claim, runs: SweepRuns) -> Judged:
 
 
 def verdict(figure: Figure, claimed: Bound) -> str:
-    """Apply the rule."""
+    """Apply the rule to a figure."""
     if figure.low is None or figure.high is None or figure.n < FEWEST_SEEDS or not figure.decides:
         return "undecided"
     is_above, is_below = figure.low > claimed.value, figure.high < claimed.value

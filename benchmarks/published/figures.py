@@ -1,4 +1,4 @@
-"""Figures: what is computed from the runs of a sweep, each with its 95 % interval over seeds."""
+"""Compute figures from the runs of a sweep, each with its 95 % interval over seeds."""
 
 from __future__ import annotations
 
@@ -17,16 +17,15 @@ from bench.report.store import Row
 from bench.report.store import read as read_rows
 from bench.report.targets import BYTES, TIME, Need, Target, common_budget, gain, needs, num_reached
 
+# The values of the columns that identify a configuration in its sweep; ``twobit:*`` matches any options.
 Which = Mapping[str, Any]
-"""The value of each column that tells a configuration from the others of its sweep; ``twobit:*`` has any options."""
 
 Unit = Literal["points", "factor", "share"]
-UNIT_OF = {TIME: "train_time_s", BYTES: "payload_bytes_per_step"}
-"""A column in whose unit a need is written."""
+UNIT_OF = {TIME: "train_time_s", BYTES: "payload_bytes_per_step"}  # columns with the unit of a need
 
 
 class Missing(Exception):
-    """The rows lack what a figure needs; the sentence says what."""
+    """The rows lack what a figure needs; the message says what."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -34,12 +33,12 @@ class Figure:
     """A measured figure.
 
     Attributes:
-        value: percentage points as a share, a factor, or a share.
-        low, high: its 95 % interval over seeds; None with one seed, or equal ones too few to tell.
-        n: seeds.
-        unit: how it is written.
-        note: what else must be known to read it.
-        decides: False where its interval says more than the runs do, so that no verdict follows.
+        value: a difference of shares ("points"), a factor, or a share.
+        low, high: the 95 % interval over seeds; None with one seed, or with too few seeds of equal values.
+        n: number of seeds.
+        unit: the unit, which decides the format.
+        note: a remark on how to read the figure.
+        decides: False if no verdict may follow from the interval, because the better side missed the target.
     """
 
     value: float
@@ -52,7 +51,6 @@ class Figure:
 
     @property
     def text(self) -> str:
-        """The value with its interval."""
         write, after = _WRITE[self.unit], _AFTER[self.unit]
         interval = "" if self.low is None or self.high is None else f" [{write(self.low)}, {write(self.high)}]"
         return f"{write(self.value)}{interval}{after}"
@@ -80,13 +78,13 @@ class SweepRuns:
 
     @classmethod
     def read(cls, path: Path) -> Self:
-        """All of the file; nothing where there is none."""
+        """Read the sweep's CSV file; without a file there are no runs."""
         rows = read_rows([path]) if path.is_file() else []
         runs, _ = one_per_seed(collect_runs(rows))
         return cls(path=path, rows=rows, runs=runs)
 
     def by_seed(self, which: Which) -> dict[int, Run]:
-        """The runs of one configuration that ended well.
+        """Return the successful runs of one configuration, by seed.
 
         Raises:
             Missing: there is none.
@@ -101,14 +99,14 @@ class SweepRuns:
         return found
 
     def num_failed(self, which: Which) -> int:
-        """How many seeds of one configuration did not end well; figures leave them out."""
+        """Return how many seeds of one configuration failed; figures leave them out."""
         return sum(not run.ended_well for run in self._fitting(which))
 
     def _fitting(self, which: Which) -> list[Run]:
         return [run for run in self.runs if all(_fits(run[name], value) for name, value in which.items())]
 
     def pairs(self, which: Which, than: Which) -> list[tuple[Run, Run]]:
-        """The runs of both configurations, one pair per seed that both have.
+        """Return the runs of both configurations, one pair per common seed.
 
         Raises:
             Missing: there is none.
@@ -121,18 +119,18 @@ class SweepRuns:
 
 
 class Measure(Protocol):
-    """How a figure is computed."""
+    """A way to compute a figure."""
 
     @property
     def unit(self) -> Unit:
-        """Of the figure."""
+        """The unit of the figure."""
 
     @property
     def sides(self) -> Sequence[Which]:
-        """The configurations whose runs it is computed from."""
+        """The configurations whose runs the figure is computed from."""
 
     def of(self, runs: SweepRuns) -> Figure:
-        """The figure.
+        """Compute the figure.
 
         Raises:
             Missing: the rows lack what it needs.
@@ -141,7 +139,7 @@ class Measure(Protocol):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Mean:
-    """A share, mean over seeds."""
+    """The mean of a share over seeds."""
 
     unit: ClassVar[Unit] = "share"
     which: Which
@@ -149,7 +147,6 @@ class Mean:
 
     @property
     def sides(self) -> Sequence[Which]:
-        """Its own."""
         return (self.which,)
 
     def of(self, runs: SweepRuns) -> Figure:
@@ -160,7 +157,7 @@ class Mean:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Difference:
-    """An accuracy less another one's, paired by seed."""
+    """An accuracy minus that of another configuration, paired by seed."""
 
     unit: ClassVar[Unit] = "points"
     which: Which
@@ -169,7 +166,6 @@ class Difference:
 
     @property
     def sides(self) -> Sequence[Which]:
-        """Both."""
         return self.which, self.than
 
     def of(self, runs: SweepRuns) -> Figure:
@@ -181,10 +177,10 @@ class Difference:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Factor:
-    """How many times as much of something as another configuration, or as little, paired by seed.
+    """The factor by which a value is better than that of another configuration, paired by seed.
 
     Attributes:
-        counted: figures that repeat exactly, whatever the seed.
+        counted: True for counts that do not depend on the seed.
     """
 
     unit: ClassVar[Unit] = "factor"
@@ -196,7 +192,6 @@ class Factor:
 
     @property
     def sides(self) -> Sequence[Which]:
-        """Both."""
         return self.which, self.than
 
     def of(self, runs: SweepRuns) -> Figure:
@@ -209,11 +204,11 @@ class Factor:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Gain:
-    """How many times less of a budget is needed until the target accuracy, misses counted as `bench compare` does.
+    """The factor by which less time or bytes are needed to the target, with missed targets as in `bench compare`.
 
     Attributes:
         metric: `TIME` or `BYTES`.
-        accuracy: the target; None: the one that the runs were given.
+        accuracy: the target; None: the target that the runs were given.
     """
 
     unit: ClassVar[Unit] = "factor"
@@ -224,7 +219,6 @@ class Gain:
 
     @property
     def sides(self) -> Sequence[Which]:
-        """Both."""
         return self.which, self.than
 
     def of(self, runs: SweepRuns) -> Figure:
@@ -252,7 +246,7 @@ class Gain:
         )
 
     def _cut(self, budget: float, than: Sequence[Need], ours: Sequence[Need]) -> str:
-        """What is known only up to the smallest budget, where a seed missed the target."""
+        """Return a note on the common budget, if a seed missed the target."""
         if math.isinf(budget):
             return ""
         counts = (f"{num_reached(side, budget)} of {len(side)}" for side in (than, ours))
@@ -260,36 +254,35 @@ class Gain:
 
 
 def faster(which: Which, than: Which) -> Factor:
-    """Samples per second over another configuration's."""
+    """Measure samples per second over those of another configuration."""
     return Factor(which=which, than=than, value=lambda run: run["samples_per_s"], higher_is_better=True)
 
 
 def fewer_bytes(which: Which, than: Which, column: str = "payload_bytes_per_step") -> Factor:
-    """Another configuration's bytes per step over this one's."""
+    """Measure the bytes per step of another configuration over those of this one."""
     return Factor(which=which, than=than, value=lambda run: run[column], higher_is_better=False, counted=True)
 
 
 def step_s(run: Run) -> float | None:
-    """Mean time of a step."""
+    """Return the mean time of a step, computed from samples per second."""
     if not run["samples_per_s"]:
         return None
     return float(run["world_size"] * run["batch_size"] * (run["accumulate"] or 1) / run["samples_per_s"])
 
 
 def waiting_share(run: Run) -> float | None:
-    """Share of a step in which a rank waits for the exchange after backward's own work has ended."""
+    """Return the share of a step in which a rank waits for the exchange after its backward has ended."""
     step, exposed = run["step_time_s"], run["exposed_s"]
     return None if not step or exposed is None else float(exposed / step)
 
 
 def waiting_percent(run: Run) -> float | None:
-    """`waiting_share` in percent."""
     share = waiting_share(run)
     return None if share is None else 100.0 * share
 
 
 def mean_kilobytes(run: Run) -> float | None:
-    """Gradient bytes per step over the whole training, in kB: more than the last epoch's where density warms up."""
+    """Return the gradient bytes per step over the whole training in kB, which includes a density warm-up."""
     steps = [0, *(row["step"] for row in run.rows)]
     sent = [row["payload_bytes_per_step"] for row in run.rows]
     if None in steps or None in sent:
@@ -299,18 +292,17 @@ def mean_kilobytes(run: Run) -> float | None:
 
 
 def in_unit(value: float, unit: Unit) -> str:
-    """A number of this unit as figures are written."""
+    """Format a number as figures of this unit are."""
     return f"{_WRITE[unit](value)}{_AFTER[unit]}"
 
 
 def times_one_node(run: Run) -> float | None:
-    """How many times as many samples as one node would do that never waits for the others."""
+    """Return how many times as many samples are processed as by one node that never waits."""
     share = waiting_share(run)
     return None if share is None else float(run["world_size"]) * (1.0 - share)
 
 
 def which_text(which: Which) -> str:
-    """A configuration in words."""
     return ", ".join(f"{name} {format_value(name, value)}" for name, value in which.items())
 
 

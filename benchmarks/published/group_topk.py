@@ -16,13 +16,13 @@ from benchmarks.published.figures import (
 from benchmarks.published.parts import Drawing, System, Table
 from benchmarks.published.setups import BF16, DENSE, WHOLE_TRAINING, links
 
-# Rows of before wrote the preset's options out, error_feedback first; other group sizes are other set-ups.
+# Older rows list the preset's options, beginning with error_feedback. Other group sizes are not matched.
 PATENT: Which = {"compressor": "group_topk:[ep]*=patent*", "collective": "ring"}
 RECOMMENDED: Which = {"compressor": "group_topk", "collective": "ring"}
 SCALED: Which = {"lr_scaling": "linear:base=4"}
 SLOW_LINKS = links("10 Mbit/s", "100 Mbit/s")
 PRESETS = {"patent": PATENT, "recommended": RECOMMENDED}
-LAST_EPOCH = "`payload_bytes_per_step` is the last epoch's; with `recommended` densities fall over the first four."
+LAST_EPOCH = "`payload_bytes_per_step` is that of the last epoch; densities of `recommended` fall over the first four."
 
 
 def _on(nodes: int, which: Which) -> Which:
@@ -30,7 +30,7 @@ def _on(nodes: int, which: Which) -> Which:
 
 
 def _sgd(which: Which) -> Which:
-    """In the sweep of all together dense gradients occur with another optimizer too."""
+    """Select SGD: the sweep of all methods also has dense gradients with another optimizer."""
     return {"optimizer": "sgd", **which}
 
 
@@ -110,19 +110,19 @@ SYSTEM = System(
             text="of each group of the gradient k = rate x group size stay, the others are 0; both set by the user",
             source="paragraphs 3-8, 29",
             verdict="built",
-            why="`compressors/group_topk.py`; contract tests of every compressor and its own",
+            why="`compressors/group_topk.py`; the tests of all compressors and its own",
         ),
         Stated(
             text="blocks go around a ring, are added on the way, and replace those of the neighbours",
             source="paragraphs 10-18",
             verdict="built",
-            why="`collectives/ring.py`; bit for bit the serial sum in ring order",
+            why="`collectives/ring.py`; equal to the serial sum in ring order, bit for bit",
         ),
         Stated(
             text="data are dealt to the nodes before training, all different",
             source="paragraph 24",
             verdict="built",
-            why="disjoint shards, reshuffled within a rank",
+            why="shards are disjoint and are reshuffled within a rank",
         ),
         Stated(
             text="edge devices, their modules and storage",
@@ -133,7 +133,7 @@ SYSTEM = System(
     ],
     tables=[
         Table(
-            title="Bytes of the ring beside those of an all-gather",
+            title="Bytes of the ring and of an all-gather",
             sweep="group_topk_sharing",
             rows=[
                 (f"{preset}, {nodes} nodes, {collective}", {**which, "world_size": nodes, "collective": collective})
@@ -143,7 +143,7 @@ SYSTEM = System(
             ],
             columns=["payload_bytes_per_step", "messages_per_step", "support_overlap"],
             note="Per rank and step. `support_overlap` is the share of entries that two ranks both sent: "
-            "the less they share, the more entries a block of the ring holds on its last hops.",
+            "the smaller it is, the more entries a block of the ring contains on its last hops.",
         ),
         Table(
             title="Group sizes over the whole model, 4 nodes",
@@ -157,8 +157,8 @@ SYSTEM = System(
                 ),
             ],
             columns=["test_accuracy", "payload_bytes_per_step", "payload_bytes_max_per_step", "effective_density"],
-            note="Preset patent with other group sizes, at the rate that was tuned for 256. Mean bytes of a rank, and "
-            "those of the rank that sends most: where groups are few, the ring cuts inside them.",
+            note="Preset patent with other group sizes, at the learning rate tuned for 256. Bytes are the mean over "
+            "ranks, and those of the rank that sends most: with few groups, the ring cuts inside them.",
         ),
         Table(
             title="Group sizes, 4 nodes",
@@ -168,7 +168,8 @@ SYSTEM = System(
                 for size in (64, 256, 1024, 4096)
             ],
             columns=["test_accuracy", "payload_bytes_per_step", "effective_density"],
-            note="Preset recommended, each at the rate that was tuned for 1024. 1 % of 64 entries is one entry, 1.6 %.",
+            note="Preset recommended, each at the learning rate tuned for 1024. 1 % of 64 entries is rounded to one "
+            "entry, 1.6 %.",
         ),
         Table(
             title="All methods by nodes",

@@ -25,7 +25,7 @@ SLOW_LINKS: Which = {"world_size": 4, **LINKS["100 Mbit/s"]}
 
 
 def _among(ranks: int, form: str) -> Which:
-    """Return the factors in this form among so many ranks of this machine."""
+    """Return the factors in this form, with this number of ranks and without virtual hosts."""
     return {**FACTORS[form], "world_size": ranks, "uplink_bps": None}
 
 
@@ -108,47 +108,48 @@ SYSTEM = System(
             text="a device starts the sum when it is ready, or all on the host's command",
             source="paragraphs 11, 58-59",
             verdict="built",
-            why="`--trigger async` and `sync`; the same numbers bit for bit, below with their times",
+            why="`--trigger async` and `sync`; both give the same numbers bit for bit; times are below",
         ),
         Stated(
             text="Γ stays positive definite, so the rate per coordinate only falls",
             source="paragraphs 30, 73, 76",
             verdict="built",
-            why="the maximum never falls; what divides, corrected by 1 - beta2^t, never does with `max_over=corrected` "
-            "only (tests), and a rate that rises undoes both",
+            why="the maximum never falls. The divisor, corrected by 1 - beta2^t, never falls only with "
+            "`max_over=corrected` (tests), and a learning rate that rises undoes both",
         ),
         Stated(
             text="the receiver restores D from L; both can be combined with Max-AdaBelief",
             source="paragraphs 63, 72, 78",
             verdict="built",
-            why="`kfac:transfer=cholesky,collective=ring`, no fallback in any run below; with `inner=max_adabelief` "
-            "ranks exchange the moments of their own gradients, preconditioned with the factors that all share (tests)",
+            why="`kfac:transfer=cholesky,collective=ring`, without a fallback in any run below; with "
+            "`inner=max_adabelief` ranks exchange the moments of their own gradients, preconditioned with the shared "
+            "factors (tests)",
         ),
         Stated(
             text="the host loads the model, deals the data and commands; devices compute, exchange and wait",
             source="paragraphs 10, 45-51",
             verdict="built",
-            why="`--strategy placed:by=data`: bit for bit the run of ranks that sum over the pool",
+            why="`--strategy placed:by=data`: bit for bit equal to a run of ranks that sum over the pool",
         ),
         Stated(
             text="gradients go around a ring, through a tree, or are merged by the host",
             source="paragraphs 52-57",
             verdict="built",
-            why="`ring`, `tree` and `pool`; `placed:merge=host` gives the same sums, all through the host's link",
+            why="`ring`, `tree` and `pool`; `placed:merge=host` gives the same sums, all over the host's link",
         ),
         Stated(
             text="layers by type on GPU, FPGA, ASIC and DPU are more efficient, perhaps more accurate",
             source="paragraphs 7-8, 39-42",
             verdict="not testable here",
-            why="no such devices; built (`placed:by=type`), the numbers are bit for bit those of one process with as "
-            "many threads, and modelled with nominal figures the step is slower than the best single device's: "
+            why="no such devices. It is built (`placed:by=type`): the numbers are bit for bit those of one process "
+            "with as many threads. In the model, with nominal figures, a step is slower than on the best single device: "
             "`../heterogeneous.md`",
         ),
         Stated(
             text="devices reach each other's memory over CXL; one oneAPI kernel for all of them; a host on QPI or UPI",
             source="paragraphs 2-6, 23, 30-36, 65-66",
             verdict="not testable here",
-            why="no such hardware; a pool in shared memory and one step function in torch stand for them",
+            why="no such hardware; a pool in shared memory and one step function in torch take their place",
         ),
     ],
     tables=[
@@ -157,14 +158,14 @@ SYSTEM = System(
             sweep="heterogeneous",
             rows=[("Max-AdaBelief", MAX_ADABELIEF), *RELATIVES.items()],
             columns=["test_accuracy", "train_accuracy", "payload_bytes_per_step", "step_time_s"],
-            note="Two exchanges per step, of both moments, cost twice the bytes.",
+            note="Max-AdaBelief exchanges both moments in each step, which is twice the bytes.",
         ),
         Table(
             title="Triggers",
             sweep="heterogeneous",
             rows=[(trigger, {**PLACED, "trigger": trigger}) for trigger in ("sync", "async")],
             columns=["test_accuracy", "step_time_s", "exchange_s"],
-            note="The trigger changes when a sum starts, not what it is.",
+            note="The trigger changes when a sum starts, not its value.",
         ),
         Table(
             title="Factors of K-FAC: bytes and time",
@@ -174,14 +175,14 @@ SYSTEM = System(
                 *((f"4 hosts at 100 Mbit/s, {form}", {**which, **SLOW_LINKS}) for form, which in FACTORS.items()),
             ],
             columns=["state_bytes_per_step", "step_time_s", "exchange_s", "factor_fallbacks"],
-            note="An update in every step. Bytes are the mean over ranks.",
+            note="Factors are updated in every step. Bytes are the mean over ranks.",
         ),
         Table(
             title="Factors of K-FAC: accuracy",
             sweep="heterogeneous",
             rows=[(form, _trained_with(form)) for form in ("dense", "triangle", "cholesky")],
             columns=["factor_fallbacks", "test_accuracy"],
-            note="After one epoch of two ranks, all three by all-gather.",
+            note="After one epoch with two ranks; all three use all-gather.",
         ),
     ],
     drawings=[

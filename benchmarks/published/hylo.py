@@ -1,4 +1,4 @@
-"""Hylo: a compression of its own for convolutions and for fully connected layers, on a parameter server."""
+"""Hylo: different compression for convolutions and for fully connected layers, on a parameter server."""
 
 from __future__ import annotations
 
@@ -46,24 +46,23 @@ ANSWERS: dict[str, Which] = {
     "encoded answers": ENCODED_ANSWERS,
     "encoded answers, the server keeps what they lose": ENCODED_ANSWERS_KEPT,
 }
-CHOSEN = ("VGG-11", "100 Mbit/s", "one server")
-"""before the runs"""
+CHOSEN = ("VGG-11", "100 Mbit/s", "one server")  # chosen before the runs
 
 
 def _variants(model: str) -> dict[str, Which]:
-    """What compresses on this model; ResNet-20 has no fully connected layer large enough."""
+    """Return the variants that compress this model; ResNet-20 has no fully connected layer large enough."""
     return VARIANTS if model == "VGG-11" else {"both": HYLO}
 
 
 def _existing(model: str) -> dict[str, Which]:
-    """What was trained to the end on this model besides Hylo."""
+    """Return the other methods that were trained to the end on this model."""
     if model == "VGG-11":
         return {**ON_SERVERS, "PowerSGD": WITHOUT_SERVER["PowerSGD"]}
     return {name: which for name, which in ON_SERVERS.items() if name != "top-k"}
 
 
 def _compared(model: str) -> dict[str, Which]:
-    """All that runs on links, by method and where it sums."""
+    """Return all methods that run on links, by name and placement of the server."""
     by_placement = {
         f"{name}, {placement}": {**which, **where}
         for placement, where in PLACEMENTS.items()
@@ -167,7 +166,7 @@ SYSTEM = System(
             "its gradients; what is not sent accumulates",
             source=ABSTRACT,
             verdict="built",
-            why="tests: whole filters, the packing of MXNet, what is sent and kept adds up",
+            why="tests: whole filters are sent, packing is that of MXNet, what is sent and kept adds up",
         ),
         Stated(
             text="on MXNet with CIFAR-10, CIFAR-100 and ImageNet-1K",
@@ -186,7 +185,7 @@ SYSTEM = System(
                 for name, variant in {**_variants(model), **_existing(model)}.items()
             ],
             columns=["test_accuracy", "train_accuracy", "payload_bytes_per_step", "effective_density"],
-            note="On one server but for PowerSGD; bytes are those of a rank on average, the server's answers included. "
+            note="On one server, except PowerSGD. Bytes are the mean over ranks and include the server's answers. "
             "`effective_density` is the share of elements sent, whatever their bits.",
         ),
         Table(

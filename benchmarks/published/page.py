@@ -1,4 +1,4 @@
-"""A system's page: its fixed text with claims, tables, pictures and origins set in, all of them computed."""
+"""Write the page of a system: a fixed text, with computed claims, tables, pictures and origins."""
 
 from __future__ import annotations
 
@@ -24,7 +24,8 @@ from benchmarks.published.sweeps import SWEEPS, Sweep, read_layers_csv
 TEXTS = Path(__file__).parent / "texts"
 NOTHING = "-"
 QUICK = """
-**The quick version**: one seed, shorter runs and fewer cells than the set-ups say. It shows that all works, no result.
+**The quick version**: one seed, with shorter and fewer runs than the set-ups say. It shows that everything works, but
+its figures are not results.
 """
 _SHARES = ("test_accuracy", "train_accuracy")
 
@@ -42,7 +43,7 @@ def write_page(system: System, runs: Mapping[str, SweepRuns], folder: Path, *, q
 
 
 def write_text(page: str, path: Path, *, quick: bool) -> None:
-    """Write a page whose links lead to files that are there; one of the quick version says what it is not."""
+    """Write a page, without links to missing CSV files, and with a notice if it is of the quick version."""
     title, rest = _without_broken_links(page, path.parent).split("\n", 1)
     path.write_text(f"{title}\n{QUICK if quick else ''}{rest}", encoding="utf-8")
 
@@ -56,14 +57,12 @@ def _without_broken_links(page: str, folder: Path) -> str:
 
 
 def outcome(claim: Claim | Stated, runs: Mapping[str, SweepRuns]) -> Judged:
-    """What became of a claim."""
     if isinstance(claim, Stated):
         return Judged(measured=claim.why, verdict=claim.verdict)
     return judge(claim, runs[claim.sweep])
 
 
 def claims_table(claims: Iterable[Claim | Stated], runs: Mapping[str, SweepRuns]) -> str:
-    """A row per claim."""
     rows = []
     for claim in claims:
         judged = outcome(claim, runs)
@@ -79,7 +78,7 @@ def claims_table(claims: Iterable[Claim | Stated], runs: Mapping[str, SweepRuns]
 
 
 def values_table(table: Table, runs: SweepRuns) -> str:
-    """Means over seeds with their intervals; what is missing is said."""
+    """Return means over seeds with their intervals as a Markdown table."""
     rows = [[name, *_cells(table, _found(runs, which))] for name, which in table.rows]
     heading = ["", *(f"`{column}`" + (" %" if column in _SHARES else "") for column in table.columns), *table.derived]
     notes = [_from(table.sweep), table.note]
@@ -87,18 +86,17 @@ def values_table(table: Table, runs: SweepRuns) -> str:
 
 
 def origin(names: Sequence[str], runs: Mapping[str, SweepRuns]) -> str:
-    """What made the rows of these sweeps: the command, how many there are, the machine and the code."""
+    """Return the origin of the rows of these sweeps: command, number of runs, machine and version."""
     return "\n\n".join(_origin(SWEEPS[name], runs[name]) for name in names)
 
 
 def markdown_table(heading: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    """The first column is text, as the others are."""
     lines = [heading, [":---"] * len(heading), *rows]
     return "\n".join("| " + " | ".join(cell.replace("|", "\\|") for cell in line) + " |" for line in lines)
 
 
 def results_of(runs: SweepRuns, only: Sequence[Which] = ()) -> Results:
-    """The rows of some configurations, as pictures take them."""
+    """Return the rows of some configurations in the form that pictures take."""
     kept = [run for which in only for run in _found(runs, which)] if only else runs.runs
     layers = read_layers_csv(runs.path.with_name(f"{runs.path.stem}-layers.csv"))
     rows: list[Row] = [row for run in kept for row in run.rows]
@@ -124,7 +122,7 @@ def _cell(column: str, values: Sequence[float]) -> str:
 
 
 def interval_text(column: str, known: Estimate) -> str:
-    """A mean of this column with its interval, which ends where the column's values do; accuracies in percent."""
+    """Format a mean with its interval, which is limited to possible values; accuracies are in percent."""
     factor, largest = (100.0, 100.0) if column in _SHARES else (1.0, math.inf)
     text = format_value(column, known.mean * factor)
     bounds = [
@@ -154,7 +152,7 @@ def _origin(sweep: Sweep, runs: SweepRuns) -> str:
     ended = collections.Counter("ok" if run.ended_well else "failed" for run in runs.runs)
     counts = ", ".join(f"{count} {state}" for state, count in ended.items())
     off = sum(bool(run["link_warnings"]) for run in runs.runs)
-    began = min((run["started_at"] for run in runs.runs if run["started_at"]), default="at a time that no row holds")
+    began = min((run["started_at"] for run in runs.runs if run["started_at"]), default="at an unknown time")
     facts = [
         f"`{sweep.command}`: {counts}, seeds {_values(runs, 'seed')}",
         f"{_values(runs, 'cpu')}, torch {_values(runs, 'torch_version')}, commit {_values(runs, 'git_sha')}",
@@ -162,9 +160,9 @@ def _origin(sweep: Sweep, runs: SweepRuns) -> str:
         f"rows in [{sweep.name}.csv]({sweep.name}.csv)",
     ]
     if any(run["git_dirty"] for run in runs.runs):
-        facts.append("with changes that were not committed")
+        facts.append("with uncommitted changes")
     if off:
-        facts.append(f"in {off} runs a link was not quite what was asked (`link_warnings`)")
+        facts.append(f"in {off} runs a link was not as configured (`link_warnings`)")
     return "; ".join(facts) + "."
 
 

@@ -1,4 +1,4 @@
-"""Parts of a page: claims, tables and pictures, each with the sweep whose rows it comes from."""
+"""The parts of a page: claims, tables and pictures, each with the sweep that its rows come from."""
 
 from __future__ import annotations
 
@@ -12,15 +12,15 @@ from benchmarks.published.figures import Which
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Table:
-    """Means over seeds of some columns, a row per configuration.
+    """A table of means over seeds with intervals, one row per configuration.
 
     Attributes:
-        title: its heading.
-        sweep: whose rows.
-        rows: configurations, each with its name.
-        columns: of `metrics.csv`; a mean with its interval each.
-        derived: further ones, by what they show, with what computes them from a run.
-        note: a sentence below it.
+        title: the heading.
+        sweep: the sweep that the rows come from.
+        rows: configurations with their names.
+        columns: columns of `metrics.csv`.
+        derived: further columns by heading, each with a function that computes its value from a run.
+        note: a text below the table.
     """
 
     title: str
@@ -36,10 +36,10 @@ class Drawing:
     """A picture that `bench plot` draws.
 
     Attributes:
-        kind: of `bench plot`.
-        name: of the file, without suffix.
-        sweep: whose rows.
-        only: which of its configurations; empty: all.
+        kind: the kind of `bench plot`.
+        name: the file name without suffix.
+        sweep: the sweep that the rows come from.
+        only: the configurations to draw; empty: all.
     """
 
     kind: str
@@ -53,8 +53,8 @@ class System:
     """One published system and its page.
 
     Attributes:
-        name: of its page and of its text in `texts/`.
-        claims: in the document's order.
+        name: the name of the page and of its text in `texts/`.
+        claims: claims in the order of the document.
     """
 
     name: str
@@ -64,7 +64,7 @@ class System:
 
     @property
     def sweeps(self) -> list[str]:
-        """The sweeps that the page needs, each once."""
+        """The distinct sweeps that the page needs."""
         measured = [claim for claim in self.claims if isinstance(claim, Claim)]
         parts: list[Claim | Table | Drawing] = [*measured, *self.tables, *self.drawings]
         return list(dict.fromkeys(part.sweep for part in parts))

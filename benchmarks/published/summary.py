@@ -1,4 +1,4 @@
-"""The summary: all systems beside the usual methods, what they need to the target on each link, and which to take."""
+"""Write the summary page: the systems and the usual methods, their needs to the target, and which one to use."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ DENSE = "dense fp32"
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Entry:
-    """One method on one link: what its seeds needed until the target."""
+    """One method on one link, with the time and bytes that its seeds needed to the target."""
 
     method: str
     time: Sequence[Need]
@@ -34,7 +34,7 @@ class Entry:
 
     @property
     def reached(self) -> bool:
-        """Every seed reached the target."""
+        """True if every seed reached the target."""
         return bool(self.time) and num_reached(self.time) == len(self.time)
 
 
@@ -57,7 +57,7 @@ def write_summary(
 
 
 def verdicts_table(systems: Sequence[System], runs: Mapping[str, SweepRuns]) -> str:
-    """How many claims of each system came to which verdict."""
+    """Return a table of the number of claims by system and verdict."""
     columns = (
         "reproduced", "not reproduced", "undecided", "not measured", "not testable here", "built", "for comparison",
     )  # fmt: skip
@@ -69,7 +69,7 @@ def verdicts_table(systems: Sequence[System], runs: Mapping[str, SweepRuns]) -> 
 
 
 def link_table(link: str, entries: Sequence[Entry], runs: SweepRuns) -> str:
-    """Time and bytes to the target, and how many times sooner than dense."""
+    """Return a table of time and bytes to the target on one link."""
     rows = []
     for entry in entries:
         seeds = f"{num_reached(entry.time)} of {len(entry.time)}" if entry.time else NOTHING
@@ -90,7 +90,7 @@ def link_table(link: str, entries: Sequence[Entry], runs: SweepRuns) -> str:
 
 
 def recommendation(link: str, entries: Sequence[Entry], runs: SweepRuns) -> str:
-    """The method with the shortest mean time, and which others the interval does not tell from it."""
+    """Return the method with the shortest mean time, and those that the interval does not distinguish from it."""
     reached = [entry for entry in entries if entry.reached]
     if not reached:
         return f"**{link}**: no method reached the target with every seed, so nothing is recommended."
@@ -172,18 +172,18 @@ def _picture(entries: Mapping[str, Sequence[Entry]], folder: Path) -> str:
 
 
 def _draw(entries: Mapping[str, Sequence[Entry]]) -> Picture:
-    """A row per method, a mark per link; only where every seed reached the target."""
+    """Draw a row per method and a mark per link on which every seed reached the target."""
     from matplotlib.ticker import LogLocator
 
     names = list(METHODS)
     figure, panels = style.new_figure(height=0.9 + 0.26 * len(names), columns=2, sharey=True)
     marks = {}
-    for axes, metric, what in zip(
+    for axes, metric, label in zip(
         panels, (TIME, BYTES), ("time to target", "bytes sent per rank to target"), strict=True
     ):
         for index, (link, several) in enumerate(entries.items()):
             needed = {e.method: e.time if metric == TIME else e.bytes for e in several if e.reached}
-            places = [names.index(method) + 0.22 * (index - 1) for method in needed]  # a line of its own for each link
+            places = [names.index(method) + 0.22 * (index - 1) for method in needed]  # each link has its own line
             known = [_estimate(seeds) for seeds in needed.values()]
             axes.hlines(
                 places,
@@ -192,12 +192,12 @@ def _draw(entries: Mapping[str, Sequence[Entry]]) -> Picture:
                 color=style.marker(index)["color"], linewidth=1.0,
             )  # fmt: skip
             (marks[link],) = axes.plot([e.mean for e in known], places, linestyle="", **style.marker(index))
-        style.name_axis(axes, "x", what, UNIT_OF[metric], log=True)
+        style.name_axis(axes, "x", label, UNIT_OF[metric], log=True)
         if axes.get_xscale() == "log":
             axes.xaxis.set_major_locator(LogLocator(subs=(1.0, 2.0, 5.0)))
     panels[0].set_yticks(range(len(names)), names)
     panels[0].invert_yaxis()
-    panels[0].set_title("What training to the target takes")
+    panels[0].set_title("Time and bytes to the target")
     style.legend(figure, marks)
     words = "; ".join(
         f"{link}: "

@@ -1,4 +1,4 @@
-"""The sweeps behind the pages: their files, what of them is quick, and their rows as one CSV file each."""
+"""Run the sweeps behind the pages, or a quick version of them, and write the rows of each to one CSV file."""
 
 from __future__ import annotations
 
@@ -32,11 +32,11 @@ class Sweep:
     """A sweep of `examples/published/`.
 
     Attributes:
-        name: of its file, of its runs' folder and of its CSV file.
-        quick: what takes another value in the quick version.
-        quick_cells: of these options only these values are tried there.
-        every_row: the CSV file holds every evaluation; else the last one of each run.
-        layers_of: compressors whose rows per layer are kept as well.
+        name: the name of its file, of the folder of its runs and of its CSV file.
+        quick: options with another value in the quick version.
+        quick_cells: the values to which the quick version restricts options.
+        every_row: True: the CSV file has every evaluation; False: only the last one of each run.
+        layers_of: compressors whose rows per layer are also written.
     """
 
     name: str
@@ -47,24 +47,22 @@ class Sweep:
 
     @property
     def file(self) -> Path:
-        """What `bench sweep` is given."""
+        """The file for `bench sweep`."""
         return FILES / f"{self.name}.toml"
 
     @property
     def command(self) -> str:
-        """What makes the runs."""
+        """The command that makes the runs."""
         return f"bench sweep {self.file} --out {RUNS / self.name}"
 
     def csv(self, folder: Path) -> Path:
-        """Its rows, in a folder of pages."""
         return folder / f"{self.name}.csv"
 
     def layers_csv(self, folder: Path) -> Path:
-        """Its rows per layer."""
         return folder / f"{self.name}-layers.csv"
 
 
-_ENDED = ("ok", "failed", "timeout")  # others were stopped, and are done again
+_ENDED = ("ok", "failed", "timeout")  # other runs were stopped, and are repeated
 
 SHORT: Options = {"epochs": 2, "train_size": 320, "test_size": 100}
 SWEEPS: Mapping[str, Sweep] = {
@@ -92,33 +90,33 @@ SWEEPS: Mapping[str, Sweep] = {
 
 
 def quick_version(sweep: Sweep) -> SweepFile:
-    """A tenth of a sweep: its first seed, short, and only some of its cells."""
-    asked = read_sweep(sweep.file)
+    """Return about a tenth of a sweep: its first seed, short runs, and only some of its cells."""
+    file = read_sweep(sweep.file)
 
     def stays(options: Options) -> bool:
         return all(options.get(name, values[0]) in values for name, values in sweep.quick_cells.items())
 
     return dataclasses.replace(
-        asked,
-        base=asked.base | sweep.quick,
-        seeds=asked.seeds[:1],
+        file,
+        base=file.base | sweep.quick,
+        seeds=file.seeds[:1],
         matrix={
             name: [value for value in values if value in sweep.quick_cells.get(name, values)]
-            for name, values in asked.matrix.items()
+            for name, values in file.matrix.items()
         },
-        method=[options for options in asked.method if stays(options)],
-        include=[options | sweep.quick for options in asked.include if stays(options)],
+        method=[options for options in file.method if stays(options)],
+        include=[options | sweep.quick for options in file.include if stays(options)],
     )
 
 
-def write_sweep(asked: SweepFile, path: Path) -> None:
-    """A sweep as the file that `bench sweep` reads."""
-    lists = [toml_table("[matrix]", asked.matrix)] if asked.matrix else []
-    tables = [toml_table("[base]", asked.base | {"seeds": ",".join(map(str, asked.seeds))}), *lists]
+def write_sweep(file: SweepFile, path: Path) -> None:
+    """Write a sweep as a file for `bench sweep`."""
+    lists = [toml_table("[matrix]", file.matrix)] if file.matrix else []
+    tables = [toml_table("[base]", file.base | {"seeds": ",".join(map(str, file.seeds))}), *lists]
     for heading, several in (
-        ("[[method]]", asked.method),
-        ("[[include]]", asked.include),
-        ("[[exclude]]", asked.exclude),
+        ("[[method]]", file.method),
+        ("[[include]]", file.include),
+        ("[[exclude]]", file.exclude),
     ):
         tables += [toml_table(heading, options) for options in several]
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -126,20 +124,19 @@ def write_sweep(asked: SweepFile, path: Path) -> None:
 
 
 def runs_of(sweep: Sweep, *, quick: bool) -> Path:
-    """The folder of its runs."""
     return (QUICK_RUNS if quick else RUNS) / sweep.name
 
 
 def run_sweep(sweep: Sweep, *, quick: bool, only_look: bool) -> set[str]:
-    """Do what is missing of a sweep; a run that failed is a row like any other.
+    """Run the missing runs of a sweep; failed runs count as done.
 
     Args:
-        sweep: which.
-        quick: the quick version.
-        only_look: do nothing.
+        sweep: the sweep.
+        quick: use the quick version.
+        only_look: run nothing, only return the digests.
 
     Returns:
-        The digests of its runs: others that lie in the folder are of a file that said something else.
+        The digests of the sweep's runs; other runs in the folder are from an earlier version of the file.
     """
     file = sweep.file
     if quick:
@@ -153,7 +150,7 @@ def run_sweep(sweep: Sweep, *, quick: bool, only_look: bool) -> set[str]:
 
 
 def keep_rows(sweep: Sweep, runs: Path, digests: Container[str], folder: Path) -> None:
-    """Write the sweep's CSV files from those of its runs that have ended."""
+    """Write the sweep's CSV files from its finished runs."""
     collected = ended_runs(runs, digests)
     rows = [row for run in collected for row in (run.rows if sweep.every_row else [run.last_known])]
     write_csv(sweep.csv(folder), rows, METRICS)
@@ -164,17 +161,16 @@ def keep_rows(sweep: Sweep, runs: Path, digests: Container[str], folder: Path) -
 
 
 def ended_runs(folder: Path, digests: Container[str]) -> list[Run]:
-    """Of the runs in a folder those that have ended, well or not, and are of these configurations."""
+    """Return the finished runs in a folder, successful or not, with one of these digests."""
     return [run for run in collect_runs(read([folder])) if run["digest"] in digests and run["status"] in _ENDED]
 
 
 def read_layers_csv(path: Path) -> list[Row]:
-    """What `keep_rows` wrote of layers; nothing where there is no such file."""
     return read_rows(path, LAYERS) if path.is_file() else []
 
 
 def write_csv(path: Path, rows: Sequence[Row], columns: tuple[Column, ...]) -> None:
-    """The rows, without columns that are empty in all of them; no file where there are none."""
+    """Write the rows without the columns that are empty in all of them; without rows remove the file."""
     if not rows:
         path.unlink(missing_ok=True)
         return

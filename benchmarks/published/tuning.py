@@ -1,4 +1,4 @@
-"""The tunings behind the learning rates of the sweeps: what was tried, and what was best, mean over their seeds."""
+"""Tune the learning rates of the sweeps: run the tunings, write what was tried, and choose the best mean over seeds."""
 
 from __future__ import annotations
 
@@ -18,6 +18,7 @@ from benchmarks.published.sweeps import FILES, PAGES, RUNS, ended_runs, write_cs
 from collectives.options import Spec
 
 _THREE = (100, 101, 102)
+# The seeds of each tuning. On digits the rates of small_cnn are so close that one or two seeds would choose randomly.
 TUNINGS: Mapping[str, Sequence[int]] = {
     "digits": _THREE,
     "digits_threshold": _THREE,
@@ -28,7 +29,6 @@ TUNINGS: Mapping[str, Sequence[int]] = {
     "synthetic": (100,),
     "synthetic_threshold": (100,),
 }
-"""Each with its seeds: on digits rates of small_cnn lie so close that one or two seeds would choose by chance."""
 _OF_SWEEP: Mapping[str, tuple[str, ...]] = {
     "group_topk": ("digits",),
     "algc": ("digits", "digits_threshold"),
@@ -39,14 +39,13 @@ _OF_SWEEP: Mapping[str, tuple[str, ...]] = {
 }
 TUNED_SWEEPS = tuple(_OF_SWEEP)
 _TUNED_WITH_THRESHOLD = ("threshold", "twobit")
-RATE_NEUTRAL_OPTIONS = ("group_size", "flush_every")  # variants take the rate of their method
+RATE_NEUTRAL_OPTIONS = ("group_size", "flush_every")  # variants use the rate of their method
 
-Method = tuple[str, str, str]
-"""Model, compressor and optimizer."""
+Method = tuple[str, str, str]  # model, compressor and optimizer
 
 
 class Setting(NamedTuple):
-    """What is chosen for a method."""
+    """The values that a tuning chooses for a method."""
 
     lr: float
     compressor: str
@@ -57,10 +56,10 @@ def _folder(name: str) -> Path:
 
 
 def run_tuning(name: str) -> set[str]:
-    """Do what is missing of a tuning.
+    """Run the missing runs of a tuning.
 
     Returns:
-        The digests of its runs: others that lie in the folder are of a file that said something else.
+        The digests of the tuning's runs; other runs in the folder are from an earlier version of the file.
     """
     digests = set()
     for seed in TUNINGS[name]:
@@ -75,24 +74,24 @@ def run_tuning(name: str) -> set[str]:
 
 
 def keep_tuning(name: str, digests: Container[str], folder: Path) -> None:
-    """Write the last row of every run of a tuning that has ended."""
+    """Write the last row of every finished run of a tuning."""
     rows = [run.last_known for run in ended_runs(_folder(name), digests)]
     write_csv(folder / f"tuning-{name}.csv", rows, METRICS)
 
 
 def tuning_files(sweep: str, folder: Path = PAGES) -> list[Path]:
-    """The CSV files that the settings of a sweep are chosen from."""
+    """Return the CSV files from which the settings of a sweep are chosen."""
     return [folder / f"tuning-{name}.csv" for name in _OF_SWEEP[sweep]]
 
 
 def best_for(sweep: str, folder: Path = PAGES) -> dict[Method, Setting]:
-    """The setting of each method with the best mean accuracy on held-out samples; of equals the lowest rate.
+    """Return each method's setting with the best mean accuracy on held-out samples; the lower rate wins a tie.
 
-    What failed counts as no accuracy at all, whatever it had reached before.
+    A failed run counts as an accuracy of 0.
 
     Args:
         sweep: one of `TUNED_SWEEPS`.
-        folder: of the tunings' CSV files; of one that is not there nothing is chosen.
+        folder: the folder of the tunings' CSV files; missing files are ignored.
     """
     tried: dict[tuple[Method, Setting], list[float]] = {}
     for run in collect_runs(read([file for file in tuning_files(sweep, folder) if file.is_file()])):
@@ -105,7 +104,7 @@ def best_for(sweep: str, folder: Path = PAGES) -> dict[Method, Setting]:
 
 
 def method_of(run: Run) -> Method:
-    """Return what a rate is chosen for: model, compressor with the options that matter for its rate, and optimizer."""
+    """Return model, compressor with the options that affect its learning rate, and optimizer."""
     chosen = spec.parse(_as_written_now(run["compressor"]))
     tuned = {} if chosen.name in _TUNED_WITH_THRESHOLD else chosen.options
     options = {name: text for name, text in tuned.items() if name not in RATE_NEUTRAL_OPTIONS}
@@ -113,5 +112,5 @@ def method_of(run: Run) -> Method:
 
 
 def _as_written_now(compressor: str) -> str:
-    """Return a compressor's text without the options that its preset sets, which rows of before have as well."""
+    """Return a compressor's text without the options that its preset sets, which older rows contain."""
     return spec.short_text(spec.build("compressors", compressor)) if "preset=" in compressor else compressor
