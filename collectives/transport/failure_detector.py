@@ -1,12 +1,12 @@
-"""Who is still there: every rank has a ping server, and one that waited in vain pings all others.
+"""Failure detector: every rank runs a ping server, and a rank whose wait timed out pings all others.
 
-It knows only whom it waited for, and that neighbour may itself be waiting. Who does not answer is lost. If all answer,
-somebody is merely late, found by following who waits for whom. In the rendezvous store ranks leave where their ping
-servers are, whom they wait for, and their verdict: the first one stands, so that all name the same rank even when those
-that failed first have already left.
+A rank knows only the peer it waited for, which may itself be waiting for another. A rank that does not answer pings is
+lost. If all answer, one of them is merely late; it is found by following who waits for whom. Ranks write the addresses
+of their ping servers, the peers they wait for, and their verdicts into the rendezvous store. The first verdict counts,
+so that all ranks name the same rank even if those that failed first have already exited.
 
-The store lies on one rank's machine. Where it does not answer, no verdict can be left for others, so a rank keeps its
-ping server open a little longer for those that fail a little later.
+The store runs on one rank's machine. If it does not answer, no verdict can be shared; a rank then keeps its ping server
+open a little longer, for ranks that fail a little later.
 """
 
 from __future__ import annotations
@@ -32,21 +32,20 @@ from collectives.transport.rendezvous import interface_host
 _ANSWER = b"."
 _RETRY_S = 0.1
 
-Address = tuple[str, int]
-"""(host, port)"""
+Address = tuple[str, int]  # (host, port)
 
 
 class PingServer:
-    """Answers whoever connects, in a thread of its own, until it is closed.
+    """Answers every connection, in its own thread, until it is closed.
 
     Args:
         host: this machine's address; the port is any free one.
 
     Attributes:
-        address: where others can connect.
+        address: the address to connect to.
 
     Raises:
-        OSError: the machine gives no port at that address.
+        OSError: this machine cannot listen at that address.
     """
 
     def __init__(self, host: str) -> None:
@@ -56,9 +55,9 @@ class PingServer:
         threading.Thread(target=self._answer, name="ping_server", daemon=True).start()
 
     def close(self) -> None:
-        """Give the port back; whoever connects from now on is refused."""
+        """Close the port; later connections are refused."""
         self._closed.set()
-        with contextlib.suppress(OSError):  # wakes the thread on Linux; where it may not be called, closing does
+        with contextlib.suppress(OSError):  # wakes the thread on Linux; on systems that refuse it, `close` does
             self._server.shutdown(socket.SHUT_RDWR)
         self._server.close()
 
@@ -66,21 +65,21 @@ class PingServer:
         while not self._closed.is_set():
             try:
                 connection, _ = self._server.accept()
-            except OSError:  # closed, or short of something that may be free again soon, such as open files
+            except OSError:  # closed, or a temporary shortage, such as too many open files
                 self._closed.wait(_RETRY_S)
                 continue
-            with connection, contextlib.suppress(OSError):  # whoever connected may have left
+            with connection, contextlib.suppress(OSError):  # the caller may already have disconnected
                 connection.sendall(_ANSWER)
 
 
 def ping_all(addresses: Mapping[int, Address], within_s: float) -> dict[int, bool]:
-    """By rank, whether its process answers; ranks whose machine is out of reach are left out.
+    """Ping ranks; return by rank whether its process answers, without ranks whose machine is unreachable.
 
-    A machine is in reach also where it refuses the connection, or takes it for a process that was stopped.
+    A machine also counts as reachable if it refuses the connection, or accepts it for a process that is stopped.
 
     Args:
-        addresses: where each rank's ping server is.
-        within_s: longest wait for an answer.
+        addresses: address of each rank's ping server.
+        within_s: longest wait for an answer, in seconds.
     """
     with ThreadPoolExecutor(max(1, len(addresses))) as pool:
         answers = list(pool.map(lambda address: _ping(address, within_s / 2), addresses.values()))
@@ -88,22 +87,22 @@ def ping_all(addresses: Mapping[int, Address], within_s: float) -> dict[int, boo
 
 
 def _ping(address: Address, timeout_s: float) -> bool | None:
-    """Whether the process answers; None where its machine is out of reach."""
+    """Return whether the process answers; None if its machine is unreachable."""
     try:
         connection = socket.create_connection(address, timeout_s)
     except ConnectionRefusedError:
         return False
     except OSError:
         return None
-    with connection, contextlib.suppress(OSError):  # silence, or a connection that is reset, is no answer
+    with connection, contextlib.suppress(OSError):  # a timeout or a reset connection is no answer
         return connection.recv(1) == _ANSWER
     return False
 
 
 def own_host(meeting_point: str) -> str:
-    """This machine's address as others see it: that from which it reaches the host where all ranks meet.
+    """Return this machine's address as others see it: the one from which it reaches the rendezvous host.
 
-    Loopback where there is no way to it, as gloo has it: then no other machine takes part.
+    If that host is unreachable, no other machine can take part, and the result is loopback, as in gloo.
     """
     try:
         family, kind, _, _, address = socket.getaddrinfo(meeting_point, 1, type=socket.SOCK_DGRAM)[0]
@@ -114,21 +113,20 @@ def own_host(meeting_point: str) -> str:
         return "127.0.0.1"
 
 
-GRACE_S = 4.0
-"""longest wait for a ping's answer from a busy machine; other waits are shares of it"""
+GRACE_S = 4.0  # longest wait, in seconds, for a busy machine to answer a ping; other waits are fractions of it
 
 T = TypeVar("T")
 
 
 @dataclasses.dataclass(frozen=True)
 class Verdict:
-    """What became of a failed wait.
+    """The cause of a failed wait.
 
     Attributes:
         lost: ranks that do not answer any more.
-        late: a rank that answers but did not take part in time; None where some are lost or none is to be named.
-        is_cut_off: none of several other machines is in reach, so it is rather this rank that has lost its link.
-        is_split: the only other machine is out of reach, and nothing tells whose link is down.
+        late: a rank that answers but did not take part in time; None if ranks are lost, or if no rank can be named.
+        is_cut_off: none of several other machines is reachable, so probably this machine's own link is down.
+        is_split: the only other machine is unreachable, and the link of either may be down.
     """
 
     lost: tuple[int, ...] = ()
@@ -138,16 +136,16 @@ class Verdict:
 
 
 class FailureDetector:
-    """One rank's part in finding out who is lost: from now on it answers pings.
+    """Answers this rank's pings from its creation on, and finds out which rank is lost after a failed wait.
 
     Args:
-        store: shared by all ranks; used by nothing else through this object.
-        rank: this one.
+        store: rendezvous store shared by all ranks; a clone that nothing else uses.
+        rank: number of this rank.
         host: this machine's address as others see it.
-        grace_s: longest wait for a ping's answer.
+        grace_s: longest wait for a ping's answer, in seconds.
 
     Raises:
-        OSError: the machine gives no port at that address.
+        OSError: this machine cannot listen at that address.
     """
 
     def __init__(self, store: Store, rank: int, host: str, *, grace_s: float = GRACE_S) -> None:
@@ -160,18 +158,18 @@ class FailureDetector:
 
     @property
     def host(self) -> str:
-        """This machine's address, as given."""
+        """Return this machine's address, as given."""
         return self._ping_server.address[0]
 
     def stop(self) -> None:
-        """Answer no more."""
+        """Stop answering pings."""
         self._ping_server.close()
 
     def publish(self, world_size: int) -> None:
         """Announce this rank, wait up to `grace_s` for the others, and read the addresses of their ping servers."""
         if self._store.add("num_joined", 1) >= world_size:
             self._store.set("all_joined", "")
-        with contextlib.suppress(RuntimeError):  # only some may ever join; those that have are known
+        with contextlib.suppress(RuntimeError):  # timed out: the ranks that have joined are known
             self._store.wait(["all_joined"], datetime.timedelta(seconds=self._grace_s))
         self._addresses = self._read_addresses()
 
@@ -179,37 +177,37 @@ class FailureDetector:
         """Find out why a wait failed; takes up to about two grace periods.
 
         Args:
-            group: names the process group, which is of no use after its first failure.
+            group: name of the process group, which cannot be used after its first failure.
             ranks: its members, as numbers of the whole job.
-            waited_for: whom this rank waited for; None if for all of them.
+            waited_for: the rank that this one waited for; None: all of them.
 
         Returns:
-            None where it cannot be found out: the store is out of reach, and so are the addresses it would have given.
+            None if it cannot be found out: neither the store nor all addresses in it are known.
         """
         addresses = _within(self._grace_s / 2, lambda: self._announce(group, waited_for))
         has_store = addresses is not None
         self._addresses = addresses or self._addresses
-        time.sleep(self._grace_s / 4)  # others announce whom they wait for, and who is about to end has ended
+        time.sleep(self._grace_s / 4)  # time for others to announce their peers, and for failing ranks to exit
         verdict = self._ping([rank for rank in ranks if rank != self._rank], waited_for, all_joined=has_store)
         if not has_store:
-            time.sleep(self._grace_s / 2)  # those that fail a little later shall still reach this rank
+            time.sleep(self._grace_s / 2)  # ranks that fail a little later can still ping this one
             return verdict
         if verdict is None or verdict.is_cut_off or verdict.is_split:
-            return verdict  # this rank's own view, on which others need not agree
+            return verdict  # valid for this rank only
         return _within(self._grace_s / 2, lambda: self._agree(group, verdict, waited_for)) or verdict
 
     def _announce(self, group: str, waited_for: int | None) -> dict[int, Address]:
-        """Say whom this rank waits for; returns the addresses of all that have joined."""
+        """Write the rank that this one waits for into the store; return the addresses of all that have joined."""
         self._append(f"{group}/waits", [self._rank, waited_for])
         return self._read_addresses()
 
     def _ping(self, others: Sequence[int], waited_for: int | None, *, all_joined: bool) -> Verdict | None:
-        """The verdict by ping servers.
+        """Ping other ranks and return a verdict.
 
         Args:
-            others: whom to ping.
-            waited_for: whom this rank waited for.
-            all_joined: who is not known has not joined, and counts as lost; else it only cannot be asked.
+            others: ranks to ping.
+            waited_for: the rank that this one waited for; None: all of them.
+            all_joined: True: a rank without a known address has not joined, and counts as lost. False: it is unknown.
         """
         addresses = {rank: self._addresses[rank] for rank in others if rank in self._addresses}
         answers = ping_all(addresses, self._grace_s)
@@ -224,7 +222,7 @@ class FailureDetector:
         return Verdict() if len(answers) == len(others) else None
 
     def _agree(self, group: str, verdict: Verdict, waited_for: int | None) -> Verdict:
-        """The first rank's verdict, which stands for all but the one that it calls late."""
+        """Return the verdict that was written first; a rank that it names as late returns its own verdict."""
         if not verdict.lost:
             verdict = Verdict(late=self._end_of_chain(group, waited_for))
         own = "" if verdict == Verdict() else json.dumps([verdict.lost, verdict.late])
@@ -233,13 +231,13 @@ class FailureDetector:
         return verdict if late == self._rank else Verdict(lost=tuple(lost), late=late)
 
     def _end_of_chain(self, group: str, waited_for: int | None) -> int | None:
-        """The rank that others wait for and that waits for nobody."""
+        """Follow who waits for whom, and return the last rank; None if this rank waited for all."""
         waits = dict(self._entries(f"{group}/waits"))
-        seen = [self._rank]
-        while waited_for is not None and waited_for not in seen:
-            seen.append(waited_for)
+        chain = [self._rank]
+        while waited_for is not None and waited_for not in chain:
+            chain.append(waited_for)
             waited_for = waits.get(waited_for)
-        return seen[-1] if len(seen) > 1 else None
+        return chain[-1] if len(chain) > 1 else None
 
     def _read_addresses(self) -> dict[int, Address]:
         return {rank: (host, port) for rank, host, port in self._entries("ping_servers")}
@@ -248,7 +246,7 @@ class FailureDetector:
         self._store.append(key, json.dumps(entry) + "\n")  # type: ignore[attr-defined]
 
     def _entries(self, key: str) -> list[list[Any]]:
-        """What ranks appended under a key to which this one has appended: one round trip, however many there are."""
+        """Return what all ranks appended under a key, in one round trip; this rank must have appended before."""
         return [json.loads(line) for line in self._store.get(key).splitlines()]
 
 
@@ -256,9 +254,9 @@ _joined: list[tuple[Store, FailureDetector]] = []
 
 
 def failure_detector() -> FailureDetector:
-    """This process's failure detector for the job that `init_process_group` made it part of.
+    """Return this process's failure detector for the current default process group.
 
-    The first call waits until all ranks have called, up to `GRACE_S`.
+    The first call waits until all ranks have called, at most `GRACE_S`.
     """
     store = _get_default_store()
     if not _joined or _joined[0][0] is not store:
@@ -271,7 +269,7 @@ def failure_detector() -> FailureDetector:
 
 
 def _meeting_point(store: Store) -> str:
-    """The machine that all ranks can reach; where they meet in a file each its own, on the interface that gloo uses."""
+    """Return the host of a TCP store; for a store in a file, this machine's name on the interface that gloo uses."""
     while isinstance(store, PrefixStore):
         store = store.underlying_store
     if isinstance(store, TCPStore):
@@ -280,11 +278,11 @@ def _meeting_point(store: Store) -> str:
 
 
 def _within(limit_s: float, ask: Callable[[], T]) -> T | None:
-    """What `ask` returns; None if it fails or takes longer: a store out of reach may keep a caller for minutes."""
+    """Return the result of `ask`; None if it fails or takes longer (an unreachable store can block for minutes)."""
     answers: list[T] = []
 
     def run() -> None:
-        with contextlib.suppress(RuntimeError):  # the store refuses connections: as good as no answer
+        with contextlib.suppress(RuntimeError):  # the store refuses connections
             answers.append(ask())
 
     thread = threading.Thread(target=run, daemon=True)

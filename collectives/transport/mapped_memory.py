@@ -1,7 +1,7 @@
-"""Memory that all ranks of a transport map: how they come to have it, and how they see what others store in it.
+"""Memory that all ranks of a transport map: creating it, and synchronising stores and loads in it.
 
-Layout: header page | lines, in whole pages | data. A line has one writer and holds 64-bit numbers, which others read:
-how far that rank is. Aligned 8-byte stores are seen whole.
+Layout: header page | lines, in whole pages | data. A line is written by one rank and holds 64-bit numbers that tell the
+other ranks its progress. Aligned 8-byte stores are atomic.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from collectives.transport.cache_lines import CacheLines, cache_lines, stores_ar
 from collectives.transport.memory_region import Region, reserve, rounded_up
 
 PAGE = 4096
-LINE = 128  # a pair of cache lines, which processors fetch together
+LINE = 128  # two cache lines, because processors fetch them in pairs
 MAGIC = int.from_bytes(b"gradwire", "little")
 
 _HEADER = struct.Struct("<QQ16s")
@@ -36,11 +36,11 @@ class SharedMemory:
     Args:
         region: the mapped memory, at least `nbytes_of(num_lines, ...)` long.
         num_lines: lines in front of the data.
-        helper: fences, and flushes where caches are not coherent; None where the processor orders stores by itself.
+        helper: memory fences and cache flushes; None if the processor orders stores and caches are coherent.
         coherent: ranks see each other's stores without flushing.
 
     Attributes:
-        data: uint8, what follows the lines.
+        data: uint8, the memory after the lines.
     """
 
     def __init__(self, region: Region, num_lines: int, helper: CacheLines | None, *, coherent: bool) -> None:
@@ -52,17 +52,17 @@ class SharedMemory:
         self._coherent = coherent
 
     def format(self, nonce: bytes) -> None:
-        """Start afresh, whatever the region held; one rank only, before any other looks."""
+        """Write the header and zero the lines; call on one rank only, before any other reads."""
         self._numbers[:] = 0
         header = bytearray(_HEADER.pack(MAGIC, len(self._numbers), nonce))
         self.region.memory[: len(header)] = torch.frombuffer(header, dtype=torch.uint8)
         self.synchronize(self.region.memory[: PAGE + self._lines.nbytes])
 
     def check(self, nonce: bytes) -> None:
-        """Make sure that this is the memory that was formatted with `nonce`.
+        """Check that this memory was formatted with `nonce`.
 
         Raises:
-            OptionError: it is another one (another machine's file of the same name).
+            OptionError: it is other memory, such as a file of the same name on another machine.
         """
         self.synchronize(self.region.memory[:PAGE])
         header = self.region.memory[: _HEADER.size].numpy().tobytes()
@@ -70,14 +70,14 @@ class SharedMemory:
             raise OptionError("pool: ranks do not see the same memory; all must run on one machine or share one device")
 
     def announce(self, line: int, field: int, value: int) -> None:
-        """Store a number in a line of this rank's own; everything written before is seen before it."""
+        """Store a number in this rank's own line; other ranks see all earlier writes before it."""
         if self._helper is not None:
             self._helper.fence()
         self._numbers[line, field] = value
         self._synchronize_lines(line, 1)
 
     def announced(self, line: int, field: int) -> int:
-        """Return a number of another rank's; everything written before it is seen after this call."""
+        """Return a number from another rank's line; what that rank wrote before it is visible after this call."""
         self._synchronize_lines(line, 1)
         value = int(self._numbers.item(line, field))
         if self._helper is not None:
@@ -85,7 +85,7 @@ class SharedMemory:
         return value
 
     def all_announced(self, field: int) -> np.ndarray[Any, np.dtype[np.uint64]]:
-        """Return this number of every line, as `announced` does of one."""
+        """Return the same number from every line, as `announced` does from one."""
         self._synchronize_lines(0, len(self._numbers))
         values = self._numbers[:, field].copy()
         if self._helper is not None:
@@ -97,9 +97,9 @@ class SharedMemory:
         self.synchronize_at(part.data_ptr(), part.nbytes)
 
     def synchronize_at(self, address: int, nbytes: int) -> None:
-        """`synchronize` for a stretch of memory."""
+        """Do `synchronize` for `nbytes` at an address."""
         if not self._coherent:
-            assert self._helper is not None  # nothing is mapped without it
+            assert self._helper is not None  # non-coherent memory is never mapped without it
             self._helper.flush(address, nbytes)
 
     def _synchronize_lines(self, first: int, count: int) -> None:
@@ -107,28 +107,28 @@ class SharedMemory:
 
 
 def nbytes_of(num_lines: int, data_nbytes: int) -> int:
-    """Return the length of a region with so many lines and so much data."""
+    """Return the length of a region with this many lines and this much data."""
     return PAGE + rounded_up(LINE * num_lines, PAGE) + data_nbytes
 
 
 def map_together(
     transport: Transport, place: Path, num_lines: int, data_nbytes: int, *, coherent: bool | None, smaller: str
 ) -> SharedMemory:
-    """Map one region on all ranks, which must all call. Its name is removed before anybody uses it.
+    """Map one region on all ranks, which must all call. The file's name is removed before the region is used.
 
     Args:
-        transport: the ranks; rank 0 makes the region and tells the others where it is.
-        place: a folder, the name of a new file, or a DAX device; rank 0's counts.
-        num_lines: lines in front of the data; zeros at first.
-        data_nbytes: length of the data, which may hold anything at first.
-        coherent: ranks see each other's stores without flushing; None: they do, but not if `place` is a device.
-        smaller: what the user chooses smaller if there is no room.
+        transport: the ranks; rank 0 creates the region and sends its path to the others.
+        place: a folder, the name of a new file, or a DAX device; the argument of rank 0 is used.
+        num_lines: lines in front of the data; initially zero.
+        data_nbytes: length of the data; not initialised.
+        coherent: ranks see each other's stores without flushing. None: they do; a device is then refused.
+        smaller: the option, in an error message, that the user should decrease if there is no room.
 
     Raises:
-        OptionError: on all ranks: no room, no such place, or memory that is not coherent and no way to flush it.
+        OptionError: on all ranks: there is no room or no such path, or non-coherent memory cannot be flushed.
     """
     offer = _Offer(transport, num_lines, coherent=coherent is not False)
-    transport.barrier()  # nobody uses any more what lay there before
+    transport.barrier()  # no rank still uses memory that was there before
     memory, problem = None, "pool: another rank cannot map the region; see its message"
     try:
         try:
@@ -148,7 +148,7 @@ def map_together(
 
 
 class _Offer:
-    """A region on its way from rank 0 to the others."""
+    """A region that rank 0 creates and offers to the other ranks."""
 
     def __init__(self, transport: Transport, num_lines: int, *, coherent: bool) -> None:
         self._transport = transport
@@ -156,13 +156,13 @@ class _Offer:
         self._coherent = coherent
 
     def make(self, place: Path, data_nbytes: int, smaller: str, *, is_stated: bool) -> SharedMemory:
-        """The region, formatted; the others are told where it is, or why there is none."""
+        """Create and format the region on rank 0; send the other ranks its path, or the reason of the failure."""
         try:
-            memory, told = self._made(place, data_nbytes, smaller, is_stated=is_stated)
+            memory, description = self._made(place, data_nbytes, smaller, is_stated=is_stated)
         except OptionError as error:
-            self._tell({"problem": str(error)})
+            self._broadcast({"problem": str(error)})
             raise
-        self._tell(told)
+        self._broadcast(description)
         return memory
 
     def _made(
@@ -172,7 +172,8 @@ class _Offer:
             helper = self._helper()
             if not is_stated and place.is_char_device():
                 raise OptionError(
-                    f"pool: {place} need not show all hosts each other's stores; say coherent=true or coherent=false"
+                    f"pool: {place} may be shared by hosts that do not see each other's stores; "
+                    "set coherent=true or coherent=false"
                 )
             extent = reserve(place, nbytes_of(self._num_lines, data_nbytes), smaller)
             memory = SharedMemory(Region(*extent), self._num_lines, helper, coherent=self._coherent)
@@ -184,8 +185,8 @@ class _Offer:
         return memory, {"path": path, "nbytes": extent.nbytes, "offset": extent.offset, "nonce": nonce.hex}
 
     def join(self) -> SharedMemory:
-        """The region that rank 0 made."""
-        offer = self._tell(None)
+        """Map the region that rank 0 created."""
+        offer = self._broadcast(None)
         if "problem" in offer:
             raise OptionError(offer["problem"])
         try:
@@ -199,21 +200,21 @@ class _Offer:
         memory.check(bytes.fromhex(offer["nonce"]))
         return memory
 
-    def _tell(self, offer: dict[str, Any] | None) -> dict[str, Any]:
-        """Rank 0's offer, on every rank."""
+    def _broadcast(self, offer: dict[str, Any] | None) -> dict[str, Any]:
+        """Return rank 0's offer on every rank; all must call."""
         text = bytearray(json.dumps(offer).encode())
         message = None if offer is None else torch.frombuffer(text, dtype=torch.uint8).to(self._transport.device)
         with self._transport.counted_as("control"):
-            told = messages.broadcast_bytes(self._transport, message, source=0)
-        return dict(json.loads(told.cpu().numpy().tobytes()))
+            received = messages.broadcast_bytes(self._transport, message, source=0)
+        return dict(json.loads(received.cpu().numpy().tobytes()))
 
     def _helper(self) -> CacheLines | None:
-        """What orders and flushes stores, where the processor and its caches need that."""
+        """Return fences and flushes; None if processor and caches do not need them."""
         try:
             return None if self._coherent and stores_are_ordered() else cache_lines()
         except OSError as error:
             raise OptionError(
-                f"pool: the helper that flushes caches cannot be kept: {error}; set XDG_CACHE_HOME"
+                f"pool: the helper that flushes caches cannot be stored: {error}; set XDG_CACHE_HOME"
             ) from None
 
 
@@ -222,10 +223,10 @@ SLEEP_S = 50e-6
 
 
 class SpinThenSleep:
-    """One wait.
+    """Pauses of one wait: it yields the processor at first, and later sleeps between looks.
 
     Args:
-        timeout_s: how long it may take.
+        timeout_s: longest wait, in seconds.
     """
 
     def __init__(self, timeout_s: float) -> None:
@@ -233,7 +234,7 @@ class SpinThenSleep:
         self._looks = 0
 
     def pause(self) -> bool:
-        """Wait a little before the next look; return whether there is time for one."""
+        """Wait a little before the next look; return False if the time is up."""
         self._looks += 1
         if self._looks <= LOOKS_BEFORE_SLEEP:
             os.sched_yield()
@@ -242,5 +243,5 @@ class SpinThenSleep:
         return time.monotonic() < self._deadline
 
     def renew(self) -> None:
-        """Something has come, so more may come soon: look closely again. The deadline stays."""
+        """Stop sleeping between looks, because more data may arrive soon; the deadline stays the same."""
         self._looks = 0

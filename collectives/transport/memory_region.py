@@ -1,4 +1,4 @@
-"""A region of memory that several ranks map: a file on /dev/shm, a plain file, or a stretch of a DAX device."""
+"""Memory regions that several ranks map: a file on /dev/shm, another file, or part of a DAX device."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _LOCK = struct.Struct("hhqqi")  # C's struct flock: type, whence, start, length,
 
 
 class DaxDevice(NamedTuple):
-    """What the kernel says of a DAX device."""
+    """A DAX device as the kernel describes it."""
 
     path: Path
     nbytes: int
@@ -33,7 +33,7 @@ class DaxDevice(NamedTuple):
 
 
 def dax_device(path: Path, sysfs: Path = SYSFS) -> DaxDevice | None:
-    """Return the DAX device of that path, None where the kernel knows none."""
+    """Return the DAX device at this path; None if the kernel knows none."""
     facts = sysfs / "bus" / "dax" / "devices" / path.name
     try:
         return DaxDevice(path, int((facts / "size").read_text()), int((facts / "align").read_text()))
@@ -42,19 +42,19 @@ def dax_device(path: Path, sysfs: Path = SYSFS) -> DaxDevice | None:
 
 
 def dax_devices(sysfs: Path = SYSFS) -> list[DaxDevice]:
-    """Return all of this machine, by name."""
+    """Return all DAX devices of this machine, sorted by name."""
     folder = sysfs / "bus" / "dax" / "devices"
     names = sorted(entry.name for entry in folder.iterdir()) if folder.is_dir() else []
     return [device for name in names if (device := dax_device(Path("/dev") / name, sysfs)) is not None]
 
 
 def claim(device: DaxDevice, nbytes: int) -> tuple[int, int] | None:
-    """Lock a stretch of a device on which no other region of this host lies.
+    """Lock a part of a device that no other region of this host uses.
 
-    The kernel keeps the locks of all processes, and drops those of one that ends.
+    The kernel keeps the locks of all processes, and releases those of a process that ends.
 
     Returns:
-        (where it begins, the handle that holds the lock until it is closed); None where there is no room.
+        (offset of the part, handle that holds the lock until it is closed); None if there is no room.
 
     Raises:
         OSError: the device cannot be opened.
@@ -73,12 +73,12 @@ def claim(device: DaxDevice, nbytes: int) -> tuple[int, int] | None:
     return None
 
 
-# Files without a name that this process made, and the handles that keep them until every rank has mapped them.
+# Files without a name that this process created -> handles that keep them until every rank has mapped them.
 _nameless: dict[Path, int] = {}
 
 
 class Region:
-    """Mapped memory, released when the last tensor made of it is gone.
+    """Mapped memory, released with the last tensor that refers to it.
 
     Attributes:
         path: the file or device behind it.
@@ -91,11 +91,11 @@ class Region:
         Args:
             path: the file or device.
             nbytes: length of the region.
-            offset: where in it the region begins.
-            claim: a handle to close when the region is gone.
+            offset: first byte of the region in it.
+            claim: handle to close when the region is released.
 
         Raises:
-            OSError: it cannot be opened or mapped.
+            OSError: the path cannot be opened or mapped.
         """
         self.path = path
         if claim is not None:
@@ -112,13 +112,13 @@ class Region:
         self.memory = torch.frombuffer(mapping, dtype=torch.uint8)
 
     def remove_name(self) -> None:
-        """Delete the file, not the memory; for who made it, once every rank has mapped it. A device stays."""
+        """Delete the file but keep the memory; its creator calls this once all ranks have mapped it. Devices stay."""
         if not self._is_device:
             _remove(self.path)
 
 
 class Extent(NamedTuple):
-    """Room for a region, to be mapped by `Region(*extent)`."""
+    """Reserved room for a region, the arguments of `Region`."""
 
     path: Path
     nbytes: int
@@ -127,17 +127,17 @@ class Extent(NamedTuple):
 
 
 def reserve(path: Path, nbytes: int, smaller: str, sysfs: Path = SYSFS) -> Extent:
-    """Make room for a region.
+    """Reserve room for a region.
 
     Args:
-        path: a folder, in which a file is made, where possible one without a name, so that nothing is left behind
-            however the ranks end; the name of a new file; or a DAX device.
-        nbytes: room needed.
-        smaller: what the user chooses smaller if there is not so much.
-        sysfs: where the kernel describes devices.
+        path: a folder, in which a file is created (without a name if possible, so that no file remains when ranks are
+            killed); the name of a new file; or a DAX device.
+        nbytes: length of the region.
+        smaller: the option, in an error message, that the user should decrease if there is not enough room.
+        sysfs: folder in which the kernel describes devices.
 
     Returns:
-        What to map.
+        The extent to map.
 
     Raises:
         OptionError: there is not enough room, or the path cannot be used.
@@ -150,7 +150,7 @@ def reserve(path: Path, nbytes: int, smaller: str, sysfs: Path = SYSFS) -> Exten
         raise OptionError(f"pool: path={path} is not possible: {error.strerror}; give a folder or a new file") from None
     try:
         with file.open("r+b") as opened:
-            os.posix_fallocate(opened.fileno(), 0, nbytes)  # a full tmpfs would otherwise kill who touches it
+            os.posix_fallocate(opened.fileno(), 0, nbytes)  # otherwise writing to a full tmpfs kills the process
     except OSError as error:
         _remove(file)
         raise OptionError(
@@ -160,9 +160,9 @@ def reserve(path: Path, nbytes: int, smaller: str, sysfs: Path = SYSFS) -> Exten
 
 
 def _make(path: Path) -> Path:
-    """Make an empty file, and return where all ranks of this machine find it."""
+    """Create an empty file, and return a path at which all ranks of this machine can open it."""
     if path.is_dir() and sys.platform == "linux":
-        with contextlib.suppress(OSError):  # some file systems know no files without a name
+        with contextlib.suppress(OSError):  # some file systems have no files without a name
             handle = os.open(path, os.O_RDWR | os.O_TMPFILE, 0o600)
             file = Path(f"/proc/{os.getpid()}/fd/{handle}")
             _nameless[file] = handle
@@ -180,14 +180,14 @@ def _remove(file: Path) -> None:
 
 
 def rounded_up(nbytes: int, alignment: int) -> int:
-    """The next multiple of `alignment`."""
+    """Round up to a multiple of `alignment`."""
     return -(-nbytes // alignment) * alignment
 
 
 def _on_device(path: Path, nbytes: int, smaller: str, sysfs: Path) -> Extent:
     device = dax_device(path, sysfs)
     if device is None:
-        raise OptionError(f"pool: path={path} is a device, but no DAX device that the kernel describes")
+        raise OptionError(f"pool: path={path} is no DAX device; give a folder, a new file or a DAX device")
     length = rounded_up(nbytes, device.alignment)
     try:
         claimed = claim(device, length)

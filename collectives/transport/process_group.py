@@ -178,7 +178,7 @@ class ProcessGroupTransport(Transport):
 
     def _post_together(self, sends: Sequence[Send], receives: Sequence[Receive]) -> list[Pending]:
         def operation(function: object, tensor: torch.Tensor, peer: int) -> dist.P2POp:
-        """Destroy the process group, unless it is the default one, and those of views; a second call has no effect."""
+            return dist.P2POp(function, tensor, group=self._group, group_peer=self._members[peer])  # type: ignore[arg-type]
 
         operations = [operation(dist.irecv, *receive) for receive in receives]
         operations += [operation(dist.isend, *send) for send in sends]
