@@ -159,7 +159,7 @@ def group_layers(
 class BufferPool:
     """Reuse send buffers from step to step: touching new pages costs more than copying into old ones.
 
-    A buffer that is not released by the end of a step now belongs to whoever holds the message.
+    A buffer that is not released by the end of a step is left to the holder of its message, and not reused.
     """
 
     def __init__(self) -> None:
