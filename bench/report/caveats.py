@@ -239,7 +239,7 @@ def _one_seed(comparison: Comparison) -> Iterator[str]:
     if single := [each for each in rows if len(each.ok) == 1]:
         seeds = ",".join(map(str, range(1, FEWEST_SEEDS + 1)))
         whose = "each" if len(single) == len(rows) else f"of {_names(single)}"
-        yield f"only one seed {whose}, so noise cannot be told from an effect: run `--seeds {seeds}`"
+        yield f"only one seed {whose}, so noise cannot be distinguished from an effect: run `--seeds {seeds}`"
 
 
 def _too_few(comparison: Comparison) -> Iterator[str]:

@@ -35,7 +35,7 @@ Verdict = Literal["baseline", "faster", "slower", "better", "worse", "higher", "
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Finding:
-    """How a candidate compares with the baseline in one quantity.
+    """The comparison of a candidate with the baseline in one quantity.
 
     Attributes:
         effect: a factor by which the candidate is better, or a difference of accuracy as a share; None if either side

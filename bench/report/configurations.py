@@ -92,7 +92,7 @@ def configurations(runs: Sequence[Run], by: Sequence[str]) -> list[Configuration
     groups: dict[tuple[Any, ...], list[Run]] = {}
     for run in runs:
         groups.setdefault(tuple(run[key] for key in by or ["config_id"]), []).append(run)
-    names = list(by) or _telling_columns(runs, list(groups.values()))
+    names = list(by) or _distinguishing_columns(runs, list(groups.values()))
     labels = [{name: group[0][name] for name in names} for group in groups.values()]
     needed = list(by) or _needed(labels)
     return [
@@ -136,7 +136,7 @@ def _short_names(labels: Sequence[Mapping[str, Any]], needed: Sequence[str]) -> 
     ]
 
 
-def _telling_columns(runs: Sequence[Run], groups: Sequence[list[Run]]) -> list[str]:
+def _distinguishing_columns(runs: Sequence[Run], groups: Sequence[list[Run]]) -> list[str]:
     """Return the columns that distinguish the groups; if settings are not enough, add the name or ``config_id``."""
     unusual = {run["strategy"] for run in runs} - {METRICS_BY_NAME["strategy"].absent, None}
     always = _SPECS if unusual else _ALWAYS

@@ -34,22 +34,24 @@ class Workload:
 def by_workload(rows: Sequence[Row]) -> list[Workload]:
     """Return the workloads in order of appearance; a run belongs to the workload of its last row."""
     runs = collect_runs(rows)
-    telling = _telling_columns([run.rows[-1] for run in runs])
+    distinguishing = _distinguishing_columns([run.rows[-1] for run in runs])
     groups: dict[tuple[Any, ...], list[Row]] = {}
     for run in runs:
         groups.setdefault(tuple(run.rows[-1][name] for name in WORKLOAD), []).extend(run.rows)
     return [
-        Workload(label=", ".join(f"{name}={format_value(name, group[-1][name])}" for name in telling), rows=group)
+        Workload(
+            label=", ".join(f"{name}={format_value(name, group[-1][name])}" for name in distinguishing), rows=group
+        )
         for group in groups.values()
     ]
 
 
-def _telling_columns(rows: Sequence[Row]) -> list[str]:
+def _distinguishing_columns(rows: Sequence[Row]) -> list[str]:
     """Return the columns that distinguish the workloads, without those that previous columns make redundant."""
-    telling: list[str] = []
+    distinguishing: list[str] = []
     num_workloads = 1
     for name in WORKLOAD:
-        num_with_it = len({tuple(row[each] for each in (*telling, name)) for row in rows})
+        num_with_it = len({tuple(row[each] for each in (*distinguishing, name)) for row in rows})
         if num_with_it > num_workloads:
-            telling, num_workloads = [*telling, name], num_with_it
-    return telling
+            distinguishing, num_workloads = [*distinguishing, name], num_with_it
+    return distinguishing

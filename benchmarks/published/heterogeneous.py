@@ -142,8 +142,8 @@ SYSTEM = System(
             source="paragraphs 7-8, 39-42",
             verdict="not testable here",
             why="no such devices. It is built (`placed:by=type`): the numbers are bit for bit those of one process "
-            "with as many threads. In the model, with nominal figures, a step is slower than on the best single device: "
-            "`../heterogeneous.md`",
+            "with as many threads. In the model, with nominal figures, a step is slower than on the best single "
+            "device: `../heterogeneous.md`",
         ),
         Stated(
             text="devices reach each other's memory over CXL; one oneAPI kernel for all of them; a host on QPI or UPI",
