@@ -1,8 +1,9 @@
-"""Write cache lines back to memory and forget them: what ranks need where their caches do not see each other's stores.
+"""Cache flushes and memory fences, for memory in which the ranks' caches do not see each other's stores.
 
-Memory that several hosts map through CXL is such a place unless the device supports back-invalidation. The few
-instructions are compiled once with the system's C compiler and kept in the user's cache folder. Source: Intel 64
-manual, CLFLUSHOPT and SFENCE; Arm ARM, DC CIVAC and DSB.
+An example is memory that several hosts map through CXL, unless the device supports back-invalidation. The instructions
+are compiled once with the system's C compiler, and the library is stored in the user's cache folder.
+
+Source: Intel 64 manual, CLFLUSHOPT and SFENCE; Arm ARM, DC CIVAC and DSB.
 """
 
 from __future__ import annotations
@@ -53,12 +54,11 @@ void flush_lines(const void *start, size_t nbytes) {
 
 
 class CacheLines:
-    """The compiled helper.
+    """The functions of the compiled library.
 
     Attributes:
-        flush: (address, nbytes): write the lines of a stretch of memory back and drop them, so that the next load comes
-            from memory.
-        fence: no load or store moves across this call.
+        flush: (address, nbytes) -> None: write cache lines back and drop them, so that the next load reads memory.
+        fence: () -> None: no load or store is reordered across this call.
     """
 
     def __init__(self, library: ctypes.CDLL) -> None:
@@ -67,13 +67,13 @@ class CacheLines:
 
 
 def stores_are_ordered() -> bool:
-    """Whether this processor shows stores to others in program order, without any help."""
+    """Return True if other processors see the stores of this one in program order without fences."""
     return platform.machine() in ("x86_64", "AMD64")
 
 
 @functools.cache
 def cache_lines() -> CacheLines:
-    """The helper, compiled if this machine has not done so yet.
+    """Return the library's functions; compile it if it is not in the user's cache folder.
 
     Raises:
         OptionError: there is no C compiler, or it fails.
@@ -100,4 +100,4 @@ def _compile(library: Path) -> None:
         if done.returncode:
             first = (done.stderr.strip() or "no message").splitlines()[0]
             raise OptionError(f"pool: the cache-flush helper does not compile on this machine: {first}")
-        built.replace(library)  # in one step: other ranks may be doing the same
+        built.replace(library)  # atomically, because other ranks may compile it at the same time

@@ -182,7 +182,7 @@ class FailureDetector:
             waited_for: the rank that this one waited for; None: all of them.
 
         Returns:
-            None if it cannot be found out: neither the store nor all addresses in it are known.
+            None if it cannot be found out: the store is unreachable, and this rank does not know all addresses.
         """
         addresses = _within(self._grace_s / 2, lambda: self._announce(group, waited_for))
         has_store = addresses is not None

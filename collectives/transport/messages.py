@@ -158,7 +158,7 @@ def sum_wires(wires: Sequence[torch.Tensor], op: ReduceOp = "sum", lost: Lost | 
 def sum_wires_into_(
     out: torch.Tensor, wires: Sequence[torch.Tensor], op: ReduceOp = "sum", lost: Lost | None = None
 ) -> None:
-    """Write `sum_wires` of two or more wires into `out`, which may overlap none but the first two."""
+    """Write `sum_wires` of two or more wires into `out`, which must not overlap the third and later ones."""
     if out.dtype in SHORT:
         out.copy_(sum_wires(wires, op, lost))
         return

@@ -1,8 +1,8 @@
-"""How the pool's memory is laid out, and how ranks tell each other in it how far they are.
+"""Memory layout of the `pool` collective, and the rounds in which ranks sum and gather through that memory.
 
-A set of slots holds one per rank and one for the result; the slots are dealt out over all regions in turn, so that the
-traffic of one round spreads over them. A rank's line, in the first region, holds three numbers: the last round filled,
-the last round read and added, and the length of the message under way.
+A set of slots has one slot per rank and one for the result. Consecutive slots lie in different regions, so that the
+traffic of one round is spread over all regions. Each rank has a line in the first region with three numbers: the last
+round that it filled, the last round that it read and added, and the length of its current message.
 """
 
 from __future__ import annotations
@@ -26,11 +26,11 @@ class PoolMemory:
     """One rank's view of the pool.
 
     Args:
-        memories: the regions, of `region_nbytes(...)` after their lines; the first has one line per rank.
-        rank: whose view.
+        memories: the regions, each with `region_nbytes(...)` of data; the first has one line per rank.
+        rank: number of this rank.
         world_size: number of ranks.
-        slot_bytes: length of a slot, a multiple of the page.
-        num_sets: sets of slots, which the rounds take in turn.
+        slot_bytes: length of a slot, a multiple of the page size.
+        num_sets: sets of slots, which consecutive rounds use in turn.
     """
 
     def __init__(
@@ -43,25 +43,25 @@ class PoolMemory:
         self._memories = memories
 
     def slot(self, round_: int, rank: int, nbytes: int) -> torch.Tensor:
-        """uint8 [nbytes]: what `rank` hands out in this round."""
+        """Return the slot of `rank` in this round, uint8 [nbytes]."""
         index, region = divmod(round_ % self._num_sets * (self.world_size + 1) + rank, len(self._memories))
         start = index * self.slot_bytes
         return self._memories[region].data[start : start + nbytes]
 
     def result(self, round_: int, nbytes: int) -> torch.Tensor:
-        """uint8 [nbytes]: the sum of this round, each chunk written by its rank."""
+        """Return the slot of this round's sum, uint8 [nbytes]; each rank writes its own part of it."""
         return self.slot(round_, self.world_size, nbytes)
 
     def announce(self, field: int, value: int) -> None:
-        """Write a field of the own line; everything written before is seen before it."""
+        """Write a number of this rank's own line; other ranks see all earlier writes before it."""
         self._memories[0].announce(self.rank, field, value)
 
     def behind(self, field: int, value: int) -> list[int]:
-        """Ranks whose field has not reached `value` yet."""
+        """Return the ranks whose number has not reached `value` yet."""
         return [int(rank) for rank in np.flatnonzero(self._memories[0].all_announced(field) < value)]
 
     def lengths(self) -> list[int]:
-        """The length that each rank announced; valid once all are ready."""
+        """Return the message length that each rank announced; valid once all ranks are READY."""
         return [int(length) for length in self._memories[0].all_announced(LENGTH)]
 
     def synchronize(self, part: torch.Tensor) -> None:
@@ -70,22 +70,26 @@ class PoolMemory:
 
 
 def region_nbytes(world_size: int, slot_bytes: int, num_sets: int, num_regions: int) -> int:
-    """What each region holds after its lines."""
+    """Return the length of the data in each region."""
     return -(-num_sets * (world_size + 1) // num_regions) * slot_bytes
 
 
 class PoolRounds:
-    """One rank's part in all rounds over one memory.
+    """Runs this rank's part of sums and gathers, each of which takes one or more rounds.
 
-    A rank announces that it has filled its slot (READY), and that it has read all slots and written its chunk of the
-    result (DONE). It fills the next slot before all are DONE, so that one is in the other set; the same one again it
-    fills after it saw that all are DONE with it. It reads a result after having announced the next READY, so the next
-    result is in the other set; the same one again is written after all announced the READY after that, which they do
-    after reading. A sum of one piece fills nothing ahead: the next READY follows its reading, and one set is enough.
+    In each round a rank fills its slot and announces READY; then it reads all slots, writes its part of the result and
+    announces DONE. Two sets of slots make it safe to fill ahead:
+
+    - A rank fills its slot of the next round before all ranks are DONE, so that slot is in the other set. It uses a
+      set again only after it saw that all ranks are DONE with it.
+    - A rank reads a result after it has announced the next READY, so the next result is in the other set. A result
+      slot is written again only after all ranks announced the READY after that, which they do after reading.
+
+    A sum of one piece fills nothing ahead: the next READY follows the reading, so one set is enough.
 
     Args:
         memory: the slots.
-        transport: its ranks.
+        transport: the ranks that share the memory.
     """
 
     def __init__(self, memory: PoolMemory, transport: Transport) -> None:
@@ -94,7 +98,7 @@ class PoolRounds:
         self._round = 0
 
     def sum_(self, wire: torch.Tensor, op: ReduceOp, lost: WireLost | None = None) -> None:
-        """Put the sum over ranks, in rank order, in the place of `wire`, which may be this rank's slot itself."""
+        """Replace `wire` (mutated; it may be this rank's slot itself) by the sum in rank order; all ranks must call."""
         memory, n, rank = self.memory, self._transport.world_size, self._transport.rank
         ledger = self._transport.ledger
         pieces = wire.split(memory.slot_bytes // wire.element_size())
@@ -138,7 +142,7 @@ class PoolRounds:
         self._run(lambda: len(pieces), fill, combine, read)
 
     def gather(self, packed: torch.Tensor) -> list[torch.Tensor]:
-        """Return every rank's packed payload, in rank order."""
+        """Return every rank's packed payload, uint8, in rank order; all ranks must call."""
         memory, rank = self.memory, self._transport.rank
         buffers: list[torch.Tensor] = []
 
@@ -178,7 +182,7 @@ class PoolRounds:
         combine: Callable[[int, int], None],
         read: Callable[[int, int], None],
     ) -> None:
-        """All rounds of one sum; each callback gets the round's number and the piece's."""
+        """Run all rounds of one sum or gather; each callback gets the round and the index of the piece."""
         with self._transport.ledger.timed():
             fill(self._round + 1, 0)
             self.memory.announce(READY, self._round + 1)
@@ -199,7 +203,7 @@ class PoolRounds:
         """Wait until every rank has announced `value`.
 
         Raises:
-            TransportError: some did not in time.
+            TransportError: a rank did not announce it in time.
         """
         patience = SpinThenSleep(self._transport.timeout_s)
         while late := self.memory.behind(field, value):
@@ -208,9 +212,9 @@ class PoolRounds:
 
 
 def lines_of(tensor: torch.Tensor, rank: int, world_size: int) -> slice:
-    """Return the elements that `rank` adds: whole lines, of which none may have two writers.
+    """Return the elements that `rank` adds: whole lines, because no line may have two writers.
 
-    A cache that others do not see writes a line back as a whole, with what it holds of the other writer's part.
+    A cache that is not coherent writes back whole lines, and would overwrite the other writer's part with old data.
     """
     per_line = LINE // tensor.element_size()
     borders = balanced_borders(-(-tensor.numel() // per_line), world_size)

@@ -1,9 +1,9 @@
-"""The transport through memory that all ranks map: processes of one machine, or hosts around one CXL memory pool.
+"""The transport through memory that all ranks map: processes on one machine, or hosts that share a CXL memory pool.
 
-Each ordered pair of ranks has a channel, a ring of bytes of its own. There are no locks, no atomic operations beyond
-aligned stores, and no thread: a message moves while its rank posts or waits, and whoever waits for one moves all that
-are under way, so that a circle of ranks that send each other long messages goes round. What fits into the ring is sent
-at once; of a longer message the rest goes when its sender waits.
+Each ordered pair of ranks has a channel, which is a ring buffer of bytes. There are no locks, no threads, and no atomic
+operations except aligned stores. Messages move while their rank posts or waits, and a wait for one message moves all
+that are under way, so ranks that send each other long messages in a circle do not deadlock. Bytes that fit into the
+ring are sent at once; the rest of a longer message is sent when its sender waits.
 """
 
 from __future__ import annotations
@@ -40,30 +40,30 @@ PARTS_PER_RING = 4  # the receiver reads one part while the sender writes the ne
 
 
 class Message:
-    """A tensor on its way into a ring or out of it."""
+    """A tensor that is copied into a ring or out of it, in several pieces."""
 
     __slots__ = ("nbytes", "position", "raw")
 
     def __init__(self, tensor: torch.Tensor) -> None:
         self.raw = tensor.detach().view(-1).view(torch.uint8).numpy()
         self.nbytes = len(self.raw)
-        self.position = -WORD  # before its length has passed
+        self.position = -WORD  # negative until its length has been transferred
 
     @property
     def is_done(self) -> bool:
-        """All has passed."""
+        """Return True if all of it has been transferred."""
         return self.position == self.nbytes
 
 
 class ChannelEnd(abc.ABC):
-    """One side of a channel, with its messages under way, first come first served.
+    """One end of a channel, with a queue of messages under way.
 
     Args:
-        memory: where the ring and the lines are.
+        memory: the memory with the ring and the lines.
         ring: uint8, a part of the memory's data; its length is a multiple of `WORD`.
-        own_line: where this side says how far it is.
-        peer_line: where the other side says that.
-        peer: what users call the other rank.
+        own_line: number of the line in which this end announces its progress.
+        peer_line: number of the line in which the other end announces its progress.
+        peer: number of the other rank in messages to the user.
     """
 
     def __init__(self, memory: SharedMemory, ring: torch.Tensor, own_line: int, peer_line: int, peer: int) -> None:
@@ -74,15 +74,15 @@ class ChannelEnd(abc.ABC):
         self._part_bytes = max(WORD, len(self._bytes) // PARTS_PER_RING // WORD * WORD)
         self._own_line, self._peer_line = own_line, peer_line
         self._peer = peer
-        self._passed = 0  # bytes since the start, on this side
+        self._passed = 0  # bytes that this end has transferred since the start
         self._messages: collections.deque[Message] = collections.deque()
 
     def add(self, message: Message) -> None:
-        """Put it behind the others."""
+        """Queue a message."""
         self._messages.append(message)
 
     def advance(self) -> bool:
-        """Let pass what can pass now; return whether anything did.
+        """Transfer what can be transferred now; return whether anything was.
 
         Raises:
             TransportError: a message is longer than the buffer posted for it.
@@ -111,19 +111,19 @@ class ChannelEnd(abc.ABC):
 
     @abc.abstractmethod
     def _available(self) -> int:
-        """Bytes that can pass, a multiple of `WORD`."""
+        """Return how many bytes can be transferred now, a multiple of `WORD`."""
 
     @abc.abstractmethod
     def _pass_length(self, message: Message, word: int) -> None:
-        """Let a message's length pass at this word of the ring."""
+        """Transfer a message's length at this word of the ring."""
 
     @abc.abstractmethod
     def _pass_bytes(self, message: Message, start: int, nbytes: int) -> None:
-        """Let the next `nbytes` of a message pass at `start` of the ring."""
+        """Transfer the next `nbytes` of a message at byte `start` of the ring."""
 
 
 class Outgoing(ChannelEnd):
-    """The sender's side."""
+    """The sender's end."""
 
     @override
     def _available(self) -> int:
@@ -141,7 +141,7 @@ class Outgoing(ChannelEnd):
 
 
 class Incoming(ChannelEnd):
-    """The receiver's side."""
+    """The receiver's end."""
 
     @override
     def _available(self) -> int:
@@ -153,7 +153,8 @@ class Incoming(ChannelEnd):
         nbytes, room = int(self._words.item(word)), message.nbytes
         if nbytes > room:
             raise TransportError(
-                f"a message of {nbytes} bytes from rank {self._peer} came for a buffer of {room} bytes"
+                f"a message of {nbytes} bytes from rank {self._peer} does not fit into a buffer of {room} bytes; "
+                "all ranks must sum payloads of one kind and length"
             )
         message.nbytes = nbytes
 
@@ -169,7 +170,7 @@ SMALLER = "fewer devices, more room there (a container's --shm-size)"
 
 
 class SharedMemoryTransport(Transport):
-    """Messages between ranks that map one region, each from one thread; `open` makes one."""
+    """Messages between ranks that map one region, used from one thread per rank; create it with `open`."""
 
     @override
     def __init__(self, channels: Channels, members: Sequence[int], ledger: Ledger) -> None:
@@ -190,16 +191,16 @@ class SharedMemoryTransport(Transport):
         ring_bytes: int = RING_BYTES,
         coherent: bool | None = None,
     ) -> SharedMemoryTransport:
-        """Return one among the ranks of another transport, over which it also finds out who is lost; all must call.
+        """Create a transport among the ranks of another one, which also finds lost ranks; all ranks must call.
 
         Args:
-            transport: the ranks, their names and the longest wait.
-            path: folder for the region's file, a new file's name, or a DAX device.
-            ring_bytes: what a rank can have under way to another; the region holds one ring per ordered pair.
-            coherent: ranks see each other's stores without flushing; None: they do, but a device must say.
+            transport: a transport among the same ranks, which also gives the longest wait.
+            path: folder for the region's file, name of a new file, or a DAX device.
+            ring_bytes: bytes that can be under way from one rank to another; there is one ring per ordered pair.
+            coherent: ranks see each other's stores without flushing. None: they do; a device is then refused.
 
         Raises:
-            OptionError: on all ranks: no room, no such path, or memory that is not coherent and no way to flush it.
+            OptionError: on all ranks: there is no room or no such path, or non-coherent memory cannot be flushed.
         """
         return cls(Channels(transport, Path(path), ring_bytes, coherent), range(transport.world_size), Ledger())
 
@@ -219,7 +220,7 @@ class SharedMemoryTransport(Transport):
 
     @override
     def all_reduce_(self, tensor: torch.Tensor, op: ReduceOp = "sum") -> None:
-        """Each rank adds its own part of all ranks' tensors, in rank order, and sends it to all."""
+        """Reduce in place: each rank adds its own part of all ranks' tensors in rank order, and sends it to all."""
         n = self.world_size
         if n == 1:
             return
@@ -265,14 +266,14 @@ class Channels:
     """One rank's ends of the channels from and to all others; shared by all views of a transport.
 
     Args:
-        opener: the transport whose ranks they connect; all must call.
-        path: where the region is to be.
+        opener: the transport whose ranks are connected; all must call.
+        path: folder for the region's file, name of a new file, or a DAX device.
         ring_bytes: length of a ring.
-        coherent: ranks see each other's stores without flushing.
+        coherent: ranks see each other's stores without flushing; None as for `SharedMemoryTransport.open`.
 
     Attributes:
-        incoming: from each other rank.
-        outgoing: to each other rank.
+        incoming: the receiving end of the channel from each other rank.
+        outgoing: the sending end of the channel to each other rank.
     """
 
     def __init__(self, opener: Transport, path: Path, ring_bytes: int, coherent: bool | None) -> None:
@@ -294,6 +295,6 @@ class Channels:
             self.incoming[source] = Incoming(memory, ring, line + 1, line, self.opener.name(source))
 
     def advance(self) -> bool:
-        """Let pass what can pass now, to all and from all; return whether anything did."""
+        """Transfer what can be transferred now on all channels; return whether anything was."""
         ends = (*self.outgoing.values(), *self.incoming.values())
         return sum(end.advance() for end in ends) > 0

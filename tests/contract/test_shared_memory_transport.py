@@ -80,7 +80,7 @@ def test_a_buffer_too_short_for_its_message_is_an_error() -> None:
         if whole.rank == 0:
             whole.send(torch.zeros(3), 1).wait()
         else:
-            with pytest.raises(TransportError, match="12 bytes from rank 0 came for a buffer of 8 bytes"):
+            with pytest.raises(TransportError, match="12 bytes from rank 0 does not fit into a buffer of 8 bytes"):
                 whole.receive_into(torch.zeros(2), 0).wait()
 
     run_threads(rank, 2)
