@@ -1,1 +1,1 @@
-"""Virtual hosts: network namespaces with rate-limited links, built, measured and supervised."""
+"""Virtual hosts: build, measure and supervise network namespaces with rate-limited links."""

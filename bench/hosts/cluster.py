@@ -1,4 +1,4 @@
-"""Cluster: the virtual hosts of one run and the link of each, as plain numbers."""
+"""The description of a cluster: the virtual hosts of one run and the link of each."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from bench.core.interface import WireHeaders
 from bench.core.units import MAX_RATE_BPS, format_rate, format_seconds
 from bench.hosts.forwarder.trace import Trace
 
-# One /24 network, the first and the last address left out.
+# Addresses of one /24 network, without the first and the last.
 MAX_HOSTS = 254
-# Up to this rate every frame is a packet of its own; above it the cost per packet, not the link, would set the pace.
+# Up to this rate every packet is a single frame; above it, the CPU cost per packet would limit the rate, not the link.
 REAL_FRAMES_UP_TO_BPS = 300e6
-# 100 kB then take 8 s; slower links are not worth a training run, and measuring one would take minutes.
+# At this rate 100 kB take 8 s; slower links are too slow for training, and measuring one would take minutes.
 _MIN_RATE_BPS = 100e3
 _MIN_CPU_SHARE = 0.05
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9.-]{0,62}")
@@ -28,13 +28,13 @@ class HostLink:
     """One virtual host and its link to the switch that joins all hosts.
 
     Attributes:
-        name: letters, digits, dots and dashes; shown in messages, and resolved to the host's address by the hosts.
-        uplink_bps: rate of what the host sends, bits per second, frames counted whole; None: not limited.
-        downlink_bps: the same for what it receives.
-        uplink_trace, downlink_trace: the rate over time instead of a constant one.
-        latency_s: one-way delay added to what the host sends. Between two hosts the round trip is thus the sum of both.
-        jitter_s: the delay varies by up to this, uniformly, drawn anew every ten jitters; frames keep their order.
-        loss: share of the host's sent frames that are lost, 0 to 1, each for itself.
+        name: letters, digits, dots and dashes; shown in messages; the hosts can resolve it to the host's address.
+        uplink_bps: rate at which the host sends, in bits per second including headers; None: not limited.
+        downlink_bps: rate at which it receives, likewise.
+        uplink_trace, downlink_trace: a rate that changes over time, instead of a constant one.
+        latency_s: one-way delay added to what the host sends; the round trip of two hosts is the sum of both delays.
+        jitter_s: the delay varies uniformly by up to this, and changes every ten jitters; frames keep their order.
+        loss: probability that a sent frame is lost, from 0 to below 1, independent for each frame.
         cpu_share: share of the time in which the host's processes may run, 0.05 to 1; 0.5 is a machine half as fast.
 
     Raises:
@@ -84,29 +84,29 @@ class HostLink:
 
     @property
     def impaired(self) -> bool:
-        """Whether frames arrive late, or not at all."""
+        """Return True if the link delays or loses frames."""
         return self.latency_s > 0 or self.loss > 0
 
     @property
     def traces(self) -> tuple[Trace | None, Trace | None]:
-        """Up and down."""
+        """Return the traces of the uplink and the downlink."""
         return self.uplink_trace, self.downlink_trace
 
     @property
     def mean_rates(self) -> tuple[float | None, float | None]:
-        """Bits per second up and down, those of a trace on average; None: not limited."""
+        """Return the rates of uplink and downlink in bits per second, of a trace its mean; None: not limited."""
         rates = (self.uplink_bps, self.downlink_bps)
         up, down = (trace.mean_bps if trace else rate for rate, trace in zip(rates, self.traces, strict=True))
         return up, down
 
     def figures(self) -> dict[str, Any]:
-        """Everything but the name; of a trace what it says, wherever it lies."""
+        """Return all settings except the name; a trace is represented by the digest of its contents."""
         figures = {name: value for name, value in vars(self).items() if name != "name" and "trace" not in name}
         digests = {"traces": [trace and trace.digest for trace in self.traces]}
         return figures | (digests if any(self.traces) else {})
 
     def describe(self) -> str:
-        """One line for people, e.g. ``up 20 Mbit/s, down 100 Mbit/s, latency 5 ms``."""
+        """Return one readable line, for example ``up 20 Mbit/s, down 100 Mbit/s, latency 5 ms``."""
         parts = [
             f"{word} {format_rate(rate) if rate is not None else 'not limited'}{f' by {trace.label}' if trace else ''}"
             for word, rate, trace in zip(("up", "down"), self.mean_rates, self.traces, strict=True)
@@ -122,11 +122,7 @@ class HostLink:
 
 
 def check_number_of_hosts(number: int) -> None:
-    """Refuse what cannot be addressed, before a host of it is made.
-
-    Raises:
-        UsageError: too few or too many.
-    """
+    """Raise UsageError if there are too few hosts, or more than there are addresses."""
     if not 2 <= number <= MAX_HOSTS:
         raise UsageError(f"{number} virtual hosts are not possible; give 2 to {MAX_HOSTS}")
 
@@ -138,8 +134,8 @@ class Cluster:
     Attributes:
         hosts: hosts and links.
         ranks_per_host: at least 1.
-        forwarded: the links are the work of our own forwarder instead of the kernel's queues alone; where it is not
-            asked for, this is decided when the hosts are started, by what the machine can do.
+        forwarded: True to use this project's forwarder for the links; False to use it only if the kernel's queues
+            cannot do what the links need, which is decided when the hosts are started.
 
     Raises:
         UsageError: too few or too many hosts, two of one name, or no rank per host.
@@ -160,7 +156,7 @@ class Cluster:
 
     @classmethod
     def uniform(cls, num_hosts: int, *, ranks_per_host: int = 1, link: HostLink | None = None) -> Self:
-        """Equal hosts ``host0``, ``host1``, ... that all have the given link (without one: not limited)."""
+        """Return equal hosts ``host0``, ``host1``, ... that all have the given link (None: not limited)."""
         check_number_of_hosts(num_hosts)
         link = link or HostLink(name="host")
         hosts = tuple(dataclasses.replace(link, name=f"host{index}") for index in range(num_hosts))
@@ -168,18 +164,18 @@ class Cluster:
 
     @property
     def world_size(self) -> int:
-        """Ranks of the whole job."""
+        """Return the number of ranks of the whole job."""
         return len(self.hosts) * self.ranks_per_host
 
     @property
     def is_uniform(self) -> bool:
-        """Whether all hosts have the same link and speed."""
+        """Return True if all hosts have the same link and speed."""
         return all(host.figures() == self.hosts[0].figures() for host in self.hosts)
 
     def columns(self) -> dict[str, Any]:
-        """What a row shows of the links: the slowest rates (None: not limited), the worst of all else.
+        """Return a row's columns about links: the slowest rates (None: not limited) and the worst other settings.
 
-        `cluster_digest` tells clusters of unequal hosts apart; equal hosts are described by the other columns.
+        `cluster_digest` distinguishes clusters of unequal hosts; for equal hosts the other columns say everything.
         """
         return {
             "uplink_bps": _slowest(host.mean_rates[0] for host in self.hosts),
@@ -194,44 +190,44 @@ class Cluster:
 
     @property
     def impaired(self) -> bool:
-        """Whether any host's frames arrive late, or not at all."""
+        """Return True if any host's link delays or loses frames."""
         return any(host.impaired for host in self.hosts)
 
     @property
     def traces(self) -> list[Trace]:
-        """All that are followed, host by host, up before down."""
+        """Return all traces in use, host by host, each uplink before the downlink."""
         return [trace for host in self.hosts for trace in host.traces if trace is not None]
 
     @property
     def wire_headers(self) -> WireHeaders:
-        """``exact`` if every packet is one real frame, ``estimated`` if segmentation offload stays on.
+        """Return ``exact`` if every packet is one real frame, ``estimated`` if segmentation offload stays on.
 
-        One setting for all hosts: in a mixed cluster one rank's bytes would be counted and another's estimated. A
-        lossy cluster always uses real frames, because with offload one loss would take up to 44 frames at once; the
-        forwarder knows no others.
+        All hosts have the same setting; otherwise one rank's bytes would be counted and another's estimated. A lossy
+        cluster always uses real frames, because with offload one loss would drop up to 44 frames at once. So does the
+        forwarder.
         """
         return "exact" if self.forwarded or has_real_frames(self.hosts) else "estimated"
 
     def address(self, index: int) -> str:
-        """The host's IPv4 address inside the private network."""
+        """Return the host's IPv4 address inside the private network."""
         return f"10.77.0.{index + 1}"
 
     def describe(self) -> list[str]:
-        """For people: one line for equal hosts, otherwise one line per host."""
+        """Return readable lines: one in all if the hosts are equal, otherwise one per host."""
         if self.is_uniform:
             return [f"{len(self.hosts)} hosts, each: {self.hosts[0].describe()}"]
         return [f"{host.name}: {host.describe()}" for host in self.hosts]
 
     def to_dict(self) -> dict[str, Any]:
-        """The cluster as plain values that JSON brings back the same."""
+        """Return the cluster as values that JSON can store."""
         return dataclasses.asdict(self) | {"hosts": [dataclasses.asdict(host) for host in self.hosts]}
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> Self:
-        """The cluster of which `to_dict` gave these values.
+        """Return the cluster from the values of `to_dict`.
 
         Raises:
-            UsageError: they are not a cluster.
+            UsageError: the values are not a cluster's.
         """
         try:
             return cls(**{**values, "hosts": tuple(map(_host_from_dict, values["hosts"]))})
@@ -249,7 +245,7 @@ def _slowest(rates: Iterable[float | None]) -> float | None:
 
 
 def has_real_frames(hosts: Sequence[HostLink]) -> bool:
-    """Whether every packet that the kernel carries between them is one real frame."""
+    """Return True if every packet that the kernel carries between the hosts is one real frame."""
     rates = [rate for host in hosts for rate in (host.uplink_bps, host.downlink_bps)]
     slow_enough = all(rate is not None and rate <= REAL_FRAMES_UP_TO_BPS for rate in rates)
     return slow_enough or any(host.loss > 0 for host in hosts)

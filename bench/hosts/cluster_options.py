@@ -1,7 +1,7 @@
-"""From what a user writes to a `Cluster`: command-line options, named networks and TOML files.
+"""Make a `Cluster` from command-line options, named networks or a TOML file.
 
-All three use the same words: `network`, `bandwidth` (both directions), `uplink`, `downlink`, these three with `-trace`
-(in a file `_trace`) for a rate over time, `latency`, `jitter`, `loss`.
+All three use the same words: `network`, `bandwidth` (both directions), `uplink`, `downlink`, the last three also with
+`-trace` (`_trace` in a file) for a rate that changes over time, `latency`, `jitter` and `loss`.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from collectives.options import did_you_mean
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Preset:
-    """A named network and where its figures come from."""
+    """A named network and the origin of its numbers."""
 
     link: HostLink
     meaning: str
@@ -39,7 +39,7 @@ def _preset(name: str, uplink: str, downlink: str, latency: str, meaning: str) -
     return Preset(link=link, meaning=meaning)
 
 
-# Loss is 0 everywhere: wireless links repeat lost frames themselves, so that TCP sees delay instead.
+# No preset has loss: wireless links repeat lost frames themselves, so that TCP sees delay instead.
 PRESETS: Mapping[str, Preset] = {
     "adsl": _preset(
         "adsl", "1mbit", "16mbit", "12ms", "ADSL2+ (ITU-T G.992.5, at most 1.4 up and 24 down), 2 km of line"
@@ -47,9 +47,9 @@ PRESETS: Mapping[str, Preset] = {
     "4g": _preset(
         "4g", "10mbit", "30mbit", "25ms", "LTE category 4 in a busy cell; round trip 50 ms between two phones"
     ),
-    "wifi": _preset("wifi", "100mbit", "100mbit", "2ms", "802.11ac through a wall, what TCP gets of it"),
-    "1gbe": _preset("1gbe", "1gbit", "1gbit", "0ms", "gigabit Ethernet; its 50 us are those of the virtual switch"),
-    "10gbe": _preset("10gbe", "10gbit", "10gbit", "0ms", "10-gigabit Ethernet; most machines are slower than it"),
+    "wifi": _preset("wifi", "100mbit", "100mbit", "2ms", "802.11ac through a wall, the rate that TCP reaches"),
+    "1gbe": _preset("1gbe", "1gbit", "1gbit", "0ms", "gigabit Ethernet; its 50 us come from the virtual switch"),
+    "10gbe": _preset("10gbe", "10gbit", "10gbit", "0ms", "10-gigabit Ethernet; most machines cannot reach it"),
 }
 
 _RATES = {"bandwidth": ("uplink", "downlink"), "uplink": ("uplink",), "downlink": ("downlink",)}
@@ -59,13 +59,13 @@ _FILE_KEYS = ("ranks_per_host", "host")
 
 
 def cluster_from_options(asked: RanksConfig) -> Cluster | None:
-    """The cluster that the command line asks for, or None if it asks for no virtual hosts.
+    """Return the cluster of the command line's options; None without virtual hosts.
 
     Raises:
-        UsageError: options that contradict each other or are out of range.
+        UsageError: options contradict each other or are out of range.
     """
     if asked.hosts is None and asked.ranks_per_host:
-        raise UsageError("--ranks-per-host deals ranks to virtual hosts; say how many with --hosts N")
+        raise UsageError("--ranks-per-host is for virtual hosts; say how many with --hosts N")
     texts = link_texts(asked)
     if asked.cluster_file is not None:
         extra = [_flag(key) for key in texts] + (["--hosts"] if asked.hosts is not None else [])
@@ -81,11 +81,11 @@ def cluster_from_options(asked: RanksConfig) -> Cluster | None:
 
 
 def cluster_from_toml(path: Path) -> Cluster:
-    """Read an uneven cluster.
+    """Read a cluster file, in which hosts may differ.
 
-    The file holds `ranks_per_host` (default 1) and one table `[[host]]` per host, or per `count` equal hosts, with
+    The file contains `ranks_per_host` (default 1) and one table `[[host]]` per host, or per `count` equal hosts, with
     any of `name`, `network`, `bandwidth`, `uplink`, `downlink`, `bandwidth_trace`, `uplink_trace`, `downlink_trace`,
-    `latency`, `jitter`, `loss`, `cpu_share`; the path of a trace begins at the file's folder::
+    `latency`, `jitter`, `loss`, `cpu_share`; the path of a trace is relative to the file's folder::
 
         ranks_per_host = 1
 
@@ -135,20 +135,20 @@ def _hosts_of_table(table: Mapping[str, Any], *, first_index: int, where: str, f
 
 
 def link_texts(asked: object) -> dict[str, str]:
-    """What a configuration says of links, by option; nothing for options that it does not have."""
+    """Return a configuration's options about links that are set, by name."""
     return {key: text for key in _LINK_KEYS if (text := getattr(asked, key, None)) is not None}
 
 
 def link_of(texts: Mapping[str, Any], *, where: str = "--", folder: Path = Path()) -> HostLink:
-    """One host's link.
+    """Return the link that some options describe.
 
     Args:
-        texts: by option.
-        where: is put before an option's name in messages.
-        folder: where paths begin.
+        texts: the options' values as the user wrote them, by name.
+        where: prefix of an option's name in messages.
+        folder: the folder to which paths of traces are relative.
 
     Raises:
-        UsageError: options that contradict each other, or a value that is no rate, delay or share.
+        UsageError: options contradict each other, or a value is not a rate, delay or share.
     """
     for key, text in texts.items():
         if key != "loss" and not isinstance(text, str):
@@ -174,7 +174,7 @@ def link_of(texts: Mapping[str, Any], *, where: str = "--", folder: Path = Path(
 
 
 def _refuse_two_rates(texts: Mapping[str, Any], where: str) -> None:
-    """A direction has one rate, or one trace."""
+    """Raise UsageError if a direction has two rates, two traces, or both a rate and a trace."""
     setting: dict[str, str] = {}
     for key, directions in _RATES.items():
         for word in (key, f"{key}_trace"):
@@ -207,7 +207,7 @@ def _named(name: str) -> Preset:
 
 
 def _as_float(value: float) -> float:
-    """Also of a whole number that is larger than any float."""
+    """Convert to float; a whole number larger than any float becomes infinity."""
     try:
         return float(value)
     except OverflowError:
@@ -215,7 +215,7 @@ def _as_float(value: float) -> float:
 
 
 def _parse_share(value: object) -> float:
-    """``1%``, ``0.01`` or the number itself -> 0.01."""
+    """Parse a share such as ``1%``, ``"0.01"`` or 0.01."""
     try:
         if isinstance(value, str) and value.strip().endswith("%"):
             return float(value.strip()[:-1]) / 100

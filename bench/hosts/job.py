@@ -1,9 +1,9 @@
-"""Virtual hosts: run one command on each of several hosts that share this machine and have real, limited links.
+"""Jobs on virtual hosts: run one command on each of several hosts on this machine, connected by rate-limited links.
 
-The job lives in private namespaces (user, network, mount, process) under one supervisor. Nothing outside is touched,
-no privilege is needed, and nothing is left, whatever ends the job: the supervisor is process 1 of the process
-namespace, so the kernel kills the rest with it, and it ends itself when the pipe from the launcher closes, which even
-a SIGKILL of the launcher brings about.
+The job runs in private namespaces (user, network, mount, process) under one supervisor. It needs no privileges, changes
+nothing outside, and leaves nothing behind, whatever ends it: the supervisor is process 1 of the process namespace, so
+the kernel kills the rest with it, and it ends itself when the pipe from the launcher closes, even after a SIGKILL of
+the launcher.
 """
 
 from __future__ import annotations
@@ -35,8 +35,8 @@ from bench.hosts.network import INTERFACE
 from bench.hosts.supervisor import STOP_GRACE_S, Assignment
 from bench.hosts.support import UNSHARE, search_path
 
+# Port of the rendezvous on host 0; the network is private, so the port is always free.
 PORT = 29500
-"""Where host 0's rendezvous listens; the network is private, so the port is always free."""
 ASSIGNMENT_FILE = "hosts.json"
 
 _READY_WITHIN_S = 600.0
@@ -46,9 +46,9 @@ CommandFor = Callable[[int], tuple[Sequence[str], Mapping[str, str]]]
 
 
 class HostsJob:
-    """The commands on all hosts as one job, used like `subprocess.Popen`; it ends when all of them have ended.
+    """A running job with one command per host, used like `subprocess.Popen`; it ends when all commands have ended.
 
-    The job dies with this object's process. Its exit code is that of the first command that failed.
+    The job ends with the process that created this object. Its exit code is that of the first command that failed.
     """
 
     def __init__(
@@ -60,11 +60,11 @@ class HostsJob:
         self.network = network
 
     def poll(self) -> int | None:
-        """The exit code, or None while the job runs."""
+        """Return the exit code, or None while the job runs."""
         return self._unshare.poll()
 
     def wait(self, timeout: float | None = None) -> int:
-        """Wait for the end and return the exit code.
+        """Wait for the job's end and return the exit code.
 
         Raises:
             subprocess.TimeoutExpired: the job still runs after `timeout` seconds.
@@ -72,25 +72,25 @@ class HostsJob:
         return self._unshare.wait(timeout)
 
     def terminate(self) -> None:
-        """Ask every host's command to end; those that have not after 5 s are killed."""
+        """Send every host's command SIGTERM; those that have not ended after 5 s are killed."""
         orders = self._unshare.stdin
         if self.poll() is None and orders is not None and not orders.closed:
-            with contextlib.suppress(BrokenPipeError):  # it ended meanwhile
+            with contextlib.suppress(BrokenPipeError):  # the job has ended
                 orders.write(b"stop\n")
 
     def kill(self) -> None:
-        """End everything at once; returns when nothing is left, or after 2 s."""
+        """Kill all processes at once; return when none is left, or after 2 s."""
         _end(self._unshare)
 
     def death(self) -> str | None:
-        """Say which process above all commands was killed by which signal; None if none was, or the job runs."""
+        """Say if `unshare` or the supervisor was killed, and by which signal; None if not, or if the job runs."""
         if not self.poll():
             return None
         self.kill()
         return _death(self._unshare, _message(self._status, _KILL_GRACE_S))
 
     def close(self) -> None:
-        """End whatever is left, in order if it can be, and wait for it."""
+        """End the job, with SIGTERM first and then by force, and wait for its end."""
         if self.poll() is None:
             self.terminate()
             with contextlib.suppress(subprocess.TimeoutExpired):
@@ -115,18 +115,18 @@ def start_hosts(
     grace_s: float = 30.0,
     seed: int = 1,
 ) -> HostsJob:
-    """Build the network, measure it, start one command per host; returns when the commands run.
+    """Build the network, measure it and start one command per host; return when the commands run.
 
     Args:
         cluster: hosts and links.
         run_dir: an existing folder; gets `hosts.json` (the assignment) and `link.json` (the measurements).
-        command_for: host index -> (arguments, variables to add to this process's environment).
-        output: where everything's output goes; None: this process's own.
-        grace_s: after the first host's command failed, the others may go on for so long before they are stopped.
-        seed: of losses and jitter, where the forwarder makes them.
+        command_for: returns (arguments, variables to add to this process's environment) for a host's index.
+        output: file for the output of all processes; None: this process's output.
+        grace_s: after the first command failed, the others may continue for so many seconds before they are stopped.
+        seed: seed of losses and jitter in the forwarder.
 
     Raises:
-        UsageError: virtual hosts, or what was asked of their links, are not possible here.
+        UsageError: virtual hosts, or the settings of their links, are not possible here.
         RunFailed: the network could not be set up, or a host cannot reach another.
     """
     cluster = _settled(cluster, run_dir)
@@ -154,7 +154,7 @@ def start_hosts(
             stdout=output,
             stderr=None if output is None else subprocess.STDOUT,
             pass_fds=(status_in,),
-            start_new_session=True,  # Ctrl-C reaches the launcher alone, which then stops the job in order
+            start_new_session=True,  # Ctrl-C reaches only the launcher, which then stops the job in order
         )
     except BaseException:
         status.close()
@@ -175,10 +175,10 @@ def start_hosts(
 
 
 def _settled(cluster: Cluster, run_dir: Path) -> Cluster:
-    """The cluster as it will work here; what cannot is refused before anything is started.
+    """Return the cluster with its backend chosen; refuse what is not possible here before anything is started.
 
     Raises:
-        UsageError: virtual hosts are not possible here, or what was asked of their links is not.
+        UsageError: virtual hosts, or the settings of their links, are not possible here.
     """
     needed = (
         ("the run's folder", run_dir),
@@ -194,10 +194,10 @@ def _settled(cluster: Cluster, run_dir: Path) -> Cluster:
 def torchrun_arguments(
     host_index: int, cluster: Cluster, ranks_per_host: int | None = None, port: int = PORT
 ) -> tuple[list[str], dict[str, str]]:
-    """(rendezvous arguments of this host's torchrun agent, variables it needs), as on real machines.
+    """Return the rendezvous arguments and environment variables of this host's torchrun, as on real machines.
 
     The rendezvous is static, so host i holds ranks i x `ranks_per_host` and up. torchrun's `c10d` rendezvous would
-    compare host names, which all virtual hosts share, and deal ranks by arrival.
+    compare host names, which all virtual hosts share, and assign ranks in the order of arrival.
     """
     if ranks_per_host is None:
         ranks_per_host = cluster.ranks_per_host
@@ -214,7 +214,7 @@ def torchrun_arguments(
 
 
 def _end(unshare: subprocess.Popen[bytes]) -> None:
-    """Let the supervisor see that its launcher is gone; `unshare` then ends last, after every process of the job."""
+    """Close the supervisor's input, which ends the job; `unshare` ends last, after every process of the job."""
     if unshare.stdin is not None:
         unshare.stdin.close()
     try:
@@ -225,13 +225,13 @@ def _end(unshare: subprocess.Popen[bytes]) -> None:
 
 
 def _message(status: IO[bytes], within_s: float) -> dict[str, Any] | None:
-    """What the supervisor says next; empty if it has ended, None if it says nothing in time."""
+    """Return the supervisor's next message; empty if it has ended, None if none comes in time."""
     readable, _, _ = select.select([status], [], [], within_s)
     return json.loads(status.readline() or b"{}") if readable else None
 
 
 def _death(unshare: subprocess.Popen[bytes], last_message: dict[str, Any] | None) -> str | None:
-    """Say which of the two processes above was killed by which signal; None if none was."""
+    """Say if `unshare` or the supervisor was killed, and by which signal; None if neither was."""
     if last_message and "alone" not in last_message:
         return None
     exit_code = unshare.wait()
@@ -244,8 +244,8 @@ def _wait_until_ready(unshare: subprocess.Popen[bytes], status: IO[bytes]) -> No
     """Wait for the supervisor to be ready.
 
     Raises:
-        RunFailed: it says that it failed, or was killed, or never began.
-        UsageError: it found that what was asked is not possible.
+        RunFailed: it failed, was killed, or did not begin.
+        UsageError: it found that the cluster is not possible here.
     """
     if not _message(status, _READY_WITHIN_S):
         raise RunFailed("the virtual hosts could not be started; the job's output says why")
@@ -262,11 +262,11 @@ def _wait_until_ready(unshare: subprocess.Popen[bytes], status: IO[bytes]) -> No
 
 
 def forwarded_bps() -> float:
-    """Bits per second, all links together, frames counted whole; takes about two seconds.
+    """Measure the forwarder's rate in bits per second, including headers, all links together; takes two seconds.
 
     Raises:
-        UsageError: there are no virtual hosts here, or there is no forwarder.
-        RunFailed: they could not be set up.
+        UsageError: virtual hosts or the forwarder do not work here.
+        RunFailed: the virtual hosts could not be set up.
     """
     cluster = dataclasses.replace(Cluster.uniform(2), forwarded=True)
     with signals.interruptible(), tempfile.TemporaryDirectory() as folder:

@@ -1,4 +1,4 @@
-"""NetworkReport: what the links between virtual hosts really did, measured before training."""
+"""The report of the links between virtual hosts as measured before training, with warnings."""
 
 from __future__ import annotations
 
@@ -15,17 +15,16 @@ from bench.hosts.cluster import Cluster
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Flow:
-    """One measured connection, from one virtual host to another, while all hosts sent at once.
+    """One connection between two virtual hosts, measured while all hosts sent at the same time.
 
     Attributes:
         sender, receiver: names of the hosts.
-        asked_bps: the lower of the sender's uplink and the receiver's downlink; None where neither is limited.
-        long_bps: rate of the second half of a long message: frames through the interface of the slower link, the
-            receiver's if both are as slow, over time. Where frames are lost, that of a row of datagrams, those
-            included that were lost.
+        asked_bps: the configured rate: the lower of the sender's uplink and the receiver's downlink; None: not limited.
+        long_bps: rate of the second half of a long message, measured in frames at the interface of the slower link (the
+            receiver's if both are equal). On lossy links: rate of a series of datagrams, including the lost ones.
         short_bps: rate of 100 kB after 0.2 s of silence, from the first byte sent to the last one received.
         rtt_s: median round trip time of a small message before the links were loaded.
-        num_sent, num_received: datagrams of the row; 0 where there was none.
+        num_sent, num_received: number of datagrams; 0 if none were used.
     """
 
     sender: str
@@ -40,16 +39,15 @@ class Flow:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class NetworkReport:
-    """Measured before training; written as `link.json` into the run's folder, read by the ranks.
+    """Measurements of all links before training; `link.json` in the run's folder, which the ranks read.
 
     Attributes:
         measured_bandwidth_bps: the slowest flow's rate for a long message.
-        measured_rtt_s: median over the flows.
-        measured_loss_ratio: share of all flows' datagrams that were lost; None where none is to be
-            lost, or only on links that follow a trace.
-        wire_headers: whether the interfaces' counters see real frames.
-        congestion_control: of TCP, on all hosts.
-        warnings: one sentence for each thing that is more than 10 % off, or otherwise not what was asked.
+        measured_rtt_s: median round trip time over the flows.
+        measured_loss_ratio: share of all datagrams that were lost; None without loss, or if all flows follow traces.
+        wire_headers: "exact" if the interfaces' counters see real frames.
+        congestion_control: TCP's congestion control on all hosts.
+        warnings: one sentence for each value that is more than 10 % off, or otherwise not as configured.
         flows: every measured connection.
     """
 
@@ -62,12 +60,12 @@ class NetworkReport:
     flows: tuple[Flow, ...]
 
     def write(self, folder: RunFolder) -> None:
-        """Write it as the run's `link.json`, where the ranks find the columns of the same names."""
+        """Write the report as the run's `link.json`; the ranks copy its `measured_` fields to their rows."""
         write_json(folder.link, dataclasses.asdict(self))
 
     @classmethod
     def read(cls, folder: RunFolder) -> Self | None:
-        """What `write` wrote, or None for a run without virtual hosts."""
+        """Read what `write` wrote; None for a run without virtual hosts."""
         values: dict[str, Any] | None = read_json(folder.link)
         if values is None:
             return None
@@ -78,22 +76,22 @@ class NetworkReport:
 SHORT_MESSAGE_BYTES = 100_000
 _TOLERANCE = 0.1
 _RTT_TOLERANCE_S = 1e-3
-# Losses are drawn; by chance they are further from what is expected than so many standard deviations once in 16 000.
+# Tolerated standard deviations: random losses exceed the expected number by more than this once in 16 000 times.
 _CHANCE = 4
 
 Alone = Callable[[Flow], Flow]
 
 
 def link_warnings(cluster: Cluster, flows: Sequence[Flow], alone: Alone) -> list[str]:
-    """What the user must know before reading results from these links.
+    """Return what the user must know about these links before reading results, one sentence each.
 
     Args:
-        cluster: what was asked.
-        flows: what was measured while all hosts sent at once.
-        alone: measures one flow again while all others are silent: tells a wrong link from a machine too slow.
+        cluster: the configured hosts and links.
+        flows: what was measured while all hosts sent at the same time.
+        alone: measures one flow again while all others are silent, to tell a wrong link from a slow machine.
     """
     warnings = _rate_warning(flows, alone)
-    # A window over TCP needs several round trips to open: with a latency or losses, a short message is slow by nature.
+    # TCP's window needs several round trips to open, so with latency or losses a short message is slow in any case.
     if not cluster.impaired:
         warnings += _burst_warning(cluster, flows, alone)
     return warnings + _rtt_warning(cluster, flows) + _loss_warning(cluster, flows)
@@ -119,13 +117,13 @@ def _burst_warning(cluster: Cluster, flows: Sequence[Flow], alone: Alone) -> lis
     if worst is None:
         return []
     flow, asked_bps = worst
-    # 100 kB last 8 ms at 100 Mbit/s: one pause of this machine looks like a slow link, two in a row do not happen.
+    # 100 kB take 8 ms at 100 Mbit/s, so one pause of this machine looks like a slow link; a second try excludes that.
     again = alone(flow)
     if _is_near(again.short_bps, asked_bps):
         return []
     sentence = (
         f"{flow.sender} to {flow.receiver}: {SHORT_MESSAGE_BYTES // 1000} kB after a silence passed at"
-        f" {format_rate(again.short_bps)} where {format_rate(asked_bps)} was asked"
+        f" {format_rate(again.short_bps)} instead of the configured {format_rate(asked_bps)}"
     )
     if cluster.wire_headers == "estimated" and again.short_bps > asked_bps:
         return [f"{sentence}: above 300 Mbit/s up to 1 ms of traffic passes at once, so short messages look too fast"]
@@ -133,7 +131,7 @@ def _burst_warning(cluster: Cluster, flows: Sequence[Flow], alone: Alone) -> lis
 
 
 def _furthest_off(flows: Sequence[Flow], reached: Sequence[float]) -> tuple[Flow, float] | None:
-    """The flow whose rate is furthest from what was asked, and what was asked; None if all are near."""
+    """Return the flow whose rate is furthest from its configured rate, and that rate; None if all are near."""
     off = [
         (abs(rate / flow.asked_bps - 1), flow, flow.asked_bps)
         for flow, rate in zip(flows, reached, strict=True)
@@ -150,7 +148,7 @@ def _is_near(reached_bps: float, asked_bps: float) -> bool:
 
 
 def _rtt_warning(cluster: Cluster, flows: Sequence[Flow]) -> list[str]:
-    if cluster.traces:  # a message waits for opportunities, how long depends on the moment
+    if cluster.traces:  # how long a message waits depends on the trace at that moment
         return []
     hosts = {host.name: host for host in cluster.hosts}
     for flow in flows:
@@ -165,7 +163,7 @@ def _rtt_warning(cluster: Cluster, flows: Sequence[Flow]) -> list[str]:
 
 
 def _loss_warning(cluster: Cluster, flows: Sequence[Flow]) -> list[str]:
-    """Of all hosts together, for one host's datagrams are few."""
+    """Compare the losses of all hosts together, because one host's datagrams are too few."""
     asked = {host.name: host.loss for host in cluster.hosts}
     num_sent = sum(flow.num_sent for flow in flows)
     expected = sum(asked[flow.sender] * flow.num_sent for flow in flows)

@@ -1,8 +1,8 @@
-"""The commands that build the private network: one namespace with one link per virtual host, and a switch.
+"""The private network: commands that build a namespace and a link per virtual host, and settings inside namespaces.
 
-The switch is the kernel's bridge, joined by pairs of virtual interfaces, or our own forwarder, which makes a TAP device
-in every namespace between the two lists of commands.
-They run inside a fresh network and mount namespace, so nothing of the machine's own network is seen or touched.
+The switch is either the kernel's bridge, connected by pairs of virtual interfaces, or this project's forwarder, for
+which a TAP device is made in every namespace before the commands for links run. All commands run inside new network and
+mount namespaces, so the machine's own network is neither visible nor changed.
 Source: Linux ip-netns(8), ip-link(8), veth(4).
 """
 
@@ -22,42 +22,42 @@ from typing import TypeVar
 from bench.core.interface import FRAME_BYTES
 from bench.hosts.cluster import Cluster, HostLink
 
-# What a full queue may hold: below it the link drops, as a switch or a home router does.
+# Size of a link's queue; when it is full the link drops packets, as a switch or a home router does.
 _QUEUE_S = 0.2
 _MIN_QUEUE_BYTES = 65536
 _BURST_S = 1e-3
 _NUM_PACKETS_UNLIMITED = 100_000
+# Frames in the largest packet with segmentation offload, which has 64 kB.
 _MAX_FRAMES_OFFLOADED = 65536 // FRAME_BYTES
-"""in one packet, of 64 kB at most"""
 
 
 def burst_bytes(rate_bps: float, *, real_frames: bool) -> int:
-    """How much may pass at once after a silence: max(2 frames, rate x 1 ms), but at most 3 frames if frames are real.
+    """Return the token bucket's size: 1 ms at the rate, at least 2 frames, and at most 3 if frames are real.
 
-    A bucket too small loses the tokens of a timer that fires late; one too large lets short messages travel free: with
-    1 ms (12.5 kB) at 100 Mbit/s, 100 kB after a silence pass 12 % too fast, with 3 frames 4 %. With offload one packet
-    alone may be 64 kB, so the cap does not apply.
+    A bucket that is too small loses tokens when a timer fires late; one that is too large lets short messages pass too
+    fast: with 1 ms (12.5 kB) at 100 Mbit/s, 100 kB after a silence pass 12 % too fast, with 3 frames 4 %. With offload
+    one packet may have 64 kB, so there is no upper limit.
     """
     burst = max(2 * FRAME_BYTES, math.ceil(rate_bps / 8 * _BURST_S))
     return min(burst, 3 * FRAME_BYTES) if real_frames else burst
 
 
 def queue_bytes(rate_bps: float) -> int:
-    """What may wait for a link of this rate: 200 ms of it, at least 64 kB; more is dropped."""
+    """Return the size of a link's queue: 200 ms at its rate, at least 64 kB; more is dropped."""
     return max(_MIN_QUEUE_BYTES, math.ceil(rate_bps / 8 * _QUEUE_S))
 
 
 def offload_arguments(cluster: Cluster) -> list[str]:
-    """Arguments of `ip link set` that make every packet one real frame; none where offload stays on."""
+    """Return arguments of `ip link set` that make every packet one real frame; none if offload stays on."""
     if cluster.wire_headers == "estimated":
         return []
     return ["gso_max_size", str(FRAME_BYTES), "gso_max_segs", "1"]
 
 
 def own_offload_arguments(cluster: Cluster, host: HostLink) -> list[str]:
-    """The same for a host's own end, whose packets are to pass its rate limiter whole.
+    """Return arguments of `ip link set` for a host's own interface, whose packets must fit its rate limiter's bucket.
 
-    A larger one would be cut into single frames there, each of which costs as much as a whole packet.
+    The limiter would split a larger packet into single frames, each of which costs as much CPU time as a packet.
     """
     if cluster.wire_headers == "exact" or host.uplink_bps is None:
         return offload_arguments(cluster)
@@ -66,12 +66,12 @@ def own_offload_arguments(cluster: Cluster, host: HostLink) -> list[str]:
 
 
 def uplink_rate_commands(device: str, host: HostLink, *, real_frames: bool) -> list[list[str]]:
-    """`tc` commands for the rate at which a host sends."""
+    """Return `tc` commands for the rate at which a host sends."""
     return _rate_commands(device, host.uplink_bps, real_frames=real_frames)
 
 
 def uplink_commands(device: str, host: HostLink, *, real_frames: bool) -> list[list[str]]:
-    """`tc` commands for what a host sends: its rate, and below it delay and loss."""
+    """Return `tc` commands for what a host sends: its rate, and below it delay and loss."""
     commands = uplink_rate_commands(device, host, real_frames=real_frames)
     if not host.impaired:
         return commands
@@ -85,7 +85,7 @@ def uplink_commands(device: str, host: HostLink, *, real_frames: bool) -> list[l
 
 
 def downlink_commands(device: str, host: HostLink, *, real_frames: bool) -> list[list[str]]:
-    """`tc` commands for what a host receives: only its rate, delay belongs to the sender."""
+    """Return `tc` commands for what a host receives: only its rate, because delay is set at the sender."""
     return _rate_commands(device, host.downlink_bps, real_frames=real_frames)
 
 
@@ -99,33 +99,33 @@ def _rate_commands(device: str, rate_bps: float | None, *, real_frames: bool) ->
 
 
 def _num_delayed_packets(host: HostLink) -> int:
-    """Room for the packets under way and a full queue; netem's default of 1000 would silently cap the rate."""
+    """Return netem's limit: packets in flight plus a full queue. Its default of 1000 would silently cap the rate."""
     if host.uplink_bps is None:
         return _NUM_PACKETS_UNLIMITED
     held_s = host.latency_s + _QUEUE_S
     return 100 + math.ceil(host.uplink_bps / 8 * held_s / FRAME_BYTES)
 
 
+# Name of the network interface on every virtual host.
 INTERFACE = "eth0"
-"""The interface's name on every virtual host."""
 _SWITCH = "switch"
 _TAP_FRAMES = "10000"
 
 
 def namespace(index: int) -> str:
-    """Name of a host's network namespace."""
+    """Return the name of a host's network namespace."""
     return f"bench{index}"
 
 
 def port(index: int) -> str:
-    """The switch's end of a host's link; what it sends is what the host receives."""
+    """Return the name of the switch's end of a host's link; what it sends is what the host receives."""
     return f"port{index}"
 
 
 def namespace_commands(cluster: Cluster) -> list[list[str]]:
-    """The namespaces, as argument lists of `mount` and `ip`, in order."""
+    """Return the commands that make the namespaces, in order: argument lists of `mount` and `ip`."""
     return [
-        # `ip netns` keeps its names in /run/netns, which only root may make on the machine itself.
+        # `ip netns` keeps its names in /run/netns, which on the machine itself only root may create.
         ["mount", "-t", "tmpfs", "none", "/run"],
         ["ip", "link", "set", "lo", "up"],
         *(["ip", "netns", "add", namespace(index)] for index in range(len(cluster.hosts))),
@@ -133,7 +133,7 @@ def namespace_commands(cluster: Cluster) -> list[list[str]]:
 
 
 def link_commands(cluster: Cluster) -> list[list[str]]:
-    """Interfaces, addresses and links, as argument lists of `ip` and `tc`, in order."""
+    """Return the commands that make interfaces, addresses and links, in order: argument lists of `ip` and `tc`."""
     commands = [] if cluster.forwarded else _switch_commands()
     for index in range(len(cluster.hosts)):
         commands += _tap_commands(cluster, index) if cluster.forwarded else _pair_commands(cluster, index)
@@ -141,17 +141,17 @@ def link_commands(cluster: Cluster) -> list[list[str]]:
 
 
 def ethernet_address(index: int) -> str:
-    """By which the forwarder knows a host."""
+    """Return the Ethernet address by which the forwarder identifies a host."""
     return f"02:00:00:00:{(index + 1) >> 8:02x}:{(index + 1) & 255:02x}"
 
 
 def inside(index: int, argv: list[str]) -> list[str]:
-    """The command that runs another one on a virtual host."""
+    """Return the command that runs `argv` on a virtual host."""
     return ["ip", "netns", "exec", namespace(index), *argv]
 
 
 def name_lines(cluster: Cluster) -> str:
-    """The hosts' names and addresses as lines of /etc/hosts; torch's sockets know IPv4 addresses by their IPv6 form."""
+    """Return the hosts' names as lines of /etc/hosts, also for the IPv6 forms of addresses that torch looks up."""
     named = [(cluster.address(index), host.name) for index, host in enumerate(cluster.hosts)]
     return "".join(f"\n{prefix}{address} {name}" for prefix in ("", "::ffff:") for address, name in named) + "\n"
 
@@ -169,7 +169,7 @@ def _pair_commands(cluster: Cluster, index: int) -> list[list[str]]:
     real_frames = cluster.wire_headers == "exact"
     return [
         ["ip", "link", "add", far_end, "type", "veth", "peer", "name", INTERFACE, "netns", name],
-        # No link-local addresses: their discovery traffic would show in the counters.
+        # No link-local addresses: the counters would include their discovery traffic.
         ["ip", "link", "set", far_end, "addrgenmode", "none"],
         ["ip", "link", "set", far_end, "master", _SWITCH, *offload, "up"],
         *_interface_commands(cluster, index, own_offload),
@@ -179,7 +179,10 @@ def _pair_commands(cluster: Cluster, index: int) -> list[list[str]]:
 
 
 def _tap_commands(cluster: Cluster, index: int) -> list[list[str]]:
-    """The rest of a link is the forwarder's work; the queue holds what comes while other processes keep it waiting."""
+    """Return the commands for a TAP device; its long queue holds frames while the forwarder waits for a processor.
+
+    The kernel limits only the uplink's rate; the forwarder does the rest.
+    """
     rate = uplink_rate_commands(INTERFACE, cluster.hosts[index], real_frames=True)
     own = ["address", ethernet_address(index), "txqueuelen", _TAP_FRAMES, *offload_arguments(cluster)]
     return [*_interface_commands(cluster, index, own), *_on(namespace(index), rate)]
@@ -196,7 +199,7 @@ def _interface_commands(cluster: Cluster, index: int, settings: list[str]) -> li
 
 
 def _on(name: str, commands: list[list[str]]) -> list[list[str]]:
-    """Commands of `tc` for interfaces of another namespace."""
+    """Return `tc` commands changed to run in another namespace."""
     return [[command[0], "-n", name, *command[1:]] for command in commands]
 
 
@@ -206,11 +209,11 @@ _CLONE_NEWNET = 0x40000000
 
 
 def start_in(namespace: str, fn: Callable[[], Result]) -> Future[Result]:
-    """Run `fn` in a new thread whose network namespace is the given one; the thread ends with `fn`.
+    """Run `fn` in a new thread inside a network namespace; the thread ends with `fn`.
 
     Args:
-        namespace: a name that `ip netns` knows.
-        fn: what to run.
+        namespace: the namespace's name for `ip netns`.
+        fn: the function to run.
     """
     outcome: Future[Result] = Future()
 
@@ -218,7 +221,7 @@ def start_in(namespace: str, fn: Callable[[], Result]) -> Future[Result]:
         try:
             _enter(namespace)
             outcome.set_result(fn())
-        except BaseException as error:  # noqa: BLE001 - handed to whoever asks for the result
+        except BaseException as error:  # noqa: BLE001 - raised by the future's `result`
             outcome.set_exception(error)
 
     threading.Thread(target=body, name=f"in-{namespace}", daemon=True).start()
@@ -236,30 +239,30 @@ def _enter(namespace: str) -> None:
         os.close(descriptor)
 
 
-# The only one that every kernel has and every namespace may choose.
+# TCP's congestion control: the only one that every kernel has and that every namespace may choose.
 CONGESTION_CONTROL = "reno"
 _SETTING = Path("/proc/sys/net/ipv4/tcp_congestion_control")
 
 
 def set_congestion_control(cluster: Cluster) -> str:
-    """Set it on every virtual host, whose namespaces must exist; returns what stands there now."""
+    """Set TCP's congestion control on every virtual host, whose namespace must exist; return what is then in effect."""
     names = {start_in(namespace(index), partial(_write, _SETTING)).result() for index in range(len(cluster.hosts))}
     return " ".join(sorted(names))
 
 
 def congestion_warnings(congestion_control: str) -> list[str]:
-    """What the user must know of what `set_congestion_control` returned."""
+    """Return a warning if `set_congestion_control` did not have the intended effect."""
     if congestion_control == CONGESTION_CONTROL:
         return []
     return [
         f"TCP runs with this machine's congestion control ({congestion_control}), as {CONGESTION_CONTROL} could not be"
-        " set; compare times only with runs that did likewise"
+        " set; compare times only with runs that used the same"
     ]
 
 
 def _write(setting: Path) -> str:
-    """Returns what stands there afterwards: some sandboxes show the setting and let nobody write it."""
-    with contextlib.suppress(OSError):  # the warning tells it
+    """Write the setting if possible and return its value: some sandboxes show the setting but do not let it change."""
+    with contextlib.suppress(OSError):  # `congestion_warnings` reports it
         setting.write_text(CONGESTION_CONTROL, encoding="ascii")
     return setting.read_text(encoding="ascii").strip()
 
@@ -268,7 +271,7 @@ _SETTINGS = Path("/proc/sys/net/bridge")
 
 
 def disable_packet_filters() -> None:
-    """For the bridges of this process's own network namespace."""
+    """Disable packet filters for the bridges in this process's network namespace."""
     for setting in _SETTINGS.glob("bridge-nf-call-*"):
-        with contextlib.suppress(OSError):  # some sandboxes let nobody write it: frames then take longer, and arrive
+        with contextlib.suppress(OSError):  # some sandboxes forbid it; frames are then slower, but arrive
             setting.write_text("0", encoding="ascii")

@@ -1,11 +1,11 @@
-"""Probe: what the links between virtual hosts really carry, measured for a fraction of a second before training.
+"""The probe: measure the real rates of the links between virtual hosts, in a fraction of a second before training.
 
-All hosts send a long message at once, each to its neighbour, as a ring all-reduce does: every link is thus loaded in
-both directions. Short messages go one after the other, so that they show the link and not the wait for a processor.
-Rates are frames through the receiver's interface (the kernel's counters) over time, so they compare with what was
-asked of the link; the payload's own rate is 4 to 5 % lower. On links that lose frames the long message is a row of
-datagrams. Of a link that follows a trace TCP's rate is measured, and held against nothing: it depends on the moment, as
-does what finds its queue full, so losses are not measured there.
+All hosts send a long message at the same time, each to its neighbour as in a ring all-reduce, so that every link is
+loaded in both directions. Short messages are sent one after the other, so that they show the link and not the wait for
+a processor. Rates are frames through an interface (the kernel's counters) over time, so they are comparable with the
+configured rates; the rate of the payload is 4 to 5 % lower. On links that lose frames the long message is a series of
+datagrams. On a link with a trace TCP's rate is measured but not checked, because it depends on the moment; losses are
+not measured there, because the number of frames that a full queue drops does, too.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from bench.hosts.cluster import Cluster
 from bench.hosts.link_report import SHORT_MESSAGE_BYTES, Flow, NetworkReport, link_warnings
 from bench.hosts.network import congestion_warnings, namespace, start_in
 
-# At one loss in a hundred 20 are expected of each host.
+# With a loss of 1 %, 20 lost datagrams are expected per host.
 _NUM_DATAGRAMS = 2000
 _LEAST_S = 0.5
 _UNLIMITED_BPS = 100e6
@@ -40,12 +40,12 @@ _DATAGRAM_SILENCE_S = 0.5
 
 @dataclasses.dataclass(frozen=True)
 class Row:
-    """Equal datagrams, one after the other.
+    """A series of equal datagrams.
 
     Attributes:
-        number: of
-        frame_bytes: of each as a whole frame.
-        rate_bps: at which they are sent, frames counted whole.
+        number: how many datagrams.
+        frame_bytes: size of each, including headers.
+        rate_bps: rate at which they are sent, including headers.
     """
 
     number: int
@@ -54,14 +54,14 @@ class Row:
 
     @classmethod
     def at(cls, rate_bps: float | None) -> Self:
-        """The row for links of this rate (not limited: 100 Mbit/s): half a second, on slow links longer."""
+        """Return the series for a link of this rate (None: 100 Mbit/s): it takes 0.5 s, longer on slow links."""
         rate_bps = rate_bps or _UNLIMITED_BPS
         num_bytes = rate_bps / 8 * _LEAST_S
         frame_bytes = min(max(int(num_bytes / _NUM_DATAGRAMS), _LEAST_FRAME_BYTES), FRAME_BYTES)
         return cls(max(_NUM_DATAGRAMS, int(num_bytes / frame_bytes)), frame_bytes, rate_bps)
 
     def send(self, address: str, port: int) -> None:
-        """Send it to a port on which somebody listens, or need not."""
+        """Send the series to a port, whether or not a process listens there."""
         payload = bytes(self.frame_bytes - _HEADER_BYTES)
         per_second = self.rate_bps / 8 / self.frame_bytes
         with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as source:
@@ -75,10 +75,10 @@ class Row:
                 time.sleep(_PACE_S)
 
     def receive(self, timeout_s: float) -> tuple[int, float]:
-        """(datagrams that came, the rate in bits per second at which the row passed, losses included).
+        """Return the number of datagrams that arrived, and the bits per second of the series including lost ones.
 
         Raises:
-            RunFailed: none came.
+            RunFailed: no datagram arrived.
         """
         before = interface_bytes("exact").received
         began = changed = time.perf_counter()
@@ -90,14 +90,14 @@ class Row:
                 last, changed = seen, now
             time.sleep(_PACE_S)
         if first is None:
-            raise RunFailed("no datagram came")
+            raise RunFailed("no datagram arrived")
         num_received = round((last - before) / self.frame_bytes)
         share = num_received / self.number
         return num_received, 8 * (last - first) / share / max(changed - began, _PACE_S)
 
 
 def ignoring(address: str, port: int) -> socket.socket:
-    """A socket that lets datagrams come, and nobody reads: a closed port would answer each."""
+    """Return a socket that accepts datagrams and is never read: a closed port would answer each with an error."""
     sink = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
     sink.bind((address, port))
     return sink
@@ -105,7 +105,7 @@ def ignoring(address: str, port: int) -> socket.socket:
 
 _SILENCE_S = 0.2
 _LONG_MESSAGE_S = 0.25
-# A window over TCP opens by doubling once per round trip; the second half of the message should find it open.
+# TCP's window doubles once per round trip; it should be fully open in the second half of the message.
 _LONG_MESSAGE_ROUND_TRIPS = 8
 _MIN_LONG_BYTES = 200_000
 _MAX_LONG_BYTES = 64_000_000
@@ -113,15 +113,15 @@ _NUM_PINGS = 11
 _SLOW_BPS = 10e6
 _PORT = 5000
 _TIMEOUT_S = 120.0
-_ZEROS = memoryview(bytes(_MAX_LONG_BYTES))  # the kernel gives its pages when they are read, all the same one
+_ZEROS = memoryview(bytes(_MAX_LONG_BYTES))  # uses almost no memory: the kernel maps one page of zeros everywhere
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class _Lane:
-    """One connection of a round: who sends to whom, how much, and what was asked of the links between.
+    """One connection of a measurement: sender, receiver, size of the long message, and the configured rate.
 
-    Where frames are lost, at a constant rate, the long message is `row`. `sender_is_slower`: the receiver's link has
-    room for what others send it meanwhile, so the frames that fill the slower one are to be counted at its own end.
+    With losses at a constant rate, the long message is the datagrams `row`. If `sender_is_slower`, frames are counted
+    at the sender's interface, because the receiver's link may also carry what other hosts send.
     """
 
     sender: int
@@ -139,13 +139,13 @@ def measure(cluster: Cluster, congestion_control: str) -> NetworkReport:
 
     Args:
         cluster: hosts and links.
-        congestion_control: of the hosts' TCP, for the report.
+        congestion_control: TCP's congestion control on the hosts, for the report.
 
     Raises:
         RunFailed: a host cannot reach its neighbour.
     """
     num_hosts = len(cluster.hosts)
-    # The way round does not matter where all links are equal; two hosts use both ways already.
+    # One direction of the ring is enough if all links are equal; with two hosts, it already includes the other.
     steps = (1,) if cluster.is_uniform or num_hosts == 2 else (1, num_hosts - 1)
     flows: list[Flow] = []
     for step in steps:
@@ -165,7 +165,7 @@ def measure(cluster: Cluster, congestion_control: str) -> NetworkReport:
 
 
 def measure_flows(cluster: Cluster, pairs: Sequence[tuple[int, int]]) -> list[Flow]:
-    """Measure several connections (sender, receiver) at the same time; no host may receive twice.
+    """Measure several connections (sender, receiver) at the same time; each host may receive at most once.
 
     Raises:
         RunFailed: a host cannot reach another.
@@ -177,7 +177,7 @@ def measure_flows(cluster: Cluster, pairs: Sequence[tuple[int, int]]) -> list[Fl
         lane = _lane(cluster, sender, receiver)
         listening: Future[None] = Future()
         start = _ShortStart()
-        # On slow links no processor is short, and a hundred messages in a row would take minutes.
+        # On slow links processors are no limit, and a hundred messages one after the other would take minutes.
         slow = lane.asked_bps is not None and lane.asked_bps < _SLOW_BPS
         turn = contextlib.nullcontext() if slow else one_at_a_time
         received = start_in(namespace(receiver), partial(_receive, lane, in_step, listening))
@@ -211,20 +211,20 @@ def measure_flows(cluster: Cluster, pairs: Sequence[tuple[int, int]]) -> list[Fl
 
 @dataclasses.dataclass
 class _ShortStart:
-    """When the sender began the short message; set by its thread, read after both threads ended."""
+    """Start time of the short message; the sender's thread sets it, and it is read after both threads have ended."""
 
     time_s: float = math.nan
 
 
 @dataclasses.dataclass(frozen=True)
 class _Seen:
-    """What the receiver saw.
+    """The receiver's measurements.
 
     Attributes:
-        num_received:
+        num_received: datagrams received; 0 if none were used.
         long_bps: rate of the long message.
-        short_end_s: when it had the short one.
-        short_bytes: of whose frames.
+        short_end_s: time at which the short message was complete.
+        short_bytes: bytes of the short message's frames.
     """
 
     num_received: int
@@ -234,7 +234,7 @@ class _Seen:
 
 
 def _loss_ratio(flows: Sequence[Flow]) -> float | None:
-    """Share of all datagrams that did not come; None where none were sent."""
+    """Return the share of all datagrams that were lost; None if none were sent."""
     num_sent = sum(flow.num_sent for flow in flows)
     return 1 - sum(flow.num_received for flow in flows) / num_sent if num_sent else None
 
@@ -258,7 +258,7 @@ def _lane(cluster: Cluster, sender: int, receiver: int) -> _Lane:
 
 
 def _receive(lane: _Lane, in_step: threading.Barrier, listening: Future[None]) -> _Seen:
-    """What the receiving host sees of the long and of the short message."""
+    """Receive the long and the short message and measure them."""
     try:
         with (
             socket.create_server((lane.address, _PORT)) as server,
@@ -292,7 +292,7 @@ def _receive(lane: _Lane, in_step: threading.Barrier, listening: Future[None]) -
 
 
 def _receive_long(connection: socket.socket, lane: _Lane) -> tuple[int, float]:
-    """(no datagrams, the rate of the second half)."""
+    """Receive a long message over TCP; return 0, for no datagrams, and the rate of its second half."""
     counted_at = namespace(lane.sender if lane.sender_is_slower else lane.receiver)
     with contextlib.closing(start_in(counted_at, partial(Counters, lane.headers)).result()) as counters:
 
@@ -314,7 +314,7 @@ def _send(
     listening: Future[None],
     start: _ShortStart,
 ) -> float:
-    """Median round trip time, seen by the sending host, which also sends both messages."""
+    """Send the long and the short message; return the median round trip time."""
     try:
         listening.result(_TIMEOUT_S)
         with socket.create_connection((lane.address, _PORT), timeout=_TIMEOUT_S) as connection:
@@ -345,7 +345,7 @@ def _send(
 
 
 def _read(connection: socket.socket, num_bytes: int) -> None:
-    """Take exactly so many bytes and forget them."""
+    """Receive exactly `num_bytes` bytes and discard them."""
     buffer = bytearray(min(num_bytes, 1 << 20))
     while num_bytes > 0:
         received = connection.recv_into(buffer, min(num_bytes, len(buffer)))

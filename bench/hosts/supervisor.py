@@ -1,10 +1,10 @@
-"""Supervisor: process 1 of a job's private namespaces. Builds the network, measures it, and runs one command per host.
+"""The supervisor of virtual hosts: it builds the network, measures it, and runs one command per host.
 
-Started by `bench.hosts.job` as ``python -m bench.hosts.supervisor PATH STATUS_FD``. It is process 1 of its process
-namespace: when it ends, however it ends, the kernel kills every other process of the job, and with the last one the
-network is gone. Its standard input is a pipe that only the launcher holds: a line asks it to stop all hosts, and its
-end means that the launcher is dead. SIGUSR1 means that `unshare` is dead.
-STATUS_FD is for what it has to say, which ends with ``ended`` or ``alone``, unless it was killed.
+`bench.hosts.job` starts it as ``python -m bench.hosts.supervisor PATH STATUS_FD``. It is process 1 of its private
+process namespace: when it ends, for whatever reason, the kernel kills every other process of the job, and the network
+disappears with the last one. Its standard input is a pipe that only the launcher holds: a line requests to stop all
+hosts, and end-of-file means that the launcher is dead. SIGUSR1 means that `unshare` is dead. It writes messages to
+STATUS_FD, the last of which is ``ended`` or ``alone``, unless it is killed.
 """
 
 from __future__ import annotations
@@ -37,13 +37,13 @@ _SEARCH_EVERY_S = 0.25
 
 
 class SlowHost:
-    """Limits every process of one network namespace; its thread ends with the process that made it."""
+    """Slow down every process of one network namespace, by stopping it periodically; runs in a daemon thread."""
 
     def __init__(self, namespace: str, cpu_share: float) -> None:
         """Start limiting.
 
         Args:
-            namespace: the host's network namespace, as `ip netns` knows it.
+            namespace: name of the host's network namespace for `ip netns`.
             cpu_share: share of the time in which its processes may run, above 0 and below 1.
         """
         self._namespace_inode = Path("/run/netns", namespace).stat().st_ino
@@ -52,7 +52,7 @@ class SlowHost:
         threading.Thread(target=self._limit, name=f"slow-{namespace}", daemon=True).start()
 
     def release(self) -> None:
-        """Let the processes run freely from now on; a stopped process would not see a signal to end."""
+        """Let the processes run freely from now on, so that they can handle a signal to end."""
         self._released.set()
 
     def _limit(self) -> None:
@@ -66,13 +66,13 @@ class SlowHost:
             time.sleep(self._running_s)
 
     def _find(self) -> list[int]:
-        """Process ids inside the namespace; the private /proc lists only this job's."""
+        """Return the ids of the processes inside the namespace; the private /proc lists only this job's processes."""
         found = []
         for folder in Path("/proc").iterdir():
             if folder.name.isdecimal() and folder.name != str(os.getpid()):
                 try:
                     inode = (folder / "ns" / "net").stat().st_ino
-                except OSError:  # it ended meanwhile
+                except OSError:  # the process has ended
                     continue
                 if inode == self._namespace_inode:
                     found.append(int(folder.name))
@@ -87,7 +87,7 @@ def _signal(processes: list[int], number: signal.Signals) -> None:
             continue
 
 
-# What a stopped host may use to write its last words before it is killed.
+# Time for a host's command to end after SIGTERM, before it is killed.
 STOP_GRACE_S = 5.0
 _POLL_S = 0.05
 _ALONE = 137
@@ -96,15 +96,15 @@ _NAMES = Path("/etc/hosts")
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Assignment:
-    """What the launcher asks of the supervisor.
+    """The launcher's instructions to the supervisor.
 
     Attributes:
         cluster: hosts and links.
         commands: one argument list per host.
-        environments: one set of variables per host, added to the launcher's own.
-        run_dir: the run's folder; the measurements go there.
-        grace_s: after the first host's command failed, the others may go on for so long.
-        seed: of losses and jitter.
+        environments: one set of variables per host, added to the launcher's environment.
+        run_dir: the run's folder, into which the measurements are written.
+        grace_s: how long the other commands may continue after the first one failed, in seconds.
+        seed: seed of losses and jitter.
     """
 
     cluster: Cluster
@@ -115,7 +115,7 @@ class Assignment:
     seed: int
 
     def to_json(self) -> str:
-        """The assignment as JSON text."""
+        """Return the assignment as JSON text."""
         values = {**vars(self), "cluster": self.cluster.to_dict(), "run_dir": str(self.run_dir)}
         return json.dumps(values, indent=2) + "\n"
 
@@ -134,9 +134,9 @@ class Assignment:
 
 
 def main(path: str, status_fd: str) -> int:
-    """Run the assignment; the exit code is that of the first command that failed, 0 if none did."""
+    """Run the assignment; return the exit code of the first command that failed, 0 if none did."""
     status = int(status_fd)
-    os.set_inheritable(status, False)  # its end is that of this process
+    os.set_inheritable(status, False)  # the pipe closes when this process ends
     _tell(status, {"begun": True})
     signal.signal(signal.SIGUSR1, lambda *_: _end_alone(status))
     try:
@@ -162,7 +162,7 @@ def _serve(path: str, status: int) -> int:
 def _prepare(assignment: Assignment) -> Forwarder | None:
     forwarder = _build(assignment.cluster, assignment.seed)
     if _NAMES.exists():
-        # torch looks up the names of the addresses it talks to; there is no name server in here that would answer.
+        # torch looks up names of the addresses that it connects to, and there is no name server in the namespace.
         own = Path("/run/hosts")
         own.write_text(_NAMES.read_text(encoding="utf-8") + network.name_lines(assignment.cluster), encoding="utf-8")
         run_commands([["mount", "--bind", str(own), str(_NAMES)]])
@@ -172,7 +172,7 @@ def _prepare(assignment: Assignment) -> Forwarder | None:
 
 
 def _build(cluster: Cluster, seed: int) -> Forwarder | None:
-    """The network; returns what forwards its frames, unless the kernel does."""
+    """Build the network; return its forwarder, or None if the kernel forwards frames."""
     run_commands(network.namespace_commands(cluster))
     network.disable_packet_filters()
     forwarder = None
@@ -192,7 +192,7 @@ def run_commands(commands: Sequence[Sequence[str]]) -> None:
     """Run `ip`, `tc` and `mount` one after the other.
 
     Raises:
-        RunFailed: one of them failed, with what it said.
+        RunFailed: one of them failed; the message includes its error output.
     """
     for command in commands:
         done = subprocess.run(command, capture_output=True, text=True, check=False)
@@ -205,7 +205,7 @@ def run_commands(commands: Sequence[Sequence[str]]) -> None:
 
 
 def _listen(asked_to_stop: threading.Event, status: int) -> None:
-    """Hear the launcher ask for the end; without a launcher nothing of the job may go on."""
+    """Wait for the launcher's request to stop; if the launcher dies, end the job."""
     for _ in sys.stdin:
         asked_to_stop.set()
     _end_alone(status)
@@ -268,7 +268,7 @@ class _Hosts:
             if process in self._alive:
                 host = self._alive.pop(process)
                 code = os.waitstatus_to_exitcode(status)
-                if code < 0 and self._kill_at is None:  # not by this process
+                if code < 0 and self._kill_at is None:  # killed, and not by this process
                     print(killed_by(f"torchrun on {host}", -code), flush=True)
                 if code != 0 and self._exit_code == 0:
                     self._exit_code = code if code > 0 else 128 - code
@@ -282,7 +282,7 @@ class _Hosts:
             self._signal(signal.SIGKILL)
 
     def _stop(self) -> None:
-        """Ask every command to end, and kill those that have not after a grace."""
+        """Send every command SIGTERM; those that have not ended after `STOP_GRACE_S` are killed."""
         self._stop_at = None
         if self._kill_at is None:
             self._kill_at = time.monotonic() + STOP_GRACE_S
@@ -291,7 +291,7 @@ class _Hosts:
         self._signal(signal.SIGTERM)
 
     def _signal(self, number: signal.Signals) -> None:
-        for process in self._alive:  # not yet reaped, so the id cannot be another process's
+        for process in self._alive:  # not reaped yet, so no other process can have the id
             os.kill(process, number)
 
 

@@ -1,4 +1,4 @@
-"""Whether virtual hosts work on this machine and, if not, what to enable: tried in a namespace that is gone at once."""
+"""Check whether virtual hosts work on this machine, and what to enable if not, by a trial in a temporary namespace."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from bench.core.errors import UsageError
 from bench.hosts.cluster import Cluster
 from bench.hosts.forwarder.forwarder import found
 
-# Ordinary users' PATH often lacks the folders in which `ip` and `tc` lie.
+# Folders of `ip` and `tc`, which are often missing from an ordinary user's PATH.
 _SYSTEM_FOLDERS = ("/usr/local/sbin", "/usr/sbin", "/sbin")
 
 _SETTINGS = Path("/proc/sys")
 
-# A private user, network, mount and process namespace.
+# The command that starts another one in private user, network, mount and process namespaces.
 UNSHARE = (
     "unshare",
     "--user",
@@ -63,13 +63,13 @@ _REASONS = {
 
 
 def search_path() -> str:
-    """PATH with the folders in which system tools lie added at its end."""
+    """Return PATH with the folders of system tools appended."""
     return os.pathsep.join((os.environ.get("PATH", os.defpath), *_SYSTEM_FOLDERS))
 
 
 @functools.cache
 def hosts_supported() -> tuple[bool, str]:
-    """(True, "") where virtual hosts work, otherwise (False, what is missing and how to enable it)."""
+    """Return (True, "") if virtual hosts work here, else (False, what is missing and how to enable it)."""
     if sys.platform != "linux":
         return False, "virtual hosts are Linux network namespaces, which this system does not have"
     for tool, package in (("unshare", "util-linux"), ("ip", "iproute2"), ("tc", "iproute2")):
@@ -83,7 +83,7 @@ def hosts_supported() -> tuple[bool, str]:
 
 @functools.cache
 def netem_supported() -> tuple[bool, str]:
-    """Whether the kernel can delay and lose packets; ask only where `hosts_supported`."""
+    """Return (True, "") if the kernel can delay and lose packets, else (False, why); needs `hosts_supported`."""
     _, complaint = _try(_TRIAL_NETEM)
     if not complaint:
         return True, ""
@@ -92,7 +92,7 @@ def netem_supported() -> tuple[bool, str]:
 
 @functools.cache
 def forwarder_supported() -> tuple[bool, str]:
-    """Whether our own forwarder can join virtual hosts; ask only where `hosts_supported`."""
+    """Return (True, "") if the forwarder can connect virtual hosts, else (False, why); needs `hosts_supported`."""
     if found().handle is None:
         return False, f"the forwarder is missing ({found().finding}); run `make setup` in the checkout"
     steps, complaint = _try(_TRIAL_TUN)
@@ -100,7 +100,7 @@ def forwarder_supported() -> tuple[bool, str]:
 
 
 def _try(script: str) -> tuple[list[str], str]:
-    """(steps begun, complaint of the one that failed or an empty text)."""
+    """Run a trial; return the steps it began, and the message of the one that failed or an empty string."""
     done = subprocess.run(
         [*UNSHARE, "--kill-child", "sh", "-c", script],
         env=os.environ | {"PATH": search_path()},
@@ -114,7 +114,7 @@ def _try(script: str) -> tuple[list[str], str]:
 
 
 def _why_not_private(complaint: str) -> str:
-    """`unshare` itself failed: name the setting that forbids it."""
+    """Return the setting that makes `unshare` fail."""
     for setting, forbidding, remedy in (
         ("kernel/unprivileged_userns_clone", "0", "sudo sysctl kernel.unprivileged_userns_clone=1"),
         ("user/max_user_namespaces", "0", "sudo sysctl user.max_user_namespaces=10000"),
@@ -133,15 +133,15 @@ def _why_not_private(complaint: str) -> str:
     )
 
 
+# Largest latency plus jitter: hosts resolve addresses over these links too, and the kernel waits 3 s for the answer.
 MOST_LATENCY_S = 1.4
-"""Hosts look for each other's addresses over these links too, and the kernel waits 3 s for the answer."""
 
 
 def check_and_choose_backend(cluster: Cluster) -> Cluster:
-    """The same, where it is not known yet whether there can be virtual hosts at all.
+    """Check that virtual hosts work here, then `choose_backend`.
 
     Raises:
-        UsageError: there cannot, or what was asked of their links is not possible here.
+        UsageError: virtual hosts, or the settings of their links, are not possible here.
     """
     supported, reason = hosts_supported()
     if not supported:
@@ -150,36 +150,36 @@ def check_and_choose_backend(cluster: Cluster) -> Cluster:
 
 
 def choose_backend(cluster: Cluster) -> Cluster:
-    """The cluster with the way that its links will work here.
+    """Return the cluster with `forwarded` set to how its links will work on this machine.
 
     Raises:
-        UsageError: what was asked of its links is not possible here.
+        UsageError: the settings of its links are not possible here.
     """
     slowest_s = max(host.latency_s + host.jitter_s for host in cluster.hosts)
     if slowest_s > MOST_LATENCY_S:
         raise UsageError(
-            f"a latency of {slowest_s:g} s, jitter included, is more than virtual hosts find each other over; choose "
+            f"with a latency of {slowest_s:g} s, including jitter, virtual hosts do not find each other; choose "
             f"{MOST_LATENCY_S:g} s at most"
         )
     return dataclasses.replace(cluster, forwarded=cluster.forwarded or _needs_forwarder(cluster))
 
 
 def _needs_forwarder(cluster: Cluster) -> bool:
-    asked = _asked(cluster)
-    if not asked:
+    settings = _settings_beyond_rates(cluster)
+    if not settings:
         return False
-    by_kernel, no_netem = (False, "") if {"jitter", "traces"} & set(asked) else netem_supported()
+    by_kernel, no_netem = (False, "") if {"jitter", "traces"} & set(settings) else netem_supported()
     if by_kernel:
         return False
     works, no_forwarder = forwarder_supported()
     if works:
         return True
     reasons = "; and ".join(reason for reason in (no_forwarder, no_netem) if reason)
-    raise UsageError(f"{' and '.join(asked)} cannot be set here: {reasons}; or leave them out")
+    raise UsageError(f"{' and '.join(settings)} cannot be set here: {reasons}; or leave them out")
 
 
-def _asked(cluster: Cluster) -> list[str]:
-    """What plain queues cannot do, in words."""
+def _settings_beyond_rates(cluster: Cluster) -> list[str]:
+    """Return the names of the cluster's settings that the kernel's rate limiter does not provide."""
     words = {
         "latency": any(host.latency_s for host in cluster.hosts),
         "jitter": any(host.jitter_s for host in cluster.hosts),

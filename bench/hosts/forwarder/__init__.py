@@ -1,1 +1,1 @@
-"""A user-space switch between virtual hosts: latency, jitter, loss and traces where the kernel has no netem."""
+"""A user-space switch between virtual hosts, for traces and jitter, and for latency and loss without netem."""

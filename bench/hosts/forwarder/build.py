@@ -1,6 +1,6 @@
-"""Compiles the forwarder of virtual hosts, as the native loops are compiled: `python -m bench.hosts.forwarder.build`.
+"""Compile the forwarder of virtual hosts: `python -m bench.hosts.forwarder.build`.
 
-The C library that it calls is found in the process that loads it.
+It is linked without the C library, whose functions it finds in the process that loads it.
 """
 
 from __future__ import annotations
@@ -16,15 +16,15 @@ LIBRARY = f"forwarder-{platform.machine()}.so"
 
 
 def sources() -> list[Path]:
-    """The C file; none in an installation, which holds the library only."""
+    """Return the C file; empty in an installation, which contains only the compiled library."""
     return sorted((HERE / "native").glob("*.c"))
 
 
 def build(folder: Path) -> Path:
-    """Compile it into `folder`; returns its path.
+    """Compile the library into `folder` and return its path.
 
     Raises:
-        BuildError: there is none for this machine, there is no compiler, or it failed.
+        BuildError: this machine is not supported, there is no compiler, or it failed.
     """
     return compile_library(folder / LIBRARY, sources(), processors_of_this_machine()[0])
 

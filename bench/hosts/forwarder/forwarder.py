@@ -1,8 +1,8 @@
-"""Forwarder: a switch of our own between virtual hosts that delays and loses frames and follows traces.
+"""The forwarder: a user-space switch between virtual hosts that delays and loses frames and follows traces.
 
-It needs no kernel module but `tun`: every host's `eth0` is a TAP device, whose frames a thread of the supervisor reads,
-holds and hands on (`native/forwarder.c`). It lives and dies with the supervisor. The rate of an uplink stays with the
-kernel's token bucket on `eth0`, which makes a sender wait instead of dropping what it sends too fast.
+`tun` is the only kernel module it needs: every host's `eth0` is a TAP device, whose frames a thread of the supervisor
+reads, holds and passes on (`native/forwarder.c`). It ends with the supervisor. The kernel's token bucket on `eth0`
+still limits the rate of an uplink, because it makes a sender wait instead of dropping what it sends too fast.
 Source: Linux, Documentation/networking/tuntap.rst.
 """
 
@@ -30,15 +30,15 @@ from collectives.kernels.library import Library, open_library
 
 @functools.cache
 def found() -> Library:
-    """The library, or why there is none; looked for once."""
+    """Return the compiled library, or why there is none; the result is cached."""
     return open_library(HERE / LIBRARY, sources(), "compiled")
 
 
 def library() -> ctypes.CDLL:
-    """The library.
+    """Return the handle of the compiled library.
 
     Raises:
-        UsageError: there is none.
+        UsageError: there is no library.
     """
     handle = found().handle
     if handle is None:
@@ -54,7 +54,7 @@ _UNLIMITED_QUEUE_BYTES = 256_000_000
 
 
 class _Direction(ctypes.Structure):
-    """`Direction` of forwarder.c."""
+    """The struct `Direction` of forwarder.c."""
 
     _fields_ = (
         ("bytes_per_ns", ctypes.c_double),
@@ -65,7 +65,7 @@ class _Direction(ctypes.Structure):
 
 
 class _Host(ctypes.Structure):
-    """`Host` of forwarder.c."""
+    """The struct `Host` of forwarder.c."""
 
     _fields_ = (
         ("fd", ctypes.c_int32),
@@ -81,7 +81,7 @@ class _Host(ctypes.Structure):
 
 
 class _Network(ctypes.Structure):
-    """`Network` of forwarder.c."""
+    """The struct `Network` of forwarder.c."""
 
     _fields_ = (
         ("hosts", ctypes.POINTER(_Host)),
@@ -94,12 +94,12 @@ class _Network(ctypes.Structure):
 
 @dataclasses.dataclass(frozen=True)
 class Counts:
-    """What became of the frames that a host sent to others, each counted once; a broadcast is one to each of them.
+    """Numbers of frames that a host has sent to others; each counts once, a broadcast once per receiver.
 
     Attributes:
-        forwarded: on the receiver's downlink, or through it.
-        lost: on purpose.
-        dropped: a queue was full, or the receiver did not take it.
+        forwarded: frames that have reached the receiver's downlink.
+        lost: frames lost on purpose.
+        dropped: frames dropped because a queue was full or the receiver did not accept them.
     """
 
     forwarded: int
@@ -108,13 +108,13 @@ class Counts:
 
 
 class Direction:
-    """One direction of a link as the forwarder takes it: a rate, a trace, or neither."""
+    """One direction of a link for the forwarder: a rate, a trace, or neither."""
 
     def __init__(self, rate_bps: float | None, trace: Trace | None) -> None:
         """Read the trace.
 
         Raises:
-            UsageError: its file is gone, or it is another one.
+            UsageError: its file cannot be read, or has changed.
         """
         self._opportunities = trace.opportunities() if trace else array.array("I")
         address, length = self._opportunities.buffer_info()
@@ -127,7 +127,7 @@ class Direction:
         )
 
     def departures(self, arrivals_ns: Sequence[int], lengths: Sequence[int]) -> list[int]:
-        """When frames leave that come at these times, if none is dropped; nanoseconds from the beginning."""
+        """Return when frames with these arrival times leave if none is dropped, in nanoseconds from the beginning."""
         numbers = ctypes.c_int64 * len(lengths)
         left = numbers()
         library().departures(
@@ -140,15 +140,15 @@ class Forwarder:
     """A running forwarder; its thread ends with `close`, or with the process."""
 
     def __init__(self, links: Sequence[HostLink], descriptors: Sequence[int], *, seed: int) -> None:
-        """Start it.
+        """Start the forwarder.
 
         Args:
-            links: what was asked of each host; constant rates of uplinks are not its work.
-            descriptors: of each host, what gives and takes single frames and does not block; closed with the forwarder.
-            seed: of losses and jitter: the n-th frame of a host is lost in every run with this seed, or in none.
+            links: each host's link; constant rates of uplinks are ignored, because the kernel limits those.
+            descriptors: one per host: a non-blocking file that reads and writes single frames; closed by `close`.
+            seed: seed of losses and jitter: the n-th frame of a host is lost in all runs with this seed, or in none.
 
         Raises:
-            UsageError: a trace's file is gone, or it is another one.
+            UsageError: a trace's file cannot be read, or has changed.
         """
         self._descriptors = list(descriptors)
         self._up = [Direction(None, link.uplink_trace) for link in links]
@@ -162,19 +162,19 @@ class Forwarder:
 
     @property
     def task(self) -> str:
-        """Name of the thread below /proc, where its use of processors can be read."""
+        """Return the thread's path below /proc, where its CPU time can be read."""
         return f"{os.getpid()}/task/{self._thread.native_id}"
 
     def restart(self) -> None:
-        """From now on traces, losses and jitter are those of the beginning."""
+        """Start traces, losses and jitter again from their beginning."""
         self._network.origin_ns = time.monotonic_ns()
 
     def counts(self) -> list[Counts]:
-        """Of each host's frames, since the start."""
+        """Return the counts of each host's frames since the start."""
         return [Counts(host.forwarded, host.lost, host.dropped) for host in self._hosts]
 
     def close(self) -> None:
-        """End it; frames under way are gone."""
+        """End the forwarder; frames in flight are lost."""
         os.close(self._stop)
         self._thread.join()
         for descriptor in self._descriptors:
@@ -197,10 +197,10 @@ def _host(link: HostLink, descriptor: int, up: Direction, down: Direction) -> _H
 
 
 def open_tap(interface: str) -> int:
-    """Make a TAP device in the calling thread's network namespace; it is gone when the descriptor is closed.
+    """Make a TAP device in the calling thread's network namespace; it disappears when the descriptor is closed.
 
     Raises:
-        OSError: the kernel has none, or this user may not have one.
+        OSError: the kernel has no TAP devices, or this user may not use them.
     """
     descriptor = os.open(TUN, os.O_RDWR | os.O_NONBLOCK | os.O_CLOEXEC)
     fcntl.ioctl(descriptor, _TUNSETIFF, struct.pack("16sH22x", interface.encode(), _IFF_TAP | _IFF_NO_PI))

@@ -1,8 +1,8 @@
 """Traces: the rate of a link over time, as a file of delivery opportunities.
 
-A line holds the millisecond, counted from the beginning, at which one packet of 1500 bytes may pass; several lines of
-one millisecond let several pass. What finds nothing to carry is lost, small packets share an opportunity, and after
-the last line the trace begins anew.
+Each line is the millisecond, counted from the beginning, at which one packet of 1500 bytes may pass; several lines with
+the same number let several packets pass. An opportunity without a waiting packet is lost, small packets share one, and
+after the last line the trace starts again.
 Source: Netravali et al. 2015 (Mahimahi, USENIX ATC), whose recorded traces of cellular networks have this form.
 """
 
@@ -19,18 +19,18 @@ from bench.core.errors import UsageError
 from bench.core.files import check_regular
 from bench.core.interface import FRAME_BYTES
 
-# Twelve days; the forwarder counts milliseconds in 32 bits.
+# Twelve days: the forwarder stores milliseconds in 32 bits.
 _LAST_MS = 2**30
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Trace:
-    """A trace as it was when the run was asked for; the file itself stays where it is.
+    """A reference to a trace file and its contents at the time when the run was configured.
 
     Attributes:
         path: the file.
-        digest: ten hex digits over what it says.
-        mean_bps: its rate on average, frames counted whole: every opportunity carries one of 1514 bytes.
+        digest: digest of its contents, ten hex digits.
+        mean_bps: mean rate in bits per second, including headers: each opportunity carries a frame of 1514 bytes.
     """
 
     path: str
@@ -42,25 +42,25 @@ class Trace:
         """Read and check a file.
 
         Raises:
-            UsageError: it cannot be read, or is no trace.
+            UsageError: it cannot be read, or is not a trace.
         """
         opportunities = _read(path)
         return cls(path=str(path.absolute()), digest=_digest(opportunities), mean_bps=_mean_bps(opportunities))
 
     def opportunities(self) -> array.array[int]:
-        """The millisecond of each, ascending; unsigned 32-bit numbers.
+        """Read the file and return the millisecond of each opportunity, ascending, as unsigned 32-bit numbers.
 
         Raises:
-            UsageError: the file is gone, or is not the one that it was.
+            UsageError: the file cannot be read, or has changed.
         """
         opportunities = _read(Path(self.path))
         if _digest(opportunities) != self.digest:
-            raise UsageError(f"the trace {self.path} has changed since the run was asked for; bring the old one back")
+            raise UsageError(f"the trace {self.path} has changed since the run was configured; restore the old file")
         return opportunities
 
     @property
     def label(self) -> str:
-        """What rows say of it: ``cell.up (1a2b3c4d5e)``."""
+        """Return its name in rows, such as ``cell.up (1a2b3c4d5e)``."""
         return f"{Path(self.path).name} ({self.digest})"
 
 

@@ -55,7 +55,7 @@ def test_a_slow_machine_is_told_from_a_slow_link() -> None:
 def test_one_pause_of_the_machine_is_no_warning_about_short_messages() -> None:
     assert link_warnings(cluster(), [flow(short=0.5)], lambda measured: flow()) == []
     (slow,) = link_warnings(cluster(), [flow(short=0.5)], lambda measured: measured)
-    assert "100 kB after a silence passed at 50 Mbit/s where 100 Mbit/s was asked" in slow
+    assert "100 kB after a silence passed at 50 Mbit/s instead of the configured 100 Mbit/s" in slow
 
 
 def test_above_300_mbit_the_burst_is_named() -> None:

@@ -38,7 +38,7 @@ def test_a_trace_that_changed_meanwhile_is_refused(tmp_path: Path) -> None:
     path = write(tmp_path / "cell", "1\n")
     trace = Trace.of(path)
     write(path, "2\n")
-    with pytest.raises(UsageError, match="has changed since the run was asked for"):
+    with pytest.raises(UsageError, match="has changed since the run was configured"):
         trace.opportunities()
 
 
