@@ -294,7 +294,7 @@ SHARE_OF_DIAGONAL = 1e-3
 
 
 class Fallback(enum.IntEnum):
-    """How far an encoding differs from the requested form."""
+    """The compromise of an encoding, from none to the largest."""
 
     NONE = 0
     DAMPING = 1  # a factor with more damping than requested

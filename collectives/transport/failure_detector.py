@@ -1,7 +1,7 @@
 """Failure detector: every rank runs a ping server, and a rank whose wait timed out pings all others.
 
 A rank knows only the peer it waited for, which may itself be waiting for another. A rank that does not answer pings is
-lost. If all answer, one of them is merely late; it is found by following who waits for whom. Ranks write the addresses
+lost. If all answer, one of them is merely late; it is found by following the chain of waits. Ranks write the addresses
 of their ping servers, the peers they wait for, and their verdicts into the rendezvous store. The first verdict counts,
 so that all ranks name the same rank even if those that failed first have already exited.
 
@@ -231,7 +231,7 @@ class FailureDetector:
         return verdict if late == self._rank else Verdict(lost=tuple(lost), late=late)
 
     def _end_of_chain(self, group: str, waited_for: int | None) -> int | None:
-        """Follow who waits for whom, and return the last rank; None if this rank waited for all."""
+        """Follow the chain of waits to its last rank; None if this rank waited for all others."""
         waits = dict(self._entries(f"{group}/waits"))
         chain = [self._rank]
         while waited_for is not None and waited_for not in chain:

@@ -224,9 +224,10 @@ class ProcessGroupTransport(Transport):
         verdict = self._failure_detector.find_lost(self._group.group_name, ranks, peer)
         me = f"rank {self.name(self.rank)}"
         if verdict is None:
-            whom = "the others" if peer is None else f"rank {peer}"
+            awaited = "the others" if peer is None else f"rank {peer}"
             return TransportError(
-                f"{me} waited in vain for {whom} and cannot find out who is lost: the rendezvous store does not answer"
+                f"{me} waited in vain for {awaited} and cannot find out who is lost: "
+                "the rendezvous store does not answer"
             )
         if verdict.is_cut_off:
             others = "all other ranks" if len(verdict.lost) == len(ranks) - 1 else "all ranks on other machines"

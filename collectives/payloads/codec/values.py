@@ -86,7 +86,7 @@ def value_limit(dtype: torch.dtype, world_size: int) -> float:
 
 @functools.cache
 def sum_limit(dtype: torch.dtype, world_size: int) -> float:
-    """Return the largest value of which `world_size` terms can be added without overflow.
+    """Return the largest value such that a sum of `world_size` terms up to it cannot overflow.
 
     It is a multiple of the type's coarsest spacing, so every partial sum of equal terms is exact. Rounding is
     monotone, so smaller terms cannot sum to more. finfo.max / world_size alone is not enough: 65504 / 3 rounds up in
