@@ -1,1 +1,1 @@
-"""Planning a run, starting it as torchrun jobs, and seeing it to its end."""
+"""Plan and check what a command should run, start it as a job, and watch the job until it ends."""

@@ -1,4 +1,4 @@
-"""From the options of `bench calibrate` to a checked measurement, and the processes that make it, start to end."""
+"""Check the options of `bench calibrate`, run the measurements, and keep finished parts if they are interrupted."""
 
 from __future__ import annotations
 
@@ -37,75 +37,78 @@ if TYPE_CHECKING:
     from compressors.base import Compressor
 
 CARRYING = "bench.micro.carrying_worker"
+# Ranks per core while several ranks compute at once, and most such ranks.
 CROWDED = 2
-"""ranks on every core, of those that compute at once"""
 MOST_AT_ONCE = 16
-# Rates at which each way is used; those of the forwarder are together more than it carries, yet no more than twice, for
-# what it takes for a byte decides only where it has little rest, and it takes less where it handles many at once.
+# Links on which messages are measured, by the way that frames take. Together the links of the forwarder have more rate
+# than it can carry, because its CPU time per byte matters only when it is nearly always busy; but at most twice as
+# much, because it needs less time per byte when it handles many frames at once.
 LINKS = {
     FRAMES: HostLink(name="host", uplink_bps=100e6, downlink_bps=100e6),
     SEGMENTS: HostLink(name="host", uplink_bps=1e9, downlink_bps=1e9),
     FORWARDED: HostLink(name="host", uplink_bps=400e6, downlink_bps=400e6, latency_s=1e-3),
 }
 
+# Seconds of the budget for starting processes and ending the command.
 OUTSIDE_S = 10.0
-"""seconds of the budget in which the command begins and ends, and its processes start"""
+# Expected seconds to measure messages of one kind between virtual hosts.
 HOSTS_S = 20.0
-"""seconds that messages of one kind between virtual hosts are expected to take"""
+# Options that the calibration records.
 _AS_GIVEN = ("model", "dataset", "optimizer", "batch_size", "augment", "threads", "bucket_mb")
+# Options that may differ between an interrupted measurement and the one that continues it.
 _MAY_DIFFER = ("data_dir", "timeout_s", "compressors", "virtual_hosts", "left_s", "done", "later")
-"""between a measurement that was interrupted and the one that goes on"""
+# Options that `RunConfig` has too.
 _OF_A_RUN = ("model", "dataset", "data_dir", "optimizer", "batch_size", "augment", "bucket_mb", "threads", "seed")
 
 
-def check(asked: CalibrateConfig) -> RunConfig:
-    """Return a run of what is to be measured.
+def check(options: CalibrateConfig) -> RunConfig:
+    """Check the options and return the configuration of a run that trains what is to be measured.
 
     Raises:
-        UsageError: something is unknown, or cannot be measured.
+        UsageError: an option is unknown, or names something that cannot be measured.
     """
-    if asked.device == "cuda":
-        raise UsageError("what a GPU takes cannot be calibrated; use --device cpu")
-    optimizer = cast("Optimizer", spec.build("optimizers", asked.optimizer))
+    if options.device == "cuda":
+        raise UsageError("GPUs cannot be calibrated; use --device cpu")
+    optimizer = cast("Optimizer", spec.build("optimizers", options.optimizer))
     if optimizer.exchanges:
         raise UsageError(
-            f"{optimizer.component_name} exchanges something of its own, which is not part of the model; use another "
+            f"{optimizer.component_name} has an exchange of its own, which predictions do not cover; use another "
             "optimizer"
         )
-    given = {name: getattr(asked, name) for name in _OF_A_RUN}
+    given = {name: getattr(options, name) for name in _OF_A_RUN}
     run = RunConfig(**given, world_size=1, device="cpu", steps=1)
     check_run(run)
-    for text in spec.split_list(asked.compressors):
+    for text in spec.split_list(options.compressors):
         _measurable(text)
     return run
 
 
-def resolve(asked: CalibrateConfig) -> CalibrateConfig:
-    """The measurement with every default filled in; an absent data set is fetched.
+def resolve(options: CalibrateConfig) -> CalibrateConfig:
+    """Return the measurement with all defaults filled in; download the data set if it is missing.
 
     Raises:
-        UsageError: something is unknown, or cannot be measured.
+        UsageError: an option is unknown, or names something that cannot be measured.
     """
-    (run,), _ = prepare(check(asked), [asked.seed])
+    (run,), _ = prepare(check(options), [options.seed])
     return dataclasses.replace(
-        asked,
+        options,
         **{name: getattr(run, name) for name in _OF_A_RUN},
         device="cpu",
-        compressors=",".join(_measurable(text) for text in spec.split_list(asked.compressors)),
+        compressors=",".join(_measurable(text) for text in spec.split_list(options.compressors)),
     )
 
 
 def execute(config: CalibrateConfig, tell: Callable[[str], None], server: ForkServer, kept: KeptParts) -> Calibration:
-    """Measure what is not kept already.
+    """Measure all parts that are not in `kept` and return the calibration.
 
     Args:
         config: from `resolve`.
-        tell: is told what comes next.
+        tell: called with a sentence before each part.
         server: starts the processes; made with `fork_server.CALIBRATE`.
-        kept: the parts; each is added when it is measured.
+        kept: parts measured before; each new part is added to it.
 
     Raises:
-        RunFailed: a process failed or hung; its log is kept and named.
+        RunFailed: a process failed or hung; the message names its log.
         Interrupted: the user stopped it.
     """
     try:
@@ -153,45 +156,45 @@ def _measure_parts(config: CalibrateConfig, tell: Callable[[str], None], server:
 
 
 def _rounded(seconds: float) -> str:
-    """``87.3`` -> ``85 s``; from two minutes on in whole minutes."""
+    """Format seconds rounded to 5 s (``87.3`` -> ``85 s``), or to whole minutes from two minutes on."""
     return f"{round(seconds / 60)} min" if seconds >= 120 else f"{max(5, 5 * round(seconds / 5))} s"
 
 
 class KeptParts:
-    """The parts of a measurement, in a file beside the calibration until all are there, so that it can be interrupted.
+    """Finished parts of a measurement, in a file beside the calibration, so that it can be interrupted and continued.
 
     Args:
-        out: the calibration that they are for.
-        config: from `resolve`; parts of another measurement are not taken.
+        out: file of the calibration.
+        config: from `resolve`; parts of a measurement with other options are ignored.
 
     Attributes:
-        path: of the file.
+        path: the file of the parts.
         parts: reports of the parts, by name.
     """
 
     def __init__(self, out: Path, config: CalibrateConfig) -> None:
         self.path = out.with_name(f"{out.name}.parts")
         check_writable(self.path)
-        asked = {name: value for name, value in dataclasses.asdict(config).items() if name not in _MAY_DIFFER}
-        self._of = json.loads(json.dumps(_origin() | asked))
+        options = {name: value for name, value in dataclasses.asdict(config).items() if name not in _MAY_DIFFER}
+        self._of = json.loads(json.dumps(_origin() | options))
         kept = read_json(self.path) or {}
         self.parts: dict[str, dict[str, Any]] = kept.get("parts", {}) if kept.get("of") == self._of else {}
         self._since = time.monotonic()
 
     @property
     def took_s(self) -> float:
-        """Return the seconds that measuring them took, with what came before each."""
+        """Seconds that the parts took, including the time before each."""
         return math.fsum(part["seconds"] for part in self.parts.values())
 
     @property
     def said(self) -> str:
-        """Return what is kept, for whoever must begin again."""
+        """The end of a message about a failed measurement: what is kept."""
         if not self.parts:
             return "no part was measured yet"
-        return f"{len(self.parts)} part(s) are kept in {self.path}, and the same command goes on from there"
+        return f"{len(self.parts)} part(s) are kept in {self.path}, and the same command continues from there"
 
     def add(self, report: Mapping[str, Any]) -> None:
-        """Keep one more part."""
+        """Add a part and write the file."""
         now = time.monotonic()
         self.parts[report["part"]] = {**report, "seconds": now - self._since}
         self._since = now
@@ -202,7 +205,7 @@ class KeptParts:
         self.path.unlink(missing_ok=True)
 
     def calibration(self, config: CalibrateConfig) -> Calibration:
-        """Put all of them together."""
+        """Combine all parts into a calibration."""
         found = [part["found"] for part in self.parts.values()]
 
         def each(name: str) -> list[Any]:
@@ -235,7 +238,7 @@ class KeptParts:
         )
 
     def _cut(self) -> list[str]:
-        """What was measured less often than it might have been: "12 of 36 steps of several ranks at once"."""
+        """Return what the budget cut short: "12 of 36 steps of several ranks at once"."""
         sums: dict[str, list[int]] = {}
         for part in self.parts.values():
             for name, made, full in part.get("counts", []):
@@ -246,7 +249,7 @@ class KeptParts:
 
 
 def _mean(crowds: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """The same number of ranks in several rounds."""
+    """Average the measurements of the same number of ranks over several rounds."""
     return {
         "load": crowds[0]["load"],
         "handed_over_s": [statistics.fmean(at) for at in zip(*(each["handed_over_s"] for each in crowds), strict=True)],
@@ -256,7 +259,7 @@ def _mean(crowds: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
 
 
 def _origin() -> dict[str, Any]:
-    """Where it is measured."""
+    """Return the fields of a calibration that describe this machine and its software."""
     return {
         "version": VERSION,
         "cpu": environment.cpu_model(),
@@ -267,12 +270,12 @@ def _origin() -> dict[str, Any]:
 
 
 def _at_once(threads: int) -> int:
-    """Ranks that compute at once, each with so many threads."""
+    """Return the number of ranks that compute at once, each with this many threads."""
     return max(2, min(MOST_AT_ONCE, CROWDED * usable_cores() // threads))
 
 
 def _clusters(config: CalibrateConfig) -> dict[str, Cluster]:
-    """Virtual hosts by the way that their messages go; none where there are none here."""
+    """Return a cluster of virtual hosts for each way that this machine supports."""
     found = {}
     for way, link in LINKS.items() if config.virtual_hosts and hosts_supported()[0] else ():
         hosts = tuple(dataclasses.replace(link, name=f"host{index}") for index in range(_at_once(threads=1)))

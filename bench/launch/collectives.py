@@ -1,4 +1,4 @@
-"""From the options of `bench collectives` to a checked sweep, and the sweep as a torchrun job from start to end."""
+"""Check the options of `bench collectives` and run the sweep as a job."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ from bench.launch.jobs.watchdog import WatchdogTimeouts
 from bench.launch.measurement import measure
 
 
-def resolve(asked: CollectivesConfig) -> tuple[CollectivesConfig, list[str]]:
-    """The sweep with every default filled in, and why pairs that were asked for are left out.
+def resolve(options: CollectivesConfig) -> tuple[CollectivesConfig, list[str]]:
+    """Return the sweep with all defaults filled in, and a sentence for each named pair that is left out.
 
     Raises:
-        UsageError: something is unknown, out of range, illegal together, or impossible here.
+        UsageError: an option is unknown, out of range, impossible on this machine, or contradicts another one.
     """
-    config = place(asked)
+    config = place(options)
     if config.world_size < 2:
         raise UsageError("--world-size 1 leaves nothing to sum; give 2 or more")
     for size in config.sizes_bytes:
@@ -44,17 +44,17 @@ def resolve(asked: CollectivesConfig) -> tuple[CollectivesConfig, list[str]]:
 
 
 def execute(config: CollectivesConfig, on_report: Callable[[Mapping[str, Any]], None], server: ForkServer) -> None:
-    """Run the sweep; returns when nothing of the job is left.
+    """Run the sweep; return when no process of the job is left.
 
     Args:
         config: from `resolve`.
-        on_report: called with what rank 0 says, as it says it: ``{"turn": [collective, compressor, size_bytes]}`` after
-            every turn, ``{"row": ..., "extras": ...}`` for each finished row.
+        on_report: called with each report of rank 0: ``{"turn": [collective, compressor, size_bytes]}`` after every
+            turn, ``{"row": ..., "extras": ...}`` for each finished row.
         server: starts the ranks; made with `fork_server.SUM`.
 
     Raises:
-        UsageError: virtual hosts, or latency and loss, are not possible here.
-        RunFailed: a rank failed or hung, or the network could not be set up; the logs are kept and named.
+        UsageError: this machine does not support virtual hosts, or latency and loss on their links.
+        RunFailed: a rank failed or hung, or the network could not be set up; the message names the logs.
         Interrupted: the user stopped it.
     """
     timeouts = WatchdogTimeouts.with_job(config)
@@ -62,13 +62,13 @@ def execute(config: CollectivesConfig, on_report: Callable[[Mapping[str, Any]], 
 
 
 def _check_memory(config: CollectivesConfig, pairs: Sequence[tuple[str, str]]) -> None:
-    """Every rank on this machine holds its tensor, all ranks' payloads, its sum, and what each collective must make."""
+    """Check that the tensors that all ranks on this machine hold at once fit into its memory."""
     memory = psutil.virtual_memory().total
     largest, ranks = max(config.sizes_bytes), config.world_size // config.nnodes
     collectives, compressors = (set(names) for names in zip(*pairs, strict=True))
     held = 2 + len(collectives) + (config.world_size if "none" in compressors else 1)
     if held * largest * ranks > memory:
         raise UsageError(
-            f"{format_bytes(largest)}, {held} times on each of {ranks} ranks with what sums are checked by, do not fit "
-            f"into this machine's memory of {format_bytes(memory)}; give smaller --sizes"
+            f"{held} tensors of {format_bytes(largest)} on each of {ranks} ranks, some of them for checking sums, do "
+            f"not fit into this machine's memory of {format_bytes(memory)}; give smaller --sizes"
         )

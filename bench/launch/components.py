@@ -1,4 +1,4 @@
-"""The components of a run: built, and checked against each other."""
+"""Build the components of a run and check that they work together."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from compressors.layer import layers_of
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Components:
-    """The six components of a run, each built and validated by itself, by the name of its option."""
+    """The six components of a run, each built and validated on its own; field names are option names."""
 
     model: Model
     dataset: Dataset
@@ -38,7 +38,7 @@ def build_components(config: RunConfig) -> Components:
     """Build the six components.
 
     Raises:
-        UsageError: unknown component or option, or a value out of range.
+        UsageError: a component or option is unknown, or a value is out of range.
     """
     strategy = cast(Strategy, spec.build("strategies", config.strategy))
     compressor = cast(Compressor, spec.build("compressors", config.compressor))
@@ -56,22 +56,22 @@ def build_components(config: RunConfig) -> Components:
 
 
 def model_without_values(parts: Components) -> nn.Module:
-    """The network on the meta device: shapes and types, no memory."""
+    """Return the network on the meta device, which has shapes and dtypes but no memory."""
     with torch.device("meta"):
         return parts.model.build(parts.dataset.num_classes)
 
 
 def gradient_mb(parts: Components) -> float:
-    """Size of the model's gradient in fp32, MiB to four digits."""
+    """Return the size of the model's fp32 gradient in MiB, rounded to four digits."""
     model = model_without_values(parts)
     return float(f"{4 * sum(p.numel() for p in model.parameters() if p.requires_grad) / 2**20:.4g}")
 
 
 def check_together(config: RunConfig, parts: Components) -> None:
-    """Refuse components that cannot work together in this run, for the reason that leads to one that can.
+    """Check that the components work together in this run.
 
     Raises:
-        UsageError: they cannot.
+        UsageError: they do not; the message names what would work.
     """
     reason = (
         parts.strategy.refusal(config, parts.compressor, parts.collective, parts.optimizer)
@@ -89,16 +89,16 @@ def check_together(config: RunConfig, parts: Components) -> None:
 
 
 def check_network(config: RunConfig, parts: Components) -> None:
-    """Refuse a network that the strategy or the compressor cannot train.
+    """Check that the strategy and the compressor can train the network.
 
     Raises:
-        UsageError: it cannot.
+        UsageError: one of them cannot.
     """
     needed_mb = gradient_mb(parts)
     if parts.compressor.one_bucket and config.bucket_mb is not None and config.bucket_mb < needed_mb:
         raise UsageError(
-            f"{config.compressor} makes one bucket of the whole model, which --bucket-mb {config.bucket_mb:g} is too "
-            f"small for; leave it out, or give {needed_mb:g} or more"
+            f"{config.compressor} needs the whole model in one bucket, and --bucket-mb {config.bucket_mb:g} is too "
+            f"small for it; leave it out, or give {needed_mb:g} or more"
         )
     model = model_without_values(parts)
     if parts.dataset.image_size != IMAGE_SIZE and (
@@ -111,7 +111,10 @@ def check_network(config: RunConfig, parts: Components) -> None:
 
 
 def _first_legal(strategy: Strategy, compressor: Compressor) -> str:
-    """The first of the strategy's own collectives that takes what is sent; the last if none does, and says why."""
+    """Return the first of the strategy's default collectives that works with the compressor; if none does, the last.
+
+    `check_together` then refuses that one with the reason.
+    """
     *rest, last = strategy.default_collectives(compressor)
     legal = (n for n in rest if compressor.refusal(cast(Collective, spec.build("collectives", n))) is None)
     return next(legal, last)

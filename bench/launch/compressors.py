@@ -1,4 +1,4 @@
-"""From the options of `bench compressors` to a checked measurement, and the process that makes it, start to end."""
+"""Check the options of `bench compressors` and run the measurement in a process."""
 
 from __future__ import annotations
 
@@ -21,30 +21,30 @@ if TYPE_CHECKING:
 BASELINE = "none"
 
 
-def check(asked: CompressorsConfig) -> CompressorsConfig:
-    """Fill in every default but the device.
+def check(options: CompressorsConfig) -> CompressorsConfig:
+    """Check the options and fill in all defaults but the device.
 
     Raises:
-        UsageError: something is unknown or out of range.
+        UsageError: an option is unknown or out of range.
     """
     return dataclasses.replace(
-        asked,
-        compressors=",".join(_compressors(asked.compressors)),
-        model=spec.short_text(spec.build("models", asked.model)),
-        dataset=spec.short_text(spec.build("datasets", asked.dataset)),
-        data_dir=str(Path(asked.data_dir).absolute()),
+        options,
+        compressors=",".join(_compressors(options.compressors)),
+        model=spec.short_text(spec.build("models", options.model)),
+        dataset=spec.short_text(spec.build("datasets", options.dataset)),
+        data_dir=str(Path(options.data_dir).absolute()),
     )
 
 
-def prepare(asked: CompressorsConfig) -> CompressorsConfig:
-    """Fill in every default, and fetch the data set where it is needed and absent.
+def prepare(options: CompressorsConfig) -> CompressorsConfig:
+    """Check the options, fill in all defaults, and download the data set if it is needed and missing.
 
     Raises:
-        UsageError: something is unknown, out of range, or impossible here.
+        UsageError: an option is unknown, out of range, or impossible on this machine.
     """
     from bench.launch.devices import choose_device
 
-    config = dataclasses.replace(check(asked), device=choose_device(asked.device))
+    config = dataclasses.replace(check(options), device=choose_device(options.device))
     dataset = cast("Dataset", spec.build("datasets", config.dataset))
     if config.gradients == "recorded" and not dataset.is_present(Path(config.data_dir)):
         dataset.prepare(Path(config.data_dir))
@@ -52,7 +52,7 @@ def prepare(asked: CompressorsConfig) -> CompressorsConfig:
 
 
 def execute(config: CompressorsConfig, on_report: Callable[[Mapping[str, Any]], None], server: ForkServer) -> None:
-    """Measure in a process of its own, whose threads and memory are nobody else's.
+    """Run the measurement in a separate process, so that it does not share threads or memory.
 
     Args:
         config: from `prepare`.
@@ -60,7 +60,7 @@ def execute(config: CompressorsConfig, on_report: Callable[[Mapping[str, Any]], 
         server: starts the process; made with `fork_server.ENCODE`.
 
     Raises:
-        RunFailed: the process failed or hung; its log is kept and named.
+        RunFailed: the process failed or hung; the message names its log.
         Interrupted: the user stopped it.
     """
     measure(
@@ -73,7 +73,7 @@ def execute(config: CompressorsConfig, on_report: Callable[[Mapping[str, Any]], 
 
 
 def _compressors(texts: str | None) -> list[str]:
-    """Short spec texts, each once; the baseline first where all are asked for."""
+    """Return short spec texts without repetitions; None: all compressors, the baseline first."""
     if texts is None:
         built = registry.ask_each("compressors", lambda component: cast("Compressor", component()))
         names = [name for name, compressor in built.items() if not (compressor.engine_hook or compressor.chooses)]
@@ -82,10 +82,12 @@ def _compressors(texts: str | None) -> list[str]:
     for name, compressor in chosen.items():
         if compressor.engine_hook:
             raise UsageError(
-                f"{name} encodes inside PyTorch's own hook, out of sight; see what it costs with bench run"
+                f"{name} encodes inside PyTorch's own hook, where it cannot be timed; measure it with bench run"
             )
         if compressor.chooses:
-            raise UsageError(f"{name} encodes nothing itself; measure the compressors that it tries, topk or bf16 say")
+            raise UsageError(
+                f"{name} encodes nothing itself; measure the compressors that it tries, such as topk or bf16"
+            )
     return list(chosen)
 
 

@@ -1,4 +1,4 @@
-"""Which device ranks compute on."""
+"""Choose the device that ranks compute on."""
 
 from __future__ import annotations
 
@@ -9,20 +9,20 @@ import torch
 from bench.core.errors import UsageError
 
 
-def choose_device(asked: Literal["auto", "cpu", "cuda"], num_needed: int = 1) -> Literal["cpu", "cuda"]:
-    """CUDA where it is not refused and torch sees enough devices.
+def choose_device(device: Literal["auto", "cpu", "cuda"], num_needed: int = 1) -> Literal["cpu", "cuda"]:
+    """Return "cuda" if the option allows it and torch sees enough devices, else "cpu".
 
     Args:
-        asked: what the user wants.
-        num_needed: devices without which the job cannot use CUDA.
+        device: the value of --device.
+        num_needed: CUDA devices that the job needs.
 
     Raises:
-        UsageError: CUDA is asked for and there are too few devices.
+        UsageError: the option is "cuda" and there are too few devices.
     """
     num_seen = torch.cuda.device_count()
-    if asked == "cuda" and num_seen < num_needed:
+    if device == "cuda" and num_seen < num_needed:
         raise UsageError(
-            f"--device cuda needs {num_needed} of this machine's CUDA devices and torch sees {num_seen}; use --device "
+            f"--device cuda needs {num_needed} CUDA devices on this machine and torch sees {num_seen}; use --device "
             "cpu, or auto"
         )
-    return "cuda" if asked != "cpu" and num_seen >= num_needed else "cpu"
+    return "cuda" if device != "cpu" and num_seen >= num_needed else "cpu"

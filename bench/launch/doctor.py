@@ -1,6 +1,6 @@
-"""Doctor: can this machine run what `bench run` starts, and will its figures mean anything?
+"""The checks of `bench doctor`: whether this machine can execute runs, and whether its measurements will be reliable.
 
-Each check gives one line: what was found and, where something is not well, what to do.
+Each check returns one line: its finding and, if something is wrong, what to do.
 """
 
 from __future__ import annotations
@@ -38,13 +38,13 @@ SMOKE_TIMEOUT_S = 100.0
 
 @dataclasses.dataclass(frozen=True)
 class Check:
-    """What one check found.
+    """The result of one check.
 
     Attributes:
-        level: fail: runs cannot work; warn: they can, but something is missing or figures will be doubtful.
-        name: what was looked at.
-        finding: what is the case.
-        fix: what to do, empty where all is well.
+        level: fail: runs cannot work; warn: they can, but something is missing or measurements will be unreliable.
+        name: the subject of the check.
+        finding: the result.
+        fix: what to do; empty if nothing is wrong.
     """
 
     level: Level
@@ -54,12 +54,12 @@ class Check:
 
 
 def examine(*, world_size: int, out: Path, data_dir: Path, smoke: bool) -> Iterator[Check]:
-    """Look at everything; each result comes out as soon as it is known.
+    """Run all checks; yield each result as soon as it is known.
 
     Args:
         world_size: ranks that the user wants to run on this machine.
-        out: where results shall go.
-        data_dir: where data sets lie.
+        out: folder of results.
+        data_dir: folder of data sets.
         smoke: also measure the links of virtual hosts, and train a few steps on two real ranks (some seconds).
 
     Raises:
@@ -80,7 +80,7 @@ def examine(*, world_size: int, out: Path, data_dir: Path, smoke: bool) -> Itera
             yield links(measure=smoke)
         torch = backends()
         yield torch
-        if torch.level != "fail":  # what follows cannot be looked at without it
+        if torch.level != "fail":  # the other checks need torch
             yield shared_memory(SHARED_FOLDER)
             yield dax(Path("/sys"))
             yield cache_lines()
@@ -90,7 +90,7 @@ def examine(*, world_size: int, out: Path, data_dir: Path, smoke: bool) -> Itera
 
 
 def versions() -> Check:
-    """The packages that runs need are installed."""
+    """Check that the packages that runs need are installed."""
     found = {package: version_of(package) for package in PACKAGES}
     missing = [package for package, version in found.items() if not version]
     if missing:
@@ -100,37 +100,37 @@ def versions() -> Check:
 
 
 def kernels() -> Check:
-    """Compressors loop over elements in C, and on GPUs in Triton."""
+    """Check that the loops over elements run in C, and on GPUs in Triton."""
     reason, missing = library.found().finding, library.triton_missing()
     on_gpus = f"the reference path: {missing}" if missing else f"Triton {environment.version_of('triton')}"
     if environment.kernels() == "native":
         return Check("ok", "kernels", f"native loops, {reason}; on GPUs {on_gpus}")
-    finding = f"the reference path serves, with the same numbers and many times slower: {reason}"
+    finding = f"the reference path is used, which gives the same numbers but is many times slower: {reason}"
     finding += "" if missing == reason else f"; on GPUs {on_gpus}"
     fix = f"unset {library.VARIABLE}" if library.VARIABLE in os.environ else "run `make setup` in the checkout"
     return Check("warn", "kernels", finding, fix)
 
 
 def cores(world_size: int) -> Check:
-    """Each rank has a core of its own."""
+    """Check that each rank has a core of its own."""
     usable = usable_cores()
     if world_size <= usable:
         return Check("ok", "cores", f"{usable} cores for {world_size} ranks")
-    finding = f"{world_size} ranks share {usable} cores, so step times show the sharing as well as the method"
-    return Check("warn", "cores", finding, f"use --world-size {usable} or fewer where times matter")
+    finding = f"{world_size} ranks share {usable} cores, so step times depend on the sharing as well as on the method"
+    return Check("warn", "cores", finding, f"use --world-size {usable} or fewer if times matter")
 
 
 def load() -> Check:
-    """Nothing else keeps the cores busy."""
+    """Check that no other programs keep the cores busy."""
     busy = os.getloadavg()[0]
     if busy <= BUSY_SHARE * usable_cores():
         return Check("ok", "load", f"{busy:.1f} busy tasks in the last minute")
     finding = f"{busy:.1f} busy tasks in the last minute, so times will be noisy"
-    return Check("warn", "load", finding, "wait until they are done, or trust only bytes and accuracy")
+    return Check("warn", "load", finding, "wait until they end, or trust only bytes and accuracy")
 
 
 def results_folder(out: Path) -> Check:
-    """A run can make its folder."""
+    """Check that a run can make its folder."""
     parent = _nearest_existing(out)
     try:
         with tempfile.TemporaryFile(dir=parent) as probe:
@@ -143,7 +143,7 @@ def results_folder(out: Path) -> Check:
 
 
 def disk(out: Path) -> Check:
-    """There is room for rows, logs and data sets."""
+    """Check that there is disk space for rows, logs and data sets."""
     free = shutil.disk_usage(_nearest_existing(out)).free
     finding = f"{format_bytes(free)} free for {out}"
     if free >= LITTLE_DISK_BYTES:
@@ -154,17 +154,17 @@ def disk(out: Path) -> Check:
 
 
 def namespaces() -> Check:
-    """Virtual hosts with limited links are possible here."""
+    """Check that this machine supports virtual hosts."""
     from bench.hosts.support import hosts_supported
 
     supported, reason = hosts_supported()
     if supported:
         return Check("ok", "virtual hosts", "network namespaces are permitted")
-    return Check("warn", "virtual hosts", reason, "needed only for limited links; all else works without")
+    return Check("warn", "virtual hosts", reason, "needed only for limited links; everything else works without them")
 
 
 def links(*, measure: bool) -> Check:
-    """Links of virtual hosts can be slow, late, lossy and uneven over time, by the kernel or by the forwarder."""
+    """Check that links of virtual hosts can have delays, losses and varying rates, by the kernel or the forwarder."""
     from bench.hosts.job import forwarded_bps
     from bench.hosts.support import forwarder_supported, netem_supported
 
@@ -178,13 +178,13 @@ def links(*, measure: bool) -> Check:
     if not measure:
         return Check("ok", "links", finding)
     try:
-        return Check("ok", "links", f"{finding}, which holds {format_rate(forwarded_bps())}, all links together")
+        return Check("ok", "links", f"{finding}, which carries {format_rate(forwarded_bps())}, all links together")
     except (UsageError, RunFailed) as error:
         return Check("warn", "links", f"the forwarder does not work: {error}", f"needed only for {ours}")
 
 
 def backends() -> Check:
-    """Torch can be imported and has gloo; NCCL and GPUs where there are some."""
+    """Check that torch can be imported and has gloo; report NCCL and GPUs."""
     try:
         import torch
         import torch.distributed as dist
@@ -200,10 +200,10 @@ def backends() -> Check:
 
 
 def shared_memory(folder: Path) -> Check:
-    """Ranks of this machine can map memory together."""
-    fix = "needed only for the collective pool; give it another place with pool:path=FOLDER"
+    """Check that ranks on this machine can share memory."""
+    fix = "needed only for the collective pool; give it another folder with pool:path=FOLDER"
     if not os.access(folder, os.W_OK):
-        return Check("warn", "shared memory", f"{folder} is no folder that can be written", fix)
+        return Check("warn", "shared memory", f"{folder} is not a folder that can be written", fix)
     free = shutil.disk_usage(folder).free
     finding = f"{format_bytes(free)} free in {folder}"
     if free < LITTLE_SHARED_BYTES:
@@ -212,7 +212,7 @@ def shared_memory(folder: Path) -> Check:
 
 
 def dax(sysfs: Path) -> Check:
-    """Memory that a device brings, CXL's for one, which the collective pool can map."""
+    """List DAX devices, such as CXL memory, which the collective pool can map."""
     from collectives.transport.memory_region import dax_devices
 
     found = ", ".join(
@@ -223,7 +223,7 @@ def dax(sysfs: Path) -> Check:
 
 
 def cache_lines() -> Check:
-    """Memory whose ranks do not see each other's stores can be used all the same."""
+    """Check that the collective pool can flush cache lines, for memory where ranks do not see each other's stores."""
     from collectives.transport.cache_lines import cache_lines, stores_are_ordered
 
     order = "stores are seen in order" if stores_are_ordered() else "stores need fences"
@@ -236,7 +236,7 @@ def cache_lines() -> Check:
 
 
 def data_sets(data_dir: Path) -> Iterator[Check]:
-    """Every data set, ready or not."""
+    """Check for each data set that it can be loaded."""
     from bench.datasets.base import Dataset
 
     def look(component: type[Options]) -> Check:
@@ -250,10 +250,10 @@ def data_sets(data_dir: Path) -> Iterator[Check]:
 
 
 def smoke_test(data_dir: Path, server: ForkServer) -> Check:
-    """A real job of two ranks trains a few steps; its folder is kept only if it fails.
+    """Train a few steps with a real job of two ranks; keep its folder only if it fails.
 
     Args:
-        data_dir: where data sets lie.
+        data_dir: folder of data sets.
         server: starts the ranks.
 
     Raises:
@@ -263,7 +263,7 @@ def smoke_test(data_dir: Path, server: ForkServer) -> Check:
     from bench.launch.resolve import resolve
     from bench.launch.run import execute
 
-    asked = RunConfig(
+    options = RunConfig(
         name="doctor",
         model="linear",
         dataset="digits",
@@ -279,10 +279,10 @@ def smoke_test(data_dir: Path, server: ForkServer) -> Check:
     folder = Path(tempfile.mkdtemp(prefix="bench-doctor-"))
     try:
         with noted("doctor", folder):
-            result = execute(resolve(asked), folder, _show_nothing, server)
+            result = execute(resolve(options), folder, _show_nothing, server)
     except BenchError as error:
         shutil.rmtree(folder)
-        return Check("fail", "smoke", str(error), "mend what the other lines name")
+        return Check("fail", "smoke", str(error), "fix what the other lines name")
     if result.status not in ("ok", "interrupted"):
         return Check("fail", "smoke", result.error, f"see the logs in {result.folder.logs}")
     shutil.rmtree(folder)
@@ -292,9 +292,9 @@ def smoke_test(data_dir: Path, server: ForkServer) -> Check:
 
 
 def _show_nothing(_report: dict[str, Any]) -> None:
-    """A smoke test is too short for progress."""
+    """Show no progress; the smoke test is too short for it."""
 
 
 def _nearest_existing(path: Path) -> Path:
-    """The path itself, or the nearest one above it that exists."""
+    """Return the path itself, or its nearest parent that exists."""
     return next(candidate for candidate in (path.absolute(), *path.absolute().parents) if candidate.exists())

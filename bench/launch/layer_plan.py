@@ -1,4 +1,4 @@
-"""What a compressor would do to a model's layers: the dry run's second part."""
+"""Plan how a compressor treats each layer of a model, for `bench run --dry-run`."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ class PlannedLayer:
 
     Attributes:
         name: the parameter's name.
-        shape: of the parameter.
-        kind: what it is in the network.
-        payload: the kind of payload it is sent as; "Dense" in fp32 where the per-layer policy leaves it alone, "to be
-            chosen" where training finds that out.
+        shape: the parameter's shape.
+        kind: kind of layer.
+        payload: class of the payload; "Dense" (fp32) if the compressor leaves the layer uncompressed, "to be chosen"
+            if that is decided during training.
         dense_nbytes: bytes of the gradient in fp32.
-        sent_nbytes: bytes of its payload at full compression, where it is sent by itself; None where it depends on the
-            data.
+        sent_nbytes: bytes of the payload at full compression if the layer is sent on its own; None if that depends on
+            the data.
     """
 
     name: str
@@ -41,14 +41,14 @@ class PlannedLayer:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class LayerPlan:
-    """What the compressor would do to the model's layers.
+    """The plan of all layers.
 
     Attributes:
         layers: one row per parameter.
-        dense_nbytes: the whole gradient in fp32.
-        sent_nbytes: one rank's packed payload of the whole model at full compression, as one bucket; None where it
-            depends on the data.
-        warnings: what the user should know about this choice, one sentence each.
+        dense_nbytes: bytes of the whole gradient in fp32.
+        sent_nbytes: bytes of one rank's packed payload at full compression, with the whole model in one bucket; None
+            if that depends on the data.
+        warnings: notes for the user about the compressor, one sentence each.
     """
 
     layers: list[PlannedLayer]
@@ -58,7 +58,7 @@ class LayerPlan:
 
 
 def plan_layers(config: RunConfig) -> LayerPlan:
-    """What would be compressed and how, from shapes alone."""
+    """Return the plan of a complete configuration, computed from shapes alone."""
     dataset = cast(Dataset, spec.build("datasets", config.filled["dataset"]))
     compressor = cast(Compressor, spec.build("compressors", config.filled["compressor"]))
     with torch.device("meta"):
@@ -74,7 +74,7 @@ def plan_layers(config: RunConfig) -> LayerPlan:
 
 
 def planned_layers(compressor: Compressor, layers: Sequence[Layer]) -> list[PlannedLayer]:
-    """One row per layer, in the given order."""
+    """Return one row per layer, in the given order."""
     return [
         PlannedLayer(
             name=layer.name,

@@ -1,4 +1,4 @@
-"""A measurement in a job of its own, from its start to its end: what `bench collectives` and `compressors` share."""
+"""Run a measurement as a job in a temporary folder, for `bench collectives`, `compressors` and `calibrate`."""
 
 from __future__ import annotations
 
@@ -24,17 +24,17 @@ def measure(
     timeouts: WatchdogTimeouts,
     on_report: Callable[[Mapping[str, Any]], None],
 ) -> None:
-    """Run the job; returns when nothing of it is left.
+    """Run the job; return when none of its processes is left.
 
     Args:
-        command: its name.
-        config: complete.
+        command: name of the command, for the temporary folder.
+        config: complete configuration.
         start: starts the job in its folder.
-        timeouts: how long it may be silent.
-        on_report: called with what rank 0 says, as it says it.
+        timeouts: how long the job may report nothing.
+        on_report: called with each report of rank 0.
 
     Raises:
-        RunFailed: a process failed or hung; the logs are kept and named.
+        RunFailed: a process failed or hung; the message names the logs, which are kept.
         Interrupted: the user stopped it.
     """
     with scratch_folder(command) as folder:

@@ -1,4 +1,4 @@
-"""Ways of writing a run that are gone, each with the way that took its place."""
+"""Refuse options of earlier versions, with the spelling that replaced them."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ MOVED_OPTIONS = ("mode", "staleness")
 
 
 def refuse_old_spelling(collective: str) -> None:
-    """Refuse `server:mode=...`: that a server does not wait is a strategy, no way to sum.
+    """Refuse `server:mode=...`; a server that does not wait for all ranks is now a strategy.
 
     Raises:
-        UsageError: with the new spelling.
+        UsageError: the collective has such an option; the message gives the new spelling.
     """
     given = parse(collective)
     moved = {name: text for name, text in given.options.items() if name in MOVED_OPTIONS}

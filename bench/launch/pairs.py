@@ -1,4 +1,4 @@
-"""Which collectives and compressors can be measured together."""
+"""Find the pairs of collective and compressor that `bench collectives` can measure."""
 
 from __future__ import annotations
 
@@ -14,22 +14,22 @@ from compressors.base import Compressor
 
 BASELINE = "native"
 
+# (collective, compressor) as spec texts, with only the options that differ from their default.
 Pair = tuple[str, str]
-"""(collective, compressor), as spec texts with only the options that differ from their default."""
 
 
 def legal_pairs(
     compressors: Sequence[str], collectives: Sequence[str] | None, dtype: Dtype
 ) -> tuple[list[Pair], list[str]]:
-    """(pairs that can work together, sorted by compressor; why the others of those that were named cannot).
+    """Return the pairs that work together, sorted by compressor, and the reasons why other named pairs do not.
 
     Args:
         compressors: spec texts.
-        collectives: spec texts; None: all there are.
-        dtype: of the tensor that is summed.
+        collectives: spec texts; None: all collectives.
+        dtype: dtype of the tensor that is summed.
 
     Raises:
-        UsageError: a component or option that does not exist, or one that was named and finds no partner.
+        UsageError: a component or option does not exist, or a named component works with none of the others.
     """
     senders = _built("compressors", compressors)
     sums = _built("collectives", collectives if collectives is not None else _all_collectives())
@@ -50,31 +50,31 @@ def legal_pairs(
 
 
 def _built(kind: str, texts: Sequence[str]) -> dict[str, Any]:
-    """Components by their short spec text, each once."""
+    """Build components; return them by short spec text."""
     components = [spec.build(kind, text) for text in texts]
     return {spec.short_text(component): component for component in components}
 
 
 def _all_collectives() -> list[str]:
-    """The baseline first."""
+    """Return the names of all collectives, the baseline first."""
     usable = registry.ask_each("collectives", lambda component: component())
     return sorted(usable, key=lambda name: (name != BASELINE, name))
 
 
 def _check_sender(name: str, compressor: Compressor, dtype: Dtype) -> None:
     if compressor.engine_hook or type(compressor).reduce is not Compressor.reduce:
-        raise UsageError(f"{name} needs several rounds for one sum; see what it costs with `bench run`")
+        raise UsageError(f"{name} needs several rounds for one sum; measure it with `bench run`")
     if compressor.chooses:
-        raise UsageError(f"{name} encodes nothing itself; name the compressors that it tries, topk or bf16 say")
+        raise UsageError(f"{name} encodes nothing itself; name the compressors that it tries, such as topk or bf16")
     if dtype.startswith("int") and compressor.component_name != "none":
         raise UsageError(f"{name} compresses floating-point tensors; sum --dtype {dtype} with --compressors none")
 
 
 def check_collective(text: str, world_size: int) -> None:
-    """Refuse a collective that cannot be measured by itself.
+    """Check that a collective can be measured outside of training.
 
     Raises:
-        UsageError: unknown, with an option that is, or in need of a training run or of other ranks.
+        UsageError: it or one of its options is unknown, or it needs a training run or another number of ranks.
     """
     refuse_old_spelling(text)
     collective = cast(Collective, spec.build("collectives", text))

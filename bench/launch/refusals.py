@@ -1,8 +1,8 @@
-"""Refuse a wrong request before torch is imported, which takes seconds.
+"""Run checks of the options before torch is imported, because that takes seconds.
 
-Components are modules that import torch. A forked child imports them with placeholders in torch's place and makes the
-same checks that are made with torch later. Modules may name a placeholder, call it and derive from it while they are
-imported; a check that asks one anything gets an exception, and its answer then waits for torch.
+Components import torch. So a forked child process imports them with placeholders instead of torch and runs the same
+checks that run again with torch later. While modules are imported, they may refer to a placeholder, call it and derive
+from it. A check that needs a value from a placeholder raises an exception, and its result is left to the later run.
 """
 
 from __future__ import annotations
@@ -28,10 +28,12 @@ LEFT_OUT = ("torch", "torchvision")
 
 
 def without_torch(function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T | None:
-    """Return what the function returns in a process without torch; None where it needs torch, or torch is there.
+    """Call the function in a forked process without torch and return its result.
+
+    Return None if the function needs torch, or if torch is imported here already.
 
     Raises:
-        UsageError: what the function refuses.
+        UsageError: the function raised it.
     """
     if "torch" in sys.modules:
         return None
@@ -40,7 +42,7 @@ def without_torch(function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -
     if child == 0:
         try:
             os.close(reading)
-            os.dup2(os.open(os.devnull, os.O_WRONLY), 2)  # warnings are given where torch is
+            os.dup2(os.open(os.devnull, os.O_WRONLY), 2)  # the run with torch prints warnings
             sys.meta_path.insert(0, _Placeholders())
             answer = pickle.dumps(_outcome(functools.partial(function, *args, **kwargs)))
             with os.fdopen(writing, "wb") as pipe:
@@ -58,26 +60,26 @@ def without_torch(function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -
     return result
 
 
-def check_each(asked: Sequence[RunConfig]) -> list[UsageError | None]:
-    """Return why each of the runs is refused, as far as that shows without torch; for `without_torch`."""
-    outcomes = [_outcome(functools.partial(check, each)) for each in asked]
+def check_each(options: Sequence[RunConfig]) -> list[UsageError | None]:
+    """Return for each run the error with which `check` refuses it, or None; to be called by `without_torch`."""
+    outcomes = [_outcome(functools.partial(check, each)) for each in options]
     return [outcome if isinstance(outcome, UsageError) else None for outcome in outcomes]
 
 
 def _outcome(function: Callable[[], T]) -> T | UsageError | None:
-    """Return the result or the refusal; None where the function met a placeholder, or a third party's module did."""
+    """Return the result or the UsageError; None if the function, or a third party's module, needed a placeholder."""
     try:
         return function()
     except PluginError:
         return None
     except UsageError as refusal:
         return UsageError(str(refusal))
-    except Exception:  # noqa: BLE001 - the same check with torch meets it again, if it is more than a placeholder
+    except Exception:  # noqa: BLE001 - if it is a real error, the same check with torch raises it again
         return None
 
 
 class _Placeholders(importlib.abc.MetaPathFinder, importlib.abc.Loader):
-    """Gives modules without content for what is left out."""
+    """Import hook that returns a module of placeholders instead of torch."""
 
     def find_spec(self, fullname: str, path: object, target: object = None) -> importlib.machinery.ModuleSpec | None:
         if fullname.partition(".")[0] in LEFT_OUT:
@@ -89,7 +91,7 @@ class _Placeholders(importlib.abc.MetaPathFinder, importlib.abc.Loader):
 
 
 class _Placeholder:
-    """Stands for something of torch: one and the same for each name."""
+    """Stands for an object of torch; an attribute is always the same placeholder."""
 
     def __getattr__(self, name: str) -> _Placeholder:
         if name.startswith("__"):
@@ -108,7 +110,7 @@ class _Placeholder:
         return self
 
     def __iter__(self) -> NoReturn:
-        raise TypeError("a placeholder holds nothing known")
+        raise TypeError("a placeholder cannot be iterated over")
 
     def __or__(self, other: object) -> _Placeholder:
         return self

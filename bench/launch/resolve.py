@@ -1,7 +1,7 @@
-"""From what `bench run` was asked for to complete, checked configurations.
+"""Check the options of `bench run` and fill in the defaults, which gives complete configurations.
 
-Everything that can be refused is refused here, before any rank starts; what numbers alone show, before torch is
-imported.
+Every impossible request is refused here, before any rank starts. Checks that need only numbers come first, before torch
+is imported.
 """
 
 from __future__ import annotations
@@ -25,27 +25,27 @@ if TYPE_CHECKING:
     from bench.launch.components import Components
 
 
-def prepare(asked: RunConfig, seeds: Sequence[int]) -> tuple[list[RunConfig], list[str]]:
-    """Do everything that needs torch before ranks can start; an absent data set is fetched.
+def prepare(options: RunConfig, seeds: Sequence[int]) -> tuple[list[RunConfig], list[str]]:
+    """Do everything that needs torch before ranks can start; download the data set if it is missing.
 
     Returns:
-        (a run's configuration per seed, what the user should know about this choice: one sentence each)
+        a complete configuration per seed, and notes for the user about this configuration, one sentence each
 
     Raises:
-        UsageError: something is unknown, illegal together, or impossible here or with this data.
+        UsageError: an option is unknown, impossible on this machine or with this data, or contradicts another one.
     """
-    config = resolve(asked)
+    config = resolve(options)
     return [dataclasses.replace(config, seed=seed) for seed in seeds], make_ready(config)
 
 
 def make_ready(config: RunConfig) -> list[str]:
-    """Fetch the data set of a complete configuration where it is absent.
+    """Download the data set of a complete configuration if it is missing.
 
     Returns:
-        what the user should know about this choice: one sentence each
+        notes for the user about this configuration, one sentence each
 
     Raises:
-        UsageError: the model is impossible for the strategy.
+        UsageError: the strategy cannot train the model.
     """
     from bench.launch.components import build_components, model_without_values
 
@@ -59,90 +59,91 @@ def make_ready(config: RunConfig) -> list[str]:
 
 
 def _scaling_notes(config: RunConfig, parts: Components) -> list[str]:
-    """Say that the learning rate is scaled where the compressor, not the user, may have chosen that."""
+    """Return a note if the learning rate is scaled by the compressor's default, which the user may not expect."""
     chosen = parts.compressor.default_lr_scaling
     if chosen == "none" or config.lr_scaling != chosen or config.replicas == 1:
         return []
     scaled = config.lr * LrScaling.parse(chosen).factor(config.replicas)
     return [
-        f"{config.compressor} scales the learning rate linearly, as its document does: {config.lr:g} x "
-        f"{config.replicas} ranks = {scaled:g}; where {config.lr:g} was tuned on N ranks add --lr-scaling "
-        "linear:base=N, and to keep it --lr-scaling none"
+        f"{config.compressor} scales the learning rate linearly, as its source does: {config.lr:g} x "
+        f"{config.replicas} ranks = {scaled:g}; if {config.lr:g} was tuned on N ranks, add --lr-scaling "
+        "linear:base=N; to leave it unscaled, --lr-scaling none"
     ]
 
 
 def _target_warnings(config: RunConfig) -> list[str]:
-    """Whether the time to a target would be that of the whole run."""
     if config.target_accuracy is None or config.eval_every:
         return []
-    return ["--target-accuracy with one evaluation, at the end, tells no time to it; add --eval-every"]
+    return [
+        "--target-accuracy with a single evaluation at the end does not measure the time to the target; add "
+        "--eval-every"
+    ]
 
 
 def _profile_warnings(config: RunConfig) -> list[str]:
-    """Whether all steps of a short run are looked at by the profiler, and none is timed."""
     if not (config.profile and config.steps and config.steps <= config.untimed_steps):
         return []
-    return [f"--profile {config.profile} leaves none of {config.steps} steps to be timed; add --steps"]
+    return [f"--profile {config.profile} leaves none of {config.steps} steps to be timed; give more --steps"]
 
 
 def _checkpoint_warnings(config: RunConfig) -> list[str]:
-    """Whether a run that asks for checkpoints ends before the first of them."""
     length, unit = (config.steps, "steps") if config.steps else (config.epochs, "epochs")
     if not config.checkpoint_every or length is None or config.checkpoint_every < length:
         return []
     return [
-        f"--checkpoint-every {config.checkpoint_every} makes no checkpoint in a run of {length} {unit}; lower it if "
-        "the run is to be able to go on after a stop"
+        f"--checkpoint-every {config.checkpoint_every} makes no checkpoint in a run of {length} {unit}; lower it to "
+        "be able to resume the run"
     ]
 
 
-def resolve_each(asked: Sequence[RunConfig]) -> list[RunConfig | UsageError]:
-    """What `resolve` returns for each of them, or the reason why it is refused."""
-    return [_resolved_or_refused(config) for config in asked]
+def resolve_each(options: Sequence[RunConfig]) -> list[RunConfig | UsageError]:
+    """Return for each run its complete configuration, or the error with which `resolve` refuses it."""
+    return [_resolved_or_refused(config) for config in options]
 
 
-def _resolved_or_refused(asked: RunConfig) -> RunConfig | UsageError:
+def _resolved_or_refused(options: RunConfig) -> RunConfig | UsageError:
     try:
-        return resolve(asked)
+        return resolve(options)
     except UsageError as refusal:
         return refusal
 
 
-def place_run(asked: RunConfig) -> RunConfig:
-    """The configuration with its ranks on hosts, as far as numbers alone say that it can be; without torch.
+def place_run(options: RunConfig) -> RunConfig:
+    """Check the options as far as numbers allow, without torch, and return them with ranks placed on hosts.
 
     Raises:
-        UsageError: options that contradict each other, or a cluster that cannot be.
+        UsageError: options contradict each other, or the cluster is impossible.
     """
-    if asked.epochs and asked.steps:
+    if options.epochs and options.steps:
         raise UsageError("--epochs and --steps both set the length of the run; give one of them")
-    if asked.max_restarts and not asked.checkpoint_every:
+    if options.max_restarts and not options.checkpoint_every:
         raise UsageError(
-            f"--max-restarts {asked.max_restarts} has nothing to go on from without checkpoints; add --checkpoint-every"
+            f"--max-restarts {options.max_restarts} needs checkpoints to restart from; add --checkpoint-every"
         )
-    if asked.track != "none" and importlib.util.find_spec(asked.track) is None:
+    if options.track != "none" and importlib.util.find_spec(options.track) is None:
         raise UsageError(
-            f"--track {asked.track} needs a package that is not installed; try: pip install 'gradwire[{asked.track}]'"
+            f"--track {options.track} needs a package that is not installed; try: pip install "
+            f"'gradwire[{options.track}]'"
         )
-    config = place(asked)
+    config = place(options)
     check_machines(config)
     return config
 
 
-def check(asked: RunConfig) -> RunConfig:
-    """Refuse everything that shows without a network: components, their options, pairs, numbers of ranks and samples.
+def check(options: RunConfig) -> RunConfig:
+    """Check all that needs no neural network: components, their options, pairs, numbers of ranks and samples.
 
     Returns:
-        the configuration, in which only what depends on the network and on this machine's devices is left open
+        the configuration, complete but for what depends on the neural network and on this machine's devices
 
     Raises:
-        UsageError: something is unknown, illegal together, or impossible with this data.
+        UsageError: an option is unknown, impossible with this data, or contradicts another one.
     """
-    config = place_run(asked)
+    config = place_run(options)
     from bench.launch.components import build_components, check_together
 
     parts = build_components(config)
-    config = place_run(parts.strategy.complete(asked))
+    config = place_run(parts.strategy.complete(options))
     if config.straggler:
         Straggler.parse(config.straggler).check_among(config.world_size)
     config = config.choose(replicas=config.world_size)
@@ -175,19 +176,19 @@ def check(asked: RunConfig) -> RunConfig:
     return config
 
 
-def resolve(asked: RunConfig) -> RunConfig:
-    """The run's configuration with every default filled in.
+def resolve(options: RunConfig) -> RunConfig:
+    """Return the run's configuration with all defaults filled in.
 
     Raises:
-        UsageError: something is unknown, illegal together, or impossible here or with this data.
+        UsageError: an option is unknown, impossible on this machine or with this data, or contradicts another one.
     """
-    config = check(asked)
+    config = check(options)
     from bench.launch.components import build_components, check_network, check_together, gradient_mb
     from bench.launch.devices import choose_device
 
     parts = build_components(config)
     config = dataclasses.replace(config, device=choose_device(config.device, _gpus_needed(config, parts)))
-    check_together(config, parts)  # once more, for some work on the CPU only
+    check_together(config, parts)  # again, because some components work only on the CPU
     config = config.choose(
         bucket_mb=parts.strategy.default_bucket_mb(gradient_mb(parts), parts.optimizer, parts.compressor)
     )
@@ -196,7 +197,10 @@ def resolve(asked: RunConfig) -> RunConfig:
 
 
 def _gpus_needed(config: RunConfig, parts: Components) -> int:
-    """On this machine: ranks that share one talk through gloo, which sums for DDP there and sends no message."""
+    """Return the GPUs that the run needs on this machine.
+
+    Ranks that share a GPU communicate through gloo, which can sum on GPUs for plain DDP but cannot send messages there.
+    """
     from bench.strategies.ddp.ddp import is_plain
 
     by_ddp = parts.compressor.engine_hook or is_plain(parts.compressor, parts.collective, config.trigger)
@@ -204,10 +208,10 @@ def _gpus_needed(config: RunConfig, parts: Components) -> int:
 
 
 def with_ranks(config: RunConfig, world_size: int) -> RunConfig:
-    """The configuration of a run that goes on with another number of ranks.
+    """Return the configuration of a run that resumes with another number of ranks.
 
     Raises:
-        UsageError: it cannot.
+        UsageError: the run cannot change its number of ranks.
     """
     from bench.launch.components import build_components, check_network, check_together
     from bench.launch.devices import choose_device
@@ -217,14 +221,14 @@ def with_ranks(config: RunConfig, world_size: int) -> RunConfig:
     sharded = isinstance(parts.collective, Server) and parts.collective.placement == "sharded"
     obstacles = (
         (config.cluster is not None or config.nnodes > 1, "the run's hosts are part of its configuration"),
-        (parts.strategy.component_name != "ddp", f"{parts.strategy.component_name} gives every rank a task of its own"),
+        (parts.strategy.component_name != "ddp", f"{parts.strategy.component_name} gives every rank a different task"),
         (parts.compressor.engine_hook, f"{parts.compressor.component_name} keeps its state in PyTorch's own hook"),
-        (parts.compressor.chooses, f"{parts.compressor.component_name} keeps what waits by pair and layer"),
-        (parts.optimizer.keeps_gradients, f"{parts.optimizer.component_name} keeps moments of its own on every rank"),
+        (parts.compressor.chooses, f"{parts.compressor.component_name} keeps residuals by pair and layer"),
+        (parts.optimizer.keeps_gradients, f"{parts.optimizer.component_name} keeps different moments on every rank"),
         (sharded, f"{config.collective} keeps a part of every layer on each rank"),
     )
     if reason := next((reason for applies, reason in obstacles if applies), None):
-        raise UsageError(f"{reason}, which ranks that are new or gone have no part in; leave out --world-size")
+        raise UsageError(f"{reason}, so the run cannot change its number of ranks; leave out --world-size")
     changed = dataclasses.replace(config, world_size=world_size, replicas=world_size, ranks_per_host=world_size)
     if changed.straggler:
         Straggler.parse(changed.straggler).check_among(world_size)

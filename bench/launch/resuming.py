@@ -1,4 +1,4 @@
-"""Runs that go on where they stopped: which can, and how a folder is made ready for it."""
+"""Decide whether a run can be resumed from its last checkpoint, and prepare its folder."""
 
 from __future__ import annotations
 
@@ -15,47 +15,47 @@ from bench.core.run_folder import RunFolder, read_json, write_json
 
 
 def check_left(folder: RunFolder) -> None:
-    """See that nobody is at the run; what its folder holds says nothing before its end.
+    """Check that no command is executing the run.
 
     Raises:
-        UsageError: somebody is.
+        UsageError: one is.
     """
     if folder.path.is_dir():
         with locked(folder.path) as is_held:
             if not is_held:
-                raise UsageError(f"{folder.path} is still under way; wait for its end")
+                raise UsageError(f"{folder.path} is still running; wait until it ends")
 
 
 def configuration_of(folder: RunFolder) -> RunConfig:
-    """The configuration of a run that can go on from its last checkpoint.
+    """Return the configuration of a run, after checking that it can be resumed from its last checkpoint.
 
     Raises:
-        UsageError: it cannot, and what to do.
+        UsageError: it cannot; the message says what to do.
     """
     path = folder.path
     if not folder.config.is_file():
-        raise UsageError(f"{path} is no run folder (it holds no config.json); give one below results/runs")
+        raise UsageError(f"{path} is not a run folder (it holds no config.json); give one below results/runs")
     if (read_json(folder.status) or {}).get("status") == "ok":
-        raise UsageError(f"{path} came to its end; begin another with bench run")
+        raise UsageError(f"{path} is complete, so there is nothing to resume; start a new run with bench run")
     try:
         config = RunConfig.from_json(folder.config)
     except UsageError as error:
-        raise UsageError(f"{error}; go on with the version that began the run, or begin it anew") from None
+        raise UsageError(f"{error}; resume with the version that started the run, or start it again") from None
     checkpoints = Checkpoints(folder)
     if not (steps := checkpoints.steps()):
-        advice = "begin the run anew" + ("" if config.checkpoint_every else " with --checkpoint-every")
+        advice = "start the run again" + ("" if config.checkpoint_every else " with --checkpoint-every")
         raise UsageError(f"{path} holds no checkpoint; {advice}")
     checkpoints.check(steps[0], config)
     return config
 
 
 def change_ranks(folder: RunFolder, config: RunConfig, waiting: str) -> None:
-    """Let the run go on with the number of ranks of a configuration; the one that it had is kept beside it.
+    """Store a configuration with another number of ranks for the next resume; keep a copy of the old one beside it.
 
     Args:
-        folder: the run's.
+        folder: the run's folder.
         config: from `resolve.with_ranks`.
-        waiting: sum or drop: what becomes of what the ranks have not sent yet.
+        waiting: "sum" or "drop", for the residuals that the ranks have not sent yet.
     """
     checkpoints = Checkpoints(folder)
     manifest = checkpoints.manifest(checkpoints.steps()[0])
@@ -67,12 +67,12 @@ def change_ranks(folder: RunFolder, config: RunConfig, waiting: str) -> None:
 
 
 def ask_anew(folder: RunFolder, config: RunConfig) -> None:
-    """Let a run go on with what identifies none, its timeout say, as this configuration of the same digest has it."""
+    """Store a configuration of the same digest for the next resume, with options such as another timeout."""
     write_json(folder.config, dataclasses.asdict(config))
 
 
 def refusal(folder: RunFolder) -> str | None:
-    """Why a run cannot go on, or has come to its end, a sentence; None where it can."""
+    """Return a sentence that says why a run cannot be resumed, or None if it can."""
     try:
         configuration_of(folder)
     except UsageError as error:
@@ -81,12 +81,12 @@ def refusal(folder: RunFolder) -> str | None:
 
 
 def last_step(folder: RunFolder) -> int | None:
-    """The step from which a run can go on; None where it cannot, or has come to its end."""
+    """Return the step from which a run can be resumed, or None if it cannot."""
     return None if refusal(folder) else Checkpoints(folder).steps()[0]
 
 
 def prepare_folder(folder: RunFolder) -> None:
-    """Put away what a job that ended has left, and count that another one goes on; no process may be left of it."""
+    """Clear the folder for the next job and count one more resume; no process of the old job may be left."""
     told = read_json(folder.resume) or {"resumes": 0}
     attempt = told["resumes"] + 1
     write_json(folder.resume, told | {"resumes": attempt})
@@ -100,7 +100,7 @@ def prepare_folder(folder: RunFolder) -> None:
 
 
 def _put_away(logs: Path, attempt: int) -> None:
-    """The logs of the job before become a folder of their own, with the first number that is free."""
+    """Rename the old job's logs to `logs-before-N`, with the first free number N."""
     if logs.exists():
         names = (logs.with_name(f"logs-before-{number}") for number in itertools.count(attempt))
         logs.replace(next(name for name in names if not name.exists()))

@@ -1,4 +1,4 @@
-"""One run from its configuration to its end: folder, job, status."""
+"""Execute or resume one run: make its folder, start and watch its job, and record how it ended."""
 
 from __future__ import annotations
 
@@ -39,8 +39,8 @@ class Result:
     Attributes:
         status: ok, failed, timeout or interrupted.
         error: one sentence, empty when ok.
-        folder: where everything lies.
-        summary: what `status.json` holds.
+        folder: the run's folder.
+        summary: content of `status.json`.
     """
 
     status: str
@@ -51,19 +51,19 @@ class Result:
 
 @signals.interruptible()
 def resume(folder: RunFolder, on_progress: Callable[[dict[str, Any]], None], server: ForkServer) -> Result:
-    """Go on with a run that was stopped, from its last checkpoint; else as `execute`.
+    """Resume a run from its last checkpoint and return when it has ended, like `execute`.
 
     Args:
-        folder: the run's; `resuming.configuration_of` has found that it can go on.
+        folder: the run's folder; `resuming.configuration_of` has checked that it can be resumed.
         on_progress: called with every report of rank 0.
         server: starts the ranks; made with `fork_server.TRAIN`.
 
     Raises:
-        UsageError: it cannot go on, or another command is at it.
+        UsageError: the run cannot be resumed, or another command is executing it.
     """
     with locked(folder.path) as is_held:
         if not is_held:
-            raise UsageError(f"{folder.path} is still under way; wait for its end")
+            raise UsageError(f"{folder.path} is still running; wait until it ends")
         config = configuration_of(folder)
         torchrun.check_port(config)
         with noted("run", folder.path):
@@ -73,16 +73,16 @@ def resume(folder: RunFolder, on_progress: Callable[[dict[str, Any]], None], ser
 
 @signals.interruptible()
 def execute(config: RunConfig, out: Path, on_progress: Callable[[dict[str, Any]], None], server: ForkServer) -> Result:
-    """Run it; returns when nothing of the job is left, however it ended.
+    """Execute a run; return when it has ended, successfully or not, and no process of its job is left.
 
     Args:
-        config: from `plan`.
-        out: where the run's folder goes.
+        config: from `resolve`.
+        out: folder in which the run's folder is made.
         on_progress: called with every report of rank 0.
         server: starts the ranks; made with `fork_server.TRAIN`.
 
     Raises:
-        UsageError: the folder cannot be written, the port is taken, or virtual hosts are not possible here.
+        UsageError: the folder cannot be written, the port is taken, or this machine does not support virtual hosts.
     """
     torchrun.check_port(config)
     folder = RunFolder.create(out, config.name, config.digest, config.seed)
@@ -97,12 +97,12 @@ def _watched(
     server: ForkServer,
     launch: Launch,
 ) -> Result:
-    """Start the job and see it to its end; where it lost a process, start it again as often as it may."""
+    """Execute the job; if it lost a process, restart it up to `config.max_restarts` times."""
     result, was_lost = _execute(config, folder, on_progress, server, launch)
     for attempt in range(1, config.max_restarts + 1):
         if not was_lost:
             break
-        print(f"note: {result.error}; it goes on, restart {attempt} of {config.max_restarts}", file=sys.stderr)
+        print(f"note: {result.error}; restart {attempt} of {config.max_restarts}", file=sys.stderr)
         prepare_folder(folder)
         result, was_lost = _execute(config, folder, on_progress, server, _start_again)
     return result
@@ -115,7 +115,7 @@ def _execute(
     server: ForkServer,
     launch: Launch,
 ) -> tuple[Result, bool]:
-    """(how the job ended, whether that was because a process was lost)."""
+    """Start and watch the job; return its result and whether it failed because a process was lost."""
     progress = ProgressReader(folder.progress)
     machine_zero = MachineZero(config.rdzv_endpoint) if config.rdzv_endpoint and config.node_rank > 0 else None
     started = time.time()
@@ -124,50 +124,50 @@ def _execute(
         job = launch(config, folder, server)
         ending = torchrun.watch(job, progress, WatchdogTimeouts.with_job(config), on_progress, machine_zero)
     except KeyboardInterrupt:
-        server.close()  # with its ranks, if they were not watched yet
+        server.close()  # also ends ranks that are not watched yet
         return _failed(config, folder, started, "interrupted", "stopped by the user; the rows so far are kept"), False
     except RunFailed as failure:
         was_possible = job is not None or launch is _start_again
         return _failed(config, folder, started, "failed", str(failure)), was_possible
     except BaseException as error:
-        if job is not None and read_json(folder.status) is None:  # whoever read what is said here has gone, say
+        if job is not None and read_json(folder.status) is None:  # for example, the reader of stdout ended
             reason = f"bench itself ended with {type(error).__name__}; the rows so far are kept"
             _failed(config, folder, started, "interrupted", reason)
         raise
-    summary = read_json(folder.status)  # written by rank 0 when all is done but taking leave of each other
+    summary = read_json(folder.status)  # rank 0 writes it at the end, just before the ranks disconnect
     if summary is None and ending.silent_s is not None and not reports_of(folder):
         return _failed(config, folder, started, "timeout", _silence(config, ending)), True
     if summary is None and ending.exit_code != 0:
         was_lost = not is_disk_full(folder) and all(report["lost_a_peer"] for report in reports_of(folder))
         return _failed(config, folder, started, "failed", _with_names(config, explain(folder))), was_lost
-    if summary is None:  # machines other than machine 0 hold no rank 0
+    if summary is None:  # rank 0 ran on another machine
         summary = {"status": "ok", "error": "", "run_id": folder.run_id}
         write_json(folder.status, summary)
-    shutil.rmtree(folder.checkpoints, ignore_errors=True)  # nothing goes on from them any more
+    shutil.rmtree(folder.checkpoints, ignore_errors=True)  # no longer needed
     return Result(status="ok", error="", folder=folder, summary=summary), False
 
 
 def _silence(config: RunConfig, ending: torchrun.Ending) -> str:
-    """What a job that was stopped for its silence did not do."""
+    """Return the error of a job that was stopped because it reported nothing for too long."""
     within = f"within {ending.silent_s:g} s"
     if config.nnodes > 1 and not ending.was_heard:
         return (
-            f"the {config.nnodes} machines did not meet at {config.rdzv_endpoint} {within}; give the same command on "
+            f"the {config.nnodes} machines did not meet at {config.rdzv_endpoint} {within}; start the same command on "
             "each of them, or raise --timeout"
         )
     if config.node_rank > 0:
-        return f"machine 0 has been gone for {ending.silent_s:g} s, and a rank here did not end by itself"
+        return f"machine 0 has not answered for {ending.silent_s:g} s, and a rank here did not end by itself"
     return f"no step ended {within}; raise --timeout if the link is that slow"
 
 
 def _with_names(config: RunConfig, sentence: str) -> str:
-    """Devices are known by their names."""
+    """Replace rank numbers in a sentence by the names of devices, if the run has devices."""
     names = Topology.from_dict(config.devices).rank_names() if config.devices else {}
     return re.sub(r"\brank (\d+)\b", lambda found: names.get(int(found[1]), found[0]), sentence)
 
 
 def _launch(config: RunConfig, folder: RunFolder, server: ForkServer) -> torchrun.Started:
-    """A run that is refused, or finds no room to begin, was none: nothing is left of it."""
+    """Start a new run; if that fails, remove its folder."""
     try:
         write_json(folder.config, dataclasses.asdict(config))
         write_json(folder.environment, environment.describe(sys.argv, config.device))
@@ -178,7 +178,7 @@ def _launch(config: RunConfig, folder: RunFolder, server: ForkServer) -> torchru
 
 
 def _start_again(config: RunConfig, folder: RunFolder, server: ForkServer) -> torchrun.Started:
-    """A run that is refused now is what it was: one that was cut short."""
+    """Start the job of a resumed run; if that fails, record the run as interrupted."""
     try:
         return torchrun.launch(config, folder, server)
     except (UsageError, OSError) as refusal:
@@ -188,7 +188,7 @@ def _start_again(config: RunConfig, folder: RunFolder, server: ForkServer) -> to
 
 
 def _failed(config: RunConfig, folder: RunFolder, started: float, status: str, error: str) -> Result:
-    """Keep what there is."""
+    """Record in the folder how the run ended and return the result."""
     try:
         summary = record_ending(config, folder, status, error, time.time() - started)
     except (OSError, StoreError):

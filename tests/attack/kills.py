@@ -101,7 +101,7 @@ def _failure(job: Job, role: str, number: signal.Signals) -> str | None:
 
 
 def _is_bad(answer: Answer) -> bool:
-    return "Traceback" in answer.error or "without saying why" in answer.error
+    return "Traceback" in answer.error or "without an error message" in answer.error
 
 
 def _is_told(run: Path) -> bool:

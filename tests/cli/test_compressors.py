@@ -98,7 +98,7 @@ def test_a_process_that_fails_is_a_failed_run_and_its_log_is_kept(
     monkeypatch.setattr(fork_server, "ENCODE", "json.tool")
     answer = measure()
     assert answer.code == 3
-    assert "the job ended without saying why; the end of its log: " in answer.error
+    assert "the job ended without an error message; the last line of its log: " in answer.error
     folder = Path(answer.error.partition("logs are in ")[2])
     assert "json" in (folder / "logs" / "torchrun.log").read_text(encoding="utf-8")
 

@@ -142,9 +142,14 @@ def test_hosts_that_are_not_permitted_are_a_warning(monkeypatch: pytest.MonkeyPa
             False,
             True,
             "ok",
-            "latency, jitter, loss and traces by the forwarder, which holds 2 Gbit/s, all links together",
+            "latency, jitter, loss and traces by the forwarder, which carries 2 Gbit/s, all links together",
         ),
-        (True, True, "ok", "latency and loss by the kernel, jitter and traces by the forwarder, which holds 2 Gbit/s"),
+        (
+            True,
+            True,
+            "ok",
+            "latency and loss by the kernel, jitter and traces by the forwarder, which carries 2 Gbit/s",
+        ),
         (True, False, "warn", "no tun"),
         (False, False, "warn", "no tun; no netem"),
     ],
@@ -174,7 +179,7 @@ def test_a_smoke_test_that_cannot_start_is_a_failure(tmp_path: Path, monkeypatch
 
     monkeypatch.setattr("bench.launch.resolve.resolve", refuse)
     assert doctor.smoke_test(tmp_path, ForkServer(TRAIN)) == doctor.Check(
-        "fail", "smoke", "no such thing", "mend what the other lines name"
+        "fail", "smoke", "no such thing", "fix what the other lines name"
     )
 
 

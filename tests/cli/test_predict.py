@@ -71,7 +71,7 @@ def test_a_calibration_that_was_interrupted_goes_on_and_one_in_a_hurry_says_so(t
     assert process.returncode == 130
     kept = len(json.loads(Path(f"{out}.parts").read_text())["parts"])
     assert kept >= 3
-    said = f"{kept} part(s) are kept in {out}.parts, and the same command goes on from there"
+    said = f"{kept} part(s) are kept in {out}.parts, and the same command continues from there"
     assert error.splitlines()[-1] == f"bench: stopped by the user; {said}"
     answer = execute(*asked)
     assert answer.code == 0, answer.error
@@ -445,8 +445,8 @@ def test_what_is_no_calibration_is_one_sentence(tmp_path: Path, content: str | N
 @pytest.mark.parametrize(
     ("arguments", "sentence"),
     [
-        (["--device", "cuda"], "what a GPU takes cannot be calibrated"),
-        (["--optimizer", "kfac"], "kfac exchanges something of its own"),
+        (["--device", "cuda"], "GPUs cannot be calibrated"),
+        (["--optimizer", "kfac"], "kfac has an exchange of its own"),
         (["--compressors", "torch_bf16"], "torch_bf16 encodes inside PyTorch's own hook"),
         (["--compressors", "nothing"], "there is no compressor 'nothing'"),
         (["--budget", "soon"], "'soon' is not a duration"),

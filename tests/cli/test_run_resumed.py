@@ -57,7 +57,7 @@ def test_a_run_that_lost_a_rank_goes_on_from_its_checkpoint_as_if_it_had_not(tmp
     assert status(folder)["status"] == "ok"
     assert RunConfig.from_json(folder / "config.json").timeout_s == 77  # which says nothing of what is trained
     assert not (folder / "checkpoints").exists()  # nothing goes on from them any more
-    assert "came to its end" in invoke("run", "--resume", str(folder)).error
+    assert "is complete, so there is nothing to resume" in invoke("run", "--resume", str(folder)).error
 
 
 @pytest.mark.parametrize(
@@ -65,7 +65,7 @@ def test_a_run_that_lost_a_rank_goes_on_from_its_checkpoint_as_if_it_had_not(tmp
     [
         (("--epochs", "3"), "leave out --epochs"),
         (("--lr", "0.1", "--seeds", "1,2"), "leave out --lr, --seeds"),
-        ((), "is no run folder (it holds no config.json); give one below results/runs"),
+        ((), "is not a run folder (it holds no config.json); give one below results/runs"),
     ],
 )
 def test_a_resumed_run_takes_nothing_else(arguments: tuple[str, ...], sentence: str, tmp_path: Path) -> None:
@@ -111,8 +111,8 @@ def test_a_run_that_is_under_way_is_not_said_to_have_no_checkpoint(tmp_path: Pat
     folder.config.write_text(make_config(checkpoint_every=1).to_json())
     with locked(folder.path):
         answer = invoke("run", "--resume", str(folder.path))
-    assert (answer.code, answer.error) == (2, f"{folder.path} is still under way; wait for its end")
-    assert "holds no checkpoint; begin the run anew" in invoke("run", "--resume", str(folder.path)).error
+    assert (answer.code, answer.error) == (2, f"{folder.path} is still running; wait until it ends")
+    assert "holds no checkpoint; start the run again" in invoke("run", "--resume", str(folder.path)).error
 
 
 def test_other_ranks_go_on_with_a_configuration_of_their_own(tmp_path: Path) -> None:
@@ -131,7 +131,7 @@ def test_other_ranks_go_on_with_a_configuration_of_their_own(tmp_path: Path) -> 
     ("changes", "sentence"),
     [
         ({"strategy": "async_server", "collective": "server"}, "async_server gives every rank a task of its own"),
-        ({"optimizer": "max_adabelief"}, "max_adabelief keeps moments of its own on every rank"),
+        ({"optimizer": "max_adabelief"}, "max_adabelief keeps different moments on every rank"),
         ({"compressor": "torch_powersgd"}, "torch_powersgd keeps its state in PyTorch's own hook"),
         ({"collective": "server:placement=sharded"}, "server:placement=sharded keeps a part of every layer on each"),
         ({"batch_size": 30}, "--batch-size 30 is larger than a rank's shard of 21 samples"),

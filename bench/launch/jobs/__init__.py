@@ -1,1 +1,1 @@
-"""Jobs: where ranks go, how they are started, watched and stopped, and what is said and kept of a job that fails."""
+"""Start, watch and stop jobs: place their ranks, detect failures, and record how they ended."""

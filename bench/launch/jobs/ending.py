@@ -1,4 +1,4 @@
-"""What is kept of a run that did not end well: a last row and `status.json` say how far it came, and why it ended."""
+"""Record a run that failed or was stopped: a last row and `status.json` say how far it came and why it ended."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ from bench.launch.jobs.progress import ProgressReader
 def record_ending(
     config: RunConfig, folder: RunFolder, status: str, error: str, wall_time_s: float | None = None
 ) -> dict[str, Any]:
-    """Write the last row and `status.json`, and return what the latter holds; no process of the run may be left.
+    """Write the last row and `status.json`; return the content of the latter. No process of the run may be left.
 
     Args:
-        config: the run's.
-        folder: the run's.
+        config: the run's configuration.
+        folder: the run's folder.
         status: failed, timeout or interrupted.
         error: one sentence.
-        wall_time_s: from the start of this job, or since the run went on, to its end, where it is known.
+        wall_time_s: duration of this job, without those before it was resumed; None: unknown.
 
     Raises:
         OSError: `status.json` cannot be written.
@@ -53,7 +53,7 @@ def record_ending(
 
 
 def _in_all(folder: RunFolder, wall_time_s: float, resumes: int) -> float:
-    """With what went before, of a run that went on: its last row knows that, if it is one of this time."""
+    """Return the duration of all jobs of the run; its last row holds that of earlier jobs, or includes this one."""
     rows = list(read_rows(folder.metrics)) if folder.metrics.is_file() else []
     last = next((row for row in reversed(rows) if row.get("wall_time_s") is not None), None)
     if last is None:
@@ -63,7 +63,7 @@ def _in_all(folder: RunFolder, wall_time_s: float, resumes: int) -> float:
 
 
 def _reached(folder: RunFolder) -> dict[str, Any]:
-    """How far training came: by its last report, or by its last row where it was lost again before any."""
+    """Return how far training came, from the job's last report, or from the last row if there is no report."""
     progress = ProgressReader(folder.progress)
     progress.new_lines()
     known = progress.last

@@ -1,7 +1,7 @@
-"""ForkServer: a process imports torch, plans a command's jobs and forks their ranks; the launcher needs no torch.
+"""ForkServer, which keeps a process that has imported torch, plans a command's jobs and forks their ranks.
 
-Importing takes longer than a small run trains, so it begins with the command. The process serves one command and ends
-with it, however that ends.
+So the launcher need not import torch. Importing takes longer than a small run, so it starts together with the command.
+The process serves one command and ends with it, even if the command is killed.
 """
 
 from __future__ import annotations
@@ -32,21 +32,21 @@ CALIBRATE = "bench.micro.calibration_worker"
 STDERR = 2
 P = ParamSpec("P")
 T = TypeVar("T")
-# What reading from a process that has ended raises; the second if it had something left to read.
+# Raised when reading from a process that has ended; the second if it left a request unread.
 ENDED = (EOFError, ConnectionResetError)
 
 
 class ForkServer:
-    """Starts the jobs of one command on this machine, one after the other; a context that leaves no process behind.
+    """Starts the jobs of one command on this machine, one after the other; as a context, it ends its processes.
 
-    Jobs whose ranks have equally many threads are forked from one process.
+    Jobs whose ranks have the same number of threads share one process.
 
     Args:
-        module: what every rank runs.
+        module: module that every rank runs.
     """
 
     def __init__(self, module: str) -> None:
-        environment.kernels()  # what the environment asks for is refused here, not by a rank
+        environment.kernels()  # fails here, rather than in a rank, if the environment requests missing kernels
         _check_locks()
         self.module = module
         self._processes: dict[int, ServerProcess] = {}
@@ -58,27 +58,27 @@ class ForkServer:
         self.close()
 
     def warm_up(self, threads: int) -> None:
-        """Begin to import, for jobs with so many threads per rank."""
+        """Start importing torch for jobs with this number of threads per rank."""
         if threads in self._processes:
             self._processes[threads].close()
         self._processes[threads] = ServerProcess(self.module, threads)
 
-    def warm_up_for(self, asked: RanksConfig) -> None:
-        """Begin to import for a job, unless its ranks are not forked: on virtual hosts, or on several machines.
+    def warm_up_for(self, options: RanksConfig) -> None:
+        """Start importing torch for a job, unless it is on virtual hosts or several machines, where nothing is forked.
 
         Raises:
-            UsageError: options that contradict each other, or a cluster that cannot be.
+            UsageError: options contradict each other, or the cluster is impossible.
         """
-        placed = place(asked)
+        placed = place(options)
         if placed.nnodes == 1 and placed.cluster is None:
             self.warm_up(placed.threads)
 
     def call(self, function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
-        """Return what the function returns in the process that has torch; in this one where no ranks are forked.
+        """Call the function in the process that has torch, or here if no ranks are forked; return its result.
 
         Raises:
-            Exception: what the function raises.
-            RunFailed: the process ended instead.
+            Exception: the function raised it.
+            RunFailed: the process ended.
         """
         if not self._processes:
             return function(*args, **kwargs)
@@ -99,10 +99,10 @@ class ForkServer:
         """Start a job; the one before it must have ended.
 
         Args:
-            folder: the job's folder, the module's only argument.
-            num_ranks: processes, each a rank.
-            threads: per rank.
-            device: cpu, or cuda, which does not survive a fork: there every rank imports by itself.
+            folder: the job's folder, which the module gets as its only argument.
+            num_ranks: number of ranks, each a process.
+            threads: threads per rank.
+            device: cpu, or cuda, which cannot be used after a fork, so every rank imports torch itself.
         """
         if threads not in self._processes or self._processes[threads].poll() is not None:
             self.warm_up(threads)
@@ -118,16 +118,16 @@ class ForkServer:
         return ForkedJob(process, folder)
 
     def close(self) -> None:
-        """End the processes, which have nothing to lose between two jobs."""
+        """Kill the processes; no job may be running."""
         while self._processes:
             self._processes.popitem()[1].close()
 
 
 def _check_locks() -> None:
-    """Refuse a machine on which processes cannot share locks, which lie on /dev/shm.
+    """Check that processes can share locks, which are in /dev/shm.
 
     Raises:
-        UsageError: e.g. it is read-only.
+        UsageError: they cannot, for example because /dev/shm is read-only.
     """
     try:
         multiprocessing.Lock()
@@ -139,14 +139,14 @@ def _check_locks() -> None:
 
 
 class ServerProcess(subprocess.Popen[bytes]):
-    """One of its processes.
+    """A process of the fork server.
 
     Args:
-        module: what every rank runs.
-        threads: of each rank.
+        module: module that every rank runs.
+        threads: threads of each rank.
 
     Attributes:
-        connection: takes requests and gives answers, one for each.
+        connection: pipe for requests and their answers, one for each request.
     """
 
     def __init__(self, module: str, threads: int) -> None:
@@ -157,34 +157,34 @@ class ServerProcess(subprocess.Popen[bytes]):
                 pass_fds=[far_end.fileno()],
                 env=os.environ | local_variables(threads),
                 stdin=subprocess.DEVNULL,
-                stdout=STDERR,  # which the user sees, until a job has its log
-                start_new_session=True,  # Ctrl-C reaches the launcher alone, which then stops the job in order
+                stdout=STDERR,  # visible to the user until a job has its log
+                start_new_session=True,  # so Ctrl-C reaches only the launcher, which then stops the job
                 preexec_fn=die_with_parent,
             )
 
     def send(self, request: object) -> None:
-        """Ask for something; whether the process has ended shows when it is to answer."""
+        """Send a request; if the process has ended, reading the answer fails."""
         with contextlib.suppress(BrokenPipeError):
             self.connection.send(request)
 
     def last_words(self) -> str:
-        """Wait for the end of the process and say how it came about."""
+        """Wait until the process has ended and return a sentence that says how it ended."""
         exit_code = self.wait()
         end = f"was killed by {signal.Signals(-exit_code).name}" if exit_code < 0 else f"ended with code {exit_code}"
         return f"the process that the ranks are forked from {end}"
 
     def close(self) -> None:
-        """Kill it."""
+        """Kill the process."""
         self.kill()
         self.wait()
         self.connection.close()
 
 
 class ForkedJob:
-    """A job under way, used like `subprocess.Popen`.
+    """A running job, with the interface of `subprocess.Popen`.
 
     Args:
-        server: the process that was asked to run it and can run others when it has ended.
+        server: the process that runs the job, and can run others afterwards.
         folder: the job's folder.
     """
 
@@ -194,13 +194,13 @@ class ForkedJob:
         self._exit_code: int | None = None
 
     def poll(self) -> int | None:
-        """The exit code, or None while the job runs."""
+        """Return the exit code, or None while the job runs."""
         with contextlib.suppress(subprocess.TimeoutExpired):
             return self.wait(0)
         return None
 
     def wait(self, timeout: float | None = None) -> int:
-        """Wait for the end and return the exit code: 0, or another one after a failure.
+        """Wait until the job has ended and return the exit code, which is not 0 after a failure.
 
         Raises:
             subprocess.TimeoutExpired: the job still runs after `timeout` seconds.
@@ -215,12 +215,12 @@ class ForkedJob:
         return self._exit_code
 
     def tidy_up(self) -> None:
-        """Remove what ranks needed to meet; the job must have ended."""
+        """Remove the rendezvous folder; the job must have ended."""
         shutil.rmtree(self._folder.rendezvous)
 
     def _lost_server(self) -> int:
-        """The server's own exit code; how it ended goes to the job's log, where failures are looked up."""
+        """Write to the job's log how the server ended, and return its exit code, or 1 if that is 0."""
         said = self.server.last_words()
-        with contextlib.suppress(OSError), self._folder.log.open("a", encoding="utf-8") as log:  # a full disk is seen
+        with contextlib.suppress(OSError), self._folder.log.open("a", encoding="utf-8") as log:  # the disk may be full
             log.write(f"{said}\n")
         return self.server.wait() or 1

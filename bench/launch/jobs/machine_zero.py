@@ -1,4 +1,4 @@
-"""Machine 0 as the other machines of a run see it: there, as long as its meeting point answers."""
+"""Check from the other machines of a run whether machine 0 still runs its part of the job."""
 
 from __future__ import annotations
 
@@ -12,23 +12,23 @@ ANSWER_WITHIN_S = 2.0
 
 
 class MachineZero:
-    """Asks the meeting point once in a while whether it is still there.
+    """Connects to machine 0 from time to time.
 
     Args:
-        endpoint: HOST:PORT, where torchrun's agent on machine 0 listens from its start to its end.
+        endpoint: HOST:PORT at which torchrun's agent on machine 0 listens as long as it runs.
     """
 
     def __init__(self, endpoint: str) -> None:
         zero = Endpoint.parse(endpoint)
         self._address = (zero.host, zero.port)
-        self._asked = -ASK_EVERY_S
+        self._last_try = -ASK_EVERY_S
 
     def is_heard(self) -> bool:
-        """Whether it answered just now; False between two questions."""
+        """Return whether a connection was made just now; False without a try if the last one was shortly before."""
         now = time.monotonic()
-        if now - self._asked < ASK_EVERY_S:
+        if now - self._last_try < ASK_EVERY_S:
             return False
-        self._asked = now
+        self._last_try = now
         try:
             socket.create_connection(self._address, ANSWER_WITHIN_S).close()
         except OSError:

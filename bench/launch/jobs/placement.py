@@ -1,4 +1,4 @@
-"""Where the ranks of a job go: on this machine, on several machines, or on virtual hosts."""
+"""Place the ranks of a job on this machine, on several machines, or on virtual hosts."""
 
 from __future__ import annotations
 
@@ -14,18 +14,18 @@ from bench.hosts.cluster_options import cluster_from_options
 C = TypeVar("C", bound=RanksConfig)
 
 
-def place(asked: C) -> C:
-    """The configuration with its ranks on hosts and its links as numbers.
+def place(options: C) -> C:
+    """Return the configuration with numbers of hosts, ranks and threads, and with the virtual hosts' links as numbers.
 
     Raises:
-        UsageError: options that contradict each other, or a cluster that cannot be.
+        UsageError: options contradict each other, or the cluster is impossible.
     """
-    cluster = cluster_from_options(asked)
+    cluster = cluster_from_options(options)
     if cluster is None:
-        return _on_machines(asked)
-    _check_virtual(asked, cluster)
+        return _on_machines(options)
+    _check_virtual(options, cluster)
     return dataclasses.replace(
-        asked,
+        options,
         device="cpu",
         world_size=cluster.world_size,
         hosts=len(cluster.hosts),
@@ -36,14 +36,14 @@ def place(asked: C) -> C:
 
 
 def check_machines(config: RanksConfig) -> None:
-    """Several machines must know where they meet, and which of them this one is.
+    """Check the options of runs on several machines.
 
     Raises:
-        UsageError: they do not.
+        UsageError: there is no --rdzv-endpoint, or --node-rank is too large.
     """
     if config.nnodes > 1 and not config.rdzv_endpoint:
         raise UsageError(
-            "several machines need a meeting point; give --rdzv-endpoint HOST:PORT of machine 0 on each of them"
+            "several machines need an address to meet at; give --rdzv-endpoint HOST:PORT of machine 0 on each of them"
         )
     if config.node_rank >= config.nnodes:
         raise UsageError(
@@ -51,20 +51,20 @@ def check_machines(config: RanksConfig) -> None:
         )
 
 
-def _check_virtual(asked: RanksConfig, cluster: Cluster) -> None:
-    if asked.world_size not in (None, cluster.world_size):
+def _check_virtual(options: RanksConfig, cluster: Cluster) -> None:
+    if options.world_size not in (None, cluster.world_size):
         raise UsageError(
-            f"--world-size {asked.world_size} contradicts {len(cluster.hosts)} virtual hosts with "
+            f"--world-size {options.world_size} contradicts {len(cluster.hosts)} virtual hosts with "
             f"{cluster.ranks_per_host} rank(s) each; leave it out"
         )
-    if asked.device == "cuda":
-        raise UsageError("virtual hosts share this machine and talk through gloo; use --device cpu")
-    if asked.nnodes > 1:
-        raise UsageError("virtual hosts live on one machine; leave out either --nnodes or the options of virtual hosts")
+    if options.device == "cuda":
+        raise UsageError("virtual hosts share this machine and communicate through gloo; use --device cpu")
+    if options.nnodes > 1:
+        raise UsageError("virtual hosts are on one machine; leave out either --nnodes or the options of virtual hosts")
 
 
-def _on_machines(asked: C) -> C:
-    config = asked.choose(world_size=DEFAULT_WORLD_SIZE)
+def _on_machines(options: C) -> C:
+    config = options.choose(world_size=DEFAULT_WORLD_SIZE)
     if config.world_size % config.nnodes:
         raise UsageError(
             f"--world-size {config.world_size} cannot be divided over {config.nnodes} machines; make it a multiple of "

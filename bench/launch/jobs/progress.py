@@ -1,4 +1,4 @@
-"""What a running job reports: the lines that rank 0 appends to `progress.jsonl`."""
+"""Read the reports that rank 0 of a running job appends to `progress.jsonl`."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ from typing import Any
 
 
 class ProgressReader:
-    """Reads the complete lines that were added since the last look.
+    """Reads the complete lines that were added since the last read.
 
     Attributes:
-        last: the last report of a step, with step and epoch of the last evaluation, which may come after it.
+        last: the last report of a step; if an evaluation was reported after it, with the evaluation's epoch and step.
     """
 
     def __init__(self, path: Path) -> None:
@@ -20,7 +20,7 @@ class ProgressReader:
         self.last: dict[str, Any] = {}
 
     def new_lines(self) -> list[dict[str, Any]]:
-        """The new reports, oldest first; a line that is still being written waits for the next look."""
+        """Return the new reports, oldest first; a line that is still being written is left for the next call."""
         try:
             with self._path.open("rb") as file:
                 file.seek(self._position)

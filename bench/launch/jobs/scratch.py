@@ -1,4 +1,4 @@
-"""Scratch: the folder of a job whose rows go elsewhere; it outlives the job only where its logs say why it failed."""
+"""A temporary folder for a job that writes its results elsewhere; it is kept only if the job fails, for its logs."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ from bench.launch.jobs.unfinished import noted
 
 @contextlib.contextmanager
 def scratch_folder(command: str) -> Iterator[RunFolder]:
-    """A temporary folder for the job inside the block.
+    """Make a temporary folder for the job in the block, and remove it afterwards.
 
     Args:
-        command: the command's name, for the folder's.
+        command: name of the command, part of the folder's name.
 
     Raises:
-        RunFailed: as the block did; the message then names the folder, which is kept.
+        RunFailed: the block raised it; the folder is kept, and its path is added to the message.
     """
     folder = RunFolder(Path(tempfile.mkdtemp(prefix=f"bench-{command}-")))
     with noted(command, folder.path):

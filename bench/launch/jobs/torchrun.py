@@ -1,8 +1,8 @@
-"""The job of a run: who starts its ranks, torchrun's command line, and its life from start to end.
+"""Start, watch and stop the job of a run; build torchrun's command lines.
 
-Ranks on one machine are forked from the command's fork server; on several machines or virtual hosts each has a torchrun
-of its own. The job is over when that says so, and whatever happens (an error, Ctrl-C, a hang) nothing of it is
-left: whoever started the ranks gets a signal to stop, then every process below this one that is still there is killed.
+Ranks on one machine are forked by the command's fork server. With several machines or virtual hosts, each of them has a
+torchrun agent. However a job ends (success, an error, Ctrl-C, a hang), no process of it is left: its fork server or
+agent gets a signal to stop, then all remaining descendants are killed.
 """
 
 from __future__ import annotations
@@ -38,8 +38,8 @@ from bench.launch.jobs.watchdog import HOSTS_GRACE_S, WatchdogTimeouts
 
 POLL_S = 0.1
 GRACE_S = 3.0
+# A running job: all of it on this machine, this machine's part of it, or on virtual hosts.
 Started = ForkedJob | subprocess.Popen[bytes] | HostsJob
-"""A job under way: all of it on this machine, this machine's part of it, or on virtual hosts."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -47,9 +47,9 @@ class Ending:
     """How the job ended.
 
     Attributes:
-        exit_code: torchrun's; 1 where the job was stopped.
-        silent_s: it was stopped because nothing was heard of it for so many seconds; None: it ended by itself.
-        was_heard: there was a report, or an answer of machine 0.
+        exit_code: exit code of the job; 1 if it was stopped.
+        silent_s: seconds without a report after which the job was stopped; None: it ended by itself.
+        was_heard: there was at least one report, or one answer of machine 0.
     """
 
     exit_code: int
@@ -58,15 +58,15 @@ class Ending:
 
 
 def launch(config: RanksConfig, folder: RunFolder, server: ForkServer) -> Started:
-    """Start the job where its configuration says: on this machine, or on virtual hosts whose links are measured first.
+    """Start the job on this machine, or on virtual hosts, whose links are measured first.
 
     Args:
-        config: how many ranks where.
+        config: number and placement of the ranks.
         folder: the job's folder.
-        server: starts the ranks where all of them are on this machine; names what every rank runs.
+        server: starts the ranks if all of them are on this machine; its `module` is what every rank runs.
 
     Raises:
-        UsageError: virtual hosts, or what was asked of their links, are not possible here.
+        UsageError: this machine does not support virtual hosts, or their links as configured.
         RunFailed: the network could not be set up.
     """
     if config.cluster is not None:
@@ -74,7 +74,7 @@ def launch(config: RanksConfig, folder: RunFolder, server: ForkServer) -> Starte
         try:
             for warning in job.network.warnings:
                 print(f"warning: {warning}", file=sys.stderr)
-        except BaseException:  # whoever read that has gone, or stopped it
+        except BaseException:  # the reader of stderr has ended, or the user stopped the command
             job.close()
             raise
         return job
@@ -84,19 +84,19 @@ def launch(config: RanksConfig, folder: RunFolder, server: ForkServer) -> Starte
 
 
 def command(config: RanksConfig, folder: RunFolder, module: str = TRAIN) -> list[str]:
-    """The exact torchrun line of this machine.
+    """Return torchrun's command line for this machine.
 
     Args:
-        config: how many ranks where.
-        folder: the job's folder, the module's only argument.
-        module: what every rank runs.
+        config: number and placement of the ranks.
+        folder: the job's folder, which the module gets as its only argument.
+        module: module that every rank runs.
     """
     where = [f"--nnodes={config.nnodes}", f"--nproc-per-node={config.ranks_per_host}", *_rendezvous(config)]
     return _line(where, folder.logs, module, folder)
 
 
 def command_on_host(index: int, cluster: Cluster, folder: RunFolder, module: str = TRAIN) -> list[str]:
-    """The exact torchrun line of one virtual host: the one that a machine of a real cluster gets."""
+    """Return torchrun's command line for one virtual host, which is that of a machine in a real cluster."""
     where, _ = torchrun_arguments(index, cluster)
     return _line(where, folder.logs / f"host-{index}", module, folder)
 
@@ -117,7 +117,7 @@ def _line(where: list[str], logs: Path, module: str, folder: RunFolder) -> list[
 
 
 def shell_lines(config: RanksConfig, folder: RunFolder) -> list[str]:
-    """What a user would type to start the job by hand: one line, or one per virtual host."""
+    """Return the shell commands that start the job by hand: one, or one per virtual host."""
     if config.cluster is None:
         return [_shell_line(local_variables(config.threads), command(config, folder))]
     hosts = Cluster.from_dict(config.cluster)
@@ -137,7 +137,7 @@ def start_on_hosts(config: RanksConfig, cluster: Cluster, folder: RunFolder, mod
     """Build the cluster's network, measure it, and start one torchrun agent per host.
 
     Raises:
-        UsageError: virtual hosts, or what was asked of their links, are not possible here.
+        UsageError: this machine does not support virtual hosts, or their links as configured.
         RunFailed: the network could not be set up.
     """
 
@@ -150,7 +150,7 @@ def start_on_hosts(config: RanksConfig, cluster: Cluster, folder: RunFolder, mod
 
 
 def check_port(config: RanksConfig) -> None:
-    """Machine 0 must be able to listen where the others will look for it.
+    """Check on machine 0 that the port of --rdzv-endpoint is free.
 
     Raises:
         UsageError: the port is taken.
@@ -169,7 +169,7 @@ def check_port(config: RanksConfig) -> None:
 
 
 def start(arguments: list[str], extra_variables: dict[str, str], log: Path) -> subprocess.Popen[bytes]:
-    """Start a job in a session of its own, its output in `log`; Linux kills it when this process dies."""
+    """Start a job in a new session, with its output in `log`; Linux kills it when this process ends."""
     with log.open("wb") as output:
         return subprocess.Popen(
             arguments,
@@ -189,14 +189,14 @@ def watch(
     on_progress: Callable[[dict[str, Any]], None],
     machine_zero: MachineZero | None = None,
 ) -> Ending:
-    """See the job to its end; nothing of it is left when this returns or raises.
+    """Watch the job until it ends; no process of it is left when this returns or raises.
 
     Args:
-        job: as `start` returned it.
-        progress: what rank 0 reports.
-        timeouts: how long nothing may be heard before the job is stopped.
+        job: the running job.
+        progress: reads rank 0's reports.
+        timeouts: how long the job may report nothing before it is stopped.
         on_progress: called with every report.
-        machine_zero: heard of in place of rank 0's reports, where rank 0 is elsewhere.
+        machine_zero: if rank 0 is on another machine, answers of machine 0 count as reports.
 
     Raises:
         RunFailed: a process above the ranks was killed.
@@ -225,7 +225,7 @@ def watch(
 
 
 def _death(job: Started, exit_code: int) -> str | None:
-    """Say which process above the ranks was killed by which signal; None if none was."""
+    """Return a sentence if the fork server or a torchrun agent was killed by a signal, else None."""
     if isinstance(job, HostsJob):
         return job.death()
     who = "the process that the ranks are forked from" if isinstance(job, ForkedJob) else "torchrun on this machine"
@@ -233,12 +233,12 @@ def _death(job: Started, exit_code: int) -> str | None:
 
 
 def stop(job: Started) -> None:
-    """End the job and every process below it."""
+    """End the job and all its descendants."""
     if isinstance(job, HostsJob):
-        job.close()  # its processes live in a namespace that ends with it
+        job.close()  # its processes are in a namespace that ends with it
         return
     if isinstance(job, ForkedJob):
-        if job.poll() is None:  # else its server has seen to all ranks, and may serve another job
+        if job.poll() is None:  # otherwise its server has ended all ranks, and may run another job
             _end(job.server)
         job.tidy_up()
     else:
@@ -246,7 +246,7 @@ def stop(job: Started) -> None:
 
 
 def _end(above: subprocess.Popen[bytes]) -> None:
-    """End a process and all below it."""
+    """End a process and all its descendants."""
     below = _descendants(above.pid)
     if above.poll() is None:
         above.send_signal(signal.SIGTERM)
@@ -264,16 +264,16 @@ def _end(above: subprocess.Popen[bytes]) -> None:
 
 def _rendezvous(config: RanksConfig) -> list[str]:
     if config.nnodes == 1:
-        # Static, for torchrun's other rendezvous reads pickles that anybody can write; a free port of the moment, so
+        # Static, because torchrun's other rendezvous reads pickles that any local user can write; with a free port, so
         # that two runs on one machine do not meet.
         return ["--master-addr=127.0.0.1", f"--master-port={_free_port()}"]
     host, _, port = (config.rdzv_endpoint or "").rpartition(":")
-    # A static rendezvous keeps rank = machine, so machine 0 holds rank 0 and writes the results.
+    # A static rendezvous numbers ranks by machine, so machine 0 has rank 0 and writes the results.
     return [
         f"--node-rank={config.node_rank}",
         f"--master-addr={host}",
         f"--master-port={port}",
-        # The launcher gives up first, in words that a user can read.
+        # Longer than the launcher's limit, because its error message is clearer.
         f"--rdzv-conf=timeout={math.ceil(2 * WatchdogTimeouts.with_job(config).first_s)}",
     ]
 

@@ -1,7 +1,7 @@
-"""Jobs whose launcher was killed: the next command names them and clears away what they left.
+"""Find jobs whose launcher was killed, and clean up after them when the next command starts.
 
-A job under way has a note in a folder of the user's own, and its launcher holds the note's lock. The kernel gives the
-lock back when the launcher ends, however that comes about, so a note that can be locked is that of a dead launcher.
+A running job has a note in a folder in the user's home, and its launcher holds a lock on the note. The kernel releases
+the lock when the launcher ends, even if it is killed, so a note that can be locked belongs to a dead launcher.
 """
 
 from __future__ import annotations
@@ -21,27 +21,27 @@ from bench.core.run_folder import RunFolder
 
 
 def noted(command: str, folder: Path) -> AbstractContextManager[object]:
-    """Keep a note of a job's folder while the block runs, where there is a place for notes.
+    """Keep a note of a job's folder while the block runs; do nothing if no note can be written.
 
     Args:
-        command: run, whose folder is kept, or the name of another command, whose folder is a temporary one.
-        folder: the job's.
+        command: "run", whose folder is kept, or another command, whose folder is temporary.
+        folder: the job's folder.
     """
     try:
         _notes().mkdir(mode=0o700, parents=True, exist_ok=True)
         note = tempfile.NamedTemporaryFile(dir=_notes(), buffering=0)  # noqa: SIM115 - removed when it is closed
         fcntl.flock(note, fcntl.LOCK_EX)
         note.write(json.dumps({"command": command, "path": str(folder.absolute())}).encode())
-    except (OSError, RuntimeError):  # the disk is full, or this user has no home: only a kill would leave something
+    except (OSError, RuntimeError):  # the disk is full, or the user has no home; then a kill leaves the folder behind
         return contextlib.nullcontext()
     return note
 
 
 def clear_away() -> None:
-    """Name, on stderr, every job whose launcher was killed, and clear away what it left."""
+    """Clean up after every job whose launcher was killed, and name the job on stderr."""
     try:
         paths = sorted(_notes().glob("*"))
-    except RuntimeError:  # this user has no home, and so no notes
+    except RuntimeError:  # the user has no home, and so no notes
         return
     for path in paths:
         with contextlib.suppress(FileNotFoundError), path.open("r+b") as note:  # its job may end meanwhile
@@ -49,34 +49,34 @@ def clear_away() -> None:
                 if job := _job_in(text):
                     _clear_away(*job)
                 else:
-                    print(f"note: {path} tells of no job and is removed", file=sys.stderr)
+                    print(f"note: {path} is not a note of a job and is removed", file=sys.stderr)
                 path.unlink()
 
 
 def _is_left(path: Path, note: int) -> bool:
     try:
         fcntl.flock(note, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError:  # its launcher lives, or another command is at it
+    except OSError:  # its launcher is alive, or another command is cleaning up
         return False
     return path.exists()
 
 
 def _job_in(text: bytes) -> tuple[str, str] | None:
-    """The (command, folder) that a note tells of; None where it is damaged."""
+    """Return the command and folder in a note, or None if it is damaged."""
     try:
-        told = json.loads(text)
-        return str(told["command"]), str(told["path"])
+        note = json.loads(text)
+        return str(note["command"]), str(note["path"])
     except (ValueError, TypeError, KeyError):
         return None
 
 
 def _clear_away(command: str, path: str) -> None:
     folder = RunFolder(Path(path))
-    if not folder.path.exists() or folder.status.exists():  # it is cleared away, or it had come to its end
+    if not folder.path.exists() or folder.status.exists():  # already removed, or the job had ended
         return
     if command == "run" and not any(inside.is_file() for inside in folder.path.rglob("*")):
         shutil.rmtree(path, ignore_errors=True)
-        print(f"note: bench was killed before a run began; its empty folder {path} is removed", file=sys.stderr)
+        print(f"note: bench was killed before a run started; its empty folder {path} is removed", file=sys.stderr)
     elif command == "run":
         print(f"note: bench was killed during an earlier run; {_record_death(folder)} in {path}", file=sys.stderr)
     else:

@@ -1,1 +1,1 @@
-"""Sweeps: from a file to its runs, those of them that are done, and the others done once."""
+"""Plan the runs of a sweep file, find those that are done, and execute each of the others once."""

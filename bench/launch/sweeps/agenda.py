@@ -1,4 +1,4 @@
-"""The agenda of a sweep: which of its runs are done, which failed, and which are to be done now."""
+"""SweepState, which says which runs of a sweep are done, which failed, and which are still missing."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ Progress = Literal["missing", "failed", "done"]
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class SweepState:
-    """A sweep's runs beside what lies in its folder.
+    """The runs of a sweep, and what its folder held when it was read.
 
     Attributes:
-        runs: all of the sweep, in order.
-        out: where runs lie.
-        past: what lay there when this was looked up, by digest.
-        unrecorded: why runs failed of which that could not be kept there, by digest.
+        runs: all runs of the sweep, in order.
+        out: folder of the runs.
+        past: runs found in the folder, by digest.
+        unrecorded: errors of failed runs that could not be written to the folder, by digest.
     """
 
     runs: list[PlannedRun]
@@ -34,33 +34,33 @@ class SweepState:
 
     @classmethod
     def look_up(cls, runs: list[PlannedRun], out: Path) -> Self:
-        """What there is of the runs now."""
+        """Read the folder and return the current state."""
         return cls(runs=runs, out=out, past=by_digest(past_runs(out)))
 
     def progress(self, run: PlannedRun) -> Progress:
-        """How far a run has come; what is torn is missing."""
+        """Return whether a run is missing, failed or done; interrupted runs are missing."""
         past = self.past.get(run.config.digest)
         return "missing" if past is None or past.state == "torn" else past.state
 
     def runs_with_status(self, progress: Progress) -> list[PlannedRun]:
-        """The runs that have come so far, in order."""
+        """Return the runs with this progress, in order."""
         return [run for run in self.runs if self.progress(run) == progress]
 
     def to_do(self, *, retry_failed: bool, limit: int | None = None) -> list[RunConfig]:
-        """What is to be done now.
+        """Return the configurations of the runs to execute now.
 
         Args:
-            retry_failed: what failed is among it.
-            limit: at most so many; None: all.
+            retry_failed: include runs that failed.
+            limit: largest number of runs; None: all.
         """
         wanted = ("missing", "failed") if retry_failed else ("missing",)
         return [run.config for run in self.runs if self.progress(run) in wanted][:limit]
 
     def raise_failures(self, again: str) -> None:
-        """Say what failed, if anything did.
+        """Raise an error if any run failed.
 
         Args:
-            again: how it is done again.
+            again: end of the message, which says how to execute failed runs again.
 
         Raises:
             RunFailed: "2 of 6 runs failed, one of them with: ...; its logs are in ..., and --retry-failed runs them
@@ -75,14 +75,14 @@ class SweepState:
             raise RunFailed(f"{counted}: {next(iter(self.unrecorded.values()))}")
 
     def estimate(self) -> Estimate:
-        """What the runs that are done say of how long runs take."""
+        """Return an estimate of durations, from the runs that are done."""
         estimate = Estimate()
         for run in self.runs_with_status("done"):
             estimate.learn(run.config, self.past[run.config.digest].summary.get("wall_time_s"))
         return estimate
 
     def as_data(self) -> list[dict[str, Any]]:
-        """One entry per run, for programs."""
+        """Return one entry per run, for JSON."""
         return [
             {
                 "index": index,

@@ -1,4 +1,4 @@
-"""How long runs will take, as far as finished runs tell."""
+"""Estimate how long runs will take from the durations of finished runs."""
 
 from __future__ import annotations
 
@@ -10,18 +10,21 @@ from bench.core.config.run import RunConfig
 
 
 class Estimate:
-    """Learns from every run that is done."""
+    """Durations of finished runs, by configuration."""
 
     def __init__(self) -> None:
         self._seconds: dict[str, list[float]] = collections.defaultdict(list)
 
     def learn(self, config: RunConfig, seconds: float | None) -> None:
-        """Take in how long a run took, where that is known."""
+        """Add the duration of a run, unless it is None."""
         if seconds is not None:
             self._seconds[config.config_id].append(seconds)
 
     def total_s(self, configs: Iterable[RunConfig]) -> float | None:
-        """Seconds for all of them: what the same configuration took, else what runs took on average; None: no idea."""
+        """Return the expected seconds for all of these runs together, or None if no duration is known.
+
+        A run takes the mean of its configuration's durations, or of all durations if its configuration has none.
+        """
         if not self._seconds:
             return None
         average = statistics.fmean(seconds for known in self._seconds.values() for seconds in known)

@@ -1,9 +1,9 @@
-"""The sweep file: which runs a user asks for, in options of `bench run`.
+"""Read sweep files, which describe many runs with the options of `bench run`.
 
-`[base]` holds what all runs share, and `[matrix]` lists, every combination of which is a configuration. Each
-`[[method]]` holds options that belong together, as a compressor and its learning rate, and is combined with all of the
-matrix. Each `[[include]]` is one more configuration, each `[[exclude]]` takes those out of the matrix that agree with
-it. Every configuration is run with every seed (`seeds`, in `[base]` or `[matrix]`).
+`[base]` holds options that all runs share. `[matrix]` holds lists of values, every combination of which is a
+configuration. Each `[[method]]` holds options that belong together, such as a compressor and its learning rate, and is
+combined with the whole matrix. Each `[[include]]` adds one configuration; each `[[exclude]]` removes the matching
+configurations from the matrix. Every configuration is run with every seed (`seeds`, in `[base]` or `[matrix]`).
 """
 
 from __future__ import annotations
@@ -22,28 +22,28 @@ from bench.core.config.seeds import parse_seeds, seeds_text
 from bench.core.errors import UsageError
 from bench.core.toml_files import read_toml, refuse_unknown, tables
 
+# Option name -> value.
 Options = dict[str, Any]
-"""Values by the name of the option that they are given for."""
 
+# Option name -> values.
 Lists = dict[str, list[Any]]
-"""Several values by the name of their option."""
 
 _SEED_KEYS = ("seed", "seeds")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class SweepFile:
-    """What stands in a sweep file.
+    """The content of a sweep file.
 
     Attributes:
-        where: the file, for messages.
-        base: what all runs share.
-        seeds: of every configuration; empty where the file names none.
-        matrix: whose combinations are configurations.
-        method: each is combined with all of the matrix.
-        include: further configurations.
-        exclude: what is left out of the matrix.
-        tune: whose combinations `bench tune` tries for every configuration.
+        where: the file's path, for messages.
+        base: options that all runs share.
+        seeds: seeds of every configuration; empty if the file names none.
+        matrix: values whose combinations are configurations.
+        method: groups of options, each combined with the whole matrix.
+        include: additional configurations.
+        exclude: options of the configurations to remove from the matrix.
+        tune: values whose combinations `bench tune` tries for every configuration.
     """
 
     where: str
@@ -57,14 +57,14 @@ class SweepFile:
 
     @property
     def digest(self) -> str:
-        """Ten hex digits over what the file says."""
+        """Ten hex digits: a hash of the content."""
         return short_digest({**dataclasses.asdict(self), "where": ""})
 
     def configurations(self) -> list[Options]:
-        """What each configuration adds to `base`, or takes another value for.
+        """Return for each configuration the options that it adds to `base` or changes.
 
         Raises:
-            UsageError: nothing is left, or something is excluded that is not there.
+            UsageError: no configuration is left, or an [[exclude]] matches none.
         """
         only_included = bool(self.include) and not (self.matrix or self.method)
         in_matrix = [] if only_included else combinations(self.matrix)
@@ -75,17 +75,17 @@ class SweepFile:
                 raise UsageError(f"{self.where} [[exclude]]: {table_text(table)} excludes nothing; correct it")
             combined = kept
         if not combined + self.include:
-            raise UsageError(f"{self.where} excludes every configuration; take an [[exclude]] out")
+            raise UsageError(f"{self.where} excludes every configuration; remove an [[exclude]]")
         return combined + self.include
 
 
 def combinations(lists: Lists) -> list[Options]:
-    """Every way to take one value from each list."""
+    """Return every combination of one value from each list."""
     return [dict(zip(lists, values, strict=True)) for values in itertools.product(*lists.values())]
 
 
 def table_text(options: Mapping[str, Any]) -> str:
-    """Options in one line, as they are shown to people."""
+    """Return the options in one line, for messages and tables."""
     return ", ".join(f"{name} = {value}" for name, value in options.items())
 
 
@@ -94,10 +94,10 @@ def read_sweep(path: Path, *further: str) -> SweepFile:
 
     Args:
         path: the file.
-        further: headings that it may have beside its own: "tune".
+        further: more headings that are allowed, such as "tune".
 
     Raises:
-        UsageError: it is no sweep file; values of options are not checked here.
+        UsageError: the file is not a sweep file. Values of options are not checked here.
     """
     content = read_toml(path, "sweep file")
     refuse_unknown(content, ("base", "matrix", "method", "include", "exclude", *further), where=str(path))
@@ -124,9 +124,9 @@ def read_sweep(path: Path, *further: str) -> SweepFile:
 
 @functools.cache
 def options_by_key() -> dict[str, str]:
-    """An option's name by its key in a file: the flag with underscores.
+    """Return the names of the options by their key in a file, which is the flag with underscores.
 
-    A sweep runs on this machine, and seeds have their own place.
+    Options for several machines are left out, because a sweep runs on one machine; so is `seed`, which is read apart.
     """
     return {
         option.flag_name.removeprefix("--").replace("-", "_"): option.name
@@ -136,7 +136,7 @@ def options_by_key() -> dict[str, str]:
 
 
 def _table(content: Mapping[str, Any], heading: str, path: Path) -> Options:
-    """The table under [heading], its keys with underscores."""
+    """Return the table under [heading], with underscores in its keys."""
     table = content.get(heading, {})
     if not isinstance(table, dict):
         raise UsageError(f"{path}: write {heading} as a table under the heading [{heading}]")
@@ -156,7 +156,7 @@ def _single(table: Mapping[str, Any], where: str) -> Options:
     options = _by_name(table, where)
     for name, value in options.items():
         if isinstance(value, (list, dict)):
-            raise UsageError(f"{where}: {name} = {value} is not one value; lists stand under [matrix]")
+            raise UsageError(f"{where}: {name} = {value} is not a single value; write lists under [matrix]")
     return options
 
 
@@ -164,7 +164,7 @@ def _several(table: Mapping[str, Any], where: str) -> Lists:
     lists = _by_name(table, where)
     for name, values in lists.items():
         if not (isinstance(values, list) and values):
-            raise UsageError(f"{where}: {name} = {values} is no list of values; write {name} = [..., ...]")
+            raise UsageError(f"{where}: {name} = {values} is not a list of values; write {name} = [..., ...]")
     return lists
 
 

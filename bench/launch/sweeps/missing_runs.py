@@ -1,6 +1,7 @@
-"""Runs that are missing are done, each once, however many sweeps are at work on one folder.
+"""Execute the missing runs of a sweep, each once, even if several sweeps work on the same folder.
 
-Who does a run holds the lock of a file named after its digest, and looks again whether it is missing before it begins.
+A sweep that executes a run holds the lock of a file named after the run's digest. After it gets the lock, it checks
+again that the run is missing.
 """
 
 from __future__ import annotations
@@ -23,13 +24,13 @@ def run_missing(
     seen: Mapping[str, PastRun],
     train: Callable[[RunConfig, RunFolder | None], None],
 ) -> None:
-    """Do the runs that are missing, in order; those that another sweep is at are waited for at the end.
+    """Execute the missing runs in order; at the end, wait for those that another sweep is executing.
 
     Args:
-        configs: the runs; each is missing in `seen`, or it failed and is to be done again.
-        out: where runs lie.
-        seen: the runs that lay there when this was decided, by digest.
-        train: does one run, or goes on with the one in the folder; what it raises ends all of this.
+        configs: the runs; each is missing in `seen`, or failed and is to be executed again.
+        out: folder of the runs.
+        seen: runs that the folder held when `configs` were chosen, by digest.
+        train: executes one run, or resumes the one in the given folder; its exceptions end the sweep.
 
     Raises:
         UsageError: `out` cannot be written.
@@ -50,14 +51,14 @@ def run_missing(
 
 
 def _is_missing(out: Path, digest: str, seen: Mapping[str, PastRun]) -> bool:
-    """Whether nobody has come to an end with the run since."""
+    """Return whether no sweep has finished the run since `seen` was read."""
     now = by_digest(past_runs(out, digest)).get(digest)
     if now is None or now.state == "torn":
         return True
     before = seen.get(digest)
     if before is None or before.state != "failed":
         return False
-    return (before.folder.path, before.resumed) == (now.folder.path, now.resumed)  # one that goes on keeps its folder
+    return (before.folder.path, before.resumed) == (now.folder.path, now.resumed)  # a resumed run keeps its folder
 
 
 def _make_locks(out: Path) -> Path:

@@ -1,4 +1,4 @@
-"""The runs that lie in a folder: which are done, which failed, and which were cut short and left torn."""
+"""Find the runs in a folder: those that are done, those that failed, and those that were interrupted ("torn")."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ _STATES: dict[str, State] = {"ok": "done", "failed": "failed", "timeout": "faile
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class PastRun:
-    """A run that was begun.
+    """A run that was started before.
 
     Attributes:
-        folder: where it lies.
-        summary: what `status.json` holds; empty where there is none.
-        resumed: what `resume.json` holds, likewise.
+        folder: the run's folder.
+        summary: content of `status.json`; empty if there is none.
+        resumed: content of `resume.json`; empty if there is none.
     """
 
     folder: RunFolder
@@ -33,32 +33,32 @@ class PastRun:
 
     @property
     def state(self) -> State:
-        """Done or failed; torn: it was interrupted, killed, or is still under way."""
+        """Done, failed, or torn: the run was interrupted or killed, or is still running."""
         return _STATES.get(self.summary.get("status", ""), "torn")
 
 
 def past_runs(out: Path, digest: str = "") -> list[PastRun]:
-    """The runs in a folder, of one digest or of all: torn ones first, then failed ones, from old to new."""
+    """Return the runs in a folder, of one digest or all: torn, then failed, then done, each from old to new."""
     folders = [RunFolder(path) for path in sorted(out.glob(f"*-s*-{digest}*")) if path.is_dir()]
     runs = [
         PastRun(folder=folder, summary=read_json(folder.status) or {}, resumed=read_json(folder.resume) or {})
         for folder in folders
         if folder.digest
     ]
-    runs = [run for run in runs if "digest_before" not in run.resumed]  # it went on as another one, with other ranks
+    runs = [run for run in runs if "digest_before" not in run.resumed]  # resumed with other ranks
     return sorted(runs, key=lambda run: ("torn", "failed", "done").index(run.state))
 
 
 def by_digest(runs: list[PastRun]) -> dict[str, PastRun]:
-    """The run that stands for each digest: the newest one that is done, else that failed, else that is torn."""
+    """Return one run per digest: the newest that is done, else the newest that failed, else the newest that is torn."""
     return {run.folder.digest: run for run in runs}
 
 
 def take_up(out: Path, digest: str) -> RunFolder | None:
-    """The newest run that was cut short or failed, and can go on from a checkpoint; None where there is none.
+    """Return the newest interrupted or failed run that can be resumed from a checkpoint, or None.
 
-    Others that were cut short are removed, but for those with a checkpoint that cannot be used here, another version's
-    say; others that failed stay, as does what is still under way; what becomes of a run is said on stderr.
+    Remove all other interrupted runs, unless they have a checkpoint that this version cannot use. Failed runs and those
+    still running are kept. Print on stderr what is done with each run.
     """
     found: RunFolder | None = None
     for run in sorted(past_runs(out, digest), key=lambda run: run.folder.run_id, reverse=True):
@@ -70,9 +70,9 @@ def take_up(out: Path, digest: str) -> RunFolder | None:
                 found = run.folder
                 ended = "failed" if run.state == "failed" else "was cut short"
                 step = Checkpoints(found).steps()[0]
-                print(f"note: {found.path} {ended}; it goes on from step {step}", file=sys.stderr)
+                print(f"note: {found.path} {ended}; it is resumed from step {step}", file=sys.stderr)
             elif run.state == "torn" and reason and Checkpoints(run.folder).steps():
-                print(f"note: {reason}; its folder stays", file=sys.stderr)
+                print(f"note: {reason}; its folder is kept", file=sys.stderr)
             elif run.state == "torn":
                 shutil.rmtree(run.folder.path)
                 print(f"note: {run.folder.path} was cut short; it is removed and run again", file=sys.stderr)

@@ -1,4 +1,4 @@
-"""The plan of a sweep: its runs, complete and checked, in the order in which they are done."""
+"""Plan the runs of a sweep: check and complete their configurations, and put them in order."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ class PlannedRun:
     """One run of a sweep.
 
     Attributes:
-        settings: what the file says of its configuration beside `[base]`.
-        config: complete.
+        settings: options that its configuration adds to `[base]` or changes.
+        config: complete configuration.
     """
 
     settings: Options
@@ -29,27 +29,27 @@ class PlannedRun:
 
 
 def plan_runs(sweep: SweepFile, server: ForkServer) -> list[PlannedRun]:
-    """Every run that the file asks for, each once, in an order that the file alone decides.
+    """Return every run of the file once, in an order that depends only on the file.
 
-    Seeds come outermost, so that a sweep that is stopped has as many seeds of one configuration as of the other. Within
-    a seed, runs with equal ranks follow each other; among these the order is by chance, so that no configuration has a
-    place of its own in a machine's day.
+    All runs of one seed come before those of the next, so that a sweep that is stopped early has equally many seeds of
+    each configuration. Within a seed, runs with the same ranks follow each other, in random order, so that changes of
+    the machine's load over time do not favour a configuration.
 
     Args:
         sweep: the file.
-        server: knows torch; it begins to import here.
+        server: checks the runs with torch, which it starts to import here.
 
     Raises:
-        UsageError: every configuration that is not possible, and why.
+        UsageError: some configurations are impossible; the message lists them with the reasons.
     """
     settings = sweep.configurations()
-    outcomes = [_asked(sweep.base | each) for each in settings]
-    asked = [outcome for outcome in outcomes if isinstance(outcome, RunConfig)]
-    if asked:
-        answers: Sequence[RunConfig | UsageError | None] = without_torch(check_each, asked) or []
-        if not any(answers):  # nothing is refused yet
-            server.warm_up_for(asked[0])
-            answers = server.call(resolve_each, asked)
+    outcomes = [_placed(sweep.base | each) for each in settings]
+    possible = [outcome for outcome in outcomes if isinstance(outcome, RunConfig)]
+    if possible:
+        answers: Sequence[RunConfig | UsageError | None] = without_torch(check_each, possible) or []
+        if not any(answers):  # no configuration is refused so far
+            server.warm_up_for(possible[0])
+            answers = server.call(resolve_each, possible)
         given = iter(answers)
         outcomes = [next(given) or outcome if isinstance(outcome, RunConfig) else outcome for outcome in outcomes]
     configs = [outcome for outcome in outcomes if isinstance(outcome, RunConfig)]
@@ -59,29 +59,29 @@ def plan_runs(sweep: SweepFile, server: ForkServer) -> list[PlannedRun]:
     return _in_order(runs, sweep)
 
 
-def _asked(options: Options) -> RunConfig | UsageError:
-    """The configuration as far as numbers alone show that it is possible."""
+def _placed(options: Options) -> RunConfig | UsageError:
+    """Return the options as a configuration, or the error if numbers alone show that it is impossible."""
     try:
-        asked = RunConfig(**options)
-        place_run(asked)
+        config = RunConfig(**options)
+        place_run(config)
     except UsageError as refusal:
         return refusal
-    return asked
+    return config
 
 
 def _refusals(where: str, settings: list[Options], outcomes: Sequence[RunConfig | UsageError]) -> str:
-    """One line per reason, with the settings that all configurations share which it refuses."""
+    """Return one line per reason, with the settings shared by all configurations that it applies to."""
     shared: dict[str, Options] = {}
     for each, outcome in zip(settings, outcomes, strict=True):
         if isinstance(outcome, UsageError):
             before = shared.get(str(outcome), each)
             shared[str(outcome)] = {name: value for name, value in before.items() if each.get(name) == value}
     lines = [f"{table_text(options) or '[base]'}: {reason}" for reason, options in shared.items()]
-    return "\n  ".join([f"{where} asks for what is not possible, so nothing was started:", *lines])
+    return "\n  ".join([f"{where} has configurations that are not possible, so nothing was started:", *lines])
 
 
 def _in_order(runs: list[PlannedRun], sweep: SweepFile) -> list[PlannedRun]:
-    runs = _each_once(runs)  # of doubles the first, so that all settings of one configuration stay together
+    runs = _each_once(runs)  # keeps the first of equal configurations, so that its settings describe all its seeds
     placements = list(dict.fromkeys(_placement(run.config) for run in runs))
     ordered: dict[str, PlannedRun] = {}
     for seed in sweep.seeds or [RunConfig.seed]:

@@ -1,4 +1,4 @@
-"""The line that hands a sweep to Slurm: one array, each element of which is one run."""
+"""Write the sbatch command that submits a sweep to Slurm as a job array with one run per element."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from bench.launch.sweeps.agenda import SweepState
 
 
 def sbatch_line(file: Path, agenda: SweepState, configs: list[RunConfig], *, retry_failed: bool) -> str:
-    """The line for these runs of the agenda; each element asks for as many cores as the largest of them uses.
+    """Return the command for these runs; each element requests as many cores as the largest run uses.
 
     Args:
-        file: of the sweep.
-        agenda: of all its runs.
-        configs: those that are to be done.
-        retry_failed: runs that failed are among them.
+        file: the sweep file.
+        agenda: all runs of the sweep.
+        configs: the runs to execute.
+        retry_failed: whether failed runs are among them.
     """
     wanted = {config.digest for config in configs}
     indices = [index for index, run in enumerate(agenda.runs) if run.config.digest in wanted]
@@ -38,7 +38,7 @@ def sbatch_line(file: Path, agenda: SweepState, configs: list[RunConfig], *, ret
 
 
 def _ranges(indices: Iterable[int]) -> str:
-    """``[0, 1, 2, 5]`` -> ``0-2,5``."""
+    """Write indices as ranges: ``[0, 1, 2, 5]`` -> ``0-2,5``."""
     texts = []
     for _, group in itertools.groupby(enumerate(indices), key=lambda pair: pair[1] - pair[0]):
         members = [index for _, index in group]

@@ -1,7 +1,7 @@
-"""Tuning: for each configuration of a file the best of the same settings, by accuracy on held-out training samples.
+"""Choose the best settings for each configuration of a file, by accuracy on held-out training samples.
 
-Underneath it is a sweep, with a seed of its own. No run sees the test set, all try equally many settings, and all train
-for equally long.
+Tuning is a sweep with a seed of its own. It never uses the test set, tries the same settings for every configuration,
+and trains all of them for the same length.
 """
 
 from __future__ import annotations
@@ -25,22 +25,22 @@ if TYPE_CHECKING:
     from bench.optimizers.base import Optimizer
 
 METHODS = ["none", "topk", "powersgd"]
+# Learning rates to try, relative to --lr or the optimizer's default.
 FACTORS = (0.25, 0.5, 1.0, 2.0, 4.0)
-"""rates to try / the optimizer's own rate, or the one that the user gives"""
+# Share of the training samples that is held out.
 HELD_OUT = 0.2
-"""samples held out / training samples"""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Tuned:
-    """What tuning chose for one configuration.
+    """The result of tuning one configuration.
 
     Attributes:
-        settings: what the file says of the configuration beside `[base]`.
-        best: the settings that were chosen for it.
-        accuracy: with these, on the samples that were held out.
-        rates_tried: number of settings tried, those that failed included.
-        at_the_end: options whose best value is the smallest or largest that was tried.
+        settings: options that the configuration adds to `[base]` or changes.
+        best: the chosen values of the tuned options.
+        accuracy: accuracy with these values on the held-out samples.
+        rates_tried: number of settings tried, including those that failed.
+        at_the_end: options whose best value is the smallest or largest value tried.
     """
 
     settings: Options
@@ -51,20 +51,20 @@ class Tuned:
 
     @property
     def chosen(self) -> Options:
-        """What the configuration is to be run with, beside `[base]`."""
+        """Options to run the configuration with, in addition to `[base]`."""
         return {**self.settings, **self.best, "rates_tried": self.rates_tried}
 
 
-def with_defaults(asked: SweepFile) -> tuple[SweepFile, str]:
-    """Choose what the options of `bench tune` leave open: methods, rates, and how many samples are held out.
+def with_defaults(sweep: SweepFile) -> tuple[SweepFile, str]:
+    """Fill in what the options of `bench tune` leave open: methods, rates, and the number of held-out samples.
 
     Returns:
-        the sweep, and the options that say the same; an empty text where nothing was left open
+        the complete sweep, and the options that would set the filled-in values; empty if there are none
 
     Raises:
-        UsageError: the optimizer or the data set is unknown, or has an option that is.
+        UsageError: the optimizer or the data set, or an option of these, is unknown.
     """
-    base, matrix, tune, said = dict(asked.base), dict(asked.matrix), dict(asked.tune), []
+    base, matrix, tune, said = dict(sweep.base), dict(sweep.matrix), dict(sweep.tune), []
     if "compressor" not in base | matrix:
         matrix["compressor"] = list(METHODS)
         said.append(f"--compressors {','.join(METHODS)}")
@@ -77,73 +77,73 @@ def with_defaults(asked: SweepFile) -> tuple[SweepFile, str]:
         if not base.get("holdout_size"):
             base["holdout_size"] = max(1, round(HELD_OUT * train_size))
             said.append(f"--holdout-size {base['holdout_size']}")
-    return dataclasses.replace(asked, base=base, matrix=matrix, tune=tune), " ".join(said)
+    return dataclasses.replace(sweep, base=base, matrix=matrix, tune=tune), " ".join(said)
 
 
 def _lr_and_size(base: Options) -> tuple[float, int]:
-    """(the peak learning rate, the number of training samples) of a run with these options."""
+    """Return the peak learning rate and the number of training samples of a run with these options."""
     optimizer = cast("Optimizer", spec.build("optimizers", base.get("optimizer", RunConfig.optimizer)))
     dataset = cast("Dataset", spec.build("datasets", base.get("dataset", RunConfig.dataset)))
     train_size, _ = dataset.resolve_sizes(base.get("train_size"), None)
     return base.get("lr", optimizer.default_lr), train_size
 
 
-def tuning_sweep(asked: SweepFile, seed: int) -> SweepFile:
-    """The sweep that tries every setting of `[tune]` for every configuration.
+def tuning_sweep(sweep: SweepFile, seed: int) -> SweepFile:
+    """Return the sweep that tries every setting of `[tune]` for every configuration.
 
     Raises:
-        UsageError: nothing is to be tuned, nothing held out, or the budget or seed would not be fair.
+        UsageError: there is nothing to tune, no samples are held out, the seed is used later, or budgets differ.
     """
-    if not asked.tune:
-        raise UsageError(f"{asked.where} tunes nothing; give --rates 0.01,0.02,0.05 or lists under [tune]")
-    if not asked.base.get("holdout_size"):
-        raise UsageError(f"{asked.where} holds nothing out, and tuning sees no test set; give --holdout-size")
-    if seed in asked.seeds:
+    if not sweep.tune:
+        raise UsageError(f"{sweep.where} tunes nothing; give --rates 0.01,0.02,0.05 or lists under [tune]")
+    if not sweep.base.get("holdout_size"):
+        raise UsageError(f"{sweep.where} holds out no samples, which tuning needs; give --holdout-size")
+    if seed in sweep.seeds:
         raise UsageError(f"--tuning-seed {seed} is a seed of the runs that follow as well; choose another one")
-    configurations = asked.configurations()
-    for name in ("epochs", "steps", "train_size", "holdout_size", *asked.tune):
-        if any(name in options for options in configurations) or (name in asked.tune and name in asked.base):
+    configurations = sweep.configurations()
+    for name in ("epochs", "steps", "train_size", "holdout_size", *sweep.tune):
+        if any(name in options for options in configurations) or (name in sweep.tune and name in sweep.base):
             raise UsageError(
-                f"{asked.where}: {name} cannot be a setting of single configurations; all are tuned within one budget, "
-                "over the same values; put it into [base]"
+                f"{sweep.where}: {name} cannot differ between configurations, because all are tuned with the same "
+                "budget and values; put it into [base]"
             )
-    tried = [options | setting for options in configurations for setting in combinations(asked.tune)]
-    return SweepFile(where=asked.where, base=asked.base, seeds=[seed], include=tried)
+    tried = [options | setting for options in configurations for setting in combinations(sweep.tune)]
+    return SweepFile(where=sweep.where, base=sweep.base, seeds=[seed], include=tried)
 
 
-def choose(asked: SweepFile, agenda: SweepState) -> list[Tuned]:
-    """The best settings of each configuration; of equals the one that stands first.
+def choose(sweep: SweepFile, agenda: SweepState) -> list[Tuned]:
+    """Return the best settings of each configuration; among equally good ones, the first.
 
     Args:
-        asked: the file.
-        agenda: of its `tuning_sweep`, when that has ended.
+        sweep: the file.
+        agenda: the finished runs of its `tuning_sweep`.
 
     Raises:
         RunFailed: every setting of a configuration failed.
     """
     runs = {table_text(run.settings): run for run in agenda.runs}
-    settings = combinations(asked.tune)
+    settings = combinations(sweep.tune)
     chosen = []
-    for options in asked.configurations():
+    for options in sweep.configurations():
         tried = [runs[text] for text in (table_text(options | each) for each in settings) if text in runs]
-        if tried:  # else it is another one's double
-            chosen.append(_best(options, tried, asked.tune, agenda))
+        if tried:  # otherwise the configuration equals an earlier one
+            chosen.append(_best(options, tried, sweep.tune, agenda))
     return chosen
 
 
-def tuned_file(asked: SweepFile, tuned: Sequence[Tuned], seed: int) -> str:
-    """A sweep file of the configurations with what was chosen for them, evaluated on the test set."""
-    holdout_size = asked.base["holdout_size"]
-    seeds = {"seeds": seeds_text(asked.seeds)} if asked.seeds else {}
+def tuned_file(sweep: SweepFile, tuned: Sequence[Tuned], seed: int) -> str:
+    """Return the text of a sweep file with the chosen settings, whose runs are evaluated on the test set."""
+    holdout_size = sweep.base["holdout_size"]
+    seeds = {"seeds": seeds_text(sweep.seeds)} if sweep.seeds else {}
     comment = f"# Written by bench tune: chosen on {holdout_size} held-out training samples with seed {seed}.\n"
-    tables = [toml_table("[base]", evaluated_base(asked) | seeds)]
+    tables = [toml_table("[base]", evaluated_base(sweep) | seeds)]
     tables += [toml_table("[[include]]", each.chosen) for each in tuned]
     return "\n".join([comment, *tables])
 
 
-def evaluated_base(asked: SweepFile) -> Options:
-    """What all runs share that follow: they train on all samples and see the test set."""
-    return {name: value for name, value in asked.base.items() if name != "holdout_size"}
+def evaluated_base(sweep: SweepFile) -> Options:
+    """Return the options shared by the runs after tuning, which train on all samples and use the test set."""
+    return {name: value for name, value in sweep.base.items() if name != "holdout_size"}
 
 
 def _best(options: Options, tried: list[PlannedRun], lists: Lists, agenda: SweepState) -> Tuned:
@@ -156,7 +156,7 @@ def _best(options: Options, tried: list[PlannedRun], lists: Lists, agenda: Sweep
         digest = tried[0].config.digest
         error = agenda.unrecorded.get(digest) or agenda.past[digest].summary["error"]
         failed = f"{table_text(options) or '[base]'} failed with every setting, first with: {error}"
-        raise RunFailed(f"{failed}; look into their logs, or try other values")
+        raise RunFailed(f"{failed}; see the logs, or try other values")
     best = max(tried, key=lambda run: accuracies.get(run.config.digest, -1.0))
     values = {name: best.settings[name] for name in lists}
     return Tuned(

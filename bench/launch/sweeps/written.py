@@ -1,4 +1,4 @@
-"""Options as they are written: in a sweep file, and on the command line of `bench run`."""
+"""Write options as a table of a sweep file, or as arguments of `bench run`."""
 
 from __future__ import annotations
 
@@ -11,22 +11,22 @@ from bench.launch.sweeps.file import options_by_key
 
 
 def toml_table(heading: str, options: Mapping[str, Any]) -> str:
-    """A table of a sweep file: its heading, and one line per option."""
+    """Return a table of a sweep file: its heading, and one line per option."""
     keys = {name: key for key, name in options_by_key().items()}
-    # JSON's texts, numbers and booleans are TOML's as well.
+    # JSON strings, numbers and booleans are also valid TOML.
     lines = [f"{keys.get(name, name)} = {json.dumps(value)}" for name, value in options.items()]
     return "\n".join([heading, *lines]) + "\n"
 
 
 def run_arguments(options: Mapping[str, Any]) -> list[str]:
-    """The arguments of `bench run` that say the same."""
+    """Return the arguments of `bench run` that set these options."""
     flags = {option.name: option.flag_name for option in RunConfig.options()}
     without_no = {option.name for option in RunConfig.options() if option.flag and option.flag.name}
     arguments = []
     for name, value in options.items():
         flag = flags.get(name, f"--{name}")
         if isinstance(value, bool):
-            if value or name not in without_no:  # such a one is off unless it is given
+            if value or name not in without_no:  # those have no --no- form and are off by default
                 arguments.append(flag if value else flag.replace("--", "--no-", 1))
         else:
             arguments += [flag, str(value)]

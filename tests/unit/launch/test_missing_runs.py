@@ -88,7 +88,7 @@ def test_a_run_that_failed_goes_on_from_its_checkpoint_when_it_is_done_again(
     training = Training(tmp_path)
     run_missing([config], tmp_path, seen(tmp_path), training)
     assert training.begun == [failed.path]
-    assert f"{failed.path} failed; it goes on from step 7" in capsys.readouterr().err
+    assert f"{failed.path} failed; it is resumed from step 7" in capsys.readouterr().err
     assert not torn.metrics.exists()  # the folder of another run may have the same name
 
 
@@ -102,7 +102,7 @@ def test_a_torn_run_with_a_checkpoint_goes_on_and_an_older_one_is_removed(
     run_missing(CONFIGS, tmp_path, seen(tmp_path), training)
     assert training.begun == [None, newer.path, None]
     assert not older.config.exists()
-    assert f"{newer.path} was cut short; it goes on from step 7" in capsys.readouterr().err
+    assert f"{newer.path} was cut short; it is resumed from step 7" in capsys.readouterr().err
 
 
 def test_what_is_still_under_way_is_not_removed(tmp_path: Path) -> None:
@@ -184,7 +184,7 @@ def test_what_another_version_would_go_on_from_stays(tmp_path: Path, capsys: pyt
     run_missing(CONFIGS[:1], tmp_path, seen(tmp_path), training)
     assert training.begun == [None]
     assert Checkpoints(torn).steps() == [1]
-    assert "its folder stays" in capsys.readouterr().err
+    assert "its folder is kept" in capsys.readouterr().err
 
 
 def test_a_run_that_went_on_with_other_ranks_is_another_one(tmp_path: Path) -> None:

@@ -85,7 +85,7 @@ def test_both_commands_place_alike() -> None:
     [
         ({"hosts": 3, "world_size": 4}, "--world-size 4 contradicts 3 virtual hosts"),
         ({"hosts": 3, "device": "cuda"}, "use --device cpu"),
-        ({"hosts": 2, "nnodes": 2, "rdzv_endpoint": "a:1"}, "virtual hosts live on one machine"),
+        ({"hosts": 2, "nnodes": 2, "rdzv_endpoint": "a:1"}, "virtual hosts are on one machine"),
         ({"hosts": 2, "node_rank": 1}, "--node-rank 1 does not exist among 1 machines"),
         ({"ranks_per_host": 2}, "say how many with --hosts N"),
     ],

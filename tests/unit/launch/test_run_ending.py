@@ -54,7 +54,7 @@ def test_a_silent_run_is_explained(
         (1, False, "the 2 machines did not meet at h:29500 within 7 s; give the same command on each of them, or raise "
          "--timeout"),
         (0, True, "no step ended within 7 s; raise --timeout if the link is that slow"),
-        (1, True, "machine 0 has been gone for 7 s, and a rank here did not end by itself"),
+        (1, True, "machine 0 has not answered for 7 s, and a rank here did not end by itself"),
     ],
 )  # fmt: skip
 def test_machines_that_do_not_meet_or_lose_each_other_say_so(
@@ -196,7 +196,7 @@ def test_a_run_that_cannot_go_on_here_is_still_one_that_was_cut_short(
 
 
 def test_restarts_without_checkpoints_are_refused() -> None:
-    with pytest.raises(UsageError, match="--max-restarts 2 has nothing to go on from without checkpoints; add"):
+    with pytest.raises(UsageError, match="--max-restarts 2 needs checkpoints to restart from; add"):
         place_run(RunConfig(max_restarts=2))
 
 
@@ -205,7 +205,7 @@ def test_restarts_without_checkpoints_are_refused() -> None:
 )
 def test_a_target_that_is_looked_at_once_is_told_of(length: dict[str, int], warned: bool) -> None:
     config = resolve(RunConfig(dataset="digits", target_accuracy=0.9, **length))
-    assert any("tells no time to it; add --eval-every" in note for note in make_ready(config)) == warned
+    assert any("does not measure the time to the target; add" in note for note in make_ready(config)) == warned
 
 
 @pytest.mark.parametrize(("length", "warned"), [({"steps": 7}, True), ({"epochs": 7}, True), ({"epochs": 8}, False)])

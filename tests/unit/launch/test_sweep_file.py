@@ -101,9 +101,9 @@ def test_seeds(text: str, seeds: list[int], tmp_path: Path) -> None:
         ("[base]\ncompresor = 'topk'", r"grid.toml \[base\]: there is no 'compresor' \(did you mean 'compressor'\?\)"),
         ("[matrix]\nepoch = [1]", r"\[matrix\]: there is no 'epoch' \(did you mean 'epochs'\?\)"),
         ("[base]\nnnodes = 2", "there is no 'nnodes'"),
-        ("[base]\nlr = [0.1, 0.2]", r"\[base\]: lr = \[0.1, 0.2\] is not one value; lists stand under \[matrix\]"),
-        ("[matrix]\nlr = 0.1", r"\[matrix\]: lr = 0.1 is no list of values"),
-        ("[matrix]\nlr = []", r"lr = \[\] is no list of values"),
+        ("[base]\nlr = [0.1, 0.2]", r"\[base\]: lr = \[0.1, 0.2\] is not a single value; write lists under \[matrix\]"),
+        ("[matrix]\nlr = 0.1", r"\[matrix\]: lr = 0.1 is not a list of values"),
+        ("[matrix]\nlr = []", r"lr = \[\] is not a list of values"),
         ("base = 3", r"write base as a table"),
         ("[base]\nlr = 1\n[matrix]\nlr = [2]", r"gives lr in \[base\] and in \[matrix\]; give it once"),
         ("[matrix]\nlr = [2]\n[[method]]\nlr = 1", r"gives lr in \[matrix\] and in \[\[method\]\]; give it once"),
@@ -124,7 +124,7 @@ def test_what_is_wrong_is_one_sentence(text: str, sentence: str, tmp_path: Path)
     ("text", "sentence"),
     [
         ("[matrix]\nlr = [1]\n[[exclude]]\nlr = 2", r"\[\[exclude\]\]: lr = 2 excludes nothing; correct it"),
-        ("[matrix]\nlr = [1]\n[[exclude]]\nlr = 1", "excludes every configuration; take an"),
+        ("[matrix]\nlr = [1]\n[[exclude]]\nlr = 1", "excludes every configuration; remove an"),
     ],
 )
 def test_an_exclude_that_cannot_be_meant_is_refused(text: str, sentence: str, tmp_path: Path) -> None:

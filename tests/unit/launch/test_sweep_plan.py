@@ -74,7 +74,7 @@ def test_every_refusal_is_named_with_what_makes_it_before_anything_starts() -> N
     with pytest.raises(UsageError) as refusal:
         plan(sweep)
     first, *reasons = str(refusal.value).splitlines()
-    assert first == "grid.toml asks for what is not possible, so nothing was started:"
+    assert first == "grid.toml has configurations that are not possible, so nothing was started:"
     assert len(reasons) == 3
     assert reasons[0].startswith("  batch_size = 0: --batch-size 0 is not possible: ")
     assert reasons[1].startswith("  compressor = topkk, batch_size = 8: there is no compressor 'topkk' (did you mean")

@@ -88,11 +88,11 @@ def test_arguments_of_run() -> None:
     ("changes", "sentence"),
     [
         ({"tune": {}}, r"methods.toml tunes nothing; give --rates"),
-        ({"base": {"epochs": 2}}, "holds nothing out, and tuning sees no test set; give --holdout-size"),
+        ({"base": {"epochs": 2}}, "holds out no samples, which tuning needs; give --holdout-size"),
         ({"seeds": [99, 100]}, "--tuning-seed 100 is a seed of the runs that follow as well"),
-        ({"matrix": {"epochs": [1, 2]}, "base": {"holdout_size": 9}}, "epochs cannot be a setting of single"),
-        ({"include": [{"lr": 0.4}]}, "lr cannot be a setting of single"),
-        ({"base": {"holdout_size": 9, "lr": 0.1}}, "lr cannot be a setting of single"),
+        ({"matrix": {"epochs": [1, 2]}, "base": {"holdout_size": 9}}, "epochs cannot differ between configurations"),
+        ({"include": [{"lr": 0.4}]}, "lr cannot differ between configurations"),
+        ({"base": {"holdout_size": 9, "lr": 0.1}}, "lr cannot differ between configurations"),
     ],
 )
 def test_what_would_not_be_fair_is_refused(changes: dict[str, Any], sentence: str) -> None:

@@ -61,7 +61,7 @@ def test_the_folder_of_a_run_that_was_killed_before_it_had_a_configuration_is_re
     leave_note(notes, "run", folder.path)
     clear_away()
     said = capsys.readouterr().err
-    assert said == f"note: bench was killed before a run began; its empty folder {folder.path} is removed\n"
+    assert said == f"note: bench was killed before a run started; its empty folder {folder.path} is removed\n"
     assert not folder.path.exists()
 
 
@@ -82,7 +82,7 @@ def test_a_note_that_tells_of_no_job_is_removed(text: str, notes: Path, capsys: 
     notes.mkdir(parents=True, exist_ok=True)
     (notes / "damaged").write_text(text, encoding="utf-8", errors="surrogateescape")
     clear_away()
-    assert "tells of no job and is removed" in capsys.readouterr().err
+    assert "is not a note of a job and is removed" in capsys.readouterr().err
     assert list(notes.iterdir()) == []
 
 
