@@ -1,1 +1,1 @@
-"""Components, one per file; importing this package imports none of them."""
+"""Models, one component per file; importing this package imports none of them."""

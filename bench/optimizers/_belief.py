@@ -1,7 +1,6 @@
-"""What AdaBelief and Max-AdaBelief share: options, one step of all parameters, and the torch optimizer around it.
+"""The common part of AdaBelief and Max-AdaBelief: options, one step of all parameters, and the torch optimizer.
 
-The step is one function with one signature, so that another implementation of it (a SYCL kernel, say) can take its
-place.
+The step is a single function, so that another implementation (for example a SYCL kernel) can replace it.
 """
 
 from __future__ import annotations
@@ -19,18 +18,18 @@ from typing_extensions import Doc, override
 from bench.optimizers.base import Optimizer
 from collectives.options import PositiveOrZero
 
-# Elements worked on together: few enough to stay in a CPU's caches, enough to outweigh the calls (measured with
+# Elements per block: few enough for a CPU's caches, enough to outweigh the cost of the calls (measured with
 # benchmarks/optimizer_step.py).
 BLOCK_NUMEL = 1 << 17
 
 Tensors = list[torch.Tensor] | tuple[torch.Tensor, ...]
+# Replaces this rank's (bias-corrected means, maxima) in place by those of all ranks together; every rank must call.
 Exchange = Callable[[Tensors, Tensors], None]
-"""(bias-corrected means, maxima) of this rank -> those of all ranks together, in place; every rank must call"""
 
 
 @dataclasses.dataclass(kw_only=True)
 class BeliefOptimizer(Optimizer):
-    """Base of the components `adabelief` and `max_adabelief`: the options that both have."""
+    """Base of the components `adabelief` and `max_adabelief`, with their common options."""
 
     default_lr: ClassVar[float] = 0.001
 
@@ -43,15 +42,16 @@ class BeliefOptimizer(Optimizer):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Rule:
-    """What tells the relatives apart.
+    """The parameters that distinguish the variants of AdaBelief.
 
     Attributes:
         beta1, beta2: decay rates of the mean and of the variance, in (0, 1).
         eps: added to the divisor.
         eps_in_variance: eps is also added to the variance itself in every step.
-        max_of: divide by the root of the largest variance so far, of the larger of the last two, or of the last.
+        max_of: divide by the root of the largest variance so far ("running"), of the larger of the last two
+            ("previous"), or of the last one (None).
         max_over_corrected: compare variances after their bias correction instead of before.
-        keeps_exchanged: the next maximum is taken over what the exchange gave, not over this rank's own.
+        keeps_exchanged: the next maximum is taken over the exchanged one instead of this rank's own.
     """
 
     beta1: float
@@ -78,15 +78,15 @@ def step(
     """Update the parameters once: theta -= lr * m_hat / (sqrt(s_hat) + eps).
 
     Args:
-        theta: the parameters; like all other tensors contiguous, and of the state's type.
-        g: their gradients.
-        m: mean of the gradients, updated.
-        s: variance of the gradients, updated.
-        smax: largest variance so far, or the last one, as the rule says, updated; left alone by a rule without maximum.
+        theta: the parameters, updated in place; all tensors are contiguous and of the state's type.
+        g: the gradients.
+        m: mean of the gradients, updated in place.
+        s: variance of the gradients, updated in place.
+        smax: largest or last variance, according to the rule, updated in place; unused by a rule without maximum.
         t: number of this step, from 1.
         lr: learning rate.
-        rule: which relative.
-        exchange: None where nothing is exchanged.
+        rule: the variant.
+        exchange: exchanges means and maxima between ranks; None: nothing is exchanged.
     """
     mean_correction = 1 - rule.beta1**t
     if exchange is None:
@@ -106,17 +106,17 @@ def step(
 
 
 def _blocks(*lists: Tensors) -> Iterator[tuple[Tensors, ...]]:
-    """The same stretches of every list, so short that they stay in a CPU's cache meanwhile; on a GPU all at once."""
+    """Yield the same block of every list, small enough for a CPU's cache; on a GPU, one block with everything."""
     if lists[0][0].device.type != "cpu":
         yield lists
         return
-    stretches = ([part for tensor in tensors for part in tensor.view(-1).split(BLOCK_NUMEL)] for tensors in lists)
-    for parts in zip(*stretches, strict=True):
+    blocks = ([part for tensor in tensors for part in tensor.view(-1).split(BLOCK_NUMEL)] for tensors in lists)
+    for parts in zip(*blocks, strict=True):
         yield tuple([part] for part in parts)
 
 
 def _observe(g: Tensors, m: Tensors, s: Tensors, smax: Tensors, t: int, rule: Rule) -> Tensors:
-    """Update the moments, and return what is divided by the root of."""
+    """Update the moments and return the variances by whose root the step divides."""
     torch._foreach_lerp_(m, g, 1 - rule.beta1)
     deviation = torch._foreach_sub(g, m)
     torch._foreach_mul_(s, rule.beta2)
@@ -136,26 +136,26 @@ def _observe(g: Tensors, m: Tensors, s: Tensors, smax: Tensors, t: int, rule: Ru
 
 
 def _descend(theta: Tensors, means: Tensors, largest: Tensors, t: int, step_size: float, rule: Rule) -> None:
-    """Subtract step_size * means / (sqrt(largest / c) + eps), where c is the bias correction that is still due."""
-    # sqrt(s / c) + eps = (sqrt(s) + eps sqrt(c)) / sqrt(c), and a factor costs nothing
+    """Subtract step_size * means / (sqrt(largest / c) + eps), with the bias correction c; 1 if already applied."""
+    # sqrt(s / c) + eps = (sqrt(s) + eps sqrt(c)) / sqrt(c); the factor 1 / sqrt(c) goes into the step size for free
     root = 1.0 if rule.max_over_corrected else math.sqrt(1 - rule.beta2**t)
     divisor = torch._foreach_sqrt(largest)
     torch._foreach_add_(divisor, rule.eps * root)
     if rule.eps * root < torch.finfo(divisor[0].dtype).tiny:
         for part in divisor:
-            part.masked_fill_(part == 0, math.inf)  # no step where no gradient ever was: 0 / 0 = 0
+            part.masked_fill_(part == 0, math.inf)  # makes 0 / 0 = 0: no step where all gradients were zero
     torch._foreach_addcdiv_(theta, means, divisor, -step_size * root)
 
 
 class Belief(torch.optim.Optimizer):
-    """`step` over parameters; the state is fp32 where they are 16 bits wide, and differs between ranks that exchange.
+    """Apply `step` to parameters; the state is fp32 for 16-bit parameters, and differs between ranks that exchange.
 
     Args:
-        parameters: what it updates; those without a gradient are left alone, or count as zeros in an exchange, in
-            which all ranks must take part alike.
+        parameters: the parameters to update. Those without a gradient are skipped; with an exchange their gradients
+            count as zeros, because all ranks must exchange the same tensors.
         lr: the learning rate.
-        rule: which relative.
-        exchange: as in `step`.
+        rule: the variant.
+        exchange: exchanges means and maxima between ranks; None: nothing is exchanged.
     """
 
     def __init__(
@@ -183,12 +183,12 @@ class Belief(torch.optim.Optimizer):
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         super().load_state_dict(state_dict)
         parameters = list(itertools.chain.from_iterable(group["params"] for group in self.param_groups))
-        for index, saved in state_dict["state"].items():  # torch has cast them to the parameter's type
+        for index, saved in state_dict["state"].items():  # undo torch's cast to the parameter's type
             for name in self._names:
                 self.state[parameters[index]][name] = saved[name].to(parameters[index].device, copy=True)
 
     def _aged(self, parameter: torch.nn.Parameter) -> int:
-        """The number of the parameter's step that begins now."""
+        """Count a new step of the parameter and return its number, from 1."""
         state = self.state[parameter]
         if not state:
             wide = _wide(parameter)
@@ -212,7 +212,7 @@ class Belief(torch.optim.Optimizer):
 
 
 def _wide(parameter: torch.nn.Parameter) -> torch.Tensor:
-    """The parameter itself, or a contiguous copy, in fp32 where it has 16 bits."""
+    """Return the parameter if it is contiguous and at least fp32, else a contiguous copy of at least fp32."""
     dtype = torch.promote_types(parameter.dtype, torch.float32)
     is_fit = parameter.dtype == dtype and parameter.is_contiguous()
     return parameter if is_fit else parameter.to(dtype, copy=True, memory_format=torch.contiguous_format)

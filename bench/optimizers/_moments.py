@@ -1,4 +1,4 @@
-"""What Adam and AdamW share: two moments of the gradient and their decay rates."""
+"""The common options of Adam and AdamW: the decay rates of two moments of the gradient."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from collectives.options import Positive
 
 @dataclasses.dataclass(kw_only=True)
 class MomentOptimizer(Optimizer):
-    """Base of the components `adam` and `adamw`: the options that both have."""
+    """Base of the components `adam` and `adamw`, with their common options."""
 
     default_lr: ClassVar[float] = 0.001
 

@@ -17,7 +17,7 @@ from bench.optimizers._belief import Belief, BeliefOptimizer, Rule
 
 @dataclasses.dataclass(kw_only=True)
 class AdaBelief(BeliefOptimizer):
-    """As published, eps enters the variance anew in every step, so that up to eps / (1 - beta2) gathers there."""
+    """Build AdaBelief as published: eps is added to the variance in every step, up to eps / (1 - beta2) in all."""
 
     @override
     def build(self, parameters: Iterable[torch.nn.Parameter], lr: float) -> torch.optim.Optimizer:

@@ -18,7 +18,7 @@ from collectives.options import Positive, PositiveOrZero
 
 @dataclasses.dataclass(kw_only=True)
 class Adagrad(Optimizer):
-    """torch.optim.Adagrad."""
+    """Build torch.optim.Adagrad."""
 
     default_lr: ClassVar[float] = 0.01
 
@@ -34,5 +34,5 @@ class Adagrad(Optimizer):
             lr_decay=self.lr_decay,
             eps=self.eps,
             weight_decay=self.weight_decay,
-            foreach=True,  # torch fuses it on CPUs alone
+            foreach=True,  # torch has a fused version for CPUs only
         )

@@ -18,7 +18,7 @@ from collectives.options import PositiveOrZero
 
 @dataclasses.dataclass(kw_only=True)
 class Adam(MomentOptimizer):
-    """torch.optim.Adam."""
+    """Build torch.optim.Adam."""
 
     weight_decay: Annotated[PositiveOrZero, Doc("L2 penalty, added to the gradient")] = 0.0
 

@@ -1,4 +1,4 @@
-"""AdamW: Adam whose weight decay does not pass through the moments.
+"""AdamW: Adam with weight decay that does not enter the moments.
 
 Source: Loshchilov, Hutter, "Decoupled Weight Decay Regularization" (2019), algorithm 2.
 """
@@ -18,7 +18,7 @@ from collectives.options import PositiveOrZero
 
 @dataclasses.dataclass(kw_only=True)
 class AdamW(MomentOptimizer):
-    """torch.optim.AdamW."""
+    """Build torch.optim.AdamW."""
 
     weight_decay: Annotated[PositiveOrZero, Doc("share of the weight removed per step, times lr")] = 0.01
 

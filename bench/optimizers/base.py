@@ -1,9 +1,9 @@
-"""What an optimizer component is: options and one method that builds the torch optimizer.
+"""The interface of optimizers: a component has options and one method that builds the torch optimizer.
 
-Most optimizers step on gradients that are equal on all ranks. One that `exchanges` something by itself (moments,
-factors) is given a `CompressedCommunicator` for it and sends inside its own `step`, which the strategy calls on every
-rank in every step that is not skipped. One that `keeps_gradients` also wants this rank's own gradient: the strategy
-then sends none.
+Most optimizers use gradients that are equal on all ranks. An optimizer that `exchanges` something itself (moments,
+factors) gets a `CompressedCommunicator` and sends in its own `step`, which the strategy calls on every rank in every
+step that is not skipped. If it also `keeps_gradients`, it uses this rank's own gradient, and the strategy sends no
+gradients.
 """
 
 from __future__ import annotations
@@ -24,10 +24,10 @@ from compressors.ddp.communicator import CompressedCommunicator
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class HandedOver:
-    """What a compressor with momentum correction takes over.
+    """The momentum that a compressor with momentum correction takes over from the optimizer.
 
     Attributes:
-        optimizer: the optimizer that is left, without momentum.
+        optimizer: the remaining optimizer without momentum.
         coefficient: share of the last velocity that is kept, in [0, 1).
         nesterov: look ahead along the velocity.
     """
@@ -39,45 +39,45 @@ class HandedOver:
 
 @dataclasses.dataclass(kw_only=True)
 class Optimizer(Options, abc.ABC):
-    """An update rule. One file, one class, named after the file.
+    """Base of all optimizers. A subclass is named after its file.
 
     Class facts:
-        default_lr: the learning rate where the user gives none.
+        default_lr: the learning rate if the user gives none.
     """
 
     default_lr: ClassVar[float]
 
     @property
     def exchanges(self) -> bool:
-        """Whether the optimizer sends something by itself in every step, and so needs a channel."""
+        """Return True if the optimizer sends something itself in every step, and so needs a channel."""
         return self.keeps_gradients
 
     @property
     def keeps_gradients(self) -> bool:
-        """Whether every rank keeps its own gradient, because the optimizer exchanges something in its place."""
+        """Return True if the optimizer exchanges something instead of gradients, so that ranks keep their own."""
         return False
 
     @property
     def watches_layers(self) -> bool:
-        """Whether the optimizer takes something from every layer in the one forward and backward of a step."""
+        """Return True if the optimizer observes every layer, in a single forward and backward per step."""
         return False
 
     def refusal(self, compressor: Compressor, collective: Collective) -> str | None:
-        """Return why this optimizer cannot work with this pair and what would work; None where it can."""
+        """Return why this optimizer cannot work with this pair and what would work; None if it can."""
         return None
 
     def bind(self, model: nn.Module, lr: float, channel: CompressedCommunicator | None = None) -> torch.optim.Optimizer:
-        """The torch optimizer of a model's parameters; every rank must call.
+        """Build the torch optimizer of a model's parameters; every rank must call.
 
         Args:
             model: the bare network.
             lr: the learning rate before any schedule.
-            channel: for what the optimizer exchanges; None where it exchanges nothing.
+            channel: carries what the optimizer exchanges; None if it exchanges nothing.
         """
         return self.build(model.parameters(), lr)
 
     def hand_over_momentum(self) -> HandedOver:
-        """This optimizer without its momentum, for a compressor that applies momentum before selection.
+        """Return this optimizer without its momentum, for a compressor that applies momentum before selection.
 
         Raises:
             OptionError: "adam has no momentum to hand over to momentum_correction; use sgd".
@@ -86,9 +86,9 @@ class Optimizer(Options, abc.ABC):
 
     @abc.abstractmethod
     def build(self, parameters: Iterable[torch.nn.Parameter], lr: float) -> torch.optim.Optimizer:
-        """The torch optimizer over these parameters.
+        """Build the torch optimizer of some parameters.
 
         Args:
-            parameters: what it updates.
+            parameters: the parameters to update.
             lr: the learning rate before any schedule.
         """

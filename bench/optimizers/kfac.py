@@ -1,8 +1,9 @@
-"""K-FAC: gradients times the inverse of an approximate curvature, in front of any other optimizer.
+"""K-FAC: gradients times the inverse of an approximate curvature, before any other optimizer.
 
-The curvature of a linear or convolution layer is taken as a Kronecker product of two small symmetric matrices, the
-second moments A of its inputs and G of its output gradients; other parameters pass through as they are. The factors
-are what ranks exchange besides gradients: half of each suffices, and one Cholesky factorisation serves all ranks.
+The curvature of a linear or convolution layer is approximated by a Kronecker product of two small symmetric matrices:
+the second moments A of its inputs and G of its output gradients. Gradients of other parameters are not changed. Besides
+gradients, ranks exchange these factors: half of each symmetric matrix is enough, and one rank's Cholesky factorisation
+serves all ranks.
 
 Source: Martens, Grosse 2015 (linear) and Grosse, Martens 2016 (convolution); formulas and defaults of kfac-pytorch
 (Pauloski et al. 2021).
@@ -38,22 +39,23 @@ _KINDS: dict[Form, type[Payload]] = {"triangle": Triangle, "cholesky": CholeskyF
 
 @dataclasses.dataclass(kw_only=True)
 class Kfac(Optimizer):
-    """Bytes, per update and factor of d rows in v bytes each: v d (d + 1) / 2 summed, and again the broadcast factor.
+    """Precondition gradients with K-FAC before the optimizer `inner`.
 
-    `transfer=dense` sums v d^2, and `transfer=cholesky` 24 + v d (d + 1) / 2; both factor on all ranks. Around a ring,
-    which merges factors by QR, `cholesky` halves the bytes of `dense` for every number of ranks. By `allgather` each
-    rank sends its factor n - 1 times: half of a dense ring for two ranks, as much for four, more beyond.
+    Bytes: per update and d x d factor with values of v bytes, v d (d + 1) / 2 are summed and as many broadcast.
+    transfer=dense sums v d^2, transfer=cholesky 24 + v d (d + 1) / 2; both then factor on all ranks. With `ring`, which
+    merges factors by QR, cholesky halves the bytes of dense for any number of ranks. With `allgather` each rank sends
+    its factor n - 1 times: half the bytes of a dense ring for two ranks, as many for four, more for larger n.
 
-    An `inner` that exchanges moments in the gradients' place (max_adabelief) steps on every rank's own gradient,
+    An `inner` that exchanges moments instead of gradients (max_adabelief) steps on every rank's own gradient,
     preconditioned with the factors that all ranks share. `kl_clip` then bounds the mean over ranks of their predicted
-    changes, which is no less than that of the mean gradient; all ranks shorten their steps alike.
+    changes, which is at least that of the mean gradient; all ranks shorten their steps by the same factor.
 
     Raises:
-        OptionError: "kfac: inner=kfac is not possible: ...", or a collective that there is not.
+        OptionError: `inner` or `collective` is not possible, for example inner=kfac.
 
     Attributes:
-        stepping: the optimizer behind it.
-        summing: the collective for the factors; None: the run's own.
+        stepping: the inner optimizer.
+        summing: the collective for the factors; None: the run's collective.
     """
 
     default_lr: ClassVar[float] = 0.02
@@ -67,15 +69,13 @@ class Kfac(Optimizer):
     ] = 0.001
     transfer: Annotated[
         Form,
-        Doc(
-            "how factors travel: as triangles, each sum factored by one rank; as each rank's own Cholesky factor; whole"
-        ),
+        Doc("how factors are sent: as triangles, each sum factored by one rank; as each rank's Cholesky factor; whole"),
     ] = "triangle"
-    precision: Annotated[Literal["fp32", "bf16", "fp16"], Doc("values of factors as they travel")] = "fp32"
+    precision: Annotated[Literal["fp32", "bf16", "fp16"], Doc("type of factors' values on the wire")] = "fp32"
     collective: Annotated[
         str | None,
         Doc(
-            "what sums the factors; ring halves them at any number of ranks with transfer=cholesky; none: the run's own"
+            "sums the factors; with transfer=cholesky, ring halves their bytes for any number of ranks; none: the run's"
         ),
     ] = None
 
@@ -87,8 +87,10 @@ class Kfac(Optimizer):
             self.summing = cast(Collective, self._part("collectives", "collective", self.collective))
 
     def _part(self, room: str, option: str, text: str) -> Options:
-        if text.partition(":")[0] == self.component_name:  # it would be built without end
-            raise OptionError(f"{self.component_name}: {option}={text} is not possible: it stands before another")
+        if text.partition(":")[0] == self.component_name:  # would recurse without end
+            raise OptionError(
+                f"{self.component_name}: {option}={text} is not possible: it needs another optimizer inside"
+            )
         try:
             return spec.build(room, text)
         except UsageError as error:
@@ -116,18 +118,18 @@ class Kfac(Optimizer):
         summing, kind = self.summing or collective, _KINDS[self.transfer]
         reason = summing.refusal(kind)
         if (summing.recodes or summing.keeps_residuals) and not kind.elementwise:
-            reason = f"a server encodes gradients anew and keeps what they lose, not {kind.__name__} payloads"
+            reason = f"a server encodes gradients again and keeps their residuals, not {kind.__name__} payloads"
         if reason is None:
             return None
         return f"{self.component_name}: transfer={self.transfer} is not possible: {reason}; add collective=ring to it"
 
     def build(self, parameters: Iterable[torch.nn.Parameter], lr: float) -> torch.optim.Optimizer:
-        """The optimizer behind it: parameters by themselves have no inputs and outputs to take factors of."""
+        """Build only the inner optimizer: without the model's layers there are no factors."""
         return self.stepping.build(parameters, lr)
 
     @override
     def bind(self, model: nn.Module, lr: float, channel: CompressedCommunicator | None = None) -> torch.optim.Optimizer:
-        assert channel is not None  # it exchanges
+        assert channel is not None  # because `exchanges` is True
         preconditioner = Preconditioner(
             MomentCapture(model),
             MomentExchange(
@@ -146,6 +148,6 @@ class Kfac(Optimizer):
         optimizer.register_step_pre_hook(lambda step, *_: preconditioner.precondition_(step.param_groups[0]["lr"]))
         optimizer.register_state_dict_post_hook(lambda _, state: state | {"factors": preconditioner.state_dict()})
         optimizer.register_load_state_dict_pre_hook(
-            lambda _, state: preconditioner.load_state_dict(state["factors"])  # and nothing else is to be loaded
+            lambda _, state: preconditioner.load_state_dict(state["factors"])  # the inner optimizer loads the rest
         )
         return optimizer

@@ -25,34 +25,34 @@ from compressors.ddp.communicator import CompressedCommunicator
 
 @dataclasses.dataclass(kw_only=True)
 class MaxAdaBelief(BeliefOptimizer):
-    """Each rank keeps mean m, variance s and maximum of its own gradients; what it steps with is equal on all ranks.
+    """Keep mean m, variance s and maximum of each rank's own gradients, and step with their averages over ranks.
 
-    Per step and rank i: m_i and s_i from the own gradient; M = the ranks' m_i / (1 - beta1^t) together; smax_i =
-    max(smax_i, s_i); S = the ranks' smax_i together; theta -= lr M / (sqrt(S / (1 - beta2^t)) + eps).
+    Per step and rank i: m_i and s_i come from the rank's gradient; M combines the ranks' m_i / (1 - beta1^t); smax_i =
+    max(smax_i, s_i); S combines the ranks' smax_i; theta -= lr M / (sqrt(S / (1 - beta2^t)) + eps).
 
     Bytes: two exchanges per step, M through the compressor with its error feedback and S whole in fp32: without
-    compression twice the gradient's.
+    compression, twice the bytes of gradients.
 
-    What to know of it:
+    Notes:
         - M is the corrected mean of the averaged gradient. S is at least the maximum that the averaged gradient would
-          have (a mean of squares is no less than the square of the mean): it holds the variance between ranks as well,
-          so steps are smaller where ranks disagree. mode=gradient, which averages gradients, is another method.
-        - reduce=sum, the literal all-reduce, makes every step sqrt(ranks) times as long as reduce=mean does.
-        - The document says both: paragraphs 12 and 76 keep the maximum of all steps (running), paragraph 78 takes the
-          larger of s_t and s_(t-1) (previous), which falls again.
-        - A maximum that never falls is not yet a divisor that never falls: sqrt(smax / (1 - beta2^t)) does fall with
-          max_over=raw, because its correction does. With max_over=corrected it cannot; then sqrt(S) / lr never falls
-          as long as lr never rises, which a warm-up of lr breaks.
+          have (a mean of squares is at least the square of the mean): it includes the variance between ranks, so steps
+          are smaller where ranks disagree. mode=gradient, which averages gradients, is therefore a different method.
+        - reduce=sum, the literal all-reduce, makes every step sqrt(ranks) times as long as reduce=mean.
+        - The source describes two maxima: paragraphs 12 and 76 keep the maximum of all steps (running); paragraph 78
+          takes the larger of s_t and s_(t-1) (previous), which can decrease.
+        - Even with max_of=running the divisor can decrease: with max_over=raw, sqrt(smax / (1 - beta2^t)) does, because
+          of the bias correction. With max_over=corrected it cannot; then sqrt(S) / lr never decreases as long as lr
+          does not rise, as it does during a warm-up.
 
     Raises:
-        OptionError: options that mean nothing together.
+        OptionError: options contradict each other.
     """
 
     mode: Annotated[
         Literal["moments", "gradient"], Doc("moments: ranks exchange M and S; gradient: they average gradients")
     ] = "moments"
     reduce: Annotated[
-        Literal["mean", "sum", "s_max"], Doc("what becomes of M and S: means, sums, or M's mean and S's maximum")
+        Literal["mean", "sum", "s_max"], Doc("how ranks combine M and S: by means, sums, or M by mean and S by maximum")
     ] = "mean"
     recursion: Annotated[
         Literal["local", "merged"], Doc("the next maximum is taken over this rank's last one, or over S")
@@ -62,7 +62,7 @@ class MaxAdaBelief(BeliefOptimizer):
     ] = "raw"
     eps_mode: Annotated[
         Literal["paper", "outside"],
-        Doc("paper: eps also enters the variance in every step; outside: the divisor alone"),
+        Doc("paper: eps is also added to the variance in every step; outside: only to the divisor"),
     ] = "paper"
     max_of: Annotated[
         Literal["running", "previous"], Doc("the maximum of all steps, or the larger of the last two variances")
@@ -122,7 +122,7 @@ class MaxAdaBelief(BeliefOptimizer):
 
     @property
     def rule(self) -> Rule:
-        """Which relative of AdaBelief these options make."""
+        """Return the variant of AdaBelief for these options."""
         return Rule(
             beta1=self.beta1,
             beta2=self.beta2,

@@ -20,7 +20,7 @@ from collectives.options import Positive, PositiveOrZero
 
 @dataclasses.dataclass(kw_only=True)
 class Rmsprop(Optimizer):
-    """torch.optim.RMSprop."""
+    """Build torch.optim.RMSprop."""
 
     default_lr: ClassVar[float] = 0.001
 
@@ -40,5 +40,5 @@ class Rmsprop(Optimizer):
             centered=self.centered,
             eps=self.eps,
             weight_decay=self.weight_decay,
-            foreach=True,  # torch has no fused one
+            foreach=True,  # torch has no fused version
         )

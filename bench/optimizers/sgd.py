@@ -1,4 +1,4 @@
-"""Stochastic gradient descent with heavy-ball or Nesterov momentum.
+"""SGD: stochastic gradient descent with heavy-ball or Nesterov momentum.
 
 Source: Sutskever, Martens, Dahl, Hinton, "On the importance of initialization and momentum in deep learning" (2013).
 Differs: as in torch, the learning rate multiplies the velocity instead of entering it.
@@ -20,7 +20,7 @@ from collectives.options import OptionError, PositiveOrZero
 
 @dataclasses.dataclass(kw_only=True)
 class Sgd(Optimizer):
-    """torch.optim.SGD.
+    """Build torch.optim.SGD.
 
     Raises:
         OptionError: "sgd: nesterov=true needs momentum above 0; leave one of them out".
@@ -38,9 +38,9 @@ class Sgd(Optimizer):
             raise OptionError(f"{self.component_name}: nesterov=true needs momentum above 0; leave one of them out")
 
     def hand_over_momentum(self) -> HandedOver:
-        """SGD whose decay alone keeps a velocity is left."""
-        left = SgdOfVelocities(**{name: getattr(self, name) for name in self.option_names()})
-        return HandedOver(optimizer=left, coefficient=self.momentum, nesterov=self.nesterov)
+        """Return SGD without momentum, in which only the weight decay keeps a velocity."""
+        remaining = SgdOfVelocities(**{name: getattr(self, name) for name in self.option_names()})
+        return HandedOver(optimizer=remaining, coefficient=self.momentum, nesterov=self.nesterov)
 
     @override
     def build(self, parameters: Iterable[torch.nn.Parameter], lr: float) -> torch.optim.Optimizer:
@@ -56,10 +56,12 @@ class Sgd(Optimizer):
 
 @dataclasses.dataclass(kw_only=True)
 class SgdOfVelocities(Sgd):
-    """SGD on gradients that come with their momentum: only the weight decay still needs a velocity, of its own.
+    """SGD on gradients that already include momentum; only the weight decay needs a velocity here.
 
-    Source: the optimizer beside the authors' compressor (synxlin/deep-gradient-compression, dgc/optim/sgd.py). Without
-    it the decay would be 1 - momentum times as strong.
+    Without that velocity the decay would be weaker by the factor 1 - momentum.
+
+    Source: the optimizer in the repository of the method's authors (synxlin/deep-gradient-compression,
+    dgc/optim/sgd.py).
     """
 
     @override

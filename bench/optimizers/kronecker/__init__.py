@@ -1,1 +1,1 @@
-"""Curvature as Kronecker products of two small matrices per layer: taken, exchanged, applied."""
+"""K-FAC's curvature, as Kronecker products of two small matrices per layer: measure, exchange and apply it."""

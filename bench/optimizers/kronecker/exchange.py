@@ -1,14 +1,15 @@
-"""How ranks come to the same Cholesky factors of the mean of their second moments.
+"""Exchange second moments between ranks, so that all have the same Cholesky factors of their mean.
 
-- `triangle`: triangles are summed; each mean is factored by one rank, which broadcasts the packed factor.
-- `cholesky`: each rank sends the factor of its own damped moment; receivers restore the matrices and sum those, for a
-  sum of factors is no factor of the sum. Then every rank factors the mean by itself.
-- `dense`: whole matrices are summed, and every rank factors by itself.
+- `triangle`: triangles are summed; one rank factors each mean and broadcasts the packed factor.
+- `cholesky`: each rank sends the factor of its own damped moment; receivers restore the matrices and sum those, because
+  the sum of factors is not the factor of the sum. Then every rank factors the mean itself.
+- `dense`: whole matrices are summed, and every rank factors the mean itself.
 
-Moments travel times a power of two that all ranks agree on, so that in fp16 neither a sum overflows nor the moments of
-small gradients vanish. A factor travels as it is; its elements are roots, between that of the damping and 65504.
+Moments are sent multiplied by a power of two on which all ranks agree, so that in fp16 sums do not overflow and moments
+of small gradients do not vanish. A factor is sent unscaled; its elements are roots, between that of the damping and
+65504.
 
-Source: kfac-pytorch sums triangles likewise (`symmetry_aware`); Pauloski et al., "KAISA" (SC 2021), on owners.
+Source: kfac-pytorch also sums triangles (`symmetry_aware`); Pauloski et al., "KAISA" (SC 2021), on owners.
 """
 
 from __future__ import annotations
@@ -35,18 +36,18 @@ from compressors.ddp.report import StepReport
 
 # The largest element of a sum stays below 2^15: fp16 ends at 65504, and is less exact below 2^-14.
 _TOP_EXPONENT = 15
-_LARGEST_SCALE = 120  # 2^120 is still an fp32 number
+_LARGEST_SCALE = 120  # 2^120 is within fp32's range
 _FORMS: dict[Fallback, Form] = {Fallback.TRIANGLE: "triangle", Fallback.DENSE: "dense"}
 
 
 class MomentExchange:
-    """Sums moments and factors their means; its traffic is counted as state.
+    """Sum moments over ranks and factor their means; the traffic counts as state.
 
     Args:
-        channel: among the ranks; told what was done.
-        collective: bound to its transport; sums the moments.
-        transfer: the form in which they travel.
-        dtype: the value type in which moments and factors travel.
+        channel: connects the ranks and records what was done.
+        collective: sums the moments; bound to the channel's transport.
+        transfer: the form in which moments are sent.
+        dtype: the value type of moments and factors on the wire.
     """
 
     def __init__(
@@ -59,7 +60,7 @@ class MomentExchange:
         self._dtype = dtype
 
     def mean(self, moments: Moments) -> Moments | None:
-        """The mean over ranks of each, the same bits on all; None where one is not finite. Every rank must call.
+        """Return each moment's mean over ranks, bit-equal on all; None if one is not finite. Every rank must call.
 
         Raises:
             TransportError: a rank was lost, or did not answer in time.
@@ -72,11 +73,11 @@ class MomentExchange:
             return None if any_bad else self._scaled_mean(moments, largest)
 
     def factors(self, matrices: Moments, damping: float) -> list[torch.Tensor]:
-        """L of each matrix + damping I, the same bits on all ranks. Every rank must call.
+        """Return the Cholesky factor L of each matrix + damping I, bit-equal on all ranks. Every rank must call.
 
         Args:
-            matrices: the same on all ranks.
-            damping: more of it is taken where this does not make a matrix positive definite.
+            matrices: equal on all ranks.
+            damping: increased for a matrix that it does not make positive definite.
 
         Raises:
             TransportError: a rank was lost, or did not answer in time.
@@ -86,11 +87,11 @@ class MomentExchange:
                 payloads = self._broadcast(matrices, damping)
         else:  # every rank factors all of them, and nothing is sent
             payloads = [encode_symmetric(matrix, "cholesky", damping=damping).payload for matrix in matrices]
-        self._channel.book(StepReport(factor_fallbacks=sum(_gave_way(payload, damping) for payload in payloads)))
+        self._channel.book(StepReport(factor_fallbacks=sum(_fell_back(payload, damping) for payload in payloads)))
         return [_factor(payload, damping).to(matrix.device) for payload, matrix in zip(payloads, matrices, strict=True)]
 
     def mean_scalar(self, value: float) -> float:
-        """Return the mean over ranks, the same bits on all; every rank must call.
+        """Return the mean over ranks, bit-equal on all; every rank must call.
 
         Raises:
             TransportError: a rank was lost, or did not answer in time.
@@ -100,7 +101,7 @@ class MomentExchange:
         return total / self._transport.world_size
 
     def _scaled_mean(self, moments: Moments, largest: list[float]) -> Moments:
-        """The mean of moments whose elements are at most `largest` on any rank."""
+        """Return the mean over ranks of moments whose elements are at most `largest` on any rank."""
         world_size = self._transport.world_size
         scales = [_scale(world_size * value) for value in largest]
         payloads = self._encoded([moment * scale for moment, scale in zip(moments, scales, strict=True)])
@@ -113,7 +114,7 @@ class MomentExchange:
         ]
 
     def _encoded(self, matrices: Moments) -> list[Payload]:
-        """The matrices in the form asked for, or in the one that all ranks can give."""
+        """Encode matrices in the configured form, or in one that works on all ranks."""
         dampings = [relative_damping(matrix) for matrix in matrices]
         own = [
             encode_symmetric(matrix, self._transfer, dtype=self._dtype, damping=damping)
@@ -127,9 +128,9 @@ class MomentExchange:
         ]
 
     def _broadcast(self, matrices: Moments, damping: float) -> list[Payload]:
-        """Each matrix's factor, from the rank that owns it."""
+        """Factor this rank's share of the matrices; return all factors, each broadcast by the rank that owns it."""
         shares = owned([len(matrix) for matrix in matrices], self._transport.world_size)
-        mine = [  # before any of them is sent, so that all ranks factor at the same time
+        mine = [  # before any factor is sent, so that all ranks factor at the same time
             encode_symmetric(matrices[index], "cholesky", dtype=self._dtype, damping=damping).payload
             for index in shares[self._transport.rank]
         ]
@@ -144,7 +145,7 @@ class MomentExchange:
 
 
 def owned(sizes: list[int], world_size: int) -> list[list[int]]:
-    """Which matrices each rank factors: the costliest first, each to the rank that has the least to do."""
+    """Return the indices of the matrices that each rank factors; the largest are assigned first, to the least busy."""
     shares: list[list[int]] = [[] for _ in range(world_size)]
     costs = [0] * world_size
     for index in sorted(range(len(sizes)), key=lambda index: -sizes[index]):
@@ -154,13 +155,13 @@ def owned(sizes: list[int], world_size: int) -> list[list[int]]:
     return shares
 
 
-def _gave_way(payload: Payload, damping: float) -> bool:
-    """Whether a matrix came without a factor, or with more damping than asked for, told in fp32."""
+def _fell_back(payload: Payload, damping: float) -> bool:
+    """Return True if a matrix was sent without a factor, or with more than the given damping (as fp32)."""
     return not isinstance(payload, CholeskyFactor) or payload.damping > float(torch.tensor(damping))
 
 
 def _factor(payload: Payload, damping: float) -> torch.Tensor:
-    """L, also of a matrix that came without one."""
+    """Return the payload's factor; compute it if a matrix was sent instead."""
     if isinstance(payload, CholeskyFactor):
         return payload.factor
     size = math.isqrt(payload.numel)
@@ -168,11 +169,11 @@ def _factor(payload: Payload, damping: float) -> torch.Tensor:
 
 
 def _scale(largest: float) -> float:
-    """The power of two that brings a number, and what is smaller, just below 2^15: multiplying by it is exact."""
+    """Return the power of two that scales a number just below 2^15; multiplying by it is exact."""
     exponent = _TOP_EXPONENT - math.frexp(largest)[1]
     return math.ldexp(1.0, max(-_LARGEST_SCALE, min(exponent, _LARGEST_SCALE)))
 
 
 def _symmetrised(matrix: torch.Tensor) -> torch.Tensor:
-    """Sums of both halves may have been rounded in different orders."""
+    """Make a matrix symmetric: sums of its two halves may have been rounded in different orders."""
     return (matrix + matrix.T) / 2

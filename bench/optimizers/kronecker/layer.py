@@ -1,7 +1,8 @@
-"""Layers whose curvature is approximated by two small matrices, and the second moments that these are made of.
+"""Layers whose curvature is approximated by two small matrices, and the second moments that these consist of.
 
-For a layer of weights W [out, in], A = E[a a^T] is of what it multiplies (with a 1 for the bias) and G = E[g g^T] of
-the gradients of what it returns. A convolution has one row of each per position, divided by the number of positions.
+For a layer with weights W [out, in], A = E[a a^T] is the second moment of its inputs (with a 1 for the bias) and
+G = E[g g^T] that of the gradients of its outputs. A convolution has one a and one g per position, each divided by the
+number of positions.
 
 Source: Martens, Grosse, "Optimizing neural networks with Kronecker-factored approximate curvature" (2015); Grosse,
 Martens, "A Kronecker-factored approximate Fisher matrix for convolution layers" (2016); scaled as in kfac-pytorch
@@ -18,8 +19,8 @@ import torch
 from torch import nn
 from torch.nn import functional
 
+# For each layer A, then G: symmetric, fp32 [d, d].
 Moments = list[torch.Tensor]
-"""Of every layer A, then G: fp32 [d, d] each, symmetric."""
 
 
 @dataclasses.dataclass(eq=False)
@@ -34,17 +35,17 @@ class KroneckerLayer:
 
     @property
     def has_bias(self) -> bool:
-        """Whether a bias is trained with the weights."""
+        """Return True if a bias is trained together with the weights."""
         return self.module.bias is not None and self.module.bias.requires_grad
 
     @property
     def sizes(self) -> tuple[int, int]:
-        """Rows of A and of G."""
+        """Return the numbers of rows of A and of G."""
         weight = self.module.weight
         return weight[0].numel() + self.has_bias, weight.shape[0]
 
     def input_moment(self, x: torch.Tensor) -> torch.Tensor:
-        """A of one batch that the layer was called with: fp32 [in, in]."""
+        """Return A of one batch of inputs, fp32 [in, in]."""
         if isinstance(self.module, nn.Linear):
             rows, positions = x.float().reshape(-1, x.shape[-1]), 1
         else:
@@ -63,7 +64,7 @@ class KroneckerLayer:
         return second_moment(rows / positions)
 
     def output_moment(self, gradient: torch.Tensor) -> torch.Tensor:
-        """G of the gradients of one batch of outputs: fp32 [out, out]."""
+        """Return G of the gradients of one batch of outputs, fp32 [out, out]."""
         if isinstance(self.module, nn.Linear):
             return second_moment(gradient.float().reshape(-1, gradient.shape[-1]))
         positions = gradient[0, 0].numel()
@@ -71,7 +72,7 @@ class KroneckerLayer:
 
     @property
     def gradient(self) -> torch.Tensor:
-        """The gradient of weights and bias as one matrix [out, in]."""
+        """Return the gradient of weights and bias as one matrix [out, in]."""
         weight, bias = self.module.weight, self.module.bias
         assert weight.grad is not None
         matrix = weight.grad.flatten(1)
@@ -82,7 +83,7 @@ class KroneckerLayer:
         return torch.cat([matrix, bias.grad[:, None]], dim=1)
 
     def replace_gradient(self, matrix: torch.Tensor) -> None:
-        """Write a matrix [out, in] over the gradients of weights and bias."""
+        """Overwrite the gradients of weights and bias with a matrix [out, in]."""
         weight, bias = self.module.weight, self.module.bias
         assert weight.grad is not None
         weight.grad.copy_(matrix[:, : weight[0].numel()].view_as(weight))
@@ -93,9 +94,10 @@ class KroneckerLayer:
 
 
 def kronecker_layers(model: nn.Module) -> Iterator[KroneckerLayer]:
-    """The layers that are trained and have two factors of their own.
+    """Yield the trained layers that have two factors of their own.
 
-    A grouped convolution, or one padded with no zeros, has none; nor have layers that share their weights.
+    Grouped convolutions, convolutions with other padding than a number of zeros, and layers that share weights have
+    none.
     """
     uses = collections.Counter(id(p) for module in model.modules() for p in module.parameters(recurse=False))
     for module in model.modules():
@@ -111,20 +113,20 @@ def kronecker_layers(model: nn.Module) -> Iterator[KroneckerLayer]:
 
 
 def second_moment(rows: torch.Tensor) -> torch.Tensor:
-    """The mean of r r^T over rows r: [n, d] -> [d, d], symmetric bit for bit."""
+    """Return the mean of r r^T over rows r, [n, d] -> [d, d], exactly symmetric."""
     moment = rows.T @ (rows / len(rows))
     return (moment + moment.T) / 2
 
 
 class MomentCapture:
-    """Takes the second moments of a model's layers in a forward and backward, when they are wanted.
+    """Compute the second moments of a model's layers during forward and backward, when they are wanted.
 
     Args:
-        model: gets hooks on itself and on its layers, which cost one test each while nothing is wanted.
+        model: gets hooks on itself and on its layers, which do almost nothing while no moments are wanted.
 
     Attributes:
-        layers: in the model's order.
-        wanted: take those of the next forward and backward.
+        layers: the layers with factors, in the model's order.
+        wanted: set to True to compute the moments of the next forward and backward.
     """
 
     def __init__(self, model: nn.Module) -> None:
@@ -133,13 +135,13 @@ class MomentCapture:
         self._inputs: list[list[torch.Tensor]] = []
         self._outputs: list[list[torch.Tensor]] = []
         self._clear()
-        # What a step left that was skipped must not count in the next.
+        # The moments of a skipped step must not count in the next.
         model.register_forward_pre_hook(lambda *_: self._clear())
         for index, layer in enumerate(self.layers):
             layer.module.register_forward_hook(lambda _, x, y, index=index: self._take(index, x[0], y))
 
     def moments(self) -> Moments:
-        """The moments of the last forward and backward, a layer's mean over its calls."""
+        """Return the moments of the last forward and backward; if a layer was called several times, their mean."""
         return [
             torch.stack(calls).mean(dim=0) if len(calls) > 1 else calls[0]
             for of_layer in zip(self._inputs, self._outputs, strict=True)
@@ -151,7 +153,7 @@ class MomentCapture:
         self._outputs = [[] for _ in self.layers]
 
     def _take(self, index: int, x: torch.Tensor, y: torch.Tensor) -> None:
-        """A hook of the output and not of the module: those do not go together with activations in place."""
+        """Compute A, and G in a hook of the output: a backward hook of the module forbids in-place activations."""
         if not (self.wanted and y.requires_grad):
             return
         layer = self.layers[index]

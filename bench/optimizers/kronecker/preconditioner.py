@@ -1,9 +1,9 @@
-"""The preconditioner: gradients of a model's layers become G^-1 gradient A^-1, before any optimizer sees them.
+"""The preconditioner: it replaces the gradients of a model's layers by G^-1 gradient A^-1, before the optimizer steps.
 
 Source: kfac-pytorch (kfac/layers/base.py, inverse.py and base_preconditioner.py; Pauloski et al. 2021): running
-averages start at the identity, both factors are damped alike, and a step whose predicted change of the model's output
-(lr^2 times the sum of gradient times preconditioned gradient) exceeds `kl_clip` is shortened to it.
-Differs: Cholesky solves in place of inverses.
+averages start at the identity, both factors have the same damping, and a step whose predicted change of the model's
+output (lr^2 times the sum of gradient times preconditioned gradient) exceeds `kl_clip` is shortened to it.
+Differs: it solves with Cholesky factors instead of multiplying with inverses.
 """
 
 from __future__ import annotations
@@ -18,17 +18,16 @@ from bench.optimizers.kronecker.layer import MomentCapture
 
 
 class Preconditioner:
-    """Keeps the running averages of a model's factors; changes its gradients in place.
+    """Keep the running averages of a model's factors, and precondition its gradients in place.
 
     Args:
-        capture: of the model's layers.
-        exchange: among the ranks.
+        capture: computes the moments of the model's layers.
+        exchange: averages and factors the moments over ranks.
         update_every: steps between two updates of the factors.
         damping: added to the diagonal of both factors.
         decay: share of the running averages that an update keeps.
         kl_clip: bound of a step's predicted change; None: no bound.
-        own_gradients: gradients are this rank's own, and the mean of the ranks' changes is bounded; else they are
-            equal on all ranks.
+        own_gradients: True if gradients differ between ranks; the mean of the ranks' changes is then bounded.
     """
 
     def __init__(
@@ -58,10 +57,10 @@ class Preconditioner:
 
     @torch.no_grad()
     def precondition_(self, lr: float) -> None:
-        """Replace the gradients by preconditioned ones; every rank must call, and only in steps that are made.
+        """Replace the gradients by preconditioned ones; every rank must call, but not in skipped steps.
 
         Args:
-            lr: with which the optimizer will take the step.
+            lr: learning rate of the optimizer's next step.
         """
         if self._capture.wanted and self._averages:
             self._update()
@@ -80,11 +79,11 @@ class Preconditioner:
             layer.replace_gradient(matrix * scale)
 
     def state_dict(self) -> dict[str, Any]:
-        """The running averages, their factors, and the steps so far; equal on all ranks."""
+        """Return the running averages, their factors and the number of steps, which are equal on all ranks."""
         return {"averages": self._averages, "factors": self._factors, "steps": self._steps}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Go on from copies of what `state_dict` gave."""
+        """Restore what `state_dict` returned, by copying it."""
         for average, saved in zip(self._averages, state["averages"], strict=True):
             average.copy_(saved)
         self._factors = [factor.clone() for factor in state["factors"]]
@@ -96,7 +95,7 @@ class Preconditioner:
         return kl_scale(self._exchange.mean_scalar(change) if self._own_gradients else change, bound)
 
     def _update(self) -> None:
-        """Take this step's moments into the averages and factor these anew, unless a moment is not finite."""
+        """Update the averages with this step's moments and factor them again, unless a moment is not finite."""
         means = self._exchange.mean(self._capture.moments())
         if means is None:
             return
@@ -106,10 +105,10 @@ class Preconditioner:
 
 
 def preconditioned(gradient: torch.Tensor, of_inputs: torch.Tensor, of_outputs: torch.Tensor) -> torch.Tensor:
-    """G^-1 gradient A^-1 for a gradient [out, in].
+    """Return G^-1 gradient A^-1 for a gradient [out, in].
 
     Args:
-        gradient: a layer's.
+        gradient: a layer's gradient.
         of_inputs: L [in, in] with L L^T = A.
         of_outputs: L [out, out] with L L^T = G.
     """
