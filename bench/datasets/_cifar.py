@@ -1,7 +1,7 @@
-"""What CIFAR-10 and CIFAR-100 share: an archive that torchvision knows by its checksums, and its images in memory.
+"""The common part of CIFAR-10 and CIFAR-100: an archive whose checksums torchvision knows, and its images in memory.
 
-Torchvision downloads, verifies and reads the files; only `prepare` touches the network. Every file is verified before
-it is read, so that the pickles inside are known to be the published ones, whatever mirror they came from.
+Torchvision downloads, verifies and reads the files; only `prepare` uses the network. Every file is verified before it
+is read, so the pickles inside are certainly the published ones, even from a mirror.
 """
 
 from __future__ import annotations
@@ -31,12 +31,12 @@ from bench.core.locks import locked
 from bench.datasets.base import Dataset, DatasetError, Part
 
 _WITHOUT_NETWORK = "use --dataset digits or --dataset synthetic, which need no download"
-# What `write` can raise, which names no file.
+# Errors of `write`, which do not include a file name.
 _DISK_ERRORS = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO}
 
 
 def _checked_address(url: str) -> str:
-    """Raise ValueError where an address has brackets or a port that are none."""
+    """Raise ValueError if an address has invalid brackets or an invalid port."""
     _ = urllib.parse.urlsplit(url).port
     return url
 
@@ -46,9 +46,9 @@ class Cifar(Dataset):
     """Base of the components `cifar10` and `cifar100`.
 
     Class facts:
-        archive: torchvision's class: names, address and checksums of the archive and of the files in it.
+        archive: torchvision's class, with names, address and checksums of the archive and of the files in it.
         whole: (training samples, test samples).
-        timeout_s: longest wait for the server's next bytes.
+        timeout_s: longest wait for the server's next bytes, in seconds.
     """
 
     mirror: ClassVar[bool] = True
@@ -67,22 +67,23 @@ class Cifar(Dataset):
         return self.whole
 
     def status(self, data_dir: Path) -> str:
-        """E.g. "ready in data/cifar-10-batches-py", or what is missing or damaged and how to mend it."""
+        """Return "ready in data/cifar-10-batches-py", or what is missing or damaged and how to repair it."""
         if not self._folder(data_dir).exists():
             return self._wrong_archive(data_dir) or f"not prepared; run {self._prepare_command}"
         bad = self._bad_files(data_dir)
         return self._damage(bad) if bad else f"ready in {self._folder(data_dir)}"
 
     def is_present(self, data_dir: Path) -> bool:
-        """Every file is there and has its checksum (reads all of them: half a second)."""
+        """Return True if every file exists and has the right checksum; reads all files, which takes half a second."""
         return not self._bad_files(data_dir)
 
     def prepare(self, data_dir: Path) -> None:
-        """Download (unless the archive already lies in `data_dir`), verify, and extract; nothing where all is well.
+        """Download, verify and extract the archive, as far as needed.
+
+        An archive in `data_dir` is used without a download; if its checksum is wrong, it is kept as it is.
 
         Raises:
-            DatasetError: no network, a server that is silent for 10 s, a wrong checksum (of an archive that lies there
-                already, which stays as it is, or of what the server sent), or a disk problem.
+            DatasetError: no network, a server that is silent for 10 s, a wrong checksum, or a disk problem.
         """
         if self.is_present(data_dir):
             return
@@ -90,7 +91,7 @@ class Cifar(Dataset):
             data_dir.mkdir(parents=True, exist_ok=True)
             lock = data_dir / f".{self.component_name}.lock"
             lock.touch()
-            with locked(lock, wait=True):  # of several that find nothing one fetches it
+            with locked(lock, wait=True):  # only one of several processes downloads it
                 if not self.is_present(data_dir):
                     self._fetch_and_extract(data_dir)
         except OSError as error:
@@ -105,10 +106,10 @@ class Cifar(Dataset):
     def load(
         self, data_dir: Path, *, seed: int, train_size: int | None = None, test_size: int | None = None
     ) -> tuple[Part, Part]:
-        """Both parts, verified and read from what `prepare` left in `data_dir`; `seed` does not matter.
+        """Verify and read both parts from the files that `prepare` wrote to `data_dir`; `seed` is ignored.
 
         Raises:
-            DatasetError: not prepared, a damaged file (named), or more samples asked for than there are.
+            DatasetError: the set is not prepared, a file is damaged, or more samples are requested than there are.
         """
         train_size, test_size = self.resolve_sizes(train_size, test_size)
         if not self._folder(data_dir).exists():
@@ -128,17 +129,17 @@ class Cifar(Dataset):
         for path in filter(Path.is_file, self._bad_files(data_dir)):
             print(f"warning: {path} has a wrong checksum and is replaced", file=sys.stderr)
         with tarfile.open(archive) as tar:
-            # Python before 3.11.4 knows no filters; the archive's checksum was verified
+            # Python before 3.11.4 has no filters; the archive is safe, because its checksum has been verified
             tar.extraction_filter = getattr(tarfile, "data_filter", None)
             tar.extractall(data_dir)
 
     def _fetch(self, data_dir: Path) -> Path:
-        """The verified archive's path: where it lies, or is then.
+        """Return the path of the verified archive; download it if it does not exist.
 
         Raises:
-            DatasetError: the network or the archive is at fault.
-            UsageError: something that is no file has its name.
-            OSError: the disk is at fault.
+            DatasetError: the download failed, or the archive is damaged.
+            UsageError: something that is not a regular file has its name.
+            OSError: a disk problem.
         """
         path = self._archive_in(data_dir)
         check_regular(path)
@@ -171,7 +172,7 @@ class Cifar(Dataset):
         return path
 
     def _reason(self, error: Exception) -> str:
-        """What went wrong on the network, in a few words."""
+        """Return in a few words what went wrong on the network."""
         cause = error
         if isinstance(error, urllib.error.URLError) and isinstance(error.reason, Exception):
             cause = error.reason
@@ -181,7 +182,7 @@ class Cifar(Dataset):
 
     def _read(self, data_dir: Path, *, train: bool) -> Part:
         with warnings.catch_warnings():
-            # The published pickles hold a dtype as old NumPy wrote it, which NumPy 2.4.0 to 2.4.4 complain about.
+            # The published pickles contain a dtype of an old NumPy version, about which NumPy 2.4.0 to 2.4.4 warn.
             warnings.filterwarnings("ignore", message=r"dtype\(\): align should be passed")
             source = self.archive(str(data_dir), train=train)
         images = torch.from_numpy(source.data).permute(0, 3, 1, 2).contiguous()
@@ -196,7 +197,7 @@ class Cifar(Dataset):
         return data_dir / name
 
     def _wrong_archive(self, data_dir: Path) -> str | None:
-        """What to do with an archive that lies there and is not the published one; None where there is none such."""
+        """Return what to do about an existing archive with a wrong checksum; None if there is no such archive."""
         path, published = self._archive_in(data_dir), self.archive.tgz_md5
         if not path.is_file() or (found := calculate_md5(path)) == published:
             return None
@@ -210,7 +211,7 @@ class Cifar(Dataset):
         return data_dir / folder
 
     def _bad_files(self, data_dir: Path) -> list[Path]:
-        """Files that are missing or have a wrong checksum."""
+        """Return the files that are missing or have a wrong checksum."""
         meta = (self.archive.meta["filename"], self.archive.meta["md5"])
         files = [*self.archive.train_list, *self.archive.test_list, meta]
         paths = ((self._folder(data_dir) / name, md5) for name, md5 in files)
@@ -218,13 +219,13 @@ class Cifar(Dataset):
 
     def _damage(self, bad: list[Path]) -> str:
         problem = "has a wrong checksum" if bad[0].exists() else "is missing"
-        others = f" (and {len(bad) - 1} more files are not right)" if len(bad) > 1 else ""
+        others = f" (and {len(bad) - 1} more files are missing or damaged)" if len(bad) > 1 else ""
         remedy = "delete it and run" if bad[0].exists() else "run"
         return f"{bad[0]} {problem}{others}; {remedy} {self._prepare_command}"
 
 
 def _is_disk_problem(error: Exception) -> bool:
-    """Opening and writing the archive raise OSError just as the network does; only files have a name."""
+    """Return True if an OSError comes from the archive's file and not from the network: then it has a file name."""
     if isinstance(error, urllib.error.URLError) or not isinstance(error, OSError):
         return False
     return error.filename is not None or error.errno in _DISK_ERRORS
@@ -232,7 +233,7 @@ def _is_disk_problem(error: Exception) -> bool:
 
 @contextlib.contextmanager
 def _socket_timeout(seconds: float) -> Iterator[None]:
-    """Let sockets opened inside give up after so long; torchvision offers no timeout of its own."""
+    """Set a timeout for sockets opened in the block, because torchvision has no option for it."""
     before = socket.getdefaulttimeout()
     socket.setdefaulttimeout(seconds)
     try:

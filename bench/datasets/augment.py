@@ -1,11 +1,11 @@
-"""Batched augmentation: a random crop and flip of each image of a batch, and normalisation.
+"""Augmentation of a whole batch: a random crop and flip of each image, and normalisation.
 
 Source: He, Zhang, Ren, Sun, "Deep Residual Learning for Image Recognition" (2015), section 4.2: four pixels of padding
 on each side, a random 32x32 crop of the padded image or its mirror image.
 
-No loop over images and no PIL: one gather moves a whole batch of uint8 pixels, about 0.1 ms for 32 images on one core.
-Use: `normalise(crop_and_flip(images, generator, flip=dataset.mirror), dataset.mean, dataset.std)`; a test batch is only
-normalised.
+One gather moves the uint8 pixels of the whole batch, without a loop over images, in about 0.1 ms for 32 images on one
+core. Use it as `normalise(crop_and_flip(images, generator, flip=dataset.mirror), dataset.mean, dataset.std)`; a test
+batch is only normalised.
 """
 
 from __future__ import annotations
@@ -27,15 +27,14 @@ def crop_and_flip(
     padding: int = 4,
     border: Literal["zero", "reflect"] = "zero",
 ) -> torch.Tensor:
-    """Shift each image by up to `padding` pixels in both directions and mirror half of them, each by its own draw.
+    """Shift each image by up to `padding` pixels in both directions and mirror it with probability 1/2, at random.
 
     Args:
         images: any dtype [num_samples, channels, height, width], not changed.
-        generator: source of all randomness, on the CPU, advanced by 2 (with `flip`: 3) draws per image; torch's global
-            generator is not touched.
+        generator: random generator on the CPU; advanced by 2 draws per image (3 with `flip`).
         flip: mirror left and right with probability 1/2.
-        padding: border in pixels on each side; every one of (2 padding + 1)^2 shifts is equally likely.
-        border: what lies outside the image: black, or the image reflected at its edge.
+        padding: border in pixels on each side; each of the (2 padding + 1)^2 shifts is equally likely.
+        border: what is outside the image: "zero" for black, "reflect" for the image reflected at its edge.
 
     Returns:
         A new tensor of the same shape, dtype and device.
@@ -56,12 +55,12 @@ def crop_and_flip(
 
 
 def normalise(images: torch.Tensor, mean: Sequence[float], std: Sequence[float]) -> torch.Tensor:
-    """(pixel / 255 - mean) / std, per channel.
+    """Return (pixel / 255 - mean) / std, per channel.
 
     Args:
         images: uint8 [num_samples, channels, height, width], not changed.
-        mean: one number per channel, of pixel values scaled to [0, 1].
-        std: likewise.
+        mean: mean per channel, of pixel values scaled to [0, 1].
+        std: standard deviation per channel, on the same scale.
 
     Returns:
         float32, a new tensor of the same shape and device.

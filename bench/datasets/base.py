@@ -1,4 +1,4 @@
-"""What a data set component is: options, where it lies, and its images as tensors in memory."""
+"""The interface of data sets: a component has options, its place on disk, and images as tensors in memory."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ import torch
 from bench.core.errors import UsageError
 from collectives.options import Options
 
+# Side of an image in pixels, unless a data set overrides it.
 IMAGE_SIZE = 32
-"""Side of an image in pixels, unless a data set says otherwise."""
 
 
 class DatasetError(UsageError):
@@ -36,9 +36,9 @@ class Part:
         return len(self.labels)
 
     def subset(self, size: int) -> Part:
-        """`size` of the samples, in their order, each class as frequent as in the whole part (to within one sample).
+        """Return `size` samples in their order, with the classes' shares of the whole part, exact to one sample.
 
-        The choice depends on nothing but the labels, and a smaller subset lies inside every larger one.
+        The choice depends only on the labels, and a smaller subset is part of every larger one.
 
         Args:
             size: 1 to `len(self)`.
@@ -46,7 +46,7 @@ class Part:
         return self if size == len(self) else self._at(self._order()[:size])
 
     def split(self, size: int) -> tuple[Part, Part]:
-        """(the other samples, `subset(size)`); no sample is in both.
+        """Return the other samples and `subset(size)`; no sample is in both.
 
         Args:
             size: 1 to `len(self)` - 1.
@@ -55,7 +55,7 @@ class Part:
         return self._at(order[size:]), self._at(order[:size])
 
     def _order(self) -> torch.Tensor:
-        """int64 indices, any prefix of which holds an equal share of each class."""
+        """Return int64 indices in an order of which any prefix has an equal share of each class."""
         # A class's i-th of n samples stands at (i + 1/2) / n: any prefix of that order holds an equal share of each.
         place = torch.empty(len(self), dtype=torch.float64)
         for label in range(int(self.labels.max()) + 1):
@@ -70,11 +70,11 @@ class Part:
 
 @dataclasses.dataclass(kw_only=True)
 class Dataset(Options, abc.ABC):
-    """Square colour images in classes. One file, one class, named after the file.
+    """Base of all data sets of square colour images with labels. A subclass is named after its file.
 
     Class facts:
-        mean, std: per channel, of pixel values scaled to [0, 1]: what normalisation subtracts and divides by.
-        mirror: a mirrored image keeps its label (true for photographs, false for digits), so augmentation may flip.
+        mean, std: mean and standard deviation per channel, of pixel values scaled to [0, 1], for normalisation.
+        mirror: augmentation may flip images, because a mirrored image keeps its label (photographs, but not digits).
     """
 
     mean: ClassVar[tuple[float, float, float]]
@@ -84,19 +84,19 @@ class Dataset(Options, abc.ABC):
     @property
     @abc.abstractmethod
     def num_classes(self) -> int:
-        """Number of labels; a class variable where it is always the same."""
+        """Return the number of labels; a class variable may replace this property."""
 
     @property
     def image_size(self) -> int:
-        """Side of an image in pixels."""
+        """Return the side of an image in pixels."""
         return IMAGE_SIZE
 
     @abc.abstractmethod
     def sizes(self) -> tuple[int, int]:
-        """(training samples, test samples) of the whole set, without loading it."""
+        """Return the numbers of training and test samples in the whole set, without loading it."""
 
     def resolve_sizes(self, train_size: int | None, test_size: int | None) -> tuple[int, int]:
-        """(training samples, test samples) that `load` returns for these arguments, without loading anything.
+        """Return the numbers of training and test samples that `load` returns for these arguments, without loading.
 
         Raises:
             DatasetError: "digits has 1347 training samples, so 5000 are not possible; ask for 1 to 1347".
@@ -116,32 +116,32 @@ class Dataset(Options, abc.ABC):
         return size
 
     def status(self, data_dir: Path) -> str:
-        """One line for `bench data` and `bench doctor`: what is there, e.g. "built in, nothing to prepare"."""
+        """Return one line for `bench data` and `bench doctor`, such as "built in, nothing to prepare"."""
         return "built in, nothing to prepare"
 
     def is_present(self, data_dir: Path) -> bool:
-        """The set can be loaded without a network."""
+        """Return True if the set can be loaded without network access."""
         return True
 
     def prepare(self, data_dir: Path) -> None:
-        """Fetch and verify what `load` needs; nothing to do for built-in sets.
+        """Download and verify what `load` needs; built-in sets do nothing.
 
         Raises:
-            DatasetError: one sentence that says what is wrong and what to do.
+            DatasetError: it failed; the message is one sentence that says why and what to do.
         """
 
     @abc.abstractmethod
     def load(
         self, data_dir: Path, *, seed: int, train_size: int | None = None, test_size: int | None = None
     ) -> tuple[Part, Part]:
-        """(training part, test part) in memory; never touches the network.
+        """Load the training and the test part into memory, without network access.
 
         Args:
-            data_dir: folder that `prepare` filled.
+            data_dir: folder into which `prepare` has written.
             seed: the run's seed; a fixed set ignores it.
-            train_size: use only this many training samples, the classes kept balanced as in the whole set (None: all).
-            test_size: likewise for the test set.
+            train_size: number of training samples, with the classes' shares of the whole set; None: all.
+            test_size: number of test samples, in the same way.
 
         Raises:
-            DatasetError: absent, corrupt, or fewer samples than asked for.
+            DatasetError: the set is missing or damaged, or has fewer samples than requested.
         """

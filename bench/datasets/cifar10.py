@@ -15,7 +15,7 @@ from bench.datasets._cifar import Cifar
 
 @dataclasses.dataclass(kw_only=True)
 class Cifar10(Cifar):
-    """50 000 training and 10 000 test images; mean and standard deviation are those of the training part."""
+    """Load CIFAR-10: 50 000 training and 10 000 test images, normalised by statistics of the training part."""
 
     num_classes: ClassVar[int] = 10
     mean: ClassVar[tuple[float, float, float]] = (0.4914, 0.4822, 0.4465)

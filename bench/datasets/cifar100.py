@@ -15,7 +15,7 @@ from bench.datasets._cifar import Cifar
 
 @dataclasses.dataclass(kw_only=True)
 class Cifar100(Cifar):
-    """50 000 training and 10 000 test images; mean and standard deviation are those of the training part."""
+    """Load CIFAR-100: 50 000 training and 10 000 test images, normalised by statistics of the training part."""
 
     num_classes: ClassVar[int] = 100
     mean: ClassVar[tuple[float, float, float]] = (0.5071, 0.4865, 0.4409)

@@ -1,9 +1,9 @@
-"""Real handwritten digits, 1797 images that scikit-learn brings along, enlarged to 3x32x32.
+"""Digits: 1797 real handwritten digits that are part of scikit-learn, enlarged to 3x32x32.
 
 Source: Alpaydin, Kaynak, "Optical Recognition of Handwritten Digits" (1998), UCI Machine Learning Repository, its test
-part, as `sklearn.datasets.load_digits` holds it.
+part, as in `sklearn.datasets.load_digits`.
 Differs: 8x8 pixels of 17 grey levels become 32x32 of 256 by bilinear interpolation, the same in all three channels; the
-split into training and test part is ours.
+split into training and test part is this project's.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _WHITE = 16  # the brightest level in the source
 
 @dataclasses.dataclass(kw_only=True)
 class Digits(Dataset):
-    """1347 training and 450 test images in ten classes; the split is fixed and stratified."""
+    """Load 1347 training and 450 test images in ten classes; the split is fixed and stratified."""
 
     num_classes: ClassVar[int] = 10
     mean: ClassVar[tuple[float, float, float]] = (0.3056, 0.3056, 0.3056)
@@ -40,10 +40,10 @@ class Digits(Dataset):
     def load(
         self, data_dir: Path, *, seed: int, train_size: int | None = None, test_size: int | None = None
     ) -> tuple[Part, Part]:
-        """Both parts; `data_dir` and `seed` do not matter.
+        """Load both parts; `data_dir` and `seed` are ignored.
 
         Raises:
-            DatasetError: more samples asked for than there are.
+            DatasetError: more samples are requested than there are.
         """
         train_size, test_size = self.resolve_sizes(train_size, test_size)
         train, test = _parts()
@@ -52,7 +52,7 @@ class Digits(Dataset):
 
 @functools.cache
 def _parts() -> tuple[Part, Part]:
-    """All 1797 images, read once in a process."""
+    """Return the training and the test part; read once per process."""
     pixels, labels = _source()
     images = _enlarge(pixels)
     is_test = _every_fourth(labels)
@@ -62,10 +62,10 @@ def _parts() -> tuple[Part, Part]:
 
 
 def _source() -> tuple[torch.Tensor, torch.Tensor]:
-    """(float64 [1797, 8, 8], int64 [1797]) as `load_digits` gives them.
+    """Return images, float64 [1797, 8, 8], and labels, int64 [1797], as `load_digits` does.
 
-    The file is read past scikit-learn where it lies as it always did: importing all of that takes a second of CPU, and
-    every rank would.
+    If scikit-learn's data file is in its usual place it is read directly, because importing scikit-learn would take
+    every rank a second of CPU time.
     """
     package = importlib.util.find_spec("sklearn")
     file = Path(package.origin).parent / "datasets/data/digits.csv.gz" if package and package.origin else None
@@ -79,13 +79,13 @@ def _source() -> tuple[torch.Tensor, torch.Tensor]:
 
 
 def _enlarge(images: torch.Tensor) -> torch.Tensor:
-    """Grey levels 0 to 16, float64 [n, 8, 8] -> uint8 [n, 3, 32, 32]."""
+    """Enlarge grey levels from 0 to 16, float64 [n, 8, 8], to uint8 [n, 3, 32, 32]."""
     large = functional.interpolate(images.float().unsqueeze(1), size=(32, 32), mode="bilinear", align_corners=False)
     return (large * (255 / _WHITE)).round().to(torch.uint8).repeat(1, 3, 1, 1)
 
 
 def _every_fourth(labels: torch.Tensor) -> torch.Tensor:
-    """Mask of every fourth image, counting through one class after the other: each class gives a quarter of its own."""
+    """Return the mask of every fourth image, counted class by class, so that it includes a quarter of each class."""
     mask = torch.zeros(len(labels), dtype=torch.bool)
     mask[labels.argsort(stable=True)[::4]] = True
     return mask

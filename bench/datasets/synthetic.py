@@ -1,13 +1,14 @@
-"""Generated images of textured shapes, in any number and size: what to train on where nothing can be downloaded.
+"""Synthetic: generated images of textured shapes, in any number and size, without a download.
 
 A class is one of five shapes (disc, square, triangle, cross, ring) with one of two textures (stripes, checks).
-Position, size, rotation, colours, the texture's phase and period, the background's blotches and noise are drawn anew
-for every image and say nothing about the class. Since a shape may be brighter or darker than what surrounds it, no
-single pixel helps: a linear model stays near chance, while a small convolutional network learns the task in a few
-epochs. Beyond ten classes, each has an axis of its own in colour space, along which its two colours differ.
+Position, size, rotation, colours, the texture's phase and period, the background's blotches and noise are random for
+every image and independent of the class. A shape may be brighter or darker than its surroundings, so no single pixel
+helps: a linear model stays near random guessing, while a small convolutional network learns the task in a few epochs.
+With more than ten classes, every group of ten has its own axis in colour space, along which a shape's two colours
+differ.
 
 Each rank generates the same images from the run's seed, with private generators. Image i of a part does not depend on
-how many are asked for, so a smaller set is the beginning of a larger one.
+the number of images, so a smaller set is the beginning of a larger one.
 """
 
 from __future__ import annotations
@@ -28,19 +29,19 @@ from collectives.options import Count
 
 _NUM_SHAPES = 5
 _NUM_TEXTURED = 2 * _NUM_SHAPES
-_BLOCK = 500  # images of 32x32 drawn at once: small enough for a core's cache
+_BLOCK = 500  # images of 32x32 generated at once: small enough for a core's cache
 
 
 @dataclasses.dataclass(kw_only=True)
 class Synthetic(Dataset):
-    """Balanced classes; every `classes` images in a row hold each of them once."""
+    """Generate balanced classes: every `classes` consecutive images contain each class once."""
 
     mean: ClassVar[tuple[float, float, float]] = (0.5, 0.5, 0.5)
     std: ClassVar[tuple[float, float, float]] = (0.141, 0.141, 0.141)
     mirror: ClassVar[bool] = True
 
-    train_size: Annotated[Count, Doc("training samples where the run does not say how many")] = 10_000
-    test_size: Annotated[Count, Doc("test samples where the run does not say how many")] = 2_000
+    train_size: Annotated[Count, Doc("training samples, unless the run sets their number")] = 10_000
+    test_size: Annotated[Count, Doc("test samples, unless the run sets their number")] = 2_000
     noise: Annotated[float, Ge(0), Le(1), Doc("noise on every pixel, as a share of white; more makes it harder")] = 0.05
     size: Annotated[
         int, Ge(8), Le(1024), Doc("side of an image in pixels; at 224 a sample takes 150 kB of memory and 5 ms to make")
@@ -58,7 +59,7 @@ class Synthetic(Dataset):
         return self.size
 
     def sizes(self) -> tuple[int, int]:
-        """The sizes given as options; `load` makes more on request."""
+        """Return the sizes given as options; `load` can generate more."""
         return self.train_size, self.test_size
 
     def _resolve_size(self, part: str, asked: int | None, whole: int) -> int:
@@ -70,7 +71,7 @@ class Synthetic(Dataset):
     def load(
         self, data_dir: Path, *, seed: int, train_size: int | None = None, test_size: int | None = None
     ) -> tuple[Part, Part]:
-        """Both parts, generated from `seed` (about 0.1 ms per 32x32 image and core); `data_dir` does not matter.
+        """Generate both parts from `seed`, in about 0.1 ms per 32x32 image and core; `data_dir` is ignored.
 
         Raises:
             DatasetError: a size below 1.
@@ -90,12 +91,12 @@ class Synthetic(Dataset):
             for first, some in zip(range(start, size, at_once), wanted.split(at_once), strict=False):
                 span = slice(first, min(first + len(some), size))
                 labels[span] = some[: size - first]
-                # All of them whatever is asked for: what a generator gives next depends on how much it gave.
+                # Always draw the whole block, because the generator's next numbers depend on how many it has drawn.
                 images[span] = self._draw(some, axes, generator)[: size - first]
         return Part(images=images, labels=labels)
 
     def _draw(self, labels: torch.Tensor, axes: torch.Tensor | None, generator: torch.Generator) -> torch.Tensor:
-        """One image per label, int64 [n] -> uint8 [n, 3, size, size]."""
+        """Draw one image per label, int64 [n] -> uint8 [n, 3, size, size]."""
         n = len(labels)
         shape, texture = labels % _NUM_SHAPES, labels // _NUM_SHAPES % 2
         grid = _Grid(self.size)
@@ -116,12 +117,12 @@ def _generator(seed: int, part: str, start: int) -> torch.Generator:
 
 
 def _shuffled_classes(rounds: int, classes: int, generator: torch.Generator) -> torch.Tensor:
-    """Labels, int64 [rounds * classes]: each class once in every round, in random order."""
+    """Return labels, int64 [rounds * classes]: each class once in every round, in random order."""
     return torch.rand(rounds, classes, generator=generator).argsort(dim=1).flatten()
 
 
 def _axes(count: int) -> torch.Tensor:
-    """Directions in colour space, [count, 3], evenly spread over half a sphere: an axis has two ends."""
+    """Return axes in colour space, [count, 3], evenly spread over half a sphere, because an axis has two ends."""
     height = (torch.arange(count) + 0.5) / count
     angle = torch.arange(count) * (math.pi * (3 - math.sqrt(5)))  # the golden angle: a Fibonacci lattice
     radius = (1 - height**2).sqrt()
@@ -129,7 +130,7 @@ def _axes(count: int) -> torch.Tensor:
 
 
 def _uniform(n: int, low: float, high: float, generator: torch.Generator) -> torch.Tensor:
-    """[n, 1, 1], to be combined with maps [n, size, size]."""
+    """Return uniform random numbers, [n, 1, 1] to be combined with maps [n, size, size]."""
     return torch.rand(n, 1, 1, generator=generator) * (high - low) + low
 
 
@@ -141,24 +142,24 @@ class _Grid:
         self.x, self.y = centre.view(1, -1), centre.view(-1, 1)
 
     def rotated(self, n: int, generator: torch.Generator) -> tuple[torch.Tensor, torch.Tensor]:
-        """The grid turned about the image's centre by up to 0.5 radians either way: two maps [n, size, size]."""
+        """Return the grid rotated about the image's centre by -0.5 to 0.5 radians: two maps [n, size, size]."""
         angle = _uniform(n, -0.5, 0.5, generator)
         return self.x * angle.cos() + self.y * angle.sin(), self.y * angle.cos() - self.x * angle.sin()
 
     def object_coordinates(self, n: int, generator: torch.Generator) -> tuple[torch.Tensor, torch.Tensor]:
-        """Pixel positions seen from a shape that is moved, turned and scaled at random: two maps [n, size, size].
+        """Return pixel positions relative to a randomly moved, rotated and scaled shape: two maps [n, size, size].
 
-        The shape's radius is 1 in these units: 0.5 to 0.85 of half the image.
+        The unit is the shape's radius, which is 0.5 to 0.85 of half the image.
         """
         x, y = self.rotated(n, generator)
         radius = _uniform(n, 0.5, 0.85, generator)
         return (x - _uniform(n, -0.25, 0.25, generator)) / radius, (y - _uniform(n, -0.25, 0.25, generator)) / radius
 
     def texture(self, texture: torch.Tensor, generator: torch.Generator) -> torch.Tensor:
-        """Stripes (0) or checks (1) of random angle, phase and period, [n, size, size], from 0 to 1."""
+        """Return stripes (0) or checks (1) of random angle, phase and period, [n, size, size], from 0 to 1."""
         n = len(texture)
         u, v = self.rotated(n, generator)
-        frequency = _uniform(n, 8, 13, generator)  # radians per half image: of 32 pixels periods of 8 to 15
+        frequency = _uniform(n, 8, 13, generator)  # radians per half image; with 32 pixels, periods of 8 to 13 pixels
         waves = torch.sin(u * frequency + _uniform(n, 0, 2 * math.pi, generator))
         across = torch.sin(v * frequency + _uniform(n, 0, 2 * math.pi, generator))
         waves *= torch.where(texture.view(n, 1, 1) == 1, across, torch.ones(()))
@@ -166,11 +167,11 @@ class _Grid:
 
 
 def _distance(x: torch.Tensor, y: torch.Tensor, shape: torch.Tensor) -> torch.Tensor:
-    """Signed distance to the outline of each image's shape, negative inside, [n, size, size], in radii.
+    """Return the signed distance to the outline of each image's shape, [n, size, size], in radii; negative inside.
 
     Args:
-        x: positions [n, size, size], in radii, to the right.
-        y: likewise, downwards.
+        x: horizontal positions [n, size, size] in radii, positive to the right.
+        y: vertical positions [n, size, size] in radii, positive downwards.
         shape: int64 [n], 0 to 4.
     """
     from_centre = (x * x + y * y).sqrt()
@@ -187,17 +188,17 @@ def _distance(x: torch.Tensor, y: torch.Tensor, shape: torch.Tensor) -> torch.Te
 
 
 def _coverage(distance: torch.Tensor, size: int) -> torch.Tensor:
-    """Share of each pixel that lies inside, by a ramp of about a pixel's width at the outline."""
+    """Return the share of each pixel inside the shape, with a ramp of about one pixel at the outline."""
     return (0.5 - distance * (size / 4)).clamp_(0, 1)
 
 
 def _two_colours(n: int, axis: torch.Tensor | None, generator: torch.Generator) -> tuple[torch.Tensor, torch.Tensor]:
-    """Two random colours per image, each [n, 3, 1, 1], that differ by 0.7 in one channel and by less in the others.
+    """Return two random colours per image, each [n, 3, 1, 1]; they differ by 0.7 in one channel, less in the others.
 
     Args:
-        n: images.
-        axis: [n, 3], along which each image's colours differ; None: at random.
-        generator: of all that is random.
+        n: number of images.
+        axis: the axis along which each image's colours differ, [n, 3]; None: random.
+        generator: the random generator.
     """
     middle = torch.rand(n, 3, 1, 1, generator=generator) * 0.3 + 0.35
     direction = torch.randn(n, 3, 1, 1, generator=generator) if axis is None else axis.view(n, 3, 1, 1)
@@ -206,7 +207,7 @@ def _two_colours(n: int, axis: torch.Tensor | None, generator: torch.Generator) 
 
 
 def _blotches(n: int, size: int, generator: torch.Generator) -> torch.Tensor:
-    """Smooth random colour at two scales, [n, 3, size, size], centred at 0.5."""
+    """Return smooth random colours at two scales, [n, 3, size, size], centred at 0.5."""
     coarse = torch.randn(n, 3, 4, 4, generator=generator) * 0.10
     fine = torch.randn(n, 3, 11, 11, generator=generator) * 0.05
     large, small = (

@@ -1,9 +1,9 @@
-"""The thin residual networks for 32x32 images: 6n + 2 layers in three stages of 16, 32 and 64 channels.
+"""The narrow residual networks for 32x32 images: 6n + 2 layers in three stages of 16, 32 and 64 channels.
 
 Source: He, Zhang, Ren, Sun, "Deep Residual Learning for Image Recognition" (2015), section 4.2; shortcut option A of
 section 3.3; initialisation of He et al., "Delving Deep into Rectifiers" (2015).
-Differs: where the resolution halves, the shortcut takes every second pixel and pads half of the new channels with zeros
-before and half behind the old ones; the paper does not say on which side, and the count of parameters is the same.
+Differs: where the resolution halves, the shortcut takes every second pixel and pads channels of zeros, half of them
+before and half after the old ones. The paper does not say on which side; the number of parameters is the same.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ class CifarResNet(Model):
     blocks_per_stage: ClassVar[int]
 
     def build(self, num_classes: int) -> nn.Module:
-        """A 3x3 stem, three stages of n blocks at resolutions 32, 16 and 8, global average, one linear layer."""
+        """Build a 3x3 stem, three stages of n blocks at resolutions 32, 16 and 8, average pooling, one linear layer."""
         n = self.blocks_per_stage
         network = nn.Sequential(
             _conv3x3(3, 16),
@@ -61,14 +61,14 @@ class BasicBlock(nn.Module):
         self.pad_channels = (out_channels - in_channels) // 2
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """[n, in_channels, h, w] -> [n, out_channels, h / stride, w / stride]."""
+        """Map [n, in_channels, h, w] to [n, out_channels, h / stride, w / stride]."""
         residual = self.bn2(self.conv2(functional.relu(self.bn1(self.conv1(x)))))
         return functional.relu(residual + self.shortcut(x))
 
     def shortcut(self, x: torch.Tensor) -> torch.Tensor:
-        """The identity, subsampled and zero-padded in channels where the shape changes (option A)."""
+        """Return the input, subsampled and zero-padded in channels if the shape changes (option A)."""
         subsampled = x[:, :, :: self.stride, :: self.stride]
-        # The pairs of `pad` start at the last dimension: width, height, channels.
+        # `pad` takes its pairs from the last dimension on: width, height, channels.
         return functional.pad(subsampled, (0, 0, 0, 0, self.pad_channels, self.pad_channels))
 
 

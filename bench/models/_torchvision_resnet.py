@@ -1,9 +1,9 @@
-"""Torchvision's residual networks, with the stem that 32x32 images need or with their own.
+"""Torchvision's residual networks, with a stem for 32x32 images or with the original one.
 
 Source: He, Zhang, Ren, Sun, "Deep Residual Learning for Image Recognition" (2015), table 1; the networks are
 torchvision's.
 Differs: with stem=small the first convolution is 3x3 with stride 1 instead of 7x7 with stride 2, and the max pooling
-after it is left out, as is usual for small images: the original stem would leave 1x1 maps for the last stage.
+after it is left out, as usual for small images: with the original stem the last stage would have 1x1 maps.
 """
 
 from __future__ import annotations
@@ -35,13 +35,13 @@ class TorchvisionResNet(Model):
     ] = "small"
 
     def build(self, num_classes: int) -> nn.Module:
-        """Four stages, of 32x32 images at resolutions 32, 16, 8 and 4, global average, one linear layer."""
+        """Build four stages (for 32x32 images: resolutions 32, 16, 8 and 4), average pooling and one linear layer."""
         network: nn.Module
         if self.stem == "imagenet":
             network = type(self).network(num_classes=num_classes)
             return network
         stem = nn.Conv2d(3, 64, kernel_size=3, stride=1, padding=1, bias=False)
-        # As torchvision initialises all its convolutions.
+        # torchvision initialises all its convolutions like this
         nn.init.kaiming_normal_(stem.weight, mode="fan_out", nonlinearity="relu")
         network = type(self).network(num_classes=num_classes)
         network.conv1 = stem

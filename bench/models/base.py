@@ -1,4 +1,4 @@
-"""What a model component is: options and one method that builds the network."""
+"""The interface of models: a component has options and one method that builds the network."""
 
 from __future__ import annotations
 
@@ -15,25 +15,24 @@ from collectives.options import Options
 
 @dataclasses.dataclass(kw_only=True)
 class Model(Options, abc.ABC):
-    """A network for 3x32x32 images, or for other sizes too. One file, one class, named after the file."""
+    """Base of all networks, for 3x32x32 images and perhaps other sizes. A subclass is named after its file."""
 
     @abc.abstractmethod
     def build(self, num_classes: int) -> nn.Module:
-        """The network with freshly drawn weights, fp32, on the CPU, in training mode.
+        """Build the network with random weights, fp32, on the CPU, in training mode.
 
         It maps normalised images, float [num_samples, 3, height, width], to logits, float [num_samples, num_classes].
+        Weights are drawn from torch's global generator, which the caller seeds, so that ranks have equal weights.
 
         Args:
             num_classes: number of outputs.
-
-        Draws from torch's global generator: the caller has seeded it, so that every rank builds the same weights.
         """
 
 
 def images_refusal(network: nn.Module, name: str, image_size: int) -> str | None:
-    """Return why a network on the meta device takes 32x32 images but none of this size; None where it may take them."""
+    """Return why a network on the meta device takes 32x32 images but not this size; None if it may take them."""
     reason = _failure(network, image_size)
-    if reason is None or _failure(network, 32) is not None:  # the latter looks at values, perhaps
+    if reason is None or _failure(network, 32) is not None:  # perhaps it reads values, which the meta device lacks
         return None
     return f"{name} cannot take images of {image_size}x{image_size} ({reason})"
 
@@ -47,7 +46,7 @@ def _failure(network: nn.Module, image_size: int) -> str | None:
 
 
 def weights_hash(parameters: Iterable[torch.Tensor]) -> str:
-    """A hash over the bits of all parameters: equal on two ranks exactly if the parameters are."""
+    """Return a hash over the bits of all parameters, to compare ranks."""
     digest = hashlib.blake2b(digest_size=16)
     for parameter in parameters:
         digest.update(parameter.detach().cpu().contiguous().view(-1).view(torch.uint8).numpy().data)

@@ -1,9 +1,9 @@
-"""A small convolutional network that trains in seconds on one CPU core.
+"""Small CNN: a convolutional network that trains in seconds on one CPU core.
 
-Four 3x3 convolutions, each followed by batch normalisation and ReLU, then two fully connected layers. Every
-convolution after the first halves the resolution by its stride, so most arithmetic happens on small maps. With the
-default options a convolution (36 864 weights) and a fully connected layer (131 072) are large enough for every
-compressor to have something to do.
+It has four 3x3 convolutions, each followed by batch normalisation and ReLU, and two fully connected layers. Every
+convolution after the first halves the resolution by its stride, so most arithmetic is done on small maps. With the
+default options, a convolution (36 864 weights) and a fully connected layer (131 072) are large enough for every
+compressor to have an effect.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from bench.models.base import Model
 
 @dataclasses.dataclass(kw_only=True)
 class SmallCnn(Model):
-    """193 178 parameters for ten classes, 3.5 million multiplications per image."""
+    """Build a network of 193 178 parameters for ten classes, with 3.5 million multiplications per image."""
 
     width: Annotated[
         int, Ge(1), Le(4096), Doc("channels of the first convolution; the last two have four times as many")
@@ -28,7 +28,7 @@ class SmallCnn(Model):
     hidden: Annotated[int, Ge(1), Le(65536), Doc("units of the fully connected layer before the output")] = 128
 
     def build(self, num_classes: int) -> nn.Module:
-        """Resolutions 32, 16, 8, 4; torch's default initialisation, which suits normalised layers."""
+        """Build the network: resolutions 32, 16, 8 and 4; torch's default initialisation."""
         width = self.width
         return nn.Sequential(
             *_conv_bn_relu(3, width, stride=1),

@@ -1,11 +1,11 @@
-"""VGG-11 for 32x32 images: most of its parameters lie in two fully connected layers, as in the networks of its time.
+"""VGG-11 for 32x32 images: 28 million parameters, most of them in two fully connected layers.
 
 Source: Simonyan, Zisserman, "Very Deep Convolutional Networks for Large-Scale Image Recognition" (2015), table 1,
-configuration A: eight convolutions, five halvings of the resolution, fully connected layers of 4096, 4096 and the
-classes.
-Differs: images of 32x32 leave one pixel of 512 channels to the first fully connected layer (of 7x7 in the paper, which
-would make it ten times larger still); batch normalisation after each convolution, as torchvision's `vgg11_bn` has it,
-so that it trains without a start from a shallower network; no dropout.
+configuration A: eight convolutions, the resolution halved five times, fully connected layers with 4096, 4096 and
+`num_classes` outputs.
+Differs: with 32x32 images the first fully connected layer gets one pixel of 512 channels (7x7 pixels in the paper,
+which would make the network several times larger); batch normalisation after each convolution, as in torchvision's
+`vgg11_bn`, so that it trains without initial weights from a shallower network; no dropout.
 """
 
 from __future__ import annotations
@@ -19,15 +19,15 @@ from typing_extensions import Doc
 
 from bench.models.base import Model
 
+# Channels of each convolution, as multiples of the first one's; the resolution halves after every group.
 _CHANNELS = ((1,), (2,), (4, 4), (8, 8), (8, 8))
-"""Of each convolution in units of the first one's; the resolution halves behind every group."""
 
 
 @dataclasses.dataclass(kw_only=True)
 class Vgg11(Model):
-    """28 146 762 parameters for ten classes, two thirds of them fully connected.
+    """Build a network of 28 146 762 parameters for ten classes, two thirds of them in fully connected layers.
 
-    width=16,hidden=1024 is a quarter of every dimension: 1.8 million parameters in the same proportions.
+    width=16,hidden=1024 divides every dimension by four: 1.8 million parameters in the same proportions.
     """
 
     width: Annotated[
@@ -36,7 +36,7 @@ class Vgg11(Model):
     hidden: Annotated[int, Ge(1), Le(65536), Doc("units of the two fully connected layers before the output")] = 4096
 
     def build(self, num_classes: int) -> nn.Module:
-        """Resolutions 32, 16, 8, 4, 2, 1; He's initialisation, which does not let eleven layers fade."""
+        """Build the network: resolutions 32, 16, 8, 4, 2 and 1; He's initialisation, which keeps signals' size."""
         layers: list[nn.Module] = []
         channels = 3
         for group in _CHANNELS:

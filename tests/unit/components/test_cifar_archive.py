@@ -268,7 +268,7 @@ def test_missing_files_are_counted(prepared: Path) -> None:
     for name in ("data_batch_2", "data_batch_4", "batches.meta"):
         (prepared / "cifar-10-batches-py" / name).unlink()
     assert SmallCifar10().status(prepared) == (
-        f"{prepared}/cifar-10-batches-py/data_batch_2 is missing (and 2 more files are not right); {COMMAND}"
+        f"{prepared}/cifar-10-batches-py/data_batch_2 is missing (and 2 more files are missing or damaged); {COMMAND}"
     )
 
 
