@@ -1,4 +1,4 @@
-"""CIFAR-100: 60 000 photographs of 32x32 pixels in a hundred classes, downloaded by `bench data prepare cifar100`.
+"""CIFAR-100: 60 000 photographs of 32x32 pixels in 100 classes, downloaded by `bench data prepare cifar100`.
 
 Source: Krizhevsky, "Learning Multiple Layers of Features from Tiny Images" (2009), section 3; the fine labels.
 """

@@ -30,7 +30,7 @@ class HostLink:
     Attributes:
         name: letters, digits, dots and dashes; shown in messages; the hosts can resolve it to the host's address.
         uplink_bps: rate at which the host sends, in bits per second including headers; None: not limited.
-        downlink_bps: rate at which it receives, likewise.
+        downlink_bps: rate at which it receives, in the same unit.
         uplink_trace, downlink_trace: a rate that changes over time, instead of a constant one.
         latency_s: one-way delay added to what the host sends; the round trip of two hosts is the sum of both delays.
         jitter_s: the delay varies uniformly by up to this, and changes every ten jitters; frames keep their order.

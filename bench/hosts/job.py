@@ -122,7 +122,7 @@ def start_hosts(
         run_dir: an existing folder; gets `hosts.json` (the assignment) and `link.json` (the measurements).
         command_for: returns (arguments, variables to add to this process's environment) for a host's index.
         output: file for the output of all processes; None: this process's output.
-        grace_s: after the first command failed, the others may continue for so many seconds before they are stopped.
+        grace_s: after the first command failed, how many seconds the others may continue.
         seed: seed of losses and jitter in the forwarder.
 
     Raises:

@@ -27,7 +27,7 @@ class CheckpointFailed(RunFailed):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Restored:
-    """What a resuming rank reads from a checkpoint.
+    """The part of a checkpoint that a resuming rank reads.
 
     Attributes:
         step: optimizer steps done when the checkpoint was made.
