@@ -459,7 +459,9 @@ def _sent_bytes(everyone: list[dict[str, Any]], purpose: Purpose) -> int:
 
 def mean_loss(everyone: Sequence[dict[str, Any]]) -> float | None:
     """Return the mean loss over all ranks' batches, each rank weighted by its steps; None if no rank has a loss."""
-    losses = [(each["train_loss"], max(1, each["steps"])) for each in everyone if each["train_loss"] is not None]
+    losses: list[tuple[float, int]] = [
+        (each["train_loss"], max(1, each["steps"])) for each in everyone if each["train_loss"] is not None
+    ]
     most = max((steps for _, steps in losses), default=1)
     weights = [steps / most for _, steps in losses]  # exactly 1 if all ranks made equally many steps
     if not losses:
