@@ -1,1 +1,1 @@
-"""The command line: one file per command. Heavy imports happen inside commands, so help and completion stay fast."""
+"""The command line, with one module per command. Commands import torch only when they run, so help stays fast."""

@@ -1,4 +1,4 @@
-"""The Typer application: its commands and `--version`."""
+"""The Typer application with all commands, and `main`, the entry point of `bench`."""
 
 from __future__ import annotations
 
@@ -28,12 +28,12 @@ from bench.core.environment import version_of
 from bench.launch.jobs.unfinished import clear_away
 
 EXIT_CODES = (
-    "Exit codes: 0 ok, 1 a bug, 2 wrong usage, 3 a run failed, 4 nothing to compare or to judge, 5 a regression, "
+    "Exit codes: 0 ok, 1 bug, 2 wrong usage, 3 run failed, 4 nothing to compare or to judge, 5 regression, "
     "130 interrupted."
 )
 
-# Importing torch makes a great many objects and no garbage; looking for some in between, and again at the end, takes up
-# to a third of the importing.
+# Importing torch creates very many objects and no garbage. With the default threshold, garbage collection during the
+# import and at exit takes up to a third of the import's time.
 IMPORTED_OBJECTS = 100_000
 
 app = typer.Typer(
@@ -89,4 +89,4 @@ def main() -> None:
         with one_sentence():
             app()
     finally:
-        gc.freeze()  # all of it goes with the process
+        gc.freeze()  # no collection at exit, because the process ends anyway

@@ -1,6 +1,6 @@
-"""The catalog: what a component's class tells of itself, for `bench list --long` and `bench list pairs`.
+"""Collect details of components from their classes, for `bench list --long` and `bench list pairs`.
 
-Importing this module is cheap; calling it imports the components and with them torch.
+Importing this module is cheap; its functions import the components and with them torch.
 """
 
 from __future__ import annotations
@@ -21,18 +21,18 @@ if TYPE_CHECKING:
     from collectives.base import Collective
     from compressors.base import Compressor
 
-# Paragraphs of a component's docstrings that a user wants to read beside its options.
+# Labels of the docstring paragraphs that are shown with a component's options.
 _NOTES = ("Source", "Differs", "Bytes")
 _NUM_CLASSES = 10
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Detail:
-    """What a component's class tells.
+    """Details of a component, read from its class.
 
     Attributes:
-        notes: paragraphs of the docstrings by their label: where the method comes from, where it departs, its bytes.
-        facts: what the component is, by name: flags, numbers, texts, or lists of these.
+        notes: labelled paragraphs of its docstring: its source, how it differs from that, and the bytes it sends.
+        facts: properties by name: flags, numbers, texts, or lists of these.
         options: in declaration order.
     """
 
@@ -43,10 +43,10 @@ class Detail:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Pair:
-    """One cell of the compressor x collective matrix, default options on both sides.
+    """One cell of the compressor x collective matrix, for default options of both.
 
     Attributes:
-        refusal: why the two cannot work together; None where they can.
+        refusal: the reason why the two cannot work together; None if they can.
     """
 
     compressor: str
@@ -55,7 +55,7 @@ class Pair:
 
 
 def details(kind: str) -> dict[str, Detail]:
-    """Import every component of a kind and read its notes, facts and options, by name."""
+    """Import every component of a kind and return its details, by name."""
 
     def detail(component: type[Options]) -> Detail:
         facts = _FACTS_OF_DEFAULT[kind](component()) if kind in _FACTS_OF_DEFAULT else {}
@@ -69,7 +69,7 @@ def details(kind: str) -> dict[str, Detail]:
 
 
 def pairs() -> list[Pair]:
-    """Every compressor with every collective, as their classes allow."""
+    """Return all pairs of compressor and collective, with the reason if a pair is refused."""
     collectives = registry.ask_each("collectives", lambda component: cast("type[Collective]", component))
 
     def refusals(component: type[Options]) -> dict[str, str | None]:
@@ -94,7 +94,7 @@ def _notes(component: type[Options]) -> dict[str, str]:
 
 
 def _class_facts(component: type[Options], base: str) -> dict[str, Any]:
-    """The class variables that the room's base class declares."""
+    """Return the class variables that the room's base class declares, with the component's values."""
     declared: dict[str, Any] = {}
     for parent in component.__mro__:
         if parent.__name__ == base:
@@ -107,7 +107,7 @@ def _class_facts(component: type[Options], base: str) -> dict[str, Any]:
 
 
 def _plain(value: Any) -> Any:
-    """A fact as JSON knows it: classes by their name."""
+    """Return a fact in a form that JSON can hold: classes as their names, sets as sorted lists."""
     if isinstance(value, type):
         return value.__name__
     if isinstance(value, (tuple, frozenset)):
@@ -138,7 +138,7 @@ def _model_facts(component: Options) -> dict[str, Any]:
     return {"num_parameters": sum(parameter.numel() for parameter in model.parameters())}
 
 
-# What shows only in an instance, here with default options.
+# Facts that need an instance, which is made with default options.
 _FACTS_OF_DEFAULT: dict[str, Callable[[Options], dict[str, Any]]] = {
     "compressors": _compressor_facts,
     "datasets": _dataset_facts,

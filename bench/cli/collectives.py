@@ -1,4 +1,4 @@
-"""`bench collectives`: how long the ranks take to sum a tensor, what they send for it, and whether the sum is right."""
+"""`bench collectives`, which measures sums over ranks: time, messages, bytes and correctness."""
 
 from __future__ import annotations
 
@@ -26,44 +26,45 @@ EXAMPLES = """[bold]Examples[/bold]
 
   bench collectives --hosts 4 --bandwidth 100mbit --sizes 10MB --rounds 3 --iters 3
 
-[bold]Columns[/bold], as nccl-tests has them
+[bold]Columns[/bold], as in nccl-tests
 
-  algbw: the tensor's bytes / the time of its sum.
+  algbw: bytes of the tensor / time of its sum.
 
-  busbw: algbw x 2(n-1)/n for n ranks, what each must send at least of a dense tensor; comparable with a link's rate.
+  busbw: algbw x 2(n-1)/n for n ranks. Each rank must send at least 2(n-1)/n of a dense tensor, so busbw can be compared
+  with the rate of a link.
 
-  time: on the slowest rank, until the sum lies in a dense tensor; making the payload is not counted.
+  time: on the slowest rank, until the sum is a dense tensor. The time to make the payload is not counted.
 
-  of limit: on virtual hosts, the time in which the busiest link could have carried its frames, over the time taken.
+  of limit: shortest time in which the busiest link could carry its frames / time taken (virtual hosts only).
 
-  #wrong: elements unlike a serial sum in the documented order, bit for bit (native: beyond its error bound)."""
+  #wrong: elements that differ from a serial sum in the documented order (native: by more than its error bound)."""
 
 
 @takes(CollectivesConfig)
-def collectives(asked: CollectivesConfig, out: RowFile = None, as_json: AsJson = False) -> None:
-    """Sum tensors in real processes, collective beside collective: times, bandwidths, messages, bytes, correctness."""
+def collectives(options: CollectivesConfig, out: RowFile = None, as_json: AsJson = False) -> None:
+    """Compare collectives by summing tensors in real processes: time, bandwidth, messages, bytes, correctness."""
     from bench.launch.jobs.fork_server import SUM, ForkServer
 
     with ForkServer(SUM) as server:
-        rows = _execute(asked, out, as_json, server)
+        rows = _execute(options, out, as_json, server)
     _check(rows)
 
 
-def _execute(asked: CollectivesConfig, out: Path | None, as_json: bool, server: ForkServer) -> list[Row]:
+def _execute(options: CollectivesConfig, out: Path | None, as_json: bool, server: ForkServer) -> list[Row]:
     from bench.cli.output.collectives import print_rows, turns_of
     from bench.launch.collectives import execute, resolve
     from bench.launch.refusals import without_torch
 
-    without_torch(resolve, asked)
-    server.warm_up_for(asked)
-    config, left_out = server.call(resolve, asked)
+    without_torch(resolve, options)
+    server.warm_up_for(options)
+    config, left_out = server.call(resolve, options)
     for reason in left_out:
         print(f"note: left out: {reason}", file=sys.stderr)
     turns = turns_of(config, row_writer(out, COLLECTIVES))
     try:
         with turns:
             execute(config, turns.take, server)
-    finally:  # what was measured before a failure is shown too
+    finally:  # also show what was measured before a failure
         print_rows(turns.rows, config, as_json=as_json)
     return turns.rows
 
@@ -73,4 +74,4 @@ def _check(rows: list[Row]) -> None:
     if wrong:
         first = "{collective} got {num_wrong} elements of {payload} at {size_bytes} bytes wrong".format(**wrong[0])
         more = f", and {len(wrong) - 1} more rows are wrong" if wrong[1:] else ""
-        raise RunFailed(f"{first}{more}; rely on none of these pairs, and report this with the command")
+        raise RunFailed(f"{first}{more}; do not use these pairs, and report this with the command")

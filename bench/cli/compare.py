@@ -1,4 +1,4 @@
-"""`bench compare`: runs side by side, with what may be said about speed and accuracy."""
+"""`bench compare`, which compares runs with a baseline and says which differences are significant."""
 
 from __future__ import annotations
 
@@ -75,8 +75,8 @@ Baseline = Annotated[
 Metric = Annotated[
     str | None,
     typer.Option(
-        help="Column that the verdict is about, or bytes_to_target (default: samples_per_s, with --target "
-        "time_to_target_s; test_accuracy of runs too short to be timed).",
+        help="Column that the verdict is about, or bytes_to_target (default: samples_per_s; with --target, "
+        "time_to_target_s; for runs too short to be timed, test_accuracy).",
         metavar="COLUMN",
         show_default=False,
         autocompletion=_complete_metric,
@@ -106,8 +106,8 @@ By = Annotated[
 Where = Annotated[
     list[str] | None,
     typer.Option(
-        help="Only runs with these values: 'dataset=digits,world_size=4' ('steps=-': an empty cell); a component's "
-        "bare name fits any options; what is an option of a component before it belongs to that.",
+        help="Use only runs with these values: 'dataset=digits,world_size=4' ('steps=-': an empty cell). A component's "
+        "name without options matches any options; an item that is an option of the component before it belongs to it.",
         metavar="COLUMN=VALUE",
         show_default=False,
         rich_help_panel=INPUT,
@@ -117,7 +117,7 @@ KeepGoing = Annotated[
     bool,
     typer.Option(
         "--keep-going",
-        help="Leave out, with a warning, paths that do not exist and files that are not ours or cannot be read.",
+        help="Skip, with a warning, paths that do not exist and files that cannot be read or are not bench's.",
         rich_help_panel=INPUT,
     ),
 ]
@@ -125,14 +125,14 @@ AllowOtherMachine = Annotated[
     bool,
     typer.Option(
         "--allow-other-machine",
-        help="Say nothing where rows come from different machines or versions.",
+        help="Do not warn if rows come from different machines or versions.",
         rich_help_panel=INPUT,
     ),
 ]
 Sort = Annotated[
     str | None,
     typer.Option(
-        help="Order the rows by this column, or bytes_to_target, the best first (default: as they appear).",
+        help="Order the rows by this column, or by bytes_to_target, best first (default: in the order of the files).",
         metavar="COLUMN",
         show_default=False,
         autocompletion=_complete_order,
@@ -142,8 +142,8 @@ Sort = Annotated[
 Columns = Annotated[
     list[str] | None,
     typer.Option(
-        help="Show these columns too, separated by commas; step: where a step goes; all: every column, with intervals, "
-        "as the other formats have them.",
+        help="Also show these columns, separated by commas; step: the parts of a step's time; all: every column, with "
+        "intervals, as in the other formats.",
         metavar="COLUMNS",
         show_default=False,
         autocompletion=_complete_metric,
@@ -154,8 +154,8 @@ AsFormat = Annotated[
     Format | None,
     typer.Option(
         "--format",
-        help="How to write the table (default: rich, or the suffix of --out); CSV and JSON hold raw numbers "
-        "in seconds, bytes and shares.",
+        help="Format of the table (default: by the suffix of --out, else rich); CSV and JSON have raw numbers in "
+        "seconds, bytes and shares.",
         show_default=False,
         rich_help_panel=OUTPUT,
     ),
@@ -178,7 +178,8 @@ FailOn = Annotated[
 Reference = Annotated[
     Path | None,
     typer.Option(
-        help="Exit with code 5 if bytes or accuracy of a run are not those of the run with its name and seed here.",
+        help="Exit with code 5 if a run's bytes or accuracy differ from those of the run in this file with the same "
+        "name and seed.",
         metavar="FILE",
         rich_help_panel=GATES,
     ),
@@ -202,11 +203,11 @@ def compare(
     fail_on: FailOn = None,
     reference: Reference = None,
 ) -> None:
-    """Put runs side by side: one row per configuration, against a baseline.
+    """Compare runs with a baseline, with one row per configuration.
 
-    The direction is always baseline -> row, and above 1x is better; brackets are 95% intervals over seeds.
+    Ratios compare the row with the baseline; above 1x is better. Brackets are 95% intervals over seeds.
 
-    Faster or slower means significant and beyond 5%; with a single seed the verdict is always unclear.
+    Faster or slower means a significant difference of more than 5%; with a single seed the verdict is always unclear.
     """
     from bench.report import caveats, comparison, gates, selection, store
     from bench.report.columns import ALL, find_numbers
@@ -231,12 +232,12 @@ def compare(
 
 
 def _default_metric(rows: Sequence[Row]) -> str:
-    """Return speed, or accuracy where all runs were too short to be timed."""
+    """Return the metric of speed, or that of accuracy if all runs were too short to be timed."""
     return "samples_per_s" if any(row["samples_per_s"] is not None for row in rows) else "test_accuracy"
 
 
 def _paths_and_gates(paths: list[Path], fail_on: list[str]) -> tuple[list[Path], list[Gate]]:
-    """What is read, and what fails; an option takes one text, so of `--fail-on A B` the second is among the paths."""
+    """Separate paths from gates: of `--fail-on A B`, Typer passes B as a path."""
     from bench.report.gates import Gate, is_gate
 
     further = [path for path in paths if fail_on and is_gate(str(path))]
@@ -265,5 +266,5 @@ def _raise_crossed(judged: GateResult) -> None:
 
 
 def _parts(texts: Iterable[str] | None) -> list[str]:
-    """What a repeated option names, each time separated by commas."""
+    """Return all items of an option that may be repeated and may list several, separated by commas."""
     return [part.strip() for text in texts or [] for part in text.split(",")]

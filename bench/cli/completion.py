@@ -1,4 +1,4 @@
-"""Shell completion of component names; reads the registry, so it costs milliseconds and no torch."""
+"""Shell completion of component names, which reads the registry in milliseconds and without torch."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from bench.core import registry
 
 
 def complete(kind: str) -> Callable[[str], list[tuple[str, str]]]:
-    """A completer for one room: (name, one-line description) of every component that starts with what was typed."""
+    """Return a completer for one kind of component, which gives (name, one-line description) of those that match."""
 
     def completer(incomplete: str) -> list[tuple[str, str]]:
         return [
@@ -21,7 +21,7 @@ def complete(kind: str) -> Callable[[str], list[tuple[str, str]]]:
 
 
 def complete_list(kind: str) -> Callable[[str], list[tuple[str, str]]]:
-    """As `complete`, for the last of several names separated by commas."""
+    """Return a completer like that of `complete`, for the last of several names separated by commas."""
     completer = complete(kind)
 
     def last_completer(incomplete: str) -> list[tuple[str, str]]:

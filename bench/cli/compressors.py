@@ -1,4 +1,4 @@
-"""`bench compressors`: what each compressor makes of a model's gradients, what that loses, and how long it takes."""
+"""`bench compressors`, which measures how each compressor encodes a model's gradients: time, bytes and error."""
 
 from __future__ import annotations
 
@@ -23,25 +23,25 @@ EXAMPLES = """[bold]Examples[/bold]
 
 
 @takes(CompressorsConfig)
-def compressors(asked: CompressorsConfig, out: RowFile = None, as_json: AsJson = False) -> None:
-    """Encode and decode a model's gradients in one process: seconds, bytes and what is lost, compressor by compressor.
+def compressors(options: CompressorsConfig, out: RowFile = None, as_json: AsJson = False) -> None:
+    """Compare compressors by encoding and decoding a model's gradients in one process: time, bytes, error.
 
-    Encoding is all of a step but sending: residual added, entries chosen, payload packed, the rest kept.
+    Encoding is everything but sending: add the residual, choose entries, pack the payload, keep the new residual.
     """
     from bench.launch.jobs.fork_server import ENCODE, ForkServer
 
     with ForkServer(ENCODE) as server:
-        _execute(asked, out, as_json, server)
+        _execute(options, out, as_json, server)
 
 
-def _execute(asked: CompressorsConfig, out: Path | None, as_json: bool, server: ForkServer) -> None:
+def _execute(options: CompressorsConfig, out: Path | None, as_json: bool, server: ForkServer) -> None:
     from bench.cli.output.compressors import print_rows, turns_of
     from bench.launch.compressors import check, execute, prepare
     from bench.launch.refusals import without_torch
 
-    without_torch(check, asked)
-    server.warm_up(asked.threads)
-    config = server.call(prepare, asked)
+    without_torch(check, options)
+    server.warm_up(options.threads)
+    config = server.call(prepare, options)
     with turns_of(config, row_writer(out, COMPRESSORS)) as turns:
         execute(config, turns.take, server)
     print_rows(turns.rows, config, as_json=as_json)

@@ -1,4 +1,4 @@
-"""`bench data`: what data there is, fetching it, and checking it."""
+"""`bench data`, which shows, downloads and checks data sets."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ if TYPE_CHECKING:
 
 ACTIONS = {
     "list": "show the state of every data set",
-    "prepare": "download and verify one",
-    "verify": "check and load one, without a network",
+    "prepare": "download and verify one data set",
+    "verify": "load one data set and check it, without a network",
 }
 EXAMPLES = """[bold]Examples[/bold]
 
@@ -55,10 +55,10 @@ def data(
             help="The data set, with options where needed.", autocompletion=complete("datasets"), show_default=False
         ),
     ] = None,
-    data_dir: Annotated[Path, typer.Option(help="Where data sets lie.")] = Path(DATA_DIR),
+    data_dir: Annotated[Path, typer.Option(help="Folder of the data sets.")] = Path(DATA_DIR),
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON on stdout.")] = False,
 ) -> None:
-    """Show, fetch or check data sets."""
+    """Show, download or check data sets."""
     if action not in ACTIONS:
         raise UsageError(
             f"there is no action '{action}'{did_you_mean(action, ACTIONS)}; choose one of {', '.join(ACTIONS)}"
@@ -67,7 +67,10 @@ def data(
         _show([_state(_dataset(name), data_dir)] if name else _states(data_dir), as_json)
         return
     if name is None:
-        raise UsageError(f"which data set? write `bench data {action} NAME`; `bench list datasets` shows the names")
+        raise UsageError(
+            f"`bench data {action}` needs the name of a data set; write `bench data {action} NAME`; `bench list "
+            "datasets` shows the names"
+        )
     from bench.datasets.base import DatasetError
 
     try:
@@ -76,7 +79,7 @@ def data(
         else:
             _verify(name, data_dir)
     except DatasetError as error:
-        raise RunFailed(str(error)) from None  # the command was right, the network or the disk was not
+        raise RunFailed(str(error)) from None  # the network or the disk failed, not the user
     _show([_state(_dataset(name), data_dir)], as_json)
 
 
@@ -92,7 +95,7 @@ def _verify(text: str, data_dir: Path) -> None:
     train, test = dataset.load(data_dir, seed=1)
     found, expected = (f"{a} training and {b} test samples" for a, b in ((len(train), len(test)), dataset.sizes()))
     if found != expected:
-        raise RunFailed(f"{text} holds {found} instead of {expected}; prepare it anew in an empty --data-dir")
+        raise RunFailed(f"{text} holds {found} instead of {expected}; prepare it again in an empty --data-dir")
     print(f"{text}: {found} can be loaded", file=sys.stderr)
 
 

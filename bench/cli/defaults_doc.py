@@ -1,4 +1,4 @@
-"""Writes the table of `bench run`'s options into docs/options.md: ``python -m bench.cli.defaults_doc``.
+"""Write the table of `bench run`'s options into docs/options.md: ``python -m bench.cli.defaults_doc``.
 
 A test fails if the page does not match the program.
 """
@@ -23,7 +23,7 @@ END = "<!-- End of the table. -->\n"
 
 
 def table() -> str:
-    """Every option of `bench run` with its default and meaning, in the order of its help."""
+    """Return a Markdown table of the options of `bench run`, in the order of its help."""
     options = list(_options())
     lines = ["| Option | Default | Meaning |", "| :--- | :--- | :--- |"]
     for panel, members in itertools.groupby(options, key=lambda option: option[2].rich_help_panel):
@@ -40,7 +40,7 @@ def document(text: str) -> str:
 
 
 def _options() -> typing.Iterator[tuple[inspect.Parameter, Any, OptionInfo]]:
-    """(parameter, its bare type, what Typer was told) of every option."""
+    """Yield the parameter, its type without annotations and its Typer option, for every option."""
     for parameter in inspect.signature(run).parameters.values():
         if parameter.annotation is not typer.Context:
             bare, info = typing.get_args(parameter.annotation)
@@ -70,7 +70,7 @@ def _names(name: str, type_: Any, info: OptionInfo) -> str:
 
 
 def _choices(type_: Any, meaning: str) -> str:
-    """The permitted texts, unless the meaning explains each of them."""
+    """Return a sentence with the permitted values, unless the meaning names each of them."""
     choices = typing.get_args(type_) if typing.get_origin(type_) is Literal else ()
     return "" if all(choice in meaning for choice in choices) else f" One of {', '.join(choices)}."
 

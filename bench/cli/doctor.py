@@ -1,4 +1,4 @@
-"""`bench doctor`: is this machine fit for runs, and what to do where it is not."""
+"""`bench doctor`, which checks whether this machine can execute runs, and says how to fix what is wrong."""
 
 from __future__ import annotations
 
@@ -24,9 +24,11 @@ EXAMPLES = """[bold]Examples[/bold]
 
 
 def doctor(
-    world_size: Annotated[int, typer.Option(min=1, max=MAX_RANKS, help="Ranks that you want to run here.")] = 2,
-    out: Annotated[Path, typer.Option(help="Where results shall go.")] = Path("results/runs"),
-    data_dir: Annotated[Path, typer.Option(help="Where data sets lie.")] = Path(DATA_DIR),
+    world_size: Annotated[
+        int, typer.Option(min=1, max=MAX_RANKS, help="Number of ranks that you want to run on this machine.")
+    ] = 2,
+    out: Annotated[Path, typer.Option(help="Folder of results.")] = Path("results/runs"),
+    data_dir: Annotated[Path, typer.Option(help="Folder of the data sets.")] = Path(DATA_DIR),
     smoke: Annotated[bool, typer.Option(help="Train a few steps on two real ranks.")] = True,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON on stdout.")] = False,
 ) -> None:

@@ -1,4 +1,4 @@
-"""How a command ends: an error becomes one sentence and an exit code; a bug keeps its traceback."""
+"""End a command: show an error as one sentence and set the exit code; a bug keeps its traceback."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from collections.abc import Iterator
 from bench.core.environment import failure_to_import_torch
 from bench.core.errors import BenchError, Interrupted, RunFailed, UsageError
 
-# What the user's own words bring about: a path that leads in a circle, is too long, or is not for this user.
+# Errors about a path that the user gave: a circle of links, a name that is too long, a lack of permissions.
 _USERS = {errno.ELOOP, errno.ENAMETOOLONG, errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOTDIR, errno.EISDIR}
-# What the machine is short of.
+# Errors about a lack of disk space, memory, open files or processes.
 _MACHINES = {
     errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO, errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.EAGAIN,
 }  # fmt: skip
@@ -22,33 +22,33 @@ _MACHINES = {
 
 @contextlib.contextmanager
 def one_sentence() -> Iterator[None]:
-    """Run a command; what goes wrong is told on stderr in one sentence, and the program ends with its exit code."""
+    """Run the command in the block; print its error on stderr in one sentence and exit with the error's code."""
     _show_any_sign()
     try:
         _check_working_directory()
         yield
-        sys.stdout.flush()  # a full disk shows here rather than after the end
+        sys.stdout.flush()  # so that a full disk raises here, not while Python exits
     except BaseException as error:
-        told = as_told(error)
-        if told is None:
+        shown = as_told(error)
+        if shown is None:
             raise
         _write_no_more()
-        with contextlib.suppress(OSError):  # nobody can be told that stderr takes nothing; the exit code remains
-            print(f"bench: {told}", file=sys.stderr)
-        sys.exit(told.exit_code)
+        with contextlib.suppress(OSError):  # stderr cannot be written either; the exit code remains
+            print(f"bench: {shown}", file=sys.stderr)
+        sys.exit(shown.exit_code)
 
 
 def as_told(error: BaseException) -> BenchError | None:
-    """What the user is told of an error; None for a bug, and for an exit that was meant."""
+    """Return the error to show to the user; None for a bug, and for a deliberate exit."""
     if isinstance(error, SystemExit) and isinstance(error.__context__, BrokenPipeError):
-        error = error.__context__  # Typer and rich exit with 1 where the reader of stdout has gone
+        error = error.__context__  # Typer and rich exit with code 1 if the reader of stdout has ended
     match error:
         case BenchError():
             return error
         case KeyboardInterrupt():
             return Interrupted("interrupted")
         case BrokenPipeError():
-            return RunFailed("whatever read the output ended before all of it was written")
+            return RunFailed("the program that reads the output ended before all of it was written")
         case OSError() if error.errno in _USERS:
             return UsageError(f"{_place(error)}: {error.strerror}; give another path")
         case OSError() if error.errno in _MACHINES:
@@ -61,7 +61,7 @@ def _place(error: OSError) -> str:
 
 
 def _show_any_sign() -> None:
-    """A terminal whose encoding lacks a sign shows its number."""
+    """Make stdout show the escape sequence of characters that its encoding lacks, rather than fail."""
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="backslashreplace")
 
@@ -74,7 +74,7 @@ def _check_working_directory() -> None:
 
 
 def _write_no_more() -> None:
-    """What stdout did not take would be tried again, in vain, when Python ends."""
+    """Discard output that stdout cannot take, because Python would try to write it again at exit."""
     try:
         sys.stdout.flush()
     except OSError:

@@ -1,4 +1,4 @@
-"""`bench list`: which components there are, what they can be told, and which of them work together."""
+"""`bench list`, which shows components, their options, which pairs work together, and runs."""
 
 from __future__ import annotations
 
@@ -27,12 +27,12 @@ RUNS = "runs"
 KINDS = {
     "compressors": "How a gradient becomes a payload",
     "collectives": "How ranks sum payloads",
-    "strategies": "When ranks exchange what",
+    "strategies": "What ranks exchange, and when",
     "optimizers": "How a gradient changes the weights",
     "models": "What is trained",
     "datasets": "What it is trained on",
-    PAIRS: "Which compressor works on which collective",
-    RUNS: "Which runs there are, and which can go on where they stopped",
+    PAIRS: "Which compressors work with which collectives",
+    RUNS: "Which runs exist, and which of them can be resumed",
 }
 EXAMPLES = """[bold]Examples[/bold]
 
@@ -60,14 +60,16 @@ def list_components(
     ] = None,
     long: Annotated[
         bool,
-        typer.Option("--long", "-l", help="Every option with type, default, range and meaning; reasons of refusals."),
+        typer.Option(
+            "--long", "-l", help="Show every option with type, default, range and meaning, or why a pair is refused."
+        ),
     ] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON on stdout.")] = False,
     out: Annotated[
         Path | None, typer.Option(help="Folder of runs, for `bench list runs`.", show_default="results/runs")
     ] = None,
 ) -> None:
-    """Show the components there are, their options, which pairs work together, and which runs can go on."""
+    """Show all components, their options, which pairs work together, and which runs can be resumed."""
     if kind is not None and kind not in KINDS:
         raise UsageError(f"there is no kind '{kind}'{did_you_mean(kind, KINDS)}; choose one of {', '.join(KINDS)}")
     if kind == RUNS:
@@ -101,7 +103,7 @@ def _details(kinds: Sequence[str]) -> dict[str, dict[str, Detail]]:
 
 
 def _as_json(kind: str, details: Mapping[str, Detail] | None) -> list[dict[str, Any]]:
-    """Without details every name; with them those components that can be imported."""
+    """Return the components of a kind; with details, only those that can be imported."""
     return [
         {"name": name, "description": entry.description} | (dataclasses.asdict(details[name]) if details else {})
         for name, entry in registry.entries(kind).items()

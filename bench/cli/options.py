@@ -1,4 +1,4 @@
-"""From a configuration's declarations to the options that Typer shows and reads."""
+"""Turn the options that a configuration declares into options of a Typer command."""
 
 from __future__ import annotations
 
@@ -21,7 +21,9 @@ Own = ParamSpec("Own")
 
 RowFile = Annotated[
     Path | None,
-    typer.Option(help="Append the rows to this CSV file, each as it is done.", metavar="FILE", rich_help_panel=OUTPUT),
+    typer.Option(
+        help="Append each row to this CSV file as soon as it is measured.", metavar="FILE", rich_help_panel=OUTPUT
+    ),
 ]
 AsJson = Annotated[bool, typer.Option("--json", help="Print data as JSON on stdout.", rich_help_panel=OUTPUT)]
 
@@ -29,12 +31,12 @@ AsJson = Annotated[bool, typer.Option("--json", help="Print data as JSON on stdo
 def takes(
     configuration: type[C], *, several: Mapping[str, str] | None = None
 ) -> Callable[[Callable[Concatenate[C, Own], None]], Callable[..., None]]:
-    """Give a command every option of a configuration, which becomes its first argument; its own options stay.
+    """Decorate a command so that it takes all options of a configuration, and its own, and gets the former as one.
 
     Args:
-        configuration: the options.
-        several: components of which the command takes several, and what the help says of that; the configuration gets
-            their specs separated by commas.
+        configuration: class of the configuration, an instance of which becomes the function's first argument.
+        several: options that accept several components, with the text that their help adds; the configuration gets the
+            specs separated by commas.
     """
     lists = several or {}
 
@@ -59,7 +61,7 @@ def takes(
 
 
 def row_writer(out: Path | None, columns: tuple[Column, ...]) -> RowWriter | None:
-    """What appends rows to the file that the user named.
+    """Return a writer for the file that the user named, or None if there is none.
 
     Raises:
         UsageError: the file cannot be written.
@@ -92,7 +94,7 @@ def _parameter(option: Option, several: str | None) -> inspect.Parameter:
 
 
 def _place(parameter: inspect.Parameter, configuration: type[Configuration]) -> int:
-    """Where it stands in the help; what the command line was is no option and shows nowhere."""
+    """Return the number of the parameter's panel in the help; the context comes first and is not shown."""
     if parameter.annotation is typer.Context:
         return -1
     return configuration.panels.index(parameter.annotation.__metadata__[0].rich_help_panel)

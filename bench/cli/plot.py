@@ -1,4 +1,4 @@
-"""`bench plot`: runs as pictures for print and screen."""
+"""`bench plot`, which draws runs and predictions as pictures."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ _LIST = "\n\n".join(f"  {name}: {shows}" for name, shows in _SHOWN.items())
 
 
 def _complete_kind(incomplete: str) -> list[tuple[str, str]]:
-    words = _SHOWN | {ALL: "every kind that the rows allow"}
+    words = _SHOWN | {ALL: "every kind that can be drawn from the rows"}
     return [(name, shows) for name, shows in words.items() if name.startswith(incomplete)]
 
 
@@ -48,8 +48,8 @@ def plot(
     baseline: Annotated[
         str | None,
         typer.Option(
-            help="Row that a speed-up is over: a compressor, COMPRESSOR+COLLECTIVE, or a run's name (default: bf16, "
-            "else none).",
+            help="Row that speed-ups are relative to: a compressor, COMPRESSOR+COLLECTIVE, or a run's name (default: "
+            "bf16, else none).",
             metavar="SPEC",
             show_default=False,
         ),
@@ -58,10 +58,10 @@ def plot(
         Path, typer.Option(help="A file (.png, .svg or .pdf), or a folder for files named after the kinds.")
     ] = DEFAULT_OUT,
     as_format: Annotated[
-        Literal["png", "svg", "pdf"], typer.Option("--format", help="What is written into a folder.")
+        Literal["png", "svg", "pdf"], typer.Option("--format", help="Format of the files in a folder.")
     ] = "svg",
 ) -> None:
-    """Draw runs: one KIND of picture, or `all` that the rows allow."""
+    """Draw one KIND of picture of runs, or `all` kinds that can be drawn from the rows."""
     from bench.report import store
 
     if kind in PREDICTED_KINDS:
@@ -82,18 +82,18 @@ def plot(
         except NotDrawable as error:
             if kind != ALL:
                 raise
-            warn(f"{each.name} is left out: {error}")
+            warn(f"{each.name} is not drawn: {error}")
         else:
             _save(picture, each.name, out, as_format)
             num_drawn += 1
     if not num_drawn:
-        raise NotDrawable("no picture can be drawn from these rows; the warnings say what each of them needs")
+        raise NotDrawable("no picture can be drawn from these rows; the warnings say what each picture needs")
 
 
 def _draw_predicted(kind: str, paths: Sequence[Path] | None, baseline: str | None, out: Path, as_format: str) -> None:
-    """A picture of one file that `bench predict` wrote."""
+    """Draw a file that `bench predict` wrote."""
     if baseline is not None or paths is None or len(paths) != 1:
-        raise UsageError(f"{kind} draws one file that bench predict wrote, without --baseline; name it behind the kind")
+        raise UsageError(f"{kind} draws one file that bench predict wrote, without --baseline; name it after the kind")
     picture = PREDICTED_KINDS[kind].draw(paths[0])
     if out.suffix.lower() not in SUFFIXES:
         make_folder(out)
@@ -110,7 +110,7 @@ def _chosen(kind: str) -> list[Kind]:
     if kind == ALL:
         return list(KINDS.values())
     if kind not in KINDS:
-        from collectives.options import did_you_mean  # brings pydantic along: only where it is needed
+        from collectives.options import did_you_mean  # imports pydantic, so only if it is needed
 
         raise UsageError(
             f"there is no picture '{kind}'{did_you_mean(kind, _SHOWN)}; choose {', '.join(_SHOWN)} or {ALL}"

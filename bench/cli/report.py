@@ -1,4 +1,4 @@
-"""`bench report`: runs as one HTML file."""
+"""`bench report`, which writes a comparison of runs as one HTML file."""
 
 from __future__ import annotations
 
@@ -30,8 +30,8 @@ def report(
 ) -> None:
     """Write one HTML file: the question, the verdict, tables, pictures, caveats, machines and commands.
 
-    The verdict is printed as well. The file needs no network, and is fit for paper. Where PATHS hold files that bench
-    predict wrote, JSON of a sweep or the table of --validate, their pictures are in it too.
+    The verdict is also printed. The file needs no network and can be printed. If PATHS contain files that bench predict
+    wrote, JSON of a sweep or the table of --validate, it also has their pictures.
     """
     from bench.report import store
     from bench.report.page.page import page, to_html
@@ -41,7 +41,7 @@ def report(
     paths = paths or [DEFAULT_PATH]
     if out == DEFAULT_OUT:
         make_folder(out.parent)
-    if not out.exists() or out.is_file():  # a terminal will do as well
+    if not out.exists() or out.is_file():  # the file may also be a terminal
         check_writable(out)
     predicted = predicted_files(paths)
     left_out: list[str] = []

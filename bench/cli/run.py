@@ -1,4 +1,4 @@
-"""`bench run`: train for real, once per seed."""
+"""`bench run`, which trains a model with real processes, once per seed and compressor, or resumes a run."""
 
 from __future__ import annotations
 
@@ -45,98 +45,99 @@ _BESIDE_RESUME = ("resume", "as_json", "world_size", "resume_residuals", "timeou
 
 @takes(
     RunConfig,
-    several={"compressor": "several, separated by commas or in options of their own, are run in turn and compared"},
+    several={"compressor": "several (separated by commas, or with the option repeated) are run in turn and compared"},
 )
 def run(
-    asked: RunConfig,
+    options: RunConfig,
     context: typer.Context,
     seeds: Annotated[
-        str | None, typer.Option(help="Several runs, one per seed: 1,2,3 or 1-5.", rich_help_panel=MEASUREMENT)
+        str | None, typer.Option(help="Seeds, for one run each: 1,2,3 or 1-5.", rich_help_panel=MEASUREMENT)
     ] = None,
     out: Annotated[
-        Path, typer.Option(help="Folder in which a new run folder is made.", rich_help_panel=OUTPUT)
+        Path, typer.Option(help="Folder in which the run's folder is made.", rich_help_panel=OUTPUT)
     ] = DEFAULT_PATH,
     resume: Annotated[
         Path | None,
         typer.Option(
             metavar="RUN_FOLDER",
-            help="Go on with this run from its last checkpoint; it is what its configuration says, but for --timeout.",
+            help="Resume this run from its last checkpoint; only --timeout and --world-size can be changed.",
             rich_help_panel=OUTPUT,
         ),
     ] = None,
     resume_residuals: Annotated[
         Literal["sum", "drop"] | None,
         typer.Option(
-            help="With --resume and another --world-size: sum shares out what those before had not sent, or drop it.",
+            help="With --resume and another --world-size: what happens to the old ranks' residuals; sum: they are "
+            "added up and shared out, drop: they are lost.",
             rich_help_panel=OUTPUT,
         ),
     ] = None,
     dry_run: Annotated[
         bool,
-        typer.Option("--dry-run", help="Print the plan and the torchrun line, run nothing.", rich_help_panel=OUTPUT),
+        typer.Option("--dry-run", help="Print the plan and the torchrun command; run nothing.", rich_help_panel=OUTPUT),
     ] = False,
     as_json: AsJson = False,
 ) -> None:
     """Train a model in several processes with a chosen compressor x collective x optimizer, and record everything."""
     if resume is not None:
         _check_alone(context)
-        timeout_s = asked.timeout_s if _is_given(context, "timeout_s") else None
-        _resume(resume, asked.world_size, resume_residuals, timeout_s, as_json)
+        timeout_s = options.timeout_s if _is_given(context, "timeout_s") else None
+        _resume(resume, options.world_size, resume_residuals, timeout_s, as_json)
         return
     if resume_residuals is not None:
-        raise UsageError("--resume-residuals is for a run that goes on with other ranks; add --resume and --world-size")
+        raise UsageError("--resume-residuals is for a run resumed with other ranks; add --resume and --world-size")
     if seeds and _is_given(context, "seed"):
         raise UsageError("--seed and --seeds contradict each other; give one of them")
-    numbers = parse_seeds(seeds) if seeds else [asked.seed]
+    numbers = parse_seeds(seeds) if seeds else [options.seed]
     from bench.cli.output.run import make_each_ready, print_notes
     from bench.launch.jobs.fork_server import TRAIN, ForkServer
     from bench.launch.refusals import without_torch
     from bench.launch.resolve import check, prepare, resolve
 
-    specs = split_list(asked.compressor)
-    if len(specs) > 1 and asked.nnodes > 1:
+    specs = split_list(options.compressor)
+    if len(specs) > 1 and options.nnodes > 1:
         raise UsageError(
             f"--compressor names {len(specs)} methods, which are compared on one machine; give one of them with "
-            f"--nnodes {asked.nnodes}"
+            f"--nnodes {options.nnodes}"
         )
-    with ForkServer(TRAIN) as server:  # which refuses kernels that there are not, for a plan too
+    with ForkServer(TRAIN) as server:  # also for a dry run, because it refuses kernels that are not available
         if len(specs) > 1:
-            configs = _plan_methods(asked, specs, numbers, server)
+            configs = _plan_methods(options, specs, numbers, server)
         else:
-            without_torch(check, asked)
+            without_torch(check, options)
             if dry_run:
-                configs = [dataclasses.replace(resolve(asked), seed=seed) for seed in numbers]
+                configs = [dataclasses.replace(resolve(options), seed=seed) for seed in numbers]
             else:
-                server.warm_up_for(asked)
-                configs, warnings = server.call(prepare, asked, numbers)
+                server.warm_up_for(options)
+                configs, warnings = server.call(prepare, options, numbers)
                 print_notes(configs[0], warnings)
         if dry_run:
             _print_plans(configs, out, as_json)
             return
         if len(specs) > 1:
             make_each_ready(configs, server)
-        _execute(asked, configs, out, as_json, server)
+        _execute(options, configs, out, as_json, server)
 
 
-def _plan_methods(asked: RunConfig, specs: list[str], seeds: list[int], server: ForkServer) -> list[RunConfig]:
-    """Return the runs of several compressors: seeds outermost, methods within a seed in random order, as in a sweep.
+def _plan_methods(options: RunConfig, specs: list[str], seeds: list[int], server: ForkServer) -> list[RunConfig]:
+    """Return the runs of several compressors: seed by seed, and within a seed in random order, as in a sweep.
 
     Raises:
-        UsageError: one is not possible, or is named twice.
+        UsageError: a compressor is not possible, or is named twice.
     """
     from bench.launch.sweeps.file import SweepFile
     from bench.launch.sweeps.plan import plan_runs
 
-    given = {option.name: getattr(asked, option.name) for option in RunConfig.options() if option.flag}
+    given = {option.name: getattr(options, option.name) for option in RunConfig.options() if option.flag}
     methods = SweepFile(where="--compressor", base=given, seeds=seeds, matrix={"compressor": specs})
     configs = [run.config for run in plan_runs(methods, server)]
     if len(configs) < len(specs) * len(seeds):
-        raise UsageError(f"--compressor {asked.compressor} names one method twice; each is run once per seed")
+        raise UsageError(f"--compressor {options.compressor} names one method twice; each is run once per seed")
     return configs
 
 
 def _check_alone(context: typer.Context) -> None:
-    """Refuse what else was given beside --resume."""
+    """Refuse options that cannot be combined with --resume."""
     if given := [name for name in context.params if name not in _BESIDE_RESUME and _is_given(context, name)]:
         flags = {option.name: option.flag_name for option in RunConfig.options()}
         named = ", ".join(flags.get(name, f"--{name.replace('_', '-')}") for name in given)
@@ -155,7 +156,7 @@ def _resume(path: Path, world_size: int | None, waiting: str | None, timeout_s: 
     from bench.launch.resuming import ask_anew, change_ranks, check_left, configuration_of
     from bench.launch.run import resume
 
-    folder = RunFolder(path.resolve())  # a run is known by its folder's name, which `.` and links do not tell
+    folder = RunFolder(path.resolve())  # the folder's name identifies the run, so resolve `.` and links
     check_left(folder)
     config = configuration_of(folder)
     _check_waiting(folder, config.world_size, world_size, waiting)
@@ -164,7 +165,7 @@ def _resume(path: Path, world_size: int | None, waiting: str | None, timeout_s: 
             server.warm_up(config.threads)
             config = server.call(with_ranks, config, world_size)
             with locked(folder.path) as is_held:
-                if is_held:  # else what follows says so
+                if is_held:  # otherwise `resume` refuses the run below
                     change_ranks(folder, config, waiting)
         if timeout_s is not None:
             config = dataclasses.replace(config, timeout_s=timeout_s)
@@ -182,21 +183,21 @@ def _resume(path: Path, world_size: int | None, waiting: str | None, timeout_s: 
 
 
 def _check_waiting(folder: RunFolder, before: int, now: int | None, waiting: str | None) -> None:
-    """What waits to be sent differs between ranks; where their number changes, the user says what becomes of it."""
+    """Check that --resume-residuals is given if, and only if, the number of ranks changes."""
     is_other = now not in (None, before)
     if is_other and waiting is None:
         raise UsageError(
-            f"{folder.path} had {before} ranks, each with something that it had not sent; add --resume-residuals sum "
-            "to share that out or drop to drop it, or leave out --world-size"
+            f"{folder.path} had {before} ranks, each with residuals that it had not sent; add --resume-residuals sum "
+            "to share them out, or drop to lose them, or leave out --world-size"
         )
     if waiting is not None and not is_other:
         raise UsageError(
-            f"--resume-residuals is for another number of ranks than the {before} of the run; give --world-size"
+            f"--resume-residuals is for another number of ranks than the run's {before}; give --world-size"
         )
 
 
-def _execute(asked: RunConfig, configs: list[RunConfig], out: Path, as_json: bool, server: ForkServer) -> None:
-    """Do the runs; the first failure ends those of one method, and is a row like any other among several."""
+def _execute(options: RunConfig, configs: list[RunConfig], out: Path, as_json: bool, server: ForkServer) -> None:
+    """Execute the runs; with one compressor, stop at the first failure; with several, go on with the next run."""
     from bench.cli.output.run import Display, print_summary, warn_of_other_work
     from bench.launch.run import execute
 
@@ -219,10 +220,10 @@ def _execute(asked: RunConfig, configs: list[RunConfig], out: Path, as_json: boo
         _compare(results)
     else:
         print_summary(configs, results)
-    if as_json or not are_several:  # the comparison warns by itself
+    if as_json or not are_several:  # the comparison prints this warning itself
         warn_of_other_work(results)
-    if not as_json and all(result.status == "ok" for result in results):  # else the error says what to do
-        print(f"next: {shlex.join(_next_command(asked, configs, results, out))}", file=sys.stderr)
+    if not as_json and all(result.status == "ok" for result in results):  # otherwise the error says what to do
+        print(f"next: {shlex.join(_next_command(options, configs, results, out))}", file=sys.stderr)
     if are_several:
         _raise_failures(configs, results)
     else:
@@ -241,8 +242,8 @@ def _compare(results: Sequence[Result]) -> None:
         compare([result.folder.path for result in results], metric=None if is_timed else "test_accuracy")
 
 
-def _next_command(asked: RunConfig, configs: Sequence[RunConfig], results: Sequence[Result], out: Path) -> list[str]:
-    """Return what to type next: a report of the methods, a comparison with other runs, or runs to compare with."""
+def _next_command(options: RunConfig, configs: Sequence[RunConfig], results: Sequence[Result], out: Path) -> list[str]:
+    """Return a useful next command: a report of the methods, a comparison with other runs, or runs to compare with."""
     from bench.launch.sweeps.past_runs import past_runs
     from bench.launch.sweeps.written import run_arguments
 
@@ -252,32 +253,32 @@ def _next_command(asked: RunConfig, configs: Sequence[RunConfig], results: Seque
         return ["bench", "report", *([str(result.folder.path) for result in results] if has_others else place)]
     if has_others:
         return ["bench", "compare", *place]
-    options = {option.name: getattr(asked, option.name) for option in RunConfig.options() if option.flag}
-    given = {name: value for name, value in options.items() if value != getattr(RunConfig, name)}
-    others = "none,bf16,powersgd" if asked.compressor == "none" else f"none,{asked.compressor}"
+    values = {option.name: getattr(options, option.name) for option in RunConfig.options() if option.flag}
+    given = {name: value for name, value in values.items() if value != getattr(RunConfig, name)}
+    others = "none,bf16,powersgd" if options.compressor == "none" else f"none,{options.compressor}"
     seeds = {"seeds": seeds_text(config.seed for config in configs)} if len(configs) > 1 else {}
     folder = {"out": out} if place else {}
     return ["bench", "run", *run_arguments(given | {"compressor": others} | seeds | folder)]
 
 
 def _raise_failures(configs: Sequence[RunConfig], results: Sequence[Result]) -> None:
-    """Say which of several methods' runs failed, or that the user stopped them."""
+    """Raise an error if runs of several methods failed, or if the user stopped them."""
     failed = [result for result in results if result.status != "ok"]
     if not failed:
         return
     last = failed[-1]
     if last.status == "interrupted":
         left = len(configs) - len(results)
-        more = f"; {left} of {len(configs)} runs had not begun" if left else ""
+        more = f"; {left} of {len(configs)} runs were not started" if left else ""
         raise Interrupted(f"{last.error} in {last.folder.path}{_how_to_go_on(last)}{more}")
     raise RunFailed(
-        f"{len(failed)} of {len(configs)} runs failed, the last of them with: {last.error}; rows and logs so far are "
+        f"{len(failed)} of {len(configs)} runs failed, the last one with: {last.error}; rows and logs so far are "
         f"in {last.folder.path}{_how_to_go_on(last)}"
     )
 
 
 def _raise_failure(last: Result, left: Sequence[int] = ()) -> None:
-    """End as the last run did; `left`: seeds that were not run for it."""
+    """Raise an error if the last run failed or was stopped; `left` are the seeds that were not run because of it."""
     if last.status == "ok":
         return
     advice = _how_to_go_on(last)
@@ -292,11 +293,11 @@ def _how_to_go_on(result: Result) -> str:
     from bench.launch.resuming import last_step
 
     step, path = last_step(result.folder), result.folder.path
-    return f"; to go on from step {step}: bench run --resume {path}" if step is not None else ""
+    return f"; to resume from step {step}: bench run --resume {path}" if step is not None else ""
 
 
 def _print_plans(configs: list[RunConfig], out: Path, as_json: bool) -> None:
-    """Print the plan of every method; as JSON an object, or a list of them where there are several methods."""
+    """Print the plan of every method; as JSON an object, or a list of objects if there are several methods."""
     by_method: dict[str, list[RunConfig]] = {}
     for config in configs:
         by_method.setdefault(config.config_id, []).append(config)
@@ -307,7 +308,7 @@ def _print_plans(configs: list[RunConfig], out: Path, as_json: bool) -> None:
 
 
 def _print_plan(configs: list[RunConfig], out: Path, as_json: bool) -> dict[str, Any]:
-    """Print one method's plan, unless it is printed as JSON; return it as data."""
+    """Return one method's plan as data; without `as_json`, also print it."""
     from bench.cli.output.run import print_layers, print_notes, print_plan
     from bench.core.run_folder import RunFolder
     from bench.launch.jobs import torchrun

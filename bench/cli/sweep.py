@@ -1,4 +1,4 @@
-"""`bench sweep`: every run that a file asks for, each done once, however often the sweep is stopped and continued."""
+"""`bench sweep`, which executes every run of a file once, even if it is stopped and started again."""
 
 from __future__ import annotations
 
@@ -24,9 +24,9 @@ EXAMPLES = """[bold]Examples[/bold]
 
   bench sweep examples/sweep.toml --out /shared/sweep --slurm
 
-The file: \\[base] holds options of `bench run`, \\[matrix] lists of them, \\[\\[method]] options that go together, with
-all of the matrix, \\[\\[include]] one more configuration, \\[\\[exclude]] what is left out of the matrix; seeds = "1-3"
-repeats all of them."""
+The file: \\[base] holds options of `bench run` for all runs; \\[matrix] lists values to combine; each \\[\\[method]] is
+a group of options to combine with the matrix; \\[\\[include]] adds a configuration; \\[\\[exclude]] removes some from
+the matrix; seeds = "1-3" runs every configuration with these seeds."""
 
 
 def sweep(
@@ -36,37 +36,43 @@ def sweep(
     out: Annotated[
         Path | None,
         typer.Option(
-            help="Folder in which each run gets its own; what is done there is not done again.",
+            help="Folder of the runs' folders; runs that are done there are skipped.",
             show_default="results/runs/ and the file's name",
             rich_help_panel=OUTPUT,
         ),
     ] = None,
     dry_run: Annotated[
-        bool, typer.Option("--dry-run", help="Print the plan, run nothing.", rich_help_panel=OUTPUT)
+        bool, typer.Option("--dry-run", help="Print the plan; run nothing.", rich_help_panel=OUTPUT)
     ] = False,
     slurm: Annotated[
         bool,
         typer.Option(
-            "--slurm", help="Print the sbatch line that does it as an array of single runs.", rich_help_panel=OUTPUT
+            "--slurm",
+            help="Print the sbatch command that submits the sweep as an array with one run per element.",
+            rich_help_panel=OUTPUT,
         ),
     ] = False,
     as_json: AsJson = False,
     retry_failed: Annotated[
-        bool, typer.Option("--retry-failed", help="Do runs that failed again.", rich_help_panel=WHICH)
+        bool, typer.Option("--retry-failed", help="Also execute runs again that failed.", rich_help_panel=WHICH)
     ] = False,
     limit: Annotated[
-        int | None, typer.Option(min=1, max=MOST, help="Do at most so many runs now.", rich_help_panel=WHICH)
+        int | None, typer.Option(min=1, max=MOST, help="Largest number of runs to execute now.", rich_help_panel=WHICH)
     ] = None,
     only: Annotated[
         int | None,
         typer.Option(
-            min=0, max=MOST, metavar="INDEX", help="Only this run of the plan, from 0.", rich_help_panel=WHICH
+            min=0,
+            max=MOST,
+            metavar="INDEX",
+            help="Execute only the run with this number in the plan, from 0.",
+            rich_help_panel=WHICH,
         ),
     ] = None,
 ) -> None:
-    """Do every run that a file asks for: seeds outermost, what is done skipped, a failure a row like any other.
+    """Execute every run of a file, seed by seed; skip runs that are done, and go on after a failure.
 
-    Stop it at any time; the same command goes on. Several at once share the work.
+    You can stop a sweep at any time; the same command continues it. Several commands at once share the work.
     """
     from bench.cli.output.sweep import SweepProgress, print_agenda, say_plan
     from bench.launch.jobs.fork_server import TRAIN, ForkServer
@@ -76,10 +82,10 @@ def sweep(
     from bench.launch.sweeps.slurm import sbatch_line
 
     if slurm and only is not None:
-        raise UsageError("--slurm asks for an array of all runs, and --only for one of them; leave out one")
-    asked = read_sweep(file)
+        raise UsageError("--slurm submits all runs, and --only selects one of them; leave out one of these options")
+    content = read_sweep(file)
     with ForkServer(TRAIN) as server:
-        runs = plan_runs(asked, server)
+        runs = plan_runs(content, server)
         if only is not None and only >= len(runs):
             raise UsageError(f"--only {only} is none of the {len(runs)} runs; they count from 0")
         chosen = runs if only is None else [runs[only]]

@@ -1,4 +1,4 @@
-"""`bench tune`: the learning rate of each method, chosen within an equal budget on samples held out of training."""
+"""`bench tune`, which chooses each method's learning rate with equal budgets on held-out training samples."""
 
 from __future__ import annotations
 
@@ -29,16 +29,16 @@ EXAMPLES = """[bold]Examples[/bold]
 
   bench sweep results/runs/tune/tuned.toml --out results/runs/tuned
 
-A FILE is a sweep's with a heading \\[tune], under which stand lists: lr, and whatever else is to be chosen."""
+FILE is a sweep file with a table \\[tune], which lists the values to try: of lr, and of any other options to tune."""
 
 
 @takes(RunConfig)
 def tune(
-    asked: RunConfig,
+    options: RunConfig,
     file: Annotated[
         Path | None,
         typer.Argument(
-            metavar="FILE", help="TOML file of a sweep with a table \\[tune], instead of options.", rich_help_panel=WHAT
+            metavar="FILE", help="Sweep file in TOML with a table \\[tune], instead of options.", rich_help_panel=WHAT
         ),
     ] = None,
     compressors: Annotated[
@@ -53,34 +53,38 @@ def tune(
         str | None,
         typer.Option(
             help="Learning rates to try, separated by commas.",
-            show_default="a quarter to four times --lr, or the optimizer's own",
+            show_default="from a quarter to four times --lr, or the optimizer's default",
             rich_help_panel=MEASUREMENT,
         ),
     ] = None,
     seeds: Annotated[
         str | None,
-        typer.Option(help="Seeds of the runs that follow, for the written file.", rich_help_panel=MEASUREMENT),
+        typer.Option(help="Seeds of the runs after tuning, for the file that is written.", rich_help_panel=MEASUREMENT),
     ] = None,
     tuning_seed: Annotated[
-        int, typer.Option(min=0, max=MAX_SEED, help="Seed of the runs that choose.", rich_help_panel=MEASUREMENT)
+        int, typer.Option(min=0, max=MAX_SEED, help="Seed of the tuning runs.", rich_help_panel=MEASUREMENT)
     ] = 100,
     out: Annotated[
         Path,
-        typer.Option(help="Folder of the runs that choose; what is done is not done again.", rich_help_panel=OUTPUT),
+        typer.Option(help="Folder of the tuning runs; runs that are done there are skipped.", rich_help_panel=OUTPUT),
     ] = Path("results/runs/tune"),
     write: Annotated[
         Path | None,
-        typer.Option(help="The file for `bench sweep`.", show_default="tuned.toml in --out", rich_help_panel=OUTPUT),
+        typer.Option(
+            help="Sweep file to write, with the chosen values.",
+            show_default="tuned.toml in --out",
+            rich_help_panel=OUTPUT,
+        ),
     ] = None,
     dry_run: Annotated[
-        bool, typer.Option("--dry-run", help="Print the plan, run nothing.", rich_help_panel=OUTPUT)
+        bool, typer.Option("--dry-run", help="Print the plan; run nothing.", rich_help_panel=OUTPUT)
     ] = False,
     as_json: AsJson = False,
 ) -> None:
-    """Choose each method's learning rate, and whatever else is named, and write a sweep of the methods at their best.
+    """Choose each method's learning rate, and other options on request, and write a sweep file with the best values.
 
-    Every method tries the same values, trains for equally long, and is judged on training samples that are held out:
-    a fifth of them without --holdout-size.
+    All methods try the same values, train for the same length, and are judged on held-out training samples (a fifth of
+    them, unless --holdout-size is given).
     """
     from bench.cli.output.sweep import SweepProgress, print_agenda, say_plan
     from bench.launch.jobs.fork_server import TRAIN, ForkServer
@@ -88,8 +92,8 @@ def tune(
     from bench.launch.sweeps.plan import plan_runs
     from bench.launch.sweeps.tuning import choose, tuned_file, tuning_sweep
 
-    methods = _methods(asked, file, compressors, rates, seeds)
-    if write is not None and not write.absolute().is_relative_to(out.absolute()):  # which will be there
+    methods = _methods(options, file, compressors, rates, seeds)
+    if write is not None and not write.absolute().is_relative_to(out.absolute()):  # the runs make `out`
         check_writable(write)
     with ForkServer(TRAIN) as server:
         agenda = SweepState.look_up(plan_runs(tuning_sweep(methods, tuning_seed), server), out)
@@ -107,22 +111,22 @@ def tune(
 
 
 def _methods(
-    asked: RunConfig, file: Path | None, compressors: str | None, rates: str | None, seeds: str | None
+    options: RunConfig, file: Path | None, compressors: str | None, rates: str | None, seeds: str | None
 ) -> SweepFile:
-    """What is to be tuned, from a file or from options."""
+    """Return what to tune, from a file or from the options."""
     from bench.launch.sweeps.file import SweepFile, read_sweep
     from bench.launch.sweeps.tuning import with_defaults
 
-    options = [option for option in RunConfig.options() if option.flag]
-    given = {o.name: getattr(asked, o.name) for o in options if getattr(asked, o.name) != o.default}
+    defaults = {option.name: option.default for option in RunConfig.options() if option.flag}
+    given = {name: value for name, default in defaults.items() if (value := getattr(options, name)) != default}
     tried: dict[str, list[Any]] = {"lr": _rates(rates)} if rates else {}
     if file is not None:
         if given or compressors or seeds or rates:
-            raise UsageError(f"{file} says what is run; write there what the other options say, or leave it out")
+            raise UsageError(f"{file} contains all options; write the other options there, or leave out the file")
         return read_sweep(file, "tune")
     if "compressor" in given and compressors:
         raise UsageError("--compressor and --compressors contradict each other; give one of them")
-    if asked.nnodes > 1:
+    if options.nnodes > 1:
         raise UsageError("tuning runs on this machine; leave out --nnodes")
     if "seed" in given and seeds:
         raise UsageError("--seed and --seeds contradict each other; give one of them")
@@ -137,7 +141,7 @@ def _methods(
         )
     )
     if chosen:
-        print(f"not given, so chosen: {chosen}", file=sys.stderr)
+        print(f"chosen by default: {chosen}", file=sys.stderr)
     return methods
 
 
@@ -157,7 +161,7 @@ def _write(path: Path, text: str) -> None:
 
 
 def _print(methods: SweepFile, tuned: list[Tuned], *, as_json: bool) -> None:
-    """What was chosen, and the commands that run it, on stdout; what should be looked at again on stderr."""
+    """Print the chosen values and the commands that use them on stdout, warnings about them on stderr."""
     from rich.markup import escape
 
     from bench.cli.output.console import plain_table, print_json, stdout_console
@@ -181,5 +185,5 @@ def _print(methods: SweepFile, tuned: list[Tuned], *, as_json: bool) -> None:
     for each in tuned:
         for name in each.at_the_end:
             where = table_text(each.settings) or "[base]"
-            beyond = f"the best {name}, {each.best[name]}, is at the end of those tried; try values beyond it"
+            beyond = f"the best {name}, {each.best[name]}, is the smallest or largest tried; try values beyond it"
             print(f"warning: {where}: {beyond}", file=sys.stderr)

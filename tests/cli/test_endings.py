@@ -119,7 +119,7 @@ def test_errors_that_cannot_be_told_keep_their_exit_code(folder: Path) -> None:
 def test_a_reader_that_goes_away(command: str, folder: Path) -> None:
     answer = shell(f"bench {command} | true", folder)
     assert answer.code == 3
-    assert answer.error == "bench: whatever read the output ended before all of it was written\n"
+    assert answer.error == "bench: the program that reads the output ended before all of it was written\n"
 
 
 @pytest.mark.parametrize("encoding", ["ascii", "latin-1", "cp1252"])

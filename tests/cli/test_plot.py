@@ -38,7 +38,7 @@ def test_what_the_rows_do_not_allow_is_said_and_the_rest_drawn(tmp_path: Path) -
     folder = write_run(tmp_path / "runs", fake_row(train_time_s=3.0))
     answer = invoke("plot", "all", str(folder), "--out", str(tmp_path / "plots"), "--format", "png")
     assert answer.code == 0
-    assert "scaling is left out: scaling needs a configuration that ran with two values of --world-size" in answer.error
+    assert "scaling is not drawn: scaling needs a configuration that ran with two values" in answer.error
     assert (tmp_path / "plots" / "accuracy-time.png").exists()
 
 

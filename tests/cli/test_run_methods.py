@@ -43,7 +43,7 @@ def test_a_failed_method_is_a_row_and_the_others_go_on(tmp_path: Path) -> None:
     answer = execute(*SMALL, *far, "--compressor", "none,sign", "--seeds", "1,2", "--out", str(tmp_path))
     assert answer.code == 3
     assert len(list(tmp_path.iterdir())) == 4
-    assert "of 4 runs failed, the last of them with: " in answer.error
+    assert "of 4 runs failed, the last one with: " in answer.error
 
 
 @pytest.mark.usefixtures("planned_here")

@@ -44,7 +44,7 @@ def test_a_run_that_lost_a_rank_goes_on_from_its_checkpoint_as_if_it_had_not(tmp
     assert killed.code == 3
     assert "rank 1 was killed by SIGKILL" in killed.error
     # That of step 3 was there before that of step 6 was begun.
-    assert re.search(rf"to go on from step [36]: bench run --resume {folder}", killed.error)
+    assert re.search(rf"to resume from step [36]: bench run --resume {folder}", killed.error)
     resumed = execute("run", "--resume", str(folder), "--timeout", "77", **told)
     assert resumed.code == 0, resumed.error
     undisturbed = execute(*RUN, "--out", str(tmp_path / "undisturbed"), **told)
@@ -77,9 +77,9 @@ def test_a_resumed_run_takes_nothing_else(arguments: tuple[str, ...], sentence: 
 @pytest.mark.parametrize(
     ("arguments", "sentence"),
     [
-        (("--world-size", "3"), "had 2 ranks, each with something that it had not sent; add --resume-residuals sum to"),
-        (("--resume-residuals", "sum"), "is for another number of ranks than the 2 of the run; give --world-size"),
-        (("--world-size", "2", "--resume-residuals", "drop"), "is for another number of ranks than the 2 of the run"),
+        (("--world-size", "3"), "had 2 ranks, each with residuals that it had not sent; add --resume-residuals sum to"),
+        (("--resume-residuals", "sum"), "is for another number of ranks than the run's 2; give --world-size"),
+        (("--world-size", "2", "--resume-residuals", "drop"), "is for another number of ranks than the run's 2"),
     ],
 )
 def test_another_number_of_ranks_must_say_what_becomes_of_what_waits(

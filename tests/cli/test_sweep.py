@@ -124,7 +124,7 @@ def test_a_failure_is_a_row_and_the_others_are_run_and_it_is_tried_again_when_as
 @pytest.mark.usefixtures("planned_here")
 def test_limits_and_single_runs_and_plans(file: Path, tmp_path: Path) -> None:
     out = tmp_path / "out"
-    assert "4 runs of 2 configurations; 0 done; 4 to do now, for how long is not known yet" in (
+    assert "4 runs of 2 configurations; 0 done; 4 to do now, duration not known yet" in (
         plan(file, out, "--dry-run").error
     )
     assert not out.exists()
@@ -141,7 +141,7 @@ def test_limits_and_single_runs_and_plans(file: Path, tmp_path: Path) -> None:
 @pytest.mark.usefixtures("planned_here")
 def test_a_run_that_is_not_in_the_plan_is_refused(file: Path, tmp_path: Path) -> None:
     both = plan(file, tmp_path, "--only", "1", "--slurm")
-    assert (both.code, "--slurm asks for an array of all runs" in both.error) == (2, True)
+    assert (both.code, "--slurm submits all runs" in both.error) == (2, True)
     answer = plan(file, tmp_path, "--only", "4")
     assert (answer.code, answer.error) == (2, "--only 4 is none of the 4 runs; they count from 0")
 

@@ -1,1 +1,1 @@
-"""What commands show: plans, progress, tables, and the same as JSON; a command's file here has the command's name."""
+"""Output of the commands: plans, progress, tables and JSON, in one module per command."""

@@ -1,4 +1,4 @@
-"""What `bench collectives` shows: whose turn it is while it measures, and the table at the end."""
+"""Output of `bench collectives`: the progress of its measurement, and the table at the end."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from bench.report.tables import print_rich
 
 
 def turns_of(config: CollectivesConfig, writer: RowWriter | None) -> Turns:
-    """What follows the sweep."""
+    """Return the progress display of a sweep."""
     pairs, sizes = len(config.pairs), len(config.sizes_bytes)
     title = f"{config.world_size} ranks, {sizes} sizes x {pairs} pairs x {config.rounds} rounds"
     return Turns(title, pairs * sizes * config.rounds, _describe, writer)
@@ -27,13 +27,13 @@ def _describe(turn: tuple[str, str, int]) -> tuple[str, str]:
 
 
 def print_rows(rows: Sequence[Row], config: CollectivesConfig, *, as_json: bool) -> None:
-    """What was measured, on stdout."""
+    """Print the measured rows on stdout."""
     compared = with_ratios(rows)
     if as_json:
         print_json(compared)
     elif rows:
         how = (
-            f"{config.rounds} rounds of {config.iters} sums, pairs taking turns; {config.device}, "
+            f"{config.rounds} rounds of {config.iters} sums, pairs in turn; {config.device}, "
             f"{config.threads} threads per rank; slowest rank's time, median over rounds"
         )
         if config.cluster is not None:

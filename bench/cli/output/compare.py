@@ -1,4 +1,4 @@
-"""How `bench compare` writes its table: to the terminal, or in a format to stdout or a file."""
+"""Output of `bench compare`: its table on the terminal, or in another format on stdout or in a file."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ _SUFFIXES: dict[str, Format] = {".md": "markdown", ".tex": "latex", ".csv": "csv
 
 
 def choose_format(chosen: Format | None, as_json: bool, out: Path | None) -> Format:
-    """The format asked for, else that of the file's suffix.
+    """Return the requested format, or that of the file's suffix.
 
     Raises:
-        UsageError: two formats are asked for.
+        UsageError: --json and another --format are given.
     """
     if as_json and chosen not in (None, "json"):
         raise UsageError(f"--json and --format {chosen} contradict each other; give one of them")
@@ -33,14 +33,14 @@ def choose_format(chosen: Format | None, as_json: bool, out: Path | None) -> For
 
 
 def write(table: Table, compared: Comparison, warnings: list[str], chosen: Format, out: Path | None) -> None:
-    """Write the table, in JSON and Markdown with the warnings in it, and the warnings on stderr.
+    """Write the table, and the warnings on stderr; JSON and Markdown also contain the warnings.
 
     Raises:
         UsageError: the file cannot be written.
     """
     if out:
         if out.is_fifo():
-            raise UsageError(f"{out} is a pipe, which may wait for a reader for ever; choose another --out")
+            raise UsageError(f"{out} is a pipe, which might wait for a reader forever; choose another --out")
         try:
             out.write_text(_text(table, compared, warnings, chosen), encoding="utf-8")
         except OSError as error:
@@ -53,13 +53,13 @@ def write(table: Table, compared: Comparison, warnings: list[str], chosen: Forma
         print_rich(table, stdout_console())
     else:
         typer.echo(_text(table, compared, warnings, chosen), nl=False)
-    sys.stdout.flush()  # the warnings on stderr belong beneath the table
+    sys.stdout.flush()  # so that the warnings on stderr come after the table
     for sentence in [*warnings, *([] if chosen != "csv" else table.cautions)]:
         warn(sentence)
 
 
 def warn(sentence: str) -> None:
-    """Say on stderr what weakens a result or was left out; one line where no terminal shows it."""
+    """Print a warning on stderr, without line breaks if that is not a terminal."""
     from rich.console import Console
     from rich.text import Text
 

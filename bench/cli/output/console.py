@@ -1,4 +1,4 @@
-"""Where data goes: stdout, as tables for people or JSON for programs."""
+"""Print data on stdout, as tables for people or JSON for programs."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _PIPED_WIDTH = 200
 
 
 def stdout_console() -> Console:
-    """A console on stdout; into a pipe or file it writes wide lines, so that `grep` finds a row whole."""
+    """Return a console on stdout; in a pipe or file its lines are wide, so that `grep` finds complete rows."""
     console = Console(highlight=False)
     if not console.is_terminal and "COLUMNS" not in os.environ:
         console.width = _PIPED_WIDTH
@@ -22,10 +22,10 @@ def stdout_console() -> Console:
 
 
 def print_json(value: Any) -> None:
-    """One JSON document on stdout, indented."""
+    """Print a value as indented JSON."""
     print(json.dumps(value, indent=2))
 
 
 def plain_table(title: str | None = None) -> Table:
-    """A table with a line below its heading and none around it; columns and rows are still to be added."""
+    """Return an empty table with a line below its heading and no frame."""
     return Table(title=title, title_justify="left", box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0), pad_edge=False)

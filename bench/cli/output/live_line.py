@@ -1,4 +1,4 @@
-"""LiveLine: how far a job has come, on stderr: one line that is redrawn on a terminal, plain lines elsewhere."""
+"""LiveLine, which shows a job's progress on stderr: a line that is redrawn on a terminal, plain lines elsewhere."""
 
 from __future__ import annotations
 
@@ -8,19 +8,19 @@ from typing import Any, Self
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn
 
-_WIDE = 100  # columns of a terminal, from which the bar is long
-_TITLE = 24  # columns that a title keeps, whatever else there is to say
+_WIDE = 100  # least columns of a terminal on which the bar is long
+_TITLE = 24  # least columns that are kept for the title
 
 
 class LiveLine:
-    """A context, in which the line is shown.
+    """Shows the line while its context is active.
 
     Args:
-        title: what is under way.
+        title: name of the job.
 
     Attributes:
-        is_live: it is redrawn.
-        title: as given.
+        is_live: the line is redrawn, because stderr is a terminal.
+        title: name of the job.
     """
 
     def __init__(self, title: str) -> None:
@@ -53,25 +53,25 @@ class LiveLine:
         self._console.print(text, highlight=False, markup=False, soft_wrap=True)
 
     def say_of_title(self, text: str) -> None:
-        """Print a line that stays and begins with the title, which is cut where a terminal is too narrow for both."""
+        """Print a line that stays, after the title; on a narrow terminal the title is cut."""
         room = self._console.width - len(": ") if self.is_live else len(self.title) + len(text)
         self.say(": ".join(fitted(self.title, [text], room)))
 
     def update(self, parts: Sequence[str], **changes: Any) -> None:
-        """Redraw the line; nothing where it is not live.
+        """Redraw the line if it is live.
 
         Args:
-            parts: what there is to say, the most important first: the last ones are left out where the line is full.
-            changes: what `rich.progress.Progress.update` takes.
+            parts: texts to show, the most important first; those that do not fit are left out.
+            changes: arguments of `rich.progress.Progress.update`.
         """
-        # The thread that redraws starts here: after the job, which must be started by a process without threads.
+        # Starts the thread that redraws; not earlier, because the job must be started by a process without threads.
         self._progress.start()
         description, text = fitted(self.title, parts, self._room)
         self._progress.update(self._task, description=description, text=text, **changes)
 
 
 def fitted(title: str, parts: Sequence[str], room: int) -> tuple[str, str]:
-    """Return the title and the first of the parts as one text, which together take no more than this many columns."""
+    """Return the title and the joined parts, shortened to fit together into this many columns."""
     kept = list(parts)
     while len(kept) > 1 and min(len(title), _TITLE) + len("  ".join(kept)) > room:
         kept.pop()

@@ -1,4 +1,4 @@
-"""What `bench run` shows: the plan, the way through training, and one summary at the end."""
+"""Output of `bench run`: the plan, the progress of training, notes and warnings, and the summary at the end."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ _PLAN_ROWS = (
 
 
 class Display(LiveLine):
-    """One run's way through training."""
+    """Progress of one run."""
 
     def report(self, line: dict[str, Any]) -> None:
         """Show one report of rank 0."""
@@ -48,7 +48,7 @@ class Display(LiveLine):
 
 
 def _progress(line: dict[str, Any]) -> list[str]:
-    """Return what a report says, the most important first."""
+    """Return the contents of a report as texts, the most important first."""
     known: dict[str, Callable[[float], str]] = {
         "eta_s": lambda value: f"{format_seconds(value)} left",
         "epoch": "epoch {:.1f}".format,
@@ -61,23 +61,23 @@ def _progress(line: dict[str, Any]) -> list[str]:
 
 
 def print_notes(config: RunConfig, warnings: list[str]) -> None:
-    """Say on stderr what the user should know of a configuration before it is run."""
+    """Print notes about a configuration on stderr."""
     for sentence in notes(config, warnings):
         print(f"note: {sentence}", file=sys.stderr)
 
 
 def notes(config: RunConfig, warnings: list[str]) -> list[str]:
-    """Return the warnings, and what follows from the configuration alone."""
+    """Return the warnings, with a note if --steps turns off the compressor's warm-up."""
     if config.steps and "warmup_epochs=" in config.filled["compressor"]:
-        return [*warnings, "with --steps the density does not warm up: every step is fully compressed"]
+        return [*warnings, "with --steps, the compressor has no warm-up: every step is fully compressed"]
     return warnings
 
 
 def make_each_ready(configs: Sequence[RunConfig], server: ForkServer) -> None:
-    """Prepare every configuration of several before the first one starts, and print what to know of them, each once.
+    """Prepare all configurations before the first run starts; print their notes on stderr, without repetitions.
 
     Raises:
-        UsageError: one of them is not possible here.
+        UsageError: a configuration is not possible on this machine.
     """
     said: dict[str, None] = {}
     for config in {config.config_id: config for config in configs}.values():
@@ -89,19 +89,19 @@ def make_each_ready(configs: Sequence[RunConfig], server: ForkServer) -> None:
 
 
 def warn_of_other_work(results: Sequence[Result]) -> None:
-    """Say on stderr if other programs took a part of the cores that makes times longer."""
+    """Warn on stderr if other programs used so much of the cores that times are too long."""
     written = [result.folder.metrics for result in results if result.folder.metrics.exists()]
     shares = [row.get("other_cpu_share") or 0.0 for path in written for row in read_rows(path)]
     if (share := max(shares, default=0.0)) > NOTEWORTHY_SHARE:
         print(
-            f"warning: other programs took up to {share:.0%} of this machine's cores during training, which makes the "
+            f"warning: other programs used up to {share:.0%} of this machine's cores during training, which makes the "
             "times too long; run it again on an idle machine",
             file=sys.stderr,
         )
 
 
 def print_plan(configs: list[RunConfig]) -> None:
-    """The dry run's first part: what would be trained, on stdout."""
+    """Print the first part of a dry run: what would be trained."""
     seeds = ", ".join(str(config.seed) for config in configs)
     table = Table(title=f"Plan: seed {seeds}", title_justify="left", show_header=False, box=box.SIMPLE)
     for name in _PLAN_ROWS:
@@ -115,7 +115,7 @@ def print_plan(configs: list[RunConfig]) -> None:
 
 
 def print_layers(plan: LayerPlan) -> None:
-    """The dry run's second part: what would be compressed and how, on stdout."""
+    """Print the second part of a dry run: how each layer would be compressed."""
     table = plain_table("Layers: one rank's payload at full compression")
     table.show_footer = True
     sent = "by data" if plan.sent_nbytes is None else format_bytes(plan.sent_nbytes)
@@ -138,7 +138,7 @@ def print_layers(plan: LayerPlan) -> None:
 
 
 def print_summary(configs: list[RunConfig], results: list[Result]) -> None:
-    """One row per run on stdout, and where the results lie."""
+    """Print one row per run, and the folders of the results."""
     config = configs[0]
     what = (config.model, config.dataset, config.strategy, f"{config.world_size} ranks")
     table = plain_table()
@@ -156,7 +156,7 @@ def print_summary(configs: list[RunConfig], results: list[Result]) -> None:
 
 
 def _summary(seed: int, result: Result) -> dict[str, str]:
-    """One run's cells by heading; an empty cell says that there is nothing to say."""
+    """Return one run's cells by heading; cells without a value are empty."""
     measured = []
     if result.folder.metrics.exists():
         measured = [row for row in read_rows(result.folder.metrics) if row.get("test_accuracy") is not None]

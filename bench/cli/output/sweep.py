@@ -1,4 +1,4 @@
-"""What a sweep shows: its plan, each run on its way, and what has become of all of them."""
+"""Output of `bench sweep` and `bench tune`: the plan, the progress of each run, and the state of all runs."""
 
 from __future__ import annotations
 
@@ -23,15 +23,15 @@ from bench.launch.sweeps.missing_runs import run_missing
 
 
 def say_plan(agenda: SweepState, configs: list[RunConfig], again: str) -> None:
-    """How many runs there are, how many are done, and how long the others will take, on stderr.
+    """Print on stderr how many runs the sweep has, how many are done, and how long the others will take.
 
     Args:
         agenda: the sweep.
-        configs: what is to be done now.
-        again: how runs that failed are done again.
+        configs: the runs to execute now.
+        again: text that says how to execute failed runs again.
     """
     seconds = agenda.estimate().total_s(configs)
-    time = f"about {format_seconds(seconds)}" if seconds is not None else "for how long is not known yet"
+    time = f"about {format_seconds(seconds)}" if seconds is not None else "duration not known yet"
     failed = len(agenda.runs_with_status("failed"))
     parts = [
         f"{len(agenda.runs)} runs of {len({run.config.config_id for run in agenda.runs})} configurations",
@@ -43,7 +43,7 @@ def say_plan(agenda: SweepState, configs: list[RunConfig], again: str) -> None:
 
 
 def print_agenda(agenda: SweepState, *, as_json: bool) -> None:
-    """One row per configuration on stdout, with how far its runs have come; as JSON one entry per run."""
+    """Print one row per configuration, with the numbers of its runs by state; as JSON one entry per run."""
     if as_json:
         print_json(agenda.as_data())
         return
@@ -59,7 +59,7 @@ def print_agenda(agenda: SweepState, *, as_json: bool) -> None:
 
 
 def _by_configuration(agenda: SweepState) -> list[list[Any]]:
-    """The runs of each configuration, sorted as the settings are written."""
+    """Return the runs of each configuration, sorted by the text of their settings."""
     groups: dict[str, list[Any]] = {}
     for run in agenda.runs:
         groups.setdefault(run.config.config_id, []).append(run)
@@ -67,11 +67,11 @@ def _by_configuration(agenda: SweepState) -> list[list[Any]]:
 
 
 class SweepProgress:
-    """Does the runs of a sweep that are to be done, and shows how far it has come.
+    """Executes runs of a sweep and shows the progress.
 
     Args:
         agenda: the sweep.
-        configs: those of its runs that are to be done.
+        configs: the runs to execute.
         server: starts the ranks.
     """
 
@@ -81,15 +81,15 @@ class SweepProgress:
         self._server = server
         self._titles = {run.config.digest: table_text(run.settings) for run in agenda.runs}
         self._estimate = agenda.estimate()
-        self._errors: dict[str, str] = {}  # of what failed, by digest
+        self._errors: dict[str, str] = {}  # errors of failed runs, by digest
         self._results: list[Result] = []
 
     def run_all(self) -> SweepState:
-        """Do them and return the agenda afterwards.
+        """Execute the runs and return the new state of the sweep.
 
         Raises:
             Interrupted: the user stopped a run.
-            UsageError: results cannot be written, or virtual hosts are not possible here.
+            UsageError: results cannot be written, or this machine does not support virtual hosts.
         """
         make_each_ready(self._configs, self._server)
         run_missing(self._configs, self._agenda.out, self._agenda.past, self._train)
@@ -121,7 +121,7 @@ class SweepProgress:
         if result.status in ("failed", "timeout"):
             self._errors[config.digest] = result.error
         if result.status == "interrupted":
-            raise Interrupted("stopped by the user; the same command goes on where it was")
+            raise Interrupted("stopped by the user; the same command continues the sweep")
 
 
 def _outcome(result: Result) -> str:

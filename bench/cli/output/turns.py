@@ -1,4 +1,4 @@
-"""What a measurement in turns reports: rows that are kept, and whose turn it was, shown on stderr."""
+"""Turns, which collects the rows of a measurement and shows its progress on stderr."""
 
 from __future__ import annotations
 
@@ -13,16 +13,16 @@ from bench.core.rows import RowWriter
 
 
 class Turns(LiveLine):
-    """The way through a measurement.
+    """Rows and progress of a measurement in which components take turns.
 
     Args:
-        title: what is measured.
+        title: subject of the measurement.
         total: number of turns.
-        describe: (part of the measurement, turn) in words, of what a worker reports as its turn.
-        writer: of the file that rows are appended to; None: they are only kept.
+        describe: turns a worker's report of a turn into texts: (part of the measurement, turn).
+        writer: appends the rows to a file; None: no file.
 
     Attributes:
-        rows: those that were measured so far, with what only people are shown.
+        rows: rows measured so far, including values that are only shown and not written to the file.
     """
 
     def __init__(
@@ -41,13 +41,13 @@ class Turns(LiveLine):
             raise Interrupted(f"{error}; {self._kept()}") from None
 
     def _kept(self) -> str:
-        """Return what becomes of the rows so far."""
+        """Return the end of a message about an interrupted measurement: what happens to its rows."""
         if not self.rows:
             return "no row was finished, so none is kept"
         return f"the rows so far are {'shown' if self._writer is None else f'kept in {self._writer.path}'}"
 
     def take(self, report: Mapping[str, Any]) -> None:
-        """Keep a row, or show that a turn has ended."""
+        """Handle a worker's report: keep its row, or show the turn that ended."""
         if "row" in report:
             self.rows.append({**report["row"], **report.get("extras", {})})
             if self._writer is not None:
