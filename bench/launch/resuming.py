@@ -59,9 +59,9 @@ def change_ranks(folder: RunFolder, config: RunConfig, waiting: str) -> None:
     """
     checkpoints = Checkpoints(folder)
     manifest = checkpoints.manifest(checkpoints.steps()[0])
-    told = read_json(folder.resume) or {"resumes": 0}
-    write_json(folder.resume, told | {"waiting": waiting, "digest_before": manifest.digest})
-    before = folder.config.with_name(f"config-before-{told['resumes'] + 1}.json")
+    resumed = read_json(folder.resume) or {"resumes": 0}
+    write_json(folder.resume, resumed | {"waiting": waiting, "digest_before": manifest.digest})
+    before = folder.config.with_name(f"config-before-{resumed['resumes'] + 1}.json")
     before.write_text(folder.config.read_text(encoding="utf-8"), encoding="utf-8")
     write_json(folder.config, dataclasses.asdict(config))
 
@@ -87,9 +87,9 @@ def last_step(folder: RunFolder) -> int | None:
 
 def prepare_folder(folder: RunFolder) -> None:
     """Clear the folder for the next job and count one more resume; no process of the old job may be left."""
-    told = read_json(folder.resume) or {"resumes": 0}
-    attempt = told["resumes"] + 1
-    write_json(folder.resume, told | {"resumes": attempt})
+    resumed = read_json(folder.resume) or {"resumes": 0}
+    attempt = resumed["resumes"] + 1
+    write_json(folder.resume, resumed | {"resumes": attempt})
     for path in (folder.status, folder.progress):
         path.unlink(missing_ok=True)
     for left in (folder.errors, folder.rendezvous):

@@ -34,7 +34,7 @@ Launch = Callable[[RunConfig, RunFolder, ForkServer], torchrun.Started]
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Result:
-    """How a run ended.
+    """The result of a run.
 
     Attributes:
         status: ok, failed, timeout or interrupted.

@@ -44,7 +44,7 @@ Started = ForkedJob | subprocess.Popen[bytes] | HostsJob
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Ending:
-    """How the job ended.
+    """The result of a job.
 
     Attributes:
         exit_code: exit code of the job; 1 if it was stopped.
