@@ -27,9 +27,9 @@ from bench.core.run_folder import RunFolder
 from bench.datasets.augment import crop_and_flip, normalise
 from bench.launch.resolve import resolve
 from bench.strategies.base import Setup
-from bench.train import shards
-from bench.train.loop import Trainer
+from bench.train import data
 from bench.train.record import Recorder
+from bench.train.trainer import Trainer
 
 STEPS_PER_ROUND = 20
 
@@ -47,11 +47,11 @@ class HandWritten:
 
     def _batches(self):
         config, rank, epoch = self.config, dist.get_rank(), 0
-        shard = shards.shard(len(self.train), rank, config.world_size, config.seed)
-        steps = shards.steps_per_epoch(len(self.train), config.world_size, config.batch_size)
+        shard = data.shard(len(self.train), rank, config.world_size, config.seed)
+        steps = data.steps_per_epoch(len(self.train), config.world_size, config.batch_size)
         while True:
             generator = torch.Generator().manual_seed(epoch)
-            for chosen in shards.batches(shard, config.batch_size, steps, seed=config.seed, rank=rank, epoch=epoch):
+            for chosen in data.batches(shard, config.batch_size, steps, seed=config.seed, rank=rank, epoch=epoch):
                 pixels = crop_and_flip(self.train.images[chosen], generator, flip=self.dataset.mirror)
                 yield normalise(pixels, self.dataset.mean, self.dataset.std), self.train.labels[chosen]
             epoch += 1

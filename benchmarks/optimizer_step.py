@@ -15,9 +15,7 @@ import torch
 
 from bench.core import registry
 from bench.models.base import Model
-from bench.optimizers._belief import Belief
-from bench.optimizers.adabelief import AdaBelief
-from bench.optimizers.max_adabelief import MaxAdaBelief
+from bench.optimizers.adabelief import AdaBelief, Belief, MaxAdaBelief
 
 
 def parameters_of(model: str) -> list[torch.nn.Parameter]:

@@ -35,8 +35,7 @@ from bench.costs.links.access import Links
 from bench.costs.links.flows import Flows
 from bench.launch.predictions.links import ACK_SHARE, FRAME_PER_PAYLOAD
 from bench.models.base import Model
-from bench.models.resnet18 import ResNet18
-from bench.models.resnet50 import ResNet50
+from bench.models.resnet import ResNet18, ResNet50
 from collectives import options
 from collectives.base import Collective
 from collectives.schedule.layout import Layout

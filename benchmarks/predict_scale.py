@@ -23,7 +23,7 @@ import torch
 from bench.costs.links.access import Links
 from bench.costs.links.flows import Flows
 from bench.micro.encoding import buckets_of
-from bench.models.resnet50 import ResNet50
+from bench.models.resnet import ResNet50
 from collectives import options
 from collectives.base import Collective
 from collectives.schedule.layout import Layout

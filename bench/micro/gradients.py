@@ -14,8 +14,8 @@ from bench.core.config.compressors import CompressorsConfig
 from bench.core.errors import RunFailed
 from bench.datasets.augment import normalise
 from bench.datasets.base import Dataset
-from bench.optimizers.sgd import Sgd
-from bench.train import shards
+from bench.optimizers.torch_optimizers import Sgd
+from bench.train import data
 from compressors.layer import Layer
 
 SMALLEST_SCALE = 1e-3
@@ -82,10 +82,10 @@ def _batches(
     dataset = cast(Dataset, spec.build("datasets", config.dataset))
     size = min(count * BATCH_SIZE, dataset.resolve_sizes(None, None)[0])
     train, _ = dataset.load(Path(config.data_dir), seed=config.seed, train_size=size, test_size=1)
-    indices = shards.shard(size, 0, 1, config.seed)
-    per_epoch = shards.steps_per_epoch(size, 1, BATCH_SIZE)
+    indices = data.shard(size, 0, 1, config.seed)
+    per_epoch = data.steps_per_epoch(size, 1, BATCH_SIZE)
     for epoch in range(-(-count // per_epoch)):
         num_steps = min(per_epoch, count - epoch * per_epoch)
-        for chosen in shards.batches(indices, BATCH_SIZE, num_steps, seed=config.seed, rank=0, epoch=epoch):
+        for chosen in data.batches(indices, BATCH_SIZE, num_steps, seed=config.seed, rank=0, epoch=epoch):
             images = normalise(train.images[chosen].to(device), dataset.mean, dataset.std)
             yield images, train.labels[chosen].to(device)

@@ -27,7 +27,7 @@ from bench.datasets.base import Dataset
 from bench.models.base import Model
 from bench.optimizers.base import Optimizer
 from bench.strategies.ddp.replicas import wrap
-from bench.train.batches import Batches
+from bench.train.data import Batches
 from collectives.base import Key
 from collectives.payloads.base import Payload, unpack
 from collectives.payloads.dense import Dense

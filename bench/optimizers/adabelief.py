@@ -1,24 +1,356 @@
-"""AdaBelief: steps scaled by how far gradients lie from their running mean.
-
-Source: Zhuang et al., "AdaBelief optimizer: adapting stepsizes by the belief in observed gradients" (NeurIPS 2020),
-algorithm 1, and the published package (adabelief-pytorch 0.2.1) with rectify=False and no weight decay.
-"""
+"""The common part of AdaBelief and Max-AdaBelief: options, one step of all parameters, and the torch optimizer."""
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterable
+import itertools
+import math
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Annotated, Any, ClassVar, Literal
 
 import torch
-from typing_extensions import override
+from annotated_types import Gt, Lt
+from torch import nn
+from typing_extensions import Doc, override
 
-from bench.optimizers._belief import Belief, BeliefOptimizer, Rule
+from bench.core import spec
+from bench.optimizers.base import Optimizer
+from collectives.base import Collective
+from collectives.options import OptionError, PositiveOrZero
+from collectives.payloads.dense import Dense
+from compressors.base import Compressor
+from compressors.ddp.communicator import CompressedCommunicator
+
+# Elements per block: few enough for a CPU's caches, enough to outweigh the cost of the calls (measured with
+# benchmarks/optimizer_step.py).
+BLOCK_NUMEL = 1 << 17
+
+Tensors = list[torch.Tensor] | tuple[torch.Tensor, ...]
+# Replaces this rank's (bias-corrected means, maxima) in place by those of all ranks together; every rank must call.
+Exchange = Callable[[Tensors, Tensors], None]
+
+
+@dataclasses.dataclass(kw_only=True)
+class BeliefOptimizer(Optimizer):
+    """Base of the components `adabelief` and `max_adabelief`, with their common options."""
+
+    default_lr: ClassVar[float] = 0.001
+
+    beta1: Annotated[
+        float, Gt(0), Lt(1), Doc("decay rate of the mean of gradients; at 0 no gradient would deviate from it")
+    ] = 0.9
+    beta2: Annotated[float, Gt(0), Lt(1), Doc("decay rate of the variance of gradients")] = 0.999
+    eps: Annotated[PositiveOrZero, Doc("keeps the divisor away from 0")] = 1e-16
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Rule:
+    """The parameters that distinguish the variants of AdaBelief.
+
+    Attributes:
+        beta1, beta2: decay rates of the mean and of the variance, in (0, 1).
+        eps: added to the divisor.
+        eps_in_variance: eps is also added to the variance itself in every step.
+        max_of: divide by the root of the largest variance so far ("running"), of the larger of the last two
+            ("previous"), or of the last one (None).
+        max_over_corrected: compare variances after their bias correction instead of before.
+        keeps_exchanged: the next maximum is taken over the exchanged one instead of this rank's own.
+    """
+
+    beta1: float
+    beta2: float
+    eps: float
+    eps_in_variance: bool = True
+    max_of: Literal["running", "previous"] | None = None
+    max_over_corrected: bool = False
+    keeps_exchanged: bool = False
+
+
+@torch.no_grad()
+def step(
+    theta: Tensors,
+    g: Tensors,
+    m: Tensors,
+    s: Tensors,
+    smax: Tensors,
+    t: int,
+    lr: float,
+    rule: Rule,
+    exchange: Exchange | None = None,
+) -> None:
+    """Update the parameters once: theta -= lr * m_hat / (sqrt(s_hat) + eps).
+
+    Args:
+        theta: the parameters, updated in place; all tensors are contiguous and of the state's type.
+        g: the gradients.
+        m: mean of the gradients, updated in place.
+        s: variance of the gradients, updated in place.
+        smax: largest or last variance, according to the rule, updated in place; unused by a rule without maximum.
+        t: number of this step, from 1.
+        lr: learning rate.
+        rule: the variant.
+        exchange: exchanges means and maxima between ranks; None: nothing is exchanged.
+    """
+    mean_correction = 1 - rule.beta1**t
+    if exchange is None:
+        for theta_, g_, m_, s_, smax_ in _blocks(theta, g, m, s, smax):
+            _descend(theta_, m_, _observe(g_, m_, s_, smax_, t, rule), t, lr / mean_correction, rule)
+        return
+    means, largest = ([torch.empty_like(tensor) for tensor in m] for _ in range(2))
+    for g_, m_, s_, smax_, means_, largest_ in _blocks(g, m, s, smax, means, largest):
+        torch._foreach_copy_(largest_, _observe(g_, m_, s_, smax_, t, rule))
+        torch._foreach_copy_(means_, m_)
+        torch._foreach_div_(means_, mean_correction)
+    exchange(means, largest)
+    if rule.keeps_exchanged:
+        torch._foreach_copy_(smax, largest)
+    for theta_, means_, largest_ in _blocks(theta, means, largest):
+        _descend(theta_, means_, largest_, t, lr, rule)
+
+
+def _blocks(*lists: Tensors) -> Iterator[tuple[Tensors, ...]]:
+    """Yield the same block of every list, small enough for a CPU's cache; on a GPU, one block with everything."""
+    if lists[0][0].device.type != "cpu":
+        yield lists
+        return
+    blocks = ([part for tensor in tensors for part in tensor.view(-1).split(BLOCK_NUMEL)] for tensors in lists)
+    for parts in zip(*blocks, strict=True):
+        yield tuple([part] for part in parts)
+
+
+def _observe(g: Tensors, m: Tensors, s: Tensors, smax: Tensors, t: int, rule: Rule) -> Tensors:
+    """Update the moments and return the variances by whose root the step divides."""
+    torch._foreach_lerp_(m, g, 1 - rule.beta1)
+    deviation = torch._foreach_sub(g, m)
+    torch._foreach_mul_(s, rule.beta2)
+    torch._foreach_addcmul_(s, deviation, deviation, 1 - rule.beta2)
+    if rule.eps_in_variance:
+        torch._foreach_add_(s, rule.eps)
+    if rule.max_over_corrected:
+        s = torch._foreach_div(s, 1 - rule.beta2**t)
+    if rule.max_of is None:
+        return s
+    if rule.max_of == "running":
+        torch._foreach_maximum_(smax, s)
+        return smax
+    larger: Tensors = torch._foreach_maximum(s, smax)
+    torch._foreach_copy_(smax, s)
+    return larger
+
+
+def _descend(theta: Tensors, means: Tensors, largest: Tensors, t: int, step_size: float, rule: Rule) -> None:
+    """Subtract step_size * means / (sqrt(largest / c) + eps), with the bias correction c; 1 if already applied."""
+    # sqrt(s / c) + eps = (sqrt(s) + eps sqrt(c)) / sqrt(c); the factor 1 / sqrt(c) goes into the step size for free
+    root = 1.0 if rule.max_over_corrected else math.sqrt(1 - rule.beta2**t)
+    divisor = torch._foreach_sqrt(largest)
+    torch._foreach_add_(divisor, rule.eps * root)
+    if rule.eps * root < torch.finfo(divisor[0].dtype).tiny:
+        for part in divisor:
+            part.masked_fill_(part == 0, math.inf)  # makes 0 / 0 = 0: no step where all gradients were zero
+    torch._foreach_addcdiv_(theta, means, divisor, -step_size * root)
+
+
+class Belief(torch.optim.Optimizer):
+    """The common part of AdaBelief and Max-AdaBelief: options, one step of all parameters, and the torch optimizer.
+
+    The step is a single function, so that another implementation (for example a SYCL kernel) can replace it.
+
+    Apply `step` to parameters; the state is fp32 for 16-bit parameters, and differs between ranks that exchange.
+
+    Args:
+        parameters: the parameters to update. Those without a gradient are skipped; with an exchange their gradients
+            count as zeros, because all ranks must exchange the same tensors.
+        lr: the learning rate.
+        rule: the variant.
+        exchange: exchanges means and maxima between ranks; None: nothing is exchanged.
+    """
+
+    def __init__(
+        self, parameters: Iterable[torch.nn.Parameter], lr: float, rule: Rule, exchange: Exchange | None = None
+    ) -> None:
+        super().__init__(parameters, {"lr": lr})
+        self._rule = rule
+        self._exchange = exchange
+        self._names = ("mean", "variance") if rule.max_of is None else ("mean", "variance", "maximum")
+
+    @override
+    @torch.no_grad()
+    def step(self, closure: Callable[[], float] | None = None) -> float | None:  # type: ignore[override]
+        loss = None if closure is None else torch.enable_grad()(closure)()
+        for group in self.param_groups:
+            by_age: dict[int, list[torch.nn.Parameter]] = {}
+            for parameter in group["params"]:
+                if parameter.grad is not None or self._exchange is not None:
+                    by_age.setdefault(self._aged(parameter), []).append(parameter)
+            for age, parameters in by_age.items():
+                self._step_together(parameters, age, group["lr"])
+        return loss
+
+    @override
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        super().load_state_dict(state_dict)
+        parameters = list(itertools.chain.from_iterable(group["params"] for group in self.param_groups))
+        for index, saved in state_dict["state"].items():  # undo torch's cast to the parameter's type
+            for name in self._names:
+                self.state[parameters[index]][name] = saved[name].to(parameters[index].device, copy=True)
+
+    def _aged(self, parameter: torch.nn.Parameter) -> int:
+        """Count a new step of the parameter and return its number, from 1."""
+        state = self.state[parameter]
+        if not state:
+            wide = _wide(parameter)
+            state.update({name: torch.zeros_like(wide) for name in self._names})
+            state["step"] = 0
+        state["step"] += 1
+        return int(state["step"])
+
+    def _step_together(self, parameters: Sequence[torch.nn.Parameter], age: int, lr: float) -> None:
+        theta = [_wide(parameter) for parameter in parameters]
+        g = [
+            torch.zeros_like(t) if p.grad is None else p.grad.to(t).contiguous()
+            for p, t in zip(parameters, theta, strict=True)
+        ]
+        moments = [[self.state[parameter][name] for parameter in parameters] for name in self._names]
+        m, s, smax = (*moments, moments[1])[:3]
+        step(theta, g, m, s, smax, age, lr, self._rule, self._exchange)
+        for parameter, updated in zip(parameters, theta, strict=True):
+            if updated is not parameter:
+                parameter.copy_(updated)
+
+
+def _wide(parameter: torch.nn.Parameter) -> torch.Tensor:
+    """Return the parameter if it is contiguous and at least fp32, else a contiguous copy of at least fp32."""
+    dtype = torch.promote_types(parameter.dtype, torch.float32)
+    is_fit = parameter.dtype == dtype and parameter.is_contiguous()
+    return parameter if is_fit else parameter.to(dtype, copy=True, memory_format=torch.contiguous_format)
 
 
 @dataclasses.dataclass(kw_only=True)
 class AdaBelief(BeliefOptimizer):
-    """Build AdaBelief as published: eps is added to the variance in every step, up to eps / (1 - beta2) in all."""
+    """AdaBelief: steps scaled by how far gradients lie from their running mean.
+
+    Source: Zhuang et al., "AdaBelief optimizer: adapting stepsizes by the belief in observed gradients" (NeurIPS 2020),
+    algorithm 1, and the published package (adabelief-pytorch 0.2.1) with rectify=False and no weight decay.
+
+    Build AdaBelief as published: eps is added to the variance in every step, up to eps / (1 - beta2) in all.
+    """
 
     @override
     def build(self, parameters: Iterable[torch.nn.Parameter], lr: float) -> torch.optim.Optimizer:
         return Belief(parameters, lr, Rule(beta1=self.beta1, beta2=self.beta2, eps=self.eps))
+
+
+@dataclasses.dataclass(kw_only=True)
+class MaxAdaBelief(BeliefOptimizer, name="max_adabelief"):
+    """Max-AdaBelief: AdaBelief that divides by the largest variance so far; ranks exchange moments, not gradients.
+
+    Source: a patent application of 2022 on training over CXL, paragraphs 12 and 74-78; where it leaves the arithmetic open,
+    AdaBelief as published (Zhuang et al., NeurIPS 2020; adabelief-pytorch 0.2.1, amsgrad=True, rectify=False).
+
+    Keep mean m, variance s and maximum of each rank's own gradients, and step with their averages over ranks.
+
+    Per step and rank i: m_i and s_i come from the rank's gradient; M combines the ranks' m_i / (1 - beta1^t); smax_i =
+    max(smax_i, s_i); S combines the ranks' smax_i; theta -= lr M / (sqrt(S / (1 - beta2^t)) + eps).
+
+    Bytes: two exchanges per step, M through the compressor with its error feedback and S whole in fp32: without
+    compression, twice the bytes of gradients.
+
+    Notes:
+        - M is the corrected mean of the averaged gradient. S is at least the maximum that the averaged gradient would
+          have (a mean of squares is at least the square of the mean): it includes the variance between ranks, so steps
+          are smaller where ranks disagree. mode=gradient, which averages gradients, is therefore a different method.
+        - reduce=sum, the literal all-reduce, makes every step sqrt(ranks) times as long as reduce=mean.
+        - The source describes two maxima: paragraphs 12 and 76 keep the maximum of all steps (running); paragraph 78
+          takes the larger of s_t and s_(t-1) (previous), which can decrease.
+        - Even with max_of=running the divisor can decrease: with max_over=raw, sqrt(smax / (1 - beta2^t)) does, because
+          of the bias correction. With max_over=corrected it cannot; then sqrt(S) / lr never decreases as long as lr
+          does not rise, as it does during a warm-up.
+
+    Raises:
+        OptionError: options contradict each other.
+    """
+
+    mode: Annotated[
+        Literal["moments", "gradient"], Doc("moments: ranks exchange M and S; gradient: they average gradients")
+    ] = "moments"
+    reduce: Annotated[
+        Literal["mean", "sum", "s_max"], Doc("how ranks combine M and S: by means, sums, or M by mean and S by maximum")
+    ] = "mean"
+    recursion: Annotated[
+        Literal["local", "merged"], Doc("the next maximum is taken over this rank's last one, or over S")
+    ] = "local"
+    max_over: Annotated[
+        Literal["raw", "corrected"], Doc("compare variances before their bias correction, as published, or after")
+    ] = "raw"
+    eps_mode: Annotated[
+        Literal["paper", "outside"],
+        Doc("paper: eps is also added to the variance in every step; outside: only to the divisor"),
+    ] = "paper"
+    max_of: Annotated[
+        Literal["running", "previous"], Doc("the maximum of all steps, or the larger of the last two variances")
+    ] = "running"
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        name = self.component_name
+        if self.mode == "gradient" and (self.reduce != "mean" or self.recursion != "local"):
+            raise OptionError(f"{name}: mode=gradient exchanges no moments; leave reduce and recursion out")
+        if self.recursion == "merged" and self.reduce == "sum":
+            raise OptionError(
+                f"{name}: recursion=merged with reduce=sum would multiply the maximum by the number of ranks in every "
+                "step; use reduce=mean or recursion=local"
+            )
+        if self.recursion == "merged" and self.max_of == "previous":
+            raise OptionError(
+                f"{name}: max_of=previous keeps no maximum for recursion=merged to start from; leave one of them out"
+            )
+
+    @property
+    @override
+    def keeps_gradients(self) -> bool:
+        return self.mode == "moments"
+
+    @override
+    def refusal(self, compressor: Compressor, collective: Collective) -> str | None:
+        if self.mode == "gradient":
+            return None
+        name = self.component_name
+        if reason := collective.refusal(Dense):
+            return f"{name} sends Dense payloads: {reason}"
+        if self.reduce == "s_max" and not collective.finds_maxima:
+            return (
+                f"{name} with reduce=s_max takes a maximum over ranks, and {spec.short_text(collective)} gives a sum "
+                "of terms; use collective ring or reduce=mean"
+            )
+        return None
+
+    @override
+    def build(self, parameters: Iterable[nn.Parameter], lr: float) -> torch.optim.Optimizer:
+        return Belief(parameters, lr, self.rule)
+
+    @override
+    def bind(self, model: nn.Module, lr: float, channel: CompressedCommunicator | None = None) -> torch.optim.Optimizer:
+        if channel is None:
+            return super().bind(model, lr)
+
+        def exchange(means: Tensors, maxima: Tensors) -> None:
+            channel.mean_(means)
+            channel.combine_(maxima, "max" if self.reduce == "s_max" else self.reduce)
+            if self.reduce == "sum":
+                torch._foreach_mul_(means, channel.transport.world_size)
+
+        trainable = [parameter for parameter in model.parameters() if parameter.requires_grad]
+        return Belief(trainable, lr, self.rule, exchange)
+
+    @property
+    def rule(self) -> Rule:
+        """Return the variant of AdaBelief for these options."""
+        return Rule(
+            beta1=self.beta1,
+            beta2=self.beta2,
+            eps=self.eps,
+            eps_in_variance=self.eps_mode == "paper",
+            max_of=self.max_of,
+            max_over_corrected=self.max_over == "corrected",
+            keeps_exchanged=self.recursion == "merged",
+        )

@@ -1,19 +1,11 @@
-"""K-FAC: gradients times the inverse of an approximate curvature, before any other optimizer.
-
-The curvature of a linear or convolution layer is approximated by a Kronecker product of two small symmetric matrices:
-the second moments A of its inputs and G of its output gradients. Gradients of other parameters are not changed. Besides
-gradients, ranks exchange these factors: half of each symmetric matrix is enough, and one rank's Cholesky factorisation
-serves all ranks.
-
-Source: Martens, Grosse 2015 (linear) and Grosse, Martens 2016 (convolution); formulas and defaults of kfac-pytorch
-(Pauloski et al. 2021).
-"""
+"""K-FAC: gradients times the inverse of an approximate curvature, before any other optimizer."""
 
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Iterable
-from typing import Annotated, ClassVar, Literal, cast
+from typing import Annotated, Any, ClassVar, Literal, cast
 
 import torch
 from annotated_types import Ge, Gt, Le, Lt
@@ -25,7 +17,6 @@ from bench.core.errors import UsageError
 from bench.optimizers.base import Optimizer
 from bench.optimizers.kronecker.exchange import MomentExchange
 from bench.optimizers.kronecker.layer import MomentCapture
-from bench.optimizers.kronecker.preconditioner import Preconditioner
 from collectives.base import Collective
 from collectives.options import Count, OptionError, Options, Positive
 from collectives.payloads import CholeskyFactor, Dense, Payload, Triangle
@@ -33,13 +24,134 @@ from collectives.payloads.symmetric import Form
 from compressors.base import Compressor
 from compressors.ddp.communicator import CompressedCommunicator
 
+
+class Preconditioner:
+    """Keep the running averages of a model's factors, and precondition its gradients in place.
+
+    Args:
+        capture: computes the moments of the model's layers.
+        exchange: averages and factors the moments over ranks.
+        update_every: steps between two updates of the factors.
+        damping: added to the diagonal of both factors.
+        decay: share of the running averages that an update keeps.
+        kl_clip: bound of a step's predicted change; None: no bound.
+        own_gradients: True if gradients differ between ranks; the mean of the ranks' changes is then bounded.
+    """
+
+    def __init__(
+        self,
+        capture: MomentCapture,
+        exchange: MomentExchange,
+        *,
+        update_every: int,
+        damping: float,
+        decay: float,
+        kl_clip: float | None,
+        own_gradients: bool = False,
+    ) -> None:
+        self._capture = capture
+        self._exchange = exchange
+        self._update_every = update_every
+        self._damping = damping
+        self._decay = decay
+        self._kl_clip = kl_clip
+        self._own_gradients = own_gradients
+        self._averages = [
+            torch.eye(size, device=layer.module.weight.device) for layer in capture.layers for size in layer.sizes
+        ]
+        self._factors: list[torch.Tensor] = []
+        self._steps = 0
+        capture.wanted = True
+
+    @torch.no_grad()
+    def precondition_(self, lr: float) -> None:
+        """Replace the gradients by preconditioned ones; every rank must call, but not in skipped steps.
+
+        Args:
+            lr: learning rate of the optimizer's next step.
+        """
+        if self._capture.wanted and self._averages:
+            self._update()
+        self._steps += 1
+        self._capture.wanted = self._steps % self._update_every == 0
+        if not self._factors:
+            return
+        layers = self._capture.layers
+        gradients = [layer.gradient for layer in layers]
+        changed = [
+            preconditioned(gradient, *self._factors[2 * index : 2 * index + 2])
+            for index, gradient in enumerate(gradients)
+        ]
+        scale = 1.0 if self._kl_clip is None else self._scale(gradients, changed, lr, self._kl_clip)
+        for layer, matrix in zip(layers, changed, strict=True):
+            layer.replace_gradient(matrix * scale)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the running averages, their factors and the number of steps, which are equal on all ranks."""
+        return {"averages": self._averages, "factors": self._factors, "steps": self._steps}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Restore what `state_dict` returned, by copying it."""
+        for average, saved in zip(self._averages, state["averages"], strict=True):
+            average.copy_(saved)
+        self._factors = [factor.clone() for factor in state["factors"]]
+        self._steps = state["steps"]
+        self._capture.wanted = self._steps % self._update_every == 0
+
+    def _scale(self, gradients: list[torch.Tensor], changed: list[torch.Tensor], lr: float, bound: float) -> float:
+        change = predicted_change(gradients, changed, lr)
+        return kl_scale(self._exchange.mean_scalar(change) if self._own_gradients else change, bound)
+
+    def _update(self) -> None:
+        """Update the averages with this step's moments and factor them again, unless a moment is not finite."""
+        means = self._exchange.mean(self._capture.moments())
+        if means is None:
+            return
+        for average, mean in zip(self._averages, means, strict=True):
+            average.mul_(self._decay).add_(mean, alpha=1 - self._decay)
+        self._factors = self._exchange.factors(self._averages, self._damping)
+
+
+def preconditioned(gradient: torch.Tensor, of_inputs: torch.Tensor, of_outputs: torch.Tensor) -> torch.Tensor:
+    """Return G^-1 gradient A^-1 for a gradient [out, in].
+
+    Args:
+        gradient: a layer's gradient.
+        of_inputs: L [in, in] with L L^T = A.
+        of_outputs: L [out, out] with L L^T = G.
+    """
+    half = torch.cholesky_solve(gradient, of_outputs)
+    return torch.cholesky_solve(half.T, of_inputs).T
+
+
+def predicted_change(gradients: list[torch.Tensor], changed: list[torch.Tensor], lr: float) -> float:
+    """Return lr^2 sum(gradient * preconditioned gradient), at least 0."""
+    products = [(gradient * matrix).sum() for gradient, matrix in zip(gradients, changed, strict=True)]
+    return lr**2 * abs(float(torch.stack(products).sum()))
+
+
+def kl_scale(change: float, bound: float) -> float:
+    """Return the factor, at most 1, for preconditioned gradients that keeps their predicted change within the bound."""
+    return min(1.0, math.sqrt(bound / change)) if change else 1.0
+
+
 _DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 _KINDS: dict[Form, type[Payload]] = {"triangle": Triangle, "cholesky": CholeskyFactor, "dense": Dense}
 
 
 @dataclasses.dataclass(kw_only=True)
-class Kfac(Optimizer):
-    """Precondition gradients with K-FAC before the optimizer `inner`.
+class Kfac(Optimizer, name="kfac"):
+    """K-FAC: gradients times the inverse of an approximate curvature, before any other optimizer.
+
+    The curvature of a linear or convolution layer is approximated by a Kronecker product of two small symmetric matrices:
+    the second moments A of its inputs and G of its output gradients. Gradients of other parameters are not changed. Besides
+    gradients, ranks exchange these factors: half of each symmetric matrix is enough, and one rank's Cholesky factorisation
+    serves all ranks.
+
+    Source: Martens, Grosse 2015 (linear) and Grosse, Martens 2016 (convolution); formulas and defaults of kfac-pytorch
+    (Pauloski et al. 2021).
+
+    Precondition gradients with K-FAC before the optimizer `inner`.
 
     Bytes: per update and d x d factor with values of v bytes, v d (d + 1) / 2 are summed and as many broadcast.
     transfer=dense sums v d^2, transfer=cholesky 24 + v d (d + 1) / 2; both then factor on all ranks. With `ring`, which

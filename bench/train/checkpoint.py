@@ -7,7 +7,8 @@ import datetime
 import os
 import threading
 import zlib
-from typing import Any, cast
+from collections.abc import Sequence
+from typing import Any, Literal, cast
 
 import torch
 import torch.distributed as dist
@@ -16,8 +17,11 @@ from bench.core.checkpoints import Checkpoints, FileFacts, Manifest, cut_rows, r
 from bench.core.config.run import RunConfig
 from bench.core.errors import RunFailed
 from bench.core.run_folder import RunFolder, read_json
-from bench.train.gather import gather_json
-from bench.train.resizing import Waiting
+from bench.datasets.base import Dataset, Part
+from bench.train import data
+from bench.train.data import Batches
+from bench.train.rank import gather_json
+from collectives.parameter_server.residuals import EVERY_RANK
 from compressors.ddp.packed_state import PackedState, StateError, unpack_state
 
 
@@ -215,3 +219,92 @@ def resumes_of(folder: RunFolder) -> int:
     """Return how often the run has resumed from a checkpoint."""
     resume = read_json(folder.resume)
     return int(resume["resumes"]) if resume else 0
+
+
+Waiting = Literal["sum", "drop"]
+State = dict[str, Any]
+
+
+def resized(
+    states: Sequence[State], config: RunConfig, rank: int, waiting: Waiting, dataset: Dataset, train: Part
+) -> State:
+    """Return the state with which a new rank resumes.
+
+    Args:
+        states: the old ranks' states, as the training loop saved them.
+        config: the configuration with the new number of ranks.
+        rank: the new rank.
+        waiting: "sum" averages residuals over the old ranks, which keeps the sum that is applied; "drop" drops them.
+        dataset: the run's data set.
+        train: the training samples.
+    """
+    state = states[rank % len(states)]
+    batches = _redistributed([each["batches"][0] for each in states], config, rank, dataset, train)
+    counts = {name: value for name, value in state["counts"].items() if not name.endswith("_at")}
+    strategy = state["strategy"] | {
+        "exchange": _exchange([each["strategy"]["exchange"] for each in states], rank, config.world_size, waiting)
+    }
+    if config.steps is None:
+        counts |= {"step": batches["used"], "own_steps": batches["used"]}
+        strategy["num_steps"] = batches["used"]
+    return state | {"strategy": strategy, "counts": counts, "batches": [batches]}
+
+
+def _exchange(parts: Sequence[State], rank: int, world_size: int, waiting: Waiting) -> State:
+    """Return the new state of an exchange, which may consist of two: of gradients, and of the optimizer."""
+    own = parts[rank % len(parts)]
+    if "gradients" in own:
+        return {name: _exchange([part[name] for part in parts], rank, world_size, waiting) for name in own}
+    if "reducer" not in own:  # DDP itself, which keeps nothing
+        return own
+    reducer = own["reducer"] | {
+        name: _means([part["reducer"][name] for part in parts]) if waiting == "sum" else {}
+        for name in ("residuals", "velocities")
+    }
+    return own | {
+        "reducer": reducer,
+        "collective": _server([part["collective"] for part in parts], world_size, waiting),
+    }
+
+
+def _means(by_rank: Sequence[dict[int, torch.Tensor]]) -> dict[int, torch.Tensor]:
+    """Return the mean over ranks of each layer's tensor; a rank without the tensor counts as zeros."""
+    keys = {key: None for tensors in by_rank for key in tensors}
+    return {
+        key: torch.stack([tensors[key] for tensors in by_rank if key in tensors]).sum(dim=0) / len(by_rank)
+        for key in keys
+    }
+
+
+def _server(parts: Sequence[State], world_size: int, waiting: Waiting) -> State:
+    """Return the new state of a collective's servers: each new rank gets all their residuals and keeps what it serves.
+
+    These are residuals of sums over ranks, so they are scaled by the ratio of the numbers of ranks.
+    """
+    serving = next((part for part in parts if part.get("residuals")), parts[0])
+    if not serving:
+        return serving
+    scale = world_size / len(parts)
+    owed = {key: residual * scale for part in parts for key, residual in part["residuals"].items()}
+    kept = owed if waiting == "sum" else {}
+    return serving | {"residuals": kept, "keepers": dict.fromkeys(kept, EVERY_RANK)}
+
+
+def _redistributed(saved: Sequence[State], config: RunConfig, rank: int, dataset: Dataset, train: Part) -> State:
+    """Return a new rank's state of `Batches`, with its share of the samples left in this epoch."""
+    before = dataclasses.replace(config, replicas=len(saved))
+    rest = []
+    for old_rank, state in enumerate(saved):
+        batches = Batches(before, dataset, train, old_rank, torch.device("cpu"))
+        batches.load_state_dict(state)
+        rest.append(batches.unused())
+    unused = data.order(torch.cat(rest), seed=config.seed, rank=len(saved), epoch=batches.epoch)
+    num_left = len(unused) // config.replicas // config.samples_per_step
+    per_epoch = data.steps_per_epoch(len(train), config.replicas, config.samples_per_step)
+    used = (batches.epoch + 1) * per_epoch - num_left
+    generator = data.augmentation_generator(config.seed, rank, batches.epoch)
+    return {
+        "used": used,
+        "generator": generator.get_state(),
+        "rest": [batches.epoch, used % per_epoch, unused[rank :: config.replicas]] if num_left else None,
+    }

@@ -11,7 +11,7 @@ from torch import nn
 
 from bench.datasets.augment import normalise
 from bench.datasets.base import IMAGE_SIZE, Dataset, Part
-from bench.train.shards import evaluation_part
+from bench.train.data import evaluation_part
 
 # Images of 32x32 pixels per evaluation batch; larger images are fewer, with as many pixels in total.
 EVALUATION_BATCH = 256

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import contextlib
 import datetime
+import importlib
+import json
 import os
 import sys
 import time
 import traceback
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import NoReturn, TypeVar
+from types import ModuleType
+from typing import Any, NoReturn, TypeVar
 
 import torch
 import torch.distributed as dist
@@ -18,10 +21,56 @@ import torch.distributed as dist
 from bench.core.config.configuration import Configuration
 from bench.core.processes import die_with_parent
 from bench.core.run_folder import RunFolder, write_json
-from bench.train.compiler import postpone_compiler
 from collectives.transport.base import TransportError
 from collectives.transport.failure_detector import failure_detector
 from collectives.transport.process_group import backend_failure
+
+
+def gather_json(own: Any, group: dist.ProcessGroup | None = None) -> list[Any]:
+    """Return the JSON value of every rank of the group, in rank order; every rank of the group must call."""
+    return [json.loads(text) for text in gather_bytes(json.dumps(own).encode(), group)]
+
+
+def gather_bytes(own: bytes, group: dist.ProcessGroup | None = None) -> list[bytes]:
+    """Return the bytes of every rank of the group, in rank order; every rank of the group must call."""
+    device = torch.device("cuda" if dist.get_backend(group) == "nccl" else "cpu")
+    length = torch.tensor([len(own)], device=device)
+    lengths = [torch.empty_like(length) for _ in range(dist.get_world_size(group))]
+    dist.all_gather(lengths, length, group=group)
+    padded = torch.zeros(int(max(lengths)), dtype=torch.uint8, device=device)
+    padded[: len(own)] = torch.frombuffer(bytearray(own), dtype=torch.uint8)
+    everyone = [torch.empty_like(padded) for _ in lengths]
+    dist.all_gather(everyone, padded, group=group)
+    return [bytes(raw[: int(size)].cpu().numpy()) for raw, size in zip(everyone, lengths, strict=True)]
+
+
+DYNAMO = "torch._dynamo"
+
+
+class Postponed(ModuleType):
+    """A stand-in for a module with a few attributes; access to any other attribute imports the real module.
+
+    Args:
+        name: name of the real module.
+        answers: the stand-in's attributes.
+    """
+
+    def __init__(self, name: str, **answers: Any) -> None:
+        super().__init__(name)
+        vars(self).update(answers)
+
+    def __getattr__(self, name: str) -> Any:
+        if isinstance(sys.modules[DYNAMO], Postponed):
+            del sys.modules[DYNAMO]
+        return getattr(importlib.import_module(self.__name__), name)
+
+
+def postpone_compiler() -> None:
+    """Make this process import the compiler only when it is needed; call after the process group has been made."""
+    utils = Postponed(f"{DYNAMO}.utils", get_optimize_ddp_mode=lambda: "no_optimization")
+    compiler = Postponed(DYNAMO, utils=utils, graph_break=lambda: None, disable=lambda function, *_, **__: function)
+    sys.modules.setdefault(DYNAMO, compiler)
+
 
 C = TypeVar("C", bound=Configuration)
 # Environment variable with the process group's init method; without it, ranks meet as torchrun arranges.

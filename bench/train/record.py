@@ -27,17 +27,43 @@ from bench.core.schema.metrics import METRICS
 from bench.models.base import weights_hash
 from bench.strategies.base import BoundStrategy
 from bench.train.checkpoint import resumes_of
-from bench.train.clock import StepTimes, mean
-from bench.train.gather import gather_json
-from bench.train.measured import link_columns
-from bench.train.overlap import sample_index_sets, sampled_overlap
-from bench.train.running import Running
+from bench.train.clock import StepTimes, link_columns, mean, sample_index_sets, sampled_overlap
+from bench.train.rank import gather_json
 from bench.train.trackers import open_tracker
 from collectives.transport.base import Purpose, Traffic
 from compressors.choice import Choice, read_choices
 from compressors.ddp.choosing.hook import ChoosingHook
 from compressors.ddp.report import StepReport, add_counts
 from compressors.layer import Layer
+
+
+@dataclasses.dataclass(kw_only=True)
+class Running:
+    """Statistics of the numbers added so far.
+
+    Attributes:
+        count: how many numbers were added.
+        total: their sum.
+        least, largest: the smallest and the largest; None if there are no numbers.
+    """
+
+    count: int = 0
+    total: float = 0.0
+    least: float | None = None
+    largest: float | None = None
+
+    def add(self, value: float) -> None:
+        """Add a number."""
+        self.count += 1
+        self.total += value
+        self.least = value if self.least is None else min(self.least, value)
+        self.largest = value if self.largest is None else max(self.largest, value)
+
+    @property
+    def mean(self) -> float | None:
+        """Return the mean; None if there are no numbers."""
+        return self.total / self.count if self.count else None
+
 
 PROGRESS_EVERY_S = 0.25
 

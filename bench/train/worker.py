@@ -7,7 +7,11 @@ the launcher.
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import functools
+import os
+import platform
+import struct
 import sys
 import time
 from collections.abc import Iterator
@@ -26,14 +30,11 @@ from bench.datasets.base import Dataset, DatasetError, Part
 from bench.models.base import Model, weights_hash
 from bench.optimizers.base import Optimizer
 from bench.strategies.base import BoundStrategy, Setup, Strategy, Worker
-from bench.train.batch_scheduling import use_batch_scheduling
-from bench.train.checkpoint import Checkpointer, Restored
-from bench.train.gather import gather_json
-from bench.train.loop import Diverged, Trainer
-from bench.train.rank import end_process, process_group, rank_main, set_up_device
+from bench.train.checkpoint import Checkpointer, Restored, resized
+from bench.train.data import slow_down
+from bench.train.rank import end_process, gather_json, process_group, rank_main, set_up_device
 from bench.train.record import Recorder
-from bench.train.resizing import resized
-from bench.train.straggler import slow_down
+from bench.train.trainer import Diverged, Trainer
 from collectives.base import Collective
 from collectives.options import OptionError
 from collectives.payloads.fields import PayloadError
@@ -220,3 +221,36 @@ main = rank_main(RunConfig, run, USER_ERRORS)
 
 if __name__ == "__main__":
     end_process(main(sys.argv[1]))
+
+
+SLICE_S = 0.02
+
+_SCHED_SETATTR = {"x86_64": 314, "aarch64": 274, "riscv64": 274, "armv7l": 380}  # number of the system call
+_SCHED_ATTR = struct.Struct("=IIQiIQQQ")  # size, policy, flags, nice, priority, runtime, deadline, period
+
+
+def use_batch_scheduling() -> None:
+    """Request batch scheduling and long slices for the calling thread and all threads that it starts later.
+
+    Only the order of work changes, not its result. If the run was started under another policy (`chrt --idle`), that
+    policy stays. If the kernel refuses or is not Linux, scheduling stays as it is, with a message on standard error
+    (the rank's log).
+    """
+    number = _SCHED_SETATTR.get(platform.machine()) if sys.platform == "linux" else None
+    if number is None:
+        print(
+            "batch scheduling is not supported on this platform; ranks that share cores interrupt each other",
+            file=sys.stderr,
+        )
+        return
+    if os.sched_getscheduler(0) not in (os.SCHED_OTHER, os.SCHED_BATCH):
+        return
+    nice = os.getpriority(os.PRIO_PROCESS, 0)
+    attributes = _SCHED_ATTR.pack(_SCHED_ATTR.size, os.SCHED_BATCH, 0, nice, 0, round(SLICE_S * 1e9), 0, 0)
+    libc = ctypes.CDLL(None, use_errno=True)
+    if libc.syscall(number, 0, ctypes.c_char_p(attributes), 0):
+        reason = os.strerror(ctypes.get_errno())
+        print(
+            f"the kernel refused batch scheduling ({reason}); ranks that share cores interrupt each other",
+            file=sys.stderr,
+        )

@@ -20,7 +20,7 @@ from typing import Any, ClassVar
 import numpy as np
 import torchvision
 
-from bench.datasets.cifar10 import Cifar10
+from bench.datasets.cifar import Cifar10
 
 IMAGES_PER_BATCH = 20
 _FOLDER = "cifar-10-batches-py"

@@ -28,7 +28,7 @@ from bench.datasets.base import Dataset
 from bench.launch.predictions.checking import BASELINE
 from bench.launch.predictions.measurable import cannot_be_calibrated
 from bench.models.base import Model
-from bench.optimizers.sgd import Sgd
+from bench.optimizers.torch_optimizers import Sgd
 from bench.strategies.ddp.ddp import Ddp
 from collectives.base import Key
 from collectives.payloads.base import Payload

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 
-from bench.optimizers.max_adabelief import MaxAdaBelief
+from bench.optimizers.adabelief import MaxAdaBelief
 from tests.testing.belief_ranks import LR, Network, Rank, noisy, trained
 from tests.testing.memory_transport import MemoryTransport
 

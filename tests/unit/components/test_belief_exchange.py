@@ -7,7 +7,7 @@ import itertools
 import pytest
 import torch
 
-from bench.optimizers.max_adabelief import MaxAdaBelief
+from bench.optimizers.adabelief import MaxAdaBelief
 from compressors.topk import TopK
 from tests.testing.belief_ranks import SHAPES, Rank, Tensors, noisy, set_gradients, trained
 from tests.testing.memory_transport import MemoryTransport, run_threads

@@ -25,10 +25,9 @@ from torchvision.datasets.utils import calculate_md5
 
 from bench.core import spec
 from bench.core.errors import UsageError
-from bench.datasets import _cifar
+from bench.datasets import cifar
 from bench.datasets.base import DatasetError
-from bench.datasets.cifar10 import Cifar10
-from bench.datasets.cifar100 import Cifar100
+from bench.datasets.cifar import Cifar10, Cifar100
 from tests.testing.small_cifar10 import ARCHIVE, FILES, LABELS, PIXELS, SmallArchive, SmallCifar10, python2_pickle
 
 ALTERNATIVES = "use --dataset digits or --dataset synthetic"
@@ -145,7 +144,7 @@ def test_the_original_is_asked_where_no_mirror_is_given(monkeypatch: pytest.Monk
         asked.append((url, folder, name, md5))
         tarfile.open(Path(folder) / name, "w:gz").close()
 
-    monkeypatch.setattr(_cifar, "download_url", download)
+    monkeypatch.setattr(cifar, "download_url", download)
     with pytest.raises(DatasetError, match="is missing"):
         Cifar10().prepare(tmp_path)
     original = torchvision.datasets.CIFAR10
@@ -302,7 +301,7 @@ def test_extraction_that_fails_is_a_disk_problem(server: Server, tmp_path: Path)
     ],
 )
 def test_disk_errors_are_those_of_files(error: OSError, is_disk: bool) -> None:
-    assert _cifar._is_disk_problem(error) is is_disk
+    assert cifar._is_disk_problem(error) is is_disk
 
 
 def test_numpys_complaint_about_the_published_files_is_not_shown(

@@ -11,8 +11,8 @@ from torch import nn
 
 from bench.core import registry, spec
 from bench.core.errors import UsageError
-from bench.models._cifar_resnet import BasicBlock
 from bench.models.base import images_refusal, weights_hash
+from bench.models.resnet import BasicBlock
 
 PARAMETERS = {
     "linear": 30_730,

@@ -12,8 +12,7 @@ from torch.nn import functional
 from bench.datasets.augment import normalise
 from bench.datasets.base import Part
 from bench.datasets.synthetic import Synthetic
-from bench.models.linear import Linear
-from bench.models.small_cnn import SmallCnn
+from bench.models.cnn import Linear, SmallCnn
 
 NOWHERE = Path(__file__) / "nowhere"  # nothing lies below a file
 

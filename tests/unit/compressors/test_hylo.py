@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import nn
 
-from bench.models.resnet18 import ResNet18
+from bench.models.resnet import ResNet18
 from collectives.options import OptionError
 from collectives.payloads import Codes, Dense, RowSparse
 from compressors.ddp.reducer import Reducer

@@ -6,7 +6,7 @@ import pytest
 
 from bench.core import spec
 from bench.core.errors import UsageError
-from bench.optimizers.sgd import Sgd
+from bench.optimizers.torch_optimizers import Sgd
 
 
 def test_building_validates_and_converts() -> None:

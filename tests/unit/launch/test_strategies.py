@@ -11,7 +11,7 @@ from bench.core.config.run import RunConfig
 from bench.core.errors import UsageError
 from bench.launch import devices
 from bench.launch.resolve import make_ready, resolve, with_ranks
-from bench.train.schedule import learning_rate
+from bench.train.trainer import learning_rate
 
 ASP, SSP = "async_server:mode=asp", "async_server"
 

@@ -11,8 +11,8 @@ from torch import nn
 
 from bench.core.config.run import RunConfig
 from bench.core.topology import Topology
-from bench.models.linear import Linear
-from bench.optimizers.sgd import Sgd
+from bench.models.cnn import Linear
+from bench.optimizers.torch_optimizers import Sgd
 from bench.strategies.placed.device import DeviceProcess
 from bench.strategies.placed.host import HostSum, HostTraining
 from bench.strategies.placed.plan import Plan

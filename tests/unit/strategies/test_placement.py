@@ -8,10 +8,8 @@ from torch import nn
 
 from bench.core.errors import UsageError
 from bench.models.base import Model
-from bench.models.linear import Linear
-from bench.models.resnet18 import ResNet18
-from bench.models.resnet20 import ResNet20
-from bench.models.small_cnn import SmallCnn
+from bench.models.cnn import Linear, SmallCnn
+from bench.models.resnet import ResNet18, ResNet20
 from bench.strategies.placed.assignment import assign, check_values, trace, work_of
 from tests.testing.devices import pool_of
 

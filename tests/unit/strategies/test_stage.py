@@ -13,8 +13,8 @@ from torch.nn import functional
 
 from bench.core.topology import Device
 from bench.models.base import Model
-from bench.models.resnet20 import ResNet20
-from bench.models.small_cnn import SmallCnn
+from bench.models.cnn import SmallCnn
+from bench.models.resnet import ResNet20
 from bench.strategies.placed.assignment import ActivationPolicy, assign, trace
 from bench.strategies.placed.messages import receive_tensor, send_tensor
 from bench.strategies.placed.stage import Route, Stage

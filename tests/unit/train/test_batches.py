@@ -9,8 +9,8 @@ import torch
 
 from bench.core import spec
 from bench.datasets.base import Part
-from bench.train.batches import Batches
-from bench.train.resizing import resized
+from bench.train.checkpoint import resized
+from bench.train.data import Batches
 from collectives.parameter_server.residuals import EVERY_RANK
 from tests.testing.configs import make_config
 

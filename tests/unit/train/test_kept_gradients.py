@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import nn
 
-from bench.optimizers.sgd import Sgd
+from bench.optimizers.torch_optimizers import Sgd
 from bench.strategies.ddp.ddp import WithOptimizer
 from bench.strategies.ddp.replicas import KeptGradients, Replicas
 from collectives.ring import Ring

@@ -7,7 +7,7 @@ from unittest.mock import MagicMock, call
 import pytest
 
 from bench.strategies.async_server.training import AsyncTraining
-from bench.train.loop import Trainer
+from bench.train.trainer import Trainer
 
 STEPS = 4
 

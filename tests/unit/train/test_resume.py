@@ -10,8 +10,8 @@ import torch
 from bench.core import spec
 from bench.datasets.base import Part
 from bench.strategies.base import BoundStrategy
-from bench.train.loop import Trainer
 from bench.train.record import Recorder
+from bench.train.trainer import Trainer
 from compressors.layer import Step
 from tests.testing.configs import make_config
 

@@ -6,8 +6,7 @@ import dataclasses
 
 import pytest
 
-from bench.train.record import mean_loss
-from bench.train.running import Running
+from bench.train.record import Running, mean_loss
 
 
 def test_of_none_nothing_is_known_and_of_some_what_a_list_would_say() -> None:

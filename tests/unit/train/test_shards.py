@@ -5,13 +5,13 @@ from __future__ import annotations
 import pytest
 import torch
 
-from bench.train import shards
+from bench.train import data
 
 
 @pytest.mark.parametrize("world_size", [1, 2, 3, 4, 7])
 @pytest.mark.parametrize("num_samples", [7, 100, 1347])
 def test_shards_are_disjoint_and_cover_the_set(num_samples: int, world_size: int) -> None:
-    parts = [shards.shard(num_samples, rank, world_size, seed=3) for rank in range(world_size)]
+    parts = [data.shard(num_samples, rank, world_size, seed=3) for rank in range(world_size)]
     assert sorted(torch.cat(parts).tolist()) == list(range(num_samples))
     sizes = [len(part) for part in parts]
     assert max(sizes) - min(sizes) <= 1
@@ -22,20 +22,20 @@ def test_shards_are_disjoint_and_cover_the_set(num_samples: int, world_size: int
 def test_evaluation_parts_are_disjoint_and_cover_the_set(num_samples: int, world_size: int) -> None:
     seen: list[int] = []
     for rank in range(world_size):
-        seen += range(num_samples)[shards.evaluation_part(num_samples, rank, world_size)]
+        seen += range(num_samples)[data.evaluation_part(num_samples, rank, world_size)]
     assert seen == list(range(num_samples))
 
 
 def test_every_rank_can_make_the_same_number_of_steps() -> None:
-    assert shards.steps_per_epoch(1347, 2, 32) == 21
-    assert shards.steps_per_epoch(10, 3, 4) == 0
-    smallest = min(len(shards.shard(1347, rank, 2, seed=1)) for rank in range(2))
+    assert data.steps_per_epoch(1347, 2, 32) == 21
+    assert data.steps_per_epoch(10, 3, 4) == 0
+    smallest = min(len(data.shard(1347, rank, 2, seed=1)) for rank in range(2))
     assert smallest // 32 == 21
 
 
 def test_an_epoch_uses_each_sample_of_the_shard_at_most_once() -> None:
-    own = shards.shard(100, 1, 3, seed=5)
-    batches = list(shards.batches(own, 8, 4, seed=5, rank=1, epoch=0))
+    own = data.shard(100, 1, 3, seed=5)
+    batches = list(data.batches(own, 8, 4, seed=5, rank=1, epoch=0))
     assert [len(batch) for batch in batches] == [8] * 4
     used = torch.cat(batches).tolist()
     assert len(set(used)) == 32
@@ -46,7 +46,7 @@ def test_order_depends_on_seed_rank_and_epoch_and_on_nothing_else() -> None:
     own = torch.arange(64)
 
     def order(**where: int) -> list[int]:
-        return torch.cat(list(shards.batches(own, 8, 8, **where))).tolist()
+        return torch.cat(list(data.batches(own, 8, 8, **where))).tolist()
 
     first = order(seed=1, rank=0, epoch=0)
     torch.manual_seed(99)
@@ -57,6 +57,6 @@ def test_order_depends_on_seed_rank_and_epoch_and_on_nothing_else() -> None:
 
 def test_the_global_generator_is_not_touched() -> None:
     before = torch.get_rng_state()
-    list(shards.batches(shards.shard(50, 0, 2, seed=1), 4, 3, seed=1, rank=0, epoch=0))
-    shards.augmentation_generator(1, 0, 0)
+    list(data.batches(data.shard(50, 0, 2, seed=1), 4, 3, seed=1, rank=0, epoch=0))
+    data.augmentation_generator(1, 0, 0)
     assert torch.equal(torch.get_rng_state(), before)

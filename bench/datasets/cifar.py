@@ -1,8 +1,4 @@
-"""The common part of CIFAR-10 and CIFAR-100: an archive whose checksums torchvision knows, and its images in memory.
-
-Torchvision downloads, verifies and reads the files; only `prepare` uses the network. Every file is verified before it
-is read, so the pickles inside are certainly the published ones, even from a mirror.
-"""
+"""The common part of CIFAR-10 and CIFAR-100: an archive whose checksums torchvision knows, and its images in memory."""
 
 from __future__ import annotations
 
@@ -22,7 +18,7 @@ from typing import Annotated, ClassVar
 
 import pydantic
 import torch
-from torchvision.datasets import CIFAR10
+from torchvision.datasets import CIFAR10, CIFAR100
 from torchvision.datasets.utils import calculate_md5, check_integrity, download_url
 from typing_extensions import Doc, override
 
@@ -42,8 +38,13 @@ def _checked_address(url: str) -> str:
 
 
 @dataclasses.dataclass(kw_only=True)
-class Cifar(Dataset):
-    """Base of the components `cifar10` and `cifar100`.
+class CifarArchive(Dataset):
+    """The common part of CIFAR-10 and CIFAR-100: an archive whose checksums torchvision knows, and its images in memory.
+
+    Torchvision downloads, verifies and reads the files; only `prepare` uses the network. Every file is verified before it
+    is read, so the pickles inside are certainly the published ones, even from a mirror.
+
+    Base of the components `cifar10` and `cifar100`.
 
     Class facts:
         archive: torchvision's class, with names, address and checksums of the archive and of the files in it.
@@ -240,3 +241,33 @@ def _socket_timeout(seconds: float) -> Iterator[None]:
         yield
     finally:
         socket.setdefaulttimeout(before)
+
+
+@dataclasses.dataclass(kw_only=True)
+class Cifar10(CifarArchive, name="cifar10"):
+    """CIFAR-10: 60 000 photographs of 32x32 pixels in ten classes, downloaded once by `bench data prepare cifar10`.
+
+    Source: Krizhevsky, "Learning Multiple Layers of Features from Tiny Images" (2009), section 3.
+
+    Load CIFAR-10: 50 000 training and 10 000 test images, normalised by statistics of the training part.
+    """
+
+    num_classes: ClassVar[int] = 10
+    mean: ClassVar[tuple[float, float, float]] = (0.4914, 0.4822, 0.4465)
+    std: ClassVar[tuple[float, float, float]] = (0.2470, 0.2435, 0.2616)
+    archive: ClassVar[type[CIFAR10]] = CIFAR10
+
+
+@dataclasses.dataclass(kw_only=True)
+class Cifar100(CifarArchive, name="cifar100"):
+    """CIFAR-100: 60 000 photographs of 32x32 pixels in 100 classes, downloaded by `bench data prepare cifar100`.
+
+    Source: Krizhevsky, "Learning Multiple Layers of Features from Tiny Images" (2009), section 3; the fine labels.
+
+    Load CIFAR-100: 50 000 training and 10 000 test images, normalised by statistics of the training part.
+    """
+
+    num_classes: ClassVar[int] = 100
+    mean: ClassVar[tuple[float, float, float]] = (0.5071, 0.4865, 0.4409)
+    std: ClassVar[tuple[float, float, float]] = (0.2673, 0.2564, 0.2762)
+    archive: ClassVar[type[CIFAR10]] = CIFAR100

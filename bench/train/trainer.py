@@ -3,24 +3,42 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 import time
 from typing import Any
 
 import torch
 import torch.distributed as dist
 
+from bench.core.config.lr_scaling import LrScaling
 from bench.core.config.run import RunConfig
 from bench.datasets.base import Dataset, Part
 from bench.strategies.base import BoundStrategy, SaveState
-from bench.train import shards
-from bench.train.batches import Batches
+from bench.train import data
 from bench.train.clock import StepTime, StepTimes, TrainingClock
+from bench.train.data import Batches
 from bench.train.evaluate import evaluate, train_sample
 from bench.train.record import Recorder, Snapshot
-from bench.train.schedule import learning_rate
 from compressors.ddp.hook import NonFiniteGradient
 from compressors.ddp.report import StepReport
 from compressors.layer import Step
+
+
+def learning_rate(config: RunConfig, step: int, total_steps: int, steps_per_epoch: int) -> float:
+    """Return the learning rate of optimizer step `step`, which counts from 0."""
+    peak = config.lr * LrScaling.parse(config.lr_scaling).factor(config.replicas)
+    warmup_steps = config.warmup_epochs * steps_per_epoch
+    if step < warmup_steps:
+        return peak * (step + 1) / math.ceil(warmup_steps)
+    done = (step - warmup_steps) / max(1.0, total_steps - warmup_steps)
+    match config.schedule:
+        case "constant":
+            return peak
+        case "cosine":
+            return peak * 0.5 * (1 + math.cos(math.pi * done))
+        case "step":
+            return peak * (0.1 ** ((done >= 0.5) + (done >= 0.75)))
+
 
 MAX_SKIPS_IN_A_ROW = 10
 # Steps between two checks of the loss, by device: reading a loss from a GPU waits for the GPU.
@@ -59,7 +77,7 @@ class Trainer:
 
     def __post_init__(self) -> None:
         config = self.config
-        self.steps_per_epoch = shards.steps_per_epoch(len(self.train), config.replicas, config.samples_per_step)
+        self.steps_per_epoch = data.steps_per_epoch(len(self.train), config.replicas, config.samples_per_step)
         self._train_sample = train_sample(self.train)
         self.total_steps = config.steps or self.steps_per_epoch * (config.epochs or 0)
         self._batches = [

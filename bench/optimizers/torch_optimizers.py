@@ -1,0 +1,198 @@
+"""The common options of Adam and AdamW: the decay rates of two moments of the gradient."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterable
+from typing import Annotated, ClassVar
+
+import torch
+from annotated_types import Ge, Lt
+from typing_extensions import Doc, override
+
+from bench.optimizers.base import HandedOver, Optimizer
+from collectives.options import OptionError, Positive, PositiveOrZero
+
+
+@dataclasses.dataclass(kw_only=True)
+class MomentOptimizer(Optimizer):
+    """Base of the components `adam` and `adamw`, with their common options."""
+
+    default_lr: ClassVar[float] = 0.001
+
+    beta1: Annotated[float, Ge(0), Lt(1), Doc("decay rate of the mean of gradients")] = 0.9
+    beta2: Annotated[float, Ge(0), Lt(1), Doc("decay rate of the mean of squared gradients")] = 0.999
+    eps: Annotated[Positive, Doc("added to the root of the second moment before dividing by it")] = 1e-8
+
+
+@dataclasses.dataclass(kw_only=True)
+class Sgd(Optimizer, name="sgd"):
+    """SGD: stochastic gradient descent with heavy-ball or Nesterov momentum.
+
+    Source: Sutskever, Martens, Dahl, Hinton, "On the importance of initialization and momentum in deep learning" (2013).
+    Differs: as in torch, the learning rate multiplies the velocity instead of entering it.
+
+    Build torch.optim.SGD.
+
+    Raises:
+        OptionError: "sgd: nesterov=true needs momentum above 0; leave one of them out".
+    """
+
+    default_lr: ClassVar[float] = 0.02
+
+    momentum: Annotated[float, Ge(0), Lt(1), Doc("share of the last velocity that is kept")] = 0.9
+    nesterov: Annotated[bool, Doc("look ahead along the velocity before stepping")] = False
+    weight_decay: Annotated[PositiveOrZero, Doc("L2 penalty, added to the gradient")] = 0.0
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.nesterov and self.momentum == 0:
+            raise OptionError(f"{self.component_name}: nesterov=true needs momentum above 0; leave one of them out")
+
+    def hand_over_momentum(self) -> HandedOver:
+        """Return SGD without momentum, in which only the weight decay keeps a velocity."""
+        remaining = SgdOfVelocities(**{name: getattr(self, name) for name in self.option_names()})
+        return HandedOver(optimizer=remaining, coefficient=self.momentum, nesterov=self.nesterov)
+
+    @override
+    def build(self, parameters: Iterable[torch.nn.Parameter], lr: float) -> torch.optim.Optimizer:
+        return torch.optim.SGD(
+            parameters,
+            lr=lr,
+            momentum=self.momentum,
+            nesterov=self.nesterov,
+            weight_decay=self.weight_decay,
+            fused=True,  # one pass over memory
+        )
+
+
+@dataclasses.dataclass(kw_only=True)
+class SgdOfVelocities(Sgd):
+    """SGD on gradients that already include momentum; only the weight decay needs a velocity here.
+
+    Without that velocity the decay would be weaker by the factor 1 - momentum.
+
+    Source: the optimizer in the repository of the method's authors (synxlin/deep-gradient-compression,
+    dgc/optim/sgd.py).
+    """
+
+    @override
+    def build(self, parameters: Iterable[torch.nn.Parameter], lr: float) -> torch.optim.Optimizer:
+        optimizer = torch.optim.SGD(parameters, lr=lr, fused=True)
+        if self.weight_decay:
+            optimizer.register_step_pre_hook(lambda optimizer, *_: self._add_decay(optimizer))
+        return optimizer
+
+    @torch.no_grad()
+    def _add_decay(self, optimizer: torch.optim.Optimizer) -> None:
+        for parameter in optimizer.param_groups[0]["params"]:
+            if parameter.grad is not None:
+                decay = parameter * self.weight_decay
+                velocity = optimizer.state[parameter].setdefault("decay_velocity", torch.zeros_like(parameter))
+                velocity.mul_(self.momentum).add_(decay)
+                parameter.grad.add_(decay.add_(velocity, alpha=self.momentum) if self.nesterov else velocity)
+
+
+@dataclasses.dataclass(kw_only=True)
+class Adam(MomentOptimizer, name="adam"):
+    """Adam: steps scaled by running moments of the gradient.
+
+    Source: Kingma, Ba, "Adam: A Method for Stochastic Optimization" (2015), algorithm 1.
+
+    Build torch.optim.Adam.
+    """
+
+    weight_decay: Annotated[PositiveOrZero, Doc("L2 penalty, added to the gradient")] = 0.0
+
+    @override
+    def build(self, parameters: Iterable[torch.nn.Parameter], lr: float) -> torch.optim.Optimizer:
+        return torch.optim.Adam(
+            parameters,
+            lr=lr,
+            betas=(self.beta1, self.beta2),
+            eps=self.eps,
+            weight_decay=self.weight_decay,
+            fused=True,  # one pass over memory
+        )
+
+
+@dataclasses.dataclass(kw_only=True)
+class AdamW(MomentOptimizer, name="adamw"):
+    """AdamW: Adam with weight decay that does not enter the moments.
+
+    Source: Loshchilov, Hutter, "Decoupled Weight Decay Regularization" (2019), algorithm 2.
+
+    Build torch.optim.AdamW.
+    """
+
+    weight_decay: Annotated[PositiveOrZero, Doc("share of the weight removed per step, times lr")] = 0.01
+
+    @override
+    def build(self, parameters: Iterable[torch.nn.Parameter], lr: float) -> torch.optim.Optimizer:
+        return torch.optim.AdamW(
+            parameters,
+            lr=lr,
+            betas=(self.beta1, self.beta2),
+            eps=self.eps,
+            weight_decay=self.weight_decay,
+            fused=True,  # one pass over memory
+        )
+
+
+@dataclasses.dataclass(kw_only=True)
+class Adagrad(Optimizer, name="adagrad"):
+    """Adagrad: steps scaled by the root of the sum of all squared gradients so far.
+
+    Source: Duchi, Hazan, Singer, "Adaptive subgradient methods for online learning and stochastic optimization" (2011).
+
+    Build torch.optim.Adagrad.
+    """
+
+    default_lr: ClassVar[float] = 0.01
+
+    lr_decay: Annotated[PositiveOrZero, Doc("the learning rate is divided by 1 + steps * lr_decay")] = 0.0
+    eps: Annotated[Positive, Doc("added to the root of the sum before dividing by it")] = 1e-10
+    weight_decay: Annotated[PositiveOrZero, Doc("L2 penalty, added to the gradient")] = 0.0
+
+    @override
+    def build(self, parameters: Iterable[torch.nn.Parameter], lr: float) -> torch.optim.Optimizer:
+        return torch.optim.Adagrad(
+            parameters,
+            lr=lr,
+            lr_decay=self.lr_decay,
+            eps=self.eps,
+            weight_decay=self.weight_decay,
+            foreach=True,  # torch has a fused version for CPUs only
+        )
+
+
+@dataclasses.dataclass(kw_only=True)
+class Rmsprop(Optimizer, name="rmsprop"):
+    """RMSprop: steps scaled by the root of a running mean of squared gradients.
+
+    Source: Tieleman, Hinton, "Lecture 6.5: RMSProp" (Neural networks for machine learning, 2012); `centered` is Graves,
+    "Generating sequences with recurrent neural networks" (2013).
+
+    Build torch.optim.RMSprop.
+    """
+
+    default_lr: ClassVar[float] = 0.001
+
+    alpha: Annotated[float, Ge(0), Lt(1), Doc("decay rate of the mean of squared gradients")] = 0.99
+    momentum: Annotated[float, Ge(0), Lt(1), Doc("share of the last velocity that is kept")] = 0.0
+    centered: Annotated[bool, Doc("divide by the deviation from the mean gradient instead of its size")] = False
+    eps: Annotated[Positive, Doc("added to the root before dividing by it")] = 1e-8
+    weight_decay: Annotated[PositiveOrZero, Doc("L2 penalty, added to the gradient")] = 0.0
+
+    @override
+    def build(self, parameters: Iterable[torch.nn.Parameter], lr: float) -> torch.optim.Optimizer:
+        return torch.optim.RMSprop(
+            parameters,
+            lr=lr,
+            alpha=self.alpha,
+            momentum=self.momentum,
+            centered=self.centered,
+            eps=self.eps,
+            weight_decay=self.weight_decay,
+            foreach=True,  # torch has no fused version
+        )

@@ -1,0 +1,155 @@
+"""The distribution of samples: which rank trains on which samples, and in which order.
+
+Shards are disjoint and cover the whole set. No sample is repeated to make them equal, so sizes differ by at most one.
+Every rank runs the same number of steps per epoch: floor(smallest shard / batch).
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from torch import nn
+
+from bench.core.config.run import RunConfig
+from bench.datasets.augment import crop_and_flip, normalise
+from bench.datasets.base import Dataset, Part
+from bench.train.clock import device_time
+
+
+def shard(num_samples: int, rank: int, world_size: int, seed: int) -> torch.Tensor:
+    """Return int64 indices of the samples that `rank` trains on: every world_size-th of one seeded permutation."""
+    return torch.randperm(num_samples, generator=_generator(seed, 0, 0))[rank::world_size]
+
+
+def steps_per_epoch(num_samples: int, world_size: int, batch_size: int) -> int:
+    """Return the steps that every rank can make in an epoch; 0 if the smallest shard is smaller than a batch."""
+    return num_samples // world_size // batch_size
+
+
+def batches(
+    indices: torch.Tensor, batch_size: int, num_steps: int, *, seed: int, rank: int, epoch: int
+) -> Iterator[torch.Tensor]:
+    """Yield `num_steps` batches of sample indices, int64 [batch_size], from the shard as shuffled for this epoch."""
+    shuffled = order(indices, seed=seed, rank=rank, epoch=epoch)
+    for step in range(num_steps):
+        yield shuffled[step * batch_size : (step + 1) * batch_size]
+
+
+def order(indices: torch.Tensor, *, seed: int, rank: int, epoch: int) -> torch.Tensor:
+    """Return the rank's shard, int64 sample indices, as shuffled for this epoch."""
+    return indices[torch.randperm(len(indices), generator=_generator(seed, rank + 1, epoch + 1))]
+
+
+def evaluation_part(num_samples: int, rank: int, world_size: int) -> slice:
+    """Return the contiguous part of the test set that `rank` evaluates; the parts are disjoint and cover the set."""
+    return slice(num_samples * rank // world_size, num_samples * (rank + 1) // world_size)
+
+
+def augmentation_generator(seed: int, rank: int, epoch: int) -> torch.Generator:
+    """Return the generator for random crops and flips."""
+    return _generator(seed, rank + 1, -epoch - 1)
+
+
+def _generator(seed: int, stream: int, epoch: int) -> torch.Generator:
+    # A hash of the tuple, so that neighbouring seeds, ranks and epochs share no stream.
+    mixed = seed & 0xFFFFFFFF
+    for word in (stream, epoch):
+        mixed = (mixed * 6364136223846793005 + (word & 0xFFFFFFFF) * 1442695040888963407 + 1) & 0x7FFFFFFFFFFFFFFF
+        mixed ^= mixed >> 29
+    return torch.Generator().manual_seed(mixed)
+
+
+class Batches:
+    """Iterate over one rank's shard without end, in a different order in each epoch.
+
+    Args:
+        config: the run's configuration.
+        dataset: gives the mean and standard deviation with which pixels are normalised.
+        train: all training samples.
+        rank: the rank that owns the shard.
+        device: the device of the batches.
+    """
+
+    def __init__(self, config: RunConfig, dataset: Dataset, train: Part, rank: int, device: torch.device) -> None:
+        self._config = config
+        self._dataset = dataset
+        self._rank = rank
+        self._device = device
+        self._images, self._labels = train.images.to(device), train.labels.to(device)
+        self._shard = shard(len(train), rank, config.replicas, config.seed)
+        self._size = config.samples_per_step
+        self._per_epoch = steps_per_epoch(len(train), config.replicas, self._size)
+        self._used = 0
+        # (epoch, first batch, samples) that replace the rest of an epoch after the number of ranks has changed
+        self._rest: tuple[int, int, torch.Tensor] | None = None
+        self._begin_epoch()
+
+    def __next__(self) -> tuple[torch.Tensor, torch.Tensor]:
+        """Return the next batch on the device: fp32 [size, 3, height, width] and int64 [size]."""
+        position = self._used % self._per_epoch
+        self._used += 1
+        if position == 0:
+            self._begin_epoch()
+        chosen = self._order[position * self._size : (position + 1) * self._size].to(self._device)
+        pixels = self._images[chosen]
+        if self._config.augment:
+            pixels = crop_and_flip(pixels, self._generator, flip=self._dataset.mirror)
+        return normalise(pixels, self._dataset.mean, self._dataset.std), self._labels[chosen]
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the batches used, the generator's state, and samples that were redistributed within an epoch."""
+        rest = None if self._rest is None else list(self._rest)
+        return {"used": self._used, "generator": self._generator.get_state(), "rest": rest}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Restore what `state_dict` returned."""
+        self._used, rest = state["used"], state["rest"]
+        self._rest = None if rest is None else tuple(rest)
+        self._begin_epoch()
+        self._generator.set_state(state["generator"])
+
+    @property
+    def epoch(self) -> int:
+        """Return the epoch of the last batch, which counts from 0."""
+        return max(0, self._used - 1) // self._per_epoch
+
+    def unused(self) -> torch.Tensor:
+        """Return int64 indices of the shard's samples that this epoch has not used; empty after its last batch."""
+        position = self._used - self.epoch * self._per_epoch
+        return self._order[: 0 if position == self._per_epoch else None][position * self._size :]
+
+    def _begin_epoch(self) -> None:
+        seed, epoch = self._config.seed, self.epoch
+        self._order = order(self._shard, seed=seed, rank=self._rank, epoch=epoch)
+        self._generator = augmentation_generator(seed, self._rank, epoch)
+        if self._rest is not None and self._rest[0] == epoch:
+            _, first, samples = self._rest
+            self._order = torch.cat([samples.new_zeros(first * self._size), samples])  # earlier batches are never read
+
+
+def slow_down(model: nn.Module, slowdown: float) -> None:
+    """Make forward and backward of every training step take `slowdown` times as long, from now on.
+
+    At the end of backward, before the last gradient is passed on, the rank sleeps for (slowdown - 1) times its
+    computing time. Waiting for other ranks comes later and is not multiplied.
+
+    Args:
+        model: the bare network, which gets hooks.
+        slowdown: at least 1.
+    """
+    device = next(model.parameters()).device
+    started = 0.0
+
+    def begin(_module: nn.Module, _inputs: Any) -> None:
+        nonlocal started
+        started = device_time(device)
+
+    def delay(_gradients: Any) -> None:
+        time.sleep((slowdown - 1) * (device_time(device) - started))
+
+    model.register_forward_pre_hook(begin)
+    trainable = [parameter for parameter in model.parameters() if parameter.requires_grad]
+    torch.autograd.graph.register_multi_grad_hook(trainable, delay)
