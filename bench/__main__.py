@@ -6,12 +6,12 @@ import os
 import sys
 
 import gradwire
-from bench.core import signals
+from bench.core import processes
 
 
 def main() -> None:
     """Run the command, once the packages are known to be this project's."""
-    signals.end_at_once()
+    processes.end_at_once()
     _open_closed_streams()
     from bench.cli.app import main as run_command
 

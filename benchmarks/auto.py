@@ -29,9 +29,9 @@ from bench.hosts.cluster import Cluster
 from bench.hosts.cluster_options import link_of
 from bench.hosts.support import choose_backend
 from bench.launch.jobs import torchrun
-from bench.launch.jobs.watchdog import WatchdogTimeouts
+from bench.launch.jobs.failure import WatchdogTimeouts
 from bench.launch.measurement import measure
-from bench.report.student import two_sided_quantile
+from bench.report.statistics import two_sided_quantile
 from benchmarks.auto_worker import TurnsConfig
 
 HOSTS = 4

@@ -16,8 +16,7 @@ from pathlib import Path
 
 from bench.core.rows import RowWriter
 from bench.core.schema.metrics import METRICS
-from bench.report.runs import collect_runs
-from bench.report.store import read
+from bench.report.store import collect_runs, read
 
 REFERENCE = Path("results/reference/ci.csv")
 RUNS = Path(__file__).with_suffix(".toml")

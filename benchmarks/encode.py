@@ -30,7 +30,7 @@ from rich.table import Table
 
 from bench.core import spec
 from bench.core.environment import origin_columns
-from bench.launch.jobs.variables import KEEP_MEMORY
+from bench.launch.jobs.fork_server import KEEP_MEMORY
 from collectives.base import Key, PendingSum
 from collectives.kernels.library import found, kernels_in_use, reference_path
 from collectives.options import build, component_names

@@ -23,7 +23,7 @@ from pathlib import Path
 import numpy as np
 
 from bench.launch.sweeps.file import Options
-from bench.launch.sweeps.written import toml_table
+from bench.launch.sweeps.tuning import toml_table
 
 SEED, SEED_OF_OTHERS = 20261212, 20261225
 FILES = Path("examples/predict")

@@ -16,6 +16,44 @@ if TYPE_CHECKING:
     from bench.launch.jobs.fork_server import ForkServer
     from bench.report.collectives_table import Row
 
+
+from collections.abc import Sequence
+
+from bench.cli.output.console import Turns, print_json, stdout_console
+from bench.core.rows import RowWriter
+from bench.core.units import format_bytes
+from bench.hosts.cluster import Cluster
+from bench.report.collectives_table import Row, collectives_table, with_ratios
+from bench.report.tables import print_rich
+
+
+def turns_of(config: CollectivesConfig, writer: RowWriter | None) -> Turns:
+    """Return the progress display of a sweep."""
+    pairs, sizes = len(config.pairs), len(config.sizes_bytes)
+    title = f"{config.world_size} ranks, {sizes} sizes x {pairs} pairs x {config.rounds} rounds"
+    return Turns(title, pairs * sizes * config.rounds, _describe, writer)
+
+
+def _describe(turn: tuple[str, str, int]) -> tuple[str, str]:
+    collective, compressor, size = turn
+    return format_bytes(size), f"{compressor} on {collective}"
+
+
+def print_rows(rows: Sequence[Row], config: CollectivesConfig, *, as_json: bool) -> None:
+    """Print the measured rows on stdout."""
+    compared = with_ratios(rows)
+    if as_json:
+        print_json(compared)
+    elif rows:
+        how = (
+            f"{config.rounds} rounds of {config.iters} sums, pairs in turn; {config.device}, "
+            f"{config.threads} threads per rank; slowest rank's time, median over rounds"
+        )
+        if config.cluster is not None:
+            how += "; " + "; ".join(Cluster.from_dict(config.cluster).describe())
+        print_rich(collectives_table(compared, how), stdout_console())
+
+
 EXAMPLES = """[bold]Examples[/bold]
 
   bench collectives
@@ -51,7 +89,7 @@ def collectives(options: CollectivesConfig, out: RowFile = None, as_json: AsJson
 
 
 def _execute(options: CollectivesConfig, out: Path | None, as_json: bool, server: ForkServer) -> list[Row]:
-    from bench.cli.output.collectives import print_rows, turns_of
+    from bench.cli.collectives import print_rows, turns_of
     from bench.launch.collectives import execute, resolve
     from bench.launch.refusals import without_torch
 

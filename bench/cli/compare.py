@@ -37,7 +37,7 @@ DEFAULT_PATH = Path("results/runs")
 
 def _complete_metric(incomplete: str) -> list[tuple[str, str]]:
     from bench.core.schema.metrics import METRICS
-    from bench.report.columns import BYTES_TO_TARGET
+    from bench.report.configurations import BYTES_TO_TARGET
 
     return [(c.name, c.meaning) for c in (*METRICS, BYTES_TO_TARGET) if c.better and c.name.startswith(incomplete)]
 
@@ -49,7 +49,7 @@ def _complete_column(incomplete: str) -> list[tuple[str, str]]:
 
 
 def _complete_order(incomplete: str) -> list[tuple[str, str]]:
-    from bench.report.columns import COLUMNS_BY_NAME
+    from bench.report.configurations import COLUMNS_BY_NAME
 
     return [(c.name, c.meaning) for c in COLUMNS_BY_NAME.values() if c.name.startswith(incomplete)]
 
@@ -210,8 +210,8 @@ def compare(
     Faster or slower means a significant difference of more than 5%; with a single seed the verdict is always unclear.
     """
     from bench.report import caveats, comparison, gates, selection, store
-    from bench.report.columns import ALL, find_numbers
     from bench.report.comparison_table import answer_table, comparison_table
+    from bench.report.configurations import ALL, find_numbers
 
     chosen_format = choose_format(as_format, as_json, out)
     given, limits = _paths_and_gates(paths or [], _parts(fail_on))
@@ -246,11 +246,9 @@ def _paths_and_gates(paths: list[Path], fail_on: list[str]) -> tuple[list[Path],
 
 
 def _held_against(reference: Path | None, rows: Sequence[Row], conditions: Sequence[Condition]) -> GateResult:
-    from bench.report.gates import GateResult
-    from bench.report.reference import check_reference
-    from bench.report.runs import collect_runs
+    from bench.report.gates import GateResult, check_reference
     from bench.report.selection import select
-    from bench.report.store import read
+    from bench.report.store import collect_runs, read
 
     if reference is None:
         return GateResult()

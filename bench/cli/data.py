@@ -11,7 +11,7 @@ from rich import box
 from rich.markup import escape
 from rich.table import Table
 
-from bench.cli.completion import complete
+from bench.cli.options import complete
 from bench.cli.output.console import print_json, stdout_console
 from bench.core import registry
 from bench.core.config.job import DATA_DIR

@@ -9,12 +9,37 @@ from typing import Annotated, Any, Concatenate, ParamSpec, TypeVar
 
 import typer
 
-from bench.cli.completion import complete, complete_list
+from bench.core import registry
 from bench.core.config.configuration import Configuration, Option
 from bench.core.config.job import OUTPUT
 from bench.core.errors import UsageError
 from bench.core.rows import RowWriter, StoreError
 from bench.core.schema.column import Column
+
+
+def complete(kind: str) -> Callable[[str], list[tuple[str, str]]]:
+    """Return a completer for one kind of component, which gives (name, one-line description) of those that match."""
+
+    def completer(incomplete: str) -> list[tuple[str, str]]:
+        return [
+            (entry.name, entry.description)
+            for entry in registry.entries(kind).values()
+            if entry.name.startswith(incomplete)
+        ]
+
+    return completer
+
+
+def complete_list(kind: str) -> Callable[[str], list[tuple[str, str]]]:
+    """Return a completer like that of `complete`, for the last of several names separated by commas."""
+    completer = complete(kind)
+
+    def last_completer(incomplete: str) -> list[tuple[str, str]]:
+        before, comma, last = incomplete.rpartition(",")
+        return [(f"{before}{comma}{name}", description) for name, description in completer(last)]
+
+    return last_completer
+
 
 C = TypeVar("C", bound=Configuration)
 Own = ParamSpec("Own")

@@ -7,7 +7,7 @@ from typing import Annotated, Literal
 
 import typer
 
-from bench.cli.completion import complete
+from bench.cli.options import complete
 from bench.core.topology import Topology
 
 MOST = 2**20

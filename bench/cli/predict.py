@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from bench.costs.prediction import Prediction
     from bench.launch.predictions.asked import Asked
     from bench.launch.predictions.validating import Cell
-    from bench.launch.sweeps.agenda import SweepState
+    from bench.launch.sweeps.state import SweepState
     from compressors.base import Compressor
 
 MAP_POINTS_PER_DECADE = 3
@@ -327,9 +327,8 @@ def _validate(known: Calibration, path: Path, file: Path, runs: Path, table: Pat
     from bench.cli.output.sweep import SweepProgress, say_plan
     from bench.launch.jobs.fork_server import TRAIN, ForkServer
     from bench.launch.predictions.validating import cells_of, check_machine
-    from bench.launch.sweeps.agenda import SweepState
-    from bench.launch.sweeps.file import read_sweep
-    from bench.launch.sweeps.plan import plan_runs
+    from bench.launch.sweeps.file import plan_runs, read_sweep
+    from bench.launch.sweeps.state import SweepState
 
     check_machine(known)
     again = f"to run them again, remove their folders from {runs}"

@@ -18,7 +18,7 @@ from bench.core.config.job import MEASUREMENT, OUTPUT
 from bench.core.config.run import RunConfig
 from bench.core.config.seeds import parse_seeds, seeds_text
 from bench.core.errors import Interrupted, RunFailed, UsageError
-from bench.core.locks import locked
+from bench.core.files import locked
 from bench.core.run_folder import RunFolder
 from bench.core.spec import split_list
 
@@ -125,8 +125,7 @@ def _plan_methods(options: RunConfig, specs: list[str], seeds: list[int], server
     Raises:
         UsageError: a compressor is not possible, or is named twice.
     """
-    from bench.launch.sweeps.file import SweepFile
-    from bench.launch.sweeps.plan import plan_runs
+    from bench.launch.sweeps.file import SweepFile, plan_runs
 
     given = {option.name: getattr(options, option.name) for option in RunConfig.options() if option.flag}
     methods = SweepFile(where="--compressor", base=given, seeds=seeds, matrix={"compressor": specs})
@@ -244,8 +243,8 @@ def _compare(results: Sequence[Result]) -> None:
 
 def _next_command(options: RunConfig, configs: Sequence[RunConfig], results: Sequence[Result], out: Path) -> list[str]:
     """Return a useful next command: a report of the methods, a comparison with other runs, or runs to compare with."""
-    from bench.launch.sweeps.past_runs import past_runs
-    from bench.launch.sweeps.written import run_arguments
+    from bench.launch.sweeps.state import past_runs
+    from bench.launch.sweeps.tuning import run_arguments
 
     place = [] if out == DEFAULT_PATH else [str(out)]
     has_others = len(past_runs(out)) > len(results)

@@ -76,10 +76,9 @@ def sweep(
     """
     from bench.cli.output.sweep import SweepProgress, print_agenda, say_plan
     from bench.launch.jobs.fork_server import TRAIN, ForkServer
-    from bench.launch.sweeps.agenda import SweepState
-    from bench.launch.sweeps.file import read_sweep
-    from bench.launch.sweeps.plan import plan_runs
+    from bench.launch.sweeps.file import plan_runs, read_sweep
     from bench.launch.sweeps.slurm import sbatch_line
+    from bench.launch.sweeps.state import SweepState
 
     if slurm and only is not None:
         raise UsageError("--slurm submits all runs, and --only selects one of them; leave out one of these options")

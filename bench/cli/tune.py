@@ -88,8 +88,8 @@ def tune(
     """
     from bench.cli.output.sweep import SweepProgress, print_agenda, say_plan
     from bench.launch.jobs.fork_server import TRAIN, ForkServer
-    from bench.launch.sweeps.agenda import SweepState
-    from bench.launch.sweeps.plan import plan_runs
+    from bench.launch.sweeps.file import plan_runs
+    from bench.launch.sweeps.state import SweepState
     from bench.launch.sweeps.tuning import choose, tuned_file, tuning_sweep
 
     methods = _methods(options, file, compressors, rates, seeds)
@@ -166,8 +166,7 @@ def _print(methods: SweepFile, tuned: list[Tuned], *, as_json: bool) -> None:
 
     from bench.cli.output.console import plain_table, print_json, stdout_console
     from bench.launch.sweeps.file import table_text
-    from bench.launch.sweeps.tuning import evaluated_base
-    from bench.launch.sweeps.written import run_arguments
+    from bench.launch.sweeps.tuning import evaluated_base, run_arguments
 
     seeds = {"seeds": ",".join(map(str, methods.seeds))} if methods.seeds else {}
     commands = [shlex.join(["bench", "run", *run_arguments(evaluated_base(methods) | t.chosen | seeds)]) for t in tuned]

@@ -22,8 +22,7 @@ from torchvision.datasets import CIFAR10, CIFAR100
 from torchvision.datasets.utils import calculate_md5, check_integrity, download_url
 from typing_extensions import Doc, override
 
-from bench.core.files import check_regular
-from bench.core.locks import locked
+from bench.core.files import check_regular, locked
 from bench.datasets.base import Dataset, DatasetError, Part
 
 _WITHOUT_NETWORK = "use --dataset digits or --dataset synthetic, which need no download"
@@ -39,10 +38,10 @@ def _checked_address(url: str) -> str:
 
 @dataclasses.dataclass(kw_only=True)
 class CifarArchive(Dataset):
-    """The common part of CIFAR-10 and CIFAR-100: an archive whose checksums torchvision knows, and its images in memory.
+    """Load the images of an archive whose checksums torchvision knows: the common part of CIFAR-10 and CIFAR-100.
 
-    Torchvision downloads, verifies and reads the files; only `prepare` uses the network. Every file is verified before it
-    is read, so the pickles inside are certainly the published ones, even from a mirror.
+    Torchvision downloads, verifies and reads the files; only `prepare` uses the network. Every file is verified before
+    it is read, so the pickles inside are certainly the published ones, even from a mirror.
 
     Base of the components `cifar10` and `cifar100`.
 

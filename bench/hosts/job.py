@@ -23,7 +23,7 @@ from typing import IO, Any
 
 import psutil
 
-from bench.core import signals
+from bench.core import processes
 from bench.core.errors import RunFailed, UsageError
 from bench.core.interface import WIRE_HEADERS_VARIABLE
 from bench.core.processes import import_variables, killed_by
@@ -269,7 +269,7 @@ def forwarded_bps() -> float:
         RunFailed: the virtual hosts could not be set up.
     """
     cluster = dataclasses.replace(Cluster.uniform(2), forwarded=True)
-    with signals.interruptible(), tempfile.TemporaryDirectory() as folder:
+    with processes.interruptible(), tempfile.TemporaryDirectory() as folder:
         with start_hosts(cluster, Path(folder), lambda index: (["true"], {})) as job:
             job.wait()
         return sum(flow.long_bps for flow in job.network.flows)

@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
-from bench.core import environment, signals, spec
+from bench.core import environment, processes, spec
 from bench.core.config.calibrate import CalibrateConfig
 from bench.core.config.job import RanksConfig
 from bench.core.config.run import RunConfig
@@ -25,8 +25,8 @@ from bench.core.run_folder import read_json, write_json
 from bench.hosts.cluster import Cluster, HostLink
 from bench.hosts.support import choose_backend, hosts_supported
 from bench.launch.jobs import torchrun
+from bench.launch.jobs.failure import WatchdogTimeouts
 from bench.launch.jobs.fork_server import ForkServer
-from bench.launch.jobs.watchdog import WatchdogTimeouts
 from bench.launch.measurement import measure
 from bench.launch.predictions.measurable import cannot_be_calibrated
 from bench.launch.resolve import check as check_run
@@ -112,7 +112,7 @@ def execute(config: CalibrateConfig, tell: Callable[[str], None], server: ForkSe
         Interrupted: the user stopped it.
     """
     try:
-        with signals.interruptible():
+        with processes.interruptible():
             _measure_parts(config, tell, server, kept)
     except (Interrupted, RunFailed) as error:
         what = "stopped by the user" if isinstance(error, Interrupted) else str(error)

@@ -13,9 +13,9 @@ from bench.core.config.collectives import CollectivesConfig
 from bench.core.errors import UsageError
 from bench.core.units import format_bytes
 from bench.launch.jobs import torchrun
+from bench.launch.jobs.failure import WatchdogTimeouts
 from bench.launch.jobs.fork_server import ForkServer
 from bench.launch.jobs.placement import place
-from bench.launch.jobs.watchdog import WatchdogTimeouts
 from bench.launch.measurement import measure
 
 
@@ -32,7 +32,7 @@ def resolve(options: CollectivesConfig) -> tuple[CollectivesConfig, list[str]]:
         if not config.count(size):
             raise UsageError(f"{size} bytes hold no {config.dtype} element; give larger --sizes")
     from bench.launch.devices import choose_device
-    from bench.launch.pairs import check_collective, legal_pairs
+    from bench.launch.layer_plan import check_collective, legal_pairs
 
     collectives = None if config.collectives is None else spec.split_list(config.collectives)
     for name in collectives or ():

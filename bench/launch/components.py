@@ -12,7 +12,6 @@ from bench.core import spec
 from bench.core.config.run import RunConfig
 from bench.core.errors import UsageError
 from bench.datasets.base import IMAGE_SIZE, Dataset
-from bench.launch.old_spellings import refuse_old_spelling
 from bench.models.base import Model, images_refusal
 from bench.optimizers.base import Optimizer
 from bench.strategies.base import Strategy
@@ -42,8 +41,6 @@ def build_components(config: RunConfig) -> Components:
     """
     strategy = cast(Strategy, spec.build("strategies", config.strategy))
     compressor = cast(Compressor, spec.build("compressors", config.compressor))
-    if config.collective:
-        refuse_old_spelling(config.collective)
     collective = config.collective or _first_legal(strategy, compressor)
     return Components(
         model=cast(Model, spec.build("models", config.model)),

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any, cast
 from bench.core import registry, spec
 from bench.core.config.compressors import CompressorsConfig
 from bench.core.errors import UsageError
+from bench.launch.jobs.failure import WatchdogTimeouts
 from bench.launch.jobs.fork_server import ForkServer
-from bench.launch.jobs.watchdog import WatchdogTimeouts
 from bench.launch.measurement import measure
 
 if TYPE_CHECKING:

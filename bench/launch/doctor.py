@@ -19,7 +19,7 @@ from bench.core.environment import PACKAGES, usable_cores, version_of
 from bench.core.errors import BenchError, Interrupted, RunFailed, UsageError
 from bench.core.units import format_bytes, format_rate
 from bench.launch.jobs.fork_server import TRAIN, ForkServer
-from bench.launch.jobs.unfinished import noted
+from bench.launch.jobs.stale_jobs import noted
 from collectives.kernels import library
 from collectives.options import OptionError, Options
 

@@ -5,18 +5,16 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from bench.core import signals
+from bench.core import processes
 from bench.core.config.job import JobConfig
 from bench.core.errors import Interrupted, RunFailed
 from bench.core.run_folder import RunFolder
 from bench.launch.jobs import torchrun
-from bench.launch.jobs.failure import explain, reports_of
-from bench.launch.jobs.progress import ProgressReader
+from bench.launch.jobs.failure import ProgressReader, WatchdogTimeouts, explain, reports_of
 from bench.launch.jobs.scratch import scratch_folder
-from bench.launch.jobs.watchdog import WatchdogTimeouts
 
 
-@signals.interruptible()
+@processes.interruptible()
 def measure(
     command: str,
     config: JobConfig,

@@ -10,7 +10,7 @@ from pathlib import Path
 from bench.core.checkpoints import Checkpoints
 from bench.core.config.run import RunConfig
 from bench.core.errors import UsageError
-from bench.core.locks import locked
+from bench.core.files import locked
 from bench.core.run_folder import RunFolder, read_json, write_json
 
 

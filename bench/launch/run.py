@@ -12,21 +12,18 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from bench.core import environment, signals
+from bench.core import environment, processes
 from bench.core.config.run import RunConfig
 from bench.core.errors import RunFailed, UsageError
-from bench.core.locks import locked
+from bench.core.files import locked
 from bench.core.rows import StoreError
 from bench.core.run_folder import RunFolder, read_json, write_json
 from bench.core.topology import Topology
 from bench.launch.jobs import torchrun
-from bench.launch.jobs.ending import record_ending
-from bench.launch.jobs.failure import explain, is_disk_full, reports_of
+from bench.launch.jobs.failure import ProgressReader, WatchdogTimeouts, explain, is_disk_full, reports_of
 from bench.launch.jobs.fork_server import ForkServer
-from bench.launch.jobs.machine_zero import MachineZero
-from bench.launch.jobs.progress import ProgressReader
-from bench.launch.jobs.unfinished import noted
-from bench.launch.jobs.watchdog import WatchdogTimeouts
+from bench.launch.jobs.stale_jobs import noted, record_ending
+from bench.launch.jobs.torchrun import MachineZero
 from bench.launch.resuming import configuration_of, prepare_folder
 
 Launch = Callable[[RunConfig, RunFolder, ForkServer], torchrun.Started]
@@ -49,7 +46,7 @@ class Result:
     summary: dict[str, Any]
 
 
-@signals.interruptible()
+@processes.interruptible()
 def resume(folder: RunFolder, on_progress: Callable[[dict[str, Any]], None], server: ForkServer) -> Result:
     """Resume a run from its last checkpoint and return when it has ended, like `execute`.
 
@@ -71,7 +68,7 @@ def resume(folder: RunFolder, on_progress: Callable[[dict[str, Any]], None], ser
             return _watched(config, folder, on_progress, server, _start_again)
 
 
-@signals.interruptible()
+@processes.interruptible()
 def execute(config: RunConfig, out: Path, on_progress: Callable[[dict[str, Any]], None], server: ForkServer) -> Result:
     """Execute a run; return when it has ended, successfully or not, and no process of its job is left.
 

@@ -244,8 +244,8 @@ class AdaBelief(BeliefOptimizer):
 class MaxAdaBelief(BeliefOptimizer, name="max_adabelief"):
     """Max-AdaBelief: AdaBelief that divides by the largest variance so far; ranks exchange moments, not gradients.
 
-    Source: a patent application of 2022 on training over CXL, paragraphs 12 and 74-78; where it leaves the arithmetic open,
-    AdaBelief as published (Zhuang et al., NeurIPS 2020; adabelief-pytorch 0.2.1, amsgrad=True, rectify=False).
+    Source: a patent application of 2022 on training over CXL, paragraphs 12 and 74-78; where it leaves the arithmetic
+    open, AdaBelief as published (Zhuang et al., NeurIPS 2020; adabelief-pytorch 0.2.1, amsgrad=True, rectify=False).
 
     Keep mean m, variance s and maximum of each rank's own gradients, and step with their averages over ranks.
 

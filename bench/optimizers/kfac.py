@@ -143,10 +143,10 @@ _KINDS: dict[Form, type[Payload]] = {"triangle": Triangle, "cholesky": CholeskyF
 class Kfac(Optimizer, name="kfac"):
     """K-FAC: gradients times the inverse of an approximate curvature, before any other optimizer.
 
-    The curvature of a linear or convolution layer is approximated by a Kronecker product of two small symmetric matrices:
-    the second moments A of its inputs and G of its output gradients. Gradients of other parameters are not changed. Besides
-    gradients, ranks exchange these factors: half of each symmetric matrix is enough, and one rank's Cholesky factorisation
-    serves all ranks.
+    The curvature of a linear or convolution layer is approximated by a Kronecker product of two small symmetric
+    matrices: the second moments A of its inputs and G of its output gradients. Gradients of other parameters are not
+    changed. Besides gradients, ranks exchange these factors: half of each symmetric matrix is enough, and one rank's
+    Cholesky factorisation serves all ranks.
 
     Source: Martens, Grosse 2015 (linear) and Grosse, Martens 2016 (convolution); formulas and defaults of kfac-pytorch
     (Pauloski et al. 2021).

@@ -29,7 +29,8 @@ class MomentOptimizer(Optimizer):
 class Sgd(Optimizer, name="sgd"):
     """SGD: stochastic gradient descent with heavy-ball or Nesterov momentum.
 
-    Source: Sutskever, Martens, Dahl, Hinton, "On the importance of initialization and momentum in deep learning" (2013).
+    Source: Sutskever, Martens, Dahl, Hinton, "On the importance of initialization and momentum in deep learning"
+    (2013).
     Differs: as in torch, the learning rate multiplies the velocity instead of entering it.
 
     Build torch.optim.SGD.

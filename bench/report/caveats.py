@@ -8,12 +8,11 @@ from typing import Any
 from bench.core.other_work import NOTEWORTHY_SHARE
 from bench.report import targets
 from bench.report.comparison import SAME_ACCURACY, SAME_FACTOR, Comparison, Row
-from bench.report.configurations import SETTINGS, Configuration
-from bench.report.formats import format_factor, format_value
-from bench.report.runs import Run
+from bench.report.configurations import SETTINGS, Configuration, format_factor, format_value
+from bench.report.selection import WORKLOAD
 from bench.report.statistics import FEWEST_SEEDS, MOST_SEEDS, Effect, improvement, seeds_needed
+from bench.report.store import Run
 from bench.report.targets import Target
-from bench.report.workloads import WORKLOAD
 
 # Rows that differ in a column of _MACHINE have incomparable times; rows that differ in _WORK did different work.
 _MACHINE = ("host", "cpu", "torch_version", "kernels", "threads", "device")

@@ -6,19 +6,88 @@ The direction is always from baseline to candidate: a factor above 1 means that 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Literal
 
 from bench.core.errors import UsageError
 from bench.core.schema.column import Column
-from bench.report import baseline as baselines
-from bench.report.columns import find_column, find_metric
-from bench.report.configurations import SETTINGS, Configuration, configurations
-from bench.report.runs import Repeat, Run, collect_runs, one_per_seed
+from bench.report.configurations import SETTINGS, Configuration, configurations, find_column, find_metric
 from bench.report.selection import Condition, in_order_of, select
 from bench.report.statistics import Effect, Significance, difference, holm, improvement, judge
+from bench.report.store import Repeat, Run, collect_runs, one_per_seed
 from bench.report.store import Row as Evaluation
 from bench.report.targets import TO_TARGET, Need, Target, common_budget, find_target, gain, needs, num_reached
+
+
+class NoSuchBaseline(UsageError):
+    """No row matches the baseline that the user named."""
+
+
+# How a configuration can be named, the most exact way first.
+_MATCHES: tuple[Callable[[Configuration, str], bool], ...] = (
+    lambda row, text: text in row.distinct("compressor"),
+    lambda row, text: text in {f"{a}+{b}" for a, b in _specs(row)},
+    lambda row, text: text in row.distinct("name"),
+    lambda row, text: text in row.distinct("config_id"),
+    lambda row, text: text == row.title or text in map(str, row.label.values()),
+    lambda row, text: text in map(_bare, row.distinct("compressor")),
+    lambda row, text: text in {f"{_bare(a)}+{_bare(b)}" for a, b in _specs(row)},
+)
+
+
+def choose(
+    rows: Sequence[Configuration], wanted: str | None, defaults: Sequence[str] = ("none",)
+) -> tuple[Configuration, str | None]:
+    """Choose the baseline of a comparison.
+
+    If several rows match, those with a successful run come first, then those on the collective ``native``, then the
+    order of appearance decides.
+
+    Args:
+        rows: the configurations, in order of appearance; at least one.
+        wanted: a compressor, ``compressor+collective``, a run's name or a label's value. An exact spec takes precedence
+            over a component's name without options. None: the first default that has a successful run.
+        defaults: compressors to choose from if ``wanted`` is None, the preferred one first.
+
+    Returns:
+        The baseline, and a sentence for the user if several rows match or no default does; otherwise None.
+
+    Raises:
+        NoSuchBaseline: no row matches ``wanted``; the message lists the rows.
+    """
+    if wanted is None:
+        fit = [row for row in rows if row.ok] or rows
+        for compressor in defaults:
+            if dense := [row for row in fit if row.distinct("compressor") == [compressor]]:
+                chosen = _preferred(dense)
+                others = (
+                    f"{len(dense)} rows use {compressor}; the baseline is {chosen.title} (--baseline chooses another)"
+                )
+                return chosen, others if len(dense) > 1 else None
+        said = f"no row uses {' or '.join(defaults)}, so the baseline is {fit[0].title} (--baseline chooses another)"
+        return fit[0], said if len(fit) > 1 else None
+    for matches in _MATCHES:
+        fitting = [row for row in rows if matches(row, wanted)]
+        if fitting:
+            chosen = _preferred(fitting)
+            if len(fitting) == 1:
+                return chosen, None
+            return chosen, f"{len(fitting)} rows fit --baseline {wanted}; the baseline is {chosen.title}"
+    raise NoSuchBaseline(f"no row fits --baseline {wanted}; the rows are: {'; '.join(row.title for row in rows)}")
+
+
+def _preferred(rows: Sequence[Configuration]) -> Configuration:
+    fit = [row for row in rows if row.ok] or rows
+    return next((row for row in fit if row.distinct("collective") == ["native"]), fit[0])
+
+
+def _bare(spec: str) -> str:
+    return spec.partition(":")[0]
+
+
+def _specs(row: Configuration) -> set[tuple[str, str]]:
+    return {(run["compressor"], run["collective"]) for run in row.runs}
+
 
 SAME_FACTOR = (1 / 1.05, 1.05)  # factors in this range make no practical difference
 SAME_ACCURACY = (-0.01, 0.01)  # differences of accuracy, as shares, in this range make no practical difference
@@ -169,7 +238,7 @@ def compare(
     # With --by, compare the settings themselves: another version of the code may have given them another config_id.
     runs, repeats = one_per_seed(runs, (*by, *SETTINGS)) if by else one_per_seed(runs)
     groups = configurations(runs, by)
-    chosen, ambiguity = baselines.choose(groups, baseline, BASELINES_OF_SPEED if _is_speed(column) else BASELINES)
+    chosen, ambiguity = choose(groups, baseline, BASELINES_OF_SPEED if _is_speed(column) else BASELINES)
     to_reach = [find_target(text, chosen) for text in targets] or [Target()]
     _check_measured(column, groups, to_reach[0])
     candidates = [group for group in groups if group is not chosen]

@@ -6,9 +6,9 @@ from collections.abc import Mapping, Sequence
 
 from bench.report import targets
 from bench.report.comparison import Comparison, Finding, Row, Verdict
-from bench.report.configurations import Configuration
-from bench.report.formats import (
+from bench.report.configurations import (
     NOTHING,
+    Configuration,
     format_bound,
     format_factor,
     format_interval,

@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, Literal
 
 from bench.core.units import format_bytes, format_seconds
-from bench.report.formats import NOTHING, format_factor
+from bench.report.configurations import NOTHING, format_factor
 from bench.report.tables import Cell, Column, Table
 
 Row = dict[str, Any]

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import dataclasses
 import re
+from collections.abc import Iterator, Sequence
 from typing import Literal
 
 from bench.core.errors import UsageError
 from bench.report.comparison import Comparison, Row, diverges_more_often
-from bench.report.formats import format_factor, format_points
+from bench.report.configurations import format_factor, format_points
 from bench.report.statistics import CONFIDENCE, Effect, improvement
+from bench.report.store import Run
 
 Kind = Literal["slower", "accuracy", "bytes"]
 
@@ -148,3 +150,42 @@ def _text(gate: Gate, comparison: Comparison, effect: Effect) -> str:
             return f"{format_points(effect.value)} points of accuracy"
         case "bytes":
             return f"{_loss(gate, comparison, effect):+.1%} bytes per step"
+
+
+TOLERANCE = 0.03  # allowed difference of accuracy, as a share, on another processor or with another torch
+
+_SAME_ROUNDING = ("cpu", "torch_version", "device", "threads")
+
+
+def check_reference(runs: Sequence[Run], reference: Sequence[Run]) -> GateResult:
+    """Compare runs with the reference; of each name and seed the newest successful run counts.
+
+    Returns:
+        Changes as ``crossed``, and runs that only one side has as ``unmeasured``.
+    """
+    ours, theirs = _by_name(runs), _by_name(reference)
+    return GateResult(
+        crossed=[f"{key}: {change}" for key in theirs if key in ours for change in _changes(ours[key], theirs[key])],
+        unmeasured=[
+            *(f"{key} is in the reference, but no such run ended well" for key in theirs if key not in ours),
+            *(f"{key} is not in the reference; renew it" for key in ours if key not in theirs),
+        ],
+    )
+
+
+def _by_name(runs: Sequence[Run]) -> dict[str, Run]:
+    well = sorted((run for run in runs if run.ended_well), key=lambda run: run["started_at"] or "")
+    return {f"{run['name']} seed {run['seed']}": run for run in well}
+
+
+def _changes(run: Run, reference: Run) -> Iterator[str]:
+    now, then = run["payload_bytes_per_step"], reference["payload_bytes_per_step"]
+    if now != then:
+        more = f" ({now / then - 1.0:+.1%})" if now and then else ""
+        yield f"payload_bytes_per_step was {then} and is {now}{more}"
+    now, then = run["test_accuracy"], reference["test_accuracy"]
+    exact = all(run[name] == reference[name] for name in _SAME_ROUNDING)
+    allowed = 0.0 if exact else TOLERANCE
+    if now != then and (None in (now, then) or abs(now - then) > allowed):
+        where = "on the same processor and torch" if exact else f"more than {TOLERANCE:.0%} on another machine or torch"
+        yield f"test_accuracy was {then} and is {now}, {where}"

@@ -10,8 +10,7 @@ from typing import Any
 
 from bench.core.errors import UsageError
 from bench.core.parts import Calibration
-from bench.report.runs import Run, collect_runs, one_per_seed
-from bench.report.store import Row
+from bench.report.store import Row, Run, collect_runs, one_per_seed
 
 _THE_SAME = ("model", "dataset", "optimizer", "batch_size")
 # Columns in which runs with the same number of ranks must not differ.

@@ -15,7 +15,7 @@ import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Literal
 
-from bench.report.formats import NOTHING
+from bench.report.configurations import NOTHING
 
 if TYPE_CHECKING:
     from rich.console import Console

@@ -17,12 +17,9 @@ import re
 from collections.abc import Sequence
 
 from bench.core.errors import UsageError
-from bench.report.columns import BYTES_TO_TARGET
-from bench.report.configurations import Configuration
-from bench.report.formats import format_number
-from bench.report.runs import Run, interval_steps
+from bench.report.configurations import BYTES_TO_TARGET, Configuration, format_number
 from bench.report.statistics import Effect, Estimate, estimate, improvement
-from bench.report.store import Row
+from bench.report.store import Row, Run, interval_steps
 
 TIME = "time_to_target_s"
 BYTES = BYTES_TO_TARGET.name

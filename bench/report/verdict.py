@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from bench.report.caveats import differing_work
 from bench.report.comparison import Comparison, Row
-from bench.report.formats import format_factor, format_points
+from bench.report.configurations import format_factor, format_points
 
 _LISTED = 3
 _LINES = 3

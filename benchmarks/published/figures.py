@@ -9,11 +9,9 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, ClassVar, Literal, Protocol, Self
 
-from bench.report.configurations import Configuration
-from bench.report.formats import format_factor, format_points, format_value
-from bench.report.runs import Run, collect_runs, one_per_seed
+from bench.report.configurations import Configuration, format_factor, format_points, format_value
 from bench.report.statistics import difference, estimate, improvement
-from bench.report.store import Row
+from bench.report.store import Row, Run, collect_runs, one_per_seed
 from bench.report.store import read as read_rows
 from bench.report.targets import BYTES, TIME, Need, Target, common_budget, gain, needs, num_reached
 

@@ -9,13 +9,12 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from string import Template
 
-from bench.report.formats import format_bound, format_interval, format_value
+from bench.report.configurations import format_bound, format_interval, format_value
 from bench.report.plots.kinds import KINDS
 from bench.report.plots.picture import save
 from bench.report.plots.results import NotDrawable, Results
-from bench.report.runs import Run
 from bench.report.statistics import Estimate, estimate
-from bench.report.store import Row
+from bench.report.store import Row, Run
 from benchmarks.published.claims import Claim, Judged, Stated, judge
 from benchmarks.published.figures import Missing, SweepRuns, Which, in_unit
 from benchmarks.published.parts import Drawing, System, Table

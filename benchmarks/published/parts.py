@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable, Mapping, Sequence
 
-from bench.report.runs import Run
+from bench.report.store import Run
 from benchmarks.published.claims import Claim, Stated
 from benchmarks.published.figures import Which
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 
-from bench.report.runs import Run
+from bench.report.store import Run
 from benchmarks.published.figures import Which, mean_kilobytes
 
 DENSE: Which = {"compressor": "none"}

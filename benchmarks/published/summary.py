@@ -7,8 +7,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from string import Template
 
-from bench.report.configurations import Configuration
-from bench.report.formats import format_value
+from bench.report.configurations import Configuration, format_value
 from bench.report.plots import style
 from bench.report.plots.picture import Picture, save
 from bench.report.statistics import FEWEST_SEEDS, Estimate

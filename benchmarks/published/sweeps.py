@@ -17,9 +17,8 @@ from bench.core.schema.column import Column
 from bench.core.schema.layers import LAYERS
 from bench.core.schema.metrics import METRICS
 from bench.launch.sweeps.file import Options, SweepFile, read_sweep
-from bench.launch.sweeps.written import toml_table
-from bench.report.runs import Run, collect_runs
-from bench.report.store import Row, read, read_layers
+from bench.launch.sweeps.tuning import toml_table
+from bench.report.store import Row, Run, collect_runs, read, read_layers
 
 FILES = Path("examples/published")
 PAGES = Path("results/reference/published")

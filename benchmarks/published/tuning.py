@@ -12,8 +12,7 @@ from typing import NamedTuple
 
 from bench.core import spec
 from bench.core.schema.metrics import METRICS
-from bench.report.runs import Run, collect_runs
-from bench.report.store import read
+from bench.report.store import Run, collect_runs, read
 from benchmarks.published.sweeps import FILES, PAGES, RUNS, ended_runs, write_csv
 from collectives.options import Spec
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-from bench.core.locks import locked
+from bench.core.files import locked
 from bench.core.run_folder import RunFolder, write_json
 from tests.testing.checkpoints import add_checkpoint
 from tests.testing.configs import make_config

@@ -6,7 +6,7 @@ import re
 
 import pytest
 
-from bench.cli.output.live_line import LiveLine, fitted
+from bench.cli.output.console import LiveLine, fitted
 from bench.cli.output.run import Display
 
 TITLE = "12/24 resnet18-cifar10-group_topk-hierarchical seed 3"

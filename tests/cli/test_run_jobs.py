@@ -12,7 +12,7 @@ import psutil
 import pytest
 
 from bench.core.schema.metrics import METRICS
-from bench.launch.jobs.variables import KEEP_MEMORY
+from bench.launch.jobs.fork_server import KEEP_MEMORY
 from tests.testing import invoke
 from tests.testing.invoke import decoys, execute, only_run, processes_of, rows, status
 from tests.testing.plugins import install

@@ -10,7 +10,7 @@ import pytest
 
 from bench.core.config.run import RunConfig
 from bench.core.errors import UsageError
-from bench.core.locks import locked
+from bench.core.files import locked
 from bench.core.run_folder import RunFolder
 from bench.core.schema.column import Column
 from bench.core.schema.layers import LAYERS

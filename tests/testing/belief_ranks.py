@@ -9,8 +9,8 @@ import torch
 from torch import nn
 
 from bench.core import spec
-from bench.optimizers.base import Optimizer
 from bench.optimizers.adabelief import Belief
+from bench.optimizers.base import Optimizer
 from collectives.base import Collective
 from compressors.base import Compressor
 from compressors.ddp.communicator import CompressedCommunicator

@@ -17,7 +17,7 @@ import psutil
 import typer.main
 import typer.testing
 
-from bench.cli.ending import as_told
+from bench.cli.app import as_told
 
 # The runner would read the signatures of all commands anew for every call, which takes longer than most calls.
 vars(typer.testing)["_get_command"] = functools.cache(typer.main.get_command)

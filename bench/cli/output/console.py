@@ -4,11 +4,140 @@ from __future__ import annotations
 
 import json
 import os
-from typing import Any
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Self
 
 from rich import box
 from rich.console import Console
+from rich.progress import BarColumn, Progress, TextColumn
 from rich.table import Table
+from typing_extensions import override
+
+from bench.core.errors import Interrupted
+from bench.core.rows import RowWriter
+
+_WIDE = 100  # least columns of a terminal on which the bar is long
+_TITLE = 24  # least columns that are kept for the title
+
+
+class LiveLine:
+    """Shows the line while its context is active.
+
+    Args:
+        title: name of the job.
+
+    Attributes:
+        is_live: the line is redrawn, because stderr is a terminal.
+        title: name of the job.
+    """
+
+    def __init__(self, title: str) -> None:
+        self.title = title
+        self._console = Console(stderr=True)
+        self.is_live = self._console.is_terminal
+        bar_width = 20 if self._console.width >= _WIDE else 10
+        self._room = self._console.width - bar_width - len("  ")
+        self._progress = Progress(
+            TextColumn("{task.description}", markup=False),
+            BarColumn(bar_width=bar_width),
+            TextColumn("{task.fields[text]}", markup=False),
+            console=self._console,
+            transient=True,
+            disable=not self.is_live,
+        )
+        description, text = fitted(title, ["starting processes"], self._room)
+        self._task = self._progress.add_task(description, total=None, text=text)
+
+    def __enter__(self) -> Self:
+        if not self.is_live:
+            self.say(f"{self.title}: starting")
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._progress.stop()
+
+    def say(self, text: str) -> None:
+        """Print a line that stays."""
+        self._console.print(text, highlight=False, markup=False, soft_wrap=True)
+
+    def say_of_title(self, text: str) -> None:
+        """Print a line that stays, after the title; on a narrow terminal the title is cut."""
+        room = self._console.width - len(": ") if self.is_live else len(self.title) + len(text)
+        self.say(": ".join(fitted(self.title, [text], room)))
+
+    def update(self, parts: Sequence[str], **changes: Any) -> None:
+        """Redraw the line if it is live.
+
+        Args:
+            parts: texts to show, the most important first; those that do not fit are left out.
+            changes: arguments of `rich.progress.Progress.update`.
+        """
+        # Starts the thread that redraws; not earlier, because the job must be started by a process without threads.
+        self._progress.start()
+        description, text = fitted(self.title, parts, self._room)
+        self._progress.update(self._task, description=description, text=text, **changes)
+
+
+def fitted(title: str, parts: Sequence[str], room: int) -> tuple[str, str]:
+    """Return the title and the joined parts, shortened to fit together into this many columns."""
+    kept = list(parts)
+    while len(kept) > 1 and min(len(title), _TITLE) + len("  ".join(kept)) > room:
+        kept.pop()
+    text = _cut("  ".join(kept), room - min(len(title), _TITLE))
+    return _cut(title, room - len(text)), text
+
+
+def _cut(text: str, room: int) -> str:
+    return text if len(text) <= room else f"{text[: max(0, room - 1)]}…"
+
+
+class Turns(LiveLine):
+    """Rows and progress of a measurement in which components take turns.
+
+    Args:
+        title: subject of the measurement.
+        total: number of turns.
+        describe: turns a worker's report of a turn into texts: (part of the measurement, turn).
+        writer: appends the rows to a file; None: no file.
+
+    Attributes:
+        rows: rows measured so far, including values that are only shown and not written to the file.
+    """
+
+    def __init__(
+        self, title: str, total: int, describe: Callable[[Any], tuple[str, str]], writer: RowWriter | None
+    ) -> None:
+        super().__init__(title)
+        self.rows: list[dict[str, Any]] = []
+        self._total, self._describe, self._writer = total, describe, writer
+        self._part = ""
+
+    @override
+    def __exit__(self, *raised: object) -> None:
+        super().__exit__(*raised)
+        error = raised[1]
+        if isinstance(error, Interrupted):
+            raise Interrupted(f"{error}; {self._kept()}") from None
+
+    def _kept(self) -> str:
+        """Return the end of a message about an interrupted measurement: what happens to its rows."""
+        if not self.rows:
+            return "no row was finished, so none is kept"
+        return f"the rows so far are {'shown' if self._writer is None else f'kept in {self._writer.path}'}"
+
+    def take(self, report: Mapping[str, Any]) -> None:
+        """Handle a worker's report: keep its row, or show the turn that ended."""
+        if "row" in report:
+            self.rows.append({**report["row"], **report.get("extras", {})})
+            if self._writer is not None:
+                self._writer.append(report["row"])
+            return
+        part, turn = self._describe(report["turn"])
+        self.update([f"{part}  {turn}".strip()], total=self._total, advance=1)
+        if part != self._part and not self.is_live:
+            self.say(f"measuring {part}")
+        self._part = part
+
 
 _PIPED_WIDTH = 200
 

@@ -10,8 +10,7 @@ from rich import box
 from rich.console import Console
 from rich.table import Table
 
-from bench.cli.output.console import plain_table
-from bench.cli.output.live_line import LiveLine
+from bench.cli.output.console import LiveLine, plain_table
 from bench.core.config.run import RunConfig
 from bench.core.other_work import NOTEWORTHY_SHARE
 from bench.core.rows import read_rows

@@ -17,9 +17,8 @@ from bench.core.units import format_seconds
 from bench.launch.jobs.fork_server import ForkServer
 from bench.launch.resuming import ask_anew
 from bench.launch.run import Result, execute, resume
-from bench.launch.sweeps.agenda import SweepState
 from bench.launch.sweeps.file import table_text
-from bench.launch.sweeps.missing_runs import run_missing
+from bench.launch.sweeps.state import SweepState, run_missing
 
 
 def say_plan(agenda: SweepState, configs: list[RunConfig], again: str) -> None:

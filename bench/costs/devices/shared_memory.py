@@ -11,7 +11,7 @@ from pathlib import Path
 
 import numpy as np
 
-from bench.core import signals
+from bench.core import processes
 from bench.core.errors import RunFailed
 from bench.core.processes import die_with_parent
 from bench.costs.catalog import LinkKind
@@ -32,7 +32,7 @@ def measured_link() -> LinkKind:
         Interrupted: the user ended it; no memory is left behind.
     """
     folder = "/dev/shm" if Path("/dev/shm").is_dir() else None
-    with signals.interruptible(), tempfile.NamedTemporaryFile(dir=folder) as file:
+    with processes.interruptible(), tempfile.NamedTemporaryFile(dir=folder) as file:
         file.truncate(mmap.PAGESIZE + LONG_NBYTES)
         other = multiprocessing.get_context("spawn").Process(target=_answer, args=(file.name,), daemon=True)
         other.start()

@@ -2,13 +2,90 @@
 
 from __future__ import annotations
 
+import dataclasses
+import json
 import re
 import shutil
-from typing import Any
+from pathlib import Path
+from typing import Any, Self
 
+from bench.core.config.job import RanksConfig
 from bench.core.environment import possible_causes
 from bench.core.processes import killed_by
 from bench.core.run_folder import RunFolder, read_json
+from bench.hosts.supervisor import STOP_GRACE_S
+
+
+class ProgressReader:
+    """Reads the complete lines that were added since the last read.
+
+    Attributes:
+        last: the last report of a step; if an evaluation was reported after it, with the evaluation's epoch and step.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._position = 0
+        self.last: dict[str, Any] = {}
+
+    def new_lines(self) -> list[dict[str, Any]]:
+        """Return the new reports, oldest first; a line that is still being written is left for the next call."""
+        try:
+            with self._path.open("rb") as file:
+                file.seek(self._position)
+                text = file.read()
+        except FileNotFoundError:
+            return []
+        whole, newline, _ = text.rpartition(b"\n")
+        self._position += len(whole) + len(newline)
+        reports: list[dict[str, Any]] = [json.loads(line) for line in whole.splitlines()]
+        for report in reports:
+            if "step" in report:
+                self.last = report
+            else:
+                evaluated = report.get("evaluated", {})
+                self.last = self.last | {key: evaluated[key] for key in ("epoch", "step") if key in evaluated}
+        return reports
+
+
+# Ranks need up to three grace periods of the failure detector to agree which rank they lost. Not imported from the
+# detector's module, because that imports torch.
+FIND_OUT_S = 12.0
+# Time for torchrun to see that a rank ended, and to end the other ranks of its host.
+END_S = 3.0
+# Time for the other hosts to find out why a host failed, and to write their reports.
+HOSTS_GRACE_S = FIND_OUT_S + END_S
+# Starting many processes on few cores takes longer than most steps do.
+START_S = 120.0
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class WatchdogTimeouts:
+    """Seconds without a report after which a job is stopped.
+
+    Attributes:
+        first_s: limit before the first report, or the first answer of machine 0; all machines must start within it.
+        next_s: limit after each report or answer.
+    """
+
+    first_s: float
+    next_s: float
+
+    @classmethod
+    def with_job(cls, job: RanksConfig) -> Self:
+        """Return the limits for this machine's part of a job."""
+        if job.world_size == 1:
+            return cls(first_s=max(job.timeout_s, START_S), next_s=job.timeout_s)
+        next_s = job.timeout_s + FIND_OUT_S + END_S
+        if job.cluster is not None:  # a host that hangs is stopped some time after another one failed
+            next_s += HOSTS_GRACE_S + STOP_GRACE_S
+        return cls(first_s=max(next_s, START_S), next_s=next_s)
+
+    @classmethod
+    def with_one_process(cls, timeout_s: float) -> Self:
+        """Return the limits for a job of one process, which waits for no other and so is silent only if it hangs."""
+        return cls(first_s=timeout_s, next_s=timeout_s)
+
 
 _ROOT_CAUSE = re.compile(r"Root Cause.*?rank\s*:\s*(\d+).*?exitcode\s*:\s*(-?\d+)", re.DOTALL)
 _KILLED_AGENT = re.compile(r"^torchrun on .* was killed by .*$", re.MULTILINE)

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from bench.core.errors import RunFailed
 from bench.core.run_folder import RunFolder
-from bench.launch.jobs.unfinished import noted
+from bench.launch.jobs.stale_jobs import noted
 
 
 @contextlib.contextmanager

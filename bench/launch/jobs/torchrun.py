@@ -30,11 +30,37 @@ from bench.core.processes import die_with_parent, killed_by
 from bench.core.run_folder import RunFolder
 from bench.hosts.cluster import Cluster
 from bench.hosts.job import HostsJob, start_hosts, torchrun_arguments
-from bench.launch.jobs.fork_server import TRAIN, ForkedJob, ForkServer
-from bench.launch.jobs.machine_zero import MachineZero
-from bench.launch.jobs.progress import ProgressReader
-from bench.launch.jobs.variables import job_variables, local_variables
-from bench.launch.jobs.watchdog import HOSTS_GRACE_S, WatchdogTimeouts
+from bench.launch.jobs.failure import HOSTS_GRACE_S, ProgressReader, WatchdogTimeouts
+from bench.launch.jobs.fork_server import TRAIN, ForkedJob, ForkServer, job_variables, local_variables
+
+ASK_EVERY_S = 5.0
+ANSWER_WITHIN_S = 2.0
+
+
+class MachineZero:
+    """Connects to machine 0 from time to time.
+
+    Args:
+        endpoint: HOST:PORT at which torchrun's agent on machine 0 listens as long as it runs.
+    """
+
+    def __init__(self, endpoint: str) -> None:
+        zero = Endpoint.parse(endpoint)
+        self._address = (zero.host, zero.port)
+        self._last_try = -ASK_EVERY_S
+
+    def is_heard(self) -> bool:
+        """Return whether a connection was made just now; False without a try if the last one was shortly before."""
+        now = time.monotonic()
+        if now - self._last_try < ASK_EVERY_S:
+            return False
+        self._last_try = now
+        try:
+            socket.create_connection(self._address, ANSWER_WITHIN_S).close()
+        except OSError:
+            return False
+        return True
+
 
 POLL_S = 0.1
 GRACE_S = 3.0

@@ -16,9 +16,8 @@ from bench.core.rows import read_rows
 from bench.core.run_folder import RunFolder, read_json
 from bench.launch.predictions.links import links_of
 from bench.launch.predictions.validating import asked_of
-from bench.launch.sweeps.agenda import SweepState
-from bench.launch.sweeps.past_runs import PastRun
-from bench.launch.sweeps.plan import PlannedRun
+from bench.launch.sweeps.file import PlannedRun
+from bench.launch.sweeps.state import PastRun, SweepState
 
 _PAIR = ("compressor", "collective")
 

@@ -19,9 +19,8 @@ from bench.hosts.cluster import Cluster, HostLink
 from bench.launch.predictions.asked import Asked, waits
 from bench.launch.predictions.checking import check_asked
 from bench.launch.predictions.step import predicted
-from bench.launch.sweeps.agenda import SweepState
-from bench.launch.sweeps.file import table_text
-from bench.launch.sweeps.plan import PlannedRun
+from bench.launch.sweeps.file import PlannedRun, table_text
+from bench.launch.sweeps.state import SweepState
 from compressors.base import Compressor
 
 _AS_CALIBRATED = ("model", "dataset", "optimizer", "batch_size", "augment", "threads", "bucket_mb")

@@ -8,7 +8,7 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from bench.core.config.run import RunConfig
-from bench.launch.sweeps.agenda import SweepState
+from bench.launch.sweeps.state import SweepState
 
 
 def sbatch_line(file: Path, agenda: SweepState, configs: list[RunConfig], *, retry_failed: bool) -> str:

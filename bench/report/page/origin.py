@@ -10,9 +10,8 @@ from pathlib import Path
 from typing import Any
 
 from bench.core.rows import Warn
-from bench.report.formats import format_value
-from bench.report.runs import collect_runs
-from bench.report.store import Row
+from bench.report.configurations import format_value
+from bench.report.store import Row, collect_runs
 from bench.report.tables import Cell, Column, Table
 
 _MACHINE = ("host", "cpu", "device", "threads", "torch_version", "kernels", "git_sha", "git_dirty")

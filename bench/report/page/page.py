@@ -10,19 +10,17 @@ from pathlib import Path
 from bench.core.environment import version_of
 from bench.core.schema.metrics import METRICS_BY_NAME
 from bench.report import caveats
-from bench.report.baseline import NoSuchBaseline
-from bench.report.comparison import compare
+from bench.report.comparison import NoSuchBaseline, compare
 from bench.report.comparison_table import comparison_table, shared_settings
-from bench.report.formats import format_value
+from bench.report.configurations import format_value
 from bench.report.page import origin, verdict
 from bench.report.plots.kinds import KINDS
 from bench.report.plots.picture import inline_svg
 from bench.report.plots.predictions import PredictedKind
 from bench.report.plots.results import NotDrawable, Results
-from bench.report.runs import collect_runs
-from bench.report.store import Row
+from bench.report.selection import Workload, by_workload
+from bench.report.store import Row, collect_runs
 from bench.report.tables import Table
-from bench.report.workloads import Workload, by_workload
 
 _FEW = 3  # from this many values on, a sentence shows only their range
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from bench.report.comparison import Comparison, Row
-from bench.report.formats import format_factor, format_interval, format_points
+from bench.report.configurations import format_factor, format_interval, format_points
 from bench.report.statistics import Effect
 
 _GAINS = {

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from bench.report.configurations import Configuration
-from bench.report.formats import format_value
+from bench.report.configurations import Configuration, format_value
 from bench.report.plots import style
 from bench.report.plots.picture import Picture
 from bench.report.plots.results import NotDrawable, Results

@@ -9,16 +9,15 @@ from collections.abc import Sequence
 from typing import Any
 
 from bench.core.errors import UsageError
-from bench.report import baseline as baselines
+from bench.report import comparison as baselines
 from bench.report.comparison import BASELINES_OF_SPEED
-from bench.report.configurations import Configuration
-from bench.report.formats import format_value
+from bench.report.configurations import Configuration, format_value
 from bench.report.plots import style
 from bench.report.plots.picture import Picture
 from bench.report.plots.results import NotDrawable, Results
-from bench.report.runs import Run
+from bench.report.selection import WORKLOAD
 from bench.report.statistics import Effect, improvement
-from bench.report.workloads import WORKLOAD
+from bench.report.store import Run
 
 _WORKLOAD = [name for name in WORKLOAD if name not in ("uplink_bps", "downlink_bps")]
 _MARGIN = 1.6  # the y axis ends at this factor beyond the points, because intervals of two seeds would be far longer

@@ -5,8 +5,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Sequence
 
-from bench.report.configurations import Configuration
-from bench.report.formats import format_value
+from bench.report.configurations import Configuration, format_value
 from bench.report.plots import style
 from bench.report.plots.picture import Picture
 from bench.report.plots.results import NotDrawable, Results

@@ -16,7 +16,7 @@ from typing import Any
 
 from bench.core.files import check_regular
 from bench.core.units import format_rate
-from bench.report.formats import format_value
+from bench.report.configurations import format_value
 from bench.report.plots import style
 from bench.report.plots.picture import Picture
 from bench.report.plots.results import NotDrawable

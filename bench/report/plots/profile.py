@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from bench.report.plots import style
 from bench.report.plots.picture import Picture
 from bench.report.plots.results import NotDrawable, Results, last_known
-from bench.report.workloads import WORKLOAD
+from bench.report.selection import WORKLOAD
 
 if TYPE_CHECKING:
     import pandas as pd

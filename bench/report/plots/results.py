@@ -11,8 +11,7 @@ from typing import TYPE_CHECKING, Any
 from bench.core.errors import NothingToCompare
 from bench.report.configurations import SETTINGS, Configuration, configurations
 from bench.report.plots.style import Look, Methods
-from bench.report.runs import Run, collect_runs, newest, one_per_seed
-from bench.report.store import Row, to_frame
+from bench.report.store import Row, Run, collect_runs, newest, one_per_seed, to_frame
 from bench.report.targets import bytes_sent
 
 if TYPE_CHECKING:

@@ -9,8 +9,8 @@ import pytest
 import torch
 from torch import nn
 
-from bench.optimizers.base import Optimizer
 from bench.optimizers.adabelief import AdaBelief, MaxAdaBelief
+from bench.optimizers.base import Optimizer
 from bench.optimizers.torch_optimizers import Adam
 from tests.testing.belief_ranks import LR, SHAPES, Network, Rank, Tensors, noisy, set_gradients, trained
 from tests.testing.memory_transport import MemoryTransport, run_threads

@@ -21,7 +21,7 @@ from bench.launch.predictions.links import ACK_SHARE, FRAME_PER_PAYLOAD
 from bench.launch.predictions.notes import notes
 from bench.launch.predictions.step import predicted
 from bench.launch.predictions.validating import Compared, cells_of, with_validated
-from bench.launch.sweeps.plan import PlannedRun
+from bench.launch.sweeps.file import PlannedRun
 from bench.strategies.async_server.async_server import AsyncServer
 from tests.testing.calibrations import NUMEL, calibration
 from tests.testing.configs import make_config

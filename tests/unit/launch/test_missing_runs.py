@@ -11,10 +11,9 @@ import pytest
 from bench.core.checkpoints import Checkpoints
 from bench.core.config.run import RunConfig
 from bench.core.errors import UsageError
-from bench.core.locks import locked
+from bench.core.files import locked
 from bench.core.run_folder import RunFolder, write_json
-from bench.launch.sweeps.missing_runs import run_missing
-from bench.launch.sweeps.past_runs import PastRun, by_digest, past_runs
+from bench.launch.sweeps.state import PastRun, by_digest, past_runs, run_missing
 from tests.testing.checkpoints import add_checkpoint
 from tests.testing.configs import make_config
 

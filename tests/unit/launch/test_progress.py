@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from bench.launch.jobs.progress import ProgressReader
+from bench.launch.jobs.failure import ProgressReader
 
 
 def test_lines_are_read_once_and_a_half_line_waits(tmp_path: Path) -> None:

@@ -17,8 +17,8 @@ from bench.hosts.cluster import Cluster, HostLink
 from bench.launch.jobs.fork_server import TRAIN, ForkServer
 from bench.launch.resuming import configuration_of, prepare_folder
 from bench.launch.run import Result
-from bench.launch.sweeps.agenda import SweepState
-from bench.launch.sweeps.plan import PlannedRun
+from bench.launch.sweeps.file import PlannedRun
+from bench.launch.sweeps.state import SweepState
 from tests.testing.checkpoints import add_checkpoint
 from tests.testing.configs import make_config
 

@@ -14,8 +14,8 @@ from bench.core.rows import RowWriter
 from bench.core.run_folder import RunFolder, read_json, write_json
 from bench.launch import run
 from bench.launch.jobs import torchrun
-from bench.launch.jobs.ending import record_ending
 from bench.launch.jobs.fork_server import TRAIN, ForkServer
+from bench.launch.jobs.stale_jobs import record_ending
 from bench.launch.jobs.torchrun import Ending
 from bench.launch.resolve import make_ready, place_run, resolve
 from tests.testing.checkpoints import add_checkpoint

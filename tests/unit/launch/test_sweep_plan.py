@@ -11,11 +11,9 @@ from typing_extensions import override
 
 from bench.core.errors import UsageError
 from bench.launch.jobs.fork_server import TRAIN, ForkServer
-from bench.launch.sweeps.agenda import SweepState
-from bench.launch.sweeps.estimate import Estimate
-from bench.launch.sweeps.file import SweepFile
-from bench.launch.sweeps.plan import PlannedRun, plan_runs
+from bench.launch.sweeps.file import PlannedRun, SweepFile, plan_runs
 from bench.launch.sweeps.slurm import sbatch_line
+from bench.launch.sweeps.state import Estimate, SweepState
 from tests.testing.configs import make_config
 
 SWEEP = SweepFile(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from bench.launch.jobs.variables import job_variables
+from bench.launch.jobs.fork_server import job_variables
 
 
 def test_blocks_are_kept_up_to_a_size_that_every_glibc_accepts() -> None:

@@ -13,9 +13,8 @@ import pytest
 
 from bench.core.errors import RunFailed
 from bench.hosts.supervisor import STOP_GRACE_S
-from bench.launch.jobs import machine_zero, torchrun
-from bench.launch.jobs.progress import ProgressReader
-from bench.launch.jobs.watchdog import WatchdogTimeouts
+from bench.launch.jobs import torchrun
+from bench.launch.jobs.failure import ProgressReader, WatchdogTimeouts
 from collectives.transport.failure_detector import GRACE_S
 from tests.testing.configs import make_config
 
@@ -63,9 +62,9 @@ def test_a_silent_job_is_stopped_and_its_silence_is_told(reported: str, tmp_path
 def test_another_machine_is_stopped_only_after_machine_0_has_gone(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(machine_zero, "ASK_EVERY_S", 0.05)
+    monkeypatch.setattr(torchrun, "ASK_EVERY_S", 0.05)
     meeting_point = socket.create_server(("127.0.0.1", 0))
-    zero = machine_zero.MachineZero(f"127.0.0.1:{meeting_point.getsockname()[1]}")
+    zero = torchrun.MachineZero(f"127.0.0.1:{meeting_point.getsockname()[1]}")
 
     def leave_after_a_few_answers() -> None:
         for _ in range(5):
@@ -86,7 +85,7 @@ def test_another_machine_is_stopped_only_after_machine_0_has_gone(
 def test_machine_0_that_has_not_come_yet_is_not_missed() -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         address = taken.getsockname()
-    assert not machine_zero.MachineZero(f"{address[0]}:{address[1]}").is_heard()
+    assert not torchrun.MachineZero(f"{address[0]}:{address[1]}").is_heard()
 
 
 def test_a_killed_torchrun_is_named(tmp_path: Path) -> None:

@@ -12,8 +12,7 @@ from bench.core.config.run import RunConfig
 from bench.core.schema.metrics import METRICS
 from bench.launch.resolve import resolve_each
 from bench.launch.sweeps.file import read_sweep
-from bench.report.runs import Run
-from bench.report.store import Row
+from bench.report.store import Row, Run
 from benchmarks.published import figures, summary
 from benchmarks.published.claims import Claim
 from benchmarks.published.figures import SweepRuns, Which

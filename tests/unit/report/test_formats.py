@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from bench.report.formats import (
+from bench.report.configurations import (
     format_bound,
     format_factor,
     format_interval,

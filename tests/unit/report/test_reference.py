@@ -5,8 +5,8 @@ from typing import Any
 
 import pytest
 
-from bench.report.reference import check_reference
-from bench.report.runs import Run, collect_runs
+from bench.report.gates import check_reference
+from bench.report.store import Run, collect_runs
 from tests.testing.fake_rows import fake_row, stored
 
 

@@ -3,7 +3,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from bench.report.comparison import compare
-from bench.report.runs import collect_runs, one_per_seed
+from bench.report.store import collect_runs, one_per_seed
 from tests.testing.fake_rows import fake_row, stored
 
 

@@ -8,8 +8,8 @@ from bench.core import registry
 from bench.core.errors import NothingToCompare, UsageError
 from bench.core.schema.metrics import METRICS_BY_NAME
 from bench.report.comparison import compare
-from bench.report.runs import collect_runs
 from bench.report.selection import ALSO_OPTIONS, Condition, parse_conditions, select
+from bench.report.store import collect_runs
 from tests.testing.fake_rows import fake_row, fake_seeds, stored, topk_seeds
 
 

@@ -11,8 +11,7 @@ import pytest
 from bench.core.errors import NothingToCompare, UsageError
 from bench.core.schema.metrics import METRICS
 from bench.report.configurations import SETTINGS
-from bench.report.runs import collect_runs
-from bench.report.store import beside, read, read_layers, to_frame
+from bench.report.store import beside, collect_runs, read, read_layers, to_frame
 from tests.testing.fake_rows import fake_row, fake_seeds, topk_seeds, write_run, write_runs
 from tests.testing.invoke import invoke
 

@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 from scipy import special
 
-from bench.report.student import two_sided_p, two_sided_quantile
+from bench.report.statistics import two_sided_p, two_sided_quantile
 
 DEGREES = [1.0, 1.5, 2.0, 3.0, 4.0, 7.7, 30.0, 300.0, 10_000.0]
 

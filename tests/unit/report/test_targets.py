@@ -15,7 +15,7 @@ from bench.report.caveats import caveats
 from bench.report.comparison import Comparison, compare
 from bench.report.comparison_table import comparison_table
 from bench.report.configurations import Configuration
-from bench.report.runs import collect_runs
+from bench.report.store import collect_runs
 from bench.report.targets import BYTES, TIME, Need, Target, find_target, gain, mean_need, needs
 from tests.testing.fake_rows import fake_row, fake_seeds, stored
 

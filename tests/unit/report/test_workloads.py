@@ -2,7 +2,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from bench.report.workloads import by_workload
+from bench.report.selection import by_workload
 from tests.testing.fake_rows import fake_row, stored
 
 

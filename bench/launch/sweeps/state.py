@@ -1,0 +1,246 @@
+"""Find the runs in a folder: those that are done, those that failed, and those that were interrupted ("torn")."""
+
+from __future__ import annotations
+
+import collections
+import dataclasses
+import shutil
+import statistics
+import sys
+from collections.abc import Callable, Iterable, Mapping
+from pathlib import Path
+from typing import Any, Literal, Self
+
+from bench.core.checkpoints import Checkpoints
+from bench.core.config.run import RunConfig
+from bench.core.errors import RunFailed, UsageError
+from bench.core.files import locked
+from bench.core.run_folder import RunFolder, read_json
+from bench.launch.resuming import refusal
+from bench.launch.sweeps.file import PlannedRun
+
+State = Literal["torn", "failed", "done"]
+_STATES: dict[str, State] = {"ok": "done", "failed": "failed", "timeout": "failed"}
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class PastRun:
+    """A run that was started before.
+
+    Attributes:
+        folder: the run's folder.
+        summary: content of `status.json`; empty if there is none.
+        resumed: content of `resume.json`; empty if there is none.
+    """
+
+    folder: RunFolder
+    summary: dict[str, Any]
+    resumed: dict[str, Any] = dataclasses.field(default_factory=dict)
+
+    @property
+    def state(self) -> State:
+        """Done, failed, or torn: the run was interrupted or killed, or is still running."""
+        return _STATES.get(self.summary.get("status", ""), "torn")
+
+
+def past_runs(out: Path, digest: str = "") -> list[PastRun]:
+    """Return the runs in a folder, of one digest or all: torn, then failed, then done, each from old to new."""
+    folders = [RunFolder(path) for path in sorted(out.glob(f"*-s*-{digest}*")) if path.is_dir()]
+    runs = [
+        PastRun(folder=folder, summary=read_json(folder.status) or {}, resumed=read_json(folder.resume) or {})
+        for folder in folders
+        if folder.digest
+    ]
+    runs = [run for run in runs if "digest_before" not in run.resumed]  # resumed with other ranks
+    return sorted(runs, key=lambda run: ("torn", "failed", "done").index(run.state))
+
+
+def by_digest(runs: list[PastRun]) -> dict[str, PastRun]:
+    """Return one run per digest: the newest that is done, else the newest that failed, else the newest that is torn."""
+    return {run.folder.digest: run for run in runs}
+
+
+def take_up(out: Path, digest: str) -> RunFolder | None:
+    """Return the newest interrupted or failed run that can be resumed from a checkpoint, or None.
+
+    Remove all other interrupted runs, unless they have a checkpoint that this version cannot use. Failed runs and those
+    still running are kept. Print on stderr what is done with each run.
+    """
+    found: RunFolder | None = None
+    for run in sorted(past_runs(out, digest), key=lambda run: run.folder.run_id, reverse=True):
+        with locked(run.folder.path) as is_left:
+            if not is_left or run.state == "done":
+                continue
+            reason = refusal(run.folder)
+            if not (found or reason):
+                found = run.folder
+                ended = "failed" if run.state == "failed" else "was cut short"
+                step = Checkpoints(found).steps()[0]
+                print(f"note: {found.path} {ended}; it is resumed from step {step}", file=sys.stderr)
+            elif run.state == "torn" and reason and Checkpoints(run.folder).steps():
+                print(f"note: {reason}; its folder is kept", file=sys.stderr)
+            elif run.state == "torn":
+                shutil.rmtree(run.folder.path)
+                print(f"note: {run.folder.path} was cut short; it is removed and run again", file=sys.stderr)
+    return found
+
+
+class Estimate:
+    """Durations of finished runs, by configuration."""
+
+    def __init__(self) -> None:
+        self._seconds: dict[str, list[float]] = collections.defaultdict(list)
+
+    def learn(self, config: RunConfig, seconds: float | None) -> None:
+        """Add the duration of a run, unless it is None."""
+        if seconds is not None:
+            self._seconds[config.config_id].append(seconds)
+
+    def total_s(self, configs: Iterable[RunConfig]) -> float | None:
+        """Return the expected seconds for all of these runs together, or None if no duration is known.
+
+        A run takes the mean of its configuration's durations, or of all durations if its configuration has none.
+        """
+        if not self._seconds:
+            return None
+        average = statistics.fmean(seconds for known in self._seconds.values() for seconds in known)
+        return sum(statistics.fmean(self._seconds.get(config.config_id, [average])) for config in configs)
+
+
+_LOCKS = ".locks"
+
+
+def run_missing(
+    configs: Iterable[RunConfig],
+    out: Path,
+    seen: Mapping[str, PastRun],
+    train: Callable[[RunConfig, RunFolder | None], None],
+) -> None:
+    """Execute the missing runs in order; at the end, wait for those that another sweep is executing.
+
+    Args:
+        configs: the runs; each is missing in `seen`, or failed and is to be executed again.
+        out: folder of the runs.
+        seen: runs that the folder held when `configs` were chosen, by digest.
+        train: executes one run, or resumes the one in the given folder; its exceptions end the sweep.
+
+    Raises:
+        UsageError: `out` cannot be written.
+    """
+    locks = _make_locks(out)
+
+    def is_settled(config: RunConfig, *, wait: bool) -> bool:
+        lock = locks / config.digest
+        lock.touch()
+        with locked(lock, wait=wait) as is_held:
+            if is_held and _is_missing(out, config.digest, seen):
+                train(config, take_up(out, config.digest))
+        return is_held
+
+    elsewhere = [config for config in configs if not is_settled(config, wait=False)]
+    for config in elsewhere:
+        is_settled(config, wait=True)
+
+
+def _is_missing(out: Path, digest: str, seen: Mapping[str, PastRun]) -> bool:
+    """Return whether no sweep has finished the run since `seen` was read."""
+    now = by_digest(past_runs(out, digest)).get(digest)
+    if now is None or now.state == "torn":
+        return True
+    before = seen.get(digest)
+    if before is None or before.state != "failed":
+        return False
+    return (before.folder.path, before.resumed) == (now.folder.path, now.resumed)  # a resumed run keeps its folder
+
+
+def _make_locks(out: Path) -> Path:
+    try:
+        (out / _LOCKS).mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        reason = error.strerror or error
+        raise UsageError(f"cannot write results to {out}: {reason}; choose another folder with --out") from None
+    return out / _LOCKS
+
+
+Progress = Literal["missing", "failed", "done"]
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class SweepState:
+    """The runs of a sweep, and what its folder held when it was read.
+
+    Attributes:
+        runs: all runs of the sweep, in order.
+        out: folder of the runs.
+        past: runs found in the folder, by digest.
+        unrecorded: errors of failed runs that could not be written to the folder, by digest.
+    """
+
+    runs: list[PlannedRun]
+    out: Path
+    past: dict[str, PastRun]
+    unrecorded: Mapping[str, str] = dataclasses.field(default_factory=dict)
+
+    @classmethod
+    def look_up(cls, runs: list[PlannedRun], out: Path) -> Self:
+        """Read the folder and return the current state."""
+        return cls(runs=runs, out=out, past=by_digest(past_runs(out)))
+
+    def progress(self, run: PlannedRun) -> Progress:
+        """Return whether a run is missing, failed or done; interrupted runs are missing."""
+        past = self.past.get(run.config.digest)
+        return "missing" if past is None or past.state == "torn" else past.state
+
+    def runs_with_status(self, progress: Progress) -> list[PlannedRun]:
+        """Return the runs with this progress, in order."""
+        return [run for run in self.runs if self.progress(run) == progress]
+
+    def to_do(self, *, retry_failed: bool, limit: int | None = None) -> list[RunConfig]:
+        """Return the configurations of the runs to execute now.
+
+        Args:
+            retry_failed: include runs that failed.
+            limit: largest number of runs; None: all.
+        """
+        wanted = ("missing", "failed") if retry_failed else ("missing",)
+        return [run.config for run in self.runs if self.progress(run) in wanted][:limit]
+
+    def raise_failures(self, again: str) -> None:
+        """Raise an error if any run failed.
+
+        Args:
+            again: end of the message, which says how to execute failed runs again.
+
+        Raises:
+            RunFailed: "2 of 6 runs failed, one of them with: ...; its logs are in ..., and --retry-failed runs them
+                again".
+        """
+        failed = self.runs_with_status("failed")
+        counted = f"{len(failed) + len(self.unrecorded)} of {len(self.runs)} runs failed, one of them with"
+        if failed:
+            first = self.past[failed[0].config.digest]
+            raise RunFailed(f"{counted}: {first.summary['error']}; its logs are in {first.folder.path}, and {again}")
+        if self.unrecorded:
+            raise RunFailed(f"{counted}: {next(iter(self.unrecorded.values()))}")
+
+    def estimate(self) -> Estimate:
+        """Return an estimate of durations, from the runs that are done."""
+        estimate = Estimate()
+        for run in self.runs_with_status("done"):
+            estimate.learn(run.config, self.past[run.config.digest].summary.get("wall_time_s"))
+        return estimate
+
+    def as_data(self) -> list[dict[str, Any]]:
+        """Return one entry per run, for JSON."""
+        return [
+            {
+                "index": index,
+                "settings": run.settings,
+                "seed": run.config.seed,
+                "digest": run.config.digest,
+                "config_id": run.config.config_id,
+                "status": self.progress(run),
+                "folder": str(self.past[run.config.digest].folder.path) if self.progress(run) != "missing" else None,
+            }
+            for index, run in enumerate(self.runs)
+        ]
