@@ -53,11 +53,14 @@ class Options:
     """
 
     component_name: ClassVar[str] = ""
+    is_component: ClassVar[bool] = False
 
     def __init_subclass__(cls, *, name: str | None = None, **kwargs: Any) -> None:
         """Set the name that users write: `name`, or else the name of the file."""
         super().__init_subclass__(**kwargs)
-        cls.component_name = name or cls.__module__.rpartition(".")[2]
+        file_name = cls.__module__.rpartition(".")[2]
+        cls.component_name = name or file_name
+        cls.is_component = name is not None or cls.__name__.lower() == file_name.replace("_", "")
 
     def __post_init__(self) -> None:
         hints = hints_of(type(self))
@@ -295,17 +298,28 @@ def build(package: str, base: type[T], text: str) -> T:
 
 def component_names(package: str, base: type[Options]) -> list[str]:
     """Return the names of all components of a package, sorted; imports all of them."""
-    return [name for name in _modules(package) if _component(package, base, name)]
+    return sorted({name for module in _modules(package) for name in _components(package, base, module)})
 
 
 def _modules(package: str) -> list[str]:
-    return sorted(module.name for module in pkgutil.iter_modules(importlib.import_module(package).__path__))
+    path = importlib.import_module(package).__path__
+    return sorted(module.name for module in pkgutil.iter_modules(path) if not module.ispkg)
 
 
 def _component(package: str, base: type[T], name: str) -> type[T] | None:
-    """Return the class that is named after its file, or None if there is no such file or class."""
-    if name not in _modules(package):
-        return None
-    module = importlib.import_module(f"{package}.{name}")
-    classes = [value for value in vars(module).values() if isinstance(value, type) and issubclass(value, base)]
-    return next((cls for cls in classes if cls.__name__.lower() == name.replace("_", "")), None)
+    """Return the component's class: from the file of its name, or else from the file that it shares with others."""
+    modules = _modules(package)
+    for module in sorted(modules, key=lambda module: module != name):
+        if found := _components(package, base, module).get(name):
+            return found
+    return None
+
+
+def _components(package: str, base: type[T], module: str) -> dict[str, type[T]]:
+    """Return the components of a module by name."""
+    found = importlib.import_module(f"{package}.{module}")
+    return {
+        value.component_name: value
+        for value in vars(found).values()
+        if isinstance(value, type) and issubclass(value, base) and value.is_component
+    }
