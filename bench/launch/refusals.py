@@ -10,8 +10,8 @@ from __future__ import annotations
 import functools
 import importlib.abc
 import importlib.machinery
+import json
 import os
-import pickle
 import sys
 from collections.abc import Callable, Sequence
 from types import ModuleType
@@ -28,9 +28,9 @@ LEFT_OUT = ("torch", "torchvision")
 
 
 def without_torch(function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T | None:
-    """Call the function in a forked process without torch and return its result.
+    """Call the function in a forked process without torch and return its result as JSON brings it back.
 
-    Return None if the function needs torch, or if torch is imported here already.
+    Return None if the function needs torch, if torch is imported here already, or if JSON cannot hold the result.
 
     Raises:
         UsageError: the function raised it.
@@ -44,26 +44,28 @@ def without_torch(function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -
             os.close(reading)
             os.dup2(os.open(os.devnull, os.O_WRONLY), 2)  # the run with torch prints warnings
             sys.meta_path.insert(0, _Placeholders())
-            answer = pickle.dumps(_outcome(functools.partial(function, *args, **kwargs)))
-            with os.fdopen(writing, "wb") as pipe:
+            outcome = _outcome(functools.partial(function, *args, **kwargs))
+            refusal = str(outcome) if isinstance(outcome, UsageError) else None
+            answer = json.dumps({"refusal": refusal, "result": outcome}, default=lambda _: None)
+            with os.fdopen(writing, "w", encoding="utf-8") as pipe:
                 pipe.write(answer)
         finally:
             os._exit(0)
     os.close(writing)
-    with os.fdopen(reading, "rb") as pipe:
-        answer = pipe.read()
+    with os.fdopen(reading, encoding="utf-8") as pipe:
+        text = pipe.read()
     os.waitpid(child, 0)
-    outcome = pickle.loads(answer) if answer else None
-    if isinstance(outcome, UsageError):
-        raise outcome
-    result: T | None = outcome
+    told = json.loads(text) if text else {"refusal": None, "result": None}
+    if told["refusal"] is not None:
+        raise UsageError(told["refusal"])
+    result: T | None = told["result"]
     return result
 
 
-def check_each(options: Sequence[RunConfig]) -> list[UsageError | None]:
-    """Return for each run the error with which `check` refuses it, or None; to be called by `without_torch`."""
+def check_each(options: Sequence[RunConfig]) -> list[str | None]:
+    """Return for each run the sentence with which `check` refuses it, or None; to be called by `without_torch`."""
     outcomes = [_outcome(functools.partial(check, each)) for each in options]
-    return [outcome if isinstance(outcome, UsageError) else None for outcome in outcomes]
+    return [str(outcome) if isinstance(outcome, UsageError) else None for outcome in outcomes]
 
 
 def _outcome(function: Callable[[], T]) -> T | UsageError | None:

@@ -219,9 +219,6 @@ def _profiler(config: RunConfig, folder: RunFolder) -> Iterator[torch.profiler.p
 
 main = rank_main(RunConfig, run, USER_ERRORS)
 
-if __name__ == "__main__":
-    end_process(main(sys.argv[1]))
-
 
 SLICE_S = 0.02
 
@@ -254,3 +251,7 @@ def use_batch_scheduling() -> None:
             f"the kernel refused batch scheduling ({reason}); ranks that share cores interrupt each other",
             file=sys.stderr,
         )
+
+
+if __name__ == "__main__":
+    end_process(main(sys.argv[1]))

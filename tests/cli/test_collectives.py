@@ -22,7 +22,7 @@ REFUSALS = [
     (["--compressors", "none,topk", "--collectives", "native"], "topk sends Sparse payloads"),
     (["--compressors", "int8", "--collectives", "allgather,ring"], "ring adds payloads on their way"),
     (["--compressors", "none,topk", "--dtype", "int8"], "topk compresses floating-point tensors"),
-    (["--collectives", "server:mode=asp"], "write `bench run --strategy async_server:mode=asp`"),
+    (["--collectives", "server:mode=asp"], "server has no option 'mode'"),
     (["--collectives", "server:downlink=recode"], "use downlink=dense or union"),
     (["--collectives", "server:error_feedback=true"], "use downlink=dense or union without error feedback"),
     (["--collectives", "server:root=2"], "root=2 is none of the 2 ranks"),

@@ -70,7 +70,7 @@ def test_where_nothing_can_be_drawn_that_is_an_error(tmp_path: Path) -> None:
     folder = write_run(tmp_path / "runs", fake_row(status="failed", error="rank 1 was killed"))
     answer = invoke("plot", "all", str(folder), "--out", str(tmp_path / "plots"))
     assert answer.code == 4
-    assert "no picture can be drawn from these rows; the warnings say what each of them needs" in answer.error
+    assert "no picture can be drawn from these rows; the warnings say what each picture needs" in answer.error
 
 
 def test_a_damaged_file_of_predictions_is_refused_in_a_sentence(tmp_path: Path) -> None:

@@ -317,7 +317,7 @@ def test_runs_say_how_many_steps_a_target_takes(tmp_path: Path) -> None:
     assert often["time_to_target_with_losses_s"] < told["time_to_target_s"] * often["times_as_long_with_losses"] / 2
     more = json.loads(invoke(*asked, "--world-size", "64").out)
     assert more["time_to_target_s"] is None
-    assert any("what 64 would need does not follow" in note for note in more["notes"])
+    assert any("does not tell what 64 would need" in note for note in more["notes"])
 
 
 @pytest.mark.parametrize(

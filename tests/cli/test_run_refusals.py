@@ -26,7 +26,7 @@ REFUSALS = [
     (["--holdout-size", "1347"], "--holdout-size 1347 leaves nothing of 1347 training samples"),
     (["--epochs", "1", "--steps", "1"], "give one of them"),
     (["--lr", "nan"], "--lr nan is not possible"),
-    (["--lr-scaling", "cubic"], "write none, linear or linear:base=4"),
+    (["--lr-scaling", "cubic"], "write none, linear or linear:base=N"),
     (["--seeds", "1,x"], "--seeds 1,x is not a list of seeds"),
     (["--seeds", "1,1"], "one of them twice"),
     (["--seeds", "1,5-3"], "--seeds 1,5-3 has a range that ends before it begins"),

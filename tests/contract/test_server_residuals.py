@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from collectives.base import BoundCollective, Collective
+from collectives.options import build
 from collectives.payloads import Bundle, Dense, GroupSparse, Sparse
 from collectives.payloads.base import Payload
 from collectives.payloads.row_sparse import RowSparse
@@ -62,7 +63,7 @@ def split(x: torch.Tensor, numels: Sequence[int]) -> Iterator[tuple[int, torch.T
 def bound(transport: MemoryTransport, options: str, compressor: Compressor) -> BoundCollective:
     downlink = Downlink(compressor, LAYERS)
     downlink.step = step_at(0, transport.rank, transport.world_size)
-    return options.build("collectives", Collective, f"server:{options}").bind(transport, downlink)
+    return build("collectives", Collective, f"server:{options}").bind(transport, downlink)
 
 
 def add_by_layer_(into: torch.Tensor, total: torch.Tensor, key: Sequence[int]) -> None:

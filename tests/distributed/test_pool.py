@@ -180,7 +180,7 @@ def test_all_ranks_refuse_a_device_that_is_not_dax() -> None:
 
 
 def test_a_device_is_used_only_once_its_coherence_is_stated() -> None:
-    assert all("say coherent=true or coherent=false" in said for said in refusals("/dev/zero"))
+    assert all("set coherent=true or coherent=false" in said for said in refusals("/dev/zero"))
 
 
 def test_memory_without_coherence_needs_the_helper(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

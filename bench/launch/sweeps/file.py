@@ -209,7 +209,8 @@ def plan_runs(sweep: SweepFile, server: ForkServer) -> list[PlannedRun]:
     outcomes = [_placed(sweep.base | each) for each in settings]
     possible = [outcome for outcome in outcomes if isinstance(outcome, RunConfig)]
     if possible:
-        answers: Sequence[RunConfig | UsageError | None] = without_torch(check_each, possible) or []
+        refused = without_torch(check_each, possible) or []
+        answers: Sequence[RunConfig | UsageError | None] = [each and UsageError(each) for each in refused]
         if not any(answers):  # no configuration is refused so far
             server.warm_up_for(possible[0])
             answers = server.call(resolve_each, possible)

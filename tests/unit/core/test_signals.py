@@ -34,7 +34,7 @@ def test_what_the_block_lets_pass_is_an_interrupted_program() -> None:
 
 
 def after(*statements: str) -> subprocess.CompletedProcess[str]:
-    program = "; ".join(["import os, signal", "from bench.core import signals", *statements, "print('alive')"])
+    program = "; ".join(["import os, signal", "from bench.core import processes", *statements, "print('alive')"])
     return subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
 
 

@@ -74,5 +74,7 @@ def test_the_forwarder_where_it_is_asked_for(monkeypatch: pytest.MonkeyPatch) ->
 def test_what_hosts_do_not_find_each_other_over_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     machine(monkeypatch, netem=True, forwarder=True)
     assert support.choose_backend(cluster({"latency_s": 1.0, "jitter_s": 0.4}))
-    with pytest.raises(UsageError, match=r"a latency of 1\.5 s, jitter included, is more than virtual hosts"):
+    with pytest.raises(
+        UsageError, match=r"with a latency of 1\.5 s, including jitter, virtual hosts do not find each other"
+    ):
         support.choose_backend(cluster({"latency_s": 1.0, "jitter_s": 0.5}))

@@ -139,7 +139,7 @@ def test_a_rank_that_could_not_begin_says_why_where_torchrun_does_not(folder: Ru
         path.parent.mkdir(parents=True)
         path.write_text(text, encoding="utf-8")
         os.utime(path, (at, at))
-    assert explain(folder).endswith(f"the end of its log: {end}")
+    assert explain(folder).endswith(f"the last line of its log: {end}")
 
 
 def test_a_full_disk_is_named(folder: RunFolder, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -12,7 +12,7 @@ from bench.train import worker
 # sched_getattr(2) has the number after sched_setattr's; a slice of 0 is an old kernel's answer.
 TAKE_TURNS = """
 import ctypes, os, platform, threading
-from bench.train import batch_scheduling
+from bench.train import worker
 from bench.train.worker import use_batch_scheduling
 niceness = os.nice(3)
 use_batch_scheduling()
@@ -49,7 +49,7 @@ def test_a_policy_that_the_user_chose_is_kept() -> None:
 
 
 @pytest.mark.parametrize(
-    ("numbers", "sentence"), [({}, "not known"), ({"any": 0xFFFF}, "refused here (Function not impl")]
+    ("numbers", "sentence"), [({}, "not supported"), ({"any": 0xFFFF}, "refused batch scheduling (Function not impl")]
 )
 def test_where_it_cannot_be_had_the_log_says_so(
     numbers: dict[str, int], sentence: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
