@@ -210,7 +210,7 @@ def plan_runs(sweep: SweepFile, server: ForkServer) -> list[PlannedRun]:
     possible = [outcome for outcome in outcomes if isinstance(outcome, RunConfig)]
     if possible:
         refused = without_torch(check_each, possible) or []
-        answers: Sequence[RunConfig | UsageError | None] = [each and UsageError(each) for each in refused]
+        answers: Sequence[RunConfig | UsageError | None] = [UsageError(each) if each else None for each in refused]
         if not any(answers):  # no configuration is refused so far
             server.warm_up_for(possible[0])
             answers = server.call(resolve_each, possible)

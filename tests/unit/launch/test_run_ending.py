@@ -49,10 +49,10 @@ def test_a_silent_run_is_explained(
 @pytest.mark.parametrize(
     ("node_rank", "was_heard", "sentence"),
     [
-        (0, False, "the 2 machines did not meet at h:29500 within 7 s; start the same command on each of them, or raise "
-         "--timeout"),
-        (1, False, "the 2 machines did not meet at h:29500 within 7 s; start the same command on each of them, or raise "
-         "--timeout"),
+        (0, False, "the 2 machines did not meet at h:29500 within 7 s; start the same command on each of them, or "
+         "raise --timeout"),
+        (1, False, "the 2 machines did not meet at h:29500 within 7 s; start the same command on each of them, or "
+         "raise --timeout"),
         (0, True, "no step ended within 7 s; raise --timeout if the link is that slow"),
         (1, True, "machine 0 has not answered for 7 s, and a rank here did not end by itself"),
     ],
