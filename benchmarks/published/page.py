@@ -9,6 +9,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from string import Template
 
+from bench.core.other_work import NOTEWORTHY_SHARE
 from bench.report.configurations import format_bound, format_interval, format_value
 from bench.report.plots.kinds import KINDS
 from bench.report.plots.picture import save
@@ -151,6 +152,7 @@ def _origin(sweep: Sweep, runs: SweepRuns) -> str:
     ended = collections.Counter("ok" if run.ended_well else "failed" for run in runs.runs)
     counts = ", ".join(f"{count} {state}" for state, count in ended.items())
     off = sum(bool(run["link_warnings"]) for run in runs.runs)
+    disturbed = sum(max(row["other_cpu_share"] or 0.0 for row in run.rows) > NOTEWORTHY_SHARE for run in runs.runs)
     began = min((run["started_at"] for run in runs.runs if run["started_at"]), default="at an unknown time")
     facts = [
         f"`{sweep.command}`: {counts}, seeds {_values(runs, 'seed')}",
@@ -162,6 +164,11 @@ def _origin(sweep: Sweep, runs: SweepRuns) -> str:
         facts.append("with uncommitted changes")
     if off:
         facts.append(f"in {off} runs a link was not as configured (`link_warnings`)")
+    if disturbed:
+        facts.append(
+            f"in {disturbed} runs other programs took more than {NOTEWORTHY_SHARE:.0%} of the cores "
+            "(`other_cpu_share`), so their times are too long"
+        )
     return "; ".join(facts) + "."
 
 

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from bench.core.rows import RowWriter
+from bench.core.schema.metrics import METRICS
+from bench.report.store import collect_runs
 from benchmarks.published.figures import SweepRuns
 from benchmarks.published.page import origin, write_page, write_text
 from benchmarks.published.setups import LINKS, METHODS
@@ -118,3 +121,11 @@ def test_no_link_leads_to_rows_that_were_not_made(tmp_path: Path) -> None:
     (tmp_path / "done.csv").touch()
     write_text("# Title\n[rows](done.csv), [rows](later.csv)\n", tmp_path / "page.md", quick=False)
     assert (tmp_path / "page.md").read_text() == "# Title\n[rows](done.csv), `later.csv` (not made yet)\n"
+
+
+def test_a_page_counts_the_runs_that_shared_their_cores() -> None:
+    empty: dict[str, Any] = {column.name: None for column in METRICS}
+    shares = enumerate((0.0, None, 0.4))
+    rows = [empty | fake_row(run_id=f"r{number}", other_cpu_share=share) for number, share in shares]
+    runs = SweepRuns(path=SWEEPS["group_topk"].file, rows=rows, runs=collect_runs(rows))
+    assert "in 1 runs other programs took more than 10% of the cores" in origin(["group_topk"], {"group_topk": runs})
