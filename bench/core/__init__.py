@@ -1,1 +1,1 @@
-"""What all of bench builds on: configurations, component names, result columns, errors, units. Imports no torch."""
+"""The floor of bench: configurations, component names, result columns, errors, units. Imports no torch."""

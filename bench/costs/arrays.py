@@ -1,4 +1,4 @@
-"""What arrays of figures are called; those of whole numbers are `collectives.schedule.waves.Ints`."""
+"""The type of arrays of floating-point numbers; `collectives.schedule.waves.Ints` is that of integers."""
 
 from __future__ import annotations
 

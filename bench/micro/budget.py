@@ -40,7 +40,7 @@ class Part:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Allotment:
-    """What a part may take: repetitions, and seconds where what a repetition takes is hard to foresee."""
+    """The repetitions that a part may make, and the seconds it may take if a repetition's length is unknown."""
 
     repetitions: int
     seconds: float = math.inf

@@ -41,7 +41,7 @@ MESSAGES_S, ENCODE_S, WAKE_S, LATER_S = 3.0, 3e-9, 0.5, 20.0
 
 
 class Found(NamedTuple):
-    """What a part found, as plain values, and of what it measured how many of how many."""
+    """The figures that a part measured, as plain values, and how many of the planned repetitions it made."""
 
     values: dict[str, Any]
     counts: tuple[tuple[str, int, int], ...] = ()
@@ -132,7 +132,7 @@ class _GoThrough:
 
 
 def _messages(config: CalibrateConfig) -> Found:
-    """What they cost the first two ranks."""
+    """Measure the cost of messages between the first two ranks."""
     costs = MessageCosts()
     group = dist.new_group([0, 1])
     if isinstance(group, dist.ProcessGroup):  # a number for ranks outside

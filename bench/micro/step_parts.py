@@ -44,13 +44,13 @@ WARMUP, LEAST_WARMUP = 4, 2
 """steps before the first that is timed; in the first two DDP's ranks agree on their buckets"""
 SLOW_S = 1.0
 """a step that takes longer is made no more often than it must be"""
+# A step after the first ones, in which some compressors send all entries.
 LATE = 10**6
-"""a step at which no compressor sends all entries any more, as some do at first"""
 CROWDED_STEPS = 8
+# Each compressor is timed at least this often, even if the budget is spent.
 LEAST_TURNS = 2
-"""of a compressor, however little time there is"""
+# Gradients of this many ranks are recorded at the same weights, to measure how many of their entries coincide.
 RANKS = 4
-"""whose gradients are recorded, at the same weights, to see how far the entries that they send are the same"""
 MOMENTUM = 0.9
 STIRRED_SAMPLES, STIRRED_SAMPLES_IF_SLOW = 8, 2
 """of a mini-batch, at most, that are computed between two timings"""

@@ -83,7 +83,7 @@ def print_ranking(checked: Asked, rows: list[dict[str, Any]], said: list[str], *
 
 
 def _heading(checked: Asked, *, of_all: bool = False) -> str:
-    """What is predicted, in one line; `of_all`: for every compressor."""
+    """Return one line that names the predicted job; with `of_all` it names no compressor."""
     where = checked.collective if checked.waits else checked.strategy
     pair = (checked.strategy if not checked.waits else "") if of_all else f"{checked.compressor} on {where}"
     rate = "on links without a limit" if checked.slowest_bps is None else f"at {format_rate(checked.slowest_bps)}"

@@ -41,31 +41,31 @@ from compressors.layer import Layer, Step, layers_of
 from compressors.none import NoCompression
 
 DATASET, BATCH_SIZE = "digits", 32
+# CPU time in ns to encode one element of ResNet-18 (`results/reference/encode-resnet18.csv`).
 ENCODE_NS = {
     "none": 0.33, "bf16": 0.29, "fp16": 0.29, "int8": 0.45, "natural": 0.74, "qsgd": 0.75, "terngrad": 1.03,
     "sign": 1.10, "onebit": 1.36, "twobit": 0.82, "topk": 1.16, "group_topk": 0.48, "randomk": 0.68,
     "adaptive_topk": 1.28, "threshold": 1.30, "qsparse": 1.25, "dgc": 1.71, "algc": 1.01, "hylo": 1.15,
     "powersgd": 1.41,
 }  # fmt: skip
-"""CPU time of encoding an element, one after the other (ResNet-18, `results/reference/encode-resnet18.csv`)"""
+# Encoding takes twice as long right after compute, because compute has replaced the contents of the caches.
 BEHIND_COMPUTE = 2.0
-"""times as long it takes behind compute, which has filled the caches with other things"""
+# CPU time in ns per element: to write the mean, and to add the values of one rank.
 DECODE_NS, DECODE_TERM_NS = 0.4, 0.17
-"""of writing the mean of an element, and of adding a rank's to it"""
+# CPU time in s per byte: to merge sparse entries, to add dense values, and to pack or read a message.
 MERGE_BYTE_S, ADD_BYTE_S, PACK_BYTE_S = 5e-9, 1e-10, 2e-10
-"""of a byte of sparse entries that are merged, of a byte that is added, and of one that is packed or read"""
+# (number of ranks, bytes of their merged largest entries / bytes of the entries of one rank)
 GROWTH = ((1, 1.0), (2, 1.8), (4, 3.3))
-"""bytes of several ranks' largest entries / bytes of one rank's"""
 MESSAGES = MessageCosts(message_s=15e-6, per_byte_s=1e-10, wake_s=30e-6)
 AROUND_MESSAGE_S = 50e-6
+# Shares of a step that load the batch and update the parameters.
 BATCH_SHARE, UPDATE_SHARE = 0.03, 0.03
-"""of a step"""
+# Backward computes two matrix products for each one of forward.
 BACKWARD_SHARE = 2 / 3
-"""of forward and backward: it computes two products where forward computes one"""
+# A load so high that ranks never slow each other down.
 ANY_LOAD = 1e9
-"""under which ranks are taken to compute as fast as by themselves"""
+# A step after the first ones, in which some compressors send all entries.
 LATE = 10**6
-"""a step at which no compressor sends all entries any more, as some do at first"""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -164,7 +164,7 @@ def _ready_shares(buckets: Sequence[Sequence[Layer]]) -> list[float]:
 
 
 def _encoded(compressor: Compressor, buckets: Sequence[Sequence[Layer]]) -> tuple[EncodedBucket, ...]:
-    """What it makes of random gradients, which says how long its messages are.
+    """Encode random gradients to find the length of the compressor's messages.
 
     Raises:
         UsageError: its cost is not known.

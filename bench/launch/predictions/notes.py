@@ -42,7 +42,7 @@ def notes(calibration: Calibration, asked: Asked, *, range_too: bool = True) -> 
 
 
 def _origin(calibration: Calibration) -> list[str]:
-    """What the parts rest on, where that is less than a full measurement on this machine."""
+    """Return why the prediction rests on less than a full measurement on this machine; empty if it does not."""
     if isinstance(calibration, Estimate):
         return [calibration.said]
     said = []

@@ -87,7 +87,7 @@ def ranked(calibration: Calibration, asked: Asked) -> tuple[list[Way], dict[str,
 
 
 def pairs(asked: Asked, compressors: Iterable[str]) -> Iterator[Asked]:
-    """Yield all legal pairs among so many ranks, a hierarchy by hosts too; `native` is left to the ring."""
+    """Yield all legal pairs for this number of ranks, with a hierarchy of hosts; `ring` stands for `native`."""
     names = [*registry.entries("collectives")]
     if 1 < asked.ranks_per_host < asked.world_size:
         by_host = spec.build("collectives", f"hierarchical:group_size={asked.ranks_per_host}")
