@@ -201,7 +201,7 @@ class Subject:
     def _measured(self, *, counts: bool) -> Iterator[None]:
         import torch.distributed as dist
 
-        from bench.core.interface import interface_bytes
+        from bench.core.counters import interface_bytes
 
         self.ddp.zero_grad()
         if not self.whole_step:

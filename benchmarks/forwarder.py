@@ -25,9 +25,8 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+from bench.core.counters import FRAME_BYTES, ForwarderUse, interface_bytes
 from bench.core.environment import usable_cores
-from bench.core.forwarder_use import ForwarderUse
-from bench.core.interface import FRAME_BYTES, interface_bytes
 from bench.hosts.cluster import Cluster, HostLink
 from bench.hosts.job import start_hosts
 

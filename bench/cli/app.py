@@ -42,7 +42,7 @@ _MACHINES = {
 
 
 @contextlib.contextmanager
-def one_sentence() -> Iterator[None]:
+def report_errors() -> Iterator[None]:
     """Run the command in the block; print its error on stderr in one sentence and exit with the error's code."""
     _show_any_sign()
     try:
@@ -50,7 +50,7 @@ def one_sentence() -> Iterator[None]:
         yield
         sys.stdout.flush()  # so that a full disk raises here, not while Python exits
     except BaseException as error:
-        shown = as_told(error)
+        shown = shown_error(error)
         if shown is None:
             raise
         _write_no_more()
@@ -59,7 +59,7 @@ def one_sentence() -> Iterator[None]:
         sys.exit(shown.exit_code)
 
 
-def as_told(error: BaseException) -> BenchError | None:
+def shown_error(error: BaseException) -> BenchError | None:
     """Return the error to show to the user; None for a bug, and for a deliberate exit."""
     if isinstance(error, SystemExit) and isinstance(error.__context__, BrokenPipeError):
         error = error.__context__  # Typer and rich exit with code 1 if the reader of stdout has ended
@@ -161,7 +161,7 @@ def main() -> None:
     """Run the command that the user typed."""
     gc.set_threshold(IMPORTED_OBJECTS)
     try:
-        with one_sentence():
+        with report_errors():
             app()
     finally:
         gc.freeze()  # no collection at exit, because the process ends anyway

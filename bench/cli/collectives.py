@@ -6,7 +6,7 @@ import sys
 from typing import TYPE_CHECKING
 
 from bench.cli.options import AsJson, RowFile, row_writer, takes
-from bench.core.config.collectives import CollectivesConfig
+from bench.core.config.measurements import CollectivesConfig
 from bench.core.errors import RunFailed
 from bench.core.schema.collectives import COLLECTIVES
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from bench.cli.options import AsJson, RowFile, row_writer, takes
-from bench.core.config.compressors import CompressorsConfig
+from bench.core.config.measurements import CompressorsConfig
 from bench.core.schema.compressors import COMPRESSORS
 
 if TYPE_CHECKING:

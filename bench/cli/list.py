@@ -83,7 +83,7 @@ def details(kind: str) -> dict[str, Detail]:
         facts = _FACTS_OF_DEFAULT[kind](component()) if kind in _FACTS_OF_DEFAULT else {}
         return Detail(
             notes=_notes(component),
-            facts=_class_facts(component, registry.ROOMS[kind].base) | facts,
+            facts=_class_facts(component, registry.KINDS[kind].base) | facts,
             options=component.describe_options(),
         )
 
@@ -116,7 +116,7 @@ def _notes(component: type[Options]) -> dict[str, str]:
 
 
 def _class_facts(component: type[Options], base: str) -> dict[str, Any]:
-    """Return the class variables that the room's base class declares, with the component's values."""
+    """Return the class variables that the kind's base class declares, with the component's values."""
     declared: dict[str, Any] = {}
     for parent in component.__mro__:
         if parent.__name__ == base:
@@ -206,7 +206,7 @@ def _state(folder: RunFolder) -> dict[str, Any]:
 
 PAIRS = "pairs"
 RUNS = "runs"
-KINDS = {
+SHOWN = {
     "compressors": "How a gradient becomes a payload",
     "collectives": "How ranks sum payloads",
     "strategies": "What ranks exchange, and when",
@@ -228,14 +228,14 @@ EXAMPLES = """[bold]Examples[/bold]
 
 
 def _complete_kind(incomplete: str) -> list[tuple[str, str]]:
-    return [(kind, meaning) for kind, meaning in KINDS.items() if kind.startswith(incomplete)]
+    return [(kind, meaning) for kind, meaning in SHOWN.items() if kind.startswith(incomplete)]
 
 
 def list_components(
     kind: Annotated[
         str | None,
         typer.Argument(
-            help=f"One of {', '.join(KINDS)}; all components if left out.",
+            help=f"One of {', '.join(SHOWN)}; all components if left out.",
             autocompletion=_complete_kind,
             show_default=False,
         ),
@@ -252,8 +252,8 @@ def list_components(
     ] = None,
 ) -> None:
     """Show all components, their options, which pairs work together, and which runs can be resumed."""
-    if kind is not None and kind not in KINDS:
-        raise UsageError(f"there is no kind '{kind}'{did_you_mean(kind, KINDS)}; choose one of {', '.join(KINDS)}")
+    if kind is not None and kind not in SHOWN:
+        raise UsageError(f"there is no kind '{kind}'{did_you_mean(kind, SHOWN)}; choose one of {', '.join(SHOWN)}")
     if kind == RUNS:
         list_runs(out or Path("results/runs"), as_json=as_json)
         return
@@ -262,7 +262,7 @@ def list_components(
     if kind == PAIRS:
         _list_pairs(long=long, as_json=as_json)
         return
-    kinds = [kind] if kind else list(registry.ROOMS)
+    kinds = [kind] if kind else list(registry.KINDS)
     details = _details(kinds) if long else {}
     for each in kinds:
         registry.warn_of_clashes(each)
@@ -271,7 +271,7 @@ def list_components(
         return
     console = stdout_console()
     for each in kinds:
-        console.print(f"[bold]{each}[/]  [dim]{KINDS[each]}[/]")
+        console.print(f"[bold]{each}[/]  [dim]{SHOWN[each]}[/]")
         if long:
             _print_long(console, each, details[each])
         else:

@@ -100,7 +100,7 @@ def row_writer(out: Path | None, columns: tuple[Column, ...]) -> RowWriter | Non
 def _parameter(option: Option, several: str | None) -> inspect.Parameter:
     flag = option.flag
     assert flag is not None
-    completer = (complete_list if flag.many or several else complete)(flag.room) if flag.room else None
+    completer = (complete_list if flag.many or several else complete)(flag.kind) if flag.kind else None
     info = typer.Option(
         *([flag.name] if flag.name else []),
         help=f"{option.meaning[0].upper()}{option.meaning[1:]}{f'; {several}' if several else ''}.",

@@ -16,7 +16,7 @@ from bench.cli.compare import DEFAULT_PATH
 from bench.cli.options import AsJson, takes
 from bench.core.config.job import MEASUREMENT, OUTPUT
 from bench.core.config.run import RunConfig
-from bench.core.config.seeds import parse_seeds, seeds_text
+from bench.core.config.syntax import parse_seeds, seeds_text
 from bench.core.errors import Interrupted, RunFailed, UsageError
 from bench.core.files import locked
 from bench.core.run_folder import RunFolder

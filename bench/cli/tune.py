@@ -12,7 +12,7 @@ import typer
 from bench.cli.options import AsJson, takes
 from bench.core.config.job import MAX_SEED, MEASUREMENT, OUTPUT
 from bench.core.config.run import WHAT, RunConfig
-from bench.core.config.seeds import parse_seeds
+from bench.core.config.syntax import parse_seeds
 from bench.core.errors import UsageError
 from bench.core.files import check_writable
 from bench.core.spec import split_list

@@ -1,7 +1,7 @@
 """The registry of components, which finds and describes them without importing any.
 
-Each kind of component has a package, called its room. A component is a top-level class in one of the package's files
-that derives, directly or through a class in the same folder, from the room's base class. Its name is that of its file
+Each kind of component has a package. A component is a top-level class in one of the package's files that derives,
+directly or through a class in the same folder, from the kind's base class. Its name is that of its file
 (``GroupTopK`` in ``group_topk.py``, ``Placed`` in ``placed/placed.py``); where several components share a file, each
 class gives its name: ``class ResNet18(Model, name="resnet18")``. Names and one-line descriptions are read with ``ast``,
 so listing and completing names takes milliseconds and does not import torch.
@@ -37,17 +37,17 @@ class PluginError(UsageError):
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Room:
+class ComponentKind:
     """One kind of component, with its package and its base class."""
 
-    kind: str
+    name: str
     package: str
     base: str
 
     @property
     def singular(self) -> str:
         """Return the singular of the kind: ``compressors`` -> ``compressor``, ``strategies`` -> ``strategy``."""
-        return self.kind.removesuffix("ies") + "y" if self.kind.endswith("ies") else self.kind.removesuffix("s")
+        return self.name.removesuffix("ies") + "y" if self.name.endswith("ies") else self.name.removesuffix("s")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -67,15 +67,15 @@ class Entry:
     provider: str = ""
 
 
-ROOMS = {
-    room.kind: room
-    for room in (
-        Room(kind="compressors", package="compressors", base="Compressor"),
-        Room(kind="collectives", package="collectives", base="Collective"),
-        Room(kind="strategies", package="bench.strategies", base="Strategy"),
-        Room(kind="optimizers", package="bench.optimizers", base="Optimizer"),
-        Room(kind="models", package="bench.models", base="Model"),
-        Room(kind="datasets", package="bench.datasets", base="Dataset"),
+KINDS = {
+    kind.name: kind
+    for kind in (
+        ComponentKind(name="compressors", package="compressors", base="Compressor"),
+        ComponentKind(name="collectives", package="collectives", base="Collective"),
+        ComponentKind(name="strategies", package="bench.strategies", base="Strategy"),
+        ComponentKind(name="optimizers", package="bench.optimizers", base="Optimizer"),
+        ComponentKind(name="models", package="bench.models", base="Model"),
+        ComponentKind(name="datasets", package="bench.datasets", base="Dataset"),
     )
 }
 
@@ -86,7 +86,7 @@ _PARSER = threading.Lock()
 @functools.cache
 def entries(kind: str) -> dict[str, Entry]:
     """Return all components of one kind by name, sorted; built-in ones win over entry points of the same name."""
-    found = {entry.name: entry for entry in _third_party(kind)} | _built_in(ROOMS[kind])
+    found = {entry.name: entry for entry in _third_party(kind)} | _built_in(KINDS[kind])
     return dict(sorted(found.items()))
 
 
@@ -97,7 +97,7 @@ def warn_of_clashes(kind: str) -> None:
         if chosen != entry:
             winner = f"that of {chosen.provider}" if chosen.provider else "the built-in one"
             warn_once(
-                f"{ROOMS[kind].singular} '{entry.name}' of {entry.provider} is left out: {winner} has the same name"
+                f"{KINDS[kind].singular} '{entry.name}' of {entry.provider} is left out: {winner} has the same name"
             )
 
 
@@ -111,7 +111,7 @@ def load(kind: str, name: str) -> type[Options]:
     known = entries(kind)
     if name not in known:
         raise UsageError(
-            f"there is no {ROOMS[kind].singular} '{name}'{did_you_mean(name, known)}; "
+            f"there is no {KINDS[kind].singular} '{name}'{did_you_mean(name, known)}; "
             f"`bench list {kind}` shows them all"
         )
     warn_of_clashes(kind)
@@ -119,7 +119,7 @@ def load(kind: str, name: str) -> type[Options]:
     with blaming_provider(kind, name):
         component: type[Options] = getattr(importlib.import_module(module), attribute)
         if known[name].provider:
-            _check_class(component, ROOMS[kind])
+            _check_class(component, KINDS[kind])
         component.component_name = name  # an entry point's name may differ from that of the file
     return component
 
@@ -164,7 +164,7 @@ def blaming_provider(kind: str, name: str, passing: tuple[type[Exception], ...] 
             raise
         reason = " ".join(f"{type(error).__name__}: {error}".split())
         raise PluginError(
-            f"{ROOMS[kind].singular} '{name}' of {provider} cannot be used ({reason}); repair or uninstall that package"
+            f"{KINDS[kind].singular} '{name}' of {provider} cannot be used ({reason}); repair or uninstall that package"
         ) from error
 
 
@@ -205,11 +205,11 @@ def _readable(package: importlib.metadata.Distribution) -> list[importlib.metada
         return []
 
 
-def _check_class(component: object, room: Room) -> None:
-    """Raise TypeError if a third party's object is not a complete component of the room."""
-    base = getattr(importlib.import_module(f"{room.package}.base"), room.base)
+def _check_class(component: object, kind: ComponentKind) -> None:
+    """Raise TypeError if a third party's object is not a complete component of the kind."""
+    base = getattr(importlib.import_module(f"{kind.package}.base"), kind.base)
     if not (isinstance(component, type) and issubclass(component, base)):
-        raise TypeError(f"it does not derive from {room.package}.base.{room.base}")
+        raise TypeError(f"it does not derive from {kind.package}.base.{kind.base}")
     if missing := required_of(component):
         raise TypeError(f"it does not define {', '.join(sorted(missing))}")
     if "__dataclass_fields__" not in vars(component):
@@ -222,10 +222,10 @@ def warn_once(sentence: str) -> None:
     print(f"warning: {sentence}", file=sys.stderr)
 
 
-def _built_in(room: Room) -> dict[str, Entry]:
-    classes: dict[str, list[str]] = {}  # class name -> names of its bases, in all files of the room
+def _built_in(kind: ComponentKind) -> dict[str, Entry]:
+    classes: dict[str, list[str]] = {}  # class name -> names of its bases, in all files of the package
     found: dict[str, Entry] = {}  # by class name
-    folder = _folder(room.package)
+    folder = _folder(kind.package)
     packages = (path for path in folder.glob("*/*.py") if path.stem == path.parent.name)
     for path in sorted([*folder.glob("*.py"), *packages]):
         with _PARSER:
@@ -234,12 +234,12 @@ def _built_in(room: Room) -> dict[str, Entry]:
             if isinstance(node, ast.ClassDef):
                 classes[node.name] = [_last_name(base) for base in node.bases]
                 module = ".".join(path.relative_to(folder).with_suffix("").parts)
-                target = f"{room.package}.{module}:{node.name}"
+                target = f"{kind.package}.{module}:{node.name}"
                 if name := _given_name(node):
                     found[node.name] = Entry(name=name, description=_first_line(node), target=target)
                 elif _names_its_file(node, path):
                     found[node.name] = Entry(name=path.stem, description=_first_line(tree), target=target)
-    return {entry.name: entry for name, entry in found.items() if _derives(name, room.base, classes)}
+    return {entry.name: entry for name, entry in found.items() if _derives(name, kind.base, classes)}
 
 
 def _given_name(node: ast.ClassDef) -> str | None:

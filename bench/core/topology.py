@@ -42,7 +42,7 @@ from pathlib import Path
 from typing import Any, Literal, Self
 
 from bench.core.errors import UsageError
-from bench.core.toml_files import read_toml, refuse_unknown, tables, text, whole_number
+from bench.core.files import read_toml, refuse_unknown, tables, text, whole_number
 from collectives.options import did_you_mean
 
 Role = Literal["gpu", "fpga", "asic", "dpu", "cpu"]

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, Literal, Self
 
 from bench.core.errors import UsageError
-from bench.core.toml_files import read_toml, refuse_unknown, text
+from bench.core.files import read_toml, refuse_unknown, text
 from bench.core.topology import Topology
 from collectives.options import did_you_mean
 

@@ -8,8 +8,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Self
 
 from bench.core.config.configuration import short_digest
+from bench.core.counters import WireHeaders
 from bench.core.errors import UsageError
-from bench.core.interface import WireHeaders
 from bench.core.units import MAX_RATE_BPS, format_rate, format_seconds
 from bench.hosts.forwarder.trace import Trace
 

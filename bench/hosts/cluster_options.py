@@ -14,7 +14,7 @@ from typing import Any
 
 from bench.core.config.job import RanksConfig
 from bench.core.errors import UsageError
-from bench.core.toml_files import read_toml, refuse_unknown, tables, whole_number
+from bench.core.files import read_toml, refuse_unknown, tables, whole_number
 from bench.core.units import parse_duration, parse_rate
 from bench.hosts.cluster import MAX_HOSTS, Cluster, HostLink
 from bench.hosts.forwarder.trace import Trace

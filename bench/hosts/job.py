@@ -24,8 +24,8 @@ from typing import IO, Any
 import psutil
 
 from bench.core import processes
+from bench.core.counters import WIRE_HEADERS_VARIABLE
 from bench.core.errors import RunFailed, UsageError
-from bench.core.interface import WIRE_HEADERS_VARIABLE
 from bench.core.processes import import_variables, killed_by
 from bench.core.run_folder import RunFolder
 from bench.hosts import support

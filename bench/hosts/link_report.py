@@ -7,7 +7,7 @@ import math
 from collections.abc import Callable, Sequence
 from typing import Any, Self
 
-from bench.core.interface import WireHeaders
+from bench.core.counters import WireHeaders
 from bench.core.run_folder import RunFolder, read_json, write_json
 from bench.core.units import format_rate, format_seconds
 from bench.hosts.cluster import Cluster

@@ -19,7 +19,7 @@ from functools import partial
 from pathlib import Path
 from typing import TypeVar
 
-from bench.core.interface import FRAME_BYTES
+from bench.core.counters import FRAME_BYTES
 from bench.hosts.cluster import Cluster, HostLink
 
 # Size of a link's queue; when it is full the link drops packets, as a switch or a home router does.

@@ -22,8 +22,8 @@ from concurrent.futures import Future
 from functools import partial
 from typing import Self
 
+from bench.core.counters import FRAME_BYTES, Counters, WireHeaders, interface_bytes
 from bench.core.errors import RunFailed
-from bench.core.interface import FRAME_BYTES, Counters, WireHeaders, interface_bytes
 from bench.hosts.cluster import Cluster
 from bench.hosts.link_report import SHORT_MESSAGE_BYTES, Flow, NetworkReport, link_warnings
 from bench.hosts.network import congestion_warnings, namespace, start_in

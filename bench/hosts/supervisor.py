@@ -23,8 +23,8 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Self
 
+from bench.core.counters import FORWARDER_VARIABLE
 from bench.core.errors import BenchError, RunFailed
-from bench.core.forwarder_use import FORWARDER_VARIABLE
 from bench.core.processes import killed_by
 from bench.core.run_folder import RunFolder
 from bench.hosts import network, probe

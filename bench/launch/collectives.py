@@ -9,7 +9,7 @@ from typing import Any
 import psutil
 
 from bench.core import spec
-from bench.core.config.collectives import CollectivesConfig
+from bench.core.config.measurements import CollectivesConfig
 from bench.core.errors import UsageError
 from bench.core.units import format_bytes
 from bench.launch.jobs import torchrun

@@ -9,7 +9,7 @@ from typing import Any, cast
 import torch
 
 from bench.core import registry, spec
-from bench.core.config.collectives import Dtype
+from bench.core.config.measurements import Dtype
 from bench.core.config.run import RunConfig
 from bench.core.errors import UsageError
 from bench.datasets.base import Dataset

@@ -13,9 +13,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from bench.core import spec
-from bench.core.config.lr_scaling import LrScaling
 from bench.core.config.run import DEFAULT_EPOCHS, RunConfig
-from bench.core.config.straggler import Straggler
+from bench.core.config.syntax import LrScaling, Straggler
 from bench.core.errors import UsageError
 from bench.core.topology import Topology
 from bench.costs.catalog import SHM, Catalog, folders

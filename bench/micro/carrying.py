@@ -15,7 +15,7 @@ from typing import Self
 import torch
 
 from bench.core import environment
-from bench.core.forwarder_use import ForwarderUse
+from bench.core.counters import ForwarderUse
 from bench.core.parts import MessageCosts
 from collectives.transport.base import Transport, wait_all
 

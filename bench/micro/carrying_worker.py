@@ -8,8 +8,8 @@ import sys
 import torch.distributed as dist
 
 from bench.core.config.job import RanksConfig
+from bench.core.counters import forwarder_cpu_s
 from bench.core.errors import BenchError
-from bench.core.forwarder_use import forwarder_cpu_s
 from bench.core.parts import MessageCosts
 from bench.core.run_folder import RunFolder, append_json_line
 from bench.micro.carrying import carry_byte_s, forwarded_byte_s

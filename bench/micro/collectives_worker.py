@@ -12,7 +12,7 @@ from typing import Any
 
 import torch.distributed as dist
 
-from bench.core.config.collectives import CollectivesConfig
+from bench.core.config.measurements import CollectivesConfig
 from bench.core.environment import origin_columns
 from bench.core.errors import BenchError
 from bench.core.run_folder import RunFolder, append_json_line

@@ -12,7 +12,7 @@ from typing import cast
 import torch
 
 from bench.core import spec
-from bench.core.config.compressors import CompressorsConfig
+from bench.core.config.measurements import CompressorsConfig
 from bench.core.environment import origin_columns
 from bench.core.errors import BenchError
 from bench.core.run_folder import RunFolder, append_json_line

@@ -11,7 +11,7 @@ from typing import Any, cast
 import torch
 
 from bench.core import spec
-from bench.core.config.compressors import CompressorsConfig
+from bench.core.config.measurements import CompressorsConfig
 from bench.train.clock import device_time
 from collectives.base import Key
 from collectives.payloads.base import Payload, unpack

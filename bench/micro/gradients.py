@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from bench.core import spec
-from bench.core.config.compressors import CompressorsConfig
+from bench.core.config.measurements import CompressorsConfig
 from bench.core.errors import RunFailed
 from bench.datasets.augment import normalise
 from bench.datasets.base import Dataset

@@ -7,9 +7,8 @@ import dataclasses
 from collections.abc import Iterator
 from typing import Self
 
-from bench.core.config.collectives import CollectivesConfig
-from bench.core.forwarder_use import ForwarderUse
-from bench.core.interface import interface_bytes
+from bench.core.config.measurements import CollectivesConfig
+from bench.core.counters import ForwarderUse, interface_bytes
 from collectives.transport.base import Transport
 
 

@@ -8,8 +8,7 @@ from typing import Any, cast
 import torch
 
 from bench.core import spec
-from bench.core.bandwidth import algorithm_bandwidth, bus_bandwidth
-from bench.core.config.collectives import CollectivesConfig
+from bench.core.config.measurements import CollectivesConfig
 from bench.micro.link import Link
 from bench.micro.synthetic_payloads import SyntheticPayloads
 from bench.train.clock import device_time
@@ -137,3 +136,22 @@ def _sent(transport: Transport) -> Traffic:
 def _dense(total: Payload) -> torch.Tensor:
     """The sum as it is needed: an all-gather, for one, has only brought the terms together by now."""
     return total.values if isinstance(total, Dense) else total.to_dense()
+
+
+def algorithm_bandwidth(size_bytes: int, time_s: float) -> float:
+    """Return the tensor's bytes summed per second; `time_s` > 0.
+
+    For a compressed payload this uses the size of the dense tensor, so it may exceed the link's rate.
+
+    Source: nccl-tests, doc/PERFORMANCE.md.
+    """
+    return size_bytes / time_s
+
+
+def bus_bandwidth(algbw: float, world_size: int) -> float:
+    """Return the least bytes per second that each of `world_size` >= 1 ranks must have sent.
+
+    In any all-reduce each of n ranks must send at least 2(n-1)/n of the tensor: all but its own share, once to gather
+    the terms and once to distribute the total. So this can be compared with the rate of a link for every n.
+    """
+    return algbw * 2 * (world_size - 1) / world_size

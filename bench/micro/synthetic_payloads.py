@@ -9,7 +9,7 @@ from typing import cast
 import torch
 
 from bench.core import spec
-from bench.core.config.collectives import CollectivesConfig
+from bench.core.config.measurements import CollectivesConfig
 from bench.train.clock import support_overlap
 from bench.train.rank import gather_bytes
 from collectives.payloads.base import Payload, unpack

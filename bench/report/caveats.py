@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from bench.core.other_work import NOTEWORTHY_SHARE
+from bench.core.counters import NOTEWORTHY_SHARE
 from bench.report import targets
 from bench.report.comparison import SAME_ACCURACY, SAME_FACTOR, Comparison, Row
 from bench.report.configurations import SETTINGS, Configuration, format_factor, format_value

@@ -102,7 +102,7 @@ def _options(condition: str) -> Collection[str]:
     from bench.core import registry
 
     column, _, value = condition.partition("=")
-    kinds = {folder.singular: kind for kind, folder in registry.ROOMS.items()}
+    kinds = {each.singular: kind for kind, each in registry.KINDS.items()}
     kind, name = kinds.get(column.strip()), value.partition(":")[0].strip()
     if kind is None or name not in registry.entries(kind):
         return ()

@@ -15,9 +15,7 @@ import torch.distributed as dist
 
 from bench.core import environment
 from bench.core.config.run import RunConfig
-from bench.core.forwarder_use import ForwarderUse
-from bench.core.interface import interface_bytes
-from bench.core.other_work import OtherWork, launcher_of_rank
+from bench.core.counters import ForwarderUse, OtherWork, interface_bytes, launcher_of_rank
 from bench.core.processes import peak_rss_bytes
 from bench.core.rows import RowWriter
 from bench.core.run_folder import RunFolder

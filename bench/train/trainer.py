@@ -10,8 +10,8 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from bench.core.config.lr_scaling import LrScaling
 from bench.core.config.run import RunConfig
+from bench.core.config.syntax import LrScaling
 from bench.datasets.base import Dataset, Part
 from bench.strategies.base import BoundStrategy, SaveState
 from bench.train import data

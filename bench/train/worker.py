@@ -23,7 +23,7 @@ import torch.distributed as dist
 
 from bench.core import spec
 from bench.core.config.run import RunConfig
-from bench.core.config.straggler import Straggler
+from bench.core.config.syntax import Straggler
 from bench.core.errors import BenchError
 from bench.core.run_folder import RunFolder, write_json
 from bench.datasets.base import Dataset, DatasetError, Part

@@ -9,7 +9,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from string import Template
 
-from bench.core.other_work import NOTEWORTHY_SHARE
+from bench.core.counters import NOTEWORTHY_SHARE
 from bench.report.configurations import format_bound, format_interval, format_value
 from bench.report.plots.kinds import KINDS
 from bench.report.plots.picture import save

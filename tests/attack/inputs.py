@@ -95,7 +95,7 @@ class Grammar:
     def __init__(self, rng: random.Random, folder: Path) -> None:
         self._random = rng
         self._commands: dict[str, Any] = vars(typer.main.get_command(app))["commands"]
-        self._names = [name for kind in registry.ROOMS for name in registry.entries(kind) if "cifar" not in name]
+        self._names = [name for kind in registry.KINDS for name in registry.entries(kind) if "cifar" not in name]
         self._table = _good_csv(folder)
 
     def case(self) -> Case:
@@ -286,7 +286,7 @@ def attack(rng: random.Random, tally: Tally, tries: int) -> None:
         tally: gets one count per case.
         tries: number of cases.
     """
-    for kind in registry.ROOMS:
+    for kind in registry.KINDS:
         registry.ask_each(kind, lambda component: component)  # what every case would import
     with tempfile.TemporaryDirectory(prefix="bench-attack-") as name:
         folder = Path(name)

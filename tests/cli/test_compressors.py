@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from bench.core.config.compressors import CompressorsConfig
+from bench.core.config.measurements import CompressorsConfig
 from bench.core.rows import read_rows
 from bench.core.schema.compressors import COMPRESSORS
 from bench.launch import compressors

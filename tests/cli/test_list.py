@@ -8,7 +8,7 @@ import re
 import pytest
 
 from bench.core import registry
-from bench.core.registry import ROOMS
+from bench.core.registry import KINDS
 from tests.testing.invoke import invoke
 
 
@@ -22,13 +22,13 @@ def section(text: str, name: str) -> list[str]:
 def test_without_a_kind_every_component_is_named_with_its_description() -> None:
     answer = invoke("list")
     assert answer.code == 0
-    for kind in ROOMS:
+    for kind in KINDS:
         for entry in registry.entries(kind).values():
             assert f"  {entry.name} " in answer.out
             assert entry.description in answer.out
 
 
-@pytest.mark.parametrize("kind", ROOMS)
+@pytest.mark.parametrize("kind", KINDS)
 def test_one_kind_lists_nothing_else(kind: str) -> None:
     listed = json.loads(invoke("list", kind, "--json").out)
     assert list(listed) == [kind]
@@ -36,7 +36,7 @@ def test_one_kind_lists_nothing_else(kind: str) -> None:
     assert all(set(component) == {"name", "description"} for component in listed[kind])
 
 
-@pytest.mark.parametrize("kind", ROOMS)
+@pytest.mark.parametrize("kind", KINDS)
 def test_long_shows_every_option_with_type_default_range_and_meaning(kind: str) -> None:
     text = invoke("list", kind, "--long").out
     listed = json.loads(invoke("list", kind, "--long", "--json").out)[kind]

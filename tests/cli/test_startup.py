@@ -166,7 +166,7 @@ from bench.launch.refusals import without_torch
 def text(kind, name):
     return spec.full_text(spec.build(kind, name))
 
-components = [(kind, name) for kind in registry.ROOMS for name in registry.entries(kind)]
+components = [(kind, name) for kind in registry.KINDS for name in registry.entries(kind)]
 without = {each: without_torch(text, *each) for each in components}
 assert "torch" not in sys.modules
 print(*(each for each in components if without[each] != text(*each)))

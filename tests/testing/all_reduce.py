@@ -14,7 +14,7 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 
-from bench.core.interface import interface_bytes
+from bench.core.counters import interface_bytes
 
 
 def main(folder: str, num_floats: str) -> None:

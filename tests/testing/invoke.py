@@ -17,7 +17,7 @@ import psutil
 import typer.main
 import typer.testing
 
-from bench.cli.app import as_told
+from bench.cli.app import shown_error
 
 # The runner would read the signatures of all commands anew for every call, which takes longer than most calls.
 vars(typer.testing)["_get_command"] = functools.cache(typer.main.get_command)
@@ -38,7 +38,7 @@ def invoke(*arguments: str) -> Answer:
     from bench.cli.app import app
 
     result = typer.testing.CliRunner().invoke(app, list(arguments))
-    if result.exception is not None and (told := as_told(result.exception)):
+    if result.exception is not None and (told := shown_error(result.exception)):
         return Answer(told.exit_code, result.stdout, str(told))
     if result.exception is not None and not isinstance(result.exception, SystemExit):
         raise result.exception

@@ -12,7 +12,7 @@ from rich.table import Table
 
 from bench.cli.output.console import LiveLine, plain_table
 from bench.core.config.run import RunConfig
-from bench.core.other_work import NOTEWORTHY_SHARE
+from bench.core.counters import NOTEWORTHY_SHARE
 from bench.core.rows import read_rows
 from bench.core.units import format_bytes, format_seconds
 from bench.hosts.cluster import Cluster

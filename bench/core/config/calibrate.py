@@ -22,17 +22,17 @@ class CalibrateConfig(JobConfig):
 
     panels: ClassVar[tuple[str, ...]] = (WHAT, MEASUREMENT, PROCESSES, OUTPUT)
 
-    model: Annotated[str, Doc("network to train"), Flag(WHAT, room="models")] = "small_cnn"
-    dataset: Annotated[str, Doc("data set to train on"), Flag(WHAT, room="datasets")] = "digits"
+    model: Annotated[str, Doc("network to train"), Flag(WHAT, kind="models")] = "small_cnn"
+    dataset: Annotated[str, Doc("data set to train on"), Flag(WHAT, kind="datasets")] = "digits"
     data_dir: Annotated[DataDir, Flag(WHAT)] = DATA_DIR
-    optimizer: Annotated[str, Doc("optimizer"), Flag(WHAT, room="optimizers")] = "sgd"
+    optimizer: Annotated[str, Doc("optimizer"), Flag(WHAT, kind="optimizers")] = "sgd"
     batch_size: Annotated[Count, Doc("samples per rank and step"), Flag(WHAT)] = 32
     augment: Annotated[bool, Doc("crop and flip training images at random"), Flag(WHAT)] = True
     bucket_mb: Annotated[BucketMb, Flag(WHAT, chosen="a quarter of the model, from 1 to 25")] = NOT_GIVEN
     compressors: Annotated[
         str,
         Doc("compressors whose encoding is measured, separated by commas"),
-        Flag(WHAT, room="compressors", many=True),
+        Flag(WHAT, kind="compressors", many=True),
     ] = DEFAULT_COMPRESSORS
     virtual_hosts: Annotated[
         bool, Doc("also measure messages between virtual hosts, if this machine supports them"), Flag(MEASUREMENT)

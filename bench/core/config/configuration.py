@@ -36,14 +36,14 @@ class Flag:
         panel: heading under which the help shows it.
         name: the flag, if it differs from the field's name.
         chosen: the value that the program chooses if the option is not given, in words.
-        room: kind of component that the shell completes; empty: none.
+        kind: kind of component that the shell completes; empty: none.
         many: the option takes several components, separated by commas.
     """
 
     panel: str
     name: str = ""
     chosen: str = ""
-    room: str = ""
+    kind: str = ""
     many: bool = False
 
 

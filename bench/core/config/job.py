@@ -9,7 +9,7 @@ from annotated_types import Ge, Le, Lt
 from typing_extensions import Doc
 
 from bench.core.config.configuration import NOT_GIVEN, NOT_RECORDED, Configuration, Flag, Form, Recorded
-from bench.core.config.endpoint import Endpoint
+from bench.core.config.syntax import Endpoint
 
 MEASUREMENT = "Measurement"
 PROCESSES = "Processes"

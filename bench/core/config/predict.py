@@ -11,7 +11,7 @@ from typing_extensions import Doc
 from bench.core.config.configuration import NOT_GIVEN, Configuration, Flag, Form
 from bench.core.config.job import OUTPUT
 from bench.core.config.losses import Losses
-from bench.core.config.straggler import Straggler
+from bench.core.config.syntax import Straggler
 from bench.core.units import duration
 from collectives.options import MOST, Count
 
@@ -32,27 +32,27 @@ class PredictConfig(Configuration):
     panels: ClassVar[tuple[str, ...]] = (WHAT, RANKS, VALIDATION, OUTPUT)
 
     compressor: Annotated[
-        str, Doc("gradient compressor"), Flag(WHAT, room="compressors", chosen="all that the calibration has, ranked")
+        str, Doc("gradient compressor"), Flag(WHAT, kind="compressors", chosen="all that the calibration has, ranked")
     ] = NOT_GIVEN
     collective: Annotated[
         str,
         Doc("how ranks sum gradients"),
         Flag(
             WHAT,
-            room="collectives",
+            kind="collectives",
             chosen="the fastest; with more than 64 ranks or with async_server, the one that bench run would choose",
         ),
     ] = NOT_GIVEN
-    strategy: Annotated[str, Doc("how ranks train together: ddp or async_server"), Flag(WHAT, room="strategies")] = (
+    strategy: Annotated[str, Doc("how ranks train together: ddp or async_server"), Flag(WHAT, kind="strategies")] = (
         "ddp"
     )
     model: Annotated[
-        str | None, Doc("network to train; must be that of the calibration"), Flag(WHAT, room="models")
+        str | None, Doc("network to train; must be that of the calibration"), Flag(WHAT, kind="models")
     ] = None
     dataset: Annotated[
         str | None,
         Doc("data set; must be that of the calibration (without a calibration: digits)"),
-        Flag(WHAT, room="datasets"),
+        Flag(WHAT, kind="datasets"),
     ] = None
     batch_size: Annotated[
         int | None,

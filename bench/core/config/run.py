@@ -21,8 +21,7 @@ from bench.core.config.job import (
     DataDir,
     RanksConfig,
 )
-from bench.core.config.lr_scaling import LrScaling
-from bench.core.config.straggler import Straggler
+from bench.core.config.syntax import LrScaling, Straggler
 from bench.core.errors import UsageError
 from collectives.options import MOST, Count, CountOrZero, Positive, PositiveOrZero
 
@@ -56,9 +55,9 @@ class RunConfig(RanksConfig):
         OUTPUT,
     )
 
-    model: Annotated[str, Doc("network to train"), Flag(WHAT, room="models")] = "small_cnn"
-    dataset: Annotated[str, Doc("data set to train on"), Flag(WHAT, room="datasets")] = "digits"
-    optimizer: Annotated[str, Doc("optimizer"), Flag(WHAT, room="optimizers")] = "sgd"
+    model: Annotated[str, Doc("network to train"), Flag(WHAT, kind="models")] = "small_cnn"
+    dataset: Annotated[str, Doc("data set to train on"), Flag(WHAT, kind="datasets")] = "digits"
+    optimizer: Annotated[str, Doc("optimizer"), Flag(WHAT, kind="optimizers")] = "sgd"
     batch_size: Annotated[Count, Doc("samples per rank and step"), Flag(WHAT)] = 32
     accumulate: Annotated[
         Count,
@@ -112,20 +111,20 @@ class RunConfig(RanksConfig):
     data_dir: Annotated[DataDir, Flag(WHAT)] = DATA_DIR
     partition: Annotated[Literal["iid"], Doc("how training samples are distributed over ranks")] = "iid"
 
-    compressor: Annotated[str, Doc("gradient compressor"), Flag(COMMUNICATION, room="compressors")] = "none"
+    compressor: Annotated[str, Doc("gradient compressor"), Flag(COMMUNICATION, kind="compressors")] = "none"
     collective: Annotated[
         str,
         Doc("how ranks sum gradients"),
         Flag(
             COMMUNICATION,
-            room="collectives",
+            kind="collectives",
             chosen="the strategy's or the compressor's default, else native, or allgather if native does not work",
         ),
     ] = NOT_GIVEN
     strategy: Annotated[
         str,
         Doc("how ranks train together: what they exchange, and when"),
-        Flag(COMMUNICATION, room="strategies"),
+        Flag(COMMUNICATION, kind="strategies"),
         Recorded(absent="ddp"),
     ] = "ddp"
     trigger: Annotated[

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from functools import partial
 
-from bench.core.config.collectives import CollectivesConfig
+from bench.core.config.measurements import CollectivesConfig
 from bench.core.schema.column import Column, bytes_per_s, declared_columns, identity, num_bytes, seconds
 from bench.core.schema.metrics import ORIGIN
 

@@ -9,7 +9,7 @@ from typing import Self
 import numpy as np
 import numpy.typing as npt
 
-from bench.core.config.straggler import Straggler
+from bench.core.config.syntax import Straggler
 from bench.core.parts import Calibration, EncodedBucket
 from bench.costs.arrays import Floats
 from bench.costs.links.access import Links

@@ -15,9 +15,9 @@ import hashlib
 from pathlib import Path
 from typing import Self
 
+from bench.core.counters import FRAME_BYTES
 from bench.core.errors import UsageError
 from bench.core.files import check_regular
-from bench.core.interface import FRAME_BYTES
 
 # Twelve days: the forwarder stores milliseconds in 32 bits.
 _LAST_MS = 2**30

@@ -23,8 +23,8 @@ from typing import Any
 
 import psutil
 
-from bench.core.config.endpoint import Endpoint
 from bench.core.config.job import RanksConfig
+from bench.core.config.syntax import Endpoint
 from bench.core.errors import RunFailed, UsageError
 from bench.core.processes import die_with_parent, killed_by
 from bench.core.run_folder import RunFolder

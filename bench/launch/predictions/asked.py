@@ -8,7 +8,7 @@ from typing import Self
 
 from bench.core.config.predict import PredictConfig
 from bench.core.config.run import RunConfig
-from bench.core.config.straggler import Straggler
+from bench.core.config.syntax import Straggler
 from bench.core.errors import UsageError
 from bench.core.parts import Calibration
 from bench.hosts.cluster import HostLink

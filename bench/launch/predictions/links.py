@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from bench.core.interface import FRAME_BYTES, FRAME_HEADER_BYTES
+from bench.core.counters import FRAME_BYTES, FRAME_HEADER_BYTES
 from bench.core.parts import FORWARDED, FRAMES, LOCAL, SEGMENTS, Calibration
 from bench.costs.links.access import Links
 from bench.costs.links.paces import TraceClock

@@ -18,9 +18,9 @@ from typing import Any
 from bench.core.config.configuration import short_digest
 from bench.core.config.job import MACHINES, RanksConfig
 from bench.core.config.run import RunConfig
-from bench.core.config.seeds import parse_seeds, seeds_text
+from bench.core.config.syntax import parse_seeds, seeds_text
 from bench.core.errors import UsageError
-from bench.core.toml_files import read_toml, refuse_unknown, tables
+from bench.core.files import read_toml, refuse_unknown, tables
 from bench.launch.jobs.fork_server import ForkServer
 from bench.launch.refusals import check_each, without_torch
 from bench.launch.resolve import place_run, resolve_each

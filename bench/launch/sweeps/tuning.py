@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, cast
 
 from bench.core import spec
 from bench.core.config.run import RunConfig
-from bench.core.config.seeds import seeds_text
+from bench.core.config.syntax import seeds_text
 from bench.core.errors import RunFailed, UsageError
 from bench.launch.refusals import without_torch
 from bench.launch.sweeps.file import Lists, Options, PlannedRun, SweepFile, combinations, table_text

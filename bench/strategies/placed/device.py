@@ -22,7 +22,7 @@ from torch import nn
 from typing_extensions import override
 
 from bench.core.config.run import RunConfig
-from bench.core.config.straggler import Straggler
+from bench.core.config.syntax import Straggler
 from bench.core.processes import peak_rss_bytes
 from bench.models.base import weights_hash
 from bench.optimizers.base import Optimizer

@@ -23,7 +23,7 @@ from typing_extensions import Doc, override
 
 from bench.core import spec
 from bench.core.config.run import RunConfig
-from bench.core.config.straggler import Straggler
+from bench.core.config.syntax import Straggler
 from bench.core.errors import UsageError
 from bench.core.topology import Topology
 from bench.datasets.base import Dataset

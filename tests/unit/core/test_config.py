@@ -10,9 +10,8 @@ from typing import Any
 
 import pytest
 
-from bench.core.config.collectives import CollectivesConfig
-from bench.core.config.compressors import CompressorsConfig
 from bench.core.config.configuration import Configuration, Option
+from bench.core.config.measurements import CollectivesConfig, CompressorsConfig
 from bench.core.config.run import RunConfig
 from bench.core.errors import UsageError
 from bench.core.schema.metrics import METRICS_BY_NAME

@@ -14,12 +14,11 @@ from annotated_types import Ge, Gt, Le, Lt
 from bench.cli.app import app
 from bench.core import registry
 from bench.core.config.calibrate import CalibrateConfig
-from bench.core.config.collectives import CollectivesConfig
-from bench.core.config.compressors import CompressorsConfig
 from bench.core.config.configuration import Configuration
+from bench.core.config.measurements import CollectivesConfig, CompressorsConfig
 from bench.core.config.predict import PredictConfig
 from bench.core.config.run import RunConfig
-from bench.core.config.straggler import Straggler
+from bench.core.config.syntax import Straggler
 from bench.core.errors import UsageError
 from bench.core.units import parse_duration, parse_rate, parse_size
 from bench.report.gates import Gate
@@ -62,7 +61,7 @@ OF_CONFIGURATIONS = [
 ]
 OF_COMPONENTS = [
     (component, name)
-    for kind in registry.ROOMS
+    for kind in registry.KINDS
     for component in (registry.load(kind, name) for name in registry.entries(kind))
     for name in _numbers(component)
 ]

@@ -10,7 +10,7 @@ import time
 import psutil
 import pytest
 
-from bench.core.other_work import OtherWork, launcher_of_rank
+from bench.core.counters import OtherWork, launcher_of_rank
 
 SPIN = "while True: pass"
 NOBODY = 2**22 + 1  # above the largest id of a process
@@ -43,7 +43,7 @@ def test_nothing_is_known_before_any_time_has_passed() -> None:
 
 
 def test_a_ranks_launcher_is_two_processes_above() -> None:
-    code = "from bench.core.other_work import launcher_of_rank as l; print(l())"
+    code = "from bench.core.counters import launcher_of_rank as l; print(l())"
     server = f"import subprocess, sys; subprocess.run([sys.executable, '-c', {code!r}], check=True)"
     said = subprocess.run([sys.executable, "-c", server], capture_output=True, text=True, check=True)
     assert int(said.stdout) == os.getpid()

@@ -15,7 +15,7 @@ import pytest
 
 from bench.core import registry, spec
 from bench.core.errors import UsageError
-from bench.core.registry import ROOMS
+from bench.core.registry import KINDS
 from collectives.options import Options
 
 KNOWN = {
@@ -62,11 +62,11 @@ def room(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
 
 
 def test_the_rooms_are_the_six_parts_of_a_run() -> None:
-    assert set(ROOMS) == set(KNOWN)
-    assert (ROOMS["datasets"].singular, ROOMS["strategies"].singular) == ("dataset", "strategy")
+    assert set(KINDS) == set(KNOWN)
+    assert (KINDS["datasets"].singular, KINDS["strategies"].singular) == ("dataset", "strategy")
 
 
-@pytest.mark.parametrize("kind", ROOMS)
+@pytest.mark.parametrize("kind", KINDS)
 def test_every_component_is_described_in_a_sentence_and_can_be_built_without_options(kind: str) -> None:
     entries = registry.entries(kind)
     assert set(entries) >= KNOWN[kind]
@@ -121,7 +121,7 @@ def test_nothing_near_means_no_guess() -> None:
 
 def test_finding_every_component_imports_no_torch() -> None:
     code = (
-        "import sys; from bench.core import registry; [registry.entries(kind) for kind in registry.ROOMS];"
+        "import sys; from bench.core import registry; [registry.entries(kind) for kind in registry.KINDS];"
         "sys.exit('torch' in sys.modules)"
     )
     assert subprocess.run([sys.executable, "-c", code], timeout=60, check=False).returncode == 0
@@ -132,7 +132,7 @@ def test_threads_may_look_at_once() -> None:
 
     def look() -> None:
         try:
-            registry._built_in(ROOMS["collectives"])
+            registry._built_in(KINDS["collectives"])
         except BaseException as error:  # noqa: BLE001 - CPython 3.11 raises SystemError
             failures.append(error)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from bench.core.config.straggler import Straggler
+from bench.core.config.syntax import Straggler
 from bench.core.parts import CpuContention
 from bench.costs.links.access import Links
 from bench.costs.ranks.computing import Computing, Job

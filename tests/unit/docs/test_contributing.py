@@ -135,7 +135,7 @@ def test_its_bytes_are_the_closed_form(example: type[Compressor]) -> None:
 
 def test_the_table_says_what_must_be_written() -> None:
     rows = re.findall(r"^\| [a-z ]+ \| `([\w/]+)/` \| (.*) \| (.*) \|$", EXTEND, re.MULTILINE)
-    assert {folder.replace("/", ".") for folder, _, _ in rows} == {room.package for room in registry.ROOMS.values()}
+    assert {folder.replace("/", ".") for folder, _, _ in rows} == {kind.package for kind in registry.KINDS.values()}
     for folder, derive_from, write in rows:
         module, _, name = re.findall(r"`([\w.]+)`", derive_from)[0].rpartition(".")
         base = getattr(importlib.import_module(module), name)

@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from bench.core.config.collectives import CollectivesConfig
 from bench.core.config.job import RanksConfig
+from bench.core.config.measurements import CollectivesConfig
 from bench.core.config.run import RunConfig
 from bench.core.errors import UsageError
 from bench.launch import collectives

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from bench.core.config.collectives import CollectivesConfig
+from bench.core.config.measurements import CollectivesConfig
 from bench.core.errors import BenchError, Interrupted, RunFailed, UsageError
 from bench.launch import collectives
 from bench.launch.jobs import torchrun

@@ -8,7 +8,7 @@ import math
 import pytest
 import torch
 
-from bench.core.config.compressors import CompressorsConfig
+from bench.core.config.measurements import CompressorsConfig
 from bench.micro.encoding import WARMUP_TURNS, Encoding, buckets_of
 from bench.micro.gradients import recorded, synthetic
 from compressors.layer import layers_of

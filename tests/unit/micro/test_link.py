@@ -6,8 +6,8 @@ import dataclasses
 
 import pytest
 
-from bench.core.config.collectives import CollectivesConfig
-from bench.core.interface import InterfaceBytes
+from bench.core.config.measurements import CollectivesConfig
+from bench.core.counters import InterfaceBytes
 from bench.hosts.cluster import Cluster, HostLink
 from bench.launch.collectives import resolve
 from bench.micro import link

@@ -7,7 +7,7 @@ import dataclasses
 import pytest
 import torch
 
-from bench.core.config.collectives import CollectivesConfig
+from bench.core.config.measurements import CollectivesConfig
 from bench.micro.synthetic_payloads import payload_of, synthetic_tensor
 from bench.train.clock import support_overlap
 from collectives.payloads import Dense, GroupSparse

@@ -91,7 +91,7 @@ def test_rows_are_put_in_order_by_bytes_to_target(tmp_path: Path) -> None:
 
 def test_names_of_columns_that_are_options_too_are_known() -> None:
     """They are written down, so that reading a condition needs none of the components."""
-    kinds = [kind for kind, room in registry.ROOMS.items() if room.singular in METRICS_BY_NAME]
+    kinds = [kind for kind, each in registry.KINDS.items() if each.singular in METRICS_BY_NAME]
     options = {
         name for kind in kinds for each in registry.entries(kind) for name in registry.load(kind, each).option_names()
     }

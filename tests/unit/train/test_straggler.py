@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 from bench.core.config.run import RunConfig
-from bench.core.config.straggler import Straggler
+from bench.core.config.syntax import Straggler
 from bench.core.errors import UsageError
 from bench.launch.resolve import resolve
 from bench.train import data

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from bench.core import interface
-from bench.core.interface import InterfaceBytes, parse_counters
+from bench.core import counters
+from bench.core.counters import InterfaceBytes, parse_counters
 
 # bytes, packets, then six other counters, first of what was received and then of what was sent
 TABLE = """Inter-|   Receive  |  Transmit
@@ -42,12 +42,12 @@ def test_the_environment_of_a_virtual_host_decides(
 ) -> None:
     table = tmp_path / "dev"
     table.write_text(TABLE.format(received=0, received_packets=0, sent=14546, sent_packets=1), encoding="ascii")
-    monkeypatch.setattr(interface, "_COUNTERS", table)
-    monkeypatch.delenv(interface.WIRE_HEADERS_VARIABLE, raising=False)
+    monkeypatch.setattr(counters, "_COUNTERS", table)
+    monkeypatch.delenv(counters.WIRE_HEADERS_VARIABLE, raising=False)
     if variable is not None:
-        monkeypatch.setenv(interface.WIRE_HEADERS_VARIABLE, variable)
-    assert interface.interface_bytes().sent == pytest.approx(sent, abs=1)
+        monkeypatch.setenv(counters.WIRE_HEADERS_VARIABLE, variable)
+    assert counters.interface_bytes().sent == pytest.approx(sent, abs=1)
 
 
 def test_this_machine_has_counters() -> None:
-    assert interface.interface_bytes().sent >= 0
+    assert counters.interface_bytes().sent >= 0

@@ -1,0 +1,167 @@
+"""Options whose text has a syntax of its own: endpoints, stragglers, scalings of the learning rate, and seeds."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import re
+from collections.abc import Iterable
+from typing import Self
+
+from bench.core.errors import UsageError
+
+_ENDPOINT = re.compile(r"(\S+):([0-9]{1,5})")
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Endpoint:
+    """A machine's address and port.
+
+    Attributes:
+        host: name or IP address; an IPv6 address without brackets.
+        port: 1 to 65535.
+    """
+
+    host: str
+    port: int
+
+    @classmethod
+    def parse(cls, text: str) -> Self:
+        """Parse ``host0:29500`` or ``[::1]:29500``.
+
+        Raises:
+            UsageError: the text has another form.
+        """
+        match = _ENDPOINT.fullmatch(text)
+        if not match or not 0 < int(match[2]) < 65536:
+            raise UsageError(f"--rdzv-endpoint {text} is not HOST:PORT with a port from 1 to 65535")
+        return cls(host=match[1].removeprefix("[").removesuffix("]"), port=int(match[2]))
+
+    def __str__(self) -> str:
+        return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
+
+
+_STRAGGLER = re.compile(r"\s*rank\s*=\s*([0-9]{1,9})\s*,\s*slowdown\s*=\s*([0-9.eE+]+)\s*")
+MAX_SLOWDOWN = 1e6
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Straggler:
+    """One rank that computes more slowly than it could.
+
+    Attributes:
+        rank: number of the rank, from 0.
+        slowdown: factor by which forward and backward take longer, at least 1.
+    """
+
+    rank: int
+    slowdown: float
+
+    @classmethod
+    def parse(cls, text: str) -> Self:
+        """Parse ``rank=1,slowdown=3``.
+
+        Raises:
+            UsageError: the text has another form, or the slowdown is out of range.
+        """
+        match = _STRAGGLER.fullmatch(text)
+        slowdown = _number(match[2]) if match else math.nan
+        if not match or not 1 <= slowdown <= MAX_SLOWDOWN:
+            raise UsageError(
+                f"--straggler {text} is not possible; write rank=1,slowdown=3, with a slowdown of 1 to {MAX_SLOWDOWN:g}"
+            )
+        return cls(rank=int(match[1]), slowdown=slowdown)
+
+    def check_among(self, world_size: int) -> None:
+        """Check that the rank exists.
+
+        Raises:
+            UsageError: its number is `world_size` or more.
+        """
+        if self.rank >= world_size:
+            raise UsageError(f"--straggler {self} names none of the {world_size} ranks; they count from 0")
+
+    def __str__(self) -> str:
+        return f"rank={self.rank},slowdown={self.slowdown:g}"
+
+
+def _number(text: str) -> float:
+    try:
+        return float(text)
+    except ValueError:
+        return math.nan
+
+
+_LINEAR = re.compile(r"\s*linear\s*(?::\s*base\s*=\s*([0-9]{1,9})\s*)?")
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class LrScaling:
+    """Linear scaling of the learning rate with the number of ranks, or no scaling.
+
+    Source: linear scaling as in Goyal et al. 2017 (arXiv:1706.02677); part of the Group-TopK ring-sharing patent.
+
+    Attributes:
+        base: number of ranks that the learning rate was chosen for; None: it is not scaled.
+    """
+
+    base: int | None = None
+
+    @classmethod
+    def parse(cls, text: str) -> Self:
+        """Parse ``none``, ``linear`` or ``linear:base=4``.
+
+        Raises:
+            UsageError: the text has another form, or the base is 0.
+        """
+        if text.strip() == "none":
+            return cls()
+        match = _LINEAR.fullmatch(text)
+        base = int(match[1] or 1) if match else 0
+        if base < 1:
+            raise UsageError(
+                f"--lr-scaling {text} is not possible; write none, linear or linear:base=N, where N is the number of "
+                "ranks that --lr was chosen for"
+            )
+        return cls(base=base)
+
+    def factor(self, world_size: int) -> float:
+        """Return the factor by which the learning rate is multiplied."""
+        return 1.0 if self.base is None else world_size / self.base
+
+    def __str__(self) -> str:
+        return "none" if self.base is None else "linear" if self.base == 1 else f"linear:base={self.base}"
+
+
+MOST_SEEDS = 1000
+
+
+def parse_seeds(text: str, option: str = "--seeds") -> list[int]:
+    """Return the seeds that a text names.
+
+    Args:
+        text: seeds and ranges of seeds, separated by commas.
+        option: the option that the text was given for, for messages.
+
+    Raises:
+        UsageError: the text has another form, or names no seed, a seed twice, or more than `MOST_SEEDS`.
+    """
+    seeds: list[int] = []
+    for item in text.split(","):
+        match = re.fullmatch(r"\s*([0-9]{1,18})(?:-([0-9]{1,18}))?\s*", item)
+        if not match:
+            raise UsageError(f"{option} {text} is not a list of seeds; write 1,2,3 or 1-5")
+        named = range(int(match[1]), int(match[2] or match[1]) + 1)
+        if not named:
+            raise UsageError(f"{option} {text} has a range that ends before it begins; write the smaller seed first")
+        if len(seeds) + len(named) > MOST_SEEDS:
+            raise UsageError(f"{option} {text} names more than {MOST_SEEDS} runs; give fewer seeds")
+        seeds += named
+    if not seeds or len(set(seeds)) != len(seeds):
+        raise UsageError(f"{option} {text} names no seed, or one of them twice; each seed is one run")
+    return seeds
+
+
+def seeds_text(seeds: Iterable[object]) -> str:
+    """Return the seeds separated by commas."""
+    return ",".join(str(seed) for seed in seeds)

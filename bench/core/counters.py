@@ -1,0 +1,202 @@
+"""Read what the kernel counts during training: bytes of an interface, CPU time of other programs and of the forwarder.
+
+A virtual host is a network namespace with one interface beside the loopback, so the interface's counters hold the
+traffic of the job alone: payload, TCP/IP and Ethernet headers, acknowledgements, address resolution.
+
+Source: Linux, `/proc/<pid>/net/dev` (proc_pid_net(5)), which counts whole Ethernet frames without their checksum;
+`/proc/stat` and `/proc/<pid>/stat` (proc_stat(5), proc_pid_stat(5)), in steps of 10 ms.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import time
+from pathlib import Path
+from typing import Literal
+
+import psutil
+
+WireHeaders = Literal["exact", "estimated"]
+
+# Set for every process on a virtual host to "exact" (the interface counts real frames) or "estimated".
+WIRE_HEADERS_VARIABLE = "BENCH_WIRE_HEADERS"
+
+# Largest Ethernet frame: 14 bytes of header and an MTU of 1500.
+FRAME_BYTES = 1514
+# Headers of a frame: Ethernet 14, IPv4 20, TCP 20 + 12 bytes of timestamps. A full frame carries 1448 bytes of payload.
+FRAME_HEADER_BYTES = 66
+
+# Counters of the calling thread's network namespace, which may differ from that of its process.
+_COUNTERS = Path("/proc/thread-self/net/dev")
+
+
+@dataclasses.dataclass(frozen=True)
+class InterfaceBytes:
+    """Bytes of Ethernet frames since the namespace was made, summed over all interfaces but the loopback."""
+
+    sent: float
+    received: float
+
+
+def interface_bytes(headers: WireHeaders | None = None) -> InterfaceBytes:
+    """Read the counters of the calling thread's network namespace; subtract two readings to count between them.
+
+    Args:
+        headers: "exact" returns the counters. "estimated" adds the headers that they miss with segmentation offload,
+            which counts a packet of up to 64 kB with one header although a wire would carry it in 44 frames. None:
+            the value of `WIRE_HEADERS_VARIABLE`, or "exact" if it is not set.
+    """
+    if headers is None:
+        headers = "estimated" if os.environ.get(WIRE_HEADERS_VARIABLE) == "estimated" else "exact"
+    return parse_counters(_COUNTERS.read_text(encoding="ascii"), headers)
+
+
+class Counters:
+    """The counters of the calling thread's current network namespace, for reading from any thread.
+
+    Args:
+        headers: as for `interface_bytes`.
+    """
+
+    def __init__(self, headers: WireHeaders) -> None:
+        self._headers = headers
+        self._file = _COUNTERS.open("rb", buffering=0)
+
+    def read(self) -> InterfaceBytes:
+        """Return the current values."""
+        self._file.seek(0)
+        return parse_counters(self._file.read().decode("ascii"), self._headers)
+
+    def close(self) -> None:
+        """Close the file of the counters."""
+        self._file.close()
+
+
+def parse_counters(text: str, headers: WireHeaders) -> InterfaceBytes:
+    """Parse the text of `/proc/<pid>/net/dev`: two heading lines, then one line per interface."""
+    sent = received = 0.0
+    for line in text.splitlines()[2:]:
+        name, _, numbers = line.partition(":")
+        if name.strip() != "lo":
+            columns = [int(number) for number in numbers.split()]
+            received += _on_the_wire(columns[0], columns[1], headers)
+            sent += _on_the_wire(columns[8], columns[9], headers)
+    return InterfaceBytes(sent=sent, received=received)
+
+
+def _on_the_wire(num_bytes: int, num_packets: int, headers: WireHeaders) -> float:
+    if headers == "exact":
+        return num_bytes
+    payload_bytes = num_bytes - FRAME_HEADER_BYTES * num_packets
+    num_frames = payload_bytes / (FRAME_BYTES - FRAME_HEADER_BYTES)
+    return num_bytes + FRAME_HEADER_BYTES * max(0.0, num_frames - num_packets)
+
+
+# Share of the cores' time from which the user is warned; an idle machine uses less by itself.
+NOTEWORTHY_SHARE = 0.1
+
+
+class OtherWork:
+    """Adds up other programs' CPU time on the usable cores between calls of `start` and `stop`.
+
+    Args:
+        root: process id of the run's first process; its descendants are part of the run.
+    """
+
+    def __init__(self, root: int) -> None:
+        self._root = root
+        self._others_s = self._cores_s = 0.0
+        self._began: tuple[float, float] | None = None
+
+    def start(self) -> None:
+        """Start counting."""
+        self._began = _others_and_cores_s(self._root)
+
+    def stop(self) -> None:
+        """Stop counting."""
+        if self._began is not None:
+            others_s, cores_s = _others_and_cores_s(self._root)
+            self._others_s += others_s - self._began[0]
+            self._cores_s += cores_s - self._began[1]
+
+    @property
+    def share(self) -> float | None:
+        """Share of the cores' time that other programs used, 0 to 1; None if no time has passed."""
+        return min(1.0, max(0.0, self._others_s / self._cores_s)) if self._cores_s > 0.0 else None
+
+
+def launcher_of_rank() -> int:
+    """Return the process id of the parent of this rank's parent process."""
+    above = psutil.Process().parents()[:2]
+    return int(above[-1].pid) if above else os.getpid()
+
+
+def _others_and_cores_s(root: int) -> tuple[float, float]:
+    """Return CPU seconds of all programs but the run's, and total seconds of the usable cores, since the boot."""
+    usable = os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else range(os.cpu_count() or 1)
+    cores = [core for number, core in enumerate(psutil.cpu_times(percpu=True)) if number in usable]
+    stolen_s = sum(getattr(core, "steal", 0.0) for core in cores)  # used by other virtual machines
+    busy_s = stolen_s + sum(core.user + core.system + getattr(core, "nice", 0.0) for core in cores)
+    waiting_s = sum(
+        core.idle + sum(getattr(core, name, 0.0) for name in ("iowait", "irq", "softirq")) for core in cores
+    )
+    return busy_s - _used_s(root), busy_s + waiting_s
+
+
+def _used_s(root: int) -> float:
+    """Return CPU seconds of a process and its descendants, including those that have ended."""
+    try:
+        first = psutil.Process(root)
+        processes = [first, *first.children(recursive=True)]
+    except psutil.Error:
+        return 0.0
+    return sum(map(_own_s, processes))
+
+
+def _own_s(process: psutil.Process) -> float:
+    try:
+        times = process.cpu_times()
+    except psutil.Error:  # the process has just ended, so its parent's times include it
+        return 0.0
+    return float(times.user + times.system + times.children_user + times.children_system)
+
+
+# Set for every process on a virtual host with a forwarder: the path of the forwarder's thread below /proc.
+FORWARDER_VARIABLE = "BENCH_FORWARDER_TASK"
+
+_UTIME, _STIME = 11, 12  # fields of /proc/.../stat after the process's name, which ends with the last bracket
+
+
+def forwarder_cpu_s(task: str | None = None) -> float | None:
+    """Return the CPU seconds of the forwarder since it started, in steps of 10 ms; None if there is no forwarder."""
+    task = task or os.environ.get(FORWARDER_VARIABLE)
+    if task is None:
+        return None
+    figures = Path("/proc", task, "stat").read_text(encoding="ascii", errors="replace").rpartition(")")[2].split()
+    return (int(figures[_UTIME]) + int(figures[_STIME])) / os.sysconf("SC_CLK_TCK")
+
+
+class ForwarderUse:
+    """Adds up the forwarder's CPU time between calls of `start` and `stop`."""
+
+    def __init__(self) -> None:
+        self.cpu_s = self.wall_s = 0.0
+        self._began: tuple[float, float] | None = None
+
+    def start(self) -> None:
+        """Start counting."""
+        cpu_s = forwarder_cpu_s()
+        self._began = None if cpu_s is None else (cpu_s, time.perf_counter())
+
+    def stop(self) -> None:
+        """Stop counting."""
+        cpu_s = forwarder_cpu_s()
+        if self._began is not None and cpu_s is not None:
+            self.cpu_s += cpu_s - self._began[0]
+            self.wall_s += time.perf_counter() - self._began[1]
+
+    @property
+    def share(self) -> float | None:
+        """Share of one core that the forwarder used; None if there is no forwarder, or no time has passed."""
+        return self.cpu_s / self.wall_s if self.wall_s else None
