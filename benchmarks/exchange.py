@@ -78,6 +78,7 @@ def scenes(options: argparse.Namespace) -> list[Scene]:
 def all_pairs() -> list[str]:
     """Every compressor on the collective that it rides by default."""
     from bench.core import registry, spec
+    from collectives.options import incompatibility
 
     pairs = []
     for name in registry.entries("compressors"):
@@ -87,7 +88,7 @@ def all_pairs() -> list[str]:
         fitting = [
             collective
             for collective in compressor.default_collectives
-            if compressor.refusal(spec.build("collectives", collective)) is None
+            if incompatibility(compressor.check_compatible, spec.build("collectives", collective)) is None
         ]
         pairs.append(f"{name}+{fitting[0]}")
     return pairs

@@ -41,9 +41,8 @@ class Allgather(Collective):
         return BoundAllgather(self, transport)
 
     @override
-    @classmethod
-    def refuses(cls, kind: type[Payload]) -> str | None:
-        return None
+    def check_compatible(self, kind: type[Payload]) -> None:
+        """Accept every kind."""
 
     @override
     def rounds(self, world_size: int, rank: int, layout: Layout) -> list[Round]:

@@ -12,7 +12,7 @@ from typing import Any, ClassVar, Protocol, Self
 
 import torch
 
-from collectives.options import Options
+from collectives.options import Incompatible, Options
 from collectives.payloads.base import Payload, PayloadError, unpack
 from collectives.payloads.bundle import Bundle
 from collectives.schedule.execution import PackedPieces, Scratch, lost_on_wire, run_in_place
@@ -92,27 +92,28 @@ class Collective(Options, abc.ABC):
             downlink: encodes the answers of a server; other collectives ignore it.
 
         Raises:
-            OptionError: the options do not fit this number of ranks.
+            Incompatible: the options do not fit this number of ranks.
         """
         return BoundCollective(self, transport)
 
-    @classmethod
-    def refuses(cls, kind: type[Payload]) -> str | None:
-        """Return why it cannot sum payloads of this kind and what would work, or None if it can."""
-        if kind.elementwise or kind.addable:
-            return None
-        return (
-            f"{cls.component_name} adds payloads on their way, which {kind.__name__} does not allow; "
-            "use collective allgather or server"
-        )
+    def check_compatible(self, kind: type[Payload]) -> None:
+        """Check that it can sum payloads of a kind.
 
-    def refusal(self, kind: type[Payload]) -> str | None:
-        """Return what `refuses` does, but for the options of this instance, which may allow less."""
-        return self.refuses(kind)
+        Raises:
+            Incompatible: it cannot; the message names what would work.
+        """
+        if not (kind.elementwise or kind.addable):
+            raise Incompatible(
+                f"{self.component_name} adds payloads on their way, which {kind.__name__} does not allow; "
+                "use collective allgather or server"
+            )
 
-    def ranks_refusal(self, world_size: int) -> str | None:
-        """Return why these options do not work with `world_size` ranks and what would, or None if they do."""
-        return None
+    def check_ranks(self, world_size: int) -> None:
+        """Check that these options work with `world_size` ranks.
+
+        Raises:
+            Incompatible: they do not; the message names what would work.
+        """
 
     @abc.abstractmethod
     def rounds(self, world_size: int, rank: int, layout: Layout) -> list[Round] | None:
@@ -211,7 +212,7 @@ class BoundCollective:
 
         Raises:
             TransportError: a rank was lost, or did not answer in time.
-            PayloadError: this collective cannot sum payloads of this kind.
+            Incompatible: this collective cannot sum payloads of this kind.
         """
         return self.start(payload, key, op).finish()
 
@@ -221,8 +222,7 @@ class BoundCollective:
         Several sums may be under way: all ranks must start them in the same order and may finish them in any order.
         """
         for leaf in leaves(payload):
-            if reason := self.options.refusal(type(leaf)):
-                raise PayloadError(reason)
+            self.options.check_compatible(type(leaf))
             if op == "max" and not leaf.elementwise:
                 raise PayloadError(
                     f"a maximum over ranks needs element-wise payloads, and {type(leaf).__name__} is not one"
@@ -246,7 +246,7 @@ class BoundCollective:
             cls.start_like = BoundCollective.start_like  # type: ignore[method-assign]
 
     def sum_like(self, payload: Payload, layout: Layout, op: ReduceOp) -> Payload:
-        """Do `sum` for two or more ranks, with payloads that `refusal` accepts.
+        """Do `sum` for two or more ranks, with payloads that `check_compatible` accepts.
 
         Args:
             payload: this rank's contribution; its kind may differ between ranks, if it already is a sum of several.

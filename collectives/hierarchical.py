@@ -11,6 +11,7 @@ within the group.
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import functools
 import itertools
@@ -23,7 +24,7 @@ from typing_extensions import Doc, override
 from collectives import options
 from collectives.allgather import Allgather, BoundAllgather
 from collectives.base import BoundCollective, Collective, Downlink
-from collectives.options import Count, OptionError
+from collectives.options import Count, Incompatible, OptionError
 from collectives.payloads.base import KeepLost, Payload, unpack
 from collectives.payloads.bundle import Bundle, UnreducedSum, members
 from collectives.payloads.dense import Dense
@@ -108,27 +109,21 @@ class Hierarchical(Collective):
         return BoundHierarchical(self, transport)
 
     @override
-    @classmethod
-    def refuses(cls, kind: type[Payload]) -> str | None:
-        return cls().refusal(kind)
+    def check_compatible(self, kind: type[Payload]) -> None:
+        with _naming("within a group"):
+            self.within.check_compatible(kind)
+        if self._keeps(kind):
+            with _naming("among leaders"):
+                self.between.check_compatible(kind)
 
     @override
-    def refusal(self, kind: type[Payload]) -> str | None:
-        if reason := self.within.refusal(kind):
-            return f"within a group, {reason}"
-        if self._keeps(kind) and (reason := self.between.refusal(kind)):
-            return f"among leaders, {reason}"
-        return None
-
-    @override
-    def ranks_refusal(self, world_size: int) -> str | None:
+    def check_ranks(self, world_size: int) -> None:
         groups = self.groups(world_size)
-        for size in sorted({len(group) for group in groups}):
-            if reason := self.within.ranks_refusal(size):
-                return f"within a group, {reason}"
-        if reason := self.between.ranks_refusal(len(groups)):
-            return f"among leaders, {reason}"
-        return None
+        with _naming("within a group"):
+            for size in sorted({len(group) for group in groups}):
+                self.within.check_ranks(size)
+        with _naming("among leaders"):
+            self.between.check_ranks(len(groups))
 
     def groups(self, world_size: int) -> list[range]:
         """Return the ranks of each group."""
@@ -231,6 +226,15 @@ class Hierarchical(Collective):
 
     def _keeps(self, kind: type[Payload] | Leaf) -> bool:
         return bool(kind.elementwise) or (kind.addable and not self.within.decodes)
+
+
+@contextlib.contextmanager
+def _naming(part: str) -> Iterator[None]:
+    """Begin the message of an `Incompatible` raised in this block with the part of the hierarchy."""
+    try:
+        yield
+    except Incompatible as error:
+        raise Incompatible(f"{part}, {error}") from None
 
 
 class BoundHierarchical(BoundCollective):

@@ -14,6 +14,7 @@ import torch
 from typing_extensions import override
 
 from collectives.base import BoundCollective, Collective, Downlink, PendingSum
+from collectives.options import Incompatible
 from collectives.payloads.base import Payload, PayloadError
 from collectives.ring import Ring
 from collectives.schedule.layout import Layout
@@ -30,15 +31,13 @@ class Native(Collective):
         return BoundNative(self, transport)
 
     @override
-    @classmethod
-    def refuses(cls, kind: type[Payload]) -> str | None:
-        if kind.elementwise:
-            return None
-        return (
-            f"native adds tensors element by element, which {kind.__name__} payloads do not allow; "
-            + ("ring adds them by merging, " if kind.addable else "")
-            + "allgather takes every kind"
-        )
+    def check_compatible(self, kind: type[Payload]) -> None:
+        if not kind.elementwise:
+            raise Incompatible(
+                f"native adds tensors element by element, which {kind.__name__} payloads do not allow; "
+                + ("ring adds them by merging, " if kind.addable else "")
+                + "allgather takes every kind"
+            )
 
     @override
     def rounds(self, world_size: int, rank: int, layout: Layout) -> None:

@@ -13,7 +13,7 @@ import difflib
 import importlib
 import pkgutil
 import typing
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Annotated, Any, ClassVar, Self, TypeVar
 
 import annotated_types
@@ -30,6 +30,19 @@ PositiveOrZero = Annotated[float, Ge(0), Le(1e12)]
 
 class OptionError(ValueError):
     """An option that does not exist, or a value outside its range; the message is one sentence for the user."""
+
+
+class Incompatible(OptionError):
+    """Components that do not work together under their options; the message says why, and what would work."""
+
+
+def incompatibility(check: Callable[..., None], *args: Any) -> str | None:
+    """Call a check and return the sentence with which it raises `Incompatible`, or None if it passes."""
+    try:
+        check(*args)
+    except Incompatible as error:
+        return str(error)
+    return None
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

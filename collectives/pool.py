@@ -68,9 +68,8 @@ class Pool(Collective):
         return BoundPool(self, transport)
 
     @override
-    @classmethod
-    def refuses(cls, kind: type[Payload]) -> str | None:
-        return None
+    def check_compatible(self, kind: type[Payload]) -> None:
+        """Accept every kind."""
 
     @override
     def rounds(self, world_size: int, rank: int, layout: Layout) -> None:

@@ -29,7 +29,7 @@ import torch
 from typing_extensions import Doc, override
 
 from collectives.base import BoundCollective, Collective, Downlink
-from collectives.options import Count, CountOrZero, OptionError
+from collectives.options import Count, CountOrZero, Incompatible, OptionError
 from collectives.parameter_server.residuals import AnswerResiduals, LayerStretch, stretches_between
 from collectives.payloads.base import Payload, PayloadError
 from collectives.payloads.bundle import members
@@ -102,20 +102,19 @@ class Server(Collective):
 
     @override
     def bind(self, transport: Transport, downlink: Downlink | None = None) -> BoundServer:
-        if reason := self.ranks_refusal(transport.world_size):
-            raise OptionError(reason)
+        self.check_ranks(transport.world_size)
         return BoundServer(self, transport, downlink)
 
     @override
-    @classmethod
-    def refuses(cls, kind: type[Payload]) -> str | None:
-        return None
+    def check_compatible(self, kind: type[Payload]) -> None:
+        """Accept every kind."""
 
     @override
-    def ranks_refusal(self, world_size: int) -> str | None:
-        if self.root < world_size:
-            return None
-        return f"server: root={self.root} is none of the {world_size} ranks, which count from 0; lower it"
+    def check_ranks(self, world_size: int) -> None:
+        if self.root >= world_size:
+            raise Incompatible(
+                f"server: root={self.root} is none of the {world_size} ranks, which count from 0; lower it"
+            )
 
     def shards(self, world_size: int, layout: Layout) -> list[Shard]:
         """Return one shard per layer; if sharded, several for long layers and payloads that hold several layers."""

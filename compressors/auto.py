@@ -18,7 +18,7 @@ from annotated_types import Gt, Le
 from typing_extensions import Doc, override
 
 from collectives.base import Collective
-from collectives.options import OptionError
+from collectives.options import Incompatible, OptionError
 from collectives.payloads.base import Payload
 from collectives.payloads.dense import Dense
 from compressors.base import Compressor
@@ -80,21 +80,23 @@ class Auto(Compressor):
         return frozenset({Dense})
 
     @override
-    def refusal(self, collective: type[Collective] | Collective) -> str | None:
+    def check_compatible(self, collective: Collective) -> None:
         name = collective.component_name
         if collective.decodes or name == "pool":
-            return (
+            raise Incompatible(
                 f"auto cannot switch pairs on {name}, which keeps state outside the ranks; use collective ring, "
                 "native, tree, halving_doubling, hierarchical or allgather"
             )
-        return super().refusal(collective)
+        super().check_compatible(collective)
 
     @override
-    def layers_refusal(self, layers: Sequence[Layer]) -> str | None:
+    def check_layers(self, layers: Sequence[Layer]) -> None:
         ids = {layer.id for layer in layers if layer.numel}
-        if self.choices is None or all(choice.ways.keys() == ids for choice in self.recorded):
-            return None
-        return f"auto: {self.choices} is of another model, which has other layers; give the choices.jsonl of this model"
+        if any(choice.ways.keys() != ids for choice in self.recorded):
+            raise Incompatible(
+                f"auto: {self.choices} is of another model, which has other layers; give the choices.jsonl of this "
+                "model"
+            )
 
     @property
     def recorded(self) -> list[Choice]:

@@ -15,7 +15,7 @@ import torch
 from typing_extensions import Doc, override
 
 from collectives.base import Collective
-from collectives.options import CountOrZero, Options
+from collectives.options import CountOrZero, Incompatible, Options
 from collectives.payloads.base import HEADER_BYTES, Payload
 from collectives.payloads.bundle import Bundle
 from collectives.payloads.dense import Dense
@@ -106,24 +106,24 @@ class Compressor(Options, abc.ABC):
         """Return all payload types sent under these options (the members of a bundle, not the bundle)."""
         return self.kinds
 
-    def refusal(self, collective: type[Collective] | Collective) -> str | None:
-        """Return one sentence on why this pair is impossible and what would work, or None if it is possible.
+    def check_compatible(self, collective: Collective) -> None:
+        """Check that the collective can sum what this compressor sends.
 
-        Args:
-            collective: the class, or an instance to check its options also.
+        Raises:
+            Incompatible: it cannot; the message names what would work.
         """
-        refuses = collective.refuses if isinstance(collective, type) else collective.refusal
         for kind in sorted(self.emits, key=lambda kind: kind.__name__):
-            if reason := refuses(kind):
-                return f"{self.component_name} sends {kind.__name__} payloads: {reason}"
-        keeps = not isinstance(collective, type) and collective.recodes and collective.keeps_residuals
+            try:
+                collective.check_compatible(kind)
+            except Incompatible as error:
+                raise Incompatible(f"{self.component_name} sends {kind.__name__} payloads: {error}") from None
+        keeps = collective.recodes and collective.keeps_residuals
         if keeps and not (all(kind.elementwise for kind in self.kinds) or self.feedback_stays_bounded):
-            return (
+            raise Incompatible(
                 "server:downlink=recode keeps the error of its answers, which would grow without limit: "
                 f"{self.component_name} is no contraction under these options; use downlink=dense or union, "
                 "or error_feedback=false"
             )
-        return None
 
     @property
     def feedback_stays_bounded(self) -> bool:
@@ -131,9 +131,12 @@ class Compressor(Options, abc.ABC):
         bound = self.contraction_bound(Layer(id=0, name="any", shape=(256, 256), kind="linear", numel=256 * 256))
         return bound is None or bound <= 1  # a threshold has bound 1: its residual is sent once it has grown
 
-    def layers_refusal(self, layers: Sequence[Layer]) -> str | None:
-        """Return one sentence on why these options do not work for a model of these layers, or None if they do."""
-        return None
+    def check_layers(self, layers: Sequence[Layer]) -> None:
+        """Check that these options work for a model of these layers.
+
+        Raises:
+            Incompatible: they do not; the message says what to change.
+        """
 
     def kind_for(self, layer: Layer) -> type[Payload]:
         """Return the type of `encode`'s payload for this layer at full compression."""

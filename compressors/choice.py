@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, NamedTuple, Self
 
 from collectives.base import Collective
-from collectives.options import Spec, build
+from collectives.options import Spec, build, incompatibility
 from compressors.base import Compressor
 from compressors.layer import Layer
 
@@ -140,7 +140,7 @@ def pairs_on(collective: Collective) -> list[Pair]:
     possible = []
     for pair in dict.fromkeys(wanted):
         compressor, sums = pair.built()
-        if compressor.refusal(sums) is None:
+        if incompatibility(compressor.check_compatible, sums) is None:
             possible.append(pair)
     return possible
 

@@ -19,7 +19,7 @@ import torch
 from annotated_types import Ge, Gt, Le
 from typing_extensions import Doc, override
 
-from collectives.options import CountOrZero, OptionError, PositiveOrZero
+from collectives.options import CountOrZero, Incompatible, OptionError, PositiveOrZero
 from collectives.payloads.base import Payload
 from collectives.payloads.codec.values import to_value_dtype
 from collectives.payloads.codes import Codes
@@ -100,12 +100,13 @@ class Hylo(SharedScale):
         return Dense if self.shared_threshold else Codes
 
     @override
-    def layers_refusal(self, layers: Sequence[Layer]) -> str | None:
+    def check_layers(self, layers: Sequence[Layer]) -> None:
         for layer in layers:
             sends_filters = layer.filter_axis is not None and not self.leaves_dense(layer)
             if sends_filters and layer.weight is not None and not layer.weight.is_contiguous():
-                return f"hylo: the filters of {layer.name} are interleaved (channels_last); use torch.contiguous_format"
-        return None
+                raise Incompatible(
+                    f"hylo: the filters of {layer.name} are interleaved (channels_last); use torch.contiguous_format"
+                )
 
     def leaves_dense(self, layer: Layer) -> bool:
         """Return True for small layers, and for layers that are neither convolutions nor fully connected."""

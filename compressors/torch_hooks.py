@@ -19,7 +19,7 @@ from torch.distributed.algorithms.ddp_comm_hooks import powerSGD_hook as powersg
 from typing_extensions import Doc, override
 
 from collectives.base import Collective
-from collectives.options import MOST, Count, CountOrZero, Positive
+from collectives.options import MOST, Count, CountOrZero, Incompatible, Positive
 from compressors.base import FP32_BYTES, Compressor
 from compressors.layer import Layer
 
@@ -33,13 +33,12 @@ class TorchCommHook(Compressor):
     engine_hook: ClassVar[bool] = True
 
     @override
-    def refusal(self, collective: type[Collective] | Collective) -> str | None:
-        if collective.component_name == "native":
-            return None
-        return (
-            f"{self.component_name} is PyTorch's own communication hook and talks to the backend itself; "
-            "use collective native"
-        )
+    def check_compatible(self, collective: Collective) -> None:
+        if collective.component_name != "native":
+            raise Incompatible(
+                f"{self.component_name} is PyTorch's own communication hook and talks to the backend itself; "
+                "use collective native"
+            )
 
     @override
     def expected_bucket_nbytes(self, layers: Sequence[Layer]) -> int | None:

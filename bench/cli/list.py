@@ -16,7 +16,7 @@ from rich.table import Table
 from bench.cli.output.console import print_json, stdout_console
 from bench.core import registry
 from bench.core.errors import UsageError
-from collectives.options import did_you_mean
+from collectives.options import did_you_mean, incompatibility
 
 if TYPE_CHECKING:
     pass
@@ -33,7 +33,6 @@ from collectives.options import OptionInfo, Options
 if TYPE_CHECKING:
     from bench.datasets.base import Dataset
     from bench.models.base import Model
-    from collectives.base import Collective
     from compressors.base import Compressor
 
 
@@ -92,11 +91,11 @@ def details(kind: str) -> dict[str, Detail]:
 
 def pairs() -> list[Pair]:
     """Return all pairs of compressor and collective, with the reason if a pair is refused."""
-    collectives = registry.ask_each("collectives", lambda component: cast("type[Collective]", component))
+    collectives = registry.ask_each("collectives", lambda component: component())
 
     def refusals(component: type[Options]) -> dict[str, str | None]:
         compressor = cast("Compressor", component())
-        return {name: compressor.refusal(collective) for name, collective in collectives.items()}
+        return {name: incompatibility(compressor.check_compatible, each) for name, each in collectives.items()}
 
     return [
         Pair(compressor=compressor, collective=collective, refusal=refusal)

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
+from collections.abc import Iterator
+
 from bench.core import registry
 from bench.core.errors import UsageError
 from collectives.options import OptionError, Options, Spec
@@ -24,16 +27,27 @@ def split_list(text: str) -> list[str]:
     return specs
 
 
+@contextlib.contextmanager
+def usage_errors() -> Iterator[None]:
+    """Show the sentence of an option that is not possible, or of components that do not work together, to the user.
+
+    Raises:
+        UsageError: the block raised an `OptionError`, such as `Incompatible`.
+    """
+    try:
+        yield
+    except OptionError as error:
+        raise UsageError(str(error)) from None
+
+
 def parse(text: str) -> Spec:
     """Return the name and the options in a spec text.
 
     Raises:
         UsageError: the text has another form.
     """
-    try:
+    with usage_errors():
         return Spec.parse(text)
-    except OptionError as error:
-        raise UsageError(str(error)) from None
 
 
 def build(kind: str, text: str) -> Options:

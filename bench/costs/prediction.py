@@ -36,6 +36,7 @@ from collectives.allgather import Allgather
 from collectives.base import Collective
 from collectives.hierarchical import Hierarchical
 from collectives.native import Native
+from collectives.options import Incompatible
 from collectives.schedule.layout import Layout
 from collectives.schedule.waves import Lengths, Wave
 
@@ -55,7 +56,7 @@ class Setting(Job):
     """Where and with what a step is to be made.
 
     Attributes:
-        collective: that sums; `refusal` has nothing against it.
+        collective: that sums; `check_predictable` accepts it.
         in_hook: sums go through the hook, and ranks tell each other whether all is finite; else DDP's own.
         starts_early: a bucket is sent when it is ready (trigger async); else when all are.
     """
@@ -284,10 +285,14 @@ class _Step:
         return offer.merge
 
 
-def refusal(collective: Collective) -> str | None:
-    """Why sums of a collective cannot be predicted, one sentence; None where they can."""
+def check_predictable(collective: Collective) -> None:
+    """Check that sums of a collective can be predicted.
+
+    Raises:
+        Incompatible: "native does not say what its ranks send, so it cannot be predicted; try ring or tree".
+    """
     parts = [collective.within, collective.between] if isinstance(collective, Hierarchical) else [collective]
     silent = [part for part in parts if part.waves(2, Layout.dense(2, key=(0,)), ONE_BYTE) is None]
-    if not silent:
-        return None
-    return f"{silent[0].component_name} does not say what its ranks send, so it cannot be predicted; try ring or tree"
+    if silent:
+        name = silent[0].component_name
+        raise Incompatible(f"{name} does not say what its ranks send, so it cannot be predicted; try ring or tree")

@@ -12,11 +12,11 @@ from bench.core import spec
 from bench.core.config.run import RunConfig
 from bench.core.errors import UsageError
 from bench.datasets.base import IMAGE_SIZE, Dataset
-from bench.models.base import Model, images_refusal
+from bench.models.base import Model, check_images
 from bench.optimizers.base import Optimizer
 from bench.strategies.base import Strategy
 from collectives.base import Collective
-from collectives.options import OptionError
+from collectives.options import incompatibility
 from compressors.base import Compressor
 from compressors.layer import layers_of
 
@@ -70,19 +70,13 @@ def check_together(config: RunConfig, parts: Components) -> None:
     Raises:
         UsageError: they do not; the message names what would work.
     """
-    reason = (
-        parts.strategy.refusal(config, parts.compressor, parts.collective, parts.optimizer)
-        or parts.compressor.refusal(parts.collective)
-        or parts.optimizer.refusal(parts.compressor, parts.collective)
-        or parts.collective.ranks_refusal(config.replicas)
-    )
-    if reason:
-        raise UsageError(reason)
-    if parts.compressor.owns_momentum:
-        try:
+    with spec.usage_errors():
+        parts.strategy.check_compatible(config, parts.compressor, parts.collective, parts.optimizer)
+        parts.compressor.check_compatible(parts.collective)
+        parts.optimizer.check_compatible(parts.compressor, parts.collective)
+        parts.collective.check_ranks(config.replicas)
+        if parts.compressor.owns_momentum:
             parts.optimizer.hand_over_momentum()
-        except OptionError as error:
-            raise UsageError(str(error)) from None
 
 
 def check_network(config: RunConfig, parts: Components) -> None:
@@ -99,12 +93,12 @@ def check_network(config: RunConfig, parts: Components) -> None:
         )
     model = model_without_values(parts)
     if parts.dataset.image_size != IMAGE_SIZE and (
-        reason := images_refusal(model, config.model, parts.dataset.image_size)
+        reason := incompatibility(check_images, model, config.model, parts.dataset.image_size)
     ):
         raise UsageError(f"{reason}; use --model resnet50:stem=imagenet, or leave size out of --dataset")
     parts.strategy.examine(config, model)
-    if reason := parts.compressor.layers_refusal(layers_of(model)):
-        raise UsageError(reason)
+    with spec.usage_errors():
+        parts.compressor.check_layers(layers_of(model))
 
 
 def _first_legal(strategy: Strategy, compressor: Compressor) -> str:
@@ -113,5 +107,5 @@ def _first_legal(strategy: Strategy, compressor: Compressor) -> str:
     `check_together` then refuses that one with the reason.
     """
     *rest, last = strategy.default_collectives(compressor)
-    legal = (n for n in rest if compressor.refusal(cast(Collective, spec.build("collectives", n))) is None)
+    legal = (n for n in rest if not incompatibility(compressor.check_compatible, spec.build("collectives", n)))
     return next(legal, last)

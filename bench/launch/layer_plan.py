@@ -15,6 +15,7 @@ from bench.core.errors import UsageError
 from bench.datasets.base import Dataset
 from bench.models.base import Model
 from collectives.base import Collective
+from collectives.options import incompatibility
 from compressors.base import FP32_BYTES, Compressor
 from compressors.layer import Kind, Layer, layers_of
 
@@ -42,7 +43,7 @@ def legal_pairs(
     for name, sender in senders.items():
         _check_sender(name, cast(Compressor, sender), dtype)
     reasons = {
-        (name, sender_name): cast(Compressor, sender).refusal(cast(Collective, collective))
+        (name, sender_name): incompatibility(sender.check_compatible, collective)
         for sender_name, sender in senders.items()
         for name, collective in sums.items()
     }
@@ -87,8 +88,8 @@ def check_collective(text: str, world_size: int) -> None:
         raise UsageError(
             f"{text} needs the compressor of a training run; use downlink=dense or union without error feedback"
         )
-    if reason := collective.ranks_refusal(world_size):
-        raise UsageError(reason)
+    with spec.usage_errors():
+        collective.check_ranks(world_size)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

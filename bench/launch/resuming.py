@@ -71,7 +71,7 @@ def ask_anew(folder: RunFolder, config: RunConfig) -> None:
     write_json(folder.config, dataclasses.asdict(config))
 
 
-def refusal(folder: RunFolder) -> str | None:
+def obstacle_to_resuming(folder: RunFolder) -> str | None:
     """Return a sentence that says why a run cannot be resumed, or None if it can."""
     try:
         configuration_of(folder)
@@ -82,7 +82,7 @@ def refusal(folder: RunFolder) -> str | None:
 
 def last_step(folder: RunFolder) -> int | None:
     """Return the step from which a run can be resumed, or None if it cannot."""
-    return None if refusal(folder) else Checkpoints(folder).steps()[0]
+    return None if obstacle_to_resuming(folder) else Checkpoints(folder).steps()[0]
 
 
 def prepare_folder(folder: RunFolder) -> None:

@@ -10,7 +10,7 @@ from collections.abc import Iterable
 import torch
 from torch import nn
 
-from collectives.options import Options
+from collectives.options import Incompatible, Options
 
 
 @dataclasses.dataclass(kw_only=True)
@@ -29,12 +29,15 @@ class Model(Options, abc.ABC):
         """
 
 
-def images_refusal(network: nn.Module, name: str, image_size: int) -> str | None:
-    """Return why a network on the meta device takes 32x32 images but not this size; None if it may take them."""
+def check_images(network: nn.Module, name: str, image_size: int) -> None:
+    """Check that a network on the meta device takes images of this size, if it takes those of 32x32.
+
+    Raises:
+        Incompatible: "linear cannot take images of 64x64 (...)".
+    """
     reason = _failure(network, image_size)
-    if reason is None or _failure(network, 32) is not None:  # perhaps it reads values, which the meta device lacks
-        return None
-    return f"{name} cannot take images of {image_size}x{image_size} ({reason})"
+    if reason and _failure(network, 32) is None:  # otherwise perhaps it reads values, which the meta device lacks
+        raise Incompatible(f"{name} cannot take images of {image_size}x{image_size} ({reason})")
 
 
 def _failure(network: nn.Module, image_size: int) -> str | None:

@@ -16,7 +16,7 @@ from typing_extensions import Doc, override
 from bench.core import spec
 from bench.optimizers.base import Optimizer
 from collectives.base import Collective
-from collectives.options import OptionError, PositiveOrZero
+from collectives.options import Incompatible, OptionError, PositiveOrZero, incompatibility
 from collectives.payloads.dense import Dense
 from compressors.base import Compressor
 from compressors.ddp.communicator import CompressedCommunicator
@@ -311,18 +311,17 @@ class MaxAdaBelief(BeliefOptimizer, name="max_adabelief"):
         return self.mode == "moments"
 
     @override
-    def refusal(self, compressor: Compressor, collective: Collective) -> str | None:
+    def check_compatible(self, compressor: Compressor, collective: Collective) -> None:
         if self.mode == "gradient":
-            return None
+            return
         name = self.component_name
-        if reason := collective.refusal(Dense):
-            return f"{name} sends Dense payloads: {reason}"
+        if reason := incompatibility(collective.check_compatible, Dense):
+            raise Incompatible(f"{name} sends Dense payloads: {reason}")
         if self.reduce == "s_max" and not collective.finds_maxima:
-            return (
+            raise Incompatible(
                 f"{name} with reduce=s_max takes a maximum over ranks, and {spec.short_text(collective)} gives a sum "
                 "of terms; use collective ring or reduce=mean"
             )
-        return None
 
     @override
     def build(self, parameters: Iterable[nn.Parameter], lr: float) -> torch.optim.Optimizer:

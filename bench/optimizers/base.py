@@ -62,9 +62,12 @@ class Optimizer(Options, abc.ABC):
         """Return True if the optimizer observes every layer, in a single forward and backward per step."""
         return False
 
-    def refusal(self, compressor: Compressor, collective: Collective) -> str | None:
-        """Return why this optimizer cannot work with this pair and what would work; None if it can."""
-        return None
+    def check_compatible(self, compressor: Compressor, collective: Collective) -> None:
+        """Check that this optimizer works with this pair.
+
+        Raises:
+            Incompatible: it does not; the message names what would work.
+        """
 
     def bind(self, model: nn.Module, lr: float, channel: CompressedCommunicator | None = None) -> torch.optim.Optimizer:
         """Build the torch optimizer of a model's parameters; every rank must call.

@@ -18,7 +18,7 @@ from bench.optimizers.base import Optimizer
 from bench.optimizers.kronecker.exchange import MomentExchange
 from bench.optimizers.kronecker.layer import MomentCapture
 from collectives.base import Collective
-from collectives.options import Count, OptionError, Options, Positive
+from collectives.options import Count, Incompatible, OptionError, Options, Positive, incompatibility
 from collectives.payloads import CholeskyFactor, Dense, Payload, Triangle
 from collectives.payloads.symmetric import Form
 from compressors.base import Compressor
@@ -224,16 +224,16 @@ class Kfac(Optimizer, name="kfac"):
         return True
 
     @override
-    def refusal(self, compressor: Compressor, collective: Collective) -> str | None:
-        if reason := self.stepping.refusal(compressor, collective):
-            return reason
+    def check_compatible(self, compressor: Compressor, collective: Collective) -> None:
+        self.stepping.check_compatible(compressor, collective)
         summing, kind = self.summing or collective, _KINDS[self.transfer]
-        reason = summing.refusal(kind)
+        reason = incompatibility(summing.check_compatible, kind)
         if (summing.recodes or summing.keeps_residuals) and not kind.elementwise:
             reason = f"a server encodes gradients again and keeps their residuals, not {kind.__name__} payloads"
-        if reason is None:
-            return None
-        return f"{self.component_name}: transfer={self.transfer} is not possible: {reason}; add collective=ring to it"
+        if reason:
+            raise Incompatible(
+                f"{self.component_name}: transfer={self.transfer} is not possible: {reason}; add collective=ring to it"
+            )
 
     def build(self, parameters: Iterable[torch.nn.Parameter], lr: float) -> torch.optim.Optimizer:
         """Build only the inner optimizer: without the model's layers there are no factors."""

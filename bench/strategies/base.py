@@ -1,8 +1,8 @@
 """The interface of strategies: a strategy decides what ranks exchange, when, and who updates the parameters.
 
-A strategy is one file in this folder with one class. Its dataclass fields are its options. `refusal` says, before any
-process starts, what the strategy cannot be combined with. `bind` is called once on every rank and returns the object
-that the training loop drives. That object decides three things:
+A strategy is one file in this folder with one class. Its dataclass fields are its options. `check_compatible` refuses,
+before any process starts, what the strategy cannot be combined with. `bind` is called once on every rank and returns
+the object that the training loop drives. That object decides three things:
 
 - how the model is wrapped (`wrapped`: DistributedDataParallel, the bare network, one of several stages),
 - what is exchanged and when (`exchange`: gradients in every backward, parameters every few steps, moments),
@@ -102,16 +102,19 @@ class Strategy(Options, abc.ABC):
         return asked
 
     @abc.abstractmethod
-    def refusal(
+    def check_compatible(
         self, config: RunConfig, compressor: Compressor, collective: Collective, optimizer: Optimizer
-    ) -> str | None:
-        """Say in one sentence why this strategy cannot do this run and what would work; None if it can.
+    ) -> None:
+        """Check that this strategy can do this run.
 
         Args:
             config: the run's complete configuration.
             compressor: the run's compressor.
             collective: the run's collective, or the default.
             optimizer: the run's optimizer.
+
+        Raises:
+            Incompatible: it cannot; the message names what would work.
         """
 
     def examine(self, config: RunConfig, model: nn.Module) -> list[str]:

@@ -77,8 +77,7 @@ def attach(
         compressor = build("compressors", Compressor, compressor)
     if isinstance(collective, str):
         collective = build("collectives", Collective, collective)
-    if reason := compressor.refusal(collective):
-        raise ValueError(reason)
+    compressor.check_compatible(collective)
     if compressor.engine_hook:
         raise ValueError(
             f"{compressor.component_name} is PyTorch's own hook; "
@@ -89,8 +88,7 @@ def attach(
     if reason := change_since_wrapping(ddp):
         raise ValueError(reason)
     layers = reduced_layers(ddp)
-    if reason := compressor.layers_refusal(layers):
-        raise ValueError(reason)
+    compressor.check_layers(layers)
     _check_types(layers, compressor)
     _check_one_bucket(ddp, layers, compressor)
     _check_momentum(compressor, momentum, nesterov=nesterov)

@@ -8,7 +8,6 @@ import itertools
 import random
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import cast
 
 import numpy as np
 import pytest
@@ -16,7 +15,7 @@ import torch
 
 from bench.core import registry
 from bench.launch.layer_plan import planned_layers
-from collectives.base import Collective
+from collectives.options import incompatibility
 from collectives.payloads.dense import Dense
 from compressors.base import Compressor
 from compressors.ddp.reducer import Reducer
@@ -47,7 +46,7 @@ def pairs_of(cases: Sequence[Case], collectives: Sequence[str]) -> list[tuple[Ca
         (case, collective)
         for collective in collectives
         for case in cases
-        if case.make().refusal(cast(Collective, registry.load("collectives", collective)())) is None
+        if incompatibility(case.make().check_compatible, registry.load("collectives", collective)()) is None
     ]
 
 
@@ -326,7 +325,8 @@ def test_the_bytes_that_travel_are_those_of_the_formula(case: Case) -> None:
             reduce_once(own, bound, LAYERS, gradients_at(index, transport.rank), step_at(index, transport.rank, 2))
         return transport.traffic["gradient"].nbytes - before
 
-    collective = "allgather" if compressor.refusal(registry.load("collectives", "allgather")) is None else "native"  # type: ignore[arg-type]
+    gathers = incompatibility(compressor.check_compatible, registry.load("collectives", "allgather")()) is None
+    collective = "allgather" if gathers else "native"
     assert on_ranks(2, collective, rank_of) == [expected, expected]
 
 

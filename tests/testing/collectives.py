@@ -9,6 +9,7 @@ import torch
 
 from collectives import options
 from collectives.base import Collective
+from collectives.options import incompatibility
 from collectives.payloads import Bundle
 from collectives.payloads.base import Payload
 from collectives.schedule.layout import leaves
@@ -41,7 +42,8 @@ def key_of(payload: Payload) -> tuple[int, ...]:
 
 
 def refusal(collective: Collective, payload: Payload) -> str | None:
-    return next((reason for leaf in leaves(payload) if (reason := collective.refusal(type(leaf)))), None)
+    checked = (incompatibility(collective.check_compatible, type(leaf)) for leaf in leaves(payload))
+    return next(filter(None, checked), None)
 
 
 def check(name: str, contributions: Sequence[Payload], results: Sequence[Result], itemsize: int = 4) -> None:

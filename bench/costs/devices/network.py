@@ -11,8 +11,9 @@ from bench.core import spec
 from bench.core.errors import UsageError
 from bench.costs.devices.operations import Operation, operations_of
 from bench.datasets.base import IMAGE_SIZE
-from bench.models.base import Model, images_refusal
+from bench.models.base import Model, check_images
 from bench.strategies.placed.assignment import trace
+from collectives.options import incompatibility
 
 
 def network_of(
@@ -26,6 +27,6 @@ def network_of(
     with torch.device("meta"):
         network = cast(Model, spec.build("models", model)).build(num_classes)
         traced = trace(network)
-        if reason := images_refusal(network, model, image_size):
+        if reason := incompatibility(check_images, network, model, image_size):
             raise UsageError(f"{reason}; use another --model or --image-size")
         return traced, operations_of(traced, torch.empty(batch_size, 3, image_size, image_size))

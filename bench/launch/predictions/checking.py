@@ -13,7 +13,7 @@ from bench.core.config.run import RunConfig
 from bench.core.errors import UsageError
 from bench.core.parts import Calibration
 from bench.costs.asynchronous import check_size
-from bench.costs.prediction import refusal
+from bench.costs.prediction import check_predictable
 from bench.hosts.cluster import HostLink
 from bench.hosts.cluster_options import cluster_from_toml, link_of, link_texts
 from bench.launch.predictions.asked import DDP, Asked
@@ -22,6 +22,7 @@ from bench.optimizers.base import Optimizer
 from bench.strategies.async_server.async_server import AsyncServer
 from bench.strategies.base import Strategy
 from collectives.base import Collective
+from collectives.options import incompatibility
 from compressors.base import Compressor
 
 BASELINE = "bf16"
@@ -91,13 +92,14 @@ def check_asked(calibration: Calibration, asked: Asked) -> Asked:
         )
     names = [asked.collective] if asked.collective else strategy.default_collectives(compressor)
     components = [cast(Collective, spec.build("collectives", name)) for name in names]
-    legal = next((c for c in components if compressor.refusal(c) is None), components[-1])
-    reason = compressor.refusal(legal) or refusal(legal) or legal.ranks_refusal(asked.world_size)
-    if not (reason or asked.waits):
-        optimizer = cast(Optimizer, spec.build("optimizers", calibration.optimizer))
-        reason = strategy.refusal(_as_run(asked), compressor, legal, optimizer)
-    if reason:
-        raise UsageError(reason)
+    legal = next((c for c in components if not incompatibility(compressor.check_compatible, c)), components[-1])
+    with spec.usage_errors():
+        compressor.check_compatible(legal)
+        check_predictable(legal)
+        legal.check_ranks(asked.world_size)
+        if not asked.waits:
+            optimizer = cast(Optimizer, spec.build("optimizers", calibration.optimizer))
+            strategy.check_compatible(_as_run(asked), compressor, legal, optimizer)
     return dataclasses.replace(
         asked, compressor=text, collective=spec.short_text(legal), strategy=spec.short_text(strategy)
     )

@@ -9,11 +9,12 @@ from typing import cast
 from bench.core import registry, spec
 from bench.core.errors import UsageError
 from bench.core.parts import Calibration
-from bench.costs.prediction import Prediction, refusal
+from bench.costs.prediction import Prediction, check_predictable
 from bench.launch.predictions.asked import Asked
 from bench.launch.predictions.checking import BASELINE, check_asked
 from bench.launch.predictions.step import predicted
 from collectives.base import Collective
+from collectives.options import incompatibility
 from compressors.base import Compressor
 
 MOST_TRIED = 64
@@ -94,8 +95,13 @@ def pairs(asked: Asked, compressors: Iterable[str]) -> Iterator[Asked]:
         names.append(spec.short_text(by_host))
     for name in dict.fromkeys(names):
         collective = cast(Collective, spec.build("collectives", name))
-        if name == "native" or refusal(collective) or collective.ranks_refusal(asked.world_size):
+        if (
+            name == "native"
+            or incompatibility(check_predictable, collective)
+            or incompatibility(collective.check_ranks, asked.world_size)
+        ):
             continue
-        for compressor in compressors:
-            if cast(Compressor, spec.build("compressors", compressor)).refusal(collective) is None:
-                yield dataclasses.replace(asked, compressor=compressor, collective=name)
+        for name_of_compressor in compressors:
+            compressor = cast(Compressor, spec.build("compressors", name_of_compressor))
+            if not incompatibility(compressor.check_compatible, collective):
+                yield dataclasses.replace(asked, compressor=name_of_compressor, collective=name)

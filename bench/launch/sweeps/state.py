@@ -16,7 +16,7 @@ from bench.core.config.run import RunConfig
 from bench.core.errors import RunFailed, UsageError
 from bench.core.files import locked
 from bench.core.run_folder import RunFolder, read_json
-from bench.launch.resuming import refusal
+from bench.launch.resuming import obstacle_to_resuming
 from bench.launch.sweeps.file import PlannedRun
 
 State = Literal["torn", "failed", "done"]
@@ -71,7 +71,7 @@ def take_up(out: Path, digest: str) -> RunFolder | None:
         with locked(run.folder.path) as is_left:
             if not is_left or run.state == "done":
                 continue
-            reason = refusal(run.folder)
+            reason = obstacle_to_resuming(run.folder)
             if not (found or reason):
                 found = run.folder
                 ended = "failed" if run.state == "failed" else "was cut short"

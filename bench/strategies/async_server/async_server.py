@@ -23,7 +23,7 @@ from bench.optimizers.base import Optimizer
 from bench.strategies.async_server.training import AsyncTraining
 from bench.strategies.base import BoundStrategy, Setup, Strategy
 from collectives.base import Collective
-from collectives.options import CountOrZero, OptionError
+from collectives.options import CountOrZero, Incompatible, OptionError
 from collectives.parameter_server.server import BoundedStaleness, OnArrival, Parameters, ParameterServer
 from compressors.base import Compressor
 
@@ -57,9 +57,9 @@ class AsyncServer(Strategy):
         return ("server",)
 
     @override
-    def refusal(
+    def check_compatible(
         self, config: RunConfig, compressor: Compressor, collective: Collective, optimizer: Optimizer
-    ) -> str | None:
+    ) -> None:
         name, method = self.component_name, compressor.component_name
         is_server = collective.component_name == "server" and not collective.option_texts(only_changed=True)
         obstacles = (
@@ -108,7 +108,9 @@ class AsyncServer(Strategy):
                 "the server steps; use --strategy ddp",
             ),
         )
-        return next((sentence for applies, sentence in obstacles if applies), None)
+        for applies, sentence in obstacles:
+            if applies:
+                raise Incompatible(sentence)
 
     @override
     def bind(self, setup: Setup) -> BoundStrategy:

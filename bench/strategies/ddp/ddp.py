@@ -20,6 +20,7 @@ from bench.optimizers.base import Optimizer
 from bench.strategies.base import BoundStrategy, Setup, Strategy
 from bench.strategies.ddp.replicas import GradientExchange, KeptGradients, Replicas, wrap
 from collectives.base import Collective, Key
+from collectives.options import Incompatible
 from collectives.payloads.base import Payload
 from collectives.transport.base import Purpose, Traffic
 from compressors.base import Compressor
@@ -53,29 +54,30 @@ class Ddp(Strategy):
         return max(0.001, model_mb) if compressor.one_bucket else min(25.0, max(1.0, model_mb / 4))
 
     @override
-    def refusal(
+    def check_compatible(
         self, config: RunConfig, compressor: Compressor, collective: Collective, optimizer: Optimizer
-    ) -> str | None:
+    ) -> None:
         if compressor.engine_hook and config.trigger == "sync":
-            return f"{compressor.component_name} starts its own sends; leave --trigger at async"
+            raise Incompatible(f"{compressor.component_name} starts its own sends; leave --trigger at async")
         if compressor.engine_hook and optimizer.keeps_gradients:
-            return (
+            raise Incompatible(
                 f"{compressor.component_name} is PyTorch's own communication hook of gradients, and "
                 f"{optimizer.component_name} exchanges something in their place; use another compressor"
             )
         if compressor.chooses and optimizer.exchanges:
-            return (
+            raise Incompatible(
                 f"{compressor.component_name} tries ways to send gradients, and {optimizer.component_name} sends "
                 "something else as well; use another compressor or optimizer"
             )
         if config.accumulate > 1 and optimizer.watches_layers:
-            return (
+            raise Incompatible(
                 f"{optimizer.component_name} takes its factors from one batch's forward and backward, and --accumulate "
                 f"{config.accumulate} makes a step of several; leave one of them out"
             )
         if config.bucket_mb is not None and optimizer.keeps_gradients:
-            return f"--bucket-mb has no meaning with {optimizer.component_name}, which sends no gradients; leave it out"
-        return None
+            raise Incompatible(
+                f"--bucket-mb has no meaning with {optimizer.component_name}, which sends no gradients; leave it out"
+            )
 
     @override
     def bind(self, setup: Setup) -> BoundStrategy:

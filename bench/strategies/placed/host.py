@@ -352,9 +352,8 @@ class HostSum(Collective):
         return BoundHostSum(self, transport)
 
     @override
-    @classmethod
-    def refuses(cls, kind: type[Payload]) -> str | None:
-        return None
+    def check_compatible(self, kind: type[Payload]) -> None:
+        """Accept every kind."""
 
     @override
     def rounds(self, world_size: int, rank: int, layout: Layout) -> None:

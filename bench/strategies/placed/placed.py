@@ -36,6 +36,7 @@ from bench.strategies.placed.messages import HOST_RANK
 from bench.strategies.placed.plan import Plan, Split
 from bench.strategies.placed.stage import Stage
 from collectives.base import Collective
+from collectives.options import Incompatible
 from collectives.transport.shared_memory import SharedMemoryTransport
 from compressors.base import Compressor
 from compressors.ddp.communicator import CompressedCommunicator, own_transport
@@ -95,9 +96,9 @@ class Placed(Strategy):
         )
 
     @override
-    def refusal(
+    def check_compatible(
         self, config: RunConfig, compressor: Compressor, collective: Collective, optimizer: Optimizer
-    ) -> str | None:
+    ) -> None:
         name, method = self.component_name, compressor.component_name
         obstacles = (
             *self._settings_in_the_way(config),
@@ -139,7 +140,9 @@ class Placed(Strategy):
                 f"{optimizer.component_name} watches whole layers, which {name} splits up; use --strategy ddp",
             ),
         )
-        return next((sentence for applies, sentence in obstacles if applies), None)
+        for applies, sentence in obstacles:
+            if applies:
+                raise Incompatible(sentence)
 
     def _settings_in_the_way(self, config: RunConfig) -> tuple[tuple[bool, str], ...]:
         """Return (applies, message) for each option of the run that this strategy does not support."""

@@ -14,6 +14,7 @@ from annotated_types import Ge
 from typing_extensions import Doc
 
 from bench.strategies.base import BoundStrategy, Strategy
+from collectives.options import Incompatible
 from collectives.payloads.dense import Dense
 from collectives.transport.process_group import ProcessGroupTransport
 from compressors.ddp.report import StepReport
@@ -25,10 +26,9 @@ class Averaging(Strategy):
 
     every: Annotated[int, Ge(1), Doc("steps between two means")] = 2
 
-    def refusal(self, config, compressor, collective, optimizer):
+    def check_compatible(self, config, compressor, collective, optimizer):
         if compressor.component_name != "none":
-            return "averaging sends parameters as they are; use --compressor none"
-        return None
+            raise Incompatible("averaging sends parameters as they are; use --compressor none")
 
     def bind(self, setup):
         return Averaged(setup, self.every)

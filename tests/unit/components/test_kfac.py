@@ -16,6 +16,7 @@ from bench.core.errors import UsageError
 from bench.optimizers.kfac import Kfac
 from bench.optimizers.kronecker.layer import KroneckerLayer
 from collectives.base import Collective
+from collectives.options import incompatibility
 from collectives.transport.base import Alone, Transport
 from compressors.ddp.communicator import CompressedCommunicator
 from compressors.ddp.reducer import Reducer
@@ -352,5 +353,5 @@ def test_bad_options_are_refused(text: str, message: str) -> None:
 def test_collectives_that_cannot_carry_the_factors_are_refused(
     text: str, collective: str, sentence: str | None
 ) -> None:
-    refusal = build(text).refusal(NoCompression(), cast(Collective, spec.build("collectives", collective)))
-    assert (refusal is None) if sentence is None else (sentence in (refusal or ""))
+    reason = incompatibility(build(text).check_compatible, NoCompression(), spec.build("collectives", collective))
+    assert (reason is None) if sentence is None else (sentence in (reason or ""))

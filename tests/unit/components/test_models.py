@@ -11,8 +11,9 @@ from torch import nn
 
 from bench.core import registry, spec
 from bench.core.errors import UsageError
-from bench.models.base import images_refusal, weights_hash
+from bench.models.base import check_images, weights_hash
 from bench.models.resnet import BasicBlock
+from collectives.options import Incompatible
 
 PARAMETERS = {
     "linear": 30_730,
@@ -105,9 +106,10 @@ def test_with_the_stem_of_imagenet_a_network_is_torchvisions(name: str, num_para
 def test_an_image_that_a_network_cannot_take_is_told_from_its_shapes() -> None:
     with torch.device("meta"):
         linear, resnet = build("linear"), build("resnet18:stem=imagenet")
-    assert images_refusal(linear, "linear", 32) is None
-    assert "linear cannot take images of 64x64 (" in (images_refusal(linear, "linear", 64) or "")
-    assert images_refusal(resnet, "resnet18", 224) is None
+    check_images(linear, "linear", 32)
+    with pytest.raises(Incompatible, match=r"linear cannot take images of 64x64 \("):
+        check_images(linear, "linear", 64)
+    check_images(resnet, "resnet18", 224)
 
 
 @pytest.mark.parametrize("name", ["resnet20", "resnet18"])

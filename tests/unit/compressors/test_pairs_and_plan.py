@@ -8,7 +8,7 @@ from torch import nn
 from bench.launch.layer_plan import planned_layers
 from collectives.allgather import Allgather
 from collectives.native import Native
-from collectives.options import build
+from collectives.options import Incompatible, build, incompatibility
 from collectives.ring import Ring
 from collectives.server import Server
 from compressors.base import Compressor
@@ -43,18 +43,16 @@ from compressors.torch_hooks import TorchPowerSgd
 )
 def test_pairs(compressor: Compressor, native: bool, ring: bool, allgather: bool) -> None:
     for collective, possible in ((Native, native), (Ring, ring), (Allgather, allgather)):
-        assert (compressor.refusal(collective) is None) is possible
-        assert compressor.refusal(collective()) == compressor.refusal(collective)
+        assert (incompatibility(compressor.check_compatible, collective()) is None) is possible
 
 
 def test_a_refusal_says_why_and_what_would_work() -> None:
-    assert TopK().refusal(Native) == (
+    assert incompatibility(TopK().check_compatible, Native()) == (
         "topk sends Sparse payloads: native adds tensors element by element, which Sparse payloads do not allow; "
         "ring adds them by merging, allgather takes every kind"
     )
-    reason = TorchPowerSgd().refusal(Ring)
-    assert reason is not None
-    assert "use collective native" in reason
+    with pytest.raises(Incompatible, match="use collective native"):
+        TorchPowerSgd().check_compatible(Ring())
 
 
 def test_plan() -> None:
@@ -86,9 +84,9 @@ def test_plan() -> None:
 )  # fmt: skip
 def test_a_server_keeps_what_its_answers_lose_only_where_that_stays_bounded(compressor: str, possible: bool) -> None:
     built = build("compressors", Compressor, compressor)
-    reason = built.refusal(Server(downlink="recode"))
+    reason = incompatibility(built.check_compatible, Server(downlink="recode"))
     assert (reason is None) is possible
-    assert built.refusal(Server()) is None
-    assert built.refusal(Server(downlink="recode", error_feedback=False)) is None  # then nothing is kept
+    built.check_compatible(Server())
+    built.check_compatible(Server(downlink="recode", error_feedback=False))  # then nothing is kept
     if reason:
         assert "is no contraction under these options; use downlink=dense or union" in reason

@@ -22,6 +22,7 @@ from bench.core.errors import UsageError
 from bench.report import columns_doc
 from collectives.base import BoundCollective
 from collectives.native import Native
+from collectives.options import Incompatible
 from collectives.ring import Ring
 from compressors.base import Compressor, LossyCompressor
 from compressors.ddp.reducer import Reducer
@@ -83,8 +84,9 @@ def test_its_options_are_checked_and_described(example: type[Compressor]) -> Non
 
 
 def test_the_pairs_are_derived(example: type[Compressor]) -> None:
-    assert example().refusal(Ring) is None
-    assert "Sparse" in (example().refusal(Native) or "")
+    example().check_compatible(Ring())
+    with pytest.raises(Incompatible, match="Sparse"):
+        example().check_compatible(Native())
 
 
 def test_a_round_sends_every_entry_once(example: type[Compressor]) -> None:

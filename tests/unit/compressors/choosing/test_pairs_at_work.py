@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import pytest
 import torch
 
+from collectives.options import Incompatible
 from collectives.ring import Ring
 from collectives.server import Server
 from compressors.auto import Auto
@@ -60,5 +62,6 @@ def test_state_that_is_saved_between_two_pairs_goes_on_bit_for_bit() -> None:
 
 def test_pairs_ride_on_the_collective_that_was_asked_for_or_on_allgather() -> None:
     assert {pair.collective for pair in pairs_on(Ring())} == {"ring", "allgather"}
-    assert Auto().refusal(Ring()) is None
-    assert "use collective ring" in str(Auto().refusal(Server()))
+    Auto().check_compatible(Ring())
+    with pytest.raises(Incompatible, match="use collective ring"):
+        Auto().check_compatible(Server())

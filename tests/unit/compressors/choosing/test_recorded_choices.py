@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from collectives.options import OptionError
+from collectives.options import Incompatible, OptionError
 from collectives.ring import Ring
 from compressors.auto import Auto
 from compressors.choice import Choice, read_choices
@@ -91,5 +91,6 @@ def test_choices_fit_a_model_with_an_empty_layer(tmp_path: Path) -> None:
     path.write_text(json.dumps(WAYS[0].to_dict()) + "\n")
     empty = Layer(id=7, name="nothing", shape=(0,), numel=0)
     auto = Auto(choices=str(path))
-    assert auto.layers_refusal([*LAYERS, empty]) is None
-    assert "is of another model" in str(auto.layers_refusal(LAYERS[:2]))
+    auto.check_layers([*LAYERS, empty])
+    with pytest.raises(Incompatible, match="is of another model"):
+        auto.check_layers(LAYERS[:2])
