@@ -1,24 +1,25 @@
-"""Options of components: dataclass fields with types and ranges, and the specs (``name:key=value``) that set them.
+"""Options: dataclass fields with types, ranges and meanings, and the specs (``name:key=value``) that set them.
 
-Every component of the project (compressor, collective, model, data set, optimizer) is a keyword-only dataclass whose
-fields are its options, written ``ratio: Annotated[float, Gt(0), Le(1), Doc("kept entries / entries")] = 0.01``. The
-same validation applies on the command line (where every value is a string) and in library use
-(``GroupTopK(ratio=0.01)``). This module does not import torch.
+Every component of the project (compressor, collective, model, data set, optimizer) and the configuration of every
+command is a keyword-only dataclass whose fields are its options, written ``ratio: Annotated[float, Gt(0), Le(1),
+Doc("kept entries / entries")] = 0.01``. The same check applies on the command line (where every value is a string) and
+in library use (``GroupTopK(ratio=0.01)``). This module does not import torch.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import difflib
+import functools
 import importlib
 import pkgutil
 import typing
-from collections.abc import Callable, Iterable, Mapping
-from typing import Annotated, Any, ClassVar, Self, TypeVar
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import Annotated, Any, ClassVar, Literal, Self, TypeVar
 
 import annotated_types
 import pydantic
-from annotated_types import Ge, Gt, Le
+from annotated_types import Ge, Gt, Le, Lt
 from typing_extensions import Doc
 
 MOST = 10**9  # largest count that an option accepts
@@ -45,20 +46,118 @@ def incompatibility(check: Callable[..., None], *args: Any) -> str | None:
     return None
 
 
+_FINITE = pydantic.ConfigDict(allow_inf_nan=False)
+_LISTS = (tuple, list, frozenset, set)
+N = TypeVar("N")
+
+
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class OptionInfo:
-    """The name, type, default, permitted range and meaning of an option, as texts for the user."""
+class Option:
+    """The declaration of one option: a field of a component, or of a command's configuration.
+
+    Attributes:
+        name: name of the field.
+        hint: its type with annotations.
+        default: its default value.
+    """
 
     name: str
-    type: str
-    default: str
-    range: str
-    meaning: str
+    hint: Any
+    default: Any
+
+    @property
+    def value_type(self) -> Any:
+        """Return the type without annotations."""
+        return typing.get_args(self.hint)[0] if typing.get_origin(self.hint) is Annotated else self.hint
+
+    def notes(self, kind: type[N]) -> list[N]:
+        """Return the annotations of one kind."""
+        annotations = typing.get_args(self.hint)[1:] if typing.get_origin(self.hint) is Annotated else ()
+        return [note for note in annotations if isinstance(note, kind)]
+
+    @functools.cached_property
+    def _adapter(self) -> pydantic.TypeAdapter[Any]:
+        return pydantic.TypeAdapter(self.hint, config=_FINITE)  # made when it is needed, because it takes long
+
+    def check(self, value: Any) -> Any:
+        """Return the value in the option's type.
+
+        Raises:
+            OptionError: it does not fit the type or the range, infinity and NaN included; the message is the reason.
+        """
+        try:
+            return self._adapter.validate_python(value)
+        except pydantic.ValidationError as error:
+            raise OptionError(error.errors()[0]["msg"]) from None
+
+    def from_text(self, text: str) -> Any:
+        """Return what a text of a spec stands for: None, a list (``norm+bias``), or a choice that is no text (bits=4).
+
+        Any other text is returned as it is, for `check` to convert.
+        """
+        alternatives, origin = typing.get_args(self.value_type), typing.get_origin(self.value_type)
+        if text == "none" and type(None) in alternatives:
+            return None
+        if origin in _LISTS:
+            return [] if text == "none" else [item for item in text.split("+") if item]
+        if origin is Literal:
+            return next((choice for choice in alternatives if value_text(choice) == text), text)
+        return text
+
+    @property
+    def meaning(self) -> str:
+        """Return the text of the option's `Doc` annotation."""
+        return next((note.documentation for note in self.notes(Doc)), "")
+
+    @property
+    def range(self) -> str:
+        """Return the permitted interval in mathematical notation, e.g. ``(0, 1]``; empty if there is none."""
+        low, high = "(-inf", "inf)"
+        for note in self.notes(annotated_types.BaseMetadata):
+            match note:
+                case Gt(gt=bound):
+                    low = f"({_bound_text(bound)}"
+                case Ge(ge=bound):
+                    low = f"[{_bound_text(bound)}"
+                case Lt(lt=bound):
+                    high = f"{_bound_text(bound)})"
+                case Le(le=bound):
+                    high = f"{_bound_text(bound)}]"
+        return "" if (low, high) == ("(-inf", "inf)") else f"{low}, {high}"
+
+    def describe(self) -> dict[str, str]:
+        """Return name, type, default, range and meaning as texts for the user."""
+        return {
+            "name": self.name,
+            "type": _type_text(self.value_type),
+            "default": value_text(self.default),
+            "range": self.range,
+            "meaning": self.meaning,
+        }
+
+
+_OPTIONS: dict[type, tuple[Option, ...]] = {}  # made once per class, because reading annotations takes long
+
+
+def options_of(cls: type) -> tuple[Option, ...]:
+    """Return the options that the fields of a dataclass declare, in order."""
+    if cls not in _OPTIONS:
+        hints = typing.get_type_hints(cls, include_extras=True)
+        _OPTIONS[cls] = tuple(
+            Option(
+                name=field.name,
+                hint=hints[field.name],
+                default=field.default if field.default_factory is dataclasses.MISSING else field.default_factory(),
+            )
+            for field in dataclasses.fields(cls)
+            if field.init
+        )
+    return _OPTIONS[cls]
 
 
 @dataclasses.dataclass(kw_only=True, eq=False)
 class Options:
-    """Base class of every component: validates its fields on construction, and describes them.
+    """Base class of every component: checks its fields on construction, and describes them.
 
     Raises:
         OptionError: a value does not fit its declared type or range, e.g. "topk: ratio=2 is not possible: Input should
@@ -76,14 +175,12 @@ class Options:
         cls.is_component = name is not None or cls.__name__.lower() == file_name.replace("_", "")
 
     def __post_init__(self) -> None:
-        hints = hints_of(type(self))
-        for name, adapter in adapters_of(type(self)).items():
-            value = getattr(self, name)
+        for option in options_of(type(self)):
+            value = getattr(self, option.name)
             try:
-                setattr(self, name, adapter.validate_python(_split_list(value, hints[name])))
-            except pydantic.ValidationError as error:
-                detail = error.errors()[0]["msg"]
-                raise OptionError(f"{self.component_name}: {name}={value} is not possible: {detail}") from None
+                setattr(self, option.name, option.check(option.from_text(value) if isinstance(value, str) else value))
+            except OptionError as error:
+                raise OptionError(f"{self.component_name}: {option.name}={value} is not possible: {error}") from None
 
     @classmethod
     def from_text(cls, values: Mapping[str, str]) -> Self:
@@ -92,35 +189,19 @@ class Options:
         Raises:
             OptionError: an option is unknown (the message names the nearest one), or a value is out of range.
         """
-        known = list(adapters_of(cls))
+        known = cls.option_names()
         for name in values:
             if name not in known:
                 raise OptionError(
                     f"{cls.component_name} has no option '{name}'{did_you_mean(name, known)}; "
                     + (f"its options are {', '.join(known)}" if known else "it has none")
                 )
-        hints = hints_of(cls)
-        return cls(**{name: _chosen(text, hints[name]) for name, text in values.items()})
+        return cls(**values)
 
     @classmethod
     def option_names(cls) -> list[str]:
         """Return the names of the options, in declaration order."""
-        return list(adapters_of(cls))
-
-    @classmethod
-    def describe_options(cls) -> list[OptionInfo]:
-        """Describe each option, for ``bench list KIND --long`` and the docs."""
-        hints = hints_of(cls)
-        return [
-            OptionInfo(
-                name=field.name,
-                type=_type_text(hints[field.name]),
-                default=value_text(_default(field)),
-                range=range_text(hints[field.name]),
-                meaning=meaning(hints[field.name]),
-            )
-            for field in _option_fields(cls)
-        ]
+        return [option.name for option in options_of(cls)]
 
     def option_texts(self, *, only_changed: bool = False) -> dict[str, str]:
         """Return the options as texts that ``from_text`` accepts, sorted by name.
@@ -128,7 +209,7 @@ class Options:
         Args:
             only_changed: leave out options that have their default value.
         """
-        defaults = {field.name: value_text(_default(field)) for field in _option_fields(type(self))}
+        defaults = {option.name: value_text(option.default) for option in options_of(type(self))}
         texts = {name: value_text(getattr(self, name)) for name in sorted(defaults)}
         return {name: text for name, text in texts.items() if not (only_changed and text == defaults[name])}
 
@@ -153,100 +234,24 @@ def value_text(value: Any) -> str:
     return str(value)
 
 
-_FINITE = pydantic.ConfigDict(allow_inf_nan=False)
-_ADAPTERS: dict[type, dict[str, pydantic.TypeAdapter[Any]]] = {}  # built once per class, because it is slow
-
-
-def hints_of(cls: type) -> dict[str, Any]:
-    """Return the type of every field with its annotations, by name."""
-    return typing.get_type_hints(cls, include_extras=True)
-
-
-def adapters_of(cls: type) -> dict[str, pydantic.TypeAdapter[Any]]:
-    """Return a validator per field of a dataclass, by name, for its type and range; infinity and NaN are invalid."""
-    if cls not in _ADAPTERS:
-        hints = hints_of(cls)
-        _ADAPTERS[cls] = {f.name: pydantic.TypeAdapter(hints[f.name], config=_FINITE) for f in _option_fields(cls)}
-    return _ADAPTERS[cls]
-
-
-def _option_fields(cls: type) -> list[dataclasses.Field[Any]]:
-    return [field for field in dataclasses.fields(cls) if field.init]
-
-
-def _default(field: dataclasses.Field[Any]) -> Any:
-    if field.default_factory is not dataclasses.MISSING:
-        return field.default_factory()
-    return field.default
-
-
-def split_hint(hint: Any) -> tuple[Any, tuple[Any, ...]]:
-    """Return the bare type and its annotations."""
-    if typing.get_origin(hint) is typing.Annotated:
-        bare, *notes = typing.get_args(hint)
-        return bare, tuple(notes)
-    return hint, ()
-
-
-def _split_list(value: Any, hint: Any) -> Any:
-    """Convert ``norm+bias`` to a list if the option is one, and ``none`` to None or to an empty list."""
-    if not isinstance(value, str):
-        return value
-    bare, _ = split_hint(hint)
-    alternatives = typing.get_args(bare)
-    if value == "none" and type(None) in alternatives:
-        return None
-    if typing.get_origin(bare) in (tuple, list, frozenset, set):
-        return [] if value == "none" else [item for item in value.split("+") if item]
-    return value
-
-
-def _chosen(text: str, hint: Any) -> Any:
-    """Return the choice that a text stands for, which need not be a string (bits=4); otherwise the text itself."""
-    bare, _ = split_hint(hint)
-    choices = typing.get_args(bare) if typing.get_origin(bare) is typing.Literal else ()
-    return next((choice for choice in choices if value_text(choice) == text), text)
-
-
-def _type_text(hint: Any) -> str:
-    bare, _ = split_hint(hint)
-    if typing.get_origin(bare) is typing.Literal:
-        return "|".join(str(choice) for choice in typing.get_args(bare))
-    if typing.get_origin(bare) in (tuple, list, frozenset, set):
-        return "list of " + _type_text(typing.get_args(bare)[0])
-    alternatives = typing.get_args(bare)
+def _type_text(bare: Any) -> str:
+    """Return a type as the user reads it: ``float``, ``fast|exact``, ``list of norm|bias``, ``int|none``."""
+    origin, alternatives = typing.get_origin(bare), typing.get_args(bare)
+    if origin is Annotated:
+        return _type_text(alternatives[0])
+    if origin is Literal:
+        return "|".join(str(choice) for choice in alternatives)
+    if origin in _LISTS:
+        return "list of " + _type_text(alternatives[0])
     if alternatives:
-        return "|".join("none" if a is type(None) else _type_text(a) for a in alternatives)
+        return "|".join("none" if each is type(None) else _type_text(each) for each in alternatives)
     return getattr(bare, "__name__", str(bare))
-
-
-def range_text(hint: Any) -> str:
-    """Return the permitted interval in mathematical notation, e.g. ``(0, 1]``; empty if there is none."""
-    _, notes = split_hint(hint)
-    low, high = "(-inf", "inf)"
-    for note in notes:
-        match note:
-            case annotated_types.Gt(gt=bound):
-                low = f"({_bound_text(bound)}"
-            case annotated_types.Ge(ge=bound):
-                low = f"[{_bound_text(bound)}"
-            case annotated_types.Lt(lt=bound):
-                high = f"{_bound_text(bound)})"
-            case annotated_types.Le(le=bound):
-                high = f"{_bound_text(bound)}]"
-    return "" if (low, high) == ("(-inf", "inf)") else f"{low}, {high}"
 
 
 def _bound_text(bound: Any) -> str:
     """Return the bound as text; write powers of ten above a million as ``1e9``."""
     short = f"{bound:.0e}".replace("e+0", "e").replace("e+", "e")
     return short if bound > 1e6 and float(short) == bound else value_text(bound)
-
-
-def meaning(hint: Any) -> str:
-    """Return the text of an option's `Doc` annotation."""
-    _, notes = split_hint(hint)
-    return next((note.documentation for note in notes if isinstance(note, Doc)), "")
 
 
 T = TypeVar("T", bound=Options)
@@ -302,7 +307,8 @@ def build(package: str, base: type[T], text: str) -> T:
             range.
     """
     spec = Spec.parse(text)
-    component = _component(package, base, spec.name)
+    found = _components(package, base, first=spec.name)
+    component = next((component for component in found if component.component_name == spec.name), None)
     if component is None:
         near = did_you_mean(spec.name, component_names(package, base))
         raise OptionError(f"there is no {base.__name__.lower()} '{spec.name}'{near}")
@@ -311,28 +317,14 @@ def build(package: str, base: type[T], text: str) -> T:
 
 def component_names(package: str, base: type[Options]) -> list[str]:
     """Return the names of all components of a package, sorted; imports all of them."""
-    return sorted({name for module in _modules(package) for name in _components(package, base, module)})
+    return sorted({component.component_name for component in _components(package, base)})
 
 
-def _modules(package: str) -> list[str]:
+def _components(package: str, base: type[T], first: str = "") -> Iterator[type[T]]:
+    """Import the modules of a package, the one named `first` before the others, and yield their components."""
     path = importlib.import_module(package).__path__
-    return sorted(module.name for module in pkgutil.iter_modules(path) if not module.ispkg)
-
-
-def _component(package: str, base: type[T], name: str) -> type[T] | None:
-    """Return the component's class: from the file of its name, or else from the file that it shares with others."""
-    modules = _modules(package)
-    for module in sorted(modules, key=lambda module: module != name):
-        if found := _components(package, base, module).get(name):
-            return found
-    return None
-
-
-def _components(package: str, base: type[T], module: str) -> dict[str, type[T]]:
-    """Return the components of a module by name."""
-    found = importlib.import_module(f"{package}.{module}")
-    return {
-        value.component_name: value
-        for value in vars(found).values()
-        if isinstance(value, type) and issubclass(value, base) and value.is_component
-    }
+    modules = [module.name for module in pkgutil.iter_modules(path) if not module.ispkg]
+    for module in sorted(modules, key=lambda module: (module != first, module)):
+        for value in vars(importlib.import_module(f"{package}.{module}")).values():
+            if isinstance(value, type) and issubclass(value, base) and value.is_component:
+                yield value

@@ -28,7 +28,7 @@ import sys
 from collections.abc import Callable
 from typing import TYPE_CHECKING, cast
 
-from collectives.options import OptionInfo, Options
+from collectives.options import Options, options_of
 
 if TYPE_CHECKING:
     from bench.datasets.base import Dataset
@@ -59,7 +59,7 @@ class Detail:
 
     notes: dict[str, str]
     facts: dict[str, Any]
-    options: list[OptionInfo]
+    options: list[dict[str, str]]
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -83,7 +83,7 @@ def details(kind: str) -> dict[str, Detail]:
         return Detail(
             notes=_notes(component),
             facts=_class_facts(component, registry.KINDS[kind].base) | facts,
-            options=component.describe_options(),
+            options=[option.describe() for option in options_of(component)],
         )
 
     return registry.ask_each(kind, detail)
@@ -326,8 +326,8 @@ def _options_table(known: Detail) -> Table:
     for heading in ("  option", "type", "default", "range", "meaning"):
         table.add_column(heading, overflow="fold", no_wrap=heading == "  option")
     for option in known.options:
-        cells = (option.type, option.default, option.range, option.meaning)
-        table.add_row(f"  {option.name}", *map(escape, cells))
+        name, *cells = option.values()
+        table.add_row(f"  {name}", *map(escape, cells))
     return table
 
 

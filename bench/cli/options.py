@@ -10,7 +10,7 @@ from typing import Annotated, Any, Concatenate, ParamSpec, TypeVar
 import typer
 
 from bench.core import registry
-from bench.core.config.configuration import Configuration, Option
+from bench.core.config.configuration import CommandOption, Configuration
 from bench.core.config.job import OUTPUT
 from bench.core.errors import UsageError
 from bench.core.rows import RowWriter, StoreError
@@ -97,7 +97,7 @@ def row_writer(out: Path | None, columns: tuple[Column, ...]) -> RowWriter | Non
         raise UsageError(str(error)) from None
 
 
-def _parameter(option: Option, several: str | None) -> inspect.Parameter:
+def _parameter(option: CommandOption, several: str | None) -> inspect.Parameter:
     flag = option.flag
     assert flag is not None
     completer = (complete_list if flag.many or several else complete)(flag.kind) if flag.kind else None
@@ -109,7 +109,7 @@ def _parameter(option: Option, several: str | None) -> inspect.Parameter:
         show_default=flag.chosen or True,
         autocompletion=completer,
     )
-    kind = option.type if option.default is not None else option.type | None
+    kind = option.value_type if option.default is not None else option.value_type | None
     default = option.default
     if several:
         kind, default = list[str], [default]

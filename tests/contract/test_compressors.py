@@ -15,7 +15,7 @@ import torch
 
 from bench.core import registry
 from bench.launch.layer_plan import planned_layers
-from collectives.options import incompatibility
+from collectives.options import incompatibility, options_of
 from collectives.payloads.dense import Dense
 from compressors.base import Compressor
 from compressors.ddp.reducer import Reducer
@@ -382,7 +382,7 @@ def test_every_compressor_says_what_it_is_and_what_it_sends(name: str) -> None:
     if name not in ("none", "fp16", "bf16"):
         assert "Source:" in f"{module}\n{cls.__doc__}"
     assert "Bytes:" in (cls.__doc__ or "")
-    for option in cls.describe_options():
+    for option in options_of(cls):
         assert option.meaning, f"{name}: {option.name} has no meaning"
 
 

@@ -7,7 +7,7 @@ from typing import Annotated, ClassVar
 
 from typing_extensions import Doc
 
-from bench.core.config.configuration import NOT_GIVEN, NOT_RECORDED, Flag, Form
+from bench.core.config.configuration import NOT_GIVEN, NOT_RECORDED, Flag, syntax
 from bench.core.config.job import DATA_DIR, MEASUREMENT, OUTPUT, PROCESSES, BucketMb, DataDir, JobConfig, Threads
 from bench.core.units import duration, parse_duration
 from collectives.options import Count
@@ -41,7 +41,7 @@ class CalibrateConfig(JobConfig):
         str,
         Doc("time for the whole calibration; a short one times fewer steps and turns"),
         Flag(MEASUREMENT),
-        Form(duration),
+        syntax(duration),
     ] = "3m"
     repeats: Annotated[
         Count, Doc("least number of timed training steps, spread over the measurement"), Flag(MEASUREMENT)

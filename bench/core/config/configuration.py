@@ -15,14 +15,12 @@ import types
 import typing
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, ClassVar, Self, TypeVar
+from typing import Any, ClassVar, Self
 
 import pydantic
 
 from bench.core.errors import UsageError
-from collectives.options import adapters_of, hints_of, meaning, range_text, split_hint
-
-T = TypeVar("T")
+from collectives.options import Option, OptionError, options_of
 
 # Default of an option whose value the program chooses when it resolves the configuration.
 NOT_GIVEN: Any = None
@@ -67,40 +65,29 @@ class Recorded:
 NOT_RECORDED = Recorded(column=False, identity=False)
 
 
-@dataclasses.dataclass(frozen=True)
-class Form:
-    """Marks an option whose text has a syntax of its own.
+def syntax(parse: Callable[[str], object]) -> pydantic.AfterValidator:
+    """Mark an option whose text has a syntax of its own.
 
-    Attributes:
+    Args:
         parse: parses the text or raises a `UsageError`; `str` of its result is the normal form of the text.
     """
-
-    parse: Callable[[str], object]
+    return pydantic.AfterValidator(lambda text: str(parse(text)))
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Option:
-    """The declaration of one field, as data.
+class CommandOption(Option):
+    """An option of a command.
 
     Attributes:
-        name: name of the field, the column and the JSON key.
-        type: type without annotations.
-        default: None if the program chooses a value, or if the option is off.
-        range: permitted numbers in mathematical notation, or empty.
-        meaning: explanation in one line.
-        flag: None if the option is not on the command line.
-        recorded: how the option is recorded in CSV files.
-        form: syntax of the text; None if any value of the type is valid.
+        panels: headings of the command's help.
     """
 
-    name: str
-    type: Any
-    default: Any
-    range: str
-    meaning: str
-    flag: Flag | None
-    recorded: Recorded
-    form: Form | None
+    panels: tuple[str, ...]
+
+    @property
+    def flag(self) -> Flag | None:
+        """Return how the option is written on the command line; None if it is not there."""
+        return next((note for note in self.notes(Flag) if note.panel in self.panels), None)
 
     @property
     def flag_name(self) -> str:
@@ -108,9 +95,16 @@ class Option:
         return (self.flag and self.flag.name) or f"--{self.name.replace('_', '-')}"
 
     @property
+    def recorded(self) -> Recorded:
+        """Return how the option is recorded in CSV files."""
+        return next(iter(self.notes(Recorded)), Recorded())
+
+    @property
     def cell_type(self) -> type:
         """Return the Python type of a value that is not None: int, float, bool or str."""
-        bare = next(each for each in _alternatives(self.type) if each is not type(None))
+        is_union = typing.get_origin(self.value_type) in (typing.Union, types.UnionType)
+        alternatives = typing.get_args(self.value_type) if is_union else (self.value_type,)
+        bare = next(each for each in alternatives if each is not type(None))
         return str if typing.get_origin(bare) is typing.Literal else bare
 
 
@@ -131,23 +125,20 @@ class Configuration:
     def __post_init__(self) -> None:
         for option in self.options():
             value = getattr(self, option.name)
-            if value is not None or option.default is not None:
-                object.__setattr__(self, option.name, self._checked(option, value))
-
-    def _checked(self, option: Option, value: Any) -> Any:
-        try:
-            value = adapters_of(type(self))[option.name].validate_python(value)
-        except pydantic.ValidationError as error:
-            detail = error.errors()[0]["msg"]
-            raise UsageError(f"{option.flag_name} {value} is not possible: {detail}") from None
-        return str(option.form.parse(value)) if option.form else value
+            if value is None and option.default is None:
+                continue
+            try:
+                object.__setattr__(self, option.name, option.check(value))
+            except OptionError as error:
+                raise UsageError(f"{option.flag_name} {value} is not possible: {error}") from None
 
     @classmethod
     @functools.cache
-    def options(cls) -> tuple[Option, ...]:
+    def options(cls) -> tuple[CommandOption, ...]:
         """Return the options in the order of the panels, then the fields that the program fills in."""
-        hints = hints_of(cls)
-        options = [_option(field, hints[field.name], cls.panels) for field in dataclasses.fields(cls)]
+        options = [
+            CommandOption(name=o.name, hint=o.hint, default=o.default, panels=cls.panels) for o in options_of(cls)
+        ]
         return tuple(sorted(options, key=lambda o: cls.panels.index(o.flag.panel) if o.flag else len(cls.panels)))
 
     def choose(self, **values: Any) -> Self:
@@ -186,26 +177,3 @@ class Configuration:
 def short_digest(value: Any) -> str:
     """Return ten hex digits of the SHA-256 of a value's JSON text."""
     return hashlib.sha256(json.dumps(value, sort_keys=True).encode()).hexdigest()[:10]
-
-
-def _option(field: dataclasses.Field[Any], hint: Any, panels: tuple[str, ...]) -> Option:
-    bare, notes = split_hint(hint)
-    flag = _note(notes, Flag)
-    return Option(
-        name=field.name,
-        type=bare,
-        default=field.default,
-        range=range_text(hint),
-        meaning=meaning(hint),
-        flag=flag if flag and flag.panel in panels else None,
-        recorded=_note(notes, Recorded) or Recorded(),
-        form=_note(notes, Form),
-    )
-
-
-def _note(notes: tuple[Any, ...], kind: type[T]) -> T | None:
-    return next((note for note in notes if isinstance(note, kind)), None)
-
-
-def _alternatives(type_: Any) -> tuple[Any, ...]:
-    return typing.get_args(type_) if typing.get_origin(type_) in (typing.Union, types.UnionType) else (type_,)

@@ -8,7 +8,7 @@ from typing import Annotated, Any, Literal
 from annotated_types import Ge, Le, Lt
 from typing_extensions import Doc
 
-from bench.core.config.configuration import NOT_GIVEN, NOT_RECORDED, Configuration, Flag, Form, Recorded
+from bench.core.config.configuration import NOT_GIVEN, NOT_RECORDED, Configuration, Flag, Recorded, syntax
 from bench.core.config.syntax import Endpoint
 
 MEASUREMENT = "Measurement"
@@ -76,7 +76,7 @@ class RanksConfig(JobConfig):
         Doc("HOST:PORT of machine 0, where the machines meet"),
         Flag(MACHINES),
         NOT_RECORDED,
-        Form(Endpoint.parse),
+        syntax(Endpoint.parse),
     ] = None
     hosts: Annotated[
         int | None,

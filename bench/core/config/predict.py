@@ -8,7 +8,7 @@ from typing import Annotated, ClassVar, Literal
 from annotated_types import Ge, Le
 from typing_extensions import Doc
 
-from bench.core.config.configuration import NOT_GIVEN, Configuration, Flag, Form
+from bench.core.config.configuration import NOT_GIVEN, Configuration, Flag, syntax
 from bench.core.config.job import OUTPUT
 from bench.core.config.losses import Losses
 from bench.core.config.syntax import Straggler
@@ -65,7 +65,7 @@ class PredictConfig(Configuration):
         str | None,
         Doc("time of a step without exchange, for a rough estimate from --model without a calibration: 50ms"),
         Flag(WHAT),
-        Form(duration),
+        syntax(duration),
     ] = None
     trigger: Annotated[
         Literal["async", "sync"],
@@ -94,7 +94,7 @@ class PredictConfig(Configuration):
         str | None, Doc("TOML file that describes hosts that differ"), Flag(RANKS, name="--cluster")
     ] = None
     straggler: Annotated[
-        str | None, Doc("make one rank slow on purpose: rank=1,slowdown=3"), Flag(RANKS), Form(Straggler.parse)
+        str | None, Doc("make one rank slow on purpose: rank=1,slowdown=3"), Flag(RANKS), syntax(Straggler.parse)
     ] = None
     losses: Annotated[
         str | None,
@@ -103,7 +103,7 @@ class PredictConfig(Configuration):
             "steps between checkpoints: every=6h,restart=30s,checkpoint=100"
         ),
         Flag(RANKS),
-        Form(Losses.parse),
+        syntax(Losses.parse),
     ] = None
     shared_cores: Annotated[
         int | None,

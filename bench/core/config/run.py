@@ -9,7 +9,7 @@ from typing import Annotated, Any, ClassVar, Literal
 from annotated_types import Ge, Le
 from typing_extensions import Doc
 
-from bench.core.config.configuration import NOT_GIVEN, NOT_RECORDED, Flag, Form, Recorded, short_digest
+from bench.core.config.configuration import NOT_GIVEN, NOT_RECORDED, Flag, Recorded, short_digest, syntax
 from bench.core.config.job import (
     DATA_DIR,
     MACHINES,
@@ -92,7 +92,7 @@ class RunConfig(RanksConfig):
         str,
         Doc("factor of lr; none: 1, linear: the number of ranks, linear:base=N: ranks / N, if lr was chosen for N"),
         Flag(WHAT, chosen="the compressor's default: linear for group_topk:preset=patent, else none"),
-        Form(LrScaling.parse),
+        syntax(LrScaling.parse),
     ] = NOT_GIVEN
     augment: Annotated[bool, Doc("crop and flip training images at random"), Flag(WHAT)] = True
     amp: Annotated[Literal["none", "bf16"], Doc("mixed precision with torch's autocast: none or bf16"), Flag(WHAT)] = (
@@ -146,7 +146,7 @@ class RunConfig(RanksConfig):
     ] = "skip"
 
     straggler: Annotated[
-        str | None, Doc("make one rank slow on purpose: rank=1,slowdown=3"), Flag(PROCESSES), Form(Straggler.parse)
+        str | None, Doc("make one rank slow on purpose: rank=1,slowdown=3"), Flag(PROCESSES), syntax(Straggler.parse)
     ] = None
 
     target_accuracy: Annotated[
@@ -180,7 +180,7 @@ class RunConfig(RanksConfig):
         Doc("label of the run, part of its folder's name"),
         Flag(OUTPUT, chosen="the names of its components"),
         Recorded(identity=False),
-        Form(folder_part),
+        syntax(folder_part),
     ] = NOT_GIVEN
     checkpoint_every: Annotated[
         CountOrZero,

@@ -9,7 +9,7 @@ import pytest
 from annotated_types import Ge, Gt, Le, Lt
 from typing_extensions import Doc
 
-from collectives.options import OptionError, OptionInfo, Options, did_you_mean, value_text
+from collectives.options import OptionError, Options, did_you_mean, options_of, value_text
 
 
 @dataclasses.dataclass(kw_only=True)
@@ -80,14 +80,23 @@ def test_an_unknown_option_is_refused_with_the_nearest_one_and_all_of_them() -> 
 
 
 def test_options_describe_themselves() -> None:
-    ratio, count, share, decay, flag, mode, kinds, limit = Sample.describe_options()
-    assert ratio == OptionInfo(
-        name="ratio", type="float", default="0.01", range="(0, 1]", meaning="kept entries / entries"
+    ratio, count, share, decay, flag, mode, kinds, limit = [option.describe() for option in options_of(Sample)]
+    assert ratio == {
+        "name": "ratio",
+        "type": "float",
+        "default": "0.01",
+        "range": "(0, 1]",
+        "meaning": "kept entries / entries",
+    }
+    assert [each["range"] for each in (count, share, decay, flag)] == ["[0, inf)", "[0, 1)", "[0, inf)", ""]
+    assert (flag["default"], mode["type"], kinds["default"], limit["default"]) == (
+        "false",
+        "fast|exact",
+        "none",
+        "none",
     )
-    assert (count.range, share.range, decay.range, flag.range) == ("[0, inf)", "[0, 1)", "[0, inf)", "")
-    assert (flag.default, mode.type, kinds.default, limit.default) == ("false", "fast|exact", "none", "none")
-    assert kinds.type == "list of norm|bias|conv"
-    assert limit.type == "int|none"
+    assert kinds["type"] == "list of norm|bias|conv"
+    assert limit["type"] == "int|none"
 
 
 def test_texts_of_a_component_build_it_again() -> None:

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from bench.core.config.configuration import Configuration, Option
+from bench.core.config.configuration import CommandOption, Configuration
 from bench.core.config.measurements import CollectivesConfig, CompressorsConfig
 from bench.core.config.run import RunConfig
 from bench.core.errors import UsageError
@@ -55,11 +55,11 @@ TEXTS = {
 }
 
 
-def other(option: Option) -> Any:
+def other(option: CommandOption) -> Any:
     """A value that the option may have and `make_config` does not give it."""
     now = getattr(make_config(), option.name)
-    if typing.get_origin(option.type) is typing.Literal:
-        return next(choice for choice in typing.get_args(option.type) if choice != now)
+    if typing.get_origin(option.value_type) is typing.Literal:
+        return next(choice for choice in typing.get_args(option.value_type) if choice != now)
     if option.name in ("cluster", "devices"):
         return {"hosts": []}
     if option.cell_type is bool:
