@@ -23,10 +23,10 @@ from rich.console import Console
 from rich.table import Table
 
 from collectives.payloads import CholeskyFactor, unpack
-from collectives.payloads.symmetric import Form, encode_symmetric
+from collectives.payloads.symmetric import MatrixForm, encode_symmetric
 
 SIZES = (64, 256, 1024)
-FORMS: tuple[Form, ...] = ("dense", "triangle", "cholesky")
+FORMS: tuple[MatrixForm, ...] = ("dense", "triangle", "cholesky")
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 CONDITION = 1e6
 DAMPING = 1e-3  # for the factor that `to solve` ends with, as a preconditioner has it
@@ -60,7 +60,7 @@ def factor_of(packed: torch.Tensor, size: int) -> torch.Tensor:
     return torch.linalg.cholesky(payload.to_dense().view(size, size) + DAMPING * torch.eye(size))
 
 
-def row(size: int, precision: str, form: Form, repeats: int) -> list[str]:
+def row(size: int, precision: str, form: MatrixForm, repeats: int) -> list[str]:
     exact, dtype = matrix_of(size), DTYPES[precision]
     single = exact.float()
     single = (single + single.T) / 2

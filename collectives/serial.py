@@ -14,12 +14,12 @@ import torch
 
 from collectives.base import Collective
 from collectives.hierarchical import Hierarchical
-from collectives.payloads.base import HEADER_BYTES, Header, Payload
+from collectives.payloads.base import Payload
 from collectives.payloads.bundle import Bundle
 from collectives.payloads.codec.values import to_value_dtype
 from collectives.payloads.dense import Dense
-from collectives.payloads.fields import VALUE_DTYPES, bytes_of
-from collectives.payloads.row_sparse import RowSparse
+from collectives.payloads.fields import HEADER, VALUE_DTYPES, Reader
+from collectives.payloads.group_sparse import RowSparse
 from collectives.payloads.sparse import IndexedValues
 from collectives.schedule.layout import leaves
 from collectives.server import Server
@@ -180,4 +180,5 @@ def _added(terms: Terms) -> Payload:
 
 def _value_dtype(payload: Payload) -> torch.dtype:
     """Return the value type in a payload's header."""
-    return VALUE_DTYPES[Header.from_bytes(bytes_of(payload.pack(), slice(HEADER_BYTES))).dtype]
+    _, _, number, *_ = Reader(payload.pack()).numbers(HEADER)
+    return VALUE_DTYPES[int(number)]

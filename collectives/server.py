@@ -35,7 +35,7 @@ from collectives.payloads.base import Payload, PayloadError
 from collectives.payloads.bundle import members
 from collectives.payloads.codec.values import to_value_dtype
 from collectives.payloads.dense import Dense
-from collectives.payloads.row_sparse import RowSparse
+from collectives.payloads.group_sparse import RowSparse
 from collectives.payloads.sparse import IndexedValues, Sparse
 from collectives.schedule.execution import PackedPieces
 from collectives.schedule.layout import Key, Layout, Stretch, leaves

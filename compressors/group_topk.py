@@ -147,7 +147,7 @@ class GroupTopK(DensitySparsifier):
         values, indices, positions, is_finite = send_groups(gradients, residual, left, groups, dtype, step.world_size)
         if not is_finite:
             raise NonFiniteSum
-        return GroupSparse.at(positions, layer.numel, self.group_size, k, values, indices)
+        return GroupSparse(layer.numel, self.group_size, k, values, indices).knowing(positions)
 
     def contraction_bound(self, layer: Layer) -> float:
         """Return 1 - k / group_size before rounding, or the bound of a shorter last group if that is larger."""

@@ -24,7 +24,7 @@ from collectives.payloads.base import Payload
 from collectives.payloads.codec.values import to_value_dtype
 from collectives.payloads.codes import Codes
 from collectives.payloads.dense import Dense
-from collectives.payloads.row_sparse import RowSparse
+from collectives.payloads.group_sparse import RowSparse
 from compressors.kernels.random import seed_for, uniform_numbers
 from compressors.kernels.residuals import add_and_measure
 from compressors.kernels.selection import magnitudes_and_largest, top_k

@@ -17,7 +17,7 @@ import torch
 from typing_extensions import override
 
 from collectives.payloads.base import Payload
-from collectives.payloads.sparse_levels import LARGEST, NUM_LEVELS, SparseLevels
+from collectives.payloads.sparse import LARGEST, NUM_LEVELS, SparseLevels
 from compressors.base import NonFiniteSum
 from compressors.kernels.quantisation import pack_nearest_levels
 from compressors.kernels.residuals import add_and_top_k

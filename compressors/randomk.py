@@ -13,7 +13,7 @@ from typing_extensions import Doc, override
 from collectives.kernels.loop import Float, FloatArray, Int, LongArray, Loop, array
 from collectives.options import OptionError, value_text
 from collectives.payloads.base import Payload
-from collectives.payloads.codec.index_sets import check_numel, has_marks, marks_for, seeded_positions
+from collectives.payloads.codec.philox import check_numel, marks_for, seeded_positions
 from collectives.payloads.codec.values import to_value_dtype, value_limit
 from collectives.payloads.sparse import Seeded
 from compressors.kernels.random import seed_for
@@ -51,15 +51,14 @@ def send_drawn(
     """
     numel, count = gradient.numel(), values.numel()
     check_numel(numel)
-    if not (_SEND_DRAWN.serves(gradient) and has_marks(numel, count)):
+    marks = marks_for(numel, count) if _SEND_DRAWN.serves(gradient) else None
+    if marks is None:
         positions = seeded_positions(numel, count, seed).to(gradient.device)
         send_at([gradient], residual, left, positions, world_size, values)
         return positions
     positions, dtype = torch.empty(count, dtype=torch.int64), values.dtype
     kind, limit = KINDS.index(dtype), value_limit(dtype, world_size)
-    _SEND_DRAWN(
-        gradient, residual, numel, count, seed, marks_for(numel), positions, kind, limit, values, left
-    )  # fmt: skip
+    _SEND_DRAWN(gradient, residual, numel, count, seed, marks, positions, kind, limit, values, left)
     return positions
 
 

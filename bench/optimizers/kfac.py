@@ -20,7 +20,7 @@ from bench.optimizers.kronecker.layer import MomentCapture
 from collectives.base import Collective
 from collectives.options import Count, Incompatible, OptionError, Options, Positive, incompatibility
 from collectives.payloads import CholeskyFactor, Dense, Payload, Triangle
-from collectives.payloads.symmetric import Form
+from collectives.payloads.symmetric import MatrixForm
 from compressors.base import Compressor
 from compressors.ddp.communicator import CompressedCommunicator
 
@@ -136,7 +136,7 @@ def kl_scale(change: float, bound: float) -> float:
 
 
 _DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
-_KINDS: dict[Form, type[Payload]] = {"triangle": Triangle, "cholesky": CholeskyFactor, "dense": Dense}
+_KINDS: dict[MatrixForm, type[Payload]] = {"triangle": Triangle, "cholesky": CholeskyFactor, "dense": Dense}
 
 
 @dataclasses.dataclass(kw_only=True)
@@ -180,7 +180,7 @@ class Kfac(Optimizer, name="kfac"):
         float | None, Gt(0), Le(1e12), Doc("bound of lr^2 gradient * preconditioned gradient; none: unbounded")
     ] = 0.001
     transfer: Annotated[
-        Form,
+        MatrixForm,
         Doc("how factors are sent: as triangles, each sum factored by one rank; as each rank's Cholesky factor; whole"),
     ] = "triangle"
     precision: Annotated[Literal["fp32", "bf16", "fp16"], Doc("type of factors' values on the wire")] = "fp32"

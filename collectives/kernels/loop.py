@@ -6,7 +6,7 @@ import ctypes
 import functools
 import importlib
 import itertools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, ParamSpec, TypeVar, cast
 
 import torch
@@ -22,6 +22,11 @@ Longs = ctypes.POINTER(Int)
 def longs(values: Sequence[int]) -> Any:
     """Return numbers or addresses as a `Longs` argument; much faster to create than a tensor."""
     return (Int * len(values))(*values)
+
+
+def addresses(tensors: Iterable[torch.Tensor]) -> Any:
+    """Return where the tensors' elements lie, as a `Longs` argument."""
+    return longs([tensor.data_ptr() for tensor in tensors])
 
 
 @functools.cache
@@ -101,7 +106,7 @@ class Parts:
     @functools.cached_property
     def starts(self) -> Any:
         """Return the addresses of the parts as a `Longs` argument."""
-        return longs([tensor.data_ptr() for tensor in self.tensors])
+        return addresses(self.tensors)
 
     @functools.cached_property
     def borders(self) -> Any:

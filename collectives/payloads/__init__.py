@@ -6,10 +6,8 @@ from collectives.payloads.base import Payload, PayloadError, unpack
 from collectives.payloads.bundle import Bundle, UnreducedSum, members
 from collectives.payloads.codes import Codes, TwoMeans
 from collectives.payloads.dense import Dense
-from collectives.payloads.group_sparse import GroupSparse
-from collectives.payloads.row_sparse import RowSparse
-from collectives.payloads.sparse import Seeded, Sparse
-from collectives.payloads.sparse_levels import SparseLevels
+from collectives.payloads.group_sparse import GroupSparse, RowSparse
+from collectives.payloads.sparse import Seeded, Sparse, SparseLevels
 from collectives.payloads.symmetric import CholeskyFactor, Triangle
 
 __all__ = [

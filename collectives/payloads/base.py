@@ -1,43 +1,46 @@
 """The interface of payloads: encoded tensors that a rank sends and that every rank can decode without other data.
 
 A payload stands for a flat fp32 tensor of `numel` elements. This module holds what all kinds share: the interface,
-the 16-byte header that starts every packed payload, and `unpack`.
-
-Header, little endian: magic u16 | kind u8 | dtype u8 | flags u16 | tensor_id u16 | numel u32 | num_entries u32.
+`unpack`, and where payloads may be cut.
 """
 
 from __future__ import annotations
 
 import abc
 import bisect
-import dataclasses
 import itertools
 import struct
 from collections.abc import Sequence
-from typing import Any, ClassVar, NamedTuple, Protocol, Self
+from typing import Any, ClassVar, NamedTuple, Protocol
 
 import torch
-from typing_extensions import override
 
-from collectives.payloads.fields import FLOAT_DTYPES, VALUE_DTYPES, Field, PayloadError, bytes_of, field_nbytes, lay_out
+from collectives.payloads.fields import (
+    FLOAT_DTYPES,
+    HEADER,
+    HEADER_BYTES,
+    MAGIC,
+    MAX_NUMEL,
+    VALUE_DTYPES,
+    Field,
+    PayloadError,
+    Reader,
+    field_nbytes,
+    lay_out,
+)
 
 __all__ = [
-    "HEADER",
     "HEADER_BYTES",
     "Blocks",
-    "Header",
     "KeepLost",
     "Payload",
     "PayloadError",
+    "Received",
     "balanced_borders",
     "borders_of_blocks",
     "unpack",
 ]
 
-MAGIC = 0x4757  # "WG" on the wire
-HEADER = struct.Struct("<HBBHHII")
-HEADER_BYTES = HEADER.size
-MAX_NUMEL = 2**32 - 1
 UNEVEN = 1.1  # where the longest part exceeds the mean part by this factor, blocks are split if they may be
 
 
@@ -65,34 +68,24 @@ def shifted(keep_lost: KeepLost | None, offset: int) -> KeepLost | None:
     return keep
 
 
-@dataclasses.dataclass(slots=True)  # creating a frozen one takes three times as long
-class Header:
-    """The header that starts every packed payload."""
+class Received(NamedTuple):
+    """A packed payload whose header and numbers have been read and checked.
 
-    kind: int
-    dtype: int
-    flags: int
-    tensor_id: int
+    Attributes:
+        numel: elements of the dense tensor.
+        num_entries: elements that are sent, at most `numel`.
+        dtype: value type, one of the kind's.
+        form: number of the form, below the kind's `num_forms`.
+        numbers: the values of the kind's `fixed` fields.
+        body: reads the fields that follow.
+    """
+
     numel: int
     num_entries: int
-
-    def to_bytes(self) -> bytes:
-        """Return the 16 bytes on the wire."""
-        return HEADER.pack(MAGIC, self.kind, self.dtype, self.flags, self.tensor_id, self.numel, self.num_entries)
-
-    @classmethod
-    def from_bytes(cls, raw: bytes) -> Self:
-        """Read the first 16 bytes of a packed payload.
-
-        Raises:
-            PayloadError: `raw` is too short or does not start with this project's magic number.
-        """
-        if len(raw) < HEADER_BYTES:
-            raise PayloadError(f"a payload needs {HEADER_BYTES} header bytes, got {len(raw)}")
-        magic, *fields = HEADER.unpack_from(raw)
-        if magic != MAGIC:
-            raise PayloadError(f"the buffer does not start with a payload header (magic {magic:#06x})")
-        return cls(*fields)
+    dtype: torch.dtype
+    form: int
+    numbers: tuple[Any, ...]
+    body: Reader
 
 
 class Payload(abc.ABC):
@@ -100,21 +93,26 @@ class Payload(abc.ABC):
 
     Class attributes:
         code: the kind's number in the header; 0 for kinds that are never sent.
+        fixed: numbers that follow the header on the wire.
+        num_forms: number of forms in which the fields may lie; the header's flags say which.
+        dtypes: value types that the kind supports.
         elementwise: adding wire tensors element by element adds the values, so any dense all-reduce can sum them. For
             a bundle this depends on its members, so read it from the payload, not from its class.
-        dtypes: value types that the kind supports.
         addable: `a.add(b)` is exact up to rounding to the value type. The sum may be of a wider kind (GroupSparse ->
             Sparse -> Dense), never of a narrower one.
         splits_blocks: `slice` may also cut inside a block of `alignment` elements; the part may be of a wider kind.
 
     Attributes:
         numel: elements of the dense tensor it stands for.
+        values: the values that are sent, in their type; the wire tensor of elementwise kinds.
         tensor_id: a number that the sender may choose, 0..65535; sent in the header.
         keep_lost: callback of the sender, not sent: a collective that rounds partial sums to 16 bits calls it with the
             rounding error on this rank. None: the sender keeps no residual.
     """
 
     code: ClassVar[int]
+    fixed: ClassVar[struct.Struct] = struct.Struct("")
+    num_forms: ClassVar[int] = 1
     dtypes: ClassVar[tuple[torch.dtype, ...]] = FLOAT_DTYPES
     kinds: ClassVar[dict[int, type[Payload]]] = {}
     splits_blocks: ClassVar[bool] = False
@@ -122,6 +120,7 @@ class Payload(abc.ABC):
     elementwise: bool = False
     addable: bool = False
     numel: int
+    values: torch.Tensor
     tensor_id: int = 0
     keep_lost: KeepLost | None = None
 
@@ -131,18 +130,27 @@ class Payload(abc.ABC):
             Payload.kinds[cls.code] = cls
 
     @property
-    @abc.abstractmethod
     def device(self) -> torch.device:
         """Return the device of its tensors."""
+        return self.values.device
 
     @property
-    @abc.abstractmethod
     def num_entries(self) -> int:
         """Return how many elements are sent, stored zeros included; `numel` for dense kinds, 0 if all are zero."""
+        return self.values.numel()
 
     @abc.abstractmethod
     def fields(self) -> list[Field]:
-        """Return what `pack` concatenates: header and fixed fields as bytes, then tensors, wider types first."""
+        """Return what `pack` concatenates: the result of `_header`, then tensors, wider types first."""
+
+    @classmethod
+    @abc.abstractmethod
+    def from_wire(cls, wire: Received) -> Payload:
+        """Decode and validate what `pack` returned; tensors of the result may be views of it.
+
+        Raises:
+            PayloadError: the message is not the result of `pack`.
+        """
 
     @property
     def nbytes(self) -> int:
@@ -153,29 +161,19 @@ class Payload(abc.ABC):
         """Return uint8 [nbytes] on `device`: the header, then the fields without padding, wider types first."""
         return lay_out(self.fields(), self.device)
 
-    @classmethod
-    @abc.abstractmethod
-    def from_wire(cls, header: Header, body: torch.Tensor) -> Payload:
-        """Decode and validate what `pack` returned.
-
-        Args:
-            header: the first 16 bytes, already read.
-            body: uint8 [at least what the header requires]; bytes after the payload's end are ignored. Tensors of the
-                result may be views of it.
-
-        Raises:
-            PayloadError: the buffer is not the result of `pack`.
-        """
-
     @abc.abstractmethod
     def add_to_(self, dense: torch.Tensor, *, divisor: float = 1.0) -> None:
         """Add self / divisor to `dense`, floating [numel] (mutated), in the dtype of `dense`."""
+
+    def subtract_from_(self, dense: torch.Tensor) -> None:
+        """Subtract self from `dense`, floating [numel] (mutated): a compensated gradient becomes the residual."""
+        self.add_to_(dense, divisor=-1.0)
 
     def add_all_to_(self, others: Sequence[Payload], dense: torch.Tensor, *, divisor: float) -> bool:
         """Add (self + others) / divisor to `dense` in one pass.
 
         Args:
-            others: added after this one, in their order, in fp32; at least one.
+            others: added after this one, in their order, in fp32.
             dense: floating [numel], mutated.
             divisor: applied to the sum.
 
@@ -184,30 +182,29 @@ class Payload(abc.ABC):
         """
         return False
 
-    def write_to(self, parts: Sequence[torch.Tensor], *, divisor: float) -> bool:
-        """Write self / divisor into `parts` in one pass.
+    def write_to(self, parts: Sequence[torch.Tensor], *, divisor: float, others: Sequence[Payload] = ()) -> bool:
+        """Write (self + others) / divisor into `parts` in one pass, bit for bit as if added to zeros.
 
         Args:
             parts: floating, 1-D, `numel` elements together; overwritten.
-            divisor: applied to the values.
+            divisor: applied to the sum.
+            others: as for `add_all_to_`.
 
         Returns:
             False, with `parts` unchanged, if this kind cannot do it in one pass.
         """
-        return self.write_all_to([], parts, divisor=divisor)
-
-    def write_all_to(self, others: Sequence[Payload], parts: Sequence[torch.Tensor], *, divisor: float) -> bool:
-        """Write (self + others) / divisor into `parts`, as `write_to`; bit for bit as if added to zeros."""
         return False
-
-    @abc.abstractmethod
-    def subtract_from_(self, dense: torch.Tensor) -> None:
-        """Subtract self from `dense`, floating [numel] (mutated): a compensated gradient becomes the residual."""
 
     def clear_in_(self, dense: torch.Tensor) -> None:
         """Zero the elements of `dense` [numel] (mutated) that this payload sends."""
         if self.num_entries:
             dense.zero_()
+
+    def to_dense(self) -> torch.Tensor:
+        """Return a new tensor, fp32 [numel]."""
+        dense = torch.zeros(self.numel, dtype=torch.float32, device=self.device)
+        self.add_to_(dense)
+        return dense
 
     @abc.abstractmethod
     def slice(self, start: int, stop: int) -> Payload:
@@ -226,24 +223,13 @@ class Payload(abc.ABC):
         """Return the block length (group, row, block of codes); `slice` cuts best, or only, between blocks."""
         return 1
 
-    @property
-    def blocks(self) -> Blocks:
-        """Return the arguments of `borders_of_blocks`."""
-        return Blocks(self.numel, self.alignment, self.splits_blocks)
-
     def entries_between(self, borders: list[int]) -> list[int]:
         """Return how many elements are sent in each interval borders[i]..borders[i+1]-1."""
         return [stop - start if self.num_entries else 0 for start, stop in itertools.pairwise(borders)]
 
-    def to_dense(self) -> torch.Tensor:
-        """Return a new tensor, fp32 [numel]."""
-        dense = torch.zeros(self.numel, dtype=torch.float32, device=self.device)
-        self.add_to_(dense)
-        return dense
-
     def borders(self, num_parts: int) -> list[int]:
         """Return num_parts + 1 borders of a balanced partition, where `slice` may cut; equal for equal layouts."""
-        return borders_of_blocks([self.blocks], num_parts)
+        return borders_of_blocks([Blocks(self.numel, self.alignment, self.splits_blocks)], num_parts)
 
     def split(self, num_parts: int) -> list[Payload]:
         """Return `num_parts` consecutive payloads, cut at `borders`."""
@@ -259,7 +245,7 @@ class Payload(abc.ABC):
         Raises:
             PayloadError: the kind is not addable, or the two payloads do not fit together.
         """
-        raise PayloadError(f"{type(self).__name__} payloads cannot be added without decoding them")
+        raise self._not_addable()
 
     @property
     def wire(self) -> torch.Tensor:
@@ -268,7 +254,9 @@ class Payload(abc.ABC):
         Raises:
             PayloadError: the kind is not elementwise.
         """
-        raise PayloadError(f"{type(self).__name__} has no element-wise wire tensor")
+        if not self.elementwise:
+            raise PayloadError(f"{type(self).__name__} has no element-wise wire tensor")
+        return self.values
 
     def with_wire(self, wire: torch.Tensor) -> Payload:
         """Return this payload with another wire tensor of the same shape and dtype (a partial or complete sum).
@@ -278,8 +266,8 @@ class Payload(abc.ABC):
         """
         raise PayloadError(f"{type(self).__name__} has no element-wise wire tensor")
 
-    def _header(self, dtype: torch.dtype, *, num_entries: int, flags: int = 0) -> bytes:
-        """Return the 16 header bytes.
+    def _header(self, dtype: torch.dtype, *numbers: float, form: int = 0) -> bytes:
+        """Return the 16 header bytes, followed by the `fixed` numbers.
 
         Raises:
             PayloadError: more elements than the header can count, or a value type that the kind does not support.
@@ -290,18 +278,9 @@ class Payload(abc.ABC):
             raise PayloadError(
                 f"a payload holds at most {MAX_NUMEL} elements, this one has {self.numel}; send smaller buckets"
             )
-        return Header(self.code, VALUE_DTYPES.index(dtype), flags, self.tensor_id, self.numel, num_entries).to_bytes()
-
-    @classmethod
-    def _dtype_in(cls, header: Header) -> torch.dtype:
-        """Return the value type that a header names.
-
-        Raises:
-            PayloadError: no value type has this number, or the kind does not support it.
-        """
-        if header.dtype >= len(VALUE_DTYPES) or VALUE_DTYPES[header.dtype] not in cls.dtypes:
-            raise PayloadError(f"{cls.__name__} carries no value type of number {header.dtype}")
-        return VALUE_DTYPES[header.dtype]
+        number = VALUE_DTYPES.index(dtype)
+        header = HEADER.pack(MAGIC, self.code, number, form, self.tensor_id, self.numel, self.num_entries)
+        return header + self.fixed.pack(*numbers)
 
     def _added_onto(self, values: torch.Tensor, keep_lost: KeepLost | None) -> torch.Tensor:
         """Return dense values [numel] + this payload as a new tensor in the wider type, rounded once.
@@ -309,7 +288,10 @@ class Payload(abc.ABC):
         Raises:
             PayloadError: the kind is not addable.
         """
-        raise PayloadError(f"{type(self).__name__} payloads cannot be added without decoding them")
+        raise self._not_addable()
+
+    def _not_addable(self) -> PayloadError:
+        return PayloadError(f"{type(self).__name__} payloads cannot be added without decoding them")
 
     def _check_borders(self, start: int, stop: int) -> None:
         """Raise PayloadError if `slice` cannot cut at `start` or `stop`."""
@@ -394,37 +376,20 @@ def unpack(buffer: torch.Tensor) -> Payload:
         raise PayloadError(
             f"a packed payload is a contiguous 1-D uint8 tensor, got {buffer.dtype} of {buffer.dim()} dimensions"
         )
-    header = Header.from_bytes(bytes_of(buffer, slice(HEADER_BYTES)))
-    kind = Payload.kinds.get(header.kind)
+    if buffer.numel() < HEADER_BYTES:
+        raise PayloadError(f"a payload needs {HEADER_BYTES} header bytes, got {buffer.numel()}")
+    body = Reader(buffer)
+    magic, code, number, form, tensor_id, numel, num_entries = body.numbers(HEADER)
+    if magic != MAGIC:
+        raise PayloadError(f"the buffer does not start with a payload header (magic {magic:#06x})")
+    kind = Payload.kinds.get(code)
     if kind is None:
-        raise PayloadError(f"no payload kind has the number {header.kind}")
-    if header.num_entries > header.numel:
-        raise PayloadError(f"{header.num_entries} entries are more than the {header.numel} elements of the tensor")
-    payload = kind.from_wire(header, buffer[HEADER_BYTES:])
-    payload.tensor_id = header.tensor_id
+        raise PayloadError(f"no payload kind has the number {code}")
+    if number >= len(VALUE_DTYPES) or VALUE_DTYPES[number] not in kind.dtypes or form >= kind.num_forms:
+        raise PayloadError(f"{kind.__name__} has no value type of number {number}, or no form of number {form}")
+    if num_entries > numel:
+        raise PayloadError(f"{num_entries} entries are more than the {numel} elements of the tensor")
+    received = Received(numel, num_entries, VALUE_DTYPES[number], form, body.numbers(kind.fixed), body)
+    payload = kind.from_wire(received)
+    payload.tensor_id = tensor_id
     return payload
-
-
-class TypedValues(Payload):
-    """A payload whose values have one type.
-
-    Attributes:
-        values: the values that are sent; the wire tensor of elementwise kinds.
-    """
-
-    values: torch.Tensor
-
-    @property
-    @override
-    def device(self) -> torch.device:
-        return self.values.device
-
-    @property
-    @override
-    def num_entries(self) -> int:
-        return self.values.numel()
-
-    @property
-    @override
-    def wire(self) -> torch.Tensor:
-        return self.values if self.elementwise else super().wire

@@ -20,12 +20,20 @@ from typing import NoReturn, Self
 import torch
 from typing_extensions import override
 
-from collectives.payloads.base import HEADER_BYTES, Header, KeepLost, Payload, borders_of_blocks, shifted, unpack
+from collectives.payloads.base import (
+    HEADER_BYTES,
+    Blocks,
+    KeepLost,
+    Payload,
+    PayloadError,
+    Received,
+    borders_of_blocks,
+    shifted,
+    unpack,
+)
 from collectives.payloads.codec.values import add_divided_
 from collectives.payloads.dense import Dense
-from collectives.payloads.fields import Field, PayloadError, Reader, field_nbytes
-
-COUNT = struct.Struct("<I")
+from collectives.payloads.fields import FLOAT_DTYPES, Field, field_nbytes
 
 
 @dataclasses.dataclass(eq=False)
@@ -40,11 +48,17 @@ class Bundle(Payload):
     """
 
     code = 9
+    fixed = struct.Struct("<I")
+    dtypes = FLOAT_DTYPES[:1]
 
     payloads: Sequence[Payload]
 
     def __post_init__(self) -> None:
-        self.payloads = [member for payload in self.payloads for member in _opened(payload)]
+        self.payloads = [
+            member
+            for payload in self.payloads
+            for member in (payload.payloads if isinstance(payload, Bundle) else [payload])
+        ]
         if not self.payloads:
             raise PayloadError("a bundle needs at least one payload")
         self._offsets = [0, *itertools.accumulate(member.numel for member in self.payloads)]
@@ -59,7 +73,7 @@ class Bundle(Payload):
     @staticmethod
     def packed_nbytes(lengths: Sequence[int]) -> int:
         """Return the length of a packed bundle whose packed members have these lengths."""
-        return HEADER_BYTES + _table_nbytes(len(lengths)) + sum(map(_padded, lengths))
+        return HEADER_BYTES + _padded(4 + 4 * len(lengths)) + sum(map(_padded, lengths))
 
     @property
     @override
@@ -81,30 +95,31 @@ class Bundle(Payload):
         members = [member.fields() for member in self.payloads]
         lengths = [sum(map(field_nbytes, fields)) for fields in members]
         ends = list(itertools.accumulate(_padded(length) // 8 for length in lengths))
-        table = struct.pack(f"<{1 + len(ends)}I", len(ends), *ends)
-        header = self._header(torch.float32, num_entries=self.num_entries) + table + _padding(len(table))
-        padded = ([*fields, _padding(length)] for fields, length in zip(members, lengths, strict=True))
-        return [header, *itertools.chain.from_iterable(padded)]
+        header = self._header(torch.float32, len(ends)) + struct.pack(f"<{len(ends)}I", *ends)
+        fields: list[Field] = [header.ljust(HEADER_BYTES + _padded(4 + 4 * len(ends)), b"\0")]
+        for of_member, length in zip(members, lengths, strict=True):
+            fields += [*of_member, bytes(_padded(length) - length)]
+        return fields
 
     @override
     @classmethod
-    def from_wire(cls, header: Header, body: torch.Tensor) -> Self:
-        reader = Reader(body)
-        (count,) = map(int, reader.fields(COUNT))
-        if count == 0 or header.dtype or header.flags:
-            raise PayloadError("a bundle needs at least one payload, and has no type or flags of its own")
-        start = _table_nbytes(count)
-        ends = [start + 8 * (end & 0xFFFFFFFF) for end in reader.tensor(count, torch.int32).tolist()]
-        if max(ends) > body.numel():
+    def from_wire(cls, wire: Received) -> Self:
+        (count,) = wire.numbers
+        if count == 0:
+            raise PayloadError("a bundle needs at least one payload")
+        ends = [8 * (end & 0xFFFFFFFF) for end in wire.body.tensor(count, torch.int32).tolist()]
+        wire.body.tensor(_padded(4 + 4 * count) - 4 - 4 * count, torch.uint8)
+        packed = wire.body.rest()
+        if max(ends) > packed.numel():
             raise PayloadError("a bundle is cut short: its last member ends after the message")
         payloads = []
-        for begin, end in itertools.pairwise([start, *ends]):  # end < begin leaves no header, so unpack raises
-            member = body[begin:end]
+        for begin, end in itertools.pairwise([0, *ends]):  # end < begin leaves no header, so unpack raises
+            member = packed[begin:end]
             if member.numel() > 2 and int(member[2]) == cls.code:
                 raise PayloadError("a bundle cannot hold another bundle")
             payloads.append(unpack(member))
         bundle = cls(payloads)
-        if bundle.numel != header.numel:
+        if bundle.numel != wire.numel:
             raise PayloadError("a bundle's members do not add up to what its header says")
         return bundle
 
@@ -112,11 +127,6 @@ class Bundle(Payload):
     def add_to_(self, dense: torch.Tensor, *, divisor: float = 1.0) -> None:
         for member, part in self._members_of(dense):
             member.add_to_(part, divisor=divisor)
-
-    @override
-    def subtract_from_(self, dense: torch.Tensor) -> None:
-        for member, part in self._members_of(dense):
-            member.subtract_from_(part)
 
     @override
     def clear_in_(self, dense: torch.Tensor) -> None:
@@ -134,7 +144,8 @@ class Bundle(Payload):
 
     @override
     def borders(self, num_parts: int) -> list[int]:
-        return borders_of_blocks([member.blocks for member in self.payloads], num_parts)
+        blocks = [Blocks(member.numel, member.alignment, member.splits_blocks) for member in self.payloads]
+        return borders_of_blocks(blocks, num_parts)
 
     def slice(self, start: int, stop: int) -> Payload:
         """Return the members in this range, the first and last cut if necessary; a single member without a bundle.
@@ -238,20 +249,8 @@ def _keep_in_members(of_member: Sequence[KeepLost | None], offsets: Sequence[int
     return keep
 
 
-def _opened(payload: Payload) -> Sequence[Payload]:
-    return payload.payloads if isinstance(payload, Bundle) else [payload]
-
-
 def _padded(nbytes: int) -> int:
     return -(-nbytes // 8) * 8
-
-
-def _padding(nbytes: int) -> bytes:
-    return bytes(_padded(nbytes) - nbytes)
-
-
-def _table_nbytes(count: int) -> int:
-    return _padded(COUNT.size * (1 + count))
 
 
 @dataclasses.dataclass(eq=False)
@@ -297,7 +296,7 @@ class UnreducedSum(Payload):
 
     @override
     @classmethod
-    def from_wire(cls, header: Header, body: torch.Tensor) -> Self:
+    def from_wire(cls, wire: Received) -> NoReturn:
         raise PayloadError("an unreduced sum is never sent")
 
     def add_to_(self, dense: torch.Tensor, *, divisor: float = 1.0) -> None:
@@ -318,14 +317,9 @@ class UnreducedSum(Payload):
             add_divided_(dense, total, divisor)
 
     @override
-    def write_to(self, parts: Sequence[torch.Tensor], *, divisor: float) -> bool:
-        first, *others = self.terms
-        return first.write_all_to(others, parts, divisor=divisor)
-
-    @override
-    def subtract_from_(self, dense: torch.Tensor) -> None:
-        for term in self.terms:
-            term.subtract_from_(dense)
+    def write_to(self, parts: Sequence[torch.Tensor], *, divisor: float, others: Sequence[Payload] = ()) -> bool:
+        first, *later = self.terms
+        return first.write_to(parts, divisor=divisor, others=[*later, *others])
 
     @override
     def clear_in_(self, dense: torch.Tensor) -> None:

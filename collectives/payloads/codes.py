@@ -9,33 +9,103 @@ Bytes: 24 + scales * (4 or 2) + ceil(m bits / 8).
 
 from __future__ import annotations
 
+import abc
 import dataclasses
 import math
 import struct
-from collections.abc import Sequence
-from typing import Self, TypeGuard
+from collections.abc import Hashable, Sequence
+from typing import Self
 
 import torch
 from typing_extensions import override
 
-from collectives.payloads.base import HEADER_BYTES, Header, Payload
-from collectives.payloads.codec.bits import pack_bits, packed_nbytes, unpack_bits
-from collectives.payloads.codec.codebooks import (
+from collectives.payloads.base import HEADER_BYTES, Payload, PayloadError, Received
+from collectives.payloads.codec.bits import (
     SIGN,
     Codebook,
     Term,
     add_codes_,
-    codebook_named,
-    codebook_numbered,
+    byte_table,
+    find_codebook,
+    pack_bits,
+    packed_nbytes,
+    unpack_bits,
     write_codes_,
 )
-from collectives.payloads.fields import FLOAT_DTYPES, Field, PayloadError, Reader, with_room
+from collectives.payloads.fields import FLOAT_DTYPES, Field, with_room
 
-FIXED = struct.Struct("<IBBH")
+
+class CodedElements(Payload):
+    """A payload with a code of `bits` bits for every element; a table says what the codes of a byte stand for.
+
+    Attributes:
+        numel: elements of the dense tensor.
+        bits: width of a code.
+        packed: uint8 [ceil(numel * bits / 8)], the packed codes; empty if all elements are zero.
+        scales: floating [1], or one per `block_numel` elements; what the table's values are multiplied by.
+    """
+
+    bits: int
+    packed: torch.Tensor
+    scales: torch.Tensor
+    block_numel: int = 0
+
+    @property
+    @override
+    def device(self) -> torch.device:
+        return self.packed.device
+
+    @property
+    @override
+    def num_entries(self) -> int:
+        return self.numel if self.packed.numel() else 0
+
+    @property
+    @override
+    def alignment(self) -> int:
+        return math.lcm(8 // self.bits, self.block_numel or 1)
+
+    @property
+    @abc.abstractmethod
+    def table(self) -> torch.Tensor:
+        """Return the values of each byte of packed codes: fp32 [256, 8 / bits]."""
+
+    @property
+    @abc.abstractmethod
+    def table_id(self) -> Hashable:
+        """Return what determines the table and the blocks; payloads that agree in it are added in one pass."""
+
+    @override
+    def add_to_(self, dense: torch.Tensor, *, divisor: float = 1.0) -> None:
+        self.add_all_to_([], dense, divisor=divisor)
+
+    @override
+    def add_all_to_(self, others: Sequence[Payload], dense: torch.Tensor, *, divisor: float) -> bool:
+        if terms := self._terms(others):
+            add_codes_(dense, terms, self.table, block_numel=self._elements_per_scale, divisor=divisor)
+        return terms is not None
+
+    @override
+    def write_to(self, parts: Sequence[torch.Tensor], *, divisor: float, others: Sequence[Payload] = ()) -> bool:
+        terms = self._terms(others)
+        return terms is not None and write_codes_(
+            parts, terms, self.table, block_numel=self._elements_per_scale, divisor=divisor
+        )
+
+    @property
+    def _elements_per_scale(self) -> int:
+        return max(1, self.block_numel or self.numel)
+
+    def _terms(self, others: Sequence[Payload]) -> list[Term] | None:
+        """Return the codes and scales of the payloads that are not zero; None if one pass cannot add them all."""
+        payloads = [self, *(other for other in others if isinstance(other, CodedElements))]
+        if len(payloads) < 1 + len(others) or len({payload.table_id for payload in payloads}) > 1:
+            return None
+        return [(payload.packed, payload.scales) for payload in payloads if payload.num_entries]
 
 
 @dataclasses.dataclass(eq=False)
-class Codes(Payload):
+class Codes(CodedElements):
     """Sends a code of 1 to 8 bits for every element, whose value is scale * codebook[code].
 
     Attributes:
@@ -51,6 +121,7 @@ class Codes(Payload):
     """
 
     code = 6
+    fixed = struct.Struct("<IBB2x")
     dtypes = FLOAT_DTYPES[:3]
 
     numel: int
@@ -86,22 +157,24 @@ class Codes(Payload):
             scales: one scale, or one per block.
             block_numel: elements per scale; 0 for one scale for all.
         """
-        packed = pack_bits(codes, bits, first=codebook_named(codebook).first)
+        packed = pack_bits(codes, bits, first=find_codebook(codebook).first)
         return cls(codes.numel(), codebook, bits, packed, scales, block_numel)
 
-    @staticmethod
+    @classmethod
     def room(
-        numel: int, bits: int, device: torch.device, scale_dtype: torch.dtype = torch.float32, block_numel: int = 0
+        cls, numel: int, bits: int, device: torch.device, scale_dtype: torch.dtype = torch.float32, block_numel: int = 0
     ) -> torch.Tensor:
         """Return uninitialised packed codes, uint8 [ceil(numel * bits / 8)], that `pack` need not copy."""
-        before = HEADER_BYTES + FIXED.size + num_scales(numel, block_numel) * scale_dtype.itemsize
-        return with_room(before, packed_nbytes(numel, bits), torch.uint8, device)
+        nbytes = packed_nbytes(numel, bits)
+        return with_room(cls.packed_nbytes(numel, bits, scale_dtype, block_numel) - nbytes, nbytes, torch.uint8, device)
 
-    @staticmethod
-    def packed_nbytes(numel: int, bits: int, scale_dtype: torch.dtype = torch.float32, block_numel: int = 0) -> int:
+    @classmethod
+    def packed_nbytes(
+        cls, numel: int, bits: int, scale_dtype: torch.dtype = torch.float32, block_numel: int = 0
+    ) -> int:
         """Return the length of a packed payload whose scales are not all zero."""
         scales = num_scales(numel, block_numel) * scale_dtype.itemsize
-        return HEADER_BYTES + FIXED.size + scales + packed_nbytes(numel, bits)
+        return HEADER_BYTES + cls.fixed.size + scales + packed_nbytes(numel, bits)
 
     @property
     def codes(self) -> torch.Tensor:
@@ -110,57 +183,28 @@ class Codes(Payload):
 
     @property
     @override
-    def device(self) -> torch.device:
-        return self.packed.device
+    def table(self) -> torch.Tensor:
+        return byte_table(self._book, self.bits, self.device)
 
     @property
     @override
-    def num_entries(self) -> int:
-        return self.numel if self.scales.numel() else 0
-
-    @property
-    @override
-    def alignment(self) -> int:
-        return math.lcm(8 // self.bits, self.block_numel or 1)
+    def table_id(self) -> Hashable:
+        return self.codebook, self.bits, self.block_numel
 
     @override
     def fields(self) -> list[Field]:
-        header = self._header(self.scales.dtype, num_entries=self.num_entries)
-        return [header + FIXED.pack(self.block_numel, self.bits, self._book.number, 0), self.scales, self.packed]
+        header = self._header(self.scales.dtype, self.block_numel, self.bits, self._book.number)
+        return [header, self.scales, self.packed]
 
     @override
     @classmethod
-    def from_wire(cls, header: Header, body: torch.Tensor) -> Self:
-        dtype = cls._dtype_in(header)
-        reader = Reader(body)
-        block_numel, bits, number, reserved = map(int, reader.fields(FIXED))
-        book = codebook_numbered(number)
-        if reserved or header.flags or header.num_entries not in (0, header.numel):
-            raise PayloadError("the fixed fields of a coded payload do not fit together")
-        scales = reader.tensor(num_scales(header.num_entries, block_numel), dtype)
-        packed = reader.tensor(packed_nbytes(header.num_entries, bits), torch.uint8)
-        return cls(header.numel, book.name, bits, packed, scales, block_numel)
-
-    @override
-    def add_to_(self, dense: torch.Tensor, *, divisor: float = 1.0) -> None:
-        self._add([self], dense, divisor=divisor)
-
-    @override
-    def subtract_from_(self, dense: torch.Tensor) -> None:
-        self._add([self], dense, sign=-1.0)
-
-    @override
-    def add_all_to_(self, others: Sequence[Payload], dense: torch.Tensor, *, divisor: float) -> bool:
-        if not self._agrees_with(others):
-            return False
-        self._add([self, *others], dense, divisor=divisor)
-        return True
-
-    @override
-    def write_all_to(self, others: Sequence[Payload], parts: Sequence[torch.Tensor], *, divisor: float) -> bool:
-        return self._agrees_with(others) and write_codes_(
-            parts, _terms([self, *others]), self._table, block_numel=self._elements_per_scale, divisor=divisor
-        )
+    def from_wire(cls, wire: Received) -> Self:
+        block_numel, bits, number = wire.numbers
+        if wire.num_entries not in (0, wire.numel):
+            raise PayloadError("a coded payload has a code for every element, or for none")
+        scales = wire.body.tensor(num_scales(wire.num_entries, block_numel), wire.dtype)
+        packed = wire.body.tensor(packed_nbytes(wire.num_entries, bits), torch.uint8)
+        return cls(wire.numel, find_codebook(number).name, bits, packed, scales, block_numel)
 
     @override
     def slice(self, start: int, stop: int) -> Codes:
@@ -175,34 +219,7 @@ class Codes(Payload):
 
     @property
     def _book(self) -> Codebook:
-        return codebook_named(self.codebook)
-
-    @property
-    def _format(self) -> tuple[str, int, int]:
-        return self.codebook, self.bits, self.block_numel
-
-    def _agrees_with(self, others: Sequence[Payload]) -> TypeGuard[Sequence[Codes]]:
-        """Return True if the others have the same codebook, width and blocks, so that one loop can add all."""
-        return all(isinstance(other, Codes) and other._format == self._format for other in others)
-
-    @property
-    def _table(self) -> torch.Tensor:
-        return self._book.byte_table(self.bits, self.device)
-
-    @property
-    def _elements_per_scale(self) -> int:
-        return max(1, self.block_numel or self.numel)
-
-    def _add(self, payloads: Sequence[Codes], dense: torch.Tensor, *, divisor: float = 1.0, sign: float = 1.0) -> None:
-        """Add payloads with the same codebook, width and blocks as this one to `dense` (mutated)."""
-        if terms := _terms(payloads):
-            block_numel = self._elements_per_scale
-            add_codes_(dense, terms, self._table, block_numel=block_numel, divisor=divisor, sign=sign)
-
-
-def _terms(payloads: Sequence[Codes]) -> list[Term]:
-    """Return the packed codes and scales of the payloads that are not zero."""
-    return [(payload.packed, payload.scales) for payload in payloads if payload.num_entries]
+        return find_codebook(self.codebook)
 
 
 def num_scales(numel: int, block_numel: int) -> int:
@@ -210,11 +227,8 @@ def num_scales(numel: int, block_numel: int) -> int:
     return -(-numel // block_numel) if block_numel else min(numel, 1)
 
 
-TWO_MEANS_FIXED = struct.Struct("<ff")
-
-
 @dataclasses.dataclass(eq=False)
-class TwoMeans(Payload):
+class TwoMeans(CodedElements):
     """Sends two values and one bit per element, which selects `high` (1) or `low` (0).
 
     Attributes:
@@ -227,6 +241,9 @@ class TwoMeans(Payload):
     """
 
     code = 10
+    fixed = struct.Struct("<ff")
+    dtypes = FLOAT_DTYPES[:1]
+    bits = 1
 
     numel: int
     low: float
@@ -246,54 +263,43 @@ class TwoMeans(Payload):
         """Pack a mask, bool [numel], that is True where the value is `high`."""
         return cls(is_high.numel(), low, high, pack_bits(is_high, 1))
 
-    @staticmethod
-    def room(numel: int, device: torch.device) -> torch.Tensor:
+    @classmethod
+    def room(cls, numel: int, device: torch.device) -> torch.Tensor:
         """Return uninitialised bits, uint8 [ceil(numel / 8)], that `pack` need not copy."""
-        return with_room(HEADER_BYTES + TWO_MEANS_FIXED.size, packed_nbytes(numel, 1), torch.uint8, device)
+        return with_room(HEADER_BYTES + cls.fixed.size, packed_nbytes(numel, 1), torch.uint8, device)
 
-    @staticmethod
-    def packed_nbytes(numel: int) -> int:
+    @classmethod
+    def packed_nbytes(cls, numel: int) -> int:
         """Return the length of a packed payload that is not zero."""
-        return HEADER_BYTES + TWO_MEANS_FIXED.size + packed_nbytes(numel, 1)
+        return HEADER_BYTES + cls.fixed.size + packed_nbytes(numel, 1)
 
     @property
     @override
-    def device(self) -> torch.device:
-        return self.packed.device
+    def scales(self) -> torch.Tensor:  # type: ignore[override]  # the table needs no scale
+        return torch.ones(1, dtype=torch.float32, device=self.device)
 
     @property
     @override
-    def num_entries(self) -> int:
-        return self.numel if self.packed.numel() else 0
+    def table(self) -> torch.Tensor:
+        high, low = (torch.tensor(mean, dtype=torch.float32, device=self.device) for mean in (self.high, self.low))
+        return torch.where(byte_table(SIGN, 1, self.device) > 0, high, low)
 
     @property
     @override
-    def alignment(self) -> int:
-        return 8
+    def table_id(self) -> Hashable:
+        return self.low, self.high
 
     @override
     def fields(self) -> list[Field]:
-        header = self._header(torch.float32, num_entries=self.num_entries)
-        return [header + TWO_MEANS_FIXED.pack(self.low, self.high), self.packed]
+        return [self._header(torch.float32, self.low, self.high), self.packed]
 
     @override
     @classmethod
-    def from_wire(cls, header: Header, body: torch.Tensor) -> Self:
-        reader = Reader(body)
-        low, high = map(float, reader.fields(TWO_MEANS_FIXED))
-        if header.dtype or header.flags or header.num_entries not in (0, header.numel):
-            raise PayloadError("the fixed fields of a two-means payload do not fit together")
-        if (header.num_entries == 0) != (low == 0 and high == 0) and header.numel:
+    def from_wire(cls, wire: Received) -> Self:
+        low, high = wire.numbers
+        if wire.num_entries != (0 if low == high == 0 else wire.numel):
             raise PayloadError("a two-means payload has bits if and only if one of its values is not zero")
-        return cls(header.numel, low, high, reader.tensor(packed_nbytes(header.num_entries, 1), torch.uint8))
-
-    @override
-    def add_to_(self, dense: torch.Tensor, *, divisor: float = 1.0) -> None:
-        self._add(dense, divisor=divisor)
-
-    @override
-    def subtract_from_(self, dense: torch.Tensor) -> None:
-        self._add(dense, sign=-1.0)
+        return cls(wire.numel, low, high, wire.body.tensor(packed_nbytes(wire.num_entries, 1), torch.uint8))
 
     @override
     def slice(self, start: int, stop: int) -> TwoMeans:
@@ -301,11 +307,3 @@ class TwoMeans(Payload):
         if start == stop:
             return TwoMeans(0, 0.0, 0.0, self.packed[:0])
         return TwoMeans(stop - start, self.low, self.high, self.packed[start // 8 : packed_nbytes(stop, 1)])
-
-    def _add(self, dense: torch.Tensor, *, divisor: float = 1.0, sign: float = 1.0) -> None:
-        if self.num_entries:
-            is_high = SIGN.byte_table(1, self.device) > 0
-            high, low = (torch.tensor(mean, dtype=torch.float32, device=self.device) for mean in (self.high, self.low))
-            table = torch.where(is_high, high, low)
-            unit = torch.ones(1, dtype=torch.float32, device=self.device)
-            add_codes_(dense, [(self.packed, unit)], table, block_numel=self.numel, divisor=divisor, sign=sign)

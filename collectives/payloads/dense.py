@@ -9,13 +9,13 @@ from typing import Self
 import torch
 from typing_extensions import override
 
-from collectives.payloads.base import HEADER_BYTES, Header, KeepLost, Payload, TypedValues
+from collectives.payloads.base import HEADER_BYTES, KeepLost, Payload, PayloadError, Received
 from collectives.payloads.codec.values import SHORT, add_divided_, add_values, lost_in_sum, write_divided
-from collectives.payloads.fields import VALUE_DTYPES, Field, PayloadError, Reader, with_room
+from collectives.payloads.fields import VALUE_DTYPES, Field, with_room
 
 
 @dataclasses.dataclass(eq=False)
-class Dense(TypedValues):
+class Dense(Payload):
     """Sends every element of a tensor.
 
     Integer values make sums exact (for example of levels on a shared scale). They wrap on overflow, so choose a type
@@ -49,31 +49,26 @@ class Dense(TypedValues):
 
     @override
     def fields(self) -> list[Field]:
-        return [self._header(self.values.dtype, num_entries=self.numel), self.values]
+        return [self._header(self.values.dtype), self.values]
 
     @override
     @classmethod
-    def from_wire(cls, header: Header, body: torch.Tensor) -> Self:
-        if header.num_entries != header.numel or header.flags:
+    def from_wire(cls, wire: Received) -> Self:
+        if wire.num_entries != wire.numel:
             raise PayloadError("a dense payload sends every element")
-        return cls(Reader(body).tensor(header.numel, cls._dtype_in(header)))
+        return cls(wire.body.tensor(wire.numel, wire.dtype))
 
     @override
     def add_to_(self, dense: torch.Tensor, *, divisor: float = 1.0) -> None:
         add_divided_(dense, self.values, divisor)
 
     @override
-    def write_to(self, parts: Sequence[torch.Tensor], *, divisor: float) -> bool:
-        """Convert floating values of any type to fp32, divide and write in one pass."""
-        if not self.values.is_floating_point() or any(part.dtype != torch.float32 for part in parts):
+    def write_to(self, parts: Sequence[torch.Tensor], *, divisor: float, others: Sequence[Payload] = ()) -> bool:
+        if others or not self.values.is_floating_point() or any(part.dtype != torch.float32 for part in parts):
             return False
         for part, values in zip(parts, self.values.split([part.numel() for part in parts]), strict=True):
             write_divided(values, divisor, part)
         return True
-
-    @override
-    def subtract_from_(self, dense: torch.Tensor) -> None:
-        dense.sub_(self.values)
 
     @override
     def slice(self, start: int, stop: int) -> Dense:

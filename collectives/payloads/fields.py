@@ -1,10 +1,14 @@
-"""The byte format of packed payloads: numbers of value types, writing of fields, and reading with checked lengths."""
+"""The byte format of packed payloads: header, numbers of value types, writing of fields, reading with checked lengths.
+
+Header, little endian: magic u16 | kind u8 | dtype u8 | flags u16 | tensor_id u16 | numel u32 | num_entries u32.
+"""
 
 from __future__ import annotations
 
 import itertools
 import struct
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 
@@ -12,6 +16,11 @@ import torch
 class PayloadError(ValueError):
     """A buffer is not a valid packed payload, or payloads do not fit together."""
 
+
+MAGIC = 0x4757  # "WG" on the wire
+HEADER = struct.Struct("<HBBHHII")
+HEADER_BYTES = HEADER.size
+MAX_NUMEL = 2**32 - 1
 
 VALUE_DTYPES: tuple[torch.dtype, ...] = (
     torch.float32,
@@ -56,13 +65,12 @@ def lay_out(fields: Sequence[Field], device: torch.device) -> torch.Tensor:
         fields = fields[:-1]
     else:
         out = torch.empty(starts[-1], dtype=torch.uint8, device=device)
-    stops = starts[1:]
     if device.type == "cpu":  # creating a tensor for a few header bytes would be slow
         memory = out.numpy().data
-        for field, start, stop in zip(fields, starts, stops, strict=False):
+        for field, (start, stop) in zip(fields, itertools.pairwise(starts), strict=False):
             memory[start:stop] = field if isinstance(field, bytes) else as_bytes(field).numpy().data
         return out
-    for field, start, stop in zip(fields, starts, stops, strict=False):
+    for field, (start, stop) in zip(fields, itertools.pairwise(starts), strict=False):
         raw = torch.frombuffer(bytearray(field), dtype=torch.uint8) if isinstance(field, bytes) else as_bytes(field)
         out[start:stop] = raw
     return out
@@ -73,37 +81,39 @@ def as_bytes(tensor: torch.Tensor) -> torch.Tensor:
     return tensor.contiguous().view(-1).view(torch.uint8)
 
 
-def bytes_of(tensor: torch.Tensor, part: slice) -> bytes:
-    """Return part of a message, uint8 [any], as bytes; fewer if the message ends before. On a CPU by numpy alone."""
-    return (tensor.numpy()[part] if tensor.is_cpu else tensor[part].cpu().numpy()).tobytes()
-
-
 class Reader:
-    """Reads one field after another from a received body and raises if the body is too short."""
+    """Reads one field of a message after another, and raises PayloadError if the message is too short.
+
+    Args:
+        body: uint8 [any], contiguous.
+    """
 
     def __init__(self, body: torch.Tensor) -> None:
-        """Read from `body`, uint8 [any], contiguous."""
         self._body = body
         self._offset = 0
 
-    def fields(self, layout: struct.Struct) -> tuple[int | float, ...]:
-        """Read the next fixed fields.
-
-        Raises:
-            PayloadError: the body ends before them.
-        """
-        return layout.unpack(bytes_of(self._body, self._next(layout.size)))
+    def numbers(self, layout: struct.Struct) -> tuple[Any, ...]:
+        """Read fixed fields; their padding must be zero."""
+        part = self._next(layout.size)
+        raw = (self._body.numpy()[part] if self._body.is_cpu else self._body[part].cpu().numpy()).tobytes()
+        numbers = layout.unpack(raw)
+        if layout.pack(*numbers) != raw:
+            raise PayloadError("a reserved field of a payload is not zero")
+        return numbers
 
     def tensor(self, count: int, dtype: torch.dtype) -> torch.Tensor:
-        """Read the next `count` elements, 1-D: a view of the body if it is aligned for the type, else a copy.
+        """Read the next `count` elements, 1-D: a view of the message if it is aligned for the type, else a copy.
 
-        Raises:
-            PayloadError: the body ends before them; raised before any memory is allocated.
+        Nothing is allocated if the message ends before them.
         """
         raw = self._body[self._next(count * dtype.itemsize)]
         if raw.storage_offset() % dtype.itemsize or raw.data_ptr() % dtype.itemsize:
             raw = raw.clone()
         return raw.view(dtype)
+
+    def rest(self) -> torch.Tensor:
+        """Return the bytes that have not been read: uint8 [any], a view of the message."""
+        return self._body[self._offset :]
 
     def _next(self, nbytes: int) -> slice:
         left = self._body.numel() - self._offset

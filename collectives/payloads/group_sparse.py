@@ -1,10 +1,12 @@
-"""GroupSparse: a payload with k entries in every group of consecutive elements, indexed within their group.
+"""GroupSparse and RowSparse: payloads with k entries in every group, or with whole rows of a matrix.
 
-Body: group_size u32 | k u32 | values | local indices, ceil(log2 group_size) bits each, low bits first; or, if that is
-shorter, a bitmap of all elements (flag 1). The last group may be shorter and then has its own k, which follows from
-the number of entries. If all values are zero, only header and fixed fields are sent.
+GroupSparse body: group_size u32 | k u32 | values | local indices, ceil(log2 group_size) bits each, low bits first; or,
+if that is shorter, a bitmap of all elements (flag 1). The last group may be shorter and then has its own k, which
+follows from the number of entries. RowSparse body: row_numel u32 | 4 zero bytes | values of the rows | row numbers,
+coded as the header's flags say (`codec/index_sets.py`). If all values are zero, only header and fixed fields are sent.
 
-Bytes: 24 + z v + min(ceil(z ceil(log2 min(group_size, m)) / 8), ceil(m / 8)).
+Bytes: GroupSparse 24 + z v + min(ceil(z ceil(log2 min(group_size, m)) / 8), ceil(m / 8)).
+RowSparse 24 + rows * row_numel * v + row indices (at most ceil(num_rows / 8)).
 """
 
 from __future__ import annotations
@@ -18,14 +20,25 @@ import torch
 from typing_extensions import override
 
 from collectives.kernels.loop import ByteArray, Int, IntArray, LongArray, Loop
-from collectives.payloads.base import HEADER_BYTES, Header, KeepLost, Payload
+from collectives.payloads.base import HEADER_BYTES, KeepLost, Payload, PayloadError, Received
 from collectives.payloads.codec.bits import bits_for, pack_bits, packed_nbytes, unpack_bits
-from collectives.payloads.codec.index_sets import bitmap_of, check_ascending, positions_in
-from collectives.payloads.fields import Field, PayloadError, Reader
-from collectives.payloads.sparse import IndexedValues, Sparse, as_sparse, canonical_values
+from collectives.payloads.codec.index_sets import (
+    CODINGS,
+    add_index_sets,
+    bitmap_of,
+    cheapest_coding,
+    check_ascending,
+    decode_indices,
+    encode_indices,
+    index_set_nbytes,
+    positions_in,
+)
+from collectives.payloads.codec.values import SHORT, add_values, divided, lost_in_sum
+from collectives.payloads.dense import Dense
+from collectives.payloads.fields import Field
+from collectives.payloads.sparse import IndexedValues, Sparse, canonical_values
 
-FIXED = struct.Struct("<II")
-LOCAL, BITMAP = 0, 1
+LOCAL, BITMAP = 0, 1  # forms of GroupSparse
 
 _UNPACK_GROUPS = Loop("unpack_groups", ByteArray, Int, Int, Int, Int, Int, IntArray, LongArray, returns=Int)
 _ADD_GROUP_STARTS = Loop("add_group_starts", LongArray, Int, Int, Int, returns=Int)
@@ -34,6 +47,8 @@ _ADD_GROUP_STARTS = Loop("add_group_starts", LongArray, Int, Int, Int, returns=I
 @dataclasses.dataclass(eq=False)
 class GroupSparse(IndexedValues):
     """Sends k values per group of `group_size` consecutive elements; a shorter last group may have fewer.
+
+    A sum is `Sparse` or `Dense`, because its groups can have different numbers of entries.
 
     Attributes:
         numel: elements of the dense tensor.
@@ -48,7 +63,8 @@ class GroupSparse(IndexedValues):
     """
 
     code = 3
-    addable = True
+    fixed = struct.Struct("<II")
+    num_forms = 2
     splits_blocks: ClassVar[bool] = True
 
     numel: int
@@ -64,7 +80,8 @@ class GroupSparse(IndexedValues):
             raise PayloadError(
                 f"values {list(self.values.shape)} and indices {list(self.indices.shape)} must be 1-D and equally long"
             )
-        count, most = self.num_entries, min(self.k, self._last_size)
+        last_size = self.numel - (self.num_groups - 1) * self.group_size if self.numel else 0
+        count, most = self.num_entries, min(self.k, last_size)
         if count and not 1 <= self.last_k <= most:
             raise PayloadError(
                 f"{count} entries do not fill {self.num_groups} groups with {self.k} each (the last one with 1..{most})"
@@ -74,20 +91,10 @@ class GroupSparse(IndexedValues):
             self.indices = self.indices[: self.num_entries]
 
     @classmethod
-    def at(
-        cls, positions: torch.Tensor, numel: int, group_size: int, k: int, values: torch.Tensor, indices: torch.Tensor
-    ) -> Self:
-        """Create a payload whose flat positions, int64 [z], are already known and need not be computed."""
-        payload = cls(numel, group_size, k, values, indices)
-        count = payload.num_entries
-        payload.__dict__["positions"] = positions if count == len(positions) else positions[:count]
-        return payload
-
-    @staticmethod
-    def packed_nbytes(numel: int, group_size: int, num_entries: int, dtype: torch.dtype) -> int:
+    def packed_nbytes(cls, numel: int, group_size: int, num_entries: int, dtype: torch.dtype) -> int:
         """Return the length of a packed payload with this many entries, not all of them zero."""
         indices = min(packed_nbytes(num_entries, bits_for(min(group_size, numel))), packed_nbytes(numel, 1))
-        return HEADER_BYTES + FIXED.size + num_entries * dtype.itemsize + indices
+        return HEADER_BYTES + cls.fixed.size + num_entries * dtype.itemsize + indices
 
     @property
     def num_groups(self) -> int:
@@ -116,65 +123,40 @@ class GroupSparse(IndexedValues):
 
     @override
     def fields(self) -> list[Field]:
-        coding = BITMAP if self._bits * self.num_entries > 8 * packed_nbytes(self.numel, 1) else LOCAL
-        header = self._header(self.values.dtype, num_entries=self.num_entries, flags=coding)
-        if coding == LOCAL:
-            indices = pack_bits(self.indices, self._bits)
-        else:
-            indices = bitmap_of(self.positions, self.numel)
-        return [header + FIXED.pack(self.group_size, self.k), self.values, indices]
+        bits = bits_for(min(self.group_size, self.numel))
+        form = BITMAP if bits * self.num_entries > 8 * packed_nbytes(self.numel, 1) else LOCAL
+        header = self._header(self.values.dtype, self.group_size, self.k, form=form)
+        indices = bitmap_of(self.positions, self.numel) if form == BITMAP else pack_bits(self.indices, bits)
+        return [header, self.values, indices]
 
     @override
     @classmethod
-    def from_wire(cls, header: Header, body: torch.Tensor) -> Self:
-        dtype, count = cls._dtype_in(header), header.num_entries
-        reader = Reader(body)
-        group_size, k = map(int, reader.fields(FIXED))
+    def from_wire(cls, wire: Received) -> Self:
+        (group_size, k), count, numel = wire.numbers, wire.num_entries, wire.numel
         if not 1 <= k <= group_size:
             raise PayloadError(f"k = {k} does not fit groups of {group_size}")
-        values = reader.tensor(count, dtype)
-        if header.flags == LOCAL:
-            bits = bits_for(min(group_size, header.numel))
-            packed = reader.tensor(packed_nbytes(count, bits), torch.uint8)
-            indices, positions = _unpack_groups(packed, count, bits, group_size, k, header.numel)
-        elif header.flags == BITMAP:
-            bitmap = reader.tensor(packed_nbytes(header.numel, 1), torch.uint8)
-            indices = positions_in(bitmap, header.numel, count)
+        values = wire.body.tensor(count, wire.dtype)
+        if wire.form == LOCAL:
+            bits = bits_for(min(group_size, numel))
+            packed = wire.body.tensor(packed_nbytes(count, bits), torch.uint8)
+            indices, positions = _unpack_groups(packed, count, bits, group_size, k, numel)
+        else:
+            indices = positions_in(wire.body.tensor(packed_nbytes(numel, 1), torch.uint8), numel, count)
             indices -= _group_starts(count, group_size, k, indices.device)
             positions = _positions(indices, group_size, k)
-        else:
-            raise PayloadError(f"no index coding of GroupSparse has the number {header.flags}")
-        return cls.at(positions, header.numel, group_size, k, values, indices)
+        return cls(numel, group_size, k, values, indices).knowing(positions)
 
     def slice(self, start: int, stop: int) -> IndexedValues:
         """Return a part; `Sparse` if a border lies inside a group, because not all groups then have `k` entries."""
         self._check_borders(start, stop)
         if any(border % self.group_size and border != self.numel for border in (start, stop)):
-            begin, end = torch.searchsorted(self.positions, torch.tensor([start, stop], device=self.device)).tolist()
+            begin, end = self._entries_before([start, stop])
             return Sparse(stop - start, self.positions[begin:end] - start, self.values[begin:end])
         first, last = (-(-border // self.group_size) * self.k for border in (start, stop))
         entries = slice(
             min(first, self.num_entries), self.num_entries if stop == self.numel else min(last, self.num_entries)
         )
         return GroupSparse(stop - start, self.group_size, self.k, self.values[entries], self.indices[entries])
-
-    def add(self, other: Payload, keep_lost: KeepLost | None = None) -> Payload:
-        """Return the sum as `Sparse` or `Dense`: groups of a sum can have different numbers of entries.
-
-        Raises:
-            PayloadError: the two do not fit together.
-        """
-        self._check_fits(other)
-        return as_sparse(self).add(other, keep_lost)
-
-    @property
-    def _bits(self) -> int:
-        return bits_for(min(self.group_size, self.numel))
-
-    @property
-    def _last_size(self) -> int:
-        """Return the number of elements in the last group."""
-        return self.numel - (self.num_groups - 1) * self.group_size if self.numel else 0
 
 
 def _unpack_groups(
@@ -216,3 +198,135 @@ def _group_starts(count: int, group_size: int, k: int, device: torch.device) -> 
     """Return the first position of each entry's group, int64 [count]."""
     starts = torch.arange(-(-count // k), device=device) * group_size
     return starts[:, None].expand(-1, k).reshape(-1)[:count]
+
+
+@dataclasses.dataclass(eq=False)
+class RowSparse(Payload):
+    """Sends some rows of a matrix [num_rows, row_numel] (embedding rows, filters of a convolution).
+
+    Attributes:
+        numel: elements of the matrix, a multiple of row_numel.
+        rows: integer [kept], strictly ascending row numbers; stored as int64.
+        values: floating [kept, row_numel], in the type that is sent; -0.0 becomes +0.0, and if all are zero, no row
+            is stored.
+
+    Raises:
+        PayloadError: the shapes do not fit together.
+    """
+
+    code = 4
+    fixed = struct.Struct("<I4x")
+    num_forms = len(CODINGS)
+    addable = True
+
+    numel: int
+    rows: torch.Tensor
+    values: torch.Tensor
+
+    def __post_init__(self) -> None:
+        if self.values.dim() != 2 or self.rows.shape != self.values.shape[:1] or self.row_numel == 0:
+            raise PayloadError(
+                f"rows {list(self.rows.shape)} and values {list(self.values.shape)} must be [kept] and [kept, width]"
+            )
+        if self.numel % self.row_numel:
+            raise PayloadError(f"{self.numel} elements are not whole rows of {self.row_numel}")
+        self.values = canonical_values(self.values)
+        self.rows = self.rows[: self.values.shape[0]].to(torch.int64)
+
+    @classmethod
+    def packed_nbytes(cls, numel: int, row_numel: int, num_kept: int, dtype: torch.dtype) -> int:
+        """Return the length of a packed payload with this many rows, not all of them zero."""
+        values = num_kept * row_numel * dtype.itemsize
+        return HEADER_BYTES + cls.fixed.size + values + index_set_nbytes(num_kept, numel // row_numel)
+
+    @property
+    def row_numel(self) -> int:
+        """Return the elements per row."""
+        return self.values.shape[1]
+
+    @property
+    @override
+    def nbytes(self) -> int:
+        return self.packed_nbytes(self.numel, self.row_numel, self.rows.numel(), self.values.dtype)
+
+    @property
+    @override
+    def alignment(self) -> int:
+        return self.row_numel
+
+    @override
+    def fields(self) -> list[Field]:
+        num_rows = self.numel // self.row_numel
+        coding = cheapest_coding(self.rows.numel(), num_rows)
+        header = self._header(self.values.dtype, self.row_numel, form=CODINGS.index(coding))
+        return [header, self.values, *encode_indices(self.rows, num_rows, coding)]
+
+    @override
+    @classmethod
+    def from_wire(cls, wire: Received) -> Self:
+        (row_numel,) = wire.numbers
+        if row_numel == 0 or wire.numel % row_numel or wire.num_entries % row_numel:
+            raise PayloadError(f"{wire.num_entries} entries of {wire.numel} are not whole rows of {row_numel}")
+        num_kept = wire.num_entries // row_numel
+        values = wire.body.tensor(wire.num_entries, wire.dtype).view(num_kept, row_numel)
+        rows = decode_indices(wire.body, num_kept, wire.numel // row_numel, CODINGS[wire.form])
+        return cls(wire.numel, rows, values)
+
+    @override
+    def add_to_(self, dense: torch.Tensor, *, divisor: float = 1.0) -> None:
+        self._matrix(dense).index_add_(0, self.rows, divided(self.values, divisor, dense.dtype))
+
+    @override
+    def clear_in_(self, dense: torch.Tensor) -> None:
+        self._matrix(dense).index_fill_(0, self.rows, 0)
+
+    def entries_between(self, borders: list[int]) -> list[int]:
+        """Return how many elements of stored rows lie in each interval; borders may lie inside rows."""
+        limits = torch.tensor(borders, device=self.device)
+        row, column = limits // self.row_numel, limits % self.row_numel
+        before, upto = torch.searchsorted(self.rows, row), torch.searchsorted(self.rows, row, right=True)
+        return (before * self.row_numel + (upto - before) * column).diff().tolist()
+
+    @override
+    def slice(self, start: int, stop: int) -> RowSparse:
+        self._check_borders(start, stop)
+        limits = torch.tensor([start // self.row_numel, stop // self.row_numel], device=self.device)
+        first, last = torch.searchsorted(self.rows, limits).tolist()
+        return RowSparse(stop - start, self.rows[first:last] - start // self.row_numel, self.values[first:last])
+
+    def add(self, other: Payload, keep_lost: KeepLost | None = None) -> Payload:
+        """Return the sum at the union of the rows, as `Dense` if that takes no more bytes.
+
+        Raises:
+            PayloadError: the two do not fit together.
+        """
+        self._check_fits(other)
+        if isinstance(other, Dense):
+            return other.add(self, keep_lost)
+        if not isinstance(other, RowSparse) or other.row_numel != self.row_numel:
+            raise PayloadError("row-sparse payloads can be added to ones of the same row length only")
+        keep = None if keep_lost is None else functools.partial(self._keep_rows, keep_lost)
+        total = RowSparse(self.numel, *add_index_sets(self.rows, self.values, other.rows, other.values, keep))
+        if total.nbytes < HEADER_BYTES + self.numel * total.values.element_size():
+            return total
+        dense = total.values.new_zeros(self.numel)
+        self._matrix(dense)[total.rows] = total.values
+        return Dense(dense)
+
+    @override
+    def _added_onto(self, values: torch.Tensor, keep_lost: KeepLost | None) -> torch.Tensor:
+        total = values.to(torch.promote_types(values.dtype, self.values.dtype), copy=True)
+        here = self._matrix(total).index_select(0, self.rows)
+        there = add_values(here, self.values).to(total.dtype)
+        if keep_lost is not None and total.dtype in SHORT:
+            self._keep_rows(keep_lost, self.rows, lost_in_sum(here, self.values, there))
+        self._matrix(total).index_copy_(0, self.rows, there)
+        return total
+
+    def _keep_rows(self, keep_lost: KeepLost, rows: torch.Tensor, lost: torch.Tensor) -> None:
+        """Pass the rounding errors of rows, fp32 [rows, row_numel], to `keep_lost`."""
+        positions = rows[:, None] * self.row_numel + torch.arange(self.row_numel, device=rows.device)
+        keep_lost(0, lost.view(-1), positions.view(-1))
+
+    def _matrix(self, dense: torch.Tensor) -> torch.Tensor:
+        return dense.view(-1, self.row_numel)

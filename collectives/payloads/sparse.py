@@ -1,10 +1,12 @@
-"""Sparse and Seeded: payloads with values at ascending positions, which are sent or follow from a random seed.
+"""Sparse, SparseLevels and Seeded: payloads with values at ascending positions, zero elsewhere.
 
 Sparse body: values and indices, wider type first; the header's flags say how the indices are coded
 (`codec/index_sets.py`). If the dense form is no longer, the payload is sent as `Dense` instead. If all values are
-zero, only the header is sent. Seeded body: seed u64 | values.
+zero, only the header is sent. SparseLevels body: low f32 | ratio f32 | indices | codes of four bits, low bits first: j
+for the magnitude low * ratio^j, plus 8 if negative. Seeded body: seed u64 | values; the positions follow from the seed.
 
-Bytes: 16 + min over codings (z v + indices), at most 16 + m v.
+Bytes: Sparse 16 + min over codings (z v + indices), at most 16 + m v. SparseLevels 24 + min over codings (indices) +
+ceil(z / 2). Seeded 24 + z v.
 """
 
 from __future__ import annotations
@@ -16,119 +18,60 @@ import itertools
 import math
 import struct
 from collections.abc import Sequence
-from typing import Any, Self
+from typing import Self
 
 import numpy as np
 import torch
 from typing_extensions import override
 
-from collectives.kernels.loop import Float, FloatArray, Int, LongArray, Longs, Loop, array, longs
-from collectives.payloads.base import HEADER_BYTES, Header, KeepLost, Payload, TypedValues
+from collectives.kernels.loop import ByteArray, Double, Float, FloatArray, Int, LongArray, Loop, array
+from collectives.payloads.base import HEADER_BYTES, KeepLost, Payload, PayloadError, Received
+from collectives.payloads.codec.bits import pack_bits, packed_nbytes, unpack_bits
 from collectives.payloads.codec.index_sets import (
     CODINGS,
     add_index_sets,
     cheapest_coding,
-    check_numel,
     coding_nbytes,
     decode_indices,
     encode_indices,
     index_set_nbytes,
-    seeded_positions,
+    write_sum_,
 )
+from collectives.payloads.codec.philox import check_numel, seeded_positions
 from collectives.payloads.codec.values import SHORT, add_values, divided, lost_in_sum
 from collectives.payloads.dense import Dense
-from collectives.payloads.fields import Field, PayloadError, Reader, with_room
+from collectives.payloads.fields import Field, with_room
 
-_WRITE = Loop("write_sum", Longs, Longs, Longs, Longs, Longs, Int, Float, Int, Longs, Longs, Int)
-_KINDS = {torch.float32: 0, torch.float16: 1, torch.bfloat16: 2}
-
-
-def write_sum_(
-    values: Sequence[torch.Tensor], positions: Sequence[torch.Tensor], parts: Sequence[torch.Tensor], *, divisor: float
-) -> bool:
-    """Write (term 0 + term 1 + ...) / divisor into `parts`; bit for bit as if added to zeros.
-
-    Args:
-        values: floating [n] of each term; at least one term.
-        positions: int64 [n] of each term, ascending.
-        parts: 1-D, `numel` elements together; overwritten.
-        divisor: applied to the sum.
-
-    Returns:
-        False, with `parts` unchanged, if no native loop supports these tensors.
-
-    Raises:
-        IndexError: the positions of a term do not ascend within the parts' elements.
-    """
-    tensors = [*parts, *values]
-    if any(part.dtype != torch.float32 or not part.is_contiguous() for part in parts):
-        return False
-    if any(held.dtype not in _KINDS for held in values) or not _WRITE.serves(*tensors):
-        return False
-    values, positions = ([held.contiguous() for held in each] for each in (values, positions))
-    kinds = longs([_KINDS[held.dtype] for held in values])
-    counts, following = _numels(values), longs([0] * len(values))
-    divide_first = math.frexp(divisor)[0] == 0.5  # dividing by a power of two is exact
-    _WRITE(
-        _addresses(values), kinds, _addresses(positions), counts, following, len(values), divisor, divide_first,
-        _addresses(parts), _numels(parts), len(parts),
-    )  # fmt: skip
-    if list(following) != list(counts):
-        raise IndexError(f"positions do not ascend within the {sum(part.numel() for part in parts)} elements")
-    return True
-
-
-def _addresses(tensors: Sequence[torch.Tensor]) -> Any:
-    return longs([tensor.data_ptr() for tensor in tensors])
-
-
-def _numels(tensors: Sequence[torch.Tensor]) -> Any:
-    return longs([tensor.numel() for tensor in tensors])
-
-
+_TYPES = (torch.float32, torch.float16, torch.bfloat16)
 _ADD_AT = {
     dtype: Loop(name, array(dtype), LongArray, Int, Float, FloatArray, Int, returns=Int)
-    for dtype, name in (
-        (torch.float32, "add_fp32_at"),
-        (torch.float16, "add_fp16_at"),
-        (torch.bfloat16, "add_bf16_at"),
-    )
+    for dtype, name in zip(_TYPES, ("add_fp32_at", "add_fp16_at", "add_bf16_at"), strict=True)
 }
-ANY, MINUS_ZERO = 1, 2
 _SURVEY = {
     dtype: Loop(name, array(dtype), Int, returns=Int)
-    for dtype, name in (
-        (torch.float32, "survey_fp32"),
-        (torch.float16, "survey_halves"),
-        (torch.bfloat16, "survey_halves"),
-    )
+    for dtype, name in zip(_TYPES, ("survey_fp32", "survey_halves", "survey_halves"), strict=True)
 }
+ANY, MINUS_ZERO = 1, 2
+_TAKE = Loop("take_levels", ByteArray, Int, Double, Double, FloatArray)
 
 
-class IndexedValues(TypedValues):
+class IndexedValues(Payload):
     """A payload with values, floating [num_entries], at strictly ascending positions; zero elsewhere."""
+
+    addable = True
 
     @property
     @abc.abstractmethod
     def positions(self) -> torch.Tensor:
         """Return the flat positions, int64 [num_entries], strictly ascending."""
 
+    def knowing(self, positions: torch.Tensor) -> Self:
+        """Return self after storing its positions, int64 [at least num_entries], which then need not be computed."""
+        self.__dict__["positions"] = positions if len(positions) == self.num_entries else positions[: self.num_entries]
+        return self
+
     @override
     def add_to_(self, dense: torch.Tensor, *, divisor: float = 1.0) -> None:
-        self._add_at(dense, divisor)
-
-    @override
-    def write_all_to(self, others: Sequence[Payload], parts: Sequence[torch.Tensor], *, divisor: float) -> bool:
-        terms = [term for term in (self, *others) if isinstance(term, IndexedValues)]
-        if len(terms) < 1 + len(others):
-            return False
-        return write_sum_([t.values for t in terms], [t.positions for t in terms], parts, divisor=divisor)
-
-    @override
-    def subtract_from_(self, dense: torch.Tensor) -> None:
-        self._add_at(dense, -1.0)
-
-    def _add_at(self, dense: torch.Tensor, divisor: float) -> None:
         positions, values = self.positions, self.values
         loop = _ADD_AT.get(values.dtype)
         if loop is None or dense.dtype != torch.float32 or not (dense.is_contiguous() and loop.serves(dense, values)):
@@ -137,17 +80,39 @@ class IndexedValues(TypedValues):
             raise IndexError(f"a position lies outside the {dense.numel()} elements")
 
     @override
+    def write_to(self, parts: Sequence[torch.Tensor], *, divisor: float, others: Sequence[Payload] = ()) -> bool:
+        terms = [self, *(other for other in others if isinstance(other, IndexedValues))]
+        if len(terms) < 1 + len(others):
+            return False
+        return write_sum_([t.values for t in terms], [t.positions for t in terms], parts, divisor=divisor)
+
+    @override
     def clear_in_(self, dense: torch.Tensor) -> None:
         dense.index_fill_(0, self.positions, 0)
 
     @override
     def entries_between(self, borders: list[int]) -> list[int]:
-        if self.positions.is_cpu:  # numpy is faster for a few numbers
-            before = np.searchsorted(self.positions.numpy(), borders).tolist()
-        else:
-            before = torch.searchsorted(self.positions, torch.tensor(borders, device=self.device)).tolist()
-        return [stop - start for start, stop in itertools.pairwise(before)]
+        return [stop - start for start, stop in itertools.pairwise(self._entries_before(borders))]
 
+    def add(self, other: Payload, keep_lost: KeepLost | None = None) -> Payload:
+        """Return the sum at the union of the positions, also where values cancel; as `Dense` if that is no longer.
+
+        Raises:
+            PayloadError: the two do not fit together.
+        """
+        self._check_fits(other)
+        if isinstance(other, Dense):
+            return other.add(self, keep_lost)
+        if not isinstance(other, IndexedValues):
+            raise PayloadError(
+                f"{type(self).__name__} and {type(other).__name__} payloads cannot be added without decoding them"
+            )
+        keep = None if keep_lost is None else lambda indices, lost: keep_lost(0, lost, indices)
+        mine = as_sparse(self)
+        total = Sparse(self.numel, *add_index_sets(mine.indices, mine.values, other.positions, other.values, keep))
+        return total.widened() if total.is_wide else total
+
+    @override
     def _added_onto(self, values: torch.Tensor, keep_lost: KeepLost | None) -> torch.Tensor:
         total = values.to(torch.promote_types(values.dtype, self.values.dtype), copy=True)
         here = total.index_select(0, self.positions)
@@ -155,6 +120,12 @@ class IndexedValues(TypedValues):
         if keep_lost is not None and total.dtype in SHORT:
             keep_lost(0, lost_in_sum(here, self.values, there), self.positions)
         return total.index_copy_(0, self.positions, there)
+
+    def _entries_before(self, borders: list[int]) -> list[int]:
+        """Return how many positions are below each border."""
+        if self.positions.is_cpu:  # numpy is faster for a few numbers
+            return list(np.searchsorted(self.positions.numpy(), borders).tolist())
+        return torch.searchsorted(self.positions, torch.tensor(borders, device=self.device)).tolist()
 
 
 def canonical_values(values: torch.Tensor) -> torch.Tensor:
@@ -187,7 +158,7 @@ class Sparse(IndexedValues):
     """
 
     code = 2
-    addable = True
+    num_forms = len(CODINGS)
 
     numel: int
     indices: torch.Tensor
@@ -235,51 +206,32 @@ class Sparse(IndexedValues):
             dense.tensor_id = self.tensor_id
             return dense.fields()
         coding = cheapest_coding(self.num_entries, self.numel)
-        header = self._header(self.values.dtype, num_entries=self.num_entries, flags=CODINGS.index(coding))
-        fields = encode_indices(self.indices, self.numel, coding)
+        header = self._header(self.values.dtype, form=CODINGS.index(coding))
+        indices = encode_indices(self.indices, self.numel, coding)
         if _indices_first(self.num_entries, self.numel, coding, self.values.dtype):
-            return [header, *fields, self.values]
-        return [header, self.values, *fields]
+            return [header, *indices, self.values]
+        return [header, self.values, *indices]
 
     @override
     @classmethod
-    def from_wire(cls, header: Header, body: torch.Tensor) -> Sparse:
-        dtype, count = cls._dtype_in(header), header.num_entries
-        if header.flags >= len(CODINGS):
-            raise PayloadError(f"no index coding has the number {header.flags}")
-        coding = CODINGS[header.flags]
-        reader = Reader(body)
-        if _indices_first(count, header.numel, coding, dtype):
-            indices = decode_indices(reader, count, header.numel, coding)
-            return cls(header.numel, indices, reader.tensor(count, dtype))
-        values = reader.tensor(count, dtype)
-        return cls(header.numel, decode_indices(reader, count, header.numel, coding), values)
+    def from_wire(cls, wire: Received) -> Sparse:
+        count, coding = wire.num_entries, CODINGS[wire.form]
+        if _indices_first(count, wire.numel, coding, wire.dtype):
+            indices = decode_indices(wire.body, count, wire.numel, coding)
+            return cls(wire.numel, indices, wire.body.tensor(count, wire.dtype))
+        values = wire.body.tensor(count, wire.dtype)
+        return cls(wire.numel, decode_indices(wire.body, count, wire.numel, coding), values)
 
     @override
     def slice(self, start: int, stop: int) -> Sparse:
         self._check_borders(start, stop)
-        first, last = torch.searchsorted(self.indices, torch.tensor([start, stop], device=self.device)).tolist()
+        first, last = self._entries_before([start, stop])
         return Sparse(stop - start, self.indices[first:last] - start, self.values[first:last])
-
-    def add(self, other: Payload, keep_lost: KeepLost | None = None) -> Payload:
-        """Return the sum at the union of the positions, also where values cancel; as `Dense` if that is no longer.
-
-        Raises:
-            PayloadError: the two do not fit together.
-        """
-        self._check_fits(other)
-        if isinstance(other, Dense):
-            return other.add(self, keep_lost)
-        if not isinstance(other, IndexedValues):
-            raise PayloadError(f"Sparse and {type(other).__name__} payloads cannot be added without decoding them")
-        keep = None if keep_lost is None else lambda indices, lost: keep_lost(0, lost, indices)
-        total = Sparse(self.numel, *add_index_sets(self.indices, self.values, other.positions, other.values, keep))
-        return total.widened() if total.is_wide else total
 
 
 def as_sparse(payload: IndexedValues) -> Sparse:
     """Return the payload as `Sparse`; shares its memory."""
-    return Sparse(payload.numel, payload.positions, payload.values)
+    return payload if isinstance(payload, Sparse) else Sparse(payload.numel, payload.positions, payload.values)
 
 
 def _indices_first(count: int, numel: int, coding: str, dtype: torch.dtype) -> bool:
@@ -287,8 +239,111 @@ def _indices_first(count: int, numel: int, coding: str, dtype: torch.dtype) -> b
     return coding == "coo" and coding_nbytes("coo", count, numel) > count * dtype.itemsize
 
 
-FIXED = struct.Struct("<Q")
-MAX_SEED = 2**64 - 1
+BITS = 4
+NUM_LEVELS = NEGATIVE = 8
+LARGEST = torch.finfo(torch.float32).max
+
+
+@dataclasses.dataclass(eq=False)
+class SparseLevels(IndexedValues):
+    """Sends indices, and for each the value low * ratio^j or -low * ratio^j as a 4-bit code, j = 0..7.
+
+    Attributes:
+        numel: elements of the dense tensor.
+        indices: int64 [z], strictly ascending, below `numel`.
+        low, ratio: in fp32 precision, low > 0 and ratio >= 1; 0 if there are no entries.
+        packed: uint8 [ceil(z / 2)], the codes: j, plus 8 if negative, low bits first.
+
+    Raises:
+        PayloadError: the counts do not fit together, or `low` or `ratio` is out of range.
+    """
+
+    code = 11
+    fixed = struct.Struct("<ff")
+    num_forms = len(CODINGS)
+    dtypes = (torch.float32,)
+
+    numel: int
+    indices: torch.Tensor
+    low: float
+    ratio: float
+    packed: torch.Tensor
+
+    def __post_init__(self) -> None:
+        if self.indices.dim() != 1 or self.packed.numel() != packed_nbytes(self.num_entries, BITS):
+            raise PayloadError(f"{self.packed.numel()} bytes of codes do not fit indices {list(self.indices.shape)}")
+        if not self.num_entries:
+            self.low = self.ratio = 0.0
+        elif not (0 < self.low < math.inf and 1 <= self.ratio < math.inf):
+            raise PayloadError(f"levels need low > 0 and ratio >= 1, got low={self.low} and ratio={self.ratio}")
+
+    @classmethod
+    def packed_nbytes(cls, numel: int, num_entries: int) -> int:
+        """Return the length of a packed payload with this many entries."""
+        indices = index_set_nbytes(num_entries, numel)
+        return HEADER_BYTES + cls.fixed.size + indices + packed_nbytes(num_entries, BITS)
+
+    @property
+    @override
+    def device(self) -> torch.device:
+        return self.packed.device
+
+    @property
+    @override
+    def num_entries(self) -> int:
+        return self.indices.numel()
+
+    @property
+    @override
+    def positions(self) -> torch.Tensor:
+        return self.indices
+
+    @functools.cached_property
+    def values(self) -> torch.Tensor:  # type: ignore[override]  # computed on first use
+        """Return the decoded values, fp32 [z]."""
+        if _TAKE.serves(self.packed):
+            values = torch.empty(self.num_entries, dtype=torch.float32)
+            _TAKE(self.packed, self.num_entries, self.low, self.ratio, values)
+            return values
+        magnitudes = levels(self.low, self.ratio)
+        both = [*magnitudes, *(-magnitude for magnitude in magnitudes)]
+        table = torch.tensor(both, dtype=torch.float32, device=self.device)
+        return table.index_select(0, unpack_bits(self.packed, self.num_entries, BITS))
+
+    @property
+    @override
+    def nbytes(self) -> int:
+        return self.packed_nbytes(self.numel, self.num_entries)
+
+    @override
+    def fields(self) -> list[Field]:
+        coding = cheapest_coding(self.num_entries, self.numel)
+        header = self._header(torch.float32, self.low, self.ratio, form=CODINGS.index(coding))
+        return [header, *encode_indices(self.indices, self.numel, coding), self.packed]
+
+    @override
+    @classmethod
+    def from_wire(cls, wire: Received) -> Self:
+        indices = decode_indices(wire.body, wire.num_entries, wire.numel, CODINGS[wire.form])
+        packed = wire.body.tensor(packed_nbytes(wire.num_entries, BITS), torch.uint8)
+        low, ratio = wire.numbers
+        return cls(wire.numel, indices, low, ratio, packed)
+
+    @override
+    def slice(self, start: int, stop: int) -> SparseLevels:
+        self._check_borders(start, stop)
+        first, last = self._entries_before([start, stop])
+        codes = unpack_bits(self.packed, self.num_entries, BITS)[first:last]
+        indices = self.indices[first:last] - start
+        return SparseLevels(stop - start, indices, self.low, self.ratio, pack_bits(codes, BITS))
+
+
+def levels(low: float, ratio: float) -> list[float]:
+    """Return the eight magnitudes, multiplied one after another in fp64 so that all machines agree."""
+    row = [low]
+    while len(row) < NUM_LEVELS:
+        row.append(min(row[-1] * ratio, LARGEST))
+    return row
 
 
 @dataclasses.dataclass(eq=False)
@@ -305,8 +360,8 @@ class Seeded(IndexedValues):
     """
 
     code = 5
+    fixed = struct.Struct("<Q")
     elementwise = True
-    addable = True
 
     numel: int
     seed: int
@@ -316,18 +371,18 @@ class Seeded(IndexedValues):
         if self.values.dim() != 1 or self.values.numel() > self.numel:
             raise PayloadError(f"values {list(self.values.shape)} do not fit {self.numel} elements")
         check_numel(self.numel)
-        if not 0 <= self.seed <= MAX_SEED:
+        if not 0 <= self.seed < 2**64:
             raise PayloadError(f"a seed lies in 0..2^64 - 1, got {self.seed}")
 
-    @staticmethod
-    def packed_nbytes(num_entries: int, dtype: torch.dtype) -> int:
+    @classmethod
+    def packed_nbytes(cls, num_entries: int, dtype: torch.dtype) -> int:
         """Return the length of a packed payload with this many entries."""
-        return HEADER_BYTES + FIXED.size + num_entries * dtype.itemsize
+        return HEADER_BYTES + cls.fixed.size + num_entries * dtype.itemsize
 
-    @staticmethod
-    def room(count: int, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
+    @classmethod
+    def room(cls, count: int, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
         """Return uninitialised values, `dtype` [count], that `pack` need not copy."""
-        return with_room(HEADER_BYTES + FIXED.size, count, dtype, device)
+        return with_room(HEADER_BYTES + cls.fixed.size, count, dtype, device)
 
     @functools.cached_property
     @override
@@ -336,43 +391,31 @@ class Seeded(IndexedValues):
 
     @override
     def fields(self) -> list[Field]:
-        return [self._header(self.values.dtype, num_entries=self.num_entries) + FIXED.pack(self.seed), self.values]
+        return [self._header(self.values.dtype, self.seed), self.values]
 
     @override
     @classmethod
-    def from_wire(cls, header: Header, body: torch.Tensor) -> Self:
-        if header.flags:
-            raise PayloadError("a seeded payload has no flags")
-        reader = Reader(body)
-        (seed,) = map(int, reader.fields(FIXED))
-        return cls(header.numel, seed, reader.tensor(header.num_entries, cls._dtype_in(header)))
+    def from_wire(cls, wire: Received) -> Self:
+        (seed,) = wire.numbers
+        return cls(wire.numel, seed, wire.body.tensor(wire.num_entries, wire.dtype))
 
     def slice(self, start: int, stop: int) -> Payload:
         """Return a part, as `Sparse` because its positions do not follow from the seed; the whole range is `self`."""
         return self if (start, stop) == (0, self.numel) else as_sparse(self).slice(start, stop)
 
     def add(self, other: Payload, keep_lost: KeepLost | None = None) -> Payload:
-        """Return the sum: `Seeded` if both have the same positions, else `Sparse` at the union of the positions.
-
-        Raises:
-            PayloadError: the two do not fit together.
-        """
+        """Return the sum: `Seeded` if both have the same positions, else as other payloads with positions."""
+        if not (isinstance(other, Seeded) and (other.seed, other.num_entries) == (self.seed, self.num_entries)):
+            return as_sparse(self).add(other, keep_lost)
         self._check_fits(other)
-        if isinstance(other, Seeded) and (other.seed, other.num_entries) == (self.seed, self.num_entries):
-            total = add_values(self.values, other.values)
-            if keep_lost is not None and total.dtype in SHORT:
-                keep_lost(0, lost_in_sum(self.values, other.values, total), self.positions)
-            return self.with_wire(total)
-        return as_sparse(self).add(other, keep_lost)
+        total = add_values(self.values, other.values)
+        if keep_lost is not None and total.dtype in SHORT:
+            keep_lost(0, lost_in_sum(self.values, other.values, total), self.positions)
+        return self.with_wire(total)
 
-    def knowing(self, positions: torch.Tensor) -> Self:
-        """Return self after storing its positions, which are then not computed from the seed."""
-        self.__dict__["positions"] = positions
-        return self
-
+    @override
     def with_wire(self, wire: torch.Tensor) -> Seeded:
-        """Return other values at the same positions, which are not computed again."""
         payload = Seeded(self.numel, self.seed, wire)
         if "positions" in self.__dict__ and wire.device == self.device:
-            payload.__dict__["positions"] = self.positions
+            payload.knowing(self.positions)
         return payload

@@ -17,20 +17,19 @@ import itertools
 import math
 import struct
 from collections.abc import Iterator
-from dataclasses import dataclass
 from typing import Literal, Self
 
 import torch
 from typing_extensions import override
 
-from collectives.payloads.base import Header, KeepLost, Payload, TypedValues
+from collectives.payloads.base import KeepLost, Payload, PayloadError, Received
 from collectives.payloads.codec.values import add_values, cache_blocks, divided, to_value_dtype
 from collectives.payloads.dense import Dense
-from collectives.payloads.fields import Field, PayloadError, Reader
+from collectives.payloads.fields import Field
 
 
 @dataclasses.dataclass(eq=False)
-class Triangular(TypedValues):
+class Triangular(Payload):
     """A payload of a symmetric d x d matrix that sends d (d + 1) / 2 values.
 
     Attributes:
@@ -59,6 +58,14 @@ class Triangular(TypedValues):
     def matrix(self) -> torch.Tensor:
         """Return the symmetric matrix [d, d] as a new tensor."""
 
+    @override
+    @classmethod
+    def from_wire(cls, wire: Received) -> Self:
+        size = math.isqrt(wire.numel)
+        if size**2 != wire.numel or wire.num_entries != triangle_numel(size):
+            raise PayloadError(f"{wire.num_entries} entries are not the triangle of a matrix of {wire.numel} elements")
+        return cls(size, wire.body.tensor(wire.num_entries, wire.dtype), *wire.numbers)
+
     @property
     @override
     def alignment(self) -> int:
@@ -67,10 +74,6 @@ class Triangular(TypedValues):
     @override
     def add_to_(self, dense: torch.Tensor, *, divisor: float = 1.0) -> None:
         dense.add_(divided(self.matrix.view(-1), divisor, dense.dtype))
-
-    @override
-    def subtract_from_(self, dense: torch.Tensor) -> None:
-        dense.sub_(self.matrix.view(-1))
 
     @override
     def entries_between(self, borders: list[int]) -> list[int]:
@@ -103,42 +106,30 @@ def pack_triangle(matrix: torch.Tensor) -> torch.Tensor:
     if matrix.dim() != 2 or matrix.shape[0] != matrix.shape[1]:
         raise PayloadError(f"only square matrices have a triangle to send, got {list(matrix.shape)}")
     values = matrix.new_empty(triangle_numel(matrix.shape[0]))
-    for rows in row_cache_blocks(matrix.shape[0], matrix.device):
+    for rows, part in _row_blocks(matrix.shape[0], matrix.device):
         block = matrix[rows, : rows.stop]
-        values[_triangle_part(rows)] = block.masked_select(_kept(block, rows))
+        values[part] = block.masked_select(_kept(block, rows))
     return values
 
 
 def unpack_triangle(values: torch.Tensor, size: int) -> torch.Tensor:
     """Return the matrix [size, size] with this lower triangle and zeros above the diagonal."""
     matrix = values.new_zeros(size, size)
-    for rows in row_cache_blocks(size, values.device):
+    for rows, part in _row_blocks(size, values.device):
         block = matrix[rows, : rows.stop]
-        block.masked_scatter_(_kept(block, rows), values[_triangle_part(rows)])
+        block.masked_scatter_(_kept(block, rows), values[part])
     return matrix
 
 
-def matrix_size(header: Header) -> int:
-    """Return d for the header of a d x d matrix.
+def _row_blocks(size: int, device: torch.device) -> Iterator[tuple[slice, slice]]:
+    """Divide the rows of a matrix [size, size] into blocks of about `cache_blocks` length.
 
-    Raises:
-        PayloadError: the counts in the header are not those of a triangle.
+    Yields:
+        The rows of a block, and the part of the packed triangle that holds them.
     """
-    size = math.isqrt(header.numel)
-    if size**2 != header.numel or header.num_entries != triangle_numel(size):
-        raise PayloadError(f"{header.num_entries} entries are not the triangle of a matrix of {header.numel} elements")
-    return size
-
-
-def row_cache_blocks(size: int, device: torch.device) -> Iterator[slice]:
-    """Divide the rows of a matrix [size, size] into slices of about `cache_blocks` length."""
-    for part in cache_blocks(size**2, device, multiple_of=max(1, size)):
-        yield slice(part.start // size, part.stop // size)
-
-
-def _triangle_part(rows: slice) -> slice:
-    """Return the range of the packed triangle that holds these rows."""
-    return slice(triangle_numel(rows.start), triangle_numel(rows.stop))
+    for elements in cache_blocks(size**2, device, multiple_of=max(1, size)):
+        rows = slice(elements.start // size, elements.stop // size)
+        yield rows, slice(triangle_numel(rows.start), triangle_numel(rows.stop))
 
 
 def _kept(block: torch.Tensor, rows: slice) -> torch.Tensor:
@@ -162,22 +153,14 @@ class Triangle(Triangular):
     @override
     def matrix(self) -> torch.Tensor:
         full = unpack_triangle(self.values, self.size)
-        for rows in row_cache_blocks(self.size, self.device):
+        for rows, _ in _row_blocks(self.size, self.device):
             block = full[rows, : rows.stop]
             full[: rows.stop, rows] += block.tril(rows.start - 1).T
         return full
 
     @override
     def fields(self) -> list[Field]:
-        return [self._header(self.values.dtype, num_entries=self.num_entries), self.values]
-
-    @override
-    @classmethod
-    def from_wire(cls, header: Header, body: torch.Tensor) -> Self:
-        if header.flags:
-            raise PayloadError("a triangle has no flags")
-        size = matrix_size(header)
-        return cls(size, Reader(body).tensor(header.num_entries, cls._dtype_in(header)))
+        return [self._header(self.values.dtype), self.values]
 
     @override
     def add(self, other: Payload, keep_lost: KeepLost | None = None) -> Triangle:
@@ -196,9 +179,6 @@ class Triangle(Triangular):
         return Triangle(self.size, wire)
 
 
-FIXED = struct.Struct("<fI")
-
-
 @dataclasses.dataclass(eq=False)
 class CholeskyFactor(Triangular):
     """Sends the Cholesky factor L of a symmetric d x d matrix, which is L L^T - damping I.
@@ -213,6 +193,7 @@ class CholeskyFactor(Triangular):
     """
 
     code = 8
+    fixed = struct.Struct("<f4x")
 
     damping: float = 0.0
 
@@ -250,18 +231,7 @@ class CholeskyFactor(Triangular):
 
     @override
     def fields(self) -> list[Field]:
-        header = self._header(self.values.dtype, num_entries=self.num_entries)
-        return [header + FIXED.pack(self.damping, 0), self.values]
-
-    @override
-    @classmethod
-    def from_wire(cls, header: Header, body: torch.Tensor) -> Self:
-        reader = Reader(body)
-        damping, reserved = reader.fields(FIXED)
-        if reserved or header.flags:
-            raise PayloadError("the fixed fields of a Cholesky factor do not fit together")
-        size = matrix_size(header)
-        return cls(size, reader.tensor(header.num_entries, cls._dtype_in(header)), damping)
+        return [self._header(self.values.dtype, self.damping), self.values]
 
     def add(self, other: Payload, keep_lost: KeepLost | None = None) -> CholeskyFactor:
         """Return the factor of the sum, by QR in fp32 or wider, with a non-negative diagonal, rounded once.
@@ -276,14 +246,17 @@ class CholeskyFactor(Triangular):
             raise PayloadError(f"CholeskyFactor and {type(other).__name__} payloads cannot be added")
         dtype = torch.promote_types(self.values.dtype, other.values.dtype)
         wide = torch.promote_types(dtype, torch.float32)
-        stacked = torch.cat([self.factor.T.to(wide), other.factor.T.to(wide)])
-        upper = torch.linalg.qr(stacked, mode="r").R
-        signs = torch.where(upper.diagonal() < 0, -1.0, 1.0).to(wide)
-        factor = (signs[:, None] * upper).T
+        factor = _lower_factor(torch.cat([self.factor.T.to(wide), other.factor.T.to(wide)]))
         return CholeskyFactor(self.size, to_value_dtype(pack_triangle(factor), dtype), self.damping + other.damping)
 
 
-Form = Literal["cholesky", "triangle", "dense"]
+def _lower_factor(matrix: torch.Tensor) -> torch.Tensor:
+    """Return L with L L^T = A^T A for a matrix A [n, d], by QR, with a non-negative diagonal."""
+    upper: torch.Tensor = torch.linalg.qr(matrix, mode="r").R
+    return (torch.where(upper.diagonal() < 0, -1.0, 1.0).to(upper)[:, None] * upper).T
+
+
+MatrixForm = Literal["cholesky", "triangle", "dense"]
 
 # A matrix counts as symmetric up to this difference from its transpose, relative to its largest element.
 MAX_ASYMMETRY = 1e-6
@@ -302,7 +275,7 @@ class Fallback(enum.IntEnum):
     DENSE = 3  # the whole matrix: it is not symmetric
 
 
-@dataclass(frozen=True, eq=False)
+@dataclasses.dataclass(frozen=True, eq=False)
 class EncodedMatrix:
     """The result of `encode_symmetric`.
 
@@ -316,7 +289,7 @@ class EncodedMatrix:
 
 
 def encode_symmetric(
-    matrix: torch.Tensor, form: Form, *, dtype: torch.dtype = torch.float32, damping: float = 0.0
+    matrix: torch.Tensor, form: MatrixForm, *, dtype: torch.dtype = torch.float32, damping: float = 0.0
 ) -> EncodedMatrix:
     """Encode a matrix in the requested form, or in the next one that it allows.
 
@@ -335,7 +308,7 @@ def encode_symmetric(
         raise PayloadError("a matrix must be finite to be sent")
     if form == "dense":
         return EncodedMatrix(_whole(matrix, dtype))
-    if not is_symmetric(matrix):
+    if matrix.numel() and bool((matrix - matrix.T).abs().max() > MAX_ASYMMETRY * matrix.abs().max()):
         return EncodedMatrix(_whole(matrix, dtype), Fallback.DENSE)
     if form == "cholesky":
         for index, times in enumerate(DAMPING_TRIES):
@@ -345,13 +318,6 @@ def encode_symmetric(
                 return EncodedMatrix(of_damped, Fallback.DAMPING if index else Fallback.NONE)
     triangle = Triangle.from_matrix(to_value_dtype(matrix, dtype))
     return EncodedMatrix(triangle, Fallback.TRIANGLE if form == "cholesky" else Fallback.NONE)
-
-
-def is_symmetric(matrix: torch.Tensor) -> bool:
-    """Return True if a square matrix equals its transpose up to rounding."""
-    if not matrix.numel():
-        return True
-    return bool((matrix - matrix.T).abs().max() <= MAX_ASYMMETRY * matrix.abs().max())
 
 
 def cholesky(matrix: torch.Tensor, damping: float) -> torch.Tensor | None:
@@ -374,10 +340,7 @@ def positive_factor(matrix: torch.Tensor, floor: float) -> torch.Tensor:
         floor: above 0.
     """
     eigenvalues, vectors = torch.linalg.eigh(matrix.double())
-    roots = vectors * eigenvalues.clamp(min=floor).sqrt()
-    upper: torch.Tensor = torch.linalg.qr(roots.T, mode="r").R
-    signs = torch.where(upper.diagonal() < 0, -1.0, 1.0).to(upper)
-    return (signs[:, None] * upper).T.to(matrix.dtype)
+    return _lower_factor((vectors * eigenvalues.clamp(min=floor).sqrt()).T).to(matrix.dtype)
 
 
 def relative_damping(matrix: torch.Tensor) -> float:

@@ -22,7 +22,7 @@ from collectives.kernels.loop import (
 )
 from collectives.payloads.codec.bits import pack_bits, packed_nbytes
 from collectives.payloads.codec.philox import shared_words
-from collectives.payloads.sparse_levels import BITS, NEGATIVE, levels
+from collectives.payloads.sparse import BITS, NEGATIVE, levels
 from compressors.kernels.selection import folded_sum, magnitudes, sum_of_magnitudes
 
 _MAXIMA = Loop("block_maxima", Longs, Longs, Int, Int, IntArray)

@@ -12,7 +12,7 @@ from collectives.base import BoundCollective, Collective
 from collectives.options import build
 from collectives.payloads import Bundle, Dense, GroupSparse, Sparse
 from collectives.payloads.base import Payload
-from collectives.payloads.row_sparse import RowSparse
+from collectives.payloads.group_sparse import RowSparse
 from collectives.payloads.sparse import Seeded
 from compressors.base import Compressor
 from compressors.ddp.communicator import Downlink

@@ -21,9 +21,8 @@ from collectives.payloads import (
     Triangle,
 )
 from collectives.payloads.base import Payload
-from collectives.payloads.codec.bits import pack_bits
-from collectives.payloads.codec.codebooks import codebook_named
-from collectives.payloads.codec.index_sets import seeded_positions
+from collectives.payloads.codec.bits import find_codebook, pack_bits
+from collectives.payloads.codec.philox import seeded_positions
 from collectives.payloads.codes import TwoMeans
 
 LENGTHS = (0, 1, 2, 3, 7, 8, 9, 63, 1023, 1024, 1025)
@@ -118,7 +117,7 @@ def codes_example(
     scales = values_like_gradients(num_scales, dtype, generator).abs()
     payload = Codes.from_codes(codes, codebook=codebook, bits=bits, scales=scales, block_numel=block_numel)
     per_element = scales.float()[torch.arange(numel) // (block_numel or max(1, numel))]
-    dense = codebook_named(codebook).values(bits)[codes] * per_element
+    dense = find_codebook(codebook).values(bits)[codes] * per_element
     return Example(payload, dense, torch.ones(numel, dtype=torch.bool))
 
 

@@ -25,7 +25,7 @@ from collectives.payloads.bundle import Bundle
 from collectives.payloads.symmetric import (
     CholeskyFactor,
     Fallback,
-    Form,
+    MatrixForm,
     encode_symmetric,
     positive_factor,
     relative_damping,
@@ -37,7 +37,7 @@ from compressors.ddp.report import StepReport
 # The largest element of a sum stays below 2^15: fp16 ends at 65504, and is less exact below 2^-14.
 _TOP_EXPONENT = 15
 _LARGEST_SCALE = 120  # 2^120 is within fp32's range
-_FORMS: dict[Fallback, Form] = {Fallback.TRIANGLE: "triangle", Fallback.DENSE: "dense"}
+_FORMS: dict[Fallback, MatrixForm] = {Fallback.TRIANGLE: "triangle", Fallback.DENSE: "dense"}
 
 
 class MomentExchange:
@@ -51,12 +51,12 @@ class MomentExchange:
     """
 
     def __init__(
-        self, channel: CompressedCommunicator, collective: BoundCollective, transfer: Form, dtype: torch.dtype
+        self, channel: CompressedCommunicator, collective: BoundCollective, transfer: MatrixForm, dtype: torch.dtype
     ) -> None:
         self._channel = channel
         self._transport = channel.transport
         self._collective = collective
-        self._transfer: Form = transfer
+        self._transfer: MatrixForm = transfer
         self._dtype = dtype
 
     def mean(self, moments: Moments) -> Moments | None:

@@ -1,17 +1,40 @@
-"""Bit packing of unsigned integers, for any width of 0 to 32 bits."""
+"""Codes of a few bits: packing them, and codebooks, which are tables of the values that codes stand for.
+
+Sources: sign: Bernstein et al. 2018 (arXiv:1802.04434). ternary: MXNet's 2-bit gradient compression, with the same
+bit layout. levels: QSGD, Alistarh et al. 2017 (arXiv:1610.02132). natural: Horvath et al. 2019 (arXiv:1905.10988),
+with exponents counted down from the scale.
+"""
 
 from __future__ import annotations
 
+import dataclasses
+import functools
+import math
+from collections.abc import Callable, Sequence
 from typing import Literal
 
 import torch
 
-from collectives.kernels.loop import ByteArray, Int, LongArray, Loop
+from collectives.kernels.loop import (
+    ByteArray,
+    Float,
+    FloatArray,
+    Int,
+    LongArray,
+    Longs,
+    Loop,
+    addresses,
+    also_on_gpus,
+)
+from collectives.payloads.codec.values import divided
+from collectives.payloads.fields import PayloadError
 
 First = Literal["low", "high"]
 
 _PACK = Loop("pack_bits", LongArray, Int, Int, ByteArray)
 _UNPACK = Loop("unpack_bits", ByteArray, Int, Int, LongArray)
+_ADD = Loop("add_codes", Longs, Longs, Int, FloatArray, Int, Int, Float, Float, FloatArray, Int)
+_WRITE = Loop("write_codes", Longs, Longs, Int, FloatArray, Int, Int, Float, Int, FloatArray, Int)
 
 
 def packed_nbytes(count: int, bits: int) -> int:
@@ -70,3 +93,177 @@ def _places(bits: int, first: First, device: torch.device) -> torch.Tensor:
     """Return the bit numbers of a code or a byte in packing order."""
     places = torch.arange(bits, device=device)
     return places if first == "low" else places.flip(0)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Codebook:
+    """The values of b-bit codes, in units of a scale.
+
+    Attributes:
+        name: name in `Codes.codebook`.
+        number: number in packed payloads, 0..255.
+        widths: supported bits per code; each divides 8.
+        values: (bits) -> fp32 [2^bits], the value of each code.
+        first: whether a byte's first code lies in its low or its high bits.
+    """
+
+    name: str
+    number: int
+    widths: tuple[int, ...]
+    values: Callable[[int], torch.Tensor]
+    first: First = "low"
+
+
+_CODEBOOKS: dict[str | int, Codebook] = {}  # by name and by number
+
+
+def register(codebook: Codebook) -> Codebook:
+    """Register a codebook under its name and number, and return it.
+
+    Raises:
+        ValueError: the name or the number is taken, or a width does not divide 8.
+    """
+    if codebook.name in _CODEBOOKS or codebook.number in _CODEBOOKS:
+        raise ValueError(f"codebook {codebook.name} (number {codebook.number}) clashes with one that exists")
+    if any(bits not in (1, 2, 4, 8) for bits in codebook.widths):
+        raise ValueError(f"codebook {codebook.name}: codes are 1, 2, 4 or 8 bits wide, got {codebook.widths}")
+    _CODEBOOKS[codebook.name] = _CODEBOOKS[codebook.number] = codebook
+    return codebook
+
+
+def find_codebook(key: str | int) -> Codebook:
+    """Return the codebook of this name or number.
+
+    Raises:
+        PayloadError: there is none.
+    """
+    if key not in _CODEBOOKS:
+        names = ", ".join(name for name in _CODEBOOKS if isinstance(name, str))
+        raise PayloadError(f"no codebook is called '{key}'; choose one of {names}")
+    return _CODEBOOKS[key]
+
+
+@functools.cache
+def byte_table(codebook: Codebook, bits: int, device: torch.device) -> torch.Tensor:
+    """Return the values of each byte of packed codes, in order: fp32 [256, 8 / bits]."""
+    codes = unpack_bits(torch.arange(256).to(torch.uint8), 256 * 8 // bits, bits, first=codebook.first)
+    return codebook.values(bits)[codes].view(256, 8 // bits).to(device)
+
+
+def _level_values(bits: int) -> torch.Tensor:
+    """Return the values of codes in two's complement."""
+    codes = torch.arange(2**bits)
+    return torch.where(codes < 2 ** (bits - 1), codes, codes - 2**bits).float()
+
+
+def _natural_values(bits: int) -> torch.Tensor:
+    """Return the values of codes with a sign in the top bit and j in the others: 0 for j = 0, else 2^(1-j)."""
+    exponents = torch.arange(2 ** (bits - 1), dtype=torch.float32)
+    magnitudes = torch.where(exponents == 0, 0.0, torch.exp2(1.0 - exponents))
+    return torch.cat([magnitudes, -magnitudes + 0])
+
+
+SIGN = register(Codebook(name="sign", number=0, widths=(1,), values=lambda bits: torch.tensor([-1.0, 1.0])))
+TERNARY = register(  # binary 00 is 0, 11 is +1, 10 is -1; 01 is never sent and decodes to 0
+    Codebook(
+        name="ternary", number=1, widths=(2,), values=lambda bits: torch.tensor([0.0, 0.0, -1.0, 1.0]), first="high"
+    )
+)
+LEVELS = register(Codebook(name="levels", number=2, widths=(2, 4, 8), values=_level_values))
+NATURAL = register(Codebook(name="natural", number=3, widths=(2, 4, 8), values=_natural_values))
+
+
+# (packed codes, uint8 [ceil(numel * bits / 8)], and scales, floating [ceil(numel / block_numel)])
+Term = tuple[torch.Tensor, torch.Tensor]
+
+
+def add_codes_(
+    dense: torch.Tensor, terms: Sequence[Term], table: torch.Tensor, *, block_numel: int, divisor: float
+) -> None:
+    """Add (term 0 + term 1 + ...) / divisor to `dense` in one pass.
+
+    Args:
+        dense: floating [numel], mutated.
+        terms: added in their order, in fp32.
+        table: fp32 [256, 8 / bits], contiguous: the result of `byte_table`.
+        block_numel: elements per scale, at least 1.
+        divisor: applied to the sum; may be negative.
+
+    Raises:
+        PayloadError: `dense` is longer than the codes.
+    """
+    readable = _readable(terms, table, block_numel, dense.numel())
+    add = add_codes_to_floats_ if dense.dtype == torch.float32 and dense.is_contiguous() else _add_decoded
+    add(dense, readable, table, block_numel, divisor)
+
+
+@also_on_gpus
+def add_codes_to_floats_(
+    dense: torch.Tensor, terms: Sequence[Term], table: torch.Tensor, block_numel: int, divisor: float
+) -> None:
+    """Do `add_codes_` for contiguous tensors and fp32 `dense`."""
+    if not _ADD.serves(dense, *(tensor for term in terms for tensor in term)):
+        _add_decoded(dense, terms, table, block_numel, divisor)
+        return
+    codes, scales = map(addresses, zip(*terms, strict=True))
+    _ADD(
+        codes, scales, len(terms), table, table.shape[1], block_numel, math.copysign(1.0, divisor), abs(divisor),
+        dense, dense.numel(),
+    )  # fmt: skip
+
+
+def write_codes_(
+    parts: Sequence[torch.Tensor], terms: Sequence[Term], table: torch.Tensor, *, block_numel: int, divisor: float
+) -> bool:
+    """Write (term 0 + term 1 + ...) / divisor into `parts` in one pass; bit for bit as `add_codes_` to zeros.
+
+    Args:
+        parts: floating and 1-D, consecutive parts of the result; overwritten.
+        terms: as for `add_codes_`; without terms the parts become zeros.
+        table: as for `add_codes_`.
+        block_numel: elements per scale, at least 1.
+        divisor: applied to the sum.
+
+    Returns:
+        False, with `parts` unchanged, if no native loop supports these tensors.
+
+    Raises:
+        PayloadError: the parts are longer than the codes.
+    """
+    if any(part.dtype != torch.float32 or not part.is_contiguous() for part in parts):
+        return False
+    if not _WRITE.serves(*parts, *(tensor for term in terms for tensor in term)):
+        return False
+    readable = _readable(terms, table, block_numel, sum(part.numel() for part in parts))
+    codes, scales = (addresses([term[index] for term in readable]) for index in (0, 1))
+    first = 0
+    for part in parts:
+        _WRITE(codes, scales, len(terms), table, table.shape[1], block_numel, divisor, first, part, part.numel())
+        first += part.numel()
+    return True
+
+
+def _readable(terms: Sequence[Term], table: torch.Tensor, block_numel: int, numel: int) -> list[Term]:
+    """Return the terms contiguous and with fp32 scales, as the loops need them.
+
+    Raises:
+        PayloadError: a term is shorter than `numel`.
+    """
+    readable = [(packed.contiguous(), scales.float().contiguous()) for packed, scales in terms]
+    for packed, scales in readable:
+        held = min(len(packed) * table.shape[1], len(scales) * block_numel)
+        if numel > held:
+            raise PayloadError(f"codes of {held} elements cannot be added to {numel}")
+    return readable
+
+
+def _add_decoded(
+    dense: torch.Tensor, terms: Sequence[Term], table: torch.Tensor, block_numel: int, divisor: float
+) -> None:
+    numel = dense.numel()
+    values = [
+        table[packed.to(torch.int32)].view(-1)[:numel] * scales.repeat_interleave(min(block_numel, numel))[:numel]
+        for packed, scales in terms
+    ]
+    total = values[0] if len(values) == 1 else functools.reduce(torch.add, values, torch.zeros_like(values[0]))
+    dense.add_(divided(total, divisor, dense.dtype))

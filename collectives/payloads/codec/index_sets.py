@@ -1,4 +1,4 @@
-"""Sets of strictly ascending indices: their coding on the wire, the union of two, and random sets from a seed.
+"""Sets of strictly ascending indices: their coding on the wire, and sums of values at such indices.
 
 There are three codings of z indices below m. The shortest is used; it depends on z and m alone, so sizes are known
 without encoding:
@@ -14,15 +14,15 @@ R. M. Fano, "On the number of bits required to implement an associative memory",
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
+import math
+from collections.abc import Callable, Sequence
 from typing import Literal
 
 import numpy as np
 import torch
 
-from collectives.kernels.loop import ByteArray, Int, LongArray, Loop
+from collectives.kernels.loop import ByteArray, Float, Int, LongArray, Longs, Loop, addresses, longs
 from collectives.payloads.codec.bits import pack_bits, packed_nbytes, unpack_bits
-from collectives.payloads.codec.philox import random_words
 from collectives.payloads.codec.values import SHORT, to_value_dtype
 from collectives.payloads.fields import Field, PayloadError, Reader
 
@@ -32,6 +32,8 @@ CODINGS: tuple[Coding, ...] = ("coo", "bitmap", "elias_fano")
 _MARK = Loop("mark_bits", LongArray, Int, Int, Int, Int, ByteArray, returns=Int)
 _FIND = Loop("find_bits", ByteArray, Int, Int, Int, Int, ByteArray, LongArray, returns=Int)
 _ASCENDS = Loop("ascends", LongArray, Int, Int, returns=Int)
+_WRITE = Loop("write_sum", Longs, Longs, Longs, Longs, Longs, Int, Float, Int, Longs, Longs, Int)
+_KINDS = {torch.float32: 0, torch.float16: 1, torch.bfloat16: 2}
 
 
 def coding_nbytes(coding: Coding, count: int, universe: int) -> int:
@@ -148,18 +150,15 @@ def add_index_sets(
     total = torch.zeros((indices.numel(), *values_a.shape[1:]), dtype=wide, device=values_a.device)
     slots_a, slots_b = slots[: indices_a.numel()], slots[indices_a.numel() :]
     total.index_copy_(0, slots_a, values_a.to(wide))
-    keeps = keep_lost is not None and dtype in SHORT
-    both = slots_b[_any_in_row(total.index_select(0, slots_b))] if keeps else slots_b[:0]
+    both = slots_b[:0]
+    if keep_lost is not None and dtype in SHORT:
+        summed = total.index_select(0, slots_b) != 0
+        both = slots_b[summed if summed.dim() == 1 else summed.any(1)]
     total.index_add_(0, slots_b, values_b.to(wide))
     values = to_value_dtype(total, dtype)
     if keep_lost is not None and both.numel():
         keep_lost(indices.index_select(0, both), total.index_select(0, both).sub_(values.index_select(0, both)))
     return indices, values
-
-
-def _any_in_row(values: torch.Tensor) -> torch.Tensor:
-    """Return which values [n], or rows of values [n, width], are not zero: bool [n]."""
-    return values != 0 if values.dim() == 1 else (values != 0).any(1)
 
 
 def _union(a: torch.Tensor, b: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
@@ -176,6 +175,40 @@ def _union(a: torch.Tensor, b: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor
     slots = torch.empty_like(order).index_copy_(0, order, slot_of_ascending)
     union = ascending.new_empty(int(slot_of_ascending[-1]) + 1).index_copy_(0, slot_of_ascending, ascending)
     return union, slots
+
+
+def write_sum_(
+    values: Sequence[torch.Tensor], positions: Sequence[torch.Tensor], parts: Sequence[torch.Tensor], *, divisor: float
+) -> bool:
+    """Write (term 0 + term 1 + ...) / divisor into `parts`; bit for bit as if added to zeros.
+
+    Args:
+        values: floating [n] of each term; at least one term.
+        positions: int64 [n] of each term, ascending.
+        parts: 1-D, `numel` elements together; overwritten.
+        divisor: applied to the sum.
+
+    Returns:
+        False, with `parts` unchanged, if no native loop supports these tensors.
+
+    Raises:
+        IndexError: the positions of a term do not ascend within the parts' elements.
+    """
+    if any(part.dtype != torch.float32 or not part.is_contiguous() for part in parts):
+        return False
+    if any(held.dtype not in _KINDS for held in values) or not _WRITE.serves(*parts, *values):
+        return False
+    values, positions = ([held.contiguous() for held in each] for each in (values, positions))
+    kinds, counts = longs([_KINDS[held.dtype] for held in values]), longs([held.numel() for held in values])
+    following, lengths = longs([0] * len(values)), longs([part.numel() for part in parts])
+    divide_first = math.frexp(divisor)[0] == 0.5  # dividing by a power of two is exact
+    _WRITE(
+        addresses(values), kinds, addresses(positions), counts, following, len(values), divisor, divide_first,
+        addresses(parts), lengths, len(parts),
+    )  # fmt: skip
+    if list(following) != list(counts):
+        raise IndexError(f"positions do not ascend within the {sum(lengths)} elements")
+    return True
 
 
 def _coo_dtype(universe: int) -> torch.dtype:
@@ -254,69 +287,3 @@ def positions_in(
     if found != count:
         raise PayloadError(f"the index field marks {found} entries, the header says {count}")
     return positions
-
-
-MOST = 2**32 - 1  # most elements to draw from, because the random numbers have 32 bits
-SPARSEST = 256  # up to this many elements per position, marking drawn elements in a bitmap is worth its memory
-
-_DRAW = Loop("draw_positions", Int, Int, Int, LongArray, LongArray)
-
-
-def check_numel(numel: int) -> None:
-    """Raise PayloadError if there are more elements than 32-bit random numbers can select."""
-    if numel > MOST:
-        raise PayloadError(f"positions are drawn among at most {MOST} elements; send smaller buckets")
-
-
-def has_marks(numel: int, count: int) -> bool:
-    """Return True if `count` positions are drawn with a bitmap of the elements."""
-    return numel <= SPARSEST * min(count, numel - count)
-
-
-def marks_for(numel: int) -> torch.Tensor:
-    """Return a bitmap of `numel` zero bits: int64 [ceil(numel / 64)]."""
-    return torch.zeros(-(-numel // 64), dtype=torch.int64)
-
-
-def seeded_positions(numel: int, count: int, seed: int) -> torch.Tensor:
-    """Return a uniformly random set of positions: the first `count` different ones that the seed's numbers select.
-
-    Number w selects element w * numel // 2^32; numbers that would make some elements more likely are skipped. If
-    `count` is more than half of `numel`, the positions to leave out are drawn instead.
-
-    Args:
-        numel: number of elements to draw from, at most 2^32 - 1.
-        count: positions to draw, 0..numel.
-        seed: 0..2^64 - 1.
-
-    Returns:
-        int64 [count] on the CPU, strictly ascending.
-
-    Raises:
-        PayloadError: `numel` is too large.
-    """
-    check_numel(numel)
-    drawn = min(count, numel - count)
-    if _DRAW.serves() and has_marks(numel, count):
-        positions = torch.empty(count, dtype=torch.int64)
-        _DRAW(numel, count, seed, marks_for(numel), positions)
-        return positions
-    positions = _first_distinct(numel, drawn, seed)
-    if drawn == count:
-        return positions
-    others = torch.ones(numel, dtype=torch.bool)
-    others[positions] = False
-    return others.nonzero().view(-1)
-
-
-def _first_distinct(numel: int, count: int, seed: int) -> torch.Tensor:
-    """Return the first `count` different elements that the seed's numbers select, in ascending order."""
-    num_words = count + count // 4 + 8
-    while True:
-        products = random_words(seed, num_words, torch.device("cpu")).numpy().astype(np.uint64) * np.uint64(numel)
-        fair = products[products & np.uint64(2**32 - 1) >= 2**32 % max(1, numel)]
-        elements, first_named = np.unique(fair >> np.uint64(32), return_index=True)
-        if len(elements) >= count:
-            is_early = first_named.argsort(kind="stable").argsort(kind="stable") < count
-            return torch.from_numpy(elements[is_early].astype(np.int64))
-        num_words *= 2

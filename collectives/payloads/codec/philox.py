@@ -1,13 +1,17 @@
-"""Counter-based random numbers: each is a function of a key and its index, so devices agree and order is free.
+"""Counter-based random numbers, and sets of positions that they select.
+
+A number is a function of a key and its index, so devices agree and order is free.
 
 Source: Philox4x32-10, Salmon et al. 2011, "Parallel random numbers: as easy as 1, 2, 3" (SC11), section 4.3.
 """
 
 from __future__ import annotations
 
+import numpy as np
 import torch
 
-from collectives.kernels.loop import also_on_gpus
+from collectives.kernels.loop import Int, LongArray, Loop, also_on_gpus
+from collectives.payloads.fields import PayloadError
 
 STRETCH = 64
 COUNTERS = 16
@@ -71,3 +75,66 @@ def shared_words(key: int, count: int, device: torch.device) -> torch.Tensor:
     words = random_words(key, -(-count // (2 * STRETCH)) * STRETCH, device).view(-1, STRETCH)
     swapped = (words << 16 | words >> 16) & WORD
     return torch.cat((words, swapped), dim=1).view(-1)[:count]
+
+
+MOST = 2**32 - 1  # most elements to draw from, because the random numbers have 32 bits
+SPARSEST = 256  # up to this many elements per position, marking drawn elements in a bitmap is worth its memory
+
+_DRAW = Loop("draw_positions", Int, Int, Int, LongArray, LongArray)
+
+
+def check_numel(numel: int) -> None:
+    """Raise PayloadError if there are more elements than 32-bit random numbers can select."""
+    if numel > MOST:
+        raise PayloadError(f"positions are drawn among at most {MOST} elements; send smaller buckets")
+
+
+def marks_for(numel: int, count: int) -> torch.Tensor | None:
+    """Return a bitmap of zero bits, int64 [ceil(numel / 64)], if `count` positions are drawn with one, else None."""
+    if numel > SPARSEST * min(count, numel - count):
+        return None
+    return torch.zeros(-(-numel // 64), dtype=torch.int64)
+
+
+def seeded_positions(numel: int, count: int, seed: int) -> torch.Tensor:
+    """Return a uniformly random set of positions: the first `count` different ones that the seed's numbers select.
+
+    Number w selects element w * numel // 2^32; numbers that would make some elements more likely are skipped. If
+    `count` is more than half of `numel`, the positions to leave out are drawn instead.
+
+    Args:
+        numel: number of elements to draw from, at most 2^32 - 1.
+        count: positions to draw, 0..numel.
+        seed: 0..2^64 - 1.
+
+    Returns:
+        int64 [count] on the CPU, strictly ascending.
+
+    Raises:
+        PayloadError: `numel` is too large.
+    """
+    check_numel(numel)
+    if _DRAW.serves() and (marks := marks_for(numel, count)) is not None:
+        positions = torch.empty(count, dtype=torch.int64)
+        _DRAW(numel, count, seed, marks, positions)
+        return positions
+    drawn = min(count, numel - count)
+    positions = _first_distinct(numel, drawn, seed)
+    if drawn == count:
+        return positions
+    others = torch.ones(numel, dtype=torch.bool)
+    others[positions] = False
+    return others.nonzero().view(-1)
+
+
+def _first_distinct(numel: int, count: int, seed: int) -> torch.Tensor:
+    """Return the first `count` different elements that the seed's numbers select, in ascending order."""
+    num_words = count + count // 4 + 8
+    while True:
+        products = random_words(seed, num_words, torch.device("cpu")).numpy().astype(np.uint64) * np.uint64(numel)
+        fair = products[products & np.uint64(2**32 - 1) >= 2**32 % max(1, numel)]
+        elements, first_named = np.unique(fair >> np.uint64(32), return_index=True)
+        if len(elements) >= count:
+            is_early = first_named.argsort(kind="stable").argsort(kind="stable") < count
+            return torch.from_numpy(elements[is_early].astype(np.int64))
+        num_words *= 2

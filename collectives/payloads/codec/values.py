@@ -147,7 +147,7 @@ def divided(values: torch.Tensor, divisor: float, dtype: torch.dtype) -> torch.T
 
 def add_divided_(dense: torch.Tensor, values: torch.Tensor, divisor: float) -> None:
     """Add values / divisor to `dense` (mutated), both 1-D and equally long, without a temporary of full length."""
-    if values.is_floating_point() and dense.dtype == torch.float32 and math.frexp(divisor)[0] == 0.5:
+    if values.is_floating_point() and dense.dtype == torch.float32 and abs(math.frexp(divisor)[0]) == 0.5:
         dense.add_(values, alpha=1 / divisor)  # a power of two: multiplying is exact, so it equals dividing
         return
     for part in cache_blocks(values.numel(), values.device):

@@ -10,15 +10,14 @@ import torch
 from collectives.kernels.library import kernels_in_use
 from collectives.payloads.base import Payload, PayloadError, unpack
 from collectives.payloads.bundle import UnreducedSum
-from collectives.payloads.codec.bits import pack_bits, unpack_bits
-from collectives.payloads.codec.codebooks import LEVELS, NATURAL, SIGN, TERNARY
+from collectives.payloads.codec.bits import LEVELS, NATURAL, SIGN, TERNARY, pack_bits, unpack_bits
 from collectives.payloads.codec.index_sets import (
     CODINGS,
     cheapest_coding,
     decode_indices,
     encode_indices,
-    seeded_positions,
 )
+from collectives.payloads.codec.philox import seeded_positions
 from collectives.payloads.codec.values import add_values, to_value_dtype
 from collectives.payloads.codes import Codes, TwoMeans, num_scales
 from collectives.payloads.fields import Reader, as_bytes
@@ -85,7 +84,7 @@ def written_codes(x: torch.Tensor, seed: int) -> list[torch.Tensor]:
     for number, term in enumerate(terms):
         term.packed = term.packed.roll(number)
     if seed % 7 == 0:
-        terms[0].scales = terms[0].scales[:0]  # of nothing but zeros
+        terms[0].packed, terms[0].scales = terms[0].packed[:0], terms[0].scales[:0]  # of nothing but zeros
     total, divisor = UnreducedSum(terms), [1, 2, 3, 0.5][seed % 4]
     out = torch.full_like(x, torch.nan)
     borders = sorted((seed * factor) % (x.numel() + 1) for factor in (7, 31, 1009)[: seed % 4])

@@ -7,8 +7,8 @@ import torch
 
 from collectives.payloads import CholeskyFactor, Codes, Dense, GroupSparse, RowSparse, Seeded, Sparse, Triangle
 from collectives.payloads.base import PayloadError, unpack
-from collectives.payloads.codec.codebooks import Codebook, codebook_named, register
-from collectives.payloads.codec.index_sets import seeded_positions
+from collectives.payloads.codec.bits import Codebook, find_codebook, register
+from collectives.payloads.codec.philox import seeded_positions
 from tests.testing.payloads import DEVICES, make
 
 
@@ -162,7 +162,7 @@ def test_seeded_payloads_with_other_positions_add_as_sparse() -> None:
     ],
 )
 def test_codebooks(codebook: str, bits: int, values: list[float]) -> None:
-    assert codebook_named(codebook).values(bits).tolist() == values
+    assert find_codebook(codebook).values(bits).tolist() == values
     codes = torch.arange(2**bits)
     payload = Codes.from_codes(codes, codebook=codebook, bits=bits, scales=torch.tensor([0.5]))
     assert payload.codes.tolist() == codes.tolist()
@@ -170,7 +170,7 @@ def test_codebooks(codebook: str, bits: int, values: list[float]) -> None:
 
 
 def test_natural_reaches_the_smallest_normal_number() -> None:
-    values = codebook_named("natural").values(8)
+    values = find_codebook("natural").values(8)
     assert values[127] == torch.finfo(torch.float32).smallest_normal
     assert (values[1:127] == 2 * values[2:128]).all()
 
@@ -183,14 +183,14 @@ def test_negative_levels_may_be_given_as_they_are() -> None:
 
 def test_a_codebook_can_be_added_but_not_replaced() -> None:
     for clash in (
-        Codebook(name="sign", number=200, widths=(1,), values=codebook_named("sign").values),
-        Codebook(name="new", number=0, widths=(1,), values=codebook_named("sign").values),
-        Codebook(name="new", number=200, widths=(3,), values=codebook_named("sign").values),
+        Codebook(name="sign", number=200, widths=(1,), values=find_codebook("sign").values),
+        Codebook(name="new", number=0, widths=(1,), values=find_codebook("sign").values),
+        Codebook(name="new", number=200, widths=(3,), values=find_codebook("sign").values),
     ):
         with pytest.raises(ValueError, match="codebook"):
             register(clash)
     with pytest.raises(PayloadError, match="sign, ternary, levels, natural"):
-        codebook_named("new")
+        find_codebook("new")
 
 
 def test_blocks_have_their_own_scale() -> None:

@@ -9,7 +9,7 @@ from collectives.payloads import CholeskyFactor, Dense, PayloadError, Triangle, 
 from collectives.payloads.symmetric import (
     EncodedMatrix,
     Fallback,
-    Form,
+    MatrixForm,
     cholesky,
     encode_symmetric,
     positive_factor,
@@ -52,7 +52,7 @@ def test_a_triangle_is_exact_and_adds_up(size: int) -> None:
 
 
 @pytest.mark.parametrize("form", ["cholesky", "triangle"])
-def test_a_matrix_that_is_not_symmetric_goes_whole_and_says_so(form: Form) -> None:
+def test_a_matrix_that_is_not_symmetric_goes_whole_and_says_so(form: MatrixForm) -> None:
     matrix = spd(8).float()
     matrix[0, 5] += 1e-4
     encoded = encode_symmetric(matrix, form, damping=1.0)
@@ -101,7 +101,7 @@ def test_zeros_are_restored_exactly() -> None:
 
 @pytest.mark.parametrize("value", [float("nan"), float("inf")])
 @pytest.mark.parametrize("form", ["cholesky", "triangle", "dense"])
-def test_what_is_not_finite_is_refused(form: Form, value: float) -> None:
+def test_what_is_not_finite_is_refused(form: MatrixForm, value: float) -> None:
     with pytest.raises(PayloadError, match="must be finite"):
         encode_symmetric(torch.full((2, 2), value), form)
 
@@ -112,7 +112,7 @@ def test_what_is_not_square_is_refused() -> None:
 
 
 @pytest.mark.parametrize("form", ["cholesky", "triangle", "dense"])
-def test_no_elements_and_one_element(form: Form) -> None:
+def test_no_elements_and_one_element(form: MatrixForm) -> None:
     empty = encode_symmetric(torch.empty(0, 0), form)
     assert (empty.fallback, restored(empty, 0).shape) == (Fallback.NONE, (0, 0))
     one = encode_symmetric(torch.tensor([[4.0]]), form)

@@ -16,7 +16,7 @@ from bench.optimizers.kronecker.exchange import MomentExchange, owned
 from bench.optimizers.kronecker.layer import KroneckerLayer, MomentCapture, kronecker_layers
 from collectives.base import Collective
 from collectives.payloads.bundle import Bundle
-from collectives.payloads.symmetric import Form, cholesky
+from collectives.payloads.symmetric import MatrixForm, cholesky
 from collectives.transport.base import Traffic
 from compressors.ddp.communicator import CompressedCommunicator
 from compressors.ddp.reducer import Reducer
@@ -157,7 +157,7 @@ def moments_of(rank: int, scale: float = 1.0) -> list[torch.Tensor]:
 
 
 def exchange_on(
-    transport: MemoryTransport, transfer: Form, collective: str, dtype: torch.dtype = torch.float32
+    transport: MemoryTransport, transfer: MatrixForm, collective: str, dtype: torch.dtype = torch.float32
 ) -> tuple[MomentExchange, CompressedCommunicator]:
     built = spec.build("collectives", collective)
     assert isinstance(built, Collective)
@@ -165,7 +165,9 @@ def exchange_on(
     return MomentExchange(channel, channel.bind(built), transfer, dtype), channel
 
 
-def means_of(world_size: int, transfer: Form, collective: str, dtype: torch.dtype, scale: float = 1.0) -> torch.Tensor:
+def means_of(
+    world_size: int, transfer: MatrixForm, collective: str, dtype: torch.dtype, scale: float = 1.0
+) -> torch.Tensor:
     """Every rank's means as fp64 [ranks, elements]."""
 
     def mean(transport: MemoryTransport) -> torch.Tensor:
@@ -184,7 +186,7 @@ def true_means(world_size: int, scale: float = 1.0) -> torch.Tensor:
 @pytest.mark.parametrize("world_size", [1, 2, 3])
 @pytest.mark.parametrize(("transfer", "collective"), CARRIED)
 def test_all_ways_lead_to_the_mean_with_the_same_bits_on_all_ranks(
-    transfer: Form, collective: str, world_size: int
+    transfer: MatrixForm, collective: str, world_size: int
 ) -> None:
     means = means_of(world_size, transfer, collective, torch.float32)
     assert all(torch.equal(rank, means[0]) for rank in means)
@@ -195,7 +197,7 @@ def test_all_ways_lead_to_the_mean_with_the_same_bits_on_all_ranks(
 @pytest.mark.parametrize("scale", [1e-12, 1.0, 1e9])
 @pytest.mark.parametrize(("transfer", "collective"), CARRIED)
 def test_in_sixteen_bits_neither_small_moments_vanish_nor_large_ones_overflow(
-    transfer: Form, collective: str, dtype: torch.dtype, roundoff: float, scale: float
+    transfer: MatrixForm, collective: str, dtype: torch.dtype, roundoff: float, scale: float
 ) -> None:
     means, expected = means_of(2, transfer, collective, dtype, scale)[0], true_means(2, scale)
     largest = expected.split([size**2 for size in SIZES])[2].abs().max()
@@ -214,7 +216,7 @@ def test_means_are_symmetric_bit_for_bit_in_whatever_order_they_were_added() -> 
         assert all(torch.equal(matrix, matrix.T) for matrix in means)
 
 
-def state_bytes(transfer: Form, collective: str, dtype: torch.dtype, world_size: int) -> int:
+def state_bytes(transfer: MatrixForm, collective: str, dtype: torch.dtype, world_size: int) -> int:
     """Sent by all ranks in one update."""
 
     def sent(transport: MemoryTransport) -> int:
@@ -244,9 +246,9 @@ def test_counted_bytes_are_the_closed_forms(world_size: int, dtype: torch.dtype,
     assert state_bytes("cholesky", "allgather", dtype, world_size) == everybody
 
 
-@pytest.mark.parametrize("transfer", get_args(Form))
+@pytest.mark.parametrize("transfer", get_args(MatrixForm))
 @pytest.mark.parametrize("world_size", [1, 2, 4])
-def test_factors_are_those_that_every_rank_would_compute_itself(transfer: Form, world_size: int) -> None:
+def test_factors_are_those_that_every_rank_would_compute_itself(transfer: MatrixForm, world_size: int) -> None:
     """A solve with the factor that was broadcast is, bit for bit, the solve with one's own."""
     means = [matrix + torch.eye(len(matrix)) for matrix in moments_of(0)]
     factors = run_threads(lambda t: exchange_on(t, transfer, "allgather")[0].factors(means, DAMPING), world_size)
@@ -267,9 +269,9 @@ def test_a_narrow_factor_is_the_same_on_its_owner_and_elsewhere(dtype: torch.dty
         assert all(torch.equal(a, b) for a, b in zip(other, factors[0], strict=True))
 
 
-@pytest.mark.parametrize("transfer", get_args(Form))
+@pytest.mark.parametrize("transfer", get_args(MatrixForm))
 @pytest.mark.parametrize("lowest", [-0.02, -50.0])
-def test_matrices_that_cannot_be_factored_as_asked_are_counted(transfer: Form, lowest: float) -> None:
+def test_matrices_that_cannot_be_factored_as_asked_are_counted(transfer: MatrixForm, lowest: float) -> None:
     """-0.02 needs ten times the damping of 0.003; -50 has no factor, and is raised to the damping."""
     matrices = [torch.eye(3), torch.diag(torch.tensor([1.0, lowest]))]
 
@@ -298,8 +300,8 @@ def test_where_one_rank_has_no_factor_to_send_all_send_that_matrix_as_a_triangle
 
 
 @pytest.mark.parametrize("value", [float("nan"), float("inf")])
-@pytest.mark.parametrize("transfer", get_args(Form))
-def test_a_moment_that_is_not_finite_on_one_rank_stops_the_update_on_all(transfer: Form, value: float) -> None:
+@pytest.mark.parametrize("transfer", get_args(MatrixForm))
+def test_a_moment_that_is_not_finite_on_one_rank_stops_the_update_on_all(transfer: MatrixForm, value: float) -> None:
     def stopped(transport: MemoryTransport) -> tuple[list[torch.Tensor] | None, StepReport]:
         exchange, channel = exchange_on(transport, transfer, "allgather")
         moments = [torch.eye(2), torch.full((1, 1), value if transport.rank else 1.0)]

@@ -9,8 +9,8 @@ import torch
 
 from collectives.kernels.library import reference_path
 from collectives.kernels.loop import Parts
-from collectives.payloads.codec.index_sets import seeded_positions
-from collectives.payloads.sparse_levels import SparseLevels
+from collectives.payloads.codec.philox import seeded_positions
+from collectives.payloads.sparse import SparseLevels
 from compressors import randomk
 from compressors.kernels import quantisation, ternary
 from compressors.kernels.quantisation import pack_nearest_levels

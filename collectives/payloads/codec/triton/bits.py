@@ -17,7 +17,6 @@ def add_codes_to_floats_(
     table: torch.Tensor,
     block_numel: int,
     divisor: float,
-    sign: float,
 ) -> None:
     """Add all terms in one pass over `dense`."""
     codes, scales = (
@@ -25,7 +24,7 @@ def add_codes_to_floats_(
     )
     launch(
         _add_codes, triton.cdiv(dense.numel(), TILE),
-        codes, scales, len(terms), table, dense, dense.numel(), block_numel, float(sign * divisor),
+        codes, scales, len(terms), table, dense, dense.numel(), block_numel, float(divisor),
         PER_BYTE=table.shape[1], IS_ALONE=len(terms) == 1, TILE=TILE,
     )  # fmt: skip
 
