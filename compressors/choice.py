@@ -72,6 +72,15 @@ class Choice:
         """Return the pair of each layer, by layer id."""
         return {layer_id: part.pair for part in self.parts for layer_id in part.layers}
 
+    def columns(self, layers: Iterable[Layer]) -> dict[str, Any]:
+        """Return the columns of `metrics.csv`."""
+        return {"chosen": self.summary(layers)}
+
+    def layer_columns(self, layer: Layer) -> dict[str, Any]:
+        """Return a layer's columns of `layers.csv`; none for a layer without elements."""
+        part = self.of_layer(layer.id)
+        return {} if part is None else {"chosen": str(part.pair), "chosen_because": part.why}
+
     def summary(self, layers: Iterable[Layer]) -> str:
         """Return the pairs as text, with their shares of the elements if there are several."""
         numel = {layer.id: layer.numel for layer in layers}

@@ -23,7 +23,7 @@ from bench.core.environment import version_of
 from bench.core.errors import UsageError
 from bench.core.run_folder import RunFolder, read_json
 
-FORMAT = 3
+FORMAT = 4
 _MANIFEST = "manifest.json"
 _MARK = "bench checkpoint"
 
@@ -208,7 +208,7 @@ def cut_rows(folder: RunFolder, rows: dict[str, int]) -> None:
 
     Args:
         folder: the run's folder.
-        rows: bytes to keep of each CSV file. Empty (no checkpoint): remove all rows, and the choices of `auto`.
+        rows: bytes to keep of each CSV file. Empty (no checkpoint): remove all rows and decisions.
     """
     for path in (folder.metrics, folder.layers, folder.links):
         if path.exists():

@@ -25,7 +25,7 @@ class RunFolder:
         metrics: one row per evaluation.
         layers: one row per layer and evaluation.
         links: one row per evaluation and pair of processes that exchange activations.
-        choices: pairs of compressor and collective that `auto` chose.
+        choices: what the exchange has decided while training, one JSON object per line.
         status: result of the run, written last.
         progress: reports of the running job, one JSON object per line.
         link: links of virtual hosts as measured before training.

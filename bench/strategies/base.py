@@ -27,7 +27,7 @@ import contextlib
 import dataclasses
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 import torch
 import torch.distributed as dist
@@ -193,6 +193,14 @@ class Exchange(Protocol):
 
     def close(self) -> None:
         """Release threads, connections and memory; every rank must call."""
+
+
+@runtime_checkable
+class RepeatsDecisions(Protocol):
+    """An exchange that decides something while training, which its step reports tell."""
+
+    def replay(self, decisions: Sequence[Mapping[str, Any]]) -> None:
+        """Decide again what a stopped process has decided, in `Decision.to_dict`'s form; every rank must call."""
 
 
 class BoundStrategy(abc.ABC):

@@ -191,7 +191,7 @@ class Trainer:
         return torch.cat([x for x, _ in parts]), torch.cat([y for _, y in parts])
 
     def _show_progress(self) -> None:
-        self.recorder.progress(
+        self.recorder.progress.report(
             step=self.step,
             total_steps=self.total_steps,
             epoch=self.epoch,
@@ -329,20 +329,24 @@ class Trainer:
             self.dataset,
             self.device,
             self.strategy.loop,
-            self.recorder.still_here,
+            self.recorder.progress.repeat,
         )
         self.recorder.evaluation(
             Snapshot(
-                epoch=self.epoch,
-                step=self.step,
                 is_last=self.step >= self.total_steps,
-                samples=self.own_steps * self.config.samples_per_step * len(self.strategy.shard_ids),
-                skipped_steps=self.skipped_steps,
-                train_loss=float(torch.stack(self._losses).mean()) if self._losses else None,
-                train_accuracy=train.accuracy,
-                test_loss=test.loss,
-                test_accuracy=test.accuracy,
-                train_time_s=self.clock.elapsed_s,
+                columns={
+                    "epoch": self.epoch,
+                    "step": self.step,
+                    "train_time_s": self.clock.elapsed_s,
+                    "train_accuracy": train.accuracy,
+                    "test_loss": test.loss,
+                    "test_accuracy": test.accuracy,
+                },
+                figures={
+                    "samples": self.own_steps * self.config.samples_per_step * len(self.strategy.shard_ids),
+                    "skipped_steps": self.skipped_steps,
+                    "train_loss": float(torch.stack(self._losses).mean()) if self._losses else None,
+                },
                 times=self.times,
             ),
         )

@@ -4,14 +4,11 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING
+from typing import Any, Protocol
 
 import torch
 
 from compressors.layer import Layer, Step
-
-if TYPE_CHECKING:
-    from compressors.choice import Choice
 
 
 @dataclasses.dataclass(kw_only=True, eq=False)
@@ -88,6 +85,23 @@ class EncodedLayer:
     density_wanted: float | None = None
 
 
+class Decision(Protocol):
+    """What an exchange has decided about its messages while training; a resumed run must decide the same."""
+
+    @property
+    def step(self) -> int:
+        """Return the first step with this decision."""
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the decision as values for JSON."""
+
+    def columns(self, layers: Sequence[Layer]) -> dict[str, Any]:
+        """Return its columns of `metrics.csv`."""
+
+    def layer_columns(self, layer: Layer) -> dict[str, Any]:
+        """Return a layer's columns of `layers.csv`."""
+
+
 @dataclasses.dataclass(kw_only=True)
 class StepReport:
     """Results of one step's exchange on this rank.
@@ -102,7 +116,7 @@ class StepReport:
         factor_fallbacks: number of symmetric matrices that could not be sent or factored as the options say. None: no
             such matrices.
         factor_updates_skipped: number of updates of all matrices skipped because one was not finite. None: no matrices.
-        choice: the method chosen for each layer, if the compressor chooses during training.
+        decision: what the exchange has decided while training, and used in this step. None: it decides nothing.
     """
 
     skipped: bool = False
@@ -113,7 +127,7 @@ class StepReport:
     staleness: int | None = None
     factor_fallbacks: int | None = None
     factor_updates_skipped: int | None = None
-    choice: Choice | None = None
+    decision: Decision | None = None
 
     def add(self, other: StepReport) -> None:
         """Add another exchange of this step, which ran by itself; a value that is None stays None."""

@@ -111,7 +111,7 @@ def chosen(rank: int) -> dict[str, Any]:
             time.sleep(PAUSE_S)
             hook.end_pause()
         loss_of(first, rank, step).backward()
-        choice = hook.finish_step().choice
+        choice = cast(Choice, hook.finish_step().decision)
         told_s.append(hook._own.step_s)
         assert choice is not None
         held += [] if choice in held else [choice]

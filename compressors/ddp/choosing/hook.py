@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, cast
 
 import torch
@@ -67,6 +67,10 @@ class ChoosingHook(CompressionHook):
         self._decisions = self._resumed([choice for choice in self._auto.recorded or choices if choice.step > held])
         next(self._decisions, None)
 
+    def replay(self, decisions: Sequence[Mapping[str, Any]]) -> None:
+        """Do as `follow` does, with choices as `Choice.to_dict` returns them; every rank must call."""
+        self.follow([Choice.from_dict(values) for values in decisions])
+
     def _resumed(self, choices: Sequence[Choice]) -> Decisions:
         yield from self._chooser.follow(choices)
         if not self._is_replay:
@@ -95,7 +99,7 @@ class ChoosingHook(CompressionHook):
     @override
     def _begin_step(self, step: Step) -> None:
         super()._begin_step(step)
-        self._report.choice = self._pairs.choice
+        self._report.decision = self._pairs.choice
         self._pairs.wire_s = 0.0
 
     @override

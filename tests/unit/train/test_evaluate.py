@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator
-from unittest.mock import MagicMock, call
+from pathlib import Path
 
 import pytest
 import torch
@@ -16,7 +16,7 @@ from bench.datasets.base import Part
 from bench.datasets.digits import Digits
 from bench.datasets.synthetic import Synthetic
 from bench.train.evaluate import EVALUATION_BATCH, TRAIN_SAMPLES, evaluate, train_sample
-from bench.train.record import PROGRESS_EVERY_S, Recorder
+from bench.train.progress import PROGRESS_EVERY_S, Progress
 
 
 @pytest.fixture(autouse=True)
@@ -76,13 +76,16 @@ def test_of_larger_images_as_many_fewer_are_classified_at_once() -> None:
     assert sizes == [EVALUATION_BATCH // 4, 70 - EVALUATION_BATCH // 4]
 
 
-def test_while_an_evaluation_takes_its_time_the_launcher_hears_of_it_now_and_then() -> None:
-    recorder = MagicMock(_last_progress={"step": 7}, _last_told=time.monotonic())
-    Recorder.still_here(recorder)
-    assert not recorder.mock_calls
-    recorder._last_told -= PROGRESS_EVERY_S
-    Recorder.still_here(recorder)
-    assert recorder.mock_calls == [call._write_progress({"step": 7})]
-    recorder = MagicMock(_last_progress={}, _last_told=0.0)  # of a rank that tells nothing, or before its first step
-    Recorder.still_here(recorder)
-    assert not recorder.mock_calls
+def test_while_an_evaluation_takes_its_time_the_launcher_hears_of_it_now_and_then(tmp_path: Path) -> None:
+    path = tmp_path / "progress.jsonl"
+    progress = Progress(path)
+    progress.repeat()  # before the first step
+    progress.report(step=7, total_steps=9, epoch=0.5, samples=28, loss=lambda: 1.0)
+    progress.repeat()
+    (line,) = path.read_text().splitlines()
+    time.sleep(PROGRESS_EVERY_S)
+    progress.repeat()
+    assert path.read_text().splitlines() == [line, line]
+    of_another_rank = Progress(None)
+    of_another_rank.report(step=7, total_steps=9, epoch=0.5, samples=28, loss=lambda: 1.0)
+    of_another_rank.repeat()

@@ -6,16 +6,17 @@ import dataclasses
 
 import pytest
 
-from bench.train.record import Running, mean_loss
+from bench.train.layer_rows import RunningStats
+from bench.train.record import mean_loss
 
 
 def test_of_none_nothing_is_known_and_of_some_what_a_list_would_say() -> None:
-    running, values = Running(), [0.3, 0.1, 0.7]
+    running, values = RunningStats(), [0.3, 0.1, 0.7]
     assert (running.least, running.mean, running.largest) == (None, None, None)
     for value in values:
         running.add(value)
     assert (running.least, running.mean, running.largest) == (0.1, sum(values) / 3, 0.7)
-    assert Running(**dataclasses.asdict(running)) == running
+    assert RunningStats(**dataclasses.asdict(running)) == running
 
 
 def test_a_rank_that_made_more_steps_weighs_more_in_the_mean_loss() -> None:
